@@ -1,0 +1,35 @@
+"""Float64 in a scope: importing mfopt changes no global JAX flag of the host program."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+import numpy as np
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _to_numpy(leaf: Any) -> Any:
+    if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
+        return np.asarray(leaf)
+    return leaf
+
+
+def float64(function: Callable[P, R]) -> Callable[P, R]:
+    """Run ``function`` under ``jax.enable_x64`` and hand concrete arrays back as numpy float64.
+
+    Numpy results keep their width outside the scope, where a JAX float64 array would be cut to
+    float32 by the next operation. Tracers pass through, so decorated methods stay
+    differentiable and jittable.
+    """
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        with jax.enable_x64(True):
+            return jax.tree.map(_to_numpy, function(*args, **kwargs))
+
+    return wrapper

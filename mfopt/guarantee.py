@@ -1,0 +1,63 @@
+"""The record of a privacy statement: no bare (ε, δ) crosses the public API."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+from mfopt import _check
+
+Adjacency = Literal["add-remove", "zero-out", "replace"]
+Status = Literal["exact", "certified", "bound", "estimate"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Guarantee:
+    """(ε, δ)-DP of one mechanism, with everything needed to read the two numbers.
+
+    Attributes:
+      epsilon, delta: the statement. Never rounded towards less privacy.
+      noise_multiplier: σ relative to the clip norm, for the strategy matrix C as stored.
+      privacy_unit: what one record of the adjacency relation is ("example", "user", ...).
+      group_size: how many such units change together.
+      adjacency: "add-remove", "zero-out" or "replace".
+      method: the analysis, in words short enough for a table.
+      status: "exact" up to a stated discretization; "certified", holds except with
+        ``failure_probability``; "bound", holds with certainty but is not tight; "estimate", a
+        point estimate that proves nothing.
+      failure_probability: β, the chance over the accountant's own randomness (independent of
+        the data) that the statement is wrong; already counted inside ``delta`` where the
+        method is estimate-verify-release. 0 for deterministic methods.
+      details: further public numbers of the method, JSON-able.
+    """
+
+    epsilon: float
+    delta: float
+    noise_multiplier: float
+    privacy_unit: str = "example"
+    group_size: int = 1
+    adjacency: Adjacency = "add-remove"
+    method: str = ""
+    status: Status = "estimate"
+    failure_probability: float = 0.0
+    details: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # epsilon may be infinite: an accountant may have no finite answer, and says so.
+        if not self.epsilon >= 0:
+            raise _check.reject("epsilon", self.epsilon, "must not be negative or NaN")
+        if not 0 <= self.delta <= 1:
+            raise _check.reject("delta", self.delta, "must lie in [0, 1]")
+        _check.integer("group_size", self.group_size)
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able description."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        return (
+            f"({self.epsilon:.6g}, {self.delta:.6g})-DP per {self.privacy_unit}"
+            f"{f' (groups of {self.group_size})' if self.group_size > 1 else ''}, "
+            f"{self.adjacency} adjacency, {self.status} by {self.method}, "
+            f"noise multiplier {self.noise_multiplier:.6g}"
+        )

@@ -1,0 +1,120 @@
+"""General banded C: each column has its own entries, zero from the ``bands``-th on."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mfopt import _check
+from mfopt._float64 import float64
+from mfopt.sampling import BallsInBins
+from mfopt.strategies._base import Array, Strategy, _check_entries
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Banded(Strategy):
+    """Lower-triangular banded C, not necessarily Toeplitz; defined for n <= n_max.
+
+    Attributes:
+      columns: shape (bands, n_max); ``columns[k, j] = C[j + k, j]``. Entries that would lie
+        below row n are not used.
+    """
+
+    columns: Array
+    kind: ClassVar[str] = "banded"
+
+    @property
+    def bands(self) -> int:
+        """Number of diagonals that may be non-zero."""
+        return self.columns.shape[0]
+
+    @classmethod
+    def from_dense(cls, matrix: np.ndarray, bands: int) -> Banded:
+        """The first ``bands`` diagonals of ``matrix`` (n, n)."""
+        n = matrix.shape[0]
+        columns = np.zeros((bands, n))
+        for k in range(min(bands, n)):
+            columns[k, : n - k] = np.diagonal(matrix, -k)
+        return cls(columns)
+
+    def check_size(self, n: int) -> int:
+        n = super().check_size(n)
+        if n > self.columns.shape[1]:
+            raise _check.reject(
+                "n", n, f"this banded strategy has {self.columns.shape[1]} columns",
+                "Use it for at most that many iterations, or optimize one for n.",
+            )  # fmt: skip
+        return n
+
+    def column_normalized(self, n: int) -> Banded:
+        """The same C with each column of the n×n matrix scaled to Euclidean norm 1."""
+        entries = self._entries(n)
+        return Banded(entries / jnp.sqrt(jnp.sum(entries**2, axis=0)))
+
+    def _entries(self, n: int) -> jax.Array:
+        """``columns`` cut to n and with the unused corner set to 0, shape (bands, n)."""
+        kept = jnp.asarray(self.columns)[:, : self.check_size(n)]
+        inside = jnp.arange(self.bands)[:, None] + jnp.arange(n)[None, :] < n
+        return jnp.where(inside, kept, 0)
+
+    @float64
+    def materialize(self, n: int) -> Array:
+        entries = self._entries(n)
+        lag = jnp.arange(n)[:, None] - jnp.arange(n)[None, :]
+        inside = (lag >= 0) & (lag < self.bands)
+        column = jnp.broadcast_to(jnp.arange(n), (n, n))
+        return jnp.where(inside, entries[jnp.clip(lag, 0, self.bands - 1), column], 0)
+
+    @float64
+    def multiply(self, x: Array) -> Array:
+        x = jnp.asarray(x)
+        n = x.shape[0]
+        weights = self._entries(n).reshape(self.bands, n, *(1,) * (x.ndim - 1))
+        padded = jnp.zeros((n + self.bands - 1, *x.shape[1:]), jnp.result_type(x, weights))
+        for k in range(self.bands):
+            padded = padded.at[k : k + n].add(weights[k] * x)
+        return padded[:n]
+
+    @float64
+    def solve(self, y: Array) -> Array:
+        """C⁻¹ y by forward substitution along the band: O(n · bands) per right-hand side."""
+        y = jnp.asarray(y)
+        n = y.shape[0]
+        entries = self._entries(n)
+
+        def step(pending: jax.Array, row: tuple[jax.Array, jax.Array]) -> Any:
+            # pending[k]: what the columns solved so far add to row t + k
+            target, column = row
+            solution = (target - pending[0]) / column[0]
+            shape = (-1,) + (1,) * solution.ndim
+            ahead = jnp.concatenate([pending[1:], jnp.zeros_like(pending[:1])])
+            added = jnp.concatenate([column[1:], jnp.zeros(1)]).reshape(shape) * solution
+            return ahead + added, solution
+
+        start = jnp.zeros((self.bands, *y.shape[1:]), jnp.result_type(y, entries))
+        return jax.lax.scan(step, start, (y, entries.T))[1]
+
+    @float64
+    def modes(self, scheme: BallsInBins) -> Array:
+        """Column sums over the epochs, built from shifted bands: O(n · bands) non-zeros."""
+        n, b = self.check_size(scheme.iterations), scheme.bins
+        entries = self._entries(n)
+        column = jnp.broadcast_to(jnp.arange(n), (self.bands, n))
+        row = column + jnp.arange(self.bands)[:, None]
+        # rows past the end carry zeros; mode="drop" keeps the scatter in range
+        return jnp.zeros((n, b)).at[row, column % b].add(entries, mode="drop")
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {"columns": np.asarray(self.columns, np.float64)}
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": self.kind, "bands": self.bands}
+
+    def check_entries(self, n: int) -> None:
+        entries = np.asarray(self._entries(n))
+        _check_entries(entries, entries[0])

@@ -1,0 +1,86 @@
+"""Buffered linear Toeplitz C: near-optimal error at the memory of a few model copies."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mfopt import _check
+from mfopt._float64 import float64
+from mfopt.strategies._base import Array, ToeplitzStrategy
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class BLT(ToeplitzStrategy):
+    """C with coefficients c_0 = 1, c_t = Σ_i ω_i λ_i^(t-1), for any n.
+
+    The generating function is 1 + Σ_i ω_i x / (1 - λ_i x) (Dvijotham, McMahan, Pillutla, Steinke,
+    Thakurta 2024). Noise generation keeps one buffer per i. mfopt takes ω_i >= 0 and
+    0 <= λ_i <= 1, which makes every entry of C non-negative.
+
+    Attributes:
+      scale: ω, shape (buffers,).
+      decay: λ, shape (buffers,).
+    """
+
+    scale: Array
+    decay: Array
+    kind: ClassVar[str] = "blt"
+
+    @property
+    def buffers(self) -> int:
+        """Number of buffers d."""
+        return len(self.scale)
+
+    @float64
+    def toeplitz_coefs(self, n: int) -> Array:
+        n = self.check_size(n)
+        return jnp.concatenate([jnp.ones(1), _geometric(self.scale, self.decay, n - 1)])
+
+    def inverse(self) -> tuple[np.ndarray, np.ndarray]:
+        """(ω̂, λ̂) with C⁻¹ coefficients 1, Σ_i ω̂_i λ̂_i^(t-1); every ω̂_i <= 0.
+
+        In state space C is (diag λ, 1, ω, 1), so C⁻¹ has the state matrix diag(λ) - 1 ωᵀ. Scaled
+        by √ω that is the *symmetric* matrix diag(λ) - √ω √ωᵀ, whose orthonormal eigenvectors u_i
+        give λ̂_i and ω̂_i = -(u_i·√ω)². No difference of nearly equal λ's is ever divided by, so
+        coinciding λ's are no special case.
+        """
+        self._check_domain()
+        root = np.sqrt(np.asarray(self.scale, np.float64))
+        decay, vectors = np.linalg.eigh(
+            np.diag(np.asarray(self.decay, np.float64)) - np.outer(root, root)
+        )
+        return -((vectors.T @ root) ** 2), decay
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {
+            "scale": np.asarray(self.scale, np.float64),
+            "decay": np.asarray(self.decay, np.float64),
+        }
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": self.kind, "buffers": self.buffers}
+
+    def check_entries(self, n: int) -> None:
+        self._check_domain()
+        super().check_entries(n)
+
+    def _check_domain(self) -> None:
+        scale, decay = np.asarray(self.scale), np.asarray(self.decay)
+        if scale.ndim != 1 or scale.shape != decay.shape:
+            raise _check.reject("scale, decay", (scale.shape, decay.shape), "must be equally long")
+        if not np.all(np.isfinite(scale)) or np.any(scale < 0):
+            raise _check.reject("scale", scale.tolist(), "every ω must be a finite number >= 0")
+        if not np.all((decay >= 0) & (decay <= 1)):
+            raise _check.reject("decay", decay.tolist(), "every λ must lie in [0, 1]")
+
+
+def _geometric(scale: Array, decay: Array, length: int) -> jax.Array:
+    """Σ_i scale_i decay_i^t for t = 0..length-1, with a finite gradient at decay = 0."""
+    powers = jnp.asarray(decay)[None, :] ** jnp.arange(length)[:, None]
+    return powers @ jnp.asarray(scale)

@@ -1,0 +1,44 @@
+"""Dense lower-triangular C: the yardstick of what structure loses."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mfopt import _check
+from mfopt._float64 import float64
+from mfopt.strategies._base import Array, Strategy
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Dense(Strategy):
+    """Any lower-triangular C; for n < n_max the leading n×n block is used.
+
+    Attributes:
+      matrix: shape (n_max, n_max), zero above the diagonal.
+    """
+
+    matrix: Array
+    kind: ClassVar[str] = "dense"
+
+    def check_size(self, n: int) -> int:
+        n = super().check_size(n)
+        if n > self.matrix.shape[0]:
+            raise _check.reject(
+                "n", n, f"this dense strategy has {self.matrix.shape[0]} rows",
+                "Use it for at most that many iterations, or optimize one for n.",
+            )  # fmt: skip
+        return n
+
+    @float64
+    def materialize(self, n: int) -> Array:
+        n = self.check_size(n)
+        return jnp.asarray(self.matrix)[:n, :n]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {"matrix": np.asarray(self.matrix, np.float64)}

@@ -1,0 +1,105 @@
+"""Factorizations with coefficients in closed form: nothing to optimize.
+
+All three come from the square root of the prefix-sum matrix, whose generating function is
+(1 - x)^(-1/2) (Fichtenberger, Henzinger, Upadhyay 2022; Henzinger, Upadhyay, Upadhyay 2022).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mfopt import _check
+from mfopt._float64 import float64
+from mfopt.strategies import _series
+from mfopt.strategies._base import Array, ToeplitzStrategy
+
+
+def square_root_coefs(n: int) -> np.ndarray:
+    """Coefficients of (1 - x)^(-1/2): c_t = c_{t-1} (2t - 1)/(2t), shape (n,)."""
+    t = np.arange(1, n)
+    return np.concatenate([[1.0], np.cumprod((2 * t - 1) / (2 * t))])
+
+
+def inverse_square_root_coefs(n: int) -> np.ndarray:
+    """Coefficients of (1 - x)^(1/2): d_t = d_{t-1} (2t - 3)/(2t), shape (n,); d_t < 0 for t > 0."""
+    t = np.arange(1, n)
+    return np.concatenate([[1.0], np.cumprod((2 * t - 3) / (2 * t))])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SquareRoot(ToeplitzStrategy):
+    """Square root of the prefix-sum matrix, for any n."""
+
+    kind: ClassVar[str] = "sqrt"
+
+    @float64
+    def toeplitz_coefs(self, n: int) -> Array:
+        return jnp.asarray(square_root_coefs(self.check_size(n)))
+
+    @float64
+    def inverse_coefs(self, n: int) -> Array:
+        return jnp.asarray(inverse_square_root_coefs(self.check_size(n)))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class BandedSquareRoot(ToeplitzStrategy):
+    """First ``bands`` coefficients of the square root (Kalinin and Lampert 2024)."""
+
+    bands: int = dataclasses.field(metadata={"static": True})
+    kind: ClassVar[str] = "banded-sqrt"
+
+    def __post_init__(self) -> None:
+        _check.integer("bands", self.bands)
+
+    @float64
+    def toeplitz_coefs(self, n: int) -> Array:
+        coefs = jnp.asarray(square_root_coefs(self.check_size(n)))
+        return jnp.where(jnp.arange(n) < self.bands, coefs, 0)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {}
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": self.kind, "bands": self.bands}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class BandedInverseSquareRoot(ToeplitzStrategy):
+    """C whose *inverse* has the first ``bands`` coefficients of the inverse square root.
+
+    Kalinin, McKenna, Upadhyay, Lampert 2025. C⁻¹ is banded, so noise generation needs the last
+    ``bands - 1`` white draws; C itself is full, with entries > 0 for bands > 1.
+    """
+
+    bands: int = dataclasses.field(metadata={"static": True})
+    kind: ClassVar[str] = "banded-inverse-sqrt"
+
+    def __post_init__(self) -> None:
+        _check.integer("bands", self.bands)
+
+    @float64
+    def inverse_coefs(self, n: int) -> Array:
+        coefs = jnp.asarray(inverse_square_root_coefs(self.check_size(n)))
+        return jnp.where(jnp.arange(n) < self.bands, coefs, 0)
+
+    @float64
+    def toeplitz_coefs(self, n: int) -> Array:
+        # the exact coefficients are >= 0; an FFT leaves rounding dust of either sign
+        return jnp.maximum(_series.reciprocal(jnp.asarray(self.inverse_coefs(n))), 0)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {}
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": self.kind, "bands": self.bands}

@@ -1,0 +1,74 @@
+"""Lower-triangular Toeplitz C: n free coefficients, or the first few of them (banded)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mfopt import _check
+from mfopt._float64 import float64
+from mfopt.strategies._base import Array, ToeplitzStrategy
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Toeplitz(ToeplitzStrategy):
+    """Toeplitz C with a free coefficient for each lag; defined for n <= len(coefs).
+
+    Attributes:
+      coefs: first column of C, shape (n_max,).
+    """
+
+    coefs: Array
+    kind: ClassVar[str] = "toeplitz"
+
+    def check_size(self, n: int) -> int:
+        n = super().check_size(n)
+        if n > len(self.coefs):
+            raise _check.reject(
+                "n", n, f"this Toeplitz strategy has {len(self.coefs)} coefficients",
+                "Use it for at most that many iterations, or optimize one for n.",
+            )  # fmt: skip
+        return n
+
+    @float64
+    def toeplitz_coefs(self, n: int) -> Array:
+        return jnp.asarray(self.coefs)[: self.check_size(n)]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {"coefs": np.asarray(self.coefs, np.float64)}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class BandedToeplitz(ToeplitzStrategy):
+    """Toeplitz C whose coefficients are 0 from lag ``bands`` on; defined for every n.
+
+    Noise generation needs the last ``bands - 1`` outputs.
+
+    Attributes:
+      coefs: first ``bands`` entries of the first column, shape (bands,).
+    """
+
+    coefs: Array
+    kind: ClassVar[str] = "banded-toeplitz"
+
+    @property
+    def bands(self) -> int:
+        """Number of diagonals that may be non-zero."""
+        return len(self.coefs)
+
+    @float64
+    def toeplitz_coefs(self, n: int) -> Array:
+        kept = jnp.asarray(self.coefs)[: self.check_size(n)]
+        return jnp.pad(kept, (0, n - kept.shape[0]))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {"coefs": np.asarray(self.coefs, np.float64)}
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": self.kind, "bands": self.bands}

@@ -1,0 +1,170 @@
+"""Every structured strategy against its own dense matrix."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mfopt import strategies as S
+from mfopt._check import UsageError
+from mfopt.sampling import BallsInBins
+from mfopt.strategies import _series
+from mfopt.strategies.fixed import inverse_square_root_coefs, square_root_coefs
+
+# (bins, epochs): every border case; few, since each shape is compiled anew
+SHAPES = [(1, 1), (1, 4), (7, 1), (3, 5), (8, 2)]
+
+
+def every_strategy(n, seed=0):
+    """One of each kind, with random non-negative parameters, defined for n."""
+    rng = np.random.default_rng(seed)
+    lower = np.tril(rng.uniform(0.0, 1.0, (n, n)))
+    np.fill_diagonal(lower, 1 + rng.uniform(0, 1, n))
+    decaying = np.concatenate([[1.0], rng.uniform(0, 0.5, max(n - 1, 0)) / np.arange(1, max(n, 1))])
+    bands = max(1, min(4, n))
+    return [
+        S.Identity(),
+        S.Toeplitz(decaying),
+        S.BandedToeplitz(decaying[:bands]),
+        S.BLT(np.array([0.3, 0.1, 0.02]), np.array([0.5, 0.9, 0.9999])),
+        S.Banded.from_dense(lower, bands),
+        S.Dense(lower),
+        S.SquareRoot(),
+        S.BandedSquareRoot(bands),
+        S.BandedInverseSquareRoot(bands),
+        S.Tree(),
+    ]
+
+
+def dense_modes(matrix, scheme):
+    """The definition, one column at a time."""
+    modes = np.zeros((scheme.iterations, scheme.bins))
+    for j in range(scheme.epochs):
+        for i in range(scheme.bins):
+            modes[:, i] += matrix[:, scheme.bins * j + i]
+    return modes
+
+
+@pytest.mark.parametrize("kind", range(10))
+@settings(max_examples=5, deadline=None)
+@given(shape=st.sampled_from(SHAPES), seed=st.integers(0, 99))
+def test_structure_matches_dense(kind, shape, seed):
+    scheme = BallsInBins(*shape)
+    n = scheme.iterations
+    strategy = every_strategy(n, seed)[kind]
+    strategy.check_entries(n)
+    matrix = strategy.materialize(n)
+    assert matrix.dtype == np.float64 and np.array_equal(matrix, np.tril(matrix))
+    modes = dense_modes(matrix, scheme)
+    np.testing.assert_allclose(strategy.modes(scheme), modes, atol=1e-12)
+    np.testing.assert_allclose(strategy.gram(scheme), modes.T @ modes, rtol=1e-12, atol=1e-12)
+    x = np.random.default_rng(seed).normal(size=(n, 2))
+    np.testing.assert_allclose(strategy.multiply(x), matrix @ x, atol=1e-11)
+    np.testing.assert_allclose(strategy.multiply(x[:, 0]), matrix @ x[:, 0], atol=1e-11)
+    np.testing.assert_allclose(matrix @ strategy.solve(x), x, atol=1e-9)
+    np.testing.assert_allclose(matrix @ strategy.solve(x[:, 0]), x[:, 0], atol=1e-9)
+    if isinstance(strategy, S.ToeplitzStrategy):
+        np.testing.assert_allclose(matrix[:, 0], strategy.toeplitz_coefs(n), atol=1e-14)
+        inverse = np.linalg.inv(matrix)
+        np.testing.assert_allclose(strategy.inverse_coefs(n), inverse[:, 0], atol=1e-10)
+    restored = S.from_description(strategy.describe(), strategy.arrays())
+    np.testing.assert_array_equal(restored.materialize(n), matrix)
+
+
+def test_gram_control_fails_without_the_wrapped_modes():
+    # the bands of neighbouring bins wrap around the epoch border; dropping that must show
+    scheme = BallsInBins(bins=4, epochs=3)
+    strategy = S.BandedToeplitz(np.array([1.0, 0.5, 0.25]))
+    single = strategy.gram(BallsInBins(bins=4, epochs=1))
+    assert np.max(np.abs(strategy.gram(scheme) - 3 * single)) > 0.1
+
+
+def test_blt_inverse_is_a_blt_also_for_coinciding_decays():
+    for scale, decay in [
+        ([0.2, 0.1, 0.05], [0.4, 0.9, 0.999]),
+        ([0.2, 0.1, 0.05], [0.9, 0.9, 0.9]),
+        ([0.2, 0.1, 0.05], [0.9, 0.9 + 1e-13, 0.9 - 1e-13]),
+        ([0.2, 0.0, 0.05], [0.3, 0.9, 1.0]),
+    ]:
+        blt = S.BLT(np.array(scale), np.array(decay))
+        scale_inverse, decay_inverse = blt.inverse()
+        powers = decay_inverse[None, :] ** np.arange(199)[:, None]
+        coefs = np.concatenate([[1.0], powers @ scale_inverse])
+        np.testing.assert_allclose(coefs, np.linalg.inv(blt.materialize(200))[:, 0], atol=1e-12)
+        assert np.all(scale_inverse <= 0)
+
+
+def test_fixed_coefficients_are_square_roots():
+    n = 300
+    np.testing.assert_allclose(
+        _series.convolve(jnp.asarray(square_root_coefs(n)), jnp.asarray(square_root_coefs(n))),
+        np.ones(n), rtol=1e-5,
+    )  # fmt: skip
+    product = np.convolve(square_root_coefs(n), inverse_square_root_coefs(n))[:n]
+    np.testing.assert_allclose(product, np.eye(n)[0], atol=1e-13)
+
+
+def test_tree_has_the_covariance_of_all_nodes_released():
+    n = 11  # not a power of two: incomplete dyadic intervals are left out
+    nodes = []
+    for level in range(4):
+        width = 2**level
+        for start in range(0, n - width + 1, width):
+            row = np.zeros(n)
+            row[start : start + width] = 1
+            nodes.append(row)
+    tree = np.array(nodes)
+    matrix = S.Tree().materialize(n)
+    np.testing.assert_allclose(matrix.T @ matrix, tree.T @ tree, atol=1e-12)
+    assert np.all(matrix >= 0)
+
+
+def test_column_normalization_counts_the_cut_columns():
+    lower = np.tril(np.random.default_rng(0).uniform(0.1, 1, (9, 9)))
+    matrix = S.Banded.from_dense(lower, 4).column_normalized(9).materialize(9)
+    np.testing.assert_allclose(np.linalg.norm(matrix, axis=0), 1, atol=1e-6)
+
+
+def test_gradient_through_gram_matches_finite_differences():
+    scheme = BallsInBins(bins=5, epochs=3)
+    weight = np.random.default_rng(1).normal(size=(5, 5))
+    for strategy in every_strategy(15)[1:6]:
+        leaves, tree = jax.tree.flatten(strategy)
+        direction = [np.random.default_rng(2).normal(size=leaf.shape) for leaf in leaves]
+
+        def value(step, leaves=leaves, tree=tree, direction=direction):
+            moved = [leaf + step * d for leaf, d in zip(leaves, direction, strict=True)]
+            return jnp.sum(weight * jax.tree.unflatten(tree, moved).gram(scheme))
+
+        with jax.enable_x64(True):
+            slope = float(jax.grad(value)(0.0))
+            numeric = float(value(1e-5) - value(-1e-5)) / 2e-5
+        assert slope == pytest.approx(numeric, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        S.Toeplitz(np.array([1.0, -0.5, 0.1])),
+        S.Toeplitz(np.array([0.0, 0.5, 0.1])),
+        S.Toeplitz(np.array([1.0, np.nan, 0.1])),
+        S.BLT(np.array([-0.1]), np.array([0.5])),
+        S.BLT(np.array([0.1]), np.array([1.5])),
+        S.Dense(np.array([[1.0, 0, 0], [-0.1, 1, 0], [0, 0, 1]])),
+        S.Dense(np.array([[1.0, 0.5, 0], [0.1, 1, 0], [0, 0, 1]])),
+        S.Banded(np.array([[1.0, 1, 1], [0.5, -0.5, 0]])),
+    ],
+)
+def test_matrices_without_a_dominating_pair_are_refused(strategy):
+    with pytest.raises(UsageError):
+        strategy.check_entries(3)
+
+
+def test_n_beyond_the_stored_size_is_refused():
+    for strategy in (
+        S.Toeplitz(np.ones(3)), S.Dense(np.eye(3)), S.Banded(np.ones((2, 3))),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match="at most that many iterations"):
+            strategy.materialize(4)
