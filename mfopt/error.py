@@ -1,0 +1,125 @@
+"""Error of the mechanism that adds C⁻¹z: what A C⁻¹ does to the noise.
+
+The t-th query of A has noise of standard deviation σ·sqrt(row_variances[t]) in each coordinate,
+in units of the clip norm. Everything here is differentiable in the strategy's parameters.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
+
+from mfopt._float64 import float64
+from mfopt.strategies import Banded, Strategy, ToeplitzStrategy, _series
+from mfopt.strategies._base import Array
+from mfopt.workloads import Momentum, PrefixSums, ToeplitzWorkload, Workload
+
+_BLOCK = 256  # columns of A C⁻¹ held at once for Momentum × Toeplitz
+
+
+@float64
+def row_variances(workload: Workload, strategy: Strategy, n: int) -> Array:
+    """Squared row norms of A C⁻¹, shape (n,): error variance per step at σ = 1.
+
+    Toeplitz × Toeplitz costs O(n log n), momentum with a schedule × Toeplitz O(n²) time and O(n)
+    memory, prefix sums × banded O(n²·bands); the rest a triangular solve.
+    """
+    if isinstance(strategy, ToeplitzStrategy):
+        inverse = jnp.asarray(strategy.inverse_coefs(n))
+        if isinstance(workload, PrefixSums):
+            return jnp.cumsum(jnp.cumsum(inverse) ** 2)
+        if isinstance(workload, ToeplitzWorkload):
+            coefs = jnp.asarray(workload.toeplitz_coefs(n))
+            return jnp.cumsum(_series.convolve(coefs, inverse) ** 2)
+        if isinstance(workload, Momentum):
+            velocity = jnp.asarray(float(workload.momentum) ** jnp.arange(n))
+            impulse = _series.convolve(velocity, inverse)
+            return _scheduled(jnp.asarray(workload.schedule(n)), impulse)
+    query = jnp.asarray(workload.materialize(n))
+    if isinstance(strategy, Banded):
+        return _banded(query, strategy._entries(n))
+    matrix = jnp.asarray(strategy.materialize(n))
+    return jnp.sum(solve_triangular(matrix, query.T, lower=True, trans=1) ** 2, axis=0)
+
+
+@float64
+def rmse(workload: Workload, strategy: Strategy, n: int, noise_multiplier: Array = 1.0) -> Array:
+    """Root mean squared error over the n queries: σ·‖A C⁻¹‖_F/√n, per coordinate, in clip norms."""
+    return noise_multiplier * jnp.sqrt(jnp.mean(jnp.asarray(row_variances(workload, strategy, n))))
+
+
+@float64
+def max_error(
+    workload: Workload, strategy: Strategy, n: int, noise_multiplier: Array = 1.0
+) -> Array:
+    """Largest standard deviation of any query: σ·max_t sqrt(row_variances[t]), in clip norms."""
+    return noise_multiplier * jnp.sqrt(jnp.max(jnp.asarray(row_variances(workload, strategy, n))))
+
+
+def _scheduled(rates: jax.Array, impulse: jax.Array) -> jax.Array:
+    """Row norms of A C⁻¹ where (A C⁻¹)[t, j] = Σ_{i=j..t} rates[i]·impulse[i-j]."""
+    n = rates.shape[0]
+    blocks = -(-n // _BLOCK)
+
+    @jax.checkpoint  # the backward pass rebuilds a block instead of keeping all n² entries
+    def block(start: jax.Array) -> jax.Array:
+        column = start + jnp.arange(_BLOCK)
+        lag = jnp.arange(n)[:, None] - column[None, :]
+        entry = jnp.where(lag >= 0, rates[:, None] * impulse[jnp.clip(lag, 0)], 0)
+        return jnp.sum(jnp.where(column < n, jnp.cumsum(entry, axis=0) ** 2, 0), axis=1)
+
+    def add(total: jax.Array, start: jax.Array) -> tuple[jax.Array, None]:
+        return total + block(start), None
+
+    return jax.lax.scan(add, jnp.zeros(n), jnp.arange(blocks) * _BLOCK)[0]
+
+
+@functools.partial(jax.custom_vjp)
+def _banded(query: jax.Array, entries: jax.Array) -> jax.Array:
+    """Row norms of ``query`` C⁻¹ for banded C with ``entries`` (bands, n), O(n²·bands)."""
+    return jnp.sum(_solve_columns(query, entries) ** 2, axis=0)
+
+
+def _solve_columns(query: jax.Array, entries: jax.Array) -> jax.Array:
+    """(A C⁻¹)ᵀ, shape (n, n): row j holds column j of A C⁻¹.
+
+    From A = B C: B[:, j] = (A[:, j] - Σ_{k>=1} B[:, j+k] C[j+k, j]) / C[j, j], last column first.
+    """
+    bands, n = entries.shape
+
+    def step(later: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        target, column = row  # later[k-1] = B[:, j+k]
+        solution = (target - column[1:] @ later) / column[0]
+        return jnp.concatenate([solution[None], later])[: bands - 1], solution
+
+    start = jnp.zeros((bands - 1, n), query.dtype)
+    return jax.lax.scan(step, start, (query.T, entries.T), reverse=True)[1]
+
+
+def _banded_forward(
+    query: jax.Array, entries: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    solution = _solve_columns(query, entries)
+    return jnp.sum(solution**2, axis=0), (solution, entries)
+
+
+def _banded_backward(
+    saved: tuple[jax.Array, jax.Array], cotangent: jax.Array
+) -> tuple[None, jax.Array]:
+    """Gradient on the band alone: with B = A C⁻¹ and rows weighted by w,
+    d Σ w_t |B_t|² = -2 <Bᵀ diag(w) B C⁻ᵀ, dC>, and K = C⁻¹ Bᵀ diag(w) costs one banded solve."""
+    solution, entries = saved
+    bands, n = entries.shape
+    weighted = jnp.asarray(Banded(entries).solve(solution * cotangent[None, :]))
+    padded = jnp.pad(solution, ((0, bands - 1), (0, 0)))
+
+    def band(k: jax.Array) -> jax.Array:
+        return jnp.sum(jax.lax.dynamic_slice_in_dim(padded, k, n) * weighted, axis=1)
+
+    return None, -2 * jax.lax.map(band, jnp.arange(bands))
+
+
+_banded.defvjp(_banded_forward, _banded_backward)

@@ -1,0 +1,198 @@
+"""Workloads A: which linear queries of the per-step sums the error is measured on.
+
+Training with plain SGD is prefix sums; momentum and learning-rate schedules give other lower-
+triangular matrices. A workload is public and frozen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mfopt import _check
+
+
+@dataclasses.dataclass(frozen=True)
+class PrefixSums:
+    """A[t, j] = 1 for j <= t: the partial sums that SGD with a constant learning rate follows."""
+
+    kind: ClassVar[str] = "prefix"
+
+    def toeplitz_coefs(self, n: int) -> np.ndarray:
+        """First column of A, shape (n,)."""
+        return np.ones(n)
+
+    def materialize(self, n: int) -> np.ndarray:
+        """Dense A, shape (n, n)."""
+        return np.tril(np.ones((n, n)))
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able description."""
+        return {"kind": self.kind}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Numbers that the description leaves out."""
+        return {}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ToeplitzWorkload:
+    """A with A[t, j] = coefs[t - j]; defined for n <= len(coefs)."""
+
+    coefs: np.ndarray
+    kind: ClassVar[str] = "toeplitz"
+
+    def __post_init__(self) -> None:
+        coefs = np.asarray(self.coefs)
+        if coefs.ndim != 1 or coefs.size == 0 or not np.all(np.isfinite(coefs)):
+            raise _check.reject("coefs", coefs.shape, "must be a vector of finite numbers")
+        if coefs[0] == 0:
+            raise _check.reject("coefs[0]", 0.0, "must not be 0: A must be invertible")
+
+    def toeplitz_coefs(self, n: int) -> np.ndarray:
+        """First column of A, shape (n,)."""
+        return np.asarray(self.coefs, np.float64)[: _at_most(n, len(self.coefs))]
+
+    def materialize(self, n: int) -> np.ndarray:
+        """Dense A, shape (n, n)."""
+        lag = np.subtract.outer(np.arange(n), np.arange(n))
+        return np.where(lag >= 0, self.toeplitz_coefs(n)[np.maximum(lag, 0)], 0.0)
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able description."""
+        return {"kind": self.kind}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Numbers that the description leaves out."""
+        return {"coefs": np.asarray(self.coefs, np.float64)}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Momentum:
+    """The iterates of SGD with heavy-ball momentum under a learning-rate schedule.
+
+    v_t = momentum·v_{t-1} + x_t and θ_t = θ_{t-1} - learning_rates[t]·v_t, so
+    A[t, j] = Σ_{i=j..t} learning_rates[i]·momentum^(i-j) (Denisov et al. 2022, section 4).
+
+    Attributes:
+      momentum: in [0, 1).
+      learning_rates: η_t > 0 for each step, shape (n_max,). Only ratios matter for choosing C;
+        the error is in units of (clip norm × learning rate).
+    """
+
+    momentum: float
+    learning_rates: np.ndarray
+    kind: ClassVar[str] = "momentum"
+
+    def __post_init__(self) -> None:
+        if not 0 <= _check.finite("momentum", self.momentum) < 1:
+            raise _check.reject("momentum", self.momentum, "must lie in [0, 1)")
+        rates = np.asarray(self.learning_rates)
+        if rates.ndim != 1 or rates.size == 0 or not np.all(np.isfinite(rates) & (rates > 0)):
+            raise _check.reject("learning_rates", rates.shape, "must be a vector of numbers > 0")
+
+    def materialize(self, n: int) -> np.ndarray:
+        """Dense A, shape (n, n)."""
+        rates = self.schedule(n)
+        lag = np.subtract.outer(np.arange(n), np.arange(n))
+        velocity = np.where(lag >= 0, float(self.momentum) ** np.maximum(lag, 0), 0.0)
+        return np.cumsum(rates[:, None] * velocity, axis=0)
+
+    def schedule(self, n: int) -> np.ndarray:
+        """η_0 .. η_{n-1}, shape (n,)."""
+        return np.asarray(self.learning_rates, np.float64)[: _at_most(n, len(self.learning_rates))]
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able description."""
+        return {"kind": self.kind, "momentum": float(self.momentum)}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Numbers that the description leaves out."""
+        return {"learning_rates": np.asarray(self.learning_rates, np.float64)}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DenseWorkload:
+    """Any invertible lower-triangular A, used for n = its size exactly."""
+
+    matrix: np.ndarray
+    kind: ClassVar[str] = "dense"
+
+    def __post_init__(self) -> None:
+        matrix = np.asarray(self.matrix)
+        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.size == 0:
+            raise _check.reject("matrix", matrix.shape, "must be square")
+        if not np.all(np.isfinite(matrix)) or np.any(np.triu(matrix, 1)):
+            raise _check.reject("matrix", matrix.shape, "must be finite and lower triangular")
+        if not np.all(np.diagonal(matrix)):
+            raise _check.reject("matrix", matrix.shape, "must have no 0 on its diagonal")
+
+    def materialize(self, n: int) -> np.ndarray:
+        """Dense A, shape (n, n)."""
+        n = _at_most(n, len(self.matrix))
+        return np.asarray(self.matrix, np.float64)[:n, :n]
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able description."""
+        return {"kind": self.kind}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Numbers that the description leaves out."""
+        return {"matrix": np.asarray(self.matrix, np.float64)}
+
+
+Workload = PrefixSums | ToeplitzWorkload | Momentum | DenseWorkload
+
+
+def linear_cooldown(n: int, start: int, stop: int, final: float) -> np.ndarray:
+    """Learning rates 1 up to step ``start``, then linear down to ``final`` at ``stop``; (n,).
+
+    The CIFAR-10 experiment of Choquette-Choo et al. 2024 (section 5.2) is
+    ``linear_cooldown(2000, 500, 2000, 1 / 20)`` with momentum 0.95.
+    """
+    _check.integer("cooldown start", start, at_least=0)
+    _check.positive("final learning rate", final)
+    if stop <= start:
+        raise _check.reject("cooldown stop", stop, f"must be after its start {start}")
+    return np.interp(np.arange(_check.integer("n", n)), [start, stop], [1.0, final])
+
+
+def load(path: str | Path, n: int) -> ToeplitzWorkload | DenseWorkload:
+    """A user's own workload from a ``.npy`` file: (n,) Toeplitz coefficients or an (n, n) matrix."""
+    try:
+        values = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise _check.reject("workload", str(path), f"is not a readable .npy array ({error})") from None
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu":
+        raise _check.reject("workload", str(path), "must hold one array of real numbers")
+    if values.ndim not in (1, 2) or len(values) != n:
+        raise _check.reject(
+            "workload", f"{path} {values.shape}", f"must have shape ({n},) or ({n}, {n})",
+            "n is epochs × iterations per epoch.",
+        )  # fmt: skip
+    values = values.astype(np.float64)
+    return ToeplitzWorkload(values) if values.ndim == 1 else DenseWorkload(values)
+
+
+def from_description(description: dict[str, Any], arrays: dict[str, np.ndarray]) -> Workload:
+    """The workload that gave ``describe()`` and ``arrays()``; anything else is refused."""
+    fields = {**description, **arrays}
+    kind = fields.pop("kind", None)
+    classes: dict[str, type] = {
+        cls.kind: cls for cls in (PrefixSums, ToeplitzWorkload, Momentum, DenseWorkload)
+    }
+    if kind not in classes:
+        raise _check.reject("workload kind", kind, f"must be one of {sorted(classes)}")
+    try:
+        return classes[kind](**fields)
+    except TypeError as error:
+        raise _check.reject("workload", description, f"is not a description ({error})") from None
+
+
+def _at_most(n: int, limit: int) -> int:
+    if _check.integer("n", n) > limit:
+        raise _check.reject("n", n, f"this workload is defined for at most {limit} iterations")
+    return n

@@ -1,0 +1,95 @@
+"""Errors of A C⁻¹ against the dense definition, and their gradients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mfopt import error, workloads
+from mfopt._check import UsageError
+from test_strategies import every_strategy
+
+N = 24
+
+
+def every_workload(n):
+    rng = np.random.default_rng(5)
+    lower = np.tril(rng.normal(size=(n, n))) + 2 * np.eye(n)
+    return [
+        workloads.PrefixSums(),
+        workloads.ToeplitzWorkload(0.9 ** np.arange(n)),
+        workloads.Momentum(0.95, workloads.linear_cooldown(n, n // 4, n, 0.05)),
+        workloads.DenseWorkload(lower),
+    ]
+
+
+@pytest.mark.parametrize("kind", range(10))
+def test_row_variances_match_the_dense_product(kind):
+    strategy = every_strategy(N)[kind]
+    for workload in every_workload(N):
+        product = workload.materialize(N) @ np.linalg.inv(strategy.materialize(N))
+        expected = np.sum(product**2, axis=1)
+        found = error.row_variances(workload, strategy, N)
+        np.testing.assert_allclose(found, expected, rtol=1e-8)
+        assert error.rmse(workload, strategy, N, 3.0) == pytest.approx(
+            3 * np.linalg.norm(product) / np.sqrt(N)
+        )
+        assert error.max_error(workload, strategy, N, 3.0) == pytest.approx(
+            3 * np.sqrt(expected.max())
+        )
+
+
+@pytest.mark.parametrize("kind", [1, 2, 3, 4, 5])
+def test_gradients_match_finite_differences(kind):
+    strategy = every_strategy(N)[kind]
+    weight = np.random.default_rng(3).uniform(size=N)
+    leaves, tree = jax.tree.flatten(strategy)
+    rng = np.random.default_rng(4)
+    direction = [np.tril(rng.normal(size=x.shape)) if x.ndim == 2 and kind == 5
+                 else rng.normal(size=x.shape) * (0.1 if kind == 3 else 1) for x in leaves]  # fmt: skip
+    for workload in every_workload(N):
+
+        def value(step, workload=workload):
+            moved = [x + step * d for x, d in zip(leaves, direction, strict=True)]
+            strategy = jax.tree.unflatten(tree, moved)
+            return jnp.sum(weight * error.row_variances(workload, strategy, N))
+
+        with jax.enable_x64(True):
+            slope = float(jax.grad(value)(0.0))
+            numeric = float(value(1e-6) - value(-1e-6)) / 2e-6
+        assert slope == pytest.approx(numeric, rel=2e-5)
+
+
+def test_momentum_workload_is_what_the_optimizer_does():
+    n, momentum = 12, 0.9
+    rates = workloads.linear_cooldown(n, 3, 10, 0.05)
+    x = np.random.default_rng(0).normal(size=n)
+    velocity, position, path = 0.0, 0.0, []
+    for t in range(n):
+        velocity = momentum * velocity + x[t]
+        position += rates[t] * velocity
+        path.append(position)
+    np.testing.assert_allclose(workloads.Momentum(momentum, rates).materialize(n) @ x, path)
+    assert rates[3] == 1 and rates[10] == pytest.approx(0.05) and rates[-1] == pytest.approx(0.05)
+
+
+def test_workloads_round_trip_and_refuse_nonsense(tmp_path):
+    for workload in every_workload(N):
+        again = workloads.from_description(workload.describe(), workload.arrays())
+        np.testing.assert_array_equal(again.materialize(N), workload.materialize(N))
+    with pytest.raises(UsageError, match="lower triangular"):
+        workloads.DenseWorkload(np.ones((3, 3)))
+    with pytest.raises(UsageError, match="momentum"):
+        workloads.Momentum(1.0, np.ones(3))
+    with pytest.raises(UsageError, match="at most 3"):
+        workloads.ToeplitzWorkload(np.ones(3)).materialize(4)
+    np.save(tmp_path / "own.npy", np.tril(np.ones((5, 5))))
+    assert isinstance(workloads.load(tmp_path / "own.npy", 5), workloads.DenseWorkload)
+    with pytest.raises(UsageError, match="shape"):
+        workloads.load(tmp_path / "own.npy", 6)
+    (tmp_path / "text.npy").write_text("not an array")
+    with pytest.raises(UsageError, match="not a readable"):
+        workloads.load(tmp_path / "text.npy", 5)
+    np.save(tmp_path / "pickled.npy", np.array([{}], object), allow_pickle=True)
+    with pytest.raises(UsageError, match="not a readable"):
+        workloads.load(tmp_path / "pickled.npy", 1)
