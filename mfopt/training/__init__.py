@@ -1,0 +1,1 @@
+"""The bundled trainer: user-level differentially private training with correlated noise."""

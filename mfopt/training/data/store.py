@@ -1,0 +1,342 @@
+"""The user data store: token arrays on disk, grouped by user, mapped and never loaded.
+
+A store is a folder of plain ``.npy`` arrays and one JSON file, readable with numpy alone:
+
+====================  ==============  ========================================================
+``tokens.npy``        (T,) uint16/32  every record's tokens, one after the other
+``record_offsets.npy``  (R+1,) int64  record r is ``tokens[record_offsets[r]:record_offsets[r+1]]``
+``user_offsets.npy``  (U+1,) int64    user u has records ``user_offsets[u]:user_offsets[u+1]``
+``user_names.npy``    (N,) uint8      UTF-8 names, one after the other
+``name_offsets.npy``  (U+1,) int64    where each name begins in ``user_names``
+``metadata.json``                     version, tokenizer digest, counts, provenance, content digest
+====================  ==============  ========================================================
+
+A *user* is the privacy unit and a *record* is one text of that user. Records of one user are
+neighbours, so one user's text is one slice of ``tokens``. No Python object is made per record or
+user: all fetches are array operations.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from mfopt import _check
+
+FORMAT_VERSION = 1
+METADATA = "metadata.json"
+_ARRAYS = ("tokens", "record_offsets", "user_offsets", "user_names", "name_offsets")
+_CHUNK = 1 << 22
+
+
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
+    """The narrowest token type: uint16 up to 65,536 entries, else uint32."""
+    _check.integer("vocab_size", vocab_size)
+    return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
+
+
+def content_digest(tokens: np.ndarray, record_offsets: np.ndarray, user_offsets: np.ndarray) -> str:
+    """SHA-256 over the three arrays that training depends on, hex; read in chunks."""
+    digest = hashlib.sha256()
+    for array in (tokens, record_offsets, user_offsets):
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        for begin in range(0, len(array), _CHUNK):
+            digest.update(np.ascontiguousarray(array[begin : begin + _CHUNK]).tobytes())
+    return digest.hexdigest()
+
+
+class TokenStore:
+    """Records of tokens grouped by user; arrays may be memory maps.
+
+    Args:
+        tokens: (T,) unsigned integers.
+        record_offsets: (R+1,) int64, from 0 to T, not decreasing.
+        user_offsets: (U+1,) int64, from 0 to R, not decreasing. Users without records are allowed.
+        metadata: JSON-able facts; ``tokenizer_digest`` and ``vocab_size`` among them.
+        names: the users' names, if kept: (UTF-8 bytes (N,) uint8, offsets (U+1,) int64).
+
+    Raises:
+        UsageError: shapes or end points of the arrays do not fit together.
+    """
+
+    def __init__(
+        self,
+        tokens: np.ndarray,
+        record_offsets: np.ndarray,
+        user_offsets: np.ndarray,
+        metadata: Mapping[str, Any] | None = None,
+        names: tuple[np.ndarray, np.ndarray] | None = None,
+        path: Path | None = None,
+    ) -> None:
+        self.tokens = np.asarray(tokens)
+        self.record_offsets = np.asarray(record_offsets)
+        self.user_offsets = np.asarray(user_offsets)
+        self.metadata: dict[str, Any] = dict(metadata or {})
+        self.path = path
+        self._names = names
+        for name, offsets, end in (
+            ("record_offsets", self.record_offsets, len(self.tokens)),
+            ("user_offsets", self.user_offsets, len(self.record_offsets) - 1),
+        ):
+            if offsets.ndim != 1 or len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != end:
+                ends = offsets[[0, -1]].tolist() if offsets.ndim == 1 and len(offsets) else []
+                raise _check.reject(
+                    name, ends, f"must run from 0 to {end}", "The store is damaged; build it again."
+                )
+        if names is not None and len(names[1]) != len(self.user_offsets):
+            raise _check.reject("name_offsets", len(names[1]), "must have one entry per user, + 1")
+
+    @classmethod
+    def open(cls, path: str | Path) -> TokenStore:
+        """Map the store in folder ``path``; nothing but the offsets' ends is read.
+
+        Raises:
+            UsageError: ``path`` holds no store, an unknown version, or arrays that do not fit.
+        """
+        folder = Path(path)
+        if not (folder / METADATA).is_file():
+            raise _check.reject(
+                "path", str(folder), "is not a token store", "Make one with `mfopt data build`."
+            )
+        try:
+            metadata = json.loads((folder / METADATA).read_text())
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise _check.reject("path", str(folder), f"has unreadable metadata ({error})") from None
+        if metadata.get("format_version") != FORMAT_VERSION:
+            raise _check.reject(
+                "format_version",
+                metadata.get("format_version"),
+                f"this mfopt reads version {FORMAT_VERSION}",
+                "Build the store again with `mfopt data build`.",
+            )
+        arrays = {name: _map(folder / f"{name}.npy") for name in _ARRAYS}
+        return cls(
+            arrays["tokens"],
+            arrays["record_offsets"],
+            arrays["user_offsets"],
+            metadata,
+            (arrays["user_names"], arrays["name_offsets"]),
+            folder,
+        )
+
+    @classmethod
+    def from_records(
+        cls, users: Sequence[Sequence[ArrayLike]], vocab_size: int = 1 << 16, **metadata: Any
+    ) -> TokenStore:
+        """A small store in memory: ``users[u][j]`` is the j-th record of user u.
+
+        >>> store = TokenStore.from_records([[[1, 2], [3]], [], [[4, 5, 6]]])
+        >>> store.num_users, store.num_records, store.records_per_user().tolist()
+        (3, 3, [2, 0, 1])
+        """
+        dtype = token_dtype(vocab_size)
+        records = [np.asarray(record, dtype) for user in users for record in user]
+        tokens = np.concatenate([np.empty(0, dtype), *records])
+        record_offsets = np.cumsum([0, *map(len, records)], dtype=np.int64)
+        user_offsets = np.cumsum([0, *map(len, users)], dtype=np.int64)
+        facts = {
+            "format_version": FORMAT_VERSION,
+            "vocab_size": vocab_size,
+            "tokenizer_digest": "",
+            "content_digest": content_digest(tokens, record_offsets, user_offsets),
+        }
+        return cls(tokens, record_offsets, user_offsets, facts | metadata)
+
+    @property
+    def num_users(self) -> int:
+        """Privacy units U."""
+        return len(self.user_offsets) - 1
+
+    @property
+    def num_records(self) -> int:
+        """Records R."""
+        return len(self.record_offsets) - 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens T over all records."""
+        return len(self.tokens)
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries of the tokenizer; every token is smaller."""
+        return int(self.metadata["vocab_size"])
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of tokens and offsets, hex: what a resumed run must find unchanged."""
+        return str(self.metadata["content_digest"])
+
+    def __repr__(self) -> str:
+        return (
+            f"TokenStore({self.num_users} users, {self.num_records} records, "
+            f"{self.num_tokens} tokens)"
+        )
+
+    def records_of(self, user: int) -> range:
+        """The record numbers of ``user``."""
+        if not 0 <= user < self.num_users:
+            raise _check.reject("user", user, f"must lie in [0, {self.num_users})")
+        return range(int(self.user_offsets[user]), int(self.user_offsets[user + 1]))
+
+    def record(self, record: int) -> np.ndarray:
+        """The tokens of one record: a view into the map, not a copy."""
+        if not 0 <= record < self.num_records:
+            raise _check.reject("record", record, f"must lie in [0, {self.num_records})")
+        return self.tokens[self.record_offsets[record] : self.record_offsets[record + 1]]
+
+    def user_name(self, user: int) -> str:
+        """The name under which ``user`` came in the source."""
+        self.records_of(user)
+        if self._names is None:
+            return f"user {user}"
+        data, offsets = self._names
+        return bytes(data[offsets[user] : offsets[user + 1]]).decode("utf-8")
+
+    def records_per_user(self) -> np.ndarray:
+        """(U,) int64."""
+        return np.diff(self.user_offsets)
+
+    def record_lengths(self, records: ArrayLike | None = None) -> np.ndarray:
+        """Tokens in each record: (R,) int64, or of ``records`` only."""
+        if records is None:
+            return np.diff(self.record_offsets)
+        chosen = np.asarray(records, np.int64)
+        return self.record_offsets[chosen + 1] - self.record_offsets[chosen]
+
+    def users_of(self, records: ArrayLike) -> np.ndarray:
+        """The user of each record, same shape as ``records``, int64."""
+        chosen = np.asarray(records, np.int64)
+        return np.searchsorted(self.user_offsets, chosen, side="right") - 1
+
+    def batch(
+        self, records: ArrayLike, length: int, pad_id: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The first ``length`` tokens of each record, padded at the end.
+
+        Args:
+            records: (B,) record numbers; -1 stands for an empty record (all padding).
+            length: L, tokens per row.
+            pad_id: the token written where ``mask`` is False.
+
+        Returns:
+            (tokens (B, L) int32, mask (B, L) bool); mask is True on real tokens.
+        """
+        chosen = self._indices("records", records, self.num_records)
+        empty = chosen < 0
+        first = np.where(empty, 0, chosen)
+        start = self.record_offsets[first] if self.num_records else np.zeros(len(first), np.int64)
+        stop = self.record_offsets[first + 1] if self.num_records else start
+        return self._gather(start, np.where(empty, 0, stop - start), length, pad_id)
+
+    def random_chunks(
+        self, users: ArrayLike, length: int, pad_id: int, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """One chunk of each user's joined text, begun at random, across record borders.
+
+        A user's records are read as one document; the chunk is uniform over the windows of
+        ``length`` tokens that fit in it, and is the whole document where it is shorter (Chua et
+        al. 2024, section 5.1). One draw of ``rng`` is made per row, also for -1 and for users
+        without tokens, so that a row's chunk depends on no other user's data.
+
+        Args:
+            users: (B,) user numbers; -1 stands for nobody (all padding).
+
+        Returns:
+            (tokens (B, L) int32, mask (B, L) bool).
+        """
+        chosen = self._indices("users", users, self.num_users)
+        length = _check.integer("length", length)
+        fractions = rng.random(len(chosen))
+        first = np.where(chosen < 0, 0, chosen)
+        if self.num_users == 0:
+            return self._gather(first, first, length, pad_id)
+        begin = self.record_offsets[self.user_offsets[first]]
+        end = self.record_offsets[self.user_offsets[first + 1]]
+        total = np.where(chosen < 0, 0, end - begin)
+        windows = np.maximum(total - length, 0) + 1
+        shift = np.minimum((fractions * windows).astype(np.int64), windows - 1)
+        return self._gather(begin + shift, total - shift, length, pad_id)
+
+    def verify(self) -> None:
+        """Read everything once: order of offsets, token range, content digest.
+
+        Raises:
+            UsageError: something does not hold.
+        """
+        for name, offsets in (
+            ("record_offsets", self.record_offsets),
+            ("user_offsets", self.user_offsets),
+        ):
+            for begin in range(0, len(offsets), _CHUNK):
+                if np.any(np.diff(offsets[begin : begin + _CHUNK + 1]) < 0):
+                    raise _check.reject(name, str(self.path), "must not decrease")
+        for begin in range(0, len(self.tokens), _CHUNK):
+            largest = int(self.tokens[begin : begin + _CHUNK].max())
+            if largest >= self.vocab_size:
+                raise _check.reject("tokens", largest, f"must be below {self.vocab_size}")
+        found = content_digest(self.tokens, self.record_offsets, self.user_offsets)
+        if found != self.digest:
+            raise _check.reject(
+                "content_digest", found, f"metadata says {self.digest}", "Build the store again."
+            )
+
+    def _indices(self, name: str, values: ArrayLike, count: int) -> np.ndarray:
+        indices = np.asarray(values, np.int64)
+        if indices.ndim != 1:
+            raise _check.reject(name, indices.shape, "must be one-dimensional")
+        if len(indices) and (indices.min() < -1 or indices.max() >= count):
+            worst = int(indices.max() if indices.max() >= count else indices.min())
+            raise _check.reject(name, worst, f"must lie in [0, {count}), or be -1 for padding")
+        return indices
+
+    def _gather(
+        self, start: np.ndarray, count: np.ndarray, length: int, pad_id: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        position = np.arange(_check.integer("length", length), dtype=np.int64)
+        mask = position < count[:, None]
+        if not self.num_tokens:
+            return np.full(mask.shape, pad_id, np.int32), mask
+        index = np.where(mask, start[:, None] + position, 0)
+        return np.where(mask, self.tokens[index], pad_id).astype(np.int32), mask
+
+
+def _map(path: Path) -> np.ndarray:
+    if not path.is_file():
+        raise _check.reject("path", str(path), "is missing", "The store is damaged; build again.")
+    try:
+        # A file of zero bytes of data cannot be mapped; it is read, which costs nothing.
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError:
+        array = np.load(path, allow_pickle=False)
+    return array.view(np.ndarray)
+
+
+def open_parts(path: str | Path) -> dict[str, TokenStore]:
+    """The stores under ``path``: {"train": store} for a store, else one per sub-folder.
+
+    ``mfopt data build`` names the parts ``train`` (the private part to train on),
+    ``held-out-users``, ``held-out-records`` and ``public``; only ``train`` is always there.
+
+    Raises:
+        UsageError: no store is found.
+    """
+    folder = Path(path)
+    if (folder / METADATA).is_file():
+        return {"train": TokenStore.open(folder)}
+    found = {
+        child.name: TokenStore.open(child)
+        for child in (sorted(folder.iterdir()) if folder.is_dir() else [])
+        if (child / METADATA).is_file()
+    }
+    if "train" not in found:
+        raise _check.reject(
+            "path", str(folder), "holds no token store", "Make one with `mfopt data build`."
+        )
+    return found

@@ -1,0 +1,96 @@
+"""What the trainer needs of a model: parameters and the loss of one record."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+PyTree = Any
+Loss = Callable[[PyTree, PyTree, jax.Array, jax.Array], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A model as a value: trainable parameters, frozen arrays and a loss of one record.
+
+    Args:
+        params: pytree of float arrays; what is trained, clipped, noised and checkpointed.
+        loss: ``loss(params, frozen, tokens (L,) int32, mask (L,) bool) -> scalar``, the loss of
+            one record. It must depend on that record alone (no batch statistics), must be
+            differentiable in ``params``, and must be 0 with gradient 0 where ``mask`` is False
+            throughout: such rows are padding.
+        frozen: pytree of arrays the loss needs and training leaves alone (a LoRA base). It is an
+            argument, not closed over, so that compilation does not embed it as a constant.
+        name: for reports.
+        export: ``export(params, frozen, folder)`` writes the model alone; None: parameters are
+            written as one safetensors file.
+        partition: pytree like ``params`` of ``jax.sharding.PartitionSpec`` over a ``model`` axis;
+            None: replicated. ``frozen_partition`` likewise for ``frozen``.
+
+    Any model of one's own is ``Model.of(params, loss)`` with a three-argument loss:
+
+    >>> import jax.numpy as jnp
+    >>> def bigram(params, tokens, mask):
+    ...     return next_token_loss(params["logits"][tokens], tokens, mask)
+    >>> model = Model.of({"logits": jnp.zeros((16, 16))}, bigram)
+    >>> float(model.record_loss(jnp.array([1, 2, 3]), jnp.array([True, True, True]))).__round__(4)
+    2.7726
+    """
+
+    params: PyTree
+    loss: Loss
+    frozen: PyTree = ()
+    name: str = "model"
+    export: Callable[[PyTree, PyTree, Any], None] | None = None
+    partition: PyTree | None = None
+    frozen_partition: PyTree | None = None
+
+    @classmethod
+    def of(
+        cls,
+        params: PyTree,
+        loss: Callable[[PyTree, jax.Array, jax.Array], jax.Array],
+        name: str = "model",
+    ) -> Model:
+        """A model without frozen arrays, from ``loss(params, tokens, mask) -> scalar``."""
+        return cls(params, lambda params, _, tokens, mask: loss(params, tokens, mask), (), name)
+
+    def record_loss(self, tokens: jax.Array, mask: jax.Array) -> jax.Array:
+        """The loss of one record at the model's own parameters."""
+        return self.loss(self.params, self.frozen, tokens, mask)
+
+    @property
+    def num_params(self) -> int:
+        """Trainable numbers."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self.params))
+
+
+def num_targets(mask: jax.Array) -> jax.Array:
+    """Tokens that a record's loss is the mean over: all real ones but the first; (..., L) -> (...).
+
+    Corpus loss is ``sum(loss * num_targets) / sum(num_targets)``; perplexity is its exponential.
+    """
+    return jnp.sum((mask[..., 1:] & mask[..., :-1]).astype(jnp.int32), axis=-1)
+
+
+def next_token_loss(logits: jax.Array, tokens: jax.Array, mask: jax.Array) -> jax.Array:
+    """Mean negative log-likelihood (nats) of each token given those before it.
+
+    Args:
+        logits: (L, V); row i predicts token i + 1.
+        tokens: (L,) integers.
+        mask: (L,) bool, True on real tokens.
+
+    Returns:
+        Scalar float32; 0 where the record has fewer than two real tokens.
+    """
+    logits = logits[:-1].astype(jnp.float32)
+    targets = tokens[1:]
+    weights = (mask[1:] & mask[:-1]).astype(jnp.float32)
+    chosen = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
+    losses = jax.nn.logsumexp(logits, axis=-1) - chosen
+    return jnp.sum(weights * losses) / jnp.maximum(jnp.sum(weights), 1.0)
