@@ -1,0 +1,79 @@
+"""From a strategy matrix to the b×b Gram matrix that all of balls-in-bins accounting needs.
+
+The dominating pair is P = (1/b) Σ_i N(m_i, σ²I) against Q = N(0, σ²I), with the modes m_i of
+``Strategy.modes`` (Choquette-Choo et al. 2024, Lemma 3.2). The privacy loss depends on X only
+through the b numbers <m_i, X>/σ², which are jointly Gaussian with covariance S = G/σ²,
+G[i, k] = <m_i, m_k>. So nothing of size n is sampled, whatever the number of epochs.
+
+Adjacency: add-remove of one privacy unit whose per-iteration contribution is clipped to norm 1
+("remove" is H(P, Q), "add" is H(Q, P)); σ is relative to that clip norm, for C as stored.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mfopt import _check
+from mfopt._float64 import float64
+from mfopt.sampling import BallsInBins
+from mfopt.strategies import Strategy
+from mfopt.strategies._base import Array
+
+_JITTER = 1e-12  # relative to the mean squared mode norm
+
+
+class DominatingPair(NamedTuple):
+    """(P, Q) at every σ.
+
+    Attributes:
+      gram: G, shape (bins, bins).
+      factor: any L with L Lᵀ = G, shape (bins, bins).
+    """
+
+    gram: Array
+    factor: Array
+
+    @property
+    def bins(self) -> int:
+        """Number of components of P."""
+        return self.gram.shape[0]
+
+
+@float64
+def exact(strategy: Strategy, scheme: BallsInBins) -> DominatingPair:
+    """The pair for accounting: the factor is the triangle of a QR of the modes, without jitter.
+
+    Raises:
+      UsageError: where Lemma 3.2 does not apply (negative or non-finite entries of C), or the
+        scheme is not balls-in-bins.
+    """
+    if not isinstance(scheme, BallsInBins):
+        raise _check.reject("sampling", scheme, "this accountant covers BallsInBins only")
+    strategy.check_entries(scheme.iterations)
+    factor = jnp.linalg.qr(jnp.asarray(strategy.modes(scheme)), mode="r").T
+    return DominatingPair(factor @ factor.T, factor)
+
+
+def differentiable(strategy: Strategy, scheme: BallsInBins) -> DominatingPair:
+    """The pair for optimizing: a jittered Cholesky factor, cheap to differentiate.
+
+    Call it inside a float64 scope. Not for certificates.
+    """
+    gram = jnp.asarray(strategy.gram(scheme))
+    jitter = _JITTER * jnp.mean(jnp.diagonal(gram)) * jnp.eye(scheme.bins)
+    return DominatingPair(gram, jnp.linalg.cholesky(gram + jitter))
+
+
+def privacy_loss(exponents: jax.Array) -> jax.Array:
+    """Y = log P/Q from u_i = <m_i, X>/σ² − |m_i|²/(2σ²), shape (samples, bins) -> (samples,)."""
+    bins = exponents.shape[-1]
+    return jax.scipy.special.logsumexp(exponents, axis=-1) - jnp.log(bins)
+
+
+def log_hinge(excess: jax.Array) -> jax.Array:
+    """log (1 − e^(−excess))₊, −inf where ``excess`` <= 0, with a finite gradient everywhere."""
+    inside = excess > 0
+    return jnp.where(inside, jnp.log(-jnp.expm1(-jnp.where(inside, excess, 1.0))), -jnp.inf)

@@ -1,0 +1,121 @@
+"""δ̂ as a deterministic function of σ: frozen design-point samples, in bounded memory."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mfopt._float64 import float64
+from mfopt.accounting import _chunks, design_point
+from mfopt.accounting.dominating_pair import DominatingPair
+
+
+class LogDelta(NamedTuple):
+    """log δ̂ at one σ, its slope in log σ, and the relative standard error of δ̂."""
+
+    value: float
+    slope: float
+    relative_error: float
+
+
+class FrozenSamples:
+    """Draws and shifts held fixed, so log δ̂ is smooth and decreasing in log σ.
+
+    Draws are kept while they fit into the memory budget and made again from their counters at
+    each evaluation where they do not, so memory is bounded for any number of samples.
+
+    Args:
+      pair: the dominating pair.
+      noise_multiplier: σ at which the shifts are placed (any value is unbiased; near the
+        solution is precise).
+      epsilon: ε of the hockey-stick divergence.
+      samples: number of samples, rounded up to whole chunks.
+      key: randomness.
+    """
+
+    @float64
+    def __init__(
+        self,
+        pair: DominatingPair,
+        noise_multiplier: float,
+        epsilon: float,
+        samples: int,
+        key: jax.Array,
+    ) -> None:
+        self.pair, self.epsilon = pair, float(epsilon)
+        gram = jnp.asarray(pair.gram)
+        self._weights = _shifts(gram, jnp.asarray(noise_multiplier), self.epsilon)
+        size = _chunks.chunk_size(samples, pair.bins)
+        self._size = size + size % 2
+        self._keys = [jax.random.fold_in(key, i) for i in range(-(-samples // self._size))]
+        self.samples = self._size * len(self._keys)
+        fits = 2 * 8 * self.samples * pair.bins <= _chunks.MEMORY_BUDGET
+        self._terms = [self._make(k) for k in self._keys] if fits else None
+
+    def _make(self, key: jax.Array) -> design_point.Terms:
+        return _terms(self.pair, self._weights, key, self._size)
+
+    @float64
+    def evaluate(self, log_sigma: float) -> LogDelta:
+        """log δ̂, its slope, and its relative standard error (antithetic pairs as units)."""
+        chunks = self._terms if self._terms is not None else map(self._make, self._keys)
+        parts = [np.asarray(_moments(terms, log_sigma, self.epsilon)) for terms in chunks]
+        top, total, square, slope = np.array(parts).T
+        peak = np.max(top)
+        if not np.isfinite(peak):  # no sample reached ε: δ̂ = 0, σ is far too large
+            return LogDelta(-np.inf, -np.inf, np.inf)
+        weight = np.exp(top - peak)
+        first, second = np.sum(weight * total), np.sum(weight**2 * square)
+        pairs = self.samples // 2
+        variance = max(second / pairs - (first / pairs) ** 2, 0.0) / max(pairs - 1, 1)
+        return LogDelta(
+            float(peak + np.log(first / pairs)),
+            float(np.sum(weight * slope) / first),
+            float(np.sqrt(variance) / (first / pairs)),
+        )
+
+    @float64
+    def log_delta_add(self, log_sigma: float) -> float:
+        """log δ̂ of the add direction from the same normals."""
+        values = [
+            float(_log_delta_add(self.pair, key, self._size, log_sigma, self.epsilon))
+            for key in self._keys
+        ]
+        return float(np.logaddexp.reduce(values) - np.log(len(values)))
+
+
+_shifts = jax.jit(design_point.shifts)
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def _terms(
+    pair: DominatingPair, weights: jax.Array, key: jax.Array, size: int
+) -> design_point.Terms:
+    return design_point.exponents(pair, weights, design_point.draw(key, size, pair.bins))
+
+
+@jax.jit
+def _moments(terms: design_point.Terms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
+    """(top, Σ p, Σ p², Σ dp/dlogσ) with p the mean of an antithetic pair, all over e^top."""
+    values, tangents = jax.jvp(
+        lambda theta: design_point.log_values(terms, theta, epsilon), (log_sigma,), (1.0,)
+    )
+    top = jnp.max(values)
+    safe = jnp.where(jnp.isfinite(top), top, 0.0)
+    scaled = jnp.exp(values - safe)
+    rate = jnp.where(scaled > 0, scaled * jnp.where(scaled > 0, tangents, 0.0), 0.0)
+    half = scaled.shape[0] // 2
+    paired = (scaled[:half] + scaled[half:]) / 2
+    return jnp.stack([top, jnp.sum(paired), jnp.sum(paired**2), jnp.sum(rate) / 2])
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _log_delta_add(
+    pair: DominatingPair, key: jax.Array, size: int, log_sigma: jax.Array, epsilon: jax.Array
+) -> jax.Array:
+    draws = design_point.draw(key, size, pair.bins)
+    return design_point.log_delta_add(pair, draws, log_sigma, epsilon)

@@ -1,0 +1,78 @@
+"""Plain Monte Carlo: the oracle. Needs on the order of 1/δ samples.
+
+Choquette-Choo et al. 2024, Algorithm 2, here in the bins-dimensional form of
+:mod:`mfopt.accounting.dominating_pair`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mfopt import _check
+from mfopt._float64 import float64
+from mfopt.accounting import _chunks
+from mfopt.accounting.dominating_pair import DominatingPair, privacy_loss
+
+
+class Estimate(NamedTuple):
+    """A Monte Carlo mean and its standard error: an estimate, not a bound."""
+
+    value: float
+    standard_error: float
+    samples: int
+
+
+@float64
+def delta(
+    pair: DominatingPair,
+    noise_multiplier: float,
+    epsilon: float,
+    *,
+    direction: str = "remove",
+    samples: int = 2**17,
+    seed: int | None = None,
+) -> Estimate:
+    """H_{e^ε}(P, Q) ("remove") or H_{e^ε}(Q, P) ("add") by sampling from P or from Q."""
+    scaled = scale(pair, noise_multiplier)
+    if direction not in _KERNELS:
+        raise _check.reject("direction", direction, "must be 'remove' or 'add'")
+    kernel = _KERNELS[direction]
+    key = _chunks.seed_key(seed)
+    sums, used = _chunks.total(kernel, key, samples, pair.bins, *scaled, epsilon)
+    return from_sums(*sums, used)
+
+
+def scale(pair: DominatingPair, noise_multiplier: float) -> tuple[jax.Array, jax.Array]:
+    """(S, L/σ): Gram matrix and factor in noise units."""
+    sigma = _check.positive("noise_multiplier", noise_multiplier)
+    return jnp.asarray(pair.gram) / sigma**2, jnp.asarray(pair.factor) / sigma
+
+
+def from_sums(first: float, second: float, samples: int) -> Estimate:
+    """Mean and standard error from the sums of f and f² over iid samples."""
+    mean = float(first) / samples
+    variance = max(float(second) / samples - mean**2, 0.0) * samples / max(samples - 1, 1)
+    return Estimate(mean, float(np.sqrt(variance / samples)), samples)
+
+
+def _remove(key: jax.Array, size: int, gram: jax.Array, factor: jax.Array, epsilon: float) -> tuple:
+    mode_key, noise_key = jax.random.split(key)
+    mode = jax.random.randint(mode_key, (size,), 0, gram.shape[0])
+    noise = jax.random.normal(noise_key, (size, gram.shape[0])) @ factor.T
+    loss = privacy_loss(gram[mode] + noise - jnp.diagonal(gram) / 2)
+    value = jnp.maximum(-jnp.expm1(epsilon - loss), 0)
+    return jnp.sum(value), jnp.sum(value**2)
+
+
+def _add(key: jax.Array, size: int, gram: jax.Array, factor: jax.Array, epsilon: float) -> tuple:
+    noise = jax.random.normal(key, (size, gram.shape[0])) @ factor.T
+    loss = privacy_loss(noise - jnp.diagonal(gram) / 2)
+    value = jnp.maximum(-jnp.expm1(epsilon + loss), 0)
+    return jnp.sum(value), jnp.sum(value**2)
+
+
+_KERNELS = {"remove": _remove, "add": _add}

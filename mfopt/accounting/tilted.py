@@ -1,0 +1,223 @@
+"""The certificate's estimator: importance sampling whose weights have a proven ceiling.
+
+Remove direction. Take an integer order s >= 1. Bins k_0, …, k_s are drawn one at a time,
+k_0 uniform and k_{l+1} ∝ exp(Σ_{l'<=l} S[k, k_l']); then X ~ N(Σ_l m_{k_l}, σ²I). With
+N_l = mean_k exp(Σ_{l'<l} S[k, k_l']) the value
+
+    f = (Π_{l=1..s} N_l) · e^(−sY) · (1 − e^(ε−Y))₊
+
+has mean H_{e^ε}(P, Q): extend P by s indices drawn from the posterior softmax(u(X)); its density
+over the proposal's is Π N_l · e^(−sY). And 0 <= f <= B, since e^(−sy)(1 − e^(ε−y)) peaks at
+e^(−sε) s^s/(1+s)^(1+s), and N_l <= max_k mean_i e^(l·S[i,k]) by Hölder.
+
+Add direction. With Jensen's bound Y >= <m̄, X>/σ² − ḡ/2, sampling X ~ N(−t m̄, σ²I) gives values
+f = e^(t·mean_i a_i + t²ρ/2)(1 − e^(ε+Y))₊ in [0, e^(−t(ε−ḡ/2) + t²ρ/2) t^t/(1+t)^(1+t)].
+
+Samples are iid, and the upper confidence bound is the empirical Bernstein bound of Maurer and
+Pontil (2009, Theorem 4) on f/B in [0, 1].
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mfopt._float64 import float64
+from mfopt.accounting import _chunks
+from mfopt.accounting.dominating_pair import DominatingPair, log_hinge, privacy_loss
+from mfopt.accounting.plain import scale
+
+MAX_ORDER = 256
+_PILOT = 4096
+_ROUNDING = 1e-9  # relative slack for float64 rounding in sums of logarithms and exponentials
+
+
+class UpperBound(NamedTuple):
+    """H <= ``value`` except with probability ``beta`` over the samples drawn here.
+
+    Attributes:
+      value: the bound on the hockey-stick divergence.
+      mean: the point estimate.
+      ceiling: the proven range bound B; the divergence never exceeds it.
+      samples: 0 where the ceiling alone was small enough.
+      order: s for "remove", t for "add".
+    """
+
+    value: float
+    mean: float
+    ceiling: float
+    samples: int
+    order: float
+
+
+def empirical_bernstein(mean: float, variance: float, samples: int, beta: float) -> float:
+    """Upper bound, at failure probability ``beta``, on the mean of [0, 1]-valued iid samples.
+
+    Maurer and Pontil 2009, Theorem 4; ``variance`` is the unbiased sample variance.
+    """
+    log_term = np.log(2 / beta)
+    return float(mean + np.sqrt(2 * variance * log_term / samples) + 7 * log_term / (3 * (samples - 1)))
+
+
+@float64
+def remove_bound(
+    pair: DominatingPair,
+    noise_multiplier: float,
+    epsilon: float,
+    *,
+    order: int,
+    samples: int,
+    beta: float,
+    key: jax.Array,
+) -> UpperBound:
+    """Upper confidence bound on H_{e^ε}(P, Q). ``order`` must not depend on these samples."""
+    gram, factor = scale(pair, noise_multiplier)
+    log_ceiling = float(log_ceilings(gram, epsilon, order)[order - 1])
+    sums, used = _chunks.total(
+        _remove, key, samples, pair.bins, gram, factor, epsilon, order, log_ceiling
+    )
+    return _finish(sums, used, log_ceiling, beta, order)
+
+
+@float64
+def add_bound(
+    pair: DominatingPair,
+    noise_multiplier: float,
+    epsilon: float,
+    *,
+    samples: int,
+    beta: float,
+    negligible: float,
+    key: jax.Array,
+) -> UpperBound:
+    """Upper confidence bound on H_{e^ε}(Q, P); the ceiling alone where it is <= ``negligible``."""
+    gram, factor = scale(pair, noise_multiplier)
+    square, half = float(jnp.mean(gram)), float(jnp.mean(jnp.diagonal(gram)) / 2)
+    t = max((epsilon - half) / square, 0.0)
+    # t = 0 is plain sampling from Q, with values in [0, 1]; t log t -> 0
+    shape = t * np.log(t) - (1 + t) * np.log1p(t) if t > 0 else 0.0
+    log_ceiling = -t * (epsilon - half) + t**2 * square / 2 + shape
+    if log_ceiling <= np.log(negligible):
+        ceiling = float(np.exp(log_ceiling)) * (1 + _ROUNDING)
+        return UpperBound(ceiling, 0.0, ceiling, 0, t)
+    sums, used = _chunks.total(_add, key, samples, pair.bins, gram, factor, epsilon, t, log_ceiling)
+    return _finish(sums, used, log_ceiling, beta, t)
+
+
+def _finish(
+    sums: tuple, samples: int, log_ceiling: float, beta: float, order: float
+) -> UpperBound:
+    first, second = (float(x) for x in sums)
+    mean = first / samples
+    variance = max(second - samples * mean**2, 0.0) / (samples - 1)
+    ceiling = float(np.exp(log_ceiling)) * (1 + _ROUNDING)
+    scaled = min(empirical_bernstein(mean, variance, samples, beta), 1.0)
+    return UpperBound(
+        scaled * ceiling * (1 + _ROUNDING), mean * ceiling, ceiling, samples, order
+    )
+
+
+@float64
+def choose_order(
+    pair: DominatingPair,
+    noise_multiplier: float,
+    epsilon: float,
+    *,
+    samples: int,
+    beta: float,
+    key: jax.Array,
+) -> tuple[int, float]:
+    """The order with the least expected bound, and the expected ratio of bound to mean.
+
+    A pilot sample compares second moments around the order of least ceiling. The choice is made
+    before, and on other samples than, the certificate's.
+    """
+    gram, factor = scale(pair, noise_multiplier)
+    ceilings = np.asarray(log_ceilings(gram, epsilon, MAX_ORDER))
+    centre = 1 + int(np.argmin(ceilings))
+    candidates = sorted({max(1, min(MAX_ORDER, round(centre * r))) for r in (0.6, 0.8, 1, 1.25)})
+    best, best_excess = centre, np.inf
+    for index, order in enumerate(candidates):
+        log_ceiling = float(ceilings[order - 1])
+        sums, used = _chunks.total(
+            _remove, jax.random.fold_in(key, index), _PILOT, pair.bins,
+            gram, factor, epsilon, order, log_ceiling,
+        )  # fmt: skip
+        mean, square = (float(x) / used for x in sums)
+        if mean <= 0:
+            continue
+        bound = empirical_bernstein(mean, max(square - mean**2, 0.0), samples, beta)
+        excess = (bound - mean) / mean
+        if excess < best_excess:
+            best, best_excess = order, excess
+    return best, 1 + best_excess
+
+
+def log_ceilings(gram: jax.Array, epsilon: float, orders: int) -> jax.Array:
+    """log B for s = 1..``orders``, shape (orders,); ``gram`` in noise units."""
+    order = jnp.arange(1, orders + 1)
+
+    def log_normalizer(l: jax.Array) -> jax.Array:
+        return jnp.max(jax.scipy.special.logsumexp(l * gram, axis=0)) - jnp.log(gram.shape[0])
+
+    normalizers = jax.lax.map(log_normalizer, order.astype(gram.dtype))
+    peak = order * jnp.log(order) - (1 + order) * jnp.log1p(order)
+    return -order * epsilon + peak + jnp.cumsum(normalizers)
+
+
+def _remove(
+    key: jax.Array,
+    size: int,
+    gram: jax.Array,
+    factor: jax.Array,
+    epsilon: jax.Array,
+    order: jax.Array,
+    log_ceiling: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Sums of f/B and (f/B)² over ``size`` iid samples; one compilation for every order."""
+    value = jnp.exp(_remove_log_values(key, size, gram, factor, epsilon, order) - log_ceiling)
+    return jnp.sum(value), jnp.sum(value**2)
+
+
+def _remove_log_values(
+    key: jax.Array, size: int, gram: jax.Array, factor: jax.Array, epsilon: jax.Array, order: jax.Array
+) -> jax.Array:
+    bins = gram.shape[0]
+    first_key, chain_key, noise_key = jax.random.split(key, 3)
+    first = jax.random.randint(first_key, (size,), 0, bins)
+
+    def extend(l: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        products, log_normalizers = state  # products[k] = Σ_{l'<l} S[k, k_l']
+        top = jnp.max(products, axis=1, keepdims=True)
+        running = jnp.cumsum(jnp.exp(products - top), axis=1)
+        mass = running[:, -1]
+        uniform = jax.random.uniform(jax.random.fold_in(chain_key, l), (size,))
+        chosen = jnp.sum(running < (uniform * mass)[:, None], axis=1)
+        added = gram[jnp.minimum(chosen, bins - 1)]
+        return products + added, log_normalizers + top[:, 0] + jnp.log(mass / bins)
+
+    products, log_normalizers = jax.lax.fori_loop(1, order + 1, extend, (gram[first], jnp.zeros(size)))
+    noise = jax.random.normal(noise_key, (size, bins)) @ factor.T
+    loss = privacy_loss(products + noise - jnp.diagonal(gram) / 2)
+    return log_normalizers - order * loss + log_hinge(loss - epsilon)
+
+
+def _add(
+    key: jax.Array,
+    size: int,
+    gram: jax.Array,
+    factor: jax.Array,
+    epsilon: jax.Array,
+    t: jax.Array,
+    log_ceiling: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Sums of f/B and (f/B)² of the add direction over ``size`` iid samples."""
+    noise = jax.random.normal(key, (size, gram.shape[0])) @ factor.T
+    products = noise - t * jnp.mean(gram, axis=0)
+    loss = privacy_loss(products - jnp.diagonal(gram) / 2)
+    log_weight = t * jnp.mean(products, axis=1) + t**2 * jnp.mean(gram) / 2
+    value = jnp.exp(log_weight + log_hinge(-epsilon - loss) - log_ceiling)
+    return jnp.sum(value), jnp.sum(value**2)

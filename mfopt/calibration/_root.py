@@ -1,0 +1,52 @@
+"""A bracketed root finder for decreasing functions, ending on the safe side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from mfopt._check import FailureError
+
+_MAX_STEP = 2.0
+_MAX_EVALUATIONS = 200
+
+
+def decreasing_root(
+    function: Callable[[float], tuple[float, float]], start: float, *, tolerance: float = 1e-6
+) -> float:
+    """x with f(x) <= 0 and a point within ``tolerance`` below it where f > 0.
+
+    ``function`` returns (value, slope) and is decreasing; −inf is a valid value. Newton's step
+    is taken while it stays inside the bracket, else the bracket is halved (or the step grows
+    while one side is still open), so the search ends whatever the function does.
+
+    Raises:
+      FailureError: the function is not a number, or has no sign change in reach.
+    """
+    low, high = -math.inf, math.inf
+    x = start
+    for _ in range(_MAX_EVALUATIONS):
+        value, slope = function(x)
+        if math.isnan(value):
+            raise FailureError(f"calibration: the function is not a number at {x}")
+        if value > 0:
+            low = max(low, x)
+        else:
+            high = min(high, x)
+        if high - low <= tolerance:
+            return high
+        step = -value / slope if slope < 0 and math.isfinite(value) else math.copysign(1, value)
+        # overshoot by half the tolerance: the last Newton steps land on both sides of the root
+        step += math.copysign(tolerance / 2, step) if value > 0 else -tolerance / 2
+        x += max(-_MAX_STEP, min(_MAX_STEP, step))
+        if not low < x < high:
+            x = _inside(low, high)
+    raise FailureError(f"calibration: no sign change found between {low} and {high}")
+
+
+def _inside(low: float, high: float) -> float:
+    if math.isinf(low):
+        return high - _MAX_STEP
+    if math.isinf(high):
+        return low + _MAX_STEP
+    return (low + high) / 2

@@ -1,0 +1,196 @@
+"""Estimate, verify, release: a rigorous (ε, δ) statement.
+
+Wang, Mahloujifar, Wu, Jia, Mittal 2023, in the form of Choquette-Choo et al. 2024 (Algorithm 1).
+The accountant's randomness is independent of the data, so a mechanism that is released only
+after a test that errs with probability β is (ε, bound + β)-DP. σ is fixed first; fresh iid
+samples then bound H(P, Q) and H(Q, P), each at failure probability β/2; σ is accepted if
+
+    max(bound) + (sum of β over all attempts so far) <= δ,
+
+and inflated otherwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import jax
+
+from mfopt import _check
+from mfopt._check import FailureError
+from mfopt._float64 import float64
+from mfopt.accounting import _chunks, tilted
+from mfopt.accounting.dominating_pair import DominatingPair
+from mfopt.calibration.balls_in_bins import Calibration, calibrate
+from mfopt.guarantee import Guarantee
+
+SAMPLES = 2**17
+ATTEMPTS = 8
+_BETA_SHARE = 1 / 100  # β = δ/100 for each attempt
+ROUNDING_SIGMA = 2.0**-40  # relative: σ is nudged up so that no later rounding can lower it
+
+
+@dataclasses.dataclass(frozen=True)
+class Certificate:
+    """Proof record of (ε, δ)-DP under add-remove adjacency of one unit, both directions.
+
+    Attributes:
+      epsilon, delta: the certified statement.
+      noise_multiplier: σ relative to the clip norm, for C as stored.
+      remove, add: upper bounds on H_{e^ε}(P, Q) and H_{e^ε}(Q, P).
+      beta: failure probability over the accountant's randomness of all attempts together; it
+        is already counted inside ``delta``.
+      samples, order: sample count and Rényi order s of the accepted attempt (remove direction).
+      add_samples: samples of the add direction; 0 where its closed-form ceiling was enough.
+      attempts: how many σ were tried, each charged its share of β.
+      seed: pinned seed, or None for the operating system's entropy.
+    """
+
+    epsilon: float
+    delta: float
+    noise_multiplier: float
+    remove: float
+    add: float
+    beta: float
+    samples: int
+    add_samples: int
+    order: int
+    attempts: int
+    seed: int | None
+
+    def guarantee(self, privacy_unit: str = "example") -> Guarantee:
+        """The statement as a :class:`Guarantee`."""
+        return Guarantee(
+            epsilon=self.epsilon, delta=self.delta, noise_multiplier=self.noise_multiplier,
+            privacy_unit=privacy_unit, adjacency="add-remove",
+            method="balls-in-bins Monte Carlo, Rényi-tilted, estimate-verify-release",
+            status="certified", failure_probability=self.beta,
+            details={k: v for k, v in dataclasses.asdict(self).items()
+                     if k not in ("epsilon", "delta", "noise_multiplier")},
+        )  # fmt: skip
+
+
+Progress = Callable[[str], None]
+
+
+@float64
+def certify(
+    pair: DominatingPair,
+    noise_multiplier: float,
+    epsilon: float,
+    delta: float,
+    *,
+    samples: int = SAMPLES,
+    seed: int | None = None,
+) -> Certificate:
+    """Prove (ε, δ) for a σ that is already chosen, in one attempt.
+
+    Raises:
+      FailureError: the bound at this σ is above δ: the statement is false, or true by less
+        than the bound's slack (more ``samples`` shrink it).
+    """
+    target = _Target(pair, epsilon, delta, samples, seed)
+    attempt = target.attempt(noise_multiplier, 1)
+    if not attempt.accepted:
+        raise FailureError(
+            f"not certified: at noise multiplier {noise_multiplier:.6g} and ε = {epsilon:g} the "
+            f"upper bound on δ is {attempt.total:.4g}, above {delta:g}. "
+            "Ask for a larger δ or ε, or more certify samples."
+        )
+    return attempt.certificate
+
+
+@float64
+def release(
+    pair: DominatingPair,
+    epsilon: float,
+    delta: float,
+    *,
+    samples: int = SAMPLES,
+    calibrate_samples: int = 2**16,
+    seed: int | None = None,
+    start: float | None = None,
+    progress: Progress = lambda message: None,
+) -> tuple[Certificate, Calibration]:
+    """Smallest σ that this method certifies at (ε, δ), with the estimate it started from.
+
+    Raises:
+      UsageError: ε or δ out of range.
+      FailureError: no σ was accepted within the allowed attempts.
+    """
+    target = _Target(pair, epsilon, delta, samples, seed)
+    progress("calibrating σ on fresh samples")
+    estimate = calibrate(
+        pair, epsilon, delta, samples=calibrate_samples, key=target.key(0), start=start
+    )
+    # The pilot predicts bound/mean, so σ is inflated by what the bound will cost plus three
+    # standard errors of the estimate; a failed attempt widens the margin.
+    order, ratio = target.plan(estimate.noise_multiplier, 0)
+    margin = 0.0
+    for number in range(1, ATTEMPTS + 1):
+        needed = math.log(ratio) - math.log1p(-(number + 1) * _BETA_SHARE)
+        noise = 3 * estimate.relative_error + 3 * (ratio - 1) / 10 / abs(estimate.slope)
+        margin = needed / abs(estimate.slope) + number * noise
+        sigma = estimate.noise_multiplier * math.exp(margin) * (1 + ROUNDING_SIGMA)
+        progress(f"certifying σ = {sigma:.6g} (attempt {number})")
+        attempt = target.attempt(sigma, number, order)
+        if attempt.accepted:
+            return attempt.certificate, estimate
+    raise FailureError(
+        f"not certified: {ATTEMPTS} values of σ up to {1 + margin:.3f} times the estimate "
+        f"{estimate.noise_multiplier:.6g} were refused. Use more certify samples."
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Attempt:
+    accepted: bool
+    total: float
+    certificate: Certificate
+
+
+class _Target:
+    """One (ε, δ) to prove: holds the keys, so that no two attempts share a sample."""
+
+    def __init__(
+        self, pair: DominatingPair, epsilon: float, delta: float, samples: int, seed: int | None
+    ) -> None:
+        self.pair = pair
+        self.epsilon = _check.positive("epsilon", epsilon)
+        self.delta = _check.probability("delta", delta)
+        self.samples = _check.integer("certify samples", samples, at_least=256)
+        self.seed = seed
+        self.beta = self.delta * _BETA_SHARE
+        self._root = _chunks.seed_key(seed)
+
+    def key(self, *path: int) -> jax.Array:
+        result = self._root
+        for part in path:
+            result = jax.random.fold_in(result, part)
+        return result
+
+    def plan(self, sigma: float, number: int) -> tuple[int, float]:
+        return tilted.choose_order(
+            self.pair, sigma, self.epsilon,
+            samples=self.samples, beta=self.beta / 2, key=self.key(1, number),
+        )  # fmt: skip
+
+    def attempt(self, sigma: float, number: int, order: int | None = None) -> _Attempt:
+        order = self.plan(sigma, number)[0] if order is None else order
+        remove = tilted.remove_bound(
+            self.pair, sigma, self.epsilon, order=order, samples=self.samples,
+            beta=self.beta / 2, key=self.key(2, number),
+        )  # fmt: skip
+        add = tilted.add_bound(
+            self.pair, sigma, self.epsilon, samples=self.samples, beta=self.beta / 2,
+            negligible=self.delta / 2, key=self.key(3, number),
+        )  # fmt: skip
+        spent = number * self.beta
+        total = max(remove.value, add.value) + spent
+        certificate = Certificate(
+            self.epsilon, self.delta, float(sigma), remove.value, add.value, spent,
+            remove.samples, add.samples, order, number, self.seed,
+        )  # fmt: skip
+        return _Attempt(total <= self.delta, total, certificate)
