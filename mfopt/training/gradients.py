@@ -1,0 +1,109 @@
+"""The sum of clipped per-unit gradients, one fixed-size microbatch at a time.
+
+A *unit* is what is sampled and clipped: a user with up to G records (ULS), or one record (ELS,
+group privacy; then G = 1). A step's batch of any size is a sequence of microbatches of ``m``
+units, each of one compiled shape; only ``m`` gradients are ever held at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mfopt.training.models import Model, num_targets
+
+PyTree = Any
+
+
+class Statistics(NamedTuple):
+    """Sums over the units of a step. Computed from the data without noise: not private.
+
+    ``loss`` and ``targets``: Σ loss·targets and Σ targets over records, so that their quotient is
+    the mean loss per token. ``norm``: Σ of gradient norms before clipping.
+    """
+
+    units: jax.Array
+    clipped: jax.Array
+    norm: jax.Array
+    loss: jax.Array
+    targets: jax.Array
+    tokens: jax.Array
+
+    @classmethod
+    def zero(cls) -> Statistics:
+        """The sums over nothing."""
+        return cls(*(jnp.float32(0) for _ in cls._fields))
+
+
+class Totals(NamedTuple):
+    """What a step accumulates: the clipped ``gradient`` sum (float32 pytree) and statistics."""
+
+    gradient: PyTree
+    statistics: Statistics
+
+    @classmethod
+    def zero(cls, params: PyTree) -> Totals:
+        """The sums over no unit."""
+        gradient = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params)
+        return cls(gradient, Statistics.zero())
+
+
+def unit_loss(
+    model: Model, params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    """Mean loss over one unit's records, and (Σ loss·targets, Σ targets) for reporting.
+
+    Args:
+        tokens: (G, L) int32.
+        mask: (G, L) bool; a row without a real token is padding and does not count in the mean.
+
+    Source: Charles et al. 2024, Algorithm 2, line "g_u^t".
+    """
+    losses = jax.vmap(model.loss, in_axes=(None, None, 0, 0))(params, frozen, tokens, mask)
+    losses = losses.astype(jnp.float32)
+    present = jnp.any(mask, axis=-1)
+    mean = jnp.sum(jnp.where(present, losses, 0.0)) / jnp.maximum(jnp.sum(present), 1)
+    targets = num_targets(mask).astype(jnp.float32)
+    return mean, (jnp.sum(losses * targets), jnp.sum(targets))
+
+
+def microbatch_adder(
+    model: Model, clipping: Callable[[PyTree], Any]
+) -> Callable[[Totals, PyTree, PyTree, jax.Array, jax.Array], Totals]:
+    """``add(totals, params, frozen, tokens (m, G, L), mask (m, G, L)) -> totals``, to be jitted.
+
+    Each of the m units' gradients is computed on its own (vmap), clipped on its own, and only then
+    summed in float32. Units without any token (padding, or users without records) add exactly 0.
+    """
+    gradient_of = jax.value_and_grad(unit_loss, argnums=1, has_aux=True)
+
+    def contribution(
+        params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array
+    ) -> tuple[PyTree, Statistics]:
+        (_, (loss, targets)), gradient = gradient_of(model, params, frozen, tokens, mask)
+        present = jnp.any(mask)
+        clipped = clipping(gradient)
+        # a loss that breaks its promise on padding must still not leak through an empty slot
+        bounded = jax.tree.map(lambda leaf: jnp.where(present, leaf, 0.0), clipped.gradient)
+        statistics = Statistics(
+            units=present,
+            clipped=present & clipped.active,
+            norm=jnp.where(present & jnp.isfinite(clipped.norm), clipped.norm, 0.0),
+            loss=loss,
+            targets=targets,
+            tokens=jnp.sum(mask),
+        )
+        return bounded, statistics
+
+    def add(
+        totals: Totals, params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array
+    ) -> Totals:
+        each = jax.vmap(contribution, in_axes=(None, None, 0, 0))(params, frozen, tokens, mask)
+        summed = jax.tree.map(lambda leaf: jnp.sum(leaf.astype(jnp.float32), axis=0), each)
+        gradient, statistics = summed
+        return jax.tree.map(jnp.add, totals, Totals(gradient, statistics))
+
+    return add

@@ -1,0 +1,229 @@
+"""The training loop: one for all algorithms, read top to bottom.
+
+What differs between algorithms comes in as values: the units (users or records), the sampler, the
+clipping, the noise, the optimizer. Nothing is switched inside. One step is
+
+    units of the step  ->  Σ clip(gradient of unit)  ->  + noise  ->  / normalizer  ->  optimizer
+
+and everything after the noise is post-processing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from mfopt import _check
+from mfopt.training import mesh as meshes
+from mfopt.training.batching import Batch, Sampler
+from mfopt.training.clipping import Clipping, NoClipping
+from mfopt.training.gradients import Statistics, Totals, microbatch_adder
+from mfopt.training.models import Model
+from mfopt.training.units import Units
+
+PyTree = Any
+
+
+class NoiseSource(Protocol):
+    """A stream of noise shaped like the parameters: row t of C⁻¹z, z standard normal float32."""
+
+    def init(self, params: PyTree) -> PyTree:
+        """The secret state before the first row."""
+
+    def next(self, state: PyTree) -> tuple[PyTree, PyTree]:
+        """(one row, the state after it); can be jitted."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Mechanism:
+    """All that the privacy statement depends on, as values.
+
+    Args:
+        units: what is sampled, and how a unit number becomes token rows.
+        sampler: executes the accounted sampling spec over ``units.population`` units.
+        clipping: bounds one unit's contribution.
+        noise: row source for C⁻¹z; None: no noise and no guarantee (the baseline).
+        noise_multiplier: σ of the account, relative to one unit's bound.
+        normalizer: what each noised sum is divided by. Fixed and public: the expected number of
+            units per step, never the number that came.
+        iterations: n, the steps that the account covers.
+    """
+
+    units: Units
+    sampler: Sampler
+    clipping: Clipping | NoClipping
+    noise: NoiseSource | None
+    noise_multiplier: float
+    normalizer: float
+    iterations: int
+
+    def __post_init__(self) -> None:
+        _check.positive("normalizer", self.normalizer)
+        _check.non_negative("noise_multiplier", self.noise_multiplier)
+        if self.sampler.population != self.units.population:
+            raise _check.reject(
+                "population", self.sampler.population,
+                f"the sampler must cover the {self.units.population} units there are",
+            )  # fmt: skip
+        if (self.noise is None) != isinstance(self.clipping, NoClipping):
+            raise _check.reject(
+                "noise", self.noise, "needs clipping, and clipping without noise protects nothing",
+                "Give both, or neither for the non-private baseline.",
+            )  # fmt: skip
+
+    @property
+    def noise_scale(self) -> float:
+        """Standard deviation of z in the units of the summed gradient."""
+        if self.noise is None:
+            return 0.0
+        bound = self.clipping.sensitivity * self.sampler.sensitivity_factor
+        return self.noise_multiplier * bound
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """What a checkpoint holds. ``noise`` is secret: with it the noise can be subtracted."""
+
+    step: jax.Array
+    params: PyTree
+    optimizer: PyTree
+    noise: PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+    """One finished step.
+
+    Attributes:
+        step: its number t; ``state.step`` is t + 1.
+        state: the state after it. Its buffers are reused by the next step: what is to be kept must
+            be copied before the loop goes on.
+        statistics: sums over the step's units; computed from the data without noise.
+        batch: who took part.
+        release: the noised mean that the optimizer got, if asked for; else None.
+    """
+
+    step: int
+    state: TrainState
+    statistics: Statistics
+    batch: Batch
+    release: PyTree | None
+
+
+class Trainer:
+    """The compiled pieces of one run.
+
+    Args:
+        model: parameters and loss; ``model.params`` are the initial ones.
+        mechanism: see :class:`Mechanism`.
+        optimizer: any optax transformation; sees only noised means.
+        mesh: where to run; None: the default device.
+        keep_release: hand each noised mean out (costs one copy of the parameters).
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        mechanism: Mechanism,
+        optimizer: optax.GradientTransformation,
+        *,
+        mesh: Mesh | None = None,
+        keep_release: bool = False,
+    ) -> None:
+        self.model, self.mechanism, self.optimizer = model, mechanism, optimizer
+        self._mesh = mesh
+        self._frozen = model.frozen
+        self._where: PyTree | None = None
+        if mesh is not None:
+            parts = meshes.data_parallel(mesh)
+            if mechanism.sampler.microbatch % parts:
+                raise _check.reject(
+                    "microbatch", mechanism.sampler.microbatch,
+                    f"must be a multiple of the {parts} devices along the data axis",
+                )  # fmt: skip
+            self._where = meshes.shardings(mesh, model.params, model.partition)
+            frozen_where = meshes.shardings(mesh, model.frozen, model.frozen_partition)
+            self._frozen = meshes.place(model.frozen, frozen_where)
+        adder = microbatch_adder(model, mechanism.clipping)
+        self._zero = jax.jit(lambda params: self._pin_totals(Totals.zero(params)))
+        self._add = jax.jit(
+            lambda totals, *rest: self._pin_totals(adder(totals, *rest)), donate_argnums=0
+        )
+        self._update = jax.jit(
+            lambda state, total: self._apply(state, total, keep_release), donate_argnums=(0, 1)
+        )
+
+    def init(self) -> TrainState:
+        """The state before step 0."""
+        # a copy: the loop reuses the state's buffers, and the model must survive it
+        params = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), self.model.params)
+        if self._where is not None:
+            params = meshes.place(params, self._where)
+        noise = self.mechanism.noise
+        make = jax.jit(
+            lambda params: TrainState(
+                jnp.int32(0),
+                params,
+                self.optimizer.init(params),
+                () if noise is None else noise.init(params),
+            )
+        )
+        return make(params)
+
+    def run(self, state: TrainState, stop: int | None = None) -> Iterator[StepResult]:
+        """Steps ``state.step`` .. ``stop`` - 1, one result after each.
+
+        Every prefix is covered by the account; a step past ``mechanism.iterations`` is refused.
+        ``state`` must come from :meth:`init` or from a checkpoint of this very run: then noise and
+        batches go on where they were, and no draw of either meets different data.
+        """
+        mechanism = self.mechanism
+        stop = mechanism.iterations if stop is None else _check.integer("stop", stop, at_least=0)
+        if stop > mechanism.iterations:
+            raise _check.reject(
+                "stop", stop, f"the guarantee covers {mechanism.iterations} iterations",
+                "A longer run needs a factorization of its own.",
+            )  # fmt: skip
+        for step in range(int(state.step), stop):
+            batch = mechanism.sampler.batch(step)
+            totals = self._zero(state.params)
+            for units in batch.microbatches():
+                tokens, mask = mechanism.units.fetch(units, step)
+                totals = self._add(
+                    totals, state.params, self._frozen, self._rows(tokens), self._rows(mask)
+                )
+            state, release = self._update(state, totals.gradient)
+            yield StepResult(step, state, totals.statistics, batch, release)
+
+    def _apply(
+        self, state: TrainState, total: PyTree, keep_release: bool
+    ) -> tuple[TrainState, PyTree | None]:
+        mechanism = self.mechanism
+        noise_state = state.noise
+        if mechanism.noise is not None:
+            noise, noise_state = mechanism.noise.next(state.noise)
+            noise = self._pin(noise)
+            total = jax.tree.map(lambda s, z: s + mechanism.noise_scale * z, total, noise)
+        release = jax.tree.map(lambda leaf: leaf / mechanism.normalizer, total)
+        update, optimizer = self.optimizer.update(release, state.optimizer, state.params)
+        params = self._pin(optax.apply_updates(state.params, update))
+        after = TrainState(state.step + 1, params, optimizer, noise_state)
+        return after, (release if keep_release else None)
+
+    def _rows(self, rows: Any) -> Any:
+        return rows if self._mesh is None else meshes.place_rows(self._mesh, rows)
+
+    def _pin(self, tree: PyTree) -> PyTree:
+        if self._where is None:
+            return tree
+        return jax.tree.map(jax.lax.with_sharding_constraint, tree, self._where)
+
+    def _pin_totals(self, totals: Totals) -> Totals:
+        return totals._replace(gradient=self._pin(totals.gradient))

@@ -1,0 +1,71 @@
+"""One mesh for any number of devices and processes: axes ``data`` and ``model``.
+
+Units are split over ``data``; parameters (and with them gradients, optimizer state and noise) over
+``model`` where the model says how. Results do not depend on the mesh up to the rounding of sums.
+Every process builds the same microbatch from the shared store and hands over only the rows of its
+own devices, so the hosts need no exchange of data and all devices get equally many units, of
+equally many records each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from mfopt import _check
+
+PyTree = Any
+DATA, MODEL = "data", "model"
+
+
+def make_mesh(model_parallel: int = 1) -> Mesh:
+    """All devices of all processes, as (devices / model_parallel) × model_parallel.
+
+    Raises:
+        UsageError: ``model_parallel`` does not divide the number of devices.
+    """
+    model_parallel = _check.integer("model_parallel", model_parallel)
+    devices = np.asarray(jax.devices())
+    if len(devices) % model_parallel:
+        raise _check.reject(
+            "model_parallel", model_parallel, f"must divide the number of devices ({len(devices)})"
+        )
+    return Mesh(devices.reshape(-1, model_parallel), (DATA, MODEL))
+
+
+def data_parallel(mesh: Mesh) -> int:
+    """Devices along the data axis: a microbatch must be a multiple of it."""
+    return int(mesh.shape[DATA])
+
+
+def shardings(mesh: Mesh, tree: PyTree, partition: PyTree | None) -> PyTree:
+    """A ``NamedSharding`` per leaf of ``tree``: replicated, or as ``partition`` says."""
+    if partition is None:
+        return jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), tree)
+    specs = jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec),
+        partition,
+        is_leaf=lambda node: isinstance(node, PartitionSpec),
+    )
+    return jax.tree.map(lambda _, sharding: sharding, tree, specs)
+
+
+def place(tree: PyTree, sharding: PyTree) -> PyTree:
+    """``tree`` on the devices of ``sharding`` (a pytree of shardings); all hosts hold all of it."""
+
+    def put(leaf: Any, where: NamedSharding) -> jax.Array:
+        if isinstance(leaf, jax.Array) and leaf.sharding == where:
+            return leaf
+        host = np.asarray(leaf)
+        return jax.make_array_from_callback(host.shape, where, lambda index: host[index])
+
+    return jax.tree.map(put, tree, sharding)
+
+
+def place_rows(mesh: Mesh, rows: np.ndarray) -> jax.Array:
+    """A microbatch with its leading axis split over the data axis."""
+    where = NamedSharding(mesh, PartitionSpec(DATA))
+    return jax.make_array_from_callback(rows.shape, where, lambda index: rows[index])

@@ -1,0 +1,107 @@
+"""One secret per run, and the independent random streams made from it.
+
+The amplified guarantees hold while the sampling is secret, and the noise protects nothing once
+its key is known. Both come from one 256-bit secret that is drawn by the operating system, lives
+in the checkpoint (owner-only files) and never in a report. Every stream is a pure function of
+(secret, purpose, step): a resumed run draws what an unbroken run draws.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+
+import numpy as np
+
+from mfopt import _check
+
+
+class RunSecret:
+    """256 secret bits. ``repr`` shows none of them.
+
+    >>> RunSecret(bytes(32)).seed("sampling") == RunSecret(bytes(32)).seed("sampling")
+    True
+    >>> RunSecret(bytes(32)).seed("sampling") == RunSecret(bytes(32)).seed("noise")
+    False
+    """
+
+    def __init__(self, value: bytes) -> None:
+        if len(value) != 32:
+            raise _check.reject("secret", f"{len(value)} bytes", "must be 32 bytes")
+        self._value = bytes(value)
+
+    @classmethod
+    def fresh(cls) -> RunSecret:
+        """A new secret from the operating system."""
+        return cls(secrets.token_bytes(32))
+
+    @classmethod
+    def pinned(cls, seed: int) -> RunSecret:
+        """The secret for a public ``seed``: for tests and reproduction only.
+
+        Whoever knows the seed can subtract the noise: a run with it has no guarantee.
+        """
+        seed = _check.integer("seed", seed, at_least=0)
+        return cls(hashlib.sha256(f"mfopt public seed {seed}".encode()).digest())
+
+    def __repr__(self) -> str:
+        return "RunSecret(...)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RunSecret) and hmac.compare_digest(self._value, other._value)
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
+    def words(self) -> np.ndarray:
+        """The secret itself, shape (8,) uint32, for the checkpoint."""
+        return np.frombuffer(self._value, dtype="<u4").copy()
+
+    @classmethod
+    def from_words(cls, words: np.ndarray) -> RunSecret:
+        """The inverse of :meth:`words`."""
+        return cls(np.asarray(words, dtype="<u4").tobytes())
+
+    def derive(self, purpose: str) -> bytes:
+        """32 bytes for ``purpose``, from which neither the secret nor another purpose's follow."""
+        return hmac.new(self._value, purpose.encode(), hashlib.sha256).digest()
+
+    def seed(self, purpose: str) -> int:
+        """:meth:`derive` as an integer seed."""
+        return int.from_bytes(self.derive(purpose), "little")
+
+    def sign(self, message: bytes) -> str:
+        """HMAC-SHA256 of ``message`` under this run's signing key, hex."""
+        return hmac.new(self.derive("sign"), message, hashlib.sha256).hexdigest()
+
+
+def stream(seed: int, step: int, unit: int) -> np.random.Generator:
+    """A generator for one unit at one step, counter-based as :func:`mfopt.sampling.generator`."""
+    key = np.frombuffer(hashlib.sha256(f"{seed}:{unit}".encode()).digest()[:16], dtype="<u8")
+    return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, step]))
+
+
+def uniform_hash(seed: int, step: int, *numbers: np.ndarray) -> np.ndarray:
+    """A 64-bit pseudo-random number for each row of ``numbers``: uint64, the rows' shape.
+
+    A function of (seed, step, the row) and of nothing else, so that one unit's draw never
+    depends on which other units exist. SplitMix64's finalizer after every word (Steele, Lea and
+    Flood 2014).
+    """
+    key = hashlib.sha256(f"{seed}:{step}".encode()).digest()
+    first, second = np.frombuffer(key[:16], dtype="<u8").astype(np.uint64)
+    shape = np.broadcast_shapes(*(np.shape(number) for number in numbers))
+    state = np.full(shape, first, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        for number in numbers:
+            state = _mix(state ^ np.asarray(number, dtype=np.int64).view(np.uint64))
+            state += second
+        return _mix(state)
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -1,0 +1,147 @@
+"""The privacy units of each algorithm: how many there are, and the token rows of some of them.
+
+The sampling scheme speaks of unit numbers only. This is where a number becomes data, and the only
+place where the algorithms differ:
+
+=============  ====================  =========  =============================================
+algorithm      unit                  G          source
+=============  ====================  =========  =============================================
+``uls``        a user                G records  Charles et al. 2024, Algorithm 2
+``els``        a selected record     1          Charles et al. 2024, Algorithm 1
+``group``      a selected record     1          Chua et al. 2024, Algorithm 1
+``none``       as ``uls`` or ``els``            the non-private baseline
+=============  ====================  =========  =============================================
+
+``els`` and ``group`` run the same steps on the same data; they differ in the account (tight group
+accounting for the first, black-box group privacy for the second).
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import numpy as np
+
+from mfopt import _check
+from mfopt.training.data import TokenStore
+from mfopt.training.secrets import stream
+from mfopt.training.selection import check_rule, select, select_once
+
+
+class Units(abc.ABC):
+    """A numbered population of privacy units.
+
+    Attributes:
+        population: how many; unit numbers are 0 .. population - 1.
+        records: G, rows per unit.
+        group_size: most units that one *user* accounts for: 1 in ULS, G of the selection in ELS.
+    """
+
+    population: int
+    records: int
+    group_size: int
+
+    @abc.abstractmethod
+    def fetch(self, units: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of ``units`` (m,), -1 for nobody: tokens (m, G, L) int32, mask (m, G, L) bool.
+
+        A pure function of its arguments; one unit's rows depend on no other unit.
+        """
+
+    @abc.abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """JSON-able settings."""
+
+
+class UserUnits(Units):
+    """ULS: a unit is a user, with up to ``records`` records chosen at each participation."""
+
+    def __init__(
+        self,
+        store: TokenStore,
+        *,
+        records: int,
+        length: int,
+        rule: str = "random",
+        seed: int = 0,
+        losses: np.ndarray | None = None,
+        pad_id: int = 0,
+    ) -> None:
+        self.store = store
+        self.records = _check.integer("records", records)
+        self.length = _check.integer("length", length)
+        self.rule = check_rule(rule, losses, store.num_records)
+        self.population = store.num_users
+        self.group_size = 1
+        self._seed, self._losses, self._pad = seed, losses, pad_id
+
+    def fetch(self, units: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
+        units = np.asarray(units, dtype=np.int64)
+        shape = (len(units), self.records, self.length)
+        if self.rule == "chunk":
+            tokens, mask = self._chunks(units, step)
+        else:
+            chosen = select(
+                self.store, units, self.records, self.rule,
+                seed=self._seed, step=step, losses=self._losses,
+            )  # fmt: skip
+            tokens, mask = self.store.batch(chosen.reshape(-1), self.length, self._pad)
+        return tokens.reshape(shape), mask.reshape(shape)
+
+    def _chunks(self, units: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
+        # one generator per unit: the store draws once per row, and rows must not depend on who
+        # else is in the microbatch
+        rows = [
+            self.store.random_chunks(
+                np.full(self.records, unit), self.length, self._pad, stream(self._seed, step, unit)
+            )
+            for unit in units.tolist()
+        ]
+        if not rows:
+            return self.store.batch(np.empty(0, np.int64), self.length, self._pad)
+        return np.concatenate([r[0] for r in rows]), np.concatenate([r[1] for r in rows])
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "unit": "user", "records": self.records, "length": self.length, "selection": self.rule,
+        }  # fmt: skip
+
+
+class RecordUnits(Units):
+    """ELS and group privacy: a unit is one of the at most ``group_size`` records kept per user."""
+
+    def __init__(
+        self,
+        store: TokenStore,
+        *,
+        group_size: int,
+        length: int,
+        rule: str = "random",
+        seed: int = 0,
+        losses: np.ndarray | None = None,
+        pad_id: int = 0,
+    ) -> None:
+        self.store = store
+        self.length = _check.integer("length", length)
+        self.rule = rule
+        self.selected = select_once(store, group_size, rule, seed=seed, losses=losses)
+        self.population = len(self.selected)
+        self.group_size = group_size
+        self.records = 1
+        self._pad = pad_id
+
+    def fetch(self, units: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
+        units = np.asarray(units, dtype=np.int64)
+        if self.population:
+            records = np.where(units < 0, -1, self.selected[np.where(units < 0, 0, units)])
+        else:
+            records = units
+        tokens, mask = self.store.batch(records, self.length, self._pad)
+        return tokens[:, None], mask[:, None]
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "unit": "record", "group_size": self.group_size, "length": self.length,
+            "selection": self.rule,
+        }  # fmt: skip

@@ -1,0 +1,231 @@
+"""What is executed is what was accounted for: draws, padding, truncation, selection."""
+
+import numpy as np
+import pytest
+from scipy import stats
+from train_fixtures import synthetic_store
+
+from mfopt import sampling
+from mfopt._check import UsageError
+from mfopt.training.batching import (
+    Sampler,
+    charged_delta,
+    displacement_probability,
+    smallest_batch_size,
+)
+from mfopt.training.secrets import RunSecret, uniform_hash
+from mfopt.training.selection import select, select_once
+from mfopt.training.units import RecordUnits, UserUnits
+
+SCHEMES = [
+    sampling.BallsInBins(bins=5, epochs=3),
+    sampling.Poisson(probability=0.2, iterations=9),
+    sampling.CyclicPoisson(probability=0.5, bands=3, iterations=9),
+    sampling.FixedBatch(batch_size=7, population=40, iterations=9),
+    sampling.FixedOrder(bins=5, epochs=3),
+]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: s.kind)
+def test_batches_are_the_specs_draws_padded(scheme):
+    sampler = Sampler(scheme, 40, seed=11, microbatch=4)
+    for step in range(scheme.length):
+        batch = sampler.batch(step)
+        expected = scheme.sample(step, 40, 11)
+        np.testing.assert_array_equal(batch.units[batch.units >= 0], expected)
+        assert batch.drawn == len(expected) and batch.truncated == 0
+        assert len(batch.units) % 4 == 0 and len(batch.units) > 0
+        assert sum(len(block) for block in batch.microbatches()) == len(batch.units)
+    with pytest.raises(UsageError, match="ends after"):
+        sampler.batch(scheme.length)
+
+
+def test_a_condition_on_participations_cannot_be_executed():
+    with pytest.raises(UsageError, match="not a random choice"):
+        Sampler(sampling.MinSeparation(9, 3, 3), 40, 0, microbatch=4)
+
+
+def without_unit(sampler, gone):
+    return lambda step: np.setdiff1d(sampler.drawn(step), [gone])
+
+
+@pytest.mark.parametrize("scheme", SCHEMES[:3] + SCHEMES[4:], ids=lambda s: s.kind)
+def test_truncation_cuts_and_one_unit_displaces_at_most_one(scheme, monkeypatch):
+    sampler = Sampler(scheme, 40, seed=3, microbatch=3, batch_size=6)
+    cut = 0
+    for step in range(scheme.length):
+        batch = sampler.batch(step)
+        kept = batch.units[batch.units >= 0]
+        assert len(batch.units) == 6 and len(kept) == min(6, batch.drawn)
+        assert batch.drawn == len(scheme.sample(step, 40, 3))
+        assert batch.truncated == batch.drawn - len(kept) and batch.padded == 6 - len(kept)
+        cut += batch.truncated
+        for gone in kept[:2]:
+            # the same draw without one unit: at most one other unit moves up
+            fewer = Sampler(scheme, 40, seed=3, microbatch=3, batch_size=6)
+            monkeypatch.setattr(fewer, "drawn", without_unit(sampler, gone))
+            without = fewer.batch(step).units
+            without = without[without >= 0]
+            assert gone not in without
+            assert len(np.setdiff1d(without, kept)) <= 1
+            assert set(kept) - {gone} <= set(without)
+    assert cut > 0
+
+
+def test_displacement_probability_against_simulation():
+    # the control is the same bound for one unit more, which must not hold
+    rng = np.random.default_rng(0)
+    draws = 20_000
+    for scheme, population, size in [
+        (sampling.BallsInBins(4, 3), 20, 7),
+        (sampling.Poisson(0.1, 1), 30, 5),
+        (sampling.CyclicPoisson(0.3, 2, 2), 30, 6),
+    ]:
+        met = 0
+        for _ in range(draws):
+            if isinstance(scheme, sampling.BallsInBins):
+                bins = scheme.assign(population, rng)
+                met += np.sum(bins[1:] == bins[0]) >= size
+            elif isinstance(scheme, sampling.Poisson):
+                chosen = rng.random(population) < scheme.probability
+                met += chosen[0] and np.sum(chosen[1:]) >= size
+            else:
+                groups = scheme.assign(population, rng)
+                chosen = (groups == groups[0]) & (rng.random(population) < scheme.probability)
+                met += chosen[0] and np.sum(chosen[1:]) >= size
+        eta = displacement_probability(scheme, population, size)
+        error = 4 * np.sqrt(eta / draws)
+        assert abs(met / draws - eta) < error
+        assert abs(met / draws - displacement_probability(scheme, population, size + 1)) > error
+
+
+def test_truncation_is_charged_to_delta():
+    scheme = sampling.BallsInBins(bins=10, epochs=4)
+    size = smallest_batch_size(scheme, 1000, 1e-8)
+    assert displacement_probability(scheme, 1000, size) <= 1e-8
+    assert displacement_probability(scheme, 1000, size - 1) > 1e-8
+    assert size == stats.binom.isf(1e-8, 999, 0.1) + 1
+    assert charged_delta(2.0, 1e-6, 0.0) == 1e-6
+    assert charged_delta(2.0, 1e-6, 1e-8) == pytest.approx(1e-6 + (1 + np.exp(2)) * 1e-8)
+    assert charged_delta(1000.0, 1e-6, 1e-8) == 1.0
+    # a group of k units has k chances, and a batch for everyone has none
+    assert displacement_probability(scheme, 1000, size, 5) == pytest.approx(
+        5 * displacement_probability(scheme, 1000, size)
+    )
+    assert displacement_probability(scheme, 1000, 1000) == 0.0
+
+
+def test_noise_doubles_only_where_a_unit_can_displace_another():
+    scheme = sampling.BallsInBins(bins=5, epochs=3)
+    options = {"seed": 0, "microbatch": 4}
+    doubled = Sampler(scheme, 40, batch_size=8, truncation="double", **options)
+    assert doubled.sensitivity_factor == 2.0
+    assert Sampler(scheme, 40, batch_size=8, **options).sensitivity_factor == 1.0
+    assert Sampler(scheme, 40, truncation="double", **options).sensitivity_factor == 1.0
+    assert Sampler(scheme, 40, batch_size=40, truncation="double", **options).can_truncate is False
+    order = Sampler(sampling.FixedOrder(5, 3), 40, batch_size=6, truncation="double", **options)
+    assert order.sensitivity_factor == 1.0 and order.displacement_probability() == 0.0
+
+
+def test_default_normalizers_are_expected_batches():
+    expected = [8.0, 8.0, 40 * 0.5 / 3, 7.0, 8.0]
+    for scheme, value in zip(SCHEMES, expected, strict=True):
+        assert Sampler(scheme, 40, 0, microbatch=4).expected_batch == pytest.approx(value)
+
+
+@pytest.mark.parametrize("rule", ["random", "longest", "shortest", "highest-perplexity",
+                                  "lowest-perplexity"])  # fmt: skip
+def test_selection_against_sorting_one_user_at_a_time(rule):
+    store = synthetic_store(num_users=12, max_records=8, empty_users=(4,), seed=2)
+    losses = np.random.default_rng(0).normal(size=store.num_records)
+    users = np.array([5, -1, 4, 0, 11, 7])
+    chosen = select(store, users, 3, rule, seed=9, step=2, losses=losses)
+    assert chosen.shape == (6, 3)
+    for user, row in zip(users, chosen, strict=True):
+        mine = list(store.records_of(int(user))) if user >= 0 else []
+        kept = row[row >= 0]
+        assert len(kept) == len(set(kept)) == min(3, len(mine)) and set(kept) <= set(mine)
+        assert np.all(row[len(kept) :] == -1)
+        key = {
+            "longest": lambda r: -len(store.record(r)),
+            "shortest": lambda r: len(store.record(r)),
+            "highest-perplexity": lambda r: -losses[r],
+            "lowest-perplexity": lambda r: losses[r],
+        }.get(rule)
+        if key:
+            best = sorted(key(r) for r in mine)[: len(kept)]
+            assert sorted(key(r) for r in kept) == best
+        # no other user changes the choice
+        if user >= 0:
+            alone = select(store, np.array([user]), 3, rule, seed=9, step=2, losses=losses)
+            np.testing.assert_array_equal(alone[0], row)
+
+
+def test_random_selection_is_uniform_and_fresh_at_each_step():
+    store = synthetic_store(num_users=3, max_records=8, seed=4)
+    user = int(np.argmax(store.records_per_user()))
+    count = int(store.records_per_user()[user])
+    first = store.records_of(user)[0]
+    picks = np.zeros(count)
+    steps = 3000
+    for step in range(steps):
+        picks[select(store, np.array([user]), 2, seed=1, step=step)[0] - first] += 1
+    expected = steps * 2 / count
+    deviation = np.abs(picks - expected) / np.sqrt(expected * (1 - 2 / count))
+    assert count > 3 and np.all(deviation < 4)
+    # the control: always the same step gives one fixed pair, far outside
+    fixed = np.zeros(count)
+    fixed[select(store, np.array([user]), 2, seed=1, step=0)[0] - first] += steps
+    assert np.max(np.abs(fixed - expected)) / np.sqrt(expected) > 4
+
+
+def test_selected_once_is_bounded_per_user():
+    store = synthetic_store(num_users=12, max_records=8, empty_users=(4,), seed=2)
+    chosen = select_once(store, 3, seed=5)
+    per_user = np.bincount(store.users_of(chosen), minlength=12)
+    np.testing.assert_array_equal(per_user, np.minimum(store.records_per_user(), 3))
+    with pytest.raises(UsageError, match="chunk"):
+        select_once(store, 3, "chunk")
+    with pytest.raises(UsageError, match="losses"):
+        select_once(store, 3, "lowest-perplexity")
+    with pytest.raises(UsageError, match="selection"):
+        select(store, np.array([0]), 3, "best")
+
+
+@pytest.mark.parametrize("rule", ["random", "longest", "chunk"])
+def test_a_users_rows_do_not_depend_on_the_other_units(rule):
+    store = synthetic_store(empty_users=(3,))
+    units = UserUnits(store, records=2, length=8, rule=rule, seed=6)
+    tokens, mask = units.fetch(np.array([3, 5, -1, 9]), step=4)
+    assert tokens.shape == mask.shape == (4, 2, 8)
+    assert not mask[0].any() and not mask[2].any()  # no records; nobody
+    alone, _ = units.fetch(np.array([9]), step=4)
+    np.testing.assert_array_equal(tokens[3], alone[0])
+    if rule == "chunk":
+        other, _ = units.fetch(np.array([9]), step=5)
+        assert not np.array_equal(other, alone)
+
+
+def test_record_units_are_single_rows_of_the_selected_records():
+    store = synthetic_store(empty_users=(3,))
+    units = RecordUnits(store, group_size=2, length=8, seed=6)
+    assert units.population == np.sum(np.minimum(store.records_per_user(), 2))
+    tokens, mask = units.fetch(np.array([0, -1, 5]), step=1)
+    assert tokens.shape == (3, 1, 8) and not mask[1].any()
+    expected, _ = store.batch([units.selected[5]], 8)
+    np.testing.assert_array_equal(tokens[2], expected)
+
+
+def test_streams_of_a_run_are_independent_and_reproducible():
+    secret = RunSecret.fresh()
+    assert RunSecret.from_words(secret.words()) == secret != RunSecret.fresh()
+    assert len({secret.seed(p) for p in ("sampling", "noise", "selection")}) == 3
+    assert secret.derive("noise").hex() not in repr(secret) == "RunSecret(...)"
+    with pytest.raises(UsageError, match="32 bytes"):
+        RunSecret(b"short")
+    numbers = np.arange(100_000)
+    hashed = uniform_hash(5, 3, numbers) / 2.0**64
+    assert len(np.unique(hashed)) == len(numbers)
+    assert stats.kstest(hashed, "uniform").pvalue > 1e-3
+    shifted = uniform_hash(5, 4, numbers) / 2.0**64
+    assert abs(np.corrcoef(hashed, shifted)[0, 1]) < 4 / np.sqrt(len(numbers))
