@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from mfopt import _check
+
 PyTree = Any
 Loss = Callable[[PyTree, PyTree, jax.Array, jax.Array], jax.Array]
 
@@ -26,6 +28,9 @@ class Model:
         frozen: pytree of arrays the loss needs and training leaves alone (a LoRA base). It is an
             argument, not closed over, so that compilation does not embed it as a constant.
         name: for reports.
+        vocab_size: tokens must be below it; None: unknown.
+        max_length: longest record the model takes, tokens; None: any.
+        logits: ``logits(params, frozen, tokens (L,)) -> (L, V)``, where the model has such.
         export: ``export(params, frozen, folder)`` writes the model alone; None: parameters are
             written as one safetensors file.
         partition: pytree like ``params`` of ``jax.sharding.PartitionSpec`` over a ``model`` axis;
@@ -45,6 +50,9 @@ class Model:
     loss: Loss
     frozen: PyTree = ()
     name: str = "model"
+    vocab_size: int | None = None
+    max_length: int | None = None
+    logits: Callable[[PyTree, PyTree, jax.Array], jax.Array] | None = None
     export: Callable[[PyTree, PyTree, Any], None] | None = None
     partition: PyTree | None = None
     frozen_partition: PyTree | None = None
@@ -57,11 +65,29 @@ class Model:
         name: str = "model",
     ) -> Model:
         """A model without frozen arrays, from ``loss(params, tokens, mask) -> scalar``."""
-        return cls(params, lambda params, _, tokens, mask: loss(params, tokens, mask), (), name)
+        return cls(params, lambda params, _, tokens, mask: loss(params, tokens, mask), name=name)
 
     def record_loss(self, tokens: jax.Array, mask: jax.Array) -> jax.Array:
         """The loss of one record at the model's own parameters."""
         return self.loss(self.params, self.frozen, tokens, mask)
+
+    def check_fits(self, vocab_size: int, length: int) -> None:
+        """Refuse data this model cannot take.
+
+        Raises:
+            UsageError: tokens up to ``vocab_size`` - 1, or records of ``length``, are out of range.
+        """
+        if self.vocab_size is not None and vocab_size > self.vocab_size:
+            raise _check.reject(
+                "vocab_size",
+                vocab_size,
+                f"the model {self.name} knows {self.vocab_size} tokens",
+                "Build the data with the model's own tokenizer.",
+            )
+        if self.max_length is not None and length > self.max_length:
+            raise _check.reject(
+                "length", length, f"the model {self.name} takes at most {self.max_length} tokens"
+            )
 
     @property
     def num_params(self) -> int:

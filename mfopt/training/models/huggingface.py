@@ -1,0 +1,249 @@
+"""GPT-2 to and from a local Hugging Face folder: ``config.json`` and ``model.safetensors``.
+
+Nothing is downloaded. Only safetensors files are read (pickled ``pytorch_model.bin`` runs code when
+loaded, and is refused).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from mfopt import _check
+from mfopt.training.data.files import replace_file, write_text
+from mfopt.training.models.gpt2 import GPT2, GPT2Config, LoRAConfig, partition_spec
+from mfopt.training.models.model import Model, PyTree
+from mfopt.training.models.nnx_model import flatten, from_nnx, nest, pick
+
+WEIGHTS = "model.safetensors"
+# Settings of the reference implementation that change the function computed: another value than
+# these means another model than the one in gpt2.py.
+_REQUIRED = {
+    "model_type": "gpt2",
+    "activation_function": "gelu_new",
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "reorder_and_upcast_attn": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+}
+_SHAPE = ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "n_inner")
+
+
+def gpt2_model(
+    config: GPT2Config,
+    *,
+    lora: LoRAConfig | None = None,
+    base: PyTree | None = None,
+    seed: int = 0,
+) -> Model:
+    """A GPT-2 to train: all parameters, or adapters only where ``lora`` is given.
+
+    Args:
+        config: the shape.
+        lora: adapters; the base is then ``Model.frozen``.
+        base: values of the plain model, as in ``gpt2_model(config).params``; None: random.
+        seed: of the initial values. A function of ``seed`` alone, so public.
+
+    >>> small = GPT2Config(vocab_size=64, n_positions=8, n_embd=8, n_layer=1, n_head=2)
+    >>> gpt2_model(small).num_params == small.num_params
+    True
+    >>> gpt2_model(small, lora=LoRAConfig(rank=2)).num_params  # A (8, 2) and B (2, 24)
+    64
+    """
+
+    def build() -> GPT2:
+        return GPT2(config, lora, rngs=nnx.Rngs(seed))
+
+    # Under jit, values that are not returned are never computed: with a base at hand only the
+    # adapters are drawn, and a model of many gigabytes is not held twice.
+    @jax.jit
+    def draw() -> dict[tuple[Any, ...], jax.Array]:
+        return flatten(nnx.state(build(), ... if base is None else nnx.LoRAParam))
+
+    shapes = nnx.eval_shape(build)
+    values = draw()
+    if base is not None:
+        for path, leaf in flatten(nnx.state(shapes)).items():
+            if path not in values:
+                values[path] = _expect(base, path, leaf.shape)
+    module = nnx.merge(nnx.graphdef(shapes), nnx.from_flat_state(values))
+    return from_nnx(
+        module,
+        trainable=nnx.Param if lora is None else nnx.LoRAParam,
+        name=f"gpt2-{config.num_params / 1e6:.1f}M" + (f"-lora{lora.rank}" if lora else ""),
+        vocab_size=config.vocab_size,
+        max_length=config.n_positions,
+        partition=partition_spec,
+        export=lambda params, frozen, folder: save_pretrained(
+            folder, config, merge_adapters(params, frozen, lora)
+        ),
+    )
+
+
+def _expect(base: PyTree, path: tuple[Any, ...], shape: tuple[int, ...]) -> jax.Array:
+    name = ".".join(map(str, path))
+    try:
+        value = jnp.asarray(pick(base, path), jnp.float32)
+    except (KeyError, TypeError):
+        raise _check.reject("base", name, "is missing from the given parameters") from None
+    if value.shape != shape:
+        raise _check.reject("base", f"{name} {value.shape}", f"must have shape {shape}")
+    return value
+
+
+def merge_adapters(params: PyTree, frozen: PyTree, lora: LoRAConfig | None) -> PyTree:
+    """The plain model's parameters with scale * A B added to each adapted matrix."""
+    if lora is None:
+        return params
+
+    def walk(base: PyTree, low: PyTree) -> PyTree:
+        out = {}
+        for name, value in base.items():
+            out[name] = walk(value, low.get(name, {})) if isinstance(value, dict) else value
+        if "lora_a" in low:
+            # On the host in float64: rounding of the product is then far below float32's.
+            a, b = (np.asarray(low[name], np.float64) for name in ("lora_a", "lora_b"))
+            out["kernel"] = np.asarray(
+                np.asarray(base["kernel"], np.float64) + lora.scale * (a @ b), np.float32
+            )
+        return out
+
+    return walk(frozen, params)
+
+
+def _tensor_names(config: GPT2Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    """(path in the parameters, name in the file without its prefix)."""
+    yield ("wte",), "wte.weight"
+    yield ("wpe",), "wpe.weight"
+    norms = {"scale": "weight", "bias": "bias"}
+    linear = {"kernel": "weight", "bias": "bias"}
+    for number in map(str, range(config.n_layer)):
+        for layer, parts in (
+            (("ln_1",), norms),
+            (("attn", "c_attn"), linear),
+            (("attn", "c_proj"), linear),
+            (("ln_2",), norms),
+            (("mlp", "c_fc"), linear),
+            (("mlp", "c_proj"), linear),
+        ):
+            for ours, theirs in parts.items():
+                yield ("h", number, *layer, ours), ".".join(("h", number, *layer, theirs))
+    for ours, theirs in norms.items():
+        yield ("ln_f", ours), f"ln_f.{theirs}"
+
+
+def read_config(folder: str | Path) -> GPT2Config:
+    """The shape of the GPT-2 in a Hugging Face folder.
+
+    Raises:
+        UsageError: no readable ``config.json``, another architecture, or a setting that would
+            make it compute another function than ours.
+    """
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        raise _check.reject("folder", str(folder), "holds no config.json")
+    try:
+        found = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise _check.reject("folder", str(folder), f"has unreadable config.json: {error}") from None
+    for name, value in _REQUIRED.items():
+        if found.get(name, value) != value or (name == "model_type" and name not in found):
+            raise _check.reject(
+                f"config.json {name}", found.get(name), f"only {value!r} is supported"
+            )
+    defaults = {field.name: field.default for field in dataclasses.fields(GPT2Config)}
+    shape = {name: found.get(name, defaults[name]) for name in _SHAPE}
+    return GPT2Config(
+        **shape, layer_norm_epsilon=found.get("layer_norm_epsilon", defaults["layer_norm_epsilon"])
+    )
+
+
+def load_pretrained(
+    folder: str | Path,
+    *,
+    lora: LoRAConfig | None = None,
+    compute_dtype: str = "float32",
+    remat: bool = False,
+    seed: int = 0,
+) -> Model:
+    """The GPT-2 in a local Hugging Face folder, to train in full or with adapters.
+
+    Args:
+        folder: holds ``config.json`` and ``model.safetensors`` (or its shards with an index).
+        lora, compute_dtype, remat, seed: as in :func:`gpt2_model` and :class:`GPT2Config`.
+
+    Raises:
+        UsageError: files missing or damaged, unsupported settings, tensors missing or misshapen.
+    """
+    config = dataclasses.replace(read_config(folder), compute_dtype=compute_dtype, remat=remat)
+    where = _locate(Path(folder))
+    prefix = "transformer." if "transformer.wte.weight" in where else ""
+    values: dict[tuple[Any, ...], Any] = {}
+    for path, name in _tensor_names(config):
+        full = prefix + name
+        if full not in where:
+            raise _check.reject("folder", str(folder), f"its weights lack the tensor {full}")
+        with safe_open(where[full], framework="flax") as tensors:
+            values[path] = tensors.get_tensor(full).astype(jnp.float32)
+    return gpt2_model(config, lora=lora, base=nest(values), seed=seed)
+
+
+def _locate(folder: Path) -> dict[str, Path]:
+    """Tensor name -> file."""
+    index = folder / f"{WEIGHTS}.index.json"
+    if (folder / WEIGHTS).is_file():
+        files = [folder / WEIGHTS]
+    elif index.is_file():
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        files = [folder / Path(name).name for name in names]
+    else:
+        raise _check.reject(
+            "folder",
+            str(folder),
+            f"holds no {WEIGHTS}",
+            "Save the model with safe_serialization=True; pickled weights are not read.",
+        )
+    where: dict[str, Path] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="flax") as tensors:
+                where |= dict.fromkeys(tensors.keys(), file)
+        except (SafetensorError, OSError) as error:
+            raise _check.reject("folder", str(file), f"cannot be read: {error}") from None
+    return where
+
+
+def save_pretrained(folder: str | Path, config: GPT2Config, params: PyTree) -> None:
+    """Write the plain model's parameters as a Hugging Face folder; no optimizer or noise state.
+
+    Each file is written beside its place and moved there at once. Put the tokenizer's
+    ``tokenizer.json`` beside them and any Hugging Face loader opens the folder.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        f"transformer.{name}": np.ascontiguousarray(np.asarray(pick(params, path), np.float32))
+        for path, name in _tensor_names(config)
+    }
+    replace_file(folder / WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
+    facts = {name: getattr(config, name) for name in _SHAPE} | _REQUIRED
+    facts |= {
+        "architectures": ["GPT2LMHeadModel"],
+        "layer_norm_epsilon": config.layer_norm_epsilon,
+        "attn_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+        "dtype": "float32",
+    }
+    write_text(folder / "config.json", json.dumps(facts, indent=2, sort_keys=True) + "\n")

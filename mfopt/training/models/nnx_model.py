@@ -1,0 +1,100 @@
+"""From a Flax NNX module that gives next-token logits to the trainer's :class:`Model`.
+
+Parameters leave the module as nested dictionaries of arrays with string keys, which every
+optimizer, checkpointer and sharding rule understands; the module is put together again, at no run
+time cost, when the loss is traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import nnx
+
+from mfopt import _check
+from mfopt.training.models.model import Model, PyTree, next_token_loss
+
+Path = tuple[Any, ...]
+
+
+def nest(flat: dict[Path, Any]) -> PyTree:
+    """{("h", 0, "bias"): x} -> {"h": {"0": {"bias": x}}}."""
+    tree: dict[str, Any] = {}
+    for path, value in flat.items():
+        node = tree
+        for part in path[:-1]:
+            node = node.setdefault(str(part), {})
+        node[str(path[-1])] = value
+    return tree
+
+
+def pick(tree: PyTree, path: Path) -> Any:
+    """The value at ``path`` of a nested dictionary that :func:`nest` made."""
+    for part in path:
+        tree = tree[str(part)]
+    return tree
+
+
+def flatten(state: Any) -> dict[Path, Any]:
+    """{path: array} of an NNX state, in a fixed order."""
+    return {
+        path: value.get_value() if isinstance(value, nnx.Variable) else value
+        for path, value in nnx.to_flat_state(state)
+    }
+
+
+def from_nnx(
+    module: nnx.Module,
+    *,
+    trainable: Any = nnx.Param,
+    name: str = "model",
+    vocab_size: int | None = None,
+    max_length: int | None = None,
+    partition: Callable[[tuple[str, ...]], Any] | None = None,
+    export: Callable[[PyTree, PyTree, Any], None] | None = None,
+) -> Model:
+    """The :class:`Model` of ``module(tokens (L,)) -> logits (L, V)``.
+
+    Args:
+        module: any NNX module with that call. Its forward pass must not change its state.
+        trainable: an NNX filter: ``nnx.Param`` trains all parameters, ``nnx.LoRAParam`` the
+            adapters only. All other state becomes ``frozen``.
+        partition: maps a parameter's path to its ``PartitionSpec``; None: all replicated.
+
+    Raises:
+        UsageError: ``trainable`` selects nothing.
+    """
+    graph = nnx.graphdef(module)
+    chosen, rest = nnx.state(module, trainable, ...)
+    params, frozen = flatten(chosen), flatten(rest)
+    if not params:
+        raise _check.reject("trainable", trainable, "selects no parameter of the module")
+    params_paths, frozen_paths = list(params), list(frozen)
+
+    def rebuild(params: PyTree, frozen: PyTree) -> Any:
+        values = {path: pick(params, path) for path in params_paths}
+        values |= {path: pick(frozen, path) for path in frozen_paths}
+        return nnx.merge(graph, nnx.from_flat_state(values))
+
+    def loss(params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array) -> jax.Array:
+        return next_token_loss(rebuild(params, frozen)(tokens), tokens, mask)
+
+    def specs(paths: list[Path]) -> PyTree | None:
+        if partition is None:
+            return None
+        return nest({path: partition(tuple(map(str, path))) for path in paths})
+
+    return Model(
+        params=nest(params),
+        loss=loss,
+        frozen=nest(frozen),
+        name=name,
+        vocab_size=vocab_size,
+        max_length=max_length,
+        logits=lambda params, frozen, tokens: rebuild(params, frozen)(tokens),
+        export=export,
+        partition=specs(params_paths),
+        frozen_partition=specs(frozen_paths),
+    )

@@ -1,0 +1,289 @@
+"""GPT-2 against recorded logits of the reference implementation, adapters, and files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as Spec
+from safetensors.numpy import load_file, save_file
+
+from mfopt._check import UsageError
+from mfopt.training.models.gpt2 import GPT2Config, LoRAConfig
+from mfopt.training.models.huggingface import gpt2_model, load_pretrained, read_config
+
+REFERENCE = Path(__file__).parent / "data" / "gpt2-reference"
+TINY = GPT2Config(vocab_size=61, n_positions=12, n_embd=16, n_layer=2, n_head=4, n_inner=40)
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    with np.load(REFERENCE / "reference.npz") as file:
+        return {name: file[name] for name in file.files}
+
+
+@pytest.fixture(scope="module")
+def pretrained():
+    return load_pretrained(REFERENCE)
+
+
+def all_logits(model, tokens, params=None):
+    params = model.params if params is None else params
+    logits = jax.jit(jax.vmap(model.logits, (None, None, 0)))
+    return np.asarray(logits(params, model.frozen, jnp.asarray(tokens)))
+
+
+def all_losses(model, tokens, mask, params=None):
+    params = model.params if params is None else params
+    loss = jax.jit(jax.vmap(model.loss, (None, None, 0, 0)))
+    return np.asarray(loss(params, model.frozen, jnp.asarray(tokens), jnp.asarray(mask)))
+
+
+def trees_equal(one, other):
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    return all(map(np.array_equal, jax.tree.leaves(one), jax.tree.leaves(other)))
+
+
+def test_logits_and_loss_match_the_reference_implementation(pretrained, recorded):
+    np.testing.assert_allclose(
+        all_logits(pretrained, recorded["tokens"]), recorded["logits"], atol=2e-5
+    )
+    whole = np.ones(recorded["tokens"].shape, bool)
+    np.testing.assert_allclose(
+        all_losses(pretrained, recorded["tokens"], whole), recorded["losses"], rtol=1e-5
+    )
+
+
+def test_every_tensor_matters_to_the_recorded_logits(pretrained, recorded):
+    # The control of the test above: a change of any one tensor is far outside its tolerance. The
+    # bias of the keys alone cannot be seen (it cancels in the softmax), so whole tensors change.
+    leaves, structure = jax.tree.flatten(pretrained.params)
+    logits = jax.jit(jax.vmap(pretrained.logits, (None, None, 0)))
+    for number, leaf in enumerate(leaves):
+        changed = jax.tree.unflatten(
+            structure, [*leaves[:number], leaf * 1.05, *leaves[number + 1 :]]
+        )
+        off = logits(changed, pretrained.frozen, jnp.asarray(recorded["tokens"]))
+        assert np.abs(np.asarray(off) - recorded["logits"]).max() > 1e-3
+
+
+def test_no_position_sees_a_later_one_and_padding_is_unseen(pretrained, recorded):
+    tokens = np.array(recorded["tokens"], np.int32)
+    other = tokens.copy()
+    other[:, 7:] = (other[:, 7:] + 1) % 61
+    one, two = all_logits(pretrained, tokens), all_logits(pretrained, other)
+    np.testing.assert_array_equal(one[:, :7], two[:, :7])
+    assert np.abs(one[:, 7:] - two[:, 7:]).max() > 0.1
+    mask = np.arange(12) < np.array([7, 1, 0])[:, None]
+    losses = all_losses(pretrained, tokens, mask)
+    np.testing.assert_array_equal(losses, all_losses(pretrained, other, mask))
+    assert losses[0] > 1 and losses[1] == losses[2] == 0
+    gradient = jax.jit(jax.grad(pretrained.loss))(
+        pretrained.params, pretrained.frozen, jnp.asarray(tokens[2]), jnp.asarray(mask[2])
+    )
+    assert all(np.all(np.asarray(leaf) == 0) for leaf in jax.tree.leaves(gradient))
+
+
+def test_gradient_against_finite_differences(pretrained, recorded):
+    tokens, mask = jnp.asarray(recorded["tokens"][0], jnp.int32), jnp.arange(12) < 9
+    flat, unravel = jax.flatten_util.ravel_pytree(pretrained.params)
+    value = jax.jit(lambda flat: pretrained.loss(unravel(flat), (), tokens, mask))
+    gradient = np.asarray(jax.jit(jax.grad(value))(flat), np.float64)
+    rng = np.random.default_rng(3)
+    # In float32 the difference of two losses is good to about 1e-6 / step.
+    step = 2e-3
+    for _ in range(6):
+        direction = rng.normal(size=flat.size)
+        direction /= np.linalg.norm(direction)
+        shift = jnp.asarray(step * direction, jnp.float32)
+        numeric = float(value(flat + shift) - value(flat - shift)) / (2 * step)
+        assert abs(numeric - gradient @ direction) < 2e-3
+    along = gradient / np.linalg.norm(gradient)
+    shift = jnp.asarray(step * along, jnp.float32)
+    numeric = float(value(flat + shift) - value(flat - shift)) / (2 * step)
+    assert numeric == pytest.approx(np.linalg.norm(gradient), rel=2e-3)
+
+
+def test_bfloat16_and_recomputation(pretrained, recorded):
+    whole = np.ones(recorded["tokens"].shape, bool)
+    exact = all_losses(pretrained, recorded["tokens"], whole)
+    half = load_pretrained(REFERENCE, compute_dtype="bfloat16")
+    rounded = all_losses(half, recorded["tokens"], whole)
+    assert jax.tree.leaves(half.params)[0].dtype == jnp.float32
+    assert 0 < np.abs(rounded - exact).max() < 0.1
+    lean = load_pretrained(REFERENCE, remat=True)
+    arguments = (jnp.asarray(recorded["tokens"][0], jnp.int32), jnp.asarray(whole[0]))
+    for one, two in zip(
+        jax.tree.leaves(jax.jit(jax.grad(lean.loss))(lean.params, (), *arguments)),
+        jax.tree.leaves(jax.jit(jax.grad(pretrained.loss))(pretrained.params, (), *arguments)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(one, two, atol=1e-5)
+
+
+def test_adapters_start_at_the_base_and_are_all_that_is_trained(pretrained, recorded):
+    lora = LoRAConfig(rank=3, alpha=6.0, layers=("attn/c_attn", "mlp/c_proj"))
+    model = load_pretrained(REFERENCE, lora=lora, seed=1)
+    assert sorted(model.params["h"]["0"]) == ["attn", "mlp"]
+    shapes = jax.tree.map(jnp.shape, model.params["h"]["1"])
+    assert shapes == {
+        "attn": {"c_attn": {"lora_a": (16, 3), "lora_b": (3, 48)}},
+        "mlp": {"c_proj": {"lora_a": (40, 3), "lora_b": (3, 16)}},
+    }
+    assert trees_equal(model.frozen, pretrained.params)
+    np.testing.assert_array_equal(
+        all_logits(model, recorded["tokens"]), all_logits(pretrained, recorded["tokens"])
+    )
+    gradient = jax.jit(jax.grad(model.loss))(
+        model.params, model.frozen, jnp.asarray(recorded["tokens"][0]), jnp.ones(12, bool)
+    )
+    # B = 0 at the start: A's gradient is 0 there, B's is not.
+    adapter = gradient["h"]["0"]["attn"]["c_attn"]
+    assert np.all(np.asarray(adapter["lora_a"]) == 0)
+    assert np.abs(np.asarray(adapter["lora_b"])).max() > 1e-3
+
+
+def test_merged_export_computes_what_the_adapted_model_does(tmp_path, recorded):
+    lora = LoRAConfig(rank=3, alpha=6.0, layers=("attn/c_attn", "mlp/c_proj"))
+    model = load_pretrained(REFERENCE, lora=lora, seed=1)
+    params = jax.tree.map(
+        lambda leaf: 0.3 * jax.random.normal(jax.random.key(leaf.size), leaf.shape), model.params
+    )
+    adapted = all_logits(model, recorded["tokens"], params)
+    assert np.abs(adapted - recorded["logits"]).max() > 0.1
+    model.export(params, model.frozen, tmp_path / "merged")
+    merged = load_pretrained(tmp_path / "merged")
+    np.testing.assert_allclose(all_logits(merged, recorded["tokens"]), adapted, atol=2e-5)
+    assert set(load_file(tmp_path / "merged" / "model.safetensors")) == set(
+        load_file(REFERENCE / "model.safetensors")
+    )
+
+
+def test_export_and_load_give_the_same_bits(tmp_path, pretrained):
+    pretrained.export(pretrained.params, (), tmp_path / "copy")
+    original = load_file(REFERENCE / "model.safetensors")
+    written = load_file(tmp_path / "copy" / "model.safetensors")
+    assert original.keys() == written.keys()
+    assert all(np.array_equal(original[name], written[name]) for name in original)
+    assert read_config(tmp_path / "copy") == TINY
+    assert not list((tmp_path / "copy").glob(".*"))
+
+
+def copy_of(folder, change=None, **settings):
+    folder.mkdir()
+    found = json.loads((REFERENCE / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(found | settings))
+    tensors = load_file(REFERENCE / "model.safetensors")
+    save_file(change(tensors) if change else tensors, folder / "model.safetensors")
+    return folder
+
+
+def test_older_names_half_precision_and_shards(tmp_path, pretrained):
+    def older(tensors):  # the hub's first GPT-2 files: no prefix, attention masks kept
+        plain = {name.removeprefix("transformer."): value for name, value in tensors.items()}
+        return plain | {"h.0.attn.bias": np.ones((1, 1, 12, 12), np.float32)}
+
+    assert trees_equal(load_pretrained(copy_of(tmp_path / "old", older)).params, pretrained.params)
+    half = load_pretrained(
+        copy_of(
+            tmp_path / "half",
+            lambda tensors: {n: np.asarray(v, jnp.bfloat16) for n, v in tensors.items()},
+        )
+    )
+    for one, two in zip(
+        jax.tree.leaves(half.params), jax.tree.leaves(pretrained.params), strict=True
+    ):
+        assert one.dtype == jnp.float32
+        np.testing.assert_allclose(one, two, rtol=2**-8)
+
+    folder = copy_of(tmp_path / "shards")
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    files = {name: f"model-0000{1 + (i % 2)}-of-00002.safetensors" for i, name in enumerate(names)}
+    for file in set(files.values()):
+        save_file({n: tensors[n] for n in names if files[n] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    assert trees_equal(load_pretrained(folder).params, pretrained.params)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"model_type": "llama"}, "model_type"),
+        ({"activation_function": "relu"}, "activation_function"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings"),
+        ({"n_head": 3}, "n_head"),
+        ({"n_layer": 3}, "lack the tensor transformer.h.2"),
+        ({"n_embd": 8}, "must have shape"),
+    ],
+)
+def test_other_models_are_refused(tmp_path, settings, words):
+    with pytest.raises(UsageError, match=words):
+        load_pretrained(copy_of(tmp_path / "other", **settings))
+
+
+def test_damaged_folders_are_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"no config.json"):
+        load_pretrained(tmp_path / "nowhere")
+    folder = copy_of(tmp_path / "cut")
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UsageError, match="safe_serialization"):
+        load_pretrained(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(UsageError, match=r"config.json"):
+        load_pretrained(folder)
+
+
+def test_random_models_are_reproducible_and_as_large_as_said():
+    one, two = gpt2_model(TINY, seed=5), gpt2_model(TINY, seed=5)
+    assert trees_equal(one.params, two.params)
+    assert not trees_equal(one.params, gpt2_model(TINY, seed=6).params)
+    assert one.num_params == TINY.num_params
+    assert GPT2Config().num_params == 124439808
+    # With a base, the same seed draws the same adapters as without one.
+    lora = LoRAConfig(rank=2)
+    adapted = gpt2_model(TINY, lora=lora, seed=5)
+    again = gpt2_model(TINY, lora=lora, seed=5, base=adapted.frozen)
+    assert trees_equal(adapted.params, again.params)
+    assert jax.tree.structure(again.frozen) == jax.tree.structure(one.params)
+
+
+def test_impossible_settings_are_refused():
+    with pytest.raises(UsageError, match="n_head"):
+        GPT2Config(n_embd=10, n_head=3)
+    with pytest.raises(UsageError, match="compute_dtype"):
+        GPT2Config(compute_dtype="float64")
+    with pytest.raises(UsageError, match="rank"):
+        LoRAConfig(rank=0)
+    with pytest.raises(UsageError, match="layers"):
+        LoRAConfig(layers=("attn/q",))
+    model = gpt2_model(TINY)
+    with pytest.raises(UsageError, match="positions"):
+        model.logits(model.params, (), jnp.zeros(13, jnp.int32))
+
+
+def is_spec(node):
+    return isinstance(node, Spec)
+
+
+def test_partition_follows_the_parameters():
+    model = gpt2_model(TINY, lora=LoRAConfig(rank=2, layers=("attn/c_proj",)))
+    for values, specs in ((model.params, model.partition), (model.frozen, model.frozen_partition)):
+        assert jax.tree.structure(values) == jax.tree.structure(specs, is_leaf=is_spec)
+        for value, spec in zip(
+            jax.tree.leaves(values), jax.tree.leaves(specs, is_leaf=is_spec), strict=True
+        ):
+            assert len(spec) <= value.ndim
+    assert model.frozen_partition["h"]["0"]["attn"]["c_attn"]["kernel"] == Spec(None, "model")
+    assert model.partition["h"]["0"]["attn"]["c_proj"]["lora_a"] == Spec("model", None)

@@ -1,0 +1,103 @@
+"""Models of a user's own: a pytree and a loss of one record, without Flax; and any NNX module."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from train_fixtures import bigram_model, synthetic_store
+
+from mfopt._check import UsageError
+from mfopt.training.models import Model, next_token_loss, num_targets
+from mfopt.training.models.nnx_model import from_nnx
+
+
+def test_loss_against_a_loop():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(6, 5))
+    tokens = np.array([4, 0, 3, 1, 2, 2])
+    for length in range(7):
+        mask = np.arange(6) < length
+        terms = []
+        for position in range(1, length):
+            row = logits[position - 1]
+            terms.append(np.log(np.exp(row).sum()) - row[tokens[position]])
+        expected = np.mean(terms) if terms else 0.0
+        found = next_token_loss(jnp.asarray(logits), jnp.asarray(tokens), jnp.asarray(mask))
+        assert float(found) == pytest.approx(expected, rel=1e-6, abs=1e-7)
+        assert int(num_targets(jnp.asarray(mask))) == len(terms)
+
+
+def test_a_model_without_flax_trains_on_a_store():
+    store = synthetic_store()
+    model = bigram_model()
+    tokens, mask = map(jnp.asarray, store.batch(np.arange(store.num_records), 16))
+    losses = jax.vmap(model.loss, (None, None, 0, 0))
+    gradient = jax.jit(
+        jax.grad(lambda params: jnp.mean(losses(params, model.frozen, tokens, mask)))
+    )
+    params = model.params
+    for _ in range(60):
+        params = jax.tree.map(lambda p, g: p - 2.0 * g, params, gradient(params))
+    weights = num_targets(mask)
+    before, after = (
+        float(jnp.sum(losses(p, (), tokens, mask) * weights) / jnp.sum(weights))
+        for p in (model.params, params)
+    )
+    assert before > np.log(32) and after < 2.6
+
+
+def test_per_record_gradients_do_not_depend_on_the_others():
+    store = synthetic_store()
+    model = bigram_model()
+    tokens, mask = map(jnp.asarray, store.batch([0, 5, -1], 16))
+    gradient = jax.jit(jax.grad(model.loss))
+    rows = jax.jit(jax.vmap(gradient, (None, None, 0, 0)))(model.params, (), tokens, mask)
+    for row in range(3):
+        alone = gradient(model.params, (), tokens[row], mask[row])
+        for name in alone:
+            np.testing.assert_allclose(rows[name][row], alone[name], atol=1e-7)
+    assert all(np.all(np.asarray(leaf[2]) == 0) for leaf in rows.values())
+
+
+def test_any_nnx_module_becomes_a_model():
+    class Bigram(nnx.Module):
+        def __init__(self, rngs):
+            self.embed = nnx.Embed(16, 4, rngs=rngs)
+            self.out = nnx.List([nnx.Linear(4, 16, rngs=rngs)])
+
+        def __call__(self, tokens):
+            return self.out[0](self.embed(tokens))
+
+    module = Bigram(nnx.Rngs(0))
+    model = from_nnx(module, name="bigram")
+    assert model.num_params == 16 * 4 + 4 * 16 + 16
+    tokens, mask = jnp.array([3, 1, 4, 1, 5]), jnp.ones(5, bool)
+    expected = next_token_loss(module(tokens), tokens, mask)
+    assert float(model.record_loss(tokens, mask)) == pytest.approx(float(expected), rel=1e-6)
+    kernel_only = from_nnx(module, trainable=nnx.PathContains("kernel"))
+    assert jax.tree.map(jnp.shape, kernel_only.params) == {"out": {"0": {"kernel": (4, 16)}}}
+    assert float(kernel_only.record_loss(tokens, mask)) == pytest.approx(float(expected), rel=1e-6)
+    with pytest.raises(UsageError, match="trainable"):
+        from_nnx(module, trainable=nnx.LoRAParam)
+
+
+def test_data_that_does_not_fit_is_refused():
+    model = Model.of({"w": jnp.zeros(3)}, lambda params, tokens, mask: params["w"].sum())
+    model.check_fits(10**6, 10**6)
+    narrow = from_nnx(_Constant(), vocab_size=32, max_length=8)
+    narrow.check_fits(32, 8)
+    with pytest.raises(UsageError, match="32 tokens"):
+        narrow.check_fits(33, 8)
+    with pytest.raises(UsageError, match="at most 8"):
+        narrow.check_fits(32, 9)
+
+
+class _Constant(nnx.Module):
+    def __init__(self) -> None:
+        self.bias = nnx.Param(jnp.zeros(32))
+
+    def __call__(self, tokens):
+        return jnp.broadcast_to(self.bias[...], (*tokens.shape, 32))
