@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import PartitionSpec as Spec
 
@@ -105,6 +106,31 @@ class LoRAConfig:
         return 1.0 if self.alpha is None else self.alpha / self.rank
 
 
+@dataclasses.dataclass(frozen=True)
+class Draws:
+    """Where initial values come from: numpy streams, so no device and no compiler is involved.
+
+    The adapters have a stream of their own, so that they do not depend on whether the base is drawn
+    (``base`` given) or about to be loaded (``base`` None: zeros that take no memory).
+    """
+
+    base: np.random.Generator | None
+    adapters: np.random.Generator
+
+    @classmethod
+    def of(cls, seed: int, base: bool = True) -> Draws:
+        """The streams of ``seed``."""
+        streams = np.random.SeedSequence(_check.integer("seed", seed, at_least=0)).spawn(2)
+        first, second = map(np.random.default_rng, streams)
+        return cls(first if base else None, second)
+
+    def normal(self, std: float, *shape: int) -> np.ndarray:
+        """Base weights, float32."""
+        if self.base is None:
+            return np.broadcast_to(np.float32(0), shape)
+        return np.float32(std) * self.base.standard_normal(shape, np.float32)
+
+
 class Linear(nnx.Module):
     """x W + b, plus a low-rank adapter where ``lora`` is given."""
 
@@ -115,15 +141,15 @@ class Linear(nnx.Module):
         std: float,
         *,
         lora: LoRAConfig | None,
-        rngs: nnx.Rngs,
+        draws: Draws,
     ) -> None:
-        self.kernel = nnx.Param(std * jax.random.normal(rngs.params(), (in_features, out_features)))
-        self.bias = nnx.Param(jnp.zeros(out_features))
+        self.kernel = nnx.Param(draws.normal(std, in_features, out_features))
+        self.bias = nnx.Param(np.zeros(out_features, np.float32))
         self.scale = 0.0 if lora is None else lora.scale
         if lora is not None:
-            spread = jax.random.normal(rngs.params(), (in_features, lora.rank))
-            self.lora_a = nnx.LoRAParam(spread / jnp.sqrt(in_features))
-            self.lora_b = nnx.LoRAParam(jnp.zeros((lora.rank, out_features)))
+            spread = draws.adapters.standard_normal((in_features, lora.rank), np.float32)
+            self.lora_a = nnx.LoRAParam(spread / np.float32(np.sqrt(in_features)))
+            self.lora_b = nnx.LoRAParam(np.zeros((lora.rank, out_features), np.float32))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         dtype = x.dtype
@@ -138,8 +164,8 @@ class LayerNorm(nnx.Module):
     """Layer norm over the last axis, computed in float32."""
 
     def __init__(self, features: int, epsilon: float) -> None:
-        self.scale = nnx.Param(jnp.ones(features))
-        self.bias = nnx.Param(jnp.zeros(features))
+        self.scale = nnx.Param(np.ones(features, np.float32))
+        self.bias = nnx.Param(np.zeros(features, np.float32))
         self.epsilon = epsilon
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -153,12 +179,12 @@ class LayerNorm(nnx.Module):
 class Attention(nnx.Module):
     """Causal self-attention of one sequence, (L, d) -> (L, d)."""
 
-    def __init__(self, config: GPT2Config, adapters: dict[str, LoRAConfig], rngs: nnx.Rngs) -> None:
+    def __init__(self, config: GPT2Config, adapters: dict[str, LoRAConfig], draws: Draws) -> None:
         d = config.n_embd
         self.n_head = config.n_head
-        self.c_attn = Linear(d, 3 * d, 0.02, lora=adapters.get("attn/c_attn"), rngs=rngs)
+        self.c_attn = Linear(d, 3 * d, 0.02, lora=adapters.get("attn/c_attn"), draws=draws)
         std = 0.02 / (2 * config.n_layer) ** 0.5  # residual branches add up over the depth
-        self.c_proj = Linear(d, d, std, lora=adapters.get("attn/c_proj"), rngs=rngs)
+        self.c_proj = Linear(d, d, std, lora=adapters.get("attn/c_proj"), draws=draws)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         length, width = x.shape
@@ -172,11 +198,11 @@ class Attention(nnx.Module):
 class MLP(nnx.Module):
     """The two-layer network of a block, (L, d) -> (L, d)."""
 
-    def __init__(self, config: GPT2Config, adapters: dict[str, LoRAConfig], rngs: nnx.Rngs) -> None:
+    def __init__(self, config: GPT2Config, adapters: dict[str, LoRAConfig], draws: Draws) -> None:
         d, hidden = config.n_embd, config.inner
-        self.c_fc = Linear(d, hidden, 0.02, lora=adapters.get("mlp/c_fc"), rngs=rngs)
+        self.c_fc = Linear(d, hidden, 0.02, lora=adapters.get("mlp/c_fc"), draws=draws)
         std = 0.02 / (2 * config.n_layer) ** 0.5
-        self.c_proj = Linear(hidden, d, std, lora=adapters.get("mlp/c_proj"), rngs=rngs)
+        self.c_proj = Linear(hidden, d, std, lora=adapters.get("mlp/c_proj"), draws=draws)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.c_proj(jax.nn.gelu(self.c_fc(x), approximate=True))
@@ -185,11 +211,11 @@ class MLP(nnx.Module):
 class Block(nnx.Module):
     """One transformer block, (L, d) -> (L, d)."""
 
-    def __init__(self, config: GPT2Config, adapters: dict[str, LoRAConfig], rngs: nnx.Rngs) -> None:
+    def __init__(self, config: GPT2Config, adapters: dict[str, LoRAConfig], draws: Draws) -> None:
         self.ln_1 = LayerNorm(config.n_embd, config.layer_norm_epsilon)
-        self.attn = Attention(config, adapters, rngs)
+        self.attn = Attention(config, adapters, draws)
         self.ln_2 = LayerNorm(config.n_embd, config.layer_norm_epsilon)
-        self.mlp = MLP(config, adapters, rngs)
+        self.mlp = MLP(config, adapters, draws)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = x + self.attn(self.ln_1(x))
@@ -202,18 +228,16 @@ class GPT2(nnx.Module):
     Args:
         config: the shape.
         lora: adapters, or None for the plain model.
-        rngs: source of the initial values (normal, as in the published model).
+        draws: source of the initial values (normal, as in the published model).
     """
 
-    def __init__(
-        self, config: GPT2Config, lora: LoRAConfig | None = None, *, rngs: nnx.Rngs
-    ) -> None:
+    def __init__(self, config: GPT2Config, lora: LoRAConfig | None = None, *, draws: Draws) -> None:
         d = config.n_embd
         adapters = {} if lora is None else dict.fromkeys(lora.layers, lora)
         self.config = config
-        self.wte = nnx.Param(0.02 * jax.random.normal(rngs.params(), (config.vocab_size, d)))
-        self.wpe = nnx.Param(0.01 * jax.random.normal(rngs.params(), (config.n_positions, d)))
-        self.h = nnx.List([Block(config, adapters, rngs) for _ in range(config.n_layer)])
+        self.wte = nnx.Param(draws.normal(0.02, config.vocab_size, d))
+        self.wpe = nnx.Param(draws.normal(0.01, config.n_positions, d))
+        self.h = nnx.List([Block(config, adapters, draws) for _ in range(config.n_layer)])
         self.ln_f = LayerNorm(d, config.layer_norm_epsilon)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:

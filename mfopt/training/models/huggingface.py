@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 
 from mfopt import _check
 from mfopt.training.data.files import replace_file, write_text
-from mfopt.training.models.gpt2 import GPT2, GPT2Config, LoRAConfig, partition_spec
+from mfopt.training.models.gpt2 import GPT2, Draws, GPT2Config, LoRAConfig, partition_spec
 from mfopt.training.models.model import Model, PyTree
 from mfopt.training.models.nnx_model import flatten, from_nnx, nest, pick
 
@@ -62,22 +62,12 @@ def gpt2_model(
     64
     """
 
-    def build() -> GPT2:
-        return GPT2(config, lora, rngs=nnx.Rngs(seed))
-
-    # Under jit, values that are not returned are never computed: with a base at hand only the
-    # adapters are drawn, and a model of many gigabytes is not held twice.
-    @jax.jit
-    def draw() -> dict[tuple[Any, ...], jax.Array]:
-        return flatten(nnx.state(build(), ... if base is None else nnx.LoRAParam))
-
-    shapes = nnx.eval_shape(build)
-    values = draw()
+    module = GPT2(config, lora, draws=Draws.of(seed, base=base is None))
+    adapters, plain = nnx.state(module, nnx.LoRAParam, ...)
+    values = flatten(adapters) | flatten(plain)
     if base is not None:
-        for path, leaf in flatten(nnx.state(shapes)).items():
-            if path not in values:
-                values[path] = _expect(base, path, leaf.shape)
-    module = nnx.merge(nnx.graphdef(shapes), nnx.from_flat_state(values))
+        values |= {path: _expect(base, path, leaf.shape) for path, leaf in flatten(plain).items()}
+    nnx.update(module, nnx.from_flat_state({p: jnp.asarray(v) for p, v in values.items()}))
     return from_nnx(
         module,
         trainable=nnx.Param if lora is None else nnx.LoRAParam,
