@@ -1,0 +1,135 @@
+"""One step of a recursion in JAX, for one array. Elementwise along the parameters throughout.
+
+Shapes are static and the step is traced, so one compilation serves all steps. Where the new noise
+also updates a buffer, it is kept behind an optimization barrier, so that no compiler makes the
+draw again inside the loop that updates the buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mfopt.noise.recursions import Modal, Recursion, Ring, Rows
+
+Draw = Callable[[Any], jax.Array]  # step -> white noise
+
+_UNROLL = 32  # buffers summed in one fused loop
+_REDRAWN = 4  # past draws made again in one fused loop
+
+
+def buffer_shape(recursion: Recursion, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Shape of the buffer for a parameter of ``shape``; None where the recursion keeps none."""
+    return (recursion.slots, *shape) if recursion.slots else None
+
+
+def advance(
+    recursion: Recursion, coefficients: tuple[Any, ...], draw: Draw, step: Any, buffer: Any
+) -> tuple[jax.Array, Any]:
+    """(noise of step, new buffer).
+
+    Args:
+      coefficients: ``recursion.at(step)``.
+      draw: white noise of any step <= step, at the type in which the noise is computed.
+      buffer: of :func:`buffer_shape`, or None.
+    """
+    if isinstance(recursion, Ring):
+        return _ring(recursion, coefficients[0], draw, step, buffer)
+    if isinstance(recursion, Modal):
+        return _modal(coefficients, draw, step, buffer)
+    if recursion.store:
+        return _stored_rows(recursion, coefficients[0], draw, step, buffer)
+    return _redrawn_rows(recursion, coefficients[0], draw, step), None
+
+
+def _ring(recursion: Ring, row: Any, draw: Draw, step: Any, buffer: Any) -> Any:
+    white = draw(step)
+    row = jnp.asarray(row, white.dtype)
+    if buffer is None:
+        return row[0] * white, None
+    slots = buffer.shape[0]
+    if not recursion.feedback:
+        # Stored first and read with the rest: a narrow buffer then rounds the draw itself, and
+        # XLA need not keep it in an array of its own or copy the buffer to overwrite a slot.
+        buffer = lax.dynamic_update_index_in_dim(
+            buffer, white.astype(buffer.dtype), step % slots, 0
+        )
+        lag = (step - jnp.arange(slots)) % slots  # of the draw that each slot holds
+        return _weighted_sum(row[lag], buffer, white), buffer
+    lag = 1 + (step - 1 - jnp.arange(slots)) % slots  # of the output that each slot holds
+    noise = row[0] * white + _weighted_sum(row[lag], buffer, white)
+    noise = lax.optimization_barrier(noise)
+    return noise, lax.dynamic_update_index_in_dim(
+        buffer, noise.astype(buffer.dtype), step % slots, 0
+    )
+
+
+def _modal(coefficients: tuple[Any, ...], draw: Draw, step: Any, buffer: Any) -> Any:
+    white = draw(step)
+    gain, read, decay, feed = (jnp.asarray(c, white.dtype) for c in coefficients)
+    if buffer is None:
+        return gain * white, None
+    noise = gain * white - _weighted_sum(read, buffer, white)
+    noise = lax.optimization_barrier(noise)
+    column = (-1,) + (1,) * white.ndim
+    kept = decay.reshape(column) * buffer.astype(white.dtype) + feed.reshape(column) * noise
+    return noise, kept.astype(buffer.dtype)
+
+
+def _stored_rows(recursion: Rows, weights: Any, draw: Draw, step: Any, buffer: Any) -> Any:
+    white = draw(step)
+    weights = jnp.asarray(weights, white.dtype)
+    slots = buffer.shape[0]
+    # what is stored is what is used now: a narrow buffer rounds the draw itself
+    buffer = lax.dynamic_update_index_in_dim(buffer, white.astype(buffer.dtype), step % slots, 0)
+
+    def block(index: Any, total: jax.Array) -> jax.Array:
+        for k in range(_REDRAWN):
+            lag = index * _REDRAWN + k
+            weight = jnp.where(lag <= step, weights[lag], 0)  # past the end: 0 or clamped
+            weight = jnp.where(lag < slots, weight, 0)
+            past = lax.dynamic_index_in_dim(buffer, (step - lag) % slots, 0, keepdims=False)
+            total = total + weight * past.astype(total.dtype)
+        return total
+
+    blocks = (jnp.minimum(step + 1, slots) + _REDRAWN - 1) // _REDRAWN
+    return lax.fori_loop(0, blocks, block, jnp.zeros_like(white)), buffer
+
+
+def _redrawn_rows(recursion: Rows, weights: Any, draw: Draw, step: Any) -> jax.Array:
+    first = draw(step)
+    weights = jnp.asarray(weights, first.dtype)
+
+    def block(index: Any, total: jax.Array) -> jax.Array:
+        for k in range(_REDRAWN):
+            lag = 1 + index * _REDRAWN + k
+            wanted = (lag <= step) & (lag < recursion.window)
+            weight = jnp.where(wanted, weights[jnp.minimum(lag, recursion.window - 1)], 0)
+            total = total + weight * draw(jnp.maximum(step - lag, 0))
+        return total
+
+    past = jnp.minimum(step, recursion.window - 1)
+    return lax.fori_loop(0, (past + _REDRAWN - 1) // _REDRAWN, block, weights[0] * first)
+
+
+def _weighted_sum(weights: jax.Array, buffer: jax.Array, like: jax.Array) -> jax.Array:
+    """Σ_k weights[k] buffer[k] without a temporary array of the size of ``buffer``."""
+    slots = buffer.shape[0]
+    looped = slots - slots % _UNROLL if slots > _UNROLL else 0
+
+    def add(start: Any, count: int, total: jax.Array) -> jax.Array:
+        for k in range(count):
+            value = lax.dynamic_index_in_dim(buffer, start + k, 0, keepdims=False)
+            total = total + weights[start + k] * value.astype(like.dtype)
+        return total
+
+    total = jnp.zeros_like(like)
+    if looped:
+        total = lax.fori_loop(
+            0, looped // _UNROLL, lambda i, part: add(i * _UNROLL, _UNROLL, part), total
+        )
+    return add(looped, slots - looped, total)

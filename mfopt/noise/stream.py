@@ -1,0 +1,340 @@
+"""Correlated noise C⁻¹z for pytrees of parameters, one training step at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from mfopt import _check
+from mfopt.noise import _draws, _kernels, _keys, recursions
+from mfopt.noise.state import Layout, NoiseState, buffer_sharding
+from mfopt.strategies import Strategy
+
+Past = Literal["auto", "store", "regenerate"]
+
+
+class NoiseExhaustedError(_check.FailureError):
+    """A step was asked for that the factorization, and so its guarantee, does not cover."""
+
+
+class NoiseStream:
+    """Streams ``noise_multiplier · clip_norm · C⁻¹z``, to be added to *sums* of clipped gradients.
+
+    ``init(params)`` gives a state, ``next(state)`` the noise of one step and the next state. Both
+    are functional. ``next`` also works inside ``jax.jit`` and ``jax.lax.scan``.
+
+    The noise has the shapes and the device layout of the parameters and the type ``dtype``. If
+    the parameters are laid out by a ``NamedSharding``, so are the buffers; each device then makes
+    its own part without communication, and the numbers are the same for every layout.
+
+    **No silent reuse.** Outside of jit, a step past ``iterations`` raises
+    :class:`NoiseExhaustedError`, and a state can be used once: ``next`` consumes it. Inside jit a
+    step past ``iterations`` gives NaN only, in the noise and in all later states. What this
+    cannot see: a state that is copied, or used twice inside jit, gives the same noise twice, and
+    the difference of the two outputs shows the data.
+
+    Formal guarantee: with z ~ N(0, I), the noise of steps 0..n-1 is
+    N(0, (noise_multiplier · clip_norm)² (CᵀC)⁻¹), independent across parameters, up to floating
+    point: float32 draws are inversions of a 24-bit uniform, arithmetic is rounded, and neither is
+    proof against attacks on floating-point noise (Mironov 2012). A ``buffer_dtype`` narrower than
+    ``dtype`` rounds the buffers as well.
+
+    Args:
+      strategy: the strategy C.
+      iterations: steps n that the guarantee covers.
+      noise_multiplier: σ relative to the clip norm, for C as stored.
+      clip_norm: bound on the norm of what one unit adds to the sum of a step.
+      digest: identifies the factorization in saved states; from the arguments if left out.
+      past: for strategies that need all past draws (Toeplitz, dense, square root), "regenerate"
+        makes them again (no memory, time grows with the step), "store" keeps them (memory of n
+        copies of the parameters); for a banded inverse "auto" stores the last few.
+      dtype: type of the noise, float32 or float64 (needs ``jax.enable_x64``).
+      buffer_dtype: type of the buffers, ``dtype`` if left out.
+
+    >>> from mfopt.strategies import BLT
+    >>> stream = NoiseStream(BLT(np.array([0.3]), np.array([0.9])), iterations=3,
+    ...                      noise_multiplier=1.5, clip_norm=1.0)
+    >>> state = stream.init({"w": np.zeros((2, 3), np.float32)})
+    >>> noise, state = stream.next(state)
+    >>> noise["w"].shape, int(state.step)
+    ((2, 3), 1)
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        *,
+        iterations: int,
+        noise_multiplier: float,
+        clip_norm: float,
+        digest: str | None = None,
+        past: Past = "auto",
+        dtype: Any = jnp.float32,
+        buffer_dtype: Any = None,
+    ) -> None:
+        self.iterations = _check.integer("iterations", iterations)
+        self.noise_multiplier = _check.positive("noise_multiplier", noise_multiplier)
+        self.clip_norm = _check.positive("clip_norm", clip_norm)
+        if past not in ("auto", "store", "regenerate"):
+            raise _check.reject("past", past, "must be 'auto', 'store' or 'regenerate'")
+        self.dtype = np.dtype(dtype)
+        if self.dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
+            raise _check.reject("dtype", str(self.dtype), "noise is float32 or float64")
+        self.buffer_dtype = self.dtype if buffer_dtype is None else np.dtype(buffer_dtype)
+        if not jnp.issubdtype(self.buffer_dtype, jnp.floating):
+            raise _check.reject("buffer_dtype", str(buffer_dtype), "must be a floating-point type")
+        self.strategy = strategy
+        self.recursion = recursions.choose(strategy, self.iterations, past)
+        self.digest = digest or _digest(strategy, self.iterations, self.noise_multiplier)
+        self._advance_jitted = jax.jit(
+            self._advance, static_argnames="layout", donate_argnames=("key", "buffers")
+        )
+
+    @property
+    def stddev(self) -> float:
+        """Standard deviation of the white draws z: noise multiplier times clip norm."""
+        return self.noise_multiplier * self.clip_norm
+
+    @property
+    def settings(self) -> str:
+        """What a state depends on besides the factorization."""
+        method = type(self.recursion).__name__.lower()
+        return (
+            f"method={method}, slots={self.recursion.slots}, stddev={self.stddev!r}, "
+            f"iterations={self.iterations}, dtype={self.dtype}, buffer_dtype={self.buffer_dtype}"
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Public, JSON-able facts for a report."""
+        return {
+            "strategy": self.strategy.describe(),
+            "digest": self.digest,
+            "iterations": self.iterations,
+            "noise_multiplier": self.noise_multiplier,
+            "clip_norm": self.clip_norm,
+            "method": type(self.recursion).__name__.lower(),
+            "buffers": self.recursion.slots,
+            "dtype": str(self.dtype),
+            "buffer_dtype": str(self.buffer_dtype),
+        }
+
+    def __repr__(self) -> str:
+        return f"NoiseStream({self.strategy.describe()}, {self.settings})"
+
+    def buffer_bytes(self, parameters: int) -> int:
+        """Memory of the buffers for so many parameters, over all devices, in bytes."""
+        return self.recursion.slots * parameters * self.buffer_dtype.itemsize
+
+    def init(self, params: Any, *, seed: int | None = None, key: Any = None) -> NoiseState:
+        """The state before step 0, for ``params``: arrays or ``jax.ShapeDtypeStruct``.
+
+        The key comes from the operating system, so no two calls share a draw. Two exceptions, of
+        which one may be given:
+
+        Args:
+          seed: pins the noise. For experiments and tests: anybody who knows the seed can remove
+            the noise, and two runs with one seed use the same noise. The state says so.
+          key: a secret key that the caller keeps, uint32 of shape (2,), never used before.
+
+        Raises:
+          UsageError: for parameters that are not floating point, and inside a jit without a seed
+            or a key: the key would become a constant of the compiled function.
+        """
+        if seed is not None and key is not None:
+            raise _check.reject("seed", seed, "give a seed or a key, not both")
+        if seed is None and key is None and _tracing():
+            raise _check.reject(
+                "seed", None, "init inside jit would compile one key into the function",
+                "Call init outside of jit, where each call draws a new key.",
+            )  # fmt: skip
+        if self.dtype == np.float64 and not jax.config.read("jax_enable_x64"):
+            raise _check.reject(
+                "dtype", "float64", "JAX is in 32-bit mode", "Enable jax_enable_x64."
+            )
+        layout = Layout.of(params)
+        _draws.allocate(layout.shapes, self.iterations)
+        words = _keys.pinned(seed) if seed is not None else None
+        if words is None:
+            words = _keys.fresh() if key is None else _keys.given(key)
+        home = next((s for s in layout.shardings if s is not None), None)
+        buffers = tuple(
+            self._zeros(shape, sharding)
+            for shape, sharding in zip(layout.shapes, layout.shardings, strict=True)
+        )
+        return NoiseState(
+            key=_replicated(words, home),
+            step=np.int32(0),
+            buffers=buffers,
+            layout=layout,
+            digest=self.digest,
+            settings=self.settings,
+            pinned=seed is not None,
+        )
+
+    def next(self, state: NoiseState) -> tuple[Any, NoiseState]:
+        """(noise of this step, next state); consumes ``state`` outside of jit.
+
+        Raises:
+          NoiseExhaustedError: past the last step (outside of jit; inside, the noise is NaN).
+          UsageError: if the state belongs to another factorization or other settings, was used
+            before, or is a constant of the function that is being compiled.
+        """
+        self.check_state(state)
+        if isinstance(state.step, jax.core.Tracer):
+            traced = state.step
+            noise, key, buffers = self._advance(
+                state.key, state.buffers, traced, self.recursion.at(traced), layout=state.layout
+            )
+            return noise, dataclasses.replace(state, step=traced + 1, key=key, buffers=buffers)
+        if _tracing():
+            raise _check.reject(
+                "state", state, "a state that the compiled function holds as a constant would give "
+                "the same noise in every call", "Pass it as an argument and return the new one.",
+            )  # fmt: skip
+        step = int(state.step)
+        if step >= self.iterations:
+            raise NoiseExhaustedError(
+                f"step {step}: the factorization covers {self.iterations} iterations, and further "
+                "noise would not be covered by its guarantee. Optimize one for more iterations."
+            )
+        if isinstance(state.key, jax.Array) and state.key.is_deleted():
+            raise _check.reject(
+                "state", f"state of step {step}", "was used already: the same noise twice cancels",
+                "Go on from the state that the last call returned.",
+            )  # fmt: skip
+        noise, key, buffers = self._advance_jitted(
+            key=state.key,
+            buffers=state.buffers,
+            step=np.int32(step),
+            coefficients=self.recursion.at(step),
+            layout=state.layout,
+        )
+        return noise, dataclasses.replace(state, step=np.int32(step + 1), key=key, buffers=buffers)
+
+    def check_state(self, state: NoiseState) -> None:
+        """Raise :class:`UsageError` unless ``state`` was made for this stream."""
+        if not isinstance(state, NoiseState):
+            raise _check.reject("state", type(state).__name__, "must come from init or next")
+        if state.digest != self.digest:
+            raise _check.reject(
+                "state", f"digest {state.digest[:12]}",
+                f"belongs to another factorization than this stream ({self.digest[:12]})",
+                "Its past noise was made by another matrix: start again with init.",
+            )  # fmt: skip
+        if state.settings != self.settings:
+            raise _check.reject(
+                "state", state.settings, f"was made with other settings than {self.settings}"
+            )
+
+    def _advance(
+        self, key: Any, buffers: tuple[Any, ...], step: Any, coefficients: Any, *, layout: Layout
+    ) -> tuple[Any, Any, tuple[Any, ...]]:
+        """One step for every leaf; traced."""
+        # past the end everything turns to NaN, once and for all
+        scale = jnp.where(step < self.iterations, np.asarray(self.stddev, self.dtype), jnp.nan)
+        counters = _draws.allocate(layout.shapes, self.iterations)
+        coefficients = tuple(jnp.asarray(c, self.dtype) for c in coefficients)
+        noise, new = [], []
+        for leaf, sharding, buffer in zip(counters, layout.shardings, buffers, strict=True):
+            step_leaf = _sharded(self._advance_leaf, leaf, sharding, buffer is not None)
+            made, kept = step_leaf(key, step, scale, coefficients, buffer)
+            noise.append(made)
+            new.append(kept)
+        return jax.tree.unflatten(layout.treedef, noise), key, tuple(new)
+
+    def _advance_leaf(
+        self, counters: _draws.Counters, block: Any, offset: Any, key: Any, step: Any, scale: Any,
+        coefficients: Any, buffer: Any,
+    ) -> tuple[Any, Any]:  # fmt: skip
+        """The part of one leaf that starts at ``offset`` and has shape ``block``."""
+
+        def draw(which: Any) -> jax.Array:
+            low, high = counters.words(which, block, offset)
+            words = _draws.threefry(key, low, high)
+            return scale.astype(self.dtype) * _draws.standard_normal(*words, self.dtype)
+
+        return _kernels.advance(self.recursion, coefficients, draw, step, buffer)
+
+    def _zeros(self, shape: tuple[int, ...], sharding: NamedSharding | None) -> Any:
+        full = _kernels.buffer_shape(self.recursion, shape)
+        if full is None:
+            return None
+        if sharding is None:
+            return jnp.zeros(full, self.buffer_dtype)
+        return jnp.zeros(full, self.buffer_dtype, device=buffer_sharding(sharding))
+
+
+def from_factorization(factorization: Any, *, clip_norm: float, **options: Any) -> NoiseStream:
+    """The stream of a :class:`mfopt.factorization.Factorization`.
+
+    ``clip_norm`` is the bound that the training code clips to: the standard deviation of z is
+    the factorization's noise multiplier times it. ``options`` are those of :class:`NoiseStream`.
+    """
+    return NoiseStream(
+        factorization.strategy,
+        iterations=factorization.sampling.iterations,
+        noise_multiplier=factorization.noise_multiplier,
+        clip_norm=clip_norm,
+        digest=factorization.digest,
+        **options,
+    )
+
+
+def _sharded(function: Any, counters: _draws.Counters, sharding: Any, has_buffer: bool) -> Any:
+    """``function`` for one leaf, run on each device for its own block of the leaf.
+
+    Written with ``shard_map`` and not left to the compiler: the block's place in the leaf enters
+    only through the counters, so no device needs anything from another.
+    """
+    shape = counters.shape
+    if sharding is None:
+        return lambda *arguments: function(counters, shape, (0,) * len(shape), *arguments)
+    spec = tuple(sharding.spec) + (None,) * (len(shape) - len(sharding.spec))
+    block = sharding.shard_shape(shape)
+
+    def local(*arguments: Any) -> Any:
+        offset = tuple(
+            0 if axes is None else jax.lax.axis_index(axes) * size
+            for axes, size in zip(spec, block, strict=True)
+        )
+        return function(counters, block, offset, *arguments)
+
+    everywhere = PartitionSpec()
+    buffer_spec = PartitionSpec(None, *spec) if has_buffer else None
+    return jax.shard_map(
+        local,
+        mesh=sharding.mesh,
+        in_specs=(everywhere, everywhere, everywhere, everywhere, buffer_spec),
+        out_specs=(PartitionSpec(*spec), buffer_spec),
+    )
+
+
+def _replicated(words: np.ndarray, sharding: NamedSharding | None) -> jax.Array:
+    """The key on the devices that hold the parameters."""
+    if sharding is None:
+        return jnp.asarray(words)
+    everywhere = NamedSharding(sharding.mesh, PartitionSpec())
+    return jax.make_array_from_callback(words.shape, everywhere, lambda index: words[index])
+
+
+def _tracing() -> bool:
+    """Whether the caller is being traced by jit, scan, grad or vmap."""
+    return isinstance(jax.lax.add(np.float32(0), np.float32(0)), jax.core.Tracer)
+
+
+def _digest(strategy: Strategy, iterations: int, noise_multiplier: float) -> str:
+    """Identifies (C, n, σ) where no factorization file gives a digest."""
+    digest = hashlib.sha256(b"mfopt noise stream")
+    digest.update(
+        json.dumps([strategy.describe(), iterations, noise_multiplier], sort_keys=True).encode()
+    )
+    for name, value in sorted(strategy.arrays().items()):
+        digest.update(f"{name} {value.shape} ".encode() + np.ascontiguousarray(value).tobytes())
+    return digest.hexdigest()
