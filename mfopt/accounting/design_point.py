@@ -1,7 +1,10 @@
 """Design-point importance sampling: δ at any size from a few thousand samples.
 
-P is replaced by R = (1/b) Σ_j N(v_j, σ²I), where v_j is the smallest shift of mode j that brings
+P is replaced by R = (1/J) Σ_j N(v_j, σ²I), where each v_j is a smallest shift of a mode that brings
 the privacy loss to ε: samples fall where the integrand of the hockey-stick divergence lives.
+Every mode gives two components (J = 2·bins): the shift found from itself, along few modes, and the
+one found from all modes together. Strategies whose modes overlap partly have mass at both, and an
+optimizer would exploit a proposal that misses one of them.
 The estimator is unbiased for every choice of shifts; no bound on the weights is proven, so it
 calibrates and optimizes but never certifies (that is :mod:`mfopt.accounting.tilted`).
 
@@ -11,6 +14,7 @@ evaluation at another σ costs two logsumexps and no matrix product.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -22,31 +26,32 @@ _OUTER, _INNER = 8, 8  # damped fixed point on p; Newton on λ inside
 
 
 class Draws(NamedTuple):
-    """Frozen randomness: mode index (samples,) and standard normals (samples, bins).
+    """Frozen randomness: component index (samples,) and standard normals (samples, bins).
 
-    Modes are stratified and normals come in pairs ±z, so samples i and i + samples/2 form an
+    Components are stratified and normals come in pairs ±z, so samples i and i + samples/2 form an
     antithetic pair; the estimator stays unbiased.
     """
 
-    mode: jax.Array
+    component: jax.Array
     normal: jax.Array
 
 
 class Terms(NamedTuple):
     """Exponents of Y and of log R/Q as polynomials in x = 1/σ (see :func:`exponents`)."""
 
-    mode: jax.Array
+    component: jax.Array
     loss_linear: jax.Array  # (samples, bins): coefficient of x
-    loss_square: jax.Array  # (bins, bins), row = mode: coefficient of x²
-    proposal_linear: jax.Array
-    proposal_square: jax.Array
+    loss_square: jax.Array  # (J, bins), row = component: coefficient of x²
+    proposal_linear: jax.Array  # (samples, J)
+    proposal_square: jax.Array  # (J, J)
 
 
 def shifts(gram: jax.Array, noise_multiplier: jax.Array, epsilon: jax.Array) -> jax.Array:
-    """W (bins, bins) with v_j = Σ_k W[j, k] m_k the design point of mode j.
+    """W (2·bins, bins) with v_j = Σ_k W[j, k] m_k a design point of mode j (mod bins).
 
-    Damped fixed point p_j = softmax(u(v_j)); along each direction Σ_k p_jk m_k the loss is
-    convex and increasing, so Newton from the right of its root decreases to it.
+    Damped fixed point p_j = softmax(u(v_j)), once from p_j on mode j alone and once from p_j
+    uniform; along each direction Σ_k p_jk m_k the loss is convex and increasing, so Newton from
+    the right of its root decreases to it.
     """
     bins = gram.shape[0]
     scaled = gram / noise_multiplier**2
@@ -58,8 +63,11 @@ def shifts(gram: jax.Array, noise_multiplier: jax.Array, epsilon: jax.Array) -> 
         target = jax.nn.softmax(scaled - half + step[:, None] * move, axis=1)
         return (p + target) / 2
 
-    p = jax.lax.fori_loop(0, _OUTER, outer, jnp.eye(bins))
-    return jnp.eye(bins) + _step_lengths(scaled, half, p @ scaled, epsilon)[:, None] * p
+    def from_start(p: jax.Array) -> jax.Array:
+        p = jax.lax.fori_loop(0, _OUTER, outer, p)
+        return jnp.eye(bins) + _step_lengths(scaled, half, p @ scaled, epsilon)[:, None] * p
+
+    return jnp.concatenate([from_start(jnp.eye(bins)), from_start(jnp.full((bins, bins), 1 / bins))])
 
 
 def _step_lengths(
@@ -83,18 +91,21 @@ def draw(key: jax.Array, samples: int, bins: int) -> Draws:
     """Frozen draws; ``samples`` must be even."""
     offset_key, noise_key = jax.random.split(key)
     half = samples // 2
-    mode = (jnp.arange(half) + jax.random.randint(offset_key, (), 0, bins)) % bins
+    offset = jax.random.randint(offset_key, (), 0, 2 * bins)
+    # a stride near the golden ratio and coprime to 2·bins spreads a part cycle evenly
+    stride = next(k for k in range(round(1.236 * bins), 4 * bins) if math.gcd(k, 2 * bins) == 1)
+    component = (offset + stride * jnp.arange(half)) % (2 * bins)
     normal = jax.random.normal(noise_key, (half, bins))
-    return Draws(jnp.concatenate([mode, mode]), jnp.concatenate([normal, -normal]))
+    return Draws(jnp.concatenate([component, component]), jnp.concatenate([normal, -normal]))
 
 
 def exponents(pair: DominatingPair, weights: jax.Array, draws: Draws) -> Terms:
-    """Everything that does not depend on σ: three b×b products and two of size samples×b×b."""
+    """Everything that does not depend on σ: a few b×b products and two of size samples×b×b."""
     shifted = weights @ pair.gram
     proposal = shifted @ weights.T
     linear = draws.normal @ pair.factor.T
     return Terms(
-        draws.mode,
+        draws.component,
         linear,
         shifted - jnp.diagonal(pair.gram) / 2,
         linear @ weights.T,
@@ -105,8 +116,8 @@ def exponents(pair: DominatingPair, weights: jax.Array, draws: Draws) -> Terms:
 def log_values(terms: Terms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
     """log f for each sample (−inf where the loss is below ε), f = (P/R)(1 − e^(ε−Y))₊."""
     x = jnp.exp(-log_sigma)
-    loss = privacy_loss(x**2 * terms.loss_square[terms.mode] + x * terms.loss_linear)
-    ratio = privacy_loss(x**2 * terms.proposal_square[terms.mode] + x * terms.proposal_linear)
+    loss = privacy_loss(x**2 * terms.loss_square[terms.component] + x * terms.loss_linear)
+    ratio = privacy_loss(x**2 * terms.proposal_square[terms.component] + x * terms.proposal_linear)
     return loss - ratio + log_hinge(loss - epsilon)
 
 

@@ -7,12 +7,15 @@ from collections.abc import Callable
 
 from mfopt._check import FailureError
 
-_MAX_STEP = 2.0
 _MAX_EVALUATIONS = 200
 
 
 def decreasing_root(
-    function: Callable[[float], tuple[float, float]], start: float, *, tolerance: float = 1e-6
+    function: Callable[[float], tuple[float, float]],
+    start: float,
+    *,
+    tolerance: float = 1e-6,
+    max_step: float = 0.1,
 ) -> float:
     """x with f(x) <= 0 and a point within ``tolerance`` below it where f > 0.
 
@@ -38,15 +41,15 @@ def decreasing_root(
         step = -value / slope if slope < 0 and math.isfinite(value) else math.copysign(1, value)
         # overshoot by half the tolerance: the last Newton steps land on both sides of the root
         step += math.copysign(tolerance / 2, step) if value > 0 else -tolerance / 2
-        x += max(-_MAX_STEP, min(_MAX_STEP, step))
+        x += max(-max_step, min(max_step, step))
         if not low < x < high:
-            x = _inside(low, high)
+            x = _inside(low, high, max_step)
     raise FailureError(f"calibration: no sign change found between {low} and {high}")
 
 
-def _inside(low: float, high: float) -> float:
+def _inside(low: float, high: float, step: float) -> float:
     if math.isinf(low):
-        return high - _MAX_STEP
+        return high - step
     if math.isinf(high):
-        return low + _MAX_STEP
+        return low + step
     return (low + high) / 2

@@ -17,7 +17,6 @@ from mfopt.accounting.frozen import FrozenSamples
 from mfopt.calibration._root import decreasing_root
 
 _PILOT = 2048
-_REFRESHES = 6
 
 
 class Calibration(NamedTuple):
@@ -62,13 +61,9 @@ def calibrate(
     key = _chunks.seed_key(seed) if key is None else key
     pilot_key, final_key = jax.random.split(key)
     log_sigma = math.log(start) if start else _starting_point(pair, epsilon, delta)
-    for _ in range(_REFRESHES):
-        frozen = FrozenSamples(pair, math.exp(log_sigma), epsilon, min(_PILOT, samples), pilot_key)
-        previous, log_sigma = log_sigma, _solve(frozen, log_sigma, delta, 1e-4)
-        if abs(previous - log_sigma) < 0.01:
-            break
+    log_sigma = _pilot(pair, epsilon, delta, log_sigma, pilot_key)
     frozen = FrozenSamples(pair, math.exp(log_sigma), epsilon, samples, final_key)
-    log_sigma = _solve(frozen, log_sigma, delta, 1e-6)
+    log_sigma = _solve(frozen, log_sigma, delta)
     direction = "remove"
     if frozen.log_delta_add(log_sigma) > math.log(delta):
         direction, log_sigma = "add", _solve_add(frozen, log_sigma, delta)
@@ -78,12 +73,26 @@ def calibrate(
     )
 
 
-def _solve(frozen: FrozenSamples, start: float, delta: float, tolerance: float) -> float:
+def _pilot(
+    pair: DominatingPair, epsilon: float, delta: float, start: float, key: jax.Array
+) -> float:
+    """log σ to about 1%: the shifts follow σ at every evaluation, so it works from anywhere."""
+
+    def function(log_sigma: float) -> tuple[float, float]:
+        at = FrozenSamples(pair, math.exp(log_sigma), epsilon, _PILOT, key).evaluate(log_sigma)
+        return at.value - math.log(delta), at.slope
+
+    return decreasing_root(function, start, tolerance=0.01, max_step=2.0)
+
+
+def _solve(frozen: FrozenSamples, start: float, delta: float) -> float:
+    """log σ on frozen samples whose shifts were placed near it."""
+
     def function(log_sigma: float) -> tuple[float, float]:
         at = frozen.evaluate(log_sigma)
         return at.value - math.log(delta), at.slope
 
-    return decreasing_root(function, start, tolerance=tolerance)
+    return decreasing_root(function, start)
 
 
 def _solve_add(frozen: FrozenSamples, start: float, delta: float) -> float:

@@ -1,0 +1,190 @@
+"""Optimization drivers: L-BFGS, and any optax method by name. They see only an objective."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+
+import numpy as np
+import optax
+import scipy.optimize
+
+from mfopt import _check
+from mfopt.optimize.objective import Evaluation, Objective
+
+# Evaluations in each round. The frozen shifts follow the optimum between rounds: often at first,
+# while C still moves far, so that no round can exploit shifts that have become stale.
+_ROUNDS = (12, 20, 40, 80, 160, 320, 640)
+
+
+@dataclasses.dataclass
+class Trace:
+    """Best point so far and the history of an optimization.
+
+    Attributes:
+      history: one row (seconds, loss, σ) per evaluation.
+      status: why it stopped.
+    """
+
+    progress: Callable[[Trace], None] = lambda trace: None
+    best: np.ndarray | None = None
+    best_value: float = math.inf
+    best_sigma: float = math.nan
+    history: list[tuple[float, float, float]] = dataclasses.field(default_factory=list)
+    status: str = "not started"
+    interrupted: bool = False
+    _started: float = dataclasses.field(default_factory=time.perf_counter)
+
+    def restart(self) -> None:
+        """Forget the best value, not the best point: the objective has been refreshed."""
+        self.best_value = math.inf
+
+    def record(self, parameters: np.ndarray, at: Evaluation) -> None:
+        """Note one evaluation."""
+        self.history.append((time.perf_counter() - self._started, at.value, at.noise_multiplier))
+        if at.value < self.best_value:
+            self.best, self.best_value = np.array(parameters), at.value
+            self.best_sigma = at.noise_multiplier
+        self.progress(self)
+
+
+def lbfgs(
+    objective: Objective, start: np.ndarray, trace: Trace, *, steps: int, tolerance: float
+) -> None:
+    """SciPy's L-BFGS-B in rounds; between rounds the objective's frozen shifts follow.
+
+    A point where the objective is not a number is answered with a value above the best one, so
+    the line search backs off.
+    """
+    parameters = start
+    for number, length in enumerate(_ROUNDS):
+        objective.refresh(parameters)
+        first = len(trace.history)
+        trace.restart()
+        budget = min(length, steps - first)
+        outcome = _lbfgs_round(objective, parameters, trace, budget, tolerance)
+        parameters = trace.best if trace.best is not None else outcome.x
+        trace.status = f"L-BFGS: {_text(outcome.message)}"
+        values = [value for _, value, _ in trace.history[first:] if math.isfinite(value)]
+        gain = values[0] - min(values) if values else 0.0
+        if len(trace.history) >= steps:
+            trace.status = f"step limit {steps} reached"
+            return
+        if number > 0 and gain < 3 * tolerance:
+            return
+
+
+def _lbfgs_round(
+    objective: Objective, start: np.ndarray, trace: Trace, steps: int, tolerance: float
+) -> scipy.optimize.OptimizeResult:
+    last_gradient = np.zeros_like(start)
+
+    def function(parameters: np.ndarray) -> tuple[float, np.ndarray]:
+        nonlocal last_gradient
+        at = objective(parameters)
+        trace.record(parameters, at)
+        if not (math.isfinite(at.value) and np.all(np.isfinite(at.gradient))):
+            return trace.best_value + 1.0, last_gradient
+        last_gradient = at.gradient
+        return at.value, at.gradient
+
+    return scipy.optimize.minimize(
+        function, start, jac=True, method="L-BFGS-B",
+        options={"maxfun": max(steps, 1), "maxiter": max(steps, 1), "maxcor": 20,
+                 "ftol": tolerance / 3, "gtol": 1e-9},
+    )  # fmt: skip
+
+
+def _text(message: str | bytes) -> str:
+    text = message.decode() if isinstance(message, bytes) else str(message)
+    return text.strip().lower()
+
+
+def optax_method(
+    objective: Objective,
+    start: np.ndarray,
+    trace: Trace,
+    *,
+    name: str,
+    steps: int,
+    tolerance: float,
+    learning_rate: float | optax.Schedule | None = None,
+) -> None:
+    """First-order descent by an optax optimizer, with a learning-rate schedule.
+
+    ``name`` is any optimizer factory of optax that takes a learning rate (adam, sgd, adamw,
+    lion, …), or "lbfgs" (with optax's own line search). The default schedule is a cosine decay
+    from 0.05. Stops early when 50 steps bring less than ``tolerance``.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    factory = getattr(optax, name, None)
+    if not callable(factory):
+        raise _check.reject("optimizer", name, "is not an optax optimizer", "Try adam or sgd.")
+    rate = optax.cosine_decay_schedule(0.05, steps) if learning_rate is None else learning_rate
+    search = name == "lbfgs"
+    try:
+        method = factory(learning_rate=None if search else rate)
+    except TypeError as problem:
+        raise _check.reject("optimizer", name, f"cannot be used here ({problem})") from None
+    if not isinstance(method, optax.GradientTransformation):
+        raise _check.reject("optimizer", name, "is not an optax optimizer", "Try adam or sgd.")
+    with jax.enable_x64(True):
+        objective.refresh(start)
+        parameters = jnp.asarray(start)
+        state = method.init(parameters)
+
+        def evaluate(point: jax.Array) -> Evaluation:
+            at = objective(np.asarray(point))
+            trace.record(np.asarray(point), at)
+            return at
+
+        def value_fn(point: jax.Array) -> jax.Array:
+            return _host_value(evaluate, point)
+
+        update = jax.jit(
+            lambda g, s, p, v: method.update(g, s, p, value=v, grad=g, value_fn=value_fn)
+            if search
+            else method.update(g, s, p)
+        )
+        at = evaluate(parameters)
+        since, anchor = 0, at.value
+        while len(trace.history) < steps:
+            if not (math.isfinite(at.value) and np.all(np.isfinite(at.gradient))):
+                trace.status = f"optax {name}: objective not a number; lower the learning rate"
+                return
+            updates, state = update(jnp.asarray(at.gradient), state, parameters, at.value)
+            parameters = optax.apply_updates(parameters, updates)
+            at = evaluate(parameters)
+            since += 1
+            if trace.best_value < anchor - tolerance:
+                since, anchor = 0, trace.best_value
+            elif since >= 50:
+                trace.status = f"optax {name}: no progress beyond {tolerance:g} in 50 steps"
+                return
+        trace.status = f"step limit {steps} reached"
+
+
+def _host_value(evaluate: Callable, point: object) -> object:
+    """The objective as a JAX function with a gradient, for optax's line search."""
+    import jax
+    import jax.numpy as jnp
+
+    shape = jax.ShapeDtypeStruct((), jnp.float64)
+
+    @jax.custom_vjp
+    def value(x: jax.Array) -> jax.Array:
+        return jax.pure_callback(lambda p: np.asarray(evaluate(p).value), shape, x)
+
+    def forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def both(p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            at = evaluate(p)
+            return np.asarray(at.value), np.asarray(at.gradient)
+
+        return jax.pure_callback(both, (shape, jax.ShapeDtypeStruct(x.shape, x.dtype)), x)
+
+    value.defvjp(forward, lambda gradient, cotangent: (cotangent * gradient,))
+    return value(point)

@@ -1,0 +1,105 @@
+"""σ as a differentiable function of C: root finding with frozen samples, implicit gradients.
+
+σ(G) solves log δ̂(log σ, G) = log δ, so d log σ/dG = −(∂ log δ̂/∂G)/(∂ log δ̂/∂ log σ)
+(Choquette-Choo et al. 2024, section 4.2): nothing is differentiated through the root finder.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mfopt.accounting import design_point
+from mfopt.accounting.design_point import Draws
+from mfopt.accounting.dominating_pair import DominatingPair
+
+_TOLERANCE = 1e-10
+_MAX_ITERATIONS = 60
+_MAX_STEP = 0.5
+_REACH = 0.7  # in log σ: beyond it the frozen shifts are too far off to be trusted
+
+
+class Frozen(NamedTuple):
+    """What stays fixed while C moves.
+
+    Attributes:
+      draws: samples.
+      weights: shifts W, placed for some C and σ.
+      centre: log of that σ over the root mean square mode norm of that C.
+      start: where the search for log σ begins (any value; a good one saves steps).
+    """
+
+    draws: Draws
+    weights: jax.Array
+    centre: jax.Array
+    start: jax.Array
+
+
+def log_norm(pair: DominatingPair) -> jax.Array:
+    """log of the root mean square norm of the modes."""
+    return jnp.log(jnp.mean(jnp.diagonal(pair.gram))) / 2
+
+
+@jax.custom_vjp
+def log_sigma(
+    pair: DominatingPair, frozen: Frozen, epsilon: jax.Array, log_delta: jax.Array
+) -> jax.Array:
+    """log σ with log δ̂ = ``log_delta`` on the frozen samples.
+
+    NaN where no such σ lies near ``frozen.centre``: with shifts placed for a very different
+    mechanism the estimator has no precision left, and far away it is not even monotone.
+    """
+    terms = design_point.exponents(pair, frozen.weights, frozen.draws)
+    centre = frozen.centre + log_norm(pair)
+
+    def function(theta: jax.Array) -> tuple[jax.Array, jax.Array]:
+        value, slope = jax.jvp(
+            lambda t: design_point.log_delta(terms, t, epsilon), (theta,), (jnp.ones(()),)
+        )
+        return value - log_delta, slope
+
+    def unfinished(state: tuple) -> jax.Array:
+        _, _, _, step, count = state
+        return (jnp.abs(step) > _TOLERANCE) & (count < _MAX_ITERATIONS)
+
+    def iterate(state: tuple) -> tuple:
+        theta, low, high, _, count = state
+        value, slope = function(theta)
+        low = jnp.where(value > 0, jnp.maximum(low, theta), low)
+        high = jnp.where(value > 0, high, jnp.minimum(high, theta))
+        # δ̂ = 0 (value −inf) means that σ is far too large
+        newton = jnp.where(jnp.isfinite(value) & (slope < 0), -value / slope, jnp.sign(value))
+        moved = theta + jnp.clip(newton, -_MAX_STEP, _MAX_STEP)
+        settled = jnp.abs(newton) <= _TOLERANCE
+        inside = (moved > low) & (moved < high)
+        moved = jnp.where(settled | inside, moved, (low + high) / 2)
+        return jnp.where(jnp.isnan(value), jnp.nan, moved), low, high, moved - theta, count + 1
+
+    start = jnp.clip(frozen.start, centre - _REACH / 2, centre + _REACH / 2)
+    state = (start, centre - _REACH, centre + _REACH, jnp.full_like(start, jnp.inf), 0)
+    theta = jax.lax.while_loop(unfinished, iterate, state)[0]
+    return jnp.where(jnp.abs(theta - centre) < 0.999 * _REACH, theta, jnp.nan)
+
+
+def _forward(
+    pair: DominatingPair, frozen: Frozen, epsilon: jax.Array, log_delta: jax.Array
+) -> tuple[jax.Array, tuple]:
+    solution = log_sigma(pair, frozen, epsilon, log_delta)
+    return solution, (pair, frozen, epsilon, solution)
+
+
+def _backward(saved: tuple, cotangent: jax.Array) -> tuple:
+    pair, frozen, epsilon, solution = saved
+
+    def value(pair: DominatingPair, theta: jax.Array) -> jax.Array:
+        terms = design_point.exponents(pair, frozen.weights, frozen.draws)
+        return design_point.log_delta(terms, theta, epsilon)
+
+    by_pair, by_theta = jax.grad(value, argnums=(0, 1))(pair, solution)
+    rate = -cotangent / by_theta
+    return jax.tree.map(lambda leaf: rate * leaf, by_pair), None, None, None
+
+
+log_sigma.defvjp(_forward, _backward)

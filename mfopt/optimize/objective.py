@@ -1,0 +1,136 @@
+"""What is minimized: the logarithm of an error of (C, σ), with σ calibrated to (ε, δ)."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mfopt import _check, error
+from mfopt._float64 import float64
+from mfopt.accounting import _chunks, design_point, dominating_pair
+from mfopt.calibration import calibrate
+from mfopt.optimize import implicit
+from mfopt.optimize.parameterization import Parameterization
+from mfopt.sampling import BallsInBins
+from mfopt.strategies import Strategy
+from mfopt.workloads import Workload
+
+Loss = Callable[[Strategy, jax.Array], jax.Array]
+"""A differentiable function of (strategy, σ); it is minimized as it stands."""
+
+
+class Evaluation(NamedTuple):
+    """Objective value, gradient (parameters,), and σ on the frozen samples."""
+
+    value: float
+    gradient: np.ndarray
+    noise_multiplier: float
+
+
+class Objective(Protocol):
+    """A deterministic smooth function of the parameters."""
+
+    def __call__(self, parameters: np.ndarray) -> Evaluation:
+        """Value and gradient at ``parameters``."""
+
+    def refresh(self, parameters: np.ndarray) -> None:
+        """Move what is frozen to ``parameters``; the function changes within its noise."""
+
+
+def log_rmse(workload: Workload, n: int) -> Loss:
+    """log of σ·‖A C⁻¹‖_F/√n."""
+    return lambda strategy, sigma: jnp.log(error.rmse(workload, strategy, n, sigma))
+
+
+def log_max_error(workload: Workload, n: int) -> Loss:
+    """log of the largest standard deviation of any query."""
+    return lambda strategy, sigma: jnp.log(error.max_error(workload, strategy, n, sigma))
+
+
+LOSSES = {"rmse": log_rmse, "max": log_max_error}
+
+
+class AmplifiedObjective:
+    """A loss of (C, σ(C)) under balls-in-bins amplification, on frozen samples.
+
+    Args:
+      loss: see :data:`Loss`.
+      parameterization: how parameters make a strategy.
+      scheme: balls-in-bins.
+      epsilon, delta: privacy target (add-remove, remove direction; the add direction is
+        checked when the result is calibrated).
+      samples: frozen samples, even.
+      seed: pinned seed of the samples, or None.
+    """
+
+    def __init__(
+        self,
+        loss: Loss,
+        parameterization: Parameterization,
+        scheme: BallsInBins,
+        epsilon: float,
+        delta: float,
+        *,
+        samples: int,
+        seed: int | None,
+    ) -> None:
+        self._build, self._scheme, self._loss = parameterization.build, scheme, loss
+        self._epsilon, self._delta = epsilon, delta
+        samples = _check.integer("samples", samples, at_least=64)
+        key = _chunks.seed_key(seed)
+        self._draw_key, self._calibration_key = jax.random.split(key)
+        with jax.enable_x64(True):
+            draws = design_point.draw(self._draw_key, samples + samples % 2, scheme.bins)
+        self._draws = draws
+        self._evaluate = jax.jit(jax.value_and_grad(self._traced, has_aux=True))
+        self._start = self._centre = math.nan
+        self._weights: jax.Array | None = None
+
+    def _traced(self, parameters: jax.Array, frozen: implicit.Frozen) -> tuple:
+        strategy = self._build(parameters)
+        pair = dominating_pair.differentiable(strategy, self._scheme)
+        log_sigma = implicit.log_sigma(
+            pair, frozen, jnp.asarray(self._epsilon), jnp.asarray(math.log(self._delta))
+        )
+        return self._loss(strategy, jnp.exp(log_sigma)), log_sigma
+
+    @float64
+    def refresh(self, parameters: np.ndarray) -> None:
+        """Place the shifts at the σ that these parameters need."""
+        pair = _pair(self._build, self._scheme, jnp.asarray(parameters))
+        start = math.exp(self._start) if math.isfinite(self._start) else None
+        found = calibrate(
+            pair, self._epsilon, self._delta,
+            samples=2048, key=self._calibration_key, start=start,
+        )  # fmt: skip
+        self._weights = _shifts(pair.gram, found.noise_multiplier, self._epsilon)
+        self._start = math.log(found.noise_multiplier)
+        self._centre = self._start - float(implicit.log_norm(pair))
+
+    @float64
+    def __call__(self, parameters: np.ndarray) -> Evaluation:
+        if self._weights is None:
+            self.refresh(parameters)
+        frozen = implicit.Frozen(
+            self._draws, self._weights, jnp.asarray(self._centre), jnp.asarray(self._start)
+        )
+        (value, log_sigma), gradient = self._evaluate(jnp.asarray(parameters), frozen)
+        if math.isfinite(float(log_sigma)):
+            self._start = float(log_sigma)
+        return Evaluation(float(value), np.asarray(gradient), math.exp(float(log_sigma)))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _pair(
+    build: Callable[[jax.Array], Strategy], scheme: BallsInBins, parameters: jax.Array
+) -> dominating_pair.DominatingPair:
+    return dominating_pair.differentiable(build(parameters), scheme)
+
+
+_shifts = jax.jit(design_point.shifts)

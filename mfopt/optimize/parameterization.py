@@ -1,0 +1,89 @@
+"""Unconstrained parameters for each optimizable strategy.
+
+The domain (entries >= 0, λ in (0, 1)) is kept by the map itself, so no optimizer can leave it:
+positive numbers are exponentials, decays are logistic functions. The diagonal of Toeplitz kinds
+is 1: the error does not change when C is scaled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mfopt import _check
+from mfopt.strategies import BLT, Banded, BandedToeplitz, Dense, Strategy, Toeplitz
+
+_FLOOR = 1e-12  # a zero entry starts here: exp() cannot reach 0, and the result is as good
+
+
+class Parameterization(NamedTuple):
+    """``start`` (parameters,) and ``build``: parameters -> strategy, differentiable."""
+
+    start: np.ndarray
+    build: Callable[[jax.Array], Strategy]
+
+
+def of(strategy: Strategy, n: int) -> Parameterization:
+    """Parameters of ``strategy`` as an n×n matrix, and the way back.
+
+    Raises:
+      UsageError: a strategy without free parameters.
+    """
+    match strategy:
+        case BLT():
+            return _blt(strategy)
+        case Toeplitz():
+            tail = _log(np.asarray(strategy.toeplitz_coefs(n)))
+            return Parameterization(tail, lambda x: Toeplitz(_unit(x)))
+        case BandedToeplitz():
+            coefs = np.asarray(strategy.coefs)[: min(n, strategy.bands)]
+            return Parameterization(_log(coefs), lambda x: BandedToeplitz(_unit(x)))
+        case Banded():
+            return _banded(strategy, n)
+        case Dense():
+            return _dense(strategy, n)
+    raise _check.reject("strategy", strategy.kind, "has no parameters to optimize")
+
+
+def _log(coefs: np.ndarray) -> np.ndarray:
+    """Logarithms of c_1.. relative to c_0."""
+    return np.log(np.maximum(coefs[1:] / coefs[0], _FLOOR))
+
+
+def _unit(x: jax.Array) -> jax.Array:
+    return jnp.concatenate([jnp.ones(1), jnp.exp(x)])
+
+
+def _blt(strategy: BLT) -> Parameterization:
+    buffers = strategy.buffers
+    decay = np.clip(np.asarray(strategy.decay), _FLOOR, 1 - _FLOOR)
+    scale = np.maximum(np.asarray(strategy.scale), _FLOOR)
+    start = np.concatenate([np.log(scale), np.log(decay) - np.log1p(-decay)])
+    return Parameterization(
+        start, lambda x: BLT(jnp.exp(x[:buffers]), jax.nn.sigmoid(x[buffers:]))
+    )
+
+
+def _banded(strategy: Banded, n: int) -> Parameterization:
+    entries = np.asarray(strategy._entries(n))
+    inside = np.add.outer(np.arange(strategy.bands), np.arange(n)) < n
+    shape, positions = entries.shape, np.flatnonzero(inside)
+
+    def build(x: jax.Array) -> Strategy:
+        return Banded(jnp.zeros(shape).reshape(-1).at[positions].set(jnp.exp(x)).reshape(shape))
+
+    return Parameterization(np.log(np.maximum(entries[inside], _FLOOR)), build)
+
+
+def _dense(strategy: Dense, n: int) -> Parameterization:
+    rows, columns = np.tril_indices(n)
+    matrix = np.asarray(strategy.materialize(n))
+
+    def build(x: jax.Array) -> Strategy:
+        return Dense(jnp.zeros((n, n)).at[rows, columns].set(jnp.exp(x)))
+
+    return Parameterization(np.log(np.maximum(matrix[rows, columns], _FLOOR)), build)

@@ -1,0 +1,55 @@
+"""Where optimizations begin. The landscape is not convex: a bad start ends in a worse optimum."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mfopt.strategies import (
+    BLT,
+    Banded,
+    BandedToeplitz,
+    Dense,
+    SquareRoot,
+    Strategy,
+    Toeplitz,
+    ToeplitzStrategy,
+)
+
+# Buffer placements, as 1 - λ of the slowest buffer; its partners are spread towards 0.6.
+_SLOWEST = (0.02, 0.003, 0.1)
+
+
+def blt_starts(buffers: int) -> list[BLT]:
+    """A few BLTs whose decays are spread geometrically, slow to fast."""
+    starts = []
+    for slowest in _SLOWEST:
+        gaps = np.geomspace(0.6, slowest, buffers) if buffers > 1 else np.array([slowest])
+        starts.append(BLT(np.full(buffers, 0.4 / buffers), 1 - gaps))
+    return starts
+
+
+def toeplitz_prefix(strategy: ToeplitzStrategy, bands: int) -> BandedToeplitz:
+    """The first ``bands`` coefficients of a Toeplitz strategy."""
+    return BandedToeplitz(np.asarray(strategy.toeplitz_coefs(bands)))
+
+
+def reshape(strategy: Strategy, kind: str, n: int, *, bands: int, buffers: int) -> Strategy | None:
+    """``strategy`` as a start for ``kind``, or None where it says nothing about that kind."""
+    if kind == "dense":
+        return Dense(np.asarray(strategy.materialize(n)))
+    if kind == "banded":
+        return Banded.from_dense(np.asarray(strategy.materialize(n)), min(bands, n))
+    if not isinstance(strategy, ToeplitzStrategy):
+        return None
+    if kind == "toeplitz":
+        return Toeplitz(np.asarray(strategy.toeplitz_coefs(n)))
+    if kind == "banded-toeplitz":
+        return toeplitz_prefix(strategy, min(bands, n))
+    if kind == "blt" and isinstance(strategy, BLT) and strategy.buffers == buffers:
+        return strategy
+    return None
+
+
+def square_root(n: int) -> Toeplitz:
+    """The square root of the prefix-sum matrix as a free Toeplitz strategy."""
+    return Toeplitz(np.asarray(SquareRoot().toeplitz_coefs(n)))
