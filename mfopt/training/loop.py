@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ import optax
 from jax.sharding import Mesh
 
 from mfopt import _check
+from mfopt.noise import NoiseStream
 from mfopt.training import mesh as meshes
 from mfopt.training.batching import Batch, Sampler
 from mfopt.training.clipping import Clipping, NoClipping
@@ -30,16 +31,6 @@ from mfopt.training.units import Units
 PyTree = Any
 
 
-class NoiseSource(Protocol):
-    """A stream of noise shaped like the parameters: row t of C⁻¹z, z standard normal float32."""
-
-    def init(self, params: PyTree) -> PyTree:
-        """The secret state before the first row."""
-
-    def next(self, state: PyTree) -> tuple[PyTree, PyTree]:
-        """(one row, the state after it); can be jitted."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Mechanism:
     """All that the privacy statement depends on, as values.
@@ -48,42 +39,54 @@ class Mechanism:
         units: what is sampled, and how a unit number becomes token rows.
         sampler: executes the accounted sampling spec over ``units.population`` units.
         clipping: bounds one unit's contribution.
-        noise: row source for C⁻¹z; None: no noise and no guarantee (the baseline).
-        noise_multiplier: σ of the account, relative to one unit's bound.
+        noise: stream of σ·bound·C⁻¹z, where bound is what one unit can move a sum by:
+            ``clipping.sensitivity * sampler.sensitivity_factor``. None: no noise and no
+            guarantee (the baseline).
         normalizer: what each noised sum is divided by. Fixed and public: the expected number of
             units per step, never the number that came.
-        iterations: n, the steps that the account covers.
+
+    Raises:
+        UsageError: the parts do not belong together: another population, another number of steps,
+            noise for another bound, clipping without noise.
     """
 
     units: Units
     sampler: Sampler
     clipping: Clipping | NoClipping
-    noise: NoiseSource | None
-    noise_multiplier: float
+    noise: NoiseStream | None
     normalizer: float
-    iterations: int
 
     def __post_init__(self) -> None:
         _check.positive("normalizer", self.normalizer)
-        _check.non_negative("noise_multiplier", self.noise_multiplier)
         if self.sampler.population != self.units.population:
             raise _check.reject(
                 "population", self.sampler.population,
                 f"the sampler must cover the {self.units.population} units there are",
             )  # fmt: skip
-        if (self.noise is None) != isinstance(self.clipping, NoClipping):
+        if self.noise is None or isinstance(self.clipping, NoClipping):
+            if self.noise is None and isinstance(self.clipping, NoClipping):
+                return
             raise _check.reject(
                 "noise", self.noise, "needs clipping, and clipping without noise protects nothing",
                 "Give both, or neither for the non-private baseline.",
             )  # fmt: skip
+        bound = self.clipping.sensitivity * self.sampler.sensitivity_factor
+        if self.noise.clip_norm != bound:
+            raise _check.reject(
+                "noise.clip_norm", self.noise.clip_norm,
+                f"one unit moves a sum by up to {bound} (clip norm times the factor of truncation)",
+                "Make the noise stream with that clip_norm.",
+            )  # fmt: skip
+        if self.noise.iterations != self.iterations:
+            raise _check.reject(
+                "noise.iterations", self.noise.iterations,
+                f"the sampling scheme has {self.iterations}",
+            )  # fmt: skip
 
     @property
-    def noise_scale(self) -> float:
-        """Standard deviation of z in the units of the summed gradient."""
-        if self.noise is None:
-            return 0.0
-        bound = self.clipping.sensitivity * self.sampler.sensitivity_factor
-        return self.noise_multiplier * bound
+    def iterations(self) -> int:
+        """n, the steps that the account covers."""
+        return int(self.sampler.scheme.length)
 
 
 @jax.tree_util.register_dataclass
@@ -157,25 +160,25 @@ class Trainer:
             lambda totals, *rest: self._pin_totals(adder(totals, *rest)), donate_argnums=0
         )
         self._update = jax.jit(
-            lambda state, total: self._apply(state, total, keep_release), donate_argnums=(0, 1)
+            lambda state, total: self._apply(state, total, keep_release),
+            donate_argnums=(0, 1) if keep_release else (0,),
         )
 
-    def init(self) -> TrainState:
-        """The state before step 0."""
+    def init(self, key: Any = None) -> TrainState:
+        """The state before step 0.
+
+        ``key``: secret noise key, uint32 (2,), never used before; drawn from the operating system
+        if left out.
+        """
         # a copy: the loop reuses the state's buffers, and the model must survive it
         params = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), self.model.params)
         if self._where is not None:
             params = meshes.place(params, self._where)
+        optimizer = jax.jit(self.optimizer.init)(params)
         noise = self.mechanism.noise
-        make = jax.jit(
-            lambda params: TrainState(
-                jnp.int32(0),
-                params,
-                self.optimizer.init(params),
-                () if noise is None else noise.init(params),
-            )
+        return TrainState(
+            jnp.int32(0), params, optimizer, () if noise is None else noise.init(params, key=key)
         )
-        return make(params)
 
     def run(self, state: TrainState, stop: int | None = None) -> Iterator[StepResult]:
         """Steps ``state.step`` .. ``stop`` - 1, one result after each.
@@ -193,14 +196,17 @@ class Trainer:
             )  # fmt: skip
         for step in range(int(state.step), stop):
             batch = mechanism.sampler.batch(step)
-            totals = self._zero(state.params)
-            for units in batch.microbatches():
-                tokens, mask = mechanism.units.fetch(units, step)
-                totals = self._add(
-                    totals, state.params, self._frozen, self._rows(tokens), self._rows(mask)
-                )
+            totals = self.sum(state.params, batch, step)
             state, release = self._update(state, totals.gradient)
             yield StepResult(step, state, totals.statistics, batch, release)
+
+    def sum(self, params: PyTree, batch: Batch, step: int) -> Totals:
+        """Σ clip(gradient of unit) over a batch, before noise: sensitive."""
+        totals = self._zero(params)
+        for units in batch.microbatches():
+            tokens, mask = self.mechanism.units.fetch(units, step)
+            totals = self._add(totals, params, self._frozen, self._rows(tokens), self._rows(mask))
+        return totals
 
     def _apply(
         self, state: TrainState, total: PyTree, keep_release: bool
@@ -209,8 +215,7 @@ class Trainer:
         noise_state = state.noise
         if mechanism.noise is not None:
             noise, noise_state = mechanism.noise.next(state.noise)
-            noise = self._pin(noise)
-            total = jax.tree.map(lambda s, z: s + mechanism.noise_scale * z, total, noise)
+            total = jax.tree.map(jnp.add, total, noise)
         release = jax.tree.map(lambda leaf: leaf / mechanism.normalizer, total)
         update, optimizer = self.optimizer.update(release, state.optimizer, state.params)
         params = self._pin(optax.apply_updates(state.params, update))

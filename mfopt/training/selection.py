@@ -94,11 +94,13 @@ def select_once(
     *,
     seed: int = 0,
     losses: np.ndarray | None = None,
+    reserve: bool = False,
 ) -> np.ndarray:
     """The bounded data set of ELS and group privacy: (M,) int64 record numbers, by user.
 
     Each user contributes at most ``group_size`` records, chosen once (Charles et al. 2024,
     Algorithm 1; Chua et al. 2024, Algorithm 1, stage 2). Worked through in blocks of users.
+    With ``reserve``, every user has ``group_size`` entries, -1 where there is no record.
     """
     if rule == "chunk":
         raise _check.reject(
@@ -109,5 +111,5 @@ def select_once(
     for begin in range(0, store.num_users, _USERS_AT_ONCE):
         users = np.arange(begin, min(begin + _USERS_AT_ONCE, store.num_users))
         chosen = select(store, users, group_size, rule, seed=seed, losses=losses)
-        blocks.append(chosen[chosen >= 0])
+        blocks.append(chosen.reshape(-1) if reserve else chosen[chosen >= 0])
     return np.concatenate(blocks)

@@ -109,7 +109,14 @@ class UserUnits(Units):
 
 
 class RecordUnits(Units):
-    """ELS and group privacy: a unit is one of the at most ``group_size`` records kept per user."""
+    """ELS and group privacy: a unit is one of the at most ``group_size`` records kept per user.
+
+    Args:
+        reserve: number the units user by user with ``group_size`` numbers each, also for users
+            with fewer records. Needed where a number decides the batch (fixed order) or where
+            the population is part of the account (fixed batch): then no user's data may move
+            another user's numbers. Schemes that draw each unit on its own need it not.
+    """
 
     def __init__(
         self,
@@ -121,11 +128,15 @@ class RecordUnits(Units):
         seed: int = 0,
         losses: np.ndarray | None = None,
         pad_id: int = 0,
+        reserve: bool = False,
     ) -> None:
         self.store = store
         self.length = _check.integer("length", length)
         self.rule = rule
-        self.selected = select_once(store, group_size, rule, seed=seed, losses=losses)
+        self.reserve = reserve
+        self.selected = select_once(
+            store, group_size, rule, seed=seed, losses=losses, reserve=reserve
+        )
         self.population = len(self.selected)
         self.group_size = group_size
         self.records = 1
@@ -143,5 +154,5 @@ class RecordUnits(Units):
     def describe(self) -> dict[str, Any]:
         return {
             "unit": "record", "group_size": self.group_size, "length": self.length,
-            "selection": self.rule,
+            "selection": self.rule, "reserve": self.reserve,
         }  # fmt: skip

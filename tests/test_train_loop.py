@@ -1,0 +1,343 @@
+"""The loop against slow, obvious implementations; sensitivity measured directly; resuming."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from train_fixtures import bigram_model, synthetic_store
+from train_oracles import dp_sgd, norm_of, plus
+
+from mfopt import sampling
+from mfopt._check import UsageError
+from mfopt.noise import NoiseStream
+from mfopt.strategies import BLT
+from mfopt.training.batching import Sampler
+from mfopt.training.clipping import Clipping, NoClipping
+from mfopt.training.data import TokenStore
+from mfopt.training.loop import Mechanism, Trainer
+from mfopt.training.models import Model
+from mfopt.training.optimizers import make_optimizer, schedule
+from mfopt.training.selection import select
+from mfopt.training.units import RecordUnits, UserUnits
+
+LENGTH, USERS, STEPS = 12, 16, 6
+STRATEGY = BLT(np.array([0.3, 0.2]), np.array([0.6, 0.99]))
+KEY = np.array([123, 456], np.uint32)
+SCHEME = sampling.BallsInBins(bins=3, epochs=2)
+
+
+def store_and_model():
+    return synthetic_store(num_users=USERS, empty_users=(3,)), bigram_model()
+
+
+def stream(clip_norm, strategy=STRATEGY, iterations=STEPS):
+    return NoiseStream(strategy, iterations=iterations, noise_multiplier=0.7, clip_norm=clip_norm)
+
+
+def noise_rows(params, clip_norm):
+    """The noise of all steps, from the same key, streamed by itself."""
+    noise = stream(clip_norm)
+    state, rows = noise.init(params, key=KEY), []
+    for _ in range(STEPS):
+        row, state = noise.next(state)
+        rows.append(row)
+    return rows
+
+
+def mechanism_for(units, *, noise=True, clipping=None, microbatch=4, **options):
+    clipping = (clipping or Clipping(0.4)) if noise else NoClipping()
+    sampler = Sampler(SCHEME, units.population, 7, microbatch=microbatch, **options)
+    bound = clipping.sensitivity * sampler.sensitivity_factor
+    return Mechanism(units, sampler, clipping, stream(bound) if noise else None, 5.0)
+
+
+def run(model, mechanism, optimizer=None, **options):
+    trainer = Trainer(model, mechanism, optimizer or optax.sgd(0.3), **options)
+    return list(trainer.run(trainer.init(KEY if mechanism.noise else None)))
+
+
+def assert_close(mine, slow):
+    for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(slow), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6)
+
+
+SLOW = {"length": LENGTH, "normalizer": 5.0, "rate": 0.3}
+
+
+@pytest.mark.parametrize("noise", [True, False], ids=["uls", "non-private"])
+@pytest.mark.parametrize("rule", ["random", "longest"])
+def test_user_level_sampling_against_algorithm_2(noise, rule):
+    store, model = store_and_model()
+    units = UserUnits(store, records=2, length=LENGTH, rule=rule, seed=5)
+    last = run(model, mechanism_for(units, noise=noise))[-1]
+    batches = []
+    for step in range(STEPS):
+        chosen = select(
+            store, SCHEME.sample(step, USERS, 7), 2, rule, seed=5, step=step
+        )  # fmt: skip
+        batches.append([[r for r in row if r >= 0] for row in chosen])
+    rows = noise_rows(model.params, 0.4) if noise else None
+    slow = dp_sgd(model, store, batches, noise=rows, clip_norm=0.4 if noise else None, **SLOW)
+    assert_close(last.state.params, slow)
+    assert int(last.state.step) == STEPS
+
+
+def test_example_level_sampling_against_algorithm_1():
+    store, model = store_and_model()
+    units = RecordUnits(store, group_size=2, length=LENGTH, seed=5)
+    last = run(model, mechanism_for(units))[-1]
+    batches = [
+        [[record] for record in units.selected[SCHEME.sample(step, units.population, 7)]]
+        for step in range(STEPS)
+    ]
+    slow = dp_sgd(model, store, batches, noise=noise_rows(model.params, 0.4), clip_norm=0.4, **SLOW)
+    assert_close(last.state.params, slow)
+
+
+def test_normalized_clipping_is_a_learning_rate_over_the_clip_norm():
+    store, model = store_and_model()
+    units = UserUnits(store, records=2, length=LENGTH, seed=5)
+    normalized = mechanism_for(units, clipping=Clipping(0.4, normalized=True))
+    a = run(model, mechanism_for(units), optax.sgd(0.3))[-1].state.params
+    b = run(model, normalized, optax.sgd(0.3 * 0.4))[-1].state.params
+    assert_close(a, b)
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adamw", "adafactor"])
+def test_optimizers_act_on_the_noised_mean(name):
+    store, model = store_and_model()
+    units = UserUnits(store, records=2, length=LENGTH, seed=5)
+    rate = schedule("cosine", 0.05, STEPS, warmup=2)
+    optimizer = make_optimizer(name, rate)
+    results = run(model, mechanism_for(units), optimizer, keep_release=True)
+    params, state = model.params, optimizer.init(model.params)
+    for result in results:
+        update, state = optimizer.update(result.release, state, params)
+        params = optax.apply_updates(params, update)
+    assert_close(results[-1].state.params, params)
+
+
+def test_accumulation_changes_neither_noise_nor_sum():
+    store, model = store_and_model()
+    units = UserUnits(store, records=2, length=LENGTH, seed=5)
+    few = run(model, mechanism_for(units, microbatch=2), keep_release=True)
+    many = run(model, mechanism_for(units, microbatch=16), keep_release=True)
+    for a, b in zip(few, many, strict=True):
+        assert_close(a.release, b.release)
+
+
+def test_noise_has_the_stated_scale():
+    # no data at all: what is released is the noise, in the stated units, with the stated factor 2
+    store = TokenStore.from_records([[] for _ in range(USERS)], vocab_size=32)
+    model = bigram_model()
+    units = UserUnits(store, records=2, length=LENGTH)
+    rows = noise_rows(model.params, 1.0)
+    for factor, options in ((1, {}), (2, {"batch_size": 4, "truncation": "double"})):
+        results = run(model, mechanism_for(units, **options), keep_release=True)
+        for result, row in zip(results, rows, strict=True):
+            expected = jax.tree.map(lambda z, f=factor: f * 0.4 * z / 5.0, row)
+            assert_close(result.release, expected)
+
+
+# --- sensitivity --------------------------------------------------------------------------------
+
+CLIP = 0.5
+
+
+def weighted_model(width=5):
+    """loss = Σ scale(token) θ[token // 2]: a record's tokens choose its gradient, at any length.
+
+    Token 0 has gradient 0; 2 and 3 are opposite, so are 4 and 5, and long; 6 and 7 overflow.
+    """
+    scales = jnp.array([0.0, 1e-3, 1.0, -1.0, 1e4, -1e4, 1e30, jnp.nan])[:, None]
+
+    def loss(params, tokens, mask):
+        rows = jnp.take(params["rows"], tokens // 2, axis=0) * jnp.take(scales, tokens, axis=0)
+        return jnp.sum(jnp.where(mask[:, None], rows, 0.0))
+
+    return Model.of({"rows": jnp.ones((4, width))}, loss)
+
+
+@functools.cache
+def compiled_trainer():
+    """One compiled trainer for all sensitivity tests: only its units and sampler are exchanged."""
+    model = weighted_model()
+    units = UserUnits(replaced(USER_DATA, 0, []), records=1, length=6)
+    sampler = Sampler(SCHEME, units.population, 0, microbatch=3)
+    return Trainer(
+        model, Mechanism(units, sampler, Clipping(CLIP), stream(CLIP), 1.0), optax.sgd(1.0)
+    )
+
+
+def sums_of(units, sampler):
+    """The clipped sum of every step before noise, at the initial parameters."""
+    trainer = compiled_trainer()
+    bound = CLIP * sampler.sensitivity_factor
+    trainer.mechanism = dataclasses.replace(
+        trainer.mechanism, units=units, sampler=sampler,
+        noise=stream(bound, iterations=sampler.scheme.length),
+    )  # fmt: skip
+    sums = []
+    for step in range(sampler.scheme.length):
+        totals = trainer.sum(trainer.model.params, sampler.batch(step), step)
+        sums.append(jax.tree.map(np.asarray, totals.gradient))
+    return sums
+
+
+def replaced(users, user, records):
+    users = [list(u) for u in users]
+    users[user] = records
+    return TokenStore.from_records(users, vocab_size=8)
+
+
+ADVERSARIAL = [[4, 4, 4], [4], [6, 6], [7, 2, 2], [5] * 20]
+USER_DATA = [[[1, 2, 3], [2]], [], [[1]], [[3, 3], [2, 1], [2]], [[2, 5]], [[3], [3]], [[1, 1, 2]]]
+
+MODES = {
+    "uls padded": (UserUnits, {"records": 2}, {}),
+    "uls longest": (UserUnits, {"records": 2, "rule": "longest"}, {}),
+    "uls chunk": (UserUnits, {"records": 2, "rule": "chunk"}, {}),
+    "uls truncated": (UserUnits, {"records": 2}, {"batch_size": 2}),
+    "els": (RecordUnits, {"group_size": 1}, {}),
+    "els truncated": (RecordUnits, {"group_size": 1}, {"batch_size": 2}),
+    "els reserved": (RecordUnits, {"group_size": 1, "reserve": True}, {}),
+}
+SPECS = [
+    sampling.BallsInBins(2, 2),
+    sampling.Poisson(0.7, 4),
+    sampling.FixedOrder(2, 2),
+]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("scheme", SPECS, ids=lambda s: s.kind)
+def test_one_users_data_moves_each_sum_by_at_most_the_clip_norm(mode, scheme):
+    make, unit_options, sampler_options = MODES[mode]
+    for user in (0, 1):
+        sums = []
+        # no data (a record of gradient 0 for record units, whose numbers follow the records),
+        # against five sorts of adversarial data
+        nothing = [] if make is UserUnits or "reserved" in mode else [[0]]
+        for records in [nothing, *([record] for record in ADVERSARIAL), ADVERSARIAL]:
+            store = replaced(USER_DATA, user, records)
+            units = make(store, length=6, seed=3, **unit_options)
+            sampler = Sampler(scheme, units.population, 5, microbatch=3, **sampler_options)
+            sums.append(sums_of(units, sampler))
+        took_part = 0
+        for step in range(scheme.length):
+            for other in sums[1:]:
+                moved = norm_of(plus(sums[0][step], other[step], -1.0))
+                assert moved <= CLIP + 1e-5
+                took_part += moved > 0.9 * CLIP
+            # replacement: twice
+            for a in sums[1:]:
+                for b in sums[1:]:
+                    assert norm_of(plus(a[step], b[step], -1.0)) <= 2 * CLIP + 1e-5
+        assert took_part > 0 or "truncated" in mode
+
+
+def test_the_control_without_clipping_moves_further():
+    model = weighted_model()
+    units = [
+        UserUnits(replaced(USER_DATA, 0, records), records=2, length=6, seed=3)
+        for records in ([], [[4, 4]])
+    ]
+    scheme = sampling.BallsInBins(2, 2)
+    sums = []
+    for unit in units:
+        sampler = Sampler(scheme, unit.population, 5, microbatch=3)
+        mechanism = Mechanism(unit, sampler, NoClipping(), None, 1.0)
+        sums.append(run(model, mechanism, optax.set_to_zero(), keep_release=True))
+    moved = [
+        norm_of(plus(a.release, b.release, -1.0)) for a, b in zip(*sums, strict=True)
+    ]  # fmt: skip
+    assert max(moved) > 1000 * CLIP
+
+
+def test_a_removed_unit_under_truncation_moves_a_sum_by_at_most_two_clip_norms():
+    # two opposite users: whoever is cut gives way to the other, so the factor 2 is attained
+    scheme = sampling.BallsInBins(1, 1)
+    users = [[[4, 4]], [[5, 5]]]
+    moved = []
+    for seed in range(12):
+        sums = []
+        for store in (users, users[1:]):
+            # user 1 keeps its number: an empty user stands for one who was removed before the draw
+            units = UserUnits(TokenStore.from_records(store, vocab_size=8), records=1, length=6)
+            sampler = Sampler(scheme, units.population, seed, microbatch=3, batch_size=1)
+            sums.append(sums_of(units, sampler)[0])
+        moved.append(norm_of(plus(*sums, -1.0)))
+    assert max(moved) <= 2 * CLIP + 1e-5
+    assert max(moved) > 1.8 * CLIP
+
+
+# --- operation ----------------------------------------------------------------------------------
+
+
+def test_a_resumed_run_is_the_same_run_bit_for_bit():
+    store, model = store_and_model()
+    units = UserUnits(store, records=2, length=LENGTH, seed=5)
+    mechanism = mechanism_for(units)
+    whole = run(model, mechanism, optax.adam(0.1))[-1].state
+    trainer = Trainer(model, mechanism, optax.adam(0.1))
+    kept = jax.tree.map(np.asarray, list(trainer.run(trainer.init(KEY), stop=4))[-1].state)
+    again = Trainer(model, mechanism, optax.adam(0.1))
+    resumed = list(again.run(jax.tree.map(jnp.asarray, kept)))
+    assert [result.step for result in resumed] == [4, 5]
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(resumed[-1].state), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_run_past_n_is_refused():
+    store, model = store_and_model()
+    units = UserUnits(store, records=2, length=LENGTH, seed=5)
+    trainer = Trainer(model, mechanism_for(units), optax.sgd(0.1))
+    with pytest.raises(UsageError, match="covers 6 iterations"):
+        next(trainer.run(trainer.init(), stop=7))
+
+
+def test_the_model_survives_training():
+    store, model = store_and_model()
+    before = jax.tree.map(np.array, model.params)
+    run(model, mechanism_for(UserUnits(store, records=2, length=LENGTH)))
+    for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(model.params), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_mechanisms_that_do_not_fit_are_refused():
+    store, _ = store_and_model()
+    units = UserUnits(store, records=2, length=LENGTH, seed=5)
+    good = mechanism_for(units)
+    other = Sampler(SCHEME, USERS - 1, 7, microbatch=4)
+    with pytest.raises(UsageError, match="16 units"):
+        Mechanism(units, other, good.clipping, good.noise, 5.0)
+    with pytest.raises(UsageError, match="protects nothing"):
+        Mechanism(units, good.sampler, good.clipping, None, 5.0)
+    with pytest.raises(UsageError, match="protects nothing"):
+        Mechanism(units, good.sampler, NoClipping(), good.noise, 5.0)
+    with pytest.raises(UsageError, match="normalizer"):
+        Mechanism(units, good.sampler, good.clipping, good.noise, 0.0)
+    # noise for another clip norm, for undoubled sensitivity, for another number of steps
+    with pytest.raises(UsageError, match=r"noise\.clip_norm"):
+        Mechanism(units, good.sampler, Clipping(0.5), good.noise, 5.0)
+    doubled = Sampler(SCHEME, USERS, 7, microbatch=4, batch_size=4, truncation="double")
+    with pytest.raises(UsageError, match=r"noise\.clip_norm"):
+        Mechanism(units, doubled, good.clipping, good.noise, 5.0)
+    longer = Sampler(sampling.BallsInBins(3, 3), USERS, 7, microbatch=4)
+    with pytest.raises(UsageError, match=r"noise\.iterations"):
+        Mechanism(units, longer, good.clipping, good.noise, 5.0)
+
+
+def test_schedules():
+    warm = schedule("linear", 0.8, 10, warmup=4)
+    assert [float(warm(t)) for t in range(4)] == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    assert float(warm(4)) == pytest.approx(0.8) and float(warm(10)) == pytest.approx(0.0)
+    assert float(schedule("constant", 0.8, 10)(7)) == pytest.approx(0.8)
+    with pytest.raises(UsageError, match="schedule"):
+        schedule("stepwise", 0.1, 10)
+    with pytest.raises(UsageError, match="optimizer"):
+        make_optimizer("lion", 0.1)

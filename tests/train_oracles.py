@@ -1,0 +1,54 @@
+"""Slow, obvious counterparts of the trainer's parts, in float64 and one record at a time."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def norm_of(tree):
+    """l2 norm over all leaves."""
+    return np.sqrt(sum(np.sum(np.asarray(leaf, np.float64) ** 2) for leaf in jax.tree.leaves(tree)))
+
+
+def plus(tree, other, factor=1.0):
+    """tree + factor * other, in float64."""
+    return jax.tree.map(
+        lambda a, b: np.asarray(a, np.float64) + factor * np.asarray(b, np.float64), tree, other
+    )
+
+
+def unit_gradient(model, params, store, records, length):
+    """Mean gradient over the records, one at a time."""
+    mean = jax.tree.map(lambda leaf: np.zeros(leaf.shape), params)
+    for record in records:
+        tokens, mask = store.batch([record], length)
+        gradient = jax.grad(model.loss)(params, model.frozen, tokens[0], mask[0])
+        mean = plus(mean, gradient, 1 / len(records))
+    return mean
+
+
+def clipped(gradient, clip_norm):
+    """gradient * min(1, clip_norm / norm)."""
+    if clip_norm is None:
+        return gradient
+    factor = min(1.0, clip_norm / max(norm_of(gradient), 1e-300))
+    return jax.tree.map(lambda leaf: factor * leaf, gradient)
+
+
+def dp_sgd(model, store, batches, *, length, clip_norm, noise, normalizer, rate):
+    """Parameters after the given batches: a list of steps, each a list of units' record lists."""
+    params = model.params
+    for step, batch in enumerate(batches):
+        total = jax.tree.map(lambda leaf: np.zeros(leaf.shape), params)
+        for records in batch:
+            if len(records):
+                gradient = unit_gradient(model, params, store, records, length)
+                total = plus(total, clipped(gradient, clip_norm))
+        if noise is not None:
+            total = plus(total, noise[step])
+        params = jax.tree.map(
+            lambda p, g: jnp.asarray(p - rate * g / normalizer, jnp.float32), params, total
+        )
+    return params
