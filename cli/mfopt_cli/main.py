@@ -10,7 +10,9 @@ import click
 
 # name -> one line of help. Each command lives in mfopt_cli/commands/<name>.py as ``command`` and
 # is imported only when it is run, so that `mfopt --help` never waits for JAX.
-COMMANDS: dict[str, str] = {}
+COMMANDS: dict[str, str] = {
+    "data": "User data: build token stores from text, and describe them.",
+}
 
 
 class _LazyGroup(click.Group):

@@ -31,6 +31,7 @@ from mfopt import _check
 
 FORMAT_VERSION = 1
 METADATA = "metadata.json"
+PARTS = ("train", "held-out-users", "held-out-records", "public")
 _ARRAYS = ("tokens", "record_offsets", "user_offsets", "user_names", "name_offsets")
 _CHUNK = 1 << 22
 
@@ -115,7 +116,7 @@ class TokenStore:
                 f"this mfopt reads version {FORMAT_VERSION}",
                 "Build the store again with `mfopt data build`.",
             )
-        arrays = {name: _map(folder / f"{name}.npy") for name in _ARRAYS}
+        arrays = {name: map_array(folder / f"{name}.npy") for name in _ARRAYS}
         return cls(
             arrays["tokens"],
             arrays["record_offsets"],
@@ -307,7 +308,8 @@ class TokenStore:
         return np.where(mask, self.tokens[index], pad_id).astype(np.int32), mask
 
 
-def _map(path: Path) -> np.ndarray:
+def map_array(path: Path) -> np.ndarray:
+    """The array of a ``.npy`` file, mapped read-only."""
     if not path.is_file():
         raise _check.reject("path", str(path), "is missing", "The store is damaged; build again.")
     try:
@@ -319,10 +321,10 @@ def _map(path: Path) -> np.ndarray:
 
 
 def open_parts(path: str | Path) -> dict[str, TokenStore]:
-    """The stores under ``path``: {"train": store} for a store, else one per sub-folder.
+    """The stores under ``path``: {"train": store} for a store, else those of ``PARTS`` it holds.
 
-    ``mfopt data build`` names the parts ``train`` (the private part to train on),
-    ``held-out-users``, ``held-out-records`` and ``public``; only ``train`` is always there.
+    ``train`` is the private part to train on and always there; ``held-out-users`` and
+    ``held-out-records`` are private and kept for evaluation; ``public`` is public.
 
     Raises:
         UsageError: no store is found.
@@ -331,9 +333,9 @@ def open_parts(path: str | Path) -> dict[str, TokenStore]:
     if (folder / METADATA).is_file():
         return {"train": TokenStore.open(folder)}
     found = {
-        child.name: TokenStore.open(child)
-        for child in (sorted(folder.iterdir()) if folder.is_dir() else [])
-        if (child / METADATA).is_file()
+        name: TokenStore.open(folder / name)
+        for name in PARTS
+        if (folder / name / METADATA).is_file()
     }
     if "train" not in found:
         raise _check.reject(

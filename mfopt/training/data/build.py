@@ -1,0 +1,281 @@
+"""From a source of text to a folder of token stores: read, tokenize, spool, group, split.
+
+The folder holds ``tokenizer.json``, ``report.json`` and one store per part: ``train``, and as asked
+for ``held-out-users``, ``held-out-records`` and ``public``. It appears whole or not at all. Until
+then the work lies beside it in ``<name>.partial``; the same build started again goes on there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from mfopt import _check
+from mfopt._version import __version__
+from mfopt.training.data.builder import HoldOut, TokenStoreBuilder
+from mfopt.training.data.files import check_output, write_text
+from mfopt.training.data.sources import Item, Source
+from mfopt.training.data.store import open_parts
+from mfopt.training.tokenizers import FILE_NAME, Tokenizer
+
+REPORT = "report.json"
+_BATCH_TEXTS = 256
+_BATCH_CHARACTERS = 1 << 20
+_COMMIT_SECONDS = 5.0
+_EXAMPLES = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How a store is built.
+
+    Args:
+        on_bad: "skip" counts and passes by what cannot be a record; "fail" stops at the first.
+        hold_out: what is kept from training.
+        drop_duplicates: keep one of a user's records with the same text. Only within a user: across
+            users it would let one user's data decide about another's.
+        end: put the tokenizer's end-of-text token behind each record.
+    """
+
+    on_bad: str = "skip"
+    hold_out: HoldOut = dataclasses.field(default_factory=HoldOut)
+    drop_duplicates: bool = False
+    end: bool = True
+
+    def __post_init__(self) -> None:
+        if self.on_bad not in ("skip", "fail"):
+            raise _check.reject("on_bad", self.on_bad, "must be skip or fail")
+
+
+def build(
+    source: Source,
+    out: str | Path,
+    *,
+    tokenizer: Tokenizer | int,
+    public: Source | None = None,
+    options: Options | None = None,
+    force: bool = False,
+    restart: bool = False,
+    show_progress: bool = True,
+) -> dict[str, Any]:
+    """Build the stores of ``source`` (private) and ``public`` in the folder ``out``.
+
+    Args:
+        source: the private data; its users are the privacy units.
+        out: the folder to make.
+        tokenizer: a tokenizer, or the vocabulary size of a byte-level BPE to be trained on
+            ``public``. It is never trained on ``source``.
+        public: public text; becomes the part ``public``.
+        options: see :class:`Options`.
+        force: replace ``out`` where it exists.
+        restart: forget an unfinished build instead of going on with it.
+        show_progress: progress bars on standard error.
+
+    Returns:
+        The report, as in ``report.json``: counts of records, of bad and left-out items by reason
+        (with the places of the first ten bad ones), and sizes of the parts.
+
+    Raises:
+        UsageError: no public text to train a tokenizer on; ``out`` exists; the unfinished build
+            found was another one; a bad line where ``on_bad`` is "fail".
+        FailureError: no record is left.
+    """
+    options = options or Options()
+    target = check_output(out, force)
+    if target.exists() and not (target / REPORT).is_file():
+        raise _check.reject("out", str(out), "is not a built data folder, so it is not replaced")
+    if isinstance(tokenizer, int) and public is None:
+        raise _check.reject(
+            "tokenizer",
+            tokenizer,
+            "a tokenizer is part of the released model and is not trained on private data",
+            "Give a tokenizer.json, or public text to train on.",
+        )
+    work = target.with_name(f"{target.name}.partial")
+    asked = tokenizer if isinstance(tokenizer, int) else tokenizer.digest
+    plan = {
+        "mfopt": __version__,
+        "source": source.describe(),
+        "public": None if public is None else public.describe(),
+        "tokenizer": asked,
+        "options": dataclasses.asdict(options),
+    }
+    _begin(work, plan, restart)
+    tokenizer = _settle_tokenizer(work, tokenizer, public, show_progress)
+    parts = {"train": (source, options)}
+    if public is not None:
+        parts["public"] = (public, dataclasses.replace(options, hold_out=HoldOut()))
+    final = work / "final"
+    shutil.rmtree(final, ignore_errors=True)  # of a build that was stopped while grouping
+    final.mkdir()
+    report: dict[str, Any] = {"plan": plan, "tokenizer_digest": tokenizer.digest, "reading": {}}
+    for name, (origin, chosen) in parts.items():
+        with TokenStoreBuilder(work / name, tokenizer.vocab_size) as builder:
+            counts = _fill(builder, origin, tokenizer, chosen, name, show_progress)
+            metadata = {
+                "mfopt": __version__,
+                "source": origin.describe(),
+                "tokenizer_digest": tokenizer.digest,
+                "end_id": tokenizer.end_id if chosen.end else None,
+                "hold_out": dataclasses.asdict(chosen.hold_out),
+                "public": name == "public",
+            }
+            _group(builder, final, name, metadata, chosen, counts, show_progress)
+        report["reading"][name] = counts
+    report["parts"] = {
+        name: {
+            "users": store.num_users,
+            "records": store.num_records,
+            "tokens": store.num_tokens,
+            "content_digest": store.digest,
+        }
+        for name, store in open_parts(final).items()
+    }
+    tokenizer.save(final / FILE_NAME)
+    write_text(final / REPORT, json.dumps(report, indent=2, sort_keys=True) + "\n")
+    _publish(final, target)
+    shutil.rmtree(work)
+    return report
+
+
+def _begin(work: Path, plan: Mapping[str, Any], restart: bool) -> None:
+    digest = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
+    if restart:
+        shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(exist_ok=True)
+    path = work / "plan.json"
+    if path.is_file():
+        found = json.loads(path.read_text())
+        if found["digest"] != digest:
+            changed = sorted(key for key in plan if found["plan"].get(key) != plan[key])
+            raise _check.reject(
+                "out",
+                str(work),
+                f"holds an unfinished build that differs in {', '.join(changed)}",
+                "Repeat that build's command, or give --restart to forget it.",
+            )
+    write_text(path, json.dumps({"digest": digest, "plan": plan}))
+
+
+def _settle_tokenizer(
+    work: Path, tokenizer: Tokenizer | int, public: Source | None, show_progress: bool
+) -> Tokenizer:
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer
+    path = work / FILE_NAME
+    if not path.is_file():
+        assert public is not None
+        Tokenizer.train(_texts(public, show_progress), tokenizer).save(path)
+    return Tokenizer.load(path)
+
+
+def _texts(public: Source, show_progress: bool) -> Iterator[str]:
+    with _bar("tokenizer", public.total(), public.unit, show_progress) as bar:
+        for item in public.read():
+            bar.update(item.done - bar.n)
+            if item.text is not None:
+                yield item.text
+
+
+def _bar(name: str, total: int, unit: str, show: bool) -> tqdm:
+    return tqdm(total=total, desc=name, unit=unit, unit_scale=True, disable=not show)
+
+
+def _fill(
+    builder: TokenStoreBuilder,
+    source: Source,
+    tokenizer: Tokenizer,
+    options: Options,
+    name: str,
+    show_progress: bool,
+) -> dict[str, Any]:
+    """Read the rest of ``source`` into the spool; the counts of the whole reading."""
+    state = builder.progress
+    bad, filtered = Counter(state.get("bad", {})), Counter(state.get("filtered", {}))
+    examples: list[str] = state.get("examples", [])
+    position, finished = state.get("position"), state.get("finished", False)
+    pending: list[Item] = []
+
+    def counts() -> dict[str, Any]:
+        return {"bad": dict(bad), "filtered": dict(filtered), "examples": examples}
+
+    def add() -> None:
+        texts = [item.text or "" for item in pending]
+        builder.add(
+            [item.user or "" for item in pending],
+            tokenizer.encode_batch(texts, options.end),
+            texts if options.drop_duplicates else (),
+        )
+        pending.clear()
+
+    def commit(done: bool) -> None:
+        add()
+        builder.commit({**counts(), "position": position, "finished": done})
+
+    if not finished:
+        committed, characters = time.monotonic(), 0
+        with _bar(name, source.total(), source.unit, show_progress) as bar:
+            for item in source.read(position):
+                bar.update(item.done - bar.n)
+                position = item.position
+                if item.reason is None:
+                    pending.append(item)
+                    characters += len(item.text or "")
+                elif item.filtered:
+                    filtered[item.reason] += 1
+                else:
+                    if options.on_bad == "fail":
+                        raise _check.reject(
+                            "data", item.where, item.reason, "Mend it, or skip bad lines."
+                        )
+                    bad[item.reason] += 1
+                    if len(examples) < _EXAMPLES:
+                        examples.append(f"{item.where}: {item.reason}")
+                if len(pending) >= _BATCH_TEXTS or characters >= _BATCH_CHARACTERS:
+                    add()
+                    characters = 0
+                if time.monotonic() - committed > _COMMIT_SECONDS:
+                    commit(done=False)
+                    committed, characters = time.monotonic(), 0
+        commit(done=True)
+    return counts() | {"records": builder.num_records}
+
+
+def _group(
+    builder: TokenStoreBuilder,
+    final: Path,
+    name: str,
+    metadata: Mapping[str, Any],
+    options: Options,
+    counts: dict[str, Any],
+    show_progress: bool,
+) -> None:
+    with _bar(f"{name}, grouping", builder.num_tokens, "tokens", show_progress) as bar:
+        counts |= builder.finish(
+            final,
+            metadata,
+            name=name,
+            hold_out=options.hold_out,
+            drop_duplicates=options.drop_duplicates,
+            advance=bar.update,
+        )
+
+
+def _publish(final: Path, target: Path) -> None:
+    if target.exists():
+        old = target.with_name(f".{target.name}.replaced.{os.getpid()}")
+        os.replace(target, old)
+        os.replace(final, target)
+        shutil.rmtree(old) if old.is_dir() else old.unlink()
+    else:
+        os.replace(final, target)

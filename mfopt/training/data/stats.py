@@ -1,0 +1,103 @@
+"""What a store holds: records per user, tokens per record, in numbers and as a figure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mfopt.training.data.files import replace_file
+from mfopt.training.data.store import TokenStore
+
+_QUANTILES = {"p10": 0.1, "p25": 0.25, "median": 0.5, "p75": 0.75, "p90": 0.9, "p99": 0.99}
+
+
+def _spread(values: np.ndarray) -> dict[str, float]:
+    """Minimum, quantiles, mean and maximum; empty where there are no values."""
+    if not len(values):
+        return {}
+    levels = np.quantile(values, list(_QUANTILES.values()))
+    return {
+        "min": int(values.min()),
+        **{name: float(level) for name, level in zip(_QUANTILES, levels, strict=True)},
+        "mean": float(values.mean()),
+        "max": int(values.max()),
+    }
+
+
+def summary(store: TokenStore) -> dict[str, Any]:
+    """Sizes and spreads of ``store``, JSON-able.
+
+    These numbers are computed from the data without noise: they are not covered by any privacy
+    guarantee, and publishing them for private data reveals something about it.
+    """
+    return {
+        "users": store.num_users,
+        "records": store.num_records,
+        "tokens": store.num_tokens,
+        "vocab_size": store.vocab_size,
+        "records_per_user": _spread(store.records_per_user()),
+        "tokens_per_record": _spread(store.record_lengths()),
+        "tokens_per_user": _spread(np.diff(store.record_offsets[store.user_offsets])),
+    }
+
+
+def _bins(values: np.ndarray) -> tuple[np.ndarray, bool]:
+    """Bin edges around whole numbers, and whether the axis should be logarithmic."""
+    smallest, largest = int(values.min()), int(values.max())
+    if largest <= 30:
+        return np.arange(smallest, largest + 2) - 0.5, False
+    # Logarithmic bins, each holding at least one whole number, so that none is empty by design.
+    edges = np.unique(np.round(np.geomspace(max(smallest, 1), largest + 1, 40)))
+    begin = [-0.5] if smallest == 0 else []
+    return np.concatenate([begin, edges - 0.5, [largest + 0.5]]), True
+
+
+def plot(stores: dict[str, TokenStore], path: str | Path, title: str = "") -> None:
+    """Histograms of records per user and tokens per record, one colour per part, as PNG or PDF.
+
+    Axes are logarithmic where values span more than a factor of 30.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = {
+        "records per user": ("users", {n: s.records_per_user() for n, s in stores.items()}),
+        "tokens per record": ("records", {n: s.record_lengths() for n, s in stores.items()}),
+    }
+    for axes, (label, (unit, values)) in zip(figure.subplots(1, 2), panels.items(), strict=True):
+        everything = np.concatenate(list(values.values()))
+        if not len(everything):
+            axes.set_visible(False)
+            continue
+        edges, logarithmic = _bins(everything)
+        for number, (name, counts) in enumerate(values.items()):
+            middle = (
+                f"median {np.median(counts):g}, max {counts.max():,}" if len(counts) else "none"
+            )
+            axes.hist(
+                counts,
+                bins=edges,
+                histtype="stepfilled" if number == 0 else "step",
+                alpha=0.6 if number == 0 else 1.0,
+                linewidth=1.5,
+                color=f"C{number}",
+                label=f"{name}: {middle}",
+            )
+        if logarithmic:
+            if edges[0] < 0:  # users without records: zero needs a place on the axis
+                axes.set_xscale("symlog", linthresh=1.0)
+            else:
+                axes.set_xscale("log")
+            axes.set_yscale("log")
+        axes.set_xlabel(label)
+        axes.set_ylabel(unit)
+        axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+        axes.spines[["top", "right"]].set_visible(False)
+    if title:
+        figure.suptitle(title)
+    suffix = Path(path).suffix.lstrip(".") or "png"
+    replace_file(Path(path), lambda temporary: figure.savefig(temporary, format=suffix, dpi=150))

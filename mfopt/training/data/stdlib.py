@@ -1,0 +1,141 @@
+"""The embedded corpus: the source of the running Python's standard library. No download.
+
+The privacy unit is the module; each function or method is one record. Whole top-level packages are
+public (for the tokenizer and for pretraining) or private, so that near-copies within a package
+never stand on both sides. The split depends on a package's name alone; what the library holds
+depends on the Python version, which is recorded with the store.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import platform
+import sysconfig
+import textwrap
+import tokenize
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from mfopt import _check
+from mfopt.training.data.build import Options, build
+from mfopt.training.data.builder import HoldOut
+from mfopt.training.data.sources import FileTree, checked, walk
+
+# Tests, demonstrations, bundled applications, and what is installed beside the library.
+_LEFT_OUT = {
+    "dist-packages",
+    "idlelib",
+    "lib2to3",
+    "site-packages",
+    "test",
+    "tests",
+    "turtledemo",
+}
+_SALT = "mfopt"
+_PUBLIC_SHARE = 0.25
+
+
+def is_public(package: str) -> bool:
+    """Whether a top-level package or module belongs to the public part (one in four does).
+
+    >>> is_public("asyncio"), is_public("json")
+    (False, False)
+    """
+    byte = hashlib.blake2b((_SALT + package).encode(), digest_size=1).digest()[0]
+    return byte < 256 * _PUBLIC_SHARE
+
+
+def _functions(body: Sequence[ast.stmt]) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """The functions of a module and the methods of its classes; inner functions stay inside."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+        elif isinstance(node, ast.ClassDef):
+            yield from _functions(node.body)
+
+
+def functions_of(source: str) -> list[str]:
+    """The source of each function, decorators included, indented as if at the top.
+
+    >>> functions_of("class A:\\n    @property\\n    def b(self):\\n        return 1\\n")
+    ['@property\\ndef b(self):\\n    return 1\\n']
+    """
+    lines = source.splitlines(keepends=True)
+    texts = []
+    for node in _functions(ast.parse(source).body):
+        begin = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+        texts.append(textwrap.dedent("".join(lines[begin - 1 : node.end_lineno])))
+    return texts
+
+
+class StandardLibrary(FileTree):
+    """One part of the corpus; users are modules, named like ``json.decoder``.
+
+    Args:
+        part: "private", "public", or "all".
+        folder: the library; None: the running Python's.
+    """
+
+    format = "stdlib"
+
+    def __init__(self, part: str = "private", folder: str | Path | None = None) -> None:
+        super().__init__(sysconfig.get_path("stdlib") if folder is None else folder)
+        if part not in ("private", "public", "all"):
+            raise _check.reject("part", part, "must be private, public or all")
+        self.part = part
+
+    def describe(self) -> dict[str, Any]:
+        """As for every tree, and the part and the Python version."""
+        return super().describe() | {"part": self.part, "python": platform.python_version()}
+
+    def files(self) -> Iterator[Path]:
+        """The modules of the part, in a fixed order."""
+        for path in walk(self.folder, _LEFT_OUT):
+            package = path.relative_to(self.folder).parts[0].removesuffix(".py")
+            if path.suffix == ".py" and self.part in (
+                "all",
+                "public" if is_public(package) else "private",
+            ):
+                yield path
+
+    def items(self, path: Path) -> Iterator[tuple[str | None, str | None, str | None, bool]]:
+        """The functions of one module."""
+        module = ".".join(path.relative_to(self.folder).with_suffix("").parts)
+        try:
+            with tokenize.open(path) as file:
+                texts = functions_of(file.read())
+        except (SyntaxError, UnicodeDecodeError):
+            yield None, None, "not Python", False
+            return
+        for text in texts:
+            yield *checked(module.removesuffix(".__init__"), text), False
+
+
+def build_stdlib(
+    out: str | Path,
+    *,
+    vocab_size: int = 2048,
+    options: Options | None = None,
+    force: bool = False,
+    restart: bool = False,
+    show_progress: bool = True,
+) -> dict[str, Any]:
+    """Build the embedded corpus: parts ``train``, ``public``, and held-out ones as asked.
+
+    The tokenizer is a byte-level BPE of ``vocab_size`` entries trained on the public part. By
+    default a tenth of the private modules and a twentieth of the others' functions are held out.
+
+    Returns, raises: as :func:`mfopt.training.data.build.build`.
+    """
+    return build(
+        StandardLibrary("private"),
+        out,
+        tokenizer=vocab_size,
+        public=StandardLibrary("public"),
+        options=options or Options(hold_out=HoldOut(users=0.1, records=0.05)),
+        force=force,
+        restart=restart,
+        show_progress=show_progress,
+    )

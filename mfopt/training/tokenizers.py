@@ -1,0 +1,127 @@
+"""Text to tokens: a Hugging Face ``tokenizer.json``, or a byte-level BPE trained on public text.
+
+A tokenizer is public: its vocabulary is released with the model. It must therefore never be trained
+on the private part of the data, and nothing here accepts a private store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+from mfopt import _check
+from mfopt.training.data.files import write_text
+
+END_OF_TEXT = "<|endoftext|>"
+FILE_NAME = "tokenizer.json"
+
+
+class Tokenizer:
+    """A tokenizer with the digest that ties stores, models and runs to it.
+
+    Args:
+        backend: the ``tokenizers.Tokenizer``; truncation and padding are switched off.
+        end_of_text: the text of the token that ends a record; it must be in the vocabulary.
+
+    Raises:
+        UsageError: ``end_of_text`` is no token.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, end_of_text: str = END_OF_TEXT) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        end = backend.token_to_id(end_of_text)
+        if end is None:
+            raise _check.reject(
+                "end_of_text", end_of_text, "is not in the vocabulary", "Name the token that is."
+            )
+        self.end_id: int = end
+        self.end_of_text = end_of_text
+
+    @classmethod
+    def load(cls, path: str | Path, end_of_text: str = END_OF_TEXT) -> Tokenizer:
+        """From a ``tokenizer.json`` or the folder that holds it (GPT-2's works as it is).
+
+        Raises:
+            UsageError: no such file, or not a tokenizer.
+        """
+        file = Path(path)
+        if file.is_dir():
+            file = file / FILE_NAME
+        if not file.is_file():
+            raise _check.reject("tokenizer", str(path), f"is no {FILE_NAME} and holds none")
+        try:
+            text = file.read_text(encoding="utf-8")
+            json.loads(text)
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise _check.reject("tokenizer", str(file), f"is not JSON: {error}") from None
+        # The library raises bare Exception for JSON that is no tokenizer: nothing narrower exists.
+        try:
+            backend = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:
+            raise _check.reject("tokenizer", str(file), f"is no tokenizer: {error}") from error
+        return cls(backend, end_of_text)
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int) -> Tokenizer:
+        """A byte-level BPE (Sennrich et al. 2016; GPT-2's splitting rule) on **public** texts.
+
+        Args:
+            texts: public text; read once, streamed.
+            vocab_size: entries, at least 257: the 256 bytes and the end of a text. Fewer come out
+                where the text has too few pairs to merge.
+        """
+        _check.integer("vocab_size", vocab_size, at_least=257)
+        backend = tokenizers.Tokenizer(models.BPE())
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+        backend.post_processor = processors.ByteLevel(trim_offsets=False)
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[END_OF_TEXT],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        backend.train_from_iterator(texts, trainer)
+        return cls(backend)
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token."""
+        return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the tokenizer's JSON in canonical form, hex."""
+        canonical = json.dumps(json.loads(self.backend.to_str()), sort_keys=True)
+        return hashlib.sha256(f"{canonical}\0{self.end_of_text}".encode()).hexdigest()
+
+    def encode_batch(self, texts: Sequence[str], end: bool = True) -> list[np.ndarray]:
+        """The tokens of each text, with the end token behind them where ``end``.
+
+        A text that spells a special token out gets its ordinary bytes: a user cannot write an
+        end of text.
+        """
+        tail = [self.end_id] if end else []
+        self.backend.encode_special_tokens = True
+        encoded = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(one.ids + tail, np.int64) for one in encoded]
+
+    def encode(self, text: str, end: bool = True) -> np.ndarray:
+        """The tokens of one text, int64."""
+        return self.encode_batch([text], end)[0]
+
+    def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
+        """The text of ``tokens``; ends of text are left out."""
+        return self.backend.decode(np.asarray(tokens).tolist(), skip_special_tokens=True)
+
+    def save(self, path: str | Path) -> None:
+        """Write ``tokenizer.json``, whole or not at all."""
+        write_text(Path(path), self.backend.to_str(pretty=True))
