@@ -14,9 +14,10 @@ import scipy.optimize
 from mfopt import _check
 from mfopt.optimize.objective import Evaluation, Objective
 
-# Evaluations in each round. The frozen shifts follow the optimum between rounds: often at first,
-# while C still moves far, so that no round can exploit shifts that have become stale.
-_ROUNDS = (12, 20, 40, 80, 160, 320, 640)
+# (evaluations, length of the first step) of each round. The frozen shifts follow the optimum
+# between rounds: often at first, while C still moves far, so that no round can exploit shifts
+# that have become stale. The first step of a later round is short: it starts near an optimum.
+_ROUNDS = ((15, 0.5), (30, 0.1), (60, 0.05), (120, 0.05), (240, 0.05), (480, 0.05))
 
 
 @dataclasses.dataclass
@@ -59,14 +60,14 @@ def lbfgs(
     the line search backs off.
     """
     parameters = start
-    for number, length in enumerate(_ROUNDS):
+    for number, (length, first_step) in enumerate(_ROUNDS):
         objective.refresh(parameters)
         first = len(trace.history)
         trace.restart()
         budget = min(length, steps - first)
-        outcome = _lbfgs_round(objective, parameters, trace, budget, tolerance)
-        parameters = trace.best if trace.best is not None else outcome.x
-        trace.status = f"L-BFGS: {_text(outcome.message)}"
+        message = _lbfgs_round(objective, parameters, trace, budget, tolerance, first_step)
+        parameters = parameters if trace.best is None else trace.best
+        trace.status = f"L-BFGS: {message}"
         values = [value for _, value, _ in trace.history[first:] if math.isfinite(value)]
         gain = values[0] - min(values) if values else 0.0
         if len(trace.history) >= steps:
@@ -77,24 +78,32 @@ def lbfgs(
 
 
 def _lbfgs_round(
-    objective: Objective, start: np.ndarray, trace: Trace, steps: int, tolerance: float
-) -> scipy.optimize.OptimizeResult:
+    objective: Objective,
+    start: np.ndarray,
+    trace: Trace,
+    steps: int,
+    tolerance: float,
+    first_step: float,
+) -> str:
     last_gradient = np.zeros_like(start)
 
-    def function(parameters: np.ndarray) -> tuple[float, np.ndarray]:
+    # L-BFGS-B begins with a step of length 1, so lengths are measured in units of first_step
+    def function(scaled: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal last_gradient
+        parameters = start + first_step * scaled
         at = objective(parameters)
         trace.record(parameters, at)
         if not (math.isfinite(at.value) and np.all(np.isfinite(at.gradient))):
             return trace.best_value + 1.0, last_gradient
-        last_gradient = at.gradient
-        return at.value, at.gradient
+        last_gradient = first_step * at.gradient
+        return at.value, last_gradient
 
-    return scipy.optimize.minimize(
-        function, start, jac=True, method="L-BFGS-B",
+    outcome = scipy.optimize.minimize(
+        function, np.zeros_like(start), jac=True, method="L-BFGS-B",
         options={"maxfun": max(steps, 1), "maxiter": max(steps, 1), "maxcor": 20,
-                 "ftol": tolerance / 3, "gtol": 1e-9},
+                 "ftol": tolerance / 3, "gtol": 1e-12},
     )  # fmt: skip
+    return _text(outcome.message)
 
 
 def _text(message: str | bytes) -> str:

@@ -104,13 +104,13 @@ class AmplifiedObjective:
     def refresh(self, parameters: np.ndarray) -> None:
         """Place the shifts at the σ that these parameters need."""
         pair = _pair(self._build, self._scheme, jnp.asarray(parameters))
-        start = math.exp(self._start) if math.isfinite(self._start) else None
-        found = calibrate(
-            pair, self._epsilon, self._delta,
-            samples=2048, key=self._calibration_key, start=start,
-        )  # fmt: skip
-        self._weights = _shifts(pair.gram, found.noise_multiplier, self._epsilon)
-        self._start = math.log(found.noise_multiplier)
+        sigma = math.nan if self._weights is None else self(parameters).noise_multiplier
+        if not math.isfinite(sigma):
+            sigma = calibrate(
+                pair, self._epsilon, self._delta, samples=2048, key=self._calibration_key
+            ).noise_multiplier
+        self._weights = _shifts(pair.gram, sigma, self._epsilon)
+        self._start = math.log(sigma)
         self._centre = self._start - float(implicit.log_norm(pair))
 
     @float64

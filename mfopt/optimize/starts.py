@@ -15,15 +15,17 @@ from mfopt.strategies import (
     ToeplitzStrategy,
 )
 
-# Buffer placements, as 1 - λ of the slowest buffer; its partners are spread towards 0.6.
-_SLOWEST = (0.02, 0.003, 0.1)
+# 1 - λ of the slowest buffer, in units of 1/bins. Amplified optima were found between 1/bins and
+# 6/bins (the slower, the larger ε).
+_SLOWEST = (3.0, 0.5)
 
 
-def blt_starts(buffers: int) -> list[BLT]:
+def blt_starts(buffers: int, bins: int) -> list[BLT]:
     """A few BLTs whose decays are spread geometrically, slow to fast."""
     starts = []
     for slowest in _SLOWEST:
-        gaps = np.geomspace(0.6, slowest, buffers) if buffers > 1 else np.array([slowest])
+        last = min(max(slowest / bins, 1e-4), 0.4)
+        gaps = np.geomspace(0.6, last, buffers) if buffers > 1 else np.array([last])
         starts.append(BLT(np.full(buffers, 0.4 / buffers), 1 - gaps))
     return starts
 
