@@ -1,5 +1,48 @@
-"""mfopt: correlated-noise strategies for DP training, optimized and certified."""
+"""mfopt: correlated-noise strategies for DP training, optimized and certified.
 
+``mfopt.load(path)`` reads a factorization; ``mfopt.optimize``, ``mfopt.calibration`` and
+``mfopt.accounting`` make and prove one. Submodules are imported on first use, so
+``import mfopt`` is quick and changes no setting of the host program.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from mfopt._check import FailureError, UsageError
 from mfopt._version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from mfopt.factorization import Factorization, load
+    from mfopt.guarantee import Guarantee
+    from mfopt.sampling import BallsInBins
+
+_NAMES = {
+    "Factorization": "mfopt.factorization",
+    "load": "mfopt.factorization",
+    "Guarantee": "mfopt.guarantee",
+    "BallsInBins": "mfopt.sampling",
+}
+_MODULES = (
+    "accounting", "calibration", "error", "experiments", "factorization", "guarantee", "noise",
+    "optimize", "sampling", "strategies", "training", "workloads",
+)  # fmt: skip
+
+__all__ = [
+    "BallsInBins",
+    "Factorization",
+    "FailureError",
+    "Guarantee",
+    "UsageError",
+    "__version__",
+    "load",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMES:
+        return getattr(importlib.import_module(_NAMES[name]), name)
+    if name in _MODULES:
+        return importlib.import_module(f"mfopt.{name}")
+    raise AttributeError(f"module 'mfopt' has no attribute {name!r}")

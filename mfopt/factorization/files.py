@@ -1,0 +1,213 @@
+"""The ``.npz`` form of a factorization: readable with ``numpy.load(allow_pickle=False)`` alone.
+
+Schema 1. Arrays, all little-endian:
+
+====================== ================== ======= ==========================================
+name                   shape              dtype   meaning, unit
+====================== ================== ======= ==========================================
+``metadata``           ()                 <U      JSON text: everything that is not an array
+``noise_multiplier``   ()                 <f8     σ relative to the clip norm, C as stored
+``bins``, ``epochs``   ()                 <i8     balls-in-bins; n = bins·epochs
+``strategy/NAME``      by kind            <f8     parameters of C (see the strategy's class)
+``noise/NAME``         by kind            <f8     C⁻¹, ready to stream; derived, for readers
+``workload/NAME``      by kind            <f8     numbers of A, where it has any
+``row_variances``      (n,)               <f8     squared row norms of A C⁻¹ (σ = 1)
+``history``            (evaluations, 3)   <f8     seconds, loss, σ of the optimization
+====================== ================== ======= ==========================================
+
+``noise/inverse_coefs`` (n,) is the first column of C⁻¹ for Toeplitz kinds: the noise of step t is
+σ·clip_norm·Σ_k inverse_coefs[k]·z[t-k]. BLT adds ``noise/scale`` ω̂ and ``noise/decay`` λ̂, with
+inverse coefficients 1, Σ_i ω̂_i λ̂_i^(t-1). Other kinds are solved from ``strategy/*``.
+
+``metadata`` holds schema, kinds, guarantee, errors, provenance and ``digest``, a SHA-256 over all
+arrays and the rest of the metadata. It protects against damage, not against an adversary.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tempfile
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mfopt import _check, strategies, workloads
+from mfopt._check import FailureError
+from mfopt.factorization.record import Factorization, digest
+from mfopt.guarantee import Guarantee
+from mfopt.sampling import BallsInBins, from_description
+from mfopt.strategies import BLT, ToeplitzStrategy
+
+SCHEMA = 1
+_FORMAT = "mfopt factorization"
+_MAX_BYTES = 2**33  # a dense C with n = 32,768; larger claims are refused before allocation
+
+
+def check_output(path: Path, *, force: bool) -> None:
+    """Raise :class:`UsageError` now, rather than after the work, if ``path`` cannot be written."""
+    if path.suffix != ".npz":
+        raise _check.reject("path", str(path), "must end in .npz")
+    if path.is_dir():
+        raise _check.reject("path", str(path), "is a directory")
+    if path.exists() and not force:
+        raise _check.reject("path", str(path), "exists", "Use --force (force=True) to replace it.")
+    folder = path.parent
+    if not folder.is_dir():
+        raise _check.reject("path", str(path), f"its folder {folder} does not exist")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as problem:
+        raise _check.reject("path", str(path), f"cannot be written ({problem.strerror})") from None
+
+
+def save(factorization: Factorization, path: Path, *, force: bool = False) -> Path:
+    """Write to a temporary name in the same folder, then rename: never half a file.
+
+    Raises:
+      UsageError: the path exists (without ``force``) or cannot be written.
+    """
+    check_output(path, force=force)
+    arrays, metadata = _contents(factorization)
+    metadata["digest"] = digest(metadata, arrays)
+    text = np.array(json.dumps(metadata, sort_keys=True, allow_nan=False))
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, metadata=text, **arrays)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(buffer.getvalue())
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return path
+
+
+def load(path: str | Path) -> Factorization:
+    """Read and check a file. Nothing in it is executed.
+
+    Raises:
+      UsageError: the file is missing.
+      FailureError: it is damaged, of a newer schema, inconsistent, or not such a file.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise _check.reject("path", str(path), "is not a file")
+    try:
+        arrays = _read_arrays(path)
+        metadata = json.loads(str(arrays.pop("metadata")[()]))
+        if not isinstance(metadata, dict) or metadata.get("format") != _FORMAT:
+            raise ValueError("it is not an mfopt factorization")
+        if metadata.get("schema") != SCHEMA:
+            raise ValueError(
+                f"it has schema {metadata.get('schema')!r} and this version reads {SCHEMA}; "
+                "use the mfopt version that wrote it, or a newer one"
+            )
+        stated = metadata.pop("digest", None)
+        if stated != digest(metadata, arrays):
+            raise ValueError("its digest does not match its contents: the file is damaged")
+        return _restore(metadata, arrays)
+    except (
+        ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError,
+        OSError, EOFError, MemoryError, RecursionError, NotImplementedError, RuntimeError,
+        zipfile.BadZipFile, zlib.error,
+    ) as problem:  # fmt: skip
+        # every way in which zip, npy or JSON parsing reports a malformed file ends here
+        raise FailureError(f"cannot load {path}: {_reason(problem)}") from None
+
+
+def _reason(problem: BaseException) -> str:
+    return str(problem) if str(problem) else type(problem).__name__
+
+
+def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+    with zipfile.ZipFile(path) as archive:
+        claimed = sum(entry.file_size for entry in archive.infolist())
+        if claimed > _MAX_BYTES:
+            raise ValueError(f"it claims {claimed} bytes of arrays, more than {_MAX_BYTES}")
+        names = archive.namelist()
+        if len(set(names)) != len(names):
+            raise ValueError("it names an array twice")
+    with np.load(path, allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    for name, value in arrays.items():
+        if not isinstance(value, np.ndarray) or value.dtype.hasobject:
+            raise ValueError(f"array {name} is not a plain array")
+    if "metadata" not in arrays or arrays["metadata"].dtype.kind != "U":
+        raise ValueError("it has no metadata: it is not an mfopt factorization")
+    return arrays
+
+
+def _contents(factorization: Factorization) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    strategy, n = factorization.strategy, factorization.iterations
+    arrays: dict[str, np.ndarray] = {
+        "noise_multiplier": np.float64(factorization.noise_multiplier).reshape(()),
+        "bins": np.int64(factorization.sampling.bins).reshape(()),
+        "epochs": np.int64(factorization.sampling.epochs).reshape(()),
+        "row_variances": factorization.row_variances,
+        "history": np.asarray(factorization.history, np.float64),
+    }
+    arrays |= {f"strategy/{name}": value for name, value in strategy.arrays().items()}
+    arrays |= {f"workload/{name}": value for name, value in factorization.workload.arrays().items()}
+    if isinstance(strategy, ToeplitzStrategy):
+        arrays["noise/inverse_coefs"] = np.asarray(strategy.inverse_coefs(n))
+    if isinstance(strategy, BLT):
+        arrays["noise/scale"], arrays["noise/decay"] = strategy.inverse()
+    metadata = {
+        "format": _FORMAT,
+        "schema": SCHEMA,
+        "strategy": strategy.describe(),
+        "sampling": factorization.sampling.describe(),
+        "workload": factorization.workload.describe(),
+        "guarantee": factorization.guarantee.describe(),
+        "rmse": factorization.rmse,
+        "max_error": factorization.max_error,
+        "mechanism_digest": factorization.digest,
+        "units": "sigma and errors are in clip norms, per coordinate; noise is added to sums",
+        "provenance": factorization.provenance,
+    }
+    return {name: np.asarray(value) for name, value in arrays.items()}, metadata
+
+
+def _restore(metadata: dict[str, Any], arrays: dict[str, np.ndarray]) -> Factorization:
+    sampling = from_description(metadata["sampling"])
+    if not isinstance(sampling, BallsInBins):
+        raise ValueError("its sampling scheme is not balls-in-bins")
+    if (int(arrays["bins"]), int(arrays["epochs"])) != (sampling.bins, sampling.epochs):
+        raise ValueError("its arrays and its metadata name different sampling schemes")
+    strategy = strategies.from_description(metadata["strategy"], _part(arrays, "strategy/"))
+    factorization = Factorization(
+        strategy=strategy,
+        noise_multiplier=float(arrays["noise_multiplier"]),
+        sampling=sampling,
+        workload=workloads.from_description(metadata["workload"], _part(arrays, "workload/")),
+        guarantee=Guarantee(**metadata["guarantee"]),
+        history=arrays["history"],
+        provenance=metadata["provenance"],
+    )
+    if factorization.digest != metadata["mechanism_digest"]:
+        raise ValueError("its mechanism digest does not match C, σ and the sampling scheme")
+    if not np.allclose(arrays["row_variances"], factorization.row_variances, rtol=1e-6):
+        raise ValueError("its stored errors do not belong to its C")
+    return factorization
+
+
+def _part(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+

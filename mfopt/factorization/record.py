@@ -1,0 +1,102 @@
+"""The record of an optimized mechanism: what training code loads."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mfopt import _check, error
+from mfopt.accounting import dominating_pair
+from mfopt.guarantee import Guarantee
+from mfopt.sampling import BallsInBins
+from mfopt.strategies import Strategy
+from mfopt.workloads import Workload
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Factorization:
+    """A strategy matrix C with the noise multiplier and the statement that belong together.
+
+    The mechanism adds σ·clip_norm·(C⁻¹ z)_t, z standard normal, to the *sum* of clipped
+    contributions of iteration t.
+
+    Attributes:
+      strategy: C.
+      noise_multiplier: σ relative to the clip norm, for C as stored.
+      sampling: who takes part when; the loader must execute exactly this.
+      workload: A, on which the error is measured.
+      guarantee: the (ε, δ) statement; ``guarantee.status`` says whether it is certified.
+      history: optimization history, rows (seconds, loss, σ), shape (evaluations, 3).
+      provenance: version, command, seed policy, device, date.
+    """
+
+    strategy: Strategy
+    noise_multiplier: float
+    sampling: BallsInBins
+    workload: Workload
+    guarantee: Guarantee
+    history: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 3)))
+    provenance: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        sigma = _check.positive("noise_multiplier", self.noise_multiplier)
+        if sigma != self.guarantee.noise_multiplier:
+            raise _check.reject(
+                "noise_multiplier", sigma,
+                f"differs from the guarantee's {self.guarantee.noise_multiplier!r}",
+            )  # fmt: skip
+        self.strategy.check_entries(self.iterations)
+
+    @property
+    def iterations(self) -> int:
+        """Training iterations n that the guarantee covers; a run may stop earlier, never later."""
+        return self.sampling.iterations
+
+    @property
+    def row_variances(self) -> np.ndarray:
+        """Error variance of each query at σ = 1, shape (n,)."""
+        return np.asarray(error.row_variances(self.workload, self.strategy, self.iterations))
+
+    @property
+    def rmse(self) -> float:
+        """Root mean squared error per coordinate, in clip norms."""
+        return float(self.noise_multiplier * np.sqrt(np.mean(self.row_variances)))
+
+    @property
+    def max_error(self) -> float:
+        """Largest standard deviation of any query, in clip norms."""
+        return float(self.noise_multiplier * np.sqrt(np.max(self.row_variances)))
+
+    @property
+    def digest(self) -> str:
+        """Hex SHA-256 of C, σ, sampling and n: two files with one digest give the same noise."""
+        return digest(
+            {"strategy": self.strategy.describe(), "sampling": self.sampling.describe(),
+             "noise_multiplier": float(self.noise_multiplier).hex()},
+            self.strategy.arrays(),
+        )  # fmt: skip
+
+    def dominating_pair(self) -> dominating_pair.DominatingPair:
+        """The pair whose hockey-stick divergences the guarantee bounds."""
+        return dominating_pair.exact(self.strategy, self.sampling)
+
+    def save(self, path: str | Path, *, force: bool = False) -> Path:
+        """Write the ``.npz`` file atomically; see :mod:`mfopt.factorization.files`."""
+        from mfopt.factorization import files
+
+        return files.save(self, Path(path), force=force)
+
+
+def digest(description: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
+    """SHA-256 over canonical JSON and the arrays' names, shapes and bytes."""
+    sha = hashlib.sha256(json.dumps(description, sort_keys=True, allow_nan=False).encode())
+    for name in sorted(arrays):
+        value = np.ascontiguousarray(arrays[name])
+        sha.update(f"\0{name}\0{value.dtype.str}\0{value.shape}\0".encode())
+        sha.update(value.tobytes())
+    return sha.hexdigest()
