@@ -62,7 +62,7 @@ def plot(stores: dict[str, TokenStore], path: str | Path, title: str = "") -> No
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    figure = Figure(figsize=(10, 4.6), layout="constrained")
     FigureCanvasAgg(figure)
     panels = {
         "records per user": ("users", {n: s.records_per_user() for n, s in stores.items()}),
@@ -95,7 +95,7 @@ def plot(stores: dict[str, TokenStore], path: str | Path, title: str = "") -> No
             axes.set_yscale("log")
         axes.set_xlabel(label)
         axes.set_ylabel(unit)
-        axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+        axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1))
         axes.spines[["top", "right"]].set_visible(False)
     if title:
         figure.suptitle(title)

@@ -1,0 +1,286 @@
+"""The token store and its builder against dictionaries and loops."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mfopt._check import FailureError, UsageError
+from mfopt.training.data import HoldOut, TokenStore, TokenStoreBuilder, open_parts
+from mfopt.training.data.builder import _uniform, key
+from mfopt.training.data.store import token_dtype
+
+FACTS = {"tokenizer_digest": "0" * 64}
+
+
+def fill(builder, rows):
+    """Add (user, tokens, text) rows in batches of three."""
+    for begin in range(0, len(rows), 3):
+        users, records, texts = zip(*rows[begin : begin + 3], strict=True)
+        builder.add(users, [np.array(record, int) for record in records], texts)
+
+
+def grouped(rows):
+    """{user: [tokens, ...]} in order of first appearance: what the builder must give."""
+    out = {}
+    for user, record, _ in rows:
+        out.setdefault(user, []).append(list(record))
+    return out
+
+
+def as_dict(store):
+    return {
+        store.user_name(user): [store.record(r).tolist() for r in store.records_of(user)]
+        for user in range(store.num_users)
+    }
+
+
+row_lists = st.lists(
+    st.tuples(
+        st.sampled_from(["ann", "bob", "Ünal ☃", "d" * 40, "e"]),
+        st.lists(st.integers(0, 99), max_size=5),
+        st.sampled_from(["x", "y", "z"]),
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=row_lists)
+def test_builder_groups_like_a_dictionary(tmp_path_factory, rows):
+    folder = tmp_path_factory.mktemp("store")
+    with TokenStoreBuilder(folder / "spool", vocab_size=100) as builder:
+        fill(builder, rows)
+        builder.finish(folder, FACTS)
+    store = open_parts(folder)["train"]
+    assert as_dict(store) == grouped(rows)
+    assert list(as_dict(store)) == list(grouped(rows))
+    store.verify()
+    users = [u for u, count in enumerate(store.records_per_user()) for _ in range(count)]
+    assert store.users_of(np.arange(store.num_records)).tolist() == users
+
+
+@settings(max_examples=25, deadline=None)
+@given(rows=row_lists)
+def test_repeated_texts_are_dropped_within_a_user_only(tmp_path_factory, rows):
+    folder = tmp_path_factory.mktemp("store")
+    with TokenStoreBuilder(folder / "spool", vocab_size=100) as builder:
+        fill(builder, rows)
+        counts = builder.finish(folder, FACTS, drop_duplicates=True)
+    seen, kept = set(), []
+    for user, record, text in rows:
+        if (user, text) not in seen:
+            kept.append((user, record, text))
+        seen.add((user, text))
+    assert as_dict(open_parts(folder)["train"]) == grouped(kept)
+    assert counts["duplicates"] == len(rows) - len(kept)
+
+
+def split(folder, names, hold_out, count=8):
+    rows = [(name, [number], "") for number in range(count) for name in names]
+    with TokenStoreBuilder(folder / "spool", vocab_size=100) as builder:
+        fill(builder, rows)
+        builder.finish(folder, FACTS, hold_out=hold_out)
+    return {part: as_dict(store) for part, store in open_parts(folder).items()}
+
+
+def test_held_out_parts_are_a_partition_decided_by_each_user_alone(tmp_path):
+    names = [f"user {number}" for number in range(400)]
+    hold_out = HoldOut(users=0.25, records=0.5, seed=3)
+    parts = split(tmp_path / "all", names, hold_out)
+    assert set(parts) == {"train", "held-out-users", "held-out-records"}
+    for name in names:
+        found = [record for part in parts.values() for record in part.get(name, [])]
+        assert sorted(found) == [[number] for number in range(8)]
+    outside = parts["held-out-users"]
+    assert not set(outside) & (set(parts["train"]) | set(parts["held-out-records"]))
+    # 400 users at 1/4, and 8 * 300 records at 1/2: within 4 standard errors.
+    assert abs(len(outside) - 100) < 4 * np.sqrt(400 * 0.25 * 0.75)
+    rest = 400 - len(outside)
+    kept = sum(map(len, parts["train"].values()))
+    assert abs(kept - 4 * rest) < 4 * np.sqrt(8 * rest / 4)
+    # Without every other user, each remaining user's records stay on the same side.
+    fewer = split(tmp_path / "half", names[::-2], hold_out)
+    for name in names[::-2]:
+        for part, users in parts.items():
+            assert users.get(name) == fewer[part].get(name)
+    other = split(tmp_path / "other", names, HoldOut(users=0.25, records=0.5, seed=4))
+    assert set(other["held-out-users"]) != set(outside)
+
+
+def test_hash_numbers_are_uniform():
+    keys = np.frombuffer(b"".join(key(str(number)) for number in range(20000)), np.uint64)
+    for salt in (0, 1):
+        numbers = _uniform(keys.reshape(-1, 2), salt)
+        counts, _ = np.histogram(numbers, bins=20, range=(0, 1))
+        assert np.sum((counts - 1000) ** 2 / 1000) < 19 + 4 * np.sqrt(2 * 19)
+    one, two = _uniform(keys.reshape(-1, 2), 0), _uniform(keys.reshape(-1, 2), 1)
+    assert abs(np.corrcoef(one, two)[0, 1]) < 4 / np.sqrt(20000)
+
+
+def test_an_interrupted_spool_goes_on_from_its_last_commit(tmp_path):
+    rows = [(f"u{number % 4}", [number], "") for number in range(20)]
+    with TokenStoreBuilder(tmp_path / "spool", vocab_size=100) as builder:
+        fill(builder, rows[:9])
+        builder.commit({"position": 9})
+        fill(builder, rows[9:12])  # lost: never committed
+    with TokenStoreBuilder(tmp_path / "spool", vocab_size=100) as builder:
+        assert builder.num_records == 9 and builder.progress["position"] == 9
+        fill(builder, rows[9:])
+        builder.finish(tmp_path, FACTS)
+    assert as_dict(open_parts(tmp_path)["train"]) == grouped(rows)
+    with pytest.raises(UsageError, match="vocab_size"):
+        TokenStoreBuilder(tmp_path / "spool", vocab_size=101)
+    (tmp_path / "spool" / "tokens.bin").write_bytes(b"")
+    with pytest.raises(FailureError, match="restart"):
+        TokenStoreBuilder(tmp_path / "spool", vocab_size=100)
+
+
+def test_builder_refuses_what_does_not_fit(tmp_path):
+    with TokenStoreBuilder(tmp_path / "spool", vocab_size=100) as builder:
+        with pytest.raises(UsageError, match="below 100"):
+            builder.add(["a"], [np.array([100])])
+        with pytest.raises(UsageError, match="below 100"):
+            builder.add(["a"], [np.array([-1])])
+        with pytest.raises(UsageError, match="as many"):
+            builder.add(["a", "b"], [np.array([1])])
+        with pytest.raises(FailureError, match="No record"):
+            builder.finish(tmp_path, FACTS)
+
+
+def small_store():
+    return TokenStore.from_records([[[1, 2, 3], [4]], [], [[5, 6], [], [7, 8, 9, 10]]])
+
+
+def test_batch_against_a_loop():
+    store = small_store()
+    records = [4, -1, 0, 3, 1, 4]
+    tokens, mask = store.batch(records, 3, pad_id=99)
+    assert tokens.dtype == np.int32 and mask.dtype == bool
+    for row, record in enumerate(records):
+        real = [] if record < 0 else store.record(record).tolist()[:3]
+        assert tokens[row].tolist() == real + [99] * (3 - len(real))
+        assert mask[row].tolist() == [True] * len(real) + [False] * (3 - len(real))
+    empty, none = store.batch([], 3)
+    assert empty.shape == none.shape == (0, 3)
+    wide, _ = TokenStore.from_records([[[]], []]).batch([0, -1], 2, pad_id=5)
+    assert wide.tolist() == [[5, 5], [5, 5]]
+
+
+def test_random_chunks_are_all_windows_of_the_joined_text_equally_often():
+    store = small_store()
+    joined = [5, 6, 7, 8, 9, 10]
+    count = 6000
+    tokens, mask = store.random_chunks([2] * count, 4, 0, np.random.default_rng(0))
+    assert mask.all()
+    windows = [tuple(joined[begin : begin + 4]) for begin in range(3)]
+    found = [tuple(row) for row in tokens.tolist()]
+    for window in windows:
+        assert abs(found.count(window) - count / 3) < 4 * np.sqrt(count * 2 / 9)
+    assert set(found) == set(windows)
+    short, mask = store.random_chunks([0, 1, -1], 6, 0, np.random.default_rng(0))
+    assert short.tolist() == [[1, 2, 3, 4, 0, 0], [0] * 6, [0] * 6]
+    assert mask.sum(axis=1).tolist() == [4, 0, 0]
+
+
+def test_a_users_chunk_depends_on_no_other_users_data():
+    one = TokenStore.from_records([[list(range(50))], [[1] * 30], [list(range(40))]])
+    two = TokenStore.from_records([[list(range(50))], [], [list(range(40))]])
+    first, _ = one.random_chunks([0, 1, 2], 5, 0, np.random.default_rng(7))
+    second, _ = two.random_chunks([0, 1, 2], 5, 0, np.random.default_rng(7))
+    np.testing.assert_array_equal(first[[0, 2]], second[[0, 2]])
+
+
+@pytest.mark.parametrize(("record", "user"), [(5, 3), (-2, -2)])
+def test_numbers_out_of_range_are_refused(record, user):
+    store = small_store()
+    for call in (
+        lambda: store.batch([0, record], 2),
+        lambda: store.record(record),
+        lambda: store.records_of(user),
+        lambda: store.random_chunks([user], 2, 0, np.random.default_rng(0)),
+    ):
+        with pytest.raises(UsageError, match="must lie in"):
+            call()
+    with pytest.raises(UsageError, match="length"):
+        store.batch([0], 0)
+    with pytest.raises(UsageError, match="one-dimensional"):
+        store.batch([[0]], 2)
+
+
+def test_tokens_take_two_bytes_where_they_can():
+    assert token_dtype(65536) == np.uint16 and token_dtype(65537) == np.uint32
+    store = TokenStore.from_records([[[70000]]], vocab_size=70001)
+    assert store.batch([0], 1)[0].tolist() == [[70000]]
+
+
+@pytest.fixture
+def on_disk(tmp_path):
+    with TokenStoreBuilder(tmp_path / "spool", vocab_size=100) as builder:
+        fill(builder, [("a", [1, 2], ""), ("b", [3], "")])
+        builder.finish(tmp_path, FACTS)
+        builder.discard()
+    assert [path.name for path in tmp_path.iterdir()] == ["train"]
+    return tmp_path / "train"
+
+
+def test_damage_is_found(on_disk, tmp_path):
+    TokenStore.open(on_disk).verify()
+    with pytest.raises(UsageError, match="not a token store"):
+        TokenStore.open(tmp_path)
+    with pytest.raises(UsageError, match="no token store"):
+        open_parts(tmp_path / "nowhere")
+    tokens = np.load(on_disk / "tokens.npy")
+    np.save(on_disk / "tokens.npy", tokens[::-1])
+    with pytest.raises(UsageError, match="content_digest"):
+        TokenStore.open(on_disk).verify()
+    np.save(on_disk / "tokens.npy", tokens + np.uint16(100))
+    with pytest.raises(UsageError, match="below 100"):
+        TokenStore.open(on_disk).verify()
+    np.save(on_disk / "tokens.npy", tokens[:-1])
+    with pytest.raises(UsageError, match="record_offsets"):
+        TokenStore.open(on_disk)
+    np.save(on_disk / "tokens.npy", tokens)
+    np.save(on_disk / "record_offsets.npy", np.array([0, 5, 3]))
+    with pytest.raises(UsageError, match="decrease"):
+        TokenStore.open(on_disk).verify()
+    (on_disk / "tokens.npy").unlink()
+    with pytest.raises(UsageError, match="missing"):
+        TokenStore.open(on_disk)
+    facts = json.loads((on_disk / "metadata.json").read_text())
+    (on_disk / "metadata.json").write_text(json.dumps(facts | {"format_version": 2}))
+    with pytest.raises(UsageError, match="version 1"):
+        TokenStore.open(on_disk)
+    (on_disk / "metadata.json").write_text("{")
+    with pytest.raises(UsageError, match="unreadable"):
+        TokenStore.open(on_disk)
+
+
+def test_records_cost_no_python_objects(tmp_path):
+    # A million records, opened and sampled: what Python allocates does not grow with them.
+    count = 1_000_000
+    np.save(tmp_path / "tokens.npy", np.zeros(2 * count, np.uint16))
+    np.save(tmp_path / "record_offsets.npy", 2 * np.arange(count + 1))
+    np.save(tmp_path / "user_offsets.npy", np.arange(count + 1))
+    np.save(tmp_path / "user_names.npy", np.zeros(0, np.uint8))
+    np.save(tmp_path / "name_offsets.npy", np.zeros(count + 1, np.int64))
+    facts = {"format_version": 1, "vocab_size": 2, "content_digest": ""}
+    (tmp_path / "metadata.json").write_text(json.dumps(facts))
+    tracemalloc.start()
+    try:
+        store = TokenStore.open(tmp_path)
+        store.batch([0, count - 1], 8)
+        store.random_chunks([5, count // 2], 8, 0, np.random.default_rng(0))
+        store.users_of([count // 3])
+        _, peak = tracemalloc.get_traced_memory()
+        assert peak < 200_000
+        list(store.records_per_user()[: count // 10])  # the control: Python objects do show
+        assert tracemalloc.get_traced_memory()[1] > 2_000_000
+    finally:
+        tracemalloc.stop()
