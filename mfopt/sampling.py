@@ -226,8 +226,9 @@ class CyclicPoisson(_Scheme):
 class FixedBatch(_Scheme):
     """A uniformly random subset of exactly ``batch_size`` of ``population``, fresh each iteration.
 
-    Drawn without replacement within an iteration, independently across iterations. The size of
-    the data set is public, so the adjacency is replacement or zero-out, never add-remove.
+    Drawn without replacement within an iteration, independently across iterations. The account
+    (Ganesh 2024, Theorem 3.3) is for adding or removing units at a fixed ``batch_size``, where
+    ``population`` is the size of the larger of the two data sets; it also covers larger ones.
     """
 
     batch_size: int

@@ -1,0 +1,176 @@
+"""Group privacy from what is known about one unit.
+
+For a chain D_0, D_1, …, D_K of data sets that differ by one unit each,
+
+    δ_K(ε) = min over ε_1 + … + ε_K = ε of Σ_j e^{ε_1 + … + ε_{j-1}} δ(ε_j)
+
+bounds the divergence of the ends, whatever the mechanism. The textbook lemma takes all ε_j equal
+and a single point of the profile; the whole profile is tighter, and as tight as a statement about
+the profile alone can be (it is the K-fold composition of the trade-off function, Dong, Roth,
+Su 2022, Theorem 2.14).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal, Protocol
+
+import numpy as np
+from scipy import special
+
+from mfopt import _check
+from mfopt.accounting import solve
+
+Form = Literal["geometric", "exponential"]
+
+
+class Profile(Protocol):
+    """δ(ε) of one mechanism at one σ, an upper bound in every adjacency direction asked for."""
+
+    def log_delta(self, epsilon: float) -> float:
+        """log δ(ε), ε >= 0."""
+
+    def epsilon(self, delta: float) -> float:
+        """Smallest ε >= 0 with δ(ε) <= ``delta``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupProfile:
+    """Bound for groups of K from points of the one-unit profile, in one direction.
+
+    Attributes:
+      epsilons: shape (m,), increasing, >= 0.
+      log_deltas: shape (m,), upper bounds of log δ there, for one unit.
+      group_size: K.
+    """
+
+    epsilons: np.ndarray
+    log_deltas: np.ndarray
+    group_size: int
+
+    def log_delta(self, epsilon: float) -> float:
+        """Upper bound of log δ_K(ε): between two computed splits, their chord in e^ε."""
+        epsilon = _check.non_negative("epsilon", epsilon)
+        low, high = self._around(lambda point: point[0] <= epsilon)
+        if high is None:
+            return min(low[1], 0.0)
+        share = math.expm1(epsilon - low[0]) / math.expm1(high[0] - low[0])
+        chord = special.logsumexp([low[1], high[1]], b=[1 - share, share])
+        return min(float(chord), 0.0)
+
+    def epsilon(self, delta: float) -> float:
+        """Smallest ε at which this bound is at most ``delta``; infinite if the points end first."""
+        target = math.log(_check.probability("delta", delta))
+        if self.log_delta(0.0) <= target:
+            return 0.0
+        low, high = self._around(lambda point: point[1] > target)
+        if high is None:
+            return math.inf
+        # e^ε at which the chord between the two splits meets the target
+        share = -math.expm1(target - low[1]) / -math.expm1(high[1] - low[1])
+        return low[0] + math.log1p(share * math.expm1(high[0] - low[0]))
+
+    def split(self, log_start: float) -> tuple[float, float]:
+        """(ε, log δ_K) of the split that is optimal for events of probability e^log_start.
+
+        Step by step, the unit's bound min_i (e^{ε_i} q + δ_i) is applied to the probability q
+        that was reached so far. Whatever the start, the split it picks is a valid one.
+        """
+        log_q, epsilon, log_delta = log_start, 0.0, -math.inf
+        for _ in range(self.group_size):
+            lines = np.logaddexp(self.epsilons + log_q, self.log_deltas)
+            best = int(np.argmin(lines))
+            log_q = float(lines[best])
+            epsilon += float(self.epsilons[best])
+            log_delta = float(np.logaddexp(self.epsilons[best] + log_delta, self.log_deltas[best]))
+        return epsilon, log_delta
+
+    def _around(self, below):  # type: ignore[no-untyped-def]
+        """Neighbouring splits (one that satisfies ``below``, the next that does not).
+
+        Splits are ordered by start: a smaller starting probability gives a larger ε and a
+        smaller δ.
+        """
+        low, high = 0.0, min(float(self.log_deltas[-1]), 0.0) - float(self.epsilons[-1]) - 50.0
+        first, last = self.split(low), self.split(high)
+        if not below(first):
+            # already the split at probability 1 is past the point: δ <= 1 is all that is left
+            return ((0.0, 0.0), first) if first[0] > 0 else (first, None)
+        if below(last):
+            return last, None
+        for _ in range(60):
+            middle = 0.5 * (low + high)
+            point = self.split(middle)
+            if below(point):
+                low, first = middle, point
+            else:
+                high, last = middle, point
+        return first, last
+
+
+def black_box_log_factor(epsilon: float, group_size: int, form: Form) -> float:
+    """log of δ_K / δ in the textbook group privacy lemma, at ε_K = K ε.
+
+    "geometric": Σ_{j<K} e^{jε} = (e^{Kε} - 1)/(e^ε - 1), as Ganesh 2024 (Lemma 1.1) and
+    Chua et al. 2024 (section 2) use it; the latter prints e^{kε-1}/(e^ε-1), which is not 1 at
+    k = 1. "exponential": K e^{Kε}, as in Vadhan 2017 (Lemma 2.2), looser.
+    """
+    if form == "exponential":
+        return math.log(group_size) + group_size * epsilon
+    if form != "geometric":
+        raise _check.reject("form", form, "must be 'geometric' or 'exponential'")
+    if epsilon * group_size < 1e-12:
+        return math.log(group_size) + epsilon * group_size
+    if epsilon > 700 / group_size:
+        # e^{(K-1)ε} (1 - e^{-Kε}) / (1 - e^{-ε})
+        return (group_size - 1) * epsilon - math.log(-math.expm1(-epsilon))
+    return math.log(math.expm1(group_size * epsilon) / math.expm1(epsilon))
+
+
+def black_box_epsilon(
+    profile: Profile,
+    group_size: int,
+    delta: float,
+    *,
+    form: Form = "geometric",
+    floor: float = 0.0,
+) -> float:
+    """ε of a group by the textbook lemma from the best single point of the one-unit profile.
+
+    A baseline: any mechanism has it, and it is exponential in K. ``floor`` is the smallest δ
+    that the one-unit accountant resolves (1e-15 for accountants that work with plain float64
+    probabilities); below it nothing is known.
+
+    Returns:
+      ε, or infinity where the lemma needs a one-unit δ below ``floor``: beyond numerical range,
+      and no statement that the privacy loss is infinite.
+    """
+    target = math.log(_check.probability("delta", delta))
+    group_size = _check.integer("group_size", group_size)
+    log_floor = math.log(floor) if floor > 0 else -math.inf
+
+    def excess(epsilon: float) -> float:
+        log_delta = profile.log_delta(epsilon)
+        if log_delta < log_floor:
+            log_delta = 0.0
+        return log_delta + black_box_log_factor(epsilon, group_size, form) - target
+
+    if excess(0.0) <= 0:
+        return 0.0
+    # below the floor nothing holds, so the search may not pass the ε at which it is reached
+    largest = 1e6 if floor <= 0 else max(profile.epsilon(floor) * (1 - 1e-9), 1e-8)
+    if excess(largest) > 0:
+        return math.inf
+    guess = min(max(profile.epsilon(max(delta / group_size, 1e-300)), 1e-6), largest)
+    return group_size * solve.smallest(
+        excess, guess, name="epsilon", relative=1e-7, largest=largest
+    )
+
+
+def lower_line(profile: Profile, group_size: int, delta: float) -> float:
+    """K ε_1: the line that Ganesh (2024, section 4) plots below a group's ε.
+
+    Never a guarantee for the group: it shows how far from linear in K another figure grows.
+    """
+    return group_size * profile.epsilon(delta)

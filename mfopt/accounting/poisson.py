@@ -1,0 +1,117 @@
+"""Sampling schemes with independent rounds, as mixture-of-Gaussians rounds.
+
+Poisson sampling with independent noise (DP-SGD), a group of K under it (Ganesh 2024, Theorem
+3.1; Charles et al. 2024, Theorem 1), a banded C under cyclic Poisson sampling, and fixed batches
+(Ganesh 2024, Theorem 3.3). In all of them an iteration touches a unit with fresh randomness and
+the iterations' contributions do not overlap, so the account is a composition of rounds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from mfopt import _check
+from mfopt.accounting import unamplified
+from mfopt.accounting.mixture import Mixture
+from mfopt.sampling import CyclicPoisson, FixedBatch, Poisson
+from mfopt.strategies import Strategy
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounds:
+    """What composes: ``rounds`` times one mixture, at σ over ``scale``.
+
+    Attributes:
+      mixture: random sensitivity of one round, in units of the clip norm.
+      rounds: number of compositions.
+      scale: largest norm of a column of C: the rounds have noise multiplier σ / scale.
+      exact: whether some data attains the account, up to discretization.
+    """
+
+    mixture: Mixture
+    rounds: int
+    scale: float
+    exact: bool
+
+
+def poisson(strategy: Strategy, scheme: Poisson, group_size: int) -> Rounds:
+    """DP-SGD and its groups: C must be diagonal, iterations then release independent sums.
+
+    Raises:
+      UsageError: C has more than one band: a unit's participations overlap in C x, and no exact
+        analysis under plain Poisson sampling is known.
+    """
+    n = scheme.iterations
+    if unamplified.bands(strategy, n) > 1:
+        raise _check.reject(
+            "strategy", strategy.describe(), "plain Poisson sampling is accounted for C = I only",
+            "Use CyclicPoisson with as many bands as C has, or BallsInBins for any C >= 0.",
+        )  # fmt: skip
+    scale, even = _scale(strategy, n, 1)
+    return Rounds(Mixture.binomial(group_size, scheme.probability), n, scale, even)
+
+
+def cyclic_poisson(strategy: Strategy, scheme: CyclicPoisson) -> Rounds:
+    """Banded C: iterations / bands rounds at the probability within the group.
+
+    A unit can take part only every ``scheme.bands`` iterations, where the columns of C do not
+    overlap (Choquette-Choo et al. 2023, Theorem 4). Columns of unequal norm are all given the
+    largest one, an upper bound.
+
+    Raises:
+      UsageError: C has more bands than the scheme has groups.
+    """
+    n = scheme.iterations
+    width = unamplified.bands(strategy, n)
+    if width > scheme.bands:
+        raise _check.reject(
+            "bands", scheme.bands, f"C has {width} bands: participations would overlap in C x",
+            f"Use CyclicPoisson with bands >= {width}, or BallsInBins for any C >= 0.",
+        )  # fmt: skip
+    scale, even = _scale(strategy, n, scheme.bands)
+    return Rounds(Mixture.binomial(1, scheme.probability), scheme.rounds, scale, even)
+
+
+def fixed_batch(strategy: Strategy, scheme: FixedBatch, group_size: int) -> Rounds:
+    """Batches of fixed size: twice a hypergeometric number of the group's units.
+
+    The two data sets differ by the group; the larger has ``scheme.population`` units, so that
+    the account also covers data sets that are larger.
+
+    Raises:
+      UsageError: the group is larger than the data set, or a batch cannot be drawn without it.
+    """
+    if group_size > scheme.population:
+        raise _check.reject("group_size", group_size, f"the data set has {scheme.population} units")
+    if scheme.batch_size > scheme.population - group_size:
+        raise _check.reject(
+            "batch_size", scheme.batch_size,
+            f"without the group {scheme.population - group_size} units are left to draw from",
+        )  # fmt: skip
+    n = scheme.iterations
+    if unamplified.bands(strategy, n) > 1:
+        raise _check.reject(
+            "strategy", strategy.describe(), "fixed batches are accounted for C = I only",
+            "Use BallsInBins for any C >= 0.",
+        )  # fmt: skip
+    scale, even = _scale(strategy, n, 1)
+    mixture = Mixture.hypergeometric(group_size, scheme.batch_size, scheme.population)
+    return Rounds(mixture, n, scale, even)
+
+
+def _scale(strategy: Strategy, n: int, groups: int) -> tuple[float, bool]:
+    """(largest column norm, whether some group of iterations has it throughout).
+
+    Only then, and if that group has as many iterations as any, is the account attained.
+    """
+    norms = unamplified.column_norms(strategy, n)
+    largest = float(np.max(norms))
+    full = norms >= largest * (1 - 1e-12)
+    most = -(-n // groups)
+    exact = any(
+        len(full[start::groups]) == most and bool(np.all(full[start::groups]))
+        for start in range(min(groups, n))
+    )
+    return largest * (1 + (0 if largest == 1 else 1e-12)), exact

@@ -1,0 +1,114 @@
+"""Inversion of a monotone function that always ends on the private side.
+
+Every accountant gives δ as a decreasing function of ε and of σ. The solver here finds the
+smallest argument whose value is *checked* to satisfy the target: the returned number was
+itself evaluated, so no interpolation error can make it less private than asked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from mfopt import _check
+
+
+def smallest(
+    excess: Callable[[float], float],
+    guess: float,
+    *,
+    name: str,
+    relative: float = 1e-6,
+    largest: float = 1e9,
+    least: float = 1e-9,
+    growth: float = 1.3,
+    most_steps: int = 200,
+) -> float:
+    """The smallest x > 0, to relative width ``relative``, at which ``excess(x) <= 0``.
+
+    Args:
+      excess: decreasing in x, in any smooth scale (log δ(x) - log δ works well). It may return
+        infinities; NaN is an error.
+      guess: where to begin, > 0.
+      name: what x is, for messages.
+      relative: width of the final bracket over its upper end.
+      largest, least: x is sought between these.
+      growth: factor of the first step of the bracket, close to 1 for a good guess; it squares
+        from step to step.
+
+    Returns:
+      The upper end of the bracket: ``excess`` was evaluated there and is <= 0.
+
+    Raises:
+      FailureError: ``excess`` is still > 0 at ``largest``; the message gives both end values.
+    """
+    values: dict[float, float] = {}
+
+    def evaluate(x: float) -> float:
+        if x not in values:
+            values[x] = excess(x)
+            if math.isnan(values[x]):
+                raise _check.FailureError(f"the accountant gave no number at {name} = {x:g}")
+        return values[x]
+
+    low, high = _bracket(evaluate, min(max(guess, least), largest), least, largest, name, growth)
+    if low is None:
+        return high
+    for step in range(most_steps):
+        if high <= low * (1 + relative):
+            break
+        middle = _next_point(low, evaluate(low), high, evaluate(high), relative, step)
+        if evaluate(middle) <= 0:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _bracket(
+    evaluate: Callable[[float], float],
+    guess: float,
+    least: float,
+    largest: float,
+    name: str,
+    factor: float,
+) -> tuple[float | None, float]:
+    """(low, high) with excess(low) > 0 >= excess(high); low is None if ``least`` satisfies."""
+    x = guess
+    if evaluate(x) <= 0:
+        while True:
+            high = x
+            if high <= least:
+                return None, high
+            x = max(high / factor, least)
+            if evaluate(x) > 0:
+                return x, high
+            factor = min(factor**2, 100.0)
+    while True:
+        low = x
+        if low >= largest:
+            raise _check.FailureError(
+                f"no {name} up to {largest:g} reaches the target: it is missed by "
+                f"{evaluate(guess):.3g} at {name} = {guess:g} and by {evaluate(low):.3g} at "
+                f"{name} = {low:g} (difference of log δ)"
+            )
+        x = min(low * factor, largest)
+        if evaluate(x) <= 0:
+            return low, x
+        factor = min(factor**2, 100.0)
+
+
+def _next_point(
+    low: float, at_low: float, high: float, at_high: float, relative: float, step: int
+) -> float:
+    """A point inside (low, high): secant in log x, pulled into the bracket, or its middle."""
+    left, right = math.log(low), math.log(high)
+    middle = 0.5 * (left + right)
+    if step % 3 == 2 or not (math.isfinite(at_low) and math.isfinite(at_high)):
+        return math.exp(middle)
+    root = left + (right - left) * at_low / (at_low - at_high)
+    # lean to the private side by a third of the final width, so that the bracket closes from
+    # above as soon as the secant is accurate, and from below at the step after
+    lean = relative / 3 if step % 2 == 0 else -relative / 3
+    edge = min(relative / 10, 0.1 * (right - left))
+    return math.exp(min(max(root + lean, left + edge), right - edge))

@@ -1,0 +1,182 @@
+"""Sensitivity where the order is not random: fixed epochs and b-min-separation.
+
+The mechanism releases C x + σ z, where a unit changes the rows of x in which it takes part, each
+by a vector of norm at most 1. Its sensitivity is the largest norm of C x over the participation
+patterns π, and for any vectors
+
+    |C x|² = Σ_{i,j in π} X[i, j] <x_i, x_j> <= Σ_{i,j in π} |X[i, j]|,   X = CᵀC,
+
+with equality for aligned vectors where all X[i, j] >= 0. The release is then one Gaussian
+mechanism, also when the x's are chosen adaptively (Denisov, McMahan, Rush, Smith, Thakurta 2022).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from mfopt import _check
+from mfopt.sampling import BallsInBins, FixedOrder, MinSeparation
+from mfopt.strategies import Strategy, ToeplitzStrategy
+
+# Dense CᵀC is formed up to this many iterations (512 MiB).
+_LARGEST_DENSE = 8192
+
+
+@dataclasses.dataclass(frozen=True)
+class Sensitivity:
+    """Largest change of C x by one unit, in units of the clip norm.
+
+    Attributes:
+      value: the sensitivity, or a proven upper bound of it.
+      exact: whether ``value`` is attained by some data.
+      method: how it was obtained.
+    """
+
+    value: float
+    exact: bool
+    method: str
+
+
+def sensitivity(strategy: Strategy, scheme: FixedOrder | MinSeparation) -> Sensitivity:
+    """Sensitivity of C under add-remove or zero-out adjacency; replacement doubles it.
+
+    Raises:
+      UsageError: the scheme has no participation pattern of its own, or n is too large for the
+        dense computation that an unstructured C needs.
+    """
+    if isinstance(scheme, FixedOrder):
+        return fixed_order(strategy, scheme)
+    if isinstance(scheme, MinSeparation):
+        return min_separation(strategy, scheme)
+    raise _check.reject("sampling", scheme, "must be FixedOrder or MinSeparation")
+
+
+def fixed_order(strategy: Strategy, scheme: FixedOrder) -> Sensitivity:
+    """The largest mode norm: exact for C >= 0, where contributions add up at worst.
+
+    With negative entries the bound is Σ |X[i, j]| over each pattern.
+    """
+    bins, n = scheme.bins, scheme.iterations
+    if _non_negative(strategy, n):
+        gram = np.asarray(strategy.gram(BallsInBins(bins, scheme.epochs)))
+        return Sensitivity(
+            _up(float(np.sqrt(np.max(np.diagonal(gram)))), n), True, "largest mode norm"
+        )
+    products = np.abs(_products(strategy, n))
+    worst = max(float(products[start::bins, start::bins].sum()) for start in range(min(bins, n)))
+    value = _up(float(np.sqrt(worst)), n)
+    return Sensitivity(value, False, "sum of |CᵀC| over each bin's iterations")
+
+
+def min_separation(strategy: Strategy, scheme: MinSeparation) -> Sensitivity:
+    """Sensitivity under b-min-separation with at most k participations.
+
+    Exact where it is known: for at most ``separation`` bands the columns of one unit never
+    overlap, so the best set of column norms is found by dynamic programming; for a Toeplitz C
+    with non-negative, non-increasing coefficients the worst pattern is the earliest and densest
+    (Kalinin and Lampert 2024, Theorem 2). Otherwise a bound: with u_i the largest
+    Σ_{j in π} |X[i, j]| over patterns π that contain i, |C x|² <= max over π of Σ_{i in π} u_i.
+    """
+    n, b, k = scheme.iterations, scheme.separation, scheme.participations
+    strategy.check_size(n)
+    if isinstance(strategy, ToeplitzStrategy):
+        coefs = np.asarray(strategy.toeplitz_coefs(n))
+        if np.all(coefs >= 0) and np.all(np.diff(coefs) <= 0):
+            total = np.zeros(n)
+            for start in range(0, k * b, b):
+                total[start:] += coefs[: n - start]
+            value = float(np.linalg.norm(total))
+            return Sensitivity(_up(value, n), True, "earliest equally spaced participations")
+    products = np.abs(_products(strategy, n))
+    if bands(strategy, n) <= b:
+        value = float(np.sqrt(_best_pattern(np.diagonal(products)[None], b, k)[0]))
+        return Sensitivity(_up(value, n), True, "disjoint columns, dynamic programming")
+    through = _best_through(products, b, k)
+    value = float(np.sqrt(_best_pattern(through[None], b, k)[0]))
+    return Sensitivity(_up(value, n), False, "row-wise worst patterns, dynamic programming")
+
+
+def bands(strategy: Strategy, n: int) -> int:
+    """Number of diagonals of C that are not all zero, counted from the main one."""
+    declared = getattr(strategy, "bands", None)
+    if isinstance(declared, int) and strategy.kind != "banded-inverse-sqrt":
+        return min(declared, n)
+    if isinstance(strategy, ToeplitzStrategy):
+        return int(np.max(np.flatnonzero(np.asarray(strategy.toeplitz_coefs(n))))) + 1
+    rows, columns = np.nonzero(np.asarray(strategy.materialize(n)))
+    return int(np.max(rows - columns)) + 1
+
+
+def column_norms(strategy: Strategy, n: int) -> np.ndarray:
+    """Euclidean norms of the n columns of C, shape (n,)."""
+    if isinstance(strategy, ToeplitzStrategy):
+        squares = np.cumsum(np.asarray(strategy.toeplitz_coefs(n)) ** 2)
+        return np.sqrt(squares[::-1])
+    return np.linalg.norm(np.asarray(strategy.materialize(n)), axis=0)
+
+
+def _non_negative(strategy: Strategy, n: int) -> bool:
+    try:
+        strategy.check_entries(n)
+    except _check.UsageError:
+        return False
+    return True
+
+
+def _products(strategy: Strategy, n: int) -> np.ndarray:
+    if n > _LARGEST_DENSE:
+        raise _check.reject(
+            "iterations", n, f"this strategy and pattern need a dense CᵀC (limit {_LARGEST_DENSE})",
+            "Use a Toeplitz strategy with non-increasing coefficients >= 0.",
+        )  # fmt: skip
+    matrix = np.asarray(strategy.materialize(n))
+    return matrix.T @ matrix
+
+
+def _up(value: float, n: int) -> float:
+    """``value`` raised by the rounding error of a sum of n terms: never less private."""
+    return value * (1 + 4 * n * float(np.finfo(np.float64).eps))
+
+
+def _best_pattern(weights: np.ndarray, separation: int, most: int) -> np.ndarray:
+    """Largest total weight of <= ``most`` indices that are >= ``separation`` apart, by row.
+
+    ``weights``: shape (rows, n), >= 0. Returns shape (rows,).
+    """
+    best = _best_prefix(weights, separation, most)
+    return best[-1][:, -1]
+
+
+def _best_prefix(weights: np.ndarray, separation: int, most: int) -> list[np.ndarray]:
+    """best[c][row, t] = largest weight of <= c separated indices among 0..t-1."""
+    rows, n = weights.shape
+    tables = [np.zeros((rows, n + 1))]
+    for _ in range(most):
+        previous = tables[-1]
+        earlier = np.zeros((rows, n))
+        if separation < n:
+            earlier[:, separation:] = previous[:, 1 : n - separation + 1]
+        taken = weights + earlier
+        current = np.zeros((rows, n + 1))
+        current[:, 1:] = np.maximum.accumulate(taken, axis=1)
+        tables.append(np.maximum(current, previous))
+    return tables
+
+
+def _best_through(products: np.ndarray, separation: int, most: int) -> np.ndarray:
+    """u_i: largest Σ_{j in π} products[i, j] over patterns π that contain i, shape (n,)."""
+    n = len(products)
+    result = np.zeros(n)
+    block = max(1, 2**22 // (n * most))
+    for start in range(0, n, block):
+        rows = np.arange(start, min(start + block, n))
+        before = _best_prefix(products[rows], separation, most - 1)
+        after = _best_prefix(products[rows][:, ::-1], separation, most - 1)
+        left = np.maximum(rows - separation + 1, 0)
+        right = np.maximum(n - rows - separation, 0)
+        pick = np.arange(len(rows))
+        options = [before[c][pick, left] + after[most - 1 - c][pick, right] for c in range(most)]
+        result[rows] = products[rows, rows] + np.max(options, axis=0)
+    return result
