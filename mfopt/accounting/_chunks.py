@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 MEMORY_BUDGET = 2**28  # bytes of live sample arrays, over all local devices
 _LIVE_ARRAYS = 6  # float64 arrays of shape (chunk, bins) alive at once in the kernels
-_CALL = 64  # chunks per device in one compiled call
+_CALL = 64  # chunks per device in one call: how often progress is shown
 
 
 def chunk_size(samples: int, bins: int) -> int:
@@ -38,16 +38,18 @@ def total(
     """
     size = chunk_size(samples, bins)
     chunks = -(-samples // size)
-    devices = jax.local_devices()
-    per_call = min(_CALL, -(-chunks // len(devices))) * len(devices)
+    devices = tuple(jax.local_devices())
+    per_call = _CALL * len(devices)
     results = []
     for start in range(0, chunks, per_call):
-        ids = jnp.arange(start, start + per_call)
-        part = _run(kernel, size, tuple(devices), key, ids, args)
-        used = min(per_call, chunks - start)
-        results.append(jax.tree.map(lambda leaf, used=used: np.asarray(leaf)[:used], part))
+        count = min(per_call, chunks - start)
+        per_device = -(-count // len(devices))
+        part = _run(kernel, size, devices, key, start, per_device, args)
+        # device d holds its chunks at d·_CALL ..; the rest of its block is unused
+        kept = np.concatenate([d * _CALL + np.arange(per_device) for d in range(len(devices))])
+        results.append(jax.tree.map(lambda x, k=kept[:count]: np.asarray(x)[k], part))
         if progress is not None:
-            progress(min(start + per_call, chunks) * size, chunks * size)
+            progress(min(start + count, chunks) * size, chunks * size)
     joined = jax.tree.map(lambda *leaves: np.concatenate(leaves).sum(axis=0), *results)
     return joined, chunks * size
 
@@ -58,20 +60,28 @@ def _run(
     size: int,
     devices: tuple[Any, ...],
     key: jax.Array,
-    ids: jax.Array,
+    start: jax.Array,
+    count: jax.Array,
     args: tuple[Any, ...],
 ) -> Any:
-    def one(index: jax.Array) -> Any:
-        return kernel(jax.random.fold_in(key, index), size, *args)
+    """Chunks ``start`` .. of every device, ``count`` each: one compilation for any count."""
 
+    def block(first: jax.Array) -> Any:
+        def one(i: jax.Array, results: Any) -> Any:
+            value = kernel(jax.random.fold_in(key, first[0] + i), size, *args)
+            return jax.tree.map(lambda all_, new: all_.at[i].set(new), results, value)
+
+        shapes = jax.eval_shape(lambda: kernel(key, size, *args))
+        empty = jax.tree.map(lambda leaf: jnp.zeros((_CALL, *leaf.shape), leaf.dtype), shapes)
+        return jax.lax.fori_loop(0, count, one, empty)
+
+    firsts = start + count * jnp.arange(len(devices))
     if len(devices) == 1:
-        return jax.lax.map(one, ids)
+        return block(firsts)
     mesh = Mesh(np.array(devices), ("samples",))
     split = PartitionSpec("samples")
-    sharded = jax.lax.with_sharding_constraint(ids, NamedSharding(mesh, split))
-    mapped = jax.shard_map(
-        lambda block: jax.lax.map(one, block), mesh=mesh, in_specs=split, out_specs=split
-    )
+    sharded = jax.lax.with_sharding_constraint(firsts, NamedSharding(mesh, split))
+    mapped = jax.shard_map(block, mesh=mesh, in_specs=split, out_specs=split, check_vma=False)
     return mapped(sharded)
 
 
@@ -79,3 +89,11 @@ def seed_key(seed: int | None) -> jax.Array:
     """A random key: from the operating system's entropy, or from a pinned ``seed``."""
     entropy = np.random.SeedSequence(seed).generate_state(2, np.uint32)
     return jax.random.wrap_key_data(jnp.asarray(entropy), impl="threefry2x32")
+
+
+@jax.jit
+def subkey(key: jax.Array, *path: int) -> jax.Array:
+    """A key of its own for each ``path``."""
+    for part in path:
+        key = jax.random.fold_in(key, part)
+    return key

@@ -14,6 +14,7 @@ evaluation at another σ costs two logsumexps and no matrix product.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -46,6 +47,7 @@ class Terms(NamedTuple):
     proposal_square: jax.Array  # (J, J)
 
 
+@jax.jit
 def shifts(gram: jax.Array, noise_multiplier: jax.Array, epsilon: jax.Array) -> jax.Array:
     """W (2·bins, bins) with v_j = Σ_k W[j, k] m_k a design point of mode j (mod bins).
 
@@ -87,6 +89,7 @@ def _step_lengths(
     return jax.lax.fori_loop(0, _INNER, newton, jnp.maximum(right, 0))
 
 
+@functools.partial(jax.jit, static_argnums=(1, 2))
 def draw(key: jax.Array, samples: int, bins: int) -> Draws:
     """Frozen draws; ``samples`` must be even."""
     offset_key, noise_key = jax.random.split(key)

@@ -11,6 +11,7 @@ Adjacency: add-remove of one privacy unit whose per-iteration contribution is cl
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -53,6 +54,11 @@ def exact(strategy: Strategy, scheme: BallsInBins) -> DominatingPair:
     if not isinstance(scheme, BallsInBins):
         raise _check.reject("sampling", scheme, "this accountant covers BallsInBins only")
     strategy.check_entries(scheme.iterations)
+    return _exact(strategy, scheme)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _exact(strategy: Strategy, scheme: BallsInBins) -> DominatingPair:
     factor = jnp.linalg.qr(jnp.asarray(strategy.modes(scheme)), mode="r").T
     return DominatingPair(factor @ factor.T, factor)
 

@@ -47,11 +47,10 @@ class FrozenSamples:
         key: jax.Array,
     ) -> None:
         self.pair, self.epsilon = pair, float(epsilon)
-        gram = jnp.asarray(pair.gram)
-        self._weights = _shifts(gram, jnp.asarray(noise_multiplier), self.epsilon)
+        self._weights = design_point.shifts(jnp.asarray(pair.gram), float(noise_multiplier), self.epsilon)
         size = _chunks.chunk_size(samples, pair.bins)
-        self._size = size + size % 2
-        self._keys = [jax.random.fold_in(key, i) for i in range(-(-samples // self._size))]
+        self._size = size + size % 2  # antithetic pairs
+        self._keys = [_chunks.subkey(key, i) for i in range(-(-samples // self._size))]
         self.samples = self._size * len(self._keys)
         fits = 2 * 8 * self.samples * pair.bins <= _chunks.MEMORY_BUDGET
         self._terms = [self._make(k) for k in self._keys] if fits else None
@@ -86,9 +85,6 @@ class FrozenSamples:
             for key in self._keys
         ]
         return float(np.logaddexp.reduce(values) - np.log(len(values)))
-
-
-_shifts = jax.jit(design_point.shifts)
 
 
 @functools.partial(jax.jit, static_argnums=3)

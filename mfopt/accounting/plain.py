@@ -46,10 +46,10 @@ def delta(
     return from_sums(*sums, used)
 
 
-def scale(pair: DominatingPair, noise_multiplier: float) -> tuple[jax.Array, jax.Array]:
+def scale(pair: DominatingPair, noise_multiplier: float) -> tuple[np.ndarray, np.ndarray]:
     """(S, L/σ): Gram matrix and factor in noise units."""
     sigma = _check.positive("noise_multiplier", noise_multiplier)
-    return jnp.asarray(pair.gram) / sigma**2, jnp.asarray(pair.factor) / sigma
+    return np.asarray(pair.gram) / sigma**2, np.asarray(pair.factor) / sigma
 
 
 def from_sums(first: float, second: float, samples: int) -> Estimate:

@@ -19,6 +19,7 @@ Pontil (2009, Theorem 4) on f/B in [0, 1].
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -75,7 +76,7 @@ def remove_bound(
 ) -> UpperBound:
     """Upper confidence bound on H_{e^ε}(P, Q). ``order`` must not depend on these samples."""
     gram, factor = scale(pair, noise_multiplier)
-    log_ceiling = float(log_ceilings(gram, epsilon, order)[order - 1])
+    log_ceiling = float(log_ceilings(gram, epsilon, MAX_ORDER)[order - 1])
     sums, used = _chunks.total(
         _remove, key, samples, pair.bins, gram, factor, epsilon, order, log_ceiling
     )
@@ -95,7 +96,7 @@ def add_bound(
 ) -> UpperBound:
     """Upper confidence bound on H_{e^ε}(Q, P); the ceiling alone where it is <= ``negligible``."""
     gram, factor = scale(pair, noise_multiplier)
-    square, half = float(jnp.mean(gram)), float(jnp.mean(jnp.diagonal(gram)) / 2)
+    square, half = float(np.mean(gram)), float(np.mean(np.diagonal(gram)) / 2)
     t = max((epsilon - half) / square, 0.0)
     # t = 0 is plain sampling from Q, with values in [0, 1]; t log t -> 0
     shape = t * np.log(t) - (1 + t) * np.log1p(t) if t > 0 else 0.0
@@ -143,7 +144,7 @@ def choose_order(
     for index, order in enumerate(candidates):
         log_ceiling = float(ceilings[order - 1])
         sums, used = _chunks.total(
-            _remove, jax.random.fold_in(key, index), _PILOT, pair.bins,
+            _remove, _chunks.subkey(key, index), _PILOT, pair.bins,
             gram, factor, epsilon, order, log_ceiling,
         )  # fmt: skip
         mean, square = (float(x) / used for x in sums)
@@ -156,6 +157,7 @@ def choose_order(
     return best, 1 + best_excess
 
 
+@functools.partial(jax.jit, static_argnums=2)
 def log_ceilings(gram: jax.Array, epsilon: float, orders: int) -> jax.Array:
     """log B for s = 1..``orders``, shape (orders,); ``gram`` in noise units."""
     order = jnp.arange(1, orders + 1)

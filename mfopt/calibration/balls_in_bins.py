@@ -59,11 +59,9 @@ def calibrate(
     epsilon, delta = _check.positive("epsilon", epsilon), _check.probability("delta", delta)
     _check.integer("samples", samples, at_least=64)
     key = _chunks.seed_key(seed) if key is None else key
-    pilot_key, final_key = jax.random.split(key)
-    log_sigma = math.log(start) if start else _starting_point(pair, epsilon, delta)
-    log_sigma = _pilot(pair, epsilon, delta, log_sigma, pilot_key)
-    frozen = FrozenSamples(pair, math.exp(log_sigma), epsilon, samples, final_key)
-    log_sigma = _solve(frozen, log_sigma, delta)
+    near = rough(pair, epsilon, delta, _chunks.subkey(key, 0), start)
+    frozen = FrozenSamples(pair, near, epsilon, samples, _chunks.subkey(key, 1))
+    log_sigma = _solve(frozen, math.log(near), delta)
     direction = "remove"
     if frozen.log_delta_add(log_sigma) > math.log(delta):
         direction, log_sigma = "add", _solve_add(frozen, log_sigma, delta)
@@ -73,16 +71,24 @@ def calibrate(
     )
 
 
-def _pilot(
-    pair: DominatingPair, epsilon: float, delta: float, start: float, key: jax.Array
+@float64
+def rough(
+    pair: DominatingPair,
+    epsilon: float,
+    delta: float,
+    key: jax.Array,
+    start: float | None = None,
 ) -> float:
-    """log σ to about 1%: the shifts follow σ at every evaluation, so it works from anywhere."""
+    """σ to about 1%: the shifts follow σ at every evaluation, so it works from anywhere."""
+    size = _chunks.chunk_size(2 * _PILOT, pair.bins)
+    samples = size * max(1, _PILOT // size)
 
     def function(log_sigma: float) -> tuple[float, float]:
-        at = FrozenSamples(pair, math.exp(log_sigma), epsilon, _PILOT, key).evaluate(log_sigma)
+        at = FrozenSamples(pair, math.exp(log_sigma), epsilon, samples, key).evaluate(log_sigma)
         return at.value - math.log(delta), at.slope
 
-    return decreasing_root(function, start, tolerance=0.01, max_step=2.0)
+    begin = math.log(start) if start else _starting_point(pair, epsilon, delta)
+    return math.exp(decreasing_root(function, begin, tolerance=0.01, max_step=2.0))
 
 
 def _solve(frozen: FrozenSamples, start: float, delta: float) -> float:

@@ -125,14 +125,17 @@ def release(
     estimate = calibrate(
         pair, epsilon, delta, samples=calibrate_samples, key=target.key(0), start=start
     )
-    # The pilot predicts bound/mean, so σ is inflated by what the bound will cost plus three
-    # standard errors of the estimate; a failed attempt widens the margin.
+    # The pilot predicts bound/mean. σ is inflated by what the bound and β will cost, plus standard
+    # errors of the estimate of δ and of the certificate's own mean; a failed attempt adds more.
     order, ratio = target.plan(estimate.noise_multiplier, 0)
+    slope = abs(estimate.slope)
+    spread = math.hypot(
+        estimate.relative_error * slope, (ratio - 1) / math.sqrt(2 * math.log(2 / target.beta))
+    )
     margin = 0.0
     for number in range(1, ATTEMPTS + 1):
-        needed = math.log(ratio) - math.log1p(-(number + 1) * _BETA_SHARE)
-        noise = 3 * estimate.relative_error + 3 * (ratio - 1) / 10 / abs(estimate.slope)
-        margin = needed / abs(estimate.slope) + number * noise
+        cost = math.log(ratio) - math.log1p(-number * _BETA_SHARE)
+        margin = (cost + 2 * number * spread) / slope
         sigma = estimate.noise_multiplier * math.exp(margin) * (1 + ROUNDING_SIGMA)
         progress(f"certifying σ = {sigma:.6g} (attempt {number})")
         attempt = target.attempt(sigma, number, order)
@@ -166,10 +169,7 @@ class _Target:
         self._root = _chunks.seed_key(seed)
 
     def key(self, *path: int) -> jax.Array:
-        result = self._root
-        for part in path:
-            result = jax.random.fold_in(result, part)
-        return result
+        return _chunks.subkey(self._root, *path)
 
     def plan(self, sigma: float, number: int) -> tuple[int, float]:
         return tilted.choose_order(

@@ -14,7 +14,7 @@ import numpy as np
 from mfopt import _check, error
 from mfopt._float64 import float64
 from mfopt.accounting import _chunks, design_point, dominating_pair
-from mfopt.calibration import calibrate
+from mfopt.calibration.balls_in_bins import rough
 from mfopt.optimize import implicit
 from mfopt.optimize.parameterization import Parameterization
 from mfopt.sampling import BallsInBins
@@ -84,10 +84,11 @@ class AmplifiedObjective:
         self._epsilon, self._delta = epsilon, delta
         samples = _check.integer("samples", samples, at_least=64)
         key = _chunks.seed_key(seed)
-        self._draw_key, self._calibration_key = jax.random.split(key)
+        self._calibration_key = _chunks.subkey(key, 1)
         with jax.enable_x64(True):
-            draws = design_point.draw(self._draw_key, samples + samples % 2, scheme.bins)
-        self._draws = draws
+            self._draws = design_point.draw(
+                _chunks.subkey(key, 0), samples + samples % 2, scheme.bins
+            )
         self._evaluate = jax.jit(jax.value_and_grad(self._traced, has_aux=True))
         self._start = self._centre = math.nan
         self._weights: jax.Array | None = None
@@ -106,10 +107,8 @@ class AmplifiedObjective:
         pair = _pair(self._build, self._scheme, jnp.asarray(parameters))
         sigma = math.nan if self._weights is None else self(parameters).noise_multiplier
         if not math.isfinite(sigma):
-            sigma = calibrate(
-                pair, self._epsilon, self._delta, samples=2048, key=self._calibration_key
-            ).noise_multiplier
-        self._weights = _shifts(pair.gram, sigma, self._epsilon)
+            sigma = rough(pair, self._epsilon, self._delta, self._calibration_key)
+        self._weights = design_point.shifts(pair.gram, sigma, self._epsilon)
         self._start = math.log(sigma)
         self._centre = self._start - float(implicit.log_norm(pair))
 
@@ -131,6 +130,3 @@ def _pair(
     build: Callable[[jax.Array], Strategy], scheme: BallsInBins, parameters: jax.Array
 ) -> dominating_pair.DominatingPair:
     return dominating_pair.differentiable(build(parameters), scheme)
-
-
-_shifts = jax.jit(design_point.shifts)

@@ -21,10 +21,12 @@ def convolve(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.fft.irfft(spectrum * jnp.fft.rfft(b, size, axis=0), size, axis=0)[:n]
 
 
+@jax.custom_jvp
 def reciprocal(a: jax.Array) -> jax.Array:
     """First n terms of 1/a(x), shape (n,): first column of the inverse Toeplitz matrix.
 
-    Newton's iteration doubles the number of correct terms: x <- x (2 - a x). O(n log n).
+    Newton's iteration doubles the number of correct terms: x <- x (2 - a x). O(n log n). The
+    derivative is d(1/a) = -(1/a)² da, two products instead of the iteration's own derivative.
     ``a[0]`` must not be 0.
     """
     n = a.shape[0]
@@ -36,6 +38,14 @@ def reciprocal(a: jax.Array) -> jax.Array:
         residual = -convolve(a[:known], padded)
         inverse = convolve(padded, residual.at[0].add(2.0))
     return inverse
+
+
+@reciprocal.defjvp
+def _reciprocal_jvp(
+    primals: tuple[jax.Array], tangents: tuple[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    inverse = reciprocal(*primals)
+    return inverse, -convolve(convolve(inverse, inverse), tangents[0])
 
 
 def toeplitz(a: jax.Array) -> jax.Array:
