@@ -1,0 +1,324 @@
+"""Tokenizers, whole builds (killed and taken up again), and the command line."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from matplotlib import image
+from mfopt_cli.main import main
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
+
+from mfopt._check import FailureError, UsageError
+from mfopt.training.data import HoldOut, TokenStore, open_parts
+from mfopt.training.data.build import Options, build
+from mfopt.training.data.sources import JsonLines
+from mfopt.training.data.stats import plot, summary
+from mfopt.training.tokenizers import END_OF_TEXT, Tokenizer
+
+PUBLIC = ["the cat sat on the mat", "the dog sat on the log", "naïve ☃ text\n\tindented"] * 20
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.train(PUBLIC, 300)
+
+
+def write_rows(path, count=400, users=17, seed=0):
+    """Rows of seeded words; every 50th is broken."""
+    rng = random.Random(seed)
+    words = " ".join(PUBLIC).split()
+    with open(path, "w", encoding="utf-8") as file:
+        for number in range(count):
+            row = {"user": f"u{rng.randrange(users)}", "text": " ".join(rng.choices(words, k=6))}
+            file.write("broken\n" if number % 50 == 49 else json.dumps(row) + "\n")
+    return path
+
+
+def test_tokenizer_gives_the_text_back_and_cannot_be_made_to_end_a_record(tokenizer):
+    texts = ["the cat", "", " ünknown \x00 bytes ☃☃\r\n", f"fake {END_OF_TEXT} end"]
+    encoded = tokenizer.encode_batch(texts)
+    for text, tokens in zip(texts, encoded, strict=True):
+        assert tokens[-1] == tokenizer.end_id and tokenizer.end_id not in tokens[:-1]
+        assert tokenizer.decode(tokens) == text
+        assert tokens.max() < tokenizer.vocab_size
+    assert len(tokenizer.encode("the cat sat on the mat", end=False)) < 10
+    np.testing.assert_array_equal(tokenizer.encode("the cat"), encoded[0])
+
+
+def test_tokenizer_training_is_reproducible_and_files_keep_the_digest(tokenizer, tmp_path):
+    assert Tokenizer.train(iter(PUBLIC), 300).digest == tokenizer.digest
+    assert Tokenizer.train(PUBLIC, 290).digest != tokenizer.digest
+    tokenizer.save(tmp_path / "tokenizer.json")
+    for path in (tmp_path, tmp_path / "tokenizer.json"):
+        assert Tokenizer.load(path).digest == tokenizer.digest
+    with pytest.raises(UsageError, match="not in the vocabulary"):
+        Tokenizer.load(tmp_path, end_of_text="</s>")
+    with pytest.raises(UsageError, match="at least 257"):
+        Tokenizer.train(PUBLIC, 256)
+    # A file that asks for truncation does not shorten records.
+    backend = Backend.from_str(tokenizer.backend.to_str())
+    backend.enable_truncation(2)
+    backend.save(str(tmp_path / "cut.json"))
+    text = "the cat sat on the mat"
+    np.testing.assert_array_equal(
+        Tokenizer.load(tmp_path / "cut.json").encode(text), tokenizer.encode(text)
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"{", "not JSON"), (b"{}", "no tokenizer"), (b"\xff", "not JSON"), (None, "holds none")],
+)
+def test_files_that_are_no_tokenizer_are_refused(tmp_path, content, words):
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(UsageError, match=words):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_tokenizer_without_end_is_refused():
+    with pytest.raises(UsageError, match="end_of_text"):
+        Tokenizer(Backend(models.BPE()))
+
+
+def test_a_build_against_a_loop(tmp_path, tokenizer):
+    path = write_rows(tmp_path / "rows.jsonl")
+    report = build(
+        JsonLines([path], "user", "text"),
+        tmp_path / "out",
+        tokenizer=tokenizer,
+        show_progress=False,
+    )
+    expected = {}
+    for line in path.read_text().splitlines():
+        if line != "broken":
+            row = json.loads(line)
+            tokens = [*tokenizer.backend.encode(row["text"]).ids, tokenizer.end_id]
+            expected.setdefault(row["user"], []).append(tokens)
+    store = open_parts(tmp_path / "out")["train"]
+    found = {
+        store.user_name(user): [store.record(r).tolist() for r in store.records_of(user)]
+        for user in range(store.num_users)
+    }
+    assert found == expected
+    store.verify()
+    assert report["reading"]["train"]["bad"] == {"not JSON": 8}
+    assert len(report["reading"]["train"]["examples"]) == 8
+    assert report == json.loads((tmp_path / "out" / "report.json").read_text())
+    assert store.metadata["tokenizer_digest"] == Tokenizer.load(tmp_path / "out").digest
+    assert str(tmp_path) not in (tmp_path / "out" / "report.json").read_text()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "rows.jsonl"]
+
+
+CHILD = """
+import os, signal, sys
+from mfopt.training.data import HoldOut, build as module
+from mfopt.training.data import build, builder
+from mfopt.training.data.sources import JsonLines
+module = sys.modules["mfopt.training.data.build"]
+where, data, public, out = sys.argv[1:]
+module._COMMIT_SECONDS, module._BATCH_TEXTS = 0.0, 8
+def die(*_): os.kill(os.getpid(), signal.SIGKILL)
+class Deadly(JsonLines):
+    def read(self, position=None):
+        for number, item in enumerate(super().read(position)):
+            if where == "reading" and number == 150: die()
+            yield item
+if where == "grouping": builder._write_metadata = die
+if where == "publishing": module._publish = die
+module.build(Deadly([data], "user", "text"), out, tokenizer=300,
+    public=JsonLines([public], "user", "text"), show_progress=False,
+    options=module.Options(hold_out=HoldOut(users=0.2, records=0.2)))
+"""
+
+
+@pytest.mark.parametrize(("where", "kills"), [("reading", 2), ("grouping", 1), ("publishing", 1)])
+def test_a_build_killed_at_any_moment_goes_on(tmp_path, where, kills):
+    data = write_rows(tmp_path / "rows.jsonl")
+    public = write_rows(tmp_path / "public.jsonl", seed=1)
+    sources = [JsonLines([path], "user", "text") for path in (data, public)]
+    options = Options(hold_out=HoldOut(users=0.2, records=0.2))
+
+    def finish(out):
+        return build(
+            sources[0],
+            tmp_path / out,
+            tokenizer=300,
+            public=sources[1],
+            options=options,
+            show_progress=False,
+        )
+
+    command = [sys.executable, "-c", CHILD, where, str(data), str(public), str(tmp_path / "cut")]
+    for _ in range(kills):
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert run.returncode == -signal.SIGKILL, run.stderr
+        assert not (tmp_path / "cut").exists()
+    resumed, straight = finish("cut"), finish("straight")
+    assert resumed == straight
+    assert set(resumed["parts"]) == {"train", "held-out-users", "held-out-records", "public"}
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_another_build_is_not_mixed_with_an_unfinished_one(tmp_path, tokenizer):
+    data = write_rows(tmp_path / "rows.jsonl")
+
+    class Stops(JsonLines):
+        def read(self, position=None):
+            yield from list(super().read(position))[:100]
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(
+            Stops([data], "user", "text"),
+            tmp_path / "out",
+            tokenizer=tokenizer,
+            show_progress=False,
+        )
+    changed = write_rows(tmp_path / "rows.jsonl", seed=9)
+    source = JsonLines([changed], "user", "text")
+    with pytest.raises(UsageError, match=r"differs in source.*--restart"):
+        build(source, tmp_path / "out", tokenizer=tokenizer, show_progress=False)
+    build(source, tmp_path / "out", tokenizer=tokenizer, restart=True, show_progress=False)
+    assert open_parts(tmp_path / "out")["train"].num_records == 392
+
+
+def test_refusals_before_any_work(tmp_path, tokenizer):
+    data = write_rows(tmp_path / "rows.jsonl")
+    source = JsonLines([data], "user", "text")
+    with pytest.raises(UsageError, match="not trained on private data"):
+        build(source, tmp_path / "out", tokenizer=300)
+    with pytest.raises(UsageError, match="parent folder"):
+        build(source, tmp_path / "no" / "out", tokenizer=tokenizer)
+    (tmp_path / "precious").mkdir()
+    with pytest.raises(UsageError, match="exists already"):
+        build(source, tmp_path / "precious", tokenizer=tokenizer)
+    with pytest.raises(UsageError, match="not a built data folder"):
+        build(source, tmp_path / "precious", tokenizer=tokenizer, force=True)
+    with pytest.raises(UsageError, match="on_bad"):
+        Options(on_bad="ignore")
+    for shares in ({"users": 1.0}, {"records": -0.1}):
+        with pytest.raises(UsageError, match="held-out"):
+            HoldOut(**shares)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["precious", "rows.jsonl"]
+
+
+def test_bad_lines_can_be_fatal(tmp_path, tokenizer):
+    source = JsonLines([write_rows(tmp_path / "rows.jsonl")], "user", "text")
+    with pytest.raises(UsageError, match=r"rows.jsonl: byte \d+.*not JSON"):
+        build(
+            source,
+            tmp_path / "out",
+            tokenizer=tokenizer,
+            options=Options(on_bad="fail"),
+            show_progress=False,
+        )
+    (tmp_path / "rows.jsonl").write_text("broken\n")
+    with pytest.raises(FailureError, match="No record"):
+        build(
+            JsonLines([tmp_path / "rows.jsonl"], "user", "text"),
+            tmp_path / "out",
+            tokenizer=tokenizer,
+            restart=True,
+            show_progress=False,
+        )
+
+
+def test_summary_against_numpy():
+    store = TokenStore.from_records([[[1] * n for n in range(u)] for u in range(6)])
+    found = summary(store)
+    assert (found["users"], found["records"], found["tokens"]) == (6, 15, 20)
+    assert found["records_per_user"]["min"] == 0 and found["records_per_user"]["max"] == 5
+    assert found["records_per_user"]["median"] == 2.5
+    assert found["tokens_per_record"]["mean"] == pytest.approx(20 / 15)
+    assert found["tokens_per_user"]["max"] == 10
+
+
+@pytest.mark.parametrize("counts", [[1, 2, 3], [0, 5, 900], [0, 0]])
+def test_plots_of_narrow_wide_and_empty_stores(tmp_path, counts):
+    store = TokenStore.from_records([[[1, 2]] * count for count in counts])
+    plot({"train": store}, tmp_path / "plot.png", "title")
+    pixels = image.imread(tmp_path / "plot.png")
+    assert pixels.shape[0] > 400 and pixels[..., :3].std() > 0.01
+
+
+def run_cli(capsys, *arguments):
+    code = 0
+    try:
+        main([str(argument) for argument in arguments])
+    except SystemExit as stop:
+        code = stop.code
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_command_line_from_files_to_statistics(tmp_path, capsys):
+    data = write_rows(tmp_path / "rows.jsonl")
+    public = write_rows(tmp_path / "public.jsonl", seed=1)
+    out = tmp_path / "out"
+    command = ["data", "build", out, "--data", data, "--quiet"]
+    code, text, _ = run_cli(capsys, *command, "--public", public, "--vocab-size", 300)
+    assert code == 0 and "8 bad, skipped: not JSON" in text
+    tokens = open_parts(out)["train"].num_tokens
+    assert text.splitlines()[1].split() == ["train", "17", "392", f"{tokens:,}"]
+    code, _, error = run_cli(capsys, *command, "--tokenizer", out)
+    assert code == 2 and "--force" in error
+    code, text, _ = run_cli(
+        capsys, *command, "--tokenizer", out, "--force", "--json", "--held-out-users", 0.3
+    )
+    report = json.loads(text)
+    assert code == 0 and set(report["parts"]) == {"train", "held-out-users"}
+    code, text, _ = run_cli(capsys, "data", "stats", out, "--verify", "--plot", tmp_path / "p.png")
+    assert code == 0 and "records per user" in text and (tmp_path / "p.png").is_file()
+    code, text, _ = run_cli(capsys, "data", "stats", out, "--json")
+    assert json.loads(text)["train"]["users"] == report["parts"]["train"]["users"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--data", "rows.jsonl"], "--vocab-size and --public"),
+        (["--data", "rows.jsonl", "--vocab-size", "300"], "private data"),
+        (["--data", "rows.txt", "--tokenizer", "."], "Give --format"),
+        (["--data", "rows.jsonl", "--data", ".", "--tokenizer", "."], "Give --format"),
+        (["--data", ".", "--data", "..", "--tokenizer", "."], "one folder"),
+        (["--data", "stdlib", "--tokenizer", "."], "own public part"),
+        (["--data", "rows.jsonl", "--tokenizer", ".", "--user-column", "who"], "No record"),
+        (["--data", "rows.jsonl", "--tokenizer", ".", "--held-out-users", "2"], "held-out"),
+    ],
+)
+def test_command_line_refusals(tmp_path, capsys, monkeypatch, tokenizer, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "rows.jsonl", 60)
+    tokenizer.save(tmp_path / "tokenizer.json")
+    code, _, error = run_cli(capsys, "data", "build", "out", "--quiet", *arguments)
+    assert code == (1 if words == "No record" else 2) and words in error
+    assert "Traceback" not in error and not (tmp_path / "out").exists()
+    assert run_cli(capsys, "data", "stats", "out")[0] == 2
+
+
+def test_command_line_builds_the_embedded_corpus(tmp_path, capsys):
+    code, text, error = run_cli(
+        capsys, "data", "build", tmp_path / "std", "--data", "stdlib", "--vocab-size", 512, "--json"
+    )
+    assert code == 0, error
+    assert set(json.loads(text)["parts"]) == {
+        "train",
+        "held-out-users",
+        "held-out-records",
+        "public",
+    }
+    parts = open_parts(tmp_path / "std")
+    assert parts["public"].metadata["public"] and not parts["train"].metadata["public"]
+    train = parts["train"]
+    tokenizer = Tokenizer.load(tmp_path / "std")
+    first = tokenizer.decode(train.record(0))
+    assert "def " in first
+    assert train.user_name(0).isidentifier()

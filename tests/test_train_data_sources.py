@@ -1,0 +1,319 @@
+"""Each source: what becomes a record, what is bad, and going on from any position."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+
+import pyarrow as arrow
+import pytest
+from pyarrow import parquet
+
+from mfopt._check import UsageError
+from mfopt.training.data.enron import Enron, parse, repeats_ngram
+from mfopt.training.data.sources import Csv, Folder, JsonLines, Parquet
+from mfopt.training.data.stdlib import StandardLibrary, functions_of, is_public
+
+ROWS = [("ann", "first"), ("bob", 'quo"te, comma'), ("ann", "two\nlines"), ("Ünal", "☃ snow")]
+
+
+def records(source):
+    return [(item.user, item.text) for item in source.read() if item.reason is None]
+
+
+def reasons(source):
+    return Counter(item.reason for item in source.read() if item.reason is not None)
+
+
+def assert_resumable(source):
+    items = list(source.read())
+    assert items, "an empty source proves nothing"
+    for count, item in enumerate(items, 1):
+        assert list(source.read(item.position)) == items[count:]
+    done = [item.done for item in items]
+    assert done == sorted(done) and done[-1] <= source.total()
+    assert source.describe() == source.describe() and json.dumps(source.describe())
+
+
+def write_jsonl(path, rows):
+    path.write_text("".join(json.dumps({"who": u, "what": t}) + "\n" for u, t in rows), "utf-8")
+    return path
+
+
+def write_csv(path, rows):
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("id", "who", "what"), *((0, u, t) for u, t in rows)])
+    return path
+
+
+def write_parquet(path, rows):
+    users, texts = zip(*rows, strict=True)
+    table = arrow.table({"what": list(texts), "other": [1] * len(rows), "who": list(users)})
+    parquet.write_table(table, path, row_group_size=2)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "write", "suffix"),
+    [
+        (JsonLines, write_jsonl, "jsonl"),
+        (Csv, write_csv, "csv"),
+        (Parquet, write_parquet, "parquet"),
+    ],
+)
+def test_tables_give_the_rows_that_were_written(tmp_path, kind, write, suffix):
+    files = [
+        write(tmp_path / f"one.{suffix}", ROWS),
+        write(tmp_path / f"two.{suffix}", [*ROWS[:2], ("x", " "), *ROWS[:1]]),
+    ]
+    source = kind(files, "who", "what")
+    assert records(source) == ROWS + ROWS[:2] + ROWS[:1]
+    assert reasons(source) == {"text is empty": 1}
+    assert_resumable(source)
+    bad = next(item for item in source.read() if item.reason)
+    assert bad.where.startswith(f"two.{suffix}: ") and not bad.filtered
+    before = source.describe()
+    write(files[0], [*ROWS, ("new", "row")])
+    assert kind(files, "who", "what").describe() != before
+    with pytest.raises(UsageError, match="is no file"):
+        kind([tmp_path / "nowhere"], "who", "what")
+
+
+def test_bad_json_lines_are_told_apart(tmp_path):
+    path = tmp_path / "bad.jsonl"
+    good = b'{"user": "a", "text": "fine"}\n'
+    path.write_bytes(
+        good
+        + b'{"user": "a", "text": "cut\n'
+        + b"[1, 2]\n"
+        + b'{"user": "a"}\n'
+        + b'{"text": "t"}\n'
+        + b'{"user": null, "text": "t"}\n'
+        + b'{"user": true, "text": "t"}\n'
+        + b'{"user": "a", "text": 3}\n'
+        + b'{"user": " ", "text": "t"}\n'
+        + b'{"user": "a", "text": ""}\n'
+        + b'{"user": "a", "text": "\xff"}\n'
+        + b'{"user": "a", "text": "\\ud800"}\n'
+        + b"[" * 100_000
+        + b"\n\n  \n"
+        + b'{"user": 7, "text": "number"}'  # no newline at the end
+    )
+    source = JsonLines([path], "user", "text")
+    assert records(source) == [("a", "fine"), ("7", "number")]
+    assert reasons(source) == {
+        "not JSON": 2,
+        "not a JSON object": 1,
+        "text is missing": 1,
+        "user is missing": 2,
+        "user is neither text nor integer": 1,
+        "text is not text": 1,
+        "user is empty": 1,
+        "text is empty": 1,
+        "not UTF-8": 2,
+    }
+    assert_resumable(source)
+
+
+def test_bad_csv_rows_are_told_apart(tmp_path):
+    path = tmp_path / "bad.csv"
+    path.write_bytes(b"user,text\na,fine\na\na,b,c\n\n,t\na,\xff\nb,last\n")
+    source = Csv([path], "user", "text")
+    assert records(source) == [("a", "fine"), ("b", "last")]
+    assert reasons(source) == {"wrong number of columns": 2, "user is empty": 1, "not UTF-8": 1}
+    assert_resumable(source)
+    with pytest.raises(UsageError, match=r"bad.csv has columns \['user', 'text'\]"):
+        list(Csv([path], "who", "text").read())
+
+
+def test_parquet_column_types(tmp_path):
+    path = tmp_path / "types.parquet"
+    table = arrow.table(
+        {
+            "user": arrow.array([5, None, 6], arrow.int32()),
+            "text": arrow.array(["a", "b", None], arrow.large_string()),
+        }
+    )
+    parquet.write_table(table, path)
+    source = Parquet([path], "user", "text")
+    assert records(source) == [("5", "a")]
+    assert reasons(source) == {"user is missing": 1, "text is missing": 1}
+    with pytest.raises(UsageError, match="column"):
+        list(Parquet([path], "who", "text").read())
+    path.write_bytes(b"no parquet at all")
+    with pytest.raises(UsageError, match="no Parquet file"):
+        list(Parquet([path], "user", "text").read())
+
+
+def test_folders_of_files_and_of_folders(tmp_path):
+    for name, text in {
+        "bob.txt": "one line\nanother\n\nnew paragraph\n",
+        "ann/2020/b.txt": "deep",
+        "ann/a.txt": "shallow",
+        "ann/empty.txt": "\n",
+        ".hidden/x.txt": "no",
+        "ann/.hidden": "no",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "cyd.v2.txt").write_bytes(b"\xff\xfe")
+    whole = Folder(tmp_path)
+    assert records(whole) == [
+        ("ann", "deep"),
+        ("ann", "shallow"),
+        ("bob", "one line\nanother\n\nnew paragraph\n"),
+    ]
+    assert reasons(whole) == {"not UTF-8": 1, "text is empty": 1}
+    lines = Folder(tmp_path, "line")
+    assert [text for user, text in records(lines) if user == "bob"] == [
+        "one line",
+        "another",
+        "new paragraph",
+    ]
+    parts = Folder(tmp_path, "paragraph")
+    assert [text for user, text in records(parts) if user == "bob"] == [
+        "one line\nanother",
+        "new paragraph\n",
+    ]
+    for source in (whole, lines, parts):
+        assert_resumable(source)
+    with pytest.raises(UsageError, match="records"):
+        Folder(tmp_path, "word")
+    with pytest.raises(UsageError, match="no folder"):
+        Folder(tmp_path / "bob.txt")
+
+
+MAIL = """Message-ID: <1.JavaMail.evans@thyme>
+Date: Mon, 14 May 2001 16:39:00 -0700 (PDT)
+From: Phillip.Allen@Enron.com
+To: tim.belden@enron.com, "Smith, J." <j.smith@x.org>,
+\tk.last@enron.com
+Subject: Re: a plan
+ in two lines
+Cc: tim.belden@enron.com, c@d.com
+Mime-Version: 1.0
+Bcc: c@d.com
+X-From: Phillip K Allen
+X-To: Tim Belden <Tim Belden/Enron@EnronXGate>
+
+To: not a header
+Here is our forecast
+"""
+
+
+def test_a_mail_is_taken_apart():
+    assert (
+        parse(MAIL.replace("\n", "\r\n"))
+        == parse(MAIL)
+        == {
+            "date": "Mon, 14 May 2001 16:39:00 -0700 (PDT)",
+            "sender": "phillip.allen@enron.com",
+            "receivers": ["tim.belden@enron.com", "j.smith@x.org", "k.last@enron.com", "c@d.com"],
+            "subject": "Re: a plan in two lines",
+            "body": "To: not a header\nHere is our forecast",
+        }
+    )
+
+
+def test_repeated_ngrams_against_counting():
+    words = "a b c d e f a b c x d e f a"
+    for n in range(1, 8):
+        grams = Counter(tuple(words.split()[i : i + n]) for i in range(14 - n + 1))
+        assert repeats_ngram(words, n) == (max(grams.values()) > 1)
+    assert not repeats_ngram("too short", 20)
+
+
+def mail(body="text", subject="s", sender="a@b.c", to="x@y.z"):
+    return f"From: {sender}\nTo: {to}\nSubject: {subject}\n\n{body}\n"
+
+
+def test_the_maildir(tmp_path):
+    run = " ".join(f"w{number}" for number in range(20))
+    mails = {
+        "allen-p/_sent_mail/1.": MAIL,
+        "allen-p/_sent_mail/2.": mail(f"{run} and {run}"),
+        "allen-p/_sent_mail/3.": mail(f"{run} {run[:-4]}"),
+        "allen-p/inbox/1.": mail(subject="FW: look"),
+        "allen-p/inbox/2.": mail(subject="Fwd: look"),
+        "allen-p/inbox/3.": mail("see\n---------------------- Forwarded by X on 1/2/2001\nold"),
+        "allen-p/inbox/4.": mail("see\n  ----- Forwarded Message -----\nold"),
+        "allen-p/inbox/5.": mail("> Begin forwarded message:\nold"),
+        "allen-p/inbox/6.": mail("we forwarded by hand", subject="forward: march"),
+        "bass-e/1.": mail(to=""),
+        "bass-e/2.": mail(sender="nobody"),
+        "bass-e/3.": mail(body=""),
+        "bass-e/4.": "no header at all",
+        "bass-e/5.": mail("caf\xe9"),
+    }
+    for name, text in mails.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(text.encode("latin-1"))
+    source = Enron(tmp_path)
+    found = records(source)
+    assert [user for user, _ in found] == ["phillip.allen@enron.com"] * 4 + ["a@b.c"] * 3
+    assert found[2][1] == (
+        "Date: Mon, 14 May 2001 16:39:00 -0700 (PDT)\nFrom: phillip.allen@enron.com\n"
+        "To: k.last@enron.com\nSubject: Re: a plan in two lines\n\n"
+        "To: not a header\nHere is our forecast\n"
+    )
+    assert found[-1][1].endswith("\n\ncafé\n")
+    assert reasons(source) == {
+        "forwarded": 5,
+        "repeated 20-gram": 1,
+        "empty body": 1,
+        "no receiver": 1,
+        "no sender": 1,
+        "no mail header": 1,
+    }
+    by_rule = {item.reason for item in source.read() if item.filtered}
+    assert by_rule == {"forwarded", "repeated 20-gram", "empty body"}
+    assert_resumable(source)
+
+
+def test_functions_of_a_module():
+    source = (
+        "import os\n"
+        "@decorated(\n    1)\n"
+        "def outer():\n    def inner():\n        pass\n    return inner\n"
+        "class A:\n    class B:\n        async def deep(self):\n            '''x'''\n"
+        "    value = 1\n    def method(self): return 2\n"
+        "if True:\n    def conditional(): pass\n"
+    )
+    assert functions_of(source) == [
+        "@decorated(\n    1)\ndef outer():\n    def inner():\n        pass\n    return inner\n",
+        "async def deep(self):\n    '''x'''\n",
+        "def method(self): return 2\n",
+    ]
+
+
+def test_the_standard_library_has_the_promised_shape():
+    parts = {part: StandardLibrary(part) for part in ("private", "public", "all")}
+    users = {
+        part: Counter(item.user for item in source.read() if item.reason is None)
+        for part, source in parts.items()
+    }
+    # Sizes differ by Python version; the order of magnitude does not.
+    assert 400 < len(users["all"]) < 700
+    assert 10_000 < users["all"].total() < 18_000
+    assert max(users["all"].values()) > 400
+    assert 5 <= sorted(users["all"].values())[len(users["all"]) // 2] <= 15
+    assert users["private"] + users["public"] == users["all"]
+    tops = [{user.split(".")[0] for user in users[part]} for part in ("private", "public")]
+    assert not tops[0] & tops[1]
+    assert all(is_public(name) for name in tops[1])
+    assert {"json.decoder", "json"} <= set(users["private"])
+    with pytest.raises(UsageError, match="part"):
+        StandardLibrary("secret")
+
+
+def test_the_standard_library_resumes_and_skips_what_is_not_python(tmp_path):
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "a.py").write_text("def no(): pass\n")
+    (tmp_path / "good.py").write_text("def f(): pass\ndef g(): pass\n")
+    (tmp_path / "bad.py").write_text("def (\n")
+    (tmp_path / "data.txt").write_text("def no(): pass\n")
+    source = StandardLibrary("all", tmp_path)
+    assert records(source) == [("good", "def f(): pass\n"), ("good", "def g(): pass\n")]
+    assert reasons(source) == {"not Python": 1}
+    assert_resumable(source)
