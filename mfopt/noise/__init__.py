@@ -1,6 +1,18 @@
-"""Streaming of correlated noise C⁻¹z: in JAX, and in the training code that users have."""
+"""Streaming of correlated noise C⁻¹z: in JAX, and in the training code that users have.
 
+Adapters are modules of their own, each importing its library: :mod:`mfopt.noise.for_optax`,
+:mod:`mfopt.noise.for_jax_privacy`, :mod:`mfopt.noise.for_torch`, :mod:`mfopt.noise.for_opacus`.
+"""
+
+from mfopt.noise.files import load_state, save_state
 from mfopt.noise.state import NoiseState
 from mfopt.noise.stream import NoiseExhaustedError, NoiseStream, from_factorization
 
-__all__ = ["NoiseExhaustedError", "NoiseState", "NoiseStream", "from_factorization"]
+__all__ = [
+    "NoiseExhaustedError",
+    "NoiseState",
+    "NoiseStream",
+    "from_factorization",
+    "load_state",
+    "save_state",
+]

@@ -23,6 +23,14 @@ Past = Literal["auto", "store", "regenerate"]
 class NoiseExhaustedError(_check.FailureError):
     """A step was asked for that the factorization, and so its guarantee, does not cover."""
 
+    @classmethod
+    def after(cls, iterations: int) -> NoiseExhaustedError:
+        """The error for the step after the last one."""
+        return cls(
+            f"step {iterations} (counted from 0): the factorization covers {iterations} "
+            "iterations, and its guarantee no further noise. Optimize one for more iterations."
+        )
+
 
 class NoiseStream:
     """Streams ``noise_multiplier · clip_norm · C⁻¹z``, to be added to *sums* of clipped gradients.
@@ -163,13 +171,12 @@ class NoiseStream:
         words = _keys.pinned(seed) if seed is not None else None
         if words is None:
             words = _keys.fresh() if key is None else _keys.given(key)
-        home = next((s for s in layout.shardings if s is not None), None)
         buffers = tuple(
             self._zeros(shape, sharding)
             for shape, sharding in zip(layout.shapes, layout.shardings, strict=True)
         )
         return NoiseState(
-            key=_replicated(words, home),
+            key=on_devices_of(layout, words),
             step=np.int32(0),
             buffers=buffers,
             layout=layout,
@@ -200,10 +207,7 @@ class NoiseStream:
             )  # fmt: skip
         step = int(state.step)
         if step >= self.iterations:
-            raise NoiseExhaustedError(
-                f"step {step}: the factorization covers {self.iterations} iterations, and further "
-                "noise would not be covered by its guarantee. Optimize one for more iterations."
-            )
+            raise NoiseExhaustedError.after(self.iterations)
         if isinstance(state.key, jax.Array) and state.key.is_deleted():
             raise _check.reject(
                 "state", f"state of step {step}", "was used already: the same noise twice cancels",
@@ -316,10 +320,11 @@ def _sharded(function: Any, counters: _draws.Counters, sharding: Any, has_buffer
     )
 
 
-def _replicated(words: np.ndarray, sharding: NamedSharding | None) -> jax.Array:
-    """The key on the devices that hold the parameters."""
+def on_devices_of(layout: Layout, words: np.ndarray) -> jax.Array:
+    """The key, on every device that holds the parameters."""
+    sharding = next((s for s in layout.shardings if s is not None), None)
     if sharding is None:
-        return jnp.asarray(words)
+        return jnp.array(words)
     everywhere = NamedSharding(sharding.mesh, PartitionSpec())
     return jax.make_array_from_callback(words.shape, everywhere, lambda index: words[index])
 

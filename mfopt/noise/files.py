@@ -1,0 +1,197 @@
+"""State files: readable by their owner only, and bound to one factorization.
+
+A state file holds the key of the noise. It is created with mode 0600, written under a temporary
+name in the same folder and renamed, so that there is never half a file and never a readable one.
+It is an ``.npz`` without pickled objects.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import uuid
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from mfopt import _check
+from mfopt.noise.state import Layout, NoiseState, buffer_sharding
+from mfopt.noise.stream import NoiseStream, on_devices_of
+
+_FORMAT = "mfopt noise state 1"
+_NOTICE = (
+    "SECRET. Whoever reads this file can compute the noise of the run and remove it. "
+    "Keep it as safe as the data itself, and delete it after the run."
+)
+
+
+def save_state(
+    path: str | os.PathLike[str], stream: NoiseStream, state: NoiseState, *, force: bool = False
+) -> None:
+    """Write ``state`` to ``path``, readable by the owner only.
+
+    A run that goes on from a file makes the same noise again from that step on. If steps after
+    the file was written were released already, their data must be the same as before, or the
+    difference of the two outputs shows it.
+
+    Raises:
+      UsageError: the file exists and ``force`` is not set, or the buffers are spread over several
+        processes (then checkpoint the state, a pytree, with a library for such arrays, and
+        restrict who can read what it writes).
+    """
+    stream.check_state(state)
+    arrays: dict[str, np.ndarray] = {"key": _local("key", state.key)}
+    names = leaf_names(state.layout)
+    for i, buffer in enumerate(state.buffers):
+        if buffer is not None:
+            arrays[f"buffer/{i}"] = _local(names[i], buffer)
+    write_secret(
+        path,
+        {
+            "kind": "jax",
+            "digest": state.digest,
+            "settings": state.settings,
+            "pinned": state.pinned,
+            "step": int(state.step),
+            "parameters": names,
+            "shapes": [list(shape) for shape in state.layout.shapes],
+        },
+        arrays,
+        force=force,
+    )
+
+
+def load_state(path: str | os.PathLike[str], stream: NoiseStream, params: Any) -> NoiseState:
+    """Read what :func:`save_state` wrote, laid out over devices as ``params`` is now.
+
+    The devices may be others than those that wrote the file: the noise is the same.
+
+    Raises:
+      UsageError: the file was made with another factorization, other settings or other
+        parameters, or others than its owner may read it.
+    """
+    header, arrays = read_secret(path, "jax")
+    refuse_other(header, stream)
+    layout = Layout.of(params)
+    names = leaf_names(layout)
+    shapes = [list(shape) for shape in layout.shapes]
+    if header["parameters"] != names or header["shapes"] != shapes:
+        raise _check.reject(
+            "params", dict(zip(names, shapes, strict=True)),
+            "are not those that the state was made for: "
+            f"{dict(zip(header['parameters'], header['shapes'], strict=True))}",
+        )  # fmt: skip
+    buffers: list[Any] = []
+    for i, sharding in enumerate(layout.shardings):
+        stored = arrays.get(f"buffer/{i}")
+        if stored is not None and sharding is not None:
+            stored = jax.device_put(stored, buffer_sharding(sharding))
+        buffers.append(stored if stored is None else jax.numpy.asarray(stored))
+    return NoiseState(
+        key=on_devices_of(layout, arrays["key"]),
+        step=np.int32(header["step"]),
+        buffers=tuple(buffers),
+        layout=layout,
+        digest=header["digest"],
+        settings=header["settings"],
+        pinned=header["pinned"],
+    )
+
+
+def leaf_names(layout: Layout) -> list[str]:
+    """The path of every parameter inside its pytree."""
+    tree = jax.tree.unflatten(layout.treedef, range(len(layout.shapes)))
+    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def refuse_other(header: dict[str, Any], stream: NoiseStream) -> None:
+    """Raise :class:`UsageError` unless the header belongs to ``stream``."""
+    if header["digest"] != stream.digest:
+        raise _check.reject(
+            "state file", f"digest {header['digest'][:12]}",
+            f"belongs to another factorization than this one ({stream.digest[:12]})",
+            "Its past noise was made by another matrix: start a new run.",
+        )  # fmt: skip
+    if header["settings"] != stream.settings:
+        raise _check.reject(
+            "state file", header["settings"], f"was made with other settings than {stream.settings}"
+        )
+
+
+def write_secret(
+    path: str | os.PathLike[str],
+    header: dict[str, Any],
+    arrays: dict[str, np.ndarray],
+    *,
+    force: bool,
+) -> None:
+    """An ``.npz`` with mode 0600 from its first byte on, renamed into place."""
+    path = Path(path)
+    if path.exists() and not force:
+        raise _check.reject("path", str(path), "exists", "Use force=True to replace it.")
+    if not path.parent.is_dir():
+        raise _check.reject("path", str(path), f"the folder {path.parent} does not exist")
+    dtypes = {name: str(value.dtype) for name, value in arrays.items()}
+    header = {"format": _FORMAT, "notice": _NOTICE, "dtypes": dtypes, **header}
+    raw = {name: _raw(value) for name, value in arrays.items()}
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            np.savez(file, allow_pickle=False, header=np.array(json.dumps(header)), **raw)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def read_secret(
+    path: str | os.PathLike[str], kind: str
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """(header, arrays) of a file of :func:`write_secret`; nothing in it is executed."""
+    path = Path(path)
+    if not path.is_file():
+        raise _check.reject("path", str(path), "no such file")
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise _check.reject(
+            "path", str(path), f"can be read by others than its owner (mode {mode:04o})",
+            "It holds the key of the noise: check who has read it, then chmod 600.",
+        )  # fmt: skip
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            raw = {name: file[name] for name in file.files}
+        header = json.loads(str(raw.pop("header")))
+        if header["format"] != _FORMAT:
+            raise ValueError(f"format {header['format']!r}")
+        arrays = {name: _cooked(raw[name], dtype) for name, dtype in header["dtypes"].items()}
+    except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise _check.reject("path", str(path), f"is not a noise state file ({error})") from None
+    if header.get("kind") != kind:
+        raise _check.reject("path", str(path), f"is a state for {header.get('kind')}, not {kind}")
+    return header, arrays
+
+
+def _raw(value: np.ndarray) -> np.ndarray:
+    """numpy cannot name bfloat16 and its like in a file: store their bits."""
+    if value.dtype.kind != "V":
+        return value
+    return value.view(np.dtype(f"u{value.dtype.itemsize}"))
+
+
+def _cooked(value: np.ndarray, dtype: str) -> np.ndarray:
+    return value.view(np.dtype(getattr(ml_dtypes, dtype, dtype)))
+
+
+def _local(name: str, value: Any) -> np.ndarray:
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        raise _check.reject(
+            "state", name, "its buffers are spread over several processes",
+            "Checkpoint the state, a pytree, with a library for such arrays; keep it secret.",
+        )  # fmt: skip
+    return np.asarray(value)

@@ -1,0 +1,248 @@
+"""Correlated noise for a list of PyTorch parameters."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from mfopt import _check
+from mfopt.noise import _draws, _keys, files
+from mfopt.noise.recursions import Modal, Ring, Rows
+from mfopt.noise.stream import NoiseExhaustedError, NoiseStream
+
+_TYPES = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
+
+
+class TorchNoise:
+    """The noise of a :class:`NoiseStream` for PyTorch parameters, each on its own device.
+
+    ``next()`` gives a list of tensors shaped like the parameters, to be added to the *sums* of
+    clipped gradients of one step. Unlike the JAX stream it keeps its state itself.
+
+    For parameters on the CPU, the white draws are those of the JAX stream, element by element,
+    handed over without a copy: with one pinned seed both give the same noise. PyTorch's CPU
+    generator would not do: it keeps 32 bits of its seed, so that two of a run's steps, or two
+    runs, could get the same draws. On other devices, PyTorch's own generator is seeded anew for
+    each step and parameter with 64 bits of a SHA-256 of the key.
+
+    **Secret**, as the state of the stream: ``state_dict`` holds the key of the noise. Prefer
+    :meth:`save`, which makes files that only their owner can read.
+
+    Args:
+      stream: strategy, scale and types.
+      parameters: floating-point tensors (not distributed ones).
+      seed: pins the noise, for experiments only; the default key is the operating system's.
+      key: a secret key that the caller keeps, uint32 of shape (2,), never used before.
+    """
+
+    def __init__(
+        self,
+        stream: NoiseStream,
+        parameters: Iterable[torch.Tensor],
+        *,
+        seed: int | None = None,
+        key: Any = None,
+    ) -> None:
+        if seed is not None and key is not None:
+            raise _check.reject("seed", seed, "give a seed or a key, not both")
+        self.stream = stream
+        self.pinned = seed is not None
+        self.step = 0
+        self._like = [_checked(i, p) for i, p in enumerate(parameters)]
+        if not self._like:
+            raise _check.reject("parameters", [], "must hold at least one tensor")
+        self._shapes = tuple(shape for shape, _ in self._like)
+        self._counters = _draws.allocate(self._shapes, stream.iterations)
+        if seed is not None:
+            self._key = _keys.pinned(seed)
+        else:
+            self._key = _keys.fresh() if key is None else _keys.given(key)
+        self._dtype = _TYPES[stream.dtype]
+        buffer_dtype = getattr(torch, str(stream.buffer_dtype))
+        slots = stream.recursion.slots
+        self._buffers = [
+            torch.zeros((slots, *shape), dtype=buffer_dtype, device=device) if slots else None
+            for shape, device in self._like
+        ]
+
+    def __repr__(self) -> str:
+        kind = "pinned, not private" if self.pinned else "secret"
+        return f"TorchNoise({self.stream!r}, step={self.step}, key=<{kind}>)"
+
+    @torch.no_grad()
+    def next(self) -> list[torch.Tensor]:
+        """The noise of this step, one tensor per parameter; goes on to the next step.
+
+        Raises:
+          NoiseExhaustedError: past the last step that the factorization covers.
+        """
+        if self.step >= self.stream.iterations:
+            raise NoiseExhaustedError.after(self.stream.iterations)
+        coefficients = tuple(np.asarray(c) for c in self.stream.recursion.at(self.step))
+        noise = [self._advance(i, coefficients) for i in range(len(self._like))]
+        self.step += 1
+        return noise
+
+    def _advance(self, leaf: int, coefficients: tuple[np.ndarray, ...]) -> torch.Tensor:
+        recursion, step, buffer = self.stream.recursion, self.step, self._buffers[leaf]
+        white = self._draw(leaf, step)
+        if isinstance(recursion, Modal):
+            return _modal(coefficients, white, buffer)
+        weights = coefficients[0]
+        if buffer is not None:
+            feedback = isinstance(recursion, Ring) and recursion.feedback
+            return _buffered(weights, white, step, buffer, feedback)
+        noise = white.mul_(float(weights[0]))
+        if isinstance(recursion, Rows):
+            for lag in range(1, min(step, recursion.window - 1) + 1):
+                noise.add_(self._draw(leaf, step - lag), alpha=float(weights[lag]))
+        return noise
+
+    def _draw(self, leaf: int, step: int) -> torch.Tensor:
+        shape, device = self._like[leaf]
+        if device.type == "cpu":
+            return self._draw_by_counters(leaf, step)
+        return self._draw_by_generator(shape, device, leaf, step)
+
+    def _draw_by_counters(self, leaf: int, step: int) -> torch.Tensor:
+        wide = self.stream.dtype == np.float64
+        draw = _white(self._counters[leaf], self.stream.stddev, self.stream.dtype)
+        with jax.default_device(jax.devices("cpu")[0]), jax.enable_x64(wide):
+            return torch.from_dlpack(draw(self._key, np.int32(step)))
+
+    def _draw_by_generator(
+        self, shape: tuple[int, ...], device: torch.device, leaf: int, step: int
+    ) -> torch.Tensor:
+        text = f"mfopt torch noise {step} {leaf}".encode()
+        seed = int.from_bytes(hashlib.sha256(self._key.tobytes() + text).digest()[:8], "little")
+        generator = torch.Generator(device=device)
+        generator.manual_seed(seed)
+        made = torch.randn(shape, generator=generator, dtype=self._dtype, device=device)
+        return made.mul_(self.stream.stddev)
+
+    def state_dict(self) -> dict[str, Any]:
+        """**Secret.** Everything :meth:`load_state_dict` needs, for PyTorch checkpoints."""
+        return {
+            "key": torch.from_numpy(self._key.view(np.int32).copy()),
+            "step": self.step,
+            "pinned": self.pinned,
+            "digest": self.stream.digest,
+            "settings": self.stream.settings,
+            "shapes": [list(shape) for shape in self._shapes],
+            "buffers": [None if b is None else b.clone() for b in self._buffers],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from :meth:`state_dict`.
+
+        Raises:
+          UsageError: the state belongs to another factorization, other settings or other
+            parameters.
+        """
+        files.refuse_other(state, self.stream)
+        if state["shapes"] != [list(shape) for shape in self._shapes]:
+            raise _check.reject("state", state["shapes"], "belongs to other parameters")
+        for mine, theirs in zip(self._buffers, state["buffers"], strict=True):
+            if mine is not None:
+                mine.copy_(theirs)
+        self._key = state["key"].numpy().view(np.uint32).copy()
+        self.step, self.pinned = int(state["step"]), bool(state["pinned"])
+
+    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Write the state to a file that only its owner can read (see :mod:`mfopt.noise.files`)."""
+        header = {k: v for k, v in self.state_dict().items() if k not in ("key", "buffers")}
+        arrays = {"key": self._key}
+        for i, buffer in enumerate(self._buffers):
+            if buffer is not None:
+                arrays[f"buffer/{i}"] = _bits(buffer.cpu())
+        files.write_secret(path, {"kind": "torch", **header}, arrays, force=force)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Go on from a file of :meth:`save`; refused where it belongs to something else."""
+        header, arrays = files.read_secret(path, "torch")
+        buffers: list[torch.Tensor | None] = []
+        for i, buffer in enumerate(self._buffers):
+            stored = arrays.get(f"buffer/{i}")
+            if buffer is None or stored is None:
+                buffers.append(None)
+            else:
+                buffers.append(torch.from_numpy(stored).view(buffer.dtype))
+        key = torch.from_numpy(arrays["key"].view(np.int32).copy())
+        self.load_state_dict({**header, "key": key, "buffers": buffers})
+
+
+def _checked(index: int, parameter: Any) -> tuple[tuple[int, ...], torch.device]:
+    name = f"parameters[{index}]"
+    if not isinstance(parameter, torch.Tensor):
+        raise _check.reject(name, type(parameter).__name__, "must be a torch.Tensor")
+    if not parameter.dtype.is_floating_point:
+        raise _check.reject(name, str(parameter.dtype), "must be of a floating-point type")
+    if hasattr(parameter, "full_tensor"):
+        raise _check.reject(name, "DTensor", "distributed tensors are not supported")
+    return tuple(parameter.shape), parameter.device
+
+
+@functools.cache
+def _white(counters: _draws.Counters, stddev: float, dtype: np.dtype) -> Any:
+    """The compiled white draw of one leaf: (key, step) -> array on the CPU."""
+    shape = counters.shape
+
+    def draw(key: Any, step: Any) -> jax.Array:
+        low, high = counters.words(step, shape, (0,) * len(shape))
+        made = _draws.standard_normal(*_draws.threefry(key, low, high), dtype)
+        return made * jax.numpy.asarray(stddev, dtype)
+
+    return jax.jit(draw)
+
+
+def _modal(
+    coefficients: tuple[np.ndarray, ...], white: torch.Tensor, buffer: torch.Tensor | None
+) -> torch.Tensor:
+    """One step of :class:`~mfopt.noise.recursions.Modal`, in place."""
+    gain, read, decay, feed = coefficients
+    noise = white.mul_(float(gain))
+    if buffer is not None:
+        _add_products(noise, buffer, -read)
+        factors = torch.as_tensor(decay, dtype=torch.float64).to(buffer.device, buffer.dtype)
+        buffer.mul_(factors.view(-1, *[1] * noise.ndim))
+        for k in np.flatnonzero(feed):
+            buffer[k].add_(noise, alpha=float(feed[k]))
+    return noise
+
+
+def _buffered(
+    weights: np.ndarray, white: torch.Tensor, step: int, buffer: torch.Tensor, feedback: bool
+) -> torch.Tensor:
+    """One step from the last outputs (``feedback``) or the last draws, in place."""
+    slots = len(buffer)
+    if feedback:
+        lags = 1 + (step - 1 - np.arange(slots)) % slots
+        noise = _add_products(white.mul_(float(weights[0])), buffer, weights[lags])
+        buffer[step % slots].copy_(noise)
+        return noise
+    buffer[step % slots].copy_(white)
+    lags = (step - np.arange(slots)) % slots
+    return _add_products(white.zero_(), buffer, np.where(lags <= step, weights[lags], 0.0))
+
+
+def _add_products(total: torch.Tensor, buffer: torch.Tensor, weights: np.ndarray) -> torch.Tensor:
+    """``total += Σ_k weights[k] buffer[k]``, in place."""
+    if buffer.dtype == total.dtype:
+        vector = torch.as_tensor(weights, dtype=total.dtype).to(total.device)
+        total.view(-1).addmv_(buffer.view(len(buffer), -1).T, vector)
+    else:
+        for k in np.flatnonzero(weights):
+            total.add_(buffer[k], alpha=float(weights[k]))
+    return total
+
+
+def _bits(buffer: torch.Tensor) -> np.ndarray:
+    """numpy knows no bfloat16: its bits are stored."""
+    return buffer.view(torch.int16).numpy() if buffer.dtype == torch.bfloat16 else buffer.numpy()
