@@ -77,14 +77,42 @@ class GroupProfile:
         Step by step, the unit's bound min_i (e^{ε_i} q + δ_i) is applied to the probability q
         that was reached so far. Whatever the start, the split it picks is a valid one.
         """
-        log_q, epsilon, log_delta = log_start, 0.0, -math.inf
-        for _ in range(self.group_size):
-            lines = np.logaddexp(self.epsilons + log_q, self.log_deltas)
-            best = int(np.argmin(lines))
-            log_q = float(lines[best])
-            epsilon += float(self.epsilons[best])
-            log_delta = float(np.logaddexp(self.epsilons[best] + log_delta, self.log_deltas[best]))
+        epsilon, log_delta = 0.0, -math.inf
+        for line in self._lines(log_start):
+            epsilon += float(self.epsilons[line])
+            log_delta = float(np.logaddexp(self.epsilons[line] + log_delta, self.log_deltas[line]))
         return epsilon, log_delta
+
+    def lines_within(self, epsilon: float) -> list[int]:
+        """Indices of the points of the best split found with total at most ``epsilon``.
+
+        In the order of the formula above: the first one's δ has weight 1.
+        """
+        low, high = 0.0, self._smallest_start()
+        lines = [int(np.argmin(self.epsilons))] * self.group_size
+        for _ in range(60):
+            middle = 0.5 * (low + high)
+            candidate = self._lines(middle)
+            if float(np.sum(self.epsilons[candidate])) <= epsilon:
+                low, lines = middle, candidate
+            else:
+                high = middle
+        return lines[::-1]
+
+    def _lines(self, log_start: float) -> list[int]:
+        log_q, lines = log_start, []
+        for _ in range(self.group_size):
+            values = np.logaddexp(self.epsilons + log_q, self.log_deltas)
+            best = int(np.argmin(values))
+            log_q = float(values[best])
+            lines.append(best)
+        return lines
+
+    def _smallest_start(self) -> float:
+        """A log probability so small that every step takes the last point."""
+        return (
+            min(float(self.log_deltas[-1]), 0.0) - self.group_size * float(self.epsilons[-1]) - 50
+        )
 
     def _around(self, below):  # type: ignore[no-untyped-def]
         """Neighbouring splits (one that satisfies ``below``, the next that does not).
@@ -92,7 +120,7 @@ class GroupProfile:
         Splits are ordered by start: a smaller starting probability gives a larger ε and a
         smaller δ.
         """
-        low, high = 0.0, min(float(self.log_deltas[-1]), 0.0) - float(self.epsilons[-1]) - 50.0
+        low, high = 0.0, self._smallest_start()
         first, last = self.split(low), self.split(high)
         if not below(first):
             # already the split at probability 1 is past the point: δ <= 1 is all that is left

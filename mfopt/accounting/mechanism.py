@@ -11,10 +11,10 @@ import abc
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, Protocol
 
 from mfopt import _check, sampling
-from mfopt.accounting import gaussian, poisson, rounds, solve, unamplified
+from mfopt.accounting import balls_in_bins, gaussian, poisson, rounds, solve, unamplified
 from mfopt.accounting.group import Profile
 from mfopt.guarantee import Adjacency, Guarantee, Status
 from mfopt.strategies import Identity, Strategy
@@ -54,26 +54,23 @@ class Mechanism:
         self.strategy.check_size(self.sampling.iterations)
 
 
-class Analysis(abc.ABC):
+class Analysis(Protocol):
     """What is known about one mechanism. All numbers are per group of ``group_size`` units."""
 
     mechanism: Mechanism
 
-    @abc.abstractmethod
     def epsilon(self, noise_multiplier: float, delta: float) -> Guarantee:
         """The smallest ε at this σ and δ."""
 
-    @abc.abstractmethod
     def delta(self, noise_multiplier: float, epsilon: float) -> Guarantee:
         """The smallest δ at this σ and ε."""
 
-    @abc.abstractmethod
     def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
         """The smallest σ for (ε, δ), rounded up."""
 
 
 @dataclasses.dataclass(frozen=True)
-class DeterministicAnalysis(Analysis):
+class DeterministicAnalysis(abc.ABC):
     """An analysis without randomness of its own.
 
     Attributes:
@@ -174,8 +171,13 @@ class RoundsAnalysis(DeterministicAnalysis):
         return self.composed.scale * max(mixture.guess(count, epsilon, delta), 1e-3)
 
 
-def analysis(mechanism: Mechanism) -> Analysis:
+def analysis(
+    mechanism: Mechanism, *, samples: int = balls_in_bins.SAMPLES, seed: int | None = None
+) -> Analysis:
     """What is known about the mechanism.
+
+    ``samples`` and ``seed`` matter to sampled accounts only (balls-in-bins): the number of
+    verifying samples, and their seed if a run is to be reproduced.
 
     Raises:
       UsageError: no valid analysis is known; the message names the nearest mechanism with one.
@@ -194,6 +196,9 @@ def analysis(mechanism: Mechanism) -> Analysis:
         return _cyclic(mechanism, scheme)
     if isinstance(scheme, sampling.FixedBatch):
         return _fixed_batch(mechanism, scheme)
+    if isinstance(scheme, sampling.BallsInBins):
+        model = balls_in_bins.model(mechanism, samples)
+        return balls_in_bins.SampledAnalysis(mechanism, model, seed)
     raise _check.reject("sampling", scheme, "no accountant for this scheme")
 
 
@@ -203,6 +208,8 @@ def account(
     noise_multiplier: float | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
+    samples: int = balls_in_bins.SAMPLES,
+    seed: int | None = None,
 ) -> Guarantee:
     """The third of (σ, ε, δ) from two of them; never rounded towards less privacy.
 
@@ -210,6 +217,7 @@ def account(
       mechanism: what is released and against whom it protects.
       noise_multiplier: σ, relative to the clip norm, for C as stored.
       epsilon, delta: the (ε, δ) of the statement.
+      samples, seed: for sampled accounts, see :func:`analysis`.
 
     Raises:
       UsageError: not exactly two of the three are given, one is out of range, or no analysis of
@@ -226,7 +234,7 @@ def account(
         raise _check.reject(
             "noise_multiplier, epsilon, delta", tuple(given.values()), "give exactly two of three"
         )
-    found = analysis(mechanism)
+    found = analysis(mechanism, samples=samples, seed=seed)
     if epsilon is None:
         assert noise_multiplier is not None and delta is not None
         return found.epsilon(noise_multiplier, delta)
