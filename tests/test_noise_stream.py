@@ -1,0 +1,358 @@
+"""Streamed noise against C⁻¹Z computed densely, its covariance, and what it refuses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_strategies import every_strategy
+
+from mfopt import strategies as S
+from mfopt._check import UsageError
+from mfopt.noise import NoiseExhaustedError, NoiseStream, _draws, _keys, from_factorization
+from mfopt.noise.recursions import Modal, Ring, Rows
+
+PARAMS = {"a": np.zeros((3, 4), np.float32), "b": np.zeros((), np.float32)}
+
+
+def make(strategy, n, **options):
+    settings = {"iterations": n, "noise_multiplier": 2.0, "clip_norm": 0.5, **options}
+    return NoiseStream(strategy, **settings)
+
+
+def flat(tree):
+    return np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(tree)])
+
+
+def white(n, seed, params=PARAMS, dtype=jnp.float32):
+    """The documented draws, one element at a time: shape (n, parameters)."""
+    key = _keys.pinned(seed)
+    shapes = tuple(np.shape(leaf) for leaf in jax.tree.leaves(params))
+    rows = []
+    for step in range(n):
+        row = []
+        for leaf, shape in enumerate(shapes):
+            low = np.arange(int(np.prod(shape)), dtype=np.uint32)
+            high = np.full_like(low, step * len(shapes) + leaf)
+            with np.errstate(over="ignore"):
+                words = _draws.threefry(key, low, high)
+            row.append(_draws.standard_normal(*map(jnp.asarray, words), dtype))
+        rows.append(np.concatenate(row))
+    return np.array(rows, np.float64)
+
+
+def streamed(stream, n, seed=1, params=PARAMS):
+    state = stream.init(params, seed=seed)
+    rows = []
+    for _ in range(n):
+        noise, state = stream.next(state)
+        rows.append(flat(noise))
+    return np.array(rows, np.float64), state
+
+
+# --- draws ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "counter", "expected"),
+    [  # known answers of the Random123 distribution for threefry2x32, 20 rounds
+        ((0, 0), (0, 0), (0x6B200159, 0x99BA4EFE)),
+        ((0xFFFFFFFF,) * 2, (0xFFFFFFFF,) * 2, (0x1CB996FC, 0xBB002BE7)),
+        ((0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3), (0xC4923A9C, 0x483DF7A0)),
+    ],
+)
+def test_threefry_known_answers(key, counter, expected):
+    with np.errstate(over="ignore"):
+        words = _draws.threefry(np.array(key, np.uint32), *map(np.uint32, counter))
+    assert tuple(map(int, words)) == expected
+
+
+def test_threefry_is_the_generator_of_jax():
+    key = np.array([7, 2**31 + 5], np.uint32)
+    theirs = jax.random.bits(jax.random.wrap_key_data(key, impl="threefry2x32"), (1000,))
+    first, second = _draws.threefry(key, jnp.zeros(1000, jnp.uint32), jnp.arange(1000).astype("u4"))
+    np.testing.assert_array_equal(first ^ second, theirs)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_draws_are_standard_normal(wide):
+    count = 400_000
+    with jax.enable_x64(wide):
+        index = jnp.arange(count, dtype=jnp.uint32)
+        words = _draws.threefry(_keys.pinned(0), index, jnp.zeros_like(index))
+        dtype = jnp.float64 if wide else jnp.float32
+        draws = np.asarray(jax.jit(_draws.standard_normal, static_argnums=2)(*words, dtype))
+    assert draws.dtype == dtype
+
+    def deviations(x):  # in standard errors: mean, variance, third and fourth moment
+        moments = [np.mean(x), np.mean(x**2) - 1, np.mean(x**3), np.mean(x**4) - 3]
+        return np.abs(moments) / np.sqrt(np.array([1, 2, 15, 96]) / count)
+
+    assert np.all(deviations(draws.astype(np.float64)) < 4.5)
+    assert np.max(deviations(1.01 * draws)) > 4.5  # control: a wrong scale must show
+
+
+def test_the_ends_of_the_uniform_grid_are_symmetric_and_finite():
+    words = jnp.array([0, 2**32 - 1, 2**31 - 1, 2**31], jnp.uint32)
+    low, high, below, above = np.asarray(_draws.standard_normal(words, words, jnp.float32))
+    assert low == -high and below == -above and 5.3 < high < 5.5 and 0 < above < 1e-6
+
+
+def test_counters_of_a_leaf_beyond_32_bits_do_not_repeat():
+    # groups of whole slices: never materialized, so one block of a huge leaf is looked at
+    shape = (5, 2**31)
+    small, huge = _draws.allocate(((3,), shape), iterations=4)
+    assert (small.row, huge.row, huge.rows) == (0, 1, 4)
+    seen = set()
+    for step in range(2):
+        for row in range(5):
+            low, high = huge.words(step, (1, 2), (row, 2**31 - 2))
+            seen |= {(int(a), int(b)) for a, b in zip(low[0], jnp.ravel(high * jnp.ones_like(low)))}
+    assert len(seen) == 2 * 5 * 2
+    with pytest.raises(UsageError, match="slice"):
+        _draws.allocate(((2, 2**33),), 1)
+    with pytest.raises(UsageError, match=r"2\*\*32"):
+        _draws.allocate(((3,), (4,)), 2**31 + 1)
+
+
+# --- equality with the dense matrix --------------------------------------------------------
+
+
+@pytest.mark.parametrize("past", ["auto", "store", "regenerate"])
+@pytest.mark.parametrize("kind", range(10))
+def test_stream_equals_dense_inverse(kind, past):
+    n = 13  # not a multiple of any buffer or block size
+    strategy = every_strategy(n)[kind]
+    stream = make(strategy, n, past=past)
+    noise, state = streamed(stream, n)
+    expected = np.asarray(strategy.solve(white(n, seed=1)))
+    np.testing.assert_allclose(noise, expected, atol=3e-6)
+    assert stream._advance_jitted._cache_size() == 1, "recompiled after the first step"
+    with pytest.raises(NoiseExhaustedError, match="covers 13 iterations"):
+        stream.next(state)
+
+
+def well_conditioned(n):
+    """One of each kind for large n: the inverse must not amplify float32 rounding by itself."""
+    rng = np.random.default_rng(0)
+    root = np.asarray(S.SquareRoot().toeplitz_coefs(n))
+    dense = np.asarray(S.SquareRoot().materialize(n)) * rng.uniform(0.9, 1.1, (1, n))
+    return [
+        S.Identity(),
+        S.Toeplitz(root / np.arange(1, n + 1) ** 0.1),
+        S.BandedToeplitz(root[:16]),
+        S.BLT(np.array([0.3, 0.1, 0.03, 0.01]), np.array([0.3, 0.9, 0.99, 1.0])),
+        S.Banded.from_dense(dense, 16),
+        S.Dense(dense),
+        S.SquareRoot(),
+        S.BandedSquareRoot(40),  # more buffers than are summed in one unrolled loop
+        S.BandedInverseSquareRoot(40),
+        S.Tree(),
+    ]
+
+
+@pytest.mark.parametrize("kind", range(10))
+def test_stream_equals_dense_inverse_in_a_scan_of_2048_steps(kind):
+    n = 2048
+    strategy = well_conditioned(n)[kind]
+    stream = make(strategy, n)
+    params = np.zeros(2, np.float32)
+    state = stream.init(params, seed=5)
+    run = jax.jit(lambda s: jax.lax.scan(lambda s, _: stream.next(s)[::-1], s, length=n + 2))
+    state, noise = run(state)
+    expected = np.asarray(strategy.solve(_white_by_scan(n, 5)))
+    error = np.abs(np.asarray(noise[:n]) - expected)
+    assert np.max(error) < 2e-5 and np.max(error[-100:]) < 2e-5
+    # past the end: nothing that could be taken for noise, and no way back
+    assert np.all(np.isnan(noise[n:])) and int(state.step) == n + 2
+
+
+def _white_by_scan(n, seed):
+    low = jnp.broadcast_to(jnp.arange(2, dtype=jnp.uint32), (n, 2))
+    high = jnp.broadcast_to(jnp.arange(n, dtype=jnp.uint32)[:, None], (n, 2))
+    words = _draws.threefry(_keys.pinned(seed), low, high)
+    return np.asarray(_draws.standard_normal(*words, jnp.float32), np.float64)
+
+
+@pytest.mark.parametrize("kind", range(10))
+def test_float64_stream_equals_dense_inverse_to_rounding(kind):
+    n = 13
+    strategy = every_strategy(n)[kind]
+    with jax.enable_x64(True):
+        noise, _ = streamed(make(strategy, n, dtype=np.float64), n)
+        expected = np.asarray(strategy.solve(white(n, seed=1, dtype=jnp.float64)))
+    np.testing.assert_allclose(noise, expected, atol=1e-12)
+
+
+def test_methods_and_buffers_are_those_of_the_structure():
+    n = 20
+    chosen = [make(s, n).recursion for s in every_strategy(n)]
+    assert [type(r) for r in chosen] == [
+        Ring, Rows, Ring, Modal, Ring, Rows, Rows, Ring, Ring, Modal,
+    ]  # fmt: skip
+    # bands - 1 outputs, d buffers, bands draws (this step's among them), log2 levels of the tree
+    assert [r.slots for r in chosen] == [0, 0, 3, 3, 3, 0, 0, 3, 4, 5]
+    assert make(S.BLT(np.ones(3), np.zeros(3)), n).buffer_bytes(10) == 3 * 10 * 4
+
+
+@pytest.mark.parametrize("kind", [2, 3, 6, 8])
+def test_narrow_buffers_round_the_noise_and_no_more(kind):
+    n = 13
+    strategy = every_strategy(n)[kind]
+    stream = make(strategy, n, past="store", buffer_dtype=jnp.bfloat16)
+    noise, state = streamed(stream, n)
+    assert state.buffers[0].dtype == jnp.bfloat16
+    difference = np.abs(noise - np.asarray(strategy.solve(white(n, seed=1))))
+    assert 1e-4 < np.max(difference) < 0.05
+
+
+def test_memory_is_the_buffers_and_at_most_two_copies():
+    size = 4096
+    for strategy in every_strategy(64):
+        stream = make(strategy, 64)
+        state = stream.init(np.zeros(size, np.float32), seed=0)
+        compiled = stream._advance_jitted.lower(
+            key=state.key, buffers=state.buffers, step=np.int32(0),
+            coefficients=stream.recursion.at(0), layout=state.layout,
+        ).compile()  # fmt: skip
+        memory = compiled.memory_analysis()
+        buffers = stream.buffer_bytes(size)
+        assert memory.alias_size_in_bytes >= buffers, "the buffers are updated in place"
+        new = memory.output_size_in_bytes - memory.alias_size_in_bytes + memory.temp_size_in_bytes
+        assert new <= 2 * 4 * size + 4096
+
+
+# --- distribution --------------------------------------------------------------------------
+
+
+def test_empirical_covariance_is_that_of_the_inverse_gram():
+    n, count = 8, 200_000
+    for strategy in every_strategy(n):
+        noise, _ = streamed(make(strategy, n), n, params=np.zeros(count, np.float32))
+        empirical = noise @ noise.T / count
+
+        def deviation(matrix, empirical=empirical):
+            exact = np.linalg.inv(matrix.T @ matrix)
+            scale = np.sqrt(np.outer(np.diag(exact), np.diag(exact)) + exact**2)
+            return np.max(np.abs(empirical - exact) / scale) * np.sqrt(count)
+
+        matrix = np.asarray(strategy.materialize(n))
+        assert deviation(matrix) < 4.5
+        assert deviation(1.02 * matrix) > 4.5  # control: a wrong scale
+        if strategy.kind != "identity":
+            assert deviation(matrix.T) > 4.5  # control: C Cᵀ in place of CᵀC
+            assert deviation(np.diag(np.diag(matrix))) > 4.5  # control: no correlation
+
+
+def test_scale_is_noise_multiplier_times_clip_norm():
+    noise, _ = streamed(make(S.Identity(), 1), 1)
+    louder, _ = streamed(make(S.Identity(), 1, noise_multiplier=6.0, clip_norm=1.5), 1)
+    np.testing.assert_allclose(louder, 9 * noise, rtol=1e-6)
+
+
+def test_from_factorization_reads_what_it_needs():
+    class Sampling:
+        iterations = 5
+
+    class Record:
+        strategy = S.BandedToeplitz(np.array([1.0, 0.5]))
+        sampling = Sampling()
+        noise_multiplier = 3.0
+        digest = "abc"
+
+    stream = from_factorization(Record(), clip_norm=2.0, buffer_dtype=jnp.bfloat16)
+    assert (stream.iterations, stream.stddev, stream.digest) == (5, 6.0, "abc")
+    assert stream.describe()["buffer_dtype"] == "bfloat16"
+
+
+# --- no silent reuse -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", [S.Identity(), S.BLT(np.ones(1), np.ones(1)), S.SquareRoot()])
+def test_a_state_is_used_once(strategy):
+    stream = make(strategy, 4)
+    state = stream.init(PARAMS)
+    stream.next(state)
+    with pytest.raises(UsageError, match="used already"):
+        stream.next(state)
+
+
+def test_every_call_of_init_draws_a_new_key_unless_a_seed_pins_it():
+    stream = make(S.Identity(), 4)
+    first, second = stream.init(PARAMS), stream.init(PARAMS)
+    assert not np.array_equal(first.key, second.key) and not first.pinned
+    one, two = stream.init(PARAMS, seed=3), stream.init(PARAMS, seed=3)
+    np.testing.assert_array_equal(one.key, two.key)
+    assert one.pinned and not np.array_equal(one.key, stream.init(PARAMS, seed=4).key)
+    words = np.array([1, 2], np.uint32)
+    given = stream.init(PARAMS, key=words)
+    np.testing.assert_array_equal(given.key, words)
+    assert not given.pinned
+    with pytest.raises(UsageError, match="not both"):
+        stream.init(PARAMS, seed=1, key=words)
+    with pytest.raises(UsageError, match="uint32"):
+        stream.init(PARAMS, key=np.array([1, 2]))
+    for seed in (-1, 2**64, 0.5, True):
+        with pytest.raises(UsageError, match="seed"):
+            stream.init(PARAMS, seed=seed)
+
+
+def test_a_key_or_a_state_cannot_become_a_constant_of_a_compiled_function():
+    stream = make(S.Identity(), 4)
+    with pytest.raises(UsageError, match="outside of jit"):
+        jax.jit(lambda p: stream.init(p).key)(PARAMS)
+    jax.jit(lambda p: stream.init(p, seed=1).key)(PARAMS)
+    state = stream.init(PARAMS)
+    with pytest.raises(UsageError, match="argument"):
+        jax.jit(lambda: stream.next(state)[0])()
+
+
+def test_a_state_of_another_factorization_is_refused():
+    stream = make(S.BandedToeplitz(np.array([1.0, 0.5])), 4)
+    for other in (
+        make(S.BandedToeplitz(np.array([1.0, 0.4])), 4),
+        make(S.BandedToeplitz(np.array([1.0, 0.5])), 5),
+        make(S.BandedToeplitz(np.array([1.0, 0.5])), 4, noise_multiplier=1.0),
+    ):
+        with pytest.raises(UsageError, match="another factorization"):
+            stream.next(other.init(PARAMS))
+    other = make(S.BandedToeplitz(np.array([1.0, 0.5])), 4, clip_norm=0.25)
+    with pytest.raises(UsageError, match="other settings"):
+        stream.next(other.init(PARAMS))
+    with pytest.raises(UsageError, match="init or next"):
+        stream.next(PARAMS)
+
+
+def test_the_key_is_never_printed():
+    stream = make(S.BLT(np.ones(1), np.ones(1)), 4)
+    state = stream.init(PARAMS, key=np.array([123456789, 987654321], np.uint32))
+    for text in (repr(state), str(state), repr(stream), str(stream.describe())):
+        assert "123456789" not in text and "987654321" not in text
+    assert "secret" in repr(state)
+    assert "not private" in repr(stream.init(PARAMS, seed=123456789))
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"noise_multiplier": 0}, "noise_multiplier"),
+        ({"clip_norm": float("nan")}, "clip_norm"),
+        ({"iterations": 0}, "iterations"),
+        ({"past": "forget"}, "past"),
+        ({"dtype": jnp.bfloat16}, "float32 or float64"),
+        ({"buffer_dtype": np.int8}, "buffer_dtype"),
+    ],
+)
+def test_bad_settings_are_refused(options, match):
+    with pytest.raises(UsageError, match=match):
+        make(S.Identity(), options.pop("iterations", 3), **options)
+
+
+@pytest.mark.parametrize("params", [{}, {"a": np.zeros(2, np.int32)}, {"a": "text"}])
+def test_parameters_without_noise_are_refused(params):
+    with pytest.raises(UsageError, match="params"):
+        make(S.Identity(), 3).init(params)
+
+
+def test_float64_noise_needs_64_bit_mode():
+    with pytest.raises(UsageError, match="jax_enable_x64"):
+        make(S.Identity(), 3, dtype=np.float64).init(PARAMS)
