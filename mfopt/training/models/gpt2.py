@@ -62,6 +62,15 @@ class GPT2Config:
         if self.compute_dtype not in ("float32", "bfloat16"):
             raise _check.reject("compute_dtype", self.compute_dtype, "must be float32 or bfloat16")
 
+    @classmethod
+    def embedded(cls, vocab_size: int = 2048) -> GPT2Config:
+        """The small model for the embedded corpus: 2 blocks of width 64, made for two CPU cores.
+
+        >>> GPT2Config.embedded().num_params
+        239360
+        """
+        return cls(vocab_size, n_positions=128, n_embd=64, n_layer=2, n_head=4)
+
     @property
     def inner(self) -> int:
         """Width of the hidden layer of a block."""
