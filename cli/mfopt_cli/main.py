@@ -11,6 +11,11 @@ import click
 # name -> one line of help. Each command lives in mfopt_cli/commands/<name>.py as ``command`` and
 # is imported only when it is run, so that `mfopt --help` never waits for JAX.
 COMMANDS: dict[str, str] = {
+    "optimize": "Find the strategy with the least error at (ε, δ); certify it; save it.",
+    "certify": "Prove (ε, δ) for the C and σ of a file with fresh randomness.",
+    "calibrate": "Smallest certified σ of the same C for another (ε, δ).",
+    "show": "What a factorization file holds.",
+    "plot": "Coefficients, error per step and optimization history of a file.",
     "data": "User data: build token stores from text, and describe them.",
 }
 

@@ -1,6 +1,15 @@
 """Optimize C for an error of (C, σ), with σ calibrated under amplification."""
 
 from mfopt.optimize.objective import Loss, log_max_error, log_rmse
+from mfopt.optimize.pipeline import factorize
 from mfopt.optimize.run import OPTIMIZABLE, Optimized, optimize
 
-__all__ = ["OPTIMIZABLE", "Loss", "Optimized", "log_max_error", "log_rmse", "optimize"]
+__all__ = [
+    "OPTIMIZABLE",
+    "Loss",
+    "Optimized",
+    "factorize",
+    "log_max_error",
+    "log_rmse",
+    "optimize",
+]

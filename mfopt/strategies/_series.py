@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
+
+_SOLVED = 64  # leading terms of a reciprocal that are solved for directly
 
 
 def convolve(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -30,8 +33,8 @@ def reciprocal(a: jax.Array) -> jax.Array:
     ``a[0]`` must not be 0.
     """
     n = a.shape[0]
-    inverse = 1 / a[:1]
-    known = 1
+    known = min(n, _SOLVED)
+    inverse = solve_triangular(toeplitz(a[:known]), jnp.eye(known, 1)[:, 0], lower=True)
     while known < n:
         known = min(2 * known, n)
         padded = jnp.pad(inverse, (0, known - inverse.shape[0]))

@@ -1,0 +1,66 @@
+"""mfopt calibrate: σ of the same C for another target."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from mfopt_cli import display, options
+
+
+@click.command(name="calibrate")
+@options.file_argument
+@options.privacy
+@options.certify_samples
+@options.seed
+@click.option("--out", type=click.Path(path_type=Path), help="Save C with the new σ.")
+@options.force
+@options.output
+def command(
+    path: Path, epsilon: float, delta: float, certify_samples: int, seed: int | None,
+    out: Path | None, force: bool, as_json: bool, quiet: bool,
+) -> None:  # fmt: skip
+    """Smallest σ certified at (ε, δ) for the C of FILE. C itself stays as it is.
+
+    \b
+    Example:
+      mfopt calibrate mfopt-blt-16x128-eps2.npz --eps 1 --delta 1e-6
+    """
+    import dataclasses
+
+    from mfopt.calibration import release
+    from mfopt.factorization import check_output, load
+    from mfopt_cli import mechanisms
+
+    started = time.perf_counter()
+    found = load(path)
+    if out is not None:
+        check_output(out, force=force)
+    live = display.Live(not quiet and not as_json)
+    certificate, estimate = release(
+        found.dominating_pair(), epsilon, delta, samples=certify_samples, seed=seed,
+        progress=lambda text: live.update(text, now=True),
+    )  # fmt: skip
+    live.close()
+    new = dataclasses.replace(
+        found,
+        noise_multiplier=certificate.noise_multiplier,
+        guarantee=certificate.guarantee(found.guarantee.privacy_unit),
+        provenance={**found.provenance, "calibrated_by": mechanisms.provenance(seed)},
+    )
+    if out is not None:
+        new.save(out, force=force)
+    if as_json:
+        seconds = time.perf_counter() - started
+        where = None if out is None else str(out)
+        display.json_object({**mechanisms.summary(new), "path": where, "seconds": seconds,
+                             "estimated_noise_multiplier": estimate.noise_multiplier})  # fmt: skip
+    elif not quiet:
+        display.table(str(path), [
+            ("noise multiplier σ", f"{display.round_up(new.noise_multiplier, 6)}  (× clip norm)"),
+            ("RMSE", f"{new.rmse:.4f}  (clip norms, per coordinate)"),
+            ("guarantee", mechanisms.statement(new.guarantee)),
+            ("saved", str(out) if out else "no (give --out)"),
+        ])  # fmt: skip

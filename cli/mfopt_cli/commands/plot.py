@@ -1,0 +1,39 @@
+"""mfopt plot: coefficients, error per step and optimization history of a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from mfopt_cli import options
+
+
+@click.command(name="plot")
+@options.file_argument
+@click.option(
+    "--out", type=click.Path(path_type=Path),
+    help="Image file, .png, .svg or .pdf [default: FILE with .png].",
+)  # fmt: skip
+@options.force
+def command(path: Path, out: Path | None, force: bool) -> None:
+    """Plot C and C⁻¹, the error of each step, and how the optimization went.
+
+    \b
+    Example:
+      mfopt plot mfopt-blt-16x128-eps2.npz --out blt.png
+    """
+    from mfopt import _check
+    from mfopt.experiments.mechanism_plot import plot
+    from mfopt.factorization import load
+
+    found = load(path)
+    target = out or path.with_suffix(".png")
+    if target.suffix not in (".png", ".svg", ".pdf"):
+        raise _check.reject("out", str(target), "must end in .png, .svg or .pdf")
+    if target.exists() and not force:
+        raise _check.reject("out", str(target), "exists", "Use --force to replace it.")
+    if not target.parent.is_dir():
+        raise _check.reject("out", str(target), f"its folder {target.parent} does not exist")
+    plot(found, target)
+    click.echo(f"saved {target}")

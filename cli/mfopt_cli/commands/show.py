@@ -1,0 +1,43 @@
+"""mfopt show: what a factorization file holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from mfopt_cli import display, options
+
+
+@click.command(name="show")
+@options.file_argument
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def command(path: Path, as_json: bool) -> None:
+    """Show the mechanism, its error and its guarantee.
+
+    \b
+    Example:
+      mfopt show mfopt-blt-16x128-eps2.npz
+    """
+    from mfopt.factorization import load
+    from mfopt_cli import mechanisms
+
+    found = load(path)
+    if as_json:
+        display.json_object({**mechanisms.summary(found), "path": str(path)})
+        return
+    values = {name: value.shape for name, value in found.strategy.arrays().items()}
+    rows = [
+        ("strategy", f"{found.strategy.describe()} {values or ''}"),
+        ("sampling", f"balls-in-bins, bins fixed over all epochs: {found.sampling.epochs} epochs "
+         f"× {found.sampling.bins} bins = {found.iterations} iterations"),
+        ("workload", str(found.workload.describe())),
+        ("noise multiplier σ", f"{display.round_up(found.noise_multiplier, 6)}  (× clip norm, C as stored)"),
+        ("RMSE", f"{found.rmse:.6g}  (clip norms, per coordinate)"),
+        ("max error", f"{found.max_error:.6g}"),
+        ("guarantee", mechanisms.statement(found.guarantee)),
+        ("method", found.guarantee.method),
+        ("digest", found.digest),
+    ]  # fmt: skip
+    rows += [(name, str(value)) for name, value in found.provenance.items()]
+    display.table(str(path), rows)

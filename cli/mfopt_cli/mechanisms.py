@@ -1,0 +1,117 @@
+"""Steps that several commands share: strategies by name, baselines, certified records."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import sys
+from typing import Any
+
+from mfopt import _check
+from mfopt._version import __version__
+
+
+def workload(text: str, n: int, momentum: float | None, cooldown: str | None) -> Any:
+    """A workload from ``--workload``, ``--momentum`` and ``--cooldown``."""
+    import numpy as np
+
+    from mfopt import workloads
+
+    if text not in ("prefix", "momentum"):
+        if momentum is not None or cooldown is not None:
+            raise _check.reject("momentum", momentum, "only goes with --workload momentum")
+        return workloads.load(text, n)
+    if text == "prefix" and momentum is None and cooldown is None:
+        return workloads.PrefixSums()
+    rates = np.ones(n)
+    if cooldown is not None:
+        try:
+            start, stop, final = cooldown.split(":")
+            rates = workloads.linear_cooldown(n, int(start), int(stop), float(final))
+        except ValueError as problem:
+            if isinstance(problem, _check.UsageError):
+                raise
+            raise _check.reject(
+                "cooldown", cooldown, "must be START:STOP:FINAL, for example 500:2000:0.05"
+            ) from None
+    default = 0.95 if text == "momentum" else 0.0
+    return workloads.Momentum(default if momentum is None else momentum, rates)
+
+
+def provenance(seed: int | None, arguments: list[str] | None = None) -> dict[str, Any]:
+    """Where a result came from; no path of this machine beyond the command's own words."""
+    import jax
+
+    return {
+        "mfopt": __version__,
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+        "command": " ".join(["mfopt", *(sys.argv[1:] if arguments is None else arguments)]),
+        "seed": "operating system entropy" if seed is None else f"pinned {seed}",
+        "device": str(jax.devices()[0].device_kind),
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+
+
+def comparison(factorization: Any) -> dict[str, float]:
+    """σ and RMSE without amplification, and of independent noise with the same batching."""
+    from mfopt import error
+    from mfopt.accounting import dominating_pair, gaussian, unamplified
+    from mfopt.calibration import calibrate
+    from mfopt.sampling import FixedOrder
+    from mfopt.strategies import Identity
+
+    scheme, n = factorization.sampling, factorization.iterations
+    epsilon, delta = factorization.guarantee.epsilon, factorization.guarantee.delta
+    order = FixedOrder(bins=scheme.bins, epochs=scheme.epochs)
+    norm = unamplified.fixed_order(factorization.strategy, order).value
+    plain = norm / gaussian.largest_mu(epsilon, delta)
+    sgd = calibrate(
+        dominating_pair.exact(Identity(), scheme), epsilon, delta, samples=2**13, seed=0
+    ).noise_multiplier
+    ratio = factorization.rmse / factorization.noise_multiplier
+    return {
+        "unamplified_noise_multiplier": plain,
+        "unamplified_rmse": plain * ratio,
+        "dpsgd_noise_multiplier": sgd,
+        "dpsgd_rmse": float(error.rmse(factorization.workload, Identity(), n, sgd)),
+    }
+
+
+def summary(factorization: Any) -> dict[str, Any]:
+    """What ``--json`` prints of a factorization."""
+    guarantee = factorization.guarantee
+    return {
+        "rmse": factorization.rmse,
+        "max_error": factorization.max_error,
+        "noise_multiplier": factorization.noise_multiplier,
+        "epsilon": guarantee.epsilon,
+        "delta": guarantee.delta,
+        "certified": guarantee.status == "certified",
+        "status": guarantee.status,
+        "adjacency": guarantee.adjacency,
+        "privacy_unit": guarantee.privacy_unit,
+        "failure_probability": guarantee.failure_probability,
+        "method": guarantee.method,
+        "strategy": factorization.strategy.describe(),
+        "sampling": factorization.sampling.describe(),
+        "workload": factorization.workload.describe(),
+        "digest": factorization.digest,
+        "provenance": factorization.provenance,
+    }
+
+
+def statement(guarantee: Any) -> str:
+    """One line: the guarantee in words, nothing rounded towards less privacy."""
+    from mfopt_cli.display import round_up
+
+    words = {
+        "certified": f"certified (fails with probability <= {guarantee.failure_probability:.1e} "
+        "over the accountant's own randomness, counted inside δ)",
+        "estimate": "NOT CERTIFIED, an estimate only",
+    }
+    return (
+        f"({round_up(guarantee.epsilon, 6)}, {round_up(guarantee.delta, 6)})-DP per "
+        f"{guarantee.privacy_unit}, {guarantee.adjacency} adjacency, "
+        f"{words.get(guarantee.status, guarantee.status)}"
+    )

@@ -1,0 +1,92 @@
+"""One picture of a factorization: C, C⁻¹, the error of each step, the optimization."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mfopt.factorization import Factorization
+
+_BLUE, _ORANGE, _GREEN = "#0072B2", "#D55E00", "#009E73"  # Okabe and Ito: colour-blind safe
+
+
+def plot(factorization: Factorization, path: Path) -> None:
+    """Draw the four panels and write them atomically to ``path`` (.png, .svg or .pdf)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(2, 2, figsize=(11, 7.5), layout="constrained")
+    strategy, n = factorization.strategy, factorization.iterations
+    unit = np.zeros(n)
+    unit[0] = 1.0
+    column, inverse = np.asarray(strategy.multiply(unit)), np.asarray(strategy.solve(unit))
+    _coefficients(panels[0, 0], column, "C", "first column of C")
+    _coefficients(panels[0, 1], np.abs(inverse), "|C⁻¹|", "first column of C⁻¹, absolute value")
+    _errors(panels[1, 0], factorization)
+    _history(panels[1, 1], factorization)
+    guarantee = factorization.guarantee
+    figure.suptitle(
+        f"{strategy.kind}, {factorization.sampling.epochs} epochs × "
+        f"{factorization.sampling.bins} bins: RMSE {factorization.rmse:.4g}, "
+        f"σ {factorization.noise_multiplier:.4g}, ε = {guarantee.epsilon:g}, "
+        f"δ = {guarantee.delta:g} ({guarantee.status})"
+    )
+    save(figure, path)
+    plt.close(figure)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure to a temporary name in the same folder, then rename it."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".plot-", suffix=path.suffix)
+    os.close(handle)
+    try:
+        figure.savefig(temporary, dpi=150)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _coefficients(panel: Any, values: np.ndarray, name: str, title: str) -> None:
+    lag = np.arange(len(values))
+    shown = values > max(values.max() * 1e-9, 0)
+    panel.loglog(lag[shown] + 1, values[shown], color=_BLUE, marker=".", markersize=3, linewidth=1)
+    panel.set(title=title, xlabel="lag + 1 (iterations)", ylabel=f"entry of {name}")
+    panel.grid(alpha=0.3)
+
+
+def _errors(panel: Any, factorization: Factorization) -> None:
+    deviation = factorization.noise_multiplier * np.sqrt(factorization.row_variances)
+    step = np.arange(1, len(deviation) + 1)
+    panel.plot(step, deviation, color=_BLUE, label="each query")
+    panel.axhline(factorization.rmse, color=_ORANGE, linestyle="--", label="root mean square")
+    panel.set(
+        title=f"error per step, {factorization.workload.kind} workload",
+        xlabel="iteration", ylabel="standard deviation (clip norms)", ylim=(0, None),
+    )  # fmt: skip
+    panel.legend(loc="lower right")
+    panel.grid(alpha=0.3)
+
+
+def _history(panel: Any, factorization: Factorization) -> None:
+    history = factorization.history
+    panel.set(title="optimization", xlabel="evaluation", ylabel="error on frozen samples")
+    panel.grid(alpha=0.3)
+    if len(history) == 0:
+        panel.text(0.5, 0.5, "nothing to optimize", ha="center", transform=panel.transAxes)
+        return
+    value = np.exp(history[:, 1])
+    best = np.fmin.accumulate(value)
+    evaluation = np.arange(1, len(value) + 1)
+    panel.plot(evaluation, value, ".", color=_GREEN, markersize=4, label="evaluated")
+    panel.plot(evaluation, best, color=_BLUE, label="best so far")
+    low, high = np.nanmin(value), np.nanmin(value) * 1.25
+    panel.set_ylim(low - 0.05 * (high - low), high)
+    panel.legend(loc="upper right")

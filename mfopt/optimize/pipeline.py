@@ -1,0 +1,134 @@
+"""From a privacy target to a certified factorization, ready to save."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mfopt import _check, strategies
+from mfopt._check import FailureError
+from mfopt.accounting import dominating_pair
+from mfopt.calibration import release
+from mfopt.calibration.release import SAMPLES
+from mfopt.factorization import Factorization
+from mfopt.guarantee import Guarantee
+from mfopt.optimize.drivers import Trace
+from mfopt.optimize.run import OPTIMIZABLE, Optimized, optimize
+from mfopt.sampling import BallsInBins
+from mfopt.strategies import Strategy
+from mfopt.workloads import PrefixSums, Workload
+
+FIXED = ("identity", "sqrt", "banded-sqrt", "banded-inverse-sqrt", "tree")
+
+
+def fixed_strategy(kind: str, bands: int) -> Strategy:
+    """A strategy without free parameters, by name."""
+    makers: dict[str, Callable[[], Strategy]] = {
+        "identity": strategies.Identity,
+        "sqrt": strategies.SquareRoot,
+        "tree": strategies.Tree,
+        "banded-sqrt": lambda: strategies.BandedSquareRoot(bands),
+        "banded-inverse-sqrt": lambda: strategies.BandedInverseSquareRoot(bands),
+    }
+    if kind not in makers:
+        names = ", ".join((*OPTIMIZABLE, *makers))
+        raise _check.reject("strategy", kind, f"must be one of {names}")
+    return makers[kind]()
+
+
+def factorize(
+    scheme: BallsInBins,
+    epsilon: float,
+    delta: float = 1e-5,
+    *,
+    strategy: str = "blt",
+    bands: int = 16,
+    workload: Workload | None = None,
+    certify_samples: int = SAMPLES,
+    seed: int | None = None,
+    privacy_unit: str = "example",
+    provenance: dict[str, Any] | None = None,
+    on_step: Callable[[str, Trace, int], None] = lambda stage, trace, steps: None,
+    on_stage: Callable[[str], None] = lambda message: None,
+    **options: Any,
+) -> Factorization:
+    """Optimize C (or take a fixed one), find the least certifiable σ, and put both on record.
+
+    The guarantee is (ε, δ)-DP of one ``privacy_unit``, add-remove adjacency, certified by
+    estimate-verify-release. An interrupt (KeyboardInterrupt) keeps the best C so far and returns
+    it with an *estimate* for a guarantee; ``provenance["interrupted"]`` is then true.
+
+    Args:
+      scheme, epsilon, delta, strategy, bands, workload, seed: as for
+        :func:`mfopt.optimize.optimize`, which also takes ``options``; ``strategy`` may be one of
+        the fixed kinds too.
+      certify_samples: iid samples of the certificate.
+      provenance: more to put on record (command, date, ...).
+
+    Raises:
+      UsageError: an argument out of range.
+      FailureError: no σ could be certified.
+    """
+    _check.positive("epsilon", epsilon)
+    _check.probability("delta", delta)
+    _check.integer("certify samples", certify_samples, at_least=256)
+    workload = workload or PrefixSums()
+    # the optimizer's frozen samples and the certificate's must be independent also when pinned
+    optimizer_seed = None if seed is None else 2 * seed
+    if strategy in OPTIMIZABLE:
+        found = optimize(
+            scheme, epsilon, delta, strategy=strategy, bands=bands, workload=workload,
+            seed=optimizer_seed, progress=on_step, **options,
+        )  # fmt: skip
+    else:
+        fixed = fixed_strategy(strategy, bands)
+        nothing = np.zeros((0, 3))
+        found = Optimized(fixed, np.nan, np.nan, "nothing to optimize", False, nothing, 0.0)
+    record = {
+        **(provenance or {}),
+        "optimizer_status": found.status,
+        "optimizer_seconds": round(found.seconds, 3),
+        "evaluations": len(found.history),
+    }
+    start = found.noise_multiplier if np.isfinite(found.noise_multiplier) else None
+    guarantee, interrupted = None, found.interrupted
+    if not interrupted:
+        try:
+            pair = dominating_pair.exact(found.strategy, scheme)
+            certificate, estimate = release(
+                pair, epsilon, delta, samples=certify_samples,
+                seed=None if seed is None else 2 * seed + 1, start=start, progress=on_stage,
+            )  # fmt: skip
+            guarantee = certificate.guarantee(privacy_unit)
+            record["estimated_noise_multiplier"] = estimate.noise_multiplier
+            record["estimate_relative_error"] = estimate.relative_error
+        except KeyboardInterrupt:
+            interrupted = True
+    if guarantee is None:
+        guarantee = _estimate(found, scheme, epsilon, delta, privacy_unit)
+    record["interrupted"] = interrupted
+    return Factorization(
+        found.strategy, guarantee.noise_multiplier, scheme, workload, guarantee,
+        found.history, record,
+    )  # fmt: skip
+
+
+def _estimate(
+    found: Optimized, scheme: BallsInBins, epsilon: float, delta: float, privacy_unit: str
+) -> Guarantee:
+    """The uncertified statement of an interrupted run, from a quick fresh estimate of σ."""
+    from mfopt.calibration import calibrate
+
+    pair = dominating_pair.exact(found.strategy, scheme)
+    estimate = calibrate(pair, epsilon, delta, samples=2**13)
+    if not np.isfinite(estimate.noise_multiplier):
+        raise FailureError("interrupted before any usable strategy was found; nothing to keep")
+    return Guarantee(
+        epsilon=epsilon, delta=delta, noise_multiplier=estimate.noise_multiplier,
+        privacy_unit=privacy_unit, adjacency="add-remove",
+        method="balls-in-bins Monte Carlo, importance sampling (interrupted, not certified)",
+        status="estimate",
+        details={"relative_error": estimate.relative_error, "samples": estimate.samples},
+    )  # fmt: skip

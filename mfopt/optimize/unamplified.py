@@ -1,0 +1,300 @@
+"""C optimized for fixed participation, without amplification: the literature's baselines.
+
+A unit takes part once an epoch, in the same iteration of each (:class:`FixedOrder`), or under
+b-min-separation. The sensitivity is then a norm of columns of C, so ‖A C⁻¹‖_F is minimized over
+C whose sensitivity is 1. Every kind keeps that constraint by its parameterization:
+
+- "banded" (Choquette-Choo et al. 2023): columns of norm 1, or modes of norm 1 where more bands
+  than separation make a unit's columns overlap. With unit columns the problem is convex in
+  CᵀC, and C is a smooth function of CᵀC, so there is no second optimum to stall in: only slow
+  convergence.
+- "banded-toeplitz": free coefficients, divided by their largest mode norm.
+- "dense": the multi-epoch optimum, convex in X = CᵀC (Choquette-Choo et al. 2022), where the
+  columns of one unit are orthogonal.
+
+The value is RMSE at sensitivity 1: multiply by the Gaussian mechanism's σ for (ε, δ).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.linalg
+import scipy.optimize
+
+from mfopt import _check, error
+from mfopt._float64 import float64
+from mfopt.accounting import unamplified as sensitivities
+from mfopt.optimize import starts
+from mfopt.optimize.drivers import Trace
+from mfopt.optimize.objective import Evaluation
+from mfopt.optimize.prefix_recursion import prefix_row_variances
+from mfopt.sampling import BallsInBins, FixedOrder, MinSeparation
+from mfopt.strategies import Banded, BandedToeplitz, Dense, SquareRoot, Strategy, Toeplitz
+from mfopt.workloads import PrefixSums, Workload
+
+KINDS = ("banded", "banded-toeplitz", "toeplitz", "dense")
+_STEPS = 1000
+_TOLERANCE = 1e-9  # relative decrease of the loss in one step at which the search ends
+_FLOOR = 1e-8
+
+
+class UnamplifiedOptimum(NamedTuple):
+    """An optimized C without amplification.
+
+    Attributes:
+      strategy: C, scaled so that its sensitivity is 1.
+      sensitivity: as recomputed by :mod:`mfopt.accounting.unamplified`.
+      rmse: sensitivity · ‖A C⁻¹‖_F/√n: RMSE per unit of (noise over sensitivity).
+      trace: history and the reason for stopping.
+    """
+
+    strategy: Strategy
+    sensitivity: float
+    rmse: float
+    trace: Trace
+
+
+@float64
+def optimize(
+    scheme: FixedOrder | MinSeparation,
+    *,
+    strategy: str = "banded",
+    bands: int = 16,
+    workload: Workload | None = None,
+    init: Strategy | None = None,
+    equal_columns: bool = True,
+    steps: int = _STEPS,
+    tolerance: float = _TOLERANCE,
+    progress: Callable[[Trace], None] = lambda trace: None,
+) -> UnamplifiedOptimum:
+    """The C with the least sensitivity · ‖A C⁻¹‖_F under ``scheme``.
+
+    Args:
+      scheme: participation; its sensitivity is what is normalized.
+      strategy: one of :data:`KINDS`.
+      bands: of the banded kinds.
+      workload: A; prefix sums by default.
+      init: a strategy to start from; by default the square root of the prefix sums, cut.
+      equal_columns: give all columns of a banded or dense C one norm, as cyclic Poisson sampling
+        needs; False lets the epochs share a unit's budget unequally (fixed order only, lower
+        error).
+      steps: evaluations at most.
+      tolerance: relative decrease of the loss in one step at which the search ends.
+
+    Raises:
+      UsageError: unknown kind or scheme, or a combination without a smooth parameterization.
+    """
+    if strategy not in KINDS:
+        raise _check.reject("strategy", strategy, f"must be one of {', '.join(KINDS)}")
+    if not isinstance(scheme, FixedOrder | MinSeparation):
+        raise _check.reject("scheme", scheme, "must be FixedOrder or MinSeparation")
+    n, workload = scheme.iterations, workload or PrefixSums()
+    bands = min(_check.integer("bands", bands), n)
+    trace = Trace(progress)
+    if strategy == "dense":
+        found: Strategy = _dense(scheme, workload, init, equal_columns, steps, tolerance, trace)
+    else:
+        source = init or SquareRoot()
+        shaped = starts.reshape(source, strategy, n, bands=bands, buffers=0)
+        if shaped is None:
+            raise _check.reject("init", source.kind, f"cannot start a {strategy} strategy")
+        if isinstance(shaped, Banded):
+            build, start = _banded(shaped, scheme, equal_columns)
+        else:
+            build, start = _toeplitz(shaped, scheme)
+        loss = jax.jit(jax.value_and_grad(lambda x: _log_error(build(x), workload, n)))
+        best = _descend(_with_gradient(loss), start, steps, tolerance, trace)
+        found = jax.tree.map(lambda leaf: np.asarray(leaf), build(jnp.asarray(best)))
+    value = sensitivities.sensitivity(found, scheme).value
+    plain = float(error.rmse(workload, found, n))
+    return UnamplifiedOptimum(found, value, value * plain, trace)
+
+
+def _log_error(strategy: Strategy, workload: Workload, n: int) -> jax.Array:
+    if isinstance(strategy, Banded) and isinstance(workload, PrefixSums) and strategy.bands**2 < n**2 // 4:
+        return jnp.log(jnp.mean(prefix_row_variances(strategy._entries(n)))) / 2
+    return jnp.log(error.rmse(workload, strategy, n))
+
+
+def _with_gradient(loss: Callable) -> Callable[[np.ndarray], Evaluation]:
+    def evaluate(x: np.ndarray) -> Evaluation:
+        value, gradient = loss(jnp.asarray(x))
+        return Evaluation(float(value), np.asarray(gradient), math.nan)
+
+    return evaluate
+
+
+def _descend(
+    evaluate: Callable[[np.ndarray], Evaluation],
+    start: np.ndarray,
+    steps: int,
+    tolerance: float,
+    trace: Trace,
+) -> np.ndarray:
+    """One L-BFGS run: the loss is deterministic, so there is nothing to refresh or restart.
+
+    A point outside the domain is answered with a value above the best one and the last
+    gradient, so the line search backs off.
+    """
+    last = np.zeros_like(start)
+
+    def function(x: np.ndarray) -> tuple[float, np.ndarray]:
+        nonlocal last
+        at = evaluate(x)
+        trace.record(x, at)
+        if not (math.isfinite(at.value) and np.all(np.isfinite(at.gradient))):
+            return trace.best_value + 1.0, last
+        last = at.gradient
+        return at.value, last
+
+    try:
+        outcome = scipy.optimize.minimize(
+            function, start, jac=True, method="L-BFGS-B",
+            options={"maxfun": steps, "maxiter": steps, "maxcor": 30, "ftol": tolerance,
+                     "gtol": 1e-12},
+        )  # fmt: skip
+        trace.status = f"L-BFGS: {outcome.message.strip().lower()}"
+    except KeyboardInterrupt:
+        trace.status, trace.interrupted = "interrupted", True
+    return start if trace.best is None else trace.best
+
+
+def _banded(
+    start: Banded, scheme: FixedOrder | MinSeparation, equal_columns: bool
+) -> tuple[Callable[[jax.Array], Strategy], np.ndarray]:
+    """Logarithms of the entries; columns or modes are divided by their norms.
+
+    Entries stay positive, which cyclic Poisson sampling does not need but balls-in-bins does.
+    """
+    n = scheme.iterations
+    entries = np.asarray(start._entries(n))
+    shape = entries.shape
+    inside = np.add.outer(np.arange(shape[0]), np.arange(n)) < n
+    positions = np.flatnonzero(inside)
+    most = _participations(scheme)
+    overlapping = shape[0] > _separation(scheme)
+    if overlapping and not isinstance(scheme, FixedOrder):
+        raise _check.reject(
+            "bands", shape[0], f"a unit's columns overlap at separation {_separation(scheme)}",
+            "Use at most that many bands, or FixedOrder.",
+        )  # fmt: skip
+
+    def build(x: jax.Array) -> Strategy:
+        raw = jnp.zeros(shape).reshape(-1).at[positions].set(jnp.exp(x)).reshape(shape)
+        if not overlapping and (equal_columns or not isinstance(scheme, FixedOrder)):
+            return Banded(raw / jnp.sqrt(most * jnp.sum(raw**2, axis=0)))
+        assert isinstance(scheme, FixedOrder)
+        modes = Banded(raw).modes(BallsInBins(scheme.bins, scheme.epochs))
+        norms = jnp.sqrt(jnp.sum(modes**2, axis=0))
+        return Banded(raw / jnp.tile(norms, scheme.epochs))
+
+    return build, np.log(np.maximum(entries[inside], _FLOOR))
+
+
+def _toeplitz(
+    start: Strategy, scheme: FixedOrder | MinSeparation
+) -> tuple[Callable[[jax.Array], Strategy], np.ndarray]:
+    """Ratios of neighbouring coefficients in (0, 1): non-negative and decreasing by construction.
+
+    The earliest and densest participation is then the worst one (Kalinin and Lampert 2024), a
+    smooth function of the coefficients.
+    """
+    assert isinstance(start, Toeplitz | BandedToeplitz)
+    n, kind = scheme.iterations, type(start)
+    coefs = np.maximum(np.asarray(start.coefs)[:n], _FLOOR)
+    ratios = np.clip(coefs[1:] / coefs[:-1], _FLOOR, 1 - 1e-6)
+    separation, most = _separation(scheme), _participations(scheme)
+
+    def build(x: jax.Array) -> Strategy:
+        logs = jnp.cumsum(jax.nn.log_sigmoid(x))
+        unscaled = jnp.concatenate([jnp.ones(1), jnp.exp(logs)])
+        column = jnp.pad(unscaled, (0, n - unscaled.shape[0]))
+        padded = jnp.pad(column, (0, most * separation - n if most * separation > n else 0))
+        worst = sum(
+            jnp.pad(padded[: n - i * separation], (i * separation, 0)) for i in range(most)
+        )
+        return kind(unscaled / jnp.linalg.norm(jnp.asarray(worst)))
+
+    return build, np.log(ratios) - np.log1p(-ratios)
+
+
+def _dense(
+    scheme: FixedOrder | MinSeparation,
+    workload: Workload,
+    init: Strategy | None,
+    equal_columns: bool,
+    steps: int,
+    tolerance: float,
+    trace: Trace,
+) -> Dense:
+    """Minimize tr(AᵀA X⁻¹) over positive definite X with X[i, j] = 0 for one unit's pairs.
+
+    With orthogonal columns the sensitivity² is the sum of a unit's diagonal entries, which is
+    kept at 1: the constraints are linear and the problem is convex, so its optimum is global.
+    """
+    if not isinstance(scheme, FixedOrder):
+        raise _check.reject("scheme", scheme, "the dense optimum is for FixedOrder")
+    n, bins, epochs = scheme.iterations, scheme.bins, scheme.epochs
+    lag = np.subtract.outer(np.arange(n), np.arange(n))
+    free = np.flatnonzero(((lag > 0) & (lag % bins != 0)).ravel())
+    query = np.asarray(workload.materialize(n))
+    prefix = isinstance(workload, PrefixSums)
+
+    def matrix(x: np.ndarray) -> np.ndarray:
+        lower = np.zeros(n * n)
+        lower[free] = x[n:]
+        lower = lower.reshape(n, n)
+        share = np.zeros(n)
+        if not equal_columns:
+            by_class = x[:n].reshape(epochs, bins)
+            share = (by_class - by_class.mean(axis=0)).ravel()
+        # units of x: entries of X for columns of norm 1
+        return lower + lower.T + np.diag(1 + share)
+
+    def evaluate(x: np.ndarray) -> Evaluation:
+        try:
+            factor = scipy.linalg.cholesky(matrix(x), lower=True, check_finite=False)
+        except np.linalg.LinAlgError:
+            return Evaluation(math.inf, np.zeros_like(x), math.nan)
+        inverse, _ = scipy.linalg.lapack.dpotri(factor, lower=1)
+        inverse = np.tril(inverse) + np.tril(inverse, -1).T
+        through = np.cumsum(inverse, axis=0) if prefix else query @ inverse
+        # trace of A X⁻¹ Aᵀ
+        total = float(np.sum(through * query))
+        full = -(through.T @ through) / (2 * total)
+        diagonal = np.zeros(n)
+        if not equal_columns:
+            by_class = np.diagonal(full).reshape(epochs, bins)
+            diagonal = (by_class - by_class.mean(axis=0)).ravel()
+        gradient = np.concatenate([diagonal, 2 * full.ravel()[free]])
+        return Evaluation(math.log(total * epochs / n) / 2, gradient, math.nan)
+
+    start = np.zeros(n + len(free))
+    if init is not None:
+        columns = np.asarray(init.materialize(n))
+        columns = columns / np.linalg.norm(columns, axis=0)
+        products = columns.T @ columns
+        start[n:] = products.ravel()[free]
+        if not math.isfinite(evaluate(start).value):
+            raise _check.reject(
+                "init", init.kind, "its CᵀC is not positive definite once a unit's pairs are cleared",
+                f"Use one with at most {bins} bands.",
+            )  # fmt: skip
+    x = _descend(evaluate, start, steps, tolerance, trace)
+    # CᵀC = X with C lower triangular: a Cholesky factorization from the last row up
+    flipped = np.linalg.cholesky(matrix(x)[::-1, ::-1] / epochs)
+    return Dense(np.ascontiguousarray(np.tril(flipped.T[::-1, ::-1])))
+
+
+def _separation(scheme: FixedOrder | MinSeparation) -> int:
+    return scheme.bins if isinstance(scheme, FixedOrder) else scheme.separation
+
+
+def _participations(scheme: FixedOrder | MinSeparation) -> int:
+    return scheme.epochs if isinstance(scheme, FixedOrder) else scheme.participations
