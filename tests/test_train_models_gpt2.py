@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -287,3 +290,36 @@ def test_partition_follows_the_parameters():
             assert len(spec) <= value.ndim
     assert model.frozen_partition["h"]["0"]["attn"]["c_attn"]["kernel"] == Spec(None, "model")
     assert model.partition["h"]["0"]["attn"]["c_proj"]["lora_a"] == Spec("model", None)
+
+
+CUT = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, NamedSharding
+from mfopt.training.models.huggingface import load_pretrained
+model = load_pretrained(sys.argv[1])
+mesh = jax.make_mesh((1, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+place = lambda values, specs: jax.tree.map(
+    lambda value, spec: jax.device_put(value, NamedSharding(mesh, spec)), values, specs
+)
+with np.load(sys.argv[1] + "/reference.npz") as recorded:
+    tokens, expected = jnp.asarray(recorded["tokens"], jnp.int32), recorded["logits"]
+params = place(model.params, model.partition)
+kernel = params["h"]["0"]["mlp"]["c_fc"]["kernel"]
+assert kernel.addressable_shards[0].data.shape == (16, 20)
+logits = jax.jit(jax.vmap(model.logits, (None, None, 0)))(params, model.frozen, tokens)
+print(np.abs(np.asarray(logits) - expected).max())
+"""
+
+
+def test_a_model_cut_over_two_devices_computes_the_same():
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    run = subprocess.run(
+        [sys.executable, "-c", CUT, str(REFERENCE)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment | {"JAX_PLATFORMS": "cpu"},
+    )
+    assert run.returncode == 0, run.stderr
+    assert float(run.stdout) < 2e-5
