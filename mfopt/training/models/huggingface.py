@@ -26,6 +26,7 @@ from mfopt.training.models.model import Model, PyTree
 from mfopt.training.models.nnx_model import flatten, from_nnx, nest, pick
 
 WEIGHTS = "model.safetensors"
+_GPT2_END = 50256
 # Settings of the reference implementation that change the function computed: another value than
 # these means another model than the one in gpt2.py.
 _REQUIRED = {
@@ -236,4 +237,7 @@ def save_pretrained(folder: str | Path, config: GPT2Config, params: PyTree) -> N
         "resid_pdrop": 0.0,
         "dtype": "float32",
     }
+    if config.vocab_size <= _GPT2_END:
+        # Loaders fall back to GPT-2's own end token, which this vocabulary does not have.
+        facts |= {"bos_token_id": None, "eos_token_id": None}
     write_text(folder / "config.json", json.dumps(facts, indent=2, sort_keys=True) + "\n")
