@@ -164,7 +164,8 @@ def read_secret(
             "It holds the key of the noise: check who has read it, then chmod 600.",
         )  # fmt: skip
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # opened here: np.load leaves a file open that turns out not to be an archive
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             raw = {name: file[name] for name in file.files}
         header = json.loads(str(raw.pop("header")))
         if header["format"] != _FORMAT:

@@ -1,0 +1,175 @@
+"""The same noise on 1 and on 8 devices, in one and in two processes, without communication."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+
+COMMON = """
+    import json, os, sys
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    import warnings; warnings.simplefilter("error")
+    import jax, jax.numpy as jnp, numpy as np
+    from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+    from mfopt import strategies as S
+    from mfopt.noise import NoiseStream, load_state, save_state
+
+    N = 4
+    SHAPES = {"a": (16, 3), "b": (8, 16), "c": (5,), "d": ()}
+    STRATEGIES = [
+        S.Identity(),
+        S.BandedToeplitz(np.array([1, 0.5, 0.25, 0.1])),
+        S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])),
+        S.SquareRoot(),
+        S.BandedInverseSquareRoot(3),
+        S.Tree(),
+    ]
+
+    def stream(strategy, past="auto"):
+        return NoiseStream(strategy, iterations=N, noise_multiplier=1.0, clip_norm=1.0, past=past)
+
+    def spread(mesh, specs):
+        return {
+            k: jax.make_array_from_callback(
+                shape, NamedSharding(mesh, specs[k]),
+                lambda index, shape=shape: np.zeros(shape, np.float32)[index])
+            for k, shape in SHAPES.items()
+        }
+
+    def alone():
+        return {k: jnp.zeros(shape) for k, shape in SHAPES.items()}
+
+    def compare(noise, expected, params):
+        for k, part in noise.items():
+            assert part.sharding.is_equivalent_to(params[k].sharding, part.ndim), part.sharding
+            for shard in part.addressable_shards:
+                np.testing.assert_array_equal(shard.data, np.asarray(expected[k])[shard.index])
+
+    COLLECTIVES = ["all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter"]
+
+    def no_communication(made, state):
+        text = made._advance_jitted.lower(
+            key=state.key, buffers=state.buffers, step=np.int32(1),
+            coefficients=made.recursion.at(1), layout=state.layout).compile().as_text()
+        assert not [c for c in COLLECTIVES if c in text]
+        return text
+"""
+
+EIGHT_DEVICES = """
+    assert len(jax.devices()) == 8
+    # control: the search for collectives finds one where there is one
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    moved = jax.jit(lambda v: v, out_shardings=NamedSharding(mesh, P()))
+    split = jax.device_put(np.zeros(16), NamedSharding(mesh, P("x")))
+    text = moved.lower(split).compile().as_text()
+    assert any(c in text for c in COLLECTIVES)
+
+    done = 0
+    for grid, kind in [((8,), AxisType.Auto), ((2, 4), AxisType.Explicit)]:
+        names = ("x", "y")[: len(grid)]
+        mesh = jax.make_mesh(grid, names, axis_types=(kind,) * len(names))
+        second = P(None, "x") if len(names) == 1 else P(*names)
+        specs = {"a": P("x"), "b": second, "c": P(), "d": P()}
+        params = spread(mesh, specs)
+        for strategy in STRATEGIES if kind == AxisType.Auto else STRATEGIES[1:4]:
+            for past in ("auto", "store") if strategy.kind == "sqrt" else ("auto",):
+                made = stream(strategy, past)
+                one, many = made.init(alone(), seed=3), made.init(params, seed=3)
+                for _ in range(N):
+                    expected, one = made.next(one)
+                    noise, many = made.next(many)
+                    compare(noise, expected, params)
+                for buffer, shape in zip(many.buffers, SHAPES.values()):
+                    if buffer is not None:  # no device holds a part that it does not own
+                        sizes = {s.data.size for s in buffer.addressable_shards}
+                        owned = 8 if shape == (8, 16) else grid[0] if shape == (16, 3) else 1
+                        assert sizes == {buffer.size // owned}, (shape, sizes)
+                no_communication(made, many)
+                done += 1
+
+    # a state saved on a grid goes on alone, and the other way round
+    made = stream(STRATEGIES[1])
+    state = made.next(made.init(params, seed=3))[1]
+    save_state(sys.argv[1], made, state)
+    expected, _ = made.next(state)
+    noise, _ = made.next(load_state(sys.argv[1], made, alone()))
+    for k in SHAPES:
+        np.testing.assert_array_equal(noise[k], expected[k])
+    noise, _ = made.next(load_state(sys.argv[1], made, params))
+    compare(noise, expected, params)
+    print(json.dumps({"done": done}))
+"""
+
+TWO_PROCESSES = """
+    rank, port = int(sys.argv[1]), sys.argv[2]
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=rank)
+    assert jax.process_count() == 2 and len(jax.devices()) == 4
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
+    params = spread(mesh, {"a": P("x"), "b": P(None, "x"), "c": P(), "d": P()})
+    totals = []
+    for strategy in STRATEGIES[1:4]:
+        made = stream(strategy)
+        with jax.default_device(jax.local_devices()[0]):
+            one = made.init(alone(), seed=3)
+        many = made.init(params, seed=3)
+        for _ in range(N):
+            expected, one = made.next(one)
+            noise, many = made.next(many)
+            compare(noise, expected, params)
+        no_communication(made, many)
+    # without a seed, both processes must get one key, and a new one in each run
+    keys = [np.asarray(made.init(params).key.addressable_shards[0].data).tolist() for _ in "12"]
+    assert keys[0] != keys[1]
+    try:
+        save_state(sys.argv[3], made, many)
+    except ValueError as error:
+        assert "several processes" in str(error)
+    else:
+        raise AssertionError("a state spread over processes was saved")
+    import hashlib
+    print(json.dumps({"keys": hashlib.sha256(str(keys).encode()).hexdigest()}))
+    jax.distributed.shutdown()
+"""
+
+
+def start(script, devices, *arguments):
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "JAX_PLATFORMS": "cpu",
+    }
+    code = textwrap.dedent(COMMON) + textwrap.dedent(script)
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def finish(process):
+    try:
+        output, errors = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors[-4000:]
+    return json.loads(output.splitlines()[-1])
+
+
+def test_eight_devices_make_the_noise_of_one_without_communication(tmp_path):
+    result = finish(start(EIGHT_DEVICES, 8, tmp_path / "state.npz"))
+    assert result == {"done": 7 + 4}
+
+
+def test_two_processes_make_the_noise_of_one(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    both = [start(TWO_PROCESSES, 2, rank, port, tmp_path / "state.npz") for rank in range(2)]
+    try:
+        first, second = [finish(process) for process in both]
+    finally:
+        for process in both:
+            process.kill()
+    assert first["keys"] == second["keys"]

@@ -1,0 +1,150 @@
+"""State files (owner-only, bound to a factorization) and the optax transformation."""
+
+import json
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mfopt import strategies as S
+from mfopt._check import UsageError
+from mfopt.noise import NoiseExhaustedError, NoiseStream, load_state, save_state
+from mfopt.noise.for_optax import add_noise
+
+PARAMS = {"a": np.zeros((2, 3), np.float32), "b": np.zeros(4, np.float32)}
+
+
+def make(strategy=None, n=6, **options):
+    strategy = strategy or S.BandedToeplitz(np.array([1.0, 0.5, 0.25]))
+    settings = {"noise_multiplier": 1.5, "clip_norm": 1.0, **options}
+    return NoiseStream(strategy, iterations=n, **settings)
+
+
+def advanced(stream, steps=2):
+    state = stream.init(PARAMS)
+    for _ in range(steps):
+        _, state = stream.next(state)
+    return state
+
+
+@pytest.mark.parametrize("buffer_dtype", [None, jnp.bfloat16])
+def test_a_run_goes_on_from_a_file_with_the_same_noise(tmp_path, buffer_dtype):
+    stream = make(buffer_dtype=buffer_dtype)
+    state = advanced(stream)
+    path = tmp_path / "state.npz"
+    save_state(path, stream, state)
+    expected, _ = stream.next(state)
+    restored = load_state(path, make(buffer_dtype=buffer_dtype), PARAMS)
+    assert int(restored.step) == 2 and not restored.pinned
+    noise, _ = stream.next(restored)
+    jax.tree.map(np.testing.assert_array_equal, noise, expected)
+
+
+def test_only_the_owner_can_read_a_state_file(tmp_path):
+    stream = make()
+    path = tmp_path / "state.npz"
+    old = os.umask(0)
+    try:
+        save_state(path, stream, advanced(stream))
+    finally:
+        os.umask(old)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [p.name for p in tmp_path.iterdir()] == ["state.npz"]
+    with np.load(path, allow_pickle=False) as file:
+        assert json.loads(str(file["header"]))["notice"].startswith("SECRET")
+    path.chmod(0o640)
+    with pytest.raises(UsageError, match="others than its owner"):
+        load_state(path, stream, PARAMS)
+
+
+def test_a_file_is_not_replaced_without_force(tmp_path):
+    stream = make()
+    path = tmp_path / "state.npz"
+    state = advanced(stream)
+    save_state(path, stream, state)
+    with pytest.raises(UsageError, match="exists"):
+        save_state(path, stream, state)
+    save_state(path, stream, state, force=True)
+    with pytest.raises(UsageError, match="folder"):
+        save_state(tmp_path / "none" / "state.npz", stream, state)
+
+
+def test_a_file_of_something_else_is_refused(tmp_path):
+    stream = make()
+    path = tmp_path / "state.npz"
+    save_state(path, stream, advanced(stream))
+    with pytest.raises(UsageError, match="another factorization"):
+        load_state(path, make(noise_multiplier=1.6), PARAMS)
+    with pytest.raises(UsageError, match="other settings"):
+        load_state(path, make(clip_norm=2.0), PARAMS)
+    with pytest.raises(UsageError, match="params"):
+        load_state(path, stream, {**PARAMS, "b": np.zeros(5, np.float32)})
+    with pytest.raises(UsageError, match="params"):
+        load_state(path, stream, {"a": PARAMS["a"], "c": PARAMS["b"]})
+    with pytest.raises(UsageError, match="another factorization"):
+        save_state(tmp_path / "other.npz", make(noise_multiplier=1.6), advanced(stream))
+
+
+@pytest.mark.parametrize("damage", ["cut", "text", "npz", "none"])
+def test_a_damaged_file_is_refused(tmp_path, damage):
+    stream = make()
+    path = tmp_path / "state.npz"
+    save_state(path, stream, advanced(stream))
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:500])
+    elif damage == "text":
+        path.write_text("not a state")
+    elif damage == "npz":
+        with path.open("wb") as file:
+            np.savez(file, key=np.zeros(2, np.uint32))
+    else:
+        path.unlink()
+    with pytest.raises(UsageError, match="path"):
+        load_state(path, stream, PARAMS)
+
+
+def test_optax_adds_the_noise_of_the_stream_once_per_step():
+    stream = make()
+    transformation = optax.chain(add_noise(stream, seed=4), optax.scale(1 / 8))
+    state = transformation.init(PARAMS)
+    reference = stream.init(PARAMS, seed=4)
+    update = jax.jit(transformation.update)
+    gradient = jax.tree.map(lambda p: p + 3.0, PARAMS)
+    for _ in range(3):
+        noise, reference = stream.next(reference)
+        out, state = update(gradient, state)
+        jax.tree.map(
+            lambda o, w: np.testing.assert_allclose(o, (3.0 + w) / 8, rtol=1e-5, atol=1e-6),
+            out, noise,
+        )  # fmt: skip
+
+
+def test_optax_keeps_the_type_of_the_gradient_and_adds_in_a_wider_one():
+    stream = make()
+    params = jnp.zeros(1000, jnp.bfloat16)
+    transformation = add_noise(stream, seed=4)
+    out, _ = transformation.update(params + 1, transformation.init(params))
+    noise, _ = stream.next(stream.init(params, seed=4))
+    assert out.dtype == jnp.bfloat16 and noise.dtype == jnp.float32
+    np.testing.assert_array_equal(out, (1 + noise).astype(jnp.bfloat16))
+
+
+def test_optax_raises_past_the_last_step_and_gives_nan_inside_jit():
+    transformation = add_noise(make(n=1), seed=4)
+    for update in (transformation.update, jax.jit(transformation.update)):
+        out, state = update(PARAMS, transformation.init(PARAMS))
+        assert not np.any(np.isnan(out["a"]))
+        if update is transformation.update:
+            with pytest.raises(NoiseExhaustedError):
+                update(PARAMS, state)
+        else:
+            out, _ = update(PARAMS, state)
+            assert np.all(np.isnan(out["a"])) and np.all(np.isnan(out["b"]))
+
+
+def test_optax_refuses_to_draw_its_key_inside_jit():
+    with pytest.raises(UsageError, match="outside of jit"):
+        jax.jit(add_noise(make()).init)(PARAMS)
