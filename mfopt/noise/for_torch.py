@@ -167,6 +167,7 @@ class TorchNoise:
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go on from a file of :meth:`save`; refused where it belongs to something else."""
         header, arrays = files.read_secret(path, "torch")
+        files.refuse_other(header, self.stream)  # also fixes the type of the buffers
         buffers: list[torch.Tensor | None] = []
         for i, buffer in enumerate(self._buffers):
             stored = arrays.get(f"buffer/{i}")

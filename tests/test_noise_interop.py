@@ -1,0 +1,296 @@
+"""Noise inside jax_privacy, PyTorch and Opacus, each with the library itself."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_strategies import every_strategy
+
+from mfopt import strategies as S
+from mfopt._check import UsageError
+from mfopt.noise import NoiseExhaustedError, NoiseStream
+
+N = 11
+
+
+def make(strategy, n=N, **options):
+    settings = {"noise_multiplier": 2.0, "clip_norm": 0.5, **options}
+    return NoiseStream(strategy, iterations=n, **settings)
+
+
+# --- jax_privacy ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", range(10))
+def test_jax_privacy_streaming_matrix_is_the_dense_inverse(kind):
+    pytest.importorskip("jax_privacy")
+    from mfopt.noise.for_jax_privacy import inverse_as_streaming_matrix
+
+    strategy = every_strategy(N)[kind]
+    matrix = inverse_as_streaming_matrix(make(strategy))
+    exact = np.asarray(strategy.solve(np.eye(N)))
+    np.testing.assert_allclose(matrix.materialize(N), exact, atol=1e-5)
+    # rows past n are NaN, not a repetition of the last one
+    assert np.all(np.isnan(matrix.materialize(N + 1)[N]))
+
+
+def test_jax_privacy_makes_the_same_noise_step_by_step():
+    jax_privacy = pytest.importorskip("jax_privacy")
+    from jax_privacy.matrix_factorization import buffered_toeplitz, toeplitz
+
+    from mfopt.noise.for_jax_privacy import inverse_as_streaming_matrix
+
+    coefs = np.array([1.0, 0.5, 0.3, 0.1])
+    scale, decay = np.array([0.3, 0.1]), np.array([0.9, 0.5])
+    with jax.enable_x64(True):
+        theirs = buffered_toeplitz.BufferedToeplitz.build(decay, scale)
+        pairs = [
+            (S.BandedToeplitz(coefs), toeplitz.inverse_as_streaming_matrix(jnp.asarray(coefs))),
+            (S.BLT(scale, decay), theirs.inverse_as_streaming_matrix()),
+        ]
+        params = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(2)}
+        for strategy, reference in pairs:
+            ours = inverse_as_streaming_matrix(make(strategy, dtype=np.float64))
+            state, other = ours.init_multiply(params), reference.init_multiply(params)
+            rng = np.random.default_rng(0)
+            for _ in range(N):
+                white = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape)), params)  # noqa: B023
+                one, state = ours.multiply_next(white, state)
+                two, other = reference.multiply_next(white, other)
+                jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), one, two)
+    assert jax_privacy is not None
+
+
+def test_jax_privacy_privatizer_correlates_its_own_draws_and_stops():
+    pytest.importorskip("jax_privacy")
+    from mfopt.noise.for_jax_privacy import privatizer
+
+    strategy = S.BandedToeplitz(np.array([1.0, 0.5, 0.25]))
+    params = jnp.zeros(3)
+    rows = {}
+    for name, chosen in (("white", S.Identity()), ("noise", strategy)):
+        transformation = privatizer(make(chosen), seed=9)
+        state = transformation.init(params)
+        rows[name] = []
+        for _ in range(N):
+            out, state = transformation.update(params, state)
+            rows[name].append(np.asarray(out))
+        if name == "noise":
+            with pytest.raises(NoiseExhaustedError):
+                transformation.update(params, state)
+            out, _ = jax.jit(transformation.update)(params, state)
+            assert np.all(np.isnan(out))
+    np.testing.assert_allclose(rows["noise"], strategy.solve(np.array(rows["white"])), atol=1e-5)
+    # without a seed, two privatizers share no draw
+    first, second = (
+        t.update(params, t.init(params))[0] for t in (privatizer(make(strategy)) for _ in "12")
+    )
+    assert not np.any(np.asarray(first) == np.asarray(second))
+
+
+# --- PyTorch -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch")
+
+
+def tensors(torch, dtype="float32"):
+    kind = getattr(torch, dtype)
+    return [torch.zeros(3, 4, dtype=kind), torch.zeros(5, dtype=kind), torch.zeros((), dtype=kind)]
+
+
+ARRAYS = [np.zeros((3, 4), np.float32), np.zeros(5, np.float32), np.zeros((), np.float32)]
+
+
+@pytest.mark.parametrize("past", ["auto", "store"])
+@pytest.mark.parametrize("kind", range(10))
+def test_torch_noise_is_that_of_the_jax_stream(torch, kind, past):
+    from mfopt.noise.for_torch import TorchNoise
+
+    stream = make(every_strategy(N)[kind], past=past)
+    noise = TorchNoise(stream, tensors(torch), seed=3)
+    state = stream.init(ARRAYS, seed=3)
+    for _ in range(N):
+        made = noise.next()
+        expected, state = stream.next(state)
+        for one, two in zip(made, expected, strict=True):
+            assert one.dtype == torch.float32 and tuple(one.shape) == two.shape
+            np.testing.assert_allclose(one.numpy(), two, atol=3e-6)
+    with pytest.raises(NoiseExhaustedError, match=f"covers {N} iterations"):
+        noise.next()
+
+
+@pytest.mark.parametrize("kind", [2, 3, 6, 8, 9])
+def test_torch_noise_from_the_generator_of_other_devices(torch, kind, monkeypatch):
+    # what devices without the counter-based draws use, run here on the CPU
+    from mfopt.noise.for_torch import TorchNoise
+
+    def draw(self, leaf, step):
+        return self._draw_by_generator(*self._like[leaf], leaf, step)
+
+    monkeypatch.setattr(TorchNoise, "_draw", draw)
+    strategy = every_strategy(N)[kind]
+    noise = TorchNoise(make(strategy), tensors(torch), seed=3)
+    white = TorchNoise(make(S.Identity()), tensors(torch), seed=3)
+    made, plain = (
+        np.array([torch.cat([t.flatten() for t in source.next()]).numpy() for _ in range(N)])
+        for source in (noise, white)
+    )
+    np.testing.assert_allclose(made, strategy.solve(plain), atol=1e-5)
+    assert len(np.unique(plain)) == plain.size  # no draw of a step or parameter comes twice
+
+
+def test_torch_noise_is_fresh_unless_pinned_and_hides_its_key(torch):
+    from mfopt.noise.for_torch import TorchNoise
+
+    stream = make(S.Identity())
+    first, second = (TorchNoise(stream, tensors(torch)).next()[0] for _ in "12")
+    assert not torch.any(first == second)
+    secret = TorchNoise(stream, tensors(torch), key=np.array([123456789, 1], np.uint32))
+    assert "123456789" not in repr(secret) and "secret" in repr(secret)
+    assert "not private" in repr(TorchNoise(stream, tensors(torch), seed=1))
+    with pytest.raises(UsageError, match="not both"):
+        TorchNoise(stream, tensors(torch), seed=1, key=np.array([1, 2], np.uint32))
+
+
+@pytest.mark.parametrize("bad", [[], [1.0], "integers"])
+def test_torch_refuses_parameters_without_noise(torch, bad):
+    from mfopt.noise.for_torch import TorchNoise
+
+    bad = [torch.zeros(2, dtype=torch.int32)] if bad == "integers" else bad
+    with pytest.raises(UsageError, match="parameters"):
+        TorchNoise(make(S.Identity()), bad)
+
+
+@pytest.mark.parametrize("buffer_dtype", [None, jnp.bfloat16])
+def test_torch_noise_goes_on_from_its_state(torch, tmp_path, buffer_dtype):
+    from mfopt.noise.for_torch import TorchNoise
+
+    stream = make(S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])), buffer_dtype=buffer_dtype)
+    noise = TorchNoise(stream, tensors(torch))
+    noise.next()
+    path = tmp_path / "noise.npz"
+    noise.save(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    saved = noise.state_dict()
+    expected = noise.next()
+    for restore in (lambda n: n.load(path), lambda n: n.load_state_dict(saved)):
+        other = TorchNoise(stream, tensors(torch))
+        restore(other)
+        for one, two in zip(other.next(), expected, strict=True):
+            assert torch.equal(one, two)
+    changed = TorchNoise(make(S.BLT(np.array([0.3, 0.2]), np.array([0.5, 0.9]))), tensors(torch))
+    with pytest.raises(UsageError, match="another factorization"):
+        changed.load(path)
+    with pytest.raises(UsageError, match="another factorization"):
+        changed.load_state_dict(saved)
+    with pytest.raises(UsageError, match="other parameters"):
+        TorchNoise(stream, tensors(torch)[:2]).load(path)
+
+
+def test_torch_float64(torch):
+    from mfopt.noise.for_torch import TorchNoise
+
+    strategy = S.BandedToeplitz(np.array([1.0, 0.5]))
+    noise = TorchNoise(make(strategy, dtype=np.float64), tensors(torch, "float64"), seed=3)
+    with jax.enable_x64(True):
+        stream = make(strategy, dtype=np.float64)
+        state = stream.init(ARRAYS, seed=3)
+        for _ in range(3):
+            expected, state = stream.next(state)
+            np.testing.assert_allclose(noise.next()[0].numpy(), expected[0], atol=1e-13)
+
+
+# --- Opacus --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def opacus(torch):
+    return pytest.importorskip("opacus")
+
+
+def opacus_model(torch, opacus, **options):
+    from opacus.optimizers import DPOptimizer
+
+    torch.manual_seed(0)
+    model = opacus.GradSampleModule(torch.nn.Linear(4, 2))
+    settings = {
+        "noise_multiplier": 0.0, "max_grad_norm": 0.5, "expected_batch_size": 8, **options,
+    }  # fmt: skip
+    optimizer = DPOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), **settings)
+    return model, optimizer
+
+
+def train(torch, model, optimizer, steps, physical=1):
+    """The gradient that each logical step applies, as ``physical`` physical batches."""
+    data = torch.arange(32.0).reshape(8, 4) / 10
+    applied = []
+    for _ in range(steps):
+        for part, batch in enumerate(data.chunk(physical)):
+            optimizer.signal_skip_step(part < physical - 1)
+            optimizer.zero_grad()
+            model(batch).square().sum().backward()
+            before = [p.detach().clone() for p in model.parameters()]
+            optimizer.step()
+        applied.append([(b - p).detach() for b, p in zip(before, model.parameters(), strict=True)])
+        with torch.no_grad():  # the same data and weights in each step: only noise differs
+            for b, p in zip(before, model.parameters(), strict=True):
+                p.copy_(b)
+    return applied
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+def test_opacus_adds_our_noise_once_per_logical_step(torch, opacus):
+    from mfopt.noise.for_opacus import replace_noise
+
+    stream = make(S.BandedToeplitz(np.array([1.0, 0.5, 0.25])), n=4)
+    plain = train(torch, *opacus_model(torch, opacus), steps=1)[0]
+    runs = {}
+    for physical in (1, 4):
+        model, optimizer = opacus_model(torch, opacus)
+        replace_noise(optimizer, stream, seed=3)
+        runs[physical] = train(torch, model, optimizer, steps=4, physical=physical)
+        with pytest.raises(NoiseExhaustedError):
+            train(torch, model, optimizer, steps=1, physical=physical)
+    params = [np.zeros(tuple(p.shape), np.float32) for p in model.parameters()]
+    state = stream.init(params, seed=3)
+    for step in range(4):
+        noise, state = stream.next(state)
+        for physical, run in runs.items():
+            for applied, clean, made in zip(run[step], plain, noise, strict=True):
+                # the sum of clipped gradients, then the noise, then the expected batch size
+                expected = (np.asarray(clean) * 8 + made) / 8
+                np.testing.assert_allclose(applied, expected, atol=1e-5, err_msg=f"{physical}")
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"max_grad_norm": 1.0}, "max_grad_norm"),
+        ({"noise_multiplier": 1.0}, "noise_multiplier"),
+        ({"secure_mode": True}, "secure_mode"),
+    ],
+)
+def test_opacus_settings_that_contradict_ours_are_refused(torch, opacus, options, match):
+    from mfopt.noise.for_opacus import replace_noise
+
+    _, optimizer = opacus_model(torch, opacus, **options)
+    with pytest.raises(UsageError, match=match):
+        replace_noise(optimizer, make(S.Identity()))
+
+
+def test_opacus_adaptive_clipping_is_refused(torch, opacus):
+    from opacus.optimizers.adaclipoptimizer import AdaClipDPOptimizer
+
+    from mfopt.noise.for_opacus import replace_noise
+
+    model = torch.nn.Linear(2, 1)
+    optimizer = AdaClipDPOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1.0), noise_multiplier=2.0, max_grad_norm=0.5,
+        expected_batch_size=8, target_unclipped_quantile=0.5, clipbound_learning_rate=0.1,
+        max_clipbound=1.0, min_clipbound=0.1, unclipped_num_std=10.0,
+    )  # fmt: skip
+    with pytest.raises(UsageError, match="must be one of"):
+        replace_noise(optimizer, make(S.Identity()))
