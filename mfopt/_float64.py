@@ -33,3 +33,16 @@ def float64(function: Callable[P, R]) -> Callable[P, R]:
             return jax.tree.map(_to_numpy, function(*args, **kwargs))
 
     return wrapper
+
+
+def compiled(*static: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """:func:`float64` around ``jax.jit`` with the named arguments static.
+
+    Without it each operation of a public method would be compiled on its own.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        jitted = jax.jit(function, static_argnames=static)
+        return functools.wraps(function)(float64(jitted))
+
+    return decorate

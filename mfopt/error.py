@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
-from mfopt._float64 import float64
+from mfopt._float64 import compiled
 from mfopt.strategies import Banded, Strategy, ToeplitzStrategy, _series
 from mfopt.strategies._base import Array
 from mfopt.workloads import Momentum, PrefixSums, ToeplitzWorkload, Workload
@@ -20,7 +20,7 @@ from mfopt.workloads import Momentum, PrefixSums, ToeplitzWorkload, Workload
 _BLOCK = 256  # columns of A C⁻¹ held at once for Momentum × Toeplitz
 
 
-@float64
+@compiled("workload", "n")
 def row_variances(workload: Workload, strategy: Strategy, n: int) -> Array:
     """Squared row norms of A C⁻¹, shape (n,): error variance per step at σ = 1.
 
@@ -45,13 +45,13 @@ def row_variances(workload: Workload, strategy: Strategy, n: int) -> Array:
     return jnp.sum(solve_triangular(matrix, query.T, lower=True, trans=1) ** 2, axis=0)
 
 
-@float64
+@compiled("workload", "n")
 def rmse(workload: Workload, strategy: Strategy, n: int, noise_multiplier: Array = 1.0) -> Array:
     """Root mean squared error over the n queries: σ·‖A C⁻¹‖_F/√n, per coordinate, in clip norms."""
     return noise_multiplier * jnp.sqrt(jnp.mean(jnp.asarray(row_variances(workload, strategy, n))))
 
 
-@float64
+@compiled("workload", "n")
 def max_error(
     workload: Workload, strategy: Strategy, n: int, noise_multiplier: Array = 1.0
 ) -> Array:

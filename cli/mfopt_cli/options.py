@@ -45,7 +45,7 @@ output = apply(
 )
 
 certify_samples = click.option(
-    "--certify-samples", type=int, default=2**17, show_default=True,
+    "--certify-samples", type=int, default=2**18, show_default=True,
     help="iid samples of the certificate; more make it tighter.",
 )  # fmt: skip
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 MEMORY_BUDGET = 2**28  # bytes of live sample arrays, over all local devices
-_LIVE_ARRAYS = 6  # float64 arrays of shape (chunk, bins) alive at once in the kernels
+_LIVE_ARRAYS = 8  # float64 arrays of shape (chunk, bins) alive at once in the kernels
 _CALL = 64  # chunks per device in one call: how often progress is shown
 
 
@@ -52,6 +52,12 @@ def total(
             progress(min(start + count, chunks) * size, chunks * size)
     joined = jax.tree.map(lambda *leaves: np.concatenate(leaves).sum(axis=0), *results)
     return joined, chunks * size
+
+
+def compile_only(kernel: Callable[..., Any], samples: int, bins: int, *args: Any) -> None:
+    """What :func:`total` would compile, run over no chunk."""
+    size, devices = chunk_size(samples, bins), tuple(jax.local_devices())
+    jax.block_until_ready(_run(kernel, size, devices, seed_key(0), 0, 0, args))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

@@ -157,6 +157,15 @@ def choose_order(
     return best, 1 + best_excess
 
 
+@float64
+def warm_up(pair: DominatingPair) -> None:
+    """Compile both directions' kernels for this number of bins; no samples are drawn."""
+    gram, factor = scale(pair, 1.0)
+    log_ceilings(gram, 1.0, MAX_ORDER)
+    for kernel, tilt in ((_remove, 1), (_add, 1.0)):
+        _chunks.compile_only(kernel, 2**30, pair.bins, gram, factor, 1.0, tilt, 0.0)
+
+
 @functools.partial(jax.jit, static_argnums=2)
 def log_ceilings(gram: jax.Array, epsilon: float, orders: int) -> jax.Array:
     """log B for s = 1..``orders``, shape (orders,); ``gram`` in noise units."""

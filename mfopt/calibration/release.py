@@ -17,16 +17,18 @@ import math
 from collections.abc import Callable
 
 import jax
+import numpy as np
 
 from mfopt import _check
 from mfopt._check import FailureError
 from mfopt._float64 import float64
 from mfopt.accounting import _chunks, tilted
 from mfopt.accounting.dominating_pair import DominatingPair
+from mfopt.accounting.frozen import FrozenSamples
 from mfopt.calibration.balls_in_bins import Calibration, calibrate
 from mfopt.guarantee import Guarantee
 
-SAMPLES = 2**17
+SAMPLES = 2**18
 ATTEMPTS = 8
 _BETA_SHARE = 1 / 100  # β = δ/100 for each attempt
 ROUNDING_SIGMA = 2.0**-40  # relative: σ is nudged up so that no later rounding can lower it
@@ -109,7 +111,7 @@ def release(
     delta: float,
     *,
     samples: int = SAMPLES,
-    calibrate_samples: int = 2**16,
+    calibrate_samples: int = 2**15,
     seed: int | None = None,
     start: float | None = None,
     progress: Progress = lambda message: None,
@@ -145,6 +147,20 @@ def release(
         f"not certified: {ATTEMPTS} values of σ up to {1 + margin:.3f} times the estimate "
         f"{estimate.noise_multiplier:.6g} were refused. Use more certify samples."
     )
+
+
+@float64
+def warm_up(bins: int) -> None:
+    """Compile what :func:`release` will need for so many bins, without drawing a sample.
+
+    Run in a thread beside the optimizer, this hides seconds of compilation. The figures of the
+    identity's pair are thrown away.
+    """
+    pair = DominatingPair(np.eye(bins), np.eye(bins))
+    frozen = FrozenSamples(pair, 1.0, 1.0, 2, _chunks.seed_key(0))
+    frozen.evaluate(0.0)
+    frozen.log_delta_add(0.0)
+    tilted.warm_up(pair)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +200,7 @@ class _Target:
             beta=self.beta / 2, key=self.key(2, number),
         )  # fmt: skip
         add = tilted.add_bound(
-            self.pair, sigma, self.epsilon, samples=self.samples, beta=self.beta / 2,
+            self.pair, sigma, self.epsilon, samples=self.samples // 2, beta=self.beta / 2,
             negligible=self.delta / 2, key=self.key(3, number),
         )  # fmt: skip
         spent = number * self.beta

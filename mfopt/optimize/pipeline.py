@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from mfopt import _check, strategies
 from mfopt._check import FailureError
 from mfopt.accounting import dominating_pair
-from mfopt.calibration import release
+from mfopt.calibration import release, warm_up
 from mfopt.calibration.release import SAMPLES
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
@@ -77,6 +78,8 @@ def factorize(
     workload = workload or PrefixSums()
     # the optimizer's frozen samples and the certificate's must be independent also when pinned
     optimizer_seed = None if seed is None else 2 * seed
+    compiling = threading.Thread(target=warm_up, args=(scheme.bins,), daemon=True)
+    compiling.start()
     if strategy in OPTIMIZABLE:
         found = optimize(
             scheme, epsilon, delta, strategy=strategy, bands=bands, workload=workload,
@@ -96,6 +99,7 @@ def factorize(
     guarantee, interrupted = None, found.interrupted
     if not interrupted:
         try:
+            compiling.join()
             pair = dominating_pair.exact(found.strategy, scheme)
             certificate, estimate = release(
                 pair, epsilon, delta, samples=certify_samples,

@@ -16,7 +16,7 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 
 from mfopt import _check
-from mfopt._float64 import float64
+from mfopt._float64 import compiled
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import _series
 
@@ -48,27 +48,27 @@ class Strategy(abc.ABC):
         """``n``, refused where this C is not defined for so many iterations."""
         return _check.integer("n", n)
 
-    @float64
+    @compiled()
     def multiply(self, x: Array) -> Array:
         """C x for ``x`` of shape (n, ...)."""
         x = jnp.asarray(x)
         return jnp.tensordot(self.materialize(x.shape[0]), x, axes=1)
 
-    @float64
+    @compiled()
     def solve(self, y: Array) -> Array:
         """C⁻¹ y for ``y`` of shape (n, ...): correlated noise from white noise."""
         y = jnp.asarray(y)
         flat = y.reshape(y.shape[0], -1)
         return solve_triangular(self.materialize(y.shape[0]), flat, lower=True).reshape(y.shape)
 
-    @float64
+    @compiled("scheme")
     def modes(self, scheme: BallsInBins) -> Array:
         """Mode i = Σ_j C[:, bins·j + i], shape (n, bins): what a unit in bin i adds to C x."""
         n = self.check_size(scheme.iterations)
         columns = jnp.asarray(self.materialize(n))
         return columns.reshape(n, scheme.epochs, scheme.bins).sum(axis=1)
 
-    @float64
+    @compiled("scheme")
     def gram(self, scheme: BallsInBins) -> Array:
         """Gram matrix G[i, k] = <mode i, mode k>, shape (bins, bins)."""
         modes = jnp.asarray(self.modes(scheme))
@@ -107,32 +107,32 @@ class ToeplitzStrategy(Strategy):
     def toeplitz_coefs(self, n: int) -> Array:
         """First column of C, shape (n,)."""
 
-    @float64
+    @compiled("n")
     def inverse_coefs(self, n: int) -> Array:
         """First column of C⁻¹, shape (n,)."""
         return _series.reciprocal(jnp.asarray(self.toeplitz_coefs(n)))
 
-    @float64
+    @compiled("n")
     def materialize(self, n: int) -> Array:
         return _series.toeplitz(jnp.asarray(self.toeplitz_coefs(n)))
 
-    @float64
+    @compiled()
     def multiply(self, x: Array) -> Array:
         x = jnp.asarray(x)
         return _series.convolve(jnp.asarray(self.toeplitz_coefs(x.shape[0])), x)
 
-    @float64
+    @compiled()
     def solve(self, y: Array) -> Array:
         y = jnp.asarray(y)
         return _series.convolve(jnp.asarray(self.inverse_coefs(y.shape[0])), y)
 
-    @float64
+    @compiled("scheme")
     def modes(self, scheme: BallsInBins) -> Array:
         first = self._first_mode(scheme)
         lag = jnp.arange(scheme.iterations)[:, None] - jnp.arange(scheme.bins)[None, :]
         return jnp.where(lag >= 0, first[jnp.clip(lag, 0)], 0)
 
-    @float64
+    @compiled("scheme")
     def gram(self, scheme: BallsInBins) -> Array:
         """Gram matrix in O(n log n + bins²).
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt import _check
-from mfopt._float64 import float64
+from mfopt._float64 import compiled
 from mfopt.sampling import BallsInBins
 from mfopt.strategies._base import Array, Strategy, _check_entries
 
@@ -62,7 +62,7 @@ class Banded(Strategy):
         inside = jnp.arange(self.bands)[:, None] + jnp.arange(n)[None, :] < n
         return jnp.where(inside, kept, 0)
 
-    @float64
+    @compiled("n")
     def materialize(self, n: int) -> Array:
         entries = self._entries(n)
         lag = jnp.arange(n)[:, None] - jnp.arange(n)[None, :]
@@ -70,7 +70,7 @@ class Banded(Strategy):
         column = jnp.broadcast_to(jnp.arange(n), (n, n))
         return jnp.where(inside, entries[jnp.clip(lag, 0, self.bands - 1), column], 0)
 
-    @float64
+    @compiled()
     def multiply(self, x: Array) -> Array:
         x = jnp.asarray(x)
         n = x.shape[0]
@@ -80,7 +80,7 @@ class Banded(Strategy):
             padded = padded.at[k : k + n].add(weights[k] * x)
         return padded[:n]
 
-    @float64
+    @compiled()
     def solve(self, y: Array) -> Array:
         """C⁻¹ y by forward substitution along the band: O(n · bands) per right-hand side."""
         y = jnp.asarray(y)
@@ -99,7 +99,7 @@ class Banded(Strategy):
         start = jnp.zeros((self.bands, *y.shape[1:]), jnp.result_type(y, entries))
         return jax.lax.scan(step, start, (y, entries.T))[1]
 
-    @float64
+    @compiled("scheme")
     def modes(self, scheme: BallsInBins) -> Array:
         """Column sums over the epochs, built from shifted bands: O(n · bands) non-zeros."""
         n, b = self.check_size(scheme.iterations), scheme.bins

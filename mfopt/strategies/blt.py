@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt import _check
-from mfopt._float64 import float64
+from mfopt._float64 import compiled
 from mfopt.strategies._base import Array, ToeplitzStrategy
 
 
@@ -37,7 +37,7 @@ class BLT(ToeplitzStrategy):
         """Number of buffers d."""
         return len(self.scale)
 
-    @float64
+    @compiled("n")
     def toeplitz_coefs(self, n: int) -> Array:
         n = self.check_size(n)
         return jnp.concatenate([jnp.ones(1), _geometric(self.scale, self.decay, n - 1)])

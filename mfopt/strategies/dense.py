@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt import _check
-from mfopt._float64 import float64
+from mfopt._float64 import compiled
 from mfopt.strategies._base import Array, Strategy
 
 
@@ -35,7 +35,7 @@ class Dense(Strategy):
             )  # fmt: skip
         return n
 
-    @float64
+    @compiled("n")
     def materialize(self, n: int) -> Array:
         n = self.check_size(n)
         return jnp.asarray(self.matrix)[:n, :n]

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt import _check
-from mfopt._float64 import float64
+from mfopt._float64 import compiled
 from mfopt.strategies import _series
 from mfopt.strategies._base import Array, ToeplitzStrategy
 
@@ -38,11 +38,11 @@ class SquareRoot(ToeplitzStrategy):
 
     kind: ClassVar[str] = "sqrt"
 
-    @float64
+    @compiled("n")
     def toeplitz_coefs(self, n: int) -> Array:
         return jnp.asarray(square_root_coefs(self.check_size(n)))
 
-    @float64
+    @compiled("n")
     def inverse_coefs(self, n: int) -> Array:
         return jnp.asarray(inverse_square_root_coefs(self.check_size(n)))
 
@@ -61,7 +61,7 @@ class BandedSquareRoot(ToeplitzStrategy):
     def __post_init__(self) -> None:
         _check.integer("bands", self.bands)
 
-    @float64
+    @compiled("n")
     def toeplitz_coefs(self, n: int) -> Array:
         coefs = jnp.asarray(square_root_coefs(self.check_size(n)))
         return jnp.where(jnp.arange(n) < self.bands, coefs, 0)
@@ -88,12 +88,12 @@ class BandedInverseSquareRoot(ToeplitzStrategy):
     def __post_init__(self) -> None:
         _check.integer("bands", self.bands)
 
-    @float64
+    @compiled("n")
     def inverse_coefs(self, n: int) -> Array:
         coefs = jnp.asarray(inverse_square_root_coefs(self.check_size(n)))
         return jnp.where(jnp.arange(n) < self.bands, coefs, 0)
 
-    @float64
+    @compiled("n")
     def toeplitz_coefs(self, n: int) -> Array:
         # the exact coefficients are >= 0; an FFT leaves rounding dust of either sign
         return jnp.maximum(_series.reciprocal(jnp.asarray(self.inverse_coefs(n))), 0)

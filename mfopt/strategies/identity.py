@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt._float64 import float64
+from mfopt._float64 import compiled
 from mfopt.strategies._base import Array, ToeplitzStrategy
 
 
@@ -20,7 +20,7 @@ class Identity(ToeplitzStrategy):
 
     kind: ClassVar[str] = "identity"
 
-    @float64
+    @compiled("n")
     def toeplitz_coefs(self, n: int) -> Array:
         return jnp.zeros(self.check_size(n)).at[0].set(1.0)
 

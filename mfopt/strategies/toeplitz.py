@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt import _check
-from mfopt._float64 import float64
+from mfopt._float64 import compiled
 from mfopt.strategies._base import Array, ToeplitzStrategy
 
 
@@ -35,7 +35,7 @@ class Toeplitz(ToeplitzStrategy):
             )  # fmt: skip
         return n
 
-    @float64
+    @compiled("n")
     def toeplitz_coefs(self, n: int) -> Array:
         return jnp.asarray(self.coefs)[: self.check_size(n)]
 
@@ -62,7 +62,7 @@ class BandedToeplitz(ToeplitzStrategy):
         """Number of diagonals that may be non-zero."""
         return len(self.coefs)
 
-    @float64
+    @compiled("n")
     def toeplitz_coefs(self, n: int) -> Array:
         kept = jnp.asarray(self.coefs)[: self.check_size(n)]
         return jnp.pad(kept, (0, n - kept.shape[0]))

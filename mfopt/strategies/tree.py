@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt._float64 import float64
+from mfopt._float64 import compiled
 from mfopt.strategies._base import Array, Strategy
 
 
@@ -27,7 +27,7 @@ class Tree(Strategy):
 
     kind: ClassVar[str] = "tree"
 
-    @float64
+    @compiled("n")
     def materialize(self, n: int) -> Array:
         gram = np.zeros((n := self.check_size(n), n))  # HᵀH: number of nodes holding both i and j
         width = 1
