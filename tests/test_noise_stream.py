@@ -210,11 +210,7 @@ def test_memory_is_the_buffers_and_at_most_two_copies():
     for strategy in every_strategy(64):
         stream = make(strategy, 64)
         state = stream.init(np.zeros(size, np.float32), seed=0)
-        compiled = stream._advance_jitted.lower(
-            key=state.key, buffers=state.buffers, step=np.int32(0),
-            coefficients=stream.recursion.at(0), layout=state.layout,
-        ).compile()  # fmt: skip
-        memory = compiled.memory_analysis()
+        memory = stream.compile_step(state).memory_analysis()
         buffers = stream.buffer_bytes(size)
         assert memory.alias_size_in_bytes >= buffers, "the buffers are updated in place"
         new = memory.output_size_in_bytes - memory.alias_size_in_bytes + memory.temp_size_in_bytes

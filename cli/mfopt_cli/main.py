@@ -15,8 +15,10 @@ COMMANDS: dict[str, str] = {
     "certify": "Prove (ε, δ) for the C and σ of a file with fresh randomness.",
     "calibrate": "Smallest certified σ of the same C for another (ε, δ).",
     "show": "What a factorization file holds.",
+    "noise": "Memory and time per step of a file's noise on this machine.",
     "plot": "Coefficients, error per step and optimization history of a file.",
     "data": "User data: build token stores from text, and describe them.",
+    "train": "Fine-tune a language model with user-level differential privacy.",
 }
 
 

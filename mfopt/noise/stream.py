@@ -222,6 +222,16 @@ class NoiseStream:
         )
         return noise, dataclasses.replace(state, step=np.int32(step + 1), key=key, buffers=buffers)
 
+    def compile_step(self, state: NoiseState) -> jax.stages.Compiled:
+        """The compiled step outside of jit, to look at its memory and its communication."""
+        return self._advance_jitted.lower(
+            key=state.key,
+            buffers=state.buffers,
+            step=np.int32(0),
+            coefficients=self.recursion.at(0),
+            layout=state.layout,
+        ).compile()
+
     def check_state(self, state: NoiseState) -> None:
         """Raise :class:`UsageError` unless ``state`` was made for this stream."""
         if not isinstance(state, NoiseState):

@@ -1,0 +1,120 @@
+"""mfopt noise: memory and time of a file's noise on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mfopt_cli import display, options
+
+
+class _Count(click.ParamType):
+    """A whole number, also as 1e7 or 10M."""
+
+    name = "count"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        text = str(value).replace("_", "").lower()
+        unit = {"k": 10**3, "m": 10**6, "b": 10**9}.get(text[-1:], 1)
+        try:
+            number = float(text[:-1] if unit > 1 else text) * unit
+            if number != int(number):
+                raise ValueError
+            return int(number)
+        except (ValueError, OverflowError):
+            self.fail(f"{value!r} is not a whole number of parameters", param, ctx)
+
+
+def _method(about: dict[str, Any]) -> str:
+    if about["method"] == "rows":
+        return f"all past draws, {'stored' if about['buffers'] else 'made again in each step'}"
+    if about["method"] == "modal":
+        return "sums of past outputs that decay"
+    return "the last outputs or draws" if about["buffers"] else "independent draws"
+
+
+@click.command(name="noise")
+@options.file_argument
+@click.option("--params", type=_Count(), required=True, help="Parameters, as 10000000, 1e7 or 10M.")
+@click.option(
+    "--past",
+    type=click.Choice(["auto", "store", "regenerate"]),
+    default="auto",
+    show_default=True,
+    help="Where all past draws are needed (toeplitz, dense, sqrt): keep them, or make them again.",
+)
+@click.option(
+    "--buffer-dtype",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    default="float32",
+    show_default=True,
+    help="Type of the buffers; narrower ones round the noise.",
+)
+@click.option("--repeats", type=int, default=5, show_default=True, help="Timed steps.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def command(
+    path: Path, params: int, past: str, buffer_dtype: str, repeats: int, as_json: bool
+) -> None:
+    """Memory and time per step of the noise of FILE, measured on this machine.
+
+    The noise that is made here is thrown away; its key comes from the operating system. One
+    array of that many parameters on one device is measured: cut over D devices, buffers and
+    time go down by D.
+
+    \b
+    Example:
+      mfopt noise mfopt-blt-16x128-eps2.npz --params 10000000
+    """
+    import jax.numpy as jnp
+
+    from mfopt.factorization import load
+    from mfopt.noise import from_factorization
+    from mfopt.noise.measure import measure
+
+    stream = from_factorization(
+        load(path), clip_norm=1.0, past=past, buffer_dtype=jnp.dtype(buffer_dtype)
+    )
+    cost = measure(stream, params, repeats=repeats)
+    about = stream.describe()
+    if as_json:
+        display.json_object({**cost.describe(), **about, "path": str(path)})
+        return
+    guess = "  (extrapolated)" if cost.extrapolated else ""
+    per_step = f"{_seconds(cost.first_seconds)}"
+    if cost.last_seconds != cost.first_seconds:
+        per_step = f"{per_step} at the first step, {_seconds(cost.last_seconds)} at the last{guess}"
+    display.table(
+        str(path),
+        [
+            ("strategy", str(about["strategy"])),
+            ("method", _method(about)),
+            ("buffers", f"{about['buffers']} of {about['buffer_dtype']}"),
+            ("parameters", f"{params:,}"),
+            ("device", cost.device),
+            ("memory kept", f"{_bytes(cost.buffer_bytes)}  (buffers, between steps)"),
+            ("memory in a step", f"{_bytes(cost.peak_bytes)}  (buffers, noise, temporary arrays)"),
+            ("time per step", per_step),
+            ("time of the run", f"{_seconds(cost.run_seconds)} for {about['iterations']} steps"
+             f"{guess}, and {_seconds(cost.compile_seconds)} to compile"),
+        ],
+    )  # fmt: skip
+
+
+def _bytes(value: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.4g} {unit}"
+        value /= 1024
+    return f"{value:.4g} GiB"
+
+
+def _seconds(value: float) -> str:
+    if value < 1:
+        return f"{1000 * value:.3g} ms"
+    if value < 120:
+        return f"{value:.3g} s"
+    return f"{value / 60:.3g} min" if value < 7200 else f"{value / 3600:.3g} h"

@@ -1,0 +1,147 @@
+"""What a noise stream costs on this machine: memory and seconds per step, before a run starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from mfopt import _check
+from mfopt.noise.recursions import Recursion, Rows
+from mfopt.noise.stream import NoiseStream
+
+_PROBE = 8  # step at which strategies that use all past draws are timed a second time
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Measured cost of a stream for one array of ``parameters`` elements on one device.
+
+    Attributes:
+      device: kind of device.
+      buffer_bytes: what the state keeps between steps.
+      peak_bytes: the most that is alive inside a step: buffers, the noise, temporary arrays.
+      compile_seconds: compiling, once per run.
+      first_seconds, last_seconds: time of step 0 and of step n-1.
+      run_seconds: noise of all n steps together.
+      extrapolated: whether the last two were extrapolated from short measurements: time grows
+        with the step where past draws are made again.
+    """
+
+    parameters: int
+    device: str
+    buffer_bytes: int
+    peak_bytes: int
+    compile_seconds: float
+    first_seconds: float
+    last_seconds: float
+    run_seconds: float
+    extrapolated: bool
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able form."""
+        return dataclasses.asdict(self)
+
+
+def measure(stream: NoiseStream, parameters: int, *, repeats: int = 5) -> Cost:
+    """Run a few steps with a throw-away key and time them (median of ``repeats``).
+
+    Raises:
+      UsageError: fewer than 1 parameter or repeat.
+      FailureError: the step would need more memory than is free (said before allocating it), or
+        the device does not tell how much memory a compiled step uses.
+    """
+    parameters = _check.integer("parameters", parameters)
+    repeats = _check.integer("repeats", repeats)
+    shape = jax.ShapeDtypeStruct((parameters,), stream.dtype)
+    refuse_too_large(stream, parameters)
+    started = time.perf_counter()
+    state = stream.init(shape)
+    noise, state = stream.next(state)
+    jax.block_until_ready((noise, state.buffers))
+    compile_seconds = time.perf_counter() - started
+    memory = stream.compile_step(state).memory_analysis()
+    if memory is None:
+        raise _check.FailureError(f"{jax.devices()[0].platform} does not tell how much it uses")
+    peak = (
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        + memory.temp_size_in_bytes
+        - memory.alias_size_in_bytes
+    )
+
+    def at(step: int) -> float:
+        nonlocal state
+        times = []
+        for _ in range(repeats):
+            state = dataclasses.replace(state, step=np.int32(step))
+            started = time.perf_counter()
+            made, state = stream.next(state)
+            jax.block_until_ready((made, state.buffers))
+            times.append(time.perf_counter() - started)
+        return float(np.median(times))
+
+    first, last, run, extrapolated = _whole_run(stream.recursion, stream.iterations, at)
+    return Cost(
+        parameters=parameters,
+        device=jax.devices()[0].device_kind,
+        buffer_bytes=stream.buffer_bytes(parameters),
+        peak_bytes=int(peak),
+        compile_seconds=max(0.0, compile_seconds - first),
+        first_seconds=first,
+        last_seconds=last,
+        run_seconds=run,
+        extrapolated=extrapolated,
+    )
+
+
+def _whole_run(
+    recursion: Recursion, iterations: int, at: Callable[[int], float]
+) -> tuple[float, float, float, bool]:
+    """(first, last, all steps, extrapolated) in seconds."""
+    first = at(0)
+    probe = min(_PROBE, iterations - 1)
+    if not isinstance(recursion, Rows) or probe == 0:
+        return first, first, first * iterations, False
+    per_draw = max(0.0, at(probe) - first) / probe
+    lags = np.minimum(np.arange(iterations), recursion.window - 1)
+    times = first + per_draw * lags
+    return first, float(times[-1]), float(np.sum(times)), iterations - 1 > probe
+
+
+def refuse_too_large(stream: NoiseStream, parameters: int) -> None:
+    """Raise :class:`FailureError` if buffers and two copies of the parameters do not fit."""
+    needed = stream.buffer_bytes(parameters) + 2 * parameters * stream.dtype.itemsize
+    free = free_bytes()
+    if free is not None and needed > free:
+        raise _check.FailureError(
+            f"{parameters} parameters with {stream.recursion.slots} buffers need "
+            f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free. Use a narrower "
+            "buffer type, a strategy with fewer buffers, or more devices (the buffers are cut "
+            "like the parameters)."
+        )
+
+
+def free_bytes() -> int | None:
+    """Free memory of the default device; None where it cannot be told."""
+    device = jax.devices()[0]
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    if stats and "bytes_limit" in stats:
+        return int(stats["bytes_limit"] - stats.get("bytes_in_use", 0))
+    if device.platform != "cpu":
+        return None
+    try:
+        with open("/proc/meminfo") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (FileNotFoundError, KeyError):
+        pass  # not Linux: all of the memory, if the system tells
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None

@@ -1,0 +1,98 @@
+"""mfopt noise: what it prints is what the stream does."""
+
+import json
+
+import numpy as np
+import pytest
+from mfopt_cli.main import main
+
+from mfopt import strategies as S
+from mfopt._check import FailureError, UsageError
+from mfopt.factorization import Factorization
+from mfopt.guarantee import Guarantee
+from mfopt.noise import NoiseStream, measure
+from mfopt.sampling import BallsInBins
+from mfopt.workloads import PrefixSums
+
+
+@pytest.fixture
+def saved(tmp_path):
+    def save(strategy):
+        path = tmp_path / "factorization.npz"
+        Factorization(
+            strategy=strategy,
+            noise_multiplier=2.5,
+            sampling=BallsInBins(bins=8, epochs=3),
+            workload=PrefixSums(),
+            guarantee=Guarantee(epsilon=2.0, delta=1e-5, noise_multiplier=2.5),
+        ).save(path)
+        return str(path)
+
+    return save
+
+
+def run(*arguments):
+    """Exit code of the command line."""
+    try:
+        main(["noise", *arguments])
+    except SystemExit as stop:
+        return stop.code
+    return 0
+
+
+def test_json_gives_memory_and_time(saved, capsys):
+    path = saved(S.BandedToeplitz(np.array([1.0, 0.5, 0.25])))
+    assert run(path, "--params", "20k", "--repeats", "2", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["parameters"], found["buffers"], found["iterations"]) == (20_000, 2, 24)
+    assert found["buffer_bytes"] == 2 * 4 * 20_000
+    assert 3 * 4 * 20_000 <= found["peak_bytes"] <= 4 * 4 * 20_000 + 4096
+    assert found["run_seconds"] == pytest.approx(24 * found["first_seconds"])
+    assert not found["extrapolated"]
+
+
+def test_table_says_that_a_growing_step_is_extrapolated(saved, capsys):
+    path = saved(S.SquareRoot())
+    assert run(path, "--params", "1e4", "--repeats", "1") == 0
+    text = capsys.readouterr().out
+    assert "made again in each step" in text and "(extrapolated)" in text and "10,000" in text
+    assert run(path, "--params", "1e4", "--repeats", "1", "--past", "store") == 0
+    assert "all past draws, stored" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("count", ["0", "1.5", "many", "-3"])
+def test_a_bad_number_of_parameters_exits_with_2(saved, count, capsys):
+    assert run(saved(S.Identity()), "--params", count) == 2
+    assert "parameters" in capsys.readouterr().err
+
+
+def test_too_little_memory_is_said_before_it_is_taken(saved, capsys):
+    assert run(saved(S.BandedToeplitz(np.ones(3))), "--params", "1e14") == 1
+    assert "GiB are free" in capsys.readouterr().err
+
+
+def test_a_missing_file_exits_with_2(tmp_path, capsys):
+    assert run(str(tmp_path / "none.npz"), "--params", "10") == 2
+    assert "none.npz" in capsys.readouterr().err
+
+
+def test_growing_steps_are_summed_over_the_run():
+    recursion = NoiseStream(
+        S.SquareRoot(), iterations=100, noise_multiplier=1.0, clip_norm=1.0
+    ).recursion
+    # a clock in which step t takes 1 + t seconds
+    first, last, total, extrapolated = measure._whole_run(recursion, 100, lambda t: 1.0 + t)
+    assert (first, last, extrapolated) == (1.0, 100.0, True)
+    assert total == pytest.approx(sum(range(1, 101)))
+
+
+def test_memory_limits():
+    stream = NoiseStream(S.BLT(np.ones(2), np.ones(2)), iterations=4, noise_multiplier=1.0,
+                         clip_norm=1.0)  # fmt: skip
+    free = measure.free_bytes()
+    assert free is None or free > 0
+    with pytest.raises(FailureError, match="narrower"):
+        measure.refuse_too_large(stream, 10**14)
+    measure.refuse_too_large(stream, 10)
+    with pytest.raises(UsageError, match="repeats"):
+        measure.measure(stream, 10, repeats=0)
