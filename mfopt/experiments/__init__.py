@@ -1,1 +1,1 @@
-"""The papers' tables and figures, sweeps, plots."""
+"""Comparisons of mechanisms, the papers' tables and figures, and the artifacts made of them."""

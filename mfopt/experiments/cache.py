@@ -1,0 +1,119 @@
+"""Results on disk, addressed by what was asked: a sweep that was stopped goes on where it was.
+
+A task is a name and JSON-able settings. Its result is a JSON-able record and arrays, kept in one
+``.npz`` file named by a SHA-256 of the task and the version that computed it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mfopt import _check
+from mfopt._version import __version__
+
+_FORMAT = 1  # raise it when a task computes something else under the same settings
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One unit of work.
+
+    Attributes:
+      name: a key of :data:`mfopt.experiments.tasks.TASKS`.
+      settings: JSON text of the settings, keys sorted, so that tasks are hashable.
+      needs: tasks whose results this one reads.
+    """
+
+    name: str
+    settings: str
+    needs: tuple[Task, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, needs: tuple[Task, ...] = (), **settings: Any) -> Task:
+        """A task from plain settings."""
+        return cls(name, json.dumps(settings, sort_keys=True, allow_nan=False), needs)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The settings as a dict."""
+        return json.loads(self.settings)
+
+    @property
+    def key(self) -> str:
+        """Address of the result: of the task, of all it needs, and of the version."""
+        sha = hashlib.sha256(f"{_FORMAT}|{__version__}|{self.name}|{self.settings}".encode())
+        for task in self.needs:
+            sha.update(task.key.encode())
+        return sha.hexdigest()[:40]
+
+    def __str__(self) -> str:
+        return f"{self.name} " + " ".join(f"{k}={v}" for k, v in self.arguments.items())
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a task gave: a JSON-able record, and arrays."""
+
+    record: dict[str, Any]
+    arrays: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+
+class Cache:
+    """A folder of results. Several processes may share it: files appear whole or not at all."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as problem:
+            raise _check.reject(
+                "cache", str(folder), f"cannot be made a folder ({problem.strerror})"
+            ) from None
+
+    def path(self, task: Task) -> Path:
+        """Where the result of ``task`` is or would be."""
+        return self.folder / f"{task.name}-{task.key}.npz"
+
+    def has(self, task: Task) -> bool:
+        """Whether a result is there."""
+        return self.path(task).is_file()
+
+    def load(self, task: Task) -> Result | None:
+        """The result, or None where there is none or its file is damaged (it is made again)."""
+        try:
+            with np.load(self.path(task), allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in archive.files}
+            record = json.loads(str(arrays.pop("record")[()]))
+        except (FileNotFoundError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+            return None
+        return Result(record, arrays)
+
+    def store(self, task: Task, result: Result) -> None:
+        """Keep a result: written to a temporary name, then renamed."""
+        text = np.array(json.dumps(result.record, sort_keys=True))
+        handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=".part-")
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                np.savez_compressed(stream, allow_pickle=False, record=text, **result.arrays)
+            os.replace(temporary, self.path(task))
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+
+def default_folder() -> Path:
+    """``$MFOPT_CACHE``, or ``mfopt/experiments`` under the user's cache folder."""
+    if given := os.environ.get("MFOPT_CACHE"):
+        return Path(given)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "mfopt" / "experiments"

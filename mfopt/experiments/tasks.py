@@ -1,0 +1,194 @@
+"""The work behind tables and figures: optimize a C, find its σ, measure its error.
+
+Every function takes JSON-able settings and the results it needs, and returns a
+:class:`~mfopt.experiments.cache.Result`; it runs in a worker process. All numbers are for one
+unit under add-remove adjacency, prefix sums, σ relative to the clip norm.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from mfopt import _check, error, strategies
+from mfopt.accounting import Mechanism, account, dominating_pair
+from mfopt.calibration import calibrate
+from mfopt.experiments.cache import Result, Task
+from mfopt.optimize import optimize, unamplified
+from mfopt.optimize.pipeline import fixed_strategy
+from mfopt.sampling import BallsInBins, CyclicPoisson, FixedOrder, Poisson
+from mfopt.strategies import Strategy
+from mfopt.workloads import PrefixSums
+
+UNAMPLIFIED, POISSON, BALLS = "unamplified", "poisson", "balls-in-bins"
+
+
+def fixed_task(kind: str, bands: int = 1) -> Task:
+    """A C in closed form."""
+    return Task.of("fixed", kind=kind, bands=bands)
+
+
+def unamplified_task(kind: str, bins: int, epochs: int, bands: int = 0) -> Task:
+    """The C with the least error in fixed order, without amplification."""
+    needs: tuple[Task, ...] = ()
+    if kind == "dense":
+        needs = (unamplified_task("banded", bins, epochs, min(32, bins)),)
+    return Task.of("unamplified", needs, kind=kind, bins=bins, epochs=epochs, bands=bands)
+
+
+def amplified_task(
+    kind: str, bins: int, epochs: int, epsilon: float, delta: float, *,
+    buffers: int = 0, seed: int = 0, samples: int | None = None,
+) -> Task:  # fmt: skip
+    """The C with the least error under balls-in-bins amplification at (ε, δ)."""
+    chain = {"toeplitz": "blt", "dense": "toeplitz"}
+    needs: tuple[Task, ...] = ()
+    if kind in chain:
+        start = {"buffers": 4} if kind == "toeplitz" else {}
+        needs = (
+            amplified_task(chain[kind], bins, epochs, epsilon, delta, seed=seed, **start),
+        )  # fmt: skip
+    return Task.of(
+        "amplified", needs, kind=kind, bins=bins, epochs=epochs, epsilon=float(epsilon),
+        delta=delta, buffers=buffers, seed=seed, samples=samples,
+    )  # fmt: skip
+
+
+def sigma_task(
+    source: Task, sampling: str, bins: int, epochs: int, epsilon: float, delta: float, *,
+    seed: int = 0, samples: int = 2**15,
+) -> Task:  # fmt: skip
+    """σ and RMSE of the C of ``source`` under a sampling scheme."""
+    extra = {"seed": seed, "samples": samples} if sampling == BALLS else {}
+    return Task.of(
+        "sigma", (source,), sampling=sampling, bins=bins, epochs=epochs,
+        epsilon=float(epsilon), delta=delta, **extra,
+    )  # fmt: skip
+
+
+def strategy_of(result: Result) -> Strategy:
+    """The C that a result holds."""
+    arrays = {k.removeprefix("C/"): v for k, v in result.arrays.items() if k.startswith("C/")}
+    return strategies.from_description(result.record["strategy"], arrays)
+
+
+def _with_strategy(strategy: Strategy, **record: Any) -> Result:
+    arrays = {f"C/{name}": value for name, value in strategy.arrays().items()}
+    return Result({"strategy": strategy.describe(), **record}, arrays)
+
+
+def _fixed(kind: str, bands: int) -> Result:
+    return _with_strategy(fixed_strategy(kind, bands))
+
+
+def _unamplified(start: Result | None = None, *, kind: str, bins: int, epochs: int, bands: int) -> Result:
+    scheme = FixedOrder(bins, epochs)
+    if kind == "dense":
+        assert start is not None
+        found = unamplified.optimize(
+            scheme, strategy="dense", init=strategy_of(start), equal_columns=False
+        )
+    else:
+        # columns of one norm, as cyclic Poisson sampling needs, while a unit's columns are apart
+        found = unamplified.optimize(scheme, strategy=kind, bands=bands)
+    return _with_strategy(found.strategy, evaluations=len(found.trace.history), status=found.trace.status)
+
+
+def _amplified(
+    start: Result | None = None, *, kind: str, bins: int, epochs: int, epsilon: float,
+    delta: float, buffers: int, seed: int, samples: int | None,
+) -> Result:  # fmt: skip
+    found = optimize(
+        BallsInBins(bins, epochs), epsilon, delta, strategy=kind, buffers=max(buffers, 1),
+        seed=2 * seed, samples=samples, init=None if start is None else strategy_of(start),
+    )  # fmt: skip
+    return _with_strategy(
+        found.strategy, evaluations=len(found.history), status=found.status,
+        start_sigma=found.noise_multiplier,
+    )  # fmt: skip
+
+
+def _sigma(
+    source: Result, *, sampling: str, bins: int, epochs: int, epsilon: float, delta: float,
+    seed: int = 0, samples: int = 0,
+) -> Result:  # fmt: skip
+    strategy = strategy_of(source)
+    n = bins * epochs
+    at_one = float(error.rmse(PrefixSums(), strategy, n))
+    relative_error = 0.0
+    if sampling == BALLS:
+        pair = dominating_pair.exact(strategy, BallsInBins(bins, epochs))
+        # an odd seed: the optimizer's frozen samples come from the even ones
+        found = calibrate(
+            pair, epsilon, delta, samples=samples, seed=2 * seed + 1,
+            start=source.record.get("start_sigma"),
+        )  # fmt: skip
+        sigma, relative_error, status = found.noise_multiplier, found.relative_error, "estimate"
+    else:
+        mechanism = Mechanism(_scheme(sampling, strategy, bins, epochs), strategy)
+        guarantee = account(mechanism, epsilon=epsilon, delta=delta)
+        sigma, status = guarantee.noise_multiplier, guarantee.status
+    return Result(
+        {
+            "noise_multiplier": sigma, "rmse": sigma * at_one, "rmse_at_one": at_one,
+            "relative_error": relative_error, "status": status,
+            "memory": memory(strategy, n), "strategy": strategy.describe(),
+        }
+    )  # fmt: skip
+
+
+def _scheme(sampling: str, strategy: Strategy, bins: int, epochs: int) -> Any:
+    n = bins * epochs
+    if sampling == UNAMPLIFIED:
+        return FixedOrder(bins, epochs)
+    if sampling != POISSON:
+        raise _check.reject("sampling", sampling, f"must be {UNAMPLIFIED}, {POISSON} or {BALLS}")
+    bands = getattr(strategy, "bands", 1)
+    # a group of 1/bands of the units gives the same expected batch at bands times the rate
+    return Poisson(1 / bins, n) if bands == 1 else CyclicPoisson(bands / bins, bands, n)
+
+
+def memory(strategy: Strategy, n: int) -> int:
+    """Model-sized arrays that streaming C⁻¹z keeps from step to step.
+
+    Banded C: bands - 1 earlier noises; BLT: its buffers; C⁻¹ with few bands: that many earlier
+    draws less one; everything else: up to n - 1 (or counter-based redraws of as many).
+    """
+    match strategy.kind:
+        case "identity":
+            return 0
+        case "blt":
+            return int(strategy.describe()["buffers"])
+        case "banded" | "banded-toeplitz" | "banded-sqrt" | "banded-inverse-sqrt":
+            return min(int(strategy.describe()["bands"]), n) - 1
+        case "tree":
+            return int(np.log2(n)) + 1
+    return n - 1
+
+
+TASKS: dict[str, Callable[..., Result]] = {
+    "fixed": _fixed,
+    "unamplified": _unamplified,
+    "amplified": _amplified,
+    "sigma": _sigma,
+}
+
+
+def run(task: Task, needed: list[Result]) -> Result:
+    """Compute one task; its wall time and machine go on record."""
+    begun = time.perf_counter()
+    result = TASKS[task.name](*needed, **task.arguments)
+    record = {
+        **result.record,
+        "task": json.loads(json.dumps({"name": task.name, **task.arguments})),
+        "seconds": round(time.perf_counter() - begun, 3),
+        "device": f"{jax.default_backend()} ({platform.machine()})",
+        "made": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+    return Result(record, result.arrays)
