@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.flatten_util import ravel_pytree
 from train_fixtures import bigram_model, synthetic_store
 from train_oracles import dp_sgd, norm_of, plus
 
@@ -40,11 +41,12 @@ def stream(clip_norm, strategy=STRATEGY, iterations=STEPS):
 
 def noise_rows(params, clip_norm):
     """The noise of all steps, from the same key, streamed by itself."""
+    vector, unravel = ravel_pytree(params)
     noise = stream(clip_norm)
-    state, rows = noise.init(params, key=KEY), []
+    state, rows = noise.init(vector, key=KEY), []
     for _ in range(STEPS):
         row, state = noise.next(state)
-        rows.append(row)
+        rows.append(unravel(row))
     return rows
 
 

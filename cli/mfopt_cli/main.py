@@ -17,6 +17,7 @@ COMMANDS: dict[str, str] = {
     "show": "What a factorization file holds.",
     "noise": "Memory and time per step of a file's noise on this machine.",
     "plot": "Coefficients, error per step and optimization history of a file.",
+    "bench": "Run a benchmark of the source tree.",
     "data": "User data: build token stores from text, and describe them.",
     "train": "Fine-tune a language model with user-level differential privacy.",
 }

@@ -106,12 +106,6 @@ class NoClipping:
         """JSON-able description."""
         return {"clip_norm": None}
 
-    def __call__(self, gradient: PyTree) -> Clipped:
-        """The gradient in float32."""
-        gradient = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradient)
-        squares = [_sum_of_squares(leaf) for leaf in jax.tree.leaves(gradient)]
-        return Clipped(gradient, jnp.sqrt(sum(squares, start=jnp.float32(0))), jnp.bool_(False))
-
 
 def _sum_of_squares(leaf: jax.Array) -> jax.Array:
     # row by row first: one running float32 sum over millions of entries would drift

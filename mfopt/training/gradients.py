@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from mfopt.training.clipping import Clipping, NoClipping
 from mfopt.training.models import Model, num_targets
 
 PyTree = Any
+Adder = Callable[["Totals", PyTree, PyTree, jax.Array, jax.Array], "Totals"]
 
 
 class Statistics(NamedTuple):
@@ -70,14 +72,16 @@ def unit_loss(
     return mean, (jnp.sum(losses * targets), jnp.sum(targets))
 
 
-def microbatch_adder(
-    model: Model, clipping: Callable[[PyTree], Any]
-) -> Callable[[Totals, PyTree, PyTree, jax.Array, jax.Array], Totals]:
+def microbatch_adder(model: Model, clipping: Clipping | NoClipping) -> Adder:
     """``add(totals, params, frozen, tokens (m, G, L), mask (m, G, L)) -> totals``, to be jitted.
 
     Each of the m units' gradients is computed on its own (vmap), clipped on its own, and only then
     summed in float32. Units without any token (padding, or users without records) add exactly 0.
+    Where nothing is clipped, the m gradients are never told apart: one backward pass of the
+    summed loss gives their sum, as in any non-private training.
     """
+    if isinstance(clipping, NoClipping):
+        return _summed_adder(model)
     gradient_of = jax.value_and_grad(unit_loss, argnums=1, has_aux=True)
 
     def contribution(
@@ -104,6 +108,33 @@ def microbatch_adder(
         each = jax.vmap(contribution, in_axes=(None, None, 0, 0))(params, frozen, tokens, mask)
         summed = jax.tree.map(lambda leaf: jnp.sum(leaf.astype(jnp.float32), axis=0), each)
         gradient, statistics = summed
+        return jax.tree.map(jnp.add, totals, Totals(gradient, statistics))
+
+    return add
+
+
+def _summed_adder(model: Model) -> Adder:
+    def summed_loss(
+        params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array
+    ) -> tuple[jax.Array, Statistics]:
+        losses, (loss, targets) = jax.vmap(unit_loss, in_axes=(None, None, None, 0, 0))(
+            model, params, frozen, tokens, mask
+        )
+        nothing = jnp.float32(0)
+        return jnp.sum(losses), Statistics(
+            units=jnp.sum(jnp.any(mask, axis=(1, 2)), dtype=jnp.float32),
+            clipped=nothing,
+            norm=nothing,
+            loss=jnp.sum(loss),
+            targets=jnp.sum(targets),
+            tokens=jnp.sum(mask, dtype=jnp.float32),
+        )
+
+    def add(
+        totals: Totals, params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array
+    ) -> Totals:
+        gradient, statistics = jax.grad(summed_loss, has_aux=True)(params, frozen, tokens, mask)
+        gradient = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradient)
         return jax.tree.map(jnp.add, totals, Totals(gradient, statistics))
 
     return add

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
@@ -144,6 +145,10 @@ class Trainer:
         self._mesh = mesh
         self._frozen = model.frozen
         self._where: PyTree | None = None
+        self._state_where: PyTree | None = None
+        # Parameters that no device shares out are noised as one vector: the draw of a vector is
+        # compiled once, that of a hundred arrays a hundred times. The layout is part of the state.
+        self._flat = mesh is None or mesh.shape[meshes.MODEL] == 1
         if mesh is not None:
             parts = meshes.data_parallel(mesh)
             if mechanism.sampler.microbatch % parts:
@@ -176,9 +181,12 @@ class Trainer:
             params = meshes.place(params, self._where)
         optimizer = jax.jit(self.optimizer.init)(params)
         noise = self.mechanism.noise
-        return TrainState(
-            jnp.int32(0), params, optimizer, () if noise is None else noise.init(params, key=key)
-        )
+        draws = () if noise is None else noise.init(self._noise_shape(params), key=key)
+        state = TrainState(jnp.int32(0), params, optimizer, draws)
+        if self._mesh is None:
+            return jax.tree.map(jnp.asarray, state)
+        state, self._state_where = meshes.place_all(self._mesh, state)
+        return state
 
     def run(self, state: TrainState, stop: int | None = None) -> Iterator[StepResult]:
         """Steps ``state.step`` .. ``stop`` - 1, one result after each.
@@ -215,12 +223,24 @@ class Trainer:
         noise_state = state.noise
         if mechanism.noise is not None:
             noise, noise_state = mechanism.noise.next(state.noise)
+            if self._flat:
+                noise = jax.flatten_util.ravel_pytree(total)[1](noise)
             total = jax.tree.map(jnp.add, total, noise)
         release = jax.tree.map(lambda leaf: leaf / mechanism.normalizer, total)
         update, optimizer = self.optimizer.update(release, state.optimizer, state.params)
-        params = self._pin(optax.apply_updates(state.params, update))
+        params = optax.apply_updates(state.params, update)
         after = TrainState(state.step + 1, params, optimizer, noise_state)
+        if self._state_where is not None:
+            # the same layout after every step, so that one compilation serves all
+            after = jax.tree.map(jax.lax.with_sharding_constraint, after, self._state_where)
         return after, (release if keep_release else None)
+
+    def _noise_shape(self, params: PyTree) -> PyTree:
+        if not self._flat:
+            return params
+        size = sum(leaf.size for leaf in jax.tree.leaves(params))
+        where = None if self._mesh is None else meshes.replicated(self._mesh)
+        return jax.ShapeDtypeStruct((size,), jnp.float32, sharding=where)
 
     def _rows(self, rows: Any) -> Any:
         return rows if self._mesh is None else meshes.place_rows(self._mesh, rows)
@@ -231,4 +251,10 @@ class Trainer:
         return jax.tree.map(jax.lax.with_sharding_constraint, tree, self._where)
 
     def _pin_totals(self, totals: Totals) -> Totals:
-        return totals._replace(gradient=self._pin(totals.gradient))
+        if self._mesh is None:
+            return totals
+        everywhere = meshes.replicated(self._mesh)
+        statistics = jax.tree.map(
+            lambda leaf: jax.lax.with_sharding_constraint(leaf, everywhere), totals.statistics
+        )
+        return Totals(self._pin(totals.gradient), statistics)

@@ -41,10 +41,29 @@ def data_parallel(mesh: Mesh) -> int:
     return int(mesh.shape[DATA])
 
 
+def replicated(mesh: Mesh) -> NamedSharding:
+    """All of an array on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def place_all(mesh: Mesh, tree: PyTree) -> tuple[PyTree, PyTree]:
+    """(``tree`` with every leaf laid out over ``mesh``, the shardings): as it is, or replicated."""
+
+    def where(leaf: Any) -> NamedSharding:
+        found = getattr(leaf, "sharding", None)
+        # a compiled function may hand out an equal layout under another name
+        if isinstance(found, NamedSharding) and found.mesh == mesh:
+            return NamedSharding(mesh, found.spec)
+        return replicated(mesh)
+
+    layout = jax.tree.map(where, tree)
+    return place(tree, layout), layout
+
+
 def shardings(mesh: Mesh, tree: PyTree, partition: PyTree | None) -> PyTree:
     """A ``NamedSharding`` per leaf of ``tree``: replicated, or as ``partition`` says."""
     if partition is None:
-        return jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), tree)
+        return jax.tree.map(lambda _: replicated(mesh), tree)
     specs = jax.tree.map(
         lambda spec: NamedSharding(mesh, spec),
         partition,
@@ -69,3 +88,11 @@ def place_rows(mesh: Mesh, rows: np.ndarray) -> jax.Array:
     """A microbatch with its leading axis split over the data axis."""
     where = NamedSharding(mesh, PartitionSpec(DATA))
     return jax.make_array_from_callback(rows.shape, where, lambda index: rows[index])
+
+
+def gather(mesh: Mesh, tree: PyTree) -> PyTree:
+    """Host copies of arrays whose rows are split over the data axis, on every process."""
+    if jax.process_count() == 1:
+        return jax.tree.map(np.asarray, tree)
+    copied = jax.jit(lambda tree: tree, out_shardings=replicated(mesh))(tree)
+    return jax.tree.map(lambda leaf: np.asarray(leaf.addressable_data(0)), copied)

@@ -6,11 +6,12 @@ privacy.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
-import optax
+from typing import TYPE_CHECKING, Literal, get_args
 
 from mfopt import _check
+
+if TYPE_CHECKING:
+    import optax
 
 OptimizerName = Literal["sgd", "momentum", "adam", "adamw", "adafactor"]
 ScheduleName = Literal["constant", "cosine", "linear"]
@@ -23,6 +24,8 @@ def schedule(name: str, learning_rate: float, steps: int, warmup: int = 0) -> op
 
     "constant" stays at ``learning_rate``; "cosine" and "linear" reach 0 at ``steps``.
     """
+    import optax
+
     rate = _check.positive("learning_rate", learning_rate)
     warmup = _check.integer("warmup", warmup, at_least=0)
     rest = max(1, _check.integer("steps", steps) - warmup)
@@ -57,6 +60,8 @@ def make_optimizer(
         beta1, beta2: of "adam" and "adamw".
         weight_decay: of "adamw"; decoupled, for all parameters.
     """
+    import optax
+
     makers = {
         "sgd": lambda: optax.sgd(learning_rate),
         "momentum": lambda: optax.sgd(learning_rate, momentum=momentum),

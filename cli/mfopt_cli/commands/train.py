@@ -1,0 +1,128 @@
+"""``mfopt train``: fine-tune a language model with user-level differential privacy."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+
+def _settings() -> list[tuple[str, type, Any, str, tuple[str, ...]]]:
+    # the settings' own records give the flags, so that file, flags and help cannot disagree
+    from mfopt.training import config
+
+    return [
+        (field.name, config.kind_of(field), field.default, field.metadata["help"],
+         field.metadata["choices"])
+        for field in dataclasses.fields(config.TrainConfig)
+        if field.name != "factorization"
+    ]  # fmt: skip
+
+
+class _TrainCommand(click.Command):
+    """Adds one flag per setting when it is first needed: JAX is imported only then."""
+
+    _complete = False
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        if not self._complete:
+            for name, kind, default, text, choices in _settings():
+                flag = "--" + name.replace("_", "-")
+                shown = "" if default in ("", -1) else f" [{default}]"
+                self.params.append(
+                    click.Option(
+                        [f"{flag}/--no-{flag[2:]}" if kind is bool else flag],
+                        type=click.Choice(choices) if choices else kind,
+                        default=None,
+                        help=text + shown,
+                    )
+                )
+            self._complete = True
+        return super().get_params(ctx)
+
+
+@click.command(cls=_TrainCommand)
+@click.argument("factorization", required=False, type=click.Path())
+@click.option("--config", "path", type=click.Path(), help="TOML file; flags override it.")
+@click.option("--resume", is_flag=True, help="Go on with the run in the output folder.")
+@click.option("--show-config", is_flag=True, help="Print the resolved settings as TOML and stop.")
+@click.option("--report-only", is_flag=True, help="Check everything, print the report and stop.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@click.option("--quiet", is_flag=True, help="No progress bar, no report.")
+@click.option(
+    "--coordinator",
+    help="host:port of process 0, to train with several processes (jax.distributed).",
+)
+@click.option("--processes", type=int, help="Number of processes, with --coordinator.")
+@click.option("--process", type=int, help="This process's number, with --coordinator.")
+def command(
+    factorization: str | None,
+    path: str | None,
+    resume: bool,
+    show_config: bool,
+    report_only: bool,
+    as_json: bool,
+    quiet: bool,
+    coordinator: str | None,
+    processes: int | None,
+    process: int | None,
+    **flags: Any,
+) -> None:
+    """Fine-tune a language model with the mechanism in FACTORIZATION.
+
+    The data loader executes the sampling scheme of the file; anything that differs from what was
+    accounted for is refused. A run that was stopped, by kill -9 too, goes on with --resume.
+
+    \b
+    Examples:
+      mfopt train best.npz --pretrain-steps 600 --output run
+      mfopt train best.npz --config run/config.toml --resume
+      mfopt train --sampling poisson:probability=0.05,iterations=200 \\
+          --epsilon 8 --delta 1e-6 --algorithm els --records-per-user 4
+    """
+    from mfopt.training import config, privacy
+
+    settings = config.load(path, {"factorization": factorization, **flags})
+    if show_config:
+        click.echo(settings.to_toml(), nl=False)
+        return
+    if coordinator is not None:
+        import jax
+
+        jax.distributed.initialize(coordinator, processes, process)
+    from mfopt.training import run
+
+    say: Callable[[str], None] = (
+        (lambda line: None) if quiet else (lambda line: click.echo(line, err=True))
+    )
+    prepared = run.prepare(settings, resume=resume, say=say)
+    report = prepared.report(0)
+    if report is not None and not quiet:
+        click.echo(privacy.report_text(report), err=True)
+    if report_only:
+        if as_json:
+            click.echo(json.dumps(report, indent=2, sort_keys=True))
+        return
+    summary = run.execute(prepared, say=say, progress=not quiet)
+    if as_json:
+        click.echo(json.dumps(summary, indent=2, sort_keys=True))
+        return
+    click.echo(_text(summary))
+
+
+def _text(summary: dict[str, Any]) -> str:
+    lines = [f"{summary['steps']} steps done; results in {summary['output']}"]
+    for part, after in summary["after"].items():
+        before = summary["before"].get(part)
+        change = f"{before['loss']:.4f} -> " if before else ""
+        lines.append(f"{part}: loss {change}{after['loss']:.4f} ({after['tokens']} tokens)")
+    if summary["privacy"] is None:
+        lines.append("no privacy guarantee: non-private baseline")
+    elif summary["privacy"]["holds"]:
+        lines.append(summary["privacy"]["statement"])
+    else:
+        lines.append("NO GUARANTEE: the seed was pinned")
+    return "\n".join(lines)

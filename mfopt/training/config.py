@@ -1,0 +1,275 @@
+"""Settings of a training run: one flat record, from a TOML file and flags.
+
+The tables of a TOML file group the settings for the reader; their names are those of
+``SECTIONS``. Flags override the file. What a run used in the end is written beside its results.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import tomllib
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+from mfopt import _check, sampling
+from mfopt.training.optimizers import OPTIMIZERS, SCHEDULES
+from mfopt.training.selection import RULES
+
+ALGORITHMS = ("uls", "els", "group", "none")
+
+
+def _setting(
+    section: str, default: Any, help: str, *, choices: tuple[str, ...] = (), run: bool = False
+) -> Any:
+    # run: may differ between a run and its resumption, since it changes no number of it (what a
+    # path leads to is compared by content)
+    return dataclasses.field(
+        default=default,
+        metadata={"section": section, "help": help, "choices": choices, "run": run},
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """All settings of ``mfopt train``; see each field's help text."""
+
+    # privacy
+    factorization: str = _setting(
+        "privacy", "", "Factorization file (.npz): C, sigma, sampling.", run=True
+    )
+    sampling: str = _setting(
+        "privacy", "",
+        "Sampling in place of a file, with independent noise, as kind:name=value,...; "
+        "for example poisson:probability=0.05,iterations=200.",
+    )  # fmt: skip
+    epsilon: float = _setting("privacy", 0.0, "Target epsilon, with --sampling.")
+    delta: float = _setting("privacy", 0.0, "Target delta, with --sampling.")
+    privacy_unit: str = _setting(
+        "privacy", "user", "What the statement protects.", choices=("user", "record")
+    )
+    delta_share: float = _setting(
+        "privacy", 0.1, "Most that truncation may add to delta, as a share of it."
+    )
+    # data
+    data: str = _setting(
+        "data",
+        "stdlib",
+        "Folder of `mfopt data build`, or stdlib for the embedded corpus.",
+        run=True,
+    )
+    length: int = _setting("data", 128, "Tokens of a record that are read.")
+    # algorithm
+    algorithm: str = _setting(
+        "algorithm", "uls",
+        "uls: user-level sampling; els, group: example-level sampling with tight or black-box "
+        "group accounting; none: non-private.", choices=ALGORITHMS,
+    )  # fmt: skip
+    records_per_user: int = _setting(
+        "algorithm", 8, "G: records of a user per participation (uls), or kept in all (els, group)."
+    )
+    selection: str = _setting(
+        "algorithm", "random", "Which records of a user.", choices=RULES
+    )  # fmt: skip
+    # batch
+    microbatch: int = _setting("batch", 8, "Units per gradient call.")
+    batch_size: int = _setting("batch", 0, "Pad and truncate to so many units; 0: no truncation.")
+    truncation: str = _setting(
+        "batch", "charge", "Pay for truncation by a larger delta, or by doubled noise.",
+        choices=("charge", "double"),
+    )  # fmt: skip
+    normalizer: float = _setting(
+        "batch", 0.0, "Divides each sum; 0: the expected number of units in a step."
+    )
+    # clipping
+    clip_norm: float = _setting("clipping", 1.0, "Bound on one unit's gradient norm.")
+    per_layer: bool = _setting("clipping", False, "Clip each layer on its own.")
+    normalized: bool = _setting("clipping", True, "Divide clipped gradients by the clip norm.")
+    # optimizer
+    optimizer: str = _setting("optimizer", "adam", "After the noise.", choices=OPTIMIZERS)
+    learning_rate: float = _setting("optimizer", 1e-3, "Largest learning rate.")
+    schedule: str = _setting("optimizer", "constant", "Of the learning rate.", choices=SCHEDULES)
+    warmup: int = _setting("optimizer", 0, "Steps of linear rise.")
+    momentum: float = _setting("optimizer", 0.9, "Of the momentum optimizer.")
+    beta1: float = _setting("optimizer", 0.9, "Of adam and adamw.")
+    beta2: float = _setting("optimizer", 0.999, "Of adam and adamw.")
+    weight_decay: float = _setting("optimizer", 0.0, "Of adamw.")
+    # model
+    model: str = _setting(
+        "model",
+        "",
+        "Local Hugging Face folder of a GPT-2; empty: a new one of the sizes below.",
+        run=True,
+    )
+    width: int = _setting("model", 128, "Of a new model: width.")
+    layers: int = _setting("model", 4, "Of a new model: blocks.")
+    heads: int = _setting("model", 4, "Of a new model: attention heads.")
+    model_seed: int = _setting("model", 0, "Of initial values; public.")
+    lora_rank: int = _setting("model", 0, "Train adapters of this rank; 0: all parameters.")
+    compute_dtype: str = _setting(
+        "model", "float32", "Of activations.", choices=("float32", "bfloat16")
+    )
+    remat: bool = _setting("model", False, "Recompute blocks in the backward pass.")
+    # pretraining
+    pretrain_steps: int = _setting(
+        "pretraining", 0, "Steps on the public part first, without privacy."
+    )
+    pretrain_batch: int = _setting("pretraining", 16, "Public records per step.")
+    pretrain_rate: float = _setting("pretraining", 1e-3, "Learning rate (adamw, cosine).")
+    # run
+    output: str = _setting("run", "run", "Folder of the run.", run=True)
+    steps: int = _setting("run", 0, "Stop after so many steps; 0: all that are covered.", run=True)
+    checkpoint_every: int = _setting("run", 50, "Steps between checkpoints.", run=True)
+    keep: int = _setting("run", 2, "Checkpoints kept.", run=True)
+    evaluate_every: int = _setting("run", 50, "Steps between evaluations; 0: ends only.", run=True)
+    evaluate_records: int = _setting("run", 1000, "Most held-out records per evaluation.", run=True)
+    private_metrics: bool = _setting(
+        "run", True, "Write training loss and the like, which are not private.", run=True
+    )
+    tensorboard: bool = _setting("run", True, "Write TensorBoard events.", run=True)
+    model_parallel: int = _setting("run", 1, "Devices that share one copy of the parameters.")
+    seed: int = _setting(
+        "run", -1, "Pin all randomness to a public seed, for tests: no privacy. -1: secret."
+    )
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = _typed(field.name, getattr(self, field.name), kind_of(field))
+            object.__setattr__(self, field.name, value)
+            choices = field.metadata["choices"]
+            if choices and value not in choices:
+                raise _check.reject(field.name, value, f"must be one of {', '.join(choices)}")
+        for name in (
+            "length", "records_per_user", "microbatch", "width", "layers", "heads",
+            "pretrain_batch", "checkpoint_every", "keep", "evaluate_records", "model_parallel",
+        ):  # fmt: skip
+            _check.integer(name, getattr(self, name))
+        for name in ("clip_norm", "learning_rate", "pretrain_rate"):
+            _check.positive(name, getattr(self, name))
+        for name in (
+            "batch_size", "warmup", "model_seed", "lora_rank", "pretrain_steps", "steps",
+            "evaluate_every",
+        ):  # fmt: skip
+            _check.integer(name, getattr(self, name), at_least=0)
+        for name in ("normalizer", "epsilon", "delta", "delta_share", "weight_decay"):
+            _check.non_negative(name, getattr(self, name))
+        if bool(self.factorization) == bool(self.sampling):
+            raise _check.reject(
+                "factorization", self.factorization,
+                "give either a factorization file or a sampling scheme",
+                "The file comes from `mfopt optimize`.",
+            )  # fmt: skip
+        if self.sampling:
+            self.scheme()
+            if self.algorithm != "none" and not (self.epsilon and self.delta):
+                raise _check.reject(
+                    "epsilon, delta", (self.epsilon, self.delta), "are needed with --sampling"
+                )
+
+    def scheme(self) -> Any:
+        """The sampling scheme that ``sampling`` describes."""
+        return parse_scheme(self.sampling)
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies all settings that change the numbers of a run."""
+        kept = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if not field.metadata["run"]
+        }
+        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+    def to_toml(self) -> str:
+        """The settings as a TOML file that :func:`load` reads back."""
+        lines = []
+        for section in SECTIONS:
+            lines.append(f"[{section}]")
+            for field in dataclasses.fields(self):
+                if field.metadata["section"] == section:
+                    value = getattr(self, field.name)
+                    # JSON's strings, numbers and booleans are TOML's as well
+                    lines.append(f"{field.name} = {json.dumps(value)}")
+            lines.append("")
+        return "\n".join(lines)
+
+
+SECTIONS: tuple[str, ...] = tuple(
+    dict.fromkeys(field.metadata["section"] for field in dataclasses.fields(TrainConfig))
+)
+
+
+def load(path: str | Path | None, overrides: dict[str, Any] | None = None) -> TrainConfig:
+    """The settings in a TOML file, with ``overrides`` (flags) on top.
+
+    Raises:
+        UsageError: the file is missing or no TOML, a setting is unknown, in the wrong table, of
+            the wrong type or out of range.
+    """
+    values: dict[str, Any] = {}
+    if path is not None:
+        values = _read(Path(path))
+    values |= {name: value for name, value in (overrides or {}).items() if value is not None}
+    return TrainConfig(**values)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise _check.reject("config", str(path), "is not a file")
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise _check.reject("config", str(path), f"is not TOML: {error}") from None
+    section_of = {f.name: f.metadata["section"] for f in dataclasses.fields(TrainConfig)}
+    values: dict[str, Any] = {}
+    for section, table in tables.items():
+        if section not in SECTIONS or not isinstance(table, dict):
+            raise _check.reject(
+                "config", section, f"is not a table of it (tables: {', '.join(SECTIONS)})"
+            )
+        for name, value in table.items():
+            if section_of.get(name) != section:
+                known = [n for n, s in section_of.items() if s == section]
+                raise _check.reject(
+                    "config", f"{section}.{name}", f"is no setting (of {section}: {known})"
+                )
+            values[name] = value
+    return values
+
+
+def kind_of(field: Any) -> type:
+    """The type of one setting."""
+    kind = typing.get_type_hints(TrainConfig)[field.name]
+    if isinstance(kind, types.UnionType):
+        raise TypeError(f"{field.name} must have one type")
+    return kind
+
+
+def _typed(name: str, value: Any, kind: type) -> Any:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not kind:
+        raise _check.reject(name, value, f"must be a {kind.__name__}")
+    return value
+
+
+def parse_scheme(text: str) -> Any:
+    """A sampling scheme from ``kind:name=value,...``.
+
+    >>> parse_scheme("poisson:probability=0.05,iterations=200")
+    Poisson(probability=0.05, iterations=200)
+    """
+    kind, _, rest = text.partition(":")
+    description: dict[str, Any] = {"kind": kind.strip()}
+    for item in filter(None, rest.split(",")):
+        name, _, number = item.partition("=")
+        try:
+            description[name.strip()] = (
+                float(number) if name.strip() == "probability" else int(number)
+            )
+        except ValueError:
+            raise _check.reject("sampling", item, "must be name=number") from None
+    return sampling.from_description(description)

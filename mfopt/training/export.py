@@ -1,0 +1,64 @@
+"""The model alone, as safetensors: no optimizer, no noise state, no secret."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from safetensors.numpy import save_file
+
+from mfopt import _check
+from mfopt.training.models import Model
+
+PyTree = Any
+
+
+def export_model(model: Model, params: PyTree, folder: str | Path, force: bool = False) -> Path:
+    """Write ``params`` of ``model`` into ``folder``; returns it.
+
+    A model with its own ``export`` writes what it likes (a Hugging Face folder); any other is
+    written as ``model.safetensors``, one tensor per leaf, named by its path.
+
+    Raises:
+        UsageError: ``folder`` exists and ``force`` is not set.
+    """
+    folder = Path(folder)
+    if folder.exists() and not force:
+        raise _check.reject(
+            "output", str(folder), "exists already", "Choose another folder or use --force."
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix="." + folder.name, dir=folder.parent))
+    try:
+        if model.export is not None:
+            model.export(params, model.frozen, temporary)
+        else:
+            save_file(named_arrays(params), temporary / "model.safetensors")
+        os.chmod(temporary, 0o755)
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.replace(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def named_arrays(params: PyTree) -> dict[str, np.ndarray]:
+    """The leaves by dotted path, as contiguous host arrays."""
+    arrays = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        name = ".".join(_part(key) for key in path) or "value"
+        arrays[name] = np.ascontiguousarray(np.asarray(leaf))
+    return arrays
+
+
+def _part(key: Any) -> str:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)

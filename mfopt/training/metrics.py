@@ -1,0 +1,212 @@
+"""Progress of a run: bar, CSV, TensorBoard, plot.
+
+All of it is computed from the data without noise. It is *not* covered by the privacy guarantee
+and belongs to whoever holds the data: the files are readable by their owner only, and
+``private_metrics = false`` writes none of the numbers that depend on the training data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from mfopt.training.evaluation import Evaluation
+from mfopt.training.loop import StepResult
+
+STEP_FIELDS = (
+    "step", "loss", "perplexity", "clipped_fraction", "gradient_norm", "units", "padded",
+    "truncated", "tokens", "tokens_per_second",
+)  # fmt: skip
+EVAL_FIELDS = ("step", "part", "loss", "perplexity", "tokens")
+
+
+def step_row(result: StepResult, seconds: float) -> dict[str, float]:
+    """The numbers of one step (``STEP_FIELDS``); waits for the step to be done.
+
+    ``loss`` is the mean per token over the step's records; ``gradient_norm`` the mean norm of a
+    unit's gradient before clipping; ``clipped_fraction`` the share of units that were clipped.
+    """
+    sums = {name: float(value) for name, value in result.statistics._asdict().items()}
+    units = max(1.0, sums["units"])
+    loss = sums["loss"] / sums["targets"] if sums["targets"] else float("nan")
+    return {
+        "step": result.step,
+        "loss": loss,
+        "perplexity": float(np.exp(min(loss, 700.0))) if loss == loss else loss,
+        "clipped_fraction": sums["clipped"] / units,
+        "gradient_norm": sums["norm"] / units,
+        "units": sums["units"],
+        "padded": result.batch.padded,
+        "truncated": result.batch.truncated,
+        "tokens": sums["tokens"],
+        "tokens_per_second": sums["tokens"] / seconds if seconds > 0 else float("nan"),
+    }
+
+
+class Table:
+    """A CSV file that grows by rows and can be taken up again at a step.
+
+    Rows at or after ``start`` (left by a run that was killed after its last checkpoint) are
+    dropped, so that each step stands in the file once.
+    """
+
+    def __init__(self, path: Path, fields: tuple[str, ...], start: int = 0) -> None:
+        self.path, self.fields = path, fields
+        kept = [row for row in read_table(path) if int(float(row["step"])) < start]
+        temporary = path.with_name(path.name + ".tmp")
+        with open(temporary, "w", newline="", opener=_owner_only) as stream:
+            writer = csv.DictWriter(stream, fields, extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(kept)
+        os.replace(temporary, path)
+        self._stream = open(path, "a", newline="")  # noqa: SIM115 (open as long as the run)
+        self._writer = csv.DictWriter(self._stream, fields)
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Append one row, on disk when this returns."""
+        self._writer.writerow({name: row[name] for name in self.fields})
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+
+
+def read_table(path: str | Path) -> list[dict[str, str]]:
+    """The rows of a CSV file, [] where there is none; a half-written last row is dropped."""
+    path = Path(path)
+    if not path.is_file():
+        return []
+    with open(path, newline="") as stream:
+        return [row for row in csv.DictReader(stream) if all(v for v in row.values())]
+
+
+def _owner_only(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+class Recorder:
+    """Writes a run's metrics into ``folder``: metrics.csv, evaluation.csv, events for TensorBoard.
+
+    Args:
+        folder: of the run.
+        start: step at which the run begins or goes on.
+        total: its number of steps, for the bar.
+        private_metrics: whether numbers that depend on the training data may be written.
+        tensorboard, progress: whether to write events, to draw the bar.
+        write: False on all processes but one.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        start: int,
+        total: int,
+        private_metrics: bool = True,
+        tensorboard: bool = True,
+        progress: bool = True,
+        write: bool = True,
+    ) -> None:
+        private = write and private_metrics
+        self._steps = Table(folder / "metrics.csv", STEP_FIELDS, start) if private else None
+        # an evaluation belongs to the state after so many steps, so that of `start` is kept
+        self._evaluations = (
+            Table(folder / "evaluation.csv", EVAL_FIELDS, start + 1) if write else None
+        )
+        self._events: Any = None
+        if tensorboard:
+            from tensorboardX import SummaryWriter
+
+            events = folder / "tensorboard"
+            events.mkdir(exist_ok=True)
+            os.chmod(events, 0o700)
+            self._events = SummaryWriter(str(events), purge_step=start)
+        self._bar = tqdm(total=total, initial=start, disable=not progress, unit="step")
+        self._clock = time.perf_counter()
+
+    def __enter__(self) -> Recorder:
+        self._clock = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+        if self._events is not None:
+            self._events.close()
+        for table in (self._evaluations, self._steps):
+            if table is not None:
+                table.close()
+
+    def step(self, result: StepResult) -> dict[str, float]:
+        """Record one step."""
+        result.statistics.units.block_until_ready()
+        now = time.perf_counter()
+        row = step_row(result, now - self._clock)
+        self._clock = now
+        if self._steps is not None:
+            self._steps.add(row)
+            self._bar.set_postfix(
+                loss=f"{row['loss']:.3f}", ppl=f"{row['perplexity']:.4g}",
+                clipped=f"{row['clipped_fraction']:.0%}",
+                tok_s=f"{row['tokens_per_second']:.0f}", refresh=False,
+            )  # fmt: skip
+            if self._events is not None:
+                for name in STEP_FIELDS[1:]:
+                    self._events.add_scalar(f"train/{name}", row[name], result.step)
+        self._bar.update()
+        return row
+
+    def evaluations(self, step: int, results: Mapping[str, Evaluation]) -> None:
+        """Record losses on held-out parts after ``step`` steps."""
+        for part, result in results.items():
+            row = {"step": step, "part": part, **result._asdict(), "perplexity": result.perplexity}
+            if self._evaluations is not None:
+                self._evaluations.add(row)
+            if self._events is not None:
+                self._events.add_scalar(f"evaluation/{part}", result.loss, step)
+            if not self._bar.disable:
+                self._bar.write(
+                    f"after {step} steps: {part} loss {result.loss:.4f}, "
+                    f"perplexity {result.perplexity:.2f}"
+                )
+        self._clock = time.perf_counter()
+
+
+def plot(folder: str | Path, output: str | Path) -> Path:
+    """Loss against step, from the run's CSV files, as one figure; returns ``output``."""
+    from matplotlib.figure import Figure
+
+    folder, output = Path(folder), Path(output)
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    axes = figure.subplots()
+    steps = read_table(folder / "metrics.csv")
+    if steps:
+        axes.plot(
+            [float(row["step"]) + 1 for row in steps], [float(row["loss"]) for row in steps],
+            color="0.7", linewidth=0.8, label="training batches (not private)",
+        )  # fmt: skip
+    evaluations = read_table(folder / "evaluation.csv")
+    for part in dict.fromkeys(row["part"] for row in evaluations):
+        mine = [row for row in evaluations if row["part"] == part]
+        axes.plot(
+            [float(row["step"]) for row in mine], [float(row["loss"]) for row in mine],
+            marker="o", markersize=3, label=part,
+        )  # fmt: skip
+    axes.set_xlabel("steps")
+    axes.set_ylabel("loss per token (nats)")
+    if steps or evaluations:
+        axes.legend()
+    temporary = output.with_name("." + output.name)
+    with contextlib.suppress(FileNotFoundError):
+        temporary.unlink()
+    figure.savefig(temporary, format=output.suffix.lstrip(".") or "png")
+    os.replace(temporary, output)
+    return output

@@ -1,0 +1,78 @@
+"""Non-private pretraining on public records, by the same loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from mfopt import _check
+from mfopt.sampling import FixedOrder
+from mfopt.training.batching import Sampler
+from mfopt.training.clipping import NoClipping
+from mfopt.training.data import TokenStore
+from mfopt.training.loop import Mechanism, Trainer
+from mfopt.training.models import Model
+from mfopt.training.optimizers import make_optimizer, schedule
+from mfopt.training.units import Units
+
+_WARMUP_SHARE = 0.05
+
+
+class CorpusUnits(Units):
+    """One unit: a fresh random block of ``records`` records of a public store at each step."""
+
+    def __init__(self, store: TokenStore, *, records: int, length: int, seed: int) -> None:
+        self.store, self.records, self.length, self._seed = store, records, length, seed
+        self.population = 1
+        self.group_size = 1
+
+    def fetch(self, units: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
+        rng = np.random.default_rng([self._seed, step])
+        count = self.store.num_records
+        records = rng.choice(count, self.records, replace=self.records > count)
+        tokens, mask = self.store.batch(records, self.length)
+        return tokens[None], mask[None]
+
+    def describe(self) -> dict[str, Any]:
+        return {"unit": "block", "records": self.records, "length": self.length}
+
+
+def pretrain(
+    model: Model,
+    store: TokenStore,
+    *,
+    steps: int,
+    batch: int,
+    length: int,
+    learning_rate: float,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda line: None,
+    progress: bool = True,
+) -> Any:
+    """Parameters after ``steps`` steps of AdamW with a cosine schedule on public records.
+
+    Raises:
+        UsageError: the store is marked as private.
+    """
+    if store.metadata.get("public") is False:
+        raise _check.reject("store", str(store.path), "is private: pretraining adds no noise")
+    say(f"pretraining on {store.num_records} public records for {steps} steps")
+    units = CorpusUnits(store, records=batch, length=length, seed=seed)
+    sampler = Sampler(FixedOrder(bins=1, epochs=steps), 1, 0, microbatch=1)
+    rate = schedule("cosine", learning_rate, steps, warmup=max(1, int(_WARMUP_SHARE * steps)))
+    trainer = Trainer(
+        model, Mechanism(units, sampler, NoClipping(), None, 1.0),
+        make_optimizer("adamw", rate, beta2=0.99, weight_decay=0.01),
+    )  # fmt: skip
+    state = trainer.init()
+    with tqdm(total=steps, disable=not progress, unit="step", desc="pretraining") as bar:
+        for result in trainer.run(state):
+            state = result.state
+            if result.step % 10 == 9 or result.step + 1 == steps:
+                loss = float(result.statistics.loss) / max(1.0, float(result.statistics.targets))
+                bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+            bar.update()
+    return state.params

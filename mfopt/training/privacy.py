@@ -1,0 +1,332 @@
+"""From the account of a mechanism to the statement about one run, and the report that carries it.
+
+An account was made before the run, for a sampling scheme, a strategy, a noise multiplier and a
+number of units that change together. The run must execute exactly that; :func:`statement` refuses
+everything else, and adds what only the run decides: the privacy unit, and the price of truncation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from typing import Any
+
+import numpy as np
+
+from mfopt import _check, error, sampling
+from mfopt.accounting.mechanism import Mechanism as AccountedMechanism
+from mfopt.accounting.mechanism import account
+from mfopt.factorization import Factorization
+from mfopt.guarantee import Adjacency, Guarantee
+from mfopt.strategies import Strategy, ToeplitzStrategy
+from mfopt.training.batching import Sampler, charged_delta, smallest_batch_size
+from mfopt.training.loop import Mechanism
+from mfopt.training.secrets import RunSecret
+from mfopt.training.units import RecordUnits, Units
+from mfopt.workloads import ToeplitzWorkload
+
+# A truncation that costs more than this share of δ is refused unless it is asked for.
+DELTA_SHARE = 0.1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Account:
+    """What was accounted for: the mechanism and its statement.
+
+    Attributes:
+        strategy, noise_multiplier, sampling: C as stored, σ relative to the clip norm, the spec.
+        guarantee: the statement for ``guarantee.group_size`` sampled units.
+        digest: identifies C, σ and the sampling.
+    """
+
+    strategy: Strategy
+    noise_multiplier: float
+    sampling: Any
+    guarantee: Guarantee
+    digest: str
+
+    @classmethod
+    def of(cls, factorization: Factorization) -> Account:
+        """The account in a factorization file."""
+        return cls(
+            factorization.strategy, factorization.noise_multiplier, factorization.sampling,
+            factorization.guarantee, factorization.digest,
+        )  # fmt: skip
+
+    @classmethod
+    def solve(cls, mechanism: AccountedMechanism, epsilon: float, delta: float) -> Account:
+        """The smallest σ for (ε, δ), by a deterministic accountant: no balls-in-bins."""
+        guarantee = account(mechanism, epsilon=epsilon, delta=delta)
+        strategy, scheme = mechanism.strategy, mechanism.sampling
+        text = json.dumps(
+            [strategy.describe(), scheme.describe(), guarantee.noise_multiplier.hex()],
+            sort_keys=True,
+        )
+        digest = hashlib.sha256(text.encode())
+        for name, array in sorted(strategy.arrays().items()):
+            digest.update(f"\0{name}".encode() + np.ascontiguousarray(array).tobytes())
+        return cls(strategy, guarantee.noise_multiplier, scheme, guarantee, digest.hexdigest())
+
+
+def statement(
+    accounted: Account,
+    mechanism: Mechanism,
+    *,
+    privacy_unit: str = "user",
+    delta_share: float = DELTA_SHARE,
+    black_box: bool = False,
+) -> Guarantee:
+    """The (ε, δ) statement about a run of ``mechanism``.
+
+    Args:
+        black_box: derive the statement for a user of several units from an account for one unit,
+            by :func:`black_box_group` (Chua et al. 2024, Algorithm 1).
+        privacy_unit: "user", or "record" for a statement about single records (record units only).
+        delta_share: most that truncation may add to δ, as a share of it.
+
+    Raises:
+        UsageError: the run is not what was accounted for (scheme, steps, σ, C, unit), or truncation
+            would cost more than ``delta_share``.
+    """
+    units, sampler, noise = mechanism.units, mechanism.sampler, mechanism.noise
+    guarantee = accounted.guarantee
+    if noise is None:
+        raise _check.reject("noise", None, "a run without noise has no guarantee")
+    if sampler.scheme != accounted.sampling:
+        raise _check.reject(
+            "sampling", sampler.scheme, f"the account is for {accounted.sampling}",
+            "Train with the scheme of the file, or optimize a file for this scheme.",
+        )  # fmt: skip
+    if noise.digest != accounted.digest:
+        raise _check.reject(
+            "noise", noise.digest[:12],
+            f"is made by another strategy or σ than the account's ({accounted.digest[:12]})",
+            "Make the noise stream from the same file.",
+        )  # fmt: skip
+    if noise.noise_multiplier != accounted.noise_multiplier:
+        raise _check.reject(
+            "noise_multiplier", noise.noise_multiplier,
+            f"the account is for σ = {accounted.noise_multiplier}",
+        )  # fmt: skip
+    sampled = str(units.describe()["unit"])
+    if guarantee.group_size == 1 and guarantee.privacy_unit not in (sampled, "example"):
+        raise _check.reject(
+            "privacy_unit", guarantee.privacy_unit,
+            f"is the unit of the account, and this algorithm samples one {sampled} at a time",
+            f"Account for the unit {sampled}, or sample by the account's unit.",
+        )  # fmt: skip
+    group = _group_size(units, privacy_unit)
+    if black_box and guarantee.group_size == 1:
+        guarantee = black_box_group(guarantee, group)
+    if guarantee.group_size < group:
+        raise _check.reject(
+            "group_size", group,
+            f"a {privacy_unit} has up to {group} sampled units, and the account is for groups of "
+            f"{guarantee.group_size}",
+            f"Account for groups of {group}, use user-level sampling, lower the group size, or use "
+            "black-box group privacy.",
+        )  # fmt: skip
+    adjacency = _adjacency(guarantee.adjacency, sampler)
+    displacement = sampler.displacement_probability(group)
+    delta = guarantee.delta
+    details = {**guarantee.details, "sampled_unit": sampled}
+    if sampler.can_truncate and sampler.truncation == "charge" and displacement:
+        delta = charged_delta(guarantee.epsilon, guarantee.delta, displacement)
+        if delta > guarantee.delta * (1 + delta_share):
+            price = 1 + np.exp(min(guarantee.epsilon, 700.0))
+            enough = smallest_batch_size(
+                sampler.scheme, sampler.population, delta_share * guarantee.delta / price, group
+            )
+            raise _check.reject(
+                "batch_size", sampler.batch_size,
+                f"truncation to it would raise δ from {guarantee.delta:.3g} to {delta:.3g}",
+                f"Use at least {enough}, no batch size (no truncation), or truncation = 'double'.",
+            )  # fmt: skip
+        details |= {"delta_before_truncation": guarantee.delta, "displacement": displacement}
+    elif sampler.sensitivity_factor != 1:
+        if adjacency != "add-remove":
+            raise _check.reject(
+                "truncation", "double", f"covers add-remove adjacency, not {adjacency}",
+                "Use truncation = 'charge', or no batch size.",
+            )  # fmt: skip
+        details["sensitivity_factor"] = sampler.sensitivity_factor
+    return dataclasses.replace(
+        guarantee, delta=delta, privacy_unit=privacy_unit, group_size=1, adjacency=adjacency,
+        details=details | {"accounted_group_size": guarantee.group_size},
+    )  # fmt: skip
+
+
+def black_box_group(guarantee: Guarantee, group_size: int) -> Guarantee:
+    """For groups of K: (K ε, δ Σ_{j<K} e^{jε}), whatever the mechanism (Vadhan 2017, lemma 2.2).
+
+    Raises:
+        UsageError: the resulting δ is 1 or more, which says nothing.
+    """
+    if group_size == 1:
+        return guarantee
+    powers = guarantee.epsilon * np.arange(group_size)
+    log_delta = float(np.log(guarantee.delta) + np.logaddexp.reduce(powers))
+    if log_delta >= 0:
+        raise _check.reject(
+            "group_size", group_size,
+            f"black-box group privacy of {guarantee} gives a δ above 1, which says nothing",
+            "Use tight group accounting, a smaller group, or much more noise.",
+        )  # fmt: skip
+    return dataclasses.replace(
+        guarantee, epsilon=group_size * guarantee.epsilon, delta=float(np.exp(log_delta)),
+        group_size=group_size, method=f"black-box group privacy of: {guarantee.method}",
+        status="bound" if guarantee.status == "exact" else guarantee.status,
+    )  # fmt: skip
+
+
+def one_unit_target(epsilon: float, delta: float, group_size: int) -> tuple[float, float]:
+    """(ε, δ) of one unit from which :func:`black_box_group` gives (``epsilon``, ``delta``)."""
+    share = epsilon / group_size
+    return share, float(delta / np.exp(np.logaddexp.reduce(share * np.arange(group_size))))
+
+
+def _group_size(units: Units, privacy_unit: str) -> int:
+    """How many sampled units one privacy unit accounts for."""
+    if privacy_unit == "user":
+        return units.group_size
+    if privacy_unit != "record":
+        raise _check.reject("privacy_unit", privacy_unit, "must be 'user' or 'record'")
+    if not isinstance(units, RecordUnits):
+        raise _check.reject(
+            "privacy_unit", privacy_unit, "user-level sampling clips users, so the unit is the user"
+        )
+    return 1
+
+
+def _adjacency(accounted: Adjacency, sampler: Sampler) -> Adjacency:
+    # where numbers decide the batches (fixed order) or the size of the data set is part of the
+    # scheme (fixed batch), taking a unit away would move the others: its data is taken away
+    if accounted == "add-remove" and isinstance(
+        sampler.scheme, sampling.FixedOrder | sampling.FixedBatch
+    ):
+        return "zero-out"
+    return accounted
+
+
+def noise_against_signal(mechanism: Mechanism, num_params: int) -> dict[str, float]:
+    """Public sizes of noise and gradient in one step's noised mean; norms over all parameters.
+
+    ``noise_norm``: root mean square, over steps, of the expected noise norm; ``first_noise_norm``:
+    that of step 0; ``largest_signal_norm``: what the sum of an expected batch of aligned, clipped
+    units would give; ``noise_per_coordinate``: standard deviation.
+    """
+    noise, sampler = mechanism.noise, mechanism.sampler
+    assert noise is not None
+    n = mechanism.iterations
+    if isinstance(noise.strategy, ToeplitzStrategy):
+        rows = np.cumsum(np.asarray(noise.strategy.inverse_coefs(n)) ** 2)
+    else:
+        only_now = ToeplitzWorkload(np.eye(1, n)[0])
+        rows = np.asarray(error.row_variances(only_now, noise.strategy, n))
+    coordinate = noise.stddev * np.sqrt(rows) / mechanism.normalizer
+    bound = mechanism.clipping.sensitivity
+    return {
+        "noise_per_coordinate": float(np.sqrt(np.mean(coordinate**2))),
+        "noise_norm": float(np.sqrt(np.mean(coordinate**2) * num_params)),
+        "first_noise_norm": float(coordinate[0] * np.sqrt(num_params)),
+        "largest_signal_norm": float(bound * sampler.expected_batch / mechanism.normalizer),
+    }
+
+
+NOT_COVERED = (
+    "metrics, TensorBoard events, plots and evaluations on held-out users: computed without noise",
+    "checkpoints: they hold the secret keys of noise and sampling; export the model instead",
+    "choices made by looking at private data or at uncovered outputs: hyperparameters, when to "
+    "stop, which of several runs to release",
+    "running time and the number of microbatches, which follow the sizes of the batches",
+    "attacks on floating-point rounding of noise and sums",
+)
+
+
+def report(
+    accounted: Account,
+    mechanism: Mechanism,
+    guarantee: Guarantee,
+    *,
+    num_params: int,
+    steps_done: int,
+    pinned: bool = False,
+) -> dict[str, Any]:
+    """The privacy report: public numbers only, JSON-able.
+
+    ``steps_done`` may be anything up to n: the statement is about the whole sequence of noised
+    means, so it holds for every prefix.
+    """
+    return {
+        "guarantee": guarantee.describe(),
+        "statement": str(guarantee),
+        "holds": not pinned,
+        "mechanism_digest": accounted.digest,
+        "strategy": accounted.strategy.describe(),
+        "noise_multiplier": accounted.noise_multiplier,
+        "noise_multiplier_unit": "relative to the clip norm, for C as stored",
+        "sampling": mechanism.sampler.describe(),
+        "units": mechanism.units.describe(),
+        "clipping": mechanism.clipping.describe(),
+        "normalizer": mechanism.normalizer,
+        "iterations_covered": mechanism.iterations,
+        "steps_done": steps_done,
+        "parameters": num_params,
+        "noise_against_signal": noise_against_signal(mechanism, num_params),
+        "treated_as_public": ["number of units", "all settings"],
+        "not_covered": list(NOT_COVERED),
+    }
+
+
+def report_text(facts: dict[str, Any]) -> str:
+    """The report for people."""
+    guarantee, sizes = facts["guarantee"], facts["noise_against_signal"]
+    lines = [
+        f"privacy unit      {guarantee['privacy_unit']} ({guarantee['adjacency']} adjacency)",
+        f"epsilon, delta    {guarantee['epsilon']:.6g}, {guarantee['delta']:.6g}",
+        f"method            {guarantee['method']} ({guarantee['status']})",
+        f"noise multiplier  {facts['noise_multiplier']:.6g} ({facts['noise_multiplier_unit']})",
+        f"strategy          {facts['strategy']['kind']}",
+        f"sampling          {_words(facts['sampling']['scheme'])}",
+        f"sampled units     {facts['sampling']['population']} x {facts['units']['unit']}",
+        f"steps             {facts['steps_done']} of {facts['iterations_covered']} covered",
+        f"noise in a step   norm {sizes['noise_norm']:.4g} over {facts['parameters']} parameters; "
+        f"a batch of aligned gradients {sizes['largest_signal_norm']:.4g}",
+    ]
+    extra = guarantee["details"]
+    if "displacement" in extra:
+        lines.append(
+            f"truncation        to {facts['sampling']['batch_size']}: delta raised from "
+            f"{extra['delta_before_truncation']:.6g} (chance of displacing a unit "
+            f"{extra['displacement']:.3g})"
+        )
+    if "sensitivity_factor" in extra:
+        lines.append("truncation        noise doubled, since one unit may displace another")
+    if not facts["holds"]:
+        lines.append("NO GUARANTEE      the seed is pinned: whoever knows it can remove the noise")
+    lines += ["not covered:", *(f"  - {text}" for text in facts["not_covered"])]
+    return "\n".join(lines)
+
+
+def _words(description: dict[str, Any]) -> str:
+    rest = ", ".join(f"{key} {value}" for key, value in description.items() if key != "kind")
+    return f"{description['kind']} ({rest})"
+
+
+def sign(facts: dict[str, Any], secret: RunSecret) -> dict[str, Any]:
+    """``facts`` with a signature that only holders of the run's secret can make or check."""
+    body = {name: value for name, value in facts.items() if name != "signature"}
+    return {**body, "signature": secret.sign(_canonical(body))}
+
+
+def check_signature(facts: dict[str, Any], secret: RunSecret) -> None:
+    """Raise :class:`UsageError` if the report was changed since it was signed."""
+    if sign(facts, secret)["signature"] != facts.get("signature"):
+        raise _check.reject(
+            "signature", facts.get("signature"), "the privacy report is not the one that was signed"
+        )
+
+
+def _canonical(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, sort_keys=True).encode()

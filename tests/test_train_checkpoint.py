@@ -1,0 +1,146 @@
+"""Checkpoints, metrics, export: complete or absent, secret where they must be."""
+
+import stat
+
+import jax
+import numpy as np
+import optax
+import pytest
+import test_train_loop as loop_tests
+from safetensors.numpy import load_file
+from train_fixtures import bigram_model, synthetic_store
+
+from mfopt._check import UsageError
+from mfopt.training import metrics
+from mfopt.training.checkpoint import Checkpoints
+from mfopt.training.evaluation import Evaluator
+from mfopt.training.export import export_model
+from mfopt.training.loop import Trainer
+from mfopt.training.secrets import RunSecret
+from mfopt.training.units import UserUnits
+
+
+def trainer_for(optimizer=None, **options):
+    store, model = loop_tests.store_and_model()
+    units = UserUnits(store, records=2, length=loop_tests.LENGTH, seed=5)
+    mechanism = loop_tests.mechanism_for(units, **options)
+    return Trainer(model, mechanism, optimizer or optax.adam(0.1))
+
+
+def equal(a, b):
+    return all(
+        np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
+
+
+def test_checkpoints_hold_the_whole_state_keep_the_last_and_are_secret(tmp_path):
+    trainer, secret, kept = trainer_for(), RunSecret.fresh(), {}
+    with Checkpoints(tmp_path / "c", keep=2) as checkpoints:
+        # saved while the loop goes on and reuses the buffers
+        for result in trainer.run(trainer.init(loop_tests.KEY)):
+            kept[result.step + 1] = jax.tree.map(np.array, result.state)
+            checkpoints.save(result.state, secret, {"steps": result.step + 1})
+    with Checkpoints(tmp_path / "c", keep=2) as checkpoints:
+        assert checkpoints.steps == [5, 6]
+        for step in (5, 6):
+            state, found, facts = checkpoints.restore(trainer.init(), step)
+            assert equal(state, kept[step]) and found == secret and facts == {"steps": step}
+        newest, _, _ = checkpoints.restore(trainer.init())
+        assert int(newest.step) == 6
+        with pytest.raises(UsageError, match="not found"):
+            checkpoints.restore(trainer.init(), 3)
+        # the run goes on from step 5 to the same end
+        state, _, _ = checkpoints.restore(trainer.init(), 5)
+        assert equal(list(trainer.run(state))[-1].state, kept[6])
+    assert stat.S_IMODE((tmp_path / "c").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"optimizer": optax.sgd(0.1)}, "optimizer"),
+        ({"clipping": loop_tests.Clipping(0.3)}, "noise"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(tmp_path, options, part):
+    trainer = trainer_for()
+    with Checkpoints(tmp_path / "c") as checkpoints:
+        checkpoints.save(trainer.init(), RunSecret.fresh(), {})
+        checkpoints.close()
+    with Checkpoints(tmp_path / "c") as checkpoints:
+        other = trainer_for(**options)
+        with pytest.raises(UsageError, match=f"its {part} are not"):
+            checkpoints.restore(other.init())
+
+
+def test_a_half_written_checkpoint_is_not_found(tmp_path):
+    trainer = trainer_for()
+    with Checkpoints(tmp_path / "c") as checkpoints:
+        checkpoints.save(trainer.init(), RunSecret.fresh(), {})
+    # what a kill leaves behind: a folder under its temporary name
+    (tmp_path / "c" / "3.orbax-checkpoint-tmp-1").mkdir()
+    with Checkpoints(tmp_path / "c") as checkpoints:
+        assert checkpoints.steps == [0]
+        checkpoints.restore(trainer.init())
+
+
+def test_tables_are_taken_up_again_without_double_rows(tmp_path):
+    path = tmp_path / "m.csv"
+    table = metrics.Table(path, ("step", "loss"))
+    for step in range(5):
+        table.add({"step": step, "loss": 1.5, "more": 0})
+    table.close()
+    path.write_text(path.read_text() + "5,")  # killed in the middle of a row
+    again = metrics.Table(path, ("step", "loss"), start=3)
+    again.add({"step": 3, "loss": 2.5})
+    again.close()
+    rows = metrics.read_table(path)
+    assert [row["step"] for row in rows] == ["0", "1", "2", "3"] and rows[3]["loss"] == "2.5"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert metrics.read_table(tmp_path / "none.csv") == []
+
+
+def test_step_rows_are_means_over_what_took_part():
+    trainer = trainer_for(microbatch=8)
+    result = next(trainer.run(trainer.init(loop_tests.KEY)))
+    row = metrics.step_row(result, 2.0)
+    store, model = loop_tests.store_and_model()
+    tokens, mask = trainer.mechanism.units.fetch(result.batch.units, 0)
+    rows, targets = tokens.reshape(-1, loop_tests.LENGTH), mask.reshape(-1, loop_tests.LENGTH)
+    losses = [float(model.loss(model.params, (), t, m)) for t, m in zip(rows, targets, strict=True)]
+    weights = np.maximum(targets.sum(axis=1) - 1, 0)
+    assert row["loss"] == pytest.approx(np.sum(losses * weights) / weights.sum(), rel=1e-5)
+    assert row["tokens"] == mask.sum() == 2 * row["tokens_per_second"]
+    present = [unit for unit in result.batch.units if unit >= 0 and store.records_of(unit)]
+    assert row["units"] == len(present)
+    assert row["padded"] == np.sum(result.batch.units < 0)
+
+
+def test_evaluation_is_the_mean_over_predicted_tokens():
+    store, model = synthetic_store(), bigram_model()
+    evaluation = Evaluator(model, 12, block=5)(model.params, model.frozen, store)
+    total = count = 0.0
+    for record in range(store.num_records):
+        tokens, mask = store.batch([record], 12)
+        targets = max(int(mask.sum()) - 1, 0)
+        total += float(model.loss(model.params, (), tokens[0], mask[0])) * targets
+        count += targets
+    assert evaluation.loss == pytest.approx(total / count, rel=1e-5)
+    assert evaluation.tokens == count
+    assert evaluation.perplexity == pytest.approx(np.exp(total / count), rel=1e-5)
+    few = Evaluator(model, 12, block=5)(model.params, model.frozen, store, max_records=7)
+    assert 0 < few.tokens < count
+
+
+def test_export_is_the_model_alone(tmp_path):
+    model = bigram_model()
+    export_model(model, model.params, tmp_path / "out")
+    files = [path.name for path in (tmp_path / "out").iterdir()]
+    assert files == ["model.safetensors"]
+    arrays = load_file(tmp_path / "out" / "model.safetensors")
+    assert set(arrays) == {"embed", "decode"}
+    np.testing.assert_array_equal(arrays["embed"], model.params["embed"])
+    with pytest.raises(UsageError, match="exists"):
+        export_model(model, model.params, tmp_path / "out")
+    export_model(model, model.params, tmp_path / "out", force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

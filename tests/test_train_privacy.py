@@ -1,0 +1,206 @@
+"""The statement about a run: what fits, what is refused, what truncation costs."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from train_fixtures import synthetic_store
+
+from mfopt import sampling
+from mfopt._check import UsageError
+from mfopt.accounting.mechanism import Mechanism as AccountedMechanism
+from mfopt.guarantee import Guarantee
+from mfopt.noise import NoiseStream
+from mfopt.strategies import BLT, Identity
+from mfopt.training import privacy
+from mfopt.training.batching import Sampler, displacement_probability
+from mfopt.training.clipping import Clipping, NoClipping
+from mfopt.training.loop import Mechanism
+from mfopt.training.secrets import RunSecret
+from mfopt.training.units import RecordUnits, UserUnits
+
+STORE = synthetic_store(num_users=40, empty_users=(3,))
+SCHEME = sampling.BallsInBins(bins=4, epochs=2)
+CLIP = 0.5
+
+
+def account_for(scheme=SCHEME, *, group_size=1, unit="user", adjacency="add-remove", sigma=1.5):
+    guarantee = Guarantee(
+        2.0, 1e-6, sigma, privacy_unit=unit, group_size=group_size, adjacency=adjacency,
+        method="for tests", status="bound",
+    )  # fmt: skip
+    return privacy.Account(
+        BLT(np.array([0.2]), np.array([0.8])), sigma, scheme, guarantee, "d" * 64
+    )
+
+
+def users():
+    return UserUnits(STORE, records=2, length=8)
+
+
+def mechanism_for(account, units, *, scheme=None, digest=None, sigma=None, **options):
+    sampler = Sampler(scheme or account.sampling, units.population, 0, microbatch=4, **options)
+    noise = NoiseStream(
+        account.strategy, iterations=sampler.scheme.length, digest=digest or account.digest,
+        noise_multiplier=sigma or account.noise_multiplier,
+        clip_norm=CLIP * sampler.sensitivity_factor,
+    )  # fmt: skip
+    return Mechanism(units, sampler, Clipping(CLIP), noise, 10.0)
+
+
+def test_a_run_that_executes_the_account_gets_its_statement():
+    account = account_for()
+    stated = privacy.statement(account, mechanism_for(account, users()))
+    assert (stated.epsilon, stated.delta) == (2.0, 1e-6)
+    assert (stated.privacy_unit, stated.group_size, stated.adjacency) == ("user", 1, "add-remove")
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"scheme": sampling.BallsInBins(bins=4, epochs=3)}, "sampling"),
+        ({"scheme": sampling.BallsInBins(bins=8, epochs=1)}, "sampling"),
+        ({"scheme": sampling.FixedOrder(bins=4, epochs=2)}, "sampling"),
+        ({"digest": "e" * 64}, "another strategy"),
+        ({"sigma": 1.4999}, "noise_multiplier"),
+    ],
+)
+def test_a_run_that_executes_something_else_is_refused(change, match):
+    account = account_for()
+    with pytest.raises(UsageError, match=match):
+        privacy.statement(account, mechanism_for(account, users(), **change))
+
+
+def test_the_unit_must_be_the_one_that_is_sampled():
+    per_record = account_for(unit="record")
+    with pytest.raises(UsageError, match="samples one user"):
+        privacy.statement(per_record, mechanism_for(per_record, users()))
+    per_user = account_for(unit="user")
+    records = RecordUnits(STORE, group_size=3, length=8)
+    with pytest.raises(UsageError, match="samples one record"):
+        privacy.statement(per_user, mechanism_for(per_user, records))
+    # a user with up to 3 records needs an account for groups of 3; one record needs none
+    with pytest.raises(UsageError, match="up to 3 sampled units"):
+        privacy.statement(per_record, mechanism_for(per_record, records))
+    stated = privacy.statement(
+        per_record, mechanism_for(per_record, records), privacy_unit="record"
+    )
+    assert stated.privacy_unit == "record"
+    grouped = account_for(unit="record", group_size=3)
+    assert privacy.statement(grouped, mechanism_for(grouped, records)).privacy_unit == "user"
+    with pytest.raises(UsageError, match="clips users"):
+        privacy.statement(per_user, mechanism_for(per_user, users()), privacy_unit="record")
+
+
+def test_without_noise_there_is_no_statement():
+    units = users()
+    sampler = Sampler(SCHEME, units.population, 0, microbatch=4)
+    with pytest.raises(UsageError, match="no guarantee"):
+        privacy.statement(account_for(), Mechanism(units, sampler, NoClipping(), None, 10.0))
+
+
+def test_truncation_is_charged_or_refused_or_doubled():
+    account = account_for()
+    units = users()
+    enough = 30
+    eta = displacement_probability(SCHEME, units.population, enough)
+    stated = privacy.statement(account, mechanism_for(account, units, batch_size=enough))
+    assert 0 < eta < 1e-7
+    assert stated.delta == pytest.approx(1e-6 + (1 + np.exp(2.0)) * eta)
+    assert stated.details["delta_before_truncation"] == 1e-6
+    with pytest.raises(UsageError, match="would raise δ") as refusal:
+        privacy.statement(account, mechanism_for(account, units, batch_size=12))
+    # the way out that the message names is one
+    suggested = int(str(refusal.value).split("Use at least ")[1].split(",")[0])
+    privacy.statement(account, mechanism_for(account, units, batch_size=suggested))
+    with pytest.raises(UsageError, match="would raise δ"):
+        privacy.statement(account, mechanism_for(account, units, batch_size=suggested - 1))
+    doubled = mechanism_for(account, units, batch_size=12, truncation="double")
+    assert doubled.noise.stddev == 2 * 1.5 * CLIP
+    assert privacy.statement(account, doubled).delta == 1e-6
+    zeroed = account_for(adjacency="zero-out")
+    with pytest.raises(UsageError, match="add-remove"):
+        privacy.statement(zeroed, mechanism_for(zeroed, units, batch_size=12, truncation="double"))
+
+
+def test_numbered_batches_protect_data_and_not_presence():
+    for scheme in (
+        sampling.FixedOrder(bins=4, epochs=2),
+        sampling.FixedBatch(batch_size=10, population=40, iterations=8),
+    ):
+        account = account_for(scheme)
+        assert privacy.statement(account, mechanism_for(account, users())).adjacency == "zero-out"
+
+
+def test_black_box_group_privacy_against_the_chain_of_inequalities():
+    one = Guarantee(0.5, 1e-9, 2.0, method="x", status="bound")
+    group = privacy.black_box_group(one, 4)
+    delta = 0.0
+    for _ in range(4):  # D_0 .. D_4: δ_{k+1} = δ + e^ε δ_k
+        delta = 1e-9 + np.exp(0.5) * delta
+    assert group.epsilon == 2.0 and group.delta == pytest.approx(delta)
+    epsilon, delta = privacy.one_unit_target(2.0, group.delta, 4)
+    assert epsilon == 0.5 and delta == pytest.approx(1e-9)
+    with pytest.raises(UsageError, match="says nothing"):
+        privacy.black_box_group(dataclasses.replace(one, epsilon=8.0), 10)
+    account = account_for(unit="record")
+    records = RecordUnits(STORE, group_size=3, length=8)
+    stated = privacy.statement(account, mechanism_for(account, records), black_box=True)
+    assert stated.epsilon == 6.0 and "black-box" in stated.method
+
+
+def test_accounts_of_other_schemes_come_from_the_accountant():
+    scheme = sampling.Poisson(probability=0.1, iterations=50)
+    one = privacy.Account.solve(AccountedMechanism(scheme, privacy_unit="user"), 4.0, 1e-5)
+    assert one.guarantee.epsilon == 4.0 and one.sampling is scheme
+    units = users()
+    sampler = Sampler(scheme, units.population, 0, microbatch=4)
+    noise = NoiseStream(
+        Identity(), iterations=50, noise_multiplier=one.noise_multiplier, clip_norm=CLIP,
+        digest=one.digest,
+    )  # fmt: skip
+    stated = privacy.statement(one, Mechanism(units, sampler, Clipping(CLIP), noise, 4.0))
+    assert stated.epsilon == 4.0
+    group = privacy.Account.solve(AccountedMechanism(scheme, group_size=3), 4.0, 1e-5)
+    assert group.noise_multiplier > 1.5 * one.noise_multiplier and group.digest != one.digest
+
+
+def test_sizes_of_noise_and_signal_against_sampled_noise():
+    account = account_for()
+    mechanism = mechanism_for(account, users())
+    sizes = privacy.noise_against_signal(mechanism, 50_000)
+    state = mechanism.noise.init(np.zeros(50_000, np.float32), seed=1)
+    squares = []
+    for _ in range(mechanism.iterations):
+        row, state = mechanism.noise.next(state)
+        squares.append(float(np.sum((np.asarray(row) / mechanism.normalizer) ** 2)))
+    assert np.sqrt(np.mean(squares)) == pytest.approx(sizes["noise_norm"], rel=0.01)
+    assert np.sqrt(squares[0]) == pytest.approx(sizes["first_noise_norm"], rel=0.02)
+    assert sizes["largest_signal_norm"] == pytest.approx(CLIP * (40 / 4) / 10)
+    # other strategies than Toeplitz take another path to the same numbers
+    independent = dataclasses.replace(account, strategy=Identity())
+    same = privacy.noise_against_signal(mechanism_for(independent, users()), 50_000)
+    assert same["noise_norm"] == pytest.approx(same["first_noise_norm"])
+
+
+def test_reports_are_public_signed_and_readable():
+    account, secret = account_for(), RunSecret.fresh()
+    mechanism = mechanism_for(account, users(), batch_size=30)
+    stated = privacy.statement(account, mechanism)
+    facts = privacy.report(account, mechanism, stated, num_params=100, steps_done=3)
+    signed = json.loads(json.dumps(privacy.sign(facts, secret)))
+    privacy.check_signature(signed, secret)
+    for change in ({"steps_done": 4}, {"noise_multiplier": 1.4}, {"signature": "0" * 64}):
+        with pytest.raises(UsageError, match="signature"):
+            privacy.check_signature(signed | change, secret)
+    with pytest.raises(UsageError, match="signature"):
+        privacy.check_signature(signed, RunSecret.fresh())
+    text = privacy.report_text(signed)
+    for part in ("add-remove", "for tests", "3 of 8", "delta raised", "not covered"):
+        assert part in text
+    assert "NO GUARANTEE" not in text
+    pinned = privacy.report(
+        account, mechanism, stated, num_params=100, steps_done=3, pinned=True
+    )  # fmt: skip
+    assert "NO GUARANTEE" in privacy.report_text(pinned)
