@@ -5,7 +5,8 @@ grouped by user at the end, with array operations only: no Python object per rec
 kept. A commit makes everything so far durable together with the reader's position, so a build
 that was killed goes on from the last commit.
 
-Grouping holds about 60 bytes per record in memory (6 GB for 10⁸ records); tokens stay on disk.
+Grouping needs about 100 bytes of memory per record (10 GB for 10⁸ records), mapped pages included;
+tokens stay on disk.
 """
 
 from __future__ import annotations
