@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from mfopt import _check
 
@@ -49,6 +49,13 @@ class Guarantee:
         if not 0 <= self.delta <= 1:
             raise _check.reject("delta", self.delta, "must lie in [0, 1]")
         _check.integer("group_size", self.group_size)
+        for name, allowed in (("adjacency", Adjacency), ("status", Status)):
+            if getattr(self, name) not in get_args(allowed):
+                raise _check.reject(
+                    name, getattr(self, name), f"must be one of {get_args(allowed)}"
+                )
+        if not isinstance(self.details, dict):
+            raise _check.reject("details", self.details, "must be a dictionary")
 
     def describe(self) -> dict[str, Any]:
         """JSON-able description."""

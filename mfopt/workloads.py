@@ -161,11 +161,13 @@ def linear_cooldown(n: int, start: int, stop: int, final: float) -> np.ndarray:
 
 
 def load(path: str | Path, n: int) -> ToeplitzWorkload | DenseWorkload:
-    """A user's own workload from a ``.npy`` file: (n,) Toeplitz coefficients or an (n, n) matrix."""
+    """A user's own workload from a ``.npy`` file: (n,) Toeplitz coefficients or (n, n) matrix."""
     try:
         values = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise _check.reject("workload", str(path), f"is not a readable .npy array ({error})") from None
+        raise _check.reject(
+            "workload", str(path), f"is not a readable .npy array ({error})"
+        ) from None
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu":
         raise _check.reject("workload", str(path), "must hold one array of real numbers")
     if values.ndim not in (1, 2) or len(values) != n:

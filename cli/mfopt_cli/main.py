@@ -18,6 +18,8 @@ COMMANDS: dict[str, str] = {
     "noise": "Memory and time per step of a file's noise on this machine.",
     "plot": "Coefficients, error per step and optimization history of a file.",
     "bench": "Run a benchmark of the source tree.",
+    "compare": "σ, RMSE and memory of every mechanism side by side.",
+    "figures": "The tables and figures of the papers, from this library's own code.",
     "data": "User data: build token stores from text, and describe them.",
     "train": "Fine-tune a language model with user-level differential privacy.",
 }

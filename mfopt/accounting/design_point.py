@@ -69,7 +69,9 @@ def shifts(gram: jax.Array, noise_multiplier: jax.Array, epsilon: jax.Array) -> 
         p = jax.lax.fori_loop(0, _OUTER, outer, p)
         return jnp.eye(bins) + _step_lengths(scaled, half, p @ scaled, epsilon)[:, None] * p
 
-    return jnp.concatenate([from_start(jnp.eye(bins)), from_start(jnp.full((bins, bins), 1 / bins))])
+    return jnp.concatenate(
+        [from_start(jnp.eye(bins)), from_start(jnp.full((bins, bins), 1 / bins))]
+    )
 
 
 def _step_lengths(

@@ -47,7 +47,9 @@ class FrozenSamples:
         key: jax.Array,
     ) -> None:
         self.pair, self.epsilon = pair, float(epsilon)
-        self._weights = design_point.shifts(jnp.asarray(pair.gram), float(noise_multiplier), self.epsilon)
+        self._weights = design_point.shifts(
+            jnp.asarray(pair.gram), float(noise_multiplier), self.epsilon
+        )
         size = _chunks.chunk_size(samples, pair.bins)
         self._size = size + size % 2  # antithetic pairs
         self._keys = [_chunks.subkey(key, i) for i in range(-(-samples // self._size))]

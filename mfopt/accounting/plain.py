@@ -43,7 +43,7 @@ def delta(
     kernel = _KERNELS[direction]
     key = _chunks.seed_key(seed)
     sums, used = _chunks.total(kernel, key, samples, pair.bins, *scaled, epsilon)
-    return from_sums(*sums, used)
+    return from_sums(sums[0], sums[1], used)
 
 
 def scale(pair: DominatingPair, noise_multiplier: float) -> tuple[np.ndarray, np.ndarray]:

@@ -60,7 +60,9 @@ def empirical_bernstein(mean: float, variance: float, samples: int, beta: float)
     Maurer and Pontil 2009, Theorem 4; ``variance`` is the unbiased sample variance.
     """
     log_term = np.log(2 / beta)
-    return float(mean + np.sqrt(2 * variance * log_term / samples) + 7 * log_term / (3 * (samples - 1)))
+    return float(
+        mean + np.sqrt(2 * variance * log_term / samples) + 7 * log_term / (3 * (samples - 1))
+    )
 
 
 @float64
@@ -108,17 +110,13 @@ def add_bound(
     return _finish(sums, used, log_ceiling, beta, t)
 
 
-def _finish(
-    sums: tuple, samples: int, log_ceiling: float, beta: float, order: float
-) -> UpperBound:
+def _finish(sums: tuple, samples: int, log_ceiling: float, beta: float, order: float) -> UpperBound:
     first, second = (float(x) for x in sums)
     mean = first / samples
     variance = max(second - samples * mean**2, 0.0) / (samples - 1)
     ceiling = float(np.exp(log_ceiling)) * (1 + _ROUNDING)
     scaled = min(empirical_bernstein(mean, variance, samples, beta), 1.0)
-    return UpperBound(
-        scaled * ceiling * (1 + _ROUNDING), mean * ceiling, ceiling, samples, order
-    )
+    return UpperBound(scaled * ceiling * (1 + _ROUNDING), mean * ceiling, ceiling, samples, order)
 
 
 @float64
@@ -194,7 +192,12 @@ def _remove(
 
 
 def _remove_log_values(
-    key: jax.Array, size: int, gram: jax.Array, factor: jax.Array, epsilon: jax.Array, order: jax.Array
+    key: jax.Array,
+    size: int,
+    gram: jax.Array,
+    factor: jax.Array,
+    epsilon: jax.Array,
+    order: jax.Array,
 ) -> jax.Array:
     bins = gram.shape[0]
     first_key, chain_key, noise_key = jax.random.split(key, 3)
@@ -210,7 +213,9 @@ def _remove_log_values(
         added = gram[jnp.minimum(chosen, bins - 1)]
         return products + added, log_normalizers + top[:, 0] + jnp.log(mass / bins)
 
-    products, log_normalizers = jax.lax.fori_loop(1, order + 1, extend, (gram[first], jnp.zeros(size)))
+    products, log_normalizers = jax.lax.fori_loop(
+        1, order + 1, extend, (gram[first], jnp.zeros(size))
+    )
     noise = jax.random.normal(noise_key, (size, bins)) @ factor.T
     loss = privacy_loss(products + noise - jnp.diagonal(gram) / 2)
     return log_normalizers - order * loss + log_hinge(loss - epsilon)

@@ -29,6 +29,8 @@ import io
 import json
 import os
 import tempfile
+import tokenize
+import warnings
 import zipfile
 import zlib
 from pathlib import Path
@@ -119,7 +121,7 @@ def load(path: str | Path) -> Factorization:
     except (
         ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError,
         OSError, EOFError, MemoryError, RecursionError, NotImplementedError, RuntimeError,
-        zipfile.BadZipFile, zlib.error,
+        zipfile.BadZipFile, zlib.error, SyntaxError, tokenize.TokenError, Warning,
     ) as problem:  # fmt: skip
         # every way in which zip, npy or JSON parsing reports a malformed file ends here
         raise FailureError(f"cannot load {path}: {_reason(problem)}") from None
@@ -134,10 +136,14 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
         claimed = sum(entry.file_size for entry in archive.infolist())
         if claimed > _MAX_BYTES:
             raise ValueError(f"it claims {claimed} bytes of arrays, more than {_MAX_BYTES}")
-        names = archive.namelist()
+        names = [name.removesuffix(".npy") for name in archive.namelist()]
         if len(set(names)) != len(names):
             raise ValueError("it names an array twice")
-    with np.load(path, allow_pickle=False) as archive:
+        methods = {entry.compress_type for entry in archive.infolist()}
+        if not methods <= {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+            raise ValueError("it is compressed in a way that numpy does not write")
+    with warnings.catch_warnings(), np.load(path, allow_pickle=False) as archive:
+        warnings.simplefilter("error")  # numpy only warns of headers that it had to repair
         arrays = {name: archive[name] for name in archive.files}
     for name, value in arrays.items():
         if not isinstance(value, np.ndarray) or value.dtype.hasobject:
@@ -150,9 +156,9 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
 def _contents(factorization: Factorization) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     strategy, n = factorization.strategy, factorization.iterations
     arrays: dict[str, np.ndarray] = {
-        "noise_multiplier": np.float64(factorization.noise_multiplier).reshape(()),
-        "bins": np.int64(factorization.sampling.bins).reshape(()),
-        "epochs": np.int64(factorization.sampling.epochs).reshape(()),
+        "noise_multiplier": np.array(factorization.noise_multiplier, np.float64),
+        "bins": np.array(factorization.sampling.bins, np.int64),
+        "epochs": np.array(factorization.sampling.epochs, np.int64),
         "row_variances": factorization.row_variances,
         "history": np.asarray(factorization.history, np.float64),
     }
@@ -182,9 +188,13 @@ def _restore(metadata: dict[str, Any], arrays: dict[str, np.ndarray]) -> Factori
     sampling = from_description(metadata["sampling"])
     if not isinstance(sampling, BallsInBins):
         raise ValueError("its sampling scheme is not balls-in-bins")
+    _check_arrays(arrays, sampling.iterations)
     if (int(arrays["bins"]), int(arrays["epochs"])) != (sampling.bins, sampling.epochs):
         raise ValueError("its arrays and its metadata name different sampling schemes")
     strategy = strategies.from_description(metadata["strategy"], _part(arrays, "strategy/"))
+    for name in ("guarantee", "provenance"):
+        if not isinstance(metadata[name], dict):
+            raise ValueError(f"its {name} is not an object")
     factorization = Factorization(
         strategy=strategy,
         noise_multiplier=float(arrays["noise_multiplier"]),
@@ -201,6 +211,22 @@ def _restore(metadata: dict[str, Any], arrays: dict[str, np.ndarray]) -> Factori
     return factorization
 
 
+def _check_arrays(arrays: dict[str, np.ndarray], n: int) -> None:
+    """Shapes and types of the table above, before anything of size n is computed."""
+    history = arrays["history"]
+    wanted = {
+        "noise_multiplier": ((), "<f8"), "bins": ((), "<i8"), "epochs": ((), "<i8"),
+        "row_variances": ((n,), "<f8"), "history": ((*history.shape[:1], 3), "<f8"),
+    }  # fmt: skip
+    for name, value in arrays.items():
+        part = name.partition("/")[0]
+        if name not in wanted and (part == name or part not in ("strategy", "noise", "workload")):
+            raise ValueError(f"array {name} is not part of the schema")
+        shape, dtype = wanted.get(name, (value.shape, "<f8"))
+        if value.shape != shape or value.dtype != np.dtype(dtype):
+            raise ValueError(f"array {name} is {value.dtype.str}{value.shape}, not {dtype}{shape}")
+
+
 def _part(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
     return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
 
@@ -209,5 +235,3 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
-
-

@@ -7,6 +7,8 @@ import math
 import time
 from collections.abc import Callable
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import scipy.optimize
@@ -100,7 +102,7 @@ def _lbfgs_round(
 
     outcome = scipy.optimize.minimize(
         function, np.zeros_like(start), jac=True, method="L-BFGS-B",
-        options={"maxfun": max(steps, 1), "maxiter": max(steps, 1), "maxcor": 20,
+        options={"maxfun": max(steps, 1), "maxiter": max(steps, 1), "maxcor": 20 if len(start) < 10**5 else 8,
                  "ftol": tolerance / 3, "gtol": 1e-12},
     )  # fmt: skip
     return _text(outcome.message)
@@ -127,9 +129,6 @@ def optax_method(
     lion, …), or "lbfgs" (with optax's own line search). The default schedule is a cosine decay
     from 0.05. Stops early when 50 steps bring less than ``tolerance``.
     """
-    import jax
-    import jax.numpy as jnp
-
     factory = getattr(optax, name, None)
     if not callable(factory):
         raise _check.reject("optimizer", name, "is not an optax optimizer", "Try adam or sgd.")
@@ -155,9 +154,11 @@ def optax_method(
             return _host_value(evaluate, point)
 
         update = jax.jit(
-            lambda g, s, p, v: method.update(g, s, p, value=v, grad=g, value_fn=value_fn)
-            if search
-            else method.update(g, s, p)
+            lambda g, s, p, v: (
+                method.update(g, s, p, value=v, grad=g, value_fn=value_fn)
+                if search
+                else method.update(g, s, p)
+            )
         )
         at = evaluate(parameters)
         since, anchor = 0, at.value
@@ -177,20 +178,17 @@ def optax_method(
         trace.status = f"step limit {steps} reached"
 
 
-def _host_value(evaluate: Callable, point: object) -> object:
+def _host_value(evaluate: Callable[[jax.Array], Evaluation], point: jax.Array) -> jax.Array:
     """The objective as a JAX function with a gradient, for optax's line search."""
-    import jax
-    import jax.numpy as jnp
-
     shape = jax.ShapeDtypeStruct((), jnp.float64)
 
     @jax.custom_vjp
     def value(x: jax.Array) -> jax.Array:
-        return jax.pure_callback(lambda p: np.asarray(evaluate(p).value), shape, x)
+        return jax.pure_callback(lambda p: np.asarray(evaluate(jnp.asarray(p)).value), shape, x)
 
     def forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         def both(p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            at = evaluate(p)
+            at = evaluate(jnp.asarray(p))
             return np.asarray(at.value), np.asarray(at.gradient)
 
         return jax.pure_callback(both, (shape, jax.ShapeDtypeStruct(x.shape, x.dtype)), x)

@@ -116,6 +116,7 @@ class AmplifiedObjective:
     def __call__(self, parameters: np.ndarray) -> Evaluation:
         if self._weights is None:
             self.refresh(parameters)
+        assert self._weights is not None
         frozen = implicit.Frozen(
             self._draws, self._weights, jnp.asarray(self._centre), jnp.asarray(self._start)
         )

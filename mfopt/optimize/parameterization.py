@@ -63,27 +63,24 @@ def _blt(strategy: BLT) -> Parameterization:
     decay = np.clip(np.asarray(strategy.decay), _FLOOR, 1 - _FLOOR)
     scale = np.maximum(np.asarray(strategy.scale), _FLOOR)
     start = np.concatenate([np.log(scale), np.log(decay) - np.log1p(-decay)])
-    return Parameterization(
-        start, lambda x: BLT(jnp.exp(x[:buffers]), jax.nn.sigmoid(x[buffers:]))
-    )
+    return Parameterization(start, lambda x: BLT(jnp.exp(x[:buffers]), jax.nn.sigmoid(x[buffers:])))
 
 
 def _banded(strategy: Banded, n: int) -> Parameterization:
+    # entries below row n have no effect and keep their start
     entries = np.asarray(strategy._entries(n))
-    inside = np.add.outer(np.arange(strategy.bands), np.arange(n)) < n
-    shape, positions = entries.shape, np.flatnonzero(inside)
-
-    def build(x: jax.Array) -> Strategy:
-        return Banded(jnp.zeros(shape).reshape(-1).at[positions].set(jnp.exp(x)).reshape(shape))
-
-    return Parameterization(np.log(np.maximum(entries[inside], _FLOOR)), build)
+    shape = entries.shape
+    start = np.log(np.maximum(entries, _FLOOR)).reshape(-1)
+    return Parameterization(start, lambda x: Banded(jnp.exp(x).reshape(shape)))
 
 
 def _dense(strategy: Dense, n: int) -> Parameterization:
-    rows, columns = np.tril_indices(n)
-    matrix = np.asarray(strategy.materialize(n))
+    # a full square of parameters: the half above the diagonal has no effect, and masking it is
+    # far cheaper than scattering a packed triangle
+    start = np.log(np.maximum(np.asarray(strategy.materialize(n)), _FLOOR))
+    start[np.triu_indices(n, 1)] = 0.0
 
     def build(x: jax.Array) -> Strategy:
-        return Dense(jnp.zeros((n, n)).at[rows, columns].set(jnp.exp(x)))
+        return Dense(jnp.tril(jnp.exp(x.reshape(n, n))))
 
-    return Parameterization(np.log(np.maximum(matrix[rows, columns], _FLOOR)), build)
+    return Parameterization(start.reshape(-1), build)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mfopt import _check
@@ -22,7 +23,13 @@ from mfopt.workloads import PrefixSums, Workload
 OPTIMIZABLE = ("banded", "banded-toeplitz", "blt", "toeplitz", "dense")
 # Frozen samples: few suffice for a handful of parameters; a free coefficient for every lag
 # would fit the noise of a small sample.
-_SAMPLES = {"blt": 2**11, "banded-toeplitz": 2**13, "toeplitz": 2**14, "banded": 2**14, "dense": 2**14}  # fmt: skip
+_SAMPLES = {
+    "blt": 2**11,
+    "banded-toeplitz": 2**13,
+    "toeplitz": 2**14,
+    "banded": 2**14,
+    "dense": 2**14,
+}
 _STEPS = {"blt": 150, "banded-toeplitz": 80, "toeplitz": 60, "banded": 60, "dense": 60}
 _TOLERANCE = 2e-5  # relative change of the error: a tenth of what Monte Carlo can resolve
 _SCOUT_STEPS = 12
@@ -123,7 +130,7 @@ def optimize(
         candidates = _own_starts(job, strategy, scheme, bands, buffers)
     trace = job.best_of(strategy, candidates, limit, count)
     assert trace.best is not None  # a first evaluation always precedes the result
-    result = parameters.of(trace.start, n).build(trace.best)
+    result = parameters.of(trace.start, n).build(jnp.asarray(trace.best))
     return Optimized(
         jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), result),
         trace.best_value, trace.best_sigma, trace.status, trace.interrupted,
@@ -138,17 +145,19 @@ def _own_starts(
     if kind == "blt":
         return list(starts.blt_starts(buffers, scheme.bins))
     n = scheme.iterations
-    warm = job.best_of("blt", list(starts.blt_starts(4, scheme.bins)), 60, _SAMPLES["blt"], stage="warm start")
-    blt = parameters.of(warm.start, n).build(warm.best)
+    warm = job.best_of(
+        "blt", list(starts.blt_starts(4, scheme.bins)), 60, _SAMPLES["blt"], stage="warm start"
+    )
+    blt = parameters.of(warm.start, n).build(jnp.asarray(warm.best))
     if warm.interrupted:
         job.interrupted = True
     sources = [blt]
     if kind == "dense":
         middle = job.best_of(
-            "toeplitz", [starts.reshape(blt, "toeplitz", n, bands=bands, buffers=buffers)],
+            "toeplitz", [starts.toeplitz(blt, n)],
             _STEPS["toeplitz"], _SAMPLES["toeplitz"], stage="warm start",
         )  # fmt: skip
-        sources = [parameters.of(middle.start, n).build(middle.best)]
+        sources = [parameters.of(middle.start, n).build(jnp.asarray(middle.best))]
     shaped = [starts.reshape(s, kind, n, bands=bands, buffers=buffers) for s in sources]
     return [s for s in shaped if s is not None]
 
@@ -180,7 +189,9 @@ class _Job:
         for start, mapping in zip(candidates, maps, strict=True):
             # starts of one shape share one compiled objective
             target = targets.setdefault(len(mapping.start), self._objective(mapping, samples))
-            trace = self._run(target, start, mapping.start, _SCOUT_STEPS if scouts else steps, stage or kind)
+            trace = self._run(
+                target, start, mapping.start, _SCOUT_STEPS if scouts else steps, stage or kind
+            )
             history += trace.history
             if best is None or trace.best_value < best.best_value:
                 best = trace

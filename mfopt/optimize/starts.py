@@ -9,7 +9,6 @@ from mfopt.strategies import (
     Banded,
     BandedToeplitz,
     Dense,
-    SquareRoot,
     Strategy,
     Toeplitz,
     ToeplitzStrategy,
@@ -35,6 +34,12 @@ def toeplitz_prefix(strategy: ToeplitzStrategy, bands: int) -> BandedToeplitz:
     return BandedToeplitz(np.asarray(strategy.toeplitz_coefs(bands)))
 
 
+def toeplitz(strategy: Strategy, n: int) -> Toeplitz:
+    """A Toeplitz strategy with every coefficient free."""
+    assert isinstance(strategy, ToeplitzStrategy)
+    return Toeplitz(np.asarray(strategy.toeplitz_coefs(n)))
+
+
 def reshape(strategy: Strategy, kind: str, n: int, *, bands: int, buffers: int) -> Strategy | None:
     """``strategy`` as a start for ``kind``, or None where it says nothing about that kind."""
     if kind == "dense":
@@ -44,14 +49,9 @@ def reshape(strategy: Strategy, kind: str, n: int, *, bands: int, buffers: int) 
     if not isinstance(strategy, ToeplitzStrategy):
         return None
     if kind == "toeplitz":
-        return Toeplitz(np.asarray(strategy.toeplitz_coefs(n)))
+        return toeplitz(strategy, n)
     if kind == "banded-toeplitz":
         return toeplitz_prefix(strategy, min(bands, n))
     if kind == "blt" and isinstance(strategy, BLT) and strategy.buffers == buffers:
         return strategy
     return None
-
-
-def square_root(n: int) -> Toeplitz:
-    """The square root of the prefix-sum matrix as a free Toeplitz strategy."""
-    return Toeplitz(np.asarray(SquareRoot().toeplitz_coefs(n)))

@@ -72,7 +72,11 @@ def command(
     scheme = BallsInBins(bins=iters, epochs=epochs)
     _check.positive("eps", epsilon)
     _check.probability("delta", delta)
-    for name, value in [("bands", bands), ("buffers", buffers), ("certify-samples", certify_samples)]:
+    for name, value in [
+        ("bands", bands),
+        ("buffers", buffers),
+        ("certify-samples", certify_samples),
+    ]:
         _check.integer(name, value)
     path = out or Path(f"mfopt-{strategy}-{epochs}x{iters}-eps{epsilon:g}.npz")
     from mfopt.factorization import check_output, load
@@ -133,6 +137,7 @@ def _report(found: Any, path: Path, seconds: float) -> None:
     from mfopt_cli import mechanisms
 
     against = mechanisms.comparison(found)
+    sigma = f"{display.round_up(found.noise_multiplier, 6)}  (× clip norm, C as stored)"
     description = found.strategy.describe()
     kind = description.pop("kind")
     form = kind + "".join(f", {value} {name}" for name, value in description.items())
@@ -140,7 +145,7 @@ def _report(found: Any, path: Path, seconds: float) -> None:
         f"{form}: {found.sampling.epochs} epochs × {found.sampling.bins} bins, "
         f"{found.workload.kind} workload",
         [
-            ("noise multiplier σ", f"{display.round_up(found.noise_multiplier, 6)}  (× clip norm, C as stored)"),
+            ("noise multiplier σ", sigma),
             ("RMSE", f"{found.rmse:.4f}  (clip norms, per coordinate)"),
             ("guarantee", mechanisms.statement(found.guarantee)),
             ("without amplification", _versus(found, against, "unamplified")),

@@ -27,12 +27,13 @@ def command(path: Path, as_json: bool) -> None:
         display.json_object({**mechanisms.summary(found), "path": str(path)})
         return
     values = {name: value.shape for name, value in found.strategy.arrays().items()}
+    sigma = f"{display.round_up(found.noise_multiplier, 6)}  (× clip norm, C as stored)"
     rows = [
         ("strategy", f"{found.strategy.describe()} {values or ''}"),
         ("sampling", f"balls-in-bins, bins fixed over all epochs: {found.sampling.epochs} epochs "
          f"× {found.sampling.bins} bins = {found.iterations} iterations"),
         ("workload", str(found.workload.describe())),
-        ("noise multiplier σ", f"{display.round_up(found.noise_multiplier, 6)}  (× clip norm, C as stored)"),
+        ("noise multiplier σ", sigma),
         ("RMSE", f"{found.rmse:.6g}  (clip norms, per coordinate)"),
         ("max error", f"{found.max_error:.6g}"),
         ("guarantee", mechanisms.statement(found.guarantee)),

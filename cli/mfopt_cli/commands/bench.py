@@ -1,0 +1,49 @@
+"""mfopt bench: the benchmarks of the source tree."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import click
+
+
+def _folder() -> Path | None:
+    """tests/benchmarks of the working directory's tree, or of an editable install."""
+    roots = [Path.cwd(), *Path.cwd().parents, Path(__file__).resolve().parents[3]]
+    for root in roots:
+        folder = root / "tests" / "benchmarks"
+        if folder.is_dir() and (root / "mfopt").is_dir():
+            return folder
+    return None
+
+
+@click.command(
+    name="bench",
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+@click.argument("name")
+@click.pass_context
+def command(context: click.Context, name: str) -> None:
+    """Run benchmark NAME (account, compare, noise, optimize, train) with its own options.
+
+    Ratios are measured within one run; a figure is worth what the machine's quiet was worth.
+
+    \b
+    Example:
+      mfopt bench optimize --out artifacts/bench-optimize.json
+    """
+    folder = _folder()
+    if folder is None:
+        raise click.UsageError("benchmarks need the source tree: run inside a clone of mfopt")
+    path = folder / f"bench_{name}.py"
+    if not path.is_file():
+        known = sorted(p.stem.removeprefix("bench_") for p in folder.glob("bench_*.py"))
+        raise click.UsageError(f"no benchmark {name!r}; there are: {', '.join(known)}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    module.main(context.args)
