@@ -1,0 +1,491 @@
+"""Factorization files: what was written comes back, and nothing else is ever accepted."""
+
+import dataclasses
+import io
+import json
+import os
+import re
+import stat
+import struct
+import zipfile
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_error import every_workload
+from test_strategies import every_strategy
+
+import mfopt
+from mfopt import strategies as S
+from mfopt import workloads
+from mfopt._check import FailureError, UsageError
+from mfopt.factorization import Factorization, files
+from mfopt.factorization.record import digest
+from mfopt.guarantee import Guarantee
+from mfopt.sampling import BallsInBins
+
+SCHEME = BallsInBins(bins=4, epochs=2)
+N = SCHEME.iterations
+
+
+def record(strategy=None, workload=None, sigma=1.25, scheme=SCHEME):
+    """A factorization with something in every field."""
+    blt = S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9]))
+    return Factorization(
+        strategy=blt if strategy is None else strategy,
+        noise_multiplier=sigma,
+        sampling=scheme,
+        workload=workloads.PrefixSums() if workload is None else workload,
+        guarantee=Guarantee(2.0, 1e-5, sigma, status="certified", method="for this test",
+                            failure_probability=1e-7, details={"order": 7}),
+        history=np.arange(6.0).reshape(2, 3),
+        provenance={"mfopt": "0", "command": "none", "interrupted": False},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def saved(tmp_path):
+    return record().save(tmp_path / "one.npz")
+
+
+@pytest.mark.parametrize("kind", range(10))
+def test_every_kind_and_workload_comes_back(kind, tmp_path):
+    strategy = every_strategy(N, seed=3)[kind]
+    every = every_workload(N)  # all of them for BLT, one each for the other kinds: compilations
+    for index, workload in enumerate(every if kind == 3 else [every[kind % 4]]):
+        written = record(strategy, workload)
+        path = written.save(tmp_path / f"{index}.npz")
+        read = mfopt.load(path)
+        assert type(read.strategy) is type(strategy) and type(read.workload) is type(workload)
+        np.testing.assert_array_equal(read.strategy.materialize(N), strategy.materialize(N))
+        np.testing.assert_array_equal(read.workload.materialize(N), workload.materialize(N))
+        np.testing.assert_array_equal(read.history, written.history)
+        assert read.noise_multiplier == written.noise_multiplier
+        assert (read.sampling, read.guarantee) == (written.sampling, written.guarantee)
+        assert read.provenance == written.provenance and read.digest == written.digest
+        np.testing.assert_allclose([read.rmse, read.max_error], [written.rmse, written.max_error])
+
+
+def test_errors_are_those_of_the_dense_definition():
+    strategy, workload = every_strategy(N)[5], every_workload(N)[3]
+    product = workload.materialize(N) @ np.linalg.inv(strategy.materialize(N))
+    found = record(strategy, workload, sigma=0.7)
+    assert found.rmse == pytest.approx(0.7 * np.linalg.norm(product) / np.sqrt(N))
+    assert found.max_error == pytest.approx(0.7 * np.linalg.norm(product, axis=1).max())
+
+
+def test_digest_names_the_mechanism_and_nothing_else():
+    one = record()
+    assert dataclasses.replace(one, workload=every_workload(N)[1]).digest == one.digest
+    assert dataclasses.replace(one, provenance={}).digest == one.digest
+    others = [
+        record(S.BLT(np.array([0.3, 0.1]), np.array([0.5, np.nextafter(0.9, 1)]))),
+        record(sigma=np.nextafter(1.25, 2)),
+        record(scheme=BallsInBins(bins=2, epochs=4)),
+        record(S.Toeplitz(np.asarray(one.strategy.toeplitz_coefs(N)))),
+    ]
+    assert len({one.digest, *(other.digest for other in others)}) == 5
+
+
+def test_record_refuses_what_does_not_belong_together():
+    with pytest.raises(UsageError, match="differs from the guarantee"):
+        dataclasses.replace(record(), noise_multiplier=1.0)
+    with pytest.raises(UsageError, match=">= 0"):
+        record(S.Toeplitz(np.array([1, -0.5, *[0.0] * 6])))
+    with pytest.raises(UsageError, match="noise_multiplier"):
+        record(sigma=0.0)
+
+
+def documented():
+    """The rows (names, shape, dtype) of the table in the module's docstring."""
+    rows = re.findall(r"^(``[^ ].*?) {2,}(\(.*?\)|by kind) +(<\w+) ", files.__doc__, re.MULTILINE)
+    return [(re.findall("``(.*?)``", names), shape, dtype) for names, shape, dtype in rows]
+
+
+@pytest.mark.parametrize("kind", range(10))
+def test_arrays_are_those_of_the_documented_table(kind, tmp_path):
+    path = record(every_strategy(N)[kind], every_workload(N)[2]).save(tmp_path / "one.npz")
+    shapes = {"()": (), "(n,)": (N,), "(evaluations, 3)": (2, 3)}
+    rows = documented()
+    assert len(rows) == 8
+    seen = set()
+    with np.load(path, allow_pickle=False) as archive:
+        for name in archive.files:
+            (match,) = [
+                (shape, dtype)
+                for names, shape, dtype in rows
+                for row in names
+                if re.fullmatch(row.replace("NAME", r"\w+"), name)
+            ]
+            seen.add(match)
+            value = archive[name]
+            assert value.shape == shapes.get(match[0], value.shape), name
+            assert value.dtype.str.startswith("<U") if match[1] == "<U" else value.dtype == match[1]
+        for names, *_ in rows:
+            assert all("NAME" in name or name in archive.files for name in names)
+
+
+def test_noise_can_be_streamed_with_numpy_alone(tmp_path):
+    for strategy in (every_strategy(N)[1], record().strategy):
+        path = record(strategy).save(tmp_path / f"{strategy.kind}.npz")
+        z = np.random.default_rng(0).normal(size=N)
+        with np.load(path, allow_pickle=False) as archive:
+            inverse = archive["noise/inverse_coefs"]
+            noise = [sum(inverse[k] * z[t - k] for k in range(t + 1)) for t in range(N)]
+            np.testing.assert_allclose(strategy.materialize(N) @ noise, z, atol=1e-12)
+            if strategy.kind == "blt":
+                powers = archive["noise/decay"][None, :] ** np.arange(N - 1)[:, None]
+                np.testing.assert_allclose(powers @ archive["noise/scale"], inverse[1:], atol=1e-12)
+            metadata = json.loads(str(archive["metadata"][()]))
+            assert float(archive["noise_multiplier"]) == 1.25
+            assert metadata["schema"] == 1 and metadata["guarantee"]["epsilon"] == 2.0
+            np.testing.assert_allclose(
+                metadata["rmse"], 1.25 * np.sqrt(archive["row_variances"].mean())
+            )
+
+
+# --- writing -----------------------------------------------------------------------------------
+
+
+def test_an_existing_file_is_replaced_only_by_force(saved):
+    before = saved.read_bytes()
+    with pytest.raises(UsageError, match="--force"):
+        record(sigma=2.0).save(saved)
+    assert saved.read_bytes() == before
+    record(sigma=2.0).save(saved, force=True)
+    assert mfopt.load(saved).noise_multiplier == 2.0
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_rubbish(saved, monkeypatch):
+    before = saved.read_bytes()
+
+    def broken(*_):
+        raise OSError("disk full")
+
+    for name in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, broken)
+            with pytest.raises(OSError, match="disk full"):
+                record(sigma=2.0).save(saved, force=True)
+        assert saved.read_bytes() == before
+        assert [entry.name for entry in saved.parent.iterdir()] == [saved.name]
+
+
+def test_file_mode_follows_the_umask(tmp_path):
+    old = os.umask(0o027)
+    try:
+        path = record().save(tmp_path / "one.npz")
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_bad_output_paths_are_refused_before_the_work(tmp_path):
+    (tmp_path / "folder.npz").mkdir()
+    (tmp_path / "plain").write_text("")
+    for path in (
+        tmp_path / "one.txt", tmp_path / "folder.npz", tmp_path / "missing" / "one.npz",
+        tmp_path / "plain" / "one.npz",
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match="path ="):
+            files.check_output(path, force=True)
+        with pytest.raises(UsageError, match="path ="):
+            record().save(path, force=True)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["folder.npz", "plain"]
+
+
+def test_an_unwritable_folder_is_refused(tmp_path, monkeypatch):
+    folder = tmp_path / "locked"
+    folder.mkdir()
+    folder.chmod(0o500)
+    if os.access(folder, os.W_OK):  # the superuser may write anywhere
+
+        def denied(**_):
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(files.tempfile, "TemporaryFile", denied)
+    with pytest.raises(UsageError, match="cannot be written"):
+        files.check_output(folder / "one.npz", force=False)
+
+
+# --- reading what is not a good file -------------------------------------------------------------
+
+
+def refused(path, match=None):
+    with pytest.raises(FailureError, match=match) as caught:
+        mfopt.load(path)
+    assert "\n" not in str(caught.value).strip()
+
+
+def test_missing_file_is_a_usage_error(tmp_path):
+    for path in (tmp_path / "none.npz", tmp_path):
+        with pytest.raises(UsageError, match="is not a file"):
+            mfopt.load(path)
+
+
+def forge(source, path, change, *, sign=True):
+    """``source`` with ``change(metadata, arrays)`` applied, with a digest that fits again."""
+    with np.load(source, allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    metadata = json.loads(str(arrays.pop("metadata")[()]))
+    stated = metadata.pop("digest")
+    change(metadata, arrays)
+    metadata["digest"] = digest(metadata, arrays) if sign else stated
+    np.savez(path, metadata=np.array(json.dumps(metadata)), **arrays)
+    return path
+
+
+FORGERIES = {
+    "newer schema": lambda m, a: m.update(schema=2),
+    "no schema": lambda m, a: m.pop("schema"),
+    "other format": lambda m, a: m.update(format="weights"),
+    "other scheme": lambda m, a: m.update(
+        sampling={"kind": "poisson", "probability": 0.1, "iterations": N}
+    ),
+    "malformed scheme": lambda m, a: m.update(sampling={"kind": "balls-in-bins", "bins": 4}),
+    "no scheme": lambda m, a: m.pop("sampling"),
+    "scheme is text": lambda m, a: m.update(sampling="balls-in-bins"),
+    "other bins": lambda m, a: a.update(bins=np.int64(2), epochs=np.int64(4)),
+    "fractional bins": lambda m, a: a.update(bins=np.float64(4.5)),
+    "unknown strategy": lambda m, a: m.update(strategy={"kind": "magic"}),
+    "strategy is a list": lambda m, a: m.update(strategy=[]),
+    "missing parameters": lambda m, a: a.pop("strategy/decay"),
+    "surplus parameters": lambda m, a: a.update({"strategy/more": np.zeros(2)}),
+    "unequal parameters": lambda m, a: a.update({"strategy/decay": np.array([0.5])}),
+    "two-dimensional parameters": lambda m, a: a.update({"strategy/decay": np.full((2, 1), 0.5)}),
+    "float32 parameters": lambda m, a: a.update({"strategy/decay": np.array([0.5, 0.9], "f4")}),
+    "negative parameters": lambda m, a: a.update({"strategy/scale": np.array([-0.3, 0.1])}),
+    "other parameters": lambda m, a: a.update({"strategy/scale": np.array([0.3, 0.2])}),
+    "swapped parameters": lambda m, a: a.update(
+        {"strategy/scale": a["strategy/decay"], "strategy/decay": a["strategy/scale"]}
+    ),
+    "other sigma": lambda m, a: a.update(noise_multiplier=np.float64(1.0)),
+    "sigma is a vector": lambda m, a: a.update(noise_multiplier=np.array([1.25])),
+    "sigma is text": lambda m, a: a.update(noise_multiplier=np.array("1.25")),
+    "sigma is nan": lambda m, a: a.update(noise_multiplier=np.float64(np.nan)),
+    "smaller claimed sigma": lambda m, a: m["guarantee"].update(noise_multiplier=1.0),
+    "guarantee with a surplus field": lambda m, a: m["guarantee"].update(certified=True),
+    "guarantee with text": lambda m, a: m["guarantee"].update(epsilon="2"),
+    "guarantee of unknown status": lambda m, a: m["guarantee"].update(status="proven"),
+    "guarantee of unknown adjacency": lambda m, a: m["guarantee"].update(adjacency="none"),
+    "guarantee without details": lambda m, a: m["guarantee"].update(details=[1]),
+    "no guarantee": lambda m, a: m.pop("guarantee"),
+    "unknown workload": lambda m, a: m.update(workload={"kind": "magic"}),
+    "other errors": lambda m, a: a.update(row_variances=2 * a["row_variances"]),
+    "few errors": lambda m, a: a.update(row_variances=a["row_variances"][:3]),
+    "no errors": lambda m, a: a.pop("row_variances"),
+    "history of two columns": lambda m, a: a.update(history=np.zeros((2, 2))),
+    "history of text": lambda m, a: a.update(history=np.array([["a", "b", "c"]])),
+    "no history": lambda m, a: a.pop("history"),
+    "provenance is a list": lambda m, a: m.update(provenance=[]),
+    "surplus array": lambda m, a: a.update(more=np.zeros(2)),
+    "no mechanism digest": lambda m, a: m.pop("mechanism_digest"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_inconsistent_files_are_refused_even_with_a_fitting_digest(name, saved, tmp_path):
+    refused(forge(saved, tmp_path / "forged.npz", FORGERIES[name]))
+
+
+def test_forgery_control(saved, tmp_path):
+    # the same machinery with nothing changed must load, or the refusals above prove nothing
+    mfopt.load(forge(saved, tmp_path / "same.npz", lambda m, a: None))
+    refused(
+        forge(saved, tmp_path / "other.npz", lambda m, a: m.update(rmse=1.0), sign=False), "digest"
+    )
+
+
+def test_newer_schema_says_what_to_do(saved, tmp_path):
+    refused(forge(saved, tmp_path / "new.npz", FORGERIES["newer schema"]), "newer one")
+
+
+class _Trap:
+    """Unpickling this would leave a mark."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+def test_pickles_are_never_executed(saved, tmp_path):
+    mark = tmp_path / "mark"
+    with np.load(saved, allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    for name in ("history", "metadata", "strategy/scale"):
+        trapped = np.empty((), object)
+        trapped[()] = _Trap(mark)
+        np.savez(tmp_path / "trap.npz", **{**arrays, name: trapped})
+        refused(tmp_path / "trap.npz", "pickle|Object")
+    import pickle
+
+    (tmp_path / "raw.npz").write_bytes(pickle.dumps(_Trap(mark)))
+    refused(tmp_path / "raw.npz")
+    assert not mark.exists()
+
+
+def rezip(source, path, members=None, *, compression=zipfile.ZIP_DEFLATED):
+    """``source`` packed again, with ``members`` (name -> bytes) replaced or added."""
+    with zipfile.ZipFile(source) as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, data in {**contents, **(members or {})}.items():
+            archive.writestr(name, data)
+    return path
+
+
+def npy(header, data=b""):
+    """A version 1 .npy member with any header text."""
+    text = header.encode("latin1") + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + data
+
+
+HEADERS = [
+    "",
+    "{",
+    "{'descr': '<f8', 'fortran_order': False, 'shape': (",
+    "  x\n y\n",
+    "'''",
+    "{'descr': '<f8', 'fortran_order': False, 'shape': (3L,), }",
+    "{'descr': '<f8', 'fortran_order': False, 'shape': (-1,), }",
+    "{'descr': '<f8', 'fortran_order': False, 'shape': (1099511627776,), }",
+    "{'descr': '<f8', 'fortran_order': False, 'shape': (99999999999999999999,), }",
+    "{'descr': '|O', 'fortran_order': False, 'shape': (3,), }",
+    "{'descr': 'nonsense', 'fortran_order': False, 'shape': (3,), }",
+    "{'descr': [('a', '|O')], 'fortran_order': False, 'shape': (3,), }",
+    "{'descr': [('a', '<f8')], 'fortran_order': False, 'shape': (1,), }",
+    "__import__('os').system('false')",
+    "[" * 400,
+    "-" * 9000 + "1",
+    "(" * 9000,
+]
+
+
+@pytest.mark.parametrize("header", HEADERS, ids=range(len(HEADERS)))
+def test_hostile_array_headers_are_refused(header, saved, tmp_path):
+    refused(rezip(saved, tmp_path / "bad.npz", {"history.npy": npy(header, bytes(24))}))
+
+
+def test_zips_that_claim_too_much_are_refused_before_allocation(saved, tmp_path):
+    data = bytearray(saved.read_bytes())
+    position = data.index(b"PK\x01\x02")  # first central directory record: size at offset 24
+    data[position + 24 : position + 28] = (2**32 - 2).to_bytes(4, "little")
+    second = data.index(b"PK\x01\x02", position + 4)
+    third = data.index(b"PK\x01\x02", second + 4)
+    for record_at in (second, third):
+        data[record_at + 24 : record_at + 28] = (2**32 - 2).to_bytes(4, "little")
+    (tmp_path / "bomb.npz").write_bytes(data)
+    refused(tmp_path / "bomb.npz", "claims")
+
+
+def test_names_given_twice_are_refused(saved, tmp_path):
+    for name in ("bins.npy", "bins"):
+        with zipfile.ZipFile(saved) as archive:
+            contents = [(entry, archive.read(entry)) for entry in archive.namelist()]
+        buffer = io.BytesIO()
+        np.lib.format.write_array(buffer, np.array(4, np.int64))
+        with zipfile.ZipFile(tmp_path / "twice.npz", "w") as archive:
+            for entry, data in contents:
+                archive.writestr(entry, data)
+            if name == "bins.npy":
+                with pytest.warns(UserWarning, match="Duplicate"):
+                    archive.writestr(name, buffer.getvalue())
+            else:
+                archive.writestr(name, buffer.getvalue())
+        refused(tmp_path / "twice.npz", "twice")
+
+
+def test_a_small_file_cannot_claim_a_huge_run(saved, tmp_path):
+    # identity has no parameters: only the stored errors tie the file's size to n
+    def huge(metadata, arrays):
+        metadata["strategy"] = {"kind": "identity"}
+        metadata["sampling"]["bins"] = 2**34
+        for name in ("strategy/scale", "strategy/decay", "noise/scale", "noise/decay"):
+            del arrays[name]
+        arrays["bins"] = np.int64(2**34)
+
+    refused(forge(saved, tmp_path / "huge.npz", huge), "row_variances")
+
+
+def test_other_files_are_refused(tmp_path):
+    np.save(tmp_path / "plain.npy", np.zeros(3))
+    (tmp_path / "plain.npy").rename(tmp_path / "plain.npz")
+    np.savez(tmp_path / "arrays.npz", a=np.zeros(3))
+    np.savez(tmp_path / "numbers.npz", metadata=np.zeros(3))
+    np.savez(tmp_path / "texts.npz", metadata=np.array(["{}", "{}"]))
+    np.savez(tmp_path / "list.npz", metadata=np.array("[]"))
+    np.savez(tmp_path / "json.npz", metadata=np.array("{"))
+    np.savez(tmp_path / "deep.npz", metadata=np.array("[" * 100_000))
+    (tmp_path / "empty.npz").write_bytes(b"")
+    (tmp_path / "text.npz").write_text("hello")
+    for path in sorted(tmp_path.iterdir()):
+        refused(path)
+
+
+# --- bytes changed at random ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    path = record().save(tmp_path_factory.mktemp("damage") / "one.npz")
+    return path, mfopt.load(path), path.read_bytes()
+
+
+def outcome(original, data):
+    """Load ``data``: the old contents come back unchanged, or a FailureError."""
+    path, loaded, _ = original
+    damaged = path.with_name("damaged.npz")
+    damaged.write_bytes(data)
+    try:
+        found = mfopt.load(damaged)
+    except FailureError:
+        return "refused"
+    # the damage hit bytes without meaning (dates, permissions): nothing may differ
+    assert found.digest == loaded.digest and found.guarantee == loaded.guarantee
+    np.testing.assert_array_equal(found.history, loaded.history)
+    assert found.provenance == loaded.provenance
+    return "same"
+
+
+def test_truncation(original):
+    data = original[2]
+    for length in range(0, len(data), 97):
+        assert outcome(original, data[:length]) == "refused"
+
+
+@settings(max_examples=400, deadline=None)
+@given(draw=st.data())
+def test_byte_changes(original, draw):
+    data = bytearray(original[2])
+    # half of the changes go where zip and npy keep their structure
+    directory = data.index(b"PK\x01\x02")
+    low = draw.draw(st.sampled_from([0, directory]))
+    for _ in range(draw.draw(st.integers(1, 3))):
+        data[draw.draw(st.integers(low, len(data) - 1))] = draw.draw(st.integers(0, 255))
+    outcome(original, bytes(data))
+
+
+def test_every_compression_method_claimed(original):
+    data = bytearray(original[2])
+    position = data.index(b"PK\x01\x02")
+    for method in (*range(1, 8), *range(9, 21), 93, 99, 255):
+        data[position + 10 : position + 12] = method.to_bytes(2, "little")
+        assert outcome(original, bytes(data)) == "refused"
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.binary(max_size=200))
+def test_arbitrary_members(original, data):
+    path = rezip(original[0], original[0].with_name("member.npz"), {"history.npy": data})
+    refused(path)
+
+
+def test_the_fuzz_can_see_a_change(original, monkeypatch):
+    # control: without the digest check, a changed parameter that fits the schema gets through
+    change = lambda m, a: m["provenance"].update(command="other")  # noqa: E731
+    path = forge(original[0], original[0].with_name("control.npz"), change)
+    with pytest.raises(AssertionError):
+        outcome(original, path.read_bytes())
