@@ -284,11 +284,15 @@ class Composition:
 
         return _least(bound, math.sqrt(2 * _LOG_WINDOW_TAIL) / spread)
 
-    def log_delta_bound(self, epsilon: float, tilt: float) -> float:
-        """Chernoff bound of log δ(ε), without any convolution; valid for every tilt >= 0."""
-        finite = self.log_moment(tilt) - tilt * epsilon + _log_ceiling(tilt)
-        infinite = math.log(self.infinite) if self.infinite > 0 else -math.inf
-        return min(float(np.logaddexp(finite, infinite)), 0.0)
+    def log_delta_bound(self, epsilon: float, tilt: float, *, infinite: bool = True) -> float:
+        """Chernoff bound of log δ(ε), without any convolution; valid for every tilt >= 0.
+
+        Without ``infinite`` the mass of infinite loss is left out: an estimate, no bound.
+        """
+        log_delta = self.log_moment(tilt) - tilt * epsilon + _log_ceiling(tilt)
+        if infinite and self.infinite > 0:
+            log_delta = float(np.logaddexp(log_delta, math.log(self.infinite)))
+        return min(log_delta, 0.0)
 
 
 def _log_ceiling(tilt: float) -> float:

