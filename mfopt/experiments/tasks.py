@@ -87,7 +87,9 @@ def _fixed(kind: str, bands: int) -> Result:
     return _with_strategy(fixed_strategy(kind, bands))
 
 
-def _unamplified(start: Result | None = None, *, kind: str, bins: int, epochs: int, bands: int) -> Result:
+def _unamplified(
+    start: Result | None = None, *, kind: str, bins: int, epochs: int, bands: int
+) -> Result:
     scheme = FixedOrder(bins, epochs)
     if kind == "dense":
         assert start is not None
@@ -97,7 +99,9 @@ def _unamplified(start: Result | None = None, *, kind: str, bins: int, epochs: i
     else:
         # columns of one norm, as cyclic Poisson sampling needs, while a unit's columns are apart
         found = unamplified.optimize(scheme, strategy=kind, bands=bands)
-    return _with_strategy(found.strategy, evaluations=len(found.trace.history), status=found.trace.status)
+    return _with_strategy(
+        found.strategy, evaluations=len(found.trace.history), status=found.trace.status
+    )
 
 
 def _amplified(

@@ -103,7 +103,9 @@ def optimize(
         source = init or SquareRoot()
         if strategy == "banded" and init is None:
             # the best Toeplitz band is a few percent off and costs next to nothing
-            source = optimize(scheme, strategy="banded-toeplitz", bands=bands, workload=workload).strategy
+            source = optimize(
+                scheme, strategy="banded-toeplitz", bands=bands, workload=workload
+            ).strategy
         shaped = starts.reshape(source, strategy, n, bands=bands, buffers=0)
         if shaped is None:
             raise _check.reject("init", source.kind, f"cannot start a {strategy} strategy")
@@ -121,7 +123,11 @@ def optimize(
 
 
 def _log_error(strategy: Strategy, workload: Workload, n: int) -> jax.Array:
-    if isinstance(strategy, Banded) and isinstance(workload, PrefixSums) and strategy.bands**2 < n**2 // 4:
+    if (
+        isinstance(strategy, Banded)
+        and isinstance(workload, PrefixSums)
+        and strategy.bands**2 < n**2 // 4
+    ):
         return jnp.log(jnp.mean(prefix_row_variances(strategy._entries(n)))) / 2
     return jnp.log(error.rmse(workload, strategy, n))
 
@@ -142,7 +148,7 @@ def _descend(
     trace: Trace,
     lowest: np.ndarray | None = None,
 ) -> np.ndarray:
-    """One L-BFGS-B run (x >= ``lowest``): the loss is deterministic, so there is nothing to refresh or restart.
+    """One L-BFGS-B run with x >= ``lowest``: the loss is deterministic, so nothing is refreshed.
 
     A point outside the domain is answered with a value above the best one and the last
     gradient, so the line search backs off.
@@ -226,9 +232,7 @@ def _toeplitz(
         unscaled = jnp.concatenate([jnp.ones(1), jnp.exp(logs)])
         column = jnp.pad(unscaled, (0, n - unscaled.shape[0]))
         padded = jnp.pad(column, (0, most * separation - n if most * separation > n else 0))
-        worst = sum(
-            jnp.pad(padded[: n - i * separation], (i * separation, 0)) for i in range(most)
-        )
+        worst = sum(jnp.pad(padded[: n - i * separation], (i * separation, 0)) for i in range(most))
         return kind(unscaled / jnp.linalg.norm(jnp.asarray(worst)))
 
     return build, np.log(ratios) - np.log1p(-ratios)
@@ -293,7 +297,7 @@ def _dense(
         start[n:] = products.ravel()[free]
         if not math.isfinite(evaluate(start).value):
             raise _check.reject(
-                "init", init.kind, "its CᵀC is not positive definite once a unit's pairs are cleared",
+                "init", init.kind, "a unit's columns are not nearly orthogonal",
                 f"Use one with at most {bins} bands.",
             )  # fmt: skip
     x = _descend(evaluate, start, steps, tolerance, trace)

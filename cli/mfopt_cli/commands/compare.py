@@ -1,0 +1,163 @@
+"""mfopt compare: every mechanism side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mfopt_cli import display, options
+
+
+def numbers(name: str, text: str) -> tuple[float, ...]:
+    """Comma-separated numbers of an option."""
+    from mfopt import _check
+
+    try:
+        found = tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise _check.reject(name, text, "must be numbers separated by commas") from None
+    if not found:
+        raise _check.reject(name, text, "names no number")
+    return tuple(dict.fromkeys(found))
+
+
+@click.command(name="compare")
+@options.training_length
+@click.option(
+    "--eps", "epsilons", default="0.5,1,2,4,8,16", show_default=True, help="Targets ε, with commas."
+)
+@click.option("--delta", type=float, default=1e-5, show_default=True, help="Target δ.")
+@click.option(
+    "--include", multiple=True,
+    help="Families to compare, repeatable or with commas: dpsgd, banded, banded-toeplitz, blt, "
+    "blt-4, toeplitz, dense, sqrt, banded-sqrt, banded-inverse-sqrt, tree, one of them with "
+    "+unamplified, +poisson or +balls-in-bins, or all. [default: all but dense]",
+)  # fmt: skip
+@click.option(
+    "--bands", default="1,2,4,8,16,32,64,128,256", show_default=True,
+    help="Widths to choose the best from, at each ε.",
+)  # fmt: skip
+@click.option(
+    "--baseline", default=None,
+    help="Family to give improvements over. [default: banded+poisson, where it is included]",
+)  # fmt: skip
+@click.option(
+    "--samples", type=int, default=2**15, show_default=True, help="Of each Monte Carlo σ."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the Monte Carlo samples.")
+@click.option("--jobs", type=int, help="Worker processes. [default: half the cores]")
+@click.option(
+    "--cache", type=click.Path(path_type=Path),
+    help="Folder of finished cells: a stopped sweep resumes. [default: $MFOPT_CACHE, or under "
+    "~/.cache]",
+)  # fmt: skip
+@click.option(
+    "--out", type=click.Path(path_type=Path),
+    help="Stem of the files STEM.csv, STEM.json, STEM-rmse, STEM-improvement and STEM-memory "
+    "(.png and .svg).",
+)  # fmt: skip
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of the table.")
+@options.force
+@options.output
+def command(
+    epochs: int, iters: int, epsilons: str, delta: float, include: tuple[str, ...], bands: str,
+    baseline: str | None, samples: int, seed: int, jobs: int | None, cache: Path | None,
+    out: Path | None, as_csv: bool, force: bool, as_json: bool, quiet: bool,
+) -> None:  # fmt: skip
+    """σ, RMSE and memory of every mechanism at (ε, δ), each at its best size.
+
+    Guarantees are for one example, add-remove adjacency; RMSE is of prefix sums, per coordinate
+    in clip norms. σ of balls-in-bins is a Monte Carlo estimate with its standard error (certify
+    the one you choose with `mfopt optimize`); the others are exact up to discretization.
+
+    \b
+    Examples:
+      mfopt compare --epochs 16 --iters 128 --eps 0.5,1,2,4,8,16 --out comparison
+      mfopt compare --epochs 8 --iters 32 --eps 2 --include dpsgd,blt-4 --baseline dpsgd+poisson
+    """
+    from mfopt import _check
+    from mfopt.experiments import comparison
+    from mfopt.experiments.cache import Cache, default_folder
+
+    chosen = [name for part in include for name in part.split(",") if name]
+    widths = []
+    for width in numbers("bands", bands):
+        if width != int(width):
+            raise _check.reject("bands", width, "must be a whole number")
+        widths.append(int(width))
+    setting = comparison.Setting(
+        iters, epochs, numbers("eps", epsilons), delta,
+        comparison.expand(chosen) if chosen else comparison.DEFAULT, tuple(widths), seed, samples,
+    ).check()  # fmt: skip
+    _check.integer("samples", samples, at_least=64)
+    _check.integer("seed", seed, at_least=0)
+    if baseline is None and comparison.DEFAULT_BASELINE in setting.include:
+        baseline = comparison.DEFAULT_BASELINE
+    if baseline is not None and baseline not in setting.include:
+        raise _check.reject(
+            "baseline", baseline, "is not among the compared families",
+            f"Add --include {baseline}, or name one of {', '.join(setting.include)}.",
+        )  # fmt: skip
+    if out is not None:
+        _check_outputs(out, force)
+    store = Cache(cache or default_folder())
+
+    live = display.Live(not quiet and not as_json)
+    live.update(f"comparing (cache: {store.folder})", now=True)
+    found = comparison.every_size(
+        setting, store, jobs=jobs,
+        progress=lambda done, total, text: live.update(f"{done}/{total} cells  {text}", now=True),
+    )  # fmt: skip
+    live.close()
+    rows = [min(candidates, key=lambda row: row.rmse) for candidates in found.values()]
+    if out is not None:
+        sizes = [row for candidates in found.values() for row in candidates]
+        for path in _write(out, setting, rows, sizes, baseline):
+            if not quiet and not as_json:
+                click.echo(f"wrote {path}", err=True)
+    if as_json:
+        click.echo(comparison.json_text(setting, rows, baseline))
+    elif as_csv:
+        click.echo(comparison.csv_text(rows, baseline), nl=False)
+    elif not quiet:
+        click.echo(
+            f"RMSE at δ = {delta:g}, {epochs} epochs × {iters} iterations; * least; (bands or"
+        )
+        name = comparison.FAMILIES[baseline] if baseline else ""
+        click.echo("buffers)" + (f"; change: below {name}" if baseline else ""))
+        click.echo(comparison.text_table(rows, baseline))
+
+
+def _names(out: Path) -> dict[str, Path]:
+    return {part: out.with_name(f"{out.name}-{part}") for part in ("rmse", "improvement", "memory")}
+
+
+def _check_outputs(out: Path, force: bool) -> None:
+    from mfopt.experiments import plots
+
+    files = [out.with_name(f"{out.name}.csv"), out.with_name(f"{out.name}.json")]
+    for stem in _names(out).values():
+        files += [stem.with_name(f"{stem.name}.{kind}") for kind in plots.FORMATS]
+    plots.check_outputs(files, force=force)
+
+
+def _write(out: Path, setting: Any, rows: Any, sizes: Any, baseline: str | None) -> list[Path]:
+    from mfopt.experiments import comparison, plots
+    from mfopt.experiments import comparison_plots as panels
+
+    names = _names(out)
+    written = [
+        plots.write(out.with_name(f"{out.name}.csv"), comparison.csv_text(rows, baseline)),
+        plots.write(
+            out.with_name(f"{out.name}.json"), comparison.json_text(setting, rows, baseline) + "\n"
+        ),
+        *plots.save(plots.draw([panels.rmse_panel(setting, rows)]), names["rmse"]),
+    ]
+    if baseline is not None and len(setting.include) > 1:
+        panel = panels.improvement_panel(setting, rows, baseline)
+        written += plots.save(plots.draw([panel]), names["improvement"])
+    middle = setting.epsilons[len(setting.epsilons) // 2]
+    panel = panels.pareto_panel(setting, sizes, middle)
+    return written + plots.save(plots.draw([panel]), names["memory"])

@@ -1,0 +1,321 @@
+"""Every mechanism side by side: σ, RMSE and memory at each ε, and improvements with error bars.
+
+A *family* is what a user chooses between (a kind of C with a sampling scheme). Where it has a
+size (bands), each point takes the size with the least RMSE.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mfopt import _check
+from mfopt.experiments import tasks
+from mfopt.experiments.cache import Cache, Task
+from mfopt.experiments.runner import Progress, run_all
+from mfopt.experiments.tasks import BALLS, POISSON
+
+WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+BUFFERS = (2, 3, 4, 5)
+DEFAULT_BASELINE = "banded+poisson"
+Z95 = 1.959964
+
+
+class Row(NamedTuple):
+    """One mechanism at one ε.
+
+    Attributes:
+      family: see :data:`FAMILIES`.
+      epsilon: of (ε, δ)-DP, add-remove adjacency, one unit.
+      size: bands or buffers, 0 where there is none; the best of those tried.
+      noise_multiplier: σ relative to the clip norm, for C as stored.
+      rmse: per coordinate, in clip norms.
+      relative_error: standard error of σ (and RMSE) over it, from Monte Carlo; 0 if exact.
+      memory: model-sized arrays that streaming the noise keeps.
+      status: of σ: "exact", "bound" or "estimate".
+    """
+
+    family: str
+    epsilon: float
+    size: int
+    noise_multiplier: float
+    rmse: float
+    relative_error: float
+    memory: int
+    status: str
+
+
+# name -> what a reader sees; order is the order of tables
+FAMILIES: dict[str, str] = {
+    "dpsgd+unamplified": "DP-SGD, unamplified",
+    "dpsgd+poisson": "DP-SGD, Poisson",
+    "dpsgd+balls-in-bins": "DP-SGD, balls-in-bins",
+    "banded+unamplified": "banded, unamplified",
+    "banded+poisson": "banded, cyclic Poisson",
+    "banded+balls-in-bins": "banded, balls-in-bins",
+    "banded-toeplitz+unamplified": "banded Toeplitz, unamplified",
+    "banded-toeplitz+poisson": "banded Toeplitz, cyclic Poisson",
+    "banded-toeplitz+balls-in-bins": "banded Toeplitz, balls-in-bins",
+    "dense+unamplified": "dense multi-epoch, unamplified",
+    **{f"blt-{d}": f"BLT, {d} buffers (amplified)" for d in BUFFERS},
+    "toeplitz": "Toeplitz (amplified)",
+    "dense": "dense (amplified)",
+    "sqrt": "square root, balls-in-bins",
+    "banded-sqrt": "banded square root, balls-in-bins",
+    "banded-inverse-sqrt": "banded inverse square root, balls-in-bins",
+    "tree": "tree aggregation, balls-in-bins",
+}
+# Left out unless named: hours of O(n³) work at n = 2,048 for little insight.
+SLOW = ("dense", "dense+unamplified")
+DEFAULT = tuple(name for name in FAMILIES if name not in SLOW)
+
+
+class Setting(NamedTuple):
+    """What is compared where.
+
+    Attributes:
+      bins, epochs: iterations an epoch, and epochs; n = bins · epochs.
+      epsilons: targets.
+      delta: target.
+      include: families, see :data:`FAMILIES`.
+      widths: numbers of bands to choose from.
+      seed: pins the Monte Carlo samples.
+      samples: of each reported σ.
+    """
+
+    bins: int
+    epochs: int
+    epsilons: tuple[float, ...]
+    delta: float = 1e-5
+    include: tuple[str, ...] = DEFAULT
+    widths: tuple[int, ...] = WIDTHS
+    seed: int = 0
+    samples: int = 2**15
+
+    def check(self) -> Setting:
+        """Itself, or :class:`UsageError`."""
+        _check.integer("iters", self.bins)
+        _check.integer("epochs", self.epochs)
+        _check.probability("delta", self.delta)
+        if not self.epsilons:
+            raise _check.reject("eps", "", "name at least one ε")
+        for epsilon in self.epsilons:
+            _check.positive("eps", epsilon)
+        for name in self.include:
+            if name not in FAMILIES:
+                raise _check.reject(
+                    "include", name, "is not a family", f"Choose from {', '.join(FAMILIES)}."
+                )
+        for width in self.widths:
+            _check.integer("bands", width)
+        return self
+
+
+def expand(names: Sequence[str]) -> tuple[str, ...]:
+    """Families for names as a user writes them: a family, or the part before its "+", or "all".
+
+    >>> expand(["blt-4", "dpsgd"])[:2]
+    ('blt-4', 'dpsgd+unamplified')
+    """
+    chosen: list[str] = []
+    for name in names:
+        if name == "all":
+            found = list(FAMILIES)
+        elif name in FAMILIES:
+            found = [name]
+        else:
+            found = [f for f in FAMILIES if f.split("+")[0] == name or f.split("-")[0] == name]
+        if not found:
+            raise _check.reject(
+                "include", name, "is not a family", f"Choose from {', '.join(FAMILIES)}, all."
+            )
+        chosen += found
+    return tuple(dict.fromkeys(chosen))
+
+
+def plan(setting: Setting) -> dict[tuple[str, float], list[tuple[int, Task]]]:
+    """For each family and ε, the candidate sizes with the task that gives their σ."""
+    setting.check()
+    return {
+        (family, epsilon): found
+        for family in setting.include
+        for epsilon in setting.epsilons
+        if (found := _candidates(setting, family, epsilon))
+    }
+
+
+def _candidates(s: Setting, family: str, epsilon: float) -> list[tuple[int, Task]]:
+    kind, _, sampling = family.partition("+")
+    sampling = sampling or BALLS
+    n = s.bins * s.epochs
+
+    def sigma(source: Task) -> Task:
+        return tasks.sigma_task(
+            source, sampling, s.bins, s.epochs, epsilon, s.delta, seed=s.seed, samples=s.samples
+        )
+
+    def amplified(kind: str, buffers: int = 0) -> Task:
+        return tasks.amplified_task(
+            kind, s.bins, s.epochs, epsilon, s.delta, buffers=buffers, seed=s.seed
+        )
+
+    if kind == "dpsgd":
+        return [(0, sigma(tasks.fixed_task("identity")))]
+    if kind in ("banded", "banded-toeplitz"):
+        # at bands = bins the rate within a group is 1: nothing is left to amplify
+        most = s.bins if sampling == POISSON else n
+        return [(w, sigma(_optimum(s, kind, w))) for w in s.widths if w <= most]
+    if family == "dense+unamplified":
+        return [(0, sigma(tasks.unamplified_task("dense", s.bins, s.epochs)))]
+    if kind.startswith("blt-"):
+        return [(buffers := int(kind[4:]), sigma(amplified("blt", buffers)))]
+    if family in ("toeplitz", "dense"):
+        return [(0, sigma(amplified(family)))]
+    if kind in ("banded-sqrt", "banded-inverse-sqrt"):
+        return [(w, sigma(tasks.fixed_task(kind, w))) for w in s.widths if 1 < w <= n]
+    return [(0, sigma(tasks.fixed_task(kind)))]
+
+
+def _optimum(s: Setting, kind: str, width: int) -> Task:
+    if width == 1:
+        return tasks.fixed_task("identity")
+    return tasks.unamplified_task(kind, s.bins, s.epochs, width)
+
+
+def compare(
+    setting: Setting,
+    cache: Cache,
+    *,
+    jobs: int | None = None,
+    progress: Progress = lambda done, total, message: None,
+) -> list[Row]:
+    """One row per family and ε, each at its best size."""
+    return [
+        min(rows, key=lambda row: row.rmse)
+        for rows in every_size(setting, cache, jobs=jobs, progress=progress).values()
+    ]
+
+
+def every_size(
+    setting: Setting,
+    cache: Cache,
+    *,
+    jobs: int | None = None,
+    progress: Progress = lambda done, total, message: None,
+) -> dict[tuple[str, float], list[Row]]:
+    """Rows for every size that was tried, by family and ε."""
+    planned = plan(setting)
+    wanted = [task for candidates in planned.values() for _, task in candidates]
+    results = run_all(wanted, cache, jobs=jobs, progress=progress)
+    found: dict[tuple[str, float], list[Row]] = {}
+    for (family, epsilon), candidates in planned.items():
+        found[family, epsilon] = [
+            Row(
+                family, epsilon, size, record["noise_multiplier"], record["rmse"],
+                record["relative_error"], record["memory"], record["status"],
+            )
+            for size, task in candidates
+            for record in [results[task].record]
+        ]  # fmt: skip
+    return found
+
+
+class Change(NamedTuple):
+    """Percent by which RMSE is below a baseline's, with a 95% interval (Monte Carlo error)."""
+
+    percent: float
+    low: float
+    high: float
+
+
+def improvement(row: Row, baseline: Row) -> Change:
+    """100 (1 - RMSE / RMSE of the baseline); both errors count, as independent."""
+    ratio = row.rmse / baseline.rmse
+    spread = Z95 * math.hypot(row.relative_error, baseline.relative_error)
+    return Change(
+        100 * (1 - ratio), 100 * (1 - ratio * (1 + spread)), 100 * (1 - ratio * (1 - spread))
+    )
+
+
+def by_key(rows: Sequence[Row]) -> dict[tuple[str, float], Row]:
+    """Rows by family and ε."""
+    return {(row.family, row.epsilon): row for row in rows}
+
+
+def improvements(rows: Sequence[Row], baseline: str) -> dict[tuple[str, float], Change]:
+    """Improvement of each row over ``baseline`` at the same ε, where the baseline has one."""
+    table = by_key(rows)
+    if not any(family == baseline for family, _ in table):
+        present = ", ".join(dict.fromkeys(row.family for row in rows))
+        raise _check.reject(
+            "baseline", baseline, "is not among the compared families",
+            f"Name one of {present}, or add it with --include.",
+        )  # fmt: skip
+    return {
+        key: improvement(row, table[baseline, row.epsilon])
+        for key, row in table.items()
+        if (baseline, row.epsilon) in table
+    }
+
+
+def text_table(rows: Sequence[Row], baseline: str | None = None) -> str:
+    """RMSE of each family (rows) at each ε (columns), the best size in parentheses."""
+    table = by_key(rows)
+    epsilons = list(dict.fromkeys(row.epsilon for row in rows))
+    families = list(dict.fromkeys(row.family for row in rows))
+    gains = improvements(rows, baseline) if baseline else {}
+    names = {family: FAMILIES.get(family, family) for family in families}
+    width = max(len(name) for name in names.values()) + 2
+    best = {e: min(row.rmse for row in rows if row.epsilon == e) for e in epsilons}
+    lines = [" " * width + "".join(f"{f'ε = {e:g}':>20}" for e in epsilons)]
+    for family in families:
+        cells = []
+        for epsilon in epsilons:
+            row = table.get((family, epsilon))
+            if row is None:
+                cells.append(f"{'-':>20}")
+                continue
+            size = f" ({row.size})" if row.size else ""
+            gain = f" {gains[family, epsilon].percent:+.1f}%" if (family, epsilon) in gains else ""
+            mark = "*" if row.rmse == best[epsilon] else ""
+            cells.append(f"{f'{row.rmse:.2f}{mark}{size}{gain}':>20}")
+        lines.append(f"{names[family]:<{width}}" + "".join(cells))
+    return "\n".join(lines)
+
+
+def csv_text(rows: Sequence[Row], baseline: str | None = None) -> str:
+    """All rows as CSV, with the improvement over ``baseline`` where it is given."""
+    gains = improvements(rows, baseline) if baseline else {}
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    extra = ["improvement_percent", "improvement_low", "improvement_high"] if baseline else []
+    writer.writerow([*Row._fields, *extra])
+    for row in rows:
+        gain = gains.get((row.family, row.epsilon), ("", "", ""))
+        writer.writerow([*row, *(gain if baseline else ())])
+    return buffer.getvalue()
+
+
+def json_text(setting: Setting, rows: Sequence[Row], baseline: str | None = None) -> str:
+    """All rows with the setting, as JSON."""
+    gains = improvements(rows, baseline) if baseline else {}
+    listed = []
+    for row in rows:
+        entry = row._asdict()
+        if gain := gains.get((row.family, row.epsilon)):
+            entry["improvement"] = gain._asdict()
+        listed.append(entry)
+    return json.dumps(
+        {
+            "bins": setting.bins, "epochs": setting.epochs, "delta": setting.delta,
+            "seed": setting.seed, "samples": setting.samples, "baseline": baseline,
+            "adjacency": "add-remove", "workload": "prefix sums",
+            "units": "RMSE per coordinate in clip norms; sigma relative to the clip norm",
+            "rows": listed,
+        },
+        indent=2,
+    )  # fmt: skip

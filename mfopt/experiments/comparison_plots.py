@@ -1,0 +1,75 @@
+"""Plots of a comparison: RMSE, improvement over a baseline, memory against RMSE."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from mfopt.experiments.comparison import FAMILIES, Z95, Row, Setting, by_key, improvements
+from mfopt.experiments.plots import Curve, Panel
+
+EPSILON = "privacy budget ε (log scale)"
+RMSE = "RMSE of prefix sums\n(clip norms per coordinate, log scale)"
+
+
+def _where(setting: Setting) -> str:
+    return f"{setting.epochs} epochs × {setting.bins} iterations, δ = {setting.delta:g}"
+
+
+def rmse_panel(setting: Setting, rows: Sequence[Row], title: str = "") -> Panel:
+    """RMSE against ε, one curve per family."""
+    curves = []
+    for family in dict.fromkeys(row.family for row in rows):
+        mine = sorted((row for row in rows if row.family == family), key=lambda row: row.epsilon)
+        curves.append(
+            Curve(
+                FAMILIES[family], [row.epsilon for row in mine], [row.rmse for row in mine],
+                [row.rmse * (1 - Z95 * row.relative_error) for row in mine],
+                [row.rmse * (1 + Z95 * row.relative_error) for row in mine],
+            )
+        )  # fmt: skip
+    return Panel(curves, title or f"RMSE, {_where(setting)}", EPSILON, RMSE, log_y=True)
+
+
+def improvement_panel(
+    setting: Setting,
+    rows: Sequence[Row],
+    baseline: str,
+    families: Iterable[str] | None = None,
+    title: str = "",
+) -> Panel:
+    """Percent by which each family's RMSE is below the baseline's, against ε."""
+    table, gains = by_key(rows), improvements(rows, baseline)
+    shown = [f for f in families or dict.fromkeys(row.family for row in rows) if f != baseline]
+    curves = []
+    for family in shown:
+        epsilons = sorted(e for f, e in gains if f == family)
+        mine = [gains[family, e] for e in epsilons]
+        assert all((family, e) in table for e in epsilons)
+        curves.append(
+            Curve(
+                FAMILIES[family], epsilons, [g.percent for g in mine], [g.low for g in mine],
+                [g.high for g in mine],
+            )
+        )  # fmt: skip
+    return Panel(
+        curves, title or _where(setting), EPSILON,
+        f"RMSE below {FAMILIES[baseline]} (%)\nhigher is better", zero_line=True,
+    )  # fmt: skip
+
+
+def pareto_panel(setting: Setting, rows: Sequence[Row], epsilon: float) -> Panel:
+    """RMSE against what streaming the noise keeps in memory, one point a size."""
+    kinds: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.epsilon == epsilon:
+            label = "BLT (amplified)" if row.family.startswith("blt-") else FAMILIES[row.family]
+            kinds.setdefault(label, []).append(row)
+    curves = []
+    for label, found in kinds.items():
+        mine = sorted(found, key=lambda row: row.memory)
+        # memory 0 (independent noise) has no place on a log scale: counted with the model itself
+        curves.append(Curve(label, [1 + row.memory for row in mine], [row.rmse for row in mine]))
+    return Panel(
+        curves, f"Memory against error at ε = {epsilon:g}, {_where(setting)}",
+        "memory of model and noise state (model sizes, log scale)", RMSE, log_y=True,
+    )  # fmt: skip

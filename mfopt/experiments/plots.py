@@ -1,0 +1,213 @@
+"""Plots that can be read at a glance: one style, PNG and SVG, the data beside them as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from mfopt import _check
+
+# Okabe and Ito's colours, told apart with any colour vision; markers repeat the distinction.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES = ("-", "--", ":", "-.")
+FORMATS = ("png", "svg")
+
+
+class Curve(NamedTuple):
+    """One line of a plot.
+
+    Attributes:
+      label: in the legend.
+      x, y: points.
+      low, high: borders of a 95% band, or None.
+    """
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+
+
+class Panel(NamedTuple):
+    """One set of axes.
+
+    Attributes:
+      curves: what is drawn.
+      title, x_label, y_label: with units.
+      log_x, log_y: logarithmic axes.
+      zero_line: draw a line at y = 0.
+      annotate: a text for each point, by curve, or None.
+      lines: False draws points only.
+    """
+
+    curves: Sequence[Curve]
+    title: str
+    x_label: str
+    y_label: str
+    log_x: bool = True
+    log_y: bool = False
+    zero_line: bool = False
+    annotate: Sequence[Sequence[str]] | None = None
+    lines: bool = True
+    y_range: tuple[float, float] | None = None
+    vertical: tuple[float, str] | None = None
+
+
+def draw(panels: Sequence[Panel], *, title: str = "", columns: int | None = None) -> Figure:
+    """A figure with the panels in rows, one shared legend below them."""
+    columns = min(len(panels), 3) if columns is None else columns
+    rows = -(-len(panels) // columns)
+    labels = list(dict.fromkeys(curve.label for panel in panels for curve in panel.curves))
+    legend_columns = min(len(labels), 2 if columns == 1 else 2 * columns)
+    legend_rows = -(-len(labels) // legend_columns)
+    size = (max(6.4, 4.4 * columns), 3.9 * rows + 0.27 * legend_rows + 0.3 + (0.35 if title else 0))
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    handles: dict[str, Any] = {}
+    for axis, panel in zip(axes, panels, strict=False):
+        _panel(axis, panel, labels, handles)
+    for axis in axes[len(panels) :]:
+        axis.remove()
+    if title:
+        figure.suptitle(title)
+    figure.legend(
+        [handles[label] for label in labels], labels, loc="outside lower center",
+        ncols=legend_columns, frameon=False, fontsize="small",
+    )  # fmt: skip
+    return figure
+
+
+def _panel(axis: Axes, panel: Panel, labels: Sequence[str], handles: dict[str, Any]) -> None:
+    if panel.zero_line:
+        axis.axhline(0, color="0.6", linewidth=1, zorder=1)
+    for index, curve in enumerate(panel.curves):
+        place = labels.index(curve.label)
+        colour = COLOURS[place % len(COLOURS)]
+        style = DASHES[place // len(COLOURS) % len(DASHES)]
+        many = len(curve.x) > 30
+        (handle,) = axis.plot(
+            curve.x, curve.y, color=colour, linestyle=style if panel.lines else "",
+            marker="" if many else MARKERS[place % len(MARKERS)], markersize=5, linewidth=1.6,
+        )  # fmt: skip
+        handles.setdefault(curve.label, handle)
+        if curve.low is not None and curve.high is not None:
+            axis.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.25, linewidth=0)
+        if panel.annotate is not None:
+            for x, y, text in zip(curve.x, curve.y, panel.annotate[index], strict=True):
+                axis.annotate(
+                    text,
+                    (x, y),
+                    textcoords="offset points",
+                    xytext=(4, 4),
+                    fontsize=7,
+                    color="0.25",
+                )
+    if panel.vertical is not None:
+        axis.axvline(panel.vertical[0], color="0.6", linestyle=":", linewidth=1)
+    axis.set_title(panel.title, fontsize="medium")
+    axis.set_xlabel(panel.x_label)
+    axis.set_ylabel(panel.y_label)
+    if panel.log_y:
+        axis.set_yscale("log")
+        _plain_ticks(axis.yaxis, [v for c in panel.curves for v in c.y])
+    if panel.log_x:
+        axis.set_xscale("log")
+        _named_ticks(axis, panel)
+    if panel.y_range is not None:
+        axis.set_ylim(*panel.y_range)
+    axis.grid(True, which="major", color="0.9", linewidth=0.8)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _named_ticks(axis: Axes, panel: Panel) -> None:
+    """A tick at each value of x where these are few."""
+    values = sorted({float(x) for curve in panel.curves for x in curve.x})
+    if len(values) <= 9:
+        axis.xaxis.set_major_locator(FixedLocator(values))
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _plain_ticks(axis: Any, values: Sequence[float]) -> None:
+    """1-2-5 ticks in plain digits while the range is less than two decades."""
+    finite = [v for v in values if np.isfinite(v) and v > 0]
+    if not finite or max(finite) / min(finite) > 100 or max(finite) < 0.01:
+        return
+    ticks = [m * 10.0**e for e in range(-4, 7) for m in (1, 2, 5)]
+    inside = [t for t in ticks if 0.6 * min(finite) <= t <= 1.6 * max(finite)]
+    axis.set_major_locator(FixedLocator(inside))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def csv_of(panels: Sequence[Panel]) -> str:
+    """The data of a figure: one row a point."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(["panel", "curve", "x_label", "x", "y_label", "y", "low95", "high95"])
+    for panel in panels:
+        for curve in panel.curves:
+            for i, (x, y) in enumerate(zip(curve.x, curve.y, strict=True)):
+                band = (
+                    ("", "")
+                    if curve.low is None or curve.high is None
+                    else (curve.low[i], curve.high[i])
+                )
+                writer.writerow(
+                    [panel.title, curve.label, panel.x_label, x, panel.y_label, y, *band]
+                )
+    return buffer.getvalue()
+
+
+def check_outputs(paths: Sequence[Path], *, force: bool) -> None:
+    """Raise :class:`UsageError` before any work if one of the files cannot be written."""
+    for path in paths:
+        if path.exists() and not force:
+            raise _check.reject("output", str(path), "exists", "Use --force to replace it.")
+        folder = path.parent
+        if not folder.is_dir():
+            raise _check.reject("output", str(path), f"its folder {folder} does not exist")
+        if not os.access(folder, os.W_OK):
+            raise _check.reject("output", str(path), f"its folder {folder} is not writable")
+
+
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """Write ``stem``.png and ``stem``.svg, each atomically; equal figures give equal bytes."""
+    written = []
+    for kind in FORMATS:
+        buffer = io.BytesIO()
+        with matplotlib.rc_context({"svg.hashsalt": "mfopt", "svg.fonttype": "path"}):
+            figure.savefig(
+                buffer, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None
+            )
+        written.append(write(stem.with_name(f"{stem.name}.{kind}"), buffer.getvalue()))
+    return written
+
+
+def write(path: Path, content: bytes | str) -> Path:
+    """Write a file under a temporary name in its folder, then rename it."""
+    data = content.encode() if isinstance(content, str) else content
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return path
