@@ -1,5 +1,7 @@
 """Streamed noise against C⁻¹Z computed densely, its covariance, and what it refuses."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -215,6 +217,24 @@ def test_memory_is_the_buffers_and_at_most_two_copies():
         assert memory.alias_size_in_bytes >= buffers, "the buffers are updated in place"
         new = memory.output_size_in_bytes - memory.alias_size_in_bytes + memory.temp_size_in_bytes
         assert new <= 2 * 4 * size + 4096
+
+
+@pytest.mark.parametrize("kind", [2, 3, 4, 7, 8, 9])
+def test_inside_a_training_step_the_buffers_are_updated_in_place(kind):
+    # the noise is no output here: a compiler that fused it into each of its uses would make the
+    # draw twice and copy the buffers
+    size = 4096
+    stream = make(every_strategy(64)[kind], 64)
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def train(params, state):
+        noise, state = stream.next(state)
+        return params - 0.1 * noise, state
+
+    params = jnp.zeros(size)
+    memory = train.lower(params, stream.init(params, seed=0)).compile().memory_analysis()
+    assert memory.alias_size_in_bytes >= stream.buffer_bytes(size) + 4 * size
+    assert memory.temp_size_in_bytes <= 2 * 4 * size + 4096
 
 
 # --- distribution --------------------------------------------------------------------------

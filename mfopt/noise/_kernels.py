@@ -1,8 +1,8 @@
 """One step of a recursion in JAX, for one array. Elementwise along the parameters throughout.
 
 Shapes are static and the step is traced, so one compilation serves all steps. Where the new noise
-also updates a buffer, it is kept behind an optimization barrier, so that no compiler makes the
-draw again inside the loop that updates the buffer.
+also updates a buffer, :func:`_once` keeps the compiler from making the draw again in every loop
+that uses the noise, which would also keep it from updating the buffer in place.
 """
 
 from __future__ import annotations
@@ -28,81 +28,86 @@ def buffer_shape(recursion: Recursion, shape: tuple[int, ...]) -> tuple[int, ...
 
 
 def advance(
-    recursion: Recursion, coefficients: tuple[Any, ...], draw: Draw, step: Any, buffer: Any
+    recursion: Recursion,
+    coefficients: tuple[Any, ...],
+    draw: Draw,
+    step: Any,
+    buffer: Any,
+    dtype: Any,
 ) -> tuple[jax.Array, Any]:
     """(noise of step, new buffer).
 
     Args:
       coefficients: ``recursion.at(step)``.
-      draw: white noise of any step <= step, at the type in which the noise is computed.
+      draw: white noise of any step <= step, of type ``dtype``.
       buffer: of :func:`buffer_shape`, or None.
+      dtype: in which the noise is computed.
     """
     if isinstance(recursion, Ring):
-        return _ring(recursion, coefficients[0], draw, step, buffer)
+        return _ring(recursion, coefficients[0], draw, step, buffer, dtype)
     if isinstance(recursion, Modal):
-        return _modal(coefficients, draw, step, buffer)
+        return _modal(coefficients, draw, step, buffer, dtype)
     if recursion.store:
-        return _stored_rows(recursion, coefficients[0], draw, step, buffer)
-    return _redrawn_rows(recursion, coefficients[0], draw, step), None
+        return _stored_rows(coefficients[0], draw, step, buffer, dtype)
+    return _redrawn_rows(recursion, coefficients[0], draw, step, dtype), None
 
 
-def _ring(recursion: Ring, row: Any, draw: Draw, step: Any, buffer: Any) -> Any:
-    white = draw(step)
-    row = jnp.asarray(row, white.dtype)
+def _ring(
+    recursion: Ring, row: Any, draw: Draw, step: Any, buffer: Any, dtype: Any
+) -> tuple[jax.Array, Any]:
+    row = jnp.asarray(row, dtype)
     if buffer is None:
-        return row[0] * white, None
+        return row[0] * draw(step), None
     slots = buffer.shape[0]
     if not recursion.feedback:
         # Stored first and read with the rest: a narrow buffer then rounds the draw itself, and
         # XLA need not keep it in an array of its own or copy the buffer to overwrite a slot.
         buffer = lax.dynamic_update_index_in_dim(
-            buffer, white.astype(buffer.dtype), step % slots, 0
+            buffer, draw(step).astype(buffer.dtype), step % slots, 0
         )
         lag = (step - jnp.arange(slots)) % slots  # of the draw that each slot holds
-        return _weighted_sum(row[lag], buffer, white), buffer
+        return _weighted_sum(row[lag], buffer), buffer
     lag = 1 + (step - 1 - jnp.arange(slots)) % slots  # of the output that each slot holds
-    noise = row[0] * white + _weighted_sum(row[lag], buffer, white)
-    noise = lax.optimization_barrier(noise)
+    noise = _once(lambda: row[0] * draw(step) + _weighted_sum(row[lag], buffer), step)
     return noise, lax.dynamic_update_index_in_dim(
         buffer, noise.astype(buffer.dtype), step % slots, 0
     )
 
 
-def _modal(coefficients: tuple[Any, ...], draw: Draw, step: Any, buffer: Any) -> Any:
-    white = draw(step)
-    gain, read, decay, feed = (jnp.asarray(c, white.dtype) for c in coefficients)
+def _modal(
+    coefficients: tuple[Any, ...], draw: Draw, step: Any, buffer: Any, dtype: Any
+) -> tuple[jax.Array, Any]:
+    gain, read, decay, feed = (jnp.asarray(c, dtype) for c in coefficients)
     if buffer is None:
-        return gain * white, None
-    noise = gain * white - _weighted_sum(read, buffer, white)
-    noise = lax.optimization_barrier(noise)
-    column = (-1,) + (1,) * white.ndim
-    kept = decay.reshape(column) * buffer.astype(white.dtype) + feed.reshape(column) * noise
+        return gain * draw(step), None
+    noise = _once(lambda: gain * draw(step) - _weighted_sum(read, buffer), step)
+    column = (-1,) + (1,) * noise.ndim
+    kept = decay.reshape(column) * buffer.astype(dtype) + feed.reshape(column) * noise
     return noise, kept.astype(buffer.dtype)
 
 
-def _stored_rows(recursion: Rows, weights: Any, draw: Draw, step: Any, buffer: Any) -> Any:
-    white = draw(step)
-    weights = jnp.asarray(weights, white.dtype)
+def _stored_rows(weights: Any, draw: Draw, step: Any, buffer: Any, dtype: Any) -> Any:
+    weights = jnp.asarray(weights, dtype)
     slots = buffer.shape[0]
     # what is stored is what is used now: a narrow buffer rounds the draw itself
-    buffer = lax.dynamic_update_index_in_dim(buffer, white.astype(buffer.dtype), step % slots, 0)
+    buffer = lax.dynamic_update_index_in_dim(
+        buffer, draw(step).astype(buffer.dtype), step % slots, 0
+    )
 
     def block(index: Any, total: jax.Array) -> jax.Array:
         for k in range(_REDRAWN):
             lag = index * _REDRAWN + k
-            weight = jnp.where(lag <= step, weights[lag], 0)  # past the end: 0 or clamped
-            weight = jnp.where(lag < slots, weight, 0)
+            weight = jnp.where((lag <= step) & (lag < slots), weights[lag], 0)
             past = lax.dynamic_index_in_dim(buffer, (step - lag) % slots, 0, keepdims=False)
-            total = total + weight * past.astype(total.dtype)
+            total = total + weight * past.astype(dtype)
         return total
 
     blocks = (jnp.minimum(step + 1, slots) + _REDRAWN - 1) // _REDRAWN
-    return lax.fori_loop(0, blocks, block, jnp.zeros_like(white)), buffer
+    return lax.fori_loop(0, blocks, block, jnp.zeros_like(buffer[0], dtype)), buffer
 
 
-def _redrawn_rows(recursion: Rows, weights: Any, draw: Draw, step: Any) -> jax.Array:
-    first = draw(step)
-    weights = jnp.asarray(weights, first.dtype)
+def _redrawn_rows(recursion: Rows, weights: Any, draw: Draw, step: Any, dtype: Any) -> jax.Array:
+    weights = jnp.asarray(weights, dtype)
 
     def block(index: Any, total: jax.Array) -> jax.Array:
         for k in range(_REDRAWN):
@@ -113,10 +118,27 @@ def _redrawn_rows(recursion: Rows, weights: Any, draw: Draw, step: Any) -> jax.A
         return total
 
     past = jnp.minimum(step, recursion.window - 1)
-    return lax.fori_loop(0, (past + _REDRAWN - 1) // _REDRAWN, block, weights[0] * first)
+    return lax.fori_loop(0, (past + _REDRAWN - 1) // _REDRAWN, block, weights[0] * draw(step))
 
 
-def _weighted_sum(weights: jax.Array, buffer: jax.Array, like: jax.Array) -> jax.Array:
+def _once(compute: Callable[[], jax.Array], step: Any) -> jax.Array:
+    """``compute()``, as an array in memory that its users read and do not compute again.
+
+    XLA on CPU drops optimization barriers before it fuses loops; what it cannot fuse into is a
+    branch. Elsewhere a branch would make the host wait for its condition, and barriers last.
+    """
+
+    def branch() -> jax.Array:
+        result = jax.eval_shape(compute)
+        return lax.cond(step >= 0, compute, lambda: jnp.full(result.shape, jnp.nan, result.dtype))
+
+    def barrier() -> jax.Array:
+        return lax.optimization_barrier(compute())
+
+    return lax.platform_dependent(cpu=branch, default=barrier)
+
+
+def _weighted_sum(weights: jax.Array, buffer: jax.Array) -> jax.Array:
     """Σ_k weights[k] buffer[k] without a temporary array of the size of ``buffer``."""
     slots = buffer.shape[0]
     looped = slots - slots % _UNROLL if slots > _UNROLL else 0
@@ -124,10 +146,10 @@ def _weighted_sum(weights: jax.Array, buffer: jax.Array, like: jax.Array) -> jax
     def add(start: Any, count: int, total: jax.Array) -> jax.Array:
         for k in range(count):
             value = lax.dynamic_index_in_dim(buffer, start + k, 0, keepdims=False)
-            total = total + weights[start + k] * value.astype(like.dtype)
+            total = total + weights[start + k] * value.astype(weights.dtype)
         return total
 
-    total = jnp.zeros_like(like)
+    total = jnp.zeros(buffer.shape[1:], weights.dtype)
     if looped:
         total = lax.fori_loop(
             0, looped // _UNROLL, lambda i, part: add(i * _UNROLL, _UNROLL, part), total

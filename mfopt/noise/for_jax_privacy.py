@@ -34,7 +34,7 @@ def inverse_as_streaming_matrix(stream: NoiseStream) -> streaming.StreamingMatri
         wide = value.astype(jnp.promote_types(value.dtype, stream.dtype))
         covered = jnp.where(step < stream.iterations, 1.0, jnp.nan).astype(wide.dtype)
         noise, buffer = _kernels.advance(
-            recursion, recursion.at(step), lambda _: covered * wide, step, buffer
+            recursion, recursion.at(step), lambda _: covered * wide, step, buffer, wide.dtype
         )
         return noise, (step + 1, buffer)
 

@@ -1,0 +1,313 @@
+"""Noise per training step: mfopt, jax-privacy and opake-dpftrl, and the least it can take.
+
+    mfopt bench noise --sizes 1e6 1e7 1e8
+
+Every measurement runs in a process of its own, contenders in turn, ``--rounds`` times; the least
+step time of each counts, so that other load on the machine spoils ratios as little as it can.
+Each contender adds the noise of one step to a gradient of float32. The floor is the time of the
+white draw alone plus one pass over the buffers that the method has to touch:
+
+- blt: read and write the d buffers;
+- banded: read b-1 buffers, write one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+DECAYS = np.array([0.5, 0.9, 0.99, 0.999])
+SCALES = np.array([0.3, 0.1, 0.05, 0.02])
+BANDS = 16
+ITERATIONS = 2048
+
+# contender -> mechanisms; "floor" and "draw" are parts of the least time
+CONTENDERS = ("mfopt", "jax-privacy", "mfopt-torch", "opake-dpftrl", "floor", "jax.random.normal")
+MECHANISMS = ("blt", "banded")
+SLOTS = {"blt": len(DECAYS), "banded": BANDS - 1}
+# copies of the parameters that a contender was seen to need, to refuse before swapping
+COPIES = {
+    "mfopt": lambda slots: slots + 4,
+    "mfopt-torch": lambda slots: slots + 4,
+    "jax-privacy": lambda slots: 3 * slots + 6,
+    "opake-dpftrl": lambda slots: 2 * slots + 6,
+    "floor": lambda slots: slots + 4,
+    "jax.random.normal": lambda slots: 6,
+}
+
+
+def coefs() -> np.ndarray:
+    """The banded strategy: the square root of the prefix sums, cut."""
+    t = np.arange(1, BANDS)
+    return np.concatenate([[1.0], np.cumprod((2 * t - 1) / (2 * t))])
+
+
+def mfopt_stream(mechanism: str) -> Any:
+    """Our stream of the mechanism."""
+    from mfopt import strategies
+    from mfopt.noise import NoiseStream
+
+    strategy = (
+        strategies.BLT(SCALES, DECAYS) if mechanism == "blt" else strategies.BandedToeplitz(coefs())
+    )
+    return NoiseStream(strategy, iterations=ITERATIONS, noise_multiplier=1.0, clip_norm=1.0)
+
+
+def optax_step(transformation: Any, size: int) -> Callable[[], None]:
+    """A jitted update that is fed its own state, buffers donated."""
+    import jax
+    import jax.numpy as jnp
+
+    gradient = jnp.ones(size, jnp.float32)
+    update = jax.jit(lambda g, s: transformation.update(g, s), donate_argnums=1)
+    state = transformation.init(gradient)
+
+    def step() -> None:
+        nonlocal state
+        noisy, state = update(gradient, state)
+        jax.block_until_ready((noisy, jax.tree.leaves(state)))
+
+    return step
+
+
+def mfopt_step(mechanism: str, size: int) -> Callable[[], None]:
+    """mfopt in JAX."""
+    from mfopt.noise.for_optax import add_noise
+
+    return optax_step(add_noise(mfopt_stream(mechanism)), size)
+
+
+def jax_privacy_step(mechanism: str, size: int) -> Callable[[], None]:
+    """jax-privacy's privatizer, its BLT in float32 too (it recommends float64)."""
+    import jax.numpy as jnp
+    from jax_privacy import noise_addition
+    from jax_privacy.matrix_factorization import buffered_toeplitz, toeplitz
+
+    if mechanism == "blt":
+        matrix = buffered_toeplitz.StreamingMatrixBuilder(
+            buf_decay=DECAYS.astype(np.float32), output_scale=SCALES.astype(np.float32)
+        ).build_inverse()
+    else:
+        matrix = toeplitz.inverse_as_streaming_matrix(jnp.asarray(coefs(), jnp.float32))
+    return optax_step(
+        noise_addition.matrix_factorization_privatizer(matrix, stddev=1.0, prng_key=0), size
+    )
+
+
+def torch_step(mechanism: str, size: int) -> Callable[[], None]:
+    """mfopt in PyTorch."""
+    import torch
+
+    from mfopt.noise.for_torch import TorchNoise
+
+    gradient = torch.ones(size)
+    noise = TorchNoise(mfopt_stream(mechanism), [gradient])
+
+    def step() -> None:
+        noise.next()[0].add_(gradient)
+
+    return step
+
+
+def opake_step(mechanism: str, size: int) -> Callable[[], None]:
+    """opake-dpftrl's engine with its own streaming inverses."""
+    import torch
+    from opake.api.dpftrl.noise import _blt_math, _engine, _toeplitz
+    from opake.random import key
+
+    if mechanism == "blt":
+        matrix = _blt_math.inverse_as_streaming_matrix(
+            _blt_math.BufferedToeplitz(buf_decay=DECAYS, output_scale=SCALES)
+        )
+    else:
+        matrix = _toeplitz.inverse_as_streaming_matrix(torch.as_tensor(coefs()))
+    gradient = torch.ones(size)
+    add_noise, state = _engine._matrix_factorization_noise(
+        gradient, matrix, key=key(0), n_steps=ITERATIONS
+    )
+
+    def step() -> None:
+        nonlocal state
+        with torch.no_grad():
+            _, state = add_noise(gradient, state, stddev=1.0)
+
+    return step
+
+
+def floor_step(mechanism: str, size: int) -> Callable[[], None]:
+    """White draw added to a gradient, and one pass over the buffers; nothing in common."""
+    import jax
+    import jax.numpy as jnp
+
+    from mfopt import strategies
+    from mfopt.noise import NoiseStream
+    from mfopt.noise.for_optax import add_noise
+
+    identity = NoiseStream(
+        strategies.Identity(), iterations=ITERATIONS, noise_multiplier=1.0, clip_norm=1.0
+    )
+    draw = optax_step(add_noise(identity), size)
+    slots = SLOTS[mechanism]
+    if mechanism == "blt":
+        factors = jnp.asarray(DECAYS, jnp.float32)[:, None]
+        touch = jax.jit(lambda b: factors * b, donate_argnums=0)
+    else:
+        touch = jax.jit(lambda b: b.at[0].set(sum(b[k] for k in range(slots))), donate_argnums=0)
+    buffers = jnp.zeros((slots, size), jnp.float32)
+
+    def step() -> None:
+        nonlocal buffers
+        draw()
+        buffers = touch(buffers)
+        jax.block_until_ready(buffers)
+
+    return step
+
+
+def random_normal_step(mechanism: str, size: int) -> Callable[[], None]:
+    """jax.random.normal alone, for comparison with our draw inside the floor."""
+    import jax
+
+    key = jax.random.key(0)
+    draw = jax.jit(lambda k: jax.random.normal(k, (size,)))
+    return lambda: jax.block_until_ready(draw(key))
+
+
+STEPS = {
+    "mfopt": mfopt_step,
+    "jax-privacy": jax_privacy_step,
+    "mfopt-torch": torch_step,
+    "opake-dpftrl": opake_step,
+    "floor": floor_step,
+    "jax.random.normal": random_normal_step,
+}
+
+
+def child(contender: str, mechanism: str, size: int, steps: int) -> dict[str, float]:
+    """Least seconds of a step and peak memory, measured in this process."""
+    import jax
+
+    jax.block_until_ready(jax.numpy.zeros(8) + 1)
+    if contender in ("mfopt-torch", "opake-dpftrl"):
+        import torch  # noqa: F401
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started = time.perf_counter()
+    step = STEPS[contender](mechanism, size)
+    step()
+    first = time.perf_counter() - started
+    times = []
+    for _ in range(steps):
+        started = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - started)
+    peak = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    return {"seconds": min(times), "first": first, "copies": peak / (4 * size)}
+
+
+def in_own_process(contender: str, mechanism: str, size: int, steps: int) -> dict[str, Any]:
+    """Run :func:`child` in a new process; {"skipped": reason} where it cannot run."""
+    from mfopt.noise.measure import free_bytes
+
+    needed = COPIES[contender](SLOTS[mechanism]) * 4 * size
+    free = free_bytes()
+    if free is not None and needed > free:
+        return {"skipped": f"needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free"}
+    arguments = [contender, mechanism, str(size), str(steps)]
+    done = subprocess.run(
+        [sys.executable, __file__, "--child", *arguments],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        return {"skipped": lines[-1][:160]}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def least(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """The least time and the largest memory over the rounds."""
+    ran = [r for r in results if "seconds" in r]
+    if not ran:
+        return results[0]
+    return {
+        "seconds": min(r["seconds"] for r in ran),
+        "first": min(r["first"] for r in ran),
+        "copies": max(r["copies"] for r in ran),
+    }
+
+
+def verdicts(found: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Ratios that the noise must reach: each is good where it is at most its limit."""
+    pairs = {
+        "mfopt / jax-privacy (<= 1)": ("mfopt", "jax-privacy"),
+        "mfopt-torch / opake-dpftrl (<= 1)": ("mfopt-torch", "opake-dpftrl"),
+        "mfopt / floor (<= 2)": ("mfopt", "floor"),
+    }
+    return {
+        name: found[a]["seconds"] / found[b]["seconds"]
+        for name, (a, b) in pairs.items()
+        if "seconds" in found.get(a, {}) and "seconds" in found.get(b, {})
+    }
+
+
+def main(argv: list[str]) -> None:
+    """Print one table per mechanism and size."""
+    parser = argparse.ArgumentParser(prog="mfopt bench noise", description=__doc__.split("\n")[0])
+    parser.add_argument("--sizes", nargs="+", type=float, default=[1e6, 1e7, 1e8])
+    parser.add_argument("--mechanisms", nargs="+", choices=MECHANISMS, default=list(MECHANISMS))
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=8, help="timed steps per round")
+    parser.add_argument("--json", action="store_true", help="print one JSON object only")
+    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.child:
+        contender, mechanism, size, steps = options.child
+        print(json.dumps(child(contender, mechanism, int(size), int(steps))))
+        return
+    report: dict[str, Any] = {}
+    for size in map(int, options.sizes):
+        for mechanism in options.mechanisms:
+            rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in options.contenders}
+            for _ in range(options.rounds):
+                for name in options.contenders:
+                    rounds[name].append(in_own_process(name, mechanism, size, options.steps))
+            found = {name: least(results) for name, results in rounds.items()}
+            ratios = verdicts(found)
+            report[f"{mechanism} {size}"] = {"contenders": found, "ratios": ratios}
+            if not options.json:
+                show(mechanism, size, found, ratios)
+    if options.json:
+        print(json.dumps(report, indent=2))
+
+
+def show(
+    mechanism: str, size: int, found: dict[str, dict[str, Any]], ratios: dict[str, float]
+) -> None:
+    """One table."""
+    name = f"BLT-{len(DECAYS)}" if mechanism == "blt" else f"banded-{BANDS}"
+    print(f"\n{name}, {size:,} parameters, {SLOTS[mechanism]} buffers")
+    print(f"  {'':<18} {'ms/step':>9} {'first step s':>13} {'peak / parameters':>18}")
+    for contender, result in found.items():
+        if "skipped" in result:
+            print(f"  {contender:<18} not run: {result['skipped']}")
+            continue
+        copies = f"{result['copies']:.1f} copies" if size >= 10**7 else "-"
+        print(
+            f"  {contender:<18} {1000 * result['seconds']:>9.2f} {result['first']:>13.2f} "
+            f"{copies:>18}"
+        )
+    for name, ratio in ratios.items():
+        limit = float(name.split("<= ")[1].rstrip(")"))
+        print(f"  {name:<36} {ratio:.2f}  {'met' if ratio <= limit else 'NOT met'}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
