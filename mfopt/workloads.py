@@ -7,6 +7,8 @@ triangular matrices. A workload is public and frozen.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,8 +17,45 @@ import numpy as np
 from mfopt import _check
 
 
-@dataclasses.dataclass(frozen=True)
-class PrefixSums:
+class _ByContent:
+    """Equality and hash by content: compiled functions are cached by workload.
+
+    An identity hash would let a new workload find what was compiled for a dead one at the same
+    address. Array fields are copied and made read-only, so the content cannot change.
+    """
+
+    def describe(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        raise NotImplementedError
+
+    def _freeze(self, name: str) -> np.ndarray:
+        value = getattr(self, name)
+        try:
+            frozen = np.array(value, np.float64)
+        except (TypeError, ValueError):
+            raise _check.reject(name, type(value).__name__, "must be an array of numbers") from None
+        frozen.flags.writeable = False
+        object.__setattr__(self, name, frozen)
+        return frozen
+
+    @functools.cached_property
+    def _content(self) -> bytes:
+        sha = hashlib.sha256(repr(sorted(self.describe().items())).encode())
+        for name, value in sorted(self.arrays().items()):
+            sha.update(f"{name}{value.shape}".encode() + value.tobytes())
+        return sha.digest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ByContent) and self._content == other._content
+
+    def __hash__(self) -> int:
+        return hash(self._content)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PrefixSums(_ByContent):
     """A[t, j] = 1 for j <= t: the partial sums that SGD with a constant learning rate follows."""
 
     kind: ClassVar[str] = "prefix"
@@ -39,14 +78,14 @@ class PrefixSums:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ToeplitzWorkload:
+class ToeplitzWorkload(_ByContent):
     """A with A[t, j] = coefs[t - j]; defined for n <= len(coefs)."""
 
     coefs: np.ndarray
     kind: ClassVar[str] = "toeplitz"
 
     def __post_init__(self) -> None:
-        coefs = np.asarray(self.coefs)
+        coefs = self._freeze("coefs")
         if coefs.ndim != 1 or coefs.size == 0 or not np.all(np.isfinite(coefs)):
             raise _check.reject("coefs", coefs.shape, "must be a vector of finite numbers")
         if coefs[0] == 0:
@@ -54,7 +93,7 @@ class ToeplitzWorkload:
 
     def toeplitz_coefs(self, n: int) -> np.ndarray:
         """First column of A, shape (n,)."""
-        return np.asarray(self.coefs, np.float64)[: _at_most(n, len(self.coefs))]
+        return self.coefs[: _at_most(n, len(self.coefs))]
 
     def materialize(self, n: int) -> np.ndarray:
         """Dense A, shape (n, n)."""
@@ -67,11 +106,11 @@ class ToeplitzWorkload:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Numbers that the description leaves out."""
-        return {"coefs": np.asarray(self.coefs, np.float64)}
+        return {"coefs": self.coefs}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Momentum:
+class Momentum(_ByContent):
     """The iterates of SGD with heavy-ball momentum under a learning-rate schedule.
 
     v_t = momentum·v_{t-1} + x_t and θ_t = θ_{t-1} - learning_rates[t]·v_t, so
@@ -90,7 +129,7 @@ class Momentum:
     def __post_init__(self) -> None:
         if not 0 <= _check.finite("momentum", self.momentum) < 1:
             raise _check.reject("momentum", self.momentum, "must lie in [0, 1)")
-        rates = np.asarray(self.learning_rates)
+        rates = self._freeze("learning_rates")
         if rates.ndim != 1 or rates.size == 0 or not np.all(np.isfinite(rates) & (rates > 0)):
             raise _check.reject("learning_rates", rates.shape, "must be a vector of numbers > 0")
 
@@ -103,7 +142,7 @@ class Momentum:
 
     def schedule(self, n: int) -> np.ndarray:
         """η_0 .. η_{n-1}, shape (n,)."""
-        return np.asarray(self.learning_rates, np.float64)[: _at_most(n, len(self.learning_rates))]
+        return self.learning_rates[: _at_most(n, len(self.learning_rates))]
 
     def describe(self) -> dict[str, Any]:
         """JSON-able description."""
@@ -111,18 +150,18 @@ class Momentum:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Numbers that the description leaves out."""
-        return {"learning_rates": np.asarray(self.learning_rates, np.float64)}
+        return {"learning_rates": self.learning_rates}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class DenseWorkload:
+class DenseWorkload(_ByContent):
     """Any invertible lower-triangular A, used for n = its size exactly."""
 
     matrix: np.ndarray
     kind: ClassVar[str] = "dense"
 
     def __post_init__(self) -> None:
-        matrix = np.asarray(self.matrix)
+        matrix = self._freeze("matrix")
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.size == 0:
             raise _check.reject("matrix", matrix.shape, "must be square")
         if not np.all(np.isfinite(matrix)) or np.any(np.triu(matrix, 1)):
@@ -133,7 +172,7 @@ class DenseWorkload:
     def materialize(self, n: int) -> np.ndarray:
         """Dense A, shape (n, n)."""
         n = _at_most(n, len(self.matrix))
-        return np.asarray(self.matrix, np.float64)[:n, :n]
+        return self.matrix[:n, :n]
 
     def describe(self) -> dict[str, Any]:
         """JSON-able description."""
@@ -141,7 +180,7 @@ class DenseWorkload:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Numbers that the description leaves out."""
-        return {"matrix": np.asarray(self.matrix, np.float64)}
+        return {"matrix": self.matrix}
 
 
 Workload = PrefixSums | ToeplitzWorkload | Momentum | DenseWorkload

@@ -75,6 +75,14 @@ def test_momentum_workload_is_what_the_optimizer_does():
     assert rates[3] == 1 and rates[10] == pytest.approx(0.05) and rates[-1] == pytest.approx(0.05)
 
 
+def test_equal_workloads_share_what_is_compiled_and_others_never_do():
+    first, second = every_workload(N), every_workload(N)
+    assert [hash(w) for w in first] == [hash(w) for w in second] and first == second
+    for scale in range(1, 40):  # fresh objects land on the addresses of dead ones
+        workload = workloads.ToeplitzWorkload(scale * np.ones(3))
+        assert error.rmse(workload, every_strategy(3)[0], 3) == pytest.approx(scale * np.sqrt(2))
+
+
 def test_workloads_round_trip_and_refuse_nonsense(tmp_path):
     for workload in every_workload(N):
         again = workloads.from_description(workload.describe(), workload.arrays())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -90,6 +89,9 @@ class AmplifiedObjective:
                 _chunks.subkey(key, 0), samples + samples % 2, scheme.bins
             )
         self._evaluate = jax.jit(jax.value_and_grad(self._traced, has_aux=True))
+        self._pair = jax.jit(
+            lambda x: dominating_pair.differentiable(parameterization.build(x), scheme)
+        )
         self._start = self._centre = math.nan
         self._weights: jax.Array | None = None
 
@@ -104,7 +106,7 @@ class AmplifiedObjective:
     @float64
     def refresh(self, parameters: np.ndarray) -> None:
         """Place the shifts at the σ that these parameters need."""
-        pair = _pair(self._build, self._scheme, jnp.asarray(parameters))
+        pair = self._pair(jnp.asarray(parameters))
         sigma = math.nan if self._weights is None else self(parameters).noise_multiplier
         if not math.isfinite(sigma):
             sigma = rough(pair, self._epsilon, self._delta, self._calibration_key)
@@ -124,10 +126,3 @@ class AmplifiedObjective:
         if math.isfinite(float(log_sigma)):
             self._start = float(log_sigma)
         return Evaluation(float(value), np.asarray(gradient), math.exp(float(log_sigma)))
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _pair(
-    build: Callable[[jax.Array], Strategy], scheme: BallsInBins, parameters: jax.Array
-) -> dominating_pair.DominatingPair:
-    return dominating_pair.differentiable(build(parameters), scheme)
