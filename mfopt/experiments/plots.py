@@ -71,9 +71,12 @@ def draw(panels: Sequence[Panel], *, title: str = "", columns: int | None = None
     columns = min(len(panels), 3) if columns is None else columns
     rows = -(-len(panels) // columns)
     labels = list(dict.fromkeys(curve.label for panel in panels for curve in panel.curves))
-    legend_columns = min(len(labels), 2 if columns == 1 else 2 * columns)
+    width = max(6.4, 4.4 * columns)
+    # about 15 characters of the legend's font an inch, and half an inch for the line
+    fitting = int(width / (0.6 + max(len(label) for label in labels) / 14))
+    legend_columns = max(1, min(len(labels), fitting))
     legend_rows = -(-len(labels) // legend_columns)
-    size = (max(6.4, 4.4 * columns), 3.9 * rows + 0.27 * legend_rows + 0.3 + (0.35 if title else 0))
+    size = (width, 3.9 * rows + 0.27 * legend_rows + 0.3 + (0.35 if title else 0))
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     handles: dict[str, Any] = {}

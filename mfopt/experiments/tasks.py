@@ -19,6 +19,7 @@ import numpy as np
 from mfopt import _check, error, strategies
 from mfopt.accounting import Mechanism, account, dominating_pair
 from mfopt.calibration import calibrate
+from mfopt.experiments.accounts import run_account, run_filter, run_group_baseline
 from mfopt.experiments.cache import Result, Task
 from mfopt.optimize import optimize, unamplified
 from mfopt.optimize.pipeline import fixed_strategy
@@ -181,6 +182,9 @@ TASKS: dict[str, Callable[..., Result]] = {
     "unamplified": _unamplified,
     "amplified": _amplified,
     "sigma": _sigma,
+    "account": run_account,
+    "group-baseline": run_group_baseline,
+    "filter": run_filter,
 }
 
 
