@@ -125,7 +125,9 @@ def opake_step(mechanism: str, size: int) -> Callable[[], None]:
 
     if mechanism == "blt":
         matrix = _blt_math.inverse_as_streaming_matrix(
-            _blt_math.BufferedToeplitz(buf_decay=DECAYS, output_scale=SCALES)
+            _blt_math.BufferedToeplitz(
+                buf_decay=torch.as_tensor(DECAYS), output_scale=torch.as_tensor(SCALES)
+            )
         )
     else:
         matrix = _toeplitz.inverse_as_streaming_matrix(torch.as_tensor(coefs()))
@@ -156,17 +158,16 @@ def floor_step(mechanism: str, size: int) -> Callable[[], None]:
     )
     draw = optax_step(add_noise(identity), size)
     slots = SLOTS[mechanism]
-    if mechanism == "blt":
-        factors = jnp.asarray(DECAYS, jnp.float32)[:, None]
-        touch = jax.jit(lambda b: factors * b, donate_argnums=0)
-    else:
-        touch = jax.jit(lambda b: b.at[0].set(sum(b[k] for k in range(slots))), donate_argnums=0)
+    factors = jnp.asarray(DECAYS, jnp.float32)[:, None]
+    scale = jax.jit(lambda b: factors * b, donate_argnums=0)
+    read = jax.jit(lambda b: sum(b[k] for k in range(slots)))
+    write = jax.jit(lambda b, row: b.at[0].set(row), donate_argnums=0)
     buffers = jnp.zeros((slots, size), jnp.float32)
 
     def step() -> None:
         nonlocal buffers
         draw()
-        buffers = touch(buffers)
+        buffers = scale(buffers) if mechanism == "blt" else write(buffers, read(buffers))
         jax.block_until_ready(buffers)
 
     return step
