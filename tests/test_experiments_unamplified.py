@@ -1,0 +1,139 @@
+"""Optimization without amplification, against slow forms and independent optima."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.optimize
+
+from mfopt import UsageError, error
+from mfopt.accounting import sensitivity
+from mfopt.optimize import unamplified
+from mfopt.optimize.prefix_recursion import prefix_row_variances
+from mfopt.sampling import FixedOrder, MinSeparation
+from mfopt.strategies import Banded, Identity, SquareRoot
+from mfopt.workloads import Momentum, PrefixSums
+
+SCHEME = FixedOrder(bins=8, epochs=3)
+N = SCHEME.iterations
+
+
+def random_band(bands: int, n: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    entries = rng.uniform(0.05, 0.5, (bands, n))
+    entries[0] += 1
+    return entries
+
+
+@pytest.mark.parametrize("bands", [1, 2, 5])
+def test_recursion_equals_dense_row_norms(bands: int) -> None:
+    entries = random_band(bands, 70)
+    with jax.enable_x64(True):
+        fast = np.asarray(prefix_row_variances(jnp.asarray(entries)))
+    dense = np.asarray(Banded(entries).materialize(70))
+    slow = np.sum((np.tril(np.ones((70, 70))) @ np.linalg.inv(dense)) ** 2, axis=1)
+    np.testing.assert_allclose(fast, slow, rtol=1e-11)
+
+
+def test_recursion_gradient_against_finite_differences() -> None:
+    entries = random_band(3, 70)
+
+    def total(band):
+        return jnp.sum(prefix_row_variances(band))
+
+    direction = np.random.default_rng(1).normal(size=entries.shape)
+    with jax.enable_x64(True):
+        slope = float(jnp.sum(jax.grad(total)(jnp.asarray(entries)) * direction))
+        h = 1e-6
+        ahead, behind = (float(total(jnp.asarray(entries + s * h * direction))) for s in (1, -1))
+    assert slope == pytest.approx((ahead - behind) / (2 * h), rel=1e-6)
+
+
+@pytest.fixture(scope="module")
+def optima() -> dict[str, unamplified.UnamplifiedOptimum]:
+    return {
+        kind: unamplified.optimize(SCHEME, strategy=kind, bands=4, tolerance=1e-12)
+        for kind in ("banded", "banded-toeplitz", "dense")
+    }
+
+
+def test_sensitivity_is_one_by_an_independent_computation(optima) -> None:
+    for found in optima.values():
+        matrix = np.asarray(found.strategy.materialize(N))
+        products = np.abs(matrix.T @ matrix)
+        worst = max(products[i :: SCHEME.bins, i :: SCHEME.bins].sum() for i in range(SCHEME.bins))
+        assert worst == pytest.approx(1, rel=1e-9)
+        assert found.sensitivity == pytest.approx(1, rel=1e-9)
+        assert np.all(np.triu(matrix, 1) == 0)
+
+
+def test_banded_optimum_solves_the_convex_problem(optima) -> None:
+    """The same minimum from X = CᵀC with a plain BFGS: the problem is convex in X."""
+    lag = np.subtract.outer(np.arange(N), np.arange(N))
+    free = np.flatnonzero(((lag > 0) & (lag < 4)).ravel())
+    prefix = np.tril(np.ones((N, N)))
+    squares = prefix.T @ prefix
+
+    def loss(x: np.ndarray) -> float:
+        gram = np.zeros(N * N)
+        gram[free] = x
+        gram = gram.reshape(N, N)
+        gram = gram + gram.T + np.eye(N)
+        if np.linalg.eigvalsh(gram)[0] <= 1e-9:
+            return 1e9
+        return float(np.log(np.trace(np.linalg.solve(gram, squares))))
+
+    best = scipy.optimize.minimize(loss, np.zeros(len(free)), method="BFGS", options={"gtol": 1e-6})
+    rmse = np.sqrt(np.exp(best.fun) * SCHEME.epochs / N)
+    assert optima["banded"].rmse == pytest.approx(rmse, rel=1e-5)
+
+
+def test_more_freedom_never_costs(optima) -> None:
+    toeplitz, banded = optima["banded-toeplitz"].rmse, optima["banded"].rmse
+    dense = optima["dense"].rmse
+    identity = float(error.rmse(PrefixSums(), Identity(), N)) * np.sqrt(SCHEME.epochs)
+    assert dense < banded < toeplitz < identity
+    unequal = unamplified.optimize(SCHEME, strategy="dense", equal_columns=False, tolerance=1e-12)
+    assert unequal.rmse < dense
+    assert sensitivity(unequal.strategy, SCHEME).value == pytest.approx(1, rel=1e-9)
+
+
+def test_columns_have_one_norm_as_cyclic_poisson_needs(optima) -> None:
+    norms = np.linalg.norm(np.asarray(optima["banded"].strategy.materialize(N)), axis=0)
+    np.testing.assert_allclose(norms, SCHEME.epochs**-0.5, rtol=1e-12)
+
+
+def test_more_bands_than_bins_normalizes_modes() -> None:
+    found = unamplified.optimize(SCHEME, strategy="banded", bands=12, steps=60)
+    assert found.sensitivity == pytest.approx(1, rel=1e-9)
+    narrow = unamplified.optimize(SCHEME, strategy="banded", bands=8)
+    assert found.rmse < narrow.rmse * 1.001
+
+
+def test_min_separation_with_few_bands_is_the_fixed_order_problem(optima) -> None:
+    scheme = MinSeparation(iterations=N, separation=8, max_participations=3)
+    found = unamplified.optimize(scheme, strategy="banded", bands=4, tolerance=1e-12)
+    assert found.rmse == pytest.approx(optima["banded"].rmse, rel=1e-6)
+    with pytest.raises(UsageError, match="overlap"):
+        unamplified.optimize(scheme, strategy="banded", bands=9)
+
+
+def test_other_workloads(optima) -> None:
+    workload = Momentum(0.9, np.ones(N))
+    found = unamplified.optimize(SCHEME, strategy="banded", bands=4, workload=workload)
+    other = optima["banded"].strategy
+    assert found.rmse < float(error.rmse(workload, other, N))
+
+
+def test_bad_input_is_named() -> None:
+    for settings, name in [
+        ({"strategy": "tree"}, "strategy"),
+        ({"bands": 0}, "bands"),
+        ({"strategy": "dense", "init": SquareRoot()}, "init"),
+    ]:
+        with pytest.raises(UsageError, match=name):
+            unamplified.optimize(SCHEME, **settings)
+    with pytest.raises(UsageError, match="scheme"):
+        unamplified.optimize(dataclasses.replace(SCHEME).describe())  # type: ignore[arg-type]
