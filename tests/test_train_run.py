@@ -1,0 +1,254 @@
+"""Whole runs by the command line: report, refusal, kill -9 and resume, configuration."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from jax.experimental.compilation_cache import compilation_cache
+from mfopt_cli.commands.train import command
+from safetensors.numpy import load_file
+from train_fixtures import synthetic_store
+
+from mfopt._check import UsageError
+from mfopt.training import config, metrics, run
+from mfopt.training.config import TrainConfig
+from mfopt.training.data.store import METADATA
+
+SMALL = {
+    "length": 8, "width": 8, "layers": 1, "heads": 2, "records_per_user": 2, "microbatch": 4,
+    "checkpoint_every": 2, "evaluate_every": 3, "tensorboard": False, "learning_rate": 0.01,
+}  # fmt: skip
+POISSON = {"sampling": "poisson:probability=0.3,iterations=6", "epsilon": 8.0, "delta": 1e-4}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled(tmp_path_factory):
+    """A compilation cache for this module: its runs share most of their compiled functions."""
+    folder = tmp_path_factory.mktemp("compiled")
+    names = {
+        "jax_compilation_cache_dir": str(folder),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in names}
+    for name, value in names.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield {name.upper(): str(value) for name, value in names.items()}
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def write_store(store, folder):
+    folder.mkdir(parents=True)
+    for name in ("tokens", "record_offsets", "user_offsets"):
+        np.save(folder / f"{name}.npy", getattr(store, name))
+    np.save(folder / "user_names.npy", np.zeros(0, np.uint8))
+    np.save(folder / "name_offsets.npy", np.zeros(store.num_users + 1, np.int64))
+    (folder / METADATA).write_text(json.dumps(store.metadata))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write_store(synthetic_store(num_users=20, empty_users=(3,)), folder / "train")
+    write_store(synthetic_store(num_users=5, seed=1), folder / "held-out-users")
+    write_store(synthetic_store(num_users=9, seed=2), folder / "public")
+    return folder
+
+
+def settings_for(data, output, **changes):
+    return TrainConfig(**{**SMALL, **POISSON, "data": str(data), "output": str(output), **changes})
+
+
+def exported(folder):
+    return load_file(folder / "model" / "model.safetensors")
+
+
+def test_a_run_writes_all_it_promises(data, tmp_path):
+    settings = settings_for(data, tmp_path / "run", tensorboard=True, pretrain_steps=3)
+    summary = run.execute(run.prepare(settings), progress=False)
+    folder = tmp_path / "run"
+    assert summary["steps"] == 6 and summary["evaluated_after"] == 6
+    assert set(summary["after"]) == {"held-out-users"}
+    report = json.loads((folder / "privacy-report.json").read_text())
+    assert report == summary["privacy"] and report["holds"] and report["steps_done"] == 6
+    assert report["guarantee"]["epsilon"] == 8.0
+    assert report["guarantee"]["privacy_unit"] == "user"
+    rows = metrics.read_table(folder / "metrics.csv")
+    assert [int(row["step"]) for row in rows] == list(range(6))
+    evaluated = metrics.read_table(folder / "evaluation.csv")
+    assert [int(row["step"]) for row in evaluated] == [0, 3, 6]
+    assert (folder / "loss.png").stat().st_size > 1000
+    assert list((folder / "tensorboard").glob("events*"))
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "secret").stat().st_mode) == 0o600
+    assert config.load(folder / "config.toml") == settings
+    # the model alone: no optimizer, no noise
+    parameters = sum(array.size for array in exported(folder).values())
+    assert parameters == report["parameters"]
+    with pytest.raises(UsageError, match="holds a run already"):
+        run.prepare(settings)
+
+
+def test_metrics_that_are_not_private_can_be_left_out(data, tmp_path):
+    settings = settings_for(data, tmp_path / "run", private_metrics=False, steps=2)
+    run.execute(run.prepare(settings), progress=False)
+    assert not (tmp_path / "run" / "metrics.csv").exists()
+    assert (tmp_path / "run" / "evaluation.csv").exists()
+
+
+CHILD = """
+import sys, json
+from mfopt.training import run
+from mfopt.training.config import TrainConfig
+settings = TrainConfig(**json.loads(sys.argv[1]))
+run.execute(run.prepare(settings, resume=True), progress=False)
+"""
+
+
+def test_a_run_killed_at_any_moment_goes_on_bit_for_bit(data, tmp_path, compiled):
+    # seed pinned, so that the broken and the unbroken run can be compared
+    changes = {
+        "seed": 5,
+        "checkpoint_every": 1,
+        "sampling": "poisson:probability=0.3,iterations=40",
+    }
+    whole = settings_for(data, tmp_path / "whole", **changes)
+    run.execute(run.prepare(whole), progress=False)
+    broken = {**SMALL, **POISSON, "data": str(data), "output": str(tmp_path / "broken"), **changes}
+    table = tmp_path / "broken" / "metrics.csv"
+    killed = 0
+    for rows in (3, 11, 1000):
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, json.dumps(broken)], env={**os.environ, **compiled}
+        )
+        while child.poll() is None:
+            if len(metrics.read_table(table)) >= rows:
+                os.kill(child.pid, signal.SIGKILL)
+                killed += 1
+                break
+            time.sleep(0.002)
+        child.wait()
+    assert killed == 2 and child.returncode == 0
+    mine, other = exported(tmp_path / "broken"), exported(tmp_path / "whole")
+    for name in other:
+        np.testing.assert_array_equal(mine[name], other[name])
+    for name in ("metrics.csv", "evaluation.csv"):
+        a, b = (metrics.read_table(tmp_path / which / name) for which in ("broken", "whole"))
+        for row in (*a, *b):
+            row.pop("tokens_per_second", None)
+        assert a == b
+
+
+def test_a_resumed_run_must_be_the_same_run(data, tmp_path):
+    settings = settings_for(data, tmp_path / "run", steps=2)
+    run.execute(run.prepare(settings), progress=False)
+    others = [
+        {"clip_norm": 0.5},
+        {"records_per_user": 3},
+        {"sampling": "poisson:probability=0.3,iterations=7"},
+        {"epsilon": 9.0},
+        {"normalizer": 5.0},
+        {"model_seed": 1},
+    ]
+    for change in others:
+        other = settings_for(data, tmp_path / "run", **change)
+        with pytest.raises(UsageError, match=r"resume|its noise are not"):
+            run.execute(run.prepare(other, resume=True), progress=False)
+    changed = tmp_path / "changed"
+    write_store(synthetic_store(num_users=20, seed=9), changed / "train")
+    write_store(synthetic_store(num_users=5, seed=1), changed / "held-out-users")
+    with_other_data = run.prepare(settings_for(changed, tmp_path / "run"), resume=True)
+    with pytest.raises(UsageError, match="data"):
+        run.execute(with_other_data, progress=False)
+    # and what changes no number may change; the run then reaches its end and not one step more
+    more = settings_for(data, tmp_path / "run", keep=1, evaluate_every=0)
+    summary = run.execute(run.prepare(more, resume=True), progress=False)
+    assert summary["steps"] == 6
+    with pytest.raises(UsageError, match="covers 6 steps"):
+        run.prepare(settings_for(data, tmp_path / "run", steps=7), resume=True)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm": "els", "selection": "longest"},
+        {"algorithm": "group", "epsilon": 20.0},
+        {"algorithm": "els", "privacy_unit": "record", "batch_size": 40},
+        {"algorithm": "none", "epsilon": 0.0, "delta": 0.0, "selection": "chunk"},
+        {"selection": "highest-perplexity", "lora_rank": 2},
+        {"sampling": "fixed-order:bins=3,epochs=2", "per_layer": True, "optimizer": "adafactor"},
+        {"sampling": "cyclic-poisson:probability=0.5,bands=2,iterations=4", "normalized": False},
+    ],
+    ids=lambda c: c.get("algorithm", "uls") + " " + c.get("selection", c.get("sampling", ""))[:12],
+)
+def test_every_algorithm_runs(data, tmp_path, changes):
+    settings = settings_for(data, tmp_path / "run", steps=2, evaluate_every=0, **changes)
+    summary = run.execute(run.prepare(settings), progress=False)
+    assert summary["steps"] == 2
+    assert all(np.isfinite(array).all() for array in exported(tmp_path / "run").values())
+    if settings.algorithm == "none":
+        assert summary["privacy"] is None
+    else:
+        guarantee = summary["privacy"]["guarantee"]
+        assert guarantee["epsilon"] == pytest.approx(settings.epsilon)
+        assert guarantee["privacy_unit"] == settings.privacy_unit
+        assert guarantee["delta"] <= 1e-4 * (1 + settings.delta_share)
+
+
+def test_settings_round_trip_and_refuse_what_is_unknown(tmp_path):
+    settings = TrainConfig(**POISSON, records_per_user=3, per_layer=True, output="a b")
+    path = tmp_path / "c.toml"
+    path.write_text(settings.to_toml())
+    assert config.load(path) == settings
+    assert config.load(path, {"length": 7, "data": None}).length == 7
+    moved = config.load(path, {"output": "elsewhere", "keep": 9})
+    assert moved.fingerprint == settings.fingerprint
+    assert config.load(path, {"clip_norm": 2.0}).fingerprint != settings.fingerprint
+    for text, match in [
+        ("[privacy]\nepsilom = 1.0\n", "epsilom"),
+        ("[data]\nepsilon = 1.0\n", "epsilon"),
+        ("[extra]\na = 1\n", "tables"),
+        ("[data]\nlength = 1.5\n", "length"),
+        ("[data]\nlength = true\n", "length"),
+        ("[data\n", "TOML"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(UsageError, match=match):
+            config.load(path, POISSON)
+    with pytest.raises(UsageError, match="either"):
+        TrainConfig()
+    with pytest.raises(UsageError, match="needed with"):
+        TrainConfig(sampling=POISSON["sampling"])
+    for bad in ("poisson:probability=x,iterations=3", "poisson:rate=1", "dice:bins=3", "poisson"):
+        with pytest.raises(UsageError, match="sampling"):
+            TrainConfig(**{**POISSON, "sampling": bad})
+
+
+def test_the_command_line(data, tmp_path):
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in {
+        **SMALL, **POISSON, "data": data, "output": tmp_path / "run", "steps": 2,
+    }.items() if not isinstance(value, bool)]  # fmt: skip
+    flags.append("--no-tensorboard")
+    runner = CliRunner()
+    shown = runner.invoke(command, [*flags, "--show-config"])
+    assert shown.exit_code == 0 and "width = 8" in shown.output
+    asked = runner.invoke(command, [*flags, "--report-only"])
+    assert asked.exit_code == 0 and "epsilon, delta    8, 0.0001" in asked.stderr
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    done = runner.invoke(command, [*flags, "--quiet"], catch_exceptions=False)
+    assert done.exit_code == 0 and "2 steps done" in done.stdout
+    again = runner.invoke(command, [*flags, "--resume", "--json", "--quiet", "--steps=4"])
+    assert json.loads(again.stdout)["steps"] == 4
+    wrong = runner.invoke(command, [*flags, "--quiet"])
+    assert isinstance(wrong.exception, UsageError) and "--resume" in str(wrong.exception)
