@@ -91,7 +91,11 @@ class Cache:
     def load(self, task: Task) -> Result | None:
         """The result, or None where there is none or its file is damaged (it is made again)."""
         try:
-            with np.load(self.path(task), allow_pickle=False) as archive:
+            # numpy leaves a file open whose zip is damaged, so it is opened here
+            with (
+                self.path(task).open("rb") as stream,
+                np.load(stream, allow_pickle=False) as archive,
+            ):
                 arrays = {name: archive[name] for name in archive.files}
             record = json.loads(str(arrays.pop("record")[()]))
         except (FileNotFoundError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):

@@ -32,6 +32,7 @@ class Curve(NamedTuple):
       label: in the legend.
       x, y: points.
       low, high: borders of a 95% band, or None.
+      like: label of a curve whose colour this one shares, dashed.
     """
 
     label: str
@@ -39,6 +40,7 @@ class Curve(NamedTuple):
     y: Sequence[float]
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
+    like: str | None = None
 
 
 class Panel(NamedTuple):
@@ -97,13 +99,13 @@ def _panel(axis: Axes, panel: Panel, labels: Sequence[str], handles: dict[str, A
     if panel.zero_line:
         axis.axhline(0, color="0.6", linewidth=1, zorder=1)
     for index, curve in enumerate(panel.curves):
-        place = labels.index(curve.label)
+        place = labels.index(curve.like or curve.label)
         colour = COLOURS[place % len(COLOURS)]
-        style = DASHES[place // len(COLOURS) % len(DASHES)]
-        many = len(curve.x) > 30
+        style = "--" if curve.like else DASHES[place // len(COLOURS) % len(DASHES)]
+        mark = MARKERS[labels.index(curve.label) % len(MARKERS)] if len(curve.x) <= 30 else ""
         (handle,) = axis.plot(
             curve.x, curve.y, color=colour, linestyle=style if panel.lines else "",
-            marker="" if many else MARKERS[place % len(MARKERS)], markersize=5, linewidth=1.6,
+            marker=mark, markersize=5, linewidth=1.6,
         )  # fmt: skip
         handles.setdefault(curve.label, handle)
         if curve.low is not None and curve.high is not None:

@@ -8,6 +8,7 @@ unit under add-remove adjacency, prefix sums, σ relative to the clip norm.
 from __future__ import annotations
 
 import json
+import os
 import platform
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ import numpy as np
 
 from mfopt import _check, error, strategies
 from mfopt.accounting import Mechanism, account, dominating_pair
-from mfopt.calibration import calibrate
+from mfopt.calibration import calibrate, release
 from mfopt.experiments.accounts import run_account, run_filter, run_group_baseline
 from mfopt.experiments.cache import Result, Task
 from mfopt.optimize import optimize, unamplified
@@ -71,6 +72,16 @@ def sigma_task(
         "sigma", (source,), sampling=sampling, bins=bins, epochs=epochs,
         epsilon=float(epsilon), delta=delta, **extra,
     )  # fmt: skip
+
+
+def certified_task(source: Task, samples: int = 2**17) -> Task:
+    """The least σ that is certified for the C of an :func:`amplified_task`."""
+    return Task.of("certified", (source,), samples=samples, **_target(source))
+
+
+def _target(source: Task) -> dict[str, Any]:
+    given = source.arguments
+    return {name: given[name] for name in ("bins", "epochs", "epsilon", "delta", "seed")}
 
 
 def strategy_of(result: Result) -> Strategy:
@@ -148,6 +159,24 @@ def _sigma(
     )  # fmt: skip
 
 
+def _certified(
+    source: Result, *, bins: int, epochs: int, epsilon: float, delta: float, seed: int, samples: int
+) -> Result:
+    pair = dominating_pair.exact(strategy_of(source), BallsInBins(bins, epochs))
+    certificate, estimate = release(
+        pair, epsilon, delta, samples=samples, seed=2 * seed + 1,
+        start=source.record.get("start_sigma"),
+    )  # fmt: skip
+    guarantee = certificate.guarantee("example").describe()
+    return Result(
+        {
+            "guarantee": guarantee,
+            "estimated_noise_multiplier": estimate.noise_multiplier,
+            "estimate_relative_error": estimate.relative_error,
+        }
+    )
+
+
 def _scheme(sampling: str, strategy: Strategy, bins: int, epochs: int) -> Any:
     n = bins * epochs
     if sampling == UNAMPLIFIED:
@@ -182,10 +211,18 @@ TASKS: dict[str, Callable[..., Result]] = {
     "unamplified": _unamplified,
     "amplified": _amplified,
     "sigma": _sigma,
+    "certified": _certified,
     "account": run_account,
     "group-baseline": run_group_baseline,
     "filter": run_filter,
 }
+
+
+def device() -> str:
+    """What computed a result, in words without the machine's name."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    name = "CPU" if jax.default_backend() == "cpu" else jax.devices()[0].device_kind
+    return f"{name}, {cores} cores ({platform.machine()})"
 
 
 def run(task: Task, needed: list[Result]) -> Result:
@@ -196,7 +233,7 @@ def run(task: Task, needed: list[Result]) -> Result:
         **result.record,
         "task": json.loads(json.dumps({"name": task.name, **task.arguments})),
         "seconds": round(time.perf_counter() - begun, 3),
-        "device": f"{jax.default_backend()} ({platform.machine()})",
+        "device": device(),
         "made": time.strftime("%Y-%m-%d", time.gmtime()),
     }
     return Result(record, result.arrays)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -55,8 +54,8 @@ def numbers(name: str, text: str) -> tuple[float, ...]:
 )  # fmt: skip
 @click.option(
     "--out", type=click.Path(path_type=Path),
-    help="Stem of the files STEM.csv, STEM.json, STEM-rmse, STEM-improvement and STEM-memory "
-    "(.png and .svg).",
+    help="Stem of the files STEM.csv, STEM.json, STEM.txt, and of the plots STEM-rmse, "
+    "STEM-improvement and STEM-memory (.png and .svg).",
 )  # fmt: skip
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of the table.")
 @options.force
@@ -78,7 +77,7 @@ def command(
       mfopt compare --epochs 8 --iters 32 --eps 2 --include dpsgd,blt-4 --baseline dpsgd+poisson
     """
     from mfopt import _check
-    from mfopt.experiments import comparison
+    from mfopt.experiments import artifacts, comparison
     from mfopt.experiments.cache import Cache, default_folder
 
     chosen = [name for part in include for name in part.split(",") if name]
@@ -114,7 +113,7 @@ def command(
     rows = [min(candidates, key=lambda row: row.rmse) for candidates in found.values()]
     if out is not None:
         sizes = [row for candidates in found.values() for row in candidates]
-        for path in _write(out, setting, rows, sizes, baseline):
+        for path in artifacts.write_comparison(out, setting, rows, sizes, baseline):
             if not quiet and not as_json:
                 click.echo(f"wrote {path}", err=True)
     if as_json:
@@ -130,34 +129,11 @@ def command(
         click.echo(comparison.text_table(rows, baseline))
 
 
-def _names(out: Path) -> dict[str, Path]:
-    return {part: out.with_name(f"{out.name}-{part}") for part in ("rmse", "improvement", "memory")}
-
-
 def _check_outputs(out: Path, force: bool) -> None:
     from mfopt.experiments import plots
 
-    files = [out.with_name(f"{out.name}.csv"), out.with_name(f"{out.name}.json")]
-    for stem in _names(out).values():
-        files += [stem.with_name(f"{stem.name}.{kind}") for kind in plots.FORMATS]
-    plots.check_outputs(files, force=force)
-
-
-def _write(out: Path, setting: Any, rows: Any, sizes: Any, baseline: str | None) -> list[Path]:
-    from mfopt.experiments import comparison, plots
-    from mfopt.experiments import comparison_plots as panels
-
-    names = _names(out)
-    written = [
-        plots.write(out.with_name(f"{out.name}.csv"), comparison.csv_text(rows, baseline)),
-        plots.write(
-            out.with_name(f"{out.name}.json"), comparison.json_text(setting, rows, baseline) + "\n"
-        ),
-        *plots.save(plots.draw([panels.rmse_panel(setting, rows)]), names["rmse"]),
+    ends = [".csv", ".json", ".txt"]
+    ends += [
+        f"-{part}.{kind}" for part in ("rmse", "improvement", "memory") for kind in plots.FORMATS
     ]
-    if baseline is not None and len(setting.include) > 1:
-        panel = panels.improvement_panel(setting, rows, baseline)
-        written += plots.save(plots.draw([panel]), names["improvement"])
-    middle = setting.epsilons[len(setting.epsilons) // 2]
-    panel = panels.pareto_panel(setting, sizes, middle)
-    return written + plots.save(plots.draw([panel]), names["memory"])
+    plots.check_outputs([out.with_name(f"{out.name}{end}") for end in ends], force=force)

@@ -17,6 +17,11 @@ from mfopt_cli import display, options
     "--out", type=click.Path(path_type=Path), default=Path("figures"), show_default=True,
     help="Folder to write NAME.png, NAME.svg and NAME.csv (tables: .txt and .csv) into.",
 )  # fmt: skip
+@click.option(
+    "--artifacts", "folder", type=click.Path(path_type=Path), metavar="DIR",
+    help="Rebuild the named artifacts in DIR (figures, factorizations such as blt-4-16x128-eps2, "
+    "grid, comparison-16x128) and note them in DIR/manifest.json.",
+)  # fmt: skip
 @click.option("--jobs", type=int, help="Worker processes. [default: half the cores]")
 @click.option(
     "--cache", type=click.Path(path_type=Path),
@@ -25,8 +30,8 @@ from mfopt_cli import display, options
 @options.force
 @options.output
 def command(
-    names: tuple[str, ...], listing: bool, out: Path, jobs: int | None, cache: Path | None,
-    force: bool, as_json: bool, quiet: bool,
+    names: tuple[str, ...], listing: bool, out: Path, folder: Path | None,
+    jobs: int | None, cache: Path | None, force: bool, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Make tables and figures of the papers with this library, each with its data as CSV.
 
@@ -37,6 +42,7 @@ def command(
     Examples:
       mfopt figures --list
       mfopt figures user-level-1 near-exact-2a --out plots
+      mfopt figures --artifacts artifacts blt-4-8x32-eps2
     """
     from mfopt import _check
     from mfopt.experiments import figures, plots
@@ -52,17 +58,30 @@ def command(
         return
     if not names:
         raise _check.reject("NAME", "", "name a figure, or all", "See `mfopt figures --list`.")
-    chosen = list(dict.fromkeys(found for name in names for found in figures.expand(name)))
     if jobs is not None:
         _check.integer("jobs", jobs)
+    store = Cache(cache or default_folder())
+    live = display.Live(not quiet and not as_json)
+    if folder is not None:
+        from mfopt.experiments import artifacts
+
+        wanted = [name for given in names for name in _artifacts(given)]
+        made = artifacts.rebuild(
+            wanted, folder, store, jobs=jobs,
+            progress=lambda name, done, total, text: live.update(
+                f"{name}: {done}/{total} cells  {text}", now=True
+            ),
+        )  # fmt: skip
+        live.close()
+        _report([str(path) for path in made], as_json, quiet)
+        return
+    chosen = list(dict.fromkeys(found for name in names for found in figures.expand(name)))
     if out.exists() and not out.is_dir():
         raise _check.reject("out", str(out), "is not a folder")
     out.mkdir(parents=True, exist_ok=True)
     plots.check_outputs(
         [path for name in chosen for path in figures.outputs(name, out)], force=force
     )
-    store = Cache(cache or default_folder())
-    live = display.Live(not quiet and not as_json)
     written: list[str] = []
     for position, name in enumerate(chosen, 1):
 
@@ -73,6 +92,19 @@ def command(
 
         written += [str(p) for p in figures.make(name, out, store, jobs=jobs, progress=progress)]
     live.close()
+    _report(written, as_json, quiet)
+
+
+def _artifacts(name: str) -> list[str]:
+    from mfopt.experiments import artifacts, figures
+
+    known = artifacts.names()
+    if name == "all":
+        return known
+    return [name] if name in known else figures.expand(name)
+
+
+def _report(written: list[str], as_json: bool, quiet: bool) -> None:
     if as_json:
         click.echo(json.dumps({"written": written}, indent=2))
     elif not quiet:

@@ -60,9 +60,9 @@ def groups(context: Context) -> Drawing:
     for sigma in GROUP_SIGMAS:
         black = [(k, found[lemma(sigma, k)].record["epsilon"]) for k in GROUP_SIZES]
         shown = [(k, e) for k, e in black if e is not None]
-        curves.append(
-            Curve(f"black box, σ = {sigma:g}", [k for k, _ in shown], [e for _, e in shown])
-        )
+        label, like = f"black box, σ = {sigma:g}", f"mixture of Gaussians, σ = {sigma:g}"
+        x, y = [k for k, _ in shown], [e for _, e in shown]
+        curves.append(Curve(label, x, y, like=like))
     panel = Panel(
         curves, "ELS, 2,000 rounds at probability 1/100", "examples per user G (log scale)",
         f"user-level ε at δ = {DELTA:g} (log scale)", log_y=True,

@@ -1,0 +1,244 @@
+"""The ``artifacts/`` folder: small results with a manifest that says how each was made.
+
+Every artifact has a name, a builder in this library, and an entry in ``manifest.json``: files with
+their SHA-256, the command that rebuilds it, version, seed, device, and the seconds of computing
+behind it (the sum over the cells it was made of, whether cached or not).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mfopt import _check
+from mfopt._version import __version__
+from mfopt.experiments import comparison, comparison_plots, figures, plots, tasks
+from mfopt.experiments.cache import Cache, Task
+from mfopt.experiments.runner import Progress, run_all
+from mfopt.factorization import Factorization
+from mfopt.guarantee import Guarantee
+from mfopt.sampling import BallsInBins
+from mfopt.workloads import PrefixSums
+
+MANIFEST = "manifest.json"
+EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+SETTINGS = tuple((epochs, bins) for epochs in (8, 16, 32) for bins in (32, 64, 128))
+DELTA, SEED = 1e-5, 0
+KINDS = {"blt-4": ("blt", 4), "toeplitz": ("toeplitz", 0)}
+COMPARISON = "comparison-16x128"
+GRID = "grid"
+
+
+class Built(NamedTuple):
+    """Files that were written, and the tasks behind them."""
+
+    files: Sequence[Path]
+    tasks: Sequence[Task]
+
+
+Build = Callable[[Path, Cache, int | None, Progress], Built]
+
+
+def names() -> list[str]:
+    """Every artifact, in the order in which they build on one another's cells."""
+    return [*_factorizations(), GRID, COMPARISON, *figures.FIGURES]
+
+
+def _factorizations() -> dict[str, tuple[str, int, int, float]]:
+    return {
+        f"{kind}-{epochs}x{bins}-eps{epsilon:g}": (kind, epochs, bins, epsilon)
+        for epochs, bins in SETTINGS
+        for epsilon in EPSILONS
+        for kind in KINDS
+    }
+
+
+def grid_tasks(kind: str, epochs: int, bins: int, epsilon: float) -> tuple[Task, Task, Task]:
+    """(C, σ estimate, certificate) of one cell of the grid."""
+    form, buffers = KINDS[kind]
+    source = tasks.amplified_task(form, bins, epochs, epsilon, DELTA, buffers=buffers, seed=SEED)
+    sigma = tasks.sigma_task(source, tasks.BALLS, bins, epochs, epsilon, DELTA, seed=SEED)
+    return source, sigma, tasks.certified_task(source)
+
+
+def factorization(
+    kind: str, epochs: int, bins: int, epsilon: float, cache: Cache, *, jobs: int | None = None,
+    progress: Progress = lambda done, total, message: None,
+) -> Factorization:  # fmt: skip
+    """One cell of the grid as a certified factorization."""
+    source, _, certified = grid_tasks(kind, epochs, bins, epsilon)
+    found = run_all([source, certified], cache, jobs=jobs, progress=progress)
+    record = found[certified].record
+    guarantee = Guarantee(**record["guarantee"])
+    return Factorization(
+        tasks.strategy_of(found[source]), guarantee.noise_multiplier, BallsInBins(bins, epochs),
+        PrefixSums(), guarantee,
+        provenance={
+            "version": __version__, "command": command(f"{kind}-{epochs}x{bins}-eps{epsilon:g}"),
+            "seed": SEED, "device": record["device"], "made": record["made"],
+            "estimated_noise_multiplier": record["estimated_noise_multiplier"],
+            "estimate_relative_error": record["estimate_relative_error"],
+            "optimizer_status": found[source].record["status"],
+            "optimizer_seconds": found[source].record["seconds"],
+        },
+    )  # fmt: skip
+
+
+def command(name: str) -> str:
+    """The command that rebuilds an artifact."""
+    return f"mfopt figures --artifacts artifacts {name}"
+
+
+def _build(name: str, folder: Path, cache: Cache, jobs: int | None, progress: Progress) -> Built:
+    factorizations = _factorizations()
+    if name in factorizations:
+        kind, epochs, bins, epsilon = factorizations[name]
+        made = factorization(kind, epochs, bins, epsilon, cache, jobs=jobs, progress=progress)
+        place = _made(folder / "factorizations") / f"{name}.npz"
+        source, _, certified = grid_tasks(kind, epochs, bins, epsilon)
+        return Built([made.save(place, force=True)], [source, certified])
+    if name == GRID:
+        return _grid(folder, cache, jobs, progress)
+    if name == COMPARISON:
+        return _comparison(folder, cache, jobs, progress)
+    recorder = _Recording(cache.folder)
+    place = _made(folder / "figures")
+    files = figures.make(name, place, recorder, jobs=jobs, progress=progress)
+    return Built(files, list(recorder.seen))
+
+
+class _Recording(Cache):
+    """A cache that notes which tasks were read: an artifact's seconds are theirs."""
+
+    def __init__(self, folder: str | Path) -> None:
+        super().__init__(folder)
+        self.seen: dict[Task, None] = {}
+
+    def load(self, task: Task) -> Any:
+        result = super().load(task)
+        if result is not None:
+            self.seen[task] = None
+        return result
+
+
+def _grid(folder: Path, cache: Cache, jobs: int | None, progress: Progress) -> Built:
+    """σ and RMSE of all cells, BLT-4 and Toeplitz."""
+    cells = [
+        (kind, epochs, bins, epsilon, grid_tasks(kind, epochs, bins, epsilon)[:2])
+        for kind, epochs, bins, epsilon in _factorizations().values()
+    ]
+    wanted = [task for *_, pair in cells for task in pair]
+    found = run_all(wanted, cache, jobs=jobs, progress=progress)
+    lines = [
+        "kind,epochs,bins,epsilon,delta,noise_multiplier,rmse,relative_error,optimizer_seconds"
+    ]
+    for kind, epochs, bins, epsilon, (source, sigma) in cells:
+        r = found[sigma].record
+        lines.append(
+            f"{kind},{epochs},{bins},{epsilon:g},{DELTA:g},{r['noise_multiplier']!r},"
+            f"{r['rmse']!r},{r['relative_error']!r},{found[source].record['seconds']}"
+        )
+    place = _made(folder / "tables") / "grid.csv"
+    return Built([plots.write(place, "\n".join(lines) + "\n")], wanted)
+
+
+def _comparison(folder: Path, cache: Cache, jobs: int | None, progress: Progress) -> Built:
+    """The whole comparison at 16 epochs × 128 iterations, with its plots."""
+    setting = comparison.Setting(128, 16, EPSILONS, DELTA)
+    recorder = _Recording(cache.folder)
+    sizes = comparison.every_size(setting, recorder, jobs=jobs, progress=progress)
+    rows = [min(candidates, key=lambda row: row.rmse) for candidates in sizes.values()]
+    every = [row for candidates in sizes.values() for row in candidates]
+    files = write_comparison(_made(folder / "tables") / COMPARISON, setting, rows, every)
+    return Built(files, list(recorder.seen))
+
+
+def write_comparison(
+    stem: Path,
+    setting: comparison.Setting,
+    rows: Sequence[comparison.Row],
+    sizes: Sequence[comparison.Row],
+    baseline: str | None = comparison.DEFAULT_BASELINE,
+) -> list[Path]:
+    """STEM.csv, .json, .txt and plots of RMSE, improvement over ``baseline``, and memory."""
+
+    def name(part: str) -> Path:
+        return stem.with_name(f"{stem.name}{part}")
+
+    written = [
+        plots.write(name(".csv"), comparison.csv_text(rows, baseline)),
+        plots.write(name(".json"), comparison.json_text(setting, rows, baseline) + "\n"),
+        plots.write(name(".txt"), comparison.text_table(rows, baseline) + "\n"),
+        *plots.save(plots.draw([comparison_plots.rmse_panel(setting, rows)]), name("-rmse")),
+    ]
+    if baseline is not None and len(setting.include) > 1:
+        panel = comparison_plots.improvement_panel(setting, rows, baseline)
+        written += plots.save(plots.draw([panel]), name("-improvement"))
+    middle = setting.epsilons[len(setting.epsilons) // 2]
+    panel = comparison_plots.pareto_panel(setting, sizes, middle)
+    return written + plots.save(plots.draw([panel]), name("-memory"))
+
+
+def rebuild(
+    chosen: Sequence[str],
+    folder: Path,
+    cache: Cache,
+    *,
+    jobs: int | None = None,
+    progress: Callable[[str, int, int, str], None] = lambda name, done, total, message: None,
+) -> list[Path]:
+    """Build artifacts into ``folder`` and note each in its manifest, replacing what is there.
+
+    Raises:
+      UsageError: an unknown name.
+      FailureError: a certificate was refused.
+    """
+    known = names()
+    for name in chosen:
+        if name not in known:
+            raise _check.reject("artifact", name, "is not known", "See `mfopt figures --list`.")
+    folder.mkdir(parents=True, exist_ok=True)
+    written: list[Path] = []
+    for name in chosen:
+
+        def report(done: int, total: int, message: str, name: str = name) -> None:
+            progress(name, done, total, message)
+
+        built = _build(name, folder, cache, jobs, report)
+        _note(folder, name, built, cache)
+        written += built.files
+    return written
+
+
+def _note(folder: Path, name: str, built: Built, cache: Cache) -> None:
+    records = [found.record for task in built.tasks if (found := cache.load(task)) is not None]
+    entry = {
+        "files": {
+            path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(built.files)
+        },
+        "command": command(name),
+        "version": __version__,
+        "seed": SEED,
+        "device": sorted({r["device"] for r in records}),
+        "seconds": round(sum(r["seconds"] for r in records), 1),
+        "made": max((r["made"] for r in records), default=time.strftime("%Y-%m-%d", time.gmtime())),
+    }
+    manifest = {**read_manifest(folder), name: entry}
+    text = json.dumps(manifest, indent=2, sort_keys=True) + "\n"
+    plots.write(folder / MANIFEST, text)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What the folder's manifest says, by artifact; empty where there is none."""
+    path = folder / MANIFEST
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

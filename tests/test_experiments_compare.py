@@ -1,0 +1,214 @@
+"""Cache, runner, comparison and its command line."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+from mfopt_cli.main import main
+
+from mfopt import FailureError, UsageError
+from mfopt.accounting import dominating_pair
+from mfopt.experiments import comparison, plots, runner, tasks
+from mfopt.experiments.cache import Cache, Result, Task
+from mfopt.experiments.comparison import Row, Setting
+from mfopt.experiments.runner import run_all
+from mfopt.sampling import BallsInBins
+
+BINS, EPOCHS = 8, 2
+FAMILIES = (
+    "dpsgd+unamplified", "dpsgd+poisson", "dpsgd+balls-in-bins", "banded+unamplified",
+    "banded+poisson", "banded+balls-in-bins", "sqrt", "tree", "banded-inverse-sqrt",
+)  # fmt: skip
+SETTING = Setting(BINS, EPOCHS, (1.0, 8.0), 1e-5, FAMILIES, (1, 4), samples=2**13)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
+    return Cache(tmp_path_factory.mktemp("cells"))
+
+
+@pytest.fixture(scope="module")
+def sizes(cache: Cache) -> dict:
+    return comparison.every_size(SETTING, cache, jobs=1)
+
+
+def test_key_depends_on_everything_and_not_on_order() -> None:
+    a = Task.of("sigma", bins=8, epsilon=1.0)
+    assert a.key == Task.of("sigma", epsilon=1.0, bins=8).key
+    others = [
+        Task.of("sigma", bins=8, epsilon=2.0), Task.of("fixed", bins=8, epsilon=1.0),
+        Task.of("sigma", (a,), bins=8, epsilon=1.0),
+    ]  # fmt: skip
+    assert len({a.key, *(task.key for task in others)}) == 4
+
+
+def test_cache_round_trip_and_damage(tmp_path) -> None:
+    store, task = Cache(tmp_path), Task.of("fixed", kind="sqrt", bands=1)
+    assert store.load(task) is None
+    store.store(task, Result({"x": 0.1}, {"C/a": np.arange(3.0)}))
+    found = store.load(task)
+    assert found is not None and found.record == {"x": 0.1}
+    np.testing.assert_array_equal(found.arrays["C/a"], np.arange(3.0))
+    content = store.path(task).read_bytes()
+    store.path(task).write_bytes(content[: len(content) // 2])
+    assert store.load(task) is None
+    assert [p.name for p in tmp_path.iterdir()] == [store.path(task).name]
+    with pytest.raises(UsageError, match="cache"):
+        Cache(store.path(task) / "below-a-file")
+
+
+def test_sweep_resumes_and_reports_progress(cache: Cache, sizes: dict) -> None:
+    seen: list[tuple[int, int]] = []
+    comparison.every_size(SETTING, cache, jobs=1, progress=lambda d, t, _: seen.append((d, t)))
+    assert seen == [(0, 0)]
+    planned = [task for c in comparison.plan(SETTING).values() for _, task in c]
+    lost = next(task for task in planned if "poisson" in task.settings)
+    cache.path(lost).unlink()
+    again = comparison.every_size(
+        SETTING, cache, jobs=1, progress=lambda d, t, _: seen.append((d, t))
+    )
+    assert seen[1:] == [(0, 1), (1, 1)]
+    assert again == sizes
+
+
+def test_processes_give_what_one_process_gives(tmp_path, sizes: dict) -> None:
+    small = SETTING._replace(include=("dpsgd+poisson", "sqrt"), epsilons=(1.0,))
+    found = comparison.every_size(small, Cache(tmp_path), jobs=2)
+    for key, rows in found.items():
+        assert rows[0].rmse == pytest.approx(sizes[key][0].rmse, rel=1e-12)
+
+
+def test_a_failing_task_raises_and_keeps_the_finished(tmp_path) -> None:
+    store = Cache(tmp_path)
+    good = tasks.fixed_task("sqrt")
+    bad = tasks.sigma_task(good, "poisson", BINS, EPOCHS, 1.0, 1e-5)  # not analysed
+    with pytest.raises(UsageError, match="strategy"):
+        run_all([bad], store, jobs=1)
+    assert store.has(good) and not store.has(bad)
+    with pytest.raises(FailureError, match="lost"):
+        runner._work(str(tmp_path / "other"), bad)
+
+
+def test_balls_in_bins_never_loses_to_unamplified_at_the_same_c(sizes: dict) -> None:
+    for family in ("dpsgd", "banded"):
+        for epsilon in SETTING.epsilons:
+            plain = {row.size: row for row in sizes[f"{family}+unamplified", epsilon]}
+            for row in sizes[f"{family}+balls-in-bins", epsilon]:
+                bound = plain[row.size].rmse * (1 + 4 * row.relative_error)
+                assert row.rmse < bound
+                # a control that must fail: amplification is no small change at this setting
+                assert not row.rmse > 0.99 * plain[row.size].rmse
+
+
+def test_sigmas_follow_their_definitions(sizes: dict, cache: Cache) -> None:
+    """Each σ, put back into an accountant called directly, gives δ."""
+    from dp_accounting import dp_event
+    from dp_accounting.pld import PLDAccountant
+
+    sigma = sizes["dpsgd+poisson", 1.0][0].noise_multiplier
+    event = dp_event.SelfComposedDpEvent(
+        dp_event.PoissonSampledDpEvent(1 / BINS, dp_event.GaussianDpEvent(sigma)), BINS * EPOCHS
+    )
+    accountant = PLDAccountant()
+    accountant.compose(event)
+    assert accountant.get_epsilon(1e-5) == pytest.approx(1.0, rel=1e-3)
+
+    row = next(r for r in sizes["banded+poisson", 1.0] if r.size == 4)
+    planned = dict(comparison.plan(SETTING)["banded+poisson", 1.0])
+    optimum = tasks.strategy_of(cache.load(planned[4].needs[0]))  # type: ignore[arg-type]
+    norm = np.linalg.norm(np.asarray(optimum.materialize(BINS * EPOCHS)), axis=0).max()
+    event = dp_event.SelfComposedDpEvent(
+        dp_event.PoissonSampledDpEvent(
+            4 / BINS, dp_event.GaussianDpEvent(row.noise_multiplier / norm)
+        ),
+        BINS * EPOCHS // 4,
+    )
+    accountant = PLDAccountant()
+    accountant.compose(event)
+    assert accountant.get_epsilon(1e-5) == pytest.approx(1.0, rel=1e-3)
+    assert dominating_pair.exact(optimum, BallsInBins(BINS, EPOCHS)).bins == BINS
+
+
+def test_best_size_and_improvement() -> None:
+    rows = [
+        Row("banded+poisson", 1.0, 4, 1.0, 10.0, 0.0, 3, "exact"),
+        Row("blt-4", 1.0, 4, 1.0, 9.0, 0.01, 4, "estimate"),
+    ]
+    change = comparison.improvements(rows, "banded+poisson")["blt-4", 1.0]
+    assert change.percent == pytest.approx(10)
+    assert change.low == pytest.approx(10 - 100 * 0.9 * 1.96 * 0.01, abs=1e-3)
+    assert change.high > change.percent
+    with pytest.raises(UsageError, match="baseline"):
+        comparison.improvements(rows, "tree")
+
+
+def test_amplified_optimum_beats_what_it_started_from(cache: Cache) -> None:
+    setting = SETTING._replace(include=("blt-2", "sqrt"), epsilons=(1.0,))
+    rows = {row.family: row for row in comparison.compare(setting, cache, jobs=1)}
+    assert rows["blt-2"].rmse < rows["sqrt"].rmse
+    assert rows["blt-2"].memory == 2
+    assert 0 < rows["blt-2"].relative_error < 0.02
+
+
+def test_families_expand_and_unknown_ones_are_refused() -> None:
+    assert comparison.expand(["blt"]) == ("blt-2", "blt-3", "blt-4", "blt-5")
+    assert comparison.expand(["banded+poisson"]) == ("banded+poisson",)
+    assert set(comparison.expand(["all"])) == set(comparison.FAMILIES)
+    with pytest.raises(UsageError, match="include"):
+        comparison.expand(["bltt"])
+
+
+def test_command_writes_table_csv_json_and_plots(tmp_path, cache: Cache, sizes, capsys) -> None:
+    arguments = [
+        "compare", "--epochs", "2", "--iters", "8", "--eps", "1,8", "--samples", "8192",
+        "--include", ",".join(FAMILIES), "--bands", "1,4", "--cache", str(cache.folder),
+        "--jobs", "1", "--out", str(tmp_path / "c"),
+    ]  # fmt: skip
+    main(arguments)
+    text = capsys.readouterr().out
+    assert "DP-SGD, Poisson" in text and "ε = 8" in text
+    listed = list(csv.DictReader(io.StringIO((tmp_path / "c.csv").read_text())))
+    assert len(listed) == 2 * len(FAMILIES)
+    for stem in ("c-rmse", "c-improvement", "c-memory"):
+        assert (tmp_path / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
+        assert (tmp_path / f"{stem}.svg").read_text().lstrip().startswith("<?xml")
+    best = {(r["family"], float(r["epsilon"])): float(r["rmse"]) for r in listed}
+    for key, rows in sizes.items():
+        assert best[key] == pytest.approx(min(row.rmse for row in rows))
+
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2 and "--force" in capsys.readouterr().err
+
+    main([*arguments[:-2], "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["baseline"] == "banded+poisson" and len(found["rows"]) == 2 * len(FAMILIES)
+    main([*arguments[:-2], "--csv", "--quiet"])
+    assert capsys.readouterr().out.startswith("family,epsilon")
+
+
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        (["--eps", "0"], "eps"), (["--eps", "one"], "eps"), (["--eps", ""], "eps"),
+        (["--include", "nothing"], "include"), (["--bands", "1.5"], "bands"),
+        (["--baseline", "tree"], "baseline"), (["--delta", "2"], "delta"),
+        (["--samples", "1"], "samples"), (["--out", "/nowhere/c"], "folder"),
+    ],
+)  # fmt: skip
+def test_command_names_bad_arguments(extra, named, tmp_path, capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["compare", "--epochs", "2", "--iters", "8", "--include", "dpsgd",
+              "--cache", str(tmp_path), *extra])  # fmt: skip
+    assert stop.value.code == 2
+    shown = capsys.readouterr().err
+    assert named in shown and "Traceback" not in shown
+
+
+def test_same_figure_same_bytes(tmp_path) -> None:
+    panel = plots.Panel([plots.Curve("a", [1, 2], [3, 4], [2, 3], [4, 5])], "t", "x", "y")
+    first = [p.read_bytes() for p in plots.save(plots.draw([panel]), tmp_path / "one")]
+    second = [p.read_bytes() for p in plots.save(plots.draw([panel]), tmp_path / "two")]
+    assert first == second

@@ -1,0 +1,97 @@
+"""The papers' figures: names, data, and the statements their text makes."""
+
+import csv
+
+import pytest
+from mfopt_cli.main import main
+
+from mfopt import UsageError
+from mfopt.experiments import figures
+from mfopt.experiments.cache import Cache
+from mfopt.experiments.figures.context import Context
+from mfopt.experiments.figures.mcmahan import PRINTED
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
+    return Context(Cache(tmp_path_factory.mktemp("cells")), jobs=1)
+
+
+def data(drawing, panel: int = 0) -> dict[str, dict[float, float]]:
+    curves = drawing.panels[panel].curves
+    return {c.label: dict(zip(c.x, c.y, strict=True)) for c in curves}
+
+
+def test_every_figure_that_was_promised_has_a_name() -> None:
+    expected = {f"near-exact-{i}" for i in range(8, 26)}
+    expected |= {f"near-exact-{i}" for i in ("2a", "2b", "3a", "3b", "4", "5")}
+    expected |= {"group-level-1", "group-level-2", "user-level-1", "user-level-2a"}
+    expected |= {"user-level-2b", "user-level-9", "privacy-unit-3", "privacy-unit-7"}
+    assert set(figures.FIGURES) == expected | {"fedavg-table-1"}
+    assert figures.FIGURES["near-exact-18"].what.startswith("16 epochs × 128")
+    assert figures.expand("all") == list(figures.FIGURES)
+    with pytest.raises(UsageError, match="figure"):
+        figures.expand("near-exact-99")
+
+
+def test_user_level_2a_group_size_has_almost_no_effect(context: Context) -> None:
+    for curve in data(figures.FIGURES["user-level-2a"].build(context)).values():
+        assert max(curve.values()) < 1.15 * min(curve.values())
+
+
+def test_user_level_2b_orthogonal_gradients_favour_users(context: Context) -> None:
+    drawing = figures.FIGURES["user-level-2b"].build(context)
+    for panel in range(len(drawing.panels)):
+        found = data(drawing, panel)
+        largest = max(found["ELS"])
+        assert found["ULS, L_ULS = L_ELS / √G_ULS"][largest] < found["ELS"][largest]
+        # conjecture 1 at the largest group
+        assert found["ELS"][largest] < found["ULS, L_ULS = L_ELS"][largest]
+
+
+def test_privacy_unit_filter_needs_concentration(context: Context) -> None:
+    """Chua et al., section 5.3: less noise with the filter only for τ/C below about 0.1."""
+    drawing = figures.FIGURES["privacy-unit-3"].build(context)
+    found = data(drawing)
+    filtered = found.pop("with filter (all users)")
+    for curve in found.values():
+        assert filtered[1.0] > curve[1.0]
+        assert filtered[0.01] < curve[0.01]
+
+
+def test_moments_table_agrees_with_the_printed_one(context: Context) -> None:
+    drawing = figures.FIGURES["fedavg-table-1"].build(context)
+    rows = list(csv.DictReader((drawing.csv or "").splitlines()))
+    assert len(rows) == 7 * len(PRINTED)
+    for row in rows:
+        printed, moments = float(row["epsilon_printed"]), float(row["epsilon_moments"])
+        tight = float(row["epsilon_pld"])
+        assert tight < moments
+        assert moments <= printed * 1.02 + 0.01
+
+
+def test_black_box_is_finite_where_it_should_be() -> None:
+    from mfopt.accounting import Mechanism, analysis
+    from mfopt.experiments.accounts import black_box
+    from mfopt.sampling import Poisson
+
+    scheme = Poisson(0.01, 200)
+    profile = analysis(Mechanism(scheme)).profile(4.0)  # type: ignore[attr-defined]
+    exact = analysis(Mechanism(scheme, group_size=2)).epsilon(4.0, 1e-6).epsilon
+    found = black_box(profile, 2, 1e-6)
+    assert found is not None and exact < found < 3 * exact
+    assert black_box(profile, 2000, 1e-6) is None
+
+
+def test_command_lists_and_writes(tmp_path, context: Context, capsys) -> None:
+    main(["figures", "--list"])
+    assert "near-exact-3b" in capsys.readouterr().out
+    arguments = ["figures", "user-level-2a", "--out", str(tmp_path), "--jobs", "1",
+                 "--cache", str(context.cache.folder)]  # fmt: skip
+    main(arguments)
+    assert "user-level-2a.png" in capsys.readouterr().out
+    assert {p.suffix for p in tmp_path.iterdir()} == {".png", ".svg", ".csv"}
+    for bad, named in [(arguments, "--force"), (["figures"], "NAME"), (["figures", "x"], "figure")]:
+        with pytest.raises(SystemExit) as stop:
+            main(bad)
+        assert stop.value.code == 2 and named in capsys.readouterr().err
