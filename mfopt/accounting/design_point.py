@@ -21,7 +21,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mfopt.accounting.dominating_pair import DominatingPair, log_hinge, privacy_loss
+from mfopt.accounting.dominating_pair import DominatingPair, add_tilt, log_hinge, privacy_loss
 
 _OUTER, _INNER = 8, 8  # damped fixed point on p; Newton on λ inside
 
@@ -137,13 +137,12 @@ def log_delta_add(
 ) -> jax.Array:
     """log δ̂ of the other direction, H(Q, P), from samples of N(−t m̄, σ²I).
 
-    m̄ is the mean mode. t is where Jensen's bound Y >= <m̄, X>/σ² − ḡ/2 crosses −ε, and 0 (plain
-    sampling from Q) where that is negative; any t is unbiased.
+    m̄ is the mean mode; t is :func:`add_tilt`, and any t is unbiased.
     """
     gram = pair.gram * jnp.exp(-2 * log_sigma)
     half = jnp.diagonal(gram) / 2
     mean_square = jnp.mean(gram)
-    t = jnp.maximum((epsilon - jnp.mean(half)) / mean_square, 0)
+    t = add_tilt(gram, epsilon)
     products = draws.normal @ pair.factor.T * jnp.exp(-log_sigma) - t * jnp.mean(gram, axis=0)
     loss = privacy_loss(products - half)
     log_weight = t * jnp.mean(products, axis=1) + t**2 * mean_square / 2

@@ -54,7 +54,7 @@ class FrozenSamples:
         self._size = size + size % 2  # antithetic pairs
         self._keys = [_chunks.subkey(key, i) for i in range(-(-samples // self._size))]
         self.samples = self._size * len(self._keys)
-        fits = 2 * 8 * self.samples * pair.bins <= _chunks.MEMORY_BUDGET
+        fits = self.samples * bytes_per_sample(pair.bins) <= _chunks.MEMORY_BUDGET
         self._terms = [self._make(k) for k in self._keys] if fits else None
 
     def _make(self, key: jax.Array) -> design_point.Terms:
@@ -87,6 +87,11 @@ class FrozenSamples:
             for key in self._keys
         ]
         return float(np.logaddexp.reduce(values) - np.log(len(values)))
+
+
+def bytes_per_sample(bins: int) -> int:
+    """Of kept :class:`~mfopt.accounting.design_point.Terms`: bins + 2·bins numbers and an index."""
+    return 8 * (3 * bins + 1)
 
 
 @functools.partial(jax.jit, static_argnums=3)

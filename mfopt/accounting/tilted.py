@@ -28,7 +28,7 @@ import numpy as np
 
 from mfopt._float64 import float64
 from mfopt.accounting import _chunks
-from mfopt.accounting.dominating_pair import DominatingPair, log_hinge, privacy_loss
+from mfopt.accounting.dominating_pair import DominatingPair, add_tilt, log_hinge, privacy_loss
 from mfopt.accounting.plain import scale
 
 MAX_ORDER = 256
@@ -99,7 +99,7 @@ def add_bound(
     """Upper confidence bound on H_{e^ε}(Q, P); the ceiling alone where it is <= ``negligible``."""
     gram, factor = scale(pair, noise_multiplier)
     square, half = float(np.mean(gram)), float(np.mean(np.diagonal(gram)) / 2)
-    t = max((epsilon - half) / square, 0.0)
+    t = float(add_tilt(gram, epsilon))
     # t = 0 is plain sampling from Q, with values in [0, 1]; t log t -> 0
     shape = t * np.log(t) - (1 + t) * np.log1p(t) if t > 0 else 0.0
     log_ceiling = -t * (epsilon - half) + t**2 * square / 2 + shape
