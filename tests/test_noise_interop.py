@@ -81,9 +81,10 @@ def test_jax_privacy_privatizer_correlates_its_own_draws_and_stops():
             out, _ = jax.jit(transformation.update)(params, state)
             assert np.all(np.isnan(out))
     np.testing.assert_allclose(rows["noise"], strategy.solve(np.array(rows["white"])), atol=1e-5)
-    # without a seed, two privatizers share no draw
+    # without a seed, no two states share a draw
+    transformation = privatizer(make(strategy))
     first, second = (
-        t.update(params, t.init(params))[0] for t in (privatizer(make(strategy)) for _ in "12")
+        transformation.update(params, transformation.init(params))[0] for _ in range(2)
     )
     assert not np.any(np.asarray(first) == np.asarray(second))
 

@@ -20,6 +20,31 @@ from mfopt.noise import _draws
 _DOMAIN = (np.uint32(0x6D666F70), np.uint32(0x74207A30))
 
 
+def choose(seed: Any, key: Any) -> np.ndarray:
+    """The key of a pinned ``seed``, a ``key`` that the caller keeps, or a new one.
+
+    A new key is refused inside jit, where it would become a constant of the compiled function:
+    every call of that function would draw the same noise.
+    """
+    if seed is not None and key is not None:
+        raise _check.reject("seed", seed, "give a seed or a key, not both")
+    if seed is not None:
+        return pinned(seed)
+    if key is not None:
+        return given(key)
+    if tracing():
+        raise _check.reject(
+            "seed", None, "init inside jit would compile one key into the function",
+            "Call init outside of jit, where each call draws a new key.",
+        )  # fmt: skip
+    return fresh()
+
+
+def tracing() -> bool:
+    """Whether the caller is being traced by jit, scan, grad or vmap."""
+    return isinstance(jax.lax.add(np.float32(0), np.float32(0)), jax.core.Tracer)
+
+
 def fresh() -> np.ndarray:
     """A new 64-bit key from the operating system, shape (2,) uint32; the same on all processes.
 

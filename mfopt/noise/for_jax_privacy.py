@@ -46,22 +46,25 @@ def privatizer(
 ) -> optax.GradientTransformation:
     """jax_privacy's matrix-factorization privatizer for our C, σ and clip norm.
 
-    jax_privacy draws the white noise (so its numbers are not those of ``stream.next``) from a
-    64-bit key of the operating system, where its own default is one of 2³¹ keys from numpy's
-    global generator. ``seed`` pins it, for experiments; ``key`` is a secret uint32 pair.
+    jax_privacy draws the white noise, so its numbers are not those of ``stream.next``. Each
+    ``init`` takes a new 64-bit key from the operating system, where jax_privacy keeps one key for
+    all states of a privatizer, by default one of 2³¹ from numpy's global generator. ``seed`` pins
+    it, for experiments; ``key`` is a secret uint32 pair, never used before.
 
     ``update`` raises :class:`NoiseExhaustedError` past the last step; inside jit the result is
     NaN.
     """
-    words = _keys.pinned(seed) if seed is not None else None
-    if words is None:
-        words = _keys.fresh() if key is None else _keys.given(key)
     inner = noise_addition.matrix_factorization_privatizer(
         inverse_as_streaming_matrix(stream),
         stddev=stream.stddev,
-        prng_key=jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32"),
+        prng_key=0,  # replaced in every state by init
         dtype=stream.dtype,
     )
+
+    def init(params: Any) -> Any:
+        words = jnp.asarray(_keys.choose(seed, key))
+        _, rest = inner.init(params)
+        return jax.random.wrap_key_data(words, impl="threefry2x32"), rest
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         step = jax.tree.leaves(state[1])[0]
@@ -69,4 +72,4 @@ def privatizer(
             raise NoiseExhaustedError.after(stream.iterations)
         return inner.update(updates, state, params)
 
-    return optax.GradientTransformation(inner.init, update)
+    return optax.GradientTransformation(init, update)

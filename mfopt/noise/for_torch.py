@@ -50,8 +50,6 @@ class TorchNoise:
         seed: int | None = None,
         key: Any = None,
     ) -> None:
-        if seed is not None and key is not None:
-            raise _check.reject("seed", seed, "give a seed or a key, not both")
         self.stream = stream
         self.pinned = seed is not None
         self.step = 0
@@ -60,10 +58,7 @@ class TorchNoise:
             raise _check.reject("parameters", [], "must hold at least one tensor")
         self._shapes = tuple(shape for shape, _ in self._like)
         self._counters = _draws.allocate(self._shapes, stream.iterations)
-        if seed is not None:
-            self._key = _keys.pinned(seed)
-        else:
-            self._key = _keys.fresh() if key is None else _keys.given(key)
+        self._key = _keys.choose(seed, key)
         self._dtype = _TYPES[stream.dtype]
         buffer_dtype = getattr(torch, str(stream.buffer_dtype))
         slots = stream.recursion.slots

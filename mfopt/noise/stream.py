@@ -155,22 +155,13 @@ class NoiseStream:
           UsageError: for parameters that are not floating point, and inside a jit without a seed
             or a key: the key would become a constant of the compiled function.
         """
-        if seed is not None and key is not None:
-            raise _check.reject("seed", seed, "give a seed or a key, not both")
-        if seed is None and key is None and _tracing():
-            raise _check.reject(
-                "seed", None, "init inside jit would compile one key into the function",
-                "Call init outside of jit, where each call draws a new key.",
-            )  # fmt: skip
+        words = _keys.choose(seed, key)
         if self.dtype == np.float64 and not jax.config.read("jax_enable_x64"):
             raise _check.reject(
                 "dtype", "float64", "JAX is in 32-bit mode", "Enable jax_enable_x64."
             )
         layout = Layout.of(params)
         _draws.allocate(layout.shapes, self.iterations)
-        words = _keys.pinned(seed) if seed is not None else None
-        if words is None:
-            words = _keys.fresh() if key is None else _keys.given(key)
         buffers = tuple(
             self._zeros(shape, sharding)
             for shape, sharding in zip(layout.shapes, layout.shardings, strict=True)
@@ -200,7 +191,7 @@ class NoiseStream:
                 state.key, state.buffers, traced, self.recursion.at(traced), layout=state.layout
             )
             return noise, dataclasses.replace(state, step=traced + 1, key=key, buffers=buffers)
-        if _tracing():
+        if _keys.tracing():
             raise _check.reject(
                 "state", state, "a state that the compiled function holds as a constant would give "
                 "the same noise in every call", "Pass it as an argument and return the new one.",
@@ -338,11 +329,6 @@ def on_devices_of(layout: Layout, words: np.ndarray) -> jax.Array:
         return jnp.array(words)
     everywhere = NamedSharding(sharding.mesh, PartitionSpec())
     return jax.make_array_from_callback(words.shape, everywhere, lambda index: words[index])
-
-
-def _tracing() -> bool:
-    """Whether the caller is being traced by jit, scan, grad or vmap."""
-    return isinstance(jax.lax.add(np.float32(0), np.float32(0)), jax.core.Tracer)
 
 
 def _digest(strategy: Strategy, iterations: int, noise_multiplier: float) -> str:

@@ -1,0 +1,64 @@
+"""The README's numpy implementation, run as it stands there, against the stream."""
+
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_strategies import every_strategy
+
+from mfopt.factorization import Factorization
+from mfopt.guarantee import Guarantee
+from mfopt.noise import _draws, _keys, from_factorization
+from mfopt.sampling import BallsInBins
+from mfopt.workloads import PrefixSums
+
+MARKER = "<!-- numpy-noise -->"
+README = Path(__file__).parent.parent / "README.md"
+
+
+@pytest.fixture(scope="module")
+def correlated_noise():
+    """The function of the README, with nothing but numpy in reach."""
+    text = README.read_text()
+    if MARKER not in text:
+        pytest.skip(f"README.md has no section marked {MARKER}")
+    code = re.search(re.escape(MARKER) + r"\s*```python\n(.*?)```", text, re.DOTALL).group(1)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 24
+    assert re.findall(r"^\s*(?:import|from) (\w+)", code, re.MULTILINE) == ["numpy"]
+    names = {}
+    exec(compile(code, str(README), "exec"), names)
+    return names["correlated_noise"]
+
+
+def white(n, size, seed):
+    low = jnp.broadcast_to(jnp.arange(size, dtype=jnp.uint32), (n, size))
+    high = jnp.broadcast_to(jnp.arange(n, dtype=jnp.uint32)[:, None], (n, size))
+    words = _draws.threefry(_keys.pinned(seed), low, high)
+    return np.asarray(_draws.standard_normal(*words, jnp.float32), np.float64)
+
+
+@pytest.mark.parametrize("kind", range(9))  # the tree, the last one, has no arrays
+def test_numpy_reference_makes_the_noise_of_the_stream(correlated_noise, tmp_path, kind):
+    sampling = BallsInBins(bins=5, epochs=2)
+    factorization = Factorization(
+        strategy=every_strategy(sampling.iterations)[kind],
+        noise_multiplier=2.5,
+        sampling=sampling,
+        workload=PrefixSums(),
+        guarantee=Guarantee(epsilon=2.0, delta=1e-5, noise_multiplier=2.5),
+    )
+    path = tmp_path / "factorization.npz"
+    factorization.save(path)
+    stream = from_factorization(factorization, clip_norm=0.5)
+    run = jax.jit(lambda s: jax.lax.scan(lambda s, _: stream.next(s)[::-1], s, length=10))
+    _, noise = run(stream.init(np.zeros(3, np.float32), seed=7))
+    draws = white(10, 3, seed=7)
+    np.testing.assert_allclose(correlated_noise(path, draws, 0.5), noise, atol=1e-5)
+    # a run may stop early, never go on
+    np.testing.assert_allclose(correlated_noise(path, draws[:4], 0.5), noise[:4], atol=1e-5)
+    with pytest.raises(ValueError, match="covers 10 iterations"):
+        correlated_noise(path, np.zeros((11, 3)), 0.5)
+    assert np.max(np.abs(correlated_noise(path, draws, 1.0) - noise)) > 0.1  # control: the scale
