@@ -1,0 +1,89 @@
+"""Artifacts: the committed ones agree with their manifest, and a small one is rebuilt."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mfopt_cli.main import main
+
+import mfopt
+from mfopt.experiments import artifacts
+
+FOLDER = Path(__file__).parent.parent / "artifacts"
+SMALL = "blt-4-8x32-eps2"
+
+
+@pytest.fixture(scope="module")
+def rebuilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("artifacts")
+    cache = tmp_path_factory.mktemp("cells")
+    main(
+        [
+            "figures",
+            "--artifacts",
+            str(folder),
+            SMALL,
+            "--cache",
+            str(cache),
+            "--jobs",
+            "1",
+            "--quiet",
+        ]
+    )
+    return folder
+
+
+def test_manifest_names_every_file_and_its_digest() -> None:
+    manifest = artifacts.read_manifest(FOLDER)
+    assert SMALL in manifest
+    listed: set[str] = set()
+    for name, entry in manifest.items():
+        assert name in artifacts.names()
+        assert entry["command"].endswith(name)
+        assert entry["device"] and entry["seconds"] >= 0 and entry["version"]
+        for path, digest in entry["files"].items():
+            assert hashlib.sha256((FOLDER / path).read_bytes()).hexdigest() == digest, path
+            listed.add(path)
+    present = {p.relative_to(FOLDER).as_posix() for p in FOLDER.rglob("*") if p.is_file()}
+    assert present - listed == {"manifest.json", "README.md"}
+
+
+def test_every_stored_factorization_loads_and_is_certified() -> None:
+    paths = sorted((FOLDER / "factorizations").glob("*.npz"))
+    assert paths
+    for path in paths:
+        stored = mfopt.load(path)
+        assert stored.guarantee.status == "certified"
+        assert stored.guarantee.delta <= artifacts.DELTA
+        assert np.all(np.asarray(stored.strategy.toeplitz_coefs(stored.iterations)) >= 0)  # type: ignore[attr-defined]
+
+
+def test_a_small_one_is_rebuilt_within_monte_carlo_error(rebuilt: Path) -> None:
+    old = mfopt.load(FOLDER / "factorizations" / f"{SMALL}.npz")
+    new = mfopt.load(rebuilt / "factorizations" / f"{SMALL}.npz")
+    assert new.sampling == old.sampling and new.guarantee.epsilon == old.guarantee.epsilon
+    # the same pinned seed: what differs is rounding that an optimizer may have amplified
+    assert new.rmse == pytest.approx(old.rmse, rel=0.005)
+    entry = json.loads((rebuilt / "manifest.json").read_text())[SMALL]
+    (path,) = entry["files"]
+    assert entry["files"][path] == hashlib.sha256((rebuilt / path).read_bytes()).hexdigest()
+    # a control that must fail: another cell of the grid is nowhere near
+    other = mfopt.load(next((FOLDER / "factorizations").glob("blt-4-8x32-eps8*.npz")))
+    assert abs(other.rmse / new.rmse - 1) > 0.1
+
+
+def test_unknown_artifact_is_refused(tmp_path, capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["figures", "--artifacts", str(tmp_path / "a"), "blt-4-9x9-eps1",
+              "--cache", str(tmp_path / "c")])  # fmt: skip
+    assert stop.value.code == 2
+    assert "is not known" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
+
+
+def test_every_cell_of_the_grid_has_a_name() -> None:
+    names = artifacts.names()
+    assert len(names) == len(set(names))
+    assert sum(name.startswith(("blt-4-", "toeplitz-")) for name in names) == 9 * 6 * 2
