@@ -22,6 +22,7 @@ COMMANDS: dict[str, str] = {
     "figures": "The tables and figures of the papers, from this library's own code.",
     "data": "User data: build token stores from text, and describe them.",
     "train": "Fine-tune a language model with user-level differential privacy.",
+    "audit": "Attack the training loop with canaries: a lower bound on ε.",
 }
 
 
