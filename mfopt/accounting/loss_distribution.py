@@ -227,7 +227,7 @@ class Composition:
     def convolve(self, tilt: float) -> ComposedLosses:
         """The composed losses on a window, tilted by ``tilt`` >= 0."""
         base = self.log_moment(tilt)
-        mean, variance, added = self.tilted_moments(tilt)
+        _, variance, added = self.tilted_moments(tilt)
         spread = math.sqrt(max(variance, self.step**2))
         highest = sum(count * part.losses[-1] for part, count in self.parts)
         lowest = sum(count * part.losses[0] for part, count in self.parts)
@@ -265,7 +265,7 @@ class Composition:
             step=self.step, start=start, law=law, tilt=tilt, log_scale=base,
             log_lost=lost, infinite=self.infinite,
             rounding=rounding, allowance=_MASS_ACCURACY * rounds,
-            epsilon_error=0.5 * (1 + tilt) * added, mean=mean,
+            epsilon_error=0.5 * (1 + tilt) * added, largest=highest,
         )  # fmt: skip
 
     def _chernoff(self, tilt: float, base: float, spread: float, side: int) -> float:
@@ -274,7 +274,7 @@ class Composition:
         def bound(s: float) -> float:
             return (self.log_moment(tilt + side * s) - base + _LOG_WINDOW_TAIL) / s
 
-        return side * _least(bound, math.sqrt(2 * _LOG_WINDOW_TAIL) / spread)
+        return side * walk_down(bound, math.sqrt(2 * _LOG_WINDOW_TAIL) / spread)
 
     def _log_upper_tail(self, tilt: float, spread: float, end: int) -> float:
         """Chernoff bound on log P(Y >= step * end), untilted."""
@@ -282,7 +282,7 @@ class Composition:
         def bound(s: float) -> float:
             return self.log_moment(tilt + s) - (tilt + s) * self.step * end
 
-        return _least(bound, math.sqrt(2 * _LOG_WINDOW_TAIL) / spread)
+        return walk_down(bound, math.sqrt(2 * _LOG_WINDOW_TAIL) / spread)
 
     def log_delta_bound(self, epsilon: float, tilt: float, *, infinite: bool = True) -> float:
         """Chernoff bound of log δ(ε), without any convolution; valid for every tilt >= 0.
@@ -300,7 +300,7 @@ def _log_ceiling(tilt: float) -> float:
     return float(special.xlogy(tilt, tilt) - special.xlog1py(1 + tilt, tilt))
 
 
-def _least(function, start: float) -> float:  # type: ignore[no-untyped-def]
+def walk_down(function, start: float) -> float:  # type: ignore[no-untyped-def]
     """Smallest value met by walking from ``start`` in factors of 2 downhill."""
     best = function(start)
     for factor in (0.5, 2.0):
@@ -338,7 +338,8 @@ class ComposedLosses:
 
     P(Y = step*(start + k)) = law[k] e^{log_scale - tilt * loss}, up to ``rounding`` in l1 norm
     of ``law``, up to the mass e^log_lost beyond the window, and up to a factor e^allowance.
-    ``epsilon_error`` estimates by how much the discretization raised ε.
+    ``epsilon_error`` estimates by how much the discretization raised ε; ``largest`` is the
+    largest finite loss.
     """
 
     step: float
@@ -351,7 +352,7 @@ class ComposedLosses:
     rounding: float
     allowance: float
     epsilon_error: float
-    mean: float
+    largest: float
 
     def log_delta(self, epsilon: float) -> float:
         """Upper bound of log δ(ε), finite far below the smallest float.
@@ -372,3 +373,12 @@ class ComposedLosses:
         if self.infinite > 0:
             terms.append(math.log(self.infinite))
         return min(float(special.logsumexp(terms)) + self.allowance, 0.0)
+
+
+def normal_masses(borders: np.ndarray) -> np.ndarray:
+    """Standard normal probability of consecutive intervals, accurate in both tails."""
+    from_below = special.ndtr(-np.abs(borders))
+    lower, upper = from_below[:-1], from_below[1:]
+    left, right = borders[:-1], borders[1:]
+    inside = 1 - lower - upper  # an interval that contains 0
+    return np.where(right <= 0, upper - lower, np.where(left >= 0, lower - upper, inside))

@@ -14,8 +14,19 @@ import math
 from typing import Any, Protocol
 
 from mfopt import _check, sampling
-from mfopt.accounting import balls_in_bins, gaussian, poisson, rounds, solve, unamplified
+from mfopt.accounting import (
+    balls_in_bins,
+    dominating_pair,
+    gaussian,
+    poisson,
+    rounds,
+    solve,
+    unamplified,
+)
+from mfopt.accounting.chain import Chain, DeterministicUnit
+from mfopt.accounting.dominating_pair import DominatingPair
 from mfopt.accounting.group import Profile
+from mfopt.accounting.verified import VerifiedAnalysis
 from mfopt.guarantee import Adjacency, Guarantee, Status
 from mfopt.strategies import Identity, Strategy
 
@@ -157,6 +168,21 @@ class GaussianAnalysis(DeterministicAnalysis):
 
 
 @dataclasses.dataclass(frozen=True)
+class ProfileAnalysis(DeterministicAnalysis):
+    """A deterministic profile at every σ."""
+
+    unit: DeterministicUnit | None = None
+
+    def profile(self, noise_multiplier: float, accuracy: float = rounds.FINE) -> Profile:
+        assert self.unit is not None
+        return self.unit.profile(noise_multiplier, accuracy)
+
+    def guess(self, epsilon: float, delta: float) -> float:
+        assert self.unit is not None
+        return self.unit.guess(epsilon, delta)
+
+
+@dataclasses.dataclass(frozen=True)
 class RoundsAnalysis(DeterministicAnalysis):
     """Independent rounds with a random sensitivity: privacy loss distributions."""
 
@@ -174,12 +200,17 @@ class RoundsAnalysis(DeterministicAnalysis):
 
 
 def analysis(
-    mechanism: Mechanism, *, samples: int = balls_in_bins.SAMPLES, seed: int | None = None
+    mechanism: Mechanism,
+    *,
+    samples: int = balls_in_bins.SAMPLES,
+    seed: int | None = None,
+    certify: bool = True,
 ) -> Analysis:
     """What is known about the mechanism.
 
-    ``samples`` and ``seed`` matter to sampled accounts only (balls-in-bins): the number of
-    verifying samples, and their seed if a run is to be reproduced.
+    The keywords matter to sampled accounts only (balls-in-bins): the number of verifying samples,
+    their seed if a run is to be reproduced, and whether to verify at all (without, the numbers are
+    estimates that prove nothing).
 
     Raises:
       UsageError: no valid analysis is known; the message names the nearest mechanism with one.
@@ -195,12 +226,22 @@ def analysis(
     if isinstance(scheme, sampling.Poisson):
         return _poisson(mechanism, scheme)
     if isinstance(scheme, sampling.CyclicPoisson):
-        return _cyclic(mechanism, scheme)
+        one = _cyclic(mechanism, scheme)
+        if mechanism.group_size == 1:
+            return one
+        unit = DeterministicUnit(one.profile, one.guess)
+        chain = Chain(unit, mechanism.group_size, "cyclic Poisson sampling")
+        return VerifiedAnalysis(mechanism, chain, certify=certify, seed=seed)
     if isinstance(scheme, sampling.FixedBatch):
         return _fixed_batch(mechanism, scheme)
     if isinstance(scheme, sampling.BallsInBins):
+        if mechanism.group_size == 1:
+            pair = dominating_pair.exact(mechanism.strategy, scheme)
+            squared_norm = balls_in_bins.orthogonal_norm(pair)
+            if squared_norm is not None:
+                return _allocation(mechanism, pair, squared_norm)
         model = balls_in_bins.model(mechanism, samples)
-        return balls_in_bins.SampledAnalysis(mechanism, model, seed)
+        return VerifiedAnalysis(mechanism, model, certify=certify, seed=seed)
     raise _check.reject("sampling", scheme, "no accountant for this scheme")
 
 
@@ -212,6 +253,7 @@ def account(
     delta: float | None = None,
     samples: int = balls_in_bins.SAMPLES,
     seed: int | None = None,
+    certify: bool = True,
 ) -> Guarantee:
     """The third of (σ, ε, δ) from two of them; never rounded towards less privacy.
 
@@ -219,7 +261,7 @@ def account(
       mechanism: what is released and against whom it protects.
       noise_multiplier: σ, relative to the clip norm, for C as stored.
       epsilon, delta: the (ε, δ) of the statement.
-      samples, seed: for sampled accounts, see :func:`analysis`.
+      samples, seed, certify: for sampled accounts, see :func:`analysis`.
 
     Raises:
       UsageError: not exactly two of the three are given, one is out of range, or no analysis of
@@ -236,7 +278,7 @@ def account(
         raise _check.reject(
             "noise_multiplier, epsilon, delta", tuple(given.values()), "give exactly two of three"
         )
-    found = analysis(mechanism, samples=samples, seed=seed)
+    found = analysis(mechanism, samples=samples, seed=seed, certify=certify)
     if epsilon is None:
         assert noise_multiplier is not None and delta is not None
         return found.epsilon(noise_multiplier, delta)
@@ -272,6 +314,16 @@ def _poisson(mechanism: Mechanism, scheme: sampling.Poisson) -> RoundsAnalysis:
 def _cyclic(mechanism: Mechanism, scheme: sampling.CyclicPoisson) -> RoundsAnalysis:
     found = poisson.cyclic_poisson(mechanism.strategy, scheme)
     return _rounds(mechanism, "privacy loss distribution of cyclic Poisson rounds", found)
+
+
+def _allocation(mechanism: Mechanism, pair: DominatingPair, squared_norm: float) -> ProfileAnalysis:
+    return ProfileAnalysis(
+        mechanism,
+        "balls-in-bins with orthogonal modes, sum of lognormals",
+        "exact",
+        {"mode_norm": math.sqrt(squared_norm)},
+        balls_in_bins.allocation(pair, squared_norm),
+    )
 
 
 def _fixed_batch(mechanism: Mechanism, scheme: sampling.FixedBatch) -> RoundsAnalysis:

@@ -115,10 +115,10 @@ class Mixture:
         cells = math.ceil((high + radius) / spacing)
         z = high - spacing * np.arange(cells, -1, -1.0)
         borders = np.concatenate([[-math.inf], z, [math.inf]])
-        mass_q = _normal_masses(borders)
+        mass_q = loss_distribution.normal_masses(borders)
         mass_p = np.zeros_like(mass_q)
         for s, log_weight in zip(shift, mixture.log_weights, strict=True):
-            mass_p += math.exp(log_weight) * _normal_masses(borders - s)
+            mass_p += math.exp(log_weight) * loss_distribution.normal_masses(borders - s)
         with np.errstate(invalid="ignore"):
             finite = mixture.loss(z, noise_multiplier)
         # loss at x = -∞: log P(s = 0), the mixture's other components vanish there
@@ -127,12 +127,3 @@ class Mixture:
         loss = np.concatenate([[lowest], np.maximum(finite, lowest), [math.inf]])
         result = loss_distribution.from_cells(step, loss, mass_p, mass_q)
         return dataclasses.replace(result, infinite=result.infinite + lost)
-
-
-def _normal_masses(borders: np.ndarray) -> np.ndarray:
-    """Standard normal probability of consecutive intervals, accurate in both tails."""
-    from_below = special.ndtr(-np.abs(borders))
-    lower, upper = from_below[:-1], from_below[1:]
-    left, right = borders[:-1], borders[1:]
-    inside = 1 - lower - upper  # an interval that contains 0
-    return np.where(right <= 0, upper - lower, np.where(left >= 0, lower - upper, inside))

@@ -1,0 +1,145 @@
+"""Balls-in-bins with orthogonal modes (C = I): one unit, exactly and without sampling.
+
+With b orthogonal modes of squared norm g (in units of σ²) the likelihood ratio is a mean of
+independent lognormals, Λ = P/Q = (1/b) Σ_i X_i, X_i = e^{√g z_i - g/2} with z_i ~ N(0, 1) under Q:
+
+    H_{e^ε}(P, Q) = E_Q (Λ - e^ε)₊    and    H_{e^ε}(Q, P) = E_Q (1 - e^ε Λ)₊.
+
+Both are expectations of a convex function of Λ, so replacing each X_i by a variable on a grid
+with the same mean in each cell can only raise them. The sum of b such variables is a convolution,
+done by FFT after exponential tilting to the threshold. One epoch of it is the random allocation
+of Feldman and Shenfeld 2025; E epochs that repeat the assignment have g = E/σ².
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+from scipy import special
+
+from mfopt import _check
+from mfopt.accounting import loss_distribution, solve
+from mfopt.accounting.loss_distribution import ComposedLosses, Composition, LossDistribution
+from mfopt.accounting.rounds import FINE, Direction
+
+_MOST_CELLS = 1 << 21
+_FAINT = 1e-290  # masses below it are no longer accurate
+_EPS = float(np.finfo(np.float64).eps)
+
+
+@dataclasses.dataclass(frozen=True)
+class AllocationProfile:
+    """Privacy profile of one unit in one of ``bins`` orthogonal modes; all values upper bounds.
+
+    Attributes:
+      bins: b.
+      gram: g = |m_i|²/σ², the same for all modes.
+      accuracy: aimed-at relative error of ε.
+    """
+
+    bins: int
+    gram: float
+    accuracy: float = FINE
+
+    def log_delta(self, epsilon: float, direction: Direction | None = None) -> float:
+        """Upper bound of log δ(ε) for ε >= 0, the larger of both directions unless one is named."""
+        epsilon = _check.non_negative("epsilon", epsilon)
+        if direction is None:
+            remove = self.log_delta(epsilon, "remove")
+            if self._add_ceiling(epsilon) <= remove:
+                return remove
+            return max(remove, self.log_delta(epsilon, "add"))
+        sign = 1.0 if direction == "remove" else -1.0
+        threshold = self.bins * math.exp(sign * epsilon)
+        step = threshold / 64
+        for _ in range(3):
+            total = Composition(((self._one(threshold, step, direction), self.bins),))
+            tilt = total.tilt_for_epsilon(sign * threshold)
+            allowed = self._step(tilt, threshold, epsilon)
+            if step <= 1.1 * allowed:
+                break
+            step = allowed
+        log_delta = _log_hinge(total.convolve(tilt), sign * threshold) - math.log(self.bins)
+        if direction == "add":
+            return min(log_delta + epsilon, 0.0)
+        beyond = self._beyond(threshold)
+        return min(float(np.logaddexp(log_delta, math.log(beyond) if beyond > 0 else -np.inf)), 0.0)
+
+    def epsilon(self, delta: float) -> float:
+        """Smallest ε >= 0, to relative 1e-7, whose δ as computed is at most ``delta``."""
+        target = math.log(_check.probability("delta", delta))
+        if self.log_delta(0.0) <= target:
+            return 0.0
+        return solve.smallest(
+            lambda epsilon: self.log_delta(epsilon) - target, 1.0, name="epsilon",
+            relative=1e-7, least=1e-12, largest=600.0,
+        )  # fmt: skip
+
+    def _add_ceiling(self, epsilon: float) -> float:
+        """log of a bound on H_{e^ε}(Q, P): by Jensen, log Λ is at least the mean exponent."""
+        half, square = self.gram / 2, self.gram / self.bins
+        t = max((epsilon - half) / square, 0.0)
+        peak = float(special.xlogy(t, t) - special.xlog1py(1 + t, t))
+        return min(-t * (epsilon - half) + 0.5 * t**2 * square + peak, 0.0)
+
+    def _step(self, tilt: float, threshold: float, epsilon: float) -> float:
+        """Grid spacing h: it adds at most h²/4 to the variance of each X, which near the threshold
+        raises ε by b |η| h² / (8 threshold); in the body of the law 1/η is the sum's deviation."""
+        deviation = math.sqrt(self.bins * math.expm1(min(self.gram, 600.0)))
+        slope = max(abs(tilt), 1 / deviation)
+        allowed = 8 * self.accuracy * max(epsilon, 1e-3) * threshold / (self.bins * slope)
+        return max(min(math.sqrt(allowed), threshold / 64), threshold / _MOST_CELLS)
+
+    def _one(self, threshold: float, step: float, direction: Direction) -> LossDistribution:
+        """X (remove) or -X (add) on a grid that ends at the threshold; larger X are left out.
+
+        For the add direction they contribute nothing; for remove see :meth:`_beyond`.
+        """
+        n = math.ceil(threshold / step)
+        step = threshold / n
+        x = step * np.arange(n + 1)
+        root = math.sqrt(self.gram)
+        with np.errstate(divide="ignore"):
+            z = (np.log(x) + self.gram / 2) / root
+        mass = loss_distribution.normal_masses(z)
+        mean = loss_distribution.normal_masses(z - root)  # E_Q[X; cell]: the law under P
+        upper = np.clip((mean - x[:-1] * mass) / step, 0.0, mass)
+        total = np.zeros(n + 1)
+        total[1:] += upper
+        total[:-1] += mass - upper
+        index = np.flatnonzero(total > _FAINT)
+        total = total[index]
+        if direction == "add":
+            index, total = -index[::-1], total[::-1]
+        return LossDistribution(step, index, total, 0.0, 0.0, np.zeros_like(total))
+
+    def _beyond(self, threshold: float) -> float:
+        """E_Q of (Λ - e^ε)₊ where some X_i is above the threshold b e^ε: there the hinge is linear.
+
+        Summed over i, an upper bound: two at a time are counted twice.
+        """
+        z = (math.log(threshold) + self.gram / 2) / math.sqrt(self.gram)
+        tail_q, tail_p = special.ndtr(-z), special.ndtr(math.sqrt(self.gram) - z)
+        others = (self.bins - 1 - threshold) * tail_q
+        return max(float(tail_p + others), 0.0) * (1 + 1e-12) + 4 * _EPS * float(tail_p)
+
+
+def _log_hinge(composed: ComposedLosses, threshold: float) -> float:
+    """log of an upper bound of E (S - threshold)₊ for the composed sum S."""
+    if composed.largest <= threshold:
+        return -math.inf
+    first = max(math.floor(threshold / composed.step) + 1 - composed.start, 0)
+    above = composed.step * (composed.start + np.arange(first, composed.law.size)) - threshold
+    tilt, furthest = composed.tilt, float(above[-1]) if above.size else 0.0
+    total = float(composed.law[first:] @ (np.exp(-tilt * above) * above)) if above.size else 0.0
+    # largest value of y e^{-θ y}, for what the transform may have rounded away
+    ceiling = min(1 / (math.e * tilt), furthest) if tilt > 0 else furthest
+    total += composed.rounding * ceiling
+    log_total = (
+        composed.log_scale - tilt * threshold + (math.log(total) if total > 0 else -math.inf)
+    )
+    # S - threshold is at most the largest sum there is
+    log_lost = composed.log_lost + math.log(composed.largest - threshold + composed.step)
+    return float(np.logaddexp(log_total, log_lost)) + composed.allowance

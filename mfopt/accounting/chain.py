@@ -1,0 +1,136 @@
+"""K units of any mechanism, from the whole profile of one: the best valid split of ε.
+
+Points of the one-unit profile are estimated to find the split over the K steps with the least
+δ_K; only the few points of that split are then bounded, at a share of the failure probability
+each where the one-unit bound is sampled. See :mod:`mfopt.accounting.group` for the formula.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import jax
+import numpy as np
+
+from mfopt.accounting.group import GroupProfile
+from mfopt.accounting.rounds import COARSE, FINE, Direction
+from mfopt.accounting.verified import Model, Numbers
+from mfopt.guarantee import Status
+
+_LINES = 32
+DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
+
+
+class Unit(Protocol):
+    """The one-unit profile, by direction."""
+
+    @property
+    def sampled(self) -> bool:
+        """Whether ``direction_bound`` holds only with a probability."""
+
+    def log_estimates(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
+        """log δ̂ of the remove and of the add direction."""
+
+    def direction_bound(
+        self, direction: Direction, sigma: float, epsilon: float, beta: float, key: jax.Array
+    ) -> float:
+        """Upper bound of δ in one direction except with probability ``beta``."""
+
+    def guess(self, epsilon: float, delta: float) -> float:
+        """A σ to begin a search at, for one unit."""
+
+
+class DirectedProfile(Protocol):
+    """A deterministic profile that knows its directions."""
+
+    def log_delta(self, epsilon: float, direction: Direction | None = None) -> float:
+        """Upper bound of log δ(ε), the larger of both directions unless one is named."""
+
+    def epsilon(self, delta: float) -> float:
+        """Smallest ε >= 0 with δ(ε) <= ``delta``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DeterministicUnit:
+    """A one-unit profile without sampling.
+
+    Attributes:
+      profile: (σ, accuracy) -> the profile.
+      start: (ε, δ) -> a σ to begin a search at.
+    """
+
+    profile: Callable[[float, float], DirectedProfile]
+    start: Callable[[float, float], float]
+    sampled: bool = False
+
+    def log_estimates(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
+        profile = self.profile(noise_multiplier, COARSE)
+        return profile.log_delta(epsilon, "remove"), profile.log_delta(epsilon, "add")
+
+    def direction_bound(
+        self, direction: Direction, sigma: float, epsilon: float, beta: float, key: jax.Array
+    ) -> float:
+        return math.exp(self.profile(sigma, FINE).log_delta(epsilon, direction))
+
+    def guess(self, epsilon: float, delta: float) -> float:
+        return self.start(epsilon, delta)
+
+
+class Chain(Model):
+    """Groups of K units.
+
+    Args:
+      unit: the one-unit profile.
+      group_size: K.
+      name: what the unit's profile is, for the record.
+    """
+
+    def __init__(self, unit: Unit, group_size: int, name: str) -> None:
+        self.unit, self.group_size = unit, group_size
+        self.method = f"group privacy from the whole profile of {name}"
+        self.estimator = f"group privacy from the estimated profile of {name}"
+        self.status: Status = "certified" if unit.sampled else "bound"
+        self.sampled = unit.sampled
+
+    def log_estimate(self, noise_multiplier: float, epsilon: float) -> float:
+        profiles = self._profiles(noise_multiplier, epsilon)
+        return max(self._total(profile, epsilon, profile.log_deltas) for profile in profiles)
+
+    def bound(
+        self, noise_multiplier: float, epsilon: float, beta: float, key: jax.Array
+    ) -> tuple[float, Numbers]:
+        numbers: Numbers = {}
+        profiles = self._profiles(noise_multiplier, epsilon)
+        for side, (direction, profile) in enumerate(zip(DIRECTIONS, profiles, strict=True)):
+            used = sorted(set(profile.lines_within(epsilon)))
+            log_bounds = profile.log_deltas.copy()
+            for line in used:
+                value = self.unit.direction_bound(
+                    direction, noise_multiplier, float(profile.epsilons[line]),
+                    beta / 2 / len(used), jax.random.fold_in(jax.random.fold_in(key, side), line),
+                )  # fmt: skip
+                log_bounds[line] = math.log(max(value, 1e-300))
+            numbers[direction] = min(math.exp(self._total(profile, epsilon, log_bounds)), 1.0)
+        return max(numbers.values()), numbers
+
+    def guess(self, epsilon: float, delta: float) -> float:
+        return self.unit.guess(epsilon / self.group_size, delta / self.group_size)
+
+    def _profiles(self, sigma: float, epsilon: float) -> list[GroupProfile]:
+        # the shares of the steps lie around ε/K
+        points = np.unique(np.minimum(np.linspace(0, 2.5, _LINES) / self.group_size, 1) * epsilon)
+        both = np.array([self.unit.log_estimates(sigma, float(point)) for point in points])
+        both = np.maximum(both, -1e4)  # no sample reached it: as good as 0
+        return [GroupProfile(points, both[:, side], self.group_size) for side in (0, 1)]
+
+    @staticmethod
+    def _total(profile: GroupProfile, epsilon: float, log_deltas: np.ndarray) -> float:
+        """log Σ_j e^{ε_1 + … + ε_{j-1}} δ(ε_j) over the split that ``profile`` chooses."""
+        total, spent = -math.inf, 0.0
+        for line in profile.lines_within(epsilon):
+            total = float(np.logaddexp(total, spent + log_deltas[line]))
+            spent += float(profile.epsilons[line])
+        return min(total, 0.0)
