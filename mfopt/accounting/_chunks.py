@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from mfopt import _check
+
 MEMORY_BUDGET = 2**28  # bytes of live sample arrays, over all local devices
 _LIVE_ARRAYS = 8  # float64 arrays of shape (chunk, bins) alive at once in the kernels
 _CALL = 64  # chunks per device in one call: how often progress is shown
@@ -93,6 +95,8 @@ def _run(
 
 def seed_key(seed: int | None) -> jax.Array:
     """A random key: from the operating system's entropy, or from a pinned ``seed``."""
+    if seed is not None:
+        seed = _check.integer("seed", seed, at_least=0)
     entropy = np.random.SeedSequence(seed).generate_state(2, np.uint32)
     return jax.random.wrap_key_data(jnp.asarray(entropy), impl="threefry2x32")
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from mfopt._check import FailureError
 
 _MAX_EVALUATIONS = 200
+_TRUSTED = 6  # evaluations after which every other step ignores the slope
 
 
 def decreasing_root(
@@ -20,15 +21,16 @@ def decreasing_root(
     """x with f(x) <= 0 and a point within ``tolerance`` below it where f > 0.
 
     ``function`` returns (value, slope) and is decreasing; −inf is a valid value. Newton's step
-    is taken while it stays inside the bracket, else the bracket is halved (or the step grows
-    while one side is still open), so the search ends whatever the function does.
+    is taken while it stays inside the bracket, else the bracket is halved, or a full step taken
+    towards its open side. After a few evaluations every other step is of that kind, so a wrong
+    slope cannot hold up the search.
 
     Raises:
       FailureError: the function is not a number, or has no sign change in reach.
     """
     low, high = -math.inf, math.inf
     x = start
-    for _ in range(_MAX_EVALUATIONS):
+    for count in range(_MAX_EVALUATIONS):
         value, slope = function(x)
         if math.isnan(value):
             raise FailureError(f"calibration: the function is not a number at {x}")
@@ -42,7 +44,7 @@ def decreasing_root(
         # overshoot by half the tolerance: the last Newton steps land on both sides of the root
         step += math.copysign(tolerance / 2, step) if value > 0 else -tolerance / 2
         x += max(-max_step, min(max_step, step))
-        if not low < x < high:
+        if not low < x < high or (count >= _TRUSTED and count % 2 == 0):
             x = _inside(low, high, max_step)
     raise FailureError(f"calibration: no sign change found between {low} and {high}")
 

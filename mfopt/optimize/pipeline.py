@@ -75,6 +75,8 @@ def factorize(
     _check.positive("epsilon", epsilon)
     _check.probability("delta", delta)
     _check.integer("certify samples", certify_samples, at_least=256)
+    if seed is not None:
+        _check.integer("seed", seed, at_least=0)
     workload = workload or PrefixSums()
     # the optimizer's frozen samples and the certificate's must be independent also when pinned
     optimizer_seed = None if seed is None else 2 * seed
