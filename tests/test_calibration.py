@@ -1,0 +1,269 @@
+"""Calibration: the root finder's promises, σ against exact values, and what is released."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_strategies import every_strategy
+
+from mfopt import strategies as S
+from mfopt._check import FailureError, UsageError
+from mfopt.accounting import dominating_pair, gaussian
+from mfopt.calibration import calibrate, certify, release
+from mfopt.calibration._root import decreasing_root
+from mfopt.sampling import BallsInBins
+
+SMALL = BallsInBins(bins=5, epochs=3)
+ONE_BIN = BallsInBins(bins=1, epochs=3)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return dominating_pair.exact(every_strategy(15)[3], SMALL)
+
+
+@pytest.fixture(scope="module")
+def one_bin():
+    """Without amplification the smallest σ is known: norm of the one mode over μ(ε, δ)."""
+    strategy = every_strategy(3)[3]
+    return dominating_pair.exact(strategy, ONE_BIN), np.linalg.norm(
+        np.asarray(strategy.materialize(3)).sum(axis=1)
+    )
+
+
+# --- the root finder -----------------------------------------------------------------------------
+
+NASTY = {
+    "line": (lambda x: (1.0 - x, -1.0), 1.0),
+    "wrong slope, too steep": (lambda x: (1.0 - x, -1e9), 1.0),
+    "wrong slope, too flat": (lambda x: (1.0 - x, -1e-9), 1.0),
+    "slope of the wrong sign": (lambda x: (1.0 - x, 1.0), 1.0),
+    "slope not a number": (lambda x: (1.0 - x, math.nan), 1.0),
+    "jump": (lambda x: (1.0 if x < 1 else -1.0, 0.0), 1.0),
+    "minus infinity beyond": (lambda x: (1.0, -0.0) if x < 1 else (-math.inf, -math.inf), 1.0),
+    "cube root": (lambda x: (np.cbrt(1 - x), -1 / 3 / max(np.cbrt(1 - x) ** 2, 1e-300)), 1.0),
+    "cube": (lambda x: ((1 - x) ** 3, -3 * (1 - x) ** 2), 1.0),
+    "exponential": (lambda x: (math.expm1(50 * (1 - x)), -50 * math.exp(50 * (1 - x))), 1.0),
+    "kink": (lambda x: ((1 - x) * (1e6 if x < 1 else 1e-6), -1e6 if x < 1 else -1e-6), 1.0),
+    "tail": (lambda x: (0.5 - math.atan(1000 * (x - 1)) / math.pi - 0.5, -1e-3), 1.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("start", [-3.0, 0.9, 1.0, 1.0000001, 5.0])
+@pytest.mark.parametrize("name", NASTY)
+def test_root_is_bracketed_and_on_the_safe_side(name, start):
+    function, root = NASTY[name]
+    evaluations = []
+
+    def watched(x):
+        evaluations.append(x)
+        return function(x)
+
+    found = decreasing_root(watched, start, tolerance=1e-6)
+    assert function(found)[0] <= 0  # the safe side
+    below = [x for x in evaluations if function(x)[0] > 0]
+    assert found - max(below) <= 1e-6  # and no further than the tolerance from the unsafe one
+    assert root - 1e-12 <= found <= root + 1e-6 + 1e-12
+    assert len(evaluations) <= 200
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    root=st.floats(-20, 20),
+    start=st.floats(-20, 20),
+    power=st.sampled_from([0.2, 1.0, 5.0]),
+    scale=st.floats(1e-3, 1e3),
+    slope=st.floats(-1e6, 1e6) | st.just(math.nan),
+)
+def test_root_finder_survives_any_reported_slope(root, start, power, scale, slope):
+    def function(x):
+        return scale * math.copysign(abs(root - x) ** power, root - x), slope
+
+    found = decreasing_root(function, start, max_step=1.0)
+    assert root <= found <= root + 1e-6 + 1e-12
+
+
+def test_root_finder_ends_where_there_is_no_root():
+    for value in (1.0, -1.0, math.inf, -math.inf):
+        with pytest.raises(FailureError, match="no sign change"):
+            decreasing_root(lambda x, value=value: (value, -1.0), 0.0)
+    with pytest.raises(FailureError, match="not a number"):
+        decreasing_root(lambda x: (math.nan, -1.0), 0.0)
+
+
+# --- σ -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delta", [1e-3, 1e-8, 1e-12])
+@pytest.mark.parametrize("epsilon", [0.2, 2.0, 8.0])
+def test_one_bin_has_the_gaussian_mechanisms_sigma(one_bin, epsilon, delta):
+    pair, norm = one_bin
+    truth = norm / gaussian.largest_mu(epsilon, delta)
+    found = calibrate(pair, epsilon, delta, samples=2**15, seed=1)
+    assert abs(found.noise_multiplier / truth - 1) < 5 * found.relative_error < 0.01
+    # start far off on either side: the same end
+    for start in (truth / 50, truth * 50):
+        again = calibrate(pair, epsilon, delta, samples=2**15, seed=1, start=start)
+        assert again.noise_multiplier == pytest.approx(found.noise_multiplier, rel=0.004)
+
+
+def test_estimate_is_at_the_end_of_its_bracket(pair):
+    """δ̂(σ) <= δ and δ̂(σ (1 - 1e-6)) > δ on the same frozen samples."""
+    from mfopt.accounting import _chunks
+    from mfopt.accounting.frozen import FrozenSamples
+    from mfopt.calibration.balls_in_bins import _solve, _solve_add
+
+    frozen = FrozenSamples(pair, 5.0, 1.0, 2**12, _chunks.seed_key(0))
+    log_sigma = _solve(frozen, 1.0, 1e-5)
+    assert frozen.evaluate(log_sigma).value <= math.log(1e-5)
+    assert frozen.evaluate(log_sigma - 1.001e-6).value > math.log(1e-5)
+    log_sigma = _solve_add(frozen, 1.0, 1e-5)
+    assert frozen.log_delta_add(log_sigma) <= math.log(1e-5)
+    assert frozen.log_delta_add(log_sigma - 1.001e-6) > math.log(1e-5)
+
+
+def test_slope_of_the_frozen_estimate_matches_finite_differences(pair):
+    from mfopt.accounting import _chunks
+    from mfopt.accounting.frozen import FrozenSamples
+
+    frozen = FrozenSamples(pair, 5.0, 1.0, 2**12, _chunks.seed_key(0))
+    for log_sigma in (1.4, 1.6, 1.8):
+        low, high = (frozen.evaluate(log_sigma + h).value for h in (-1e-5, 1e-5))
+        assert frozen.evaluate(log_sigma).slope == pytest.approx((high - low) / 2e-5, rel=1e-5)
+
+
+def test_relative_error_is_the_spread_over_seeds(pair):
+    found = [calibrate(pair, 1.0, 1e-5, samples=2**11, seed=seed) for seed in range(40)]
+    spread = np.std(np.log([f.noise_multiplier for f in found]), ddof=1)
+    stated = np.mean([f.relative_error for f in found])
+    # stratified draws may do better than stated, and the spread itself is known to 1/√78
+    assert stated / 2.5 < spread < stated * 1.5
+
+
+def test_larger_direction_decides():
+    # slowly decaying C at few bins: the two directions nearly tie, and σ must cover both
+    pair = dominating_pair.exact(S.SquareRoot(), SMALL)
+    found = calibrate(pair, 4.0, 1e-3, samples=2**14, seed=0)
+    from mfopt.accounting import plain
+
+    for direction in ("remove", "add"):
+        at = plain.delta(pair, found.noise_multiplier, 4.0, direction=direction,
+                         samples=2**19, seed=5)  # fmt: skip
+        assert at.value <= 1e-3 * (1 + 4 * found.relative_error * abs(found.slope)) + (
+            4 * at.standard_error
+        )
+
+
+def test_scaling_c_scales_sigma(pair):
+    # the same seed draws the same samples, and everything is relative to the modes
+    scaled = dominating_pair.DominatingPair(pair.gram * 49.0, pair.factor * 7.0)
+    one = calibrate(pair, 1.0, 1e-5, samples=2**11, seed=3).noise_multiplier
+    seven = calibrate(scaled, 1.0, 1e-5, samples=2**11, seed=3).noise_multiplier
+    assert seven == pytest.approx(7 * one, rel=3e-6)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta"),
+    [(0.0, 1e-5), (-1.0, 1e-5), (math.nan, 1e-5), (math.inf, 1e-5), (1.0, 0.0), (1.0, 1.0),
+     (1.0, 2.0), (1.0, -1e-5), (1.0, math.nan), ("two", 1e-5)],
+)  # fmt: skip
+def test_targets_out_of_range_are_refused(pair, epsilon, delta):
+    for call in (calibrate, release):
+        with pytest.raises(UsageError, match=r"epsilon|delta"):
+            call(pair, epsilon, delta)
+    with pytest.raises(UsageError, match=r"epsilon|delta"):
+        certify(pair, 3.0, epsilon, delta)
+
+
+def test_bad_sample_counts_seeds_and_sigmas_are_refused(pair):
+    with pytest.raises(UsageError, match="samples"):
+        calibrate(pair, 1.0, 1e-5, samples=10)
+    with pytest.raises(UsageError, match="samples"):
+        release(pair, 1.0, 1e-5, samples=10)
+    for sigma in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(UsageError, match="noise_multiplier"):
+            certify(pair, sigma, 1.0, 1e-5)
+    for seed in (-1, 1.5, "one"):
+        with pytest.raises(UsageError, match="seed"):
+            release(pair, 1.0, 1e-5, seed=seed)
+
+
+# --- release -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 1e-5), (4.0, 1e-12), (0.3, 1e-3)])
+def test_released_sigma_is_a_little_above_the_estimate(pair, epsilon, delta):
+    certificate, estimate = release(pair, epsilon, delta, samples=2**17, seed=4)
+    ratio = certificate.noise_multiplier / estimate.noise_multiplier
+    assert 1.0 < ratio < 1.02
+    assert max(certificate.remove, certificate.add) + certificate.beta <= delta
+    assert certificate.beta == pytest.approx(certificate.attempts * delta / 100)
+    guarantee = certificate.guarantee("user")
+    assert (guarantee.epsilon, guarantee.delta) == (epsilon, delta)
+    assert (guarantee.status, guarantee.privacy_unit) == ("certified", "user")
+    assert guarantee.failure_probability == certificate.beta
+    assert guarantee.noise_multiplier == certificate.noise_multiplier
+    assert guarantee.details["seed"] == 4
+
+
+@pytest.mark.parametrize("delta", [1e-3, 1e-10])
+def test_release_is_never_below_the_truth_where_it_is_known(one_bin, delta):
+    pair, norm = one_bin
+    truth = norm / gaussian.largest_mu(2.0, delta)
+    for seed in range(4):
+        certificate, _ = release(
+            pair, 2.0, delta, samples=2**14, calibrate_samples=2**11, seed=seed
+        )
+        assert truth < certificate.noise_multiplier < 1.1 * truth
+
+
+def test_a_false_statement_is_not_certified(one_bin):
+    pair, norm = one_bin
+    truth = norm / gaussian.largest_mu(2.0, 1e-5)
+    certify(pair, 1.1 * truth, 2.0, 1e-5, samples=2**16, seed=0)
+    for sigma in (0.2 * truth, 0.9 * truth, 0.999 * truth):
+        for seed in range(5):
+            with pytest.raises(FailureError, match="not certified.*upper bound"):
+                certify(pair, sigma, 2.0, 1e-5, samples=2**16, seed=seed)
+
+
+def test_too_few_samples_fail_or_inflate_but_never_lie(one_bin):
+    pair, norm = one_bin
+    truth = norm / gaussian.largest_mu(2.0, 1e-5)
+    for seed in range(5):
+        try:
+            certificate, _ = release(pair, 2.0, 1e-5, samples=256, calibrate_samples=64, seed=seed)
+        except FailureError as failure:
+            assert "more certify samples" in str(failure)
+        else:
+            assert certificate.noise_multiplier > truth
+
+
+def test_pinned_seeds_reproduce_and_unpinned_do_not(pair):
+    first, second = (release(pair, 1.0, 1e-4, samples=2**12, seed=9) for _ in range(2))
+    assert first == second and first[0].seed == 9
+    third = release(pair, 1.0, 1e-4, samples=2**12, seed=10)
+    assert third[0].noise_multiplier != first[0].noise_multiplier
+    free = [release(pair, 1.0, 1e-4, samples=2**12)[0] for _ in range(2)]
+    assert free[0].noise_multiplier != free[1].noise_multiplier
+    assert [certificate.seed for certificate in free] == [None, None]
+
+
+def test_estimate_and_certificate_share_no_sample(pair, monkeypatch):
+    """σ is fixed before the certificate's samples are drawn: no key is used twice."""
+    from mfopt.accounting import _chunks, tilted
+
+    used = []
+    original = _chunks.total
+
+    def watch(kernel, key, *arguments, **options):
+        used.append((kernel.__name__, tuple(np.asarray(__import__("jax").random.key_data(key)))))
+        return original(kernel, key, *arguments, **options)
+
+    monkeypatch.setattr(_chunks, "total", watch)
+    monkeypatch.setattr(tilted._chunks, "total", watch)
+    release(pair, 1.0, 1e-4, samples=2**12, seed=2)
+    keys = [key for _, key in used]
+    assert len(keys) >= 3 and len(set(keys)) == len(keys)
