@@ -148,7 +148,9 @@ def _grid(folder: Path, cache: Cache, jobs: int | None, progress: Progress) -> B
 
 def _comparison(folder: Path, cache: Cache, jobs: int | None, progress: Progress) -> Built:
     """The whole comparison at 16 epochs × 128 iterations, with its plots."""
-    setting = comparison.Setting(128, 16, EPSILONS, DELTA)
+    # more bands than iterations in an epoch overlap, cost much and hardly help
+    widths = tuple(width for width in comparison.WIDTHS if width <= 128)
+    setting = comparison.Setting(128, 16, EPSILONS, DELTA, widths=widths)
     recorder = _Recording(cache.folder)
     sizes = comparison.every_size(setting, recorder, jobs=jobs, progress=progress)
     rows = [min(candidates, key=lambda row: row.rmse) for candidates in sizes.values()]

@@ -128,7 +128,8 @@ def expand(names: Sequence[str]) -> tuple[str, ...]:
         elif name in FAMILIES:
             found = [name]
         else:
-            found = [f for f in FAMILIES if f.split("+")[0] == name or f.split("-")[0] == name]
+            found = [f for f in FAMILIES if f.split("+")[0] == name]
+            found = found or [f for f in FAMILIES if f.startswith(f"{name}-")]
         if not found:
             raise _check.reject(
                 "include", name, "is not a family", f"Choose from {', '.join(FAMILIES)}, all."

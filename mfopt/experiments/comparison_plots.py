@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from mfopt.experiments.comparison import FAMILIES, Z95, Row, Setting, by_key, improvements
 from mfopt.experiments.plots import Curve, Panel
 
+_LOWEST_SHOWN = -40  # percent: a far worse mechanism would squeeze all the others into one line
 EPSILON = "privacy budget ε (log scale)"
 RMSE = "RMSE of prefix sums\n(clip norms per coordinate, log scale)"
 
@@ -51,10 +52,15 @@ def improvement_panel(
                 [g.high for g in mine],
             )
         )  # fmt: skip
-    return Panel(
-        curves, title or _where(setting), EPSILON,
-        f"RMSE below {FAMILIES[baseline]} (%)\nhigher is better", zero_line=True,
-    )  # fmt: skip
+    label = f"RMSE below {FAMILIES[baseline]} (%)\nhigher is better"
+    values = [value for curve in curves for value in curve.y]
+    near = [value for value in values if value >= _LOWEST_SHOWN]
+    if len(near) == len(values) or len(near) < len(values) / 2:
+        return Panel(curves, title or _where(setting), EPSILON, label, zero_line=True)
+    curves = [curve for curve in curves if max(curve.y) >= _LOWEST_SHOWN]
+    limits = (min(_LOWEST_SHOWN, min(near)), max(*near, 0) + 3)
+    label += f"; below {_LOWEST_SHOWN}% not shown"
+    return Panel(curves, title or _where(setting), EPSILON, label, zero_line=True, y_range=limits)
 
 
 def pareto_panel(setting: Setting, rows: Sequence[Row], epsilon: float) -> Panel:

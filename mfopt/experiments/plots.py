@@ -74,11 +74,18 @@ def draw(panels: Sequence[Panel], *, title: str = "", columns: int | None = None
     rows = -(-len(panels) // columns)
     labels = list(dict.fromkeys(curve.label for panel in panels for curve in panel.curves))
     width = max(6.4, 4.4 * columns)
-    # about 15 characters of the legend's font an inch, and half an inch for the line
-    fitting = int(width / (0.6 + max(len(label) for label in labels) / 14))
-    legend_columns = max(1, min(len(labels), fitting))
+    longest = max(len(label) for label in labels)
+    beside = len(panels) == 1 and len(labels) > 6
+    # about 14 characters of the legend's font an inch, and the line before them
+    entry = 0.6 + longest / 14
+    legend_columns = 1 if beside else max(1, min(len(labels), int(width / entry)))
     legend_rows = -(-len(labels) // legend_columns)
-    size = (width, 3.9 * rows + 0.27 * legend_rows + 0.3 + (0.35 if title else 0))
+    height = 3.9 * rows + (0.35 if title else 0)
+    if beside:
+        size = (width + entry, max(height + 0.6, 0.24 * legend_rows))
+    else:
+        size = (width, height + 0.27 * legend_rows + 0.3)
+    place: Any = "outside center right" if beside else "outside lower center"
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     handles: dict[str, Any] = {}
@@ -89,8 +96,8 @@ def draw(panels: Sequence[Panel], *, title: str = "", columns: int | None = None
     if title:
         figure.suptitle(title)
     figure.legend(
-        [handles[label] for label in labels], labels, loc="outside lower center",
-        ncols=legend_columns, frameon=False, fontsize="small",
+        [handles[label] for label in labels], labels, ncols=legend_columns, frameon=False,
+        loc=place, fontsize="small",
     )  # fmt: skip
     return figure
 
@@ -102,7 +109,7 @@ def _panel(axis: Axes, panel: Panel, labels: Sequence[str], handles: dict[str, A
         place = labels.index(curve.like or curve.label)
         colour = COLOURS[place % len(COLOURS)]
         style = "--" if curve.like else DASHES[place // len(COLOURS) % len(DASHES)]
-        mark = MARKERS[labels.index(curve.label) % len(MARKERS)] if len(curve.x) <= 30 else ""
+        mark = _marker(labels.index(curve.label)) if len(curve.x) <= 30 else ""
         (handle,) = axis.plot(
             curve.x, curve.y, color=colour, linestyle=style if panel.lines else "",
             marker=mark, markersize=5, linewidth=1.6,
@@ -136,6 +143,11 @@ def _panel(axis: Axes, panel: Panel, labels: Sequence[str], handles: dict[str, A
     axis.grid(True, which="major", color="0.9", linewidth=0.8)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
+
+
+def _marker(place: int) -> str:
+    # shifted in each round through the colours, so that no colour meets a marker twice
+    return MARKERS[(place + 3 * (place // len(COLOURS))) % len(MARKERS)]
 
 
 def _named_ticks(axis: Axes, panel: Panel) -> None:

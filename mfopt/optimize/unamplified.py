@@ -261,9 +261,9 @@ def _dense(
     prefix = isinstance(workload, PrefixSums)
 
     def matrix(x: np.ndarray) -> np.ndarray:
-        lower = np.zeros(n * n)
-        lower[free] = x[n:]
-        lower = lower.reshape(n, n)
+        entries = np.zeros(n * n)
+        entries[free] = x[n:]
+        lower = entries.reshape(n, n)
         share = np.zeros(n)
         if not equal_columns:
             by_class = x[:n].reshape(epochs, bins)

@@ -67,7 +67,7 @@ def optimized(epochs: int, bins: int) -> Callable[[Context], Drawing]:
     """Figure 3(b) and the odd figures of Appendix B: optimized C over the best banded C."""
 
     def build(context: Context) -> Drawing:
-        include = ("banded+poisson", "blt-3", "blt-4", "toeplitz")
+        include: tuple[str, ...] = ("banded+poisson", "blt-3", "blt-4", "toeplitz")
         if (epochs, bins) != MAIN:
             include = ("banded+poisson", "blt-4", "toeplitz")
         setting = _setting(epochs, bins, include, _widths(bins))
