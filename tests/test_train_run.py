@@ -16,11 +16,11 @@ from jax.experimental.compilation_cache import compilation_cache
 from mfopt_cli.commands.train import command
 from safetensors.numpy import load_file
 from train_fixtures import synthetic_store
+from train_oracles import write_store
 
 from mfopt._check import UsageError
 from mfopt.training import config, metrics, run
 from mfopt.training.config import TrainConfig
-from mfopt.training.data.store import METADATA
 
 SMALL = {
     "length": 8, "width": 8, "layers": 1, "heads": 2, "records_per_user": 2, "microbatch": 4,
@@ -46,15 +46,6 @@ def compiled(tmp_path_factory):
     for name, value in before.items():
         jax.config.update(name, value)
     compilation_cache.reset_cache()
-
-
-def write_store(store, folder):
-    folder.mkdir(parents=True)
-    for name in ("tokens", "record_offsets", "user_offsets"):
-        np.save(folder / f"{name}.npy", getattr(store, name))
-    np.save(folder / "user_names.npy", np.zeros(0, np.uint8))
-    np.save(folder / "name_offsets.npy", np.zeros(store.num_users + 1, np.int64))
-    (folder / METADATA).write_text(json.dumps(store.metadata))
 
 
 @pytest.fixture(scope="module")

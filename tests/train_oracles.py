@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from mfopt.training.data.store import METADATA
 
 
 def norm_of(tree):
@@ -52,3 +56,13 @@ def dp_sgd(model, store, batches, *, length, clip_norm, noise, normalizer, rate)
             lambda p, g: jnp.asarray(p - rate * g / normalizer, jnp.float32), params, total
         )
     return params
+
+
+def write_store(store, folder):
+    """A store in memory as a folder on disk."""
+    folder.mkdir(parents=True)
+    for name in ("tokens", "record_offsets", "user_offsets"):
+        np.save(folder / f"{name}.npy", getattr(store, name))
+    np.save(folder / "user_names.npy", np.zeros(0, np.uint8))
+    np.save(folder / "name_offsets.npy", np.zeros(store.num_users + 1, np.int64))
+    (folder / METADATA).write_text(json.dumps(store.metadata))

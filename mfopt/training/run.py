@@ -188,11 +188,10 @@ def execute(
                     last, evaluated = evaluate(state), done
                     recorder.evaluations(done, last)
         done = int(state.step)
-    params = jax.tree.map(np.asarray, state.params) if jax.process_count() == 1 else None
+    params = meshes.gather(prepared.mesh, state.params)
     if lead:
         _write_report(prepared, done)
-        if params is not None:
-            export_model(prepared.model, params, folder / "model", force=True)
+        export_model(prepared.model, params, folder / "model", force=True)
         metrics.plot(folder, folder / "loss.png")
     return {
         "steps": done,

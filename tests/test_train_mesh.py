@@ -1,0 +1,114 @@
+"""The same run on one device, on four, on a data × model mesh, and in two processes."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from train_fixtures import synthetic_store
+from train_oracles import write_store
+
+CHILD = Path(__file__).with_name("train_mesh_child.py")
+# Noise is laid out otherwise where a model axis splits the parameters: those runs are compared
+# with noise that is too small to matter.
+ALMOST_NONE = 1e-9
+
+
+def start(folder, *command, devices=1):
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    return subprocess.Popen(
+        [sys.executable, *command], env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def train(folder, name, *, devices, model_parallel, noise=0.5):
+    settings = {
+        "output": str(folder / name), "model_parallel": model_parallel, "noise_multiplier": noise,
+    }  # fmt: skip
+    return start(folder, str(CHILD), json.dumps(settings), devices=devices)
+
+
+def finish(*children):
+    facts = []
+    for child in children:
+        out, err = child.communicate(timeout=300)
+        assert child.returncode == 0, err[-3000:]
+        facts.append(json.loads(out[out.index("{") :]))
+    return facts
+
+
+def assert_same(one, other):
+    a, b = np.load(one), np.load(other)
+    assert set(a.files) == set(b.files) and len(a.files) > 10
+    for name in a.files:
+        np.testing.assert_allclose(a[name], b[name], rtol=2e-3, atol=2e-5, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """One device, no mesh: with noise, and with almost none."""
+    folder = tmp_path_factory.mktemp("mesh")
+    for name, noise in (("noisy.npz", 0.5), ("quiet.npz", ALMOST_NONE)):
+        finish(train(folder, name, devices=1, model_parallel=0, noise=noise))
+    return folder
+
+
+def test_data_parallel_devices_give_the_same_run(alone):
+    (facts,) = finish(train(alone, "four.npz", devices=4, model_parallel=1))
+    assert facts == {"devices": 4, "kernel_shards": 1}
+    assert_same(alone / "noisy.npz", alone / "four.npz")
+
+
+def test_a_model_axis_splits_parameters_and_gives_the_same_gradients(alone):
+    (facts,) = finish(train(alone, "split.npz", devices=4, model_parallel=2, noise=ALMOST_NONE))
+    assert facts == {"devices": 4, "kernel_shards": 2}
+    assert_same(alone / "quiet.npz", alone / "split.npz")
+
+
+def test_the_comparison_would_notice_another_run(alone):
+    with pytest.raises(AssertionError):
+        assert_same(alone / "noisy.npz", alone / "quiet.npz")
+
+
+def test_two_processes_train_together_by_the_command_line(tmp_path):
+    write_store(synthetic_store(num_users=16, empty_users=(3,)), tmp_path / "data" / "train")
+    write_store(synthetic_store(num_users=5, seed=1), tmp_path / "data" / "held-out-users")
+    settings = {
+        "sampling": "poisson:probability=0.4,iterations=3", "epsilon": 8, "delta": 1e-4, "seed": 1,
+        "length": 8, "width": 8, "layers": 1, "heads": 2, "records-per-user": 2, "microbatch": 4,
+        "optimizer": "sgd", "data": tmp_path / "data",
+    }  # fmt: skip
+    flags = [f"--{name}={value}" for name, value in settings.items()]
+    flags += ["--no-tensorboard", "--quiet", "--json"]
+    program = "from mfopt_cli.main import main; main()"
+
+    def command(output, *more):
+        return start(
+            tmp_path, "-c", program, "train", f"--output={tmp_path / output}", *flags, *more
+        )
+
+    (one,) = finish(command("one"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    together = (f"--coordinator=127.0.0.1:{port}", "--processes=2")
+    summaries = finish(*(command("two", *together, f"--process={i}") for i in range(2)))
+    for summary in summaries:
+        assert summary["steps"] == 3
+        for part, result in one["after"].items():
+            assert summary["after"][part]["loss"] == pytest.approx(result["loss"], rel=1e-5)
+    a, b = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("one", "two"))
+    for name in a:
+        np.testing.assert_allclose(a[name], b[name], rtol=1e-4, atol=1e-6)
+    assert list((tmp_path / "two" / "checkpoints").glob("3"))

@@ -1,0 +1,63 @@
+"""Run by test_train_mesh.py in a process of its own: a short private run on a given mesh."""
+
+import json
+import sys
+
+
+def main(arguments):
+    """Train as ``arguments`` say and write the final parameters."""
+    settings = json.loads(arguments)
+    import jax
+    import numpy as np
+    import optax
+    from train_fixtures import synthetic_store
+
+    from mfopt import sampling
+    from mfopt.noise import NoiseStream
+    from mfopt.strategies import BLT
+    from mfopt.training import mesh as meshes
+    from mfopt.training.batching import Sampler
+    from mfopt.training.clipping import Clipping
+    from mfopt.training.loop import Mechanism, Trainer
+    from mfopt.training.models.gpt2 import GPT2Config
+    from mfopt.training.models.huggingface import gpt2_model
+    from mfopt.training.units import UserUnits
+
+    mesh = None
+    if settings["model_parallel"]:
+        mesh = meshes.make_mesh(settings["model_parallel"])
+    store = synthetic_store(num_users=16, empty_users=(3,))
+    model = gpt2_model(GPT2Config(vocab_size=32, n_positions=8, n_embd=8, n_layer=1, n_head=2))
+    units = UserUnits(store, records=2, length=8, seed=5)
+    scheme = sampling.BallsInBins(bins=2, epochs=2)
+    mechanism = Mechanism(
+        units,
+        Sampler(scheme, 16, 7, microbatch=4),
+        Clipping(0.1),
+        NoiseStream(
+            BLT(np.array([0.3]), np.array([0.8])), iterations=4,
+            noise_multiplier=settings["noise_multiplier"], clip_norm=0.1,
+        ),
+        5.0,
+    )  # fmt: skip
+    trainer = Trainer(model, mechanism, optax.sgd(0.5, momentum=0.9), mesh=mesh)
+    state = trainer.init(np.array([1, 2], np.uint32))
+    for result in trainer.run(state):
+        state = result.state
+    params = state.params
+    kernel = params["h"]["0"]["mlp"]["c_fc"]["kernel"]
+    shards = {str(shard.index) for shard in kernel.addressable_shards}
+    if mesh is not None:
+        params = jax.jit(lambda p: p, out_shardings=meshes.replicated(mesh))(params)
+    if jax.process_index() == 0:
+        leaves = jax.tree_util.tree_leaves_with_path(params)
+        arrays = {
+            jax.tree_util.keystr(path): np.asarray(leaf.addressable_data(0))
+            for path, leaf in leaves
+        }
+        np.savez(settings["output"], **arrays)
+    print(json.dumps({"devices": len(jax.devices()), "kernel_shards": len(shards)}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
