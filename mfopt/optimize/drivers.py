@@ -100,10 +100,17 @@ def _lbfgs_round(
         last_gradient = first_step * at.gradient
         return at.value, last_gradient
 
+    limit = max(steps, 1)
+    memory = 20 if len(start) < 10**5 else 8  # pairs of vectors: a dense C has millions of entries
     outcome = scipy.optimize.minimize(
-        function, np.zeros_like(start), jac=True, method="L-BFGS-B",
-        options={"maxfun": max(steps, 1), "maxiter": max(steps, 1), "maxcor": 20 if len(start) < 10**5 else 8,
-                 "ftol": tolerance / 3, "gtol": 1e-12},
+        function,
+        np.zeros_like(start),
+        jac=True,
+        method="L-BFGS-B",
+        options={
+            "maxfun": limit, "maxiter": limit, "maxcor": memory,
+            "ftol": tolerance / 3, "gtol": 1e-12,
+        },
     )  # fmt: skip
     return _text(outcome.message)
 
