@@ -188,7 +188,7 @@ class RoundsAnalysis(DeterministicAnalysis):
 
     composed: poisson.Rounds | None = None
 
-    def profile(self, noise_multiplier: float, accuracy: float = rounds.FINE) -> Profile:
+    def profile(self, noise_multiplier: float, accuracy: float = rounds.FINE) -> rounds.RoundsProfile:
         assert self.composed is not None
         sigma = noise_multiplier / self.composed.scale
         return rounds.RoundsProfile(self.composed.mixture, self.composed.rounds, sigma, accuracy)
