@@ -144,11 +144,24 @@ def test_best_size_and_improvement() -> None:
         comparison.improvements(rows, "tree")
 
 
-def test_amplified_optimum_beats_what_it_started_from(cache: Cache) -> None:
-    setting = SETTING._replace(include=("blt-2", "sqrt"), epsilons=(1.0,))
+def test_more_freedom_costs_no_error_under_amplification(cache: Cache) -> None:
+    include = (
+        "blt-2",
+        "blt-4",
+        "sqrt",
+        "toeplitz",
+        "dense",
+        "banded+unamplified",
+        "dense+unamplified",
+    )
+    setting = SETTING._replace(include=include, epsilons=(1.0,))
     rows = {row.family: row for row in comparison.compare(setting, cache, jobs=1)}
+    slack = 1 + 4 * rows["toeplitz"].relative_error
     assert rows["blt-2"].rmse < rows["sqrt"].rmse
-    assert rows["blt-2"].memory == 2
+    assert rows["toeplitz"].rmse < rows["blt-4"].rmse * slack
+    assert rows["dense"].rmse < rows["toeplitz"].rmse * slack
+    assert rows["dense+unamplified"].rmse < rows["banded+unamplified"].rmse
+    assert rows["blt-2"].memory == 2 and rows["toeplitz"].memory == BINS * EPOCHS - 1
     assert 0 < rows["blt-2"].relative_error < 0.02
 
 

@@ -121,11 +121,9 @@ def command(
     elif as_csv:
         click.echo(comparison.csv_text(rows, baseline), nl=False)
     elif not quiet:
-        click.echo(
-            f"RMSE at δ = {delta:g}, {epochs} epochs × {iters} iterations; * least; (bands or"
-        )
-        name = comparison.FAMILIES[baseline] if baseline else ""
-        click.echo("buffers)" + (f"; change: below {name}" if baseline else ""))
+        click.echo(f"RMSE of {epochs} epochs × {iters} iterations at δ = {delta:g}; * the least")
+        over = f", change against {comparison.FAMILIES[baseline]}" if baseline else ""
+        click.echo(f"(best number of bands or buffers){over}")
         click.echo(comparison.text_table(rows, baseline))
 
 
