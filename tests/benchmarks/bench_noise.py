@@ -37,7 +37,7 @@ SLOTS = {"blt": len(DECAYS), "banded": BANDS - 1}
 COPIES = {
     "mfopt": lambda slots: slots + 4,
     "mfopt-torch": lambda slots: slots + 4,
-    "jax-privacy": lambda slots: 3 * slots + 6,
+    "jax-privacy": lambda slots: 5 * slots // 2 + 4,
     "opake-dpftrl": lambda slots: 2 * slots + 6,
     "floor": lambda slots: slots + 4,
     "jax.random.normal": lambda slots: 6,
