@@ -10,10 +10,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import numpy as np
+from scipy import interpolate
 
 from mfopt.accounting.group import GroupProfile
 from mfopt.accounting.rounds import COARSE, FINE, Direction
@@ -21,6 +22,7 @@ from mfopt.accounting.verified import Model, Numbers
 from mfopt.guarantee import Status
 
 _LINES = 32
+_DEEP, _POINTS = -50.0, 24  # where an interpolated curve ends, and its points
 DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
 
 
@@ -65,10 +67,31 @@ class DeterministicUnit:
     profile: Callable[[float, float], DirectedProfile]
     start: Callable[[float, float], float]
     sampled: bool = False
+    _curves: dict[float, tuple[float, Any]] = dataclasses.field(default_factory=dict, repr=False)
 
     def log_estimates(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
+        reach, curves = self._curve(noise_multiplier)
+        if epsilon <= reach:
+            remove, add = curves(epsilon)
+            return float(remove), float(add)
         profile = self.profile(noise_multiplier, COARSE)
         return profile.log_delta(epsilon, "remove"), profile.log_delta(epsilon, "add")
+
+    def _curve(self, sigma: float) -> tuple[float, Any]:
+        """Both directions' log δ(ε) at this σ, interpolated up to an ε: for searching only."""
+        if sigma not in self._curves:
+            profile = self.profile(sigma, COARSE)
+            reach = 1.0
+            while profile.log_delta(reach, "remove") > _DEEP and reach < 1e4:
+                reach *= 2
+            while profile.log_delta(reach / 2, "remove") < _DEEP and reach > 1e-4:
+                reach /= 2
+            points = reach * np.linspace(0, 1, _POINTS) ** 2
+            values = [[max(profile.log_delta(float(e), d), 20 * _DEEP) for d in DIRECTIONS]
+                      for e in points]  # fmt: skip
+            self._curves.clear()  # searches move on from σ to σ
+            self._curves[sigma] = reach, interpolate.PchipInterpolator(points, values)
+        return self._curves[sigma]
 
     def direction_bound(
         self, direction: Direction, sigma: float, epsilon: float, beta: float, key: jax.Array

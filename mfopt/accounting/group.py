@@ -176,18 +176,14 @@ def black_box_epsilon(
     """
     target = math.log(_check.probability("delta", delta))
     group_size = _check.integer("group_size", group_size)
-    log_floor = math.log(floor) if floor > 0 else -math.inf
 
     def excess(epsilon: float) -> float:
-        log_delta = profile.log_delta(epsilon)
-        if log_delta < log_floor:
-            log_delta = 0.0
-        return log_delta + black_box_log_factor(epsilon, group_size, form) - target
+        return profile.log_delta(epsilon) + black_box_log_factor(epsilon, group_size, form) - target
 
     if excess(0.0) <= 0:
         return 0.0
-    # below the floor nothing holds, so the search may not pass the ε at which it is reached
-    largest = 1e6 if floor <= 0 else max(profile.epsilon(floor) * (1 - 1e-9), 1e-8)
+    # nothing is known below the floor, so the search may not pass the ε at which it is reached
+    largest = 1e6 if floor <= 0 else max(profile.epsilon(floor), 1e-8)
     if excess(largest) > 0:
         return math.inf
     guess = min(max(profile.epsilon(max(delta / group_size, 1e-300)), 1e-6), largest)

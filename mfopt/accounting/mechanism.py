@@ -26,6 +26,7 @@ from mfopt.accounting import (
 from mfopt.accounting.chain import Chain, DeterministicUnit
 from mfopt.accounting.dominating_pair import DominatingPair
 from mfopt.accounting.group import Profile
+from mfopt.accounting.rounds import RoundsProfile
 from mfopt.accounting.verified import VerifiedAnalysis
 from mfopt.guarantee import Adjacency, Guarantee, Status
 from mfopt.strategies import Identity, Strategy
@@ -188,10 +189,10 @@ class RoundsAnalysis(DeterministicAnalysis):
 
     composed: poisson.Rounds | None = None
 
-    def profile(self, noise_multiplier: float, accuracy: float = rounds.FINE) -> rounds.RoundsProfile:
+    def profile(self, noise_multiplier: float, accuracy: float = rounds.FINE) -> RoundsProfile:
         assert self.composed is not None
         sigma = noise_multiplier / self.composed.scale
-        return rounds.RoundsProfile(self.composed.mixture, self.composed.rounds, sigma, accuracy)
+        return RoundsProfile(self.composed.mixture, self.composed.rounds, sigma, accuracy)
 
     def guess(self, epsilon: float, delta: float) -> float:
         assert self.composed is not None

@@ -1,0 +1,82 @@
+"""Arguments that may be swept: ``1:64``, ``1:64:9``, ``0.5:8:0.5``, ``1,2,4,8`` or one value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+_MOST = 10_000
+
+
+class Sweep(click.ParamType):
+    """A number, a range ``first:last[:step]`` (both ends included) or a list ``a,b,c``.
+
+    Converts to a tuple of values; an option that was not given stays None.
+    """
+
+    def __init__(self, kind: type[int] | type[float]) -> None:
+        self.kind = kind
+        self.name = "integers" if kind is int else "numbers"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return "INT|A:B[:STEP]|A,B,.." if self.kind is int else "NUM|A:B[:STEP]|A,B,.."
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[Any, ...]:
+        if isinstance(value, tuple):
+            return value
+        if isinstance(value, int | float):
+            return (value,)
+        try:
+            if ":" in value:
+                return self._range([self._number(part) for part in value.split(":")])
+            return tuple(self._number(part) for part in value.split(","))
+        except ValueError as problem:
+            self.fail(f"{value!r}: {problem}", param, ctx)
+
+    def _number(self, text: str) -> Any:
+        if self.kind is int:
+            number = float(text)
+            if number != math.floor(number):
+                raise ValueError("must be whole numbers")
+            return int(number)
+        return float(text)
+
+    def _range(self, parts: list[Any]) -> tuple[Any, ...]:
+        if len(parts) not in (2, 3):
+            raise ValueError("a range is FIRST:LAST or FIRST:LAST:STEP")
+        first, last = parts[0], parts[1]
+        step = parts[2] if len(parts) == 3 else 1
+        if not (math.isfinite(first) and math.isfinite(last) and step > 0 and last >= first):
+            raise ValueError("a range needs FIRST <= LAST and STEP > 0")
+        count = math.floor((last - first) / step * (1 + 1e-12)) + 1
+        if count > _MOST:
+            raise ValueError(f"{count} values; a sweep has at most {_MOST}")
+        return tuple(first + i * step for i in range(count))
+
+
+def option(name: str, kind: type[int] | type[float], text: str, **more: Any) -> Callable[..., Any]:
+    """A click option that may be swept."""
+    return click.option(name, type=Sweep(kind), help=text, **more)
+
+
+def points(arguments: dict[str, tuple[Any, ...] | None]) -> tuple[str | None, list[dict[str, Any]]]:
+    """(name of the swept argument or None, one dictionary of plain values per point).
+
+    Raises a usage error if more than one argument has several values.
+    """
+    swept = [name for name, values in arguments.items() if values is not None and len(values) > 1]
+    if len(swept) > 1:
+        raise click.UsageError(f"only one argument can be swept, not {' and '.join(swept)}")
+    count = len(arguments[swept[0]] or ()) if swept else 1
+    rows = []
+    for i in range(count):
+        row = {}
+        for name, values in arguments.items():
+            row[name] = None if values is None else values[i if name in swept else 0]
+        rows.append(row)
+    return (swept[0] if swept else None), rows
