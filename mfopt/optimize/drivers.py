@@ -157,8 +157,18 @@ def optax_method(
             trace.record(np.asarray(point), at)
             return at
 
+        caught: list[BaseException] = []
+
+        def guarded(point: jax.Array) -> Evaluation:
+            if not caught:
+                try:
+                    return evaluate(point)
+                except BaseException as problem:  # raised below; XLA would wrap even an interrupt
+                    caught.append(problem)
+            return Evaluation(math.nan, np.full(point.shape, math.nan), math.nan)
+
         def value_fn(point: jax.Array) -> jax.Array:
-            return _host_value(evaluate, point)
+            return _host_value(guarded, point)
 
         update = jax.jit(
             lambda g, s, p, v: (
@@ -174,7 +184,9 @@ def optax_method(
                 trace.status = f"optax {name}: objective not a number; lower the learning rate"
                 return
             updates, state = update(jnp.asarray(at.gradient), state, parameters, at.value)
-            parameters = optax.apply_updates(parameters, updates)
+            parameters = jax.block_until_ready(optax.apply_updates(parameters, updates))
+            if caught:
+                raise caught[0]
             at = evaluate(parameters)
             since += 1
             if trace.best_value < anchor - tolerance:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt import _check
+from mfopt._float64 import float64
 from mfopt.strategies import BLT, Banded, BandedToeplitz, Dense, Strategy, Toeplitz
 
 _FLOOR = 1e-12  # a zero entry starts here: exp() cannot reach 0, and the result is as good
@@ -27,6 +28,7 @@ class Parameterization(NamedTuple):
     build: Callable[[jax.Array], Strategy]
 
 
+@float64
 def of(strategy: Strategy, n: int) -> Parameterization:
     """Parameters of ``strategy`` as an n×n matrix, and the way back.
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt import _check
+from mfopt._check import FailureError
 from mfopt._float64 import float64
 from mfopt.optimize import drivers, objective, starts
 from mfopt.optimize import parameterization as parameters
@@ -115,6 +116,7 @@ def optimize(
     job = _Job(scheme, epsilon, delta, loss, optimizer, tolerance, seed, progress)
     limit = _STEPS[strategy] if steps is None else _check.integer("steps", steps)
     count = _SAMPLES[strategy] if samples is None else samples
+    _check.integer("samples", count, at_least=64)
 
     given = [init] if isinstance(init, Strategy) else list(init or [])
     candidates = [
@@ -129,7 +131,8 @@ def optimize(
     if not candidates:
         candidates = _own_starts(job, strategy, scheme, bands, buffers)
     trace = job.best_of(strategy, candidates, limit, count)
-    assert trace.best is not None  # a first evaluation always precedes the result
+    if trace.best is None:
+        raise FailureError("the objective is not a number at any start: is the loss defined there?")
     result = parameters.of(trace.start, n).build(jnp.asarray(trace.best))
     return Optimized(
         jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), result),
@@ -149,8 +152,6 @@ def _own_starts(
         "blt", list(starts.blt_starts(4, scheme.bins)), 60, _SAMPLES["blt"], stage="warm start"
     )
     blt = parameters.of(warm.start, n).build(jnp.asarray(warm.best))
-    if warm.interrupted:
-        job.interrupted = True
     sources = [blt]
     if kind == "dense":
         middle = job.best_of(
@@ -235,7 +236,9 @@ class _Job:
                     steps=steps, tolerance=self.tolerance,
                 )  # fmt: skip
         except KeyboardInterrupt:
-            trace.status, trace.interrupted = "interrupted", True
+            # noted for the whole job: no later start or stage may begin
+            self.interrupted = trace.interrupted = True
+            trace.status = "interrupted"
             if trace.best is None:
                 trace.best, trace.best_value, trace.best_sigma = np.array(point), math.inf, math.nan
         return trace

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt import _check
-from mfopt._float64 import compiled
+from mfopt._float64 import compiled, float64
 from mfopt.sampling import BallsInBins
 from mfopt.strategies._base import Array, Strategy, _check_entries
 
@@ -51,6 +51,7 @@ class Banded(Strategy):
             )  # fmt: skip
         return n
 
+    @float64
     def column_normalized(self, n: int) -> Banded:
         """The same C with each column of the n×n matrix scaled to Euclidean norm 1."""
         entries = self._entries(n)

@@ -15,8 +15,9 @@ from mfopt_cli import display, options
 @options.training_length
 @options.privacy
 @click.option(
-    "--strategy", type=click.Choice(options.KINDS), default="blt", show_default=True,
-    help="Form of C. blt: a few buffers of memory and near the optimum.",
+    "--strategy", type=click.Choice(options.KINDS), metavar="KIND", default="blt",
+    show_default=True,
+    help=f"Form of C: {', '.join(options.KINDS)}. blt: a few buffers of memory, near the optimum.",
 )  # fmt: skip
 @click.option("--bands", type=int, default=16, show_default=True, help="Bands of banded kinds.")
 @click.option("--buffers", type=int, default=4, show_default=True, help="Buffers of blt.")
