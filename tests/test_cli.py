@@ -1,0 +1,294 @@
+"""The command line: what it prints, what it refuses, and how it ends."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from mfopt_cli import display
+from mfopt_cli.main import COMMANDS, cli, main
+
+import mfopt
+
+TINY = ["optimize", "--epochs", "2", "--iters", "4", "--eps", "2", "--delta", "1e-3",
+        "--seed", "3"]  # fmt: skip
+CORE = ("optimize", "certify", "calibrate", "show", "plot")
+KEYS = {"rmse", "noise_multiplier", "epsilon", "delta", "certified", "strategy", "path"}
+
+
+def run(*arguments):
+    """(exit code, standard output, standard error) of ``main``, as the console script runs it."""
+    import contextlib
+    import io
+
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main([str(argument) for argument in arguments])
+        except SystemExit as stop:
+            code = stop.code or 0
+    return code, out.getvalue(), err.getvalue()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A file that ``optimize`` made, and what it printed."""
+    path = tmp_path_factory.mktemp("cli") / "one.npz"
+    code, out, err = run(*TINY, "--strategy", "sqrt", "--out", path, "--json")
+    assert (code, err) == (0, "")
+    return path, json.loads(out)
+
+
+def test_optimize_json_is_one_object_that_agrees_with_the_file(made):
+    path, printed = made
+    assert printed.keys() >= KEYS | {"seconds"}
+    found = mfopt.load(path)
+    assert printed["certified"] is True and found.guarantee.status == "certified"
+    assert printed["rmse"] == pytest.approx(found.rmse)
+    assert printed["noise_multiplier"] == found.noise_multiplier
+    assert (printed["epsilon"], printed["delta"]) == (2.0, 1e-3)
+    assert (printed["path"], printed["strategy"]) == (str(path), {"kind": "sqrt"})
+    assert found.sampling == mfopt.BallsInBins(bins=4, epochs=2)
+    assert printed["provenance"]["seed"] == "pinned 3"
+
+
+def test_optimize_prints_a_table(tmp_path):
+    path = tmp_path / "blt.npz"
+    code, out, err = run(*TINY, "--buffers", 1, "--samples", 256, "--steps", 5, "--out", path)
+    assert code == 0 and path.exists() and "Traceback" not in err
+    for words in ("noise multiplier σ", "RMSE", "certified", "(2, 0.001)-DP", "DP-SGD",
+                  "without amplification", str(path)):  # fmt: skip
+        assert words in out, words
+    shown = float(re.search(r"noise multiplier σ +([\d.]+)", out)[1])
+    assert shown >= mfopt.load(path).noise_multiplier  # never rounded towards less privacy
+    assert "starting" in err  # progress goes to standard error
+
+
+def test_show(made):
+    path, printed = made
+    code, out, _ = run("show", path, "--json")
+    assert code == 0 and json.loads(out).keys() >= KEYS
+    assert json.loads(out)["digest"] == printed["digest"]
+    code, out, _ = run("show", path)
+    assert code == 0 and "balls-in-bins" in out and printed["digest"] in out
+
+
+def test_certify(made, tmp_path):
+    path, _ = made
+    out_path = tmp_path / "weaker.npz"
+    code, out, _ = run("certify", path, "--eps", 3, "--delta", "1e-2", "--seed", 1, "--json",
+                       "--out", out_path)  # fmt: skip
+    assert code == 0
+    printed = json.loads(out)
+    assert printed["certified"] is True and printed["epsilon"] == 3.0 and printed["delta"] == 1e-2
+    again = mfopt.load(out_path)
+    assert again.guarantee.epsilon == 3.0
+    assert again.noise_multiplier == mfopt.load(path).noise_multiplier
+    code, out, err = run("certify", path, "--eps", 1, "--seed", 1)
+    assert code == 1 and out == "" and "not certified" in err and one_line(err.splitlines()[-1])
+
+
+def test_calibrate(made, tmp_path):
+    path, printed = made
+    out_path = tmp_path / "stronger.npz"
+    code, out, _ = run("calibrate", path, "--eps", 1, "--delta", "1e-3", "--seed", 1, "--json",
+                       "--out", out_path)  # fmt: skip
+    assert code == 0
+    found = json.loads(out)
+    assert found["certified"] is True and found["path"] == str(out_path)
+    assert found["noise_multiplier"] > printed["noise_multiplier"]
+    assert found["strategy"] == printed["strategy"]
+    assert mfopt.load(out_path).noise_multiplier == found["noise_multiplier"]
+
+
+@pytest.mark.filterwarnings("ignore")  # matplotlib's own, by version
+def test_plot(made, tmp_path):
+    path, _ = made
+    target = tmp_path / "one.png"
+    code, out, _ = run("plot", path, "--out", target)
+    assert code == 0 and str(target) in out
+    assert target.read_bytes().startswith(b"\x89PNG") and target.stat().st_size > 10_000
+    code, _, err = run("plot", path, "--out", target)
+    assert code == 2 and "exists" in err
+    assert [entry.name for entry in tmp_path.iterdir()] == ["one.png"]
+
+
+def one_line(text):
+    return text.startswith(("mfopt: ", "Error: ", "Usage: ")) and "Traceback" not in text
+
+
+BAD = {
+    "negative eps": (2, "eps", {"--eps": "-1"}),
+    "nan eps": (2, "eps", {"--eps": "nan"}),
+    "infinite eps": (2, "eps", {"--eps": "inf"}),
+    "text eps": (2, "eps", {"--eps": "two"}),
+    "delta 2": (2, "delta", {"--delta": "2"}),
+    "delta 0": (2, "delta", {"--delta": "0"}),
+    "no epochs": (2, "epochs", {"--epochs": "0"}),
+    "negative iters": (2, "bins", {"--iters": "-4"}),
+    "unknown strategy": (2, "magic", {"--strategy": "magic"}),
+    "no bands": (2, "bands", {"--bands": "0"}),
+    "no buffers": (2, "buffers", {"--buffers": "0"}),
+    "few certify samples": (2, "samples", {"--certify-samples": "10"}),
+    "few samples": (2, "samples", {"--strategy": "toeplitz", "--samples": "3"}),
+    "no steps": (2, "steps", {"--strategy": "blt", "--steps": "0"}),
+    "steps for a fixed strategy": (2, "--steps", {"--steps": "5"}),
+    "negative seed": (2, "seed", {"--seed": "-1"}),
+    "unknown optimizer": (2, "optimizer", {"--strategy": "blt", "--optimizer": "magic"}),
+    "unknown objective": (2, "objective", {"--objective": "median"}),
+    "missing workload": (2, "workload", {"--workload": "none.npy"}),
+    "momentum 2": (2, "momentum", {"--workload": "momentum", "--momentum": "2"}),
+    "malformed cooldown": (2, "cooldown", {"--workload": "momentum", "--cooldown": "1:2"}),
+    "backward cooldown": (2, "cooldown", {"--workload": "momentum", "--cooldown": "5:2:0.1"}),
+    "missing init": (2, "not a file", {"--strategy": "blt", "--init": "none.npz"}),
+    "missing folder": (2, "does not exist", {"--out": "none/one.npz"}),
+    "other suffix": (2, ".npz", {"--out": "one.txt"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_has_an_exit_code_and_one_line(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, word, changes = BAD[name]
+    options = {**dict(zip(TINY[1::2], TINY[2::2], strict=True)), "--strategy": "sqrt", **changes}
+    found, out, err = run("optimize", "--quiet", *(x for pair in options.items() for x in pair))
+    assert found == code and out == ""
+    assert word in err and "Traceback" not in err
+    assert one_line(err.splitlines()[-1]), err
+    assert list(tmp_path.iterdir()) == []  # nothing was written
+
+
+def test_existing_files_are_kept(made, monkeypatch):
+    path, _ = made
+    before = path.read_bytes()
+    for command in (
+        [*TINY, "--strategy", "identity"],
+        ["certify", path],
+        ["calibrate", path, "--eps", 1],
+    ):
+        code, _, err = run(*command, "--out", path)
+        assert code == 2 and "exists" in err and "--force" in err
+        assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("command", [["show"], ["plot"], ["certify"], ["calibrate", "--eps", "1"]])
+def test_corrupt_and_missing_files(command, made, tmp_path):
+    bad = tmp_path / "bad.npz"
+    data = made[0].read_bytes()
+    for content in (data[:-100], b"hello", b"", data[:700] + b"xxxx" + data[704:]):
+        bad.write_bytes(content)
+        code, out, err = run(*command, bad)
+        assert code == 1 and out == "" and "cannot load" in err
+        assert len(err.splitlines()) == 1 and one_line(err)
+    code, out, err = run(*command, tmp_path / "none.npz")
+    assert code == 2 and "is not a file" in err and len(err.splitlines()) == 1
+
+
+def test_corrupt_init(made, tmp_path):
+    bad = tmp_path / "bad.npz"
+    bad.write_bytes(b"hello")
+    code, _, err = run(*TINY, "--init", bad, "--quiet", "--out", tmp_path / "new.npz")
+    assert code == 1 and "cannot load" in err and one_line(err.splitlines()[-1])
+
+
+def test_init_and_own_workload(made, tmp_path):
+    own = tmp_path / "own.npy"
+    np.save(own, 0.9 ** np.arange(8))
+    first, second = tmp_path / "first.npz", tmp_path / "second.npz"
+    shared = ["--strategy", "banded-toeplitz", "--bands", 2, "--workload", own, "--quiet",
+              "--samples", 256, "--steps", 3]  # fmt: skip
+    assert run(*TINY, *shared, "--init", made[0], "--out", first) == (0, "", "")
+    assert run(*TINY, *shared, "--init", first, "--out", second) == (0, "", "")
+    assert mfopt.load(second).workload.kind == "toeplitz"
+
+
+# --- help ----------------------------------------------------------------------------------------
+
+
+def test_help_lists_every_command_without_importing_jax():
+    program = (
+        "import sys; from mfopt_cli.main import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "print('jax' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "False"
+    for name in COMMANDS:
+        assert f"\n  {name} " in done.stdout
+
+
+@pytest.mark.parametrize("name", CORE)
+def test_help_fits_80_columns_and_has_an_example(name):
+    result = CliRunner().invoke(cli, [name, "--help"], terminal_width=80, prog_name="mfopt")
+    assert result.exit_code == 0
+    assert max(map(len, result.output.splitlines())) <= 80
+    example = re.search(r"Example:\n +mfopt (\S+)", result.output)
+    assert example and example[1] == name
+    for option in re.findall(r"--[a-z-]+", result.output.split("Options:")[0]):
+        assert option in result.output.split("Options:")[1]  # the example's options exist
+
+
+def test_unknown_commands_and_options():
+    for arguments in (["magic"], ["show"], ["optimize", "--magic"], ["optimize"]):
+        code, out, err = run(*arguments)
+        assert code == 2 and out == "" and "Traceback" not in err
+
+
+# --- numbers -------------------------------------------------------------------------------------
+
+
+def test_displayed_numbers_are_never_rounded_down():
+    rng = np.random.default_rng(0)
+    values = [*np.exp(rng.uniform(-40, 40, 2000)), 1.0, 0.1, 9.99999, 9.999999999, 1e-5, 0.3, 25.47]
+    for value in values:
+        for digits in (3, 5, 6):
+            shown = float(display.round_up(value, digits))
+            assert value <= shown <= value * (1 + 2 * 10.0 ** (1 - digits)), (value, digits)
+    assert display.round_up(1e-5) == "1e-05" and display.round_up(2.0) == "2"
+
+
+# --- as a process --------------------------------------------------------------------------------
+
+
+def process(*arguments, cwd):
+    return subprocess.Popen(
+        [sys.executable, "-c", "from mfopt_cli.main import main; main()", *map(str, arguments)],
+        cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+
+
+def test_as_a_process_with_the_default_name(tmp_path):
+    child = process(*TINY, "--buffers", 1, "--samples", 256, "--steps", 5, "--json", cwd=tmp_path)
+    out, err = child.communicate()
+    assert child.returncode == 0, err
+    assert err == ""
+    (path,) = tmp_path.iterdir()
+    assert json.loads(out)["path"] == path.name == "mfopt-blt-2x4-eps2.npz"
+    assert mfopt.load(path).guarantee.status == "certified"
+
+
+def test_interrupt_saves_the_best_so_far_uncertified(tmp_path):
+    child = process(
+        *TINY, "--buffers", 2, "--samples", 20_000, "--optimizer", "adam", "--steps", 100_000,
+        "--out", "best.npz", cwd=tmp_path,
+    )  # fmt: skip
+    lines, deadline = [], time.monotonic() + 120
+    for line in child.stderr:
+        lines.append(line)
+        if " step " in line:
+            break
+        assert time.monotonic() < deadline
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate()
+    assert child.returncode == 0, err
+    assert "NOT CERTIFIED" in out and "NOT CERTIFIED" in err and "Traceback" not in err
+    found = mfopt.load(tmp_path / "best.npz")
+    assert found.guarantee.status == "estimate" and found.provenance["interrupted"]
+    assert len(found.history) >= 1 and found.strategy.kind == "blt"

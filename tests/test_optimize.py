@@ -1,0 +1,405 @@
+"""The optimizer: gradients, drivers, starts, interrupts, and the order of the kinds."""
+
+import math
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_strategies import every_strategy
+
+from mfopt import error, optimize, workloads
+from mfopt import strategies as S
+from mfopt._check import UsageError
+from mfopt.optimize import drivers, starts
+from mfopt.optimize.drivers import Trace
+from mfopt.optimize.objective import AmplifiedObjective, Evaluation, log_max_error, log_rmse
+from mfopt.optimize.parameterization import of
+from mfopt.sampling import BallsInBins
+
+SCHEME = BallsInBins(bins=6, epochs=3)
+N = SCHEME.iterations
+PREFIX = workloads.PrefixSums()
+KINDS = {"toeplitz": 1, "banded-toeplitz": 2, "blt": 3, "banded": 4, "dense": 5}
+IDENTITY = types.SimpleNamespace(strategy=S.Identity())
+
+
+def objective_for(strategy, loss=None, samples=256):
+    mapping = of(strategy, N)
+    loss = loss or log_rmse(PREFIX, N)
+    target = AmplifiedObjective(loss, mapping, SCHEME, 2.0, 1e-4, samples=samples, seed=0)
+    target.refresh(mapping.start)
+    return target, mapping
+
+
+# --- parameters ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameterization_round_trip(kind):
+    strategy = every_strategy(N)[KINDS[kind]]
+    mapping = of(strategy, N)
+    matrix = np.asarray(strategy.materialize(N))
+    if kind in ("toeplitz", "banded-toeplitz"):
+        matrix = matrix / matrix[0, 0]  # Toeplitz kinds fix the scale
+    with jax.enable_x64(True):
+        built = mapping.build(jnp.asarray(mapping.start))
+        np.testing.assert_allclose(np.asarray(built.materialize(N)), matrix, atol=2e-12)
+        again = of(jax.tree.map(np.asarray, built), N)
+        np.testing.assert_allclose(again.start, mapping.start, atol=1e-9)
+        # any parameters stay inside the domain
+        wild = mapping.build(
+            jnp.asarray(5 * np.random.default_rng(0).normal(size=mapping.start.shape))
+        )
+        jax.tree.map(np.asarray, wild).check_entries(N)
+
+
+def test_kinds_without_parameters_are_refused():
+    for strategy in (S.Identity(), S.SquareRoot(), S.Tree()):
+        with pytest.raises(UsageError, match="no parameters"):
+            of(strategy, N)
+
+
+# --- gradients -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_objective_gradient_matches_finite_differences(kind):
+    """Each value re-solves for σ on the same frozen samples: this checks dσ/dC and the error."""
+    target, mapping = objective_for(every_strategy(N)[KINDS[kind]])
+    at = target(mapping.start)
+    assert np.all(np.isfinite(at.gradient)) and at.gradient.shape == mapping.start.shape
+    rng = np.random.default_rng(1)
+    for _ in range(3):
+        direction = rng.normal(size=mapping.start.shape)
+        # entries at the floor have no gradient that differences could resolve
+        direction[mapping.start < -20] = 0
+        low, high = (target(mapping.start + h * direction) for h in (-1e-5, 1e-5))
+        numeric = (high.value - low.value) / 2e-5
+        assert at.gradient @ direction == pytest.approx(numeric, rel=1e-5, abs=1e-8)
+
+
+@pytest.mark.parametrize("kind", ["blt", "banded", "dense"])
+def test_sigma_gradient_is_implicit_differentiation(kind):
+    """d log σ/dC alone, against re-solving with the public calibration's estimator."""
+    from mfopt.accounting import design_point, dominating_pair
+
+    loss = lambda strategy, sigma: jnp.log(sigma)  # noqa: E731
+    target, mapping = objective_for(every_strategy(N)[KINDS[kind]], loss)
+    at = target(mapping.start)
+    direction = np.random.default_rng(2).normal(size=mapping.start.shape)
+    direction[mapping.start < -20] = 0
+    solutions = []
+    with jax.enable_x64(True):
+        for h in (-1e-4, 1e-4):
+            built = mapping.build(jnp.asarray(mapping.start + h * direction))
+            pair = dominating_pair.differentiable(built, SCHEME)
+            terms = design_point.exponents(pair, target._weights, target._draws)
+            low, high = at.value - 0.1, at.value + 0.1
+            for _ in range(60):  # plain bisection, nothing shared with the solver
+                middle = (low + high) / 2
+                above = design_point.log_delta(terms, middle, 2.0) > math.log(1e-4)
+                low, high = (middle, high) if above else (low, middle)
+            solutions.append(middle)
+    numeric = (solutions[1] - solutions[0]) / 2e-4
+    assert at.gradient @ direction == pytest.approx(numeric, rel=1e-5)
+    assert at.noise_multiplier == pytest.approx(math.exp(sum(solutions) / 2), rel=1e-6)
+
+
+@pytest.mark.parametrize("workload", range(4))
+def test_losses_are_the_errors_they_are_named_after(workload):
+    from test_error import every_workload
+
+    strategy, query = every_strategy(N)[3], every_workload(N)[workload]
+    with jax.enable_x64(True):
+        found = [float(loss(query, N)(strategy, 1.7)) for loss in (log_rmse, log_max_error)]
+    expected = [error.rmse(query, strategy, N, 1.7), error.max_error(query, strategy, N, 1.7)]
+    np.testing.assert_allclose(np.exp(found), expected, rtol=1e-12)
+
+
+def test_objective_is_nan_far_from_its_shifts_and_recovers():
+    target, mapping = objective_for(every_strategy(N)[3])
+    far = mapping.start + 30.0
+    assert not math.isfinite(target(far).value)
+    again = target(mapping.start)
+    assert math.isfinite(again.value)
+    target.refresh(far * 0.1)  # a refresh elsewhere works, too
+    assert math.isfinite(target(far * 0.1).value)
+
+
+# --- drivers -------------------------------------------------------------------------------------
+
+
+def run(name, target, start, steps=120, rate=None):
+    trace = Trace()
+    if name == "lbfgs":
+        drivers.lbfgs(target, start, trace, steps=steps, tolerance=1e-7)
+    else:
+        drivers.optax_method(
+            target, start, trace, name=name.removeprefix("optax:"), steps=steps, tolerance=1e-7,
+            learning_rate=rate,
+        )  # fmt: skip
+    return trace
+
+
+def test_all_drivers_reach_nearly_the_same_optimum():
+    strategy = S.BandedToeplitz(np.array([1.0, 0.5, 0.3]))
+    target, mapping = objective_for(strategy)
+    best = run("lbfgs", target, mapping.start)
+    assert best.best_value < best.history[0][1] - 0.005
+    others = {"adam": (150, None), "sgd": (150, 2.0), "optax:lbfgs": (60, None)}
+    for name, (steps, rate) in others.items():
+        target, mapping = objective_for(strategy)
+        found = run(name, target, mapping.start, steps, rate)
+        # the shifts lie elsewhere: the objectives agree to their Monte Carlo error
+        assert found.best_value == pytest.approx(best.best_value, abs=0.003), name
+        assert len(found.history) <= steps + 30 and found.status != "not started"
+
+
+class Bowl:
+    """x·x + 1, not a number beyond a wall that the first line search runs into."""
+
+    def __init__(self, wall=1.5, everywhere=False):
+        self.wall, self.everywhere, self.calls, self.bad = wall, everywhere, 0, 0
+
+    def refresh(self, parameters):
+        pass
+
+    def __call__(self, x):
+        self.calls += 1
+        # steep on the way down, so that a first step of length 1 overshoots the wall
+        if self.everywhere or np.any(x < -self.wall):
+            self.bad += 1
+            return Evaluation(math.nan, np.full_like(x, math.nan), math.nan)
+        return Evaluation(float(50 * x @ x + 1), 100 * x, 1.0)
+
+
+def test_line_search_backs_off_from_nan():
+    bowl = Bowl(wall=0.05)
+    trace = run("lbfgs", bowl, np.array([0.3, 0.1]))
+    assert bowl.bad > 0  # the wall was hit
+    np.testing.assert_allclose(trace.best, 0, atol=1e-3)
+    assert trace.best_value == pytest.approx(1, abs=1e-4)
+
+
+def test_step_limit_is_kept_and_reported():
+    for steps in (1, 3):
+        bowl = Bowl()
+        trace = run("lbfgs", bowl, np.array([0.7, 0.1]), steps)
+        assert trace.status == f"step limit {steps} reached" and bowl.calls <= steps + 1
+        bowl = Bowl()
+        trace = run("adam", bowl, np.array([0.7, 0.1]), steps)
+        assert trace.status == f"step limit {steps} reached" and bowl.calls <= steps + 1
+
+
+def test_first_order_methods_report_a_lost_objective():
+    trace = run("sgd", Bowl(), np.array([1.0, 1.0]), 50, 1.0)
+    assert "not a number" in trace.status and np.all(np.isfinite(trace.best))
+
+
+@pytest.mark.parametrize("name", ["nonsense", "cosine_decay_schedule", "apply_updates", "__doc__"])
+def test_unknown_optimizers_are_refused(name):
+    with pytest.raises(UsageError, match="optimizer"):
+        run(name, Bowl(), np.array([1.0]))
+
+
+# --- the whole call ------------------------------------------------------------------------------
+
+
+def optimized(kind, **options):
+    options = {"samples": 1024, "seed": 5, "bands": 3, "buffers": 2, **options}
+    return optimize.optimize(SCHEME, 2.0, 1e-4, strategy=kind, **options)
+
+
+def error_of(found, workload=PREFIX):
+    """log RMSE with σ on fresh samples: never the training figure."""
+    from mfopt.accounting import dominating_pair
+    from mfopt.calibration import calibrate
+
+    pair = dominating_pair.exact(found.strategy, SCHEME)
+    sigma = calibrate(pair, 2.0, 1e-4, samples=2**14, seed=77).noise_multiplier
+    return math.log(error.rmse(workload, found.strategy, N, sigma))
+
+
+@pytest.fixture(scope="module")
+def best():
+    """One optimum of each kind."""
+    samples = {"blt": 2048, "toeplitz": 4096, "dense": 4096}
+    return {kind: optimized(kind, samples=count) for kind, count in samples.items()}
+
+
+def test_kinds_are_ordered_as_they_contain_each_other(best):
+    blt, toeplitz, dense = (error_of(best[kind]) for kind in ("blt", "toeplitz", "dense"))
+    assert toeplitz <= blt + 0.002 and dense <= toeplitz + 0.002
+    assert dense < error_of(IDENTITY) - 0.05  # and it was worth it
+    for kind, found in best.items():
+        assert found.strategy.kind == kind and not found.interrupted and found.status
+        assert found.history.shape[1] == 3 and np.all(np.diff(found.history[:, 0]) > -1e9)
+        for leaf in jax.tree.leaves(found.strategy):
+            assert isinstance(leaf, np.ndarray) and leaf.dtype == np.float64
+
+
+def test_frozen_sigma_is_near_the_fresh_one(best):
+    from mfopt.accounting import dominating_pair
+    from mfopt.calibration import calibrate
+
+    for found in best.values():
+        pair = dominating_pair.exact(found.strategy, SCHEME)
+        fresh = calibrate(pair, 2.0, 1e-4, samples=2**14, seed=78).noise_multiplier
+        assert found.noise_multiplier == pytest.approx(fresh, rel=0.01)
+
+
+def test_pinned_seed_reproduces():
+    one, two = (optimized("banded-toeplitz", steps=8, samples=256) for _ in range(2))
+    np.testing.assert_array_equal(one.strategy.coefs, two.strategy.coefs)
+    np.testing.assert_array_equal(one.history[:, 1:], two.history[:, 1:])
+
+
+def test_init_starts_from_a_previous_result(best):
+    seen = []
+    again = optimized(
+        "blt", init=best["blt"].strategy, samples=2048, steps=5,
+        progress=lambda stage, trace, steps: seen.append((stage, trace.history[-1][1])),
+    )  # fmt: skip
+    assert seen[0] == ("blt", pytest.approx(best["blt"].loss, abs=1e-3)) and len(seen) <= 6
+    assert again.loss <= seen[0][1] + 1e-9
+    # and from another kind that contains it
+    wide = optimized("toeplitz", init=best["blt"].strategy, samples=4096, steps=1)
+    assert wide.history[0, 1] == pytest.approx(best["blt"].loss, abs=0.02)
+    assert wide.loss <= wide.history[0, 1]
+
+
+def test_init_that_says_nothing_is_refused(best):
+    for kind, init in (("blt", best["toeplitz"].strategy), ("toeplitz", best["dense"].strategy)):
+        with pytest.raises(UsageError, match="init"):
+            optimized(kind, init=init)
+    with pytest.raises(UsageError, match="at most that many"):
+        optimize.optimize(BallsInBins(6, 4), 2.0, 1e-4, strategy="toeplitz",
+                          init=best["toeplitz"].strategy)  # fmt: skip
+
+
+def test_objective_max_lowers_the_largest_error(best):
+    found = optimized("blt", loss="max", samples=2048)
+    smallest, other = (
+        max_error_of(strategy) for strategy in (found.strategy, best["blt"].strategy)
+    )
+    assert smallest <= other + 1e-3
+    assert found.loss == pytest.approx(smallest, abs=0.01)
+
+
+def max_error_of(strategy):
+    from mfopt.accounting import dominating_pair
+    from mfopt.calibration import calibrate
+
+    sigma = calibrate(
+        dominating_pair.exact(strategy, SCHEME), 2.0, 1e-4, samples=2**14, seed=79
+    ).noise_multiplier
+    return math.log(error.max_error(PREFIX, strategy, N, sigma))
+
+
+def test_any_differentiable_loss():
+    target = np.array([0.4, 0.2])
+
+    def loss(strategy, sigma):
+        return jnp.sum((jnp.asarray(strategy.coefs)[1:] - target) ** 2) + 0 * sigma
+
+    start = S.BandedToeplitz(np.array([1.0, 0.5, 0.3]))
+    found = optimized("banded-toeplitz", loss=loss, init=start, samples=256)
+    np.testing.assert_allclose(found.strategy.coefs[1:], target, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"kind": "magic"}, {"loss": "median"}, {"samples": 3}, {"steps": 0}, {"bands": 0},
+     {"buffers": -1}, {"optimizer": "nonsense"}, {"seed": -1}],
+)  # fmt: skip
+def test_bad_options_are_refused_before_any_work(options):
+    evaluations = []
+    options = {"kind": "toeplitz", "progress": lambda *_: evaluations.append(1), **options}
+    with pytest.raises(UsageError):
+        optimized(options.pop("kind"), **options)
+    assert not evaluations
+
+
+def test_a_loss_that_is_never_a_number_is_an_error_with_words():
+    from mfopt._check import FailureError
+
+    start = S.BandedToeplitz(np.array([1.0, 0.5, 0.3]))
+    with pytest.raises(FailureError, match="not a number"):
+        optimized("banded-toeplitz", loss=lambda c, sigma: sigma * jnp.nan, init=start, samples=256)
+
+
+# --- interrupts ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "optimizer", "after"),
+    [("blt", "lbfgs", 1), ("blt", "lbfgs", 15), ("blt", "lbfgs", 30), ("blt", "adam", 5),
+     ("blt", "optax:lbfgs", 6), ("dense", "lbfgs", 5), ("dense", "lbfgs", None)],
+)  # fmt: skip
+def test_interrupt_keeps_the_best_so_far(kind, optimizer, after):
+    """``after`` evaluations; None: at the second evaluation of the second warm start."""
+    seen = []
+
+    def progress(stage, trace, steps):
+        seen.append(stage)
+        second = trace.start.kind == "toeplitz" and len(trace.history) == 2
+        if second if after is None else len(seen) == after:
+            raise KeyboardInterrupt
+
+    found = optimized(kind, optimizer=optimizer, progress=progress, steps=40, samples=512)
+    assert found.interrupted and found.status == "interrupted"
+    assert found.strategy.kind == kind
+    found.strategy.check_entries(N)
+    if after is not None:
+        assert len(seen) == after  # nothing went on behind the user's back
+    assert error_of(found) < error_of(IDENTITY) + 0.5
+
+
+def test_interrupted_factorization_is_an_estimate_and_says_so():
+    def progress(stage, trace, steps):
+        if len(trace.history) == 4:
+            raise KeyboardInterrupt
+
+    found = optimize.factorize(
+        SCHEME, 2.0, 1e-4, strategy="blt", buffers=2, samples=512, seed=1, on_step=progress
+    )
+    assert found.guarantee.status == "estimate" and found.provenance["interrupted"]
+    assert "not certified" in found.guarantee.method
+
+    def stage(message):
+        raise KeyboardInterrupt
+
+    found = optimize.factorize(SCHEME, 2.0, 1e-4, strategy="identity", seed=1, on_stage=stage)
+    assert found.guarantee.status == "estimate" and found.provenance["interrupted"]
+
+
+def test_factorization_is_certified():
+    found = optimize.factorize(
+        SCHEME, 2.0, 1e-4, strategy="blt", buffers=2, samples=512, seed=1, steps=20,
+        certify_samples=2**15,
+    )  # fmt: skip
+    assert found.guarantee.status == "certified" and not found.provenance["interrupted"]
+    assert found.noise_multiplier >= found.provenance["estimated_noise_multiplier"]
+    assert found.guarantee.noise_multiplier == found.noise_multiplier
+
+
+# --- starts --------------------------------------------------------------------------------------
+
+
+def test_starts_keep_what_they_can():
+    blt = S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9]))
+    matrix = np.asarray(blt.materialize(N))
+    for kind in ("toeplitz", "dense", "banded", "banded-toeplitz"):
+        shaped = starts.reshape(blt, kind, N, bands=4, buffers=2)
+        expected = matrix if kind in ("toeplitz", "dense") else np.triu(matrix, -3)
+        np.testing.assert_allclose(shaped.materialize(N), expected, atol=1e-12)
+    assert starts.reshape(blt, "blt", N, bands=4, buffers=2) is blt
+    assert starts.reshape(blt, "blt", N, bands=4, buffers=3) is None
+    assert starts.reshape(S.Tree(), "toeplitz", N, bands=4, buffers=3) is None
+    for buffers in (1, 4, 7):
+        for bins in (1, 6, 1024):
+            for start in starts.blt_starts(buffers, bins):
+                start.check_entries(N)
+                assert start.buffers == buffers
