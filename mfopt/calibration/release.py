@@ -131,6 +131,11 @@ def release(
     # errors of the estimate of δ and of the certificate's own mean; a failed attempt adds more.
     order, ratio = target.plan(estimate.noise_multiplier, 0)
     slope = abs(estimate.slope)
+    if not (math.isfinite(ratio) and math.isfinite(estimate.relative_error)):
+        raise FailureError(
+            f"not certified: no sample came near ε = {epsilon:g} at noise multiplier "
+            f"{estimate.noise_multiplier:.6g}. Use more certify samples, or a larger δ."
+        )
     spread = math.hypot(
         estimate.relative_error * slope, (ratio - 1) / math.sqrt(2 * math.log(2 / target.beta))
     )
@@ -138,7 +143,7 @@ def release(
     for number in range(1, ATTEMPTS + 1):
         cost = math.log(ratio) - math.log1p(-number * _BETA_SHARE)
         margin = (cost + 2 * number * spread) / slope
-        sigma = estimate.noise_multiplier * math.exp(margin) * (1 + ROUNDING_SIGMA)
+        sigma = estimate.noise_multiplier * math.exp(min(margin, 50)) * (1 + ROUNDING_SIGMA)
         progress(f"certifying σ = {sigma:.6g} (attempt {number})")
         attempt = target.attempt(sigma, number, order)
         if attempt.accepted:
