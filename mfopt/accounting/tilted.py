@@ -32,7 +32,7 @@ from mfopt.accounting.dominating_pair import DominatingPair, add_tilt, log_hinge
 from mfopt.accounting.plain import scale
 
 MAX_ORDER = 256
-_PILOT = 4096
+_PILOT = 8192
 _ROUNDING = 1e-9  # relative slack for float64 rounding in sums of logarithms and exponentials
 
 
@@ -128,31 +128,42 @@ def choose_order(
     samples: int,
     beta: float,
     key: jax.Array,
+    mean: float | None = None,
 ) -> tuple[int, float]:
     """The order with the least expected bound, and the expected ratio of bound to mean.
 
-    A pilot sample compares second moments around the order of least ceiling. The choice is made
-    before, and on other samples than, the certificate's.
+    A pilot sample compares second moments from the order of least ceiling upwards (below it both
+    grow). The choice is made before, and on other samples than, the certificate's. ``mean`` is
+    the divergence itself where it is known better than the pilot can tell.
     """
     gram, factor = scale(pair, noise_multiplier)
     ceilings = np.asarray(log_ceilings(gram, epsilon, MAX_ORDER))
     centre = 1 + int(np.argmin(ceilings))
-    candidates = sorted({max(1, min(MAX_ORDER, round(centre * r))) for r in (0.6, 0.8, 1, 1.25)})
-    best, best_excess = centre, np.inf
-    for index, order in enumerate(candidates):
+    best, best_ratio = centre, np.inf
+    for index, order in enumerate(
+        sorted({min(MAX_ORDER, round(centre * r)) for r in (1, 1.15, 1.3)})
+    ):
         log_ceiling = float(ceilings[order - 1])
         sums, used = _chunks.total(
-            _remove, _chunks.subkey(key, index), _PILOT, pair.bins,
-            gram, factor, epsilon, order, log_ceiling,
-        )  # fmt: skip
-        mean, square = (float(x) / used for x in sums)
-        if mean <= 0:
+            _remove,
+            _chunks.subkey(key, index),
+            _PILOT,
+            pair.bins,
+            gram,
+            factor,
+            epsilon,
+            order,
+            log_ceiling,
+        )
+        pilot, square = (float(x) / used for x in sums)
+        scaled = pilot if mean is None else mean * np.exp(-log_ceiling)
+        if scaled <= 0:
             continue
-        bound = empirical_bernstein(mean, max(square - mean**2, 0.0), samples, beta)
-        excess = (bound - mean) / mean
-        if excess < best_excess:
-            best, best_excess = order, excess
-    return best, 1 + best_excess
+        variance = max(square - min(pilot, scaled) ** 2, 0.0)
+        ratio = empirical_bernstein(scaled, variance, samples, beta) / scaled
+        if ratio < best_ratio:
+            best, best_ratio = order, ratio
+    return best, best_ratio
 
 
 @float64

@@ -28,7 +28,10 @@ from mfopt.accounting.frozen import FrozenSamples
 from mfopt.calibration.balls_in_bins import Calibration, calibrate
 from mfopt.guarantee import Guarantee
 
-SAMPLES = 2**18
+SAMPLES = 2**18  # of a certificate, at least
+MOST_SAMPLES = 2**22  # that are taken without being asked for
+_WORTH = 0.0025  # more samples are taken while the bound's slack costs a larger part of σ
+_WORTH_DELTA = 0.03  # or, where σ is given, of δ
 ATTEMPTS = 8
 _BETA_SHARE = 1 / 100  # β = δ/100 for each attempt
 ROUNDING_SIGMA = 2.0**-40  # relative: σ is nudged up so that no later rounding can lower it
@@ -84,7 +87,7 @@ def certify(
     epsilon: float,
     delta: float,
     *,
-    samples: int = SAMPLES,
+    samples: int | None = None,
     seed: int | None = None,
 ) -> Certificate:
     """Prove (ε, δ) for a σ that is already chosen, in one attempt.
@@ -94,7 +97,8 @@ def certify(
         than the bound's slack (more ``samples`` shrink it).
     """
     target = _Target(pair, epsilon, delta, samples, seed)
-    attempt = target.attempt(noise_multiplier, 1)
+    order, _ = target.plan(noise_multiplier, lambda ratio: ratio - 1 <= _WORTH_DELTA)
+    attempt = target.attempt(noise_multiplier, 1, order)
     if not attempt.accepted:
         raise FailureError(
             f"not certified: at noise multiplier {noise_multiplier:.6g} and ε = {epsilon:g} the "
@@ -110,13 +114,16 @@ def release(
     epsilon: float,
     delta: float,
     *,
-    samples: int = SAMPLES,
+    samples: int | None = None,
     calibrate_samples: int = 2**15,
     seed: int | None = None,
     start: float | None = None,
     progress: Progress = lambda message: None,
 ) -> tuple[Certificate, Calibration]:
     """Smallest σ that this method certifies at (ε, δ), with the estimate it started from.
+
+    ``samples`` are taken for each attempt's remove direction, half as many for add; by default
+    as many as keep the bound's slack within 0.25% of σ, from 2^18 up to 2^22.
 
     Raises:
       UsageError: ε or δ out of range.
@@ -129,8 +136,10 @@ def release(
     )
     # The pilot predicts bound/mean. σ is inflated by what the bound and β will cost, plus standard
     # errors of the estimate of δ and of the certificate's own mean; a failed attempt adds more.
-    order, ratio = target.plan(estimate.noise_multiplier, 0)
     slope = abs(estimate.slope)
+    order, ratio = target.plan(
+        estimate.noise_multiplier, lambda ratio: math.log(ratio) / slope <= _WORTH
+    )
     if not (math.isfinite(ratio) and math.isfinite(estimate.relative_error)):
         raise FailureError(
             f"not certified: no sample came near ε = {epsilon:g} at noise multiplier "
@@ -179,12 +188,20 @@ class _Target:
     """One (ε, δ) to prove: holds the keys, so that no two attempts share a sample."""
 
     def __init__(
-        self, pair: DominatingPair, epsilon: float, delta: float, samples: int, seed: int | None
+        self,
+        pair: DominatingPair,
+        epsilon: float,
+        delta: float,
+        samples: int | None,
+        seed: int | None,
     ) -> None:
         self.pair = pair
         self.epsilon = _check.positive("epsilon", epsilon)
         self.delta = _check.probability("delta", delta)
-        self.samples = _check.integer("certify samples", samples, at_least=256)
+        self.given = samples is not None
+        self.samples = _check.integer(
+            "certify samples", SAMPLES if samples is None else samples, at_least=256
+        )
         self.seed = seed
         self.beta = self.delta * _BETA_SHARE
         self._root = _chunks.seed_key(seed)
@@ -192,14 +209,18 @@ class _Target:
     def key(self, *path: int) -> jax.Array:
         return _chunks.subkey(self._root, *path)
 
-    def plan(self, sigma: float, number: int) -> tuple[int, float]:
-        return tilted.choose_order(
-            self.pair, sigma, self.epsilon,
-            samples=self.samples, beta=self.beta / 2, key=self.key(1, number),
-        )  # fmt: skip
+    def plan(self, sigma: float, good: Callable[[float], bool]) -> tuple[int, float]:
+        """Order and expected ratio of bound to δ; takes more samples until the ratio is good."""
+        while True:
+            order, ratio = tilted.choose_order(
+                self.pair, sigma, self.epsilon, samples=self.samples, beta=self.beta / 2,
+                key=self.key(1), mean=self.delta,
+            )  # fmt: skip
+            if self.given or self.samples >= MOST_SAMPLES or good(ratio):
+                return order, ratio
+            self.samples *= 2
 
-    def attempt(self, sigma: float, number: int, order: int | None = None) -> _Attempt:
-        order = self.plan(sigma, number)[0] if order is None else order
+    def attempt(self, sigma: float, number: int, order: int) -> _Attempt:
         remove = tilted.remove_bound(
             self.pair, sigma, self.epsilon, order=order, samples=self.samples,
             beta=self.beta / 2, key=self.key(2, number),

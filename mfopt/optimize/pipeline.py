@@ -12,7 +12,6 @@ from mfopt import _check, strategies
 from mfopt._check import FailureError
 from mfopt.accounting import dominating_pair
 from mfopt.calibration import release, warm_up
-from mfopt.calibration.release import SAMPLES
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
 from mfopt.optimize.drivers import Trace
@@ -47,7 +46,7 @@ def factorize(
     strategy: str = "blt",
     bands: int = 16,
     workload: Workload | None = None,
-    certify_samples: int = SAMPLES,
+    certify_samples: int | None = None,
     seed: int | None = None,
     privacy_unit: str = "example",
     provenance: dict[str, Any] | None = None,
@@ -65,7 +64,7 @@ def factorize(
       scheme, epsilon, delta, strategy, bands, workload, seed: as for
         :func:`mfopt.optimize.optimize`, which also takes ``options``; ``strategy`` may be one of
         the fixed kinds too.
-      certify_samples: iid samples of the certificate.
+      certify_samples: iid samples of the certificate; by default as many as are worth it.
       provenance: more to put on record (command, date, ...).
 
     Raises:
@@ -74,7 +73,8 @@ def factorize(
     """
     _check.positive("epsilon", epsilon)
     _check.probability("delta", delta)
-    _check.integer("certify samples", certify_samples, at_least=256)
+    if certify_samples is not None:
+        _check.integer("certify samples", certify_samples, at_least=256)
     if seed is not None:
         _check.integer("seed", seed, at_least=0)
     workload = workload or PrefixSums()

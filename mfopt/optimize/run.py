@@ -31,7 +31,7 @@ _SAMPLES = {
     "banded": 2**14,
     "dense": 2**14,
 }
-_STEPS = {"blt": 150, "banded-toeplitz": 80, "toeplitz": 60, "banded": 60, "dense": 60}
+_STEPS = {"blt": 150, "banded-toeplitz": 80, "toeplitz": 100, "banded": 60, "dense": 60}
 _TOLERANCE = 2e-5  # relative change of the error: a tenth of what Monte Carlo can resolve
 _SCOUT_STEPS = 12
 

@@ -19,7 +19,7 @@ from mfopt_cli import display, options
 @options.force
 @options.output
 def command(
-    path: Path, epsilon: float, delta: float, certify_samples: int, seed: int | None,
+    path: Path, epsilon: float, delta: float, certify_samples: int | None, seed: int | None,
     out: Path | None, force: bool, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Smallest σ certified at (ε, δ) for the C of FILE. C itself stays as it is.

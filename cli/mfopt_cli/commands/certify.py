@@ -19,7 +19,7 @@ from mfopt_cli import display, options
 @options.force
 @options.output
 def command(
-    path: Path, epsilon: float | None, delta: float | None, certify_samples: int,
+    path: Path, epsilon: float | None, delta: float | None, certify_samples: int | None,
     seed: int | None, out: Path | None, force: bool, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Prove (ε, δ) for the C and σ of FILE with fresh randomness; exit code 1 if it fails.

@@ -52,7 +52,7 @@ from mfopt_cli import display, options
 def command(
     epochs: int, iters: int, epsilon: float, delta: float, strategy: str, bands: int,
     buffers: int, workload: str, momentum: float | None, cooldown: str | None, objective: str,
-    samples: int | None, certify_samples: int, optimizer: str, steps: int | None,
+    samples: int | None, certify_samples: int | None, optimizer: str, steps: int | None,
     seed: int | None, init: Path | None, unit: str, out: Path | None, force: bool,
     as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
@@ -76,7 +76,6 @@ def command(
     for name, value in [
         ("bands", bands),
         ("buffers", buffers),
-        ("certify-samples", certify_samples),
     ]:
         _check.integer(name, value)
     path = out or Path(f"mfopt-{strategy}-{epochs}x{iters}-eps{epsilon:g}.npz")
