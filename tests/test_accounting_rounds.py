@@ -13,7 +13,6 @@ from mfopt.accounting.loss_distribution import Composition
 from mfopt.accounting.mixture import Mixture
 from mfopt.accounting.rounds import RoundsProfile
 
-
 # dp_accounting 0.6, from_mixture_gaussian_mechanism at value_discretization_interval 1e-4, whose
 # self-composition takes a minute in all: (sensitivity law, rounds, σ, δ) -> ε
 RECORDED = [
