@@ -203,4 +203,7 @@ def test_reports_are_public_signed_and_readable():
     pinned = privacy.report(
         account, mechanism, stated, num_params=100, steps_done=3, pinned=True
     )  # fmt: skip
-    assert "NO GUARANTEE" in privacy.report_text(pinned)
+    assert "NO GUARANTEE" in privacy.report_text(pinned) and not pinned["holds"]
+    guess = dataclasses.replace(stated, status="estimate")
+    guessed = privacy.report(account, mechanism, guess, num_params=100, steps_done=3)
+    assert "estimate" in privacy.report_text(guessed) and not guessed["holds"]

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -18,6 +19,7 @@ from safetensors.numpy import load_file
 from train_fixtures import synthetic_store
 from train_oracles import write_store
 
+import mfopt
 from mfopt._check import UsageError
 from mfopt.training import config, metrics, run
 from mfopt.training.config import TrainConfig
@@ -243,3 +245,38 @@ def test_the_command_line(data, tmp_path):
     assert json.loads(again.stdout)["steps"] == 4
     wrong = runner.invoke(command, [*flags, "--quiet"])
     assert isinstance(wrong.exception, UsageError) and "--resume" in str(wrong.exception)
+
+
+FILE = Path(__file__).parents[1] / "artifacts" / "factorizations" / "blt-4-8x32-eps2.npz"
+
+
+def test_a_factorization_file_brings_its_sampling_and_its_guarantee(data, tmp_path):
+    changes = {"factorization": str(FILE), "sampling": "", "epsilon": 0.0, "delta": 0.0, "steps": 2}
+    settings = settings_for(data, tmp_path / "run", evaluate_every=0, **changes)
+    prepared = run.prepare(settings)
+    summary = run.execute(prepared, progress=False)
+    stored = mfopt.load(FILE)
+    guarantee = summary["privacy"]["guarantee"]
+    assert (guarantee["epsilon"], guarantee["status"]) == (2.0, "certified")
+    assert summary["privacy"]["noise_multiplier"] == stored.noise_multiplier
+    assert summary["privacy"]["iterations_covered"] == 256
+    assert prepared.mechanism.sampler.scheme == stored.sampling
+    assert prepared.mechanism.noise.digest == stored.digest
+    with pytest.raises(UsageError, match="adds no noise"):
+        run.prepare(settings_for(data, tmp_path / "other", algorithm="none", **changes))
+
+
+def test_a_strategy_is_optimized_for_balls_in_bins_over_users_only(tmp_path):
+    bins = {**POISSON, "sampling": "balls-in-bins:bins=4,epochs=2"}
+    assert TrainConfig(**bins, strategy="blt").optimizes
+    assert not TrainConfig(**bins).optimizes
+    for settings in (POISSON, {**bins, "algorithm": "els"}, {"factorization": "x.npz"}):
+        with pytest.raises(UsageError, match="strategy"):
+            TrainConfig(**settings, strategy="blt")
+    # a file of another target in the output folder is not taken for this one
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "factorization.npz").write_bytes(FILE.read_bytes())
+    flags = ["--sampling=balls-in-bins:bins=32,epochs=8", "--strategy=blt", "--epsilon=3"]
+    asked = [*flags, "--delta=1e-5", f"--output={tmp_path / 'run'}"]
+    refused = CliRunner().invoke(command, asked)
+    assert isinstance(refused.exception, UsageError) and "for" in str(refused.exception)

@@ -20,6 +20,7 @@ from mfopt.training.optimizers import OPTIMIZERS, SCHEDULES
 from mfopt.training.selection import RULES
 
 ALGORITHMS = ("uls", "els", "group", "none")
+STRATEGIES = ("identity", "blt", "toeplitz", "banded-toeplitz")
 
 
 def _setting(
@@ -43,8 +44,13 @@ class TrainConfig:
     )
     sampling: str = _setting(
         "privacy", "",
-        "Sampling in place of a file, with independent noise, as kind:name=value,...; "
+        "Sampling in place of a file, as kind:name=value,...; "
         "for example poisson:probability=0.05,iterations=200.",
+    )  # fmt: skip
+    strategy: str = _setting(
+        "privacy", "identity",
+        "With --sampling: independent noise (identity), or for balls-in-bins the form of C to "
+        "optimize first.", choices=STRATEGIES,
     )  # fmt: skip
     epsilon: float = _setting("privacy", 0.0, "Target epsilon, with --sampling.")
     delta: float = _setting("privacy", 0.0, "Target delta, with --sampling.")
@@ -75,7 +81,9 @@ class TrainConfig:
         "algorithm", "random", "Which records of a user.", choices=RULES
     )  # fmt: skip
     # batch
-    microbatch: int = _setting("batch", 8, "Units per gradient call.")
+    microbatch: int = _setting(
+        "batch", 0, "Units per gradient call; 0: one user, or eight records, per device."
+    )
     batch_size: int = _setting("batch", 0, "Pad and truncate to so many units; 0: no truncation.")
     truncation: str = _setting(
         "batch", "charge", "Pay for truncation by a larger delta, or by doubled noise.",
@@ -143,15 +151,15 @@ class TrainConfig:
             if choices and value not in choices:
                 raise _check.reject(field.name, value, f"must be one of {', '.join(choices)}")
         for name in (
-            "length", "records_per_user", "microbatch", "width", "layers", "heads",
+            "length", "records_per_user", "width", "layers", "heads",
             "pretrain_batch", "checkpoint_every", "keep", "evaluate_records", "model_parallel",
         ):  # fmt: skip
             _check.integer(name, getattr(self, name))
         for name in ("clip_norm", "learning_rate", "pretrain_rate"):
             _check.positive(name, getattr(self, name))
         for name in (
-            "batch_size", "warmup", "model_seed", "lora_rank", "pretrain_steps", "steps",
-            "evaluate_every",
+            "batch_size", "microbatch", "warmup", "model_seed", "lora_rank", "pretrain_steps",
+            "steps", "evaluate_every",
         ):  # fmt: skip
             _check.integer(name, getattr(self, name), at_least=0)
         for name in ("normalizer", "epsilon", "delta", "delta_share", "weight_decay"):
@@ -162,12 +170,28 @@ class TrainConfig:
                 "give either a factorization file or a sampling scheme",
                 "The file comes from `mfopt optimize`.",
             )  # fmt: skip
+        if self.strategy != "identity" and not self.optimizes:
+            raise _check.reject(
+                "strategy", self.strategy,
+                "is optimized here for user-level sampling by balls-in-bins only",
+                "Make the file with `mfopt optimize`, or use strategy = 'identity'.",
+            )  # fmt: skip
         if self.sampling:
             self.scheme()
             if self.algorithm != "none" and not (self.epsilon and self.delta):
                 raise _check.reject(
                     "epsilon, delta", (self.epsilon, self.delta), "are needed with --sampling"
                 )
+
+    @property
+    def optimizes(self) -> bool:
+        """Whether a factorization is to be made for this run before it starts."""
+        return (
+            self.strategy != "identity"
+            and self.algorithm == "uls"
+            and bool(self.sampling)
+            and isinstance(self.scheme(), sampling.BallsInBins)
+        )
 
     def scheme(self) -> Any:
         """The sampling scheme that ``sampling`` describes."""

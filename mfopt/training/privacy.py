@@ -261,7 +261,8 @@ def report(
     return {
         "guarantee": guarantee.describe(),
         "statement": str(guarantee),
-        "holds": not pinned,
+        "holds": not pinned and guarantee.status != "estimate",
+        "pinned": pinned,
         "mechanism_digest": accounted.digest,
         "strategy": accounted.strategy.describe(),
         "noise_multiplier": accounted.noise_multiplier,
@@ -303,8 +304,10 @@ def report_text(facts: dict[str, Any]) -> str:
         )
     if "sensitivity_factor" in extra:
         lines.append("truncation        noise doubled, since one unit may displace another")
-    if not facts["holds"]:
+    if facts["pinned"]:
         lines.append("NO GUARANTEE      the seed is pinned: whoever knows it can remove the noise")
+    if guarantee["status"] == "estimate":
+        lines.append("NO GUARANTEE      the account is an estimate: certify the file first")
     lines += ["not covered:", *(f"  - {text}" for text in facts["not_covered"])]
     return "\n".join(lines)
 

@@ -101,7 +101,7 @@ def prepare(config: TrainConfig, *, resume: bool = False, say: Say = lambda line
     secret = _secret(config, folder, resuming)
     scheme = account.sampling if account else config.scheme()
     units = _units(config, train, model, mesh, secret, scheme)
-    mechanism = _mechanism(config, account, scheme, units, secret)
+    mechanism = _mechanism(config, account, scheme, units, secret, mesh)
     guarantee = public_report = None
     if account is not None:
         guarantee = privacy.statement(
@@ -369,10 +369,13 @@ def _record_losses(config: TrainConfig, train: TokenStore, model: Model, mesh: M
 
 def _mechanism(
     config: TrainConfig, account: privacy.Account | None, scheme: Any, units: Units,
-    secret: RunSecret,
+    secret: RunSecret, mesh: Mesh,
 ) -> Mechanism:  # fmt: skip
+    # a user's G records fill a device by themselves, single records do so together
+    each = 1 if units.records > 1 else 8
     sampler = Sampler(
-        scheme, units.population, secret.seed("sampling"), microbatch=config.microbatch,
+        scheme, units.population, secret.seed("sampling"),
+        microbatch=config.microbatch or each * meshes.data_parallel(mesh),
         batch_size=config.batch_size or None,
         truncation="double" if config.truncation == "double" else "charge",
     )  # fmt: skip

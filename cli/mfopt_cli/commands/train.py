@@ -78,7 +78,9 @@ def command(
 
     \b
     Examples:
-      mfopt train best.npz --pretrain-steps 600 --output run
+      mfopt train --sampling balls-in-bins:bins=8,epochs=4 --strategy blt \\
+          --epsilon 8 --delta 1e-5 --pretrain-steps 300 --output run
+      mfopt train best.npz --pretrain-steps 300 --output run
       mfopt train best.npz --config run/config.toml --resume
       mfopt train --sampling poisson:probability=0.05,iterations=200 \\
           --epsilon 8 --delta 1e-6 --algorithm els --records-per-user 4
@@ -98,6 +100,8 @@ def command(
     say: Callable[[str], None] = (
         (lambda line: None) if quiet else (lambda line: click.echo(line, err=True))
     )
+    if settings.optimizes:
+        settings = _with_factorization(settings, say)
     prepared = run.prepare(settings, resume=resume, say=say)
     report = prepared.report(0)
     if report is not None and not quiet:
@@ -113,6 +117,43 @@ def command(
     click.echo(_text(summary))
 
 
+def _with_factorization(settings: Any, say: Callable[[str], None]) -> Any:
+    """The settings with a file for their sampling, epsilon and delta, made if it is not there."""
+    import os
+    from pathlib import Path
+
+    import jax
+
+    import mfopt
+    from mfopt import _check
+    from mfopt.optimize import factorize
+
+    path = Path(settings.output) / "factorization.npz"
+    if not path.is_file() and jax.process_index() == 0:
+        say(f"optimizing {settings.strategy} for ({settings.epsilon:g}, {settings.delta:g})-DP")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.chmod(path.parent, 0o700)
+        found = factorize(
+            settings.scheme(), settings.epsilon, settings.delta, strategy=settings.strategy,
+            privacy_unit="user",
+        )  # fmt: skip
+        found.save(path)
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        multihost_utils.sync_global_devices("factorization")
+    found = mfopt.load(path)
+    kind = found.strategy.describe()["kind"]
+    stated = (found.sampling, found.guarantee.epsilon, found.guarantee.delta, kind)
+    asked = (settings.scheme(), settings.epsilon, settings.delta, settings.strategy)
+    if stated != asked:
+        raise _check.reject(
+            "output", settings.output, f"holds a factorization for {stated}, not for {asked}",
+            "Choose another output folder.",
+        )  # fmt: skip
+    return dataclasses.replace(settings, factorization=str(path), sampling="", strategy="identity")
+
+
 def _text(summary: dict[str, Any]) -> str:
     lines = [f"{summary['steps']} steps done; results in {summary['output']}"]
     for part, after in summary["after"].items():
@@ -124,5 +165,5 @@ def _text(summary: dict[str, Any]) -> str:
     elif summary["privacy"]["holds"]:
         lines.append(summary["privacy"]["statement"])
     else:
-        lines.append("NO GUARANTEE: the seed was pinned")
+        lines.append("NO GUARANTEE: the seed is pinned, or the account is an estimate")
     return "\n".join(lines)
