@@ -180,6 +180,7 @@ def test_a_resumed_run_must_be_the_same_run(data, tmp_path):
         {"algorithm": "els", "privacy_unit": "record", "batch_size": 40},
         {"algorithm": "none", "epsilon": 0.0, "delta": 0.0, "selection": "chunk"},
         {"selection": "highest-perplexity", "lora_rank": 2},
+        {"algorithm": "els", "sampling": "balls-in-bins:bins=3,epochs=1", "batch_size": 30},
         {"sampling": "fixed-order:bins=3,epochs=2", "per_layer": True, "optimizer": "adafactor"},
         {"sampling": "cyclic-poisson:probability=0.5,bands=2,iterations=4", "normalized": False},
     ],
@@ -221,6 +222,8 @@ def test_settings_round_trip_and_refuse_what_is_unknown(tmp_path):
             config.load(path, POISSON)
     with pytest.raises(UsageError, match="either"):
         TrainConfig()
+    with pytest.raises(UsageError, match="give both"):
+        TrainConfig(**{**POISSON, "delta": 0.0})
     with pytest.raises(UsageError, match="needed with"):
         TrainConfig(sampling=POISSON["sampling"])
     for bad in ("poisson:probability=x,iterations=3", "poisson:rate=1", "dice:bins=3", "poisson"):
@@ -264,6 +267,27 @@ def test_a_factorization_file_brings_its_sampling_and_its_guarantee(data, tmp_pa
     assert prepared.mechanism.noise.digest == stored.digest
     with pytest.raises(UsageError, match="adds no noise"):
         run.prepare(settings_for(data, tmp_path / "other", algorithm="none", **changes))
+
+
+def test_the_c_of_a_file_can_be_accounted_anew_for_groups(data, tmp_path, monkeypatch):
+    asked = []
+
+    def solve(mechanism, epsilon, delta):
+        asked.append((mechanism, epsilon, delta))
+        raise UsageError("seen")
+
+    monkeypatch.setattr(run.privacy.Account, "solve", solve)
+    for algorithm in ("els", "group"):
+        changes = {"factorization": str(FILE), "sampling": "", "algorithm": algorithm}
+        with pytest.raises(UsageError, match="seen"):
+            run.prepare(settings_for(data, tmp_path / "run", **changes))
+    stored = mfopt.load(FILE)
+    (tight, *target), (one, *smaller) = asked
+    assert tight.sampling == one.sampling == stored.sampling
+    assert tight.strategy.describe() == stored.strategy.describe()
+    assert (tight.group_size, one.group_size) == (2, 1)
+    assert target == [8.0, 1e-4]
+    assert smaller == list(run.privacy.one_unit_target(8.0, 1e-4, 2))
 
 
 def test_a_strategy_is_optimized_for_balls_in_bins_over_users_only(tmp_path):

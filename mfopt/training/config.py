@@ -52,8 +52,10 @@ class TrainConfig:
         "With --sampling: independent noise (identity), or for balls-in-bins the form of C to "
         "optimize first.", choices=STRATEGIES,
     )  # fmt: skip
-    epsilon: float = _setting("privacy", 0.0, "Target epsilon, with --sampling.")
-    delta: float = _setting("privacy", 0.0, "Target delta, with --sampling.")
+    epsilon: float = _setting(
+        "privacy", 0.0, "Target epsilon, with --sampling, or to account anew for a file's C."
+    )
+    delta: float = _setting("privacy", 0.0, "Target delta, with epsilon.")
     privacy_unit: str = _setting(
         "privacy", "user", "What the statement protects.", choices=("user", "record")
     )
@@ -170,6 +172,10 @@ class TrainConfig:
                 "give either a factorization file or a sampling scheme",
                 "The file comes from `mfopt optimize`.",
             )  # fmt: skip
+        if bool(self.epsilon) != bool(self.delta):
+            raise _check.reject(
+                "epsilon, delta", (self.epsilon, self.delta), "belong together: give both"
+            )
         if self.strategy != "identity" and not self.optimizes:
             raise _check.reject(
                 "strategy", self.strategy,

@@ -24,6 +24,7 @@ from mfopt.factorization import load as load_factorization
 from mfopt.guarantee import Guarantee
 from mfopt.noise import NoiseStream
 from mfopt.sampling import FixedBatch, FixedOrder
+from mfopt.strategies import Identity, Strategy
 from mfopt.training import mesh as meshes
 from mfopt.training import metrics, privacy
 from mfopt.training.batching import Sampler
@@ -152,7 +153,8 @@ def execute(
     """Train, or go on training, and write everything into the run's folder.
 
     Returns:
-        A summary: steps done, evaluations before and after, the privacy report.
+        A summary: steps done, slots padded and units truncated (since the start or resumption; as
+        private as the metrics), evaluations before and after, the privacy report.
     """
     config, folder, trainer = prepared.config, prepared.folder, prepared.trainer
     lead = jax.process_index() == 0
@@ -177,9 +179,11 @@ def execute(
         ) as recorder:  # fmt: skip
             first = evaluate(state) if start == 0 else {}
             recorder.evaluations(start, first)
-            last, evaluated = first, start
+            last, evaluated, padded, truncated = first, start, 0, 0
             for result in trainer.run(state, prepared.steps):
                 recorder.step(result)
+                padded += result.batch.padded
+                truncated += result.batch.truncated
                 state, done = result.state, result.step + 1
                 ends = done == prepared.steps
                 if ends or done % config.checkpoint_every == 0:
@@ -195,6 +199,8 @@ def execute(
         metrics.plot(folder, folder / "loss.png")
     return {
         "steps": done,
+        "padded": padded,
+        "truncated": truncated,
         "evaluated_after": evaluated,
         "before": {part: result._asdict() for part, result in first.items()},
         "after": {part: result._asdict() for part, result in last.items()},
@@ -227,28 +233,33 @@ def _check_folder(folder: Path, resume: bool) -> bool:
 
 
 def _account(config: TrainConfig) -> privacy.Account | None:
-    if config.factorization:
-        account = privacy.Account.of(load_factorization(config.factorization))
-        if config.algorithm != "none":
-            return account
-        raise _check.reject(
-            "algorithm", "none", "adds no noise, so it needs no factorization",
-            "Give its --sampling instead, for example balls-in-bins:bins=16,epochs=4.",
-        )  # fmt: skip
+    """The account that the run has to execute: of the file, or solved for (ε, δ)."""
     if config.algorithm == "none":
+        if config.factorization:
+            raise _check.reject(
+                "algorithm", "none", "adds no noise, so it needs no factorization",
+                "Give its --sampling instead, for example balls-in-bins:bins=16,epochs=4.",
+            )  # fmt: skip
         return None
-    scheme = config.scheme()
-    group = config.records_per_user if config.algorithm in ("els", "group") else 1
-    if config.privacy_unit == "record":
-        group = 1
-    epsilon, delta = config.epsilon, config.delta
+    strategy: Strategy = Identity()
+    scheme = None
+    if config.factorization:
+        found = load_factorization(config.factorization)
+        if not config.epsilon:
+            return privacy.Account.of(found)
+        # the file's C at a target of the run's own: for groups, which the file is not made for
+        strategy, scheme = found.strategy, found.sampling
+    epsilon, delta, group = config.epsilon, config.delta, 1
+    if config.algorithm in ("els", "group") and config.privacy_unit == "user":
+        group = config.records_per_user
     if config.algorithm == "group":
         epsilon, delta = privacy.one_unit_target(epsilon, delta, group)
         group = 1
-    unit = "user" if config.algorithm == "uls" else "record"
-    return privacy.Account.solve(
-        AccountedMechanism(scheme, group_size=group, privacy_unit=unit), epsilon, delta
-    )
+    accounted = AccountedMechanism(
+        scheme or config.scheme(), strategy, group_size=group,
+        privacy_unit="user" if config.algorithm == "uls" else "record",
+    )  # fmt: skip
+    return privacy.Account.solve(accounted, epsilon, delta)
 
 
 def _open_data(config: TrainConfig, folder: Path, say: Say) -> dict[str, TokenStore]:

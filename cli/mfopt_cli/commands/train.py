@@ -156,6 +156,8 @@ def _with_factorization(settings: Any, say: Callable[[str], None]) -> Any:
 
 def _text(summary: dict[str, Any]) -> str:
     lines = [f"{summary['steps']} steps done; results in {summary['output']}"]
+    if summary["padded"] or summary["truncated"]:
+        lines.append(f"{summary['padded']} slots padded, {summary['truncated']} units truncated")
     for part, after in summary["after"].items():
         before = summary["before"].get(part)
         change = f"{before['loss']:.4f} -> " if before else ""
