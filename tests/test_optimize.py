@@ -251,7 +251,8 @@ def test_frozen_sigma_is_near_the_fresh_one(best):
 
 
 def test_pinned_seed_reproduces():
-    one, two = (optimized("banded-toeplitz", steps=8, samples=256) for _ in range(2))
+    start = S.BandedToeplitz(np.array([1.0, 0.5, 0.3]))
+    one, two = (optimized("banded-toeplitz", init=start, steps=8, samples=256) for _ in range(2))
     np.testing.assert_array_equal(one.strategy.coefs, two.strategy.coefs)
     np.testing.assert_array_equal(one.history[:, 1:], two.history[:, 1:])
 
@@ -335,7 +336,7 @@ def test_a_loss_that_is_never_a_number_is_an_error_with_words():
 
 @pytest.mark.parametrize(
     ("kind", "optimizer", "after"),
-    [("blt", "lbfgs", 1), ("blt", "lbfgs", 15), ("blt", "lbfgs", 30), ("blt", "adam", 5),
+    [("blt", "lbfgs", 1), ("blt", "lbfgs", 30), ("blt", "adam", 5),
      ("blt", "optax:lbfgs", 6), ("dense", "lbfgs", 5), ("dense", "lbfgs", None)],
 )  # fmt: skip
 def test_interrupt_keeps_the_best_so_far(kind, optimizer, after):
