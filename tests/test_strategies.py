@@ -73,6 +73,13 @@ def test_structure_matches_dense(kind, shape, seed):
     np.testing.assert_array_equal(restored.materialize(n), matrix)
 
 
+def test_kinds_differ_in_their_tree_structure():
+    # compiled code is found by structure: two kinds that compare equal would share it
+    structures = [jax.tree.structure(strategy) for strategy in every_strategy(8)]
+    for i, one in enumerate(structures):
+        assert [one == other for other in structures] == [i == j for j in range(len(structures))]
+
+
 def test_gram_control_fails_without_the_wrapped_modes():
     # the bands of neighbouring bins wrap around the epoch border; dropping that must show
     scheme = BallsInBins(bins=4, epochs=3)

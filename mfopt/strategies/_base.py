@@ -8,7 +8,8 @@ inferred: it is given, or follows from the sampling scheme.
 from __future__ import annotations
 
 import abc
-from typing import Any, ClassVar, TypeAlias
+import dataclasses
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,33 @@ from mfopt._float64 import compiled
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import _series
 
+S = TypeVar("S", bound="Strategy")
 Array: TypeAlias = Any  # numpy array, or a JAX tracer under differentiation
+
+
+def register(cls: type[S]) -> type[S]:
+    """Make a strategy dataclass a JAX pytree: fields marked static are structure, others leaves.
+
+    The kind is part of the structure. ``jax.tree_util.register_dataclass`` leaves the class out of
+    the comparison of structures (seen in JAX 0.10), so compiled code of one parameterless
+    strategy could be found for another.
+    """
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    static = [field.name for field in fields if field.metadata.get("static")]
+    leaves = [field.name for field in fields if not field.metadata.get("static")]
+
+    def flatten(strategy: S) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        structure = (strategy.kind, *(getattr(strategy, name) for name in static))
+        return tuple(getattr(strategy, name) for name in leaves), structure
+
+    def unflatten(structure: tuple[Any, ...], children: tuple[Any, ...]) -> S:
+        strategy = object.__new__(cls)
+        for name, value in zip(static + leaves, (*structure[1:], *children), strict=True):
+            object.__setattr__(strategy, name, value)
+        return strategy
+
+    jax.tree_util.register_pytree_node(cls, flatten, unflatten)
+    return cls
 
 
 class Strategy(abc.ABC):

@@ -12,10 +12,10 @@ import numpy as np
 from mfopt import _check
 from mfopt._float64 import compiled, float64
 from mfopt.sampling import BallsInBins
-from mfopt.strategies._base import Array, Strategy, _check_entries
+from mfopt.strategies._base import Array, Strategy, _check_entries, register
 
 
-@jax.tree_util.register_dataclass
+@register
 @dataclasses.dataclass(frozen=True)
 class Banded(Strategy):
     """Lower-triangular banded C, not necessarily Toeplitz; defined for n <= n_max.

@@ -11,10 +11,10 @@ import numpy as np
 
 from mfopt import _check
 from mfopt._float64 import compiled
-from mfopt.strategies._base import Array, ToeplitzStrategy
+from mfopt.strategies._base import Array, ToeplitzStrategy, register
 
 
-@jax.tree_util.register_dataclass
+@register
 @dataclasses.dataclass(frozen=True)
 class BLT(ToeplitzStrategy):
     """C with coefficients c_0 = 1, c_t = Σ_i ω_i λ_i^(t-1), for any n.

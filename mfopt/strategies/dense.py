@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mfopt import _check
 from mfopt._float64 import compiled
-from mfopt.strategies._base import Array, Strategy
+from mfopt.strategies._base import Array, Strategy, register
 
 
-@jax.tree_util.register_dataclass
+@register
 @dataclasses.dataclass(frozen=True)
 class Dense(Strategy):
     """Any lower-triangular C; for n < n_max the leading n×n block is used.

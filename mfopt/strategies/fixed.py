@@ -9,14 +9,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mfopt import _check
 from mfopt._float64 import compiled
 from mfopt.strategies import _series
-from mfopt.strategies._base import Array, ToeplitzStrategy
+from mfopt.strategies._base import Array, ToeplitzStrategy, register
 
 
 def square_root_coefs(n: int) -> np.ndarray:
@@ -31,7 +30,7 @@ def inverse_square_root_coefs(n: int) -> np.ndarray:
     return np.concatenate([[1.0], np.cumprod((2 * t - 3) / (2 * t))])
 
 
-@jax.tree_util.register_dataclass
+@register
 @dataclasses.dataclass(frozen=True)
 class SquareRoot(ToeplitzStrategy):
     """Square root of the prefix-sum matrix, for any n."""
@@ -50,7 +49,7 @@ class SquareRoot(ToeplitzStrategy):
         return {}
 
 
-@jax.tree_util.register_dataclass
+@register
 @dataclasses.dataclass(frozen=True)
 class BandedSquareRoot(ToeplitzStrategy):
     """First ``bands`` coefficients of the square root (Kalinin and Lampert 2024)."""
@@ -73,7 +72,7 @@ class BandedSquareRoot(ToeplitzStrategy):
         return {"kind": self.kind, "bands": self.bands}
 
 
-@jax.tree_util.register_dataclass
+@register
 @dataclasses.dataclass(frozen=True)
 class BandedInverseSquareRoot(ToeplitzStrategy):
     """C whose *inverse* has the first ``bands`` coefficients of the inverse square root.

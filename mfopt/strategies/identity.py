@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mfopt._float64 import compiled
-from mfopt.strategies._base import Array, ToeplitzStrategy
+from mfopt.strategies._base import Array, ToeplitzStrategy, register
 
 
-@jax.tree_util.register_dataclass
+@register
 @dataclasses.dataclass(frozen=True)
 class Identity(ToeplitzStrategy):
     """The identity matrix, for any n."""

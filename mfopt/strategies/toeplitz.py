@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mfopt import _check
 from mfopt._float64 import compiled
-from mfopt.strategies._base import Array, ToeplitzStrategy
+from mfopt.strategies._base import Array, ToeplitzStrategy, register
 
 
-@jax.tree_util.register_dataclass
+@register
 @dataclasses.dataclass(frozen=True)
 class Toeplitz(ToeplitzStrategy):
     """Toeplitz C with a free coefficient for each lag; defined for n <= len(coefs).
@@ -43,7 +42,7 @@ class Toeplitz(ToeplitzStrategy):
         return {"coefs": np.asarray(self.coefs, np.float64)}
 
 
-@jax.tree_util.register_dataclass
+@register
 @dataclasses.dataclass(frozen=True)
 class BandedToeplitz(ToeplitzStrategy):
     """Toeplitz C whose coefficients are 0 from lag ``bands`` on; defined for every n.

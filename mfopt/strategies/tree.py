@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mfopt._float64 import compiled
-from mfopt.strategies._base import Array, Strategy
+from mfopt.strategies._base import Array, Strategy, register
 
 
-@jax.tree_util.register_dataclass
+@register
 @dataclasses.dataclass(frozen=True)
 class Tree(Strategy):
     """The square C equivalent to releasing every node of a binary tree, for any n.
