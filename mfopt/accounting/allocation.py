@@ -55,7 +55,10 @@ class AllocationProfile:
         threshold = self.bins * math.exp(sign * epsilon)
         step = threshold / 64
         for _ in range(3):
-            total = Composition(((self._one(threshold, step, direction), self.bins),))
+            one = self._one(threshold, step, direction)
+            if one.mass.size == 0:  # add direction: no X is so small
+                return -math.inf
+            total = Composition(((one, self.bins),))
             tilt = total.tilt_for_epsilon(sign * threshold)
             allowed = self._step(tilt, threshold, epsilon)
             if step <= 1.1 * allowed:
@@ -74,7 +77,7 @@ class AllocationProfile:
             return 0.0
         return solve.smallest(
             lambda epsilon: self.log_delta(epsilon) - target, 1.0, name="epsilon",
-            relative=1e-7, least=1e-12, largest=600.0,
+            relative=1e-7, least=1e-12, largest=300.0,
         )  # fmt: skip
 
     def _add_ceiling(self, epsilon: float) -> float:

@@ -21,7 +21,8 @@ from mfopt.accounting.rounds import COARSE, FINE, Direction
 from mfopt.accounting.verified import Model, Numbers
 from mfopt.guarantee import Status
 
-_LINES = 32
+# points of the profile that a split may use: as many as are cheap to estimate
+_LINES_SAMPLED, _LINES = 32, 384
 _DEEP, _POINTS = -50.0, 24  # where an interpolated curve ends, and its points
 DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
 
@@ -70,12 +71,13 @@ class DeterministicUnit:
     _curves: dict[float, tuple[float, Any]] = dataclasses.field(default_factory=dict, repr=False)
 
     def log_estimates(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
-        reach, curves = self._curve(noise_multiplier)
-        if epsilon <= reach:
-            remove, add = curves(epsilon)
-            return float(remove), float(add)
-        profile = self.profile(noise_multiplier, COARSE)
-        return profile.log_delta(epsilon, "remove"), profile.log_delta(epsilon, "add")
+        reach, curve = self._curve(noise_multiplier)
+        remove, add = curve(min(epsilon, reach))
+        if epsilon > reach:
+            # log δ is concave out there: its tangent is above it
+            beyond = curve.derivative()(reach) * (epsilon - reach)
+            return float(remove + beyond[0]), float(add + beyond[1])
+        return float(remove), float(add)
 
     def _curve(self, sigma: float) -> tuple[float, Any]:
         """Both directions' log δ(ε) at this σ, interpolated up to an ε: for searching only."""
@@ -144,7 +146,8 @@ class Chain(Model):
 
     def _profiles(self, sigma: float, epsilon: float) -> list[GroupProfile]:
         # the shares of the steps lie around ε/K
-        points = np.unique(np.minimum(np.linspace(0, 2.5, _LINES) / self.group_size, 1) * epsilon)
+        lines = _LINES_SAMPLED if self.unit.sampled else _LINES
+        points = np.unique(np.minimum(np.linspace(0, 2.5, lines) / self.group_size, 1) * epsilon)
         both = np.array([self.unit.log_estimates(sigma, float(point)) for point in points])
         both = np.maximum(both, -1e4)  # no sample reached it: as good as 0
         return [GroupProfile(points, both[:, side], self.group_size) for side in (0, 1)]

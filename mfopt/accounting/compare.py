@@ -45,7 +45,7 @@ def group_methods(
         found = group.black_box_epsilon(one, count, delta, form=form, floor=floor)
         status = "bound" if math.isfinite(found) else "estimate"
         results.append(make(found, f"textbook lemma, {form} form", status))
-    line = group.lower_line(one, count, delta)
+    line = group.line(one, count, delta)
     return [*results, make(line, "line K times one example's epsilon, no guarantee", "estimate")]
 
 

@@ -22,6 +22,7 @@ from scipy import special
 from mfopt import _check
 from mfopt.accounting import solve
 
+_SMALLEST_DELTA = 1e-250  # what the library's own profiles resolve
 Form = Literal["geometric", "exponential"]
 
 
@@ -183,7 +184,7 @@ def black_box_epsilon(
     if excess(0.0) <= 0:
         return 0.0
     # nothing is known below the floor, so the search may not pass the ε at which it is reached
-    largest = 1e6 if floor <= 0 else max(profile.epsilon(floor), 1e-8)
+    largest = max(profile.epsilon(max(floor, _SMALLEST_DELTA)), 1e-8)
     if excess(largest) > 0:
         return math.inf
     guess = min(max(profile.epsilon(max(delta / group_size, 1e-300)), 1e-6), largest)
@@ -192,9 +193,9 @@ def black_box_epsilon(
     )
 
 
-def lower_line(profile: Profile, group_size: int, delta: float) -> float:
-    """K ε_1: the line that Ganesh (2024, section 4) plots below a group's ε.
+def line(profile: Profile, group_size: int, delta: float) -> float:
+    """K ε_1: the straight line that Ganesh (2024, section 4) compares the growth in K with.
 
-    Never a guarantee for the group: it shows how far from linear in K another figure grows.
+    Never a guarantee for the group, whose ε is larger in every case computed here.
     """
     return group_size * profile.epsilon(delta)

@@ -19,7 +19,7 @@ import functools
 import math
 
 import numpy as np
-from scipy import fft, special
+from scipy import fft, optimize, special
 
 from mfopt import _check
 
@@ -190,6 +190,11 @@ class Composition:
         """P-mass with infinite total loss, a part of every δ."""
         return -math.expm1(self.log_finite)
 
+    @functools.cached_property
+    def largest(self) -> float:
+        """The largest finite total loss."""
+        return float(sum(count * part.losses[-1] for part, count in self.parts))
+
     def log_moment(self, tilt: float) -> float:
         """κ(θ) of the composition: log E e^{θ Y} over the finite losses."""
         return sum(count * part.log_moment(tilt) for part, count in self.parts)
@@ -206,11 +211,16 @@ class Composition:
             weight /= total
             centre = float(weight @ losses)
             mean += count * centre
-            variance += count * float(weight @ (losses - centre) ** 2)
+            variance += count * float((weight * np.abs(losses - centre)) @ np.abs(losses - centre))
         return mean, variance, added
 
     def tilt_for_epsilon(self, epsilon: float) -> float:
-        """θ >= 0 whose tilted mean is ``epsilon`` (0 if the mean is larger): the saddle point."""
+        """θ >= 0 whose tilted mean is ``epsilon`` (0 if the mean is larger): the saddle point.
+
+        1 where no loss reaches ``epsilon``: nothing is to be resolved there.
+        """
+        if epsilon >= self.largest:
+            return 1.0
         return _increasing_root(lambda tilt: self.tilted_moments(tilt)[0] - epsilon)
 
     def tilt_for_delta(self, log_delta: float) -> float:
@@ -229,7 +239,7 @@ class Composition:
         base = self.log_moment(tilt)
         _, variance, added = self.tilted_moments(tilt)
         spread = math.sqrt(max(variance, self.step**2))
-        highest = sum(count * part.losses[-1] for part, count in self.parts)
+        highest = self.largest
         lowest = sum(count * part.losses[0] for part, count in self.parts)
         high = min(self._chernoff(tilt, base, spread, +1), highest)
         low = max(self._chernoff(tilt, base, spread, -1), lowest)
@@ -315,21 +325,15 @@ def walk_down(function, start: float) -> float:  # type: ignore[no-untyped-def]
 
 
 def _increasing_root(function) -> float:  # type: ignore[no-untyped-def]
-    """Root >= 0 of an increasing function to 1e-3, 0 if it is >= 0 there, capped at 1e6."""
+    """Root >= 0 of an increasing function to 1%, 0 if it is >= 0 there, capped at 1e6."""
     if function(0.0) >= 0:
         return 0.0
     low, high = 0.0, 1.0
     while function(high) < 0:
-        low, high = high, 2 * high
+        low, high = high, 4 * high
         if high > 1e6:
             return low
-    while high - low > 1e-2 * high:
-        middle = 0.5 * (low + high)
-        if function(middle) < 0:
-            low = middle
-        else:
-            high = middle
-    return 0.5 * (low + high)
+    return float(optimize.brentq(function, low, high, xtol=1e-9, rtol=1e-2))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -362,6 +366,8 @@ class ComposedLosses:
         first = math.floor(epsilon / self.step) + 1 - self.start
         if first < 0:
             return 0.0
+        if epsilon >= self.largest:
+            return math.log(self.infinite) if self.infinite > 0 else -math.inf
         reference = self.log_scale - self.tilt * epsilon
         total = 0.0
         if first < self.law.size:

@@ -1,0 +1,159 @@
+"""Group privacy: published statements, the whole profile, the textbook lemma in both forms."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from jax_privacy.accounting import accountants
+from jax_privacy.accounting import analysis as jax_privacy
+
+from mfopt._check import UsageError
+from mfopt.accounting import Mechanism, account, gaussian, group
+from mfopt.accounting.chain import Chain, DeterministicUnit
+from mfopt.accounting.compare import group_methods
+from mfopt.accounting.gaussian import GaussianProfile
+from mfopt.accounting.group import GroupProfile
+from mfopt.accounting.mixture import Mixture
+from mfopt.accounting.rounds import RoundsProfile
+from mfopt.accounting.verified import VerifiedAnalysis
+from mfopt.sampling import FixedBatch, FixedOrder, Poisson
+
+
+class TwoSidedGaussian:
+    """A Gaussian profile that answers for a direction."""
+
+    def __init__(self, mu):
+        self.mu = mu
+
+    def log_delta(self, epsilon, direction=None):
+        return gaussian.log_delta(self.mu, epsilon)
+
+    def epsilon(self, delta):
+        return gaussian.epsilon(self.mu, delta)
+
+
+def gaussian_chain(group_size):
+    unit = DeterministicUnit(
+        lambda sigma, accuracy: TwoSidedGaussian(1 / sigma), lambda epsilon, delta: 1.0
+    )
+    return Chain(unit, group_size, "a Gaussian")
+
+
+def test_black_box_is_infinite_where_the_mixture_is_finite():
+    """Ganesh 2024, section 1: 2,000 rounds, p = 1/100; accountants that stop at δ = 1e-15."""
+    one = RoundsProfile(Mixture.binomial(1, 0.01), 2000, 1.0)
+    assert math.isinf(group.black_box_epsilon(one, 8, 1e-6, floor=1e-15))
+    mechanism = Mechanism(Poisson(0.01, 2000), group_size=8)
+    tight = account(mechanism, noise_multiplier=1.0, delta=1e-6).epsilon
+    assert tight == pytest.approx(34.8907, rel=1e-4)
+    # with δ's resolved far below that floor the lemma gives a number, and it is far above
+    resolved = group.black_box_epsilon(one, 8, 1e-6)
+    assert math.isinf(resolved) or resolved > 5 * tight
+
+
+def test_growth_in_group_size_is_close_to_linear():
+    """Charles et al. 2024, Figure 1: T = 2000, p = 1/100, δ = 1e-6; the lemma grows much faster."""
+    sizes = (1, 2, 4, 8)
+    found = [
+        account(
+            Mechanism(Poisson(0.01, 2000), group_size=k), noise_multiplier=4.0, delta=1e-6
+        ).epsilon
+        for k in sizes
+    ]
+    exponents = [math.log(b / a, 2) for a, b in itertools.pairwise(found)]
+    assert all(1.0 < exponent < 1.25 for exponent in exponents)
+    one = RoundsProfile(Mixture.binomial(1, 0.01), 2000, 4.0)
+    lemma = [group.black_box_epsilon(one, k, 1e-6) for k in sizes]
+    assert lemma[0] == pytest.approx(found[0], rel=1e-4)
+    assert lemma[3] / found[3] > 1.03 > 1.01 > lemma[1] / found[1] > 1
+    assert all(group.line(one, k, 1e-6) < e for k, e in zip(sizes[1:], found[1:], strict=True))
+
+
+@pytest.mark.parametrize(("group_size", "sigma"), [(183, 12.0), (183, 40.0)])
+def test_the_median_user_of_stack_overflow(group_size, sigma):
+    mechanism = Mechanism(Poisson(0.001, 10_000), group_size=group_size)
+    forward = account(mechanism, noise_multiplier=sigma, delta=1e-6)
+    back = account(mechanism, epsilon=forward.epsilon, delta=1e-6)
+    assert back.noise_multiplier == pytest.approx(sigma, rel=5e-5)
+
+
+def test_agrees_with_jax_privacy_on_both_samplings():
+    config = accountants.PldAccountantConfig(value_discretization_interval=2e-3)
+    accountant = jax_privacy.DpsgdTrainingUserLevelAccountant(config)
+    for method, scheme in (
+        (jax_privacy.SamplingMethod.POISSON, Poisson(0.02, 50)),
+        (jax_privacy.SamplingMethod.FIXED_BATCH_SIZE, FixedBatch(20, 1000, 50)),
+    ):
+        sigma = 3.0
+        params = jax_privacy.DpParams(
+            noise_multipliers=sigma, batch_size=20, num_samples=1000, delta=1e-5,
+            examples_per_user=3, sampling_method=method,
+        )  # fmt: skip
+        theirs = accountant.compute_epsilon(50, params)
+        ours = account(Mechanism(scheme, group_size=3), noise_multiplier=sigma, delta=1e-5)
+        assert ours.epsilon == pytest.approx(theirs, rel=2e-3)
+
+
+def test_whole_profile_of_a_gaussian_loses_almost_nothing():
+    """The trade-off function of a Gaussian composes to that of K times the shift, exactly."""
+    for group_size in (2, 5):
+        chain = VerifiedAnalysis(
+            Mechanism(FixedOrder(1, 1), group_size=group_size), gaussian_chain(group_size)
+        )
+        found = chain.epsilon(4.0, 1e-6)
+        exact = gaussian.epsilon(group_size / 4.0, 1e-6)
+        assert exact <= found.epsilon <= 1.01 * exact
+        assert found.status == "bound" and found.failure_probability == 0
+
+
+def test_whole_profile_lies_between_the_truth_and_the_lemma():
+    methods = group_methods(0.01, 500, 2.0, 1e-6, 4)
+    tight, whole, geometric, exponential, line = (found.epsilon for found in methods)
+    assert line < tight < whole < geometric < exponential
+    assert whole < 1.05 * tight
+    assert methods[-1].status == "estimate" and "no guarantee" in methods[-1].method
+
+
+def test_splits_against_all_splits_by_enumeration():
+    epsilons = np.linspace(0, 1.5, 7)
+    log_deltas = np.array([gaussian.log_delta(0.4, e) for e in epsilons])
+    profile = GroupProfile(epsilons, log_deltas, 3)
+    for target in (0.5, 1.0, 2.0):
+        best = 0.0
+        for split in itertools.product(range(7), repeat=3):
+            if sum(epsilons[list(split)]) > target + 1e-12:
+                continue
+            spent, total = 0.0, 0.0
+            for line in split:
+                total += math.exp(spent + log_deltas[line])
+                spent += epsilons[line]
+            best = min(best, math.log(total))
+        lines = profile.lines_within(target)
+        assert sum(epsilons[lines]) <= target + 1e-12
+        assert profile.log_delta(target) <= best + 1e-9  # chords may help, never hurt
+        assert profile.log_delta(target) >= gaussian.log_delta(1.2, target)
+    delta = math.exp(profile.log_delta(1.0))
+    assert profile.epsilon(delta) == pytest.approx(1.0, rel=1e-6)
+    assert math.isinf(profile.epsilon(1e-30))
+
+
+def test_lemma_forms():
+    for epsilon, count in ((0.3, 4), (1e-14, 7), (2.0, 600), (0.0, 3)):
+        direct = sum(math.exp(min(j * epsilon - 700, 0)) for j in range(count))
+        if count * epsilon < 500:
+            direct = math.log(sum(math.exp(j * epsilon) for j in range(count)))
+            assert group.black_box_log_factor(epsilon, count, "geometric") == pytest.approx(direct)
+        geometric = group.black_box_log_factor(epsilon, count, "geometric")
+        assert group.black_box_log_factor(epsilon, count, "exponential") >= geometric
+    # at K = 1 the lemma is the identity, which the misprinted form is not
+    assert group.black_box_log_factor(0.7, 1, "geometric") == pytest.approx(0, abs=1e-12)
+    profile = GaussianProfile(0.5)
+    assert group.black_box_epsilon(profile, 1, 1e-6) == pytest.approx(profile.epsilon(1e-6))
+    for form in ("geometric", "exponential"):
+        found = group.black_box_epsilon(profile, 3, 1e-6, form=form)
+        each = found / 3
+        total = profile.log_delta(each) + group.black_box_log_factor(each, 3, form)
+        assert total <= math.log(1e-6) and found > gaussian.epsilon(1.5, 1e-6)
+    with pytest.raises(UsageError, match="form"):
+        group.black_box_epsilon(profile, 3, 1e-6, form="other")

@@ -1,0 +1,118 @@
+"""The moments accountant against McMahan et al. 2018; the filter of Chua et al. 2024."""
+
+import math
+
+import pytest
+from dp_accounting.rdp import rdp_privacy_accountant
+
+from mfopt._check import UsageError
+from mfopt.accounting import Mechanism, account, filter, moments
+from mfopt.sampling import Poisson
+
+# Table 1: users, expected users a round, z -> ε after 1, 10, ..., 10^6 rounds, δ = users^-1.1
+TABLE_1 = {
+    (1e5, 1e2, 1.0): (0.97, 0.98, 1.00, 1.07, 1.18, 2.21, 7.50),
+    (1e6, 1e1, 1.0): (0.68, 0.69, 0.69, 0.69, 0.69, 0.72, 0.73),
+    (1e6, 1e3, 1.0): (1.17, 1.17, 1.20, 1.28, 1.39, 2.44, 8.13),
+    (1e6, 1e4, 1.0): (1.73, 1.92, 2.08, 3.06, 8.49, 32.38, 187.01),
+    (1e6, 1e3, 3.0): (0.47, 0.47, 0.48, 0.48, 0.49, 0.67, 1.95),
+    (1e9, 1e3, 1.0): (0.84, 0.84, 0.84, 0.85, 0.88, 0.88, 0.88),
+}
+# Table 2: σ of the average, S, users, expected users a round -> ε after 5000 rounds, δ = 1e-9
+TABLE_2 = [
+    (0.003, 15, 763_430, 5000, 4.634), (0.006, 10, 763_430, 1667, 2.314),
+    (0.012, 15, 763_430, 1250, 2.038), (0.003, 15, 1e8, 5000, 1.152),
+    (0.006, 10, 1e8, 1667, 0.991), (0.012, 15, 1e8, 1250, 0.987),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", TABLE_1)
+def test_table_1_to_its_printed_digits(row):
+    users, sample, z = row
+    for power, printed in enumerate(TABLE_1[row]):
+        found = moments.epsilon(z, sample / users, 10**power, users**-1.1)
+        assert found == pytest.approx(printed, abs=0.0051)
+
+
+@pytest.mark.parametrize("row", TABLE_2)
+def test_table_2_to_its_printed_digits(row):
+    deviation, clip, users, sample, printed = row
+    estimator = moments.Estimator(clip, sample / users, users)
+    z = estimator.noise_scale(deviation)
+    assert z == pytest.approx(1.0, abs=3e-4)
+    found = moments.epsilon(z, sample / users, 5000, 1e-9)
+    assert found == pytest.approx(printed, abs=0.0011)
+
+
+@pytest.mark.parametrize(("users", "sample", "rounds"), [(1e5, 1e2, 10**4), (1e6, 1e4, 10**3)])
+def test_todays_account_of_the_same_mechanism_is_smaller(users, sample, rounds):
+    """Direction of the difference: privacy loss distributions are below the published ε."""
+    delta, q = users**-1.1, sample / users
+    published = moments.epsilon(1.0, q, rounds, delta)
+    improved = moments.epsilon(1.0, q, rounds, delta, conversion="improved")
+    tight = account(Mechanism(Poisson(q, rounds)), noise_multiplier=1.0, delta=delta).epsilon
+    assert tight < improved < published
+    assert tight < 0.8 * published
+
+
+def test_moments_are_those_of_the_sampled_gaussian():
+    for z, q in ((1.0, 0.01), (0.7, 0.3), (4.0, 1.0), (2.0, 0.0)):
+        orders = [2, 5, 17, 33]
+        accountant = rdp_privacy_accountant.RdpAccountant(orders)
+        from dp_accounting import dp_event
+
+        accountant.compose(dp_event.PoissonSampledDpEvent(q, dp_event.GaussianDpEvent(z)), 1)
+        ours = moments.log_moments(z, q, tuple(order - 1 for order in orders))
+        for order, moment, theirs in zip(orders, ours, accountant._rdp, strict=True):
+            assert moment / (order - 1) == pytest.approx(theirs, rel=1e-9, abs=1e-12)
+
+
+def test_third_of_three_and_sensitivities():
+    forward = moments.account(1.1, 0.01, 1000, delta=1e-6)
+    back = moments.account(None, 0.01, 1000, delta=1e-6, epsilon_target=forward.epsilon)
+    assert back.noise_multiplier == pytest.approx(1.1, rel=1e-6)
+    assert back.noise_multiplier >= 1.1 * (1 - 1e-9)
+    delta = moments.account(1.1, 0.01, 1000, epsilon_target=forward.epsilon).delta
+    assert delta == pytest.approx(1e-6, rel=1e-6)
+    fixed = moments.Estimator(20.0, 0.1, 1000)
+    clipped = moments.Estimator(20.0, 0.1, 900, "clipped")
+    assert fixed.sensitivity == 20 / 100 and clipped.sensitivity == 2 * 20 / 90
+
+
+def test_filter_noise_follows_the_published_formula():
+    epsilon, delta, iterations, users = 3.0, 1e-6, 50, 1000
+    sigma = filter.filter_multiplier(epsilon, delta, iterations)
+    expected = 0.2 * math.sqrt(8 * math.log(math.exp(3) * 50 / 1e-6)) * sigma / 1000
+    assert filter.filter_noise(epsilon, delta, iterations, users, 0.2) == pytest.approx(expected)
+    compared = filter.compare(epsilon, delta, iterations, users, user_batch=100, clip_norm=2.0)
+    # noise proportional to τ: the break-even is where the two are equal, and scale-free
+    at = compared.break_even
+    assert compared.ratio(at) == pytest.approx(1)
+    assert compared.ratio(0.5 * at) == pytest.approx(0.5)
+    assert filter.compare(epsilon, delta, iterations, users, 100, 7.0).break_even == pytest.approx(
+        at
+    )
+
+
+@pytest.mark.parametrize("users", [500, 5000])
+def test_filter_pays_only_under_strong_concentration(users):
+    """Chua et al. 2024, section 5.3: below τ/C of about 0.1."""
+    compared = filter.compare(3.0, 1 / users**1.1, 200, users, user_batch=users / 10)
+    assert compared.break_even < 0.25
+    assert compared.ratio(1.0) > 4
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: moments.epsilon(0.0, 0.1, 10, 1e-5), lambda: moments.epsilon(1.0, 1.5, 10, 1e-5),
+        lambda: moments.epsilon(1.0, 0.1, 0, 1e-5), lambda: moments.epsilon(1.0, 0.1, 10, 0.0),
+        lambda: moments.epsilon(math.nan, 0.1, 10, 1e-5), lambda: moments.Estimator(1.0, 0.0, 10),
+        lambda: moments.epsilon(1.0, 0.1, 10, 1e-5, conversion="other"),
+        lambda: moments.account(1.0, 0.1, 10), lambda: filter.compare(3, 1e-5, 10, 100, 200),
+        lambda: moments.Estimator(1.0, 0.1, 10, "other"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_refused(call):
+    with pytest.raises(UsageError):
+        call()

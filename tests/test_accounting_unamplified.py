@@ -1,0 +1,113 @@
+"""Sensitivities against brute force over participation patterns and over contribution vectors."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from mfopt import strategies
+from mfopt._check import UsageError
+from mfopt.accounting import unamplified
+from mfopt.sampling import BallsInBins, FixedOrder, MinSeparation
+
+
+def patterns(n, separation, most):
+    for size in range(1, most + 1):
+        for chosen in itertools.combinations(range(n), size):
+            if all(b - a >= separation for a, b in itertools.pairwise(chosen)):
+                yield list(chosen)
+
+
+def brute_force(matrix, separation, most):
+    """Largest |C x| over patterns, with scalar contributions of the best signs."""
+    best = 0.0
+    for chosen in patterns(matrix.shape[0], separation, most):
+        for signs in itertools.product((-1, 1), repeat=len(chosen)):
+            best = max(best, float(np.linalg.norm(matrix[:, chosen] @ np.array(signs))))
+    return best
+
+
+def random_dense(n, rng, negative=False):
+    matrix = np.tril(rng.uniform(-1 if negative else 0, 1, (n, n)))
+    matrix[np.diag_indices(n)] = rng.uniform(0.5, 1.5, n)
+    return matrix
+
+
+def test_fixed_order_is_the_largest_mode_norm():
+    rng = np.random.default_rng(1)
+    for strategy in (strategies.SquareRoot(), strategies.Dense(random_dense(12, rng))):
+        scheme = FixedOrder(bins=4, epochs=3)
+        found = unamplified.sensitivity(strategy, scheme)
+        modes = np.asarray(strategy.modes(BallsInBins(4, 3)))
+        assert found.exact
+        assert found.value == pytest.approx(np.linalg.norm(modes, axis=0).max(), rel=1e-9)
+        dense = np.asarray(strategy.materialize(12))
+        by_columns = max(np.linalg.norm(dense[:, i::4].sum(axis=1)) for i in range(4))
+        assert found.value == pytest.approx(by_columns, rel=1e-9)
+
+
+def test_fixed_order_with_negative_entries_is_a_bound_not_a_claim():
+    rng = np.random.default_rng(2)
+    matrix = random_dense(9, rng, negative=True)
+    found = unamplified.sensitivity(strategies.Dense(matrix), FixedOrder(3, 3))
+    assert not found.exact
+    aligned = max(np.linalg.norm(matrix[:, i::3].sum(axis=1)) for i in range(3))
+    signed = max(
+        np.linalg.norm(matrix[:, i::3] @ np.array(signs))
+        for i in range(3)
+        for signs in itertools.product((-1, 1), repeat=3)
+    )
+    assert aligned < signed <= found.value
+
+
+@pytest.mark.parametrize(("separation", "most"), [(1, 2), (3, 2), (3, 9), (4, 3), (10, 2)])
+def test_min_separation_covers_every_pattern(separation, most):
+    rng = np.random.default_rng(separation * 10 + most)
+    n = 10
+    cases = {
+        "dense": strategies.Dense(random_dense(n, rng)),
+        "negative": strategies.Dense(random_dense(n, rng, negative=True)),
+        "banded": strategies.Banded(rng.uniform(0.1, 1, (3, n))),
+        "sqrt": strategies.SquareRoot(),
+        "increasing": strategies.Toeplitz(np.linspace(0.2, 1, n)),
+    }
+    scheme = MinSeparation(n, separation, most)
+    for name, strategy in cases.items():
+        dense = np.asarray(strategy.materialize(n))
+        truth = brute_force(dense, separation, min(most, scheme.participations))
+        found = unamplified.sensitivity(strategy, scheme)
+        assert found.value >= truth * (1 - 1e-12), name
+        if found.exact:
+            assert found.value == pytest.approx(truth, rel=1e-9), name
+        disjoint = separation >= n or (name == "banded" and separation >= 3)
+        assert found.exact == (name == "sqrt" or disjoint), name
+
+
+def test_a_pattern_left_out_is_seen():
+    """Control: with one participation fewer the value is below the truth."""
+    strategy, scheme = strategies.SquareRoot(), MinSeparation(10, 3, 3)
+    truth = brute_force(np.asarray(strategy.materialize(10)), 3, 3)
+    fewer = unamplified.sensitivity(strategy, MinSeparation(10, 3, 2)).value
+    assert fewer < truth == pytest.approx(unamplified.sensitivity(strategy, scheme).value)
+
+
+def test_bands_and_column_norms_match_the_dense_matrix():
+    rng = np.random.default_rng(4)
+    for strategy in (
+        strategies.Identity(), strategies.SquareRoot(), strategies.BandedSquareRoot(3),
+        strategies.BandedInverseSquareRoot(3), strategies.Banded(rng.uniform(0.1, 1, (4, 9))),
+        strategies.BandedToeplitz(np.array([1.0, 0.5])), strategies.Dense(random_dense(9, rng)),
+    ):  # fmt: skip
+        dense = np.asarray(strategy.materialize(9))
+        rows, columns = np.nonzero(np.abs(dense) > 1e-15)
+        assert unamplified.bands(strategy, 9) == (rows - columns).max() + 1, strategy.kind
+        norms = unamplified.column_norms(strategy, 9)
+        assert np.allclose(norms, np.linalg.norm(dense, axis=0), rtol=1e-12), strategy.kind
+
+
+def test_refusals_name_the_way_out():
+    with pytest.raises(UsageError, match="FixedOrder or MinSeparation"):
+        unamplified.sensitivity(strategies.Identity(), BallsInBins(2, 2))
+    blt = strategies.Toeplitz(np.linspace(0.1, 1, 9000))
+    with pytest.raises(UsageError, match="non-increasing"):
+        unamplified.sensitivity(blt, MinSeparation(9000, 10, 2))

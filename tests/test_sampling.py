@@ -1,0 +1,127 @@
+"""Sampling specs: what they draw is what they say, reproducibly step by step."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from mfopt import sampling
+from mfopt._check import UsageError
+from mfopt.sampling import (
+    BallsInBins,
+    CyclicPoisson,
+    FixedBatch,
+    FixedOrder,
+    MinSeparation,
+    Poisson,
+)
+
+SCHEMES = [
+    BallsInBins(7, 3), FixedOrder(7, 3), Poisson(0.3, 21), CyclicPoisson(0.5, 3, 20),
+    FixedBatch(5, 100, 21), MinSeparation(20, 5, 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: s.kind)
+def test_description_is_json_and_comes_back_equal(scheme):
+    assert sampling.from_description(json.loads(json.dumps(scheme.describe()))) == scheme
+    with pytest.raises(UsageError):
+        sampling.from_description({**scheme.describe(), "extra": 1})
+
+
+def test_numpy_numbers_are_stored_as_plain_ones():
+    scheme = Poisson(np.float32(0.5), np.int64(4))
+    assert json.loads(json.dumps(scheme.describe())) == {
+        "kind": "poisson", "probability": 0.5, "iterations": 4,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "scheme", [s for s in SCHEMES if hasattr(s, "sample")], ids=lambda s: s.kind
+)
+def test_a_step_is_a_pure_function_and_ends_with_the_scheme(scheme):
+    first = [scheme.sample(t, 100, 5) for t in range(scheme.iterations)]
+    again = scheme.sample(11, 100, 5)  # a run that resumes at step 11
+    assert np.array_equal(first[11], again)
+    for chosen in first:
+        assert np.array_equal(chosen, np.unique(chosen)) and chosen.max(initial=0) < 100
+    if scheme.kind != "fixed-order":
+        assert any(not np.array_equal(a, scheme.sample(t, 100, 6)) for t, a in enumerate(first))
+    for step in (-1, scheme.iterations, 1.5, True):
+        with pytest.raises(UsageError):
+            scheme.sample(step, 100, 5)
+
+
+def test_poisson_inclusions_have_the_right_mean_and_are_independent_across_steps():
+    scheme, population = Poisson(0.3, 4000), 50
+    member = np.zeros((4000, population))
+    for t in range(4000):
+        member[t, scheme.sample(t, population, 3)] = 1
+    sizes, error = member.sum(axis=1), math.sqrt(0.3 * 0.7 / member.size)
+    assert abs(member.mean() - 0.3) < 4 * error
+    assert abs(member.mean() - 0.31) > 4 * error  # control: a wrong probability is seen
+    variance = population * 0.21
+    assert abs(sizes.var() - variance) < 4 * variance * math.sqrt(2 / 4000)
+    centred = member - 0.3
+    assert abs(np.mean(centred[1:] * centred[:-1])) < 4 * 0.21 / math.sqrt(centred[1:].size)
+
+
+def test_cyclic_poisson_takes_each_group_in_its_turn_only():
+    scheme = CyclicPoisson(0.5, 3, 300)
+    groups = scheme.assign(90, sampling.generator(8))
+    seen = set()
+    for t in range(300):
+        chosen = scheme.sample(t, 90, 8)
+        assert np.all(groups[chosen] == t % 3)
+        seen.update(chosen.tolist())
+    assert seen == set(range(90))
+    assert scheme.rounds == 100 and scheme.expected_batch(90) == 15
+
+
+def test_balls_in_bins_and_fixed_order_share_one_participation_pattern():
+    for scheme in (BallsInBins(4, 3), FixedOrder(4, 3)):
+        used = np.zeros((12, 30), dtype=int)
+        for t in range(12):
+            used[t, scheme.sample(t, 30, 2)] = 1
+        assert np.all(used.sum(axis=0) == 3)
+        assert np.array_equal(used[:4], used[4:8]) and np.array_equal(used[:4], used[8:])
+    scheme = BallsInBins(4, 1)
+    drawn = scheme.assign(30, sampling.generator(2))
+    assert np.array_equal(np.flatnonzero(drawn == 1), scheme.sample(1, 30, 2))
+
+
+def test_fixed_batch_is_uniform_without_replacement():
+    scheme = FixedBatch(3, 6, 3000)
+    counts = np.zeros(6)
+    for t in range(3000):
+        chosen = scheme.sample(t, 6, 1)
+        assert chosen.size == 3
+        counts[chosen] += 1
+    assert np.all(np.abs(counts - 1500) < 4.5 * math.sqrt(3000 * 0.25))
+    with pytest.raises(UsageError, match="population"):
+        scheme.sample(0, 7, 1)
+
+
+def test_min_separation_checks_a_schedule():
+    scheme = MinSeparation(20, 5, 3)
+    scheme.check(np.array([0, 5, 19]))
+    for bad in ([0, 4], [0, 5, 10, 15], [20], [-1]):
+        with pytest.raises(UsageError):
+            scheme.check(np.array(bad))
+    assert MinSeparation(10, 4, 9).participations == 3
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Poisson(1.1, 5), lambda: Poisson(-0.1, 5), lambda: Poisson(math.nan, 5),
+        lambda: Poisson(0.1, 0), lambda: CyclicPoisson(0.5, 0, 5), lambda: FixedBatch(6, 5, 1),
+        lambda: FixedBatch(0, 5, 1), lambda: MinSeparation(5, 0, 1), lambda: FixedOrder(2, 1.5),
+        lambda: BallsInBins(True, 1), lambda: CyclicPoisson.for_batch(30, 100, 4, 10),
+        lambda: Poisson(0.5, 3).sample(0, -1, 0), lambda: Poisson(0.5, 3).sample(0, 10, -1),
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_refused(make):
+    with pytest.raises(UsageError):
+        make()
