@@ -199,3 +199,11 @@ def line(profile: Profile, group_size: int, delta: float) -> float:
     Never a guarantee for the group, whose ε is larger in every case computed here.
     """
     return group_size * profile.epsilon(delta)
+
+
+def lower_line(profile: Profile, group_size: int, delta: float) -> float:
+    """K ε_1: the line that Ganesh (2024, section 4) plots below a group's ε.
+
+    Never a guarantee for the group: it shows how far from linear in K another figure grows.
+    """
+    return group_size * profile.epsilon(delta)
