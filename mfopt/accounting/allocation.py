@@ -20,13 +20,12 @@ import numpy as np
 from scipy import special
 
 from mfopt import _check
-from mfopt.accounting import loss_distribution, solve
+from mfopt.accounting import gaussian, loss_distribution, solve
 from mfopt.accounting.loss_distribution import ComposedLosses, Composition, LossDistribution
 from mfopt.accounting.rounds import FINE, Direction
 
 _MOST_CELLS = 1 << 21
 _FAINT = 1e-290  # masses below it are no longer accurate
-_EPS = float(np.finfo(np.float64).eps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +45,8 @@ class AllocationProfile:
     def log_delta(self, epsilon: float, direction: Direction | None = None) -> float:
         """Upper bound of log δ(ε) for ε >= 0, the larger of both directions unless one is named."""
         epsilon = _check.non_negative("epsilon", epsilon)
+        if self.bins == 1:  # every unit in the one bin: the Gaussian mechanism
+            return gaussian.log_delta(math.sqrt(self.gram), epsilon)
         if direction is None:
             remove = self.log_delta(epsilon, "remove")
             if self._add_ceiling(epsilon) <= remove:
@@ -60,14 +61,15 @@ class AllocationProfile:
                 return -math.inf
             total = Composition(((one, self.bins),))
             tilt = total.tilt_for_epsilon(sign * threshold)
-            allowed = self._step(tilt, threshold, epsilon)
+            deviation = math.sqrt(max(total.tilted_moments(tilt)[1], 0.0))
+            allowed = self._step(max(tilt, 1 / max(deviation, step)), threshold, epsilon)
             if step <= 1.1 * allowed:
                 break
             step = allowed
         log_delta = _log_hinge(total.convolve(tilt), sign * threshold) - math.log(self.bins)
         if direction == "add":
             return min(log_delta + epsilon, 0.0)
-        beyond = self._beyond(threshold)
+        beyond = self._beyond(epsilon)
         return min(float(np.logaddexp(log_delta, math.log(beyond) if beyond > 0 else -np.inf)), 0.0)
 
     def epsilon(self, delta: float) -> float:
@@ -87,11 +89,12 @@ class AllocationProfile:
         peak = float(special.xlogy(t, t) - special.xlog1py(1 + t, t))
         return min(-t * (epsilon - half) + 0.5 * t**2 * square + peak, 0.0)
 
-    def _step(self, tilt: float, threshold: float, epsilon: float) -> float:
-        """Grid spacing h: it adds at most h²/4 to the variance of each X, which near the threshold
-        raises ε by b |η| h² / (8 threshold); in the body of the law 1/η is the sum's deviation."""
-        deviation = math.sqrt(self.bins * math.expm1(min(self.gram, 600.0)))
-        slope = max(abs(tilt), 1 / deviation)
+    def _step(self, slope: float, threshold: float, epsilon: float) -> float:
+        """Grid spacing h for a law that falls with rate ``slope`` at the threshold.
+
+        The grid adds at most h²/4 to the variance of each X, which raises ε by
+        b · slope · h² / (8 threshold).
+        """
         allowed = 8 * self.accuracy * max(epsilon, 1e-3) * threshold / (self.bins * slope)
         return max(min(math.sqrt(allowed), threshold / 64), threshold / _MOST_CELLS)
 
@@ -118,15 +121,14 @@ class AllocationProfile:
             index, total = -index[::-1], total[::-1]
         return LossDistribution(step, index, total, 0.0, 0.0, np.zeros_like(total))
 
-    def _beyond(self, threshold: float) -> float:
-        """E_Q of (Λ - e^ε)₊ where some X_i is above the threshold b e^ε: there the hinge is linear.
-
-        Summed over i, an upper bound: two at a time are counted twice.
-        """
-        z = (math.log(threshold) + self.gram / 2) / math.sqrt(self.gram)
+    def _beyond(self, epsilon: float) -> float:
+        """E_Q of Λ - e^ε where some X_i is above the threshold b e^ε: there the hinge is linear."""
+        log_threshold = math.log(self.bins) + epsilon
+        z = (log_threshold + self.gram / 2) / math.sqrt(self.gram)
         tail_q, tail_p = special.ndtr(-z), special.ndtr(math.sqrt(self.gram) - z)
-        others = (self.bins - 1 - threshold) * tail_q
-        return max(float(tail_p + others), 0.0) * (1 + 1e-12) + 4 * _EPS * float(tail_p)
+        under_p = -math.expm1(np.log1p(-tail_p) + (self.bins - 1) * np.log1p(-tail_q))
+        under_q = -math.expm1(self.bins * np.log1p(-tail_q))
+        return max(under_p - math.exp(epsilon) * under_q, 0.0) + 1e-13 * under_p
 
 
 def _log_hinge(composed: ComposedLosses, threshold: float) -> float:

@@ -333,7 +333,7 @@ def _increasing_root(function) -> float:  # type: ignore[no-untyped-def]
         low, high = high, 4 * high
         if high > 1e6:
             return low
-    return float(optimize.brentq(function, low, high, xtol=1e-9, rtol=1e-2))
+    return float(optimize.brentq(function, low, high, xtol=1e-290, rtol=1e-2, maxiter=2000))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -72,14 +72,14 @@ class RoundsProfile:
 
     def _log_delta(self, epsilon: float, direction: Direction) -> tuple[float, Composition]:
         log_delta = -20.0
-        for _ in range(4):
+        for _ in range(8):
             composition, tilt = self._compose(direction, epsilon, log_delta)
             found = composition.convolve(tilt).log_delta(epsilon)
             # what was truncated must be small against the δ that was found, or it is repeated
             if composition.infinite < 1e-4 * math.exp(max(found, -690.0)):
                 break
             finite = composition.log_delta_bound(epsilon, tilt, infinite=False)
-            log_delta = max(min(finite, log_delta - 10) - 5, -690.0)
+            log_delta = max(min(finite, 1.7 * log_delta), -690.0)
         return found, composition
 
     def _epsilon(self, log_delta: float, direction: Direction) -> tuple[float, Composition]:
