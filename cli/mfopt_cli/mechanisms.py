@@ -65,7 +65,8 @@ def comparison(factorization: Any) -> dict[str, float]:
     scheme, n = factorization.sampling, factorization.iterations
     epsilon, delta = factorization.guarantee.epsilon, factorization.guarantee.delta
     # in a fixed, public order the sensitivity of C >= 0 is its largest mode norm, exactly
-    norm = float(np.sqrt(np.max(np.diagonal(factorization.strategy.gram(scheme)))))
+    gram = dominating_pair.exact(factorization.strategy, scheme).gram
+    norm = float(np.sqrt(np.max(np.diagonal(gram))))
     plain = norm / gaussian.largest_mu(epsilon, delta)
     sgd = calibrate(
         dominating_pair.exact(Identity(), scheme), epsilon, delta, samples=2**13, seed=0

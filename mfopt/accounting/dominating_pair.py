@@ -85,6 +85,7 @@ def log_hinge(excess: jax.Array) -> jax.Array:
     return jnp.where(inside, jnp.log(-jnp.expm1(-jnp.where(inside, excess, 1.0))), -jnp.inf)
 
 
+@jax.jit
 def add_tilt(gram: Array, epsilon: Array) -> jax.Array:
     """t >= 0: the add direction, H(Q, P), is sampled from N(-t m̄, σ²I) with the mean mode m̄.
 

@@ -50,8 +50,7 @@ class FrozenSamples:
         self._weights = design_point.shifts(
             jnp.asarray(pair.gram), float(noise_multiplier), self.epsilon
         )
-        size = _chunks.chunk_size(samples, pair.bins)
-        self._size = size + size % 2  # antithetic pairs
+        self._size = _even_chunk(samples, pair.bins)
         self._keys = [_chunks.subkey(key, i) for i in range(-(-samples // self._size))]
         self.samples = self._size * len(self._keys)
         fits = self.samples * bytes_per_sample(pair.bins) <= _chunks.MEMORY_BUDGET
@@ -87,6 +86,20 @@ class FrozenSamples:
             for key in self._keys
         ]
         return float(np.logaddexp.reduce(values) - np.log(len(values)))
+
+
+@float64
+def warm_up(pair: DominatingPair, samples: int) -> None:
+    """Compile the add direction for so many samples, on one chunk; its figure is thrown away."""
+    jax.block_until_ready(
+        _log_delta_add(pair, _chunks.seed_key(0), _even_chunk(samples, pair.bins), 0.0, 1.0)
+    )
+
+
+def _even_chunk(samples: int, bins: int) -> int:
+    """Samples per chunk, whole antithetic pairs."""
+    size = _chunks.chunk_size(samples, bins)
+    return size + size % 2
 
 
 def bytes_per_sample(bins: int) -> int:

@@ -20,6 +20,7 @@ Pontil (2009, Theorem 4) on f/B in [0, 1].
 from __future__ import annotations
 
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -102,7 +103,7 @@ def add_bound(
     t = float(add_tilt(gram, epsilon))
     # t = 0 is plain sampling from Q, with values in [0, 1]; t log t -> 0
     shape = t * np.log(t) - (1 + t) * np.log1p(t) if t > 0 else 0.0
-    log_ceiling = -t * (epsilon - half) + t**2 * square / 2 + shape
+    log_ceiling = float(-t * (epsilon - half) + t**2 * square / 2 + shape)
     if log_ceiling <= np.log(negligible):
         ceiling = float(np.exp(log_ceiling)) * (1 + _ROUNDING)
         return UpperBound(ceiling, 0.0, ceiling, 0, t)
@@ -217,12 +218,9 @@ def _remove_log_values(
     def extend(l: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         products, log_normalizers = state  # products[k] = Σ_{l'<l} S[k, k_l']
         top = jnp.max(products, axis=1, keepdims=True)
-        running = jnp.cumsum(jnp.exp(products - top), axis=1)
-        mass = running[:, -1]
         uniform = jax.random.uniform(jax.random.fold_in(chain_key, l), (size,))
-        chosen = jnp.sum(running < (uniform * mass)[:, None], axis=1)
-        added = gram[jnp.minimum(chosen, bins - 1)]
-        return products + added, log_normalizers + top[:, 0] + jnp.log(mass / bins)
+        chosen, mass = _pick(jnp.exp(products - top), uniform)
+        return products + gram[chosen], log_normalizers + top[:, 0] + jnp.log(mass / bins)
 
     products, log_normalizers = jax.lax.fori_loop(
         1, order + 1, extend, (gram[first], jnp.zeros(size))
@@ -230,6 +228,26 @@ def _remove_log_values(
     noise = jax.random.normal(noise_key, (size, bins)) @ factor.T
     loss = privacy_loss(products + noise - jnp.diagonal(gram) / 2)
     return log_normalizers - order * loss + log_hinge(loss - epsilon)
+
+
+def _pick(weights: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A column for each row, drawn ∝ ``weights`` (size, bins), and the rows' sums (size,).
+
+    First a block of about √bins columns, then a column in it: running sums over all columns are
+    what would cost most.
+    """
+    size, bins = weights.shape
+    width = math.isqrt(bins)
+    blocks = -(-bins // width)
+    parts = jnp.pad(weights, ((0, 0), (0, blocks * width - bins))).reshape(size, blocks, width)
+    ends = jnp.cumsum(jnp.sum(parts, axis=2), axis=1)
+    mass = ends[:, -1]
+    left = (uniform * mass)[:, None]
+    block = jnp.minimum(jnp.sum(ends <= left, axis=1), blocks - 1)
+    before = jnp.where(block > 0, ends[jnp.arange(size), block - 1], 0.0)
+    inside = jnp.cumsum(parts[jnp.arange(size), block], axis=1)
+    column = jnp.sum(before[:, None] + inside <= left, axis=1)
+    return jnp.minimum(block * width + jnp.minimum(column, width - 1), bins - 1), mass
 
 
 def _add(

@@ -6,7 +6,6 @@ import math
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from mfopt import _check
@@ -111,7 +110,7 @@ def _solve_add(frozen: FrozenSamples, start: float, delta: float) -> float:
 
 def _starting_point(pair: DominatingPair, epsilon: float, delta: float) -> float:
     """log σ of a rough guess: the Gaussian mechanism's tail with the amplified ε + log b."""
-    norm = float(jnp.sqrt(jnp.max(jnp.diagonal(jnp.asarray(pair.gram)))))
+    norm = math.sqrt(np.max(np.diagonal(np.asarray(pair.gram))))
     tail = math.sqrt(2 * math.log(1 / delta))
     budget = epsilon + math.log(pair.bins)
     # S/2 + tail·sqrt(S) = budget for S = norm²/σ²

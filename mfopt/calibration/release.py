@@ -22,13 +22,13 @@ import numpy as np
 from mfopt import _check
 from mfopt._check import FailureError
 from mfopt._float64 import float64
-from mfopt.accounting import _chunks, tilted
+from mfopt.accounting import _chunks, frozen, tilted
 from mfopt.accounting.dominating_pair import DominatingPair
-from mfopt.accounting.frozen import FrozenSamples
 from mfopt.calibration.balls_in_bins import Calibration, calibrate
 from mfopt.guarantee import Guarantee
 
 SAMPLES = 2**18  # of a certificate, at least
+CALIBRATE_SAMPLES = 2**15  # of the estimate that a certificate starts from
 MOST_SAMPLES = 2**22  # that are taken without being asked for
 _WORTH = 0.0025  # more samples are taken while the bound's slack costs a larger part of σ
 _WORTH_DELTA = 0.03  # or, where σ is given, of δ
@@ -115,7 +115,7 @@ def release(
     delta: float,
     *,
     samples: int | None = None,
-    calibrate_samples: int = 2**15,
+    calibrate_samples: int = CALIBRATE_SAMPLES,
     seed: int | None = None,
     start: float | None = None,
     progress: Progress = lambda message: None,
@@ -165,16 +165,13 @@ def release(
 
 @float64
 def warm_up(bins: int) -> None:
-    """Compile what :func:`release` will need for so many bins, without drawing a sample.
+    """Compile what :func:`release` will need for so many bins, beyond what the optimizer uses.
 
-    Run in a thread beside the optimizer, this hides seconds of compilation. The figures of the
-    identity's pair are thrown away.
+    Run in a thread beside the optimizer, this hides seconds of compilation.
     """
     pair = DominatingPair(np.eye(bins), np.eye(bins))
-    frozen = FrozenSamples(pair, 1.0, 1.0, 2, _chunks.seed_key(0))
-    frozen.evaluate(0.0)
-    frozen.log_delta_add(0.0)
     tilted.warm_up(pair)
+    frozen.warm_up(pair, CALIBRATE_SAMPLES)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from mfopt.accounting import design_point
 from mfopt.accounting.design_point import Draws
 from mfopt.accounting.dominating_pair import DominatingPair
 
-_TOLERANCE = 1e-10
+_TOLERANCE = 1e-7  # of a Newton step that has been taken: what is left is its square
 _MAX_ITERATIONS = 60
 _MAX_STEP = 0.5
 _REACH = 0.7  # in log σ: beyond it the frozen shifts are too far off to be trusted

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple, Protocol
 
 import jax
@@ -42,11 +43,13 @@ class Objective(Protocol):
         """Move what is frozen to ``parameters``; the function changes within its noise."""
 
 
+@functools.lru_cache(maxsize=64)
 def log_rmse(workload: Workload, n: int) -> Loss:
     """log of σ·‖A C⁻¹‖_F/√n."""
     return lambda strategy, sigma: jnp.log(error.rmse(workload, strategy, n, sigma))
 
 
+@functools.lru_cache(maxsize=64)
 def log_max_error(workload: Workload, n: int) -> Loss:
     """log of the largest standard deviation of any query."""
     return lambda strategy, sigma: jnp.log(error.max_error(workload, strategy, n, sigma))
@@ -79,7 +82,7 @@ class AmplifiedObjective:
         samples: int,
         seed: int | None,
     ) -> None:
-        self._build, self._scheme, self._loss = parameterization.build, scheme, loss
+        self._build, self._scheme = parameterization.build, scheme
         self._epsilon, self._delta = epsilon, delta
         samples = _check.integer("samples", samples, at_least=64)
         key = _chunks.seed_key(seed)
@@ -88,31 +91,21 @@ class AmplifiedObjective:
             self._draws = design_point.draw(
                 _chunks.subkey(key, 0), samples + samples % 2, scheme.bins
             )
-        self._evaluate = jax.jit(jax.value_and_grad(self._traced, has_aux=True))
-        self._pair = jax.jit(
-            lambda x: dominating_pair.differentiable(parameterization.build(x), scheme)
-        )
+        known = loss if isinstance(loss, Hashable) else functools.partial(loss)
+        self._evaluate = _evaluation(known, parameterization.build, scheme)
         self._start = self._centre = math.nan
         self._weights: jax.Array | None = None
-
-    def _traced(self, parameters: jax.Array, frozen: implicit.Frozen) -> tuple:
-        strategy = self._build(parameters)
-        pair = dominating_pair.differentiable(strategy, self._scheme)
-        log_sigma = implicit.log_sigma(
-            pair, frozen, jnp.asarray(self._epsilon), jnp.asarray(math.log(self._delta))
-        )
-        return self._loss(strategy, jnp.exp(log_sigma)), log_sigma
 
     @float64
     def refresh(self, parameters: np.ndarray) -> None:
         """Place the shifts at the σ that these parameters need."""
-        pair = self._pair(jnp.asarray(parameters))
+        pair = dominating_pair.exact(self._build(jnp.asarray(parameters)), self._scheme)
         sigma = math.nan if self._weights is None else self(parameters).noise_multiplier
         if not math.isfinite(sigma):
             sigma = rough(pair, self._epsilon, self._delta, self._calibration_key)
         self._weights = design_point.shifts(pair.gram, sigma, self._epsilon)
         self._start = math.log(sigma)
-        self._centre = self._start - float(implicit.log_norm(pair))
+        self._centre = self._start - math.log(np.mean(np.diagonal(pair.gram))) / 2
 
     @float64
     def __call__(self, parameters: np.ndarray) -> Evaluation:
@@ -122,7 +115,25 @@ class AmplifiedObjective:
         frozen = implicit.Frozen(
             self._draws, self._weights, jnp.asarray(self._centre), jnp.asarray(self._start)
         )
-        (value, log_sigma), gradient = self._evaluate(jnp.asarray(parameters), frozen)
+        target = jnp.asarray(self._epsilon), jnp.asarray(math.log(self._delta))
+        (value, log_sigma), gradient = self._evaluate(jnp.asarray(parameters), frozen, *target)
         if math.isfinite(float(log_sigma)):
             self._start = float(log_sigma)
         return Evaluation(float(value), np.asarray(gradient), math.exp(float(log_sigma)))
+
+
+@functools.lru_cache(maxsize=16)
+def _evaluation(
+    loss: Loss, build: Callable[[jax.Array], Strategy], scheme: BallsInBins
+) -> Callable[..., tuple]:
+    """((loss, log σ), gradient) of (parameters, frozen, ε, log δ): compiled once for all ε, δ."""
+
+    def value(
+        parameters: jax.Array, frozen: implicit.Frozen, epsilon: jax.Array, log_delta: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        strategy = build(parameters)
+        pair = dominating_pair.differentiable(strategy, scheme)
+        log_sigma = implicit.log_sigma(pair, frozen, epsilon, log_delta)
+        return loss(strategy, jnp.exp(log_sigma)), log_sigma
+
+    return jax.jit(jax.value_and_grad(value, has_aux=True))

@@ -3,10 +3,13 @@
 The domain (entries >= 0, λ in (0, 1)) is kept by the map itself, so no optimizer can leave it:
 positive numbers are exponentials, decays are logistic functions. The diagonal of Toeplitz kinds
 is 1: the error does not change when C is scaled.
+
+Maps compare equal when they do the same, so that one compiled objective serves them all.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -40,10 +43,10 @@ def of(strategy: Strategy, n: int) -> Parameterization:
             return _blt(strategy)
         case Toeplitz():
             tail = _log(np.asarray(strategy.toeplitz_coefs(n)))
-            return Parameterization(tail, lambda x: Toeplitz(_unit(x)))
+            return Parameterization(tail, _build_toeplitz)
         case BandedToeplitz():
             coefs = np.asarray(strategy.coefs)[: min(n, strategy.bands)]
-            return Parameterization(_log(coefs), lambda x: BandedToeplitz(_unit(x)))
+            return Parameterization(_log(coefs), _build_banded_toeplitz)
         case Banded():
             return _banded(strategy, n)
         case Dense():
@@ -60,20 +63,39 @@ def _unit(x: jax.Array) -> jax.Array:
     return jnp.concatenate([jnp.ones(1), jnp.exp(x)])
 
 
+def _build_toeplitz(x: jax.Array) -> Strategy:
+    return Toeplitz(_unit(x))
+
+
+def _build_banded_toeplitz(x: jax.Array) -> Strategy:
+    return BandedToeplitz(_unit(x))
+
+
 def _blt(strategy: BLT) -> Parameterization:
-    buffers = strategy.buffers
     decay = np.clip(np.asarray(strategy.decay), _FLOOR, 1 - _FLOOR)
     scale = np.maximum(np.asarray(strategy.scale), _FLOOR)
     start = np.concatenate([np.log(scale), np.log(decay) - np.log1p(-decay)])
-    return Parameterization(start, lambda x: BLT(jnp.exp(x[:buffers]), jax.nn.sigmoid(x[buffers:])))
+    return Parameterization(start, _build_blt)
+
+
+def _build_blt(x: jax.Array) -> Strategy:
+    scale, decay = jnp.split(x, 2)
+    return BLT(jnp.exp(scale), jax.nn.sigmoid(decay))
 
 
 def _banded(strategy: Banded, n: int) -> Parameterization:
     # entries below row n have no effect and keep their start
     entries = np.asarray(strategy._entries(n))
-    shape = entries.shape
     start = np.log(np.maximum(entries, _FLOOR)).reshape(-1)
-    return Parameterization(start, lambda x: Banded(jnp.exp(x).reshape(shape)))
+    return Parameterization(start, _BuildBanded(entries.shape))
+
+
+@dataclasses.dataclass(frozen=True)
+class _BuildBanded:
+    shape: tuple[int, ...]
+
+    def __call__(self, x: jax.Array) -> Strategy:
+        return Banded(jnp.exp(x).reshape(self.shape))
 
 
 def _dense(strategy: Dense, n: int) -> Parameterization:
@@ -81,8 +103,12 @@ def _dense(strategy: Dense, n: int) -> Parameterization:
     # far cheaper than scattering a packed triangle
     start = np.log(np.maximum(np.asarray(strategy.materialize(n)), _FLOOR))
     start[np.triu_indices(n, 1)] = 0.0
+    return Parameterization(start.reshape(-1), _BuildDense(n))
 
-    def build(x: jax.Array) -> Strategy:
-        return Dense(jnp.tril(jnp.exp(x.reshape(n, n))))
 
-    return Parameterization(start.reshape(-1), build)
+@dataclasses.dataclass(frozen=True)
+class _BuildDense:
+    n: int
+
+    def __call__(self, x: jax.Array) -> Strategy:
+        return Dense(jnp.tril(jnp.exp(x.reshape(self.n, self.n))))

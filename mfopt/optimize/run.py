@@ -32,7 +32,8 @@ _SAMPLES = {
     "dense": 2**14,
 }
 _STEPS = {"blt": 150, "banded-toeplitz": 80, "toeplitz": 100, "banded": 60, "dense": 60}
-_TOLERANCE = 2e-5  # relative change of the error: a tenth of what Monte Carlo can resolve
+# Relative change of the error at which the search ends: a tenth of what its samples can resolve.
+_TOLERANCE = {"blt": 1e-4, "banded-toeplitz": 2e-5, "toeplitz": 2e-5, "banded": 2e-5, "dense": 2e-5}
 _SCOUT_STEPS = 12
 
 
@@ -77,7 +78,7 @@ def optimize(
     samples: int | None = None,
     optimizer: str = "lbfgs",
     steps: int | None = None,
-    tolerance: float = _TOLERANCE,
+    tolerance: float | None = None,
     init: Strategy | Sequence[Strategy] | None = None,
     seed: int | None = None,
     progress: Progress = lambda stage, trace, steps: None,
@@ -94,6 +95,7 @@ def optimize(
       samples: frozen Monte Carlo samples; more for kinds with more parameters by default.
       optimizer: "lbfgs" (SciPy's L-BFGS-B) or "optax:NAME" / NAME for an optax optimizer.
       steps: evaluations of the objective at most.
+      tolerance: relative change of the error that counts as progress.
       init: one or several strategies to start from, instead of the built-in starts.
       seed: pins the frozen samples.
       progress: called as (stage, trace, steps) after every evaluation.
@@ -172,7 +174,7 @@ class _Job:
     delta: float
     loss: objective.Loss
     optimizer: str
-    tolerance: float
+    tolerance: float | None
     seed: int | None
     progress: Progress
     interrupted: bool = False
@@ -224,16 +226,17 @@ class _Job:
         stage: str,
     ) -> StartedTrace:
         trace = StartedTrace(start=start)
+        tolerance = _TOLERANCE[start.kind] if self.tolerance is None else self.tolerance
         trace.progress = lambda t: self.progress(stage, t, steps)
         try:
             if self.interrupted:
                 raise KeyboardInterrupt
             if self.optimizer == "lbfgs":
-                drivers.lbfgs(target, point, trace, steps=steps, tolerance=self.tolerance)
+                drivers.lbfgs(target, point, trace, steps=steps, tolerance=tolerance)
             else:
                 drivers.optax_method(
                     target, point, trace, name=self.optimizer.removeprefix("optax:"),
-                    steps=steps, tolerance=self.tolerance,
+                    steps=steps, tolerance=tolerance,
                 )  # fmt: skip
         except KeyboardInterrupt:
             # noted for the whole job: no later start or stage may begin
