@@ -16,7 +16,15 @@ from typing import Any, NamedTuple
 
 from mfopt import _check
 from mfopt._version import __version__
-from mfopt.experiments import comparison, comparison_plots, figures, plots, tasks
+from mfopt.experiments import (
+    auditing,
+    comparison,
+    comparison_plots,
+    figures,
+    plots,
+    tasks,
+    training,
+)
 from mfopt.experiments.cache import Cache, Task
 from mfopt.experiments.runner import Progress, run_all
 from mfopt.factorization import Factorization
@@ -31,6 +39,7 @@ DELTA, SEED = 1e-5, 0
 KINDS = {"blt-4": ("blt", 4), "toeplitz": ("toeplitz", 0)}
 COMPARISON = "comparison-16x128"
 GRID = "grid"
+TRAINING, AUDIT = "train-comparison", "audit"
 
 
 class Built(NamedTuple):
@@ -45,7 +54,7 @@ Build = Callable[[Path, Cache, int | None, Progress], Built]
 
 def names() -> list[str]:
     """Every artifact, in the order in which they build on one another's cells."""
-    return [*_factorizations(), GRID, COMPARISON, *figures.FIGURES]
+    return [*_factorizations(), GRID, COMPARISON, TRAINING, AUDIT, *figures.FIGURES]
 
 
 def _factorizations() -> dict[str, tuple[str, int, int, float]]:
@@ -106,6 +115,14 @@ def _build(name: str, folder: Path, cache: Cache, jobs: int | None, progress: Pr
     if name == COMPARISON:
         return _comparison(folder, cache, jobs, progress)
     recorder = _Recording(cache.folder)
+    if name == TRAINING:
+        setting = training.Setting()
+        runs = training.compare(setting, recorder, jobs=jobs, progress=progress)
+        return Built(training.write(folder / TRAINING, setting, runs), list(recorder.seen))
+    if name == AUDIT:
+        claim = auditing.Setting()
+        rows = auditing.audits(claim, recorder, jobs=jobs, progress=progress)
+        return Built(auditing.write(folder / AUDIT, claim, rows), list(recorder.seen))
     place = _made(folder / "figures")
     files = figures.make(name, place, recorder, jobs=jobs, progress=progress)
     return Built(files, list(recorder.seen))

@@ -21,7 +21,9 @@ from mfopt import _check, error, strategies
 from mfopt.accounting import Mechanism, account, dominating_pair
 from mfopt.calibration import calibrate, release
 from mfopt.experiments.accounts import run_account, run_filter, run_group_baseline
+from mfopt.experiments.auditing import run_audit
 from mfopt.experiments.cache import Result, Task
+from mfopt.experiments.training import run_base, run_mechanism, run_training
 from mfopt.optimize import optimize, unamplified
 from mfopt.optimize.pipeline import fixed_strategy
 from mfopt.sampling import BallsInBins, CyclicPoisson, FixedOrder, Poisson
@@ -215,6 +217,10 @@ TASKS: dict[str, Callable[..., Result]] = {
     "account": run_account,
     "group-baseline": run_group_baseline,
     "filter": run_filter,
+    "train-base": run_base,
+    "train-mechanism": run_mechanism,
+    "train-run": run_training,
+    "audit": run_audit,
 }
 
 

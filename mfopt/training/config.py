@@ -36,7 +36,10 @@ def _setting(
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """All settings of ``mfopt train``; see each field's help text."""
+    """All settings of ``mfopt train``; see each field's help text.
+
+    The defaults fit the embedded corpus on two CPU cores.
+    """
 
     # privacy
     factorization: str = _setting(
@@ -69,7 +72,7 @@ class TrainConfig:
         "Folder of `mfopt data build`, or stdlib for the embedded corpus.",
         run=True,
     )
-    length: int = _setting("data", 128, "Tokens of a record that are read.")
+    length: int = _setting("data", 64, "Tokens of a record that are read.")
     # algorithm
     algorithm: str = _setting(
         "algorithm", "uls",
@@ -77,7 +80,7 @@ class TrainConfig:
         "group accounting; none: non-private.", choices=ALGORITHMS,
     )  # fmt: skip
     records_per_user: int = _setting(
-        "algorithm", 8, "G: records of a user per participation (uls), or kept in all (els, group)."
+        "algorithm", 4, "G: records of a user per participation (uls), or kept in all (els, group)."
     )
     selection: str = _setting(
         "algorithm", "random", "Which records of a user.", choices=RULES
@@ -100,7 +103,7 @@ class TrainConfig:
     normalized: bool = _setting("clipping", True, "Divide clipped gradients by the clip norm.")
     # optimizer
     optimizer: str = _setting("optimizer", "adam", "After the noise.", choices=OPTIMIZERS)
-    learning_rate: float = _setting("optimizer", 1e-3, "Largest learning rate.")
+    learning_rate: float = _setting("optimizer", 2e-3, "Largest learning rate.")
     schedule: str = _setting("optimizer", "constant", "Of the learning rate.", choices=SCHEDULES)
     warmup: int = _setting("optimizer", 0, "Steps of linear rise.")
     momentum: float = _setting("optimizer", 0.9, "Of the momentum optimizer.")
@@ -128,7 +131,7 @@ class TrainConfig:
         "pretraining", 0, "Steps on the public part first, without privacy."
     )
     pretrain_batch: int = _setting("pretraining", 16, "Public records per step.")
-    pretrain_rate: float = _setting("pretraining", 1e-3, "Learning rate (adamw, cosine).")
+    pretrain_rate: float = _setting("pretraining", 3e-3, "Learning rate (adamw, cosine).")
     # run
     output: str = _setting("run", "run", "Folder of the run.", run=True)
     steps: int = _setting("run", 0, "Stop after so many steps; 0: all that are covered.", run=True)

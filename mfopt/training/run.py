@@ -80,12 +80,16 @@ class Prepared:
         return privacy.sign(self.public_report | {"steps_done": steps_done}, self.secret)
 
 
-def prepare(config: TrainConfig, *, resume: bool = False, say: Say = lambda line: None) -> Prepared:
+def prepare(
+    config: TrainConfig, *, resume: bool = False, say: Say = lambda line: None,
+    progress: bool = False,
+) -> Prepared:  # fmt: skip
     """Read data, model and account; refuse what does not belong together.
 
     Args:
         resume: go on with the run in ``config.output``, whose secret is then used.
         say: takes lines of progress.
+        progress: draw a bar while pretraining.
 
     Raises:
         UsageError: see :class:`Mechanism` and :func:`privacy.statement`; also where the model does
@@ -97,7 +101,7 @@ def prepare(config: TrainConfig, *, resume: bool = False, say: Say = lambda line
     account = _account(config)
     parts = _open_data(config, folder, say)
     train = parts["train"]
-    model = _model(config, parts, folder, mesh, say)
+    model = _model(config, parts, folder, mesh, say, progress)
     model.check_fits(train.vocab_size, config.length)
     secret = _secret(config, folder, resuming)
     scheme = account.sampling if account else config.scheme()
@@ -276,8 +280,9 @@ def _open_data(config: TrainConfig, folder: Path, say: Say) -> dict[str, TokenSt
 
 
 def _model(
-    config: TrainConfig, parts: dict[str, TokenStore], folder: Path, mesh: Mesh, say: Say
-) -> Model:
+    config: TrainConfig, parts: dict[str, TokenStore], folder: Path, mesh: Mesh, say: Say,
+    progress: bool,
+) -> Model:  # fmt: skip
     from mfopt.training.models.gpt2 import GPT2Config, LoRAConfig
     from mfopt.training.models.huggingface import gpt2_model, load_pretrained
 
@@ -287,7 +292,7 @@ def _model(
     if config.pretrain_steps:
         source = str(folder / "pretrained")
         if jax.process_index() == 0:
-            _pretrain(config, parts, Path(source), loading, say)
+            _pretrain(config, parts, Path(source), loading, say, progress)
         _wait_for_lead("pretraining")
     if source:
         return load_pretrained(source, lora=lora, seed=config.model_seed, **loading)
@@ -297,7 +302,7 @@ def _model(
 
 def _pretrain(
     config: TrainConfig, parts: dict[str, TokenStore], target: Path, loading: dict[str, Any],
-    say: Say,
+    say: Say, progress: bool,
 ) -> None:  # fmt: skip
     """Make the pretrained model of these settings in ``target``, unless it is there."""
     if "public" not in parts:
@@ -317,6 +322,7 @@ def _pretrain(
     params = pretrain(
         base, public, steps=config.pretrain_steps, batch=config.pretrain_batch,
         length=config.length, learning_rate=config.pretrain_rate, seed=config.model_seed, say=say,
+        progress=progress,
     )  # fmt: skip
     export_model(base, params, target, force=True)
     write_text(note, json.dumps(wanted, indent=2) + "\n")

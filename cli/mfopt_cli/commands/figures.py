@@ -20,7 +20,7 @@ from mfopt_cli import display, options
 @click.option(
     "--artifacts", "folder", type=click.Path(path_type=Path), metavar="DIR",
     help="Rebuild the named artifacts in DIR (figures, factorizations such as blt-4-16x128-eps2, "
-    "grid, comparison-16x128) and note them in DIR/manifest.json.",
+    "grid, comparison-16x128, train-comparison, audit) and note them in DIR/manifest.json.",
 )  # fmt: skip
 @click.option("--jobs", type=int, help="Worker processes. [default: half the cores]")
 @click.option(

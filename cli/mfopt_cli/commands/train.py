@@ -102,7 +102,7 @@ def command(
     )
     if settings.optimizes:
         settings = _with_factorization(settings, say)
-    prepared = run.prepare(settings, resume=resume, say=say)
+    prepared = run.prepare(settings, resume=resume, say=say, progress=not quiet)
     report = prepared.report(0)
     if report is not None and not quiet:
         click.echo(privacy.report_text(report), err=True)

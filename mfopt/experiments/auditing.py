@@ -1,0 +1,180 @@
+"""What the audit says of whole and of broken trainers.
+
+The account stays the same; the trainer adds another amount of noise than it says, or hands
+gradients on without clipping them. Each audit is one run of the real loop with canary users.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mfopt.experiments import plots
+from mfopt.experiments.cache import Cache, Result, Task
+from mfopt.experiments.runner import Progress, run_all
+from mfopt.experiments.training import Setting as TrainingSetting
+from mfopt.experiments.training import mechanism_task, unpack
+
+if TYPE_CHECKING:
+    from mfopt.training.loop import Mechanism
+
+NOISE, NORM = "noise", "norm"
+FAULTS = {
+    NOISE: "noise added, times what is claimed",
+    NORM: "norm of gradients that are not clipped, in clip norms",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What is audited: a certified BLT for balls-in-bins, and its trainer with faults.
+
+    Attributes:
+      noise: factors of the noise; 1 is the trainer as it is.
+      norms: norms of a canary's gradient that skips clipping, in clip norms; 1 is no fault.
+    """
+
+    bins: int = 8
+    epochs: int = 8
+    epsilon: float = 8.0
+    delta: float = 1e-5
+    strategy: str = "blt"
+    canaries: int = 4000
+    confidence: float = 0.95
+    seed: int = 0
+    noise: tuple[float, ...] = (0.5, 0.7, 1.0, 1.5, 2.0)
+    norms: tuple[float, ...] = (1.0, 1.5, 2.0, 4.0)
+
+    def audits(self) -> list[tuple[str, float]]:
+        """(fault, size) of each audit."""
+        return [(NOISE, size) for size in self.noise] + [(NORM, size) for size in self.norms]
+
+
+def audit_task(setting: Setting, fault: str, size: float) -> Task:
+    """One audit."""
+    mechanism = mechanism_task(
+        TrainingSetting(
+            bins=setting.bins, epochs=setting.epochs, epsilon=setting.epsilon, delta=setting.delta
+        ),
+        setting.strategy,
+    )  # fmt: skip
+    return Task.of(
+        "audit", (mechanism,), fault=fault, size=size, canaries=setting.canaries,
+        confidence=setting.confidence, seed=setting.seed,
+    )  # fmt: skip
+
+
+def run_audit(
+    mechanism: Result, *, fault: str, size: float, canaries: int, confidence: float, seed: int
+) -> Result:
+    """Audit the trainer with one fault in it; the outcome is on record."""
+    import mfopt
+    from mfopt.training.audit import audit
+    from mfopt.training.privacy import Account
+
+    with tempfile.TemporaryDirectory() as folder:
+        unpack(mechanism, Path(folder))
+        account = Account.of(mfopt.load(Path(folder) / "mechanism" / "mechanism.npz"))
+    found = audit(
+        account, canaries=canaries, confidence=confidence, seed=seed, microbatch=250,
+        alter=_with_noise(size) if fault == NOISE else _without_clipping(size),
+    )  # fmt: skip
+    return Result(dataclasses.asdict(found) | {"passed": found.passed})
+
+
+def _with_noise(factor: float) -> Callable[[Mechanism], Mechanism]:
+    from mfopt.noise import NoiseStream
+
+    def alter(mechanism: Mechanism) -> Mechanism:
+        noise = mechanism.noise
+        assert noise is not None
+        other = NoiseStream(
+            noise.strategy, iterations=noise.iterations, digest=noise.digest,
+            noise_multiplier=factor * noise.noise_multiplier, clip_norm=noise.clip_norm,
+        )  # fmt: skip
+        return dataclasses.replace(mechanism, noise=other)
+
+    return alter
+
+
+def _without_clipping(norm: float) -> Callable[[Mechanism], Mechanism]:
+    import jax
+
+    from mfopt.training.clipping import Clipped, Clipping
+
+    class Unclipped(Clipping):
+        """Says that it clips, and gives every gradient the norm ``norm``."""
+
+        def __call__(self, gradient: Any) -> Clipped:
+            clipped = super().__call__(gradient)
+            larger = jax.tree.map(lambda leaf: norm * leaf, clipped.gradient)
+            return clipped._replace(gradient=larger)
+
+    return lambda mechanism: dataclasses.replace(
+        mechanism, clipping=Unclipped(**dataclasses.asdict(mechanism.clipping))
+    )
+
+
+def audits(
+    setting: Setting, cache: Cache, *, jobs: int | None = None,
+    progress: Progress = lambda done, total, message: None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The outcome of each audit of the setting, in its order."""
+    wanted = [(fault, size, audit_task(setting, fault, size)) for fault, size in setting.audits()]
+    found = run_all([task for *_, task in wanted], cache, jobs=jobs, progress=progress)
+    names = ("epsilon_lower", "epsilon_profile", "noise_multiplier_highest", "epsilon_claimed",
+             "delta", "noise_multiplier_claimed", "accuracy", "accuracy_claimed", "guesses",
+             "correct", "canaries", "confidence", "passed")  # fmt: skip
+    return [
+        {"fault": fault, "size": size} | {name: found[task].record[name] for name in names}
+        for fault, size, task in wanted
+    ]
+
+
+def panels(setting: Setting, rows: Sequence[dict[str, Any]]) -> list[plots.Panel]:
+    """Both lower bounds on ε against the size of each fault."""
+    made = []
+    for fault, title in ((NOISE, "wrong amount of noise"), (NORM, "no clipping")):
+        mine = [row for row in rows if row["fault"] == fault]
+        sizes = [row["size"] for row in mine]
+        claimed = [row["epsilon_claimed"] for row in mine]
+        curves = [
+            plots.Curve("claimed ε", sizes, claimed),
+            plots.Curve(
+                "bound, this mechanism at some noise", sizes,
+                [row["epsilon_profile"] for row in mine],
+            ),
+            plots.Curve(
+                "bound, whatever the trainer does", sizes, [row["epsilon_lower"] for row in mine]
+            ),
+        ]  # fmt: skip
+        made.append(
+            plots.Panel(
+                curves, title, FAULTS[fault], "lower bound on ε", log_y=True, vertical=(1.0, "")
+            )
+        )
+    return made
+
+
+def write(stem: Path, setting: Setting, rows: Sequence[dict[str, Any]]) -> list[Path]:
+    """STEM.json, .csv, .png and .svg."""
+    title = (
+        f"Audit with {setting.canaries} canaries, {setting.confidence:.0%} confidence, of a claim "
+        f"of ε = {setting.epsilon:g}"
+    )
+    buffer = io.StringIO()
+    table = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    text = json.dumps({"setting": dataclasses.asdict(setting), "audits": list(rows)}, indent=2)
+    return [
+        plots.write(stem.with_name(f"{stem.name}.json"), text + "\n"),
+        plots.write(stem.with_name(f"{stem.name}.csv"), buffer.getvalue()),
+        *plots.save(plots.draw(panels(setting, rows), title=title), stem),
+    ]

@@ -1,0 +1,318 @@
+"""Optimized correlated noise against independent noise, in whole training runs.
+
+Both mechanisms run the same sampling scheme at the same (ε, δ), from the same pretrained model, for
+as many steps of as many records, with the same learning rates and seeds to choose from; a seed
+throws the users into the same bins for both. Each mechanism then stands with the learning rate
+that is best for *it* on held-out records of training users; what is reported is the loss on users
+that took no part. Choosing learning rates in this way is not covered by the guarantee of a run.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mfopt.experiments import plots
+from mfopt.experiments.cache import Cache, Result, Task
+from mfopt.experiments.runner import Progress, run_all
+from mfopt.sampling import BallsInBins
+
+CHOSEN_ON, REPORTED = "held-out-records", "held-out-users"
+LABELS = {"identity": "independent noise", "blt": "BLT noise", "toeplitz": "Toeplitz noise"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What is compared; by default on the embedded corpus, as in the README.
+
+    Attributes:
+      data: "stdlib", or a folder of `mfopt data build` with a public and held-out parts.
+      strategies: kinds of C; the first is the one that the others are measured against.
+      learning_rates, seeds: every mechanism runs with each pair of them.
+      rest: as in `mfopt train`; evaluations are ``evaluations`` in number after the first.
+    """
+
+    data: str = "stdlib"
+    bins: int = 8
+    epochs: int = 8
+    epsilon: float = 8.0
+    delta: float = 1e-5
+    strategies: tuple[str, ...] = ("identity", "blt")
+    learning_rates: tuple[float, ...] = (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)
+    seeds: tuple[int, ...] = (0, 1, 2)
+    optimizer: str = "adam"
+    records_per_user: int = 4
+    length: int = 64
+    width: int = 128
+    layers: int = 4
+    pretrain_steps: int = 300
+    pretrain_rate: float = 3e-3
+    evaluations: int = 4
+    evaluate_records: int = 500
+
+    @property
+    def steps(self) -> int:
+        """Steps of a run."""
+        return self.bins * self.epochs
+
+
+class Run(NamedTuple):
+    """One training run; ``losses`` is {part: [(step, nats per token), ...]}."""
+
+    strategy: str
+    learning_rate: float
+    seed: int
+    noise_multiplier: float
+    losses: dict[str, list[tuple[int, float]]]
+
+    def last(self, part: str) -> float:
+        """Loss after the last step."""
+        return self.losses[part][-1][1]
+
+
+def base_task(setting: Setting) -> Task:
+    """The corpus and the model pretrained on its public part."""
+    return Task.of(
+        "train-base", data=setting.data, length=setting.length, width=setting.width,
+        layers=setting.layers, pretrain_steps=setting.pretrain_steps,
+        pretrain_rate=setting.pretrain_rate,
+    )  # fmt: skip
+
+
+def mechanism_task(setting: Setting, strategy: str) -> Task:
+    """A certified factorization for the scheme, per user."""
+    return Task.of(
+        "train-mechanism", strategy=strategy, bins=setting.bins, epochs=setting.epochs,
+        epsilon=setting.epsilon, delta=setting.delta,
+    )  # fmt: skip
+
+
+def run_task(setting: Setting, strategy: str, learning_rate: float, seed: int) -> Task:
+    """One training run."""
+    return Task.of(
+        "train-run", (base_task(setting), mechanism_task(setting, strategy)),
+        learning_rate=learning_rate, seed=seed, optimizer=setting.optimizer,
+        records_per_user=setting.records_per_user, length=setting.length,
+        evaluate_every=max(1, setting.steps // setting.evaluations),
+        evaluate_records=setting.evaluate_records,
+    )  # fmt: skip
+
+
+def run_base(
+    *, data: str, length: int, width: int, layers: int, pretrain_steps: int,
+    pretrain_rate: float,
+) -> Result:  # fmt: skip
+    """Build the corpus, pretrain, and keep the files of both."""
+    from mfopt.training import run
+    from mfopt.training.config import TrainConfig
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        settings = TrainConfig(
+            sampling="fixed-order:bins=1,epochs=1", algorithm="none", data=data, length=length,
+            width=width, layers=layers, pretrain_steps=pretrain_steps,
+            pretrain_rate=pretrain_rate, output=str(folder), seed=0,
+        )  # fmt: skip
+        prepared = run.prepare(settings)
+        corpus = folder / "corpus" if data == "stdlib" else Path(data)
+        arrays = _packed(corpus, "corpus") | _packed(folder / "pretrained", "pretrained")
+        users, parameters = prepared.parts["train"].num_users, prepared.model.num_params
+    return Result({"users": users, "parameters": parameters}, arrays)
+
+
+def run_mechanism(
+    *, strategy: str, bins: int, epochs: int, epsilon: float, delta: float
+) -> Result:  # fmt: skip
+    """Optimize and certify C; the file is kept as it is."""
+    from mfopt.optimize import factorize
+
+    found = factorize(
+        BallsInBins(bins, epochs), epsilon, delta, strategy=strategy, privacy_unit="user", seed=0
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        found.save(Path(folder) / "mechanism.npz")
+        arrays = _packed(Path(folder), "mechanism")
+    record = {"noise_multiplier": found.noise_multiplier, "rmse": found.rmse}
+    return Result(record | {"guarantee": found.guarantee.describe()}, arrays)
+
+
+def run_training(
+    base: Result, mechanism: Result, *, learning_rate: float, seed: int, optimizer: str,
+    records_per_user: int, length: int, evaluate_every: int, evaluate_records: int,
+) -> Result:  # fmt: skip
+    """Train with user-level sampling by the real trainer; the losses are on record."""
+    from mfopt.training import metrics, run
+    from mfopt.training.config import TrainConfig
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        unpack(base, folder)
+        unpack(mechanism, folder)
+        settings = TrainConfig(
+            factorization=str(folder / "mechanism" / "mechanism.npz"),
+            data=str(folder / "corpus"), model=str(folder / "pretrained"),
+            output=str(folder / "run"), optimizer=optimizer, learning_rate=learning_rate,
+            records_per_user=records_per_user, length=length, seed=seed, tensorboard=False,
+            evaluate_every=evaluate_every, evaluate_records=evaluate_records,
+            checkpoint_every=10**6,
+        )  # fmt: skip
+        summary = run.execute(run.prepare(settings), progress=False)
+        rows = metrics.read_table(folder / "run" / "evaluation.csv")
+        steps = metrics.read_table(folder / "run" / "metrics.csv")
+    losses: dict[str, list[tuple[int, float]]] = {}
+    for row in rows:
+        losses.setdefault(row["part"], []).append((int(row["step"]), float(row["loss"])))
+    return Result(
+        {
+            "losses": losses, "steps": summary["steps"],
+            "tokens": sum(float(row["tokens"]) for row in steps),
+            "noise_multiplier": mechanism.record["noise_multiplier"],
+        }
+    )  # fmt: skip
+
+
+def compare(
+    setting: Setting, cache: Cache, *, jobs: int | None = None,
+    progress: Progress = lambda done, total, message: None,
+) -> list[Run]:  # fmt: skip
+    """All runs; those that are in the cache are not run again."""
+    wanted = {
+        (strategy, rate, seed): run_task(setting, strategy, rate, seed)
+        for seed in setting.seeds
+        for rate in setting.learning_rates
+        for strategy in setting.strategies
+    }
+    found = run_all(wanted.values(), cache, jobs=jobs, progress=progress)
+    return [
+        Run(strategy, rate, seed, record["noise_multiplier"], record["losses"])
+        for (strategy, rate, seed), task in wanted.items()
+        for record in [found[task].record]
+    ]
+
+
+def best_rate(runs: Sequence[Run], strategy: str) -> float:
+    """The learning rate with the least mean loss on held-out records, over the seeds."""
+    rates = sorted({run.learning_rate for run in runs if run.strategy == strategy})
+    return min(rates, key=lambda rate: mean(r.last(CHOSEN_ON) for r in _of(runs, strategy, rate)))
+
+
+def summary(setting: Setting, runs: Sequence[Run]) -> dict[str, Any]:
+    """The outcome, JSON-able: each mechanism at its best learning rate.
+
+    ``gain`` is, for each seed, the loss of the first mechanism less that of this one.
+    """
+    yardstick = setting.strategies[0]
+    at_best = {s: _of(runs, s, best_rate(runs, s)) for s in setting.strategies}
+    return {
+        "setting": dataclasses.asdict(setting),
+        "unit": "nats per token on held-out users; learning rates chosen on held-out records",
+        "pretrained": runs[0].losses[REPORTED][0][1],
+        "mechanisms": {
+            strategy: {
+                "learning_rate": chosen[0].learning_rate,
+                "noise_multiplier": chosen[0].noise_multiplier,
+                "loss": [run.last(REPORTED) for run in chosen],
+                "mean_loss": mean(run.last(REPORTED) for run in chosen),
+                "gain": [
+                    other.last(REPORTED) - run.last(REPORTED)
+                    for run, other in zip(chosen, at_best[yardstick], strict=True)
+                ],
+            }
+            for strategy, chosen in at_best.items()
+        },
+    }
+
+
+def panels(setting: Setting, runs: Sequence[Run]) -> list[plots.Panel]:
+    """Loss against learning rate, and against steps at the best learning rate."""
+    start = runs[0].losses[REPORTED][0][1]
+    by_rate, by_step = [], []
+    for strategy in setting.strategies:
+        label = LABELS.get(strategy, strategy)
+        spread = [
+            [run.last(REPORTED) for run in _of(runs, strategy, rate)]
+            for rate in setting.learning_rates
+        ]
+        by_rate.append(_curve(label, setting.learning_rates, spread))
+        chosen = _of(runs, strategy, best_rate(runs, strategy))
+        steps = [step for step, _ in chosen[0].losses[REPORTED]]
+        curves = [[run.losses[REPORTED][i][1] for run in chosen] for i in range(len(steps))]
+        by_step.append(_curve(label, steps, curves))
+    label = "pretrained model, before private training"
+    ends = (min(setting.learning_rates), max(setting.learning_rates))
+    by_rate.append(plots.Curve(label, ends, (start, start)))
+    by_step.append(plots.Curve(label, (0, setting.steps), (start, start)))
+    shared = "loss on held-out users (nats per token)"
+    return [
+        plots.Panel(by_rate, "after the last step", "learning rate", shared),
+        plots.Panel(
+            by_step, "at the learning rate best for each", "steps", shared, log_x=False
+        ),
+    ]  # fmt: skip
+
+
+def csv_text(runs: Sequence[Run]) -> str:
+    """One row for each evaluation of each run."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(
+        ["strategy", "learning_rate", "seed", "noise_multiplier", "part", "step", "loss"]
+    )
+    for run in runs:
+        head = (run.strategy, f"{run.learning_rate:g}", run.seed, repr(run.noise_multiplier))
+        for part, rows in run.losses.items():
+            writer.writerows((*head, part, step, repr(loss)) for step, loss in rows)
+    return buffer.getvalue()
+
+
+def write(stem: Path, setting: Setting, runs: Sequence[Run]) -> list[Path]:
+    """STEM.json, .csv, .png and .svg."""
+    title = (
+        f"User-level DP fine-tuning, ε = {setting.epsilon:g}, {setting.epochs} epochs × "
+        f"{setting.bins} bins; bands: least to largest of {len(setting.seeds)} seeds"
+    )
+    figure = plots.draw(panels(setting, runs), title=title)
+    text = json.dumps(summary(setting, runs), indent=2) + "\n"
+    return [
+        plots.write(stem.with_name(f"{stem.name}.json"), text),
+        plots.write(stem.with_name(f"{stem.name}.csv"), csv_text(runs)),
+        *plots.save(figure, stem),
+    ]
+
+
+def _of(runs: Sequence[Run], strategy: str, rate: float) -> list[Run]:
+    return [run for run in runs if run.strategy == strategy and run.learning_rate == rate]
+
+
+def _curve(label: str, x: Sequence[float], spread: Sequence[Sequence[float]]) -> plots.Curve:
+    return plots.Curve(
+        label, x, [mean(v) for v in spread], [min(v) for v in spread], [max(v) for v in spread]
+    )
+
+
+def _packed(folder: Path, name: str) -> dict[str, np.ndarray]:
+    """The files under ``folder`` as arrays of bytes."""
+    return {
+        f"file/{name}/{path.relative_to(folder).as_posix()}": np.frombuffer(
+            path.read_bytes(), dtype=np.uint8
+        )
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def unpack(result: Result, folder: Path) -> None:
+    """Write the files that a result holds into ``folder``."""
+    for name, content in result.arrays.items():
+        path = folder / name.removeprefix("file/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.tobytes())

@@ -1,0 +1,83 @@
+"""The comparison of noises in training: fair by construction, summed up as it says."""
+
+import csv
+
+import pytest
+from train_fixtures import synthetic_store
+from train_oracles import write_store
+
+from mfopt.experiments import training
+from mfopt.experiments.cache import Cache
+from mfopt.experiments.training import CHOSEN_ON, REPORTED, Run, Setting
+
+
+def made_up(strategy, rate, seed, records, users):
+    losses = {CHOSEN_ON: [(0, 5.0), (4, records)], REPORTED: [(0, 6.0), (4, users)]}
+    return Run(strategy, rate, seed, 1.0, losses)
+
+
+def test_learning_rates_are_chosen_on_records_and_losses_reported_on_users():
+    setting = Setting(learning_rates=(0.1, 0.2), seeds=(0, 1))
+    runs = [
+        made_up("identity", 0.1, 0, records=4.0, users=5.9),
+        made_up("identity", 0.1, 1, records=4.4, users=5.8),
+        made_up("identity", 0.2, 0, records=4.1, users=5.0),  # better on users, and not chosen
+        made_up("identity", 0.2, 1, records=4.5, users=5.0),
+        made_up("blt", 0.1, 0, records=4.9, users=5.0),
+        made_up("blt", 0.1, 1, records=4.0, users=5.0),
+        made_up("blt", 0.2, 0, records=4.0, users=5.6),
+        made_up("blt", 0.2, 1, records=4.0, users=5.9),
+    ]
+    found = training.summary(setting, runs)
+    assert found["pretrained"] == 6.0
+    plain, blt = found["mechanisms"]["identity"], found["mechanisms"]["blt"]
+    assert plain["learning_rate"] == 0.1 and blt["learning_rate"] == 0.2
+    assert plain["loss"] == [5.9, 5.8] and plain["gain"] == [0, 0]
+    assert blt["gain"] == pytest.approx([0.3, -0.1])  # seed by seed, with its sign
+    assert blt["mean_loss"] == pytest.approx(5.75)
+    rows = list(csv.DictReader(training.csv_text(runs).splitlines()))
+    assert len(rows) == 8 * 2 * 2
+    last = training.panels(setting, runs)[0].curves[0]
+    assert (last.y[0], last.low[0], last.high[0]) == pytest.approx((5.85, 5.8, 5.9))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    sizes = {"train": 16, "held-out-users": 5, "held-out-records": 6, "public": 9}
+    for seed, (part, users) in enumerate(sizes.items()):
+        write_store(synthetic_store(num_users=users, seed=seed), folder / part)
+    return folder
+
+
+def test_mechanisms_run_the_same_batches_from_the_same_model(data, tmp_path):
+    setting = Setting(
+        data=str(data), bins=2, epochs=2, strategies=("identity", "sqrt"), learning_rates=(0.01,),
+        seeds=(0, 1), records_per_user=2, length=8, width=8, layers=1, pretrain_steps=3,
+        evaluations=2,
+    )  # fmt: skip
+    cache = Cache(tmp_path / "cells")
+    runs = training.compare(setting, cache, jobs=1)
+    assert [(run.strategy, run.seed) for run in runs] == [
+        ("identity", 0), ("sqrt", 0), ("identity", 1), ("sqrt", 1),
+    ]  # fmt: skip
+    assert len({run.losses[CHOSEN_ON][0][1] for run in runs}) == 1
+    assert [step for step, _ in runs[0].losses[REPORTED]] == [0, 2, 4]
+    ends = [run.last(REPORTED) for run in runs]
+    assert len(set(ends)) == 4
+    records = {
+        (run.strategy, run.seed): cache.load(
+            training.run_task(setting, run.strategy, 0.01, run.seed)
+        ).record
+        for run in runs
+    }
+    assert all(record["steps"] == 4 for record in records.values())
+    # every unit takes part in each epoch, and random records are drawn by (step, user)
+    for seed in (0, 1):
+        assert records["identity", seed]["tokens"] == records["sqrt", seed]["tokens"]
+    assert records["identity", 0]["tokens"] != records["identity", 1]["tokens"]
+    sigmas = {s: records[s, 0]["noise_multiplier"] for s in ("identity", "sqrt")}
+    assert sigmas["sqrt"] > sigmas["identity"] > 0
+    written = training.write(tmp_path / "comparison", setting, runs)
+    assert [path.suffix for path in written] == [".json", ".csv", ".png", ".svg"]
+    assert all(path.stat().st_size > 200 for path in written)
