@@ -17,10 +17,12 @@ from mfopt.accounting import (
     composition,
     dominating_pair,
     gaussian,
+    loss_distribution,
     plain,
 )
 from mfopt.accounting.allocation import AllocationProfile
 from mfopt.accounting.bin_counts import Counts
+from mfopt.accounting.loss_distribution import Composition
 from mfopt.sampling import BallsInBins, Poisson
 from mfopt.strategies import BandedSquareRoot, Identity
 
@@ -200,6 +202,14 @@ class TestComposition:
             assert np.allclose(*(np.exp(table.log_value(t)) for table in tables), atol=2e-3)
         model = composition.ComposedModel(self.pair, composition.approximate(0.2, 1e-4), 2**12)
         assert model.bound(50.0, 3.0, 1e-8, jax.random.key(0))[0] >= 1e-4
+
+    def test_table_of_a_wide_loss_has_no_overflow(self):
+        loss, mass = np.array([0.0, 800.0]), np.array([0.25, 0.75])
+        part = loss_distribution.from_atoms(0.5, loss, mass, 0.0, 0.75)
+        stick = composition.HockeyStick.of(Composition(((part, 1),)))
+        t = np.array([-100.0, 0.0, 700.0, 799.0, 800.0])
+        expected = [1.0, 0.75, 0.75, -0.75 * math.expm1(-1.0), 0.0]
+        assert np.exp(stick.log_value(t)) == pytest.approx(expected, rel=1e-9)
 
     def test_interface(self):
         mechanism = Mechanism(BallsInBins(4, 2), BandedSquareRoot(2))

@@ -242,7 +242,7 @@ def test_exactly_two_of_three():
         (lambda: Mechanism(Poisson(0.1, 20), SquareRoot()), "CyclicPoisson"),
         (lambda: Mechanism(CyclicPoisson(0.1, 2, 20), BandedSquareRoot(3)), "bands >= 3"),
         (lambda: Mechanism(FixedBatch(2, 9, 20), SquareRoot()), "BallsInBins"),
-        (lambda: Mechanism(Poisson(0.1, 20), adjacency="replace"), "twice the group size"),
+        (lambda: Mechanism(Poisson(0.1, 20), adjacency="replace"), "add-remove.*FixedOrder"),
         (lambda: Mechanism(FixedBatch(2, 9, 20), adjacency="zero-out"), "add-remove"),
         (lambda: Mechanism(FixedBatch(2, 9, 20), group_size=10), "9 units"),
         (lambda: Mechanism(FixedBatch(5, 9, 20), group_size=5), "4 units are left"),
@@ -263,6 +263,13 @@ def test_zero_out_is_the_same_pair_as_add_remove():
             for a in ("add-remove", "zero-out")
         ]
         assert values[0] == values[1]
+
+
+def test_number_of_samples_is_checked():
+    for samples in (0, -5, 1.5):
+        with pytest.raises(UsageError, match="samples"):
+            account(Mechanism(BallsInBins(4, 5), SquareRoot()), noise_multiplier=1.0, delta=1e-5,
+                    samples=samples)  # fmt: skip
 
 
 def test_scaling_c_scales_sigma():

@@ -67,7 +67,9 @@ def test_growth_in_group_size_is_close_to_linear():
     lemma = [group.black_box_epsilon(one, k, 1e-6) for k in sizes]
     assert lemma[0] == pytest.approx(found[0], rel=1e-4)
     assert lemma[3] / found[3] > 1.03 > 1.01 > lemma[1] / found[1] > 1
-    assert all(group.line(one, k, 1e-6) < e for k, e in zip(sizes[1:], found[1:], strict=True))
+    assert all(
+        group.lower_line(one, k, 1e-6) < e for k, e in zip(sizes[1:], found[1:], strict=True)
+    )
 
 
 @pytest.mark.parametrize(("group_size", "sigma"), [(183, 12.0), (183, 40.0)])
@@ -113,6 +115,30 @@ def test_whole_profile_lies_between_the_truth_and_the_lemma():
     assert line < tight < whole < geometric < exponential
     assert whole < 1.05 * tight
     assert methods[-1].status == "estimate" and "no guarantee" in methods[-1].method
+
+
+def test_sigma_for_a_group_by_every_method():
+    found = group_methods(0.01, 500, None, 1e-6, 4, epsilon=3.0)
+    assert [one.epsilon for one in found] == [3.0] * 5
+    tight, whole, geometric, exponential, line = (one.noise_multiplier for one in found)
+    assert line < tight < whole < geometric < exponential
+    assert [one.status for one in found] == ["exact", "bound", "bound", "bound", "estimate"]
+    for form, sigma in (("geometric", geometric), ("exponential", exponential)):
+        one = RoundsProfile(Mixture.binomial(1, 0.01), 500, sigma)
+        assert group.black_box_epsilon(one, 4, 1e-6, form=form) == pytest.approx(3.0, rel=1e-4)
+
+
+def test_lemma_without_a_sigma_is_infinite():
+    """40 examples at ε = 60 need a one-example δ of about 1e-32, far below the floor."""
+
+    def make(sigma, accuracy=None):
+        return GaussianProfile(1 / sigma)
+
+    assert math.isinf(group.black_box_multiplier(make, 40, 60.0, 1e-6, 1.0, floor=1e-15))
+    sigma = group.black_box_multiplier(make, 40, 60.0, 1e-6, 1.0)
+    needed = math.log(1e-6) - group.black_box_log_factor(1.5, 40, "geometric")
+    assert make(sigma).log_delta(1.5) == pytest.approx(needed, rel=1e-5)
+    assert make(sigma).log_delta(1.5) <= needed
 
 
 def test_splits_against_all_splits_by_enumeration():

@@ -41,7 +41,7 @@ class Sweep(click.ParamType):
     def _number(self, text: str) -> Any:
         if self.kind is int:
             number = float(text)
-            if number != math.floor(number):
+            if not math.isfinite(number) or number != math.floor(number):
                 raise ValueError("must be whole numbers")
             return int(number)
         return float(text)

@@ -1,72 +1,97 @@
-"""A group's ε from one example's, by every method side by side (Ganesh 2024, section 4)."""
+"""A group's ε or σ from one example's, by every method side by side (Ganesh 2024, section 4)."""
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import get_args
 
 from mfopt import _check
 from mfopt.accounting import group
 from mfopt.accounting.chain import Chain, DeterministicUnit
-from mfopt.accounting.mechanism import Mechanism, account
-from mfopt.accounting.mixture import Mixture
-from mfopt.accounting.rounds import RoundsProfile
+from mfopt.accounting.mechanism import DeterministicAnalysis, Mechanism, account, analysis
 from mfopt.accounting.verified import VerifiedAnalysis
 from mfopt.guarantee import Guarantee
 from mfopt.sampling import Poisson
+
+LINE = "line K times one example's epsilon, no guarantee"
 
 
 def group_methods(
     probability: float,
     iterations: int,
-    noise_multiplier: float,
+    noise_multiplier: float | None,
     delta: float,
     group_size: int,
     *,
+    epsilon: float | None = None,
     floor: float = 0.0,
 ) -> list[Guarantee]:
     """Guarantees of Poisson-sampled DP-SGD for ``group_size`` examples at δ.
 
-    The mixture of Gaussians (tight), the whole one-example profile, the textbook lemma in its two
-    forms with ``floor`` as the smallest one-example δ it may use (ε is infinite where it needs
-    less: beyond numerical range), and last the line K ε_1, with status "estimate" as it proves
-    nothing.
+    Either σ is given and ε found, or ε is given and σ found, by each of: the mixture of Gaussians
+    (tight), the whole one-example profile, the textbook lemma in its two forms with ``floor`` as
+    the smallest one-example δ that it may use (infinite where it needs less: beyond numerical
+    range), and last the line K ε_1, with status "estimate" as it proves nothing.
     """
     mechanism = Mechanism(Poisson(probability, iterations), group_size=group_size)
-    sigma, count = _check.positive("noise_multiplier", noise_multiplier), mechanism.group_size
-    tight = account(mechanism, noise_multiplier=sigma, delta=delta)
-    one = RoundsProfile(Mixture.binomial(1, probability), iterations, sigma)
-    make = functools.partial(_made, tight)
+    floor = _check.probability("floor", floor, closed=True)
+    given = {"noise_multiplier": noise_multiplier, "epsilon": epsilon, "delta": delta}
+    tight = account(mechanism, **given)  # type: ignore[arg-type]
+    one = analysis(Mechanism(mechanism.sampling))
+    assert isinstance(one, DeterministicAnalysis)
     results = [tight]
-    if count > 1:
-        results.append(_whole_profile(mechanism, sigma, delta))
-    for form in get_args(group.Form):
-        found = group.black_box_epsilon(one, count, delta, form=form, floor=floor)
-        status = "bound" if math.isfinite(found) else "estimate"
-        results.append(make(found, f"textbook lemma, {form} form", status))
-    line = group.line(one, count, delta)
-    return [*results, make(line, "line K times one example's epsilon, no guarantee", "estimate")]
+    if mechanism.group_size > 1:
+        unit = DeterministicUnit(one.profile, one.guess)  # type: ignore[arg-type]
+        whole = VerifiedAnalysis(mechanism, Chain(unit, mechanism.group_size, "one example"))
+        results.append(
+            whole.epsilon(tight.noise_multiplier, delta)
+            if epsilon is None
+            else whole.noise_multiplier(epsilon, delta)
+        )
+    solve = _epsilons if epsilon is None else _multipliers
+    return results + solve(one, tight, floor)
 
 
-def _whole_profile(mechanism: Mechanism, sigma: float, delta: float) -> Guarantee:
-    scheme = mechanism.sampling
-    assert isinstance(scheme, Poisson)
-    mixture = Mixture.binomial(1, scheme.probability)
+def _epsilons(one: DeterministicAnalysis, tight: Guarantee, floor: float) -> list[Guarantee]:
+    count, delta = tight.group_size, tight.delta
+    profile = one.profile(tight.noise_multiplier)
+    make = functools.partial(_made, tight, sigma=tight.noise_multiplier)
+    return [
+        *(
+            make(
+                epsilon=group.black_box_epsilon(profile, count, delta, form=form, floor=floor),
+                method=f"textbook lemma, {form} form",
+            )
+            for form in get_args(group.Form)
+        ),
+        make(epsilon=group.lower_line(profile, count, delta), method=LINE),
+    ]
 
-    def profile(at: float, accuracy: float) -> RoundsProfile:
-        return RoundsProfile(mixture, scheme.iterations, at, accuracy)
 
-    def start(epsilon: float, target: float) -> float:
-        return max(mixture.guess(scheme.iterations, epsilon, target), 1e-3)
+def _multipliers(one: DeterministicAnalysis, tight: Guarantee, floor: float) -> list[Guarantee]:
+    count, delta, epsilon = tight.group_size, tight.delta, tight.epsilon
+    make: Callable[..., Guarantee] = functools.partial(_made, tight, epsilon=epsilon)
+    return [
+        *(
+            make(
+                sigma=group.black_box_multiplier(
+                    one.profile, count, epsilon, delta, tight.noise_multiplier,
+                    form=form, floor=floor,
+                ),
+                method=f"textbook lemma, {form} form",
+            )
+            for form in get_args(group.Form)
+        ),
+        make(sigma=one.noise_multiplier(epsilon / count, delta).noise_multiplier, method=LINE),
+    ]  # fmt: skip
 
-    chain = Chain(DeterministicUnit(profile, start), mechanism.group_size, "one example")
-    return VerifiedAnalysis(mechanism, chain).epsilon(sigma, delta)
 
-
-def _made(like: Guarantee, epsilon: float, method: str, status: str) -> Guarantee:
+def _made(like: Guarantee, *, epsilon: float, sigma: float, method: str) -> Guarantee:
+    proven = math.isfinite(epsilon) and math.isfinite(sigma) and method != LINE
     return Guarantee(
-        epsilon=epsilon, delta=like.delta, noise_multiplier=like.noise_multiplier,
+        epsilon=epsilon, delta=like.delta, noise_multiplier=sigma,
         privacy_unit=like.privacy_unit, group_size=like.group_size, adjacency=like.adjacency,
-        method=method, status=status,  # type: ignore[arg-type]
+        method=method, status="bound" if proven else "estimate",
     )  # fmt: skip

@@ -21,7 +21,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from scipy import special
+from scipy import signal, special
 
 from mfopt import _check
 from mfopt.accounting import dominating_pair, loss_distribution, tilted
@@ -105,14 +105,14 @@ class HockeyStick:
     def of(cls, composition: Composition) -> HockeyStick:
         """The table of a composition, in its own direction."""
         composed = composition.convolve(0.0)
-        losses = composed.step * (composed.start + np.arange(composed.law.size))
         above = np.append(np.cumsum(composed.law[::-1])[::-1][1:], 0.0)
-        with np.errstate(under="ignore"):
-            discounted = composed.law * np.exp(-(losses - losses[0]))
-        tail = np.append(np.cumsum(discounted[::-1])[::-1][1:], 0.0)
-        finite = np.maximum(above - np.exp(losses - losses[0]) * tail, 0.0)
+        # Σ_{j > k} law_j e^{-(loss_j - loss_k)}, as a recursion that neither over- nor underflows
+        decay = math.exp(-composed.step)
+        tail = signal.lfilter([0.0, decay], [1.0, -decay], composed.law[::-1])[::-1]
+        finite = np.maximum(above - tail, 0.0)
         # rounding of the two sums, and what the window and the truncation may hide
-        rounding = 1e-12 * above + composed.rounding
+        per_term = 4 * np.finfo(np.float64).eps * (composed.law.size + 1 / composed.step)
+        rounding = per_term * above + composed.rounding
         constant = composed.infinite + composed.rounding + math.exp(composed.log_lost)
         finite = np.where(above > 0, np.minimum(finite + rounding, 1.0), 0.0)
         return cls(composed.step, composed.start, finite, constant)
@@ -147,8 +147,12 @@ def analysis(
     Raises:
       UsageError: the mechanism is not one unit under balls-in-bins, or C has negative entries.
     """
+    _check.integer("samples", samples)
     if mechanism.group_size != 1:
         raise _check.reject("group_size", mechanism.group_size, "compositions cover one unit")
+    if mechanism.adjacency == "replace":
+        raise _check.reject("adjacency", "replace", "not analysed for compositions",
+                            "Use 'add-remove' or 'zero-out'.")  # fmt: skip
     pair = dominating_pair.exact(mechanism.strategy, mechanism.sampling)
     model = ComposedModel(pair, other, samples)
     return VerifiedAnalysis(mechanism, model, certify=certify, seed=seed)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 import numpy as np
@@ -138,6 +139,38 @@ class GroupProfile:
         return first, last
 
 
+def black_box_multiplier(
+    make: Callable[[float], Profile],
+    group_size: int,
+    epsilon: float,
+    delta: float,
+    guess: float,
+    *,
+    form: Form = "geometric",
+    floor: float = 0.0,
+) -> float:
+    """σ of a group by the textbook lemma: one unit needs δ / factor at ε / K.
+
+    Args:
+      make: σ -> the one-unit profile.
+      group_size, epsilon, delta: K and the group's target.
+      guess: a σ to begin at.
+      form, floor: as in :func:`black_box_epsilon`.
+
+    Returns:
+      σ, or infinity where the one-unit δ needed is below ``floor``.
+    """
+    group_size = _check.integer("group_size", group_size)
+    one = _check.positive("epsilon", epsilon) / group_size
+    target = math.log(_check.probability("delta", delta))
+    target -= black_box_log_factor(one, group_size, form)
+    if target < math.log(max(floor, _SMALLEST_DELTA)):
+        return math.inf
+    return solve.smallest(
+        lambda sigma: make(sigma).log_delta(one) - target, guess, name="noise multiplier"
+    )
+
+
 def black_box_log_factor(epsilon: float, group_size: int, form: Form) -> float:
     """log of δ_K / δ in the textbook group privacy lemma, at ε_K = K ε.
 
@@ -193,17 +226,11 @@ def black_box_epsilon(
     )
 
 
-def line(profile: Profile, group_size: int, delta: float) -> float:
-    """K ε_1: the straight line that Ganesh (2024, section 4) compares the growth in K with.
-
-    Never a guarantee for the group, whose ε is larger in every case computed here.
-    """
-    return group_size * profile.epsilon(delta)
-
-
 def lower_line(profile: Profile, group_size: int, delta: float) -> float:
-    """K ε_1: the line that Ganesh (2024, section 4) plots below a group's ε.
+    """K ε_1: the line that Ganesh (2024, section 4) compares the growth in K with.
 
-    Never a guarantee for the group: it shows how far from linear in K another figure grows.
+    Never a guarantee for the group: it shows how far from linear in K another figure grows. With
+    Poisson sampling a group's ε was above it in every case computed here; with fixed batches it
+    need not be.
     """
     return group_size * profile.epsilon(delta)

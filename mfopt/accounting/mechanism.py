@@ -47,8 +47,8 @@ class Mechanism:
         of one user for user-level privacy with example-level sampling (ELS). With user-level
         sampling (ULS) the units are users and K = 1.
       privacy_unit: what one unit is, for the record.
-      adjacency: "add-remove" (data sets that differ by up to K units), "zero-out" (the units'
-        contributions become 0) or "replace".
+      adjacency: "add-remove" (one data set is the other and up to K units more), "zero-out" (the
+        contributions of up to K units become 0) or "replace" (they become other ones).
     """
 
     sampling: sampling.SamplingScheme
@@ -217,12 +217,14 @@ def analysis(
       UsageError: no valid analysis is known; the message names the nearest mechanism with one.
     """
     scheme = mechanism.sampling
+    _check.integer("samples", samples)
     if isinstance(scheme, sampling.FixedOrder | sampling.MinSeparation):
         return _unamplified(mechanism, scheme)
     if mechanism.adjacency == "replace":
         raise _check.reject(
             "adjacency", mechanism.adjacency, f"not analysed under {scheme.kind} sampling",
-            "Use 'add-remove' with twice the group size: replacing K units removes K and adds K.",
+            "Use 'add-remove' (a replacement is a removal, then an addition), or "
+            "sampling.FixedOrder, whose account covers 'replace'.",
         )  # fmt: skip
     if isinstance(scheme, sampling.Poisson):
         return _poisson(mechanism, scheme)

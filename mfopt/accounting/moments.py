@@ -136,6 +136,7 @@ def account(
     given = (noise_scale, epsilon_target, delta)
     if sum(value is not None for value in given) != 2:
         raise _check.reject("noise_scale, epsilon, delta", given, "give exactly two of three")
+    rounds = _check.integer("rounds", rounds)
     if delta is None:
         assert noise_scale is not None and epsilon_target is not None
         target = _check.non_negative("epsilon", epsilon_target)

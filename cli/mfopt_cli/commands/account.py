@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +89,9 @@ def _run(
 ) -> None:  # fmt: skip
     """Evaluate all points with progress, then print a table or JSON and draw the plot."""
     swept, rows = sweeps.points(arguments)
-    if "noise_multiplier" in arguments:
-        given = [text for name, text in _NAMES.items() if arguments[name] is not None]
-        if len(given) != 2:
-            raise click.UsageError(f"give exactly two of {', '.join(_NAMES.values())}")
+    given = [text for name, text in _NAMES.items() if arguments[name] is not None]
+    if len(given) != 2:
+        raise click.UsageError(f"give exactly two of {', '.join(_NAMES.values())}")
     if plot is not None:
         _check_plot(plot, swept, force)
     live = display.Live(not quiet and not as_json)
@@ -97,9 +99,9 @@ def _run(
     started = time.perf_counter()
     for number, row in enumerate(rows, 1):
         where = "" if swept is None else f", {swept} = {row[swept]:g}"
-        live.update(f"{title}: {number} of {len(rows)}{where}", now=number == 1)
-        for found in compute(row):
-            results.append(found if swept is None else {swept: row[swept], **found})
+        with _ticking(live, f"{title}: {number} of {len(rows)}{where}", now=number == 1):
+            found = compute(row)
+        results += [one if swept is None else {swept: row[swept], **one} for one in found]
     live.close()
     if plot is not None and swept is not None:
         _draw(results, swept, title, plot)
@@ -113,6 +115,26 @@ def _run(
         _print(results, swept, title)
         if plot is not None:
             click.echo(f"plot: {plot}")
+
+
+@contextlib.contextmanager
+def _ticking(live: display.Live, text: str, *, now: bool) -> Iterator[None]:
+    """Show ``text`` with the time that passes, however long one answer takes."""
+    live.update(text, now=now)
+    done = threading.Event()
+    pause = 0.5 if sys.stderr.isatty() else 15.0
+
+    def tick() -> None:
+        while not done.wait(pause):
+            live.update(text)
+
+    thread = threading.Thread(target=tick, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def _print(results: list[Row], swept: str | None, title: str) -> None:
@@ -174,6 +196,8 @@ def _status(row: Row) -> str:
 def _check_plot(path: Path, swept: str | None, force: bool) -> None:
     if swept is None:
         raise click.UsageError("--plot needs a sweep, for example --group-size 1:64")
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise click.UsageError(f"--plot {path}: must end in .png, .svg or .pdf")
     if path.exists() and not force:
         raise click.UsageError(f"{path} exists; --force replaces it")
     if not path.parent.is_dir():
@@ -370,6 +394,7 @@ def uls(plot: Path | None, force: bool, as_json: bool, quiet: bool, **arguments:
 
 @command.command()
 @_noise
+@sweeps.option("--eps", float, "ε of the group: target that σ is found for.")
 @sweeps.option("--delta", float, "δ of the group's statement.", required=True)
 @_sampled
 @_iterations
@@ -382,10 +407,11 @@ def uls(plot: Path | None, force: bool, as_json: bool, quiet: bool, **arguments:
 def group(
     plot: Path | None, force: bool, as_json: bool, quiet: bool, floor: float, **arguments: Any
 ) -> None:
-    """How a group's ε follows from one example's, by every method side by side.
+    """How a group's ε (or σ) follows from one example's, by every method side by side.
 
     The mixture of Gaussians (tight), the whole one-example profile, the textbook lemma in both
-    forms, and the line K·ε₁, which is no guarantee.
+    forms, and the line K·ε₁, which is no guarantee. Where the lemma needs a one-example δ below
+    --floor it has no finite answer: "beyond numerical range", null in the JSON output.
 
     \b
     Example:
@@ -394,21 +420,13 @@ def group(
     """
     from mfopt.accounting import compare
 
-    if arguments["noise_multiplier"] is None:
-        raise click.UsageError("--noise-multiplier is required")
-
     def compute(row: Row) -> list[Row]:
         return [found.describe() for found in compare.group_methods(
             _probability(row), row["iterations"], row["noise_multiplier"], row["delta"],
-            row["group_size"], floor=floor,
+            row["group_size"], epsilon=row["eps"], floor=floor,
         )]  # fmt: skip
 
-    values = {("sigma" if k == "noise_multiplier" else k): v for k, v in arguments.items()}
-    _run(
-        values,
-        lambda row: compute({**row, "noise_multiplier": row["sigma"]}),
-        "group privacy of DP-SGD", plot, force, as_json, quiet,
-    )  # fmt: skip
+    _run(arguments, compute, "group privacy of DP-SGD", plot, force, as_json, quiet)
 
 
 @command.command("fixed-batch")

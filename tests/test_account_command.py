@@ -1,0 +1,171 @@
+"""mfopt account: every subcommand both ways, sweeps, JSON, plots, and one line for bad input."""
+
+import json
+
+import pytest
+from mfopt_cli.main import main
+
+from mfopt.accounting import Mechanism, account
+from mfopt.sampling import BallsInBins, CyclicPoisson, FixedBatch, Poisson
+from mfopt.strategies import BandedSquareRoot
+
+RATE = ["--probability", "0.05", "--iterations", "40"]
+SIGMA, DELTA = 2.0, 1e-5
+# subcommand -> (its arguments, the same mechanism through the library)
+CASES = {
+    "dpsgd": (RATE, Mechanism(Poisson(0.05, 40))),
+    "banded": (
+        ["--bands", "2", "--batch-size", "50", "--population", "1000", "--iterations", "40"],
+        Mechanism(CyclicPoisson(0.1, 2, 40), BandedSquareRoot(2)),
+    ),
+    "balls-in-bins": (["--bins", "10", "--epochs", "2"], Mechanism(BallsInBins(10, 2))),
+    "els": ([*RATE, "--group-size", "3"], Mechanism(Poisson(0.05, 40), group_size=3)),
+    "uls": (RATE, Mechanism(Poisson(0.05, 40), privacy_unit="user")),
+    "group": ([*RATE, "--group-size", "3"], Mechanism(Poisson(0.05, 40), group_size=3)),
+    "fixed-batch": (
+        ["--batch-size", "20", "--population", "400", "--iterations", "40"],
+        Mechanism(FixedBatch(20, 400, 40)),
+    ),
+    "fedavg": (
+        ["--probability", "0.05", "--rounds", "40", "--conversion", "pld"],
+        Mechanism(Poisson(0.05, 40), privacy_unit="user"),
+    ),
+}
+everyone = pytest.mark.parametrize("name", CASES)
+
+
+def run(capsys, *words):
+    main(["account", *map(str, words)])
+    return capsys.readouterr().out
+
+
+def first(shown):
+    found = json.loads(shown)
+    return found["results"][0] if "results" in found else found
+
+
+@everyone
+def test_epsilon_from_sigma_and_sigma_from_epsilon_are_the_librarys(name, capsys):
+    words, mechanism = CASES[name]
+    forward = first(
+        run(capsys, name, *words, "--noise-multiplier", SIGMA, "--delta", DELTA, "--json")
+    )
+    expected = account(mechanism, noise_multiplier=SIGMA, delta=DELTA)
+    assert forward["epsilon"] == expected.epsilon and forward["status"] == expected.status
+    assert forward["privacy_unit"] == mechanism.privacy_unit
+    epsilon = forward["epsilon"]
+    back = first(run(capsys, name, *words, "--eps", epsilon, "--delta", DELTA, "--json"))
+    assert back["noise_multiplier"] == pytest.approx(SIGMA, rel=1e-4)
+    assert back["epsilon"] == epsilon and back["delta"] == DELTA
+
+
+@everyone
+def test_table_names_the_guarantee(name, capsys):
+    shown = run(capsys, name, *CASES[name][0], "--noise-multiplier", SIGMA, "--delta", DELTA)
+    for part in ("add-remove adjacency", "σ" if name != "group" else "noise_multiplier"):
+        assert part in shown
+    unit = "user" if name in ("uls", "fedavg") else "example"
+    assert unit in shown and "NaN" not in shown and "nan" not in shown
+
+
+@pytest.mark.parametrize(
+    ("sweep", "swept", "values"),
+    [
+        (["--group-size", "1:5:2", "--noise-multiplier", "2"], "group_size", [1, 3, 5]),
+        (["--group-size", "2", "--noise-multiplier", "1:2:0.5"], "noise_multiplier", [1, 1.5, 2]),
+        (["--group-size", "2", "--eps", "1,2"], "eps", [1, 2]),
+    ],
+)
+def test_sweeps_over_any_one_argument_with_a_plot(sweep, swept, values, tmp_path, capsys):
+    plot = tmp_path / "sweep.png"
+    shown = json.loads(
+        run(capsys, "els", *RATE, "--delta", DELTA, *sweep, "--json", "--plot", plot)
+    )
+    assert shown["swept"] == swept
+    assert [row[swept] for row in shown["results"]] == values
+    solved = [row["noise_multiplier" if swept == "eps" else "epsilon"] for row in shown["results"]]
+    falling = swept != "group_size"
+    assert solved == sorted(solved, reverse=falling) and len(set(solved)) == len(solved)
+    assert plot.read_bytes().startswith(b"\x89PNG") and list(tmp_path.iterdir()) == [plot]
+
+
+def test_sweeps_show_progress_on_standard_error_only(capsys):
+    main(["account", "dpsgd", *RATE, "--delta", "1e-5", "--noise-multiplier", "1,2"])
+    captured = capsys.readouterr()
+    assert "1 of 2" in captured.err and "1 of 2" not in captured.out
+    main(["account", "dpsgd", *RATE, "--delta", "1e-5", "--noise-multiplier", "1,2", "--json"])
+    captured = capsys.readouterr()
+    assert captured.err == "" and json.loads(captured.out)["swept"] == "noise_multiplier"
+
+
+def test_group_shows_every_method_and_what_is_beyond_range(capsys):
+    words = [*RATE, "--group-size", "8", "--delta", DELTA, "--noise-multiplier", "0.6"]
+    found = json.loads(run(capsys, "group", *words, "--floor", "1e-15", "--json"))["results"]
+    epsilons = {row["method"].split(",")[-1].strip(): row["epsilon"] for row in found}
+    assert epsilons["geometric form"] is None and len(found) == 5
+    assert "beyond numerical range" in run(capsys, "group", *words, "--floor", "1e-15")
+
+
+def test_an_existing_plot_is_kept_without_force(tmp_path, capsys):
+    plot = tmp_path / "sweep.png"
+    plot.write_text("mine")
+    words = ["dpsgd", *RATE, "--delta", "1e-5", "--noise-multiplier", "1,2", "--plot", plot]
+    with pytest.raises(SystemExit) as stopped:
+        run(capsys, *words)
+    assert stopped.value.code == 2 and plot.read_text() == "mine"
+    run(capsys, *words, "--force")
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+GOOD = {
+    "dpsgd": {"--probability": "0.05", "--iterations": "40"},
+    "els": {"--probability": "0.05", "--iterations": "40", "--group-size": "2"},
+    "group": {"--probability": "0.05", "--iterations": "40", "--group-size": "2"},
+    "uls": {"--probability": "0.05", "--iterations": "40"},
+    "banded": {"--probability": "0.05", "--iterations": "40", "--bands": "2"},
+    "balls-in-bins": {"--bins": "4", "--epochs": "2", "--strategy": "sqrt"},
+    "fixed-batch": {"--batch-size": "5", "--population": "20", "--iterations": "4"},
+    "fedavg": {"--probability": "0.05", "--rounds": "40"},
+}
+COMMON = {
+    "--noise-multiplier": ("0", "-1", "nan", "inf", "x"),
+    "--delta": ("0", "1", "-1e-5", "2", "nan"),
+}
+OWN = [
+    *((name, "--probability", bad) for name in ("dpsgd", "els", "fedavg", "banded", "uls")
+      for bad in ("-0.1", "1.5", "nan", "inf")),
+    *((name, "--group-size", bad) for name in ("els", "group", "balls-in-bins", "fixed-batch")
+      for bad in ("0", "-2", "nan", "inf", "1.5")),
+    ("fixed-batch", "--group-size", "21"), ("fixed-batch", "--group-size", "16"),
+    ("fixed-batch", "--batch-size", "21"), ("dpsgd", "--iterations", "0"),
+    ("dpsgd", "--iterations", "inf"), ("fedavg", "--rounds", "0"), ("banded", "--bands", "0"),
+    ("balls-in-bins", "--samples", "0"), ("balls-in-bins", "--bins", "0"),
+    ("balls-in-bins", "--strategy", "no-such-file"), ("balls-in-bins", "--seed", "-1"),
+    ("group", "--floor", "nan"), ("els", "--plot", "x.png"), ("els", "--group-size", "5:1"),
+    ("els", "--group-size", "1:2 --plot x.unknown"), ("dpsgd", "--eps", "1"),
+    ("els", "--group-size", "1,2 --iterations 2,3"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "bad"),
+    [*((n, option, bad) for n in GOOD for option, all_bad in COMMON.items() for bad in all_bad),
+     *OWN],
+)  # fmt: skip
+def test_bad_input_is_one_line_and_exit_code_2(name, option, bad, capsys):
+    words = {**GOOD[name], "--noise-multiplier": "1", "--delta": "1e-5", option: bad}
+    with pytest.raises(SystemExit) as stopped:
+        run(capsys, name, *" ".join(f"{k} {v}" for k, v in words.items()).split())
+    shown = capsys.readouterr()
+    assert stopped.value.code == 2 and shown.out == ""
+    *usage, message = shown.err.strip().splitlines()
+    assert message.startswith(("mfopt: error: ", "Error: ")) and "Traceback" not in shown.err
+    assert not usage or usage[0].startswith(("Usage", "["))
+
+
+def test_fedavg_needs_a_round_also_where_delta_is_sought():
+    for sought in (["--eps", "1"], ["--delta", "1e-5"]):
+        with pytest.raises(SystemExit) as stopped:
+            main(["account", "fedavg", "--probability", "0.1", "--rounds", "0",
+                  "--noise-multiplier", "1", *sought])  # fmt: skip
+        assert stopped.value.code == 2
