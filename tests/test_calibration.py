@@ -267,3 +267,49 @@ def test_estimate_and_certificate_share_no_sample(pair, monkeypatch):
     release(pair, 1.0, 1e-4, samples=2**12, seed=2)
     keys = [key for _, key in used]
     assert len(keys) >= 3 and len(set(keys)) == len(keys)
+
+
+# --- orthogonal modes ----------------------------------------------------------------------------
+
+
+def _identity(bins, epochs):
+    return dominating_pair.exact(S.Identity(), BallsInBins(bins, epochs))
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-5), (2.0, 1e-12)])
+def test_orthogonal_modes_need_no_samples_and_agree_with_sampling(epsilon, delta):
+    pair = _identity(16, 4)
+    certificate, estimate = release(pair, epsilon, delta)
+    assert certificate.samples == certificate.beta == estimate.relative_error == 0
+    assert max(certificate.remove, certificate.add) <= delta
+    guarantee = certificate.guarantee()
+    assert (guarantee.status, guarantee.failure_probability) == ("certified", 0)
+    sampled = calibrate(pair, epsilon, delta, samples=2**15, seed=1)
+    gap = math.log(certificate.noise_multiplier / sampled.noise_multiplier)
+    assert abs(gap) < 4 * sampled.relative_error + 5e-5
+    certify(pair, certificate.noise_multiplier, epsilon, delta)
+    with pytest.raises(FailureError, match="not certified"):  # nothing is left to give away
+        certify(pair, certificate.noise_multiplier * (1 - 1e-4), epsilon, delta)
+    # samples that are asked for are taken, and cost noise
+    forced, _ = release(pair, epsilon, delta, samples=2**16, seed=2)
+    assert forced.samples and forced.noise_multiplier > certificate.noise_multiplier
+
+
+def test_one_bin_is_the_gaussian_mechanism_without_samples(one_bin):
+    pair, norm = one_bin
+    for delta in (1e-3, 1e-200):
+        certificate, _ = release(pair, 2.0, delta)
+        truth = norm / gaussian.largest_mu(2.0, delta)
+        assert truth * (1 - 1e-9) <= certificate.noise_multiplier <= truth * (1 + 1e-6)
+
+
+def test_overlapping_or_unequal_modes_are_sampled(pair):
+    from mfopt.calibration import orthogonal
+
+    assert orthogonal.squared_norm(_identity(8, 3)) == pytest.approx(3)
+    assert orthogonal.squared_norm(pair) is None
+    unequal = np.diag([1.0, 2.0])
+    assert (
+        orthogonal.squared_norm(dominating_pair.DominatingPair(unequal, np.sqrt(unequal))) is None
+    )
+    assert release(pair, 1.0, 1e-4, samples=2**12, seed=0)[0].samples

@@ -59,7 +59,7 @@ def comparison(factorization: Any) -> dict[str, float]:
 
     from mfopt import error
     from mfopt.accounting import dominating_pair, gaussian
-    from mfopt.calibration import calibrate
+    from mfopt.calibration import orthogonal
     from mfopt.strategies import Identity
 
     scheme, n = factorization.sampling, factorization.iterations
@@ -68,9 +68,7 @@ def comparison(factorization: Any) -> dict[str, float]:
     gram = dominating_pair.exact(factorization.strategy, scheme).gram
     norm = float(np.sqrt(np.max(np.diagonal(gram))))
     plain = norm / gaussian.largest_mu(epsilon, delta)
-    sgd = calibrate(
-        dominating_pair.exact(Identity(), scheme), epsilon, delta, samples=2**13, seed=0
-    ).noise_multiplier
+    sgd = orthogonal.noise_multiplier(scheme.bins, scheme.epochs, epsilon, delta)
     ratio = factorization.rmse / factorization.noise_multiplier
     return {
         "unamplified_noise_multiplier": plain,
@@ -109,7 +107,9 @@ def statement(guarantee: Any) -> str:
 
     words = {
         "certified": f"certified (fails with probability <= {guarantee.failure_probability:.1e} "
-        "over the accountant's own randomness, counted inside δ)",
+        "over the accountant's own randomness, counted inside δ)"
+        if guarantee.failure_probability
+        else "certified (deterministic, rounded up)",
         "estimate": "NOT CERTIFIED, an estimate only",
     }
     return (

@@ -7,7 +7,8 @@ samples then bound H(P, Q) and H(Q, P), each at failure probability β/2; σ is 
 
     max(bound) + (sum of β over all attempts so far) <= δ,
 
-and inflated otherwise.
+and inflated otherwise. Where the modes do not overlap (C = I) no sample is needed: see
+:mod:`mfopt.calibration.orthogonal`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from mfopt._check import FailureError
 from mfopt._float64 import float64
 from mfopt.accounting import _chunks, frozen, tilted
 from mfopt.accounting.dominating_pair import DominatingPair
+from mfopt.calibration import orthogonal
 from mfopt.calibration.balls_in_bins import Calibration, calibrate
 from mfopt.guarantee import Guarantee
 
@@ -47,7 +49,8 @@ class Certificate:
       remove, add: upper bounds on H_{e^ε}(P, Q) and H_{e^ε}(Q, P).
       beta: failure probability over the accountant's randomness of all attempts together; it
         is already counted inside ``delta``.
-      samples, order: sample count and Rényi order s of the accepted attempt (remove direction).
+      samples, order: sample count and Rényi order s of the accepted attempt (remove direction);
+        0 where the bounds hold with certainty, without samples.
       add_samples: samples of the add direction; 0 where its closed-form ceiling was enough.
       attempts: how many σ were tried, each charged its share of β.
       seed: pinned seed, or None for the operating system's entropy.
@@ -70,7 +73,9 @@ class Certificate:
         return Guarantee(
             epsilon=self.epsilon, delta=self.delta, noise_multiplier=self.noise_multiplier,
             privacy_unit=privacy_unit, adjacency="add-remove",
-            method="balls-in-bins Monte Carlo, Rényi-tilted, estimate-verify-release",
+            method="balls-in-bins Monte Carlo, Rényi-tilted, estimate-verify-release"
+            if self.samples
+            else "balls-in-bins, orthogonal modes: convolution, rounded up",
             status="certified", failure_probability=self.beta,
             details={k: v for k, v in dataclasses.asdict(self).items()
                      if k not in ("epsilon", "delta", "noise_multiplier")},
@@ -92,13 +97,19 @@ def certify(
 ) -> Certificate:
     """Prove (ε, δ) for a σ that is already chosen, in one attempt.
 
+    Orthogonal modes (C = I) need no samples, unless ``samples`` are asked for.
+
     Raises:
       FailureError: the bound at this σ is above δ: the statement is false, or true by less
         than the bound's slack (more ``samples`` shrink it).
     """
     target = _Target(pair, epsilon, delta, samples, seed)
-    order, _ = target.plan(noise_multiplier, lambda ratio: ratio - 1 <= _WORTH_DELTA)
-    attempt = target.attempt(noise_multiplier, 1, order)
+    squared = orthogonal.squared_norm(pair)
+    if squared is not None and not target.given:
+        attempt = target.without_samples(squared, noise_multiplier)
+    else:
+        order, _ = target.plan(noise_multiplier, lambda ratio: ratio - 1 <= _WORTH_DELTA)
+        attempt = target.attempt(noise_multiplier, 1, order)
     if not attempt.accepted:
         raise FailureError(
             f"not certified: at noise multiplier {noise_multiplier:.6g} and ε = {epsilon:g} the "
@@ -123,13 +134,21 @@ def release(
     """Smallest σ that this method certifies at (ε, δ), with the estimate it started from.
 
     ``samples`` are taken for each attempt's remove direction, half as many for add; by default
-    as many as keep the bound's slack within 0.25% of σ, from 2^18 up to 2^22.
+    as many as keep the bound's slack within 0.25% of σ, from 2^18 up to 2^22, and none where the
+    modes are orthogonal (C = I).
 
     Raises:
       UsageError: ε or δ out of range.
       FailureError: no σ was accepted within the allowed attempts.
     """
     target = _Target(pair, epsilon, delta, samples, seed)
+    squared = orthogonal.squared_norm(pair)
+    if squared is not None and not target.given:
+        progress("solving for σ")
+        sigma = orthogonal.noise_multiplier(pair.bins, squared, epsilon, delta)
+        attempt = target.without_samples(squared, sigma * (1 + ROUNDING_SIGMA))
+        if attempt.accepted:
+            return attempt.certificate, Calibration(sigma, 0.0, -math.inf, "both", 0)
     progress("calibrating σ on fresh samples")
     estimate = calibrate(
         pair, epsilon, delta, samples=calibrate_samples, key=target.key(0), start=start
@@ -216,6 +235,14 @@ class _Target:
             if self.given or self.samples >= MOST_SAMPLES or good(ratio):
                 return order, ratio
             self.samples *= 2
+
+    def without_samples(self, squared: float, sigma: float) -> _Attempt:
+        logs = orthogonal.log_delta(self.pair.bins, squared, sigma, self.epsilon)
+        remove, add = (math.exp(value) for value in logs)
+        certificate = Certificate(
+            self.epsilon, self.delta, float(sigma), remove, add, 0.0, 0, 0, 0, 1, self.seed
+        )
+        return _Attempt(max(logs) <= math.log(self.delta), max(remove, add), certificate)
 
     def attempt(self, sigma: float, number: int, order: int) -> _Attempt:
         remove = tilted.remove_bound(

@@ -88,10 +88,13 @@ def _lbfgs_round(
     first_step: float,
 ) -> str:
     last_gradient = np.zeros_like(start)
+    limit, first = max(steps, 1), len(trace.history)
 
     # L-BFGS-B begins with a step of length 1, so lengths are measured in units of first_step
     def function(scaled: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal last_gradient
+        if len(trace.history) - first >= limit:  # SciPy looks at its own limit only between steps
+            raise _OutOfStepsError
         parameters = start + first_step * scaled
         at = objective(parameters)
         trace.record(parameters, at)
@@ -100,19 +103,25 @@ def _lbfgs_round(
         last_gradient = first_step * at.gradient
         return at.value, last_gradient
 
-    limit = max(steps, 1)
     memory = 20 if len(start) < 10**5 else 8  # pairs of vectors: a dense C has millions of entries
-    outcome = scipy.optimize.minimize(
-        function,
-        np.zeros_like(start),
-        jac=True,
-        method="L-BFGS-B",
-        options={
-            "maxfun": limit, "maxiter": limit, "maxcor": memory,
-            "ftol": tolerance / 3, "gtol": 1e-12,
-        },
-    )  # fmt: skip
+    try:
+        outcome = scipy.optimize.minimize(
+            function,
+            np.zeros_like(start),
+            jac=True,
+            method="L-BFGS-B",
+            options={
+                "maxfun": limit, "maxiter": limit, "maxcor": memory,
+                "ftol": tolerance / 3, "gtol": 1e-12,
+            },
+        )  # fmt: skip
+    except _OutOfStepsError:
+        return f"{limit} evaluations made"
     return _text(outcome.message)
+
+
+class _OutOfStepsError(Exception):
+    """Ends a round of L-BFGS inside a line search."""
 
 
 def _text(message: str | bytes) -> str:
