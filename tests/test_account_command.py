@@ -106,6 +106,16 @@ def test_group_shows_every_method_and_what_is_beyond_range(capsys):
     assert "beyond numerical range" in run(capsys, "group", *words, "--floor", "1e-15")
 
 
+def test_what_else_touches_the_data_costs_epsilon(capsys):
+    words = ["--bins", "4", "--epochs", "2", "--noise-multiplier", "2.5", "--delta", "1e-3",
+             "--samples", "8192", "--seed", "1", "--json"]  # fmt: skip
+    alone, both = (
+        first(run(capsys, "balls-in-bins", *words, *also)) for also in ([], ["--also", "pure:0.3"])
+    )
+    assert alone["epsilon"] < both["epsilon"] < 1.1 * (alone["epsilon"] + 0.3)
+    assert both["status"] == "certified" and both["failure_probability"] > 0
+
+
 def test_an_existing_plot_is_kept_without_force(tmp_path, capsys):
     plot = tmp_path / "sweep.png"
     plot.write_text("mine")
@@ -141,6 +151,8 @@ OWN = [
     ("dpsgd", "--iterations", "inf"), ("fedavg", "--rounds", "0"), ("banded", "--bands", "0"),
     ("balls-in-bins", "--samples", "0"), ("balls-in-bins", "--bins", "0"),
     ("balls-in-bins", "--strategy", "no-such-file"), ("balls-in-bins", "--seed", "-1"),
+    ("balls-in-bins", "--also", "laplace:1"), ("balls-in-bins", "--also", "pure:x"),
+    ("balls-in-bins", "--also", "gaussian:0"), ("balls-in-bins", "--also", "approximate:1:2"),
     ("group", "--floor", "nan"), ("els", "--plot", "x.png"), ("els", "--group-size", "5:1"),
     ("els", "--group-size", "1:2 --plot x.unknown"), ("dpsgd", "--eps", "1"),
     ("els", "--group-size", "1,2 --iterations 2,3"),

@@ -224,6 +224,13 @@ class TestComposition:
             composition.analysis(Mechanism(Poisson(0.1, 4)), composition.pure(1))
 
 
+def test_next_to_no_noise_is_the_gaussian_of_a_known_bin():
+    gram = 4 / 0.05**2
+    found = AllocationProfile(16, gram).epsilon(1e-6)
+    exact = gaussian.epsilon(math.sqrt(gram), 1e-6)
+    assert exact - math.log(16) < found <= exact
+
+
 def test_profile_refuses_bad_arguments():
     with pytest.raises(UsageError):
         AllocationProfile(4, 1.0).log_delta(-1.0)

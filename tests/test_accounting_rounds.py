@@ -150,6 +150,15 @@ def test_nothing_sampled_is_nothing_lost():
     assert profile.delta(0.0) == 0 and profile.epsilon(1e-9) == 0
 
 
+def test_overwhelming_noise_needs_no_grid():
+    """Below the distance of the two laws ε is 0; the bound that says so is above the truth."""
+    profile = RoundsProfile(Mixture.binomial(1, 0.01), 1000, 1e6)
+    assert profile.epsilon(1e-6) == 0.0
+    for rounds, sigma in ((1, 3.0), (50, 30.0)):
+        wide = RoundsProfile(Mixture.binomial(2, 0.3), rounds, sigma)
+        assert 1.0 < math.exp(wide._log_distance()) / wide.delta(0.0) < 3.0
+
+
 def test_absurd_accuracy_is_refused_before_the_memory_is_taken():
     with pytest.raises(FailureError, match="accuracy"):
         RoundsProfile(Mixture.binomial(1, 0.5), 10**6, 1.0, 1e-15).epsilon(1e-5)

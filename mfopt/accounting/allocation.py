@@ -26,6 +26,7 @@ from mfopt.accounting.rounds import FINE, Direction
 
 _MOST_CELLS = 1 << 21
 _FAINT = 1e-290  # masses below it are no longer accurate
+_LARGEST = 300.0  # largest ε that is computed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,9 +78,12 @@ class AllocationProfile:
         target = math.log(_check.probability("delta", delta))
         if self.log_delta(0.0) <= target:
             return 0.0
+        if self.log_delta(_LARGEST) > target:
+            # a known bin is never more private, and at such ε less so by at most log b
+            return gaussian.epsilon(math.sqrt(self.gram), delta)
         return solve.smallest(
             lambda epsilon: self.log_delta(epsilon) - target, 1.0, name="epsilon",
-            relative=1e-7, least=1e-12, largest=300.0,
+            relative=1e-7, least=1e-12, largest=_LARGEST,
         )  # fmt: skip
 
     def _add_ceiling(self, epsilon: float) -> float:

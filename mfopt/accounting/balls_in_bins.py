@@ -23,6 +23,7 @@ from mfopt.accounting.frozen import FrozenSamples
 from mfopt.accounting.rounds import Direction
 from mfopt.accounting.verified import Model, Numbers
 from mfopt.guarantee import Status
+from mfopt.strategies import Identity
 
 SAMPLES = 2**17
 _SEARCH_SAMPLES = 4096
@@ -89,9 +90,15 @@ class OneUnit(Model):
                       self.pair.bins, epsilon, delta)  # fmt: skip
 
 
-def orthogonal_norm(pair: DominatingPair) -> float | None:
-    """The squared norm of the modes where all are orthogonal and equally long, else None."""
-    gram = np.asarray(pair.gram)
+def orthogonal_norm(mechanism: Any) -> float | None:
+    """The squared norm of the modes where all are orthogonal and equally long, else None.
+
+    Raises:
+      UsageError: C has negative entries (Lemma 3.2 of Choquette-Choo et al. 2024 needs C >= 0).
+    """
+    if isinstance(mechanism.strategy, Identity):
+        return float(mechanism.sampling.epochs)  # without a Gram matrix, for any number of bins
+    gram = np.asarray(dominating_pair.exact(mechanism.strategy, mechanism.sampling).gram)
     norms = np.diagonal(gram)
     largest = float(norms.max())
     off = float(np.max(np.abs(gram - np.diag(norms))))
@@ -99,9 +106,8 @@ def orthogonal_norm(pair: DominatingPair) -> float | None:
     return largest * (1 + 1e-11) if same else None
 
 
-def allocation(pair: DominatingPair, squared_norm: float) -> DeterministicUnit:
+def allocation(bins: int, squared_norm: float) -> DeterministicUnit:
     """The exact one-unit profile of orthogonal modes."""
-    bins = pair.bins
 
     def profile(sigma: float, accuracy: float) -> AllocationProfile:
         return AllocationProfile(bins, squared_norm / sigma**2, accuracy)
@@ -118,15 +124,15 @@ def model(mechanism: Any, samples: int = SAMPLES) -> Model:
     Raises:
       UsageError: C has negative entries (Lemma 3.2 of Choquette-Choo et al. 2024 needs C >= 0).
     """
+    group_size, bins = mechanism.group_size, mechanism.sampling.bins
+    squared_norm = orthogonal_norm(mechanism) if group_size > 1 else None
+    if squared_norm is not None:
+        chain = Chain(allocation(bins, squared_norm), group_size, "balls-in-bins with C = I")
+        return CountModel(chain, bins, squared_norm)
     pair = dominating_pair.exact(mechanism.strategy, mechanism.sampling)
-    group_size = mechanism.group_size
     if group_size == 1:
         return OneUnit(pair, samples)
-    squared_norm = orthogonal_norm(pair)
-    if squared_norm is None:
-        return Chain(OneUnit(pair, samples), group_size, "sampled balls-in-bins")
-    chain = Chain(allocation(pair, squared_norm), group_size, "balls-in-bins with C = I")
-    return CountModel(chain, pair.bins, squared_norm)
+    return Chain(OneUnit(pair, samples), group_size, "sampled balls-in-bins")
 
 
 def _guess(norm: float, bins: int, epsilon: float, delta: float) -> float:

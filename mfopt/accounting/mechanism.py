@@ -16,7 +16,6 @@ from typing import Any, Protocol
 from mfopt import _check, sampling
 from mfopt.accounting import (
     balls_in_bins,
-    dominating_pair,
     gaussian,
     poisson,
     rounds,
@@ -24,7 +23,6 @@ from mfopt.accounting import (
     unamplified,
 )
 from mfopt.accounting.chain import Chain, DeterministicUnit
-from mfopt.accounting.dominating_pair import DominatingPair
 from mfopt.accounting.group import Profile
 from mfopt.accounting.rounds import RoundsProfile
 from mfopt.accounting.verified import VerifiedAnalysis
@@ -239,10 +237,9 @@ def analysis(
         return _fixed_batch(mechanism, scheme)
     if isinstance(scheme, sampling.BallsInBins):
         if mechanism.group_size == 1:
-            pair = dominating_pair.exact(mechanism.strategy, scheme)
-            squared_norm = balls_in_bins.orthogonal_norm(pair)
+            squared_norm = balls_in_bins.orthogonal_norm(mechanism)
             if squared_norm is not None:
-                return _allocation(mechanism, pair, squared_norm)
+                return _allocation(mechanism, scheme.bins, squared_norm)
         model = balls_in_bins.model(mechanism, samples)
         return VerifiedAnalysis(mechanism, model, certify=certify, seed=seed)
     raise _check.reject("sampling", scheme, "no accountant for this scheme")
@@ -308,10 +305,7 @@ def _unamplified(
 
 def _poisson(mechanism: Mechanism, scheme: sampling.Poisson) -> RoundsAnalysis:
     found = poisson.poisson(mechanism.strategy, scheme, mechanism.group_size)
-    name = "privacy loss distribution of Poisson-sampled rounds"
-    if mechanism.group_size > 1:
-        name = "privacy loss distribution, binomial mixture of Gaussians"
-    return _rounds(mechanism, name, found)
+    return _rounds(mechanism, "privacy loss distribution of Poisson-sampled rounds", found)
 
 
 def _cyclic(mechanism: Mechanism, scheme: sampling.CyclicPoisson) -> RoundsAnalysis:
@@ -319,13 +313,13 @@ def _cyclic(mechanism: Mechanism, scheme: sampling.CyclicPoisson) -> RoundsAnaly
     return _rounds(mechanism, "privacy loss distribution of cyclic Poisson rounds", found)
 
 
-def _allocation(mechanism: Mechanism, pair: DominatingPair, squared_norm: float) -> ProfileAnalysis:
+def _allocation(mechanism: Mechanism, bins: int, squared_norm: float) -> ProfileAnalysis:
     return ProfileAnalysis(
         mechanism,
         "balls-in-bins with orthogonal modes, sum of lognormals",
         "exact",
         {"mode_norm": math.sqrt(squared_norm)},
-        balls_in_bins.allocation(pair, squared_norm),
+        balls_in_bins.allocation(bins, squared_norm),
     )
 
 

@@ -24,6 +24,7 @@ COARSE, FINE = 1e-3, 2e-5  # relative accuracy of ε: inside searches, and for r
 _TRUNCATED = 16.0
 _WIDEST_SPACING = 0.05
 _REFINEMENTS = 4
+_LEAST = 1e-4  # smaller ε are computed to the absolute accuracy that this one has
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,12 +64,22 @@ class RoundsProfile:
     def epsilon(self, delta: float, direction: Direction | None = None) -> float:
         """Smallest ε >= 0 whose δ, as computed, is at most ``delta``."""
         target = math.log(_check.probability("delta", delta))
-        if self.mixture.trivial:
+        if self.mixture.trivial or self._log_distance() <= target:
             return 0.0
         found, composition = self._epsilon(target, direction or "remove")
         if direction is None and not _no_larger(composition.reverse(), found, target):
             found = max(found, self._epsilon(target, "add")[0])
         return found
+
+    def _log_distance(self) -> float:
+        """log of a bound on δ(0) by Pinsker: |P - Q| <= (KL/2)^½, KL <= log(1 + χ²) a round."""
+        weights, shift = np.exp(self.mixture.log_weights), self.mixture.sensitivities
+        with np.errstate(over="ignore", invalid="ignore"):
+            products = np.expm1(np.outer(shift, shift) / self.noise_multiplier**2)
+            square = float(weights @ products @ weights)
+        if not math.isfinite(square):
+            return 0.0
+        return 0.5 * math.log(max(self.rounds * math.log1p(square) / 2, 1e-300)) + 1e-9
 
     def _log_delta(self, epsilon: float, direction: Direction) -> tuple[float, Composition]:
         log_delta = -20.0
@@ -104,7 +115,7 @@ class RoundsProfile:
                 else composition.tilt_for_epsilon(epsilon)
             )
             mean, variance, added = composition.tilted_moments(tilt)
-            at = max(mean if epsilon is None else epsilon, 1e-2 * math.sqrt(variance))
+            at = max(mean if epsilon is None else epsilon, 1e-2 * math.sqrt(variance), _LEAST)
             allowed = 2 * self.accuracy * at / (1 + tilt)
             if added <= 1.2 * allowed:
                 break

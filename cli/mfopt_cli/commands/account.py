@@ -151,8 +151,7 @@ def _print(results: list[Row], swept: str | None, title: str) -> None:
         ]  # fmt: skip
         display.table(title, [row for row in rows if row[1]])
         return
-    first = results[0]
-    click.echo(f"{title}; {_protects(first)}")
+    click.echo(f"{title}; {_protects(results[0], swept)}")
     columns = [swept] if swept else []
     shown = ["epsilon", "delta", "noise_multiplier", "method", "status"]
     columns += [name for name in shown if name not in columns]
@@ -167,6 +166,8 @@ def _print(results: list[Row], swept: str | None, title: str) -> None:
 
 def _cell(row: Row, name: str) -> str:
     value = row.get(name)
+    if name == "status" and math.isinf(max(row["epsilon"], row["noise_multiplier"])):
+        return "no answer"
     if isinstance(value, float):
         return _up(value) if name in ("epsilon", "delta", "noise_multiplier") else f"{value:g}"
     return str(value)
@@ -176,8 +177,8 @@ def _up(value: float) -> str:
     return "beyond numerical range" if math.isinf(value) else display.round_up(value, 6)
 
 
-def _protects(row: Row) -> str:
-    group = row["group_size"]
+def _protects(row: Row, swept: str | None = None) -> str:
+    group = "group_size" if swept == "group_size" else row["group_size"]
     what = row["privacy_unit"] if group == 1 else f"groups of {group} {row['privacy_unit']}s"
     return f"{what}, {row['adjacency']} adjacency"
 
@@ -211,7 +212,7 @@ def _draw(results: list[Row], swept: str, title: str, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     varying = [
         name for name in ("epsilon", "delta", "noise_multiplier")
@@ -219,14 +220,23 @@ def _draw(results: list[Row], swept: str, title: str, path: Path) -> None:
     ]  # fmt: skip
     solved = varying[0] if varying else "epsilon"
     figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
+    if len({row[swept] for row in results}) == len(results):
+        # one answer for each point, perhaps by different methods: one curve
+        finite = [row for row in results if math.isfinite(row[solved])]
+        axes.plot([r[swept] for r in finite], [r[solved] for r in finite], color="0.7")
     for method in dict.fromkeys(row["method"] for row in results):
         line = [row for row in results if row["method"] == method and math.isfinite(row[solved])]
         axes.plot([r[swept] for r in line], [r[solved] for r in line], ".-", label=method)
     labels = {"epsilon": "ε", "delta": "δ", "noise_multiplier": "noise multiplier σ"}
     axes.set(xlabel=swept.replace("_", " "), ylabel=labels[solved], title=title)
     values = [row[solved] for row in results if math.isfinite(row[solved]) and row[solved] > 0]
-    if values and max(values) > 100 * min(values):
+    if values and max(values) > 1000 * min(values):
         axes.set_yscale("log")
+    at = [row[swept] for row in results]
+    if min(at) > 0 and max(at) > 100 * min(at):
+        axes.set_xscale("log")
+    elif all(isinstance(value, int) for value in at):
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     axes.legend(fontsize="small")
     axes.grid(alpha=0.3)
     temporary = path.with_name(f".{path.name}.tmp{path.suffix}")
@@ -315,11 +325,16 @@ def banded(
 @click.option("--samples", type=int, default=2**17, show_default=True, help="Of the certificate.")
 @click.option("--seed", type=int, help="Pin the accountant's randomness, for reproduction.")
 @click.option("--estimate", is_flag=True, help="Estimate instead of bound: proves nothing.")
+@click.option(
+    "--also", metavar="MECHANISM",
+    help="What else touches the same data: pure:ε, approximate:ε:δ or gaussian:σ (sensitivity 1).",
+)  # fmt: skip
 @_unit
 @_results
 def balls_in_bins(
     plot: Path | None, force: bool, as_json: bool, quiet: bool, unit: str,
-    strategy: str, samples: int, seed: int | None, estimate: bool, **arguments: Any,
+    strategy: str, samples: int, seed: int | None, estimate: bool, also: str | None,
+    **arguments: Any,
 ) -> None:  # fmt: skip
     """Any C >= 0 with balls-in-bins batching; exact for C = I, certified by sampling otherwise.
 
@@ -336,10 +351,16 @@ def balls_in_bins(
         scheme = BallsInBins(row["bins"], row["epochs"])
         return Mechanism(scheme, matrix, row["group_size"], unit)
 
-    def compute(row: Row) -> list[Row]:
-        return _account(make, row, samples=samples, seed=seed, certify=not estimate)
+    other = None if also is None else _other(also)
 
-    _run(arguments, compute, f"balls-in-bins, {strategy}", plot, force, as_json, quiet)
+    def compute(row: Row) -> list[Row]:
+        more = {"samples": samples, "seed": seed, "certify": not estimate}
+        if other is not None:
+            return [_composed(make(row), other, row, **more).describe()]
+        return _account(make, row, **more)
+
+    title = f"balls-in-bins, {strategy}" + ("" if also is None else f", and {also}")
+    _run(arguments, compute, title, plot, force, as_json, quiet)
 
 
 @command.command()
@@ -498,6 +519,38 @@ def fedavg(
         return [{**found.describe(), "noise_unit": "× sensitivity of the estimator"}]
 
     _run(arguments, compute, "DP-FedAvg", plot, force, as_json, quiet)
+
+
+def _other(text: str) -> Any:
+    """The mechanism of ``--also``."""
+    from mfopt import _check
+    from mfopt.accounting import composition
+
+    kinds = {
+        ("pure", 1): composition.pure, ("approximate", 2): composition.approximate,
+        ("gaussian", 1): composition.gaussian,
+    }  # fmt: skip
+    name, *numbers = text.split(":")
+    try:
+        return kinds[name, len(numbers)](*map(float, numbers))
+    except (KeyError, ValueError) as problem:
+        if isinstance(problem, _check.UsageError):
+            raise
+        raise _check.reject(
+            "also", text, "must be pure:EPS, approximate:EPS:DELTA or gaussian:SIGMA"
+        ) from None
+
+
+def _composed(mechanism: Any, other: Any, row: Row, **more: Any) -> Any:
+    """The guarantee of a mechanism together with what else touches the data."""
+    from mfopt.accounting import composition
+
+    found = composition.analysis(mechanism, other, **more)
+    if row["eps"] is None:
+        return found.epsilon(row["noise_multiplier"], row["delta"])
+    if row["delta"] is None:
+        return found.delta(row["noise_multiplier"], row["eps"])
+    return found.noise_multiplier(row["eps"], row["delta"])
 
 
 def _strategy(text: str) -> Any:
