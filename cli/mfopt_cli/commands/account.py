@@ -526,7 +526,7 @@ def _other(text: str) -> Any:
     from mfopt import _check
     from mfopt.accounting import composition
 
-    kinds = {
+    kinds: dict[tuple[str, int], Callable[..., Any]] = {
         ("pure", 1): composition.pure, ("approximate", 2): composition.approximate,
         ("gaussian", 1): composition.gaussian,
     }  # fmt: skip
