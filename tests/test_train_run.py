@@ -164,6 +164,14 @@ def test_a_resumed_run_must_be_the_same_run(data, tmp_path):
     with_other_data = run.prepare(settings_for(changed, tmp_path / "run"), resume=True)
     with pytest.raises(UsageError, match="data"):
         run.execute(with_other_data, progress=False)
+    # nor may the signed report in a checkpoint be another than the one that was written
+    facts = tmp_path / "run" / "checkpoints" / "2" / "facts" / "metadata"
+    written = facts.read_text()
+    assert '"epsilon": 8.0' in written
+    facts.write_text(written.replace('"epsilon": 8.0', '"epsilon": 2.0'))
+    with pytest.raises(UsageError, match="signature"):
+        run.execute(run.prepare(settings, resume=True), progress=False)
+    facts.write_text(written)
     # and what changes no number may change; the run then reaches its end and not one step more
     more = settings_for(data, tmp_path / "run", keep=1, evaluate_every=0)
     summary = run.execute(run.prepare(more, resume=True), progress=False)
@@ -246,8 +254,15 @@ def test_the_command_line(data, tmp_path):
     assert done.exit_code == 0 and "2 steps done" in done.stdout
     again = runner.invoke(command, [*flags, "--resume", "--json", "--quiet", "--steps=4"])
     assert json.loads(again.stdout)["steps"] == 4
-    wrong = runner.invoke(command, [*flags, "--quiet"])
-    assert isinstance(wrong.exception, UsageError) and "--resume" in str(wrong.exception)
+    for more, words in [
+        ([], "--resume"),
+        (["--processes=2"], "belong together"),
+        (["--coordinator=here", "--processes=2", "--process=0"], "HOST:PORT"),
+        (["--coordinator=here:1", "--processes=2", "--process=2"], r"0..1"),
+        ([f"--output={data / 'train' / 'metadata.json'}"], "cannot be made a folder"),
+    ]:
+        wrong = runner.invoke(command, [*flags, "--quiet", *more])
+        assert isinstance(wrong.exception, UsageError) and words in str(wrong.exception)
 
 
 FILE = Path(__file__).parents[1] / "artifacts" / "factorizations" / "blt-4-8x32-eps2.npz"

@@ -47,13 +47,13 @@ class Setting:
     epsilon: float = 8.0
     delta: float = 1e-5
     strategies: tuple[str, ...] = ("identity", "blt")
-    learning_rates: tuple[float, ...] = (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)
+    learning_rates: tuple[float, ...] = (5e-4, 1e-3, 2e-3, 4e-3)
     seeds: tuple[int, ...] = (0, 1, 2)
     optimizer: str = "adam"
     records_per_user: int = 4
     length: int = 64
-    width: int = 128
-    layers: int = 4
+    width: int = 64
+    layers: int = 2
     pretrain_steps: int = 300
     pretrain_rate: float = 3e-3
     evaluations: int = 4

@@ -117,8 +117,8 @@ class TrainConfig:
         "Local Hugging Face folder of a GPT-2; empty: a new one of the sizes below.",
         run=True,
     )
-    width: int = _setting("model", 128, "Of a new model: width.")
-    layers: int = _setting("model", 4, "Of a new model: blocks.")
+    width: int = _setting("model", 64, "Of a new model: width.")
+    layers: int = _setting("model", 2, "Of a new model: blocks.")
     heads: int = _setting("model", 4, "Of a new model: attention heads.")
     model_seed: int = _setting("model", 0, "Of initial values; public.")
     lora_rank: int = _setting("model", 0, "Train adapters of this rank; 0: all parameters.")

@@ -169,6 +169,8 @@ def execute(
             _check_same_run(
                 facts["run"] | {"secret": secret}, prepared.facts | {"secret": prepared.secret}
             )
+            if facts["privacy"] is not None:
+                privacy.check_signature(facts["privacy"], secret)
             say(f"going on after step {int(state.step)}")
         else:
             # before the first draw is used: a killed run goes on with its own draws
@@ -231,9 +233,19 @@ def _check_folder(folder: Path, resume: bool) -> bool:
             "output", str(folder), "holds a run already",
             "Go on with it by --resume, or choose another folder.",
         )  # fmt: skip
-    folder.mkdir(parents=True, exist_ok=True)
-    os.chmod(folder, 0o700)
+    make_folder(folder)
     return there
+
+
+def make_folder(folder: Path) -> None:
+    """The folder of a run, readable by its owner only."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        os.chmod(folder, 0o700)
+    except OSError as problem:
+        raise _check.reject(
+            "output", str(folder), f"cannot be made a folder ({problem.strerror})"
+        ) from None
 
 
 def _account(config: TrainConfig) -> privacy.Account | None:

@@ -1,7 +1,7 @@
 """Time of one training step: private algorithms against the non-private loop at equal compute.
 
-    mfopt bench train
-    mfopt bench train --size gpt2-small --lora-rank 32 --users 64 --compute-dtype bfloat16
+    mfopt bench train --sizes tiny small --out artifacts/bench-train.json
+    mfopt bench train --sizes gpt2-small --lora-rank 32 --users 64 --compute-dtype bfloat16
 
 All contenders take the same number of records of the same length in each step: ``none`` and
 ``uls`` the same users with the same G records, ``els`` as many records, one by one. The
@@ -13,9 +13,13 @@ the machine spoils ratios as little as it can. Chua et al. (2024, Table 12) repo
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
+import os
+import platform
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +35,7 @@ SCALES = np.array([0.3, 0.1, 0.05, 0.02])
 CONTENDERS = ("none", "uls", "els")
 
 
-def _steps(name: str, options: argparse.Namespace) -> Iterator[float]:
+def _steps(name: str, size: str, options: argparse.Namespace) -> Iterator[float]:
     """Seconds of one step after the other of one contender."""
     import jax
     import optax
@@ -50,7 +54,7 @@ def _steps(name: str, options: argparse.Namespace) -> Iterator[float]:
 
     config = GPT2Config(
         vocab_size=options.vocab_size, n_positions=options.length,
-        compute_dtype=options.compute_dtype, remat=options.remat, **SIZES[options.size],
+        compute_dtype=options.compute_dtype, remat=options.remat, **SIZES[size],
     )  # fmt: skip
     lora = LoRAConfig(options.lora_rank) if options.lora_rank else None
     model = gpt2_model(config, lora=lora)
@@ -85,9 +89,9 @@ def _steps(name: str, options: argparse.Namespace) -> Iterator[float]:
         clock = time.perf_counter()
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(size: str, options: argparse.Namespace) -> dict[str, Any]:
     """Least, median and first (with compilation) step time of each contender, in seconds."""
-    runs = {name: _steps(name, options) for name in options.contenders}
+    runs = {name: _steps(name, size, options) for name in options.contenders}
     first = {name: next(run) for name, run in runs.items()}
     for run in runs.values():
         next(run)
@@ -115,7 +119,7 @@ def main(argv: list[str]) -> None:
         prog="mfopt bench train", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("--size", choices=sorted(SIZES), default="tiny")
+    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["tiny"])
     parser.add_argument("--vocab-size", type=int, default=2048)
     parser.add_argument("--length", type=int, default=64, help="tokens of a record")
     parser.add_argument("--users", type=int, default=16, help="users in a step")
@@ -127,14 +131,34 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--steps", type=int, default=8, help="timed steps of each contender")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--out", type=Path, help="JSON file to write, replacing what is there")
     options = parser.parse_args(argv)
-    results = measure(options)
-    if options.json:
-        import jax
+    if options.out and not options.out.parent.is_dir():
+        parser.error(f"--out {options.out}: its folder does not exist")
+    settings = {name: value for name, value in vars(options).items() if name not in ("json", "out")}
+    begun, load = time.perf_counter(), os.getloadavg()[0]
+    results = {size: measure(size, options) for size in options.sizes}
+    import jax
 
-        device = jax.devices()[0].device_kind
-        print(json.dumps({"settings": vars(options), "device": device, "results": results}))
+    found = {
+        "settings": settings,
+        "device": f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores ({platform.machine()})",
+        "load average": {"before": round(load, 2), "after": round(os.getloadavg()[0], 2)},
+        "made": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "seconds": round(time.perf_counter() - begun, 1),
+        "results": results,
+    }
+    text = json.dumps(found, indent=2) + "\n"
+    if options.out:
+        temporary = options.out.with_name(f".{options.out.name}.part")
+        temporary.write_text(text)
+        os.replace(temporary, options.out)
+    if options.json:
+        print(text, end="")
         return
-    print(f"{'':6} {'least s':>9} {'median s':>9} {'ratio':>7}")
-    for name, row in results.items():
-        print(f"{name:6} {row['seconds']:9.4f} {row['median']:9.4f} {row['ratio']:7.3f}")
+    print(f"{'':10} {'':6} {'least s':>9} {'median s':>9} {'ratio':>7}")
+    for size, rows in results.items():
+        for name, row in rows.items():
+            print(
+                f"{size:10} {name:6} {row['seconds']:9.4f} {row['median']:9.4f} {row['ratio']:7.3f}"
+            )

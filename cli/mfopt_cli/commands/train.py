@@ -91,10 +91,7 @@ def command(
     if show_config:
         click.echo(settings.to_toml(), nl=False)
         return
-    if coordinator is not None:
-        import jax
-
-        jax.distributed.initialize(coordinator, processes, process)
+    _join(coordinator, processes, process)
     from mfopt.training import run
 
     say: Callable[[str], None] = (
@@ -117,9 +114,35 @@ def command(
     click.echo(_text(summary))
 
 
+def _join(coordinator: str | None, processes: int | None, process: int | None) -> None:
+    """Make this process one of several, where that is asked for."""
+    from mfopt import _check
+
+    given = {"coordinator": coordinator, "processes": processes, "process": process}
+    missing = [f"--{name}" for name, value in given.items() if value is None]
+    if len(missing) == len(given):
+        return
+    if coordinator is None or processes is None or process is None:
+        raise _check.reject(
+            ", ".join(missing), None, "is missing: --coordinator, --processes and --process "
+            "belong together",
+        )  # fmt: skip
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdigit():
+        raise _check.reject("coordinator", coordinator, "must be HOST:PORT")
+    _check.integer("processes", processes)
+    if not 0 <= process < processes:
+        raise _check.reject("process", process, f"must lie in 0..{processes - 1}")
+    import jax
+
+    try:
+        jax.distributed.initialize(coordinator, processes, process)
+    except RuntimeError as problem:
+        raise _check.FailureError(f"the processes did not come together: {problem}") from None
+
+
 def _with_factorization(settings: Any, say: Callable[[str], None]) -> Any:
     """The settings with a file for their sampling, epsilon and delta, made if it is not there."""
-    import os
     from pathlib import Path
 
     import jax
@@ -127,12 +150,12 @@ def _with_factorization(settings: Any, say: Callable[[str], None]) -> Any:
     import mfopt
     from mfopt import _check
     from mfopt.optimize import factorize
+    from mfopt.training.run import make_folder
 
     path = Path(settings.output) / "factorization.npz"
     if not path.is_file() and jax.process_index() == 0:
         say(f"optimizing {settings.strategy} for ({settings.epsilon:g}, {settings.delta:g})-DP")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        os.chmod(path.parent, 0o700)
+        make_folder(path.parent)
         found = factorize(
             settings.scheme(), settings.epsilon, settings.delta, strategy=settings.strategy,
             privacy_unit="user",
