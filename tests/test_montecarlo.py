@@ -13,6 +13,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+import scipy.special
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +21,7 @@ from test_strategies import dense_modes, every_strategy
 
 from mfopt import strategies as S
 from mfopt._check import UsageError
-from mfopt.accounting import _chunks, dominating_pair, gaussian, plain, tilted
+from mfopt.accounting import _chunks, betting, dominating_pair, gaussian, plain, tilted
 from mfopt.accounting.frozen import FrozenSamples, bytes_per_sample
 from mfopt.calibration import balls_in_bins as calibration
 from mfopt.sampling import BallsInBins, FixedOrder
@@ -72,7 +73,7 @@ def tilted_remove(pair, sigma, epsilon, order, samples=2**16, seed=3):
             tilted._remove, _chunks.seed_key(seed), samples, pair.bins,
             gram, factor, epsilon, order, log_ceiling,
         )  # fmt: skip
-    found = plain.from_sums(*sums, used)
+    found = plain.from_sums(sums.total, sums.square, used)
     return found.value * math.exp(log_ceiling), found.standard_error * math.exp(log_ceiling)
 
 
@@ -473,30 +474,35 @@ def test_ceiling_alone_is_used_where_it_is_negligible():
     assert alone.value >= sampled_bound.ceiling >= sampled_bound.value / (1 + 1e-6)
 
 
-def test_empirical_bernstein_is_its_statement():
-    """Maurer and Pontil 2009, Theorem 4: mean + sqrt(2 V ln(2/δ)/n) + 7 ln(2/δ)/(3(n-1))."""
-    assert tilted.empirical_bernstein(0.25, 0.04, 101, 0.02) == pytest.approx(
-        0.25 + math.sqrt(0.08 * math.log(100) / 101) + 7 * math.log(100) / 300, rel=1e-14
-    )
-    for probability in (1e-3, 0.02, 0.3, 0.9):
-        for n in (50, 1000):
-            for beta in (0.3, 0.01):
-                failure, without = exact_failure(probability, n, beta)
-                assert failure <= beta
-                if n * probability < 2:  # control: the last term is needed
-                    assert without > beta
-
-
-def exact_failure(probability, n, beta):
-    """Chance that the bound lies below the mean of n coin flips, with and without its last term."""
+@pytest.mark.parametrize("probability", [1e-3, 0.02, 0.3, 0.9])
+@pytest.mark.parametrize("n", [50, 1000])
+def test_the_bound_by_betting_on_coin_flips(probability, n):
+    """The law of the number of ones is known, so is the failure rate of every bet."""
     ones = np.arange(n + 1)
     weight = scipy.stats.binom.pmf(ones, n, probability)
-    mean, variance = ones / n, ones * (n - ones) / (n * (n - 1))
-    bound = np.array([
-        tilted.empirical_bernstein(m, v, n, beta) for m, v in zip(mean, variance, strict=True)
-    ])  # fmt: skip
-    last = 7 * math.log(2 / beta) / (3 * (n - 1))
-    return weight[bound < probability].sum(), weight[bound - last < probability].sum()
+    for bet in (0, 4, 12, 20):
+        with np.errstate(divide="ignore"):
+            wealth = scipy.special.xlog1py(ones, -betting.BETS[bet])
+        for beta in (0.3, 0.01):
+            bounds = np.array([betting.upper_bound(w, bet, n, beta) for w in wealth])
+            assert np.all(np.diff(bounds) > -1e-12)
+            assert weight[bounds < probability].sum() <= beta
+            # control: without log(1/β), ones alone are no bound
+            alone = np.array([betting.upper_bound(w, bet, n, 1.0) for w in wealth])
+            assert bet < 20 or weight[alone < probability].sum() > 0.3
+
+
+def test_a_bet_is_chosen_well_and_values_are_bounded():
+    values = np.random.default_rng(0).beta(0.02, 20, size=2**16)
+    mean, second = values.mean(), np.mean(values**2)
+    for beta in (1e-2, 1e-12):
+        found = betting.from_values(values, beta)
+        per_sample = math.log(1 / beta) / len(values)
+        assert mean < found < mean + math.sqrt(2 * second * per_sample) + 1.1 * per_sample
+    assert betting.from_values(np.ones(64), 1e-3) == 1.0
+    # a mean above every observed value cannot be excluded: nothing seen in n samples
+    nothing = betting.from_values(np.zeros(1600), 0.05)
+    assert nothing == pytest.approx(math.log(20) / 1500, rel=0.01)
 
 
 # --- machines and memory -------------------------------------------------------------------------

@@ -130,8 +130,10 @@ class AllocationProfile:
         log_threshold = math.log(self.bins) + epsilon
         z = (log_threshold + self.gram / 2) / math.sqrt(self.gram)
         tail_q, tail_p = special.ndtr(-z), special.ndtr(math.sqrt(self.gram) - z)
-        under_p = -math.expm1(np.log1p(-tail_p) + (self.bins - 1) * np.log1p(-tail_q))
-        under_q = -math.expm1(self.bins * np.log1p(-tail_q))
+        with np.errstate(divide="ignore"):  # a tail of 1 is the whole law
+            in_p, in_q = np.log1p(-tail_p), np.log1p(-tail_q)
+        under_p = -math.expm1(in_p + (self.bins - 1) * in_q)
+        under_q = -math.expm1(self.bins * in_q)
         return max(under_p - math.exp(epsilon) * under_q, 0.0) + 1e-13 * under_p
 
 

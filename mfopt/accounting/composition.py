@@ -24,7 +24,7 @@ import numpy as np
 from scipy import signal, special
 
 from mfopt import _check
-from mfopt.accounting import dominating_pair, loss_distribution, tilted
+from mfopt.accounting import betting, dominating_pair, loss_distribution, tilted
 from mfopt.accounting.dominating_pair import DominatingPair
 from mfopt.accounting.loss_distribution import Composition, LossDistribution
 from mfopt.accounting.mixture import Mixture
@@ -192,9 +192,7 @@ class ComposedModel(Model):
         for direction, stick in self._other.items():
             sampler = self._sampler(direction, noise_multiplier, epsilon)
             scaled = np.exp(np.minimum(sampler.values(self.samples, rng) - sampler.log_ceiling, 0))
-            share = tilted.empirical_bernstein(
-                float(scaled.mean()), float(scaled.var(ddof=1)), self.samples, beta / 2
-            )
+            share = betting.from_values(scaled, beta / 2)
             finite = math.exp(min(math.log(min(share, 1.0)) + sampler.log_ceiling, 0.0))
             numbers[direction] = min(finite * (1 + 1e-9) + stick.constant, 1.0)
         return max(numbers.values()), {**numbers, "samples": self.samples}

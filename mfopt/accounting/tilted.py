@@ -13,14 +13,15 @@ e^(−sε) s^s/(1+s)^(1+s), and N_l <= max_k mean_i e^(l·S[i,k]) by Hölder.
 Add direction. With Jensen's bound Y >= <m̄, X>/σ² − ḡ/2, sampling X ~ N(−t m̄, σ²I) gives values
 f = e^(t·mean_i a_i + t²ρ/2)(1 − e^(ε+Y))₊ in [0, e^(−t(ε−ḡ/2) + t²ρ/2) t^t/(1+t)^(1+t)].
 
-Samples are iid, and the upper confidence bound is the empirical Bernstein bound of Maurer and
-Pontil (2009, Theorem 4) on f/B in [0, 1].
+Samples are iid, and the upper confidence bound is that of :mod:`mfopt.accounting.betting` on
+f/B in [0, 1].
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -28,13 +29,27 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt._float64 import float64
-from mfopt.accounting import _chunks
+from mfopt.accounting import _chunks, betting
 from mfopt.accounting.dominating_pair import DominatingPair, add_tilt, log_hinge, privacy_loss
 from mfopt.accounting.plain import scale
+from mfopt.strategies._base import Array
 
 MAX_ORDER = 256
 _PILOT = 8192
 _ROUNDING = 1e-9  # relative slack for float64 rounding in sums of logarithms and exponentials
+
+
+class Sums(NamedTuple):
+    """Over iid samples: Σ f/B, Σ (f/B)², and Σ log(1 − λ f/B) for each bet λ."""
+
+    total: jax.Array
+    square: jax.Array
+    log_wealth: jax.Array
+
+
+def _sums(log_values: jax.Array) -> Sums:
+    value = jnp.exp(log_values)
+    return Sums(jnp.sum(value), jnp.sum(value**2), betting.log_wealth(value))
 
 
 class UpperBound(NamedTuple):
@@ -55,17 +70,6 @@ class UpperBound(NamedTuple):
     order: float
 
 
-def empirical_bernstein(mean: float, variance: float, samples: int, beta: float) -> float:
-    """Upper bound, at failure probability ``beta``, on the mean of [0, 1]-valued iid samples.
-
-    Maurer and Pontil 2009, Theorem 4; ``variance`` is the unbiased sample variance.
-    """
-    log_term = np.log(2 / beta)
-    return float(
-        mean + np.sqrt(2 * variance * log_term / samples) + 7 * log_term / (3 * (samples - 1))
-    )
-
-
 @float64
 def remove_bound(
     pair: DominatingPair,
@@ -80,10 +84,7 @@ def remove_bound(
     """Upper confidence bound on H_{e^ε}(P, Q). ``order`` must not depend on these samples."""
     gram, factor = scale(pair, noise_multiplier)
     log_ceiling = float(log_ceilings(gram, epsilon, MAX_ORDER)[order - 1])
-    sums, used = _chunks.total(
-        _remove, key, samples, pair.bins, gram, factor, epsilon, order, log_ceiling
-    )
-    return _finish(sums, used, log_ceiling, beta, order)
+    return _bound(_remove, key, samples, beta, pair.bins, gram, factor, epsilon, order, log_ceiling)
 
 
 @float64
@@ -107,17 +108,30 @@ def add_bound(
     if log_ceiling <= np.log(negligible):
         ceiling = float(np.exp(log_ceiling)) * (1 + _ROUNDING)
         return UpperBound(ceiling, 0.0, ceiling, 0, t)
-    sums, used = _chunks.total(_add, key, samples, pair.bins, gram, factor, epsilon, t, log_ceiling)
-    return _finish(sums, used, log_ceiling, beta, t)
+    return _bound(_add, key, samples, beta, pair.bins, gram, factor, epsilon, t, log_ceiling)
 
 
-def _finish(sums: tuple, samples: int, log_ceiling: float, beta: float, order: float) -> UpperBound:
-    first, second = (float(x) for x in sums)
-    mean = first / samples
-    variance = max(second - samples * mean**2, 0.0) / (samples - 1)
+def _bound(
+    kernel: Callable[..., tuple],
+    key: jax.Array,
+    samples: int,
+    beta: float,
+    bins: int,
+    gram: Array,
+    factor: Array,
+    epsilon: float,
+    tilt: float,
+    log_ceiling: float,
+) -> UpperBound:
+    """A pilot chooses the bet; fresh samples give the bound."""
+    arguments = (bins, gram, factor, epsilon, tilt, log_ceiling)
+    pilot, used = _chunks.total(kernel, _chunks.subkey(key, 0), min(_PILOT, samples), *arguments)
+    bet, _ = betting.choose(pilot.log_wealth, used, samples, beta)
+    found, used = _chunks.total(kernel, _chunks.subkey(key, 1), samples, *arguments)
     ceiling = float(np.exp(log_ceiling)) * (1 + _ROUNDING)
-    scaled = min(empirical_bernstein(mean, variance, samples, beta), 1.0)
-    return UpperBound(scaled * ceiling * (1 + _ROUNDING), mean * ceiling, ceiling, samples, order)
+    scaled = min(betting.upper_bound(float(found.log_wealth[bet]), bet, used, beta), 1.0)
+    mean = float(found.total) / used
+    return UpperBound(scaled * ceiling * (1 + _ROUNDING), mean * ceiling, ceiling, used, tilt)
 
 
 @float64
@@ -141,27 +155,19 @@ def choose_order(
     ceilings = np.asarray(log_ceilings(gram, epsilon, MAX_ORDER))
     centre = 1 + int(np.argmin(ceilings))
     best, best_ratio = centre, np.inf
-    for index, order in enumerate(
-        sorted({min(MAX_ORDER, round(centre * r)) for r in (1, 1.15, 1.3)})
-    ):
+    orders = sorted({min(MAX_ORDER, round(centre * r)) for r in (1, 1.15, 1.3)})
+    for index, order in enumerate(orders):
         log_ceiling = float(ceilings[order - 1])
-        sums, used = _chunks.total(
-            _remove,
-            _chunks.subkey(key, index),
-            _PILOT,
-            pair.bins,
-            gram,
-            factor,
-            epsilon,
-            order,
-            log_ceiling,
-        )
-        pilot, square = (float(x) / used for x in sums)
-        scaled = pilot if mean is None else mean * np.exp(-log_ceiling)
+        pilot, used = _chunks.total(
+            _remove, _chunks.subkey(key, index), _PILOT, pair.bins,
+            gram, factor, epsilon, order, log_ceiling,
+        )  # fmt: skip
+        found = float(pilot.total) / used
+        scaled = found if mean is None else mean * np.exp(-log_ceiling)
         if scaled <= 0:
             continue
-        variance = max(square - min(pilot, scaled) ** 2, 0.0)
-        ratio = empirical_bernstein(scaled, variance, samples, beta) / scaled
+        _, expected = betting.choose(pilot.log_wealth, used, samples, beta)
+        ratio = 1 + max(expected - found, 0.0) / scaled
         if ratio < best_ratio:
             best, best_ratio = order, ratio
     return best, best_ratio
@@ -197,10 +203,9 @@ def _remove(
     epsilon: jax.Array,
     order: jax.Array,
     log_ceiling: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    """Sums of f/B and (f/B)² over ``size`` iid samples; one compilation for every order."""
-    value = jnp.exp(_remove_log_values(key, size, gram, factor, epsilon, order) - log_ceiling)
-    return jnp.sum(value), jnp.sum(value**2)
+) -> Sums:
+    """:class:`Sums` over ``size`` iid samples; one compilation for every order."""
+    return _sums(_remove_log_values(key, size, gram, factor, epsilon, order) - log_ceiling)
 
 
 def _remove_log_values(
@@ -258,11 +263,10 @@ def _add(
     epsilon: jax.Array,
     t: jax.Array,
     log_ceiling: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    """Sums of f/B and (f/B)² of the add direction over ``size`` iid samples."""
+) -> Sums:
+    """:class:`Sums` of the add direction over ``size`` iid samples."""
     noise = jax.random.normal(key, (size, gram.shape[0])) @ factor.T
     products = noise - t * jnp.mean(gram, axis=0)
     loss = privacy_loss(products - jnp.diagonal(gram) / 2)
     log_weight = t * jnp.mean(products, axis=1) + t**2 * jnp.mean(gram) / 2
-    value = jnp.exp(log_weight + log_hinge(-epsilon - loss) - log_ceiling)
-    return jnp.sum(value), jnp.sum(value**2)
+    return _sums(log_weight + log_hinge(-epsilon - loss) - log_ceiling)
