@@ -46,7 +46,7 @@ output = apply(
 
 certify_samples = click.option(
     "--certify-samples", type=int, default=None,
-    help="iid samples of the certificate [default: 2^18 to 2^22, until more would save less "
+    help="iid samples of the certificate [default: 2^18 to 2^31/bins, until more would save less "
     "than 0.25% of σ].",
 )  # fmt: skip
 

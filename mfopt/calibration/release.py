@@ -31,7 +31,7 @@ from mfopt.guarantee import Guarantee
 
 SAMPLES = 2**18  # of a certificate, at least
 CALIBRATE_SAMPLES = 2**15  # of the estimate that a certificate starts from
-MOST_SAMPLES = 2**22  # that are taken without being asked for
+MOST_WORK = 2**31  # samples times bins, at most, that are taken without being asked for
 _WORTH = 0.0025  # more samples are taken while the bound's slack costs a larger part of σ
 _WORTH_DELTA = 0.03  # or, where σ is given, of δ
 ATTEMPTS = 8
@@ -134,7 +134,7 @@ def release(
     """Smallest σ that this method certifies at (ε, δ), with the estimate it started from.
 
     ``samples`` are taken for each attempt's remove direction, half as many for add; by default
-    as many as keep the bound's slack within 0.25% of σ, from 2^18 up to 2^22, and none where the
+    as many as keep the slack within 0.25% of σ, from 2^18 up to 2^31/bins, and none where the
     modes are orthogonal (C = I).
 
     Raises:
@@ -232,7 +232,7 @@ class _Target:
                 self.pair, sigma, self.epsilon, samples=self.samples, beta=self.beta / 2,
                 key=self.key(1), mean=self.delta,
             )  # fmt: skip
-            if self.given or self.samples >= MOST_SAMPLES or good(ratio):
+            if self.given or 2 * self.samples * self.pair.bins > MOST_WORK or good(ratio):
                 return order, ratio
             self.samples *= 2
 
