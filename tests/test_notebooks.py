@@ -19,7 +19,9 @@ def code(path: Path) -> str:
 
 
 def test_the_notebooks_are_there() -> None:
-    assert {"01-optimize.ipynb", "02-compare.ipynb", "03-train.ipynb"} <= {path.name for path in NOTEBOOKS}
+    assert {"01-optimize.ipynb", "02-compare.ipynb", "03-train.ipynb"} <= {
+        path.name for path in NOTEBOOKS
+    }
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
