@@ -1,0 +1,27 @@
+"""Audits of trainers with faults: the faults are real, and found."""
+
+import csv
+
+from mfopt.experiments import auditing
+from mfopt.experiments.auditing import NOISE, NORM, Setting
+from mfopt.experiments.cache import Cache
+
+
+def test_faults_are_caught_and_a_whole_trainer_passes(tmp_path):
+    setting = Setting(
+        bins=2, epochs=1, epsilon=3.0, strategy="identity", canaries=1000, noise=(0.5, 1.0, 2.0),
+        norms=(2.0,),
+    )  # fmt: skip
+    rows = auditing.audits(setting, Cache(tmp_path / "cells"), jobs=1)
+    assert [(row["fault"], row["size"]) for row in rows] == setting.audits()
+    assert [row["passed"] for row in rows] == [False, True, True, False]
+    half, whole, double, unclipped = rows
+    assert half["epsilon_profile"] > 3.0 > whole["epsilon_profile"] > double["epsilon_profile"]
+    assert unclipped["fault"] == NORM and unclipped["epsilon_profile"] > 3.0
+    assert 0 < whole["epsilon_lower"] < whole["epsilon_profile"]
+    panels = auditing.panels(setting, rows)
+    assert [len(panel.curves[0].x) for panel in panels] == [3, 1]
+    assert panels[0].x_label == auditing.FAULTS[NOISE]
+    written = auditing.write(tmp_path / "audit", setting, rows)
+    assert [path.suffix for path in written] == [".json", ".csv", ".png", ".svg"]
+    assert len(list(csv.DictReader(written[1].read_text().splitlines()))) == 4
