@@ -319,3 +319,38 @@ def test_a_strategy_is_optimized_for_balls_in_bins_over_users_only(tmp_path):
     asked = [*flags, "--delta=1e-5", f"--output={tmp_path / 'run'}"]
     refused = CliRunner().invoke(command, asked)
     assert isinstance(refused.exception, UsageError) and "for" in str(refused.exception)
+
+
+def test_a_run_that_optimized_its_strategy_goes_on_by_its_written_settings(data, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "factorization.npz").write_bytes(FILE.read_bytes())
+    small = {**SMALL, "data": data, "output": tmp_path / "run", "evaluate_every": 0}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in small.items()
+             if not isinstance(value, bool)]  # fmt: skip
+    flags += ["--sampling=balls-in-bins:bins=32,epochs=8", "--strategy=blt", "--epsilon=2",
+              "--delta=1e-5", "--no-tensorboard", "--quiet", "--json"]  # fmt: skip
+    runner = CliRunner()
+    begun = runner.invoke(command, [*flags, "--steps=2"], catch_exceptions=False)
+    # the file's own guarantee, not one that was made anew
+    stored = mfopt.load(FILE)
+    assert json.loads(begun.stdout)["privacy"]["noise_multiplier"] == stored.noise_multiplier
+    written = ["--config", str(tmp_path / "run" / "config.toml"), "--resume", "--quiet", "--json"]
+    gone_on = runner.invoke(command, [*written, "--steps=3"], catch_exceptions=False)
+    assert json.loads(gone_on.stdout)["steps"] == 3
+
+
+def test_an_account_is_made_once_for_a_run(data, tmp_path, monkeypatch):
+    settings = settings_for(data, tmp_path / "run", steps=2, evaluate_every=0)
+    begun = run.execute(run.prepare(settings), progress=False)
+
+    def solve(mechanism, epsilon, delta):
+        raise UsageError("made anew")
+
+    monkeypatch.setattr(run.privacy.Account, "solve", solve)
+    more = settings_for(data, tmp_path / "run", evaluate_every=0)
+    gone_on = run.execute(run.prepare(more, resume=True), progress=False)
+    assert gone_on["steps"] == 6
+    assert gone_on["privacy"]["noise_multiplier"] == begun["privacy"]["noise_multiplier"]
+    for change in ({"epsilon": 7.0}, {"algorithm": "els"}):
+        with pytest.raises(UsageError, match="made anew"):
+            run.prepare(settings_for(data, tmp_path / "run", **change), resume=True)

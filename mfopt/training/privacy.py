@@ -56,8 +56,12 @@ class Account:
 
     @classmethod
     def solve(cls, mechanism: AccountedMechanism, epsilon: float, delta: float) -> Account:
-        """The smallest σ for (ε, δ), by a deterministic accountant: no balls-in-bins."""
-        guarantee = account(mechanism, epsilon=epsilon, delta=delta)
+        """The smallest σ for (ε, δ). Where the accountant samples, σ differs from call to call."""
+        return cls.proved(mechanism, account(mechanism, epsilon=epsilon, delta=delta))
+
+    @classmethod
+    def proved(cls, mechanism: AccountedMechanism, guarantee: Guarantee) -> Account:
+        """The account of a guarantee that was proved for ``mechanism``."""
         strategy, scheme = mechanism.strategy, mechanism.sampling
         text = json.dumps(
             [strategy.describe(), scheme.describe(), guarantee.noise_multiplier.hex()],

@@ -98,7 +98,7 @@ def prepare(
     folder = Path(config.output)
     resuming = _check_folder(folder, resume)
     mesh = meshes.make_mesh(config.model_parallel)
-    account = _account(config)
+    account = _account(config, folder)
     parts = _open_data(config, folder, say)
     train = parts["train"]
     model = _model(config, parts, folder, mesh, say, progress)
@@ -248,7 +248,7 @@ def make_folder(folder: Path) -> None:
         ) from None
 
 
-def _account(config: TrainConfig) -> privacy.Account | None:
+def _account(config: TrainConfig, folder: Path) -> privacy.Account | None:
     """The account that the run has to execute: of the file, or solved for (ε, δ)."""
     if config.algorithm == "none":
         if config.factorization:
@@ -258,13 +258,13 @@ def _account(config: TrainConfig) -> privacy.Account | None:
             )  # fmt: skip
         return None
     strategy: Strategy = Identity()
-    scheme = None
+    scheme, digest = None, ""
     if config.factorization:
         found = load_factorization(config.factorization)
         if not config.epsilon:
             return privacy.Account.of(found)
         # the file's C at a target of the run's own: for groups, which the file is not made for
-        strategy, scheme = found.strategy, found.sampling
+        strategy, scheme, digest = found.strategy, found.sampling, found.digest
     epsilon, delta, group = config.epsilon, config.delta, 1
     if config.algorithm in ("els", "group") and config.privacy_unit == "user":
         group = config.records_per_user
@@ -275,7 +275,27 @@ def _account(config: TrainConfig) -> privacy.Account | None:
         scheme or config.scheme(), strategy, group_size=group,
         privacy_unit="user" if config.algorithm == "uls" else "record",
     )  # fmt: skip
-    return privacy.Account.solve(accounted, epsilon, delta)
+    asked = [accounted.sampling.describe(), digest, group, accounted.privacy_unit, epsilon, delta]
+    return _solved_once(folder / "account.json", asked, accounted, epsilon, delta)
+
+
+def _solved_once(
+    path: Path, asked: list[Any], accounted: AccountedMechanism, epsilon: float, delta: float
+) -> privacy.Account:
+    """The account, kept with the run: a resumed run and every process must have the same σ."""
+    if path.is_file():
+        kept = json.loads(path.read_text())
+        if kept["asked"] == asked:
+            return privacy.Account.proved(accounted, Guarantee(**kept["guarantee"]))
+    solved = None
+    if jax.process_index() == 0:
+        solved = privacy.Account.solve(accounted, epsilon, delta)
+        text = json.dumps({"asked": asked, "guarantee": solved.guarantee.describe()}, indent=2)
+        write_text(path, text + "\n")
+    _wait_for_lead("account")
+    if solved is not None and jax.process_count() == 1:
+        return solved
+    return privacy.Account.proved(accounted, Guarantee(**json.loads(path.read_text())["guarantee"]))
 
 
 def _open_data(config: TrainConfig, folder: Path, say: Say) -> dict[str, TokenStore]:

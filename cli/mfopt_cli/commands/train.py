@@ -174,7 +174,10 @@ def _with_factorization(settings: Any, say: Callable[[str], None]) -> Any:
             "output", settings.output, f"holds a factorization for {stated}, not for {asked}",
             "Choose another output folder.",
         )  # fmt: skip
-    return dataclasses.replace(settings, factorization=str(path), sampling="", strategy="identity")
+    # the file's own guarantee is the one that was asked for: nothing is left to account for
+    return dataclasses.replace(
+        settings, factorization=str(path), sampling="", strategy="identity", epsilon=0.0, delta=0.0
+    )
 
 
 def _text(summary: dict[str, Any]) -> str:
