@@ -81,7 +81,8 @@ def factorize(
     # the optimizer's frozen samples and the certificate's must be independent also when pinned
     optimizer_seed = None if seed is None else 2 * seed
     compiling = threading.Thread(target=warm_up, args=(scheme.bins,), daemon=True)
-    compiling.start()
+    if strategy != "identity":  # whose certificate needs no samples
+        compiling.start()
     if strategy in OPTIMIZABLE:
         found = optimize(
             scheme, epsilon, delta, strategy=strategy, bands=bands, workload=workload,
@@ -101,7 +102,8 @@ def factorize(
     guarantee, interrupted = None, found.interrupted
     if not interrupted:
         try:
-            compiling.join()
+            if compiling.ident is not None:
+                compiling.join()
             pair = dominating_pair.exact(found.strategy, scheme)
             certificate, estimate = release(
                 pair, epsilon, delta, samples=certify_samples,

@@ -58,5 +58,6 @@ def command(
             ("noise multiplier σ", f"{display.round_up(found.noise_multiplier, 6)}  (× clip norm)"),
             ("bound, remove", f"{display.round_up(certificate.remove)}"),
             ("bound, add", f"{display.round_up(certificate.add)}"),
-            ("samples", f"{certificate.samples}, Rényi order s = {certificate.order}"),
+            ("samples", f"{certificate.samples}, Rényi order s = {certificate.order}"
+             if certificate.samples else "none needed"),
         ])  # fmt: skip

@@ -164,7 +164,6 @@ def _report(found: Any, path: Path, seconds: float) -> None:
 
 def _versus(found: Any, against: dict[str, float], name: str) -> str:
     rmse = against[f"{name}_rmse"]
-    return (
-        f"RMSE {rmse:.4f} at σ = {against[f'{name}_noise_multiplier']:.4f}: "
-        f"{100 * (1 - found.rmse / rmse):.1f}% less error here"
-    )
+    less = round(100 * (1 - found.rmse / rmse), 1)
+    words = f"{abs(less):.1f}% {'less' if less > 0 else 'more'} error here" if less else "as here"
+    return f"RMSE {rmse:.4f} at σ = {against[f'{name}_noise_multiplier']:.4f}: {words}"
