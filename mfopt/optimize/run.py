@@ -31,7 +31,7 @@ _SAMPLES = {
     "banded": 2**14,
     "dense": 2**14,
 }
-_STEPS = {"blt": 150, "banded-toeplitz": 80, "toeplitz": 100, "banded": 60, "dense": 60}
+_STEPS = {"blt": 150, "banded-toeplitz": 80, "toeplitz": 100, "banded": 60, "dense": 120}
 # Relative change of the error at which the search ends: a tenth of what its samples can resolve.
 _TOLERANCE = {"blt": 1e-4, "banded-toeplitz": 2e-5, "toeplitz": 1e-5, "banded": 2e-5, "dense": 2e-5}
 _SCOUT_STEPS = 12
