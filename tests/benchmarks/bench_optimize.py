@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-PARTS = ("command", "objective", "error", "certificate", "table", "large")
+PARTS = ("command", "objective", "error", "subsets", "certificate", "table", "large")
 
 
 def main(arguments: list[str]) -> None:
@@ -131,19 +131,11 @@ def _error() -> dict[str, Any]:
 
 
 def _kinds(scheme: Any, epsilon: float) -> dict[str, Any]:
-    from mfopt import error
-    from mfopt.accounting import dominating_pair
-    from mfopt.calibration import calibrate
     from mfopt.optimize import optimize
     from mfopt.strategies import Identity
-    from mfopt.workloads import PrefixSums
 
     def fresh(strategy: Any) -> dict[str, float]:
-        pair = dominating_pair.exact(strategy, scheme)
-        found = calibrate(pair, epsilon, 1e-5, samples=2**17, seed=99)
-        rmse = error.rmse(PrefixSums(), strategy, scheme.iterations, found.noise_multiplier)
-        return {"rmse": float(rmse), "sigma": found.noise_multiplier,
-                "relative_error": found.relative_error}  # fmt: skip
+        return _fresh(strategy, scheme, epsilon)
 
     row = {"identity": fresh(Identity())}
     begun = time.perf_counter()
@@ -157,6 +149,43 @@ def _kinds(scheme: Any, epsilon: float) -> dict[str, Any]:
         row[name] = {**fresh(found.strategy), "seconds": found.seconds}
     row["wall"] = {"seconds": time.perf_counter() - begun}
     return row
+
+
+def _fresh(strategy: Any, scheme: Any, epsilon: float) -> dict[str, float]:
+    """σ and RMSE on samples that no optimization has seen."""
+    from mfopt import error
+    from mfopt.accounting import dominating_pair
+    from mfopt.calibration import calibrate
+    from mfopt.workloads import PrefixSums
+
+    pair = dominating_pair.exact(strategy, scheme)
+    found = calibrate(pair, epsilon, 1e-5, samples=2**17, seed=99)
+    rmse = error.rmse(PrefixSums(), strategy, scheme.iterations, found.noise_multiplier)
+    return {"rmse": float(rmse), "sigma": found.noise_multiplier,
+            "relative_error": found.relative_error}  # fmt: skip
+
+
+def _subsets() -> dict[str, Any]:
+    """32 × 32: banded Toeplitz is a subset of Toeplitz, and that of dense; none may do worse."""
+    from mfopt.optimize import optimize
+    from mfopt.sampling import BallsInBins
+
+    scheme, rows = BallsInBins(bins=32, epochs=32), {}
+    for epsilon in (0.5, 1.0, 2.0, 4.0, 8.0, 16.0):
+        blt = optimize(scheme, epsilon, 1e-5, seed=0)
+        row = {"blt-4": _fresh(blt.strategy, scheme, epsilon)}
+        start = blt.strategy
+        for kind, bands in (("banded-toeplitz", 64), ("toeplitz", 0), ("dense", 0)):
+            found = optimize(
+                scheme, epsilon, 1e-5, strategy=kind, bands=max(bands, 1), init=start, seed=0
+            )
+            name = f"{kind}-{bands}" if bands else kind
+            row[name] = {**_fresh(found.strategy, scheme, epsilon), "seconds": found.seconds}
+            if kind == "toeplitz":
+                start = found.strategy
+        rows[f"eps {epsilon:g}"] = row
+        print(epsilon, {name: cell["rmse"] for name, cell in row.items()}, file=sys.stderr)
+    return rows
 
 
 def _certificate() -> dict[str, Any]:
