@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from test_strategies import every_strategy
 
-from mfopt import error, optimize, workloads
+from mfopt import error, load, optimize, workloads
 from mfopt import strategies as S
 from mfopt._check import UsageError
 from mfopt.optimize import drivers, starts
@@ -374,6 +374,21 @@ def test_interrupted_factorization_is_an_estimate_and_says_so():
 
     found = optimize.factorize(SCHEME, 2.0, 1e-4, strategy="identity", seed=1, on_stage=stage)
     assert found.guarantee.status == "estimate" and found.provenance["interrupted"]
+
+
+@pytest.mark.parametrize("kind", ["blt", "toeplitz"])
+def test_a_file_of_an_early_interrupt_can_be_loaded(kind, tmp_path):
+    """At the first evaluation: of the strategy itself, or of a warm start before it has any."""
+
+    def progress(stage, trace, steps):
+        raise KeyboardInterrupt
+
+    found = optimize.factorize(
+        SCHEME, 2.0, 1e-4, strategy=kind, samples=512, seed=1, on_step=progress
+    )
+    kept = load(found.save(tmp_path / "early.npz"))
+    assert kept.provenance["interrupted"] and kept.history.shape == (int(kind == "blt"), 3)
+    assert kept.guarantee.status == "estimate"
 
 
 def test_factorization_is_certified():

@@ -139,7 +139,8 @@ def optimize(
     return Optimized(
         jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), result),
         trace.best_value, trace.best_sigma, trace.status, trace.interrupted,
-        np.array(trace.history), time.perf_counter() - begun,
+        # an interrupt may come before the first evaluation
+        np.array(trace.history).reshape(-1, 3), time.perf_counter() - begun,
     )  # fmt: skip
 
 
