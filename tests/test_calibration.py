@@ -304,12 +304,15 @@ def test_one_bin_is_the_gaussian_mechanism_without_samples(one_bin):
 
 
 def test_overlapping_or_unequal_modes_are_sampled(pair):
-    from mfopt.calibration import orthogonal
-
-    assert orthogonal.squared_norm(_identity(8, 3)) == pytest.approx(3)
-    assert orthogonal.squared_norm(pair) is None
+    assert dominating_pair.orthogonal_norm(_identity(8, 3)) == pytest.approx(3)
+    assert dominating_pair.orthogonal_norm(_identity(8, 3)) >= 3
+    assert dominating_pair.orthogonal_norm(pair) is None
     unequal = np.diag([1.0, 2.0])
-    assert (
-        orthogonal.squared_norm(dominating_pair.DominatingPair(unequal, np.sqrt(unequal))) is None
-    )
+    for gram in (unequal, np.eye(2) + 1e-6 * np.ones((2, 2))):
+        other = dominating_pair.DominatingPair(gram, np.linalg.cholesky(gram))
+        assert dominating_pair.orthogonal_norm(other) is None
+    # rounding is no overlap, and the bound covers it: g·I - G has no negative eigenvalue
+    gram = 3 * np.eye(50) + 1e-11
+    bound = dominating_pair.orthogonal_norm(dominating_pair.DominatingPair(gram, gram))
+    assert bound is not None and np.linalg.eigvalsh(bound * np.eye(50) - gram).min() >= 0
     assert release(pair, 1.0, 1e-4, samples=2**12, seed=0)[0].samples

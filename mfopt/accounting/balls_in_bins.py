@@ -98,12 +98,8 @@ def orthogonal_norm(mechanism: Any) -> float | None:
     """
     if isinstance(mechanism.strategy, Identity):
         return float(mechanism.sampling.epochs)  # without a Gram matrix, for any number of bins
-    gram = np.asarray(dominating_pair.exact(mechanism.strategy, mechanism.sampling).gram)
-    norms = np.diagonal(gram)
-    largest = float(norms.max())
-    off = float(np.max(np.abs(gram - np.diag(norms))))
-    same = off <= 1e-12 * largest and float(norms.min()) >= largest * (1 - 1e-12)
-    return largest * (1 + 1e-11) if same else None
+    pair = dominating_pair.exact(mechanism.strategy, mechanism.sampling)
+    return dominating_pair.orthogonal_norm(pair)
 
 
 def allocation(bins: int, squared_norm: float) -> DeterministicUnit:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mfopt import _check
 from mfopt._float64 import float64
@@ -23,6 +24,7 @@ from mfopt.sampling import BallsInBins
 from mfopt.strategies import Strategy
 from mfopt.strategies._base import Array
 
+_ONE_LENGTH = 1e-9  # relative: squared norms and overlaps that differ by less count as equal
 _JITTER = 1e-12  # relative to the mean squared mode norm
 
 
@@ -71,6 +73,19 @@ def differentiable(strategy: Strategy, scheme: BallsInBins) -> DominatingPair:
     gram = jnp.asarray(strategy.gram(scheme))
     jitter = _JITTER * jnp.mean(jnp.diagonal(gram)) * jnp.eye(scheme.bins)
     return DominatingPair(gram, jnp.linalg.cholesky(gram + jitter))
+
+
+def orthogonal_norm(pair: DominatingPair) -> float | None:
+    """g with G <= g·I, where the modes are orthogonal and of one length up to rounding; else None.
+
+    The largest row sum of |G| is above its largest eigenvalue (Gershgorin), so the pair of G is a
+    contraction of the pair of g·I: whatever is proven for that holds for it.
+    """
+    gram = np.asarray(pair.gram, np.float64)
+    bound = float(np.abs(gram).sum(axis=1).max())
+    if bound > float(np.diagonal(gram).min()) * (1 + _ONE_LENGTH):
+        return None
+    return bound * (1 + 1e-11)  # above what the entries of G may have rounded
 
 
 def privacy_loss(exponents: jax.Array) -> jax.Array:

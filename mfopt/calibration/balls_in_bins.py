@@ -25,7 +25,8 @@ class Calibration(NamedTuple):
       noise_multiplier: σ, relative to the clip norm, for C as stored.
       relative_error: standard error of σ over σ, from the Monte Carlo error of δ̂.
       slope: d log δ̂ / d log σ at the solution.
-      direction: the direction that needs the larger σ, "remove" or "add".
+      direction: the direction that needs the larger σ, "remove" or "add"; "both" where both were
+        solved for without samples (C = I).
       samples: samples of the final estimate.
     """
 

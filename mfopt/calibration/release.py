@@ -23,7 +23,7 @@ import numpy as np
 from mfopt import _check
 from mfopt._check import FailureError
 from mfopt._float64 import float64
-from mfopt.accounting import _chunks, frozen, tilted
+from mfopt.accounting import _chunks, dominating_pair, frozen, tilted
 from mfopt.accounting.dominating_pair import DominatingPair
 from mfopt.calibration import orthogonal
 from mfopt.calibration.balls_in_bins import Calibration, calibrate
@@ -104,9 +104,8 @@ def certify(
         than the bound's slack (more ``samples`` shrink it).
     """
     target = _Target(pair, epsilon, delta, samples, seed)
-    squared = orthogonal.squared_norm(pair)
-    if squared is not None and not target.given:
-        attempt = target.without_samples(squared, noise_multiplier)
+    if target.squared_norm is not None:
+        attempt = target.without_samples(target.squared_norm, noise_multiplier)
     else:
         order, _ = target.plan(noise_multiplier, lambda ratio: ratio - 1 <= _WORTH_DELTA)
         attempt = target.attempt(noise_multiplier, 1, order)
@@ -142,11 +141,10 @@ def release(
       FailureError: no σ was accepted within the allowed attempts.
     """
     target = _Target(pair, epsilon, delta, samples, seed)
-    squared = orthogonal.squared_norm(pair)
-    if squared is not None and not target.given:
+    if target.squared_norm is not None:
         progress("solving for σ")
-        sigma = orthogonal.noise_multiplier(pair.bins, squared, epsilon, delta)
-        attempt = target.without_samples(squared, sigma * (1 + ROUNDING_SIGMA))
+        sigma = orthogonal.noise_multiplier(pair.bins, target.squared_norm, epsilon, delta)
+        attempt = target.without_samples(target.squared_norm, sigma * (1 + ROUNDING_SIGMA))
         if attempt.accepted:
             return attempt.certificate, Calibration(sigma, 0.0, -math.inf, "both", 0)
     progress("calibrating σ on fresh samples")
@@ -215,6 +213,8 @@ class _Target:
         self.epsilon = _check.positive("epsilon", epsilon)
         self.delta = _check.probability("delta", delta)
         self.given = samples is not None
+        # of orthogonal modes, which need no samples unless they are asked for
+        self.squared_norm = None if self.given else dominating_pair.orthogonal_norm(pair)
         self.samples = _check.integer(
             "certify samples", SAMPLES if samples is None else samples, at_least=256
         )
