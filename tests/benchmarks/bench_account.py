@@ -109,6 +109,8 @@ def sweep(options: argparse.Namespace) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> None:
     """Print or write one JSON object."""
+    from mfopt.experiments import plots
+
     parser = argparse.ArgumentParser(
         prog="mfopt bench account", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -136,7 +138,5 @@ def main(arguments: list[str]) -> None:
     }
     text = json.dumps(found, indent=2)
     if options.out:
-        temporary = options.out.with_suffix(".part")
-        temporary.write_text(text + "\n")
-        os.replace(temporary, options.out)
+        plots.write(options.out, text + "\n")
     print(text)

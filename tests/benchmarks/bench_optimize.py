@@ -22,6 +22,8 @@ PARTS = ("command", "objective", "error", "subsets", "certificate", "table", "la
 
 def main(arguments: list[str]) -> None:
     """Run the chosen parts and print or write one JSON object."""
+    from mfopt.experiments import plots
+
     parser = argparse.ArgumentParser(prog="mfopt bench optimize", description=__doc__)
     parser.add_argument("--parts", default="command,objective", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--out", type=Path, help="JSON file; parts already in it are kept")
@@ -38,9 +40,7 @@ def main(arguments: list[str]) -> None:
         results[part] = {**globals()[f"_{part}"](), **_where()}
         text = json.dumps(results, indent=2)
         if options.out:
-            temporary = options.out.with_suffix(".part")
-            temporary.write_text(text + "\n")
-            os.replace(temporary, options.out)
+            plots.write(options.out, text + "\n")
     print(json.dumps(results, indent=2))
 
 

@@ -115,6 +115,8 @@ def measure(size: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def main(argv: list[str]) -> None:
     """Entry point of ``mfopt bench train``."""
+    from mfopt.experiments import plots
+
     parser = argparse.ArgumentParser(
         prog="mfopt bench train", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -150,9 +152,7 @@ def main(argv: list[str]) -> None:
     }
     text = json.dumps(found, indent=2) + "\n"
     if options.out:
-        temporary = options.out.with_name(f".{options.out.name}.part")
-        temporary.write_text(text)
-        os.replace(temporary, options.out)
+        plots.write(options.out, text)
     if options.json:
         print(text, end="")
         return
