@@ -10,8 +10,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from mfopt._check import FailureError, UsageError
 from mfopt._version import __version__
+from mfopt.errors import FailureError, UsageError
 
 if TYPE_CHECKING:
     from mfopt.factorization import Factorization, load
@@ -25,8 +25,8 @@ _NAMES = {
     "BallsInBins": "mfopt.sampling",
 }
 _MODULES = (
-    "accounting", "calibration", "error", "experiments", "factorization", "guarantee", "noise",
-    "optimize", "sampling", "strategies", "training", "workloads",
+    "accounting", "calibration", "errors", "experiments", "factorization", "guarantee", "noise",
+    "optimize", "query_error", "sampling", "strategies", "training", "workloads",
 )  # fmt: skip
 
 __all__ = [

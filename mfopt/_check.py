@@ -10,13 +10,18 @@ import math
 import operator
 from typing import Any, SupportsFloat
 
+from mfopt.errors import FailureError, UsageError
 
-class UsageError(ValueError):
-    """An argument broke a documented rule. The command line exits with code 2 on it."""
-
-
-class FailureError(RuntimeError):
-    """Valid input, but no result can be given (not certified, out of range, ...). Exit code 1."""
+__all__ = [
+    "FailureError",
+    "UsageError",
+    "finite",
+    "integer",
+    "non_negative",
+    "positive",
+    "probability",
+    "reject",
+]
 
 
 def reject(name: str, value: Any, rule: str, way_out: str = "") -> UsageError:

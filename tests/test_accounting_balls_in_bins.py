@@ -9,7 +9,6 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as reference
 from scipy import special
 
-from mfopt._check import UsageError
 from mfopt.accounting import (
     Mechanism,
     account,
@@ -23,6 +22,7 @@ from mfopt.accounting import (
 from mfopt.accounting.allocation import AllocationProfile
 from mfopt.accounting.bin_counts import Counts
 from mfopt.accounting.loss_distribution import Composition
+from mfopt.errors import UsageError
 from mfopt.sampling import BallsInBins, Poisson
 from mfopt.strategies import BandedSquareRoot, Identity
 

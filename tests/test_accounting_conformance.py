@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from mfopt._check import UsageError
 from mfopt.accounting import Mechanism, account, analysis
+from mfopt.errors import UsageError
 from mfopt.sampling import (
     BallsInBins,
     CyclicPoisson,

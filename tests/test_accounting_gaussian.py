@@ -5,8 +5,8 @@ import math
 import mpmath
 import pytest
 
-from mfopt._check import FailureError, UsageError
 from mfopt.accounting import gaussian, solve
+from mfopt.errors import FailureError, UsageError
 
 
 def log_delta_exactly(mu, epsilon):

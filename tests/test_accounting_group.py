@@ -8,7 +8,6 @@ import pytest
 from jax_privacy.accounting import accountants
 from jax_privacy.accounting import analysis as jax_privacy
 
-from mfopt._check import UsageError
 from mfopt.accounting import Mechanism, account, gaussian, group
 from mfopt.accounting.chain import Chain, DeterministicUnit
 from mfopt.accounting.compare import group_methods
@@ -17,6 +16,7 @@ from mfopt.accounting.group import GroupProfile
 from mfopt.accounting.mixture import Mixture
 from mfopt.accounting.rounds import RoundsProfile
 from mfopt.accounting.verified import VerifiedAnalysis
+from mfopt.errors import UsageError
 from mfopt.sampling import FixedBatch, FixedOrder, Poisson
 
 

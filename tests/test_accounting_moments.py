@@ -5,8 +5,8 @@ import math
 import pytest
 from dp_accounting.rdp import rdp_privacy_accountant
 
-from mfopt._check import UsageError
 from mfopt.accounting import Mechanism, account, filter, moments
+from mfopt.errors import UsageError
 from mfopt.sampling import Poisson
 
 # Table 1: users, expected users a round, z -> ε after 1, 10, ..., 10^6 rounds, δ = users^-1.1

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mfopt import strategies
-from mfopt._check import UsageError
 from mfopt.accounting import unamplified
+from mfopt.errors import UsageError
 from mfopt.sampling import BallsInBins, FixedOrder, MinSeparation
 
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from test_strategies import every_strategy
 
 from mfopt import strategies as S
-from mfopt._check import FailureError, UsageError
 from mfopt.accounting import dominating_pair, gaussian
 from mfopt.calibration import calibrate, certify, release
 from mfopt.calibration._root import decreasing_root
+from mfopt.errors import FailureError, UsageError
 from mfopt.sampling import BallsInBins
 
 SMALL = BallsInBins(bins=5, epochs=3)

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from mfopt import error
+from mfopt import query_error
 from mfopt.optimize import unamplified
 from mfopt.sampling import FixedOrder
 from mfopt.strategies import Dense
@@ -23,7 +23,7 @@ def scored(matrix: np.ndarray) -> float:
     sensitivity = max(
         products[i :: SCHEME.bins, i :: SCHEME.bins].sum() for i in range(SCHEME.bins)
     )
-    return float(np.sqrt(sensitivity) * error.rmse(PrefixSums(), Dense(np.tril(matrix)), N))
+    return float(np.sqrt(sensitivity) * query_error.rmse(PrefixSums(), Dense(np.tril(matrix)), N))
 
 
 def test_dense_multi_epoch_optimum() -> None:

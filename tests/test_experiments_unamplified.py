@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 
-from mfopt import UsageError, error
+from mfopt import UsageError, query_error
 from mfopt.accounting import sensitivity
 from mfopt.optimize import unamplified
 from mfopt.optimize.prefix_recursion import prefix_row_variances
@@ -93,7 +93,7 @@ def test_banded_optimum_solves_the_convex_problem(optima) -> None:
 def test_more_freedom_never_costs(optima) -> None:
     toeplitz, banded = optima["banded-toeplitz"].rmse, optima["banded"].rmse
     dense = optima["dense"].rmse
-    identity = float(error.rmse(PrefixSums(), Identity(), N)) * np.sqrt(SCHEME.epochs)
+    identity = float(query_error.rmse(PrefixSums(), Identity(), N)) * np.sqrt(SCHEME.epochs)
     assert dense < banded < toeplitz < identity
     unequal = unamplified.optimize(SCHEME, strategy="dense", equal_columns=False, tolerance=1e-12)
     assert unequal.rmse < dense
@@ -124,7 +124,7 @@ def test_other_workloads(optima) -> None:
     workload = Momentum(0.9, np.ones(N))
     found = unamplified.optimize(SCHEME, strategy="banded", bands=4, workload=workload)
     other = optima["banded"].strategy
-    assert found.rmse < float(error.rmse(workload, other, N))
+    assert found.rmse < float(query_error.rmse(workload, other, N))
 
 
 def test_bad_input_is_named() -> None:

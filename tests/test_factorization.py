@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_error import every_workload
+from test_query_error import every_workload
 from test_strategies import every_strategy
 
 import mfopt
 from mfopt import strategies as S
 from mfopt import workloads
-from mfopt._check import FailureError, UsageError
+from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import Factorization, files
 from mfopt.factorization.record import digest
 from mfopt.guarantee import Guarantee

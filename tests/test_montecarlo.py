@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from test_strategies import dense_modes, every_strategy
 
 from mfopt import strategies as S
-from mfopt._check import UsageError
 from mfopt.accounting import _chunks, betting, dominating_pair, gaussian, plain, tilted
 from mfopt.accounting.frozen import FrozenSamples, bytes_per_sample
 from mfopt.calibration import balls_in_bins as calibration
+from mfopt.errors import UsageError
 from mfopt.sampling import BallsInBins, FixedOrder
 
 K = 4.5

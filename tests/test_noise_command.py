@@ -7,7 +7,7 @@ import pytest
 from mfopt_cli.main import main
 
 from mfopt import strategies as S
-from mfopt._check import FailureError, UsageError
+from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
 from mfopt.noise import NoiseStream, measure

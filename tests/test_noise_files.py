@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from mfopt import strategies as S
-from mfopt._check import UsageError
+from mfopt.errors import UsageError
 from mfopt.noise import NoiseExhaustedError, NoiseStream, load_state, save_state
 from mfopt.noise.for_optax import add_noise
 

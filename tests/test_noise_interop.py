@@ -7,7 +7,7 @@ import pytest
 from test_strategies import every_strategy
 
 from mfopt import strategies as S
-from mfopt._check import UsageError
+from mfopt.errors import UsageError
 from mfopt.noise import NoiseExhaustedError, NoiseStream
 
 N = 11

@@ -9,7 +9,7 @@ import pytest
 from test_strategies import every_strategy
 
 from mfopt import strategies as S
-from mfopt._check import UsageError
+from mfopt.errors import UsageError
 from mfopt.noise import NoiseExhaustedError, NoiseStream, _draws, _keys, from_factorization
 from mfopt.noise.recursions import Modal, Ring, Rows
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from test_strategies import every_strategy
 
-from mfopt import error, load, optimize, workloads
+from mfopt import load, optimize, query_error, workloads
 from mfopt import strategies as S
-from mfopt._check import UsageError
+from mfopt.errors import UsageError
 from mfopt.optimize import drivers, starts
 from mfopt.optimize.drivers import Trace
 from mfopt.optimize.objective import AmplifiedObjective, Evaluation, log_max_error, log_rmse
@@ -109,12 +109,15 @@ def test_sigma_gradient_is_implicit_differentiation(kind):
 
 @pytest.mark.parametrize("workload", range(4))
 def test_losses_are_the_errors_they_are_named_after(workload):
-    from test_error import every_workload
+    from test_query_error import every_workload
 
     strategy, query = every_strategy(N)[3], every_workload(N)[workload]
     with jax.enable_x64(True):
         found = [float(loss(query, N)(strategy, 1.7)) for loss in (log_rmse, log_max_error)]
-    expected = [error.rmse(query, strategy, N, 1.7), error.max_error(query, strategy, N, 1.7)]
+    expected = [
+        query_error.rmse(query, strategy, N, 1.7),
+        query_error.max_error(query, strategy, N, 1.7),
+    ]
     np.testing.assert_allclose(np.exp(found), expected, rtol=1e-12)
 
 
@@ -219,7 +222,7 @@ def error_of(found, workload=PREFIX):
 
     pair = dominating_pair.exact(found.strategy, SCHEME)
     sigma = calibrate(pair, 2.0, 1e-4, samples=2**14, seed=77).noise_multiplier
-    return math.log(error.rmse(workload, found.strategy, N, sigma))
+    return math.log(query_error.rmse(workload, found.strategy, N, sigma))
 
 
 @pytest.fixture(scope="module")
@@ -296,7 +299,7 @@ def max_error_of(strategy):
     sigma = calibrate(
         dominating_pair.exact(strategy, SCHEME), 2.0, 1e-4, samples=2**14, seed=79
     ).noise_multiplier
-    return math.log(error.max_error(PREFIX, strategy, N, sigma))
+    return math.log(query_error.max_error(PREFIX, strategy, N, sigma))
 
 
 def test_any_differentiable_loss():
@@ -324,7 +327,7 @@ def test_bad_options_are_refused_before_any_work(options):
 
 
 def test_a_loss_that_is_never_a_number_is_an_error_with_words():
-    from mfopt._check import FailureError
+    from mfopt.errors import FailureError
 
     start = S.BandedToeplitz(np.array([1.0, 0.5, 0.3]))
     with pytest.raises(FailureError, match="not a number"):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mfopt import sampling
-from mfopt._check import UsageError
+from mfopt.errors import UsageError
 from mfopt.sampling import (
     BallsInBins,
     CyclicPoisson,

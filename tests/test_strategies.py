@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mfopt import strategies as S
-from mfopt._check import UsageError
+from mfopt.errors import UsageError
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import _series
 from mfopt.strategies.fixed import inverse_square_root_coefs, square_root_coefs

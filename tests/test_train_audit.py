@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 from mfopt import sampling
-from mfopt._check import UsageError
 from mfopt.accounting.mechanism import Mechanism as AccountedMechanism
+from mfopt.errors import UsageError
 from mfopt.noise import NoiseStream
 from mfopt.strategies import BLT, BandedToeplitz, Identity
 from mfopt.training.audit import (

@@ -6,7 +6,7 @@ from scipy import stats
 from train_fixtures import synthetic_store
 
 from mfopt import sampling
-from mfopt._check import UsageError
+from mfopt.errors import UsageError
 from mfopt.training.batching import (
     Sampler,
     charged_delta,

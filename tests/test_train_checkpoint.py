@@ -10,7 +10,7 @@ import test_train_loop as loop_tests
 from safetensors.numpy import load_file
 from train_fixtures import bigram_model, synthetic_store
 
-from mfopt._check import UsageError
+from mfopt.errors import UsageError
 from mfopt.training import metrics
 from mfopt.training.checkpoint import Checkpoints
 from mfopt.training.evaluation import Evaluator

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from train_fixtures import bigram_model, synthetic_store
 
-from mfopt._check import UsageError
+from mfopt.errors import UsageError
 from mfopt.training.clipping import Clipping, NoClipping
 from mfopt.training.gradients import Totals, microbatch_adder
 

@@ -15,7 +15,7 @@ from mfopt_cli.main import main
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
-from mfopt._check import FailureError, UsageError
+from mfopt.errors import FailureError, UsageError
 from mfopt.training.data import HoldOut, TokenStore, open_parts
 from mfopt.training.data.build import Options, build
 from mfopt.training.data.sources import JsonLines

@@ -10,7 +10,7 @@ import pyarrow as arrow
 import pytest
 from pyarrow import parquet
 
-from mfopt._check import UsageError
+from mfopt.errors import UsageError
 from mfopt.training.data.enron import Enron, parse, repeats_ngram
 from mfopt.training.data.sources import Csv, Folder, JsonLines, Parquet
 from mfopt.training.data.stdlib import StandardLibrary, functions_of, is_public

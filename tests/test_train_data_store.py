@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mfopt._check import FailureError, UsageError
+from mfopt.errors import FailureError, UsageError
 from mfopt.training.data import HoldOut, TokenStore, TokenStoreBuilder, open_parts
 from mfopt.training.data.builder import _uniform, key
 from mfopt.training.data.store import token_dtype

@@ -13,7 +13,7 @@ from train_fixtures import bigram_model, synthetic_store
 from train_oracles import dp_sgd, norm_of, plus
 
 from mfopt import sampling
-from mfopt._check import UsageError
+from mfopt.errors import UsageError
 from mfopt.noise import NoiseStream
 from mfopt.strategies import BLT
 from mfopt.training.batching import Sampler

@@ -16,7 +16,7 @@ import pytest
 from jax.sharding import PartitionSpec as Spec
 from safetensors.numpy import load_file, save_file
 
-from mfopt._check import UsageError
+from mfopt.errors import UsageError
 from mfopt.training.models.gpt2 import GPT2Config, LoRAConfig
 from mfopt.training.models.huggingface import gpt2_model, load_pretrained, read_config
 

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from train_fixtures import bigram_model, synthetic_store
 
-from mfopt._check import UsageError
+from mfopt.errors import UsageError
 from mfopt.training.models import Model, next_token_loss, num_targets
 from mfopt.training.models.nnx_model import from_nnx
 

@@ -8,8 +8,8 @@ import pytest
 from train_fixtures import synthetic_store
 
 from mfopt import sampling
-from mfopt._check import UsageError
 from mfopt.accounting.mechanism import Mechanism as AccountedMechanism
+from mfopt.errors import UsageError
 from mfopt.guarantee import Guarantee
 from mfopt.noise import NoiseStream
 from mfopt.strategies import BLT, Identity

@@ -20,7 +20,7 @@ from train_fixtures import synthetic_store
 from train_oracles import write_store
 
 import mfopt
-from mfopt._check import UsageError
+from mfopt.errors import UsageError
 from mfopt.training import config, metrics, run
 from mfopt.training.config import TrainConfig
 

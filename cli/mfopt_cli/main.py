@@ -52,7 +52,7 @@ def cli() -> None:
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; exit code 2 for bad usage, 1 for failure, 130 for an interrupt."""
-    from mfopt._check import FailureError, UsageError
+    from mfopt.errors import FailureError, UsageError
 
     try:
         return cli.main(args=arguments, prog_name="mfopt", standalone_mode=False)

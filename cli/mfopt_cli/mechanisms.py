@@ -57,7 +57,7 @@ def comparison(factorization: Any) -> dict[str, float]:
     """σ and RMSE without amplification, and of independent noise with the same batching."""
     import numpy as np
 
-    from mfopt import error
+    from mfopt import query_error
     from mfopt.accounting import dominating_pair, gaussian
     from mfopt.calibration import orthogonal
     from mfopt.strategies import Identity
@@ -74,7 +74,7 @@ def comparison(factorization: Any) -> dict[str, float]:
         "unamplified_noise_multiplier": plain,
         "unamplified_rmse": plain * ratio,
         "dpsgd_noise_multiplier": sgd,
-        "dpsgd_rmse": float(error.rmse(factorization.workload, Identity(), n, sgd)),
+        "dpsgd_rmse": float(query_error.rmse(factorization.workload, Identity(), n, sgd)),
     }
 
 

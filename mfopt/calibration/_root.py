@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from mfopt._check import FailureError
+from mfopt.errors import FailureError
 
 _MAX_EVALUATIONS = 200
 _TRUSTED = 6  # evaluations after which every other step ignores the slope

@@ -21,12 +21,12 @@ import jax
 import numpy as np
 
 from mfopt import _check
-from mfopt._check import FailureError
 from mfopt._float64 import float64
 from mfopt.accounting import _chunks, dominating_pair, frozen, tilted
 from mfopt.accounting.dominating_pair import DominatingPair
 from mfopt.calibration import orthogonal
 from mfopt.calibration.balls_in_bins import Calibration, calibrate
+from mfopt.errors import FailureError
 from mfopt.guarantee import Guarantee
 
 SAMPLES = 2**18  # of a certificate, at least

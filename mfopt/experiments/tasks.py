@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mfopt import _check, error, strategies
+from mfopt import _check, query_error, strategies
 from mfopt.accounting import Mechanism, account, dominating_pair
 from mfopt.calibration import calibrate, release
 from mfopt.experiments.accounts import run_account, run_filter, run_group_baseline
@@ -138,7 +138,7 @@ def _sigma(
 ) -> Result:  # fmt: skip
     strategy = strategy_of(source)
     n = bins * epochs
-    at_one = float(error.rmse(PrefixSums(), strategy, n))
+    at_one = float(query_error.rmse(PrefixSums(), strategy, n))
     relative_error = 0.0
     if sampling == BALLS:
         pair = dominating_pair.exact(strategy, BallsInBins(bins, epochs))

@@ -39,7 +39,7 @@ from typing import Any
 import numpy as np
 
 from mfopt import _check, strategies, workloads
-from mfopt._check import FailureError
+from mfopt.errors import FailureError
 from mfopt.factorization.record import Factorization, digest
 from mfopt.guarantee import Guarantee
 from mfopt.sampling import BallsInBins, from_description

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mfopt import _check, error
+from mfopt import _check, query_error
 from mfopt.accounting import dominating_pair
 from mfopt.guarantee import Guarantee
 from mfopt.sampling import BallsInBins
@@ -60,7 +60,7 @@ class Factorization:
     @property
     def row_variances(self) -> np.ndarray:
         """Error variance of each query at σ = 1, shape (n,)."""
-        return np.asarray(error.row_variances(self.workload, self.strategy, self.iterations))
+        return np.asarray(query_error.row_variances(self.workload, self.strategy, self.iterations))
 
     @property
     def rmse(self) -> float:

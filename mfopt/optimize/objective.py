@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _check, error
+from mfopt import _check, query_error
 from mfopt._float64 import float64
 from mfopt.accounting import _chunks, design_point, dominating_pair
 from mfopt.calibration.balls_in_bins import rough
@@ -46,13 +46,13 @@ class Objective(Protocol):
 @functools.lru_cache(maxsize=64)
 def log_rmse(workload: Workload, n: int) -> Loss:
     """log of σ·‖A C⁻¹‖_F/√n."""
-    return lambda strategy, sigma: jnp.log(error.rmse(workload, strategy, n, sigma))
+    return lambda strategy, sigma: jnp.log(query_error.rmse(workload, strategy, n, sigma))
 
 
 @functools.lru_cache(maxsize=64)
 def log_max_error(workload: Workload, n: int) -> Loss:
     """log of the largest standard deviation of any query."""
-    return lambda strategy, sigma: jnp.log(error.max_error(workload, strategy, n, sigma))
+    return lambda strategy, sigma: jnp.log(query_error.max_error(workload, strategy, n, sigma))
 
 
 LOSSES = {"rmse": log_rmse, "max": log_max_error}

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from mfopt import _check, strategies
-from mfopt._check import FailureError
 from mfopt.accounting import dominating_pair
 from mfopt.calibration import release, warm_up
+from mfopt.errors import FailureError
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
 from mfopt.optimize.drivers import Trace

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt import _check
-from mfopt._check import FailureError
 from mfopt._float64 import float64
+from mfopt.errors import FailureError
 from mfopt.optimize import drivers, objective, starts
 from mfopt.optimize import parameterization as parameters
 from mfopt.optimize.drivers import Trace

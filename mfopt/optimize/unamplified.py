@@ -27,7 +27,7 @@ import numpy as np
 import scipy.linalg
 import scipy.optimize
 
-from mfopt import _check, error
+from mfopt import _check, query_error
 from mfopt._float64 import float64
 from mfopt.accounting import unamplified as sensitivities
 from mfopt.optimize import starts
@@ -118,7 +118,7 @@ def optimize(
         best = _descend(_with_gradient(loss), start, steps, tolerance, trace, lowest)
         found = jax.tree.map(lambda leaf: np.asarray(leaf), build(jnp.asarray(best)))
     value = sensitivities.sensitivity(found, scheme).value
-    plain = float(error.rmse(workload, found, n))
+    plain = float(query_error.rmse(workload, found, n))
     return UnamplifiedOptimum(found, value, value * plain, trace)
 
 
@@ -129,7 +129,7 @@ def _log_error(strategy: Strategy, workload: Workload, n: int) -> jax.Array:
         and strategy.bands**2 < n**2 // 4
     ):
         return jnp.log(jnp.mean(prefix_row_variances(strategy._entries(n)))) / 2
-    return jnp.log(error.rmse(workload, strategy, n))
+    return jnp.log(query_error.rmse(workload, strategy, n))
 
 
 def _with_gradient(loss: Callable) -> Callable[[np.ndarray], Evaluation]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mfopt import _check, error, sampling
+from mfopt import _check, query_error, sampling
 from mfopt.accounting.mechanism import Mechanism as AccountedMechanism
 from mfopt.accounting.mechanism import account
 from mfopt.factorization import Factorization
@@ -227,7 +227,7 @@ def noise_against_signal(mechanism: Mechanism, num_params: int) -> dict[str, flo
         rows = np.cumsum(np.asarray(noise.strategy.inverse_coefs(n)) ** 2)
     else:
         only_now = ToeplitzWorkload(np.eye(1, n)[0])
-        rows = np.asarray(error.row_variances(only_now, noise.strategy, n))
+        rows = np.asarray(query_error.row_variances(only_now, noise.strategy, n))
     coordinate = noise.stddev * np.sqrt(rows) / mechanism.normalizer
     bound = mechanism.clipping.sensitivity
     return {

@@ -153,14 +153,14 @@ def _kinds(scheme: Any, epsilon: float) -> dict[str, Any]:
 
 def _fresh(strategy: Any, scheme: Any, epsilon: float) -> dict[str, float]:
     """σ and RMSE on samples that no optimization has seen."""
-    from mfopt import error
+    from mfopt import query_error
     from mfopt.accounting import dominating_pair
     from mfopt.calibration import calibrate
     from mfopt.workloads import PrefixSums
 
     pair = dominating_pair.exact(strategy, scheme)
     found = calibrate(pair, epsilon, 1e-5, samples=2**17, seed=99)
-    rmse = error.rmse(PrefixSums(), strategy, scheme.iterations, found.noise_multiplier)
+    rmse = query_error.rmse(PrefixSums(), strategy, scheme.iterations, found.noise_multiplier)
     return {"rmse": float(rmse), "sigma": found.noise_multiplier,
             "relative_error": found.relative_error}  # fmt: skip
 

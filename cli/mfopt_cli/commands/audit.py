@@ -36,7 +36,7 @@ def command(
       mfopt audit best.npz --config run/config.toml --canaries 20000
     """
     import mfopt
-    from mfopt._check import FailureError
+    from mfopt.errors import FailureError
     from mfopt.training import config
     from mfopt.training.audit import audit
     from mfopt.training.privacy import Account

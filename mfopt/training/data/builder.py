@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from mfopt import _check
-from mfopt._check import FailureError
+from mfopt.errors import FailureError
 from mfopt.training.data.files import save_array, write_text
 from mfopt.training.data.store import (
     FORMAT_VERSION,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from test_strategies import every_strategy
 
-from mfopt import error, workloads
-from mfopt._check import UsageError
+from mfopt import query_error, workloads
+from mfopt.errors import UsageError
 
 N = 24
 
@@ -29,12 +29,12 @@ def test_row_variances_match_the_dense_product(kind):
     for workload in every_workload(N):
         product = workload.materialize(N) @ np.linalg.inv(strategy.materialize(N))
         expected = np.sum(product**2, axis=1)
-        found = error.row_variances(workload, strategy, N)
+        found = query_error.row_variances(workload, strategy, N)
         np.testing.assert_allclose(found, expected, rtol=1e-8)
-        assert error.rmse(workload, strategy, N, 3.0) == pytest.approx(
+        assert query_error.rmse(workload, strategy, N, 3.0) == pytest.approx(
             3 * np.linalg.norm(product) / np.sqrt(N)
         )
-        assert error.max_error(workload, strategy, N, 3.0) == pytest.approx(
+        assert query_error.max_error(workload, strategy, N, 3.0) == pytest.approx(
             3 * np.sqrt(expected.max())
         )
 
@@ -54,7 +54,7 @@ def test_gradients_match_finite_differences(kind):
         def value(step, workload=workload):
             moved = [x + step * d for x, d in zip(leaves, direction, strict=True)]
             strategy = jax.tree.unflatten(tree, moved)
-            return jnp.sum(weight * error.row_variances(workload, strategy, N))
+            return jnp.sum(weight * query_error.row_variances(workload, strategy, N))
 
         with jax.enable_x64(True):
             slope = float(jax.grad(value)(0.0))
@@ -80,7 +80,9 @@ def test_equal_workloads_share_what_is_compiled_and_others_never_do():
     assert [hash(w) for w in first] == [hash(w) for w in second] and first == second
     for scale in range(1, 40):  # fresh objects land on the addresses of dead ones
         workload = workloads.ToeplitzWorkload(scale * np.ones(3))
-        assert error.rmse(workload, every_strategy(3)[0], 3) == pytest.approx(scale * np.sqrt(2))
+        assert query_error.rmse(workload, every_strategy(3)[0], 3) == pytest.approx(
+            scale * np.sqrt(2)
+        )
 
 
 def test_workloads_round_trip_and_refuse_nonsense(tmp_path):
