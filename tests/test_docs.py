@@ -1,29 +1,96 @@
-"""The README is true: its Python runs, and it names every command and option-bearing file."""
+"""The pages are true: their blocks run in order, and they name every command."""
 
+from __future__ import annotations
+
+import importlib.util
 import json
 import re
-from pathlib import Path
 
+import click
+import documentation
 import pytest
 from click.testing import CliRunner
+from documentation import PAGES, ROOT, Block
 from mfopt_cli.main import COMMANDS, cli
 
-ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+LONGEST_README = 9000
 
 
-def marked_blocks():
-    return re.findall(r"<!-- test: python -->\n```python\n(.*?)```", README, re.S)
+def parse(arguments: list[str]) -> None:
+    """Raise unless the command and every option of ``arguments`` exist."""
+    command: click.Command = cli
+    context = click.Context(cli, info_name="mfopt")
+    words = list(arguments)
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        found = command.get_command(context, words.pop(0))
+        assert found is not None, f"no such command in: mfopt {' '.join(arguments)}"
+        command, context = found, click.Context(found, parent=context, info_name=found.name)
+    if command.ignore_unknown_options:
+        return  # the settings of a run are options too; the command checks them itself
+    known = {name for p in command.params for name in (*p.opts, *p.secondary_opts)} | {"--help"}
+    for word in words:
+        name = word.partition("=")[0]
+        if name.startswith("--"):
+            assert name in known, f"mfopt {' '.join(arguments)}: {name}"
 
 
-@pytest.mark.parametrize("index", range(len(marked_blocks())))
-def test_readme_python_runs(index, tmp_path, monkeypatch):
+def run(block: Block, names: dict, page: str) -> None:
+    if block.language == "python":
+        code = compile("\n" * block.line + block.code, page, "exec")
+        if not block.is_example:
+            exec(code, names)
+    elif block.language in ("sh", "console"):
+        for arguments, shown in documentation.commands(block):
+            parse(arguments)
+            if block.is_example:
+                continue
+            done = CliRunner().invoke(cli, arguments)
+            where = f"{page}:{block.line}: mfopt {' '.join(arguments)}"
+            assert done.exit_code == 0, f"{where}\n{done.output}"
+            missing = set(documentation.words(shown)) - set(documentation.words(done.output))
+            assert not missing, f"{where}: not in the output: {sorted(missing)}\n{done.output}"
+
+
+def run_page(page, tmp_path, monkeypatch, *, slow: bool) -> None:
     monkeypatch.chdir(tmp_path)
-    exec(compile(marked_blocks()[index], "README.md", "exec"), {})
+    names: dict = {"__name__": "page"}
+    for block in documentation.blocks(page):
+        if block.slow and not slow:
+            continue
+        if any(importlib.util.find_spec(package) is None for package in block.needs):
+            continue
+        run(block, names, str(page))
 
 
-def test_readme_has_marked_python():
-    assert marked_blocks()
+PLAIN = [page for page in PAGES if not any(block.slow for block in documentation.blocks(page))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
+    run_page(page, tmp_path, monkeypatch, slow=False)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in PLAIN], ids=str)
+def test_the_slow_blocks_run_too(page, tmp_path, monkeypatch):
+    run_page(page, tmp_path, monkeypatch, slow=True)
+
+
+def test_a_block_that_is_false_is_found(tmp_path, monkeypatch):
+    """Controls: code that fails, an option that does not exist, output that is not there."""
+    monkeypatch.chdir(tmp_path)
+    for block in (
+        Block("python", "assert False\n", "", 1),
+        Block("sh", "mfopt optimize --epoch-count 3\n", "example", 1),
+        Block("console", "$ mfopt --version\nnonsense\n", "", 1),
+    ):
+        with pytest.raises(AssertionError):
+            run(block, {}, "page")
+
+
+def test_the_readme_is_short():
+    assert len(README) <= LONGEST_README
 
 
 def test_every_command_is_documented_and_has_an_example():
@@ -36,6 +103,13 @@ def test_every_command_is_documented_and_has_an_example():
         for sub in getattr(command, "commands", {}):
             parts.append(CliRunner().invoke(cli, [name, sub, "--help"]).output)
         assert any(f"mfopt {name}" in part.partition("Example")[2] for part in parts), name
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in PAGES:
+        folder = (ROOT / page).parent
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / page).read_text()):
+            assert (folder / target).exists(), f"{page}: {target}"
 
 
 def test_artifacts_are_all_in_the_manifest():
@@ -53,17 +127,19 @@ def test_artifacts_are_all_in_the_manifest():
 def test_tree_names_no_machine():
     """No home folders or temporary paths of the machine that wrote a file."""
     pattern = re.compile(r"/(?:home|root|Users|work|tmp)/[A-Za-z0-9_.-]+")
-    for path in ROOT.rglob("*"):
-        parts = path.relative_to(ROOT).parts
-        if (
-            not path.is_file()
-            or parts[0] in (".git", "tests", ".ci")
-            or any(
-                part.startswith(".") or part.endswith(".egg-info") or part == "__pycache__"
-                for part in parts
-            )
-        ):
+    for path in tracked():
+        if path.parts[0] in ("tests", ".ci"):
             continue
-        if path.suffix in (".md", ".json", ".csv", ".ipynb", ".py", ".toml", ".svg"):
-            found = pattern.search(path.read_text())
-            assert found is None, f"{path.relative_to(ROOT)}: {found.group()}"
+        if path.suffix in (".md", ".json", ".csv", ".ipynb", ".py", ".toml", ".svg", ".cff"):
+            found = pattern.search((ROOT / path).read_text())
+            assert found is None, f"{path}: {found.group()}"
+
+
+def tracked():
+    """Files of the project, without environments, caches and build folders inside the clone."""
+    tops = ["mfopt", "cli", "notebooks", "tests", "artifacts"]
+    yield from (path.relative_to(ROOT) for path in ROOT.glob("*.*") if path.is_file())
+    for top in tops:
+        for path in (ROOT / top).rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                yield path.relative_to(ROOT)

@@ -16,7 +16,7 @@ from mfopt.sampling import BallsInBins
 from mfopt.workloads import PrefixSums
 
 MARKER = "<!-- numpy-noise -->"
-README = Path(__file__).parent.parent / "README.md"
+README = Path(__file__).parent.parent / "mfopt" / "noise" / "README.md"
 
 
 @pytest.fixture(scope="module")
