@@ -26,9 +26,9 @@ def parse(arguments: list[str]) -> None:
         found = command.get_command(context, words.pop(0))
         assert found is not None, f"no such command in: mfopt {' '.join(arguments)}"
         command, context = found, click.Context(found, parent=context, info_name=found.name)
-    if command.ignore_unknown_options:
-        return  # the settings of a run are options too; the command checks them itself
-    known = {name for p in command.params for name in (*p.opts, *p.secondary_opts)} | {"--help"}
+    known = {name for p in command.get_params(context) for name in (*p.opts, *p.secondary_opts)} | {
+        "--help"
+    }
     for word in words:
         name = word.partition("=")[0]
         if name.startswith("--"):
