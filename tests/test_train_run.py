@@ -21,8 +21,10 @@ from train_oracles import write_store
 
 import mfopt
 from mfopt.errors import UsageError
-from mfopt.training import config, metrics, run
+from mfopt.training import config, metrics, privacy
 from mfopt.training.config import TrainConfig
+from mfopt.training.execute import execute
+from mfopt.training.prepare import prepare
 
 SMALL = {
     "length": 8, "width": 8, "layers": 1, "heads": 2, "records_per_user": 2, "microbatch": 4,
@@ -69,7 +71,7 @@ def exported(folder):
 
 def test_a_run_writes_all_it_promises(data, tmp_path):
     settings = settings_for(data, tmp_path / "run", tensorboard=True, pretrain_steps=3)
-    summary = run.execute(run.prepare(settings), progress=False)
+    summary = execute(prepare(settings), progress=False)
     folder = tmp_path / "run"
     assert summary["steps"] == 6 and summary["evaluated_after"] == 6
     assert set(summary["after"]) == {"held-out-users"}
@@ -90,22 +92,23 @@ def test_a_run_writes_all_it_promises(data, tmp_path):
     parameters = sum(array.size for array in exported(folder).values())
     assert parameters == report["parameters"]
     with pytest.raises(UsageError, match="holds a run already"):
-        run.prepare(settings)
+        prepare(settings)
 
 
 def test_metrics_that_are_not_private_can_be_left_out(data, tmp_path):
     settings = settings_for(data, tmp_path / "run", private_metrics=False, steps=2)
-    run.execute(run.prepare(settings), progress=False)
+    execute(prepare(settings), progress=False)
     assert not (tmp_path / "run" / "metrics.csv").exists()
     assert (tmp_path / "run" / "evaluation.csv").exists()
 
 
 CHILD = """
 import sys, json
-from mfopt.training import run
+from mfopt.training.execute import execute
+from mfopt.training.prepare import prepare
 from mfopt.training.config import TrainConfig
 settings = TrainConfig(**json.loads(sys.argv[1]))
-run.execute(run.prepare(settings, resume=True), progress=False)
+execute(prepare(settings, resume=True), progress=False)
 """
 
 
@@ -117,7 +120,7 @@ def test_a_run_killed_at_any_moment_goes_on_bit_for_bit(data, tmp_path, compiled
         "sampling": "poisson:probability=0.3,iterations=40",
     }
     whole = settings_for(data, tmp_path / "whole", **changes)
-    run.execute(run.prepare(whole), progress=False)
+    execute(prepare(whole), progress=False)
     broken = {**SMALL, **POISSON, "data": str(data), "output": str(tmp_path / "broken"), **changes}
     table = tmp_path / "broken" / "metrics.csv"
     killed = 0
@@ -145,7 +148,7 @@ def test_a_run_killed_at_any_moment_goes_on_bit_for_bit(data, tmp_path, compiled
 
 def test_a_resumed_run_must_be_the_same_run(data, tmp_path):
     settings = settings_for(data, tmp_path / "run", steps=2)
-    run.execute(run.prepare(settings), progress=False)
+    execute(prepare(settings), progress=False)
     others = [
         {"clip_norm": 0.5},
         {"records_per_user": 3},
@@ -157,27 +160,27 @@ def test_a_resumed_run_must_be_the_same_run(data, tmp_path):
     for change in others:
         other = settings_for(data, tmp_path / "run", **change)
         with pytest.raises(UsageError, match=r"resume|its noise are not"):
-            run.execute(run.prepare(other, resume=True), progress=False)
+            execute(prepare(other, resume=True), progress=False)
     changed = tmp_path / "changed"
     write_store(synthetic_store(num_users=20, seed=9), changed / "train")
     write_store(synthetic_store(num_users=5, seed=1), changed / "held-out-users")
-    with_other_data = run.prepare(settings_for(changed, tmp_path / "run"), resume=True)
+    with_other_data = prepare(settings_for(changed, tmp_path / "run"), resume=True)
     with pytest.raises(UsageError, match="data"):
-        run.execute(with_other_data, progress=False)
+        execute(with_other_data, progress=False)
     # nor may the signed report in a checkpoint be another than the one that was written
     facts = tmp_path / "run" / "checkpoints" / "2" / "facts" / "metadata"
     written = facts.read_text()
     assert '"epsilon": 8.0' in written
     facts.write_text(written.replace('"epsilon": 8.0', '"epsilon": 2.0'))
     with pytest.raises(UsageError, match="signature"):
-        run.execute(run.prepare(settings, resume=True), progress=False)
+        execute(prepare(settings, resume=True), progress=False)
     facts.write_text(written)
     # and what changes no number may change; the run then reaches its end and not one step more
     more = settings_for(data, tmp_path / "run", keep=1, evaluate_every=0)
-    summary = run.execute(run.prepare(more, resume=True), progress=False)
+    summary = execute(prepare(more, resume=True), progress=False)
     assert summary["steps"] == 6
     with pytest.raises(UsageError, match="covers 6 steps"):
-        run.prepare(settings_for(data, tmp_path / "run", steps=7), resume=True)
+        prepare(settings_for(data, tmp_path / "run", steps=7), resume=True)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +199,7 @@ def test_a_resumed_run_must_be_the_same_run(data, tmp_path):
 )
 def test_every_algorithm_runs(data, tmp_path, changes):
     settings = settings_for(data, tmp_path / "run", steps=2, evaluate_every=0, **changes)
-    summary = run.execute(run.prepare(settings), progress=False)
+    summary = execute(prepare(settings), progress=False)
     assert summary["steps"] == 2
     assert all(np.isfinite(array).all() for array in exported(tmp_path / "run").values())
     if settings.algorithm == "none":
@@ -271,8 +274,8 @@ FILE = Path(__file__).parents[1] / "artifacts" / "factorizations" / "blt-4-8x32-
 def test_a_factorization_file_brings_its_sampling_and_its_guarantee(data, tmp_path):
     changes = {"factorization": str(FILE), "sampling": "", "epsilon": 0.0, "delta": 0.0, "steps": 2}
     settings = settings_for(data, tmp_path / "run", evaluate_every=0, **changes)
-    prepared = run.prepare(settings)
-    summary = run.execute(prepared, progress=False)
+    prepared = prepare(settings)
+    summary = execute(prepared, progress=False)
     stored = mfopt.load(FILE)
     guarantee = summary["privacy"]["guarantee"]
     assert (guarantee["epsilon"], guarantee["status"]) == (2.0, "certified")
@@ -281,7 +284,7 @@ def test_a_factorization_file_brings_its_sampling_and_its_guarantee(data, tmp_pa
     assert prepared.mechanism.sampler.scheme == stored.sampling
     assert prepared.mechanism.noise.digest == stored.digest
     with pytest.raises(UsageError, match="adds no noise"):
-        run.prepare(settings_for(data, tmp_path / "other", algorithm="none", **changes))
+        prepare(settings_for(data, tmp_path / "other", algorithm="none", **changes))
 
 
 def test_the_c_of_a_file_can_be_accounted_anew_for_groups(data, tmp_path, monkeypatch):
@@ -291,18 +294,18 @@ def test_the_c_of_a_file_can_be_accounted_anew_for_groups(data, tmp_path, monkey
         asked.append((mechanism, epsilon, delta))
         raise UsageError("seen")
 
-    monkeypatch.setattr(run.privacy.Account, "solve", solve)
+    monkeypatch.setattr(privacy.Account, "solve", solve)
     for algorithm in ("els", "group"):
         changes = {"factorization": str(FILE), "sampling": "", "algorithm": algorithm}
         with pytest.raises(UsageError, match="seen"):
-            run.prepare(settings_for(data, tmp_path / "run", **changes))
+            prepare(settings_for(data, tmp_path / "run", **changes))
     stored = mfopt.load(FILE)
     (tight, *target), (one, *smaller) = asked
     assert tight.sampling == one.sampling == stored.sampling
     assert tight.strategy.describe() == stored.strategy.describe()
     assert (tight.group_size, one.group_size) == (2, 1)
     assert target == [8.0, 1e-4]
-    assert smaller == list(run.privacy.one_unit_target(8.0, 1e-4, 2))
+    assert smaller == list(privacy.one_unit_target(8.0, 1e-4, 2))
 
 
 def test_a_strategy_is_optimized_for_balls_in_bins_over_users_only(tmp_path):
@@ -341,16 +344,16 @@ def test_a_run_that_optimized_its_strategy_goes_on_by_its_written_settings(data,
 
 def test_an_account_is_made_once_for_a_run(data, tmp_path, monkeypatch):
     settings = settings_for(data, tmp_path / "run", steps=2, evaluate_every=0)
-    begun = run.execute(run.prepare(settings), progress=False)
+    begun = execute(prepare(settings), progress=False)
 
     def solve(mechanism, epsilon, delta):
         raise UsageError("made anew")
 
-    monkeypatch.setattr(run.privacy.Account, "solve", solve)
+    monkeypatch.setattr(privacy.Account, "solve", solve)
     more = settings_for(data, tmp_path / "run", evaluate_every=0)
-    gone_on = run.execute(run.prepare(more, resume=True), progress=False)
+    gone_on = execute(prepare(more, resume=True), progress=False)
     assert gone_on["steps"] == 6
     assert gone_on["privacy"]["noise_multiplier"] == begun["privacy"]["noise_multiplier"]
     for change in ({"epsilon": 7.0}, {"algorithm": "els"}):
         with pytest.raises(UsageError, match="made anew"):
-            run.prepare(settings_for(data, tmp_path / "run", **change), resume=True)
+            prepare(settings_for(data, tmp_path / "run", **change), resume=True)

@@ -112,8 +112,8 @@ def run_base(
     pretrain_rate: float,
 ) -> Result:  # fmt: skip
     """Build the corpus, pretrain, and keep the files of both."""
-    from mfopt.training import run
     from mfopt.training.config import TrainConfig
+    from mfopt.training.prepare import prepare
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -122,7 +122,7 @@ def run_base(
             width=width, layers=layers, pretrain_steps=pretrain_steps,
             pretrain_rate=pretrain_rate, output=str(folder), seed=0,
         )  # fmt: skip
-        prepared = run.prepare(settings)
+        prepared = prepare(settings)
         corpus = folder / "corpus" if data == "stdlib" else Path(data)
         arrays = _packed(corpus, "corpus") | _packed(folder / "pretrained", "pretrained")
         users, parameters = prepared.parts["train"].num_users, prepared.model.num_params
@@ -150,8 +150,10 @@ def run_training(
     records_per_user: int, length: int, evaluate_every: int, evaluate_records: int,
 ) -> Result:  # fmt: skip
     """Train with user-level sampling by the real trainer; the losses are on record."""
-    from mfopt.training import metrics, run
+    from mfopt.training import metrics
     from mfopt.training.config import TrainConfig
+    from mfopt.training.execute import execute
+    from mfopt.training.prepare import prepare
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -165,7 +167,7 @@ def run_training(
             evaluate_every=evaluate_every, evaluate_records=evaluate_records,
             checkpoint_every=10**6,
         )  # fmt: skip
-        summary = run.execute(run.prepare(settings), progress=False)
+        summary = execute(prepare(settings), progress=False)
         rows = metrics.read_table(folder / "run" / "evaluation.csv")
         steps = metrics.read_table(folder / "run" / "metrics.csv")
     losses: dict[str, list[tuple[int, float]]] = {}

@@ -92,14 +92,15 @@ def command(
         click.echo(settings.to_toml(), nl=False)
         return
     _join(coordinator, processes, process)
-    from mfopt.training import run
+    from mfopt.training.execute import execute
+    from mfopt.training.prepare import prepare
 
     say: Callable[[str], None] = (
         (lambda line: None) if quiet else (lambda line: click.echo(line, err=True))
     )
     if settings.optimizes:
         settings = _with_factorization(settings, say)
-    prepared = run.prepare(settings, resume=resume, say=say, progress=not quiet)
+    prepared = prepare(settings, resume=resume, say=say, progress=not quiet)
     report = prepared.report(0)
     if report is not None and not quiet:
         click.echo(privacy.report_text(report), err=True)
@@ -107,7 +108,7 @@ def command(
         if as_json:
             click.echo(json.dumps(report, indent=2, sort_keys=True))
         return
-    summary = run.execute(prepared, say=say, progress=not quiet)
+    summary = execute(prepared, say=say, progress=not quiet)
     if as_json:
         click.echo(json.dumps(summary, indent=2, sort_keys=True))
         return
@@ -150,7 +151,7 @@ def _with_factorization(settings: Any, say: Callable[[str], None]) -> Any:
     import mfopt
     from mfopt import _check
     from mfopt.optimize import factorize
-    from mfopt.training.run import make_folder
+    from mfopt.training.folder import make_folder
 
     path = Path(settings.output) / "factorization.npz"
     if not path.is_file() and jax.process_index() == 0:

@@ -1,0 +1,99 @@
+"""The model that a run starts from: new, loaded, or pretrained on the public part first."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from mfopt import _check
+from mfopt.training.config import TrainConfig
+from mfopt.training.data import TokenStore
+from mfopt.training.data.files import write_text
+from mfopt.training.export import export_model
+from mfopt.training.folder import wait_for_lead
+from mfopt.training.models import Model
+from mfopt.training.pretraining import pretrain
+
+Say = Callable[[str], None]
+
+
+def initial_model(
+    config: TrainConfig, parts: dict[str, TokenStore], folder: Path, mesh: Mesh, say: Say,
+    progress: bool,
+) -> Model:  # fmt: skip
+    from mfopt.training.models.gpt2 import GPT2Config, LoRAConfig
+    from mfopt.training.models.huggingface import gpt2_model, load_pretrained
+
+    lora = LoRAConfig(config.lora_rank) if config.lora_rank else None
+    loading: dict[str, Any] = {"compute_dtype": config.compute_dtype, "remat": config.remat}
+    source = config.model
+    if config.pretrain_steps:
+        source = str(folder / "pretrained")
+        if jax.process_index() == 0:
+            _pretrain(config, parts, Path(source), loading, say, progress)
+        wait_for_lead("pretraining")
+    if source:
+        return load_pretrained(source, lora=lora, seed=config.model_seed, **loading)
+    shape = _shape(config, parts["train"].vocab_size, loading)
+    return gpt2_model(GPT2Config(**shape), lora=lora, seed=config.model_seed)
+
+
+def _pretrain(
+    config: TrainConfig, parts: dict[str, TokenStore], target: Path, loading: dict[str, Any],
+    say: Say, progress: bool,
+) -> None:  # fmt: skip
+    """Make the pretrained model of these settings in ``target``, unless it is there."""
+    if "public" not in parts:
+        raise _check.reject(
+            "pretrain_steps", config.pretrain_steps, "the data has no public part",
+            "Build it with --public, or pretrain elsewhere and give --model.",
+        )  # fmt: skip
+    public, note = parts["public"], target / "pretraining.json"
+    names = ("length", "width", "layers", "heads", "model_seed", "pretrain_steps",
+             "pretrain_batch", "pretrain_rate", "compute_dtype")  # fmt: skip
+    base = _plain_model(config, public.vocab_size, loading)
+    wanted = {name: getattr(config, name) for name in names}
+    wanted |= {"data": public.digest, "model": digest_of(base.params)}
+    if note.is_file() and json.loads(note.read_text()) == wanted:
+        say("using the pretrained model of these settings")
+        return
+    params = pretrain(
+        base, public, steps=config.pretrain_steps, batch=config.pretrain_batch,
+        length=config.length, learning_rate=config.pretrain_rate, seed=config.model_seed, say=say,
+        progress=progress,
+    )  # fmt: skip
+    export_model(base, params, target, force=True)
+    write_text(note, json.dumps(wanted, indent=2) + "\n")
+
+
+def _plain_model(config: TrainConfig, vocab_size: int, loading: dict[str, Any]) -> Model:
+    from mfopt.training.models.gpt2 import GPT2Config
+    from mfopt.training.models.huggingface import gpt2_model, load_pretrained
+
+    if config.model:
+        return load_pretrained(config.model, seed=config.model_seed, **loading)
+    return gpt2_model(GPT2Config(**_shape(config, vocab_size, loading)), seed=config.model_seed)
+
+
+def _shape(config: TrainConfig, vocab_size: int, loading: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "vocab_size": vocab_size, "n_positions": config.length, "n_embd": config.width,
+        "n_layer": config.layers, "n_head": config.heads, **loading,
+    }  # fmt: skip
+
+
+def digest_of(params: Any) -> str:
+    """SHA-256 of the values of a pytree of arrays."""
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        array = np.ascontiguousarray(np.asarray(leaf))
+        digest.update(f"{jax.tree_util.keystr(path)}{array.dtype}{array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()

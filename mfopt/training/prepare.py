@@ -1,0 +1,266 @@
+"""Everything a training run needs, read and checked before anything is computed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from mfopt import _check
+from mfopt.accounting.mechanism import Mechanism as AccountedMechanism
+from mfopt.factorization import load as load_factorization
+from mfopt.guarantee import Guarantee
+from mfopt.noise import NoiseStream
+from mfopt.sampling import FixedBatch, FixedOrder
+from mfopt.strategies import Identity, Strategy
+from mfopt.training import mesh as meshes
+from mfopt.training import privacy
+from mfopt.training.batching import Sampler
+from mfopt.training.clipping import Clipping, NoClipping
+from mfopt.training.config import TrainConfig
+from mfopt.training.data import TokenStore, open_parts
+from mfopt.training.data.files import write_text
+from mfopt.training.evaluation import Evaluator
+from mfopt.training.folder import check_folder, secret_of, wait_for_lead
+from mfopt.training.initial_model import digest_of, initial_model
+from mfopt.training.loop import Mechanism, Trainer
+from mfopt.training.models import Model
+from mfopt.training.optimizers import make_optimizer, schedule
+from mfopt.training.secrets import RunSecret
+from mfopt.training.selection import PERPLEXITY_RULES
+from mfopt.training.units import RecordUnits, Units, UserUnits
+
+Say = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """Everything a run needs, checked. ``guarantee`` is None for the non-private baseline."""
+
+    config: TrainConfig
+    parts: dict[str, TokenStore]
+    model: Model
+    account: privacy.Account | None
+    mechanism: Mechanism
+    guarantee: Guarantee | None
+    trainer: Trainer
+    secret: RunSecret
+    mesh: Mesh
+    facts: dict[str, Any]
+    public_report: dict[str, Any] | None
+
+    @property
+    def folder(self) -> Path:
+        """Where the run writes."""
+        return Path(self.config.output)
+
+    @property
+    def steps(self) -> int:
+        """Steps to do: all that are covered, or fewer."""
+        return min(self.config.steps or self.mechanism.iterations, self.mechanism.iterations)
+
+    def report(self, steps_done: int) -> dict[str, Any] | None:
+        """The signed privacy report after so many steps."""
+        if self.public_report is None:
+            return None
+        return privacy.sign(self.public_report | {"steps_done": steps_done}, self.secret)
+
+
+def prepare(
+    config: TrainConfig, *, resume: bool = False, say: Say = lambda line: None,
+    progress: bool = False,
+) -> Prepared:  # fmt: skip
+    """Read data, model and account; refuse what does not belong together.
+
+    Args:
+        resume: go on with the run in ``config.output``, whose secret is then used.
+        say: takes lines of progress.
+        progress: draw a bar while pretraining.
+
+    Raises:
+        UsageError: see :class:`Mechanism` and :func:`privacy.statement`; also where the model does
+            not take the data, or the output folder holds a run and ``resume`` is not set.
+    """
+    folder = Path(config.output)
+    resuming = check_folder(folder, resume)
+    mesh = meshes.make_mesh(config.model_parallel)
+    account = _account(config, folder)
+    parts = _open_data(config, folder, say)
+    train = parts["train"]
+    model = initial_model(config, parts, folder, mesh, say, progress)
+    model.check_fits(train.vocab_size, config.length)
+    secret = secret_of(config, folder, resuming)
+    scheme = account.sampling if account else config.scheme()
+    units = _units(config, train, model, mesh, secret, scheme)
+    mechanism = _mechanism(config, account, scheme, units, secret, mesh)
+    guarantee = public_report = None
+    if account is not None:
+        guarantee = privacy.statement(
+            account, mechanism, privacy_unit=config.privacy_unit, delta_share=config.delta_share,
+            black_box=config.algorithm == "group",
+        )  # fmt: skip
+        public_report = privacy.report(
+            account, mechanism, guarantee, num_params=model.num_params, steps_done=0,
+            pinned=config.seed >= 0,
+        )  # fmt: skip
+    if config.steps > mechanism.iterations:
+        raise _check.reject(
+            "steps", config.steps, f"the account covers {mechanism.iterations} steps",
+            "A longer run needs an account of its own.",
+        )  # fmt: skip
+    optimizer = make_optimizer(
+        config.optimizer,
+        schedule(config.schedule, config.learning_rate, mechanism.iterations, config.warmup),
+        momentum=config.momentum, beta1=config.beta1, beta2=config.beta2,
+        weight_decay=config.weight_decay,
+    )  # fmt: skip
+    trainer = Trainer(model, mechanism, optimizer, mesh=mesh)
+    facts = {
+        "settings": config.fingerprint,
+        "data": train.digest,
+        "model": digest_of(model.params),
+        "mechanism": account.digest if account else "",
+        "devices": [int(size) for size in mesh.devices.shape],
+    }
+    return Prepared(
+        config,
+        parts,
+        model,
+        account,
+        mechanism,
+        guarantee,
+        trainer,
+        secret,
+        mesh,
+        facts,
+        public_report,
+    )
+
+
+def _account(config: TrainConfig, folder: Path) -> privacy.Account | None:
+    """The account that the run has to execute: of the file, or solved for (ε, δ)."""
+    if config.algorithm == "none":
+        if config.factorization:
+            raise _check.reject(
+                "algorithm", "none", "adds no noise, so it needs no factorization",
+                "Give its --sampling instead, for example balls-in-bins:bins=16,epochs=4.",
+            )  # fmt: skip
+        return None
+    strategy: Strategy = Identity()
+    scheme, digest = None, ""
+    if config.factorization:
+        found = load_factorization(config.factorization)
+        if not config.epsilon:
+            return privacy.Account.of(found)
+        # the file's C at a target of the run's own: for groups, which the file is not made for
+        strategy, scheme, digest = found.strategy, found.sampling, found.digest
+    epsilon, delta, group = config.epsilon, config.delta, 1
+    if config.algorithm in ("els", "group") and config.privacy_unit == "user":
+        group = config.records_per_user
+    if config.algorithm == "group":
+        epsilon, delta = privacy.one_unit_target(epsilon, delta, group)
+        group = 1
+    accounted = AccountedMechanism(
+        scheme or config.scheme(), strategy, group_size=group,
+        privacy_unit="user" if config.algorithm == "uls" else "record",
+    )  # fmt: skip
+    asked = [accounted.sampling.describe(), digest, group, accounted.privacy_unit, epsilon, delta]
+    return _solved_once(folder / "account.json", asked, accounted, epsilon, delta)
+
+
+def _solved_once(
+    path: Path, asked: list[Any], accounted: AccountedMechanism, epsilon: float, delta: float
+) -> privacy.Account:
+    """The account, kept with the run: a resumed run and every process must have the same σ."""
+    if path.is_file():
+        kept = json.loads(path.read_text())
+        if kept["asked"] == asked:
+            return privacy.Account.proved(accounted, Guarantee(**kept["guarantee"]))
+    solved = None
+    if jax.process_index() == 0:
+        solved = privacy.Account.solve(accounted, epsilon, delta)
+        text = json.dumps({"asked": asked, "guarantee": solved.guarantee.describe()}, indent=2)
+        write_text(path, text + "\n")
+    wait_for_lead("account")
+    if solved is not None and jax.process_count() == 1:
+        return solved
+    return privacy.Account.proved(accounted, Guarantee(**json.loads(path.read_text())["guarantee"]))
+
+
+def _open_data(config: TrainConfig, folder: Path, say: Say) -> dict[str, TokenStore]:
+    if config.data != "stdlib":
+        return open_parts(config.data)
+    corpus = folder / "corpus"
+    if not corpus.is_dir() and jax.process_index() == 0:
+        from mfopt.training.data.stdlib import build_stdlib
+
+        say("building the embedded corpus")
+        build_stdlib(corpus, show_progress=False)
+    wait_for_lead("corpus")
+    return open_parts(corpus)
+
+
+def _units(
+    config: TrainConfig, train: TokenStore, model: Model, mesh: Mesh, secret: RunSecret, scheme: Any
+) -> Units:
+    losses = None
+    if config.selection in PERPLEXITY_RULES:
+        losses = _record_losses(config, train, model, mesh)
+    shared: dict[str, Any] = {
+        "length": config.length, "rule": config.selection, "seed": secret.seed("selection"),
+        "losses": losses,
+    }  # fmt: skip
+    if config.algorithm in ("els", "group"):
+        return RecordUnits(
+            train, group_size=config.records_per_user,
+            reserve=isinstance(scheme, FixedOrder | FixedBatch), **shared,
+        )  # fmt: skip
+    return UserUnits(train, records=config.records_per_user, **shared)
+
+
+def _record_losses(config: TrainConfig, train: TokenStore, model: Model, mesh: Mesh) -> np.ndarray:
+    evaluator, params, frozen = placed(config, model, mesh)
+    return evaluator.record_losses(params, frozen, train, np.arange(train.num_records))[0]
+
+
+def _mechanism(
+    config: TrainConfig, account: privacy.Account | None, scheme: Any, units: Units,
+    secret: RunSecret, mesh: Mesh,
+) -> Mechanism:  # fmt: skip
+    # a user's G records fill a device by themselves, single records do so together
+    each = 1 if units.records > 1 else 8
+    sampler = Sampler(
+        scheme, units.population, secret.seed("sampling"),
+        microbatch=config.microbatch or each * meshes.data_parallel(mesh),
+        batch_size=config.batch_size or None,
+        truncation="double" if config.truncation == "double" else "charge",
+    )  # fmt: skip
+    normalizer = config.normalizer or sampler.expected_batch
+    if account is None:
+        return Mechanism(units, sampler, NoClipping(), None, normalizer)
+    clipping = Clipping(config.clip_norm, config.per_layer, config.normalized)
+    noise = NoiseStream(
+        account.strategy, iterations=scheme.length, noise_multiplier=account.noise_multiplier,
+        clip_norm=clipping.sensitivity * sampler.sensitivity_factor, digest=account.digest,
+    )  # fmt: skip
+    return Mechanism(units, sampler, clipping, noise, normalizer)
+
+
+def placed(config: TrainConfig, model: Model, mesh: Mesh) -> tuple[Evaluator, Any, Any]:
+    """An evaluator on the mesh, with the model's own parameters and frozen arrays there."""
+    block = 32 * meshes.data_parallel(mesh)
+    evaluator = Evaluator(
+        model, config.length, block, lambda rows: meshes.place_rows(mesh, rows),
+        lambda tree: meshes.gather(mesh, tree),
+    )  # fmt: skip
+    params = meshes.place(model.params, meshes.shardings(mesh, model.params, model.partition))
+    frozen = meshes.place(
+        model.frozen, meshes.shardings(mesh, model.frozen, model.frozen_partition)
+    )
+    return evaluator, params, frozen
