@@ -12,6 +12,7 @@ from scipy import special
 from mfopt.accounting import (
     Mechanism,
     account,
+    balls_in_bins,
     bin_counts,
     composition,
     dominating_pair,
@@ -210,6 +211,44 @@ class TestComposition:
         t = np.array([-100.0, 0.0, 700.0, 799.0, 800.0])
         expected = [1.0, 0.75, 0.75, -0.75 * math.expm1(-1.0), 0.0]
         assert np.exp(stick.log_value(t)) == pytest.approx(expected, rel=1e-9)
+
+    @pytest.mark.parametrize(
+        "companion",
+        [composition.pure(0.1), composition.approximate(0.3, 1e-3), composition.gaussian(0.8)],
+        ids=["pure", "approximate", "gaussian"],
+    )
+    def test_table_is_the_hockey_stick_between_and_below_its_points(self, companion):
+        part = companion.parts[0][0]
+        stick = composition.HockeyStick.of(companion)
+        t = np.array([-30.0, -5.0, -1.00047, -0.1, -0.09971, -1e-4, 0.0, 0.04321, 0.0999, 1.2345])
+        exact = [part.mass @ np.maximum(-np.expm1(x - part.losses), 0) for x in t]
+        found = np.exp(stick.log_value(t))
+        assert np.all(found >= np.array(exact) * (1 - 1e-12))
+        assert found == pytest.approx(exact, rel=1e-9, abs=1e-12)
+        dense = np.linspace(-40, stick.step * (stick.start + stick.finite.size), 400_001)
+        for order in (0.03, 1.0, 7.0, 64.0):
+            scanned = np.max(order * dense + stick.log_value(dense))
+            assert scanned - 1e-9 <= stick.log_peak(order) <= scanned + 2e-4 * max(order, 1)
+
+    def test_companion_that_reveals_little_costs_little_and_more_costs_more(self):
+        """Down to nothing: composed with ε₂ = 1e-9 the answer is the one without a companion."""
+        pair = dominating_pair.exact(Identity(), BallsInBins(16, 16))
+        alone = AllocationProfile(16, 16 / 2.5**2).epsilon(1e-5)
+        bounds = []
+        for companion in (
+            composition.pure(1e-9),
+            composition.pure(0.01),
+            composition.pure(0.1),
+            composition.pure(0.3),
+            composition.pure(1.0),
+        ):
+            model = composition.ComposedModel(pair, companion, 2**13)
+            bounds.append(model.bound(2.5, alone, 1e-8, jax.random.key(0))[0])
+        uncomposed = balls_in_bins.OneUnit(pair, 2**13).bound(2.5, alone, 1e-8, jax.random.key(0))[
+            0
+        ]
+        assert 1e-5 < bounds[0] < 1.05 * uncomposed < 1.4e-5
+        assert all(low < high for low, high in itertools.pairwise(bounds))
 
     def test_interface(self):
         mechanism = Mechanism(BallsInBins(4, 2), BandedSquareRoot(2))

@@ -94,44 +94,77 @@ class _TwoSided(Composition):
 
 @dataclasses.dataclass(frozen=True)
 class HockeyStick:
-    """δ₂ as a table of its finite part, and what must be added whatever t is."""
+    """δ₂ as a table of its finite part, and what must be added whatever t is.
+
+    The atoms lie on the grid, so that between two grid points δ₂ is linear in e^t: the table's
+    chords are its values. Below the table no atom is left and δ₂ is again linear in e^t, from
+    ``total`` at t = -∞: for a companion that reveals nothing it is 1 - e^t.
+    """
 
     step: float
     start: int
     finite: np.ndarray  # δ₂ at step * (start + k), decreasing; 0 from the last point on
     constant: float
+    total: float  # limit of the finite part at t = -∞
 
     @classmethod
     def of(cls, composition: Composition) -> HockeyStick:
         """The table of a composition, in its own direction."""
         composed = composition.convolve(0.0)
-        above = np.append(np.cumsum(composed.law[::-1])[::-1][1:], 0.0)
+        # the law of the window is normalized: its scale is the mass that is not infinite
+        law = composed.law * math.exp(min(composed.log_scale + composed.allowance, 0.0))
+        from_here = np.cumsum(law[::-1])[::-1]
+        above = np.append(from_here[1:], 0.0)
         # Σ_{j > k} law_j e^{-(loss_j - loss_k)}, as a recursion that neither over- nor underflows
         decay = math.exp(-composed.step)
-        tail = signal.lfilter([0.0, decay], [1.0, -decay], composed.law[::-1])[::-1]
+        tail = signal.lfilter([0.0, decay], [1.0, -decay], law[::-1])[::-1]
         finite = np.maximum(above - tail, 0.0)
         # rounding of the two sums, and what the window and the truncation may hide
-        per_term = 4 * np.finfo(np.float64).eps * (composed.law.size + 1 / composed.step)
+        per_term = 4 * np.finfo(np.float64).eps * (law.size + 1 / composed.step)
         rounding = per_term * above + composed.rounding
         constant = composed.infinite + composed.rounding + math.exp(composed.log_lost)
         finite = np.where(above > 0, np.minimum(finite + rounding, 1.0), 0.0)
-        return cls(composed.step, composed.start, finite, constant)
+        total = float(min(from_here[0] * (1 + per_term) + composed.rounding, 1.0))
+        return cls(composed.step, composed.start, finite, constant, max(total, float(finite[0])))
 
     def log_value(self, t: np.ndarray) -> np.ndarray:
-        """log of the finite δ₂ at the grid point below each t: an upper bound."""
+        """log of the finite δ₂ at each t: an upper bound."""
+        t = np.asarray(t, dtype=np.float64)
         position = np.floor(t / self.step).astype(np.int64) - self.start
-        inside = np.clip(position, 0, self.finite.size - 1)
+        inside = np.clip(position, 0, self.finite.size - 2)
+        # rounding may put t an ulp outside of its own interval
+        past = np.clip(t - self.step * (self.start + inside), 0.0, self.step)
+        share = np.expm1(past) / math.expm1(self.step)
+        low, high = self.finite[inside], self.finite[inside + 1]
+        # below the first point, from e^t = 0 on
+        first = np.exp(np.minimum(t - self.step * self.start, 0.0))
+        below = self.total * (1 - first) + self.finite[0] * first
+        value = np.where(position < 0, below, low * (1 - share) + high * share)
         with np.errstate(divide="ignore"):
-            value = np.log(self.finite)[inside]
-        return np.where(position < 0, 0.0, np.where(position >= self.finite.size, -np.inf, value))
+            return np.where(position >= self.finite.size - 1, -np.inf, np.log(value))
 
     def log_peak(self, order: float) -> float:
-        """log sup_t e^{order t} δ₂(t), order > 0, of the stepwise upper bound."""
-        with np.errstate(divide="ignore"):
-            log_finite = np.log(self.finite)
-        ends = self.step * (self.start + 1 + np.arange(self.finite.size))
-        below = order * self.step * self.start  # δ₂ <= 1 before the table
-        return max(float(np.max(order * ends + log_finite)), below)
+        """log sup_t e^{order t} δ₂(t), order > 0, of what :meth:`log_value` gives."""
+        # on each piece δ₂ = f - β (u - 1) with u = e^{t - start of the piece}: one peak in u
+        wide = math.expm1(self.step)
+        fall = np.maximum(self.finite[:-1] - self.finite[1:], 0.0) / wide
+        top = self.finite[:-1] + fall
+        inside = self._peaks(order, top, fall, 1.0, math.exp(self.step))
+        at = order * self.step * (self.start + np.arange(self.finite.size - 1))
+        # before the table the piece begins at u = 0 and ends at the first point, u = 1
+        first = np.array([max(self.total - float(self.finite[0]), 0.0)])
+        below = self._peaks(order, np.array([self.total]), first, 0.0, 1.0)
+        return max(float(np.max(at + inside)), order * self.step * self.start + float(below[0]))
+
+    @staticmethod
+    def _peaks(
+        order: float, top: np.ndarray, fall: np.ndarray, least: float, most: float
+    ) -> np.ndarray:
+        """log max u^order (top - fall u) over least <= u <= most."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            best = np.where(fall > 0, order * top / ((1 + order) * fall), most)
+            at = np.clip(best, least, most)
+            return order * np.log(at) + np.log(np.maximum(top - fall * at, 0.0))
 
 
 def analysis(
