@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any, Literal, get_args
 
 from mfopt import _check
+from mfopt.sampling import Adjacency
 
-Adjacency = Literal["add-remove", "zero-out", "replace"]
 Status = Literal["exact", "certified", "bound", "estimate"]
 
 

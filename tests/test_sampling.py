@@ -37,9 +37,7 @@ def test_numpy_numbers_are_stored_as_plain_ones():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "scheme", [s for s in SCHEMES if hasattr(s, "sample")], ids=lambda s: s.kind
-)
+@pytest.mark.parametrize("scheme", [s for s in SCHEMES if s.executable], ids=lambda s: s.kind)
 def test_a_step_is_a_pure_function_and_ends_with_the_scheme(scheme):
     first = [scheme.sample(t, 100, 5) for t in range(scheme.iterations)]
     again = scheme.sample(11, 100, 5)  # a run that resumes at step 11

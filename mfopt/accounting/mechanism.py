@@ -11,7 +11,7 @@ import abc
 import dataclasses
 import functools
 import math
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from mfopt import _check, sampling
 from mfopt.accounting import (
@@ -26,10 +26,10 @@ from mfopt.accounting.chain import Chain, DeterministicUnit
 from mfopt.accounting.group import Profile
 from mfopt.accounting.rounds import RoundsProfile
 from mfopt.accounting.verified import VerifiedAnalysis
-from mfopt.guarantee import Adjacency, Guarantee, Status
+from mfopt.guarantee import Guarantee, Status
+from mfopt.sampling import Adjacency
 from mfopt.strategies import Identity, Strategy
 
-ADJACENCIES = ("add-remove", "zero-out", "replace")
 # Relative width of σ: what a search returns is at most this much above the smallest σ.
 SIGMA_TOLERANCE = 1e-5
 
@@ -49,7 +49,7 @@ class Mechanism:
         contributions of up to K units become 0) or "replace" (they become other ones).
     """
 
-    sampling: sampling.SamplingScheme
+    sampling: sampling.Scheme
     strategy: Strategy = dataclasses.field(default_factory=Identity)
     group_size: int = 1
     privacy_unit: str = "example"
@@ -57,10 +57,11 @@ class Mechanism:
 
     def __post_init__(self) -> None:
         _check.integer("group_size", self.group_size)
-        if self.adjacency not in ADJACENCIES:
-            raise _check.reject("adjacency", self.adjacency, f"must be one of {ADJACENCIES}")
-        if not hasattr(self.sampling, "iterations"):
-            raise _check.reject("sampling", self.sampling, "must be a spec of mfopt.sampling")
+        if self.adjacency not in get_args(Adjacency):
+            raise _check.reject(
+                "adjacency", self.adjacency, f"must be one of {get_args(Adjacency)}"
+            )
+        sampling.require(self.sampling)
         self.strategy.check_size(self.sampling.iterations)
 
 

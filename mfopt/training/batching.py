@@ -31,9 +31,9 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
-from scipy import stats
 
-from mfopt import _check, sampling
+from mfopt import _check
+from mfopt.sampling import Scheme
 from mfopt.training.secrets import uniform_hash
 
 Truncation = Literal["charge", "double"]
@@ -75,12 +75,17 @@ class Sampler:
         batch_size: fixed number of units per step; None: no truncation.
         truncation: see the module's text. Only read where ``batch_size`` can truncate.
 
-    :meth:`batch` is a pure function of the step: resuming at step t is calling it from t on.
+    ``drawn(step)`` are the units that the scheme chose, equal to ``scheme.sample``. :meth:`batch`
+    is a pure function of the step: resuming at step t is calling it from t on.
+
+    Raises:
+        UsageError: there is nothing to draw, or the scheme's batches cannot be cut to
+            ``batch_size``.
     """
 
     def __init__(
         self,
-        scheme: Any,
+        scheme: Scheme,
         population: int,
         seed: int,
         *,
@@ -88,11 +93,6 @@ class Sampler:
         batch_size: int | None = None,
         truncation: Truncation = "charge",
     ) -> None:
-        if not hasattr(scheme, "sample"):
-            raise _check.reject(
-                "sampling", scheme, "is a condition on participations, not a random choice",
-                "Use balls-in-bins, poisson, cyclic-poisson, fixed-batch or fixed-order.",
-            )  # fmt: skip
         if truncation not in ("charge", "double"):
             raise _check.reject("truncation", truncation, "must be 'charge' or 'double'")
         self.scheme = scheme
@@ -101,71 +101,48 @@ class Sampler:
         self.batch_size = None if batch_size is None else _check.integer("batch_size", batch_size)
         self.truncation = truncation
         self._seed = seed
-        exact = scheme.batch_size if isinstance(scheme, sampling.FixedBatch) else None
-        if exact is not None and self.batch_size not in (None, exact):
-            raise _check.reject(
-                "batch_size", self.batch_size, f"the fixed-batch scheme draws exactly {exact}"
-            )
-        self._bins: np.ndarray | None = None
-        if isinstance(scheme, sampling.BallsInBins):
-            # one draw serves all steps; kept in the order that groups units by bin
-            bins = scheme.assign(self.population, sampling.generator(seed))
-            self._order = np.argsort(bins, kind="stable")
-            self._bins = np.searchsorted(bins[self._order], np.arange(scheme.bins + 1))
+        if self.batch_size is not None:
+            scheme.check_batch_size(self.batch_size)
+        self.drawn = scheme.draws(self.population, seed)
+        if self.can_truncate:
+            scheme.check_truncation()
 
     @property
     def expected_batch(self) -> float:
         """Mean units per step over the scheme's own randomness: the default public normalizer."""
-        scheme = self.scheme
-        if isinstance(scheme, sampling.BallsInBins | sampling.FixedOrder):
-            return self.population / scheme.bins
-        if isinstance(scheme, sampling.FixedBatch):
-            return float(scheme.batch_size)
-        return scheme.expected_batch(self.population)
+        return self.scheme.expected_batch(self.population)
 
     @property
     def can_truncate(self) -> bool:
         """Whether some draw of the scheme exceeds ``batch_size``."""
-        if self.batch_size is None or isinstance(self.scheme, sampling.FixedBatch):
-            return False
-        if isinstance(self.scheme, sampling.FixedOrder):
-            return -(-self.population // self.scheme.bins) > self.batch_size
-        return self.batch_size < self.population
+        return (
+            self.batch_size is not None
+            and self.scheme.largest_batch(self.population) > self.batch_size
+        )
 
     @property
     def sensitivity_factor(self) -> float:
         """How many clip bounds one unit can move a step's sum by: 1, or 2 for "double"."""
-        # in a fixed order the cut units are known by their numbers: nothing is displaced
-        public = isinstance(self.scheme, sampling.FixedOrder)
-        return 2.0 if self.can_truncate and self.truncation == "double" and not public else 1.0
+        # in a public order the cut units are known by their numbers: nothing is displaced
+        hidden = not self.scheme.public_order
+        return 2.0 if self.can_truncate and self.truncation == "double" and hidden else 1.0
 
     def displacement_probability(self, group_size: int = 1) -> float:
         """η: an upper bound on the chance that a group of units ever displaces another unit.
 
-        A binomial tail of public numbers, summed over the units of the group and, where batches
-        are drawn afresh, over their participations. 0 where nothing can be truncated.
+        The scheme's :meth:`~mfopt.sampling.Scheme.displacement`, summed over the units of the
+        group. 0 where nothing can be truncated.
         """
-        if not self.can_truncate or isinstance(self.scheme, sampling.FixedOrder):
+        if self.batch_size is None or not self.can_truncate:
             return 0.0
-        assert self.batch_size is not None
         return displacement_probability(self.scheme, self.population, self.batch_size, group_size)
-
-    def drawn(self, step: int) -> np.ndarray:
-        """The units that the scheme chose for ``step``: equal to ``scheme.sample``."""
-        if self._bins is None:
-            return self.scheme.sample(step, self.population, self._seed)
-        _check.integer("step", step, at_least=0)
-        if step >= self.scheme.iterations:
-            return self.scheme.sample(step, self.population, self._seed)  # raises
-        place = step % self.scheme.bins
-        return self._order[self._bins[place] : self._bins[place + 1]]
 
     def batch(self, step: int) -> Batch:
         """The units of ``step``, truncated and padded."""
         drawn = self.drawn(step)
         kept = drawn
         if self.batch_size is not None and len(drawn) > self.batch_size:
-            if isinstance(self.scheme, sampling.FixedOrder):
+            if self.scheme.public_order:
                 kept = drawn[: self.batch_size]
             else:
                 # a priority per (step, unit), independent of data and of the other units: one
@@ -189,30 +166,14 @@ class Sampler:
 
 
 def displacement_probability(
-    scheme: Any, population: int, batch_size: int, group_size: int = 1
+    scheme: Scheme, population: int, batch_size: int, group_size: int = 1
 ) -> float:
-    """Chance that one of ``group_size`` units ever meets a batch that others have filled.
-
-    For balls-in-bins a unit meets one batch in all epochs, with Binomial(population - 1, 1/bins)
-    others in it. For (cyclic) Poisson sampling the chance that it takes part is included, and the
-    participations are summed.
-    """
-    others = max(0, population - 1)
-    if isinstance(scheme, sampling.BallsInBins):
-        meetings, rate = 1.0, 1.0 / scheme.bins
-    elif isinstance(scheme, sampling.Poisson):
-        meetings, rate = scheme.iterations * scheme.probability, scheme.probability
-    elif isinstance(scheme, sampling.CyclicPoisson):
-        meetings = scheme.rounds * scheme.probability
-        rate = scheme.probability / scheme.bands
-    else:
-        raise _check.reject("sampling", scheme.kind, "has no random batch size")
-    tail = float(stats.binom.sf(batch_size - 1, others, rate))
-    return min(1.0, group_size * meetings * tail)
+    """Bound on the chance that one of ``group_size`` units ever meets a batch filled by others."""
+    return min(1.0, group_size * scheme.displacement(population, batch_size))
 
 
 def smallest_batch_size(
-    scheme: Any, population: int, probability: float, group_size: int = 1
+    scheme: Scheme, population: int, probability: float, group_size: int = 1
 ) -> int:
     """The least ``batch_size`` whose displacement probability is at most ``probability``."""
     low, high = 0, population  # a batch of the whole population displaces nobody

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mfopt import _check, sampling
+from mfopt.sampling import Scheme
 from mfopt.training.optimizers import OPTIMIZERS, SCHEDULES
 from mfopt.training.selection import RULES
 
@@ -202,9 +203,9 @@ class TrainConfig:
             and isinstance(self.scheme(), sampling.BallsInBins)
         )
 
-    def scheme(self) -> Any:
+    def scheme(self) -> Scheme:
         """The sampling scheme that ``sampling`` describes."""
-        return parse_scheme(self.sampling)
+        return sampling.parse(self.sampling)
 
     @property
     def fingerprint(self) -> str:
@@ -287,22 +288,3 @@ def _typed(name: str, value: Any, kind: type) -> Any:
     if type(value) is not kind:
         raise _check.reject(name, value, f"must be a {kind.__name__}")
     return value
-
-
-def parse_scheme(text: str) -> Any:
-    """A sampling scheme from ``kind:name=value,...``.
-
-    >>> parse_scheme("poisson:probability=0.05,iterations=200")
-    Poisson(probability=0.05, iterations=200)
-    """
-    kind, _, rest = text.partition(":")
-    description: dict[str, Any] = {"kind": kind.strip()}
-    for item in filter(None, rest.split(",")):
-        name, _, number = item.partition("=")
-        try:
-            description[name.strip()] = (
-                float(number) if name.strip() == "probability" else int(number)
-            )
-        except ValueError:
-            raise _check.reject("sampling", item, "must be name=number") from None
-    return sampling.from_description(description)

@@ -17,7 +17,7 @@ from mfopt.accounting.mechanism import Mechanism as AccountedMechanism
 from mfopt.factorization import load as load_factorization
 from mfopt.guarantee import Guarantee
 from mfopt.noise import NoiseStream
-from mfopt.sampling import FixedBatch, FixedOrder
+from mfopt.sampling import Scheme
 from mfopt.strategies import Identity, Strategy
 from mfopt.training import mesh as meshes
 from mfopt.training import privacy
@@ -207,7 +207,12 @@ def _open_data(config: TrainConfig, folder: Path, say: Say) -> dict[str, TokenSt
 
 
 def _units(
-    config: TrainConfig, train: TokenStore, model: Model, mesh: Mesh, secret: RunSecret, scheme: Any
+    config: TrainConfig,
+    train: TokenStore,
+    model: Model,
+    mesh: Mesh,
+    secret: RunSecret,
+    scheme: Scheme,
 ) -> Units:
     losses = None
     if config.selection in PERPLEXITY_RULES:
@@ -219,7 +224,7 @@ def _units(
     if config.algorithm in ("els", "group"):
         return RecordUnits(
             train, group_size=config.records_per_user,
-            reserve=isinstance(scheme, FixedOrder | FixedBatch), **shared,
+            reserve=not scheme.independent, **shared,
         )  # fmt: skip
     return UserUnits(train, records=config.records_per_user, **shared)
 
@@ -230,7 +235,7 @@ def _record_losses(config: TrainConfig, train: TokenStore, model: Model, mesh: M
 
 
 def _mechanism(
-    config: TrainConfig, account: privacy.Account | None, scheme: Any, units: Units,
+    config: TrainConfig, account: privacy.Account | None, scheme: Scheme, units: Units,
     secret: RunSecret, mesh: Mesh,
 ) -> Mechanism:  # fmt: skip
     # a user's G records fill a device by themselves, single records do so together

@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from mfopt import _check, query_error, sampling
+from mfopt import _check, query_error
 from mfopt.accounting.mechanism import Mechanism as AccountedMechanism
 from mfopt.accounting.mechanism import account
 from mfopt.factorization import Factorization
-from mfopt.guarantee import Adjacency, Guarantee
+from mfopt.guarantee import Guarantee
+from mfopt.sampling import Scheme
 from mfopt.strategies import Strategy, ToeplitzStrategy
-from mfopt.training.batching import Sampler, charged_delta, smallest_batch_size
+from mfopt.training.batching import charged_delta, smallest_batch_size
 from mfopt.training.loop import Mechanism
 from mfopt.training.secrets import RunSecret
 from mfopt.training.units import RecordUnits, Units
@@ -42,7 +43,7 @@ class Account:
 
     strategy: Strategy
     noise_multiplier: float
-    sampling: Any
+    sampling: Scheme
     guarantee: Guarantee
     digest: str
 
@@ -131,7 +132,7 @@ def statement(
             f"Account for groups of {group}, use user-level sampling, lower the group size, or use "
             "black-box group privacy.",
         )  # fmt: skip
-    adjacency = _adjacency(guarantee.adjacency, sampler)
+    adjacency = sampler.scheme.executed_adjacency(guarantee.adjacency)
     displacement = sampler.displacement_probability(group)
     delta = guarantee.delta
     details = {**guarantee.details, "sampled_unit": sampled}
@@ -201,16 +202,6 @@ def _group_size(units: Units, privacy_unit: str) -> int:
             "privacy_unit", privacy_unit, "user-level sampling clips users, so the unit is the user"
         )
     return 1
-
-
-def _adjacency(accounted: Adjacency, sampler: Sampler) -> Adjacency:
-    # where numbers decide the batches (fixed order) or the size of the data set is part of the
-    # scheme (fixed batch), taking a unit away would move the others: its data is taken away
-    if accounted == "add-remove" and isinstance(
-        sampler.scheme, sampling.FixedOrder | sampling.FixedBatch
-    ):
-        return "zero-out"
-    return accounted
 
 
 def noise_against_signal(mechanism: Mechanism, num_params: int) -> dict[str, float]:

@@ -1,0 +1,29 @@
+"""What schemes with one batch an epoch for each unit share."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from mfopt import _check
+from mfopt.sampling.base import Scheme
+
+
+@dataclasses.dataclass(frozen=True)
+class BinScheme(Scheme, abstract=True):
+    """Each unit has one of ``bins`` batches, used in every one of ``epochs`` passes."""
+
+    bins: int
+    epochs: int
+
+    def __post_init__(self) -> None:
+        self._integer("bins")
+        self._integer("epochs")
+
+    @property
+    def iterations(self) -> int:
+        """Training iterations n = bins * epochs."""
+        return self.bins * self.epochs
+
+    def expected_batch(self, population: int) -> float:
+        """Mean number of units in an iteration."""
+        return _check.integer("population", population) / self.bins

@@ -1,0 +1,275 @@
+"""What a sampling scheme declares about itself, and where the declared ones are found.
+
+A scheme is a frozen dataclass of public numbers. It is registered by being defined: ``kind`` is its
+name in files and on the command line, and its description follows from its fields. Whoever needs
+something of a scheme asks the scheme (what it draws, how large its batches are, what an execution
+of it protects) or a table that schemes are entered in (the accountants); nobody asks which class it
+is, and what a scheme does not declare is refused, never assumed.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import typing
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from mfopt import _check
+
+Adjacency = Literal["add-remove", "zero-out", "replace"]
+
+_SCHEMES: dict[str, type[Scheme]] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheme(abc.ABC):
+    """Who takes part in which iteration.
+
+    A subclass is a frozen dataclass whose fields are plain numbers, among them or derived from
+    them ``iterations``. ``class Mine(Scheme, abstract=True)`` is a base of several and has no kind.
+
+    Attributes:
+      kind: name in files and on the command line; no other scheme has it.
+      independent: whether every unit is drawn on its own: its participations do not depend on how
+        many other units there are, nor on theirs. Two things hang on it. Removing a unit then
+        moves no other, so that an account for add-remove adjacency is one about the run; and a
+        unit that is cut from a full batch can be charged for without looking at the others.
+      executable: whether there is something to draw. A mere condition on participations has not.
+      public_order: whether the units of a step follow from their numbers alone.
+
+    Raises:
+      TypeError: when the class is defined, for a kind that is missing, inherited or taken, or if
+        ``independent`` is not declared.
+    """
+
+    kind: ClassVar[str]
+    independent: ClassVar[bool]
+    executable: ClassVar[bool] = True
+    public_order: ClassVar[bool] = False
+
+    if typing.TYPE_CHECKING:  # a field of some schemes, derived by others
+
+        @property
+        def iterations(self) -> int:
+            """Training iterations n."""
+
+    def __init_subclass__(cls, *, abstract: bool = False, **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        if abstract:
+            return
+        kind = cls.__dict__.get("kind")
+        if not isinstance(kind, str) or not kind or set(kind) & set(":,= \t\n"):
+            raise TypeError(
+                f"scheme {cls.__qualname__} must declare a kind of its own: a name without spaces, "
+                "':', ',' and '=', for files and the command line"
+            )
+        known = _SCHEMES.get(kind)
+        # the same class again: redefined in a notebook, or made anew by dataclass(slots=True)
+        if known is not None and (known.__module__, known.__qualname__) != (
+            cls.__module__,
+            cls.__qualname__,
+        ):
+            raise TypeError(
+                f"scheme {cls.__qualname__}: the kind {kind!r} is taken by {known.__module__}."
+                f"{known.__qualname__}, and a file could not tell the two apart"
+            )
+        if not isinstance(getattr(cls, "independent", None), bool):
+            raise TypeError(
+                f"scheme {cls.__qualname__} must declare whether its units are independent"
+            )
+        _SCHEMES[kind] = cls
+
+    @property
+    def length(self) -> int:
+        """Number of iterations, whether given or derived."""
+        return int(self.iterations)
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able description; :func:`from_description` reads it back."""
+        return {"kind": self.kind, **dataclasses.asdict(self)}
+
+    @abc.abstractmethod
+    def sample(self, step: int, population: int, seed: int) -> np.ndarray:
+        """Indices of the units of iteration ``step``, increasing, among ``population`` units.
+
+        A pure function: the random numbers come from :func:`mfopt.sampling.generator`.
+
+        Args:
+          step: iteration, counted from 0.
+          population: number of units.
+          seed: secret key of the draws.
+
+        Raises:
+          UsageError: for a step that the scheme does not have.
+        """
+
+    def draws(self, population: int, seed: int) -> Callable[[int], np.ndarray]:
+        """``sample`` as a function of the step alone, for a loader that goes through all steps.
+
+        A scheme that draws an assignment once overrides this to keep it.
+        """
+        return lambda step: self.sample(step, population, seed)
+
+    @abc.abstractmethod
+    def batch_sizes(self, step: int, population: int) -> Any:
+        """Law of the number of units of iteration ``step``: a frozen distribution of scipy.stats.
+
+        Over the scheme's own randomness; a fixed number n is ``scipy.stats.binom(n, 1)``.
+        """
+
+    def expected_batch(self, population: int) -> float:
+        """Mean number of units in an iteration, over all iterations: a public normalizer."""
+        population = _check.integer("population", population)
+        means = [float(self.batch_sizes(t, population).mean()) for t in range(self.length)]
+        return sum(means) / self.length
+
+    def largest_batch(self, population: int) -> int:
+        """A number of units that no iteration exceeds."""
+        return _check.integer("population", population, at_least=0)
+
+    def check_batch_size(self, batch_size: int) -> None:
+        """Raise :class:`UsageError` where batches cannot be cut or padded to ``batch_size``."""
+        _check.integer("batch_size", batch_size)
+
+    def displacement(self, population: int, batch_size: int) -> float:
+        """Bound on the chance that a unit ever meets a batch that others have filled.
+
+        That batch has more than ``batch_size`` units, so the chance is at most the sum over the
+        iterations of the chance of such a batch. Schemes that know more give less.
+
+        Raises:
+          UsageError: where the other units' batches depend on this unit, so that cutting them is
+            not the cut of a run without it, and no price is known.
+        """
+        if self.public_order:
+            return 0.0  # who is cut follows from public numbers
+        self.check_truncation()
+        late = (float(self.batch_sizes(t, population).sf(batch_size)) for t in range(self.length))
+        return min(1.0, sum(late))
+
+    def check_truncation(self) -> None:
+        """Raise :class:`UsageError` where cutting batches has no known price."""
+        if not (self.independent or self.public_order):
+            raise _check.reject(
+                "sampling", self.kind, "its units are not drawn independently of each other, so "
+                "the price of cutting a batch is not known",
+                "Leave out the batch size, so that no unit is cut.",
+            )  # fmt: skip
+
+    def executed_adjacency(self, accounted: Adjacency) -> Adjacency:
+        """The adjacency of the statement about a run, from that of the account.
+
+        Where units are independent it is the account's. Where one unit's presence moves the
+        others, taking it away would change the batches of the others as well: what the run
+        protects is its data ("zero-out"), and whether an account for "add-remove" shows that is
+        for the scheme to say.
+
+        Raises:
+          UsageError: nothing is known about this adjacency.
+        """
+        if self.independent or accounted != "add-remove":
+            return accounted
+        raise _check.reject(
+            "adjacency", accounted, f"removing a unit moves the others under {self.kind} sampling",
+            "Account for 'zero-out'.",
+        )  # fmt: skip
+
+    def _integer(self, name: str, *, at_least: int = 1) -> None:
+        # stored as plain int and float so that the description is JSON-able whatever was given
+        value = _check.integer(name, getattr(self, name), at_least=at_least)
+        object.__setattr__(self, name, value)
+
+    def _probability(self, name: str = "probability") -> None:
+        value = _check.probability(name, getattr(self, name), closed=True)
+        object.__setattr__(self, name, value)
+
+    def _step(self, step: int) -> int:
+        step = _check.integer("step", step, at_least=0)
+        if step >= self.length:
+            raise _check.reject(
+                "step", step, f"this scheme ends after {self.length} iterations",
+                "Steps count from 0; a longer run needs a scheme (and an account) of its own.",
+            )  # fmt: skip
+        return step
+
+
+def registered() -> dict[str, type[Scheme]]:
+    """All schemes that were defined, by kind."""
+    return dict(_SCHEMES)
+
+
+def require(scheme: Any) -> Scheme:
+    """``scheme``, if it is one that a file could hold and give back.
+
+    Raises:
+      UsageError: it is no scheme, or its description does not lead back to it.
+    """
+    if not isinstance(scheme, Scheme):
+        raise _check.reject(
+            "sampling", scheme, "must be a spec of mfopt.sampling",
+            "Make one, for example BallsInBins(bins=128, epochs=16).",
+        )  # fmt: skip
+    if from_description(scheme.describe()) != scheme:
+        raise _check.reject(
+            "sampling", scheme, "its description does not give it back",
+            "A scheme is a frozen dataclass whose fields are plain numbers.",
+        )  # fmt: skip
+    return scheme
+
+
+def from_description(description: dict[str, Any]) -> Scheme:
+    """The scheme that ``describe()`` gave; unknown or malformed descriptions are refused."""
+    fields = dict(description)
+    scheme = _named(fields.pop("kind", None))
+    try:
+        return scheme(**fields)
+    except TypeError as error:
+        raise _check.reject(
+            "sampling", description, f"does not describe a scheme ({error})"
+        ) from None
+
+
+def parse(text: str) -> Scheme:
+    """A scheme from what is typed: ``kind:name=value,...``.
+
+    >>> from mfopt import sampling
+    >>> sampling.parse("poisson:probability=0.05,iterations=200")
+    Poisson(probability=0.05, iterations=200)
+    """
+    kind, _, rest = text.partition(":")
+    scheme = _named(kind.strip())
+    types = typing.get_type_hints(scheme)
+    names = [field.name for field in dataclasses.fields(scheme)]
+    values: dict[str, Any] = {}
+    for item in filter(None, rest.split(",")):
+        name, _, value = (part.strip() for part in item.partition("="))
+        if name not in names:
+            raise _check.reject(
+                "sampling", item, f"{scheme.kind} is described by {', '.join(names)}"
+            )
+        try:
+            values[name] = types[name](value)
+        except ValueError:
+            raise _check.reject(
+                "sampling", item, f"must be name=value with {name} of type {types[name].__name__}"
+            ) from None
+    missing = [
+        field.name
+        for field in dataclasses.fields(scheme)
+        if field.name not in values and field.default is dataclasses.MISSING
+    ]
+    if missing:
+        raise _check.reject(
+            "sampling", text, f"lacks {', '.join(missing)}",
+            f"For example {scheme.kind}:{','.join(f'{name}=...' for name in names)}.",
+        )  # fmt: skip
+    return scheme(**values)
+
+
+def _named(kind: Any) -> type[Scheme]:
+    if not isinstance(kind, str) or kind not in _SCHEMES:
+        raise _check.reject("sampling kind", kind, f"must be one of {sorted(_SCHEMES)}")
+    return _SCHEMES[kind]

@@ -1,0 +1,94 @@
+"""Cyclic Poisson sampling: a coin for every unit of one group in turn."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+from scipy import stats
+
+from mfopt import _check
+from mfopt.sampling._generator import bernoulli, generator
+from mfopt.sampling.base import Scheme
+
+
+@dataclasses.dataclass(frozen=True)
+class CyclicPoisson(Scheme):
+    """Poisson sampling from one of ``bands`` groups in turn, for a C with ``bands`` bands.
+
+    Every unit belongs to one of ``bands`` groups. Iteration t takes each unit of group
+    ``t % bands`` independently with ``probability``, the others not at all
+    (Choquette-Choo et al. 2023, banded factorizations; section 5.1.1 of the 2024 paper). A
+    unit's participations are at least ``bands`` apart, so that a banded C never mixes two of
+    them. ``probability`` is the chance *within the group*: ``bands`` times the rate
+    batch / population that plain Poisson sampling would have.
+
+    >>> CyclicPoisson.for_batch(batch_size=500, population=50_000, bands=4, iterations=2000)
+    CyclicPoisson(probability=0.04, bands=4, iterations=2000)
+    """
+
+    probability: float
+    bands: int
+    iterations: int
+    kind: ClassVar[str] = "cyclic-poisson"
+    independent: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        self._probability()
+        self._integer("bands")
+        self._integer("iterations")
+
+    @classmethod
+    def for_batch(
+        cls, batch_size: float, population: int, bands: int, iterations: int
+    ) -> CyclicPoisson:
+        """The scheme with ``batch_size`` expected units in an iteration."""
+        batch_size = _check.positive("batch_size", batch_size)
+        rate = batch_size / _check.integer("population", population)
+        if rate * _check.integer("bands", bands) > 1:
+            raise _check.reject(
+                "batch_size", batch_size,
+                f"a group has only about {population / bands:g} units (population / bands)",
+                "Use a smaller batch or fewer bands.",
+            )  # fmt: skip
+        return cls(rate * bands, bands, iterations)
+
+    @property
+    def rounds(self) -> int:
+        """Most iterations that a unit can take part in: iterations / bands, rounded up."""
+        return -(-self.iterations // self.bands)
+
+    def expected_batch(self, population: int) -> float:
+        """Mean number of units in an iteration, over the assignment to groups as well."""
+        return self.probability * _check.integer("population", population) / self.bands
+
+    def assign(self, units: int, rng: np.random.Generator) -> np.ndarray:
+        """The group of each of ``units`` units, shape (units,), each thrown on its own.
+
+        A unit's group does not depend on the other units, so adding or removing one moves no
+        other. The guarantee holds for any assignment with this property.
+        """
+        return rng.integers(0, self.bands, size=_check.integer("units", units, at_least=0))
+
+    def sample(self, step: int, population: int, seed: int) -> np.ndarray:
+        """Indices of the units of iteration ``step``, increasing. O(population) a call."""
+        return self.draws(population, seed)(step)
+
+    def draws(self, population: int, seed: int) -> Callable[[int], np.ndarray]:
+        group_of = self.assign(population, generator(seed))
+
+        def drawn(step: int) -> np.ndarray:
+            members = np.flatnonzero(group_of == self._step(step) % self.bands)
+            return members[bernoulli(len(members), self.probability, generator(seed, step))]
+
+        return drawn
+
+    def batch_sizes(self, step: int, population: int) -> Any:
+        self._step(step)
+        return stats.binom(population, self.probability / self.bands)
+
+    def displacement(self, population: int, batch_size: int) -> float:
+        others = stats.binom(max(0, population - 1), self.probability / self.bands)
+        return min(1.0, self.rounds * self.probability * float(others.sf(batch_size - 1)))

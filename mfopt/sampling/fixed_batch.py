@@ -1,0 +1,75 @@
+"""Fixed batches: a random subset of fixed size in every iteration."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import numpy as np
+from scipy import stats
+
+from mfopt import _check
+from mfopt.sampling._generator import generator, subset
+from mfopt.sampling.base import Adjacency, Scheme
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedBatch(Scheme):
+    """A uniformly random subset of exactly ``batch_size`` of ``population``, fresh each iteration.
+
+    Drawn without replacement within an iteration, independently across iterations. The account
+    (Ganesh 2024, Theorem 3.3) is for adding or removing units at a fixed ``batch_size``, where
+    ``population`` is the size of the larger of the two data sets; it also covers larger ones.
+    """
+
+    batch_size: int
+    population: int
+    iterations: int
+    kind: ClassVar[str] = "fixed-batch"
+    independent: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        self._integer("batch_size")
+        self._integer("population")
+        self._integer("iterations")
+        if self.batch_size > self.population:
+            raise _check.reject(
+                "batch_size", self.batch_size, f"the population has {self.population} units"
+            )
+
+    def sample(self, step: int, population: int, seed: int) -> np.ndarray:
+        """Indices of the units of iteration ``step``, increasing, shape (batch_size,)."""
+        population = self._population(population)
+        return subset(population, self.batch_size, generator(seed, self._step(step)))
+
+    def _population(self, population: int) -> int:
+        if _check.integer("population", population) != self.population:
+            raise _check.reject(
+                "population", population, f"this scheme is for {self.population} units",
+                "A fixed-batch account depends on the size of the data set.",
+            )  # fmt: skip
+        return self.population
+
+    def batch_sizes(self, step: int, population: int) -> Any:
+        self._step(step)
+        self._population(population)
+        return stats.binom(self.batch_size, 1)
+
+    def expected_batch(self, population: int) -> float:
+        """``batch_size``, exactly."""
+        return float(self.batch_size)
+
+    def largest_batch(self, population: int) -> int:
+        return self.batch_size
+
+    def check_batch_size(self, batch_size: int) -> None:
+        if batch_size != self.batch_size:
+            raise _check.reject(
+                "batch_size", batch_size,
+                f"the fixed-batch scheme draws exactly {self.batch_size}",
+            )  # fmt: skip
+
+    def executed_adjacency(self, accounted: Adjacency) -> Adjacency:
+        # the size of the data set is part of the scheme: who leaves keeps the number, and the
+        # data is taken away, which changes a sum by half of what the account allows for
+        return "zero-out" if accounted == "add-remove" else accounted

@@ -1,0 +1,49 @@
+"""Fixed order: the batches follow from the numbers of the units."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import numpy as np
+from scipy import stats
+
+from mfopt import _check
+from mfopt.sampling._bins import BinScheme
+from mfopt.sampling.base import Adjacency
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedOrder(BinScheme):
+    """The same participation pattern as balls-in-bins, but the bins are not random.
+
+    Unit i belongs to batch ``i % bins``. Nothing is amplified: the accountant covers the worst
+    bin. The order may be any that was fixed without looking at the data.
+
+    >>> FixedOrder(bins=3, epochs=2).sample(step=4, population=8, seed=0)
+    array([1, 4, 7])
+    """
+
+    kind: ClassVar[str] = "fixed-order"
+    independent: ClassVar[bool] = False
+    public_order: ClassVar[bool] = True
+
+    def assign(self, units: int, rng: np.random.Generator | None = None) -> np.ndarray:
+        """The bin of each of ``units`` units, shape (units,); ``rng`` is not used."""
+        return np.arange(_check.integer("units", units, at_least=0)) % self.bins
+
+    def sample(self, step: int, population: int, seed: int = 0) -> np.ndarray:
+        """Indices of the units of iteration ``step``, increasing; ``seed`` is not used."""
+        population = _check.integer("population", population, at_least=0)
+        return np.arange(self._step(step) % self.bins, population, self.bins)
+
+    def batch_sizes(self, step: int, population: int) -> Any:
+        return stats.binom(self.sample(step, population).size, 1)
+
+    def largest_batch(self, population: int) -> int:
+        return -(-_check.integer("population", population, at_least=0) // self.bins)
+
+    def executed_adjacency(self, accounted: Adjacency) -> Adjacency:
+        # numbers decide the batches: who leaves keeps the number, and the data is taken away,
+        # which changes C x by as much as in the account
+        return "zero-out" if accounted == "add-remove" else accounted

@@ -1,0 +1,74 @@
+"""Min-separation: a condition on who takes part when."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mfopt import _check
+from mfopt.sampling.base import Scheme
+
+
+@dataclasses.dataclass(frozen=True)
+class MinSeparation(Scheme):
+    """Any participation with ``separation`` between: a condition, not a random choice.
+
+    A unit takes part at most ``max_participations`` times and any two of its iterations are at
+    least ``separation`` apart (b-min-separation). Who takes part when may depend on anything
+    but the data's values (for instance on when devices are idle), so there is nothing to
+    sample here; :meth:`check` tells whether a recorded schedule obeys.
+
+    >>> MinSeparation(iterations=100, separation=40, max_participations=9).participations
+    3
+    """
+
+    iterations: int
+    separation: int
+    max_participations: int
+    kind: ClassVar[str] = "min-separation"
+    independent: ClassVar[bool] = False
+    executable: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        self._integer("iterations")
+        self._integer("separation")
+        self._integer("max_participations")
+
+    @property
+    def participations(self) -> int:
+        """Most participations that fit: the smaller of the limit and what the spacing allows."""
+        return min(self.max_participations, -(-self.iterations // self.separation))
+
+    def check(self, steps: np.ndarray) -> None:
+        """Raise :class:`UsageError` unless a unit may take part in exactly these ``steps``."""
+        steps = np.sort(np.asarray(steps, dtype=np.int64))
+        if steps.size > self.max_participations:
+            raise _check.reject(
+                "steps", steps.tolist(), f"at most {self.max_participations} participations"
+            )
+        if steps.size and (steps[0] < 0 or steps[-1] >= self.iterations):
+            raise _check.reject("steps", steps.tolist(), f"must lie in 0..{self.iterations - 1}")
+        if np.any(np.diff(steps) < self.separation):
+            raise _check.reject(
+                "steps", steps.tolist(), f"must be at least {self.separation} iterations apart"
+            )
+
+    def sample(self, step: int, population: int, seed: int) -> np.ndarray:
+        """Refused: see :meth:`batch_sizes`."""
+        raise self._nothing_to_draw()
+
+    def draws(self, population: int, seed: int) -> Callable[[int], np.ndarray]:
+        raise self._nothing_to_draw()
+
+    def batch_sizes(self, step: int, population: int) -> Any:
+        """Refused: who takes part is decided elsewhere."""
+        raise self._nothing_to_draw()
+
+    def _nothing_to_draw(self) -> Exception:
+        return _check.reject(
+            "sampling", self, "is a condition on participations, not a random choice",
+            "Use balls-in-bins, poisson, cyclic-poisson, fixed-batch or fixed-order.",
+        )  # fmt: skip

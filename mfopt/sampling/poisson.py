@@ -1,0 +1,47 @@
+"""Poisson sampling: a coin for every unit in every iteration."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import numpy as np
+from scipy import stats
+
+from mfopt import _check
+from mfopt.sampling._generator import bernoulli, generator
+from mfopt.sampling.base import Scheme
+
+
+@dataclasses.dataclass(frozen=True)
+class Poisson(Scheme):
+    """Each unit takes part in each iteration independently with ``probability``.
+
+    Batches vary in size: the normalizer must be the fixed ``expected_batch(population)``.
+    """
+
+    probability: float
+    iterations: int
+    kind: ClassVar[str] = "poisson"
+    independent: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        self._probability()
+        self._integer("iterations")
+
+    def expected_batch(self, population: int) -> float:
+        """Mean number of units in an iteration."""
+        return self.probability * _check.integer("population", population)
+
+    def sample(self, step: int, population: int, seed: int) -> np.ndarray:
+        """Indices of the units of iteration ``step``, increasing."""
+        population = _check.integer("population", population, at_least=0)
+        return bernoulli(population, self.probability, generator(seed, self._step(step)))
+
+    def batch_sizes(self, step: int, population: int) -> Any:
+        self._step(step)
+        return stats.binom(population, self.probability)
+
+    def displacement(self, population: int, batch_size: int) -> float:
+        others = stats.binom(max(0, population - 1), self.probability)
+        return min(1.0, self.iterations * self.probability * float(others.sf(batch_size - 1)))
