@@ -16,13 +16,13 @@ from mfopt.accounting import (
     bin_counts,
     composition,
     dominating_pair,
-    gaussian,
     loss_distribution,
     plain,
 )
-from mfopt.accounting.allocation import AllocationProfile
 from mfopt.accounting.bin_counts import Counts
+from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution import Composition
+from mfopt.accounting.loss_distribution.allocation import AllocationProfile
 from mfopt.errors import UsageError
 from mfopt.sampling import BallsInBins, Poisson
 from mfopt.strategies import BandedSquareRoot, Identity

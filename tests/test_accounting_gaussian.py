@@ -5,7 +5,8 @@ import math
 import mpmath
 import pytest
 
-from mfopt.accounting import gaussian, solve
+from mfopt.accounting import solve
+from mfopt.accounting.closed_form import gaussian
 from mfopt.errors import FailureError, UsageError
 
 

@@ -8,13 +8,14 @@ import pytest
 from jax_privacy.accounting import accountants
 from jax_privacy.accounting import analysis as jax_privacy
 
-from mfopt.accounting import Mechanism, account, gaussian, group
+from mfopt.accounting import Mechanism, account
 from mfopt.accounting.chain import Chain, DeterministicUnit
+from mfopt.accounting.closed_form import gaussian, group
+from mfopt.accounting.closed_form.gaussian import GaussianProfile
+from mfopt.accounting.closed_form.group import GroupProfile
 from mfopt.accounting.compare import group_methods
-from mfopt.accounting.gaussian import GaussianProfile
-from mfopt.accounting.group import GroupProfile
-from mfopt.accounting.mixture import Mixture
-from mfopt.accounting.rounds import RoundsProfile
+from mfopt.accounting.loss_distribution.mixture import Mixture
+from mfopt.accounting.loss_distribution.rounds import RoundsProfile
 from mfopt.accounting.verified import VerifiedAnalysis
 from mfopt.errors import UsageError
 from mfopt.sampling import FixedBatch, FixedOrder, Poisson

@@ -5,7 +5,8 @@ import math
 import pytest
 from dp_accounting.rdp import rdp_privacy_accountant
 
-from mfopt.accounting import Mechanism, account, filter, moments
+from mfopt.accounting import Mechanism, account
+from mfopt.accounting.closed_form import filter, moments
 from mfopt.errors import UsageError
 from mfopt.sampling import Poisson
 

@@ -7,10 +7,11 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as reference
 from scipy import stats
 
-from mfopt.accounting import gaussian, loss_distribution
+from mfopt.accounting import loss_distribution
+from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution import Composition
-from mfopt.accounting.mixture import Mixture
-from mfopt.accounting.rounds import RoundsProfile
+from mfopt.accounting.loss_distribution.mixture import Mixture
+from mfopt.accounting.loss_distribution.rounds import RoundsProfile
 from mfopt.errors import FailureError
 
 # dp_accounting 0.6, from_mixture_gaussian_mechanism at value_discretization_interval 1e-4, whose

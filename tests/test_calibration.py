@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from test_strategies import every_strategy
 
 from mfopt import strategies as S
-from mfopt.accounting import dominating_pair, gaussian
+from mfopt.accounting import dominating_pair
+from mfopt.accounting.closed_form import gaussian
 from mfopt.calibration import calibrate, certify, release
 from mfopt.calibration._root import decreasing_root
 from mfopt.errors import FailureError, UsageError

@@ -4,7 +4,7 @@ Adjacency, privacy unit and the units of σ are part of each :class:`mfopt.guara
 nothing is rounded towards less privacy.
 """
 
-from mfopt.accounting.group import GroupProfile, black_box_epsilon
+from mfopt.accounting.closed_form.group import GroupProfile, black_box_epsilon
 from mfopt.accounting.mechanism import Analysis, Mechanism, account, analysis
 from mfopt.accounting.unamplified import Sensitivity, sensitivity
 

@@ -1,8 +1,9 @@
 """Balls-in-bins mechanisms behind the common interface.
 
 Any C >= 0: the Monte Carlo core's estimator and certificate. C = I: an exact account without
-sampling (:mod:`mfopt.accounting.allocation`). Groups of K: the whole one-unit profile, and for
-C = I the exact mixture as an estimate beside it (:mod:`mfopt.accounting.bin_counts`).
+sampling (:mod:`mfopt.accounting.loss_distribution.allocation`). Groups of K: the whole one-unit
+profile, and for C = I the exact mixture as an estimate beside it
+(:mod:`mfopt.accounting.bin_counts`).
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from mfopt.accounting import _chunks, dominating_pair, gaussian, tilted
-from mfopt.accounting.allocation import AllocationProfile
+from mfopt.accounting import _chunks, dominating_pair, tilted
 from mfopt.accounting.bin_counts import CountModel
 from mfopt.accounting.chain import Chain, DeterministicUnit
+from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.dominating_pair import DominatingPair
 from mfopt.accounting.frozen import FrozenSamples
-from mfopt.accounting.rounds import Direction
+from mfopt.accounting.loss_distribution.allocation import AllocationProfile
+from mfopt.accounting.loss_distribution.rounds import Direction
 from mfopt.accounting.verified import Model, Numbers
 from mfopt.guarantee import Status
 from mfopt.strategies import Identity

@@ -2,7 +2,8 @@
 
 Points of the one-unit profile are estimated to find the split over the K steps with the least
 δ_K; only the few points of that split are then bounded, at a share of the failure probability
-each where the one-unit bound is sampled. See :mod:`mfopt.accounting.group` for the formula.
+each where the one-unit bound is sampled. See :mod:`mfopt.accounting.closed_form.group` for the
+formula.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import jax
 import numpy as np
 from scipy import interpolate
 
-from mfopt.accounting.group import GroupProfile
-from mfopt.accounting.rounds import COARSE, FINE, Direction
+from mfopt.accounting.closed_form.group import GroupProfile
+from mfopt.accounting.loss_distribution.rounds import COARSE, FINE, Direction
 from mfopt.accounting.verified import Model, Numbers
 from mfopt.guarantee import Status
 

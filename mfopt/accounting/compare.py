@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import get_args
 
 from mfopt import _check
-from mfopt.accounting import group
 from mfopt.accounting.chain import Chain, DeterministicUnit
+from mfopt.accounting.closed_form import group
 from mfopt.accounting.mechanism import DeterministicAnalysis, Mechanism, account, analysis
 from mfopt.accounting.verified import VerifiedAnalysis
 from mfopt.guarantee import Guarantee

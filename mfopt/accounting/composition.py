@@ -27,7 +27,7 @@ from mfopt import _check
 from mfopt.accounting import betting, dominating_pair, loss_distribution, tilted
 from mfopt.accounting.dominating_pair import DominatingPair
 from mfopt.accounting.loss_distribution import Composition, LossDistribution
-from mfopt.accounting.mixture import Mixture
+from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.verified import Model, Numbers, VerifiedAnalysis
 from mfopt.guarantee import Status
 

@@ -1,7 +1,8 @@
 """Modes that never overlap (C = I): δ by convolution, without samples and at any δ.
 
 With G = g·I the likelihood ratio is a mean of independent lognormals, whose profile
-:class:`~mfopt.accounting.allocation.AllocationProfile` bounds from above to a few 1e-5 in ε.
+:class:`~mfopt.accounting.loss_distribution.allocation.AllocationProfile` bounds from above to a
+few 1e-5 in ε.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 
 from mfopt import _check
 from mfopt.accounting import balls_in_bins, solve
-from mfopt.accounting.rounds import FINE
+from mfopt.accounting.loss_distribution.rounds import FINE
 
 
 def log_delta(

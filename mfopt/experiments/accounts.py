@@ -7,8 +7,8 @@ from typing import Any
 
 from mfopt import sampling
 from mfopt.accounting import Mechanism, account, analysis
-from mfopt.accounting import filter as concentration
-from mfopt.accounting.group import Profile, black_box_log_factor, lower_line
+from mfopt.accounting.closed_form import filter as concentration
+from mfopt.accounting.closed_form.group import Profile, black_box_log_factor, lower_line
 from mfopt.accounting.mechanism import DeterministicAnalysis
 from mfopt.experiments.cache import Result, Task
 

@@ -504,7 +504,8 @@ def fedavg(
       mfopt account fedavg --batch-size 5000 --population 763430 --rounds 5000 \\
           --noise-multiplier 1 --delta 1e-9
     """
-    from mfopt.accounting import Mechanism, moments
+    from mfopt.accounting import Mechanism
+    from mfopt.accounting.closed_form import moments
     from mfopt.sampling import Poisson
 
     def compute(row: Row) -> list[Row]:

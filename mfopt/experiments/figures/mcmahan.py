@@ -10,7 +10,7 @@ import csv
 import io
 from collections.abc import Callable
 
-from mfopt.accounting import moments
+from mfopt.accounting.closed_form import moments
 from mfopt.experiments.accounts import account_task
 from mfopt.experiments.cache import Task
 from mfopt.experiments.figures.context import Context, Drawing

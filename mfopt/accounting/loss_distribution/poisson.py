@@ -14,7 +14,7 @@ import numpy as np
 
 from mfopt import _check
 from mfopt.accounting import unamplified
-from mfopt.accounting.mixture import Mixture
+from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.sampling import CyclicPoisson, FixedBatch, Poisson
 from mfopt.strategies import Strategy
 

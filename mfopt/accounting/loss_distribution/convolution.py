@@ -1,15 +1,8 @@
-"""Discretized privacy losses and their composition, with every rounding on the private side.
+"""Composition of discretized losses.
 
-A pair of distributions (P, Q) is replaced by a discrete pair on the grid of losses
-``step * k`` that *dominates* it: mass whose loss lies between two grid points is split over
-the two so that both its P-mass and its Q-mass stay what they are (the "connect the dots"
-discretization of Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022, here as a balayage). One
-discrete pair serves both directions: seen from Q, the atom of P-mass p at loss l is an atom of
-mass p e^{-l} at loss -l.
-
-Composition is a convolution, done by FFT on a finite window after exponential tilting, so that
-δ keeps its digits however small it is. What the window loses is bounded by Chernoff's
-inequality and added to δ; what wraps around into the window can only raise it.
+A convolution, done by FFT on a finite window after exponential tilting, so that δ keeps its
+digits however small it is. What the window loses is bounded by Chernoff's inequality and added to
+δ; what wraps around into the window can only raise it.
 """
 
 from __future__ import annotations
@@ -22,140 +15,13 @@ import numpy as np
 from scipy import fft, optimize, special
 
 from mfopt import _check
+from mfopt.accounting.loss_distribution.distribution import LARGEST_WINDOW, LossDistribution
 
 # Tilted mass that may lie outside the FFT window on either side: e^-32 = 1e-14.
 _LOG_WINDOW_TAIL = 32.0
-_LARGEST_WINDOW = 1 << 25
 _EPS = float(np.finfo(np.float64).eps)
 # Relative accuracy of one round's masses, counted once a round on the private side.
 _MASS_ACCURACY = 1e-13
-# Masses below this are no longer accurate (close to the smallest normal float).
-_FAINT = 1e-290
-
-
-@dataclasses.dataclass(frozen=True)
-class LossDistribution:
-    """A discrete pair (P, Q) by the loss of its atoms.
-
-    Attributes:
-      step: grid spacing of the loss.
-      index: shape (N,), increasing integers; atom i has loss ``step * index[i]``.
-      mass: shape (N,), P-mass of the atoms; the Q-mass is ``mass * exp(-loss)``.
-      infinite: P-mass where Q has none (loss +∞), all truncation included.
-      reverse_infinite: Q-mass where P has none: the same for the other direction.
-      smoothing: shape (N,), P-mass times the variance that the discretization added near the
-        atom: what the error of the discretization is judged by.
-    """
-
-    step: float
-    index: np.ndarray
-    mass: np.ndarray
-    infinite: float
-    reverse_infinite: float
-    smoothing: np.ndarray
-
-    @property
-    def losses(self) -> np.ndarray:
-        """Loss of each atom, shape (N,)."""
-        return self.step * self.index
-
-    def reverse(self) -> LossDistribution:
-        """The pair (Q, P): the other adjacency direction."""
-        mass = np.exp(np.log(self.mass) - self.losses)[::-1]
-        kept = mass > _FAINT
-        smoothing = (self.smoothing / self.mass)[::-1][kept] * mass[kept]
-        return LossDistribution(
-            self.step,
-            -self.index[::-1][kept],
-            mass[kept],
-            self.reverse_infinite + float(mass[~kept].sum()),
-            self.infinite,
-            smoothing,
-        )
-
-    def log_moment(self, tilt: float) -> float:
-        """κ(θ) = log Σ mass e^{θ loss}, of one round, over the finite atoms."""
-        return float(special.logsumexp(tilt * self.losses, b=self.mass))
-
-
-def from_cells(
-    step: float, loss: np.ndarray, mass_p: np.ndarray, mass_q: np.ndarray
-) -> LossDistribution:
-    """The discrete pair that dominates (P, Q) cut into cells of increasing loss.
-
-    Args:
-      step: grid spacing.
-      loss: shape (J + 1,), increasing: the loss at the borders of the J cells, where the loss
-        inside cell j is known to lie in [loss[j], loss[j+1]]. -inf and +inf are allowed at the
-        ends.
-      mass_p, mass_q: shape (J,), P- and Q-mass of the cells.
-    """
-    # Where the P-mass is below what floats can carry, the Q-mass has no atom to sit on: it becomes
-    # an infinite loss of the other direction.
-    faint = mass_p < _FAINT
-    faint_p, faint_q = float(mass_p[faint].sum()), float(mass_q[faint].sum())
-    mass_p, mass_q = np.where(faint, 0.0, mass_p), np.where(faint, 0.0, mass_q)
-    lower, upper = loss[:-1], loss[1:]
-    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        width = upper - lower
-        # The one split over the two borders that keeps both masses. An open cell needs no other
-        # formula: below -inf there is no P-mass to place, at +inf the Q-mass stays behind.
-        to_upper = (mass_p - np.exp(np.log(mass_q) + lower)) / -np.expm1(-width)
-    to_upper = np.where(width > 0, np.clip(to_upper, 0.0, mass_p), mass_p)
-    at_border = np.zeros(loss.shape)
-    at_border[1:] += to_upper
-    at_border[:-1] += mass_p - to_upper
-    share = np.divide(to_upper, mass_p, out=np.zeros_like(mass_p), where=mass_p > 0)
-    spread = np.zeros(loss.shape)
-    spread[1:] = to_upper * (1 - share) * np.where(np.isfinite(width), width, 0.0) ** 2
-    infinite = faint_p + (float(at_border[-1]) if np.isposinf(loss[-1]) else 0.0)
-    reverse_infinite = faint_q
-    if np.isneginf(loss[0]) and mass_p[0] > 0:
-        carried = math.exp(math.log(mass_p[0]) - loss[1])
-        reverse_infinite += max(float(mass_q[0]) - carried, 0.0)
-    finite = np.isfinite(loss) & (at_border > 0)
-    return _to_grid(
-        step, loss[finite], at_border[finite], spread[finite], infinite, reverse_infinite
-    )
-
-
-def from_atoms(
-    step: float, loss: np.ndarray, mass: np.ndarray, infinite: float = 0.0,
-    reverse_infinite: float = 0.0,
-) -> LossDistribution:  # fmt: skip
-    """The grid version of a discrete pair with P-mass ``mass`` at ``loss``, shapes (N,)."""
-    return _to_grid(step, loss, mass, np.zeros_like(mass), infinite, reverse_infinite)
-
-
-def _to_grid(
-    step: float,
-    loss: np.ndarray,
-    mass: np.ndarray,
-    spread: np.ndarray,
-    infinite: float,
-    reverse_infinite: float,
-) -> LossDistribution:
-    position = loss / step
-    below = np.floor(position)
-    above_lower = (position - below) * step
-    share = np.expm1(-above_lower) / math.expm1(-step)  # of the P-mass, to the upper grid point
-    index = below.astype(np.int64)
-    first = int(index.min())
-    size = int(index.max()) - first + 2
-    if size > _LARGEST_WINDOW:
-        raise _check.FailureError(
-            f"the privacy loss of one round spans {size * step:.3g}, too wide for a grid of "
-            f"spacing {step:.3g}; ask for a lower accuracy or use more noise"
-        )
-    offset = index - first
-    variance = mass * above_lower * (step - above_lower) + spread
-    total = np.bincount(offset, mass * (1 - share), size)
-    total += np.bincount(offset + 1, mass * share, size)
-    smooth = np.bincount(offset, variance, size)
-    kept = np.flatnonzero(total > _FAINT)
-    return LossDistribution(
-        step, kept + first, total[kept], infinite, reverse_infinite, smooth[kept]
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,7 +112,7 @@ class Composition:
         start = math.floor(low / self.step)
         needed = math.ceil(high / self.step) - start + 1
         size = fft.next_fast_len(max(needed, 16), real=True)
-        if size > _LARGEST_WINDOW:
+        if size > LARGEST_WINDOW:
             raise _check.FailureError(
                 f"composing needs a window of {size} grid points of {self.step:.3g}; "
                 "ask for a lower accuracy"
@@ -379,12 +245,3 @@ class ComposedLosses:
         if self.infinite > 0:
             terms.append(math.log(self.infinite))
         return min(float(special.logsumexp(terms)) + self.allowance, 0.0)
-
-
-def normal_masses(borders: np.ndarray) -> np.ndarray:
-    """Standard normal probability of consecutive intervals, accurate in both tails."""
-    from_below = special.ndtr(-np.abs(borders))
-    lower, upper = from_below[:-1], from_below[1:]
-    left, right = borders[:-1], borders[1:]
-    inside = 1 - lower - upper  # an interval that contains 0
-    return np.where(right <= 0, upper - lower, np.where(left >= 0, lower - upper, inside))

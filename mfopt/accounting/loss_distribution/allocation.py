@@ -20,9 +20,10 @@ import numpy as np
 from scipy import special
 
 from mfopt import _check
-from mfopt.accounting import gaussian, loss_distribution, solve
+from mfopt.accounting import loss_distribution, solve
+from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution import ComposedLosses, Composition, LossDistribution
-from mfopt.accounting.rounds import FINE, Direction
+from mfopt.accounting.loss_distribution.rounds import FINE, Direction
 
 _MOST_CELLS = 1 << 21
 _FAINT = 1e-290  # masses below it are no longer accurate

@@ -16,7 +16,7 @@ from scipy import optimize
 
 from mfopt import _check
 from mfopt.accounting.loss_distribution import ComposedLosses, Composition
-from mfopt.accounting.mixture import Mixture
+from mfopt.accounting.loss_distribution.mixture import Mixture
 
 Direction = Literal["remove", "add"]
 COARSE, FINE = 1e-3, 2e-5  # relative accuracy of ε: inside searches, and for reported numbers

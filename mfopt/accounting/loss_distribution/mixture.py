@@ -14,7 +14,8 @@ import math
 import numpy as np
 from scipy import special, stats
 
-from mfopt.accounting import gaussian, loss_distribution
+from mfopt.accounting import loss_distribution
+from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution import LossDistribution
 
 _MOST_CELLS = 1_000_000

@@ -1,0 +1,1 @@
+"""Accounts in closed form: no grid, no sampling."""
