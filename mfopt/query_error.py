@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
 from mfopt._float64 import compiled
-from mfopt.strategies import Banded, Strategy, ToeplitzStrategy, _series
-from mfopt.strategies._base import Array
+from mfopt.strategies import Array, Banded, Strategy, ToeplitzStrategy, _series
 from mfopt.workloads import Momentum, PrefixSums, ToeplitzWorkload, Workload
 
 _BLOCK = 256  # columns of A C⁻¹ held at once for Momentum × Toeplitz
@@ -40,20 +39,22 @@ def row_variances(workload: Workload, strategy: Strategy, n: int) -> Array:
             return _scheduled(jnp.asarray(workload.schedule(n)), impulse)
     query = jnp.asarray(workload.materialize(n))
     if isinstance(strategy, Banded):
-        return _banded(query, strategy._entries(n))
+        return _banded(query, strategy.entries(n))
     matrix = jnp.asarray(strategy.materialize(n))
     return jnp.sum(solve_triangular(matrix, query.T, lower=True, trans=1) ** 2, axis=0)
 
 
 @compiled("workload", "n")
-def rmse(workload: Workload, strategy: Strategy, n: int, noise_multiplier: Array = 1.0) -> Array:
+def rmse(
+    workload: Workload, strategy: Strategy, n: int, noise_multiplier: Array | float = 1.0
+) -> Array:
     """Root mean squared error over the n queries: σ·‖A C⁻¹‖_F/√n, per coordinate, in clip norms."""
     return noise_multiplier * jnp.sqrt(jnp.mean(jnp.asarray(row_variances(workload, strategy, n))))
 
 
 @compiled("workload", "n")
 def max_error(
-    workload: Workload, strategy: Strategy, n: int, noise_multiplier: Array = 1.0
+    workload: Workload, strategy: Strategy, n: int, noise_multiplier: Array | float = 1.0
 ) -> Array:
     """Largest standard deviation of any query: σ·max_t sqrt(row_variances[t]), in clip norms."""
     return noise_multiplier * jnp.sqrt(jnp.max(jnp.asarray(row_variances(workload, strategy, n))))

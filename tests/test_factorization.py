@@ -135,8 +135,10 @@ def test_noise_can_be_streamed_with_numpy_alone(tmp_path):
             noise = [sum(inverse[k] * z[t - k] for k in range(t + 1)) for t in range(N)]
             np.testing.assert_allclose(strategy.materialize(N) @ noise, z, atol=1e-12)
             if strategy.kind == "blt":
-                powers = archive["noise/decay"][None, :] ** np.arange(N - 1)[:, None]
-                np.testing.assert_allclose(powers @ archive["noise/scale"], inverse[1:], atol=1e-12)
+                powers = archive["noise/blt_decay"][None, :] ** np.arange(N - 1)[:, None]
+                np.testing.assert_allclose(
+                    powers @ archive["noise/blt_scale"], inverse[1:], atol=1e-12
+                )
             metadata = json.loads(str(archive["metadata"][()]))
             assert float(archive["noise_multiplier"]) == 1.25
             assert metadata["schema"] == 1 and metadata["guarantee"]["epsilon"] == 2.0
@@ -403,7 +405,7 @@ def test_a_small_file_cannot_claim_a_huge_run(saved, tmp_path):
     def huge(metadata, arrays):
         metadata["strategy"] = {"kind": "identity"}
         metadata["sampling"]["bins"] = 2**34
-        for name in ("strategy/scale", "strategy/decay", "noise/scale", "noise/decay"):
+        for name in ("strategy/scale", "strategy/decay"):
             del arrays[name]
         arrays["bins"] = np.int64(2**34)
 

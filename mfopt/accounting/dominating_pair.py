@@ -21,8 +21,7 @@ import numpy as np
 from mfopt import _check
 from mfopt._float64 import float64
 from mfopt.sampling import BallsInBins
-from mfopt.strategies import Strategy
-from mfopt.strategies._base import Array
+from mfopt.strategies import Array, Strategy
 
 _ONE_LENGTH = 1e-9  # relative: squared norms and overlaps that differ by less count as equal
 _JITTER = 1e-12  # relative to the mean squared mode norm

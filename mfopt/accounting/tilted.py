@@ -32,7 +32,7 @@ from mfopt._float64 import float64
 from mfopt.accounting import _chunks, betting
 from mfopt.accounting.dominating_pair import DominatingPair, add_tilt, log_hinge, privacy_loss
 from mfopt.accounting.plain import scale
-from mfopt.strategies._base import Array
+from mfopt.strategies import Array
 
 MAX_ORDER = 256
 _PILOT = 8192

@@ -16,8 +16,9 @@ name                   shape              dtype   meaning, unit
 ====================== ================== ======= ==========================================
 
 ``noise/inverse_coefs`` (n,) is the first column of C⁻¹ for Toeplitz kinds: the noise of step t is
-σ·clip_norm·Σ_k inverse_coefs[k]·z[t-k]. BLT adds ``noise/scale`` ω̂ and ``noise/decay`` λ̂, with
-inverse coefficients 1, Σ_i ω̂_i λ̂_i^(t-1). Other kinds are solved from ``strategy/*``.
+σ·clip_norm·Σ_k inverse_coefs[k]·z[t-k]. BLT adds ``noise/blt_gain`` g, ``noise/blt_scale`` ω and
+``noise/blt_decay`` λ, with inverse coefficients g, Σ_i ω_i λ_i^(t-1). Other kinds are solved from
+``strategy/*``.
 
 ``metadata`` holds schema, kinds, guarantee, errors, provenance and ``digest``, a SHA-256 over all
 arrays and the rest of the metadata. It protects against damage, not against an adversary.
@@ -43,7 +44,6 @@ from mfopt.errors import FailureError
 from mfopt.factorization.record import Factorization, digest
 from mfopt.guarantee import Guarantee
 from mfopt.sampling import BallsInBins, from_description
-from mfopt.strategies import BLT, ToeplitzStrategy
 
 SCHEMA = 1
 _FORMAT = "mfopt factorization"
@@ -164,10 +164,7 @@ def _contents(factorization: Factorization) -> tuple[dict[str, np.ndarray], dict
     }
     arrays |= {f"strategy/{name}": value for name, value in strategy.arrays().items()}
     arrays |= {f"workload/{name}": value for name, value in factorization.workload.arrays().items()}
-    if isinstance(strategy, ToeplitzStrategy):
-        arrays["noise/inverse_coefs"] = np.asarray(strategy.inverse_coefs(n))
-    if isinstance(strategy, BLT):
-        arrays["noise/scale"], arrays["noise/decay"] = strategy.inverse()
+    arrays |= {f"noise/{name}": value for name, value in strategy.inverse_arrays(n).items()}
     metadata = {
         "format": _FORMAT,
         "schema": SCHEMA,

@@ -85,7 +85,7 @@ def _build_blt(x: jax.Array) -> Strategy:
 
 def _banded(strategy: Banded, n: int) -> Parameterization:
     # entries below row n have no effect and keep their start
-    entries = np.asarray(strategy._entries(n))
+    entries = np.asarray(strategy.entries(n))
     start = np.log(np.maximum(entries, _FLOOR)).reshape(-1)
     return Parameterization(start, _BuildBanded(entries.shape))
 

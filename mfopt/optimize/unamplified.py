@@ -128,7 +128,7 @@ def _log_error(strategy: Strategy, workload: Workload, n: int) -> jax.Array:
         and isinstance(workload, PrefixSums)
         and strategy.bands**2 < n**2 // 4
     ):
-        return jnp.log(jnp.mean(prefix_row_variances(strategy._entries(n)))) / 2
+        return jnp.log(jnp.mean(prefix_row_variances(strategy.entries(n)))) / 2
     return jnp.log(query_error.rmse(workload, strategy, n))
 
 
@@ -186,7 +186,7 @@ def _banded(
     sums. Their logarithms would need no bound but converge three times slower.
     """
     n = scheme.iterations
-    entries = np.asarray(start._entries(n))
+    entries = np.asarray(start.entries(n))
     shape = entries.shape
     inside = np.add.outer(np.arange(shape[0]), np.arange(n)) < n
     positions = np.flatnonzero(inside)

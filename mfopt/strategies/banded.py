@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, ClassVar
 
 import jax
@@ -12,11 +11,10 @@ import numpy as np
 from mfopt import _check
 from mfopt._float64 import compiled, float64
 from mfopt.sampling import BallsInBins
-from mfopt.strategies._base import Array, Strategy, _check_entries, register
+from mfopt.strategies.base import Strategy, check_values
+from mfopt.strategies.fields import Array, parameter
 
 
-@register
-@dataclasses.dataclass(frozen=True)
 class Banded(Strategy):
     """Lower-triangular banded C, not necessarily Toeplitz; defined for n <= n_max.
 
@@ -25,7 +23,7 @@ class Banded(Strategy):
         below row n are not used.
     """
 
-    columns: Array
+    columns: Array = parameter(dimensions=2)
     kind: ClassVar[str] = "banded"
 
     @property
@@ -54,10 +52,10 @@ class Banded(Strategy):
     @float64
     def column_normalized(self, n: int) -> Banded:
         """The same C with each column of the n×n matrix scaled to Euclidean norm 1."""
-        entries = self._entries(n)
+        entries = self.entries(n)
         return Banded(entries / jnp.sqrt(jnp.sum(entries**2, axis=0)))
 
-    def _entries(self, n: int) -> jax.Array:
+    def entries(self, n: int) -> jax.Array:
         """``columns`` cut to n and with the unused corner set to 0, shape (bands, n)."""
         kept = jnp.asarray(self.columns)[:, : self.check_size(n)]
         inside = jnp.arange(self.bands)[:, None] + jnp.arange(n)[None, :] < n
@@ -65,7 +63,7 @@ class Banded(Strategy):
 
     @compiled("n")
     def materialize(self, n: int) -> Array:
-        entries = self._entries(n)
+        entries = self.entries(n)
         lag = jnp.arange(n)[:, None] - jnp.arange(n)[None, :]
         inside = (lag >= 0) & (lag < self.bands)
         column = jnp.broadcast_to(jnp.arange(n), (n, n))
@@ -75,7 +73,7 @@ class Banded(Strategy):
     def multiply(self, x: Array) -> Array:
         x = jnp.asarray(x)
         n = x.shape[0]
-        weights = self._entries(n).reshape(self.bands, n, *(1,) * (x.ndim - 1))
+        weights = self.entries(n).reshape(self.bands, n, *(1,) * (x.ndim - 1))
         padded = jnp.zeros((n + self.bands - 1, *x.shape[1:]), jnp.result_type(x, weights))
         for k in range(self.bands):
             padded = padded.at[k : k + n].add(weights[k] * x)
@@ -86,7 +84,7 @@ class Banded(Strategy):
         """C⁻¹ y by forward substitution along the band: O(n · bands) per right-hand side."""
         y = jnp.asarray(y)
         n = y.shape[0]
-        entries = self._entries(n)
+        entries = self.entries(n)
 
         def step(pending: jax.Array, row: tuple[jax.Array, jax.Array]) -> Any:
             # pending[k]: what the columns solved so far add to row t + k
@@ -104,18 +102,21 @@ class Banded(Strategy):
     def modes(self, scheme: BallsInBins) -> Array:
         """Column sums over the epochs, built from shifted bands: O(n · bands) non-zeros."""
         n, b = self.check_size(scheme.iterations), scheme.bins
-        entries = self._entries(n)
+        entries = self.entries(n)
         column = jnp.broadcast_to(jnp.arange(n), (self.bands, n))
         row = column + jnp.arange(self.bands)[:, None]
         # rows past the end carry zeros; mode="drop" keeps the scatter in range
         return jnp.zeros((n, b)).at[row, column % b].add(entries, mode="drop")
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        return {"columns": np.asarray(self.columns, np.float64)}
+    def column_bands(self, n: int) -> int:
+        return min(self.bands, self.check_size(n))
+
+    def rescaled(self, factor: float) -> Banded:
+        return Banded(factor * self.columns)
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": self.kind, "bands": self.bands}
+        return {**super().describe(), "bands": self.bands}
 
     def check_entries(self, n: int) -> None:
-        entries = np.asarray(self._entries(n))
-        _check_entries(entries, entries[0])
+        entries = np.asarray(self.entries(n))
+        check_values(entries, entries[0])

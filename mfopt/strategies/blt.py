@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, ClassVar
 
 import jax
@@ -11,25 +10,26 @@ import numpy as np
 
 from mfopt import _check
 from mfopt._float64 import compiled
-from mfopt.strategies._base import Array, ToeplitzStrategy, register
+from mfopt.strategies.base import ToeplitzStrategy
+from mfopt.strategies.fields import Array, parameter
 
 
-@register
-@dataclasses.dataclass(frozen=True)
 class BLT(ToeplitzStrategy):
-    """C with coefficients c_0 = 1, c_t = Σ_i ω_i λ_i^(t-1), for any n.
+    """C with coefficients g·(1, Σ_i ω_i λ_i^(t-1) for t = 1, 2, …), for any n.
 
-    The generating function is 1 + Σ_i ω_i x / (1 - λ_i x) (Dvijotham, McMahan, Pillutla, Steinke,
-    Thakurta 2024). Noise generation keeps one buffer per i. mfopt takes ω_i >= 0 and
-    0 <= λ_i <= 1, which makes every entry of C non-negative.
+    The generating function is g (1 + Σ_i ω_i x / (1 - λ_i x)) (with g = 1 in Dvijotham, McMahan,
+    Pillutla, Steinke, Thakurta 2024). Noise generation keeps one buffer per i. mfopt takes
+    ω_i >= 0 and 0 <= λ_i <= 1, which makes every entry of C non-negative.
 
     Attributes:
       scale: ω, shape (buffers,).
       decay: λ, shape (buffers,).
+      gain: g > 0, shape (): the diagonal of C.
     """
 
-    scale: Array
-    decay: Array
+    scale: Array = parameter(dimensions=1)
+    decay: Array = parameter(dimensions=1)
+    gain: Array = parameter(dimensions=0, default=1.0)
     kind: ClassVar[str] = "blt"
 
     @property
@@ -37,18 +37,28 @@ class BLT(ToeplitzStrategy):
         """Number of buffers d."""
         return len(self.scale)
 
+    def check_parameters(self) -> None:
+        if self.scale.shape != self.decay.shape:
+            raise _check.reject(
+                "scale, decay", (self.scale.shape, self.decay.shape), "must be equally long"
+            )
+
+    def rescaled(self, factor: float) -> BLT:
+        return BLT(self.scale, self.decay, factor * self.gain)
+
     @compiled("n")
     def toeplitz_coefs(self, n: int) -> Array:
         n = self.check_size(n)
-        return jnp.concatenate([jnp.ones(1), _geometric(self.scale, self.decay, n - 1)])
+        tail = _geometric(self.scale, self.decay, n - 1)
+        return jnp.asarray(self.gain) * jnp.concatenate([jnp.ones(1), tail])
 
     def inverse(self) -> tuple[np.ndarray, np.ndarray]:
-        """(ω̂, λ̂) with C⁻¹ coefficients 1, Σ_i ω̂_i λ̂_i^(t-1); every ω̂_i <= 0.
+        """(ω̂, λ̂) with C⁻¹ coefficients (1, Σ_i ω̂_i λ̂_i^(t-1))/g; every ω̂_i <= 0.
 
-        In state space C is (diag λ, 1, ω, 1), so C⁻¹ has the state matrix diag(λ) - 1 ωᵀ. Scaled
-        by √ω that is the *symmetric* matrix diag(λ) - √ω √ωᵀ, whose orthonormal eigenvectors u_i
-        give λ̂_i and ω̂_i = -(u_i·√ω)². No difference of nearly equal λ's is ever divided by, so
-        coinciding λ's are no special case.
+        In state space C/g is (diag λ, 1, ω, 1), so its inverse has the state matrix
+        diag(λ) - 1 ωᵀ. Scaled by √ω that is the *symmetric* matrix diag(λ) - √ω √ωᵀ, whose
+        orthonormal eigenvectors u_i give λ̂_i and ω̂_i = -(u_i·√ω)². No difference of nearly
+        equal λ's is ever divided by, so coinciding λ's are no special case.
         """
         self._check_domain()
         root = np.sqrt(np.asarray(self.scale, np.float64))
@@ -57,14 +67,16 @@ class BLT(ToeplitzStrategy):
         )
         return -((vectors.T @ root) ** 2), decay
 
-    def arrays(self) -> dict[str, np.ndarray]:
+    def inverse_arrays(self, n: int) -> dict[str, np.ndarray]:
+        scale, decay = self.inverse()
+        gain = 1 / np.asarray(self.gain)
         return {
-            "scale": np.asarray(self.scale, np.float64),
-            "decay": np.asarray(self.decay, np.float64),
-        }
+            **super().inverse_arrays(n),
+            "blt_gain": gain, "blt_scale": gain * scale, "blt_decay": decay,
+        }  # fmt: skip
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": self.kind, "buffers": self.buffers}
+        return {**super().describe(), "buffers": self.buffers}
 
     def check_entries(self, n: int) -> None:
         self._check_domain()
@@ -72,12 +84,12 @@ class BLT(ToeplitzStrategy):
 
     def _check_domain(self) -> None:
         scale, decay = np.asarray(self.scale), np.asarray(self.decay)
-        if scale.ndim != 1 or scale.shape != decay.shape:
-            raise _check.reject("scale, decay", (scale.shape, decay.shape), "must be equally long")
         if not np.all(np.isfinite(scale)) or np.any(scale < 0):
             raise _check.reject("scale", scale.tolist(), "every ω must be a finite number >= 0")
         if not np.all((decay >= 0) & (decay <= 1)):
             raise _check.reject("decay", decay.tolist(), "every λ must lie in [0, 1]")
+        if not 0 < float(self.gain) < np.inf:
+            raise _check.reject("gain", float(self.gain), "must be a finite number > 0")
 
 
 def _geometric(scale: Array, decay: Array, length: int) -> jax.Array:

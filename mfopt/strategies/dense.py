@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -10,11 +9,10 @@ import numpy as np
 
 from mfopt import _check
 from mfopt._float64 import compiled
-from mfopt.strategies._base import Array, Strategy, register
+from mfopt.strategies.base import Strategy
+from mfopt.strategies.fields import Array, parameter
 
 
-@register
-@dataclasses.dataclass(frozen=True)
 class Dense(Strategy):
     """Any lower-triangular C; for n < n_max the leading n×n block is used.
 
@@ -22,8 +20,12 @@ class Dense(Strategy):
       matrix: shape (n_max, n_max), zero above the diagonal.
     """
 
-    matrix: Array
+    matrix: Array = parameter(dimensions=2)
     kind: ClassVar[str] = "dense"
+
+    def check_parameters(self) -> None:
+        if self.matrix.shape[0] != self.matrix.shape[1]:
+            raise _check.reject("matrix", self.matrix.shape, "must be square")
 
     def check_size(self, n: int) -> int:
         n = super().check_size(n)
@@ -39,5 +41,9 @@ class Dense(Strategy):
         n = self.check_size(n)
         return jnp.asarray(self.matrix)[:n, :n]
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        return {"matrix": np.asarray(self.matrix, np.float64)}
+    def column_bands(self, n: int) -> int:
+        rows, columns = np.nonzero(np.asarray(self.materialize(n)))
+        return int(np.max(rows - columns, initial=0)) + 1
+
+    def rescaled(self, factor: float) -> Dense:
+        return Dense(factor * self.matrix)

@@ -6,16 +6,15 @@ All three come from the square root of the prefix-sum matrix, whose generating f
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _check
 from mfopt._float64 import compiled
 from mfopt.strategies import _series
-from mfopt.strategies._base import Array, ToeplitzStrategy, register
+from mfopt.strategies.base import ToeplitzStrategy
+from mfopt.strategies.fields import Array, setting
 
 
 def square_root_coefs(n: int) -> np.ndarray:
@@ -30,8 +29,6 @@ def inverse_square_root_coefs(n: int) -> np.ndarray:
     return np.concatenate([[1.0], np.cumprod((2 * t - 3) / (2 * t))])
 
 
-@register
-@dataclasses.dataclass(frozen=True)
 class SquareRoot(ToeplitzStrategy):
     """Square root of the prefix-sum matrix, for any n."""
 
@@ -45,35 +42,19 @@ class SquareRoot(ToeplitzStrategy):
     def inverse_coefs(self, n: int) -> Array:
         return jnp.asarray(inverse_square_root_coefs(self.check_size(n)))
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        return {}
 
-
-@register
-@dataclasses.dataclass(frozen=True)
 class BandedSquareRoot(ToeplitzStrategy):
     """First ``bands`` coefficients of the square root (Kalinin and Lampert 2024)."""
 
-    bands: int = dataclasses.field(metadata={"static": True})
+    bands: int = setting()
     kind: ClassVar[str] = "banded-sqrt"
-
-    def __post_init__(self) -> None:
-        _check.integer("bands", self.bands)
 
     @compiled("n")
     def toeplitz_coefs(self, n: int) -> Array:
         coefs = jnp.asarray(square_root_coefs(self.check_size(n)))
         return jnp.where(jnp.arange(n) < self.bands, coefs, 0)
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        return {}
 
-    def describe(self) -> dict[str, Any]:
-        return {"kind": self.kind, "bands": self.bands}
-
-
-@register
-@dataclasses.dataclass(frozen=True)
 class BandedInverseSquareRoot(ToeplitzStrategy):
     """C whose *inverse* has the first ``bands`` coefficients of the inverse square root.
 
@@ -81,11 +62,8 @@ class BandedInverseSquareRoot(ToeplitzStrategy):
     ``bands - 1`` white draws; C itself is full, with entries > 0 for bands > 1.
     """
 
-    bands: int = dataclasses.field(metadata={"static": True})
+    bands: int = setting()
     kind: ClassVar[str] = "banded-inverse-sqrt"
-
-    def __post_init__(self) -> None:
-        _check.integer("bands", self.bands)
 
     @compiled("n")
     def inverse_coefs(self, n: int) -> Array:
@@ -96,9 +74,3 @@ class BandedInverseSquareRoot(ToeplitzStrategy):
     def toeplitz_coefs(self, n: int) -> Array:
         # the exact coefficients are >= 0; an FFT leaves rounding dust of either sign
         return jnp.maximum(_series.reciprocal(jnp.asarray(self.inverse_coefs(n))), 0)
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        return {}
-
-    def describe(self) -> dict[str, Any]:
-        return {"kind": self.kind, "bands": self.bands}

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import ClassVar
 
 import jax.numpy as jnp
-import numpy as np
 
 from mfopt._float64 import compiled
-from mfopt.strategies._base import Array, ToeplitzStrategy, register
+from mfopt.strategies.base import ToeplitzStrategy
+from mfopt.strategies.fields import Array
 
 
-@register
-@dataclasses.dataclass(frozen=True)
 class Identity(ToeplitzStrategy):
     """The identity matrix, for any n."""
 
@@ -22,6 +19,3 @@ class Identity(ToeplitzStrategy):
     @compiled("n")
     def toeplitz_coefs(self, n: int) -> Array:
         return jnp.zeros(self.check_size(n)).at[0].set(1.0)
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        return {}

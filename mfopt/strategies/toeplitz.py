@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
-import numpy as np
 
 from mfopt import _check
 from mfopt._float64 import compiled
-from mfopt.strategies._base import Array, ToeplitzStrategy, register
+from mfopt.strategies.base import ToeplitzStrategy
+from mfopt.strategies.fields import Array, parameter
 
 
-@register
-@dataclasses.dataclass(frozen=True)
 class Toeplitz(ToeplitzStrategy):
     """Toeplitz C with a free coefficient for each lag; defined for n <= len(coefs).
 
@@ -22,7 +19,7 @@ class Toeplitz(ToeplitzStrategy):
       coefs: first column of C, shape (n_max,).
     """
 
-    coefs: Array
+    coefs: Array = parameter(dimensions=1)
     kind: ClassVar[str] = "toeplitz"
 
     def check_size(self, n: int) -> int:
@@ -38,12 +35,10 @@ class Toeplitz(ToeplitzStrategy):
     def toeplitz_coefs(self, n: int) -> Array:
         return jnp.asarray(self.coefs)[: self.check_size(n)]
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        return {"coefs": np.asarray(self.coefs, np.float64)}
+    def rescaled(self, factor: float) -> Toeplitz:
+        return Toeplitz(factor * self.coefs)
 
 
-@register
-@dataclasses.dataclass(frozen=True)
 class BandedToeplitz(ToeplitzStrategy):
     """Toeplitz C whose coefficients are 0 from lag ``bands`` on; defined for every n.
 
@@ -53,7 +48,7 @@ class BandedToeplitz(ToeplitzStrategy):
       coefs: first ``bands`` entries of the first column, shape (bands,).
     """
 
-    coefs: Array
+    coefs: Array = parameter(dimensions=1)
     kind: ClassVar[str] = "banded-toeplitz"
 
     @property
@@ -66,8 +61,8 @@ class BandedToeplitz(ToeplitzStrategy):
         kept = jnp.asarray(self.coefs)[: self.check_size(n)]
         return jnp.pad(kept, (0, n - kept.shape[0]))
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        return {"coefs": np.asarray(self.coefs, np.float64)}
-
     def describe(self) -> dict[str, Any]:
-        return {"kind": self.kind, "bands": self.bands}
+        return {**super().describe(), "bands": self.bands}
+
+    def rescaled(self, factor: float) -> BandedToeplitz:
+        return BandedToeplitz(factor * self.coefs)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 
 from mfopt._float64 import compiled
-from mfopt.strategies._base import Array, Strategy, register
+from mfopt.strategies.base import Strategy
+from mfopt.strategies.fields import Array
 
 
-@register
-@dataclasses.dataclass(frozen=True)
 class Tree(Strategy):
     """The square C equivalent to releasing every node of a binary tree, for any n.
 
@@ -39,5 +37,6 @@ class Tree(Strategy):
         flipped = np.linalg.cholesky(gram[::-1, ::-1])
         return jnp.asarray(np.maximum(flipped.T[::-1, ::-1], 0))
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        return {}
+    def column_bands(self, n: int) -> int:
+        # the first column of a block reaches its end, and the largest block begins at 0
+        return self.check_size(n)

@@ -1,0 +1,381 @@
+"""What every strategy matrix C offers, and the part that Toeplitz matrices share.
+
+Conventions: C is n×n, lower triangular, entries >= 0; the mechanism adds C⁻¹z to the per-step
+sums, so the sensitivity is that of C x (column side: ``CᵀC``, never ``C Cᵀ``). n is never
+inferred: it is given, or follows from the sampling scheme.
+
+A kind of strategy is one class. Defining it registers it: as a frozen dataclass, as a JAX pytree,
+and under its ``kind`` for files. Only ``materialize`` (``toeplitz_coefs`` for a Toeplitz C) and
+``column_bands`` must be written; the rest has defaults that work on the dense matrix, right for
+every C and slow for a large one. What lies above this package (noise recursions, errors, the
+optimizer's table) is found by dispatch on the class, so a kind is added without an edit here.
+
+>>> import jax.numpy as jnp
+>>> class Geometric(ToeplitzStrategy):
+...     \"\"\"C with coefficients 1, r, r², …\"\"\"
+...     kind = "doctest-geometric"
+...     ratio: Array = parameter(dimensions=0)
+...     def toeplitz_coefs(self, n):
+...         return jnp.asarray(self.ratio) ** jnp.arange(n)
+>>> Geometric(0.5).describe(), Geometric(0.5).arrays()
+({'kind': 'doctest-geometric'}, {'ratio': array(0.5)})
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import json
+import re
+from typing import Any, ClassVar, Self, dataclass_transform
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.linalg import solve_triangular
+
+from mfopt import _check
+from mfopt._float64 import compiled
+from mfopt.sampling import BallsInBins
+from mfopt.strategies import _series, fields
+from mfopt.strategies.fields import Array, Inner, Parameter, inner, parameter, setting
+
+_KINDS: dict[str, type[Strategy]] = {}
+
+
+def registered() -> dict[str, type[Strategy]]:
+    """Every kind of strategy that is defined so far: kind -> class."""
+    return dict(_KINDS)
+
+
+@dataclass_transform(
+    frozen_default=True, eq_default=False, field_specifiers=(parameter, setting, inner)
+)
+class Strategy(abc.ABC):
+    """A strategy matrix: a pytree of parameters (leaves) plus static shape information.
+
+    A subclass with a ``kind`` becomes a frozen dataclass and is registered; its fields are
+    declared by :func:`parameter`, :func:`setting` and :func:`inner`. A strategy can be passed
+    through ``jax.jit`` and ``jax.grad``. Results are numpy float64 outside a trace.
+
+    Raises:
+      UsageError: on definition, a kind that is missing, badly spelled or taken, or a field
+        without a role; on construction, arguments that do not fit their declarations.
+    """
+
+    kind: ClassVar[str]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        dataclasses.dataclass(frozen=True, eq=False)(cls)
+        if "kind" in cls.__dict__:
+            _register(cls)
+        elif hasattr(cls, "kind"):
+            raise _check.reject(
+                cls.__name__, f"kind {cls.kind!r} inherited", "needs a kind of its own",
+                "Two classes of one kind could not be told apart in a file.",
+            )  # fmt: skip
+
+    def __new__(cls, *arguments: Any, **named: Any) -> Self:
+        if not hasattr(cls, "kind"):
+            raise _check.reject(cls.__name__, cls, "is not registered: give it a kind")
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        for name, role in fields.roles(type(self)).items():
+            value = getattr(self, name)
+            if isinstance(role, Inner):
+                if not isinstance(value, Strategy):
+                    raise _check.reject(name, type(value).__name__, "must be a strategy")
+            else:
+                object.__setattr__(self, name, role.checked(name, value))
+        self.check_parameters()
+
+    def check_parameters(self) -> None:  # noqa: B027 - most kinds have nothing to check
+        """Raise :class:`UsageError` where parameters do not fit together.
+
+        Called on construction, with tracers too: look at shapes and settings, not at values
+        (:meth:`check_entries` does that).
+        """
+
+    @abc.abstractmethod
+    def materialize(self, n: int) -> Array:
+        """Dense C, shape (n, n)."""
+
+    @abc.abstractmethod
+    def column_bands(self, n: int) -> int:
+        """At most so many diagonals of the n×n C, from the main one on, are not all zero.
+
+        n is always a valid answer. Accountants compare a smaller one with the matrix.
+        """
+
+    def rescaled(self, factor: float) -> Strategy | None:
+        """The strategy ``factor`` · C, or None where the definition of the kind fixes the scale.
+
+        The mechanism (C, σ) is that of (factor · C, factor · σ).
+        """
+        return None
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The parameters by name: with :meth:`describe`, all that a file needs to store.
+
+        Those of an inner strategy have its field's name and a slash before their own.
+        """
+        stored: dict[str, np.ndarray] = {}
+        for name, role in fields.roles(type(self)).items():
+            value = getattr(self, name)
+            if isinstance(role, Inner):
+                stored |= {f"{name}/{key}": array for key, array in value.arrays().items()}
+            elif isinstance(role, Parameter):
+                array = np.asarray(value, np.float64)
+                default = fields.default_of(type(self), name)
+                if default is dataclasses.MISSING or not np.array_equal(array, default):
+                    stored[name] = array
+        return stored
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able description: the kind and its static settings, without the parameters.
+
+        A subclass may add facts for readers; :func:`from_description` compares them.
+        """
+        facts: dict[str, Any] = {"kind": self.kind}
+        for name, role in fields.roles(type(self)).items():
+            if isinstance(role, Inner):
+                facts[name] = getattr(self, name).describe()
+            elif not isinstance(role, Parameter):
+                facts[name] = getattr(self, name)
+        return facts
+
+    def inverse_arrays(self, n: int) -> dict[str, np.ndarray]:
+        """C⁻¹ for programs that read a file and stream its noise with numpy alone; may be empty."""
+        return {}
+
+    def __eq__(self, other: object) -> bool:
+        """Equal kind, settings and parameters."""
+        if not isinstance(other, Strategy):
+            return NotImplemented
+        mine, theirs = self.arrays(), other.arrays()
+        return (
+            self.describe() == other.describe()
+            and mine.keys() == theirs.keys()
+            and all(np.array_equal(mine[name], theirs[name]) for name in mine)
+        )
+
+    def __hash__(self) -> int:
+        content = [(name, array.tobytes()) for name, array in sorted(self.arrays().items())]
+        return hash((json.dumps(self.describe(), sort_keys=True), *content))
+
+    def check_size(self, n: int) -> int:
+        """``n``, refused where this C is not defined for so many iterations."""
+        return _check.integer("n", n)
+
+    @compiled()
+    def multiply(self, x: Array) -> Array:
+        """C x for ``x`` of shape (n, ...)."""
+        x = jnp.asarray(x)
+        return jnp.tensordot(self.materialize(x.shape[0]), x, axes=1)
+
+    @compiled()
+    def solve(self, y: Array) -> Array:
+        """C⁻¹ y for ``y`` of shape (n, ...): correlated noise from white noise."""
+        y = jnp.asarray(y)
+        flat = y.reshape(y.shape[0], -1)
+        return solve_triangular(self.materialize(y.shape[0]), flat, lower=True).reshape(y.shape)
+
+    @compiled("scheme")
+    def modes(self, scheme: BallsInBins) -> Array:
+        """Mode i = Σ_j C[:, bins·j + i], shape (n, bins): what a unit in bin i adds to C x."""
+        n = self.check_size(scheme.iterations)
+        columns = jnp.asarray(self.materialize(n))
+        return columns.reshape(n, scheme.epochs, scheme.bins).sum(axis=1)
+
+    @compiled("scheme")
+    def gram(self, scheme: BallsInBins) -> Array:
+        """Gram matrix G[i, k] = <mode i, mode k>, shape (bins, bins)."""
+        modes = jnp.asarray(self.modes(scheme))
+        return modes.T @ modes
+
+    def check_entries(self, n: int) -> None:
+        """Raise :class:`UsageError` unless C is finite, >= 0, lower triangular and invertible.
+
+        Non-negative entries are the condition of Lemma 3.2 (Choquette-Choo et al. 2024): with a
+        negative entry the pair (P, Q) built from the modes need not dominate the mechanism.
+        """
+        matrix = np.asarray(self.materialize(self.check_size(n)))
+        check_values(matrix[np.tril_indices(n)], np.diagonal(matrix))
+        if np.any(np.triu(matrix, 1)):
+            raise _check.reject("C", "entry above the diagonal", "must be lower triangular")
+
+
+def check_values(entries: np.ndarray, diagonal: np.ndarray) -> None:
+    if not np.all(np.isfinite(entries)):
+        raise _check.reject("C", "non-finite entry", "all entries must be finite numbers")
+    lowest = float(np.min(entries))
+    if lowest < 0:
+        raise _check.reject(
+            "C", lowest, "all entries must be >= 0",
+            "With negative entries no dominating pair is known for balls-in-bins batching "
+            "(Lemma 3.2, Choquette-Choo et al. 2024); use a non-negative strategy.",
+        )  # fmt: skip
+    if not np.all(diagonal > 0):
+        raise _check.reject("C", float(np.min(diagonal)), "diagonal must be greater than 0")
+
+
+class ToeplitzStrategy(Strategy):
+    """A strategy matrix that is constant along diagonals: everything follows from n numbers."""
+
+    @abc.abstractmethod
+    def toeplitz_coefs(self, n: int) -> Array:
+        """First column of C, shape (n,)."""
+
+    @compiled("n")
+    def inverse_coefs(self, n: int) -> Array:
+        """First column of C⁻¹, shape (n,)."""
+        return _series.reciprocal(jnp.asarray(self.toeplitz_coefs(n)))
+
+    @compiled("n")
+    def materialize(self, n: int) -> Array:
+        return _series.toeplitz(jnp.asarray(self.toeplitz_coefs(n)))
+
+    def column_bands(self, n: int) -> int:
+        """Counted in the coefficients, never declared."""
+        return int(np.max(np.flatnonzero(np.asarray(self.toeplitz_coefs(n))), initial=0)) + 1
+
+    def inverse_arrays(self, n: int) -> dict[str, np.ndarray]:
+        return {"inverse_coefs": np.asarray(self.inverse_coefs(n))}
+
+    @compiled()
+    def multiply(self, x: Array) -> Array:
+        x = jnp.asarray(x)
+        return _series.convolve(jnp.asarray(self.toeplitz_coefs(x.shape[0])), x)
+
+    @compiled()
+    def solve(self, y: Array) -> Array:
+        y = jnp.asarray(y)
+        return _series.convolve(jnp.asarray(self.inverse_coefs(y.shape[0])), y)
+
+    @compiled("scheme")
+    def modes(self, scheme: BallsInBins) -> Array:
+        first = self._first_mode(scheme)
+        lag = jnp.arange(scheme.iterations)[:, None] - jnp.arange(scheme.bins)[None, :]
+        return jnp.where(lag >= 0, first[jnp.clip(lag, 0)], 0)
+
+    @compiled("scheme")
+    def gram(self, scheme: BallsInBins) -> Array:
+        """Gram matrix in O(n log n + bins²).
+
+        Mode i is mode 0 shifted down by i and cut at n, so with u = first mode
+        G[i, k] = Σ_{t=0}^{n-1-k} u_t u_{t+k-i}. The last column is an autocorrelation; one step
+        up a diagonal adds one product from the end of u.
+        """
+        n, b = scheme.iterations, scheme.bins
+        first = self._first_mode(scheme)
+        head = n - b + 1
+        size = _series._fft_size(n + head)
+        spectrum = jnp.conj(jnp.fft.rfft(first[:head], size)) * jnp.fft.rfft(first, size)
+        last_column = jnp.fft.irfft(spectrum, size)[:b]  # by lag d: G[b-1-d, b-1]
+        tail = first[n - b :][::-1]  # tail[i] = u_{n-1-i}
+        i, d = jnp.arange(b)[None, :], jnp.arange(b)[:, None]
+        # by lag d and row i: u_{n-1-k} u_{n-1-i} with k = i + d, for every k < b - 1
+        steps = jnp.where(i + d < b - 1, tail[i] * tail[jnp.minimum(i + d, b - 1)], 0)
+        by_lag = last_column[:, None] + jnp.cumsum(steps[:, ::-1], axis=1)[:, ::-1]
+        row, column = jnp.minimum(d, i), jnp.maximum(d, i)
+        return by_lag[column - row, row]
+
+    def _first_mode(self, scheme: BallsInBins) -> jax.Array:
+        """Σ_j (column 0 shifted by bins·j): a running sum over the epochs."""
+        coefs = jnp.asarray(self.toeplitz_coefs(scheme.iterations))
+        return jnp.cumsum(coefs.reshape(scheme.epochs, scheme.bins), axis=0).reshape(-1)
+
+    def check_entries(self, n: int) -> None:
+        coefs = np.asarray(self.toeplitz_coefs(self.check_size(n)))
+        check_values(coefs, coefs[:1])
+
+
+def from_description(description: dict[str, Any], arrays: dict[str, np.ndarray]) -> Strategy:
+    """The strategy that gave ``describe()`` and ``arrays()``; anything else is refused.
+
+    Raises:
+      UsageError: an unknown kind (the module that defines it must have been imported), missing or
+        superfluous arrays or settings, arrays of another type or shape than declared.
+    """
+    kind = description.get("kind")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise _check.reject(
+            "strategy kind", kind, f"must be one of {sorted(_KINDS)}",
+            "A kind of your own is known once its module is imported.",
+        )  # fmt: skip
+    cls = _KINDS[kind]
+    left, values = dict(arrays), dict[str, Any]()
+    for name, role in fields.roles(cls).items():
+        if isinstance(role, Inner):
+            part = {k: left.pop(k) for k in list(left) if k.startswith(f"{name}/")}
+            inside = description.get(name)
+            if not isinstance(inside, dict):
+                raise _check.reject(name, inside, f"a {kind} strategy has a strategy here")
+            values[name] = from_description(
+                inside, {k.removeprefix(f"{name}/"): v for k, v in part.items()}
+            )
+        elif isinstance(role, Parameter):
+            if name in left:
+                values[name] = _stored(name, left.pop(name))
+        elif name in description:
+            values[name] = description[name]
+        if name not in values and fields.default_of(cls, name) is dataclasses.MISSING:
+            raise _check.reject(
+                "strategy", sorted([*description, *arrays]), f"a {kind} strategy needs {name!r}"
+            )
+    if left:
+        raise _check.reject("arrays", sorted(left), f"are not part of a {kind} strategy")
+    strategy = cls(**values)
+    if strategy.describe() != description:
+        raise _check.reject(
+            "strategy", description, f"its arrays describe {strategy.describe()} instead"
+        )
+    return strategy
+
+
+def _stored(name: str, value: np.ndarray) -> np.ndarray:
+    if value.dtype != np.float64:
+        raise _check.reject(name, f"array of {value.dtype}", "must be float64")
+    return value
+
+
+def _register(cls: type[Strategy]) -> None:
+    """Note the kind, and make the class a JAX pytree.
+
+    The kind is part of the structure. ``jax.tree_util.register_dataclass`` leaves the class out of
+    the comparison of structures (seen in JAX 0.10), so compiled code of one parameterless
+    strategy could be found for another.
+    """
+    kind = cls.kind
+    if not isinstance(kind, str) or not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", kind):
+        raise _check.reject(
+            f"{cls.__name__}.kind", kind, "must be lower-case words joined by hyphens"
+        )
+    known = _KINDS.get(kind)
+    # a notebook cell that runs twice defines the same class anew
+    if known is not None and _name(known) != _name(cls):
+        raise _check.reject(
+            f"{cls.__name__}.kind", kind, f"is taken by {known.__module__}.{known.__qualname__}"
+        )
+    roles = fields.roles(cls)
+    static = [name for name, role in roles.items() if isinstance(role, fields.Setting)]
+    leaves = [name for name in roles if name not in static]
+
+    def flatten(strategy: Strategy) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        structure = (kind, *(getattr(strategy, name) for name in static))
+        return tuple(getattr(strategy, name) for name in leaves), structure
+
+    def unflatten(structure: tuple[Any, ...], children: tuple[Any, ...]) -> Strategy:
+        strategy: Strategy = object.__new__(cls)
+        for name, value in zip(static + leaves, (*structure[1:], *children), strict=True):
+            object.__setattr__(strategy, name, value)
+        return strategy
+
+    jax.tree_util.register_pytree_node(cls, flatten, unflatten)
+    _KINDS[kind] = cls
+
+
+def _name(cls: type) -> tuple[str, str]:
+    return cls.__module__, cls.__qualname__

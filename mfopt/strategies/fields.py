@@ -1,0 +1,109 @@
+"""What a strategy is made of, declared field by field.
+
+From the declarations follow the constructor's checks, the JAX pytree, the form in a file and the
+way back (:mod:`mfopt.strategies.base`): nothing about a field is written a second time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+
+from mfopt import _check
+
+Array: TypeAlias = jax.Array | np.ndarray
+"""A numpy array, or a JAX array (a tracer under differentiation)."""
+
+_ROLE = "mfopt"
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """An array of real numbers: a leaf of the pytree, float64 in a file."""
+
+    dimensions: int
+
+    def checked(self, name: str, value: Any) -> Array:
+        """``value`` as a float64 array (a JAX array stays what it is), or :class:`UsageError`."""
+        if not isinstance(value, jax.Array):
+            if isinstance(value, np.ndarray) and value.dtype.kind not in "fiu":
+                raise _check.reject(name, f"array of {value.dtype}", "must hold real numbers")
+            try:
+                value = np.array(value, np.float64)
+            except (TypeError, ValueError):
+                raise _check.reject(
+                    name, type(value).__name__, "must be an array of numbers"
+                ) from None
+        if value.ndim != self.dimensions or value.size == 0:
+            raise _check.reject(
+                name, f"array of shape {value.shape}",
+                f"must be a non-empty array of {self.dimensions} dimension(s)",
+            )  # fmt: skip
+        return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A JSON-able value that shapes the strategy: structure of the pytree, text in a file."""
+
+    check: Callable[[str, Any], Any]
+
+    def checked(self, name: str, value: Any) -> Any:
+        """``value`` as the check returns it."""
+        return self.check(name, value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+    """Another strategy that this one is built on."""
+
+
+Role: TypeAlias = Parameter | Setting | Inner
+
+
+def parameter(*, dimensions: int, default: Any = dataclasses.MISSING) -> Any:
+    """A field that holds an array with so many dimensions.
+
+    A parameter with a default is left out of files where it has that value.
+    """
+    return dataclasses.field(default=default, metadata={_ROLE: Parameter(dimensions)})
+
+
+def setting(
+    *, check: Callable[[str, Any], Any] = _check.integer, default: Any = dataclasses.MISSING
+) -> Any:
+    """A field that is a whole number >= 1, or whatever ``check(name, value)`` lets through."""
+    return dataclasses.field(default=default, metadata={_ROLE: Setting(check)})
+
+
+def inner() -> Any:
+    """A field that is itself a strategy."""
+    return dataclasses.field(metadata={_ROLE: Inner()})
+
+
+def roles(cls: type) -> dict[str, Role]:
+    """The role of each field of the dataclass ``cls``, by name.
+
+    Raises:
+      UsageError: a field that was not declared by one of the functions above.
+    """
+    found: dict[str, Role] = {}
+    for field in dataclasses.fields(cls):
+        role = field.metadata.get(_ROLE)
+        if role is None:
+            raise _check.reject(
+                f"{cls.__name__}.{field.name}", field.type, "is a field without a role",
+                "Declare it with parameter(), setting() or inner() of mfopt.strategies, or as a "
+                "ClassVar.",
+            )  # fmt: skip
+        found[field.name] = role
+    return found
+
+
+def default_of(cls: type, name: str) -> Any:
+    """The default of a field, or ``dataclasses.MISSING``."""
+    return next(field.default for field in dataclasses.fields(cls) if field.name == name)
