@@ -17,8 +17,8 @@ from test_query_error import every_workload
 from test_strategies import every_strategy
 
 import mfopt
+from mfopt import _files, workloads
 from mfopt import strategies as S
-from mfopt import workloads
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import Factorization, files
 from mfopt.factorization.record import digest
@@ -203,10 +203,10 @@ def test_an_unwritable_folder_is_refused(tmp_path, monkeypatch):
     folder.chmod(0o500)
     if os.access(folder, os.W_OK):  # the superuser may write anywhere
 
-        def denied(**_):
+        def denied(*_):
             raise PermissionError(13, "Permission denied")
 
-        monkeypatch.setattr(files.tempfile, "TemporaryFile", denied)
+        monkeypatch.setattr(_files, "_open_part", denied)
     with pytest.raises(UsageError, match="cannot be written"):
         files.check_output(folder / "one.npz", force=False)
 

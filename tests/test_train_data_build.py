@@ -132,7 +132,7 @@ class Deadly(JsonLines):
             if where == "reading" and number == 150: die()
             yield item
 if where == "grouping": builder._write_metadata = die
-if where == "publishing": module._publish = die
+if where == "publishing": module._files.replace_folder = die
 module.build(Deadly([data], "user", "text"), out, tokenizer=300,
     public=JsonLines([public], "user", "text"), show_progress=False,
     options=module.Options(hold_out=HoldOut(users=0.2, records=0.2)))

@@ -10,15 +10,15 @@ import dataclasses
 import hashlib
 import json
 import os
-import tempfile
 import zipfile
 import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import platformdirs
 
-from mfopt import _check
+from mfopt import _check, _files
 from mfopt._version import __version__
 
 _FORMAT = 1  # raise it when a task computes something else under the same settings
@@ -79,6 +79,7 @@ class Cache:
             raise _check.reject(
                 "cache", str(folder), f"cannot be made a folder ({problem.strerror})"
             ) from None
+        _files.sweep(self.folder)
 
     def path(self, task: Task) -> Path:
         """Where the result of ``task`` is or would be."""
@@ -105,19 +106,15 @@ class Cache:
     def store(self, task: Task, result: Result) -> None:
         """Keep a result: written to a temporary name, then renamed."""
         text = np.array(json.dumps(result.record, sort_keys=True))
-        handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=".part-")
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                np.savez_compressed(stream, allow_pickle=False, record=text, **result.arrays)
-            os.replace(temporary, self.path(task))
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        _files.write(
+            self.path(task),
+            _files.npz({"record": text, **result.arrays}, compress=True),
+            check=_files.check_zip,
+        )
 
 
 def default_folder() -> Path:
-    """``$MFOPT_CACHE``, or ``mfopt/experiments`` under the user's cache folder."""
+    """``$MFOPT_CACHE``, or ``experiments`` in mfopt's part of the user's cache folder."""
     if given := os.environ.get("MFOPT_CACHE"):
         return Path(given)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "mfopt" / "experiments"
+    return platformdirs.user_cache_path("mfopt", appauthor=False) / "experiments"

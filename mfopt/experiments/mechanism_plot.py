@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mfopt.experiments import plots
 from mfopt.factorization import Factorization
 
 _BLUE, _ORANGE, _GREEN = "#0072B2", "#D55E00", "#009E73"  # Okabe and Ito: colour-blind safe
@@ -37,21 +36,8 @@ def plot(factorization: Factorization, path: Path) -> None:
         f"σ {factorization.noise_multiplier:.4g}, ε = {guarantee.epsilon:g}, "
         f"δ = {guarantee.delta:g} ({guarantee.status})"
     )
-    save(figure, path)
+    plots.write_figure(figure, path)
     plt.close(figure)
-
-
-def save(figure: Any, path: Path) -> None:
-    """Write a figure to a temporary name in the same folder, then rename it."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".plot-", suffix=path.suffix)
-    os.close(handle)
-    try:
-        figure.savefig(temporary, dpi=150)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def _coefficients(panel: Any, values: np.ndarray, name: str, title: str) -> None:

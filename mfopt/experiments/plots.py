@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from mfopt import _check
+from mfopt import _files
+from mfopt._files import write
 
 # Okabe and Ito's colours, told apart with any colour vision; markers repeat the distinction.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
@@ -193,13 +192,7 @@ def csv_of(panels: Sequence[Panel]) -> str:
 def check_outputs(paths: Sequence[Path], *, force: bool) -> None:
     """Raise :class:`UsageError` before any work if one of the files cannot be written."""
     for path in paths:
-        if path.exists() and not force:
-            raise _check.reject("output", str(path), "exists", "Use --force to replace it.")
-        folder = path.parent
-        if not folder.is_dir():
-            raise _check.reject("output", str(path), f"its folder {folder} does not exist")
-        if not os.access(folder, os.W_OK):
-            raise _check.reject("output", str(path), f"its folder {folder} is not writable")
+        _files.check_output(path, force=force, name="output")
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
@@ -215,16 +208,7 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     return written
 
 
-def write(path: Path, content: bytes | str) -> Path:
-    """Write a file under a temporary name in its folder, then rename it."""
-    data = content.encode() if isinstance(content, str) else content
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    return path
+def write_figure(figure: Figure, path: Path) -> Path:
+    """Write a figure in the format that the suffix names."""
+    kind = path.suffix.lstrip(".") or "png"
+    return write(path, lambda stream: figure.savefig(stream, format=kind, dpi=150))

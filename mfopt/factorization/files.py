@@ -26,10 +26,7 @@ arrays and the rest of the metadata. It protects against damage, not against an 
 
 from __future__ import annotations
 
-import io
 import json
-import os
-import tempfile
 import tokenize
 import warnings
 import zipfile
@@ -39,7 +36,7 @@ from typing import Any
 
 import numpy as np
 
-from mfopt import _check, strategies, workloads
+from mfopt import _check, _files, strategies, workloads
 from mfopt.errors import FailureError
 from mfopt.factorization.record import Factorization, digest
 from mfopt.guarantee import Guarantee
@@ -52,46 +49,34 @@ _MAX_BYTES = 2**33  # a dense C with n = 32,768; larger claims are refused befor
 
 def check_output(path: Path, *, force: bool) -> None:
     """Raise :class:`UsageError` now, rather than after the work, if ``path`` cannot be written."""
-    if path.suffix != ".npz":
-        raise _check.reject("path", str(path), "must end in .npz")
-    if path.is_dir():
-        raise _check.reject("path", str(path), "is a directory")
-    if path.exists() and not force:
-        raise _check.reject("path", str(path), "exists", "Use --force (force=True) to replace it.")
-    folder = path.parent
-    if not folder.is_dir():
-        raise _check.reject("path", str(path), f"its folder {folder} does not exist")
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as problem:
-        raise _check.reject("path", str(path), f"cannot be written ({problem.strerror})") from None
+    _files.check_output(path, force=force, suffixes=(".npz",))
 
 
 def save(factorization: Factorization, path: Path, *, force: bool = False) -> Path:
-    """Write to a temporary name in the same folder, then rename: never half a file.
+    """Write the file and read it again before it takes its place: never half a file.
 
     Raises:
       UsageError: the path exists (without ``force``) or cannot be written.
+      FailureError: what was written does not load; nothing is saved.
     """
     check_output(path, force=force)
     arrays, metadata = _contents(factorization)
     metadata["digest"] = digest(metadata, arrays)
     text = np.array(json.dumps(metadata, sort_keys=True, allow_nan=False))
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, metadata=text, **arrays)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+
+    def check(written: Path) -> None:
+        if load(written).digest != factorization.digest:
+            raise FailureError(f"cannot save {path}: what was written reads as something else")
+
     try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(buffer.getvalue())
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    return path
+        return _files.write(
+            path,
+            _files.npz({"metadata": text, **arrays}, compress=True),
+            force=force,
+            check=check,
+        )
+    except FileExistsError:
+        raise _check.reject("path", str(path), "appeared meanwhile", _files.EXISTS) from None
 
 
 def load(path: str | Path) -> Factorization:
@@ -226,9 +211,3 @@ def _check_arrays(arrays: dict[str, np.ndarray], n: int) -> None:
 
 def _part(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
     return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

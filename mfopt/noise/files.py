@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import uuid
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from mfopt import _check
+from mfopt import _check, _files
 from mfopt.noise.state import Layout, NoiseState, buffer_sharding
 from mfopt.noise.stream import NoiseStream, on_devices_of
 
@@ -139,15 +138,17 @@ def write_secret(
     dtypes = {name: str(value.dtype) for name, value in arrays.items()}
     header = {"format": _FORMAT, "notice": _NOTICE, "dtypes": dtypes, **header}
     raw = {name: _raw(value) for name, value in arrays.items()}
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    text = np.array(json.dumps(header))
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            np.savez(file, allow_pickle=False, header=np.array(json.dumps(header)), **raw)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        _files.write(
+            path,
+            _files.npz({"header": text, **raw}),
+            force=force,
+            private=True,
+            check=_files.check_zip,
+        )
+    except FileExistsError:
+        raise _check.reject("path", str(path), "appeared meanwhile", _files.EXISTS) from None
 
 
 def read_secret(

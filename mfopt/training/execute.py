@@ -10,11 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from mfopt import _check
+from mfopt import _check, _files
 from mfopt.training import mesh as meshes
 from mfopt.training import metrics, privacy
 from mfopt.training.checkpoint import Checkpoints
-from mfopt.training.data.files import write_text
 from mfopt.training.evaluation import Evaluation
 from mfopt.training.export import export_model
 from mfopt.training.loop import TrainState
@@ -125,8 +124,8 @@ def _check_same_run(saved: dict[str, Any], now: dict[str, Any]) -> None:
 
 
 def _write_report(prepared: Prepared, done: int) -> None:
-    write_text(prepared.folder / "config.toml", prepared.config.to_toml())
+    _files.write(prepared.folder / "config.toml", prepared.config.to_toml())
     report = prepared.report(done)
     if report is not None:
         text = json.dumps(report, indent=2, sort_keys=True) + "\n"
-        write_text(prepared.folder / "privacy-report.json", text)
+        _files.write(prepared.folder / "privacy-report.json", text)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import jax
 import numpy as np
 from safetensors.numpy import save_file
 
-from mfopt import _check
+from mfopt import _check, _files
 from mfopt.training.models import Model
 
 PyTree = Any
@@ -33,18 +31,12 @@ def export_model(model: Model, params: PyTree, folder: str | Path, force: bool =
             "output", str(folder), "exists already", "Choose another folder or use --force."
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix="." + folder.name, dir=folder.parent))
-    try:
+    with _files.new_folder(folder) as part:
         if model.export is not None:
-            model.export(params, model.frozen, temporary)
+            model.export(params, model.frozen, part)
         else:
-            save_file(named_arrays(params), temporary / "model.safetensors")
-        os.chmod(temporary, 0o755)
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.replace(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            save_file(named_arrays(params), part / "model.safetensors")
+        os.chmod(part, 0o755)
     return folder
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax
 
-from mfopt import _check
+from mfopt import _check, _files
 from mfopt.training.config import TrainConfig
 from mfopt.training.secrets import RunSecret
 
@@ -33,6 +33,7 @@ def make_folder(folder: Path) -> None:
         raise _check.reject(
             "output", str(folder), f"cannot be made a folder ({problem.strerror})"
         ) from None
+    _files.sweep(folder)
 
 
 def secret_of(config: TrainConfig, folder: Path, resuming: bool) -> RunSecret:
@@ -42,12 +43,8 @@ def secret_of(config: TrainConfig, folder: Path, resuming: bool) -> RunSecret:
     if resuming and not path.is_file():
         raise _check.reject("output", str(folder), "holds a run without its secret")
     if jax.process_index() == 0 and not resuming:
-        path.unlink(missing_ok=True)  # of a run that was killed before its first checkpoint
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(RunSecret.fresh().words().tobytes())
-            stream.flush()
-            os.fsync(stream.fileno())
+        # replaces that of a run that was killed before its first checkpoint
+        _files.write(path, RunSecret.fresh().words().tobytes(), private=True)
     wait_for_lead("secret")
     return RunSecret(path.read_bytes())
 

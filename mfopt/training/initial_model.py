@@ -12,10 +12,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from mfopt import _check
+from mfopt import _check, _files
 from mfopt.training.config import TrainConfig
 from mfopt.training.data import TokenStore
-from mfopt.training.data.files import write_text
 from mfopt.training.export import export_model
 from mfopt.training.folder import wait_for_lead
 from mfopt.training.models import Model
@@ -70,7 +69,7 @@ def _pretrain(
         progress=progress,
     )  # fmt: skip
     export_model(base, params, target, force=True)
-    write_text(note, json.dumps(wanted, indent=2) + "\n")
+    _files.write(note, json.dumps(wanted, indent=2) + "\n")
 
 
 def _plain_model(config: TrainConfig, vocab_size: int, loading: dict[str, Any]) -> Model:

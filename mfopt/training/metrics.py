@@ -7,8 +7,8 @@ and belongs to whoever holds the data: the files are readable by their owner onl
 
 from __future__ import annotations
 
-import contextlib
 import csv
+import io
 import os
 import time
 from collections.abc import Mapping
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from mfopt import _files
 from mfopt.training.evaluation import Evaluation
 from mfopt.training.loop import StepResult
 
@@ -61,12 +62,11 @@ class Table:
     def __init__(self, path: Path, fields: tuple[str, ...], start: int = 0) -> None:
         self.path, self.fields = path, fields
         kept = [row for row in read_table(path) if int(float(row["step"])) < start]
-        temporary = path.with_name(path.name + ".tmp")
-        with open(temporary, "w", newline="", opener=_owner_only) as stream:
-            writer = csv.DictWriter(stream, fields, extrasaction="ignore")
-            writer.writeheader()
-            writer.writerows(kept)
-        os.replace(temporary, path)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, fields, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(kept)
+        _files.write(path, text.getvalue(), private=True)
         self._stream = open(path, "a", newline="")  # noqa: SIM115 (open as long as the run)
         self._writer = csv.DictWriter(self._stream, fields)
 
@@ -87,10 +87,6 @@ def read_table(path: str | Path) -> list[dict[str, str]]:
         return []
     with open(path, newline="") as stream:
         return [row for row in csv.DictReader(stream) if all(v for v in row.values())]
-
-
-def _owner_only(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 class Recorder:
@@ -204,9 +200,5 @@ def plot(folder: str | Path, output: str | Path) -> Path:
     axes.set_ylabel("loss per token (nats)")
     if steps or evaluations:
         axes.legend()
-    temporary = output.with_name("." + output.name)
-    with contextlib.suppress(FileNotFoundError):
-        temporary.unlink()
-    figure.savefig(temporary, format=output.suffix.lstrip(".") or "png")
-    os.replace(temporary, output)
-    return output
+    kind = output.suffix.lstrip(".") or "png"
+    return _files.write(output, lambda stream: figure.savefig(stream, format=kind))

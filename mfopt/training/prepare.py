@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from mfopt import _check
+from mfopt import _check, _files
 from mfopt.accounting.mechanism import Mechanism as AccountedMechanism
 from mfopt.factorization import load as load_factorization
 from mfopt.guarantee import Guarantee
@@ -25,7 +25,6 @@ from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping, NoClipping
 from mfopt.training.config import TrainConfig
 from mfopt.training.data import TokenStore, open_parts
-from mfopt.training.data.files import write_text
 from mfopt.training.evaluation import Evaluator
 from mfopt.training.folder import check_folder, secret_of, wait_for_lead
 from mfopt.training.initial_model import digest_of, initial_model
@@ -186,7 +185,7 @@ def _solved_once(
     if jax.process_index() == 0:
         solved = privacy.Account.solve(accounted, epsilon, delta)
         text = json.dumps({"asked": asked, "guarantee": solved.guarantee.describe()}, indent=2)
-        write_text(path, text + "\n")
+        _files.write(path, text + "\n")
     wait_for_lead("account")
     if solved is not None and jax.process_count() == 1:
         return solved

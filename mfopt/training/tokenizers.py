@@ -15,8 +15,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from mfopt import _check
-from mfopt.training.data.files import write_text
+from mfopt import _check, _files
 
 END_OF_TEXT = "<|endoftext|>"
 FILE_NAME = "tokenizer.json"
@@ -124,4 +123,4 @@ class Tokenizer:
 
     def save(self, path: str | Path) -> None:
         """Write ``tokenizer.json``, whole or not at all."""
-        write_text(Path(path), self.backend.to_str(pretty=True))
+        _files.write(Path(path), self.backend.to_str(pretty=True))

@@ -195,24 +195,22 @@ def _status(row: Row) -> str:
 
 
 def _check_plot(path: Path, swept: str | None, force: bool) -> None:
+    from mfopt import _files
+
     if swept is None:
         raise click.UsageError("--plot needs a sweep, for example --group-size 1:64")
-    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise click.UsageError(f"--plot {path}: must end in .png, .svg or .pdf")
-    if path.exists() and not force:
-        raise click.UsageError(f"{path} exists; --force replaces it")
-    if not path.parent.is_dir():
-        raise click.UsageError(f"{path.parent} is not a folder")
+    _files.check_output(path, force=force, name="plot", suffixes=(".png", ".svg", ".pdf"))
 
 
 def _draw(results: list[Row], swept: str, title: str, path: Path) -> None:
     """What was solved for, against what was swept; one line for each method."""
-    import os
 
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot, ticker
+
+    from mfopt.experiments import plots
 
     varying = [
         name for name in ("epsilon", "delta", "noise_multiplier")
@@ -239,10 +237,8 @@ def _draw(results: list[Row], swept: str, title: str, path: Path) -> None:
         axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     axes.legend(fontsize="small")
     axes.grid(alpha=0.3)
-    temporary = path.with_name(f".{path.name}.tmp{path.suffix}")
-    figure.savefig(temporary, dpi=150)
+    plots.write_figure(figure, path)
     pyplot.close(figure)
-    os.replace(temporary, path)
 
 
 @command.command()

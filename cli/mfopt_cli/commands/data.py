@@ -197,12 +197,12 @@ def stats(path: str, plot: str | None, verify: bool, force: bool, as_json: bool)
     Example:
       mfopt data stats corpus --plot corpus.png
     """
+    from mfopt._files import check_output
     from mfopt.training.data import open_parts
     from mfopt.training.data import stats as statistics
-    from mfopt.training.data.files import check_output
 
     if plot is not None:
-        check_output(plot, force)
+        check_output(plot, force=force, name="plot")
     stores = open_parts(path)
     if verify:
         for store in stores.values():

@@ -23,17 +23,12 @@ def command(path: Path, out: Path | None, force: bool) -> None:
     Example:
       mfopt plot mfopt-blt-16x128-eps2.npz --out blt.png
     """
-    from mfopt import _check
+    from mfopt._files import check_output
     from mfopt.experiments.mechanism_plot import plot
     from mfopt.factorization import load
 
     found = load(path)
     target = out or path.with_suffix(".png")
-    if target.suffix not in (".png", ".svg", ".pdf"):
-        raise _check.reject("out", str(target), "must end in .png, .svg or .pdf")
-    if target.exists() and not force:
-        raise _check.reject("out", str(target), "exists", "Use --force to replace it.")
-    if not target.parent.is_dir():
-        raise _check.reject("out", str(target), f"its folder {target.parent} does not exist")
+    check_output(target, force=force, name="out", suffixes=(".png", ".svg", ".pdf"))
     plot(found, target)
     click.echo(f"saved {target}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import shutil
 import time
 from collections import Counter
@@ -20,10 +19,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from mfopt import _check
+from mfopt import _check, _files
 from mfopt._version import __version__
 from mfopt.training.data.builder import HoldOut, TokenStoreBuilder
-from mfopt.training.data.files import check_output, write_text
 from mfopt.training.data.sources import Item, Source
 from mfopt.training.data.store import open_parts
 from mfopt.training.tokenizers import FILE_NAME, Tokenizer
@@ -91,7 +89,7 @@ def build(
         FailureError: no record is left.
     """
     options = options or Options()
-    target = check_output(out, force)
+    target = _files.check_output(out, force=force, name="out", folder=True)
     if target.exists() and not (target / REPORT).is_file():
         raise _check.reject("out", str(out), "is not a built data folder, so it is not replaced")
     if isinstance(tokenizer, int) and public is None:
@@ -142,8 +140,8 @@ def build(
         for name, store in open_parts(final).items()
     }
     tokenizer.save(final / FILE_NAME)
-    write_text(final / REPORT, json.dumps(report, indent=2, sort_keys=True) + "\n")
-    _publish(final, target)
+    _files.write(final / REPORT, json.dumps(report, indent=2, sort_keys=True) + "\n")
+    _files.replace_folder(final, target)
     shutil.rmtree(work)
     return report
 
@@ -164,7 +162,7 @@ def _begin(work: Path, plan: Mapping[str, Any], restart: bool) -> None:
                 f"holds an unfinished build that differs in {', '.join(changed)}",
                 "Repeat that build's command, or give --restart to forget it.",
             )
-    write_text(path, json.dumps({"digest": digest, "plan": plan}))
+    _files.write(path, json.dumps({"digest": digest, "plan": plan}))
 
 
 def _settle_tokenizer(
@@ -269,13 +267,3 @@ def _group(
             drop_duplicates=options.drop_duplicates,
             advance=bar.update,
         )
-
-
-def _publish(final: Path, target: Path) -> None:
-    if target.exists():
-        old = target.with_name(f".{target.name}.replaced.{os.getpid()}")
-        os.replace(target, old)
-        os.replace(final, target)
-        shutil.rmtree(old) if old.is_dir() else old.unlink()
-    else:
-        os.replace(final, target)

@@ -22,9 +22,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from mfopt import _check
+from mfopt import _check, _files
 from mfopt.errors import FailureError
-from mfopt.training.data.files import save_array, write_text
 from mfopt.training.data.store import (
     FORMAT_VERSION,
     METADATA,
@@ -175,7 +174,7 @@ class TokenStoreBuilder:
             sizes[name] = file.tell()
         self.progress = {**progress, "last_user": self._last_user}
         state = {"vocab_size": self.vocab_size, "progress": self.progress, "bytes": sizes}
-        write_text(self.spool / STATE, json.dumps(state))
+        _files.write(self.spool / STATE, json.dumps(state))
         self._committed = sizes
 
     def _column(self, name: str, dtype: Any, width: int = 1) -> np.ndarray:
@@ -237,7 +236,7 @@ class TokenStoreBuilder:
             destination = Path(folder) / part_name
             destination.mkdir(parents=True)
             _write_tokens(destination, tokens, starts, lengths, records, advance)
-            save_array(destination / "user_offsets.npy", np.append(begins, len(records)))
+            _save_array(destination / "user_offsets.npy", np.append(begins, len(records)))
             self._write_names(destination, first[users])
             _write_metadata(
                 destination, {**metadata, "part": part_name, "vocab_size": self.vocab_size}
@@ -248,9 +247,9 @@ class TokenStoreBuilder:
         name_lengths = self._column("name_lengths", np.int64)
         stops = np.cumsum(name_lengths)[records]
         sizes = name_lengths[records]
-        save_array(folder / "name_offsets.npy", np.concatenate([[0], np.cumsum(sizes)]))
+        _save_array(folder / "name_offsets.npy", np.concatenate([[0], np.cumsum(sizes)]))
         names = self._column("names", np.uint8)
-        save_array(folder / "user_names.npy", names[_spans(stops - sizes, sizes)])
+        _save_array(folder / "user_names.npy", names[_spans(stops - sizes, sizes)])
 
     def discard(self) -> None:
         """Remove the spool."""
@@ -330,6 +329,10 @@ def _blocks(lengths: np.ndarray) -> Iterator[tuple[int, int]]:
         begin = end
 
 
+def _save_array(path: Path, array: np.ndarray) -> None:
+    _files.write(path, lambda stream: np.save(stream, array, allow_pickle=False))
+
+
 def _write_tokens(
     folder: Path,
     tokens: np.ndarray,
@@ -340,10 +343,10 @@ def _write_tokens(
 ) -> None:
     sizes = lengths[records]
     offsets = np.concatenate([[0], np.cumsum(sizes)])
-    save_array(folder / "record_offsets.npy", offsets)
+    _save_array(folder / "record_offsets.npy", offsets)
     total = int(offsets[-1])
     if total == 0:
-        save_array(folder / "tokens.npy", np.empty(0, tokens.dtype))
+        _save_array(folder / "tokens.npy", np.empty(0, tokens.dtype))
         return
     out = np.lib.format.open_memmap(folder / "tokens.npy", "w+", tokens.dtype, (total,))
     for begin, end in _blocks(sizes):
@@ -363,4 +366,4 @@ def _write_metadata(folder: Path, metadata: dict[str, Any]) -> None:
         "num_tokens": len(arrays[0]),
         "content_digest": content_digest(*arrays),
     }
-    write_text(folder / METADATA, json.dumps(facts, indent=2, sort_keys=True) + "\n")
+    _files.write(folder / METADATA, json.dumps(facts, indent=2, sort_keys=True) + "\n")

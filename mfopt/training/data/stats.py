@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mfopt.training.data.files import replace_file
+from mfopt import _files
 from mfopt.training.data.store import TokenStore
 
 _QUANTILES = {"p10": 0.1, "p25": 0.25, "median": 0.5, "p75": 0.75, "p90": 0.9, "p99": 0.99}
@@ -100,4 +100,4 @@ def plot(stores: dict[str, TokenStore], path: str | Path, title: str = "") -> No
     if title:
         figure.suptitle(title)
     suffix = Path(path).suffix.lstrip(".") or "png"
-    replace_file(Path(path), lambda temporary: figure.savefig(temporary, format=suffix, dpi=150))
+    _files.write(path, lambda stream: figure.savefig(stream, format=suffix, dpi=150))

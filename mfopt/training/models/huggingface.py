@@ -19,8 +19,7 @@ from flax import nnx
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from mfopt import _check
-from mfopt.training.data.files import replace_file, write_text
+from mfopt import _check, _files
 from mfopt.training.models.gpt2 import GPT2, Draws, GPT2Config, LoRAConfig, partition_spec
 from mfopt.training.models.model import Model, PyTree
 from mfopt.training.models.nnx_model import flatten, from_nnx, nest, pick
@@ -227,7 +226,10 @@ def save_pretrained(folder: str | Path, config: GPT2Config, params: PyTree) -> N
         f"transformer.{name}": np.ascontiguousarray(np.asarray(pick(params, path), np.float32))
         for path, name in _tensor_names(config)
     }
-    replace_file(folder / WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
+    _files.write(
+        folder / WEIGHTS,
+        lambda stream: save_file(tensors, stream.name, metadata={"format": "pt"}),
+    )
     facts = {name: getattr(config, name) for name in _SHAPE} | _REQUIRED
     facts |= {
         "architectures": ["GPT2LMHeadModel"],
@@ -240,4 +242,4 @@ def save_pretrained(folder: str | Path, config: GPT2Config, params: PyTree) -> N
     if config.vocab_size <= _GPT2_END:
         # Loaders fall back to GPT-2's own end token, which this vocabulary does not have.
         facts |= {"bos_token_id": None, "eos_token_id": None}
-    write_text(folder / "config.json", json.dumps(facts, indent=2, sort_keys=True) + "\n")
+    _files.write(folder / "config.json", json.dumps(facts, indent=2, sort_keys=True) + "\n")
