@@ -195,7 +195,7 @@ def test_refusals_before_any_work(tmp_path, tokenizer):
     source = JsonLines([data], "user", "text")
     with pytest.raises(UsageError, match="not trained on private data"):
         build(source, tmp_path / "out", tokenizer=300)
-    with pytest.raises(UsageError, match="its folder .* does not exist"):
+    with pytest.raises(UsageError, match=r"its folder .* does not exist"):
         build(source, tmp_path / "no" / "out", tokenizer=tokenizer)
     (tmp_path / "precious").mkdir()
     with pytest.raises(UsageError, match="exists already"):
