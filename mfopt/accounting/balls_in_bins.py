@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mfopt.accounting import _chunks, dominating_pair, tilted
+from mfopt.accounting import _chunks, dominating_pair, tilted, verify
 from mfopt.accounting.bin_counts import CountModel
 from mfopt.accounting.chain import Chain, DeterministicUnit
 from mfopt.accounting.closed_form import gaussian
@@ -59,7 +59,7 @@ class OneUnit(Model):
         add = self._add_bound(noise_multiplier, epsilon, beta / 2, second)
         numbers = {"remove": remove.value, "add": add.value, "order": remove.order,
                    "samples": remove.samples, "estimate": remove.mean}  # fmt: skip
-        return max(remove.value, add.value), numbers
+        return verify.largest((remove.value, add.value)), numbers
 
     def direction_bound(
         self, direction: Direction, sigma: float, epsilon: float, beta: float, key: jax.Array

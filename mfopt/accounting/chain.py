@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from scipy import interpolate
 
+from mfopt.accounting import verify
 from mfopt.accounting.closed_form.group import GroupProfile
 from mfopt.accounting.loss_distribution.rounds import COARSE, FINE, Direction
 from mfopt.accounting.verified import Model, Numbers
@@ -140,7 +141,7 @@ class Chain(Model):
                 )  # fmt: skip
                 log_bounds[line] = math.log(max(value, 1e-300))
             numbers[direction] = min(math.exp(self._total(profile, epsilon, log_bounds)), 1.0)
-        return max(numbers.values()), numbers
+        return verify.largest(numbers.values()), numbers
 
     def guess(self, epsilon: float, delta: float) -> float:
         return self.unit.guess(epsilon / self.group_size, delta / self.group_size)

@@ -24,7 +24,7 @@ import numpy as np
 from scipy import signal, special
 
 from mfopt import _check
-from mfopt.accounting import betting, dominating_pair, loss_distribution, tilted
+from mfopt.accounting import betting, dominating_pair, loss_distribution, tilted, verify
 from mfopt.accounting.dominating_pair import DominatingPair
 from mfopt.accounting.loss_distribution import Composition, LossDistribution
 from mfopt.accounting.loss_distribution.mixture import Mixture
@@ -228,7 +228,7 @@ class ComposedModel(Model):
             share = betting.from_values(scaled, beta / 2)
             finite = math.exp(min(math.log(min(share, 1.0)) + sampler.log_ceiling, 0.0))
             numbers[direction] = min(finite * (1 + 1e-9) + stick.constant, 1.0)
-        return max(numbers.values()), {**numbers, "samples": self.samples}
+        return verify.largest(numbers.values()), {**numbers, "samples": self.samples}
 
     def guess(self, epsilon: float, delta: float) -> float:
         norm = math.sqrt(float(np.max(np.diagonal(np.asarray(self.pair.gram)))))

@@ -12,7 +12,7 @@ Adjacency: add-remove of one privacy unit whose per-iteration contribution is cl
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,8 @@ from mfopt.strategies import Array, Strategy
 
 _ONE_LENGTH = 1e-9  # relative: squared norms and overlaps that differ by less count as equal
 _JITTER = 1e-12  # relative to the mean squared mode norm
+_FACTOR = 1e-9  # relative to the largest squared norm: G against L Lᵀ
+_RANGE = 1e100  # of the largest entry of a mode: squares within float64, with room to spare
 
 
 class DominatingPair(NamedTuple):
@@ -48,20 +50,65 @@ class DominatingPair(NamedTuple):
 def exact(strategy: Strategy, scheme: BallsInBins) -> DominatingPair:
     """The pair for accounting: the factor is the triangle of a QR of the modes, without jitter.
 
+    Parameters are taken to float64 first, whatever their width: the pair is that of C as stored,
+    not of C as rounded on the way. The modes are divided by their largest entry before G is
+    formed, so nothing is lost below the smallest float.
+
     Raises:
-      UsageError: where Lemma 3.2 does not apply (negative or non-finite entries of C), or the
-        scheme is not balls-in-bins.
+      UsageError: where Lemma 3.2 does not apply (negative or non-finite entries of C), where C is
+        so large or small that G would leave float64, where parameters are not float32 or wider
+        real numbers, or the scheme is not balls-in-bins.
     """
     if not isinstance(scheme, BallsInBins):
         raise _check.reject("sampling", scheme, "this accountant covers BallsInBins only")
+    strategy = jax.tree.map(_wide, strategy)
     strategy.check_entries(scheme.iterations)
-    return _exact(strategy, scheme)
+    pair, largest = _exact(strategy, scheme)
+    if not 1 / _RANGE <= largest <= _RANGE:
+        raise _check.reject(
+            "C", float(largest), f"its largest entry must lie in [{1 / _RANGE:g}, {_RANGE:g}]",
+            "Multiply C by a constant: σ scales with it, and the mechanism stays the same.",
+        )  # fmt: skip
+    return check(pair)
+
+
+def check(pair: DominatingPair) -> DominatingPair:
+    """``pair`` in float64, refused unless G is finite, symmetric, G >= 0 and L Lᵀ = G.
+
+    Raises:
+      UsageError: it is not a Gram matrix with its factor.
+    """
+    gram, factor = (np.asarray(part, np.float64) for part in pair)
+    square = gram.ndim == 2 and gram.shape[0] == gram.shape[1] > 0
+    if not square or factor.shape[:1] != gram.shape[:1] or factor.ndim != 2:
+        raise _check.reject("pair", (gram.shape, factor.shape), "must be G (b, b) and L (b, ...)")
+    diagonal = np.diagonal(gram)
+    if not (np.all(np.isfinite(gram)) and np.all(np.isfinite(factor)) and np.all(diagonal > 0)):
+        raise _check.reject(
+            "pair", "G or its factor", "must be finite, with a diagonal greater than 0"
+        )
+    off = max(float(np.abs(gram - gram.T).max()), float(np.abs(factor @ factor.T - gram).max()))
+    if not off <= _FACTOR * float(diagonal.max()) or float(gram.min()) < -off:
+        raise _check.reject("pair", off, "G must be symmetric and >= 0, and L Lᵀ = G")
+    return DominatingPair(gram, factor)
+
+
+def _wide(leaf: Any) -> np.ndarray:
+    array = np.asarray(leaf)
+    if array.dtype.kind not in "iuf" or array.dtype == np.float16:
+        raise _check.reject(
+            "C", str(array.dtype), "parameters must be real numbers, float32 or wider",
+            "Convert them first: C is what is stored.",
+        )  # fmt: skip
+    return array.astype(np.float64)
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _exact(strategy: Strategy, scheme: BallsInBins) -> DominatingPair:
-    factor = jnp.linalg.qr(jnp.asarray(strategy.modes(scheme)), mode="r").T
-    return DominatingPair(factor @ factor.T, factor)
+def _exact(strategy: Strategy, scheme: BallsInBins) -> tuple[DominatingPair, jax.Array]:
+    modes = jnp.asarray(strategy.modes(scheme))
+    largest = jnp.max(modes)
+    factor = jnp.linalg.qr(modes / largest, mode="r").T
+    return DominatingPair(factor @ factor.T * largest**2, factor * largest), largest
 
 
 def differentiable(strategy: Strategy, scheme: BallsInBins) -> DominatingPair:
@@ -94,9 +141,13 @@ def privacy_loss(exponents: jax.Array) -> jax.Array:
 
 
 def log_hinge(excess: jax.Array) -> jax.Array:
-    """log (1 − e^(−excess))₊, −inf where ``excess`` <= 0, with a finite gradient everywhere."""
+    """log (1 − e^(−excess))₊, −inf where ``excess`` <= 0, with a finite gradient everywhere.
+
+    NaN stays NaN: a loss that is no number must not count as 0.
+    """
     inside = excess > 0
-    return jnp.where(inside, jnp.log(-jnp.expm1(-jnp.where(inside, excess, 1.0))), -jnp.inf)
+    outside = jnp.where(jnp.isnan(excess), jnp.nan, -jnp.inf)
+    return jnp.where(inside, jnp.log(-jnp.expm1(-jnp.where(inside, excess, 1.0))), outside)
 
 
 @jax.jit

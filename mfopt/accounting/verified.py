@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import jax
 
 from mfopt import _check
-from mfopt.accounting import _chunks, solve
+from mfopt.accounting import _chunks, solve, verify
 from mfopt.guarantee import Guarantee, Status
 
 Numbers: TypeAlias = dict[str, Any]
@@ -120,7 +120,9 @@ class VerifiedAnalysis:
             return self._guarantee(sigma, epsilon, math.exp(min(log_delta, 0.0)), 0.0, {})
         beta = min(math.exp(max(log_delta, -600.0)) * self._share, 0.01)
         value, numbers = self.model.bound(sigma, epsilon, beta, _chunks.seed_key(self.seed))
-        return self._guarantee(sigma, epsilon, min(value + beta, 1.0), beta, numbers)
+        # no bound (infinite, or no number) says nothing: δ = 1 always holds
+        total = value + beta if math.isfinite(value) and value >= 0 else 1.0
+        return self._guarantee(sigma, epsilon, min(total, 1.0), beta, numbers)
 
     def _verify(self, found, delta, log_delta, bound):  # type: ignore[no-untyped-def]
         """Attempts at growing x until the bound plus all failure probabilities is <= δ."""
@@ -131,9 +133,11 @@ class VerifiedAnalysis:
         for attempt in range(1, _ATTEMPTS + 1):
             value, numbers = bound(x, beta, jax.random.fold_in(key, attempt))
             spent = attempt * beta
-            if value + spent <= delta:
+            if verify.accepts([value], spent, delta):
                 return x, spent, {**numbers, "attempts": attempt}
             # the next attempt starts where this one's excess would just vanish, and a bit beyond
+            if not math.isfinite(value):
+                raise _check.FailureError(f"not verified: there is no bound on δ at {x:.5g}")
             missed = math.log(value / (delta - (attempt + 1) * beta))
             x *= math.exp(min(1.2 * missed / -slope, 0.5) + 1e-3 * attempt)
         raise _check.FailureError(

@@ -22,7 +22,7 @@ import numpy as np
 
 from mfopt import _check
 from mfopt._float64 import float64
-from mfopt.accounting import _chunks, dominating_pair, frozen, tilted
+from mfopt.accounting import _chunks, dominating_pair, frozen, tilted, verify
 from mfopt.accounting.dominating_pair import DominatingPair
 from mfopt.calibration import orthogonal
 from mfopt.calibration.balls_in_bins import Calibration, calibrate
@@ -209,7 +209,7 @@ class _Target:
         samples: int | None,
         seed: int | None,
     ) -> None:
-        self.pair = pair
+        self.pair = dominating_pair.check(pair)
         self.epsilon = _check.positive("epsilon", epsilon)
         self.delta = _check.probability("delta", delta)
         self.given = samples is not None
@@ -238,11 +238,12 @@ class _Target:
 
     def without_samples(self, squared: float, sigma: float) -> _Attempt:
         logs = orthogonal.log_delta(self.pair.bins, squared, sigma, self.epsilon)
-        remove, add = (math.exp(value) for value in logs)
+        remove, add = bounds = tuple(math.exp(value) for value in logs)
         certificate = Certificate(
             self.epsilon, self.delta, float(sigma), remove, add, 0.0, 0, 0, 0, 1, self.seed
         )
-        return _Attempt(max(logs) <= math.log(self.delta), max(remove, add), certificate)
+        accepted = verify.accepts(bounds, 0.0, self.delta)
+        return _Attempt(accepted, verify.largest(bounds), certificate)
 
     def attempt(self, sigma: float, number: int, order: int) -> _Attempt:
         remove = tilted.remove_bound(
@@ -254,9 +255,10 @@ class _Target:
             negligible=self.delta / 2, key=self.key(3, number),
         )  # fmt: skip
         spent = number * self.beta
-        total = max(remove.value, add.value) + spent
+        bounds = (remove.value, add.value)
         certificate = Certificate(
             self.epsilon, self.delta, float(sigma), remove.value, add.value, spent,
             remove.samples, add.samples, order, number, self.seed,
         )  # fmt: skip
-        return _Attempt(total <= self.delta, total, certificate)
+        accepted = verify.accepts(bounds, spent, self.delta)
+        return _Attempt(accepted, verify.largest(bounds) + spent, certificate)
