@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import sys
+import types
 
 import click
 import documentation
@@ -54,7 +56,9 @@ def run(block: Block, names: dict, page: str) -> None:
 
 def run_page(page, tmp_path, monkeypatch, *, slow: bool) -> None:
     monkeypatch.chdir(tmp_path)
-    names: dict = {"__name__": "page"}
+    module = types.ModuleType("page")  # classes of the page look up the module they are in
+    monkeypatch.setitem(sys.modules, "page", module)
+    names = vars(module)
     for block in documentation.blocks(page):
         if block.slow and not slow:
             continue
