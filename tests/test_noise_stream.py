@@ -11,6 +11,7 @@ from test_strategies import every_strategy
 from mfopt import strategies as S
 from mfopt.errors import UsageError
 from mfopt.noise import NoiseExhaustedError, NoiseStream, _draws, _keys, from_factorization
+from mfopt.noise.choice import choose
 from mfopt.noise.recursions import Modal, Ring, Rows
 
 PARAMS = {"a": np.zeros((3, 4), np.float32), "b": np.zeros((), np.float32)}
@@ -194,6 +195,62 @@ def test_methods_and_buffers_are_those_of_the_structure():
     # bands - 1 outputs, d buffers, bands draws (this step's among them), log2 levels of the tree
     assert [r.slots for r in chosen] == [0, 0, 3, 3, 3, 0, 0, 3, 4, 5]
     assert make(S.BLT(np.ones(3), np.zeros(3)), n).buffer_bytes(10) == 3 * 10 * 4
+
+
+@pytest.mark.parametrize("past", ["auto", "store"])
+@pytest.mark.parametrize("kind", range(10))
+def test_a_scaled_recursion_streams_the_scaled_matrix(kind, past):
+    # C' = diag(r) C diag(d): inputs are divided by r, outputs by d
+    n = 13
+    strategy = every_strategy(n)[kind]
+    rows, columns = np.random.default_rng(3).uniform(0.5, 2, (2, n))
+    stream = make(strategy, n, past=past)
+    before = stream.recursion.slots
+    half = stream.recursion.scaled(1 / np.sqrt(rows), 1 / np.sqrt(columns))
+    stream.recursion = half.scaled(1 / np.sqrt(rows), 1 / np.sqrt(columns))  # in two halves
+    assert stream.recursion.slots == before
+    scaled = rows[:, None] * strategy.materialize(n) * columns
+    expected = np.linalg.solve(scaled, white(n, seed=1))
+    np.testing.assert_allclose(streamed(stream, n)[0], expected, atol=1e-5)
+    state = stream.init(PARAMS, seed=1)  # the same in a scan, where steps are traced
+    _, noise = jax.lax.scan(lambda s, _: stream.next(s)[::-1], state, length=n)
+    rows = np.concatenate([np.reshape(leaf, (n, -1)) for leaf in jax.tree.leaves(noise)], axis=1)
+    np.testing.assert_allclose(rows, expected, atol=1e-5)
+
+
+def test_a_kind_without_a_recursion_is_streamed_by_its_dense_inverse_only_if_asked():
+    class Steeper(S.BLT):
+        """C of another matrix than its parent's: the parent's recursion would be wrong."""
+
+        kind = "test-steeper"
+
+        def toeplitz_coefs(self, n):
+            return super().toeplitz_coefs(n) / (1 + jnp.arange(n))
+
+    strategy = Steeper(np.array([0.5]), np.array([0.9]))
+    for past in ("auto", "store", "regenerate"):
+        with pytest.raises(UsageError, match="past='dense'"):
+            make(strategy, 9, past=past)
+    with pytest.raises(UsageError, match="must be one of auto, store"):
+        make(strategy, 9, past="sparse")
+    noise, _ = streamed(make(strategy, 9, past="dense"), 9)
+    matrix = np.asarray(strategy.materialize(9))
+    assert matrix[8, 0] < 0.5 * S.BLT(strategy.scale, strategy.decay).materialize(9)[8, 0]
+    np.testing.assert_allclose(matrix @ noise, white(9, seed=1), atol=1e-5)
+
+
+def test_memory_and_draws_are_those_of_the_recursion():
+    n = 2048
+    for strategy, past, slots, draws in [
+        (S.SquareRoot(), "regenerate", 0, (n + 1) / 2),
+        (S.SquareRoot(), "store", n, 1),
+        (S.Tree(), "auto", 11, 1),
+        (S.BandedInverseSquareRoot(4), "auto", 4, 1),
+        (S.BandedInverseSquareRoot(4), "regenerate", 0, 4 - 6 / n),
+        (S.BandedSquareRoot(4), "auto", 3, 1),
+    ]:
+        recursion = choose(strategy, n, past)
+        assert (recursion.slots, recursion.draws(n)) == (slots, pytest.approx(draws))
 
 
 @pytest.mark.parametrize("kind", [2, 3, 6, 8])

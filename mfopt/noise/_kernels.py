@@ -47,6 +47,8 @@ def advance(
         return _ring(recursion, coefficients[0], draw, step, buffer, dtype)
     if isinstance(recursion, Modal):
         return _modal(coefficients, draw, step, buffer, dtype)
+    if not isinstance(recursion, Rows):
+        raise TypeError(type(recursion))
     if recursion.store:
         return _stored_rows(coefficients[0], draw, step, buffer, dtype)
     return _redrawn_rows(recursion, coefficients[0], draw, step, dtype), None

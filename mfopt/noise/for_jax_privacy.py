@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -11,7 +12,8 @@ import optax
 from jax_privacy import noise_addition
 from jax_privacy.matrix_factorization import streaming_matrix as streaming
 
-from mfopt.noise import _kernels, _keys, recursions
+from mfopt.noise import _kernels, _keys
+from mfopt.noise.recursions import Rows
 from mfopt.noise.stream import NoiseExhaustedError, NoiseStream
 
 
@@ -22,7 +24,9 @@ def inverse_as_streaming_matrix(stream: NoiseStream) -> streaming.StreamingMatri
     strategies store all n of them. A row past n is NaN, where a ``StreamingMatrix`` has no means
     to raise.
     """
-    recursion = recursions.choose(stream.strategy, stream.iterations, past="store")
+    recursion = stream.recursion
+    if isinstance(recursion, Rows):
+        recursion = dataclasses.replace(recursion, store=True)
 
     def init(value: Any) -> tuple[jax.Array, Any]:
         shape = _kernels.buffer_shape(recursion, value.shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +13,10 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mfopt import _check
-from mfopt.noise import _draws, _kernels, _keys, recursions
+from mfopt.noise import _draws, _kernels, _keys
+from mfopt.noise.choice import Past, choose
 from mfopt.noise.state import Layout, NoiseState, buffer_sharding
 from mfopt.strategies import Strategy
-
-Past = Literal["auto", "store", "regenerate"]
 
 
 class NoiseExhaustedError(_check.FailureError):
@@ -62,7 +61,8 @@ class NoiseStream:
       digest: identifies the factorization in saved states; from the arguments if left out.
       past: for strategies that need all past draws (Toeplitz, dense, square root), "regenerate"
         makes them again (no memory, time grows with the step), "store" keeps them (memory of n
-        copies of the parameters); for a banded inverse "auto" stores the last few.
+        copies of the parameters); for a banded inverse "auto" stores the last few. "dense" streams
+        a strategy that has no recursion of its own by the rows of its dense C⁻¹.
       dtype: type of the noise, float32 or float64 (needs ``jax.enable_x64``).
       buffer_dtype: type of the buffers, ``dtype`` if left out.
 
@@ -90,8 +90,6 @@ class NoiseStream:
         self.iterations = _check.integer("iterations", iterations)
         self.noise_multiplier = _check.positive("noise_multiplier", noise_multiplier)
         self.clip_norm = _check.positive("clip_norm", clip_norm)
-        if past not in ("auto", "store", "regenerate"):
-            raise _check.reject("past", past, "must be 'auto', 'store' or 'regenerate'")
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
             raise _check.reject("dtype", str(self.dtype), "noise is float32 or float64")
@@ -99,7 +97,7 @@ class NoiseStream:
         if not jnp.issubdtype(self.buffer_dtype, jnp.floating):
             raise _check.reject("buffer_dtype", str(buffer_dtype), "must be a floating-point type")
         self.strategy = strategy
-        self.recursion = recursions.choose(strategy, self.iterations, past)
+        self.recursion = choose(strategy, self.iterations, past)
         self.digest = digest or _digest(strategy, self.iterations, self.noise_multiplier)
         self._advance_jitted = jax.jit(
             self._advance, static_argnames="layout", donate_argnames=("key", "buffers")

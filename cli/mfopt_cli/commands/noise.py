@@ -42,10 +42,11 @@ def _method(about: dict[str, Any]) -> str:
 @click.option("--params", type=_Count(), required=True, help="Parameters, as 10000000, 1e7 or 10M.")
 @click.option(
     "--past",
-    type=click.Choice(["auto", "store", "regenerate"]),
+    type=click.Choice(["auto", "store", "regenerate", "dense"]),
     default="auto",
     show_default=True,
-    help="Where all past draws are needed (toeplitz, dense, sqrt): keep them, or make them again.",
+    help="Where all past draws are needed (toeplitz, dense, sqrt): keep them, or make them again. "
+    "dense: rows of C⁻¹ for any strategy.",
 )
 @click.option(
     "--buffer-dtype",
