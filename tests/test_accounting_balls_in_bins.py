@@ -9,20 +9,18 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as reference
 from scipy import special
 
-from mfopt.accounting import (
-    Mechanism,
-    account,
+from mfopt.accounting import Mechanism, account, loss_distribution
+from mfopt.accounting.closed_form import gaussian
+from mfopt.accounting.loss_distribution import Composition
+from mfopt.accounting.loss_distribution.allocation import AllocationProfile
+from mfopt.accounting.monte_carlo import (
     balls_in_bins,
     bin_counts,
     composition,
     dominating_pair,
-    loss_distribution,
     plain,
 )
-from mfopt.accounting.bin_counts import Counts
-from mfopt.accounting.closed_form import gaussian
-from mfopt.accounting.loss_distribution import Composition
-from mfopt.accounting.loss_distribution.allocation import AllocationProfile
+from mfopt.accounting.monte_carlo.bin_counts import Counts
 from mfopt.errors import UsageError
 from mfopt.sampling import BallsInBins, Poisson
 from mfopt.strategies import BandedSquareRoot, Identity

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from test_strategies import every_strategy
 
 from mfopt import strategies as S
-from mfopt.accounting import dominating_pair
 from mfopt.accounting.closed_form import gaussian
+from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.calibration import calibrate, certify, release
 from mfopt.calibration._root import decreasing_root
 from mfopt.errors import FailureError, UsageError
@@ -113,8 +113,8 @@ def test_one_bin_has_the_gaussian_mechanisms_sigma(one_bin, epsilon, delta):
 
 def test_estimate_is_at_the_end_of_its_bracket(pair):
     """δ̂(σ) <= δ and δ̂(σ (1 - 1e-6)) > δ on the same frozen samples."""
-    from mfopt.accounting import _chunks
-    from mfopt.accounting.frozen import FrozenSamples
+    from mfopt.accounting.monte_carlo import _chunks
+    from mfopt.accounting.monte_carlo.frozen import FrozenSamples
     from mfopt.calibration.balls_in_bins import _solve, _solve_add
 
     frozen = FrozenSamples(pair, 5.0, 1.0, 2**12, _chunks.seed_key(0))
@@ -127,8 +127,8 @@ def test_estimate_is_at_the_end_of_its_bracket(pair):
 
 
 def test_slope_of_the_frozen_estimate_matches_finite_differences(pair):
-    from mfopt.accounting import _chunks
-    from mfopt.accounting.frozen import FrozenSamples
+    from mfopt.accounting.monte_carlo import _chunks
+    from mfopt.accounting.monte_carlo.frozen import FrozenSamples
 
     frozen = FrozenSamples(pair, 5.0, 1.0, 2**12, _chunks.seed_key(0))
     for log_sigma in (1.4, 1.6, 1.8):
@@ -148,7 +148,7 @@ def test_larger_direction_decides():
     # slowly decaying C at few bins: the two directions nearly tie, and σ must cover both
     pair = dominating_pair.exact(S.SquareRoot(), SMALL)
     found = calibrate(pair, 4.0, 1e-3, samples=2**14, seed=0)
-    from mfopt.accounting import plain
+    from mfopt.accounting.monte_carlo import plain
 
     for direction in ("remove", "add"):
         at = plain.delta(pair, found.noise_multiplier, 4.0, direction=direction,
@@ -254,7 +254,7 @@ def test_pinned_seeds_reproduce_and_unpinned_do_not(pair):
 
 def test_estimate_and_certificate_share_no_sample(pair, monkeypatch):
     """σ is fixed before the certificate's samples are drawn: no key is used twice."""
-    from mfopt.accounting import _chunks, tilted
+    from mfopt.accounting.monte_carlo import _chunks, tilted
 
     used = []
     original = _chunks.total

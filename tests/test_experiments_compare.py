@@ -9,7 +9,7 @@ import pytest
 from mfopt_cli.main import main
 
 from mfopt import FailureError, UsageError
-from mfopt.accounting import dominating_pair
+from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.experiments import comparison, plots, runner, tasks
 from mfopt.experiments.cache import Cache, Result, Task
 from mfopt.experiments.comparison import Row, Setting

@@ -20,15 +20,9 @@ from hypothesis import strategies as st
 from test_strategies import dense_modes, every_strategy
 
 from mfopt import strategies as S
-from mfopt.accounting import (
-    _chunks,
-    betting,
-    dominating_pair,
-    plain,
-    tilted,
-)
 from mfopt.accounting.closed_form import gaussian
-from mfopt.accounting.frozen import FrozenSamples, bytes_per_sample
+from mfopt.accounting.monte_carlo import _chunks, betting, dominating_pair, plain, tilted
+from mfopt.accounting.monte_carlo.frozen import FrozenSamples, bytes_per_sample
 from mfopt.calibration import balls_in_bins as calibration
 from mfopt.errors import UsageError
 from mfopt.sampling import BallsInBins, FixedOrder

@@ -83,7 +83,7 @@ def test_objective_gradient_matches_finite_differences(kind):
 @pytest.mark.parametrize("kind", ["blt", "banded", "dense"])
 def test_sigma_gradient_is_implicit_differentiation(kind):
     """d log σ/dC alone, against re-solving with the public calibration's estimator."""
-    from mfopt.accounting import design_point, dominating_pair
+    from mfopt.accounting.monte_carlo import design_point, dominating_pair
 
     loss = lambda strategy, sigma: jnp.log(sigma)  # noqa: E731
     target, mapping = objective_for(every_strategy(N)[KINDS[kind]], loss)
@@ -217,7 +217,7 @@ def optimized(kind, **options):
 
 def error_of(found, workload=PREFIX):
     """log RMSE with σ on fresh samples: never the training figure."""
-    from mfopt.accounting import dominating_pair
+    from mfopt.accounting.monte_carlo import dominating_pair
     from mfopt.calibration import calibrate
 
     pair = dominating_pair.exact(found.strategy, SCHEME)
@@ -244,7 +244,7 @@ def test_kinds_are_ordered_as_they_contain_each_other(best):
 
 
 def test_frozen_sigma_is_near_the_fresh_one(best):
-    from mfopt.accounting import dominating_pair
+    from mfopt.accounting.monte_carlo import dominating_pair
     from mfopt.calibration import calibrate
 
     for found in best.values():
@@ -293,7 +293,7 @@ def test_objective_max_lowers_the_largest_error(best):
 
 
 def max_error_of(strategy):
-    from mfopt.accounting import dominating_pair
+    from mfopt.accounting.monte_carlo import dominating_pair
     from mfopt.calibration import calibrate
 
     sigma = calibrate(

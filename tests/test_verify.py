@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from mfopt import strategies as S
-from mfopt.accounting import dominating_pair, tilted, verify
+from mfopt.accounting import verify
+from mfopt.accounting.monte_carlo import dominating_pair, tilted
 from mfopt.calibration import certify, release
 from mfopt.errors import FailureError, UsageError
 from mfopt.sampling import BallsInBins

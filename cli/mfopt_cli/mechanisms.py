@@ -58,8 +58,8 @@ def comparison(factorization: Any) -> dict[str, float]:
     import numpy as np
 
     from mfopt import query_error
-    from mfopt.accounting import dominating_pair
     from mfopt.accounting.closed_form import gaussian
+    from mfopt.accounting.monte_carlo import dominating_pair
     from mfopt.calibration import orthogonal
     from mfopt.strategies import Identity
 

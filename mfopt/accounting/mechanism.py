@@ -14,12 +14,13 @@ import math
 from typing import Any, Protocol, get_args
 
 from mfopt import _check, sampling
-from mfopt.accounting import balls_in_bins, solve, unamplified
+from mfopt.accounting import solve, unamplified
 from mfopt.accounting.chain import Chain, DeterministicUnit
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.closed_form.group import Profile
 from mfopt.accounting.loss_distribution import poisson, rounds
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile
+from mfopt.accounting.monte_carlo import balls_in_bins
 from mfopt.accounting.verified import VerifiedAnalysis
 from mfopt.guarantee import Guarantee, Status
 from mfopt.sampling import Adjacency

@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 import jax
 
 from mfopt import _check
-from mfopt.accounting import _chunks, solve, verify
+from mfopt.accounting import solve, verify
+from mfopt.accounting.monte_carlo import _chunks
 from mfopt.guarantee import Guarantee, Status
 
 Numbers: TypeAlias = dict[str, Any]

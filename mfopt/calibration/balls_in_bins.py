@@ -10,9 +10,9 @@ import numpy as np
 
 from mfopt import _check
 from mfopt._float64 import float64
-from mfopt.accounting import _chunks
-from mfopt.accounting.dominating_pair import DominatingPair
-from mfopt.accounting.frozen import FrozenSamples
+from mfopt.accounting.monte_carlo import _chunks
+from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
+from mfopt.accounting.monte_carlo.frozen import FrozenSamples
 from mfopt.calibration._root import decreasing_root
 
 _PILOT = 2048

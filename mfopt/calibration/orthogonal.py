@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 
 from mfopt import _check
-from mfopt.accounting import balls_in_bins, solve
+from mfopt.accounting import solve
 from mfopt.accounting.loss_distribution.rounds import FINE
+from mfopt.accounting.monte_carlo import balls_in_bins
 
 
 def log_delta(

@@ -22,8 +22,9 @@ import numpy as np
 
 from mfopt import _check
 from mfopt._float64 import float64
-from mfopt.accounting import _chunks, dominating_pair, frozen, tilted, verify
-from mfopt.accounting.dominating_pair import DominatingPair
+from mfopt.accounting import verify
+from mfopt.accounting.monte_carlo import _chunks, dominating_pair, frozen, tilted
+from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.calibration import orthogonal
 from mfopt.calibration.balls_in_bins import Calibration, calibrate
 from mfopt.errors import FailureError

@@ -18,7 +18,8 @@ import jax
 import numpy as np
 
 from mfopt import _check, query_error, strategies
-from mfopt.accounting import Mechanism, account, dominating_pair
+from mfopt.accounting import Mechanism, account
+from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.calibration import calibrate, release
 from mfopt.experiments.accounts import run_account, run_filter, run_group_baseline
 from mfopt.experiments.auditing import run_audit

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mfopt import _check, query_error
-from mfopt.accounting import dominating_pair
+from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.guarantee import Guarantee
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import Strategy

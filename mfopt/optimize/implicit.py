@@ -11,9 +11,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mfopt.accounting import design_point
-from mfopt.accounting.design_point import Draws
-from mfopt.accounting.dominating_pair import DominatingPair
+from mfopt.accounting.monte_carlo import design_point
+from mfopt.accounting.monte_carlo.design_point import Draws
+from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 
 _TOLERANCE = 1e-7  # of a Newton step that has been taken: what is left is its square
 _MAX_ITERATIONS = 60

@@ -13,7 +13,7 @@ import numpy as np
 
 from mfopt import _check, query_error
 from mfopt._float64 import float64
-from mfopt.accounting import _chunks, design_point, dominating_pair
+from mfopt.accounting.monte_carlo import _chunks, design_point, dominating_pair
 from mfopt.calibration.balls_in_bins import rough
 from mfopt.optimize import implicit
 from mfopt.optimize.parameterization import Parameterization

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mfopt import _check, strategies
-from mfopt.accounting import dominating_pair
+from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.calibration import release, warm_up
 from mfopt.errors import FailureError
 from mfopt.factorization import Factorization

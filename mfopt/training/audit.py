@@ -31,9 +31,9 @@ import optax
 from scipy import special, stats
 
 from mfopt import _check, sampling
-from mfopt.accounting import dominating_pair
 from mfopt.accounting.mechanism import Mechanism as AccountedMechanism
 from mfopt.accounting.mechanism import account as account_of
+from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.calibration import calibrate
 from mfopt.noise import NoiseStream
 from mfopt.strategies import Strategy

@@ -154,7 +154,7 @@ def _kinds(scheme: Any, epsilon: float) -> dict[str, Any]:
 def _fresh(strategy: Any, scheme: Any, epsilon: float) -> dict[str, float]:
     """σ and RMSE on samples that no optimization has seen."""
     from mfopt import query_error
-    from mfopt.accounting import dominating_pair
+    from mfopt.accounting.monte_carlo import dominating_pair
     from mfopt.calibration import calibrate
     from mfopt.workloads import PrefixSums
 
@@ -190,7 +190,7 @@ def _subsets() -> dict[str, Any]:
 
 def _certificate() -> dict[str, Any]:
     """Certified σ over a large-sample estimate of σ, by δ."""
-    from mfopt.accounting import dominating_pair
+    from mfopt.accounting.monte_carlo import dominating_pair
     from mfopt.calibration import calibrate, release
     from mfopt.optimize import optimize
     from mfopt.sampling import BallsInBins

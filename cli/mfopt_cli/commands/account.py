@@ -521,7 +521,7 @@ def fedavg(
 def _other(text: str) -> Any:
     """The mechanism of ``--also``."""
     from mfopt import _check
-    from mfopt.accounting import composition
+    from mfopt.accounting.monte_carlo import composition
 
     kinds: dict[tuple[str, int], Callable[..., Any]] = {
         ("pure", 1): composition.pure, ("approximate", 2): composition.approximate,
@@ -540,7 +540,7 @@ def _other(text: str) -> Any:
 
 def _composed(mechanism: Any, other: Any, row: Row, **more: Any) -> Any:
     """The guarantee of a mechanism together with what else touches the data."""
-    from mfopt.accounting import composition
+    from mfopt.accounting.monte_carlo import composition
 
     found = composition.analysis(mechanism, other, **more)
     if row["eps"] is None:

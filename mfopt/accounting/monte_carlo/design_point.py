@@ -6,7 +6,7 @@ Every mode gives two components (J = 2·bins): the shift found from itself, alon
 one found from all modes together. Strategies whose modes overlap partly have mass at both, and an
 optimizer would exploit a proposal that misses one of them.
 The estimator is unbiased for every choice of shifts; no bound on the weights is proven, so it
-calibrates and optimizes but never certifies (that is :mod:`mfopt.accounting.tilted`).
+calibrates and optimizes but never certifies (that is :mod:`mfopt.accounting.monte_carlo.tilted`).
 
 With x = 1/σ every exponent is x²·(a table row) + x·(a Gaussian), so for frozen samples one
 evaluation at another σ costs two logsumexps and no matrix product.
@@ -21,7 +21,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mfopt.accounting.dominating_pair import DominatingPair, add_tilt, log_hinge, privacy_loss
+from mfopt.accounting.monte_carlo.dominating_pair import (
+    DominatingPair,
+    add_tilt,
+    log_hinge,
+    privacy_loss,
+)
 
 _OUTER, _INNER = 8, 8  # damped fixed point on p; Newton on λ inside
 

@@ -1,7 +1,7 @@
 """Plain Monte Carlo: the oracle. Needs on the order of 1/δ samples.
 
 Choquette-Choo et al. 2024, Algorithm 2, here in the bins-dimensional form of
-:mod:`mfopt.accounting.dominating_pair`.
+:mod:`mfopt.accounting.monte_carlo.dominating_pair`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 
 from mfopt import _check
 from mfopt._float64 import float64
-from mfopt.accounting import _chunks
-from mfopt.accounting.dominating_pair import DominatingPair, privacy_loss
+from mfopt.accounting.monte_carlo import _chunks
+from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair, privacy_loss
 
 
 class Estimate(NamedTuple):

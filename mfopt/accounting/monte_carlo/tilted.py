@@ -13,8 +13,8 @@ e^(−sε) s^s/(1+s)^(1+s), and N_l <= max_k mean_i e^(l·S[i,k]) by Hölder.
 Add direction. With Jensen's bound Y >= <m̄, X>/σ² − ḡ/2, sampling X ~ N(−t m̄, σ²I) gives values
 f = e^(t·mean_i a_i + t²ρ/2)(1 − e^(ε+Y))₊ in [0, e^(−t(ε−ḡ/2) + t²ρ/2) t^t/(1+t)^(1+t)].
 
-Samples are iid, and the upper confidence bound is that of :mod:`mfopt.accounting.betting` on
-f/B in [0, 1].
+Samples are iid, and the upper confidence bound is that of
+:mod:`mfopt.accounting.monte_carlo.betting` on f/B in [0, 1].
 """
 
 from __future__ import annotations
@@ -29,9 +29,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt._float64 import float64
-from mfopt.accounting import _chunks, betting
-from mfopt.accounting.dominating_pair import DominatingPair, add_tilt, log_hinge, privacy_loss
-from mfopt.accounting.plain import scale
+from mfopt.accounting.monte_carlo import _chunks, betting
+from mfopt.accounting.monte_carlo.dominating_pair import (
+    DominatingPair,
+    add_tilt,
+    log_hinge,
+    privacy_loss,
+)
+from mfopt.accounting.monte_carlo.plain import scale
 from mfopt.strategies import Array
 
 MAX_ORDER = 256

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt._float64 import float64
-from mfopt.accounting import _chunks, design_point
-from mfopt.accounting.dominating_pair import DominatingPair
+from mfopt.accounting.monte_carlo import _chunks, design_point
+from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 
 
 class LogDelta(NamedTuple):
@@ -103,7 +103,7 @@ def _even_chunk(samples: int, bins: int) -> int:
 
 
 def bytes_per_sample(bins: int) -> int:
-    """Of kept :class:`~mfopt.accounting.design_point.Terms`: bins + 2·bins numbers and an index."""
+    """Of kept ``design_point.Terms``: bins + 2·bins numbers and an index."""
     return 8 * (3 * bins + 1)
 
 

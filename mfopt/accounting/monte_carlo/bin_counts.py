@@ -25,7 +25,7 @@ import numpy as np
 from scipy import special
 
 from mfopt.accounting.chain import Chain
-from mfopt.accounting.plain import Estimate
+from mfopt.accounting.monte_carlo.plain import Estimate
 from mfopt.accounting.verified import Model, Numbers
 
 _CELL = 0.02  # of the proposal's histogram, in noise units

@@ -6,8 +6,8 @@ with,
 
     H_{e^ε}(P × P₂, Q × Q₂) = E_P δ₂(ε - Y),
 
-so the certificate's estimator (:mod:`mfopt.accounting.tilted`) carries over with δ₂(ε - Y) in
-place of (1 - e^{ε-Y})₊: Π N_l e^{-sY} δ₂(ε - Y) is unbiased, and at most
+so the certificate's estimator (:mod:`mfopt.accounting.monte_carlo.tilted`) carries over with
+δ₂(ε - Y) in place of (1 - e^{ε-Y})₊: Π N_l e^{-sY} δ₂(ε - Y) is unbiased, and at most
 Π max N_l · e^{-sε} sup_t e^{st} δ₂(t). Adaptive composition is covered: the other mechanism may
 depend on the output, as long as its pair dominates it for every output.
 """
@@ -24,10 +24,11 @@ import numpy as np
 from scipy import signal, special
 
 from mfopt import _check
-from mfopt.accounting import betting, dominating_pair, loss_distribution, tilted, verify
-from mfopt.accounting.dominating_pair import DominatingPair
+from mfopt.accounting import loss_distribution, verify
 from mfopt.accounting.loss_distribution import Composition, LossDistribution
 from mfopt.accounting.loss_distribution.mixture import Mixture
+from mfopt.accounting.monte_carlo import betting, dominating_pair, tilted
+from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.verified import Model, Numbers, VerifiedAnalysis
 from mfopt.guarantee import Status
 

@@ -3,7 +3,7 @@
 Any C >= 0: the Monte Carlo core's estimator and certificate. C = I: an exact account without
 sampling (:mod:`mfopt.accounting.loss_distribution.allocation`). Groups of K: the whole one-unit
 profile, and for C = I the exact mixture as an estimate beside it
-(:mod:`mfopt.accounting.bin_counts`).
+(:mod:`mfopt.accounting.monte_carlo.bin_counts`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from mfopt.accounting import _chunks, dominating_pair, tilted, verify
-from mfopt.accounting.bin_counts import CountModel
+from mfopt.accounting import verify
 from mfopt.accounting.chain import Chain, DeterministicUnit
 from mfopt.accounting.closed_form import gaussian
-from mfopt.accounting.dominating_pair import DominatingPair
-from mfopt.accounting.frozen import FrozenSamples
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
 from mfopt.accounting.loss_distribution.rounds import Direction
+from mfopt.accounting.monte_carlo import _chunks, dominating_pair, tilted
+from mfopt.accounting.monte_carlo.bin_counts import CountModel
+from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
+from mfopt.accounting.monte_carlo.frozen import FrozenSamples
 from mfopt.accounting.verified import Model, Numbers
 from mfopt.guarantee import Status
 from mfopt.strategies import Identity
