@@ -156,8 +156,8 @@ def add_tilt(gram: Array, epsilon: Array) -> jax.Array:
 
     ``gram`` is in noise units. With ρ = mean(S), ḡ = mean(diag S) and c = ε - ḡ/2 the values lie
     below e^(-tc + t²ρ/2) t^t/(1+t)^(1+t) (see :mod:`mfopt.accounting.monte_carlo.tilted`).
-    This t is near the minimum of that ceiling, where tρ + log(t/(1+t)) = c; log(t/(1+t)) is taken as -1/(t + 1/2).
-    Every t is valid. 0, plain sampling from Q, is left only where c <= -2.
+    This t is near the minimum of that ceiling, where tρ + log(t/(1+t)) = c; log(t/(1+t)) is
+    taken as -1/(t + 1/2). Every t is valid. 0, plain sampling from Q, is left only where c <= -2.
     """
     mean_square = jnp.mean(gram)
     crossing = epsilon - jnp.mean(jnp.diagonal(gram)) / 2
