@@ -175,3 +175,22 @@ def test_n_beyond_the_stored_size_is_refused():
     ):  # fmt: skip
         with pytest.raises(UsageError, match="at most that many iterations"):
             strategy.materialize(4)
+
+
+@pytest.mark.parametrize("second", [1.3, 0.999, 5.0])
+def test_inverse_coefficients_that_grow(second):
+    # 1/(1 + a x) = Σ (-a)^t x^t; by FFTs alone the first of 256 terms came out as 3.4e10
+    n = 256
+    strategy = S.Toeplitz(np.concatenate([[1.0, second], np.zeros(n - 2)]))
+    exact = (-second) ** np.arange(n, dtype=float)
+    np.testing.assert_allclose(strategy.inverse_coefs(n), exact, rtol=1e-12)
+    y = np.random.default_rng(0).normal(size=(n, 2))
+    row = np.zeros(2)
+    expected = np.array([row := y[t] - second * row for t in range(n)])
+    np.testing.assert_allclose(strategy.solve(y), expected, rtol=1e-9)
+    gradient = jax.grad(lambda a: S.Toeplitz(a).inverse_coefs(n)[3])
+    with jax.enable_x64(True):
+        found = gradient(jnp.asarray(strategy.coefs))
+    # d(1/a)_3 = -((1/a)² da)_3
+    square = np.convolve(exact[:4], exact[:4])[:4]
+    np.testing.assert_allclose(found[:4], -square[::-1], rtol=1e-9)

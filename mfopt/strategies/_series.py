@@ -6,11 +6,14 @@ those of power series. All functions are differentiable and run at the input's d
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
 _SOLVED = 64  # leading terms of a reciprocal that are solved for directly
+_GROWTH = 16.0  # largest term over the first one, up to which FFTs are trusted
 
 
 def convolve(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -28,10 +31,46 @@ def convolve(a: jax.Array, b: jax.Array) -> jax.Array:
 def reciprocal(a: jax.Array) -> jax.Array:
     """First n terms of 1/a(x), shape (n,): first column of the inverse Toeplitz matrix.
 
-    Newton's iteration doubles the number of correct terms: x <- x (2 - a x). O(n log n). The
-    derivative is d(1/a) = -(1/a)² da, two products instead of the iteration's own derivative.
+    Newton's iteration doubles the number of correct terms: x <- x (2 - a x). O(n log n). An FFT
+    errs by a share of the *largest* term, so where the terms grow beyond the first one the early
+    ones would drown (1, 1.3, 0, … has terms up to 1.3ⁿ): there every term is solved for from those
+    before it, in O(n²), with an error relative to the terms that it is made of.
+
+    The derivative is d(1/a) = -(1/a)² da, two products instead of the iteration's own derivative.
     ``a[0]`` must not be 0.
     """
+    inverse = _newton(a)
+    if a.shape[0] <= _SOLVED:
+        return inverse
+    return jax.lax.cond(_tame(inverse), lambda: inverse, lambda: _substitution(a))
+
+
+def apply(inverse: jax.Array, y: jax.Array) -> jax.Array:
+    """:func:`convolve` with the terms of a reciprocal, row by row where FFTs would drown some."""
+    n = inverse.shape[0]
+    lagged = _lagged(inverse)
+
+    @jax.checkpoint  # a derivative makes the rows again instead of keeping all n²
+    def row(t: jax.Array) -> jax.Array:
+        return jnp.tensordot(lagged(t), y, axes=1)
+
+    return jax.lax.cond(
+        _tame(inverse), lambda: convolve(inverse, y), lambda: jax.lax.map(row, jnp.arange(n))
+    )
+
+
+def _lagged(a: jax.Array) -> Callable[[jax.Array], jax.Array]:
+    """t -> the row (a[t], …, a[0], 0, …, 0) of the Toeplitz matrix, which is never held whole."""
+    n = a.shape[0]
+    backwards = jnp.concatenate([a[::-1], jnp.zeros(n, a.dtype)])
+    return lambda t: jax.lax.dynamic_slice_in_dim(backwards, n - 1 - t, n)
+
+
+def _tame(inverse: jax.Array) -> jax.Array:
+    return jnp.max(jnp.abs(inverse)) <= _GROWTH * jnp.abs(inverse[0])  # False for NaN too
+
+
+def _newton(a: jax.Array) -> jax.Array:
     n = a.shape[0]
     known = min(n, _SOLVED)
     inverse = solve_triangular(toeplitz(a[:known]), jnp.eye(known, 1)[:, 0], lower=True)
@@ -43,12 +82,23 @@ def reciprocal(a: jax.Array) -> jax.Array:
     return inverse
 
 
+def _substitution(a: jax.Array) -> jax.Array:
+    n, lagged = a.shape[0], _lagged(a)
+
+    def step(inverse: jax.Array, t: jax.Array) -> tuple[jax.Array, None]:
+        # the terms not known yet are 0
+        return inverse.at[t].set(-(lagged(t) @ inverse) / a[0]), None
+
+    first = jnp.zeros(n, a.dtype).at[0].set(1 / a[0])
+    return jax.lax.scan(step, first, jnp.arange(1, n))[0]
+
+
 @reciprocal.defjvp
 def _reciprocal_jvp(
     primals: tuple[jax.Array], tangents: tuple[jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
     inverse = reciprocal(*primals)
-    return inverse, -convolve(convolve(inverse, inverse), tangents[0])
+    return inverse, -apply(inverse, apply(inverse, tangents[0]))
 
 
 def toeplitz(a: jax.Array) -> jax.Array:

@@ -252,7 +252,7 @@ class ToeplitzStrategy(Strategy):
     @compiled()
     def solve(self, y: Array) -> Array:
         y = jnp.asarray(y)
-        return _series.convolve(jnp.asarray(self.inverse_coefs(y.shape[0])), y)
+        return _series.apply(jnp.asarray(self.inverse_coefs(y.shape[0])), y)
 
     @compiled("scheme")
     def modes(self, scheme: BallsInBins) -> Array:
