@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
+from mfopt import time_scaled_error
 from mfopt._float64 import compiled
-from mfopt.strategies import Array, Banded, Strategy, ToeplitzStrategy, _series
+from mfopt.strategies import Array, Banded, Strategy, TimeScaled, ToeplitzStrategy, _series
 from mfopt.workloads import Momentum, PrefixSums, ToeplitzWorkload, Workload
 
 _BLOCK = 256  # columns of A C⁻¹ held at once for Momentum × Toeplitz
@@ -24,7 +25,8 @@ def row_variances(workload: Workload, strategy: Strategy, n: int) -> Array:
     """Squared row norms of A C⁻¹, shape (n,): error variance per step at σ = 1.
 
     Toeplitz × Toeplitz costs O(n log n), momentum with a schedule × Toeplitz O(n²) time and O(n)
-    memory, prefix sums × banded O(n²·bands); the rest a triangular solve.
+    memory, prefix sums × banded O(n²·bands), time-scaled what :mod:`mfopt.time_scaled_error` says;
+    the rest a triangular solve.
     """
     if isinstance(strategy, ToeplitzStrategy):
         inverse = jnp.asarray(strategy.inverse_coefs(n))
@@ -37,6 +39,10 @@ def row_variances(workload: Workload, strategy: Strategy, n: int) -> Array:
             velocity = jnp.asarray(float(workload.momentum) ** jnp.arange(n))
             impulse = _series.convolve(velocity, inverse)
             return _scheduled(jnp.asarray(workload.schedule(n)), impulse)
+    if isinstance(strategy, TimeScaled):
+        variances = time_scaled_error.row_variances(workload, strategy, n)
+        if variances is not None:
+            return variances
     query = jnp.asarray(workload.materialize(n))
     if isinstance(strategy, Banded):
         return _banded(query, strategy.entries(n))

@@ -11,6 +11,7 @@ from mfopt.strategies.dense import Dense
 from mfopt.strategies.fields import Array, inner, parameter, setting
 from mfopt.strategies.fixed import BandedInverseSquareRoot, BandedSquareRoot, SquareRoot
 from mfopt.strategies.identity import Identity
+from mfopt.strategies.time_scaled import TimeScaled
 from mfopt.strategies.toeplitz import BandedToeplitz, Toeplitz
 from mfopt.strategies.tree import Tree
 
@@ -25,6 +26,7 @@ __all__ = [
     "Identity",
     "SquareRoot",
     "Strategy",
+    "TimeScaled",
     "Toeplitz",
     "ToeplitzStrategy",
     "Tree",

@@ -1,0 +1,157 @@
+"""C = diag(r) B diag(d): any strategy between two positive diagonals that vary with time.
+
+A Toeplitz C treats every step alike, yet a run has a beginning and an end: what is added late is
+seen by few queries, and under amplification the best C is far from Toeplitz. Two diagonals make
+up for nearly all of that, and C⁻¹z = diag(1/d) B⁻¹ diag(1/r) z is streamed in the memory of B.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mfopt import _check
+from mfopt._float64 import compiled, float64
+from mfopt.sampling import BallsInBins
+from mfopt.strategies.base import Strategy, ToeplitzStrategy
+from mfopt.strategies.fields import Array, inner, parameter
+
+# Within these bounds no product of r, d and an entry of B overflows or is lost.
+_SMALLEST, _LARGEST = 1e-30, 1e30
+
+
+class TimeScaled(Strategy):
+    """C[t, s] = rows[t]·B[t, s]·columns[s], as non-negative as B.
+
+    Defined for as many iterations as the diagonals have entries. A diagonal of one entry is
+    constant, for any n; left out, it is 1.
+
+    Attributes:
+      base: B, any strategy that is not time-scaled itself.
+      rows: r > 0, shape (n_max,) or (1,).
+      columns: d > 0, shape (n_max,) or (1,).
+    """
+
+    base: Strategy = inner()
+    rows: Array = parameter(dimensions=1, default=(1.0,))
+    columns: Array = parameter(dimensions=1, default=(1.0,))
+    kind: ClassVar[str] = "time-scaled"
+
+    def check_parameters(self) -> None:
+        if isinstance(self.base, TimeScaled):
+            raise _check.reject(
+                "base", self.base.kind, "is time-scaled already", "Multiply the diagonals instead."
+            )
+        rows, columns = len(self.rows), len(self.columns)
+        if rows != columns and 1 not in (rows, columns):
+            raise _check.reject("rows, columns", (rows, columns), "must be equally long")
+
+    def normalized(self) -> TimeScaled:
+        """The same C up to a constant: both diagonals with geometric mean 1.
+
+        A factor that moves between r and d changes nothing, and one of C only σ.
+        """
+        rows, columns = (
+            np.exp(logs - np.mean(logs))
+            for logs in (np.log(np.asarray(self.rows)), np.log(np.asarray(self.columns)))
+        )
+        return TimeScaled(self.base, rows, columns)
+
+    def check_size(self, n: int) -> int:
+        n = self.base.check_size(super().check_size(n))
+        for name in ("rows", "columns"):
+            length = len(getattr(self, name))
+            if 1 < length < n:
+                raise _check.reject(
+                    "n", n, f"the {name} of this time-scaled strategy are known for {length} steps",
+                    "Use it for at most that many iterations, or optimize one for n.",
+                )  # fmt: skip
+        return n
+
+    @float64
+    def diagonals(self, n: int) -> tuple[Array, Array]:
+        """(r, d), each of shape (n,)."""
+        self.check_size(n)
+        rows, columns = (
+            jnp.broadcast_to(jnp.asarray(x)[:n], (n,)) for x in (self.rows, self.columns)
+        )
+        return rows, columns
+
+    @compiled("n")
+    def materialize(self, n: int) -> Array:
+        rows, columns = self.diagonals(n)
+        return rows[:, None] * jnp.asarray(self.base.materialize(n)) * columns[None, :]
+
+    def column_bands(self, n: int) -> int:
+        return self.base.column_bands(self.check_size(n))
+
+    def rescaled(self, factor: float) -> TimeScaled:
+        return TimeScaled(self.base, self.rows, factor * self.columns)
+
+    def inverse_arrays(self, n: int) -> dict[str, np.ndarray]:
+        """Those of the base, whose draws are to be divided by r and its outputs by d."""
+        return {f"base_{name}": value for name, value in self.base.inverse_arrays(n).items()}
+
+    @compiled()
+    def multiply(self, x: Array) -> Array:
+        x = jnp.asarray(x)
+        rows, columns = (_along(s, x) for s in self.diagonals(x.shape[0]))
+        return rows * jnp.asarray(self.base.multiply(columns * x))
+
+    @compiled()
+    def solve(self, y: Array) -> Array:
+        y = jnp.asarray(y)
+        rows, columns = (_along(s, y) for s in self.diagonals(y.shape[0]))
+        return jnp.asarray(self.base.solve(y / rows)) / columns
+
+    @compiled("scheme")
+    def modes(self, scheme: BallsInBins) -> Array:
+        """Shape (n, bins); for a Toeplitz B in O(n²) time and memory O(n·(bins + epochs)).
+
+        Between epochs j <= e, B is a bins×bins block T_{e-j}, and in epoch e the mode of bin i is
+        Σ_{j<=e} d[j, i] T_{e-j}[:, i]: for each bin a small product over earlier epochs.
+        """
+        n = self.check_size(scheme.iterations)
+        epochs, bins = scheme.epochs, scheme.bins
+        rows, columns = self.diagonals(n)
+        if not isinstance(self.base, ToeplitzStrategy):
+            weighted = jnp.asarray(self.base.materialize(n)) * columns[None, :]
+            return rows[:, None] * weighted.reshape(n, epochs, bins).sum(axis=1)
+        blocks = _blocks(jnp.asarray(self.base.toeplitz_coefs(n)), epochs, bins)
+        earlier = jnp.arange(epochs)[:, None] - jnp.arange(epochs)[None, :]
+        # by epoch e, distance m and bin: d of epoch e - m
+        factors = jnp.where(
+            (earlier >= 0)[:, :, None],
+            jnp.asarray(columns).reshape(epochs, bins)[jnp.clip(earlier, 0)],
+            0,
+        )
+        modes = jnp.einsum("emi,mqi->eqi", factors, blocks)
+        return rows[:, None] * modes.reshape(n, bins)
+
+    def check_entries(self, n: int) -> None:
+        self.base.check_entries(self.check_size(n))
+        for name in ("rows", "columns"):
+            values = np.asarray(getattr(self, name))
+            if not np.all((values >= _SMALLEST) & (values <= _LARGEST)):
+                raise _check.reject(
+                    name, (float(np.min(values)), float(np.max(values))),
+                    f"must lie in [{_SMALLEST:g}, {_LARGEST:g}]",
+                )  # fmt: skip
+
+
+def _along(diagonal: Array, x: jax.Array) -> jax.Array:
+    """``diagonal`` (n,) for multiplication with ``x`` (n, ...)."""
+    return jnp.asarray(diagonal).reshape(-1, *(1,) * (x.ndim - 1))
+
+
+def _blocks(coefs: jax.Array, epochs: int, bins: int) -> jax.Array:
+    """T[m, q, i] = coefs[m·bins + q - i], 0 for negative lags: blocks of a Toeplitz matrix."""
+    lag = (
+        bins * jnp.arange(epochs)[:, None, None]
+        + jnp.arange(bins)[None, :, None]
+        - jnp.arange(bins)[None, None, :]
+    )
+    return jnp.where(lag >= 0, coefs[jnp.clip(lag, 0)], 0)

@@ -1,0 +1,138 @@
+"""Error of a time-scaled Toeplitz C = diag(r) B diag(d), without an n×n solve.
+
+The noise w = C⁻¹z of such a C is B⁻¹ with draws divided by r and outputs divided by d. Prefix sums
+and momentum under a learning-rate schedule η read it through two running numbers,
+
+    m_t = β m_{t-1} + w_t,    y_t = y_{t-1} + η_t m_t    (prefix sums: β = 0, η = 1),
+
+so the variance of y_t follows from how these numbers vary together with the state of B⁻¹. For a
+BLT that state is one number a buffer, and every covariance obeys z_t = a z_{t-1} + x_t with a
+constant a: all of them cost O(n log n · buffers²). For any other B all draws are followed at once
+from lag to lag, O(n²) time and O(n) memory.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from mfopt.strategies import BLT, TimeScaled, ToeplitzStrategy, _series
+from mfopt.workloads import Momentum, PrefixSums, Workload
+
+_SEGMENT = 64  # lags whose running numbers the backward pass holds at once
+
+
+def row_variances(workload: Workload, strategy: TimeScaled, n: int) -> jax.Array | None:
+    """Squared row norms of A C⁻¹, shape (n,), or None where no short way is known.
+
+    Short ways: prefix sums and momentum for a Toeplitz base. Differentiable in the strategy;
+    call it in a float64 scope.
+    """
+    if isinstance(workload, PrefixSums):
+        rates, momentum = jnp.ones(n), 0.0
+    elif isinstance(workload, Momentum):
+        rates, momentum = jnp.asarray(workload.schedule(n)), float(workload.momentum)
+    else:
+        return None
+    rows, columns = map(jnp.asarray, strategy.diagonals(n))
+    if isinstance(strategy.base, BLT):
+        return by_covariances(strategy.base, rows, columns, rates, momentum)
+    if isinstance(strategy.base, ToeplitzStrategy):
+        inverse = jnp.asarray(strategy.base.inverse_coefs(n))
+        return by_lags(inverse, rows, columns, rates, momentum)
+    return None
+
+
+def by_covariances(
+    base: BLT, rows: jax.Array, columns: jax.Array, rates: jax.Array, momentum: float
+) -> jax.Array:
+    """Var y_t for a BLT, shape (n,).
+
+    With u_t = z_t / r_t, B⁻¹ is s_{t+1} = λ̂ s_t + u_t, w_t = (u_t + ω̂·s_t)/(g d_t).
+
+    Args:
+      base: B.
+      rows, columns: r and d, shape (n,).
+      rates: η, shape (n,).
+      momentum: β.
+    """
+    read, decay = _inverse(base)
+    fresh, out = 1 / rows**2, 1 / (jnp.asarray(base.gain) * columns)
+    buffers = len(read)
+
+    def lasting(decay: jax.Array, x: jax.Array) -> jax.Array:
+        return _filter(decay, x) if momentum else x  # without momentum only the latest counts
+
+    # all pairs of buffers at once: Cov(s_t), then its product with ω̂, and Var(u_t + ω̂·s_t)
+    pairs = (decay[:, None] * decay[None, :]).reshape(-1)
+    state = _before(_filter(pairs, jnp.broadcast_to(fresh[:, None], (len(fresh), buffers**2))))
+    seen = state.reshape(-1, buffers, buffers) @ read
+    power = (fresh + seen @ read) * out**2  # Var w_t
+    with_noise = decay * seen * out[:, None] + (fresh * out)[:, None]  # Cov(s_{t+1}, w_t)
+
+    with_velocity = lasting(momentum * decay, with_noise)  # Cov(s_{t+1}, m_t)
+    ahead = _before(with_velocity) @ read * out  # Cov(m_{t-1}, w_t)
+    velocity = lasting(jnp.full(1, momentum**2), (power + 2 * momentum * ahead)[:, None])[:, 0]
+    with_sum = _filter(decay, rates[:, None] * with_velocity)  # Cov(s_{t+1}, y_t)
+    entering = _before(with_sum) @ read * out  # Cov(y_{t-1}, w_t)
+    gained = rates * velocity
+    both = lasting(jnp.full(1, momentum), (entering + gained)[:, None])[:, 0]  # Cov(m_t, y_t)
+    return jnp.cumsum(rates * (2 * both - gained))
+
+
+def by_lags(
+    inverse: jax.Array, rows: jax.Array, columns: jax.Array, rates: jax.Array, momentum: float
+) -> jax.Array:
+    """Var y_t for B⁻¹ with the coefficients ``inverse``, shape (n,).
+
+    The draw of step s reaches w_{s+k} as inverse[k] / (r_s d_{s+k}); at lag k the two running
+    numbers of all s are two vectors.
+    """
+    n = len(inverse)
+    padding = -n % _SEGMENT
+    out = jnp.pad(1 / columns, (0, n + padding))
+    rates = jnp.pad(rates, (0, n + padding))
+    fresh = 1 / rows**2
+
+    def step(carry: tuple, lag: tuple[jax.Array, jax.Array]) -> tuple:
+        velocity, total, variances = carry
+        coefficient, k = lag
+        reached = jax.lax.dynamic_slice_in_dim(out, k, n)  # 0 past the last step
+        velocity = momentum * velocity + coefficient * reached
+        total = total + jax.lax.dynamic_slice_in_dim(rates, k, n) * velocity
+        squares = jnp.where(jnp.arange(n) + k < n, fresh * total**2, 0)
+        moved = jax.lax.dynamic_slice_in_dim(jnp.pad(squares, (n, 0)), n - k, n)  # from s to s + k
+        return (velocity, total, variances + moved), None
+
+    @jax.checkpoint  # the backward pass rebuilds the numbers of a segment
+    def segment(carry: tuple, lags: tuple[jax.Array, jax.Array]) -> tuple:
+        return jax.lax.scan(step, carry, lags)
+
+    lags = (jnp.pad(inverse, (0, padding)), jnp.minimum(jnp.arange(n + padding), n))
+    zeros = jnp.zeros(n, inverse.dtype)
+    start = (zeros, zeros, zeros)
+    return jax.lax.scan(segment, start, jax.tree.map(lambda x: x.reshape(-1, _SEGMENT), lags))[0][2]
+
+
+def _inverse(base: BLT) -> tuple[jax.Array, jax.Array]:
+    """(ω̂, λ̂) of :meth:`BLT.inverse`, differentiable where no two λ̂ coincide."""
+    root = jnp.sqrt(jnp.asarray(base.scale))
+    decay, vectors = jnp.linalg.eigh(jnp.diag(jnp.asarray(base.decay)) - jnp.outer(root, root))
+    return -((vectors.T @ root) ** 2), decay
+
+
+def _filter(decay: jax.Array, x: jax.Array) -> jax.Array:
+    """z_t = decay·z_{t-1} + x_t by column: ``decay`` (k,), ``x`` (n, k) -> (n, k).
+
+    A convolution by FFT: much faster than n small steps, also backwards.
+    """
+    n = x.shape[0]
+    powers = decay[None, :] ** jnp.arange(n)[:, None]
+    size = _series._fft_size(2 * n - 1)
+    spectrum = jnp.fft.rfft(powers, size, axis=0) * jnp.fft.rfft(x, size, axis=0)
+    return jnp.fft.irfft(spectrum, size, axis=0)[:n]
+
+
+def _before(x: jax.Array) -> jax.Array:
+    """x one step later, 0 at the first."""
+    return jnp.concatenate([jnp.zeros_like(x[:1]), x[:-1]])
