@@ -21,8 +21,8 @@ from mfopt import _files, workloads
 from mfopt import strategies as S
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import Factorization, files
-from mfopt.factorization.record import digest
 from mfopt.guarantee import Guarantee
+from mfopt.mechanism import content_digest
 from mfopt.sampling import BallsInBins
 
 SCHEME = BallsInBins(bins=4, epochs=2)
@@ -233,7 +233,7 @@ def forge(source, path, change, *, sign=True):
     metadata = json.loads(str(arrays.pop("metadata")[()]))
     stated = metadata.pop("digest")
     change(metadata, arrays)
-    metadata["digest"] = digest(metadata, arrays) if sign else stated
+    metadata["digest"] = content_digest(metadata, arrays) if sign else stated
     np.savez(path, metadata=np.array(json.dumps(metadata)), **arrays)
     return path
 

@@ -13,6 +13,7 @@ from mfopt.errors import UsageError
 from mfopt.noise import NoiseExhaustedError, NoiseStream, _draws, _keys, from_factorization
 from mfopt.noise.choice import choose
 from mfopt.noise.recursions import Modal, Ring, Rows
+from mfopt.sampling import BallsInBins
 
 PARAMS = {"a": np.zeros((3, 4), np.float32), "b": np.zeros((), np.float32)}
 
@@ -323,17 +324,13 @@ def test_scale_is_noise_multiplier_times_clip_norm():
 
 
 def test_from_factorization_reads_what_it_needs():
-    class Sampling:
-        iterations = 5
-
     class Record:
         strategy = S.BandedToeplitz(np.array([1.0, 0.5]))
-        sampling = Sampling()
+        sampling = BallsInBins(5, 1)
         noise_multiplier = 3.0
-        digest = "abc"
 
     stream = from_factorization(Record(), clip_norm=2.0, buffer_dtype=jnp.bfloat16)
-    assert (stream.iterations, stream.stddev, stream.digest) == (5, 6.0, "abc")
+    assert (stream.iterations, stream.stddev, stream.sampling) == (5, 6.0, Record.sampling)
     assert stream.describe()["buffer_dtype"] == "bfloat16"
 
 

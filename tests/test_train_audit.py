@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 from mfopt import sampling
-from mfopt.accounting.mechanism import Mechanism as AccountedMechanism
 from mfopt.errors import UsageError
+from mfopt.mechanism import Mechanism
 from mfopt.noise import NoiseStream
 from mfopt.strategies import BLT, BandedToeplitz, Identity
 from mfopt.training.audit import (
@@ -20,8 +20,8 @@ from mfopt.training.audit import (
 from mfopt.training.clipping import Clipping
 from mfopt.training.privacy import Account
 
-ORDERED = AccountedMechanism(sampling.FixedOrder(3, 2), BLT(np.array([0.3]), np.array([0.7])))
-SAMPLED = AccountedMechanism(sampling.Poisson(0.4, 3), Identity())
+ORDERED = Mechanism(sampling.FixedOrder(3, 2), BLT(np.array([0.3]), np.array([0.7])))
+SAMPLED = Mechanism(sampling.Poisson(0.4, 3), Identity())
 CANARIES = 3000
 
 
@@ -44,13 +44,13 @@ def test_the_bound_is_below_the_claim_and_within_a_factor_of_it(mechanism, facto
     assert abs(result.accuracy - result.accuracy_claimed) < 4 * error
 
 
-def with_noise(mechanism, factor):
-    noise = mechanism.noise
+def with_noise(execution, factor):
+    noise = execution.noise
     other = NoiseStream(
-        noise.strategy, iterations=noise.iterations, digest=noise.digest,
+        noise.strategy, iterations=noise.iterations, sampling=noise.sampling,
         noise_multiplier=factor * noise.noise_multiplier, clip_norm=noise.clip_norm,
     )  # fmt: skip
-    return dataclasses.replace(mechanism, noise=other)
+    return dataclasses.replace(execution, noise=other)
 
 
 class Unclipped(Clipping):
@@ -64,8 +64,8 @@ class Unclipped(Clipping):
 @pytest.mark.parametrize(
     "fault",
     [
-        lambda mechanism: with_noise(mechanism, 0.5),
-        lambda mechanism: dataclasses.replace(mechanism, clipping=Unclipped(1.0)),
+        lambda execution: with_noise(execution, 0.5),
+        lambda execution: dataclasses.replace(execution, clipping=Unclipped(1.0)),
     ],
     ids=["noise halved", "clipping skipped"],
 )
@@ -76,7 +76,7 @@ def test_a_broken_trainer_is_caught(mechanism, fault):
 
 
 def test_too_much_noise_is_no_fault():
-    assert run(ORDERED, alter=lambda mechanism: with_noise(mechanism, 2.0)).passed
+    assert run(ORDERED, alter=lambda execution: with_noise(execution, 2.0)).passed
 
 
 def test_the_attack_is_the_likelihood_ratio():
@@ -123,6 +123,6 @@ def test_what_cannot_be_audited_is_refused():
         run(ORDERED, canaries=10)
     with pytest.raises(UsageError, match="confidence"):
         run(ORDERED, confidence=1.0)
-    group = Account.solve(AccountedMechanism(sampling.Poisson(0.1, 3), group_size=2), 3.0, 1e-6)
+    group = Account.solve(Mechanism(sampling.Poisson(0.1, 3), group_size=2), 3.0, 1e-6)
     with pytest.raises(UsageError, match="one unit"):
         audit(group)

@@ -23,8 +23,8 @@ from mfopt.training.units import UserUnits
 def trainer_for(optimizer=None, **options):
     store, model = loop_tests.store_and_model()
     units = UserUnits(store, records=2, length=loop_tests.LENGTH, seed=5)
-    mechanism = loop_tests.mechanism_for(units, **options)
-    return Trainer(model, mechanism, optimizer or optax.adam(0.1))
+    execution = loop_tests.execution_for(units, **options)
+    return Trainer(model, execution, optimizer or optax.adam(0.1))
 
 
 def equal(a, b):
@@ -105,7 +105,7 @@ def test_step_rows_are_means_over_what_took_part():
     result = next(trainer.run(trainer.init(loop_tests.KEY)))
     row = metrics.step_row(result, 2.0)
     store, model = loop_tests.store_and_model()
-    tokens, mask = trainer.mechanism.units.fetch(result.batch.units, 0)
+    tokens, mask = trainer.execution.units.fetch(result.batch.units, 0)
     rows, targets = tokens.reshape(-1, loop_tests.LENGTH), mask.reshape(-1, loop_tests.LENGTH)
     losses = [float(model.loss(model.params, (), t, m)) for t, m in zip(rows, targets, strict=True)]
     weights = np.maximum(targets.sum(axis=1) - 1, 0)

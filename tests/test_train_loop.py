@@ -19,7 +19,7 @@ from mfopt.strategies import BLT
 from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping, NoClipping
 from mfopt.training.data import TokenStore
-from mfopt.training.loop import Mechanism, Trainer
+from mfopt.training.loop import Execution, Trainer
 from mfopt.training.models import Model
 from mfopt.training.optimizers import make_optimizer, schedule
 from mfopt.training.selection import select
@@ -50,16 +50,16 @@ def noise_rows(params, clip_norm):
     return rows
 
 
-def mechanism_for(units, *, noise=True, clipping=None, microbatch=4, **options):
+def execution_for(units, *, noise=True, clipping=None, microbatch=4, **options):
     clipping = (clipping or Clipping(0.4)) if noise else NoClipping()
     sampler = Sampler(SCHEME, units.population, 7, microbatch=microbatch, **options)
     bound = clipping.sensitivity * sampler.sensitivity_factor
-    return Mechanism(units, sampler, clipping, stream(bound) if noise else None, 5.0)
+    return Execution(units, sampler, clipping, stream(bound) if noise else None, 5.0)
 
 
-def run(model, mechanism, optimizer=None, **options):
-    trainer = Trainer(model, mechanism, optimizer or optax.sgd(0.3), **options)
-    return list(trainer.run(trainer.init(KEY if mechanism.noise else None)))
+def run(model, execution, optimizer=None, **options):
+    trainer = Trainer(model, execution, optimizer or optax.sgd(0.3), **options)
+    return list(trainer.run(trainer.init(KEY if execution.noise else None)))
 
 
 def assert_close(mine, slow):
@@ -75,7 +75,7 @@ SLOW = {"length": LENGTH, "normalizer": 5.0, "rate": 0.3}
 def test_user_level_sampling_against_algorithm_2(noise, rule):
     store, model = store_and_model()
     units = UserUnits(store, records=2, length=LENGTH, rule=rule, seed=5)
-    last = run(model, mechanism_for(units, noise=noise))[-1]
+    last = run(model, execution_for(units, noise=noise))[-1]
     batches = []
     for step in range(STEPS):
         chosen = select(
@@ -91,7 +91,7 @@ def test_user_level_sampling_against_algorithm_2(noise, rule):
 def test_example_level_sampling_against_algorithm_1():
     store, model = store_and_model()
     units = RecordUnits(store, group_size=2, length=LENGTH, seed=5)
-    last = run(model, mechanism_for(units))[-1]
+    last = run(model, execution_for(units))[-1]
     batches = [
         [[record] for record in units.selected[SCHEME.sample(step, units.population, 7)]]
         for step in range(STEPS)
@@ -103,8 +103,8 @@ def test_example_level_sampling_against_algorithm_1():
 def test_normalized_clipping_is_a_learning_rate_over_the_clip_norm():
     store, model = store_and_model()
     units = UserUnits(store, records=2, length=LENGTH, seed=5)
-    normalized = mechanism_for(units, clipping=Clipping(0.4, normalized=True))
-    a = run(model, mechanism_for(units), optax.sgd(0.3))[-1].state.params
+    normalized = execution_for(units, clipping=Clipping(0.4, normalized=True))
+    a = run(model, execution_for(units), optax.sgd(0.3))[-1].state.params
     b = run(model, normalized, optax.sgd(0.3 * 0.4))[-1].state.params
     assert_close(a, b)
 
@@ -115,7 +115,7 @@ def test_optimizers_act_on_the_noised_mean(name):
     units = UserUnits(store, records=2, length=LENGTH, seed=5)
     rate = schedule("cosine", 0.05, STEPS, warmup=2)
     optimizer = make_optimizer(name, rate)
-    results = run(model, mechanism_for(units), optimizer, keep_release=True)
+    results = run(model, execution_for(units), optimizer, keep_release=True)
     params, state = model.params, optimizer.init(model.params)
     for result in results:
         update, state = optimizer.update(result.release, state, params)
@@ -126,8 +126,8 @@ def test_optimizers_act_on_the_noised_mean(name):
 def test_accumulation_changes_neither_noise_nor_sum():
     store, model = store_and_model()
     units = UserUnits(store, records=2, length=LENGTH, seed=5)
-    few = run(model, mechanism_for(units, microbatch=2), keep_release=True)
-    many = run(model, mechanism_for(units, microbatch=16), keep_release=True)
+    few = run(model, execution_for(units, microbatch=2), keep_release=True)
+    many = run(model, execution_for(units, microbatch=16), keep_release=True)
     for a, b in zip(few, many, strict=True):
         assert_close(a.release, b.release)
 
@@ -139,7 +139,7 @@ def test_noise_has_the_stated_scale():
     units = UserUnits(store, records=2, length=LENGTH)
     rows = noise_rows(model.params, 1.0)
     for factor, options in ((1, {}), (2, {"batch_size": 4, "truncation": "double"})):
-        results = run(model, mechanism_for(units, **options), keep_release=True)
+        results = run(model, execution_for(units, **options), keep_release=True)
         for result, row in zip(results, rows, strict=True):
             expected = jax.tree.map(lambda z, f=factor: f * 0.4 * z / 5.0, row)
             assert_close(result.release, expected)
@@ -171,7 +171,7 @@ def compiled_trainer():
     units = UserUnits(replaced(USER_DATA, 0, []), records=1, length=6)
     sampler = Sampler(SCHEME, units.population, 0, microbatch=3)
     return Trainer(
-        model, Mechanism(units, sampler, Clipping(CLIP), stream(CLIP), 1.0), optax.sgd(1.0)
+        model, Execution(units, sampler, Clipping(CLIP), stream(CLIP), 1.0), optax.sgd(1.0)
     )
 
 
@@ -179,8 +179,8 @@ def sums_of(units, sampler):
     """The clipped sum of every step before noise, at the initial parameters."""
     trainer = compiled_trainer()
     bound = CLIP * sampler.sensitivity_factor
-    trainer.mechanism = dataclasses.replace(
-        trainer.mechanism, units=units, sampler=sampler,
+    trainer.execution = dataclasses.replace(
+        trainer.execution, units=units, sampler=sampler,
         noise=stream(bound, iterations=sampler.scheme.length),
     )  # fmt: skip
     sums = []
@@ -252,8 +252,8 @@ def test_the_control_without_clipping_moves_further():
     sums = []
     for unit in units:
         sampler = Sampler(scheme, unit.population, 5, microbatch=3)
-        mechanism = Mechanism(unit, sampler, NoClipping(), None, 1.0)
-        sums.append(run(model, mechanism, optax.set_to_zero(), keep_release=True))
+        execution = Execution(unit, sampler, NoClipping(), None, 1.0)
+        sums.append(run(model, execution, optax.set_to_zero(), keep_release=True))
     moved = [
         norm_of(plus(a.release, b.release, -1.0)) for a, b in zip(*sums, strict=True)
     ]  # fmt: skip
@@ -283,11 +283,11 @@ def test_a_removed_unit_under_truncation_moves_a_sum_by_at_most_two_clip_norms()
 def test_a_resumed_run_is_the_same_run_bit_for_bit():
     store, model = store_and_model()
     units = UserUnits(store, records=2, length=LENGTH, seed=5)
-    mechanism = mechanism_for(units)
-    whole = run(model, mechanism, optax.adam(0.1))[-1].state
-    trainer = Trainer(model, mechanism, optax.adam(0.1))
+    execution = execution_for(units)
+    whole = run(model, execution, optax.adam(0.1))[-1].state
+    trainer = Trainer(model, execution, optax.adam(0.1))
     kept = jax.tree.map(np.asarray, list(trainer.run(trainer.init(KEY), stop=4))[-1].state)
-    again = Trainer(model, mechanism, optax.adam(0.1))
+    again = Trainer(model, execution, optax.adam(0.1))
     resumed = list(again.run(jax.tree.map(jnp.asarray, kept)))
     assert [result.step for result in resumed] == [4, 5]
     for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(resumed[-1].state), strict=True):
@@ -297,7 +297,7 @@ def test_a_resumed_run_is_the_same_run_bit_for_bit():
 def test_a_run_past_n_is_refused():
     store, model = store_and_model()
     units = UserUnits(store, records=2, length=LENGTH, seed=5)
-    trainer = Trainer(model, mechanism_for(units), optax.sgd(0.1))
+    trainer = Trainer(model, execution_for(units), optax.sgd(0.1))
     with pytest.raises(UsageError, match="covers 6 iterations"):
         next(trainer.run(trainer.init(), stop=7))
 
@@ -305,33 +305,33 @@ def test_a_run_past_n_is_refused():
 def test_the_model_survives_training():
     store, model = store_and_model()
     before = jax.tree.map(np.array, model.params)
-    run(model, mechanism_for(UserUnits(store, records=2, length=LENGTH)))
+    run(model, execution_for(UserUnits(store, records=2, length=LENGTH)))
     for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(model.params), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-def test_mechanisms_that_do_not_fit_are_refused():
+def test_executions_that_do_not_fit_are_refused():
     store, _ = store_and_model()
     units = UserUnits(store, records=2, length=LENGTH, seed=5)
-    good = mechanism_for(units)
+    good = execution_for(units)
     other = Sampler(SCHEME, USERS - 1, 7, microbatch=4)
     with pytest.raises(UsageError, match="16 units"):
-        Mechanism(units, other, good.clipping, good.noise, 5.0)
+        Execution(units, other, good.clipping, good.noise, 5.0)
     with pytest.raises(UsageError, match="protects nothing"):
-        Mechanism(units, good.sampler, good.clipping, None, 5.0)
+        Execution(units, good.sampler, good.clipping, None, 5.0)
     with pytest.raises(UsageError, match="protects nothing"):
-        Mechanism(units, good.sampler, NoClipping(), good.noise, 5.0)
+        Execution(units, good.sampler, NoClipping(), good.noise, 5.0)
     with pytest.raises(UsageError, match="normalizer"):
-        Mechanism(units, good.sampler, good.clipping, good.noise, 0.0)
+        Execution(units, good.sampler, good.clipping, good.noise, 0.0)
     # noise for another clip norm, for undoubled sensitivity, for another number of steps
     with pytest.raises(UsageError, match=r"noise\.clip_norm"):
-        Mechanism(units, good.sampler, Clipping(0.5), good.noise, 5.0)
+        Execution(units, good.sampler, Clipping(0.5), good.noise, 5.0)
     doubled = Sampler(SCHEME, USERS, 7, microbatch=4, batch_size=4, truncation="double")
     with pytest.raises(UsageError, match=r"noise\.clip_norm"):
-        Mechanism(units, doubled, good.clipping, good.noise, 5.0)
+        Execution(units, doubled, good.clipping, good.noise, 5.0)
     longer = Sampler(sampling.BallsInBins(3, 3), USERS, 7, microbatch=4)
     with pytest.raises(UsageError, match=r"noise\.iterations"):
-        Mechanism(units, longer, good.clipping, good.noise, 5.0)
+        Execution(units, longer, good.clipping, good.noise, 5.0)
 
 
 def test_schedules():

@@ -8,15 +8,15 @@ import pytest
 from train_fixtures import synthetic_store
 
 from mfopt import sampling
-from mfopt.accounting.mechanism import Mechanism as AccountedMechanism
 from mfopt.errors import UsageError
 from mfopt.guarantee import Guarantee
+from mfopt.mechanism import Mechanism
 from mfopt.noise import NoiseStream
 from mfopt.strategies import BLT, Identity
 from mfopt.training import privacy
 from mfopt.training.batching import Sampler, displacement_probability
 from mfopt.training.clipping import Clipping, NoClipping
-from mfopt.training.loop import Mechanism
+from mfopt.training.loop import Execution
 from mfopt.training.secrets import RunSecret
 from mfopt.training.units import RecordUnits, UserUnits
 
@@ -30,28 +30,28 @@ def account_for(scheme=SCHEME, *, group_size=1, unit="user", adjacency="add-remo
         2.0, 1e-6, sigma, privacy_unit=unit, group_size=group_size, adjacency=adjacency,
         method="for tests", status="bound",
     )  # fmt: skip
-    return privacy.Account(
-        BLT(np.array([0.2]), np.array([0.8])), sigma, scheme, guarantee, "d" * 64
-    )
+    strategy = BLT(np.array([0.2]), np.array([0.8]))
+    return privacy.Account(Mechanism(scheme, strategy, group_size, unit, adjacency), guarantee)
 
 
 def users():
     return UserUnits(STORE, records=2, length=8)
 
 
-def mechanism_for(account, units, *, scheme=None, digest=None, sigma=None, **options):
+def execution_for(account, units, *, scheme=None, strategy=None, sigma=None, **options):
     sampler = Sampler(scheme or account.sampling, units.population, 0, microbatch=4, **options)
     noise = NoiseStream(
-        account.strategy, iterations=sampler.scheme.length, digest=digest or account.digest,
+        strategy or account.strategy, iterations=sampler.scheme.length,
+        sampling=sampler.scheme,
         noise_multiplier=sigma or account.noise_multiplier,
         clip_norm=CLIP * sampler.sensitivity_factor,
     )  # fmt: skip
-    return Mechanism(units, sampler, Clipping(CLIP), noise, 10.0)
+    return Execution(units, sampler, Clipping(CLIP), noise, 10.0)
 
 
 def test_a_run_that_executes_the_account_gets_its_statement():
     account = account_for()
-    stated = privacy.statement(account, mechanism_for(account, users()))
+    stated = privacy.statement(account, execution_for(account, users()))
     assert (stated.epsilon, stated.delta) == (2.0, 1e-6)
     assert (stated.privacy_unit, stated.group_size, stated.adjacency) == ("user", 1, "add-remove")
 
@@ -62,42 +62,42 @@ def test_a_run_that_executes_the_account_gets_its_statement():
         ({"scheme": sampling.BallsInBins(bins=4, epochs=3)}, "sampling"),
         ({"scheme": sampling.BallsInBins(bins=8, epochs=1)}, "sampling"),
         ({"scheme": sampling.FixedOrder(bins=4, epochs=2)}, "sampling"),
-        ({"digest": "e" * 64}, "another strategy"),
+        ({"strategy": Identity()}, "another strategy"),
         ({"sigma": 1.4999}, "noise_multiplier"),
     ],
 )
 def test_a_run_that_executes_something_else_is_refused(change, match):
     account = account_for()
     with pytest.raises(UsageError, match=match):
-        privacy.statement(account, mechanism_for(account, users(), **change))
+        privacy.statement(account, execution_for(account, users(), **change))
 
 
 def test_the_unit_must_be_the_one_that_is_sampled():
     per_record = account_for(unit="record")
     with pytest.raises(UsageError, match="samples one user"):
-        privacy.statement(per_record, mechanism_for(per_record, users()))
+        privacy.statement(per_record, execution_for(per_record, users()))
     per_user = account_for(unit="user")
     records = RecordUnits(STORE, group_size=3, length=8)
     with pytest.raises(UsageError, match="samples one record"):
-        privacy.statement(per_user, mechanism_for(per_user, records))
+        privacy.statement(per_user, execution_for(per_user, records))
     # a user with up to 3 records needs an account for groups of 3; one record needs none
     with pytest.raises(UsageError, match="up to 3 sampled units"):
-        privacy.statement(per_record, mechanism_for(per_record, records))
+        privacy.statement(per_record, execution_for(per_record, records))
     stated = privacy.statement(
-        per_record, mechanism_for(per_record, records), privacy_unit="record"
+        per_record, execution_for(per_record, records), privacy_unit="record"
     )
     assert stated.privacy_unit == "record"
     grouped = account_for(unit="record", group_size=3)
-    assert privacy.statement(grouped, mechanism_for(grouped, records)).privacy_unit == "user"
+    assert privacy.statement(grouped, execution_for(grouped, records)).privacy_unit == "user"
     with pytest.raises(UsageError, match="clips users"):
-        privacy.statement(per_user, mechanism_for(per_user, users()), privacy_unit="record")
+        privacy.statement(per_user, execution_for(per_user, users()), privacy_unit="record")
 
 
 def test_without_noise_there_is_no_statement():
     units = users()
     sampler = Sampler(SCHEME, units.population, 0, microbatch=4)
     with pytest.raises(UsageError, match="no guarantee"):
-        privacy.statement(account_for(), Mechanism(units, sampler, NoClipping(), None, 10.0))
+        privacy.statement(account_for(), Execution(units, sampler, NoClipping(), None, 10.0))
 
 
 def test_truncation_is_charged_or_refused_or_doubled():
@@ -105,23 +105,23 @@ def test_truncation_is_charged_or_refused_or_doubled():
     units = users()
     enough = 30
     eta = displacement_probability(SCHEME, units.population, enough)
-    stated = privacy.statement(account, mechanism_for(account, units, batch_size=enough))
+    stated = privacy.statement(account, execution_for(account, units, batch_size=enough))
     assert 0 < eta < 1e-7
     assert stated.delta == pytest.approx(1e-6 + (1 + np.exp(2.0)) * eta)
     assert stated.details["delta_before_truncation"] == 1e-6
     with pytest.raises(UsageError, match="would raise δ") as refusal:
-        privacy.statement(account, mechanism_for(account, units, batch_size=12))
+        privacy.statement(account, execution_for(account, units, batch_size=12))
     # the way out that the message names is one
     suggested = int(str(refusal.value).split("Use at least ")[1].split(",")[0])
-    privacy.statement(account, mechanism_for(account, units, batch_size=suggested))
+    privacy.statement(account, execution_for(account, units, batch_size=suggested))
     with pytest.raises(UsageError, match="would raise δ"):
-        privacy.statement(account, mechanism_for(account, units, batch_size=suggested - 1))
-    doubled = mechanism_for(account, units, batch_size=12, truncation="double")
+        privacy.statement(account, execution_for(account, units, batch_size=suggested - 1))
+    doubled = execution_for(account, units, batch_size=12, truncation="double")
     assert doubled.noise.stddev == 2 * 1.5 * CLIP
     assert privacy.statement(account, doubled).delta == 1e-6
     zeroed = account_for(adjacency="zero-out")
     with pytest.raises(UsageError, match="add-remove"):
-        privacy.statement(zeroed, mechanism_for(zeroed, units, batch_size=12, truncation="double"))
+        privacy.statement(zeroed, execution_for(zeroed, units, batch_size=12, truncation="double"))
 
 
 def test_numbered_batches_protect_data_and_not_presence():
@@ -130,7 +130,7 @@ def test_numbered_batches_protect_data_and_not_presence():
         sampling.FixedBatch(batch_size=10, population=40, iterations=8),
     ):
         account = account_for(scheme)
-        assert privacy.statement(account, mechanism_for(account, users())).adjacency == "zero-out"
+        assert privacy.statement(account, execution_for(account, users())).adjacency == "zero-out"
 
 
 def test_black_box_group_privacy_against_the_chain_of_inequalities():
@@ -146,49 +146,49 @@ def test_black_box_group_privacy_against_the_chain_of_inequalities():
         privacy.black_box_group(dataclasses.replace(one, epsilon=8.0), 10)
     account = account_for(unit="record")
     records = RecordUnits(STORE, group_size=3, length=8)
-    stated = privacy.statement(account, mechanism_for(account, records), black_box=True)
+    stated = privacy.statement(account, execution_for(account, records), black_box=True)
     assert stated.epsilon == 6.0 and "black-box" in stated.method
 
 
 def test_accounts_of_other_schemes_come_from_the_accountant():
     scheme = sampling.Poisson(probability=0.1, iterations=50)
-    one = privacy.Account.solve(AccountedMechanism(scheme, privacy_unit="user"), 4.0, 1e-5)
+    one = privacy.Account.solve(Mechanism(scheme, privacy_unit="user"), 4.0, 1e-5)
     assert one.guarantee.epsilon == 4.0 and one.sampling is scheme
     units = users()
     sampler = Sampler(scheme, units.population, 0, microbatch=4)
     noise = NoiseStream(
         Identity(), iterations=50, noise_multiplier=one.noise_multiplier, clip_norm=CLIP,
-        digest=one.digest,
+        sampling=scheme,
     )  # fmt: skip
-    stated = privacy.statement(one, Mechanism(units, sampler, Clipping(CLIP), noise, 4.0))
+    stated = privacy.statement(one, Execution(units, sampler, Clipping(CLIP), noise, 4.0))
     assert stated.epsilon == 4.0
-    group = privacy.Account.solve(AccountedMechanism(scheme, group_size=3), 4.0, 1e-5)
+    group = privacy.Account.solve(Mechanism(scheme, group_size=3), 4.0, 1e-5)
     assert group.noise_multiplier > 1.5 * one.noise_multiplier and group.digest != one.digest
 
 
 def test_sizes_of_noise_and_signal_against_sampled_noise():
     account = account_for()
-    mechanism = mechanism_for(account, users())
-    sizes = privacy.noise_against_signal(mechanism, 50_000)
-    state = mechanism.noise.init(np.zeros(50_000, np.float32), seed=1)
+    execution = execution_for(account, users())
+    sizes = privacy.noise_against_signal(execution, 50_000)
+    state = execution.noise.init(np.zeros(50_000, np.float32), seed=1)
     squares = []
-    for _ in range(mechanism.iterations):
-        row, state = mechanism.noise.next(state)
-        squares.append(float(np.sum((np.asarray(row) / mechanism.normalizer) ** 2)))
+    for _ in range(execution.iterations):
+        row, state = execution.noise.next(state)
+        squares.append(float(np.sum((np.asarray(row) / execution.normalizer) ** 2)))
     assert np.sqrt(np.mean(squares)) == pytest.approx(sizes["noise_norm"], rel=0.01)
     assert np.sqrt(squares[0]) == pytest.approx(sizes["first_noise_norm"], rel=0.02)
     assert sizes["largest_signal_norm"] == pytest.approx(CLIP * (40 / 4) / 10)
     # other strategies than Toeplitz take another path to the same numbers
-    independent = dataclasses.replace(account, strategy=Identity())
-    same = privacy.noise_against_signal(mechanism_for(independent, users()), 50_000)
+    independent = privacy.Account(Mechanism(SCHEME, privacy_unit="user"), account.guarantee)
+    same = privacy.noise_against_signal(execution_for(independent, users()), 50_000)
     assert same["noise_norm"] == pytest.approx(same["first_noise_norm"])
 
 
 def test_reports_are_public_signed_and_readable():
     account, secret = account_for(), RunSecret.fresh()
-    mechanism = mechanism_for(account, users(), batch_size=30)
-    stated = privacy.statement(account, mechanism)
-    facts = privacy.report(account, mechanism, stated, num_params=100, steps_done=3)
+    execution = execution_for(account, users(), batch_size=30)
+    stated = privacy.statement(account, execution)
+    facts = privacy.report(account, execution, stated, num_params=100, steps_done=3)
     signed = json.loads(json.dumps(privacy.sign(facts, secret)))
     privacy.check_signature(signed, secret)
     for change in ({"steps_done": 4}, {"noise_multiplier": 1.4}, {"signature": "0" * 64}):
@@ -201,9 +201,9 @@ def test_reports_are_public_signed_and_readable():
         assert part in text
     assert "NO GUARANTEE" not in text
     pinned = privacy.report(
-        account, mechanism, stated, num_params=100, steps_done=3, pinned=True
+        account, execution, stated, num_params=100, steps_done=3, pinned=True
     )  # fmt: skip
     assert "NO GUARANTEE" in privacy.report_text(pinned) and not pinned["holds"]
     guess = dataclasses.replace(stated, status="estimate")
-    guessed = privacy.report(account, mechanism, guess, num_params=100, steps_done=3)
+    guessed = privacy.report(account, execution, guess, num_params=100, steps_done=3)
     assert "estimate" in privacy.report_text(guessed) and not guessed["holds"]

@@ -281,8 +281,8 @@ def test_a_factorization_file_brings_its_sampling_and_its_guarantee(data, tmp_pa
     assert (guarantee["epsilon"], guarantee["status"]) == (2.0, "certified")
     assert summary["privacy"]["noise_multiplier"] == stored.noise_multiplier
     assert summary["privacy"]["iterations_covered"] == 256
-    assert prepared.mechanism.sampler.scheme == stored.sampling
-    assert prepared.mechanism.noise.digest == stored.digest
+    assert prepared.execution.sampler.scheme == stored.sampling
+    assert prepared.execution.noise.digest == stored.digest
     with pytest.raises(UsageError, match="adds no noise"):
         prepare(settings_for(data, tmp_path / "other", algorithm="none", **changes))
 
@@ -290,8 +290,8 @@ def test_a_factorization_file_brings_its_sampling_and_its_guarantee(data, tmp_pa
 def test_the_c_of_a_file_can_be_accounted_anew_for_groups(data, tmp_path, monkeypatch):
     asked = []
 
-    def solve(mechanism, epsilon, delta):
-        asked.append((mechanism, epsilon, delta))
+    def solve(execution, epsilon, delta):
+        asked.append((execution, epsilon, delta))
         raise UsageError("seen")
 
     monkeypatch.setattr(privacy.Account, "solve", solve)
@@ -346,7 +346,7 @@ def test_an_account_is_made_once_for_a_run(data, tmp_path, monkeypatch):
     settings = settings_for(data, tmp_path / "run", steps=2, evaluate_every=0)
     begun = execute(prepare(settings), progress=False)
 
-    def solve(mechanism, epsilon, delta):
+    def solve(execution, epsilon, delta):
         raise UsageError("made anew")
 
     monkeypatch.setattr(privacy.Account, "solve", solve)

@@ -18,7 +18,7 @@ def main(arguments):
     from mfopt.training import mesh as meshes
     from mfopt.training.batching import Sampler
     from mfopt.training.clipping import Clipping
-    from mfopt.training.loop import Mechanism, Trainer
+    from mfopt.training.loop import Execution, Trainer
     from mfopt.training.models.gpt2 import GPT2Config
     from mfopt.training.models.huggingface import gpt2_model
     from mfopt.training.units import UserUnits
@@ -30,7 +30,7 @@ def main(arguments):
     model = gpt2_model(GPT2Config(vocab_size=32, n_positions=8, n_embd=8, n_layer=1, n_head=2))
     units = UserUnits(store, records=2, length=8, seed=5)
     scheme = sampling.BallsInBins(bins=2, epochs=2)
-    mechanism = Mechanism(
+    execution = Execution(
         units,
         Sampler(scheme, 16, 7, microbatch=4),
         Clipping(0.1),
@@ -40,7 +40,7 @@ def main(arguments):
         ),
         5.0,
     )  # fmt: skip
-    trainer = Trainer(model, mechanism, optax.sgd(0.5, momentum=0.9), mesh=mesh)
+    trainer = Trainer(model, execution, optax.sgd(0.5, momentum=0.9), mesh=mesh)
     state = trainer.init(np.array([1, 2], np.uint32))
     for result in trainer.run(state):
         state = result.state

@@ -11,7 +11,7 @@ import abc
 import dataclasses
 import functools
 import math
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol
 
 from mfopt import _check, sampling
 from mfopt.accounting import solve, unamplified
@@ -23,42 +23,10 @@ from mfopt.accounting.loss_distribution.rounds import RoundsProfile
 from mfopt.accounting.monte_carlo import balls_in_bins
 from mfopt.accounting.verified import VerifiedAnalysis
 from mfopt.guarantee import Guarantee, Status
-from mfopt.sampling import Adjacency
-from mfopt.strategies import Identity, Strategy
+from mfopt.mechanism import Mechanism
 
 # Relative width of σ: what a search returns is at most this much above the smallest σ.
 SIGMA_TOLERANCE = 1e-5
-
-
-@dataclasses.dataclass(frozen=True)
-class Mechanism:
-    """What is released, and against whom it protects.
-
-    Attributes:
-      sampling: a spec of :mod:`mfopt.sampling`, the one that the data loader executes.
-      strategy: C; independent noise (C = I) unless given.
-      group_size: K, how many units change together: 1 for the unit itself, the most examples
-        of one user for user-level privacy with example-level sampling (ELS). With user-level
-        sampling (ULS) the units are users and K = 1.
-      privacy_unit: what one unit is, for the record.
-      adjacency: "add-remove" (one data set is the other and up to K units more), "zero-out" (the
-        contributions of up to K units become 0) or "replace" (they become other ones).
-    """
-
-    sampling: sampling.Scheme
-    strategy: Strategy = dataclasses.field(default_factory=Identity)
-    group_size: int = 1
-    privacy_unit: str = "example"
-    adjacency: Adjacency = "add-remove"
-
-    def __post_init__(self) -> None:
-        _check.integer("group_size", self.group_size)
-        if self.adjacency not in get_args(Adjacency):
-            raise _check.reject(
-                "adjacency", self.adjacency, f"must be one of {get_args(Adjacency)}"
-            )
-        sampling.require(self.sampling)
-        self.strategy.check_size(self.sampling.iterations)
 
 
 class Analysis(Protocol):

@@ -22,7 +22,7 @@ from mfopt.experiments.training import Setting as TrainingSetting
 from mfopt.experiments.training import mechanism_task, unpack
 
 if TYPE_CHECKING:
-    from mfopt.training.loop import Mechanism
+    from mfopt.training.loop import Execution
 
 NOISE, NORM = "noise", "norm"
 FAULTS = {
@@ -58,20 +58,20 @@ class Setting:
 
 def audit_task(setting: Setting, fault: str, size: float) -> Task:
     """One audit."""
-    mechanism = mechanism_task(
+    execution = mechanism_task(
         TrainingSetting(
             bins=setting.bins, epochs=setting.epochs, epsilon=setting.epsilon, delta=setting.delta
         ),
         setting.strategy,
     )  # fmt: skip
     return Task.of(
-        "audit", (mechanism,), fault=fault, size=size, canaries=setting.canaries,
+        "audit", (execution,), fault=fault, size=size, canaries=setting.canaries,
         confidence=setting.confidence, seed=setting.seed,
     )  # fmt: skip
 
 
 def run_audit(
-    mechanism: Result, *, fault: str, size: float, canaries: int, confidence: float, seed: int
+    execution: Result, *, fault: str, size: float, canaries: int, confidence: float, seed: int
 ) -> Result:
     """Audit the trainer with one fault in it; the outcome is on record."""
     import mfopt
@@ -79,7 +79,7 @@ def run_audit(
     from mfopt.training.privacy import Account
 
     with tempfile.TemporaryDirectory() as folder:
-        unpack(mechanism, Path(folder))
+        unpack(execution, Path(folder))
         account = Account.of(mfopt.load(Path(folder) / "mechanism" / "mechanism.npz"))
     found = audit(
         account, canaries=canaries, confidence=confidence, seed=seed, microbatch=250,
@@ -88,22 +88,22 @@ def run_audit(
     return Result(dataclasses.asdict(found) | {"passed": found.passed})
 
 
-def _with_noise(factor: float) -> Callable[[Mechanism], Mechanism]:
+def _with_noise(factor: float) -> Callable[[Execution], Execution]:
     from mfopt.noise import NoiseStream
 
-    def alter(mechanism: Mechanism) -> Mechanism:
-        noise = mechanism.noise
+    def alter(execution: Execution) -> Execution:
+        noise = execution.noise
         assert noise is not None
         other = NoiseStream(
-            noise.strategy, iterations=noise.iterations, digest=noise.digest,
+            noise.strategy, iterations=noise.iterations, sampling=noise.sampling,
             noise_multiplier=factor * noise.noise_multiplier, clip_norm=noise.clip_norm,
         )  # fmt: skip
-        return dataclasses.replace(mechanism, noise=other)
+        return dataclasses.replace(execution, noise=other)
 
     return alter
 
 
-def _without_clipping(norm: float) -> Callable[[Mechanism], Mechanism]:
+def _without_clipping(norm: float) -> Callable[[Execution], Execution]:
     import jax
 
     from mfopt.training.clipping import Clipped, Clipping
@@ -116,8 +116,8 @@ def _without_clipping(norm: float) -> Callable[[Mechanism], Mechanism]:
             larger = jax.tree.map(lambda leaf: norm * leaf, clipped.gradient)
             return clipped._replace(gradient=larger)
 
-    return lambda mechanism: dataclasses.replace(
-        mechanism, clipping=Unclipped(**dataclasses.asdict(mechanism.clipping))
+    return lambda execution: dataclasses.replace(
+        execution, clipping=Unclipped(**dataclasses.asdict(execution.clipping))
     )
 
 

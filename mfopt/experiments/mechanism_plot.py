@@ -31,10 +31,9 @@ def plot(factorization: Factorization, path: Path) -> None:
     _history(panels[1, 1], factorization)
     guarantee = factorization.guarantee
     figure.suptitle(
-        f"{strategy.kind}, {factorization.sampling.epochs} epochs × "
-        f"{factorization.sampling.bins} bins: RMSE {factorization.rmse:.4g}, "
-        f"σ {factorization.noise_multiplier:.4g}, ε = {guarantee.epsilon:g}, "
-        f"δ = {guarantee.delta:g} ({guarantee.status})"
+        f"{strategy.kind}, {factorization.sampling.words()}\n"
+        f"RMSE {factorization.rmse:.4g}, σ {factorization.noise_multiplier:.4g}, "
+        f"ε = {guarantee.epsilon:g}, δ = {guarantee.delta:g} ({guarantee.status})"
     )
     plots.write_figure(figure, path)
     plt.close(figure)

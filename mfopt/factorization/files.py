@@ -7,7 +7,8 @@ name                   shape              dtype   meaning, unit
 ====================== ================== ======= ==========================================
 ``metadata``           ()                 <U      JSON text: everything that is not an array
 ``noise_multiplier``   ()                 <f8     σ relative to the clip norm, C as stored
-``bins``, ``epochs``   ()                 <i8     balls-in-bins; n = bins·epochs
+``bins``, ``epochs``   ()                 <i8     balls-in-bins; n = bins·epochs. Other schemes:
+                                                  their numbers by name, <i8 or <f8
 ``strategy/NAME``      by kind            <f8     parameters of C (see the strategy's class)
 ``noise/NAME``         by kind            <f8     C⁻¹, ready to stream; derived, for readers
 ``workload/NAME``      by kind            <f8     numbers of A, where it has any
@@ -38,9 +39,10 @@ import numpy as np
 
 from mfopt import _check, _files, strategies, workloads
 from mfopt.errors import FailureError
-from mfopt.factorization.record import Factorization, digest
+from mfopt.factorization.record import Factorization
 from mfopt.guarantee import Guarantee
-from mfopt.sampling import BallsInBins, from_description
+from mfopt.mechanism import content_digest
+from mfopt.sampling import Scheme, from_description
 
 SCHEMA = 1
 _FORMAT = "mfopt factorization"
@@ -61,7 +63,7 @@ def save(factorization: Factorization, path: Path, *, force: bool = False) -> Pa
     """
     check_output(path, force=force)
     arrays, metadata = _contents(factorization)
-    metadata["digest"] = digest(metadata, arrays)
+    metadata["digest"] = content_digest(metadata, arrays)
     text = np.array(json.dumps(metadata, sort_keys=True, allow_nan=False))
 
     def check(written: Path) -> None:
@@ -100,7 +102,7 @@ def load(path: str | Path) -> Factorization:
                 "use the mfopt version that wrote it, or a newer one"
             )
         stated = metadata.pop("digest", None)
-        if stated != digest(metadata, arrays):
+        if stated != content_digest(metadata, arrays):
             raise ValueError("its digest does not match its contents: the file is damaged")
         return _restore(metadata, arrays)
     except (
@@ -142,11 +144,10 @@ def _contents(factorization: Factorization) -> tuple[dict[str, np.ndarray], dict
     strategy, n = factorization.strategy, factorization.iterations
     arrays: dict[str, np.ndarray] = {
         "noise_multiplier": np.array(factorization.noise_multiplier, np.float64),
-        "bins": np.array(factorization.sampling.bins, np.int64),
-        "epochs": np.array(factorization.sampling.epochs, np.int64),
         "row_variances": factorization.row_variances,
         "history": np.asarray(factorization.history, np.float64),
     }
+    arrays |= _sampling_arrays(factorization.sampling)
     arrays |= {f"strategy/{name}": value for name, value in strategy.arrays().items()}
     arrays |= {f"workload/{name}": value for name, value in factorization.workload.arrays().items()}
     arrays |= {f"noise/{name}": value for name, value in strategy.inverse_arrays(n).items()}
@@ -168,11 +169,7 @@ def _contents(factorization: Factorization) -> tuple[dict[str, np.ndarray], dict
 
 def _restore(metadata: dict[str, Any], arrays: dict[str, np.ndarray]) -> Factorization:
     sampling = from_description(metadata["sampling"])
-    if not isinstance(sampling, BallsInBins):
-        raise ValueError("its sampling scheme is not balls-in-bins")
-    _check_arrays(arrays, sampling.iterations)
-    if (int(arrays["bins"]), int(arrays["epochs"])) != (sampling.bins, sampling.epochs):
-        raise ValueError("its arrays and its metadata name different sampling schemes")
+    _check_arrays(arrays, sampling)
     strategy = strategies.from_description(metadata["strategy"], _part(arrays, "strategy/"))
     for name in ("guarantee", "provenance"):
         if not isinstance(metadata[name], dict):
@@ -193,12 +190,32 @@ def _restore(metadata: dict[str, Any], arrays: dict[str, np.ndarray]) -> Factori
     return factorization
 
 
-def _check_arrays(arrays: dict[str, np.ndarray], n: int) -> None:
+def _sampling_arrays(sampling: Scheme) -> dict[str, np.ndarray]:
+    """The numbers of the scheme, by name."""
+    fields = {name: value for name, value in sampling.describe().items() if name != "kind"}
+    taken = set(fields) & {"metadata", "noise_multiplier", "row_variances", "history"}
+    if taken:
+        raise _check.reject(
+            "sampling", sampling, f"a file has other arrays called {sorted(taken)}",
+            "Name the scheme's fields otherwise.",
+        )  # fmt: skip
+    return {
+        name: np.array(value, np.int64 if isinstance(value, int) else np.float64)
+        for name, value in fields.items()
+    }
+
+
+def _check_arrays(arrays: dict[str, np.ndarray], sampling: Scheme) -> None:
     """Shapes and types of the table above, before anything of size n is computed."""
+    named = _sampling_arrays(sampling)
+    for name, value in named.items():
+        if arrays[name].tobytes() != value.tobytes():
+            raise ValueError("its arrays and its metadata name different sampling schemes")
     history = arrays["history"]
     wanted = {
-        "noise_multiplier": ((), "<f8"), "bins": ((), "<i8"), "epochs": ((), "<i8"),
-        "row_variances": ((n,), "<f8"), "history": ((*history.shape[:1], 3), "<f8"),
+        "noise_multiplier": ((), "<f8"),
+        **{name: ((), value.dtype.str) for name, value in named.items()},
+        "row_variances": ((sampling.length,), "<f8"), "history": ((*history.shape[:1], 3), "<f8"),
     }  # fmt: skip
     for name, value in arrays.items():
         part = name.partition("/")[0]

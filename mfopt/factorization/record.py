@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,8 @@ import numpy as np
 from mfopt import _check, query_error
 from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.guarantee import Guarantee
-from mfopt.sampling import BallsInBins
+from mfopt.mechanism import Mechanism
+from mfopt.sampling import Scheme
 from mfopt.strategies import Strategy
 from mfopt.workloads import Workload
 
@@ -37,7 +36,7 @@ class Factorization:
 
     strategy: Strategy
     noise_multiplier: float
-    sampling: BallsInBins
+    sampling: Scheme
     workload: Workload
     guarantee: Guarantee
     history: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 3)))
@@ -50,12 +49,21 @@ class Factorization:
                 "noise_multiplier", sigma,
                 f"differs from the guarantee's {self.guarantee.noise_multiplier!r}",
             )  # fmt: skip
+        _ = self.mechanism  # refuses what a file could not give back
         self.strategy.check_entries(self.iterations)
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What the guarantee is about."""
+        stated = self.guarantee
+        return Mechanism(
+            self.sampling, self.strategy, stated.group_size, stated.privacy_unit, stated.adjacency
+        )
 
     @property
     def iterations(self) -> int:
         """Training iterations n that the guarantee covers; a run may stop earlier, never later."""
-        return self.sampling.iterations
+        return self.sampling.length
 
     @property
     def row_variances(self) -> np.ndarray:
@@ -74,12 +82,8 @@ class Factorization:
 
     @property
     def digest(self) -> str:
-        """Hex SHA-256 of C, σ, sampling and n: two files with one digest give the same noise."""
-        return digest(
-            {"strategy": self.strategy.describe(), "sampling": self.sampling.describe(),
-             "noise_multiplier": float(self.noise_multiplier).hex()},
-            self.strategy.arrays(),
-        )  # fmt: skip
+        """Of C, σ and the sampling: two files with one digest give the same noise."""
+        return self.mechanism.digest(self.noise_multiplier)
 
     def dominating_pair(self) -> dominating_pair.DominatingPair:
         """The pair whose hockey-stick divergences the guarantee bounds."""
@@ -90,13 +94,3 @@ class Factorization:
         from mfopt.factorization import files
 
         return files.save(self, Path(path), force=force)
-
-
-def digest(description: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
-    """SHA-256 over canonical JSON and the arrays' names, shapes and bytes."""
-    sha = hashlib.sha256(json.dumps(description, sort_keys=True, allow_nan=False).encode())
-    for name in sorted(arrays):
-        value = np.ascontiguousarray(arrays[name])
-        sha.update(f"\0{name}\0{value.dtype.str}\0{value.shape}\0".encode())
-        sha.update(value.tobytes())
-    return sha.hexdigest()

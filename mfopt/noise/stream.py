@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from typing import Any
 
 import jax
@@ -13,9 +11,11 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mfopt import _check
+from mfopt.mechanism import release_digest
 from mfopt.noise import _draws, _kernels, _keys
 from mfopt.noise.choice import Past, choose
 from mfopt.noise.state import Layout, NoiseState, buffer_sharding
+from mfopt.sampling import Scheme
 from mfopt.strategies import Strategy
 
 
@@ -58,7 +58,8 @@ class NoiseStream:
       iterations: steps n that the guarantee covers.
       noise_multiplier: σ relative to the clip norm, for C as stored.
       clip_norm: bound on the norm of what one unit adds to the sum of a step.
-      digest: identifies the factorization in saved states; from the arguments if left out.
+      sampling: the scheme of the account that the noise is for, if there is one: part of the
+        digest by which states and accounts know their stream.
       past: for strategies that need all past draws (Toeplitz, dense, square root), "regenerate"
         makes them again (no memory, time grows with the step), "store" keeps them (memory of n
         copies of the parameters); for a banded inverse "auto" stores the last few. "dense" streams
@@ -82,7 +83,7 @@ class NoiseStream:
         iterations: int,
         noise_multiplier: float,
         clip_norm: float,
-        digest: str | None = None,
+        sampling: Scheme | None = None,
         past: Past = "auto",
         dtype: Any = jnp.float32,
         buffer_dtype: Any = None,
@@ -98,7 +99,14 @@ class NoiseStream:
             raise _check.reject("buffer_dtype", str(buffer_dtype), "must be a floating-point type")
         self.strategy = strategy
         self.recursion = choose(strategy, self.iterations, past)
-        self.digest = digest or _digest(strategy, self.iterations, self.noise_multiplier)
+        if sampling is not None and sampling.length != self.iterations:
+            raise _check.reject(
+                "iterations", self.iterations, f"the sampling scheme has {sampling.length}"
+            )
+        self.sampling = sampling
+        self.digest = release_digest(
+            strategy, self.noise_multiplier, sampling, iterations=self.iterations
+        )
         self._advance_jitted = jax.jit(
             self._advance, static_argnames="layout", donate_argnames=("key", "buffers")
         )
@@ -282,10 +290,10 @@ def from_factorization(factorization: Any, *, clip_norm: float, **options: Any) 
     """
     return NoiseStream(
         factorization.strategy,
-        iterations=factorization.sampling.iterations,
+        iterations=factorization.sampling.length,
         noise_multiplier=factorization.noise_multiplier,
         clip_norm=clip_norm,
-        digest=factorization.digest,
+        sampling=factorization.sampling,
         **options,
     )
 
@@ -327,14 +335,3 @@ def on_devices_of(layout: Layout, words: np.ndarray) -> jax.Array:
         return jnp.array(words)
     everywhere = NamedSharding(sharding.mesh, PartitionSpec())
     return jax.make_array_from_callback(words.shape, everywhere, lambda index: words[index])
-
-
-def _digest(strategy: Strategy, iterations: int, noise_multiplier: float) -> str:
-    """Identifies (C, n, σ) where no factorization file gives a digest."""
-    digest = hashlib.sha256(b"mfopt noise stream")
-    digest.update(
-        json.dumps([strategy.describe(), iterations, noise_multiplier], sort_keys=True).encode()
-    )
-    for name, value in sorted(strategy.arrays().items()):
-        digest.update(f"{name} {value.shape} ".encode() + np.ascontiguousarray(value).tobytes())
-    return digest.hexdigest()

@@ -30,6 +30,12 @@ class BallsInBins(BinScheme):
     kind: ClassVar[str] = "balls-in-bins"
     independent: ClassVar[bool] = True
 
+    def words(self) -> str:
+        return (
+            f"balls-in-bins, bins fixed over all epochs: {self.epochs} epochs × {self.bins} bins "
+            f"= {self.iterations} iterations"
+        )
+
     def assign(self, units: int, rng: np.random.Generator) -> np.ndarray:
         """The bin of each of ``units`` units, shape (units,): the loader's random choice."""
         return rng.integers(0, self.bins, size=_check.integer("units", units, at_least=0))

@@ -91,6 +91,11 @@ class Scheme(abc.ABC):
         """JSON-able description; :func:`from_description` reads it back."""
         return {"kind": self.kind, **dataclasses.asdict(self)}
 
+    def words(self) -> str:
+        """One line for people: the kind and the numbers."""
+        numbers = (f"{key} {value}" for key, value in self.describe().items() if key != "kind")
+        return f"{self.kind} ({', '.join(numbers)})"
+
     @abc.abstractmethod
     def sample(self, step: int, population: int, seed: int) -> np.ndarray:
         """Indices of the units of iteration ``step``, increasing, among ``population`` units.

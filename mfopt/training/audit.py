@@ -31,16 +31,16 @@ import optax
 from scipy import special, stats
 
 from mfopt import _check, sampling
-from mfopt.accounting.mechanism import Mechanism as AccountedMechanism
-from mfopt.accounting.mechanism import account as account_of
+from mfopt.accounting import account as account_of
 from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.calibration import calibrate
+from mfopt.mechanism import Mechanism
 from mfopt.noise import NoiseStream
 from mfopt.strategies import Strategy
 from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping
 from mfopt.training.data import TokenStore
-from mfopt.training.loop import Mechanism, Trainer
+from mfopt.training.loop import Execution, Trainer
 from mfopt.training.models import Model
 from mfopt.training.privacy import Account
 from mfopt.training.secrets import RunSecret
@@ -110,7 +110,7 @@ def audit(
     batch_size: int | None = None,
     truncation: Any = "charge",
     microbatch: int = 64,
-    alter: Callable[[Mechanism], Mechanism] = lambda mechanism: mechanism,
+    alter: Callable[[Execution], Execution] = lambda execution: execution,
 ) -> Audit:
     """Run the loop of ``account`` on canaries and bound ε from below.
 
@@ -120,7 +120,7 @@ def audit(
         confidence: chance that the bound is true.
         seed: pins the audit's randomness; None: from the operating system.
         clip_norm, normalized, per_layer, batch_size, truncation, microbatch: as in training.
-        alter: exchanges the mechanism under test, the claim staying the same (how the audit is
+        alter: exchanges the execution under test, the claim staying the same (how the audit is
             itself tested).
 
     Raises:
@@ -147,14 +147,14 @@ def audit(
     clipping = Clipping(clip_norm, per_layer, normalized)
     bound = clipping.sensitivity * sampler.sensitivity_factor
     noise = NoiseStream(
-        account.strategy, iterations=account.sampling.length, digest=account.digest,
+        account.strategy, iterations=account.sampling.length, sampling=account.sampling,
         noise_multiplier=account.noise_multiplier, clip_norm=bound,
     )  # fmt: skip
-    mechanism = alter(Mechanism(units, sampler, clipping, noise, max(1.0, sampler.expected_batch)))
-    trainer = Trainer(canary_model(canaries), mechanism, optax.sgd(0.1), keep_release=True)
+    execution = alter(Execution(units, sampler, clipping, noise, max(1.0, sampler.expected_batch)))
+    trainer = Trainer(canary_model(canaries), execution, optax.sgd(0.1), keep_release=True)
     key = np.frombuffer(secret.derive("noise")[:8], dtype=np.uint32)
     releases = [
-        np.asarray(result.release["axes"], np.float64) * mechanism.normalizer / bound
+        np.asarray(result.release["axes"], np.float64) * execution.normalizer / bound
         for result in trainer.run(trainer.init(key))
         if result.release is not None
     ]
@@ -304,8 +304,8 @@ def _epsilon(account: Account, noise_multiplier: float) -> float:
         return 0.0
     delta = account.guarantee.delta
     if not isinstance(account.sampling, sampling.BallsInBins):
-        mechanism = AccountedMechanism(account.sampling, account.strategy)
-        return account_of(mechanism, noise_multiplier=noise_multiplier, delta=delta).epsilon
+        one_unit = Mechanism(account.sampling, account.strategy)
+        return account_of(one_unit, noise_multiplier=noise_multiplier, delta=delta).epsilon
     pair = dominating_pair.exact(account.strategy, account.sampling)
     low, high = 0.0, max(1.0, account.guarantee.epsilon)
     while _needs_more(pair, noise_multiplier, high, delta) and high < 256:

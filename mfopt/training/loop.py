@@ -33,7 +33,7 @@ PyTree = Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Mechanism:
+class Execution:
     """All that the privacy statement depends on, as values.
 
     Args:
@@ -126,7 +126,7 @@ class Trainer:
 
     Args:
         model: parameters and loss; ``model.params`` are the initial ones.
-        mechanism: see :class:`Mechanism`.
+        execution: see :class:`Execution`.
         optimizer: any optax transformation; sees only noised means.
         mesh: where to run; None: the default device.
         keep_release: hand each noised mean out (costs one copy of the parameters).
@@ -135,13 +135,13 @@ class Trainer:
     def __init__(
         self,
         model: Model,
-        mechanism: Mechanism,
+        execution: Execution,
         optimizer: optax.GradientTransformation,
         *,
         mesh: Mesh | None = None,
         keep_release: bool = False,
     ) -> None:
-        self.model, self.mechanism, self.optimizer = model, mechanism, optimizer
+        self.model, self.execution, self.optimizer = model, execution, optimizer
         self._mesh = mesh
         self._frozen = model.frozen
         self._where: PyTree | None = None
@@ -151,15 +151,15 @@ class Trainer:
         self._flat = mesh is None or mesh.shape[meshes.MODEL] == 1
         if mesh is not None:
             parts = meshes.data_parallel(mesh)
-            if mechanism.sampler.microbatch % parts:
+            if execution.sampler.microbatch % parts:
                 raise _check.reject(
-                    "microbatch", mechanism.sampler.microbatch,
+                    "microbatch", execution.sampler.microbatch,
                     f"must be a multiple of the {parts} devices along the data axis",
                 )  # fmt: skip
             self._where = meshes.shardings(mesh, model.params, model.partition)
             frozen_where = meshes.shardings(mesh, model.frozen, model.frozen_partition)
             self._frozen = meshes.place(model.frozen, frozen_where)
-        adder = microbatch_adder(model, mechanism.clipping)
+        adder = microbatch_adder(model, execution.clipping)
         self._zero = jax.jit(lambda params: self._pin_totals(Totals.zero(params)))
         self._add = jax.jit(
             lambda totals, *rest: self._pin_totals(adder(totals, *rest)), donate_argnums=0
@@ -180,7 +180,7 @@ class Trainer:
         if self._where is not None:
             params = meshes.place(params, self._where)
         optimizer = jax.jit(self.optimizer.init)(params)
-        noise = self.mechanism.noise
+        noise = self.execution.noise
         draws = () if noise is None else noise.init(self._noise_shape(params), key=key)
         state = TrainState(jnp.int32(0), params, optimizer, draws)
         if self._mesh is None:
@@ -191,19 +191,19 @@ class Trainer:
     def run(self, state: TrainState, stop: int | None = None) -> Iterator[StepResult]:
         """Steps ``state.step`` .. ``stop`` - 1, one result after each.
 
-        Every prefix is covered by the account; a step past ``mechanism.iterations`` is refused.
+        Every prefix is covered by the account; a step past ``execution.iterations`` is refused.
         ``state`` must come from :meth:`init` or from a checkpoint of this very run: then noise and
         batches go on where they were, and no draw of either meets different data.
         """
-        mechanism = self.mechanism
-        stop = mechanism.iterations if stop is None else _check.integer("stop", stop, at_least=0)
-        if stop > mechanism.iterations:
+        execution = self.execution
+        stop = execution.iterations if stop is None else _check.integer("stop", stop, at_least=0)
+        if stop > execution.iterations:
             raise _check.reject(
-                "stop", stop, f"the guarantee covers {mechanism.iterations} iterations",
+                "stop", stop, f"the guarantee covers {execution.iterations} iterations",
                 "A longer run needs a factorization of its own.",
             )  # fmt: skip
         for step in range(int(state.step), stop):
-            batch = mechanism.sampler.batch(step)
+            batch = execution.sampler.batch(step)
             totals = self.sum(state.params, batch, step)
             state, release = self._update(state, totals.gradient)
             yield StepResult(step, state, totals.statistics, batch, release)
@@ -212,21 +212,21 @@ class Trainer:
         """Σ clip(gradient of unit) over a batch, before noise: sensitive."""
         totals = self._zero(params)
         for units in batch.microbatches():
-            tokens, mask = self.mechanism.units.fetch(units, step)
+            tokens, mask = self.execution.units.fetch(units, step)
             totals = self._add(totals, params, self._frozen, self._rows(tokens), self._rows(mask))
         return totals
 
     def _apply(
         self, state: TrainState, total: PyTree, keep_release: bool
     ) -> tuple[TrainState, PyTree | None]:
-        mechanism = self.mechanism
+        execution = self.execution
         noise_state = state.noise
-        if mechanism.noise is not None:
-            noise, noise_state = mechanism.noise.next(state.noise)
+        if execution.noise is not None:
+            noise, noise_state = execution.noise.next(state.noise)
             if self._flat:
                 noise = jax.flatten_util.ravel_pytree(total)[1](noise)
             total = jax.tree.map(jnp.add, total, noise)
-        release = jax.tree.map(lambda leaf: leaf / mechanism.normalizer, total)
+        release = jax.tree.map(lambda leaf: leaf / execution.normalizer, total)
         update, optimizer = self.optimizer.update(release, state.optimizer, state.params)
         params = optax.apply_updates(state.params, update)
         after = TrainState(state.step + 1, params, optimizer, noise_state)

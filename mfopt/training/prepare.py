@@ -13,9 +13,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from mfopt import _check, _files
-from mfopt.accounting.mechanism import Mechanism as AccountedMechanism
 from mfopt.factorization import load as load_factorization
 from mfopt.guarantee import Guarantee
+from mfopt.mechanism import Mechanism
 from mfopt.noise import NoiseStream
 from mfopt.sampling import Scheme
 from mfopt.strategies import Identity, Strategy
@@ -28,7 +28,7 @@ from mfopt.training.data import TokenStore, open_parts
 from mfopt.training.evaluation import Evaluator
 from mfopt.training.folder import check_folder, secret_of, wait_for_lead
 from mfopt.training.initial_model import digest_of, initial_model
-from mfopt.training.loop import Mechanism, Trainer
+from mfopt.training.loop import Execution, Trainer
 from mfopt.training.models import Model
 from mfopt.training.optimizers import make_optimizer, schedule
 from mfopt.training.secrets import RunSecret
@@ -46,7 +46,7 @@ class Prepared:
     parts: dict[str, TokenStore]
     model: Model
     account: privacy.Account | None
-    mechanism: Mechanism
+    execution: Execution
     guarantee: Guarantee | None
     trainer: Trainer
     secret: RunSecret
@@ -62,7 +62,7 @@ class Prepared:
     @property
     def steps(self) -> int:
         """Steps to do: all that are covered, or fewer."""
-        return min(self.config.steps or self.mechanism.iterations, self.mechanism.iterations)
+        return min(self.config.steps or self.execution.iterations, self.execution.iterations)
 
     def report(self, steps_done: int) -> dict[str, Any] | None:
         """The signed privacy report after so many steps."""
@@ -83,7 +83,7 @@ def prepare(
         progress: draw a bar while pretraining.
 
     Raises:
-        UsageError: see :class:`Mechanism` and :func:`privacy.statement`; also where the model does
+        UsageError: see :class:`Execution` and :func:`privacy.statement`; also where the model does
             not take the data, or the output folder holds a run and ``resume`` is not set.
     """
     folder = Path(config.output)
@@ -97,29 +97,29 @@ def prepare(
     secret = secret_of(config, folder, resuming)
     scheme = account.sampling if account else config.scheme()
     units = _units(config, train, model, mesh, secret, scheme)
-    mechanism = _mechanism(config, account, scheme, units, secret, mesh)
+    execution = _execution(config, account, scheme, units, secret, mesh)
     guarantee = public_report = None
     if account is not None:
         guarantee = privacy.statement(
-            account, mechanism, privacy_unit=config.privacy_unit, delta_share=config.delta_share,
+            account, execution, privacy_unit=config.privacy_unit, delta_share=config.delta_share,
             black_box=config.algorithm == "group",
         )  # fmt: skip
         public_report = privacy.report(
-            account, mechanism, guarantee, num_params=model.num_params, steps_done=0,
+            account, execution, guarantee, num_params=model.num_params, steps_done=0,
             pinned=config.seed >= 0,
         )  # fmt: skip
-    if config.steps > mechanism.iterations:
+    if config.steps > execution.iterations:
         raise _check.reject(
-            "steps", config.steps, f"the account covers {mechanism.iterations} steps",
+            "steps", config.steps, f"the account covers {execution.iterations} steps",
             "A longer run needs an account of its own.",
         )  # fmt: skip
     optimizer = make_optimizer(
         config.optimizer,
-        schedule(config.schedule, config.learning_rate, mechanism.iterations, config.warmup),
+        schedule(config.schedule, config.learning_rate, execution.iterations, config.warmup),
         momentum=config.momentum, beta1=config.beta1, beta2=config.beta2,
         weight_decay=config.weight_decay,
     )  # fmt: skip
-    trainer = Trainer(model, mechanism, optimizer, mesh=mesh)
+    trainer = Trainer(model, execution, optimizer, mesh=mesh)
     facts = {
         "settings": config.fingerprint,
         "data": train.digest,
@@ -132,7 +132,7 @@ def prepare(
         parts,
         model,
         account,
-        mechanism,
+        execution,
         guarantee,
         trainer,
         secret,
@@ -165,7 +165,7 @@ def _account(config: TrainConfig, folder: Path) -> privacy.Account | None:
     if config.algorithm == "group":
         epsilon, delta = privacy.one_unit_target(epsilon, delta, group)
         group = 1
-    accounted = AccountedMechanism(
+    accounted = Mechanism(
         scheme or config.scheme(), strategy, group_size=group,
         privacy_unit="user" if config.algorithm == "uls" else "record",
     )  # fmt: skip
@@ -174,13 +174,13 @@ def _account(config: TrainConfig, folder: Path) -> privacy.Account | None:
 
 
 def _solved_once(
-    path: Path, asked: list[Any], accounted: AccountedMechanism, epsilon: float, delta: float
+    path: Path, asked: list[Any], accounted: Mechanism, epsilon: float, delta: float
 ) -> privacy.Account:
     """The account, kept with the run: a resumed run and every process must have the same σ."""
     if path.is_file():
         kept = json.loads(path.read_text())
         if kept["asked"] == asked:
-            return privacy.Account.proved(accounted, Guarantee(**kept["guarantee"]))
+            return privacy.Account(accounted, Guarantee(**kept["guarantee"]))
     solved = None
     if jax.process_index() == 0:
         solved = privacy.Account.solve(accounted, epsilon, delta)
@@ -189,7 +189,7 @@ def _solved_once(
     wait_for_lead("account")
     if solved is not None and jax.process_count() == 1:
         return solved
-    return privacy.Account.proved(accounted, Guarantee(**json.loads(path.read_text())["guarantee"]))
+    return privacy.Account(accounted, Guarantee(**json.loads(path.read_text())["guarantee"]))
 
 
 def _open_data(config: TrainConfig, folder: Path, say: Say) -> dict[str, TokenStore]:
@@ -233,10 +233,10 @@ def _record_losses(config: TrainConfig, train: TokenStore, model: Model, mesh: M
     return evaluator.record_losses(params, frozen, train, np.arange(train.num_records))[0]
 
 
-def _mechanism(
+def _execution(
     config: TrainConfig, account: privacy.Account | None, scheme: Scheme, units: Units,
     secret: RunSecret, mesh: Mesh,
-) -> Mechanism:  # fmt: skip
+) -> Execution:  # fmt: skip
     # a user's G records fill a device by themselves, single records do so together
     each = 1 if units.records > 1 else 8
     sampler = Sampler(
@@ -247,13 +247,13 @@ def _mechanism(
     )  # fmt: skip
     normalizer = config.normalizer or sampler.expected_batch
     if account is None:
-        return Mechanism(units, sampler, NoClipping(), None, normalizer)
+        return Execution(units, sampler, NoClipping(), None, normalizer)
     clipping = Clipping(config.clip_norm, config.per_layer, config.normalized)
     noise = NoiseStream(
         account.strategy, iterations=scheme.length, noise_multiplier=account.noise_multiplier,
-        clip_norm=clipping.sensitivity * sampler.sensitivity_factor, digest=account.digest,
+        clip_norm=clipping.sensitivity * sampler.sensitivity_factor, sampling=account.sampling,
     )  # fmt: skip
-    return Mechanism(units, sampler, clipping, noise, normalizer)
+    return Execution(units, sampler, clipping, noise, normalizer)
 
 
 def placed(config: TrainConfig, model: Model, mesh: Mesh) -> tuple[Evaluator, Any, Any]:

@@ -13,7 +13,7 @@ from mfopt.sampling import FixedOrder
 from mfopt.training.batching import Sampler
 from mfopt.training.clipping import NoClipping
 from mfopt.training.data import TokenStore
-from mfopt.training.loop import Mechanism, Trainer
+from mfopt.training.loop import Execution, Trainer
 from mfopt.training.models import Model
 from mfopt.training.optimizers import make_optimizer, schedule
 from mfopt.training.units import Units
@@ -64,7 +64,7 @@ def pretrain(
     sampler = Sampler(FixedOrder(bins=1, epochs=steps), 1, 0, microbatch=1)
     rate = schedule("cosine", learning_rate, steps, warmup=max(1, int(_WARMUP_SHARE * steps)))
     trainer = Trainer(
-        model, Mechanism(units, sampler, NoClipping(), None, 1.0),
+        model, Execution(units, sampler, NoClipping(), None, 1.0),
         make_optimizer("adamw", rate, beta2=0.99, weight_decay=0.01),
     )  # fmt: skip
     state = trainer.init()

@@ -8,21 +8,20 @@ everything else, and adds what only the run decides: the privacy unit, and the p
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from typing import Any
 
 import numpy as np
 
 from mfopt import _check, query_error
-from mfopt.accounting.mechanism import Mechanism as AccountedMechanism
-from mfopt.accounting.mechanism import account
+from mfopt.accounting import account as account_of
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
+from mfopt.mechanism import Mechanism
 from mfopt.sampling import Scheme
 from mfopt.strategies import Strategy, ToeplitzStrategy
 from mfopt.training.batching import charged_delta, smallest_batch_size
-from mfopt.training.loop import Mechanism
+from mfopt.training.loop import Execution
 from mfopt.training.secrets import RunSecret
 from mfopt.training.units import RecordUnits, Units
 from mfopt.workloads import ToeplitzWorkload
@@ -33,56 +32,61 @@ DELTA_SHARE = 0.1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Account:
-    """What was accounted for: the mechanism and its statement.
+    """What was accounted for: the mechanism, and its statement at one σ.
 
-    Attributes:
-        strategy, noise_multiplier, sampling: C as stored, σ relative to the clip norm, the spec.
-        guarantee: the statement for ``guarantee.group_size`` sampled units.
-        digest: identifies C, σ and the sampling.
+    Raises:
+        UsageError: the statement is about another group size, unit or adjacency.
     """
 
-    strategy: Strategy
-    noise_multiplier: float
-    sampling: Scheme
+    mechanism: Mechanism
     guarantee: Guarantee
-    digest: str
+
+    def __post_init__(self) -> None:
+        for name in ("group_size", "privacy_unit", "adjacency"):
+            stated, meant = getattr(self.guarantee, name), getattr(self.mechanism, name)
+            if stated != meant:
+                raise _check.reject(name, stated, f"the mechanism accounted for has {meant!r}")
 
     @classmethod
     def of(cls, factorization: Factorization) -> Account:
         """The account in a factorization file."""
-        return cls(
-            factorization.strategy, factorization.noise_multiplier, factorization.sampling,
-            factorization.guarantee, factorization.digest,
-        )  # fmt: skip
+        return cls(factorization.mechanism, factorization.guarantee)
 
     @classmethod
-    def solve(cls, mechanism: AccountedMechanism, epsilon: float, delta: float) -> Account:
+    def solve(cls, mechanism: Mechanism, epsilon: float, delta: float) -> Account:
         """The smallest σ for (ε, δ). Where the accountant samples, σ differs from call to call."""
-        return cls.proved(mechanism, account(mechanism, epsilon=epsilon, delta=delta))
+        return cls(mechanism, account_of(mechanism, epsilon=epsilon, delta=delta))
 
-    @classmethod
-    def proved(cls, mechanism: AccountedMechanism, guarantee: Guarantee) -> Account:
-        """The account of a guarantee that was proved for ``mechanism``."""
-        strategy, scheme = mechanism.strategy, mechanism.sampling
-        text = json.dumps(
-            [strategy.describe(), scheme.describe(), guarantee.noise_multiplier.hex()],
-            sort_keys=True,
-        )
-        digest = hashlib.sha256(text.encode())
-        for name, array in sorted(strategy.arrays().items()):
-            digest.update(f"\0{name}".encode() + np.ascontiguousarray(array).tobytes())
-        return cls(strategy, guarantee.noise_multiplier, scheme, guarantee, digest.hexdigest())
+    @property
+    def strategy(self) -> Strategy:
+        """C, as stored."""
+        return self.mechanism.strategy
+
+    @property
+    def sampling(self) -> Scheme:
+        """The scheme, which the loader must execute."""
+        return self.mechanism.sampling
+
+    @property
+    def noise_multiplier(self) -> float:
+        """σ relative to the clip norm, for C as stored."""
+        return self.guarantee.noise_multiplier
+
+    @property
+    def digest(self) -> str:
+        """Of C, σ and the sampling, computed from them."""
+        return self.mechanism.digest(self.noise_multiplier)
 
 
 def statement(
     accounted: Account,
-    mechanism: Mechanism,
+    execution: Execution,
     *,
     privacy_unit: str = "user",
     delta_share: float = DELTA_SHARE,
     black_box: bool = False,
 ) -> Guarantee:
-    """The (ε, δ) statement about a run of ``mechanism``.
+    """The (ε, δ) statement about a run of ``execution``.
 
     Args:
         black_box: derive the statement for a user of several units from an account for one unit,
@@ -94,7 +98,7 @@ def statement(
         UsageError: the run is not what was accounted for (scheme, steps, σ, C, unit), or truncation
             would cost more than ``delta_share``.
     """
-    units, sampler, noise = mechanism.units, mechanism.sampler, mechanism.noise
+    units, sampler, noise = execution.units, execution.sampler, execution.noise
     guarantee = accounted.guarantee
     if noise is None:
         raise _check.reject("noise", None, "a run without noise has no guarantee")
@@ -103,16 +107,17 @@ def statement(
             "sampling", sampler.scheme, f"the account is for {accounted.sampling}",
             "Train with the scheme of the file, or optimize a file for this scheme.",
         )  # fmt: skip
-    if noise.digest != accounted.digest:
-        raise _check.reject(
-            "noise", noise.digest[:12],
-            f"is made by another strategy or σ than the account's ({accounted.digest[:12]})",
-            "Make the noise stream from the same file.",
-        )  # fmt: skip
     if noise.noise_multiplier != accounted.noise_multiplier:
         raise _check.reject(
             "noise_multiplier", noise.noise_multiplier,
             f"the account is for σ = {accounted.noise_multiplier}",
+        )  # fmt: skip
+    if noise.digest != accounted.digest:
+        raise _check.reject(
+            "noise", noise.digest[:12],
+            f"is made by another strategy or without the sampling of the account "
+            f"({accounted.digest[:12]})",
+            "Make the noise stream from the same file, or with sampling = the account's.",
         )  # fmt: skip
     sampled = str(units.describe()["unit"])
     if guarantee.group_size == 1 and guarantee.privacy_unit not in (sampled, "example"):
@@ -204,28 +209,28 @@ def _group_size(units: Units, privacy_unit: str) -> int:
     return 1
 
 
-def noise_against_signal(mechanism: Mechanism, num_params: int) -> dict[str, float]:
+def noise_against_signal(execution: Execution, num_params: int) -> dict[str, float]:
     """Public sizes of noise and gradient in one step's noised mean; norms over all parameters.
 
     ``noise_norm``: root mean square, over steps, of the expected noise norm; ``first_noise_norm``:
     that of step 0; ``largest_signal_norm``: what the sum of an expected batch of aligned, clipped
     units would give; ``noise_per_coordinate``: standard deviation.
     """
-    noise, sampler = mechanism.noise, mechanism.sampler
+    noise, sampler = execution.noise, execution.sampler
     assert noise is not None
-    n = mechanism.iterations
+    n = execution.iterations
     if isinstance(noise.strategy, ToeplitzStrategy):
         rows = np.cumsum(np.asarray(noise.strategy.inverse_coefs(n)) ** 2)
     else:
         only_now = ToeplitzWorkload(np.eye(1, n)[0])
         rows = np.asarray(query_error.row_variances(only_now, noise.strategy, n))
-    coordinate = noise.stddev * np.sqrt(rows) / mechanism.normalizer
-    bound = mechanism.clipping.sensitivity
+    coordinate = noise.stddev * np.sqrt(rows) / execution.normalizer
+    bound = execution.clipping.sensitivity
     return {
         "noise_per_coordinate": float(np.sqrt(np.mean(coordinate**2))),
         "noise_norm": float(np.sqrt(np.mean(coordinate**2) * num_params)),
         "first_noise_norm": float(coordinate[0] * np.sqrt(num_params)),
-        "largest_signal_norm": float(bound * sampler.expected_batch / mechanism.normalizer),
+        "largest_signal_norm": float(bound * sampler.expected_batch / execution.normalizer),
     }
 
 
@@ -241,7 +246,7 @@ NOT_COVERED = (
 
 def report(
     accounted: Account,
-    mechanism: Mechanism,
+    execution: Execution,
     guarantee: Guarantee,
     *,
     num_params: int,
@@ -262,14 +267,14 @@ def report(
         "strategy": accounted.strategy.describe(),
         "noise_multiplier": accounted.noise_multiplier,
         "noise_multiplier_unit": "relative to the clip norm, for C as stored",
-        "sampling": mechanism.sampler.describe(),
-        "units": mechanism.units.describe(),
-        "clipping": mechanism.clipping.describe(),
-        "normalizer": mechanism.normalizer,
-        "iterations_covered": mechanism.iterations,
+        "sampling": execution.sampler.describe(),
+        "units": execution.units.describe(),
+        "clipping": execution.clipping.describe(),
+        "normalizer": execution.normalizer,
+        "iterations_covered": execution.iterations,
         "steps_done": steps_done,
         "parameters": num_params,
-        "noise_against_signal": noise_against_signal(mechanism, num_params),
+        "noise_against_signal": noise_against_signal(execution, num_params),
         "treated_as_public": ["number of units", "all settings"],
         "not_covered": list(NOT_COVERED),
     }

@@ -47,7 +47,7 @@ def _steps(name: str, size: str, options: argparse.Namespace) -> Iterator[float]
     from mfopt.training.batching import Sampler
     from mfopt.training.clipping import Clipping, NoClipping
     from mfopt.training.data import TokenStore
-    from mfopt.training.loop import Mechanism, Trainer
+    from mfopt.training.loop import Execution, Trainer
     from mfopt.training.models.gpt2 import GPT2Config, LoRAConfig
     from mfopt.training.models.huggingface import gpt2_model
     from mfopt.training.units import RecordUnits, UserUnits
@@ -78,7 +78,7 @@ def _steps(name: str, size: str, options: argparse.Namespace) -> Iterator[float]
             BLT(SCALES, DECAYS), iterations=scheme.length, noise_multiplier=1.0, clip_norm=1.0
         )
     trainer = Trainer(
-        model, Mechanism(units, sampler, clipping, noise, units.population), optax.adam(1e-4),
+        model, Execution(units, sampler, clipping, noise, units.population), optax.adam(1e-4),
         mesh=meshes.make_mesh(),
     )  # fmt: skip
     clock = time.perf_counter()

@@ -30,8 +30,7 @@ def command(path: Path, as_json: bool) -> None:
     sigma = f"{display.round_up(found.noise_multiplier, 6)}  (× clip norm, C as stored)"
     rows = [
         ("strategy", f"{found.strategy.describe()} {values or ''}"),
-        ("sampling", f"balls-in-bins, bins fixed over all epochs: {found.sampling.epochs} epochs "
-         f"× {found.sampling.bins} bins = {found.iterations} iterations"),
+        ("sampling", found.sampling.words()),
         ("workload", str(found.workload.describe())),
         ("noise multiplier σ", sigma),
         ("RMSE", f"{found.rmse:.6g}  (clip norms, per coordinate)"),

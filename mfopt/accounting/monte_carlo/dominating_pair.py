@@ -20,7 +20,7 @@ import numpy as np
 
 from mfopt import _check
 from mfopt._float64 import float64
-from mfopt.sampling import BallsInBins
+from mfopt.sampling import BallsInBins, Scheme
 from mfopt.strategies import Array, Strategy
 
 _ONE_LENGTH = 1e-9  # relative: squared norms and overlaps that differ by less count as equal
@@ -47,7 +47,7 @@ class DominatingPair(NamedTuple):
 
 
 @float64
-def exact(strategy: Strategy, scheme: BallsInBins) -> DominatingPair:
+def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
     """The pair for accounting: the factor is the triangle of a QR of the modes, without jitter.
 
     Parameters are taken to float64 first, whatever their width: the pair is that of C as stored,

@@ -1,0 +1,102 @@
+"""What is released and against whom it protects: one record, and the one digest of it.
+
+The accountant proves a mechanism, the loader executes its sampling, the noise stream its C and σ.
+That all three mean the same one is checked by comparing digests, and a digest is always computed
+from the content, never read from beside it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from typing import Any, get_args
+
+import numpy as np
+
+from mfopt import _check, sampling
+from mfopt.sampling import Adjacency, Scheme
+from mfopt.strategies import Identity, Strategy
+
+
+@dataclasses.dataclass(frozen=True)
+class Mechanism:
+    """The release of C x + σ z, where x sums the contributions (norm at most 1) of sampled units.
+
+    Attributes:
+      sampling: a scheme of :mod:`mfopt.sampling`, the one that the data loader executes.
+      strategy: C; independent noise (C = I) unless given.
+      group_size: K, how many units change together: 1 for the unit itself, the most examples
+        of one user for user-level privacy with example-level sampling (ELS). With user-level
+        sampling (ULS) the units are users and K = 1.
+      privacy_unit: what one unit is, for the record.
+      adjacency: "add-remove" (one data set is the other and up to K units more), "zero-out" (the
+        contributions of up to K units become 0) or "replace" (they become other ones).
+
+    Raises:
+      UsageError: for a scheme that a file could not give back, K < 1, an unknown adjacency, or a C
+        that does not have the scheme's number of iterations.
+    """
+
+    sampling: Scheme
+    strategy: Strategy = dataclasses.field(default_factory=Identity)
+    group_size: int = 1
+    privacy_unit: str = "example"
+    adjacency: Adjacency = "add-remove"
+
+    def __post_init__(self) -> None:
+        _check.integer("group_size", self.group_size)
+        known = get_args(Adjacency)
+        if self.adjacency not in known:
+            raise _check.reject("adjacency", self.adjacency, f"must be one of {known}")
+        sampling.require(self.sampling)
+        self.strategy.check_size(self.sampling.iterations)
+
+    @property
+    def iterations(self) -> int:
+        """Training iterations n."""
+        return self.sampling.length
+
+    def digest(self, noise_multiplier: float) -> str:
+        """Hex SHA-256 of what is released at σ: C, the sampling and σ.
+
+        Not of the group size, the unit and the adjacency, which are about the statement: one
+        release has many statements.
+        """
+        return release_digest(self.strategy, noise_multiplier, self.sampling)
+
+
+def release_digest(
+    strategy: Strategy,
+    noise_multiplier: float,
+    scheme: Scheme | None = None,
+    *,
+    iterations: int | None = None,
+) -> str:
+    """Hex SHA-256 of a release: equal for two that add the same noise under the same sampling.
+
+    Args:
+      strategy: C.
+      noise_multiplier: σ relative to the clip norm, for C as stored.
+      scheme: the sampling. Noise that is streamed outside of any account has none, and then
+      iterations: says how many steps there are.
+    """
+    description: dict[str, Any] = {
+        "strategy": strategy.describe(),
+        "noise_multiplier": float(noise_multiplier).hex(),
+    }
+    if scheme is None:
+        description["iterations"] = _check.integer("iterations", iterations)
+    else:
+        description["sampling"] = scheme.describe()
+    return content_digest(description, strategy.arrays())
+
+
+def content_digest(description: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
+    """Hex SHA-256 over canonical JSON and the arrays' names, types, shapes and bytes."""
+    sha = hashlib.sha256(json.dumps(description, sort_keys=True, allow_nan=False).encode())
+    for name in sorted(arrays):
+        value = np.ascontiguousarray(arrays[name])
+        sha.update(f"\0{name}\0{value.dtype.str}\0{value.shape}\0".encode())
+        sha.update(value.tobytes())
+    return sha.hexdigest()
