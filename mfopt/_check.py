@@ -25,9 +25,15 @@ __all__ = [
 
 
 def reject(name: str, value: Any, rule: str, way_out: str = "") -> UsageError:
-    """The error for ``name`` having ``value`` where ``rule`` is required."""
+    """The error for ``name`` having ``value`` where ``rule`` is required.
+
+    ``name`` is the argument's name in Python; other arguments that ``rule`` and ``way_out`` speak
+    of stand in backticks (`force=True`), so that the command line can name its options instead.
+    """
     tail = f" {way_out}" if way_out else ""
-    return UsageError(f"{name} = {value!r}: {rule}.{tail}")
+    error = UsageError(f"{name} = {value!r}: {rule}.{tail}")
+    error.argument, error.value, error.rule, error.way_out = name, value, rule, way_out
+    return error
 
 
 def finite(name: str, value: SupportsFloat) -> float:

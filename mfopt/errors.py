@@ -5,9 +5,22 @@ Both derive from the built-in exception that callers would expect, so ``except V
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class UsageError(ValueError):
-    """An argument broke a documented rule. The command line exits with code 2 on it."""
+    """An argument broke a documented rule. The command line exits with code 2 on it.
+
+    Attributes:
+      argument, value, rule, way_out: the parts of the message, ``argument`` by its name in Python;
+        the command line says the same of the option that was typed. ``argument`` is None where the
+        message was written as one text.
+    """
+
+    argument: str | None = None
+    value: Any = None
+    rule: str = ""
+    way_out: str = ""
 
 
 class FailureError(RuntimeError):

@@ -92,7 +92,7 @@ def test_sweeps_over_any_one_argument_with_a_plot(sweep, swept, values, tmp_path
 def test_sweeps_show_progress_on_standard_error_only(capsys):
     main(["account", "dpsgd", *RATE, "--delta", "1e-5", "--noise-multiplier", "1,2"])
     captured = capsys.readouterr()
-    assert "1 of 2" in captured.err and "1 of 2" not in captured.out
+    assert "of 2 answers" in captured.err and "of 2 answers" not in captured.out
     main(["account", "dpsgd", *RATE, "--delta", "1e-5", "--noise-multiplier", "1,2", "--json"])
     captured = capsys.readouterr()
     assert captured.err == "" and json.loads(captured.out)["swept"] == "noise_multiplier"

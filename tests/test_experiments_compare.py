@@ -14,6 +14,7 @@ from mfopt.experiments import comparison, plots, runner, tasks
 from mfopt.experiments.cache import Cache, Result, Task
 from mfopt.experiments.comparison import Row, Setting
 from mfopt.experiments.runner import run_all
+from mfopt.progress import Progress
 from mfopt.sampling import BallsInBins
 
 BINS, EPOCHS = 8, 2
@@ -61,14 +62,16 @@ def test_cache_round_trip_and_damage(tmp_path) -> None:
 
 def test_sweep_resumes_and_reports_progress(cache: Cache, sizes: dict) -> None:
     seen: list[tuple[int, int]] = []
-    comparison.every_size(SETTING, cache, jobs=1, progress=lambda d, t, _: seen.append((d, t)))
+
+    def progress(event: Progress) -> None:
+        seen.append((event.done, event.total))
+
+    comparison.every_size(SETTING, cache, jobs=1, progress=progress)
     assert seen == [(0, 0)]
     planned = [task for c in comparison.plan(SETTING).values() for _, task in c]
     lost = next(task for task in planned if "poisson" in task.settings)
     cache.path(lost).unlink()
-    again = comparison.every_size(
-        SETTING, cache, jobs=1, progress=lambda d, t, _: seen.append((d, t))
-    )
+    again = comparison.every_size(SETTING, cache, jobs=1, progress=progress)
     assert seen[1:] == [(0, 1), (1, 1)]
     assert again == sizes
 

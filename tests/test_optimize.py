@@ -264,9 +264,11 @@ def test_init_starts_from_a_previous_result(best):
     seen = []
     again = optimized(
         "blt", init=best["blt"].strategy, samples=2048, steps=5,
-        progress=lambda stage, trace, steps: seen.append((stage, trace.history[-1][1])),
+        progress=lambda step: seen.append((step.stage, step.trace.history[-1][1])),
     )  # fmt: skip
-    assert seen[0] == ("blt", pytest.approx(best["blt"].loss, abs=1e-3)) and len(seen) <= 5
+    assert (
+        seen[0] == ("optimizing, blt", pytest.approx(best["blt"].loss, abs=1e-3)) and len(seen) <= 5
+    )
     assert again.loss <= seen[0][1] + 1e-9
     # and from another kind that contains it
     wide = optimized("toeplitz", init=best["blt"].strategy, samples=4096, steps=1)
@@ -346,14 +348,18 @@ def test_interrupt_keeps_the_best_so_far(kind, optimizer, after):
     """``after`` evaluations; None: at the second evaluation of the second warm start."""
     seen = []
 
-    def progress(stage, trace, steps):
-        seen.append(stage)
+    def progress(step):
+        seen.append(step)
+        trace = step.trace
         second = trace.start.kind == "toeplitz" and len(trace.history) == 2
         if second if after is None else len(seen) == after:
             raise KeyboardInterrupt
 
     found = optimized(kind, optimizer=optimizer, progress=progress, steps=40, samples=512)
     assert found.interrupted and found.status == "interrupted"
+    # one count over all starts, which never falls and never passes its ceiling
+    assert [step.done for step in seen] == list(range(1, len(seen) + 1))
+    assert all(step.done <= step.total for step in seen)
     assert found.strategy.kind == kind
     found.strategy.check_entries(N)
     if after is not None:
@@ -362,12 +368,12 @@ def test_interrupt_keeps_the_best_so_far(kind, optimizer, after):
 
 
 def test_interrupted_factorization_is_an_estimate_and_says_so():
-    def progress(stage, trace, steps):
-        if len(trace.history) == 4:
+    def progress(step):
+        if step.done == 4:
             raise KeyboardInterrupt
 
     found = optimize.factorize(
-        SCHEME, 2.0, 1e-4, strategy="blt", buffers=2, samples=512, seed=1, on_step=progress
+        SCHEME, 2.0, 1e-4, strategy="blt", buffers=2, samples=512, seed=1, progress=progress
     )
     assert found.guarantee.status == "estimate" and found.provenance["interrupted"]
     assert "not certified" in found.guarantee.method
@@ -375,7 +381,7 @@ def test_interrupted_factorization_is_an_estimate_and_says_so():
     def stage(message):
         raise KeyboardInterrupt
 
-    found = optimize.factorize(SCHEME, 2.0, 1e-4, strategy="identity", seed=1, on_stage=stage)
+    found = optimize.factorize(SCHEME, 2.0, 1e-4, strategy="identity", seed=1, progress=stage)
     assert found.guarantee.status == "estimate" and found.provenance["interrupted"]
 
 
@@ -383,11 +389,11 @@ def test_interrupted_factorization_is_an_estimate_and_says_so():
 def test_a_file_of_an_early_interrupt_can_be_loaded(kind, tmp_path):
     """At the first evaluation: of the strategy itself, or of a warm start before it has any."""
 
-    def progress(stage, trace, steps):
+    def progress(step):
         raise KeyboardInterrupt
 
     found = optimize.factorize(
-        SCHEME, 2.0, 1e-4, strategy=kind, samples=512, seed=1, on_step=progress
+        SCHEME, 2.0, 1e-4, strategy=kind, samples=512, seed=1, progress=progress
     )
     kept = load(found.save(tmp_path / "early.npz"))
     assert kept.provenance["interrupted"] and kept.history.shape == (int(kind == "blt"), 3)

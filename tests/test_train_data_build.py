@@ -94,7 +94,6 @@ def test_a_build_against_a_loop(tmp_path, tokenizer):
         JsonLines([path], "user", "text"),
         tmp_path / "out",
         tokenizer=tokenizer,
-        show_progress=False,
     )
     expected = {}
     for line in path.read_text().splitlines():
@@ -134,7 +133,7 @@ class Deadly(JsonLines):
 if where == "grouping": builder._write_metadata = die
 if where == "publishing": module._files.replace_folder = die
 module.build(Deadly([data], "user", "text"), out, tokenizer=300,
-    public=JsonLines([public], "user", "text"), show_progress=False,
+    public=JsonLines([public], "user", "text"),
     options=module.Options(hold_out=HoldOut(users=0.2, records=0.2)))
 """
 
@@ -153,7 +152,6 @@ def test_a_build_killed_at_any_moment_goes_on(tmp_path, where, kills):
             tokenizer=300,
             public=sources[1],
             options=options,
-            show_progress=False,
         )
 
     command = [sys.executable, "-c", CHILD, where, str(data), str(public), str(tmp_path / "cut")]
@@ -180,13 +178,12 @@ def test_another_build_is_not_mixed_with_an_unfinished_one(tmp_path, tokenizer):
             Stops([data], "user", "text"),
             tmp_path / "out",
             tokenizer=tokenizer,
-            show_progress=False,
         )
     changed = write_rows(tmp_path / "rows.jsonl", seed=9)
     source = JsonLines([changed], "user", "text")
     with pytest.raises(UsageError, match=r"differs in source.*--restart"):
-        build(source, tmp_path / "out", tokenizer=tokenizer, show_progress=False)
-    build(source, tmp_path / "out", tokenizer=tokenizer, restart=True, show_progress=False)
+        build(source, tmp_path / "out", tokenizer=tokenizer)
+    build(source, tmp_path / "out", tokenizer=tokenizer, restart=True)
     assert open_parts(tmp_path / "out")["train"].num_records == 392
 
 
@@ -218,7 +215,6 @@ def test_bad_lines_can_be_fatal(tmp_path, tokenizer):
             tmp_path / "out",
             tokenizer=tokenizer,
             options=Options(on_bad="fail"),
-            show_progress=False,
         )
     (tmp_path / "rows.jsonl").write_text("broken\n")
     with pytest.raises(FailureError, match="No record"):
@@ -227,7 +223,6 @@ def test_bad_lines_can_be_fatal(tmp_path, tokenizer):
             tmp_path / "out",
             tokenizer=tokenizer,
             restart=True,
-            show_progress=False,
         )
 
 

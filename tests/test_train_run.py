@@ -71,7 +71,7 @@ def exported(folder):
 
 def test_a_run_writes_all_it_promises(data, tmp_path):
     settings = settings_for(data, tmp_path / "run", tensorboard=True, pretrain_steps=3)
-    summary = execute(prepare(settings), progress=False)
+    summary = execute(prepare(settings))
     folder = tmp_path / "run"
     assert summary["steps"] == 6 and summary["evaluated_after"] == 6
     assert set(summary["after"]) == {"held-out-users"}
@@ -97,7 +97,7 @@ def test_a_run_writes_all_it_promises(data, tmp_path):
 
 def test_metrics_that_are_not_private_can_be_left_out(data, tmp_path):
     settings = settings_for(data, tmp_path / "run", private_metrics=False, steps=2)
-    execute(prepare(settings), progress=False)
+    execute(prepare(settings))
     assert not (tmp_path / "run" / "metrics.csv").exists()
     assert (tmp_path / "run" / "evaluation.csv").exists()
 
@@ -108,7 +108,7 @@ from mfopt.training.execute import execute
 from mfopt.training.prepare import prepare
 from mfopt.training.config import TrainConfig
 settings = TrainConfig(**json.loads(sys.argv[1]))
-execute(prepare(settings, resume=True), progress=False)
+execute(prepare(settings, resume=True))
 """
 
 
@@ -120,7 +120,7 @@ def test_a_run_killed_at_any_moment_goes_on_bit_for_bit(data, tmp_path, compiled
         "sampling": "poisson:probability=0.3,iterations=40",
     }
     whole = settings_for(data, tmp_path / "whole", **changes)
-    execute(prepare(whole), progress=False)
+    execute(prepare(whole))
     broken = {**SMALL, **POISSON, "data": str(data), "output": str(tmp_path / "broken"), **changes}
     table = tmp_path / "broken" / "metrics.csv"
     killed = 0
@@ -148,7 +148,7 @@ def test_a_run_killed_at_any_moment_goes_on_bit_for_bit(data, tmp_path, compiled
 
 def test_a_resumed_run_must_be_the_same_run(data, tmp_path):
     settings = settings_for(data, tmp_path / "run", steps=2)
-    execute(prepare(settings), progress=False)
+    execute(prepare(settings))
     others = [
         {"clip_norm": 0.5},
         {"records_per_user": 3},
@@ -160,24 +160,24 @@ def test_a_resumed_run_must_be_the_same_run(data, tmp_path):
     for change in others:
         other = settings_for(data, tmp_path / "run", **change)
         with pytest.raises(UsageError, match=r"resume|its noise are not"):
-            execute(prepare(other, resume=True), progress=False)
+            execute(prepare(other, resume=True))
     changed = tmp_path / "changed"
     write_store(synthetic_store(num_users=20, seed=9), changed / "train")
     write_store(synthetic_store(num_users=5, seed=1), changed / "held-out-users")
     with_other_data = prepare(settings_for(changed, tmp_path / "run"), resume=True)
     with pytest.raises(UsageError, match="data"):
-        execute(with_other_data, progress=False)
+        execute(with_other_data)
     # nor may the signed report in a checkpoint be another than the one that was written
     facts = tmp_path / "run" / "checkpoints" / "2" / "facts" / "metadata"
     written = facts.read_text()
     assert '"epsilon": 8.0' in written
     facts.write_text(written.replace('"epsilon": 8.0', '"epsilon": 2.0'))
     with pytest.raises(UsageError, match="signature"):
-        execute(prepare(settings, resume=True), progress=False)
+        execute(prepare(settings, resume=True))
     facts.write_text(written)
     # and what changes no number may change; the run then reaches its end and not one step more
     more = settings_for(data, tmp_path / "run", keep=1, evaluate_every=0)
-    summary = execute(prepare(more, resume=True), progress=False)
+    summary = execute(prepare(more, resume=True))
     assert summary["steps"] == 6
     with pytest.raises(UsageError, match="covers 6 steps"):
         prepare(settings_for(data, tmp_path / "run", steps=7), resume=True)
@@ -199,7 +199,7 @@ def test_a_resumed_run_must_be_the_same_run(data, tmp_path):
 )
 def test_every_algorithm_runs(data, tmp_path, changes):
     settings = settings_for(data, tmp_path / "run", steps=2, evaluate_every=0, **changes)
-    summary = execute(prepare(settings), progress=False)
+    summary = execute(prepare(settings))
     assert summary["steps"] == 2
     assert all(np.isfinite(array).all() for array in exported(tmp_path / "run").values())
     if settings.algorithm == "none":
@@ -275,7 +275,7 @@ def test_a_factorization_file_brings_its_sampling_and_its_guarantee(data, tmp_pa
     changes = {"factorization": str(FILE), "sampling": "", "epsilon": 0.0, "delta": 0.0, "steps": 2}
     settings = settings_for(data, tmp_path / "run", evaluate_every=0, **changes)
     prepared = prepare(settings)
-    summary = execute(prepared, progress=False)
+    summary = execute(prepared)
     stored = mfopt.load(FILE)
     guarantee = summary["privacy"]["guarantee"]
     assert (guarantee["epsilon"], guarantee["status"]) == (2.0, "certified")
@@ -344,14 +344,14 @@ def test_a_run_that_optimized_its_strategy_goes_on_by_its_written_settings(data,
 
 def test_an_account_is_made_once_for_a_run(data, tmp_path, monkeypatch):
     settings = settings_for(data, tmp_path / "run", steps=2, evaluate_every=0)
-    begun = execute(prepare(settings), progress=False)
+    begun = execute(prepare(settings))
 
     def solve(execution, epsilon, delta):
         raise UsageError("made anew")
 
     monkeypatch.setattr(privacy.Account, "solve", solve)
     more = settings_for(data, tmp_path / "run", evaluate_every=0)
-    gone_on = execute(prepare(more, resume=True), progress=False)
+    gone_on = execute(prepare(more, resume=True))
     assert gone_on["steps"] == 6
     assert gone_on["privacy"]["noise_multiplier"] == begun["privacy"]["noise_multiplier"]
     for change in ({"epsilon": 7.0}, {"algorithm": "els"}):

@@ -1,22 +1,148 @@
-"""What commands print: tables, one JSON object, a live progress line."""
+"""What commands print: tables that fit the terminal, one JSON object, plain text in a pipe.
+
+On a terminal rich lays out and colours (NO_COLOR and TERM=dumb are honoured). Elsewhere every row
+is one line, whatever its length, so that output can be searched and cut.
+"""
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import sys
-import time
-from typing import Any
+from collections.abc import Sequence
+from typing import IO, Any
 
 import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_NO_WRAP = 10_000  # columns of a pipe
+# for terminals and files whose encoding lacks the letter
+_SPELLED = {
+    "ε": "epsilon",
+    "δ": "delta",
+    "σ": "sigma",
+    "β": "beta",
+    "×": "x",
+    "≤": "<=",
+    "≥": ">=",
+    "⁻": "^-",
+    "¹": "1",
+    "²": "2",
+    "→": "->",
+    "…": "...",
+    "·": "*",
+    "–": "-",
+    "—": "-",
+    "√": "sqrt",
+    "‖": "|",
+    "±": "+-",
+    "│": "|",
+    "━": "-",
+    "╸": "-",
+    "╺": "-",
+    "─": "-",
+    "∞": "inf",
+}
 
 
-def table(title: str, rows: list[tuple[str, str]]) -> None:
-    """A two-column table."""
-    width = max(len(name) for name, _ in rows)
-    click.echo(title)
+def _spell(error: UnicodeError) -> tuple[str | bytes, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lost = error.object[error.start : error.end]
+    return "".join(_SPELLED.get(letter, "?") for letter in lost), error.end
+
+
+codecs.register_error("mfopt-spell", _spell)
+
+
+def speak_plainly() -> None:
+    """Make standard output and error spell what their encoding lacks, instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="mfopt-spell")
+
+
+def console(stream: IO[str] | None = None) -> Console:
+    """A console on ``stream`` (standard output); no markup, no guessing of highlights."""
+    stream = sys.stdout if stream is None else stream
+    width = None if stream.isatty() else _NO_WRAP
+    return Console(
+        file=stream, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False
+    )
+
+
+def fitting(text: str, stream: IO[str] | None = None) -> str:
+    """``text`` as the stream's encoding can show it; before layout, so that columns stay even."""
+    encoding = getattr(sys.stdout if stream is None else stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "mfopt-spell").decode(encoding)
+
+
+def table(title: str, rows: Sequence[tuple[str, str]]) -> None:
+    """A name and its value a row; long values go on in their own column."""
+    out = console()
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    narrow = out.width < 60
+    grid.add_column(no_wrap=not narrow, style="dim" if out.is_terminal else "")
+    grid.add_column(overflow="fold")
     for name, value in rows:
-        click.echo(f"  {name:<{width}}  {value}")
+        grid.add_row(Text(fitting(f"  {name}")), Text(fitting(value)))
+    print_text(title, style="bold")
+    _print(out, grid)
+
+
+def columns(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table; where the terminal is too narrow for it, each row becomes a block of lines."""
+    out = console()
+    headers = [fitting(text) for text in headers]
+    cells = [[fitting(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
+    if sum(widths) + 2 * (len(widths) - 1) > out.width:
+        # words may be folded, numbers may not
+        least = [
+            min(width, 16) if _words(column) else width
+            for width, column in zip(widths, zip(*cells, strict=True), strict=True)
+        ]
+        if sum(least) + 2 * (len(least) - 1) > out.width:
+            for row in cells:
+                table(f"{headers[0]} {row[0]}", list(zip(headers[1:], row[1:], strict=True)))
+            return
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for column in zip(*cells, strict=True):
+        numbers = all(cell[:1].isdigit() or cell in ("", "-") for cell in column)
+        grid.add_column(
+            no_wrap=not _words(column), overflow="fold", justify="right" if numbers else "left"
+        )
+    grid.add_row(*(Text(text, style="bold" if out.is_terminal else "") for text in headers))
+    for row in cells:
+        grid.add_row(*(Text(cell) for cell in row))
+    _print(out, grid)
+
+
+def _words(cells: Sequence[str]) -> bool:
+    return any(" " in cell for cell in cells)
+
+
+def _print(out: Console, grid: Table) -> None:
+    """Print without the blanks that pad the last column."""
+    if out.is_terminal:
+        out.print(grid)
+        return
+    with out.capture() as captured:
+        out.print(grid)
+    for line in captured.get().splitlines():
+        click.echo(line.rstrip())
+
+
+def print_text(text: str, style: str = "") -> None:
+    """One text on standard output, folded at words on a terminal."""
+    out = console()
+    if out.is_terminal:
+        out.print(Text(fitting(text), style=style))
+    else:
+        click.echo(text)
 
 
 def json_object(values: dict[str, Any]) -> None:
@@ -34,42 +160,3 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "item"):
         return _plain(value.item())
     return value
-
-
-class Live:
-    """A progress line on standard error: rewritten on a terminal, sparse lines elsewhere."""
-
-    def __init__(self, enabled: bool) -> None:
-        self._enabled = enabled
-        self._terminal = sys.stderr.isatty()
-        self._last = 0.0
-        self._open = False
-        self.started = time.perf_counter()
-
-    def update(self, text: str, *, now: bool = False) -> None:
-        """Show ``text``; at most a few times a second unless ``now``."""
-        pause = 0.1 if self._terminal else 2.0
-        if not self._enabled or (not now and time.perf_counter() - self._last < pause):
-            return
-        self._last = time.perf_counter()
-        elapsed = self._last - self.started
-        if self._terminal:
-            click.echo(f"\r\x1b[2K[{elapsed:5.1f} s] {text}", nl=False, err=True)
-            self._open = True
-        else:
-            click.echo(f"[{elapsed:5.1f} s] {text}", err=True)
-
-    def close(self) -> None:
-        """End the line."""
-        if self._open:
-            click.echo("\r\x1b[2K", nl=False, err=True)
-            self._open = False
-
-
-def round_up(value: float, digits: int = 5) -> str:
-    """``value`` with ``digits`` significant digits, rounded away from zero: for σ, ε, δ."""
-    if value == 0 or not math.isfinite(value):
-        return str(value)
-    unit = 10.0 ** (math.floor(math.log10(abs(value))) - digits + 1)
-    shown = f"{math.ceil(value / unit * (1 - 1e-12)) * unit:.{digits}g}"
-    return shown if float(shown) >= value else f"{float(shown) + unit:.{digits}g}"

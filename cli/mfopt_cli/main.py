@@ -25,6 +25,7 @@ COMMANDS: dict[str, str] = {
     "train": "Fine-tune a language model with user-level differential privacy.",
     "audit": "Attack the training loop with canaries: a lower bound on ε.",
 }
+INTERRUPTED = 130  # 128 + SIGINT
 
 
 class _LazyGroup(click.Group):
@@ -47,26 +48,72 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="mfopt")
 def cli() -> None:
-    """Optimize, certify and use correlated noise for differentially private training."""
+    """Optimize, certify and use correlated noise for differentially private training.
+
+    \b
+    Tab completion: put this line into ~/.bashrc (zsh_source for ~/.zshrc; fish likewise):
+      eval "$(_MFOPT_COMPLETE=bash_source mfopt)"
+    """
 
 
 def main(arguments: list[str] | None = None) -> Any:
-    """Run the command line; exit code 2 for bad usage, 1 for failure, 130 for an interrupt."""
-    from mfopt.errors import FailureError, UsageError
+    """Run the command line.
 
+    Exit codes: 0 done, 1 failed, 2 bad usage, 130 interrupted (a result that was kept in spite of
+    it is no full one, so that ``mfopt optimize ... && mfopt train ...`` stops).
+    """
+    from mfopt_cli.display import speak_plainly
+
+    speak_plainly()
     try:
-        return cli.main(args=arguments, prog_name="mfopt", standalone_mode=False)
+        code = cli.main(args=arguments, prog_name="mfopt", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
-    except UsageError as error:
-        click.echo(f"mfopt: error: {error}", err=True)
-        sys.exit(2)
-    except (FailureError, OSError) as error:
-        click.echo(f"mfopt: {error}", err=True)
-        sys.exit(1)
     except (KeyboardInterrupt, click.Abort):
-        click.echo("mfopt: interrupted", err=True)
-        sys.exit(130)
+        _end("interrupted", INTERRUPTED)
+    except BrokenPipeError:  # `mfopt ... | head`: nobody reads on
+        _close_output()
+        sys.exit(1)
+    except OSError as error:
+        _end(str(error), 1)
+    except MemoryError as error:
+        _end(f"out of memory{f': {error}' if str(error) else ''}", 1)
+    except ModuleNotFoundError as error:
+        from mfopt_cli.messages import of_missing
+
+        message = of_missing(error)
+        if message is None:
+            raise
+        _end(message, 1)
+    except RuntimeError as error:
+        if "Unable to initialize backend" not in str(error):
+            raise
+        _end(f"error: {_no_backend()}", 2)
+    if isinstance(code, int) and code:
+        sys.exit(code)
+    return code
+
+
+def _end(message: str, code: int) -> None:
+    click.echo(f"mfopt: {message}", err=True)
+    sys.exit(code)
+
+
+def _close_output() -> None:
+    import os
+
+    # the interpreter flushes standard output on its way out, and would complain once more
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _no_backend() -> str:
+    import os
+
+    wanted = os.environ.get("JAX_PLATFORMS", "")
+    return (
+        f"JAX_PLATFORMS={wanted}: JAX finds no such device. Unset it, or install JAX for it, "
+        "for example pip install 'mfopt[cuda13]'."
+    )

@@ -104,7 +104,7 @@ def summary(factorization: Any) -> dict[str, Any]:
 
 def statement(guarantee: Any) -> str:
     """One line: the guarantee in words, nothing rounded towards less privacy."""
-    from mfopt_cli.display import round_up
+    from mfopt.words import round_up
 
     words = {
         "certified": f"certified (fails with probability <= {guarantee.failure_probability:.1e} "

@@ -1,7 +1,11 @@
-"""Option bundles shared by the commands, and parsing of what several of them take."""
+"""The one vocabulary of the command line: options that several commands share, and their types.
+
+An option has one name on every command. Older names of the same thing go on working, unseen.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,11 +13,124 @@ from typing import Any
 import click
 
 KINDS = (
-    "identity", "banded", "banded-toeplitz", "blt", "toeplitz", "dense",
-    "sqrt", "banded-sqrt", "banded-inverse-sqrt", "tree",
-)  # fmt: skip
+    "identity",
+    "banded",
+    "banded-toeplitz",
+    "blt",
+    "toeplitz",
+    "dense",
+    "sqrt",
+    "banded-sqrt",
+    "banded-inverse-sqrt",
+    "tree",
+)
+# main form -> the older names that mean the same
+ALIASES = {
+    "--iters": ("--bins",),
+    "--eps": ("--epsilon",),
+    "--out": ("--output",),
+    "--unit": ("--privacy-unit",),
+}
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class Option(click.Option):
+    """An option with older names that help does not show; errors name it as it was typed."""
+
+    def __init__(self, names: list[str], *, aliases: tuple[str, ...] = (), **more: Any) -> None:
+        main = next(name for name in names if name.startswith("--"))
+        self.older = tuple(aliases) or ALIASES.get(main, ())
+        super().__init__([*names, *self.older], **more)
+
+    @property
+    def main(self) -> str:
+        """The name that help shows."""
+        return next(name for name in self.opts if name.startswith("--"))
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        every, self.opts = self.opts, [name for name in self.opts if name not in self.older]
+        try:
+            return super().get_help_record(ctx)
+        finally:
+            self.opts = every
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        return f"'{self.typed(ctx)}'"
+
+    def typed(self, ctx: click.Context | None) -> str:
+        """The name under which the option was given, its main one if it was not."""
+        words = [] if ctx is None else [word.split("=")[0] for word in ctx.meta.get(WORDS, ())]
+        return next((name for name in self.opts if name in words), self.main)
+
+
+WORDS = "mfopt_cli.words"  # where a context's meta keeps what was typed
+
+
+class Command(click.Command):
+    """A command that remembers the words it was given, for its messages."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[WORDS] = tuple(args)
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        from mfopt.errors import FailureError, UsageError
+        from mfopt_cli import messages
+
+        try:
+            return super().invoke(ctx)
+        except UsageError as problem:
+            raise messages.Refused(messages.of_usage(problem, ctx)) from problem
+        except FailureError as problem:
+            raise messages.Failed(messages.translate(str(problem), ctx)) from problem
+
+
+class Group(click.Group):
+    """A group of such commands."""
+
+    command_class = Command
+
+
+class Count(click.ParamType):
+    """A whole number, also as 1e6, 10M or 1_000."""
+
+    name = "integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return whole(value)
+        except ValueError as problem:
+            self.fail(f"{value!r} {problem}", param, ctx)
+
+
+def whole(value: Any) -> int:
+    """``value`` as an int: digits, or a number like 1e6 or 10M that is whole.
+
+    Raises:
+      ValueError: saying what is wrong, to be put behind the value.
+    """
+    text = str(value).replace("_", "").strip()
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    unit = {"k": 10**3, "m": 10**6, "b": 10**9}.get(text[-1:].lower(), 1)
+    try:
+        number = float(text[:-1] if unit > 1 else text) * unit
+    except ValueError:
+        raise ValueError("is not a whole number") from None
+    if not math.isfinite(number) or number != math.floor(number):
+        raise ValueError("is not a whole number")
+    return int(number)
+
+
+COUNT = Count()
+
+
+def option(*names: str, **more: Any) -> Decorator:
+    """``click.option`` of this module's class."""
+    return click.option(*names, cls=Option, **more)
 
 
 def apply(*decorators: Decorator) -> Decorator:
@@ -27,35 +144,70 @@ def apply(*decorators: Decorator) -> Decorator:
     return decorate
 
 
-privacy = apply(
-    click.option("--eps", "epsilon", type=float, required=True, help="Target ε > 0."),
-    click.option("--delta", type=float, default=1e-5, show_default=True, help="Target δ."),
-)
+def eps(text: str = "Target ε > 0.", **more: Any) -> Decorator:
+    """``--eps``."""
+    return option("--eps", "epsilon", type=float, help=text, **more)
+
+
+def delta(text: str = "Target δ.", **more: Any) -> Decorator:
+    """``--delta``."""
+    return option("--delta", type=float, help=text, **more)
+
+
+def out(text: str, **more: Any) -> Decorator:
+    """``--out``."""
+    return option("--out", type=click.Path(path_type=Path), help=text, **more)
+
+
+privacy = apply(eps(required=True), delta(default=1e-5, show_default=True))
 
 training_length = apply(
-    click.option("--epochs", type=int, required=True, help="Passes over the data, E."),
-    click.option(
-        "--iters", type=int, required=True, help="Iterations per epoch = bins, b. n = E·b."
+    option("--epochs", type=COUNT, required=True, help="Passes over the data, E."),
+    option(
+        "--iters",
+        type=COUNT,
+        required=True,
+        help="Iterations per epoch, b: the bins of balls-in-bins. n = E·b.",
     ),
 )
 
-output = apply(
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
-    click.option("--quiet", is_flag=True, help="No progress and no table."),
+json_flag = option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."
+)
+quiet = option("--quiet", is_flag=True, help="No progress and no table.")
+output = apply(json_flag, quiet)
+force = option("--force", is_flag=True, help="Replace what is there already.")
+unit = option(
+    "--unit",
+    "privacy_unit",
+    default="example",
+    show_default=True,
+    help="Name of the privacy unit: what the guarantee protects.",
 )
 
-certify_samples = click.option(
-    "--certify-samples", type=int, default=None,
+certify_samples = option(
+    "--certify-samples",
+    type=COUNT,
+    default=None,
     help="iid samples of the certificate [default: 2^18 to 2^31/bins, until more would save less "
     "than 0.25% of σ].",
-)  # fmt: skip
+)
 
-seed = click.option(
-    "--seed", type=int, default=None,
-    help="Pin the accountant's randomness (for reproduction; the certificate says so). "
-    "Default: the operating system's entropy.",
-)  # fmt: skip
 
-force = click.option("--force", is_flag=True, help="Replace an existing output file.")
+def seed(text: str = "for reproduction; the certificate says so", **more: Any) -> Decorator:
+    """``--seed``."""
+    text = f"Pin the randomness, {text}."
+    if "default" not in more:
+        text += " Default: the operating system's entropy."
+    return option("--seed", type=COUNT, help=text, **more)
+
+
+jobs = option("--jobs", type=COUNT, help="Worker processes. [default: half the cores]")
+cache = option(
+    "--cache",
+    type=click.Path(path_type=Path),
+    help="Folder of finished cells: a stopped run resumes. [default: $MFOPT_CACHE, or the user's "
+    "cache folder]",
+)
 
 file_argument = click.argument("path", metavar="FILE", type=click.Path(path_type=Path))

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from mfopt_cli import options
+
 _MOST = 10_000
 
 
@@ -39,12 +41,7 @@ class Sweep(click.ParamType):
             self.fail(f"{value!r}: {problem}", param, ctx)
 
     def _number(self, text: str) -> Any:
-        if self.kind is int:
-            number = float(text)
-            if not math.isfinite(number) or number != math.floor(number):
-                raise ValueError("must be whole numbers")
-            return int(number)
-        return float(text)
+        return options.whole(text) if self.kind is int else float(text)
 
     def _range(self, parts: list[Any]) -> tuple[Any, ...]:
         if len(parts) not in (2, 3):
@@ -60,8 +57,8 @@ class Sweep(click.ParamType):
 
 
 def option(name: str, kind: type[int] | type[float], text: str, **more: Any) -> Callable[..., Any]:
-    """A click option that may be swept."""
-    return click.option(name, type=Sweep(kind), help=text, **more)
+    """An option that may be swept."""
+    return options.option(name, type=Sweep(kind), help=text, **more)
 
 
 def points(arguments: dict[str, tuple[Any, ...] | None]) -> tuple[str | None, list[dict[str, Any]]]:

@@ -29,6 +29,7 @@ from mfopt.calibration import orthogonal
 from mfopt.calibration.balls_in_bins import Calibration, calibrate
 from mfopt.errors import FailureError
 from mfopt.guarantee import Guarantee
+from mfopt.progress import Progress, Report, silent
 
 SAMPLES = 2**18  # of a certificate, at least
 CALIBRATE_SAMPLES = 2**15  # of the estimate that a certificate starts from
@@ -83,9 +84,6 @@ class Certificate:
         )  # fmt: skip
 
 
-Progress = Callable[[str], None]
-
-
 @float64
 def certify(
     pair: DominatingPair,
@@ -129,7 +127,7 @@ def release(
     calibrate_samples: int = CALIBRATE_SAMPLES,
     seed: int | None = None,
     start: float | None = None,
-    progress: Progress = lambda message: None,
+    progress: Report = silent,
 ) -> tuple[Certificate, Calibration]:
     """Smallest σ that this method certifies at (ε, δ), with the estimate it started from.
 
@@ -143,12 +141,12 @@ def release(
     """
     target = _Target(pair, epsilon, delta, samples, seed)
     if target.squared_norm is not None:
-        progress("solving for σ")
+        progress(Progress("solving for σ"))
         sigma = orthogonal.noise_multiplier(pair.bins, target.squared_norm, epsilon, delta)
         attempt = target.without_samples(target.squared_norm, sigma * (1 + ROUNDING_SIGMA))
         if attempt.accepted:
             return attempt.certificate, Calibration(sigma, 0.0, -math.inf, "both", 0)
-    progress("calibrating σ on fresh samples")
+    progress(Progress("calibrating σ on fresh samples"))
     estimate = calibrate(
         pair, epsilon, delta, samples=calibrate_samples, key=target.key(0), start=start
     )
@@ -171,7 +169,7 @@ def release(
         cost = math.log(ratio) - math.log1p(-number * _BETA_SHARE)
         margin = (cost + 2 * number * spread) / slope
         sigma = estimate.noise_multiplier * math.exp(min(margin, 50)) * (1 + ROUNDING_SIGMA)
-        progress(f"certifying σ = {sigma:.6g} (attempt {number})")
+        progress(Progress("certifying", note=f"σ = {sigma:.6g}, attempt {number}"))
         attempt = target.attempt(sigma, number, order)
         if attempt.accepted:
             return attempt.certificate, estimate

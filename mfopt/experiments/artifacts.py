@@ -26,9 +26,10 @@ from mfopt.experiments import (
     training,
 )
 from mfopt.experiments.cache import Cache, Task
-from mfopt.experiments.runner import Progress, run_all
+from mfopt.experiments.runner import run_all
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
+from mfopt.progress import Report, silent, within
 from mfopt.sampling import BallsInBins
 from mfopt.workloads import PrefixSums
 
@@ -49,7 +50,7 @@ class Built(NamedTuple):
     tasks: Sequence[Task]
 
 
-Build = Callable[[Path, Cache, int | None, Progress], Built]
+Build = Callable[[Path, Cache, int | None, Report], Built]
 
 
 def names() -> list[str]:
@@ -76,7 +77,7 @@ def grid_tasks(kind: str, epochs: int, bins: int, epsilon: float) -> tuple[Task,
 
 def factorization(
     kind: str, epochs: int, bins: int, epsilon: float, cache: Cache, *, jobs: int | None = None,
-    progress: Progress = lambda done, total, message: None,
+    progress: Report = silent,
 ) -> Factorization:  # fmt: skip
     """One cell of the grid as a certified factorization."""
     source, _, certified = grid_tasks(kind, epochs, bins, epsilon)
@@ -102,7 +103,7 @@ def command(name: str) -> str:
     return f"mfopt figures --artifacts artifacts {name}"
 
 
-def _build(name: str, folder: Path, cache: Cache, jobs: int | None, progress: Progress) -> Built:
+def _build(name: str, folder: Path, cache: Cache, jobs: int | None, progress: Report) -> Built:
     factorizations = _factorizations()
     if name in factorizations:
         kind, epochs, bins, epsilon = factorizations[name]
@@ -142,7 +143,7 @@ class _Recording(Cache):
         return result
 
 
-def _grid(folder: Path, cache: Cache, jobs: int | None, progress: Progress) -> Built:
+def _grid(folder: Path, cache: Cache, jobs: int | None, progress: Report) -> Built:
     """σ and RMSE of all cells, BLT-4 and Toeplitz."""
     cells = [
         (kind, epochs, bins, epsilon, grid_tasks(kind, epochs, bins, epsilon)[:2])
@@ -163,7 +164,7 @@ def _grid(folder: Path, cache: Cache, jobs: int | None, progress: Progress) -> B
     return Built([plots.write(place, "\n".join(lines) + "\n")], wanted)
 
 
-def _comparison(folder: Path, cache: Cache, jobs: int | None, progress: Progress) -> Built:
+def _comparison(folder: Path, cache: Cache, jobs: int | None, progress: Report) -> Built:
     """The whole comparison at 16 epochs × 128 iterations, with its plots."""
     # more bands than iterations in an epoch overlap, cost much and hardly help
     widths = tuple(width for width in comparison.WIDTHS if width <= 128)
@@ -208,7 +209,7 @@ def rebuild(
     cache: Cache,
     *,
     jobs: int | None = None,
-    progress: Callable[[str, int, int, str], None] = lambda name, done, total, message: None,
+    progress: Report = silent,
 ) -> list[Path]:
     """Build artifacts into ``folder`` and note each in its manifest, replacing what is there.
 
@@ -223,11 +224,7 @@ def rebuild(
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     for name in chosen:
-
-        def report(done: int, total: int, message: str, name: str = name) -> None:
-            progress(name, done, total, message)
-
-        built = _build(name, folder, cache, jobs, report)
+        built = _build(name, folder, cache, jobs, within(progress, name))
         _note(folder, name, built, cache)
         written += built.files
     return written

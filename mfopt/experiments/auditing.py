@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from mfopt.experiments import plots
 from mfopt.experiments.cache import Cache, Result, Task
-from mfopt.experiments.runner import Progress, run_all
+from mfopt.experiments.runner import run_all
 from mfopt.experiments.training import Setting as TrainingSetting
 from mfopt.experiments.training import mechanism_task, unpack
+from mfopt.progress import Report, silent
 
 if TYPE_CHECKING:
     from mfopt.training.loop import Execution
@@ -123,7 +124,7 @@ def _without_clipping(norm: float) -> Callable[[Execution], Execution]:
 
 def audits(
     setting: Setting, cache: Cache, *, jobs: int | None = None,
-    progress: Progress = lambda done, total, message: None,
+    progress: Report = silent,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The outcome of each audit of the setting, in its order."""
     wanted = [(fault, size, audit_task(setting, fault, size)) for fault, size in setting.audits()]

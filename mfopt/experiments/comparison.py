@@ -16,8 +16,9 @@ from typing import NamedTuple
 from mfopt import _check
 from mfopt.experiments import tasks
 from mfopt.experiments.cache import Cache, Task
-from mfopt.experiments.runner import Progress, run_all
+from mfopt.experiments.runner import run_all
 from mfopt.experiments.tasks import BALLS, POISSON
+from mfopt.progress import Report, silent
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 BUFFERS = (2, 3, 4, 5)
@@ -192,7 +193,7 @@ def compare(
     cache: Cache,
     *,
     jobs: int | None = None,
-    progress: Progress = lambda done, total, message: None,
+    progress: Report = silent,
 ) -> list[Row]:
     """One row per family and ε, each at its best size."""
     return [
@@ -206,7 +207,7 @@ def every_size(
     cache: Cache,
     *,
     jobs: int | None = None,
-    progress: Progress = lambda done, total, message: None,
+    progress: Report = silent,
 ) -> dict[tuple[str, float], list[Row]]:
     """Rows for every size that was tried, by family and ε."""
     planned = plan(setting)

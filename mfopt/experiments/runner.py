@@ -5,12 +5,11 @@ from __future__ import annotations
 import concurrent.futures
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from mfopt import _check
 from mfopt.experiments.cache import Cache, Result, Task
-
-Progress = Callable[[int, int, str], None]
+from mfopt.progress import Progress, Report, silent
 
 
 def run_all(
@@ -18,7 +17,7 @@ def run_all(
     cache: Cache,
     *,
     jobs: int | None = None,
-    progress: Progress = lambda done, total, message: None,
+    progress: Report = silent,
 ) -> dict[Task, Result]:
     """Results of all ``tasks``; what they need is run first.
 
@@ -27,7 +26,7 @@ def run_all(
       cache: where results are kept; every finished task is in it at once, so that an
         interrupted call resumes.
       jobs: processes; by default one per two cores, at least one. 1 runs in this process.
-      progress: called as (done, total, message), counting only what was not in the cache.
+      progress: told of every finished task, counting only what was not in the cache.
 
     Raises:
       FailureError, UsageError: what a task raised; tasks that finished before it are kept.
@@ -42,14 +41,14 @@ def run_all(
         if task not in results:
             _collect(task, cache, missing)
     total, done = len(missing), 0
-    progress(0, total, "")
+    progress(_cells(0, total))
     jobs = max(1, (os.cpu_count() or 2) // 2) if jobs is None else _check.integer("jobs", jobs)
     jobs = min(jobs, max(total, 1))
     if jobs == 1:
         for task in missing:  # already in an order in which needs come first
             _work(str(cache.folder), task)
             done += 1
-            progress(done, total, str(task))
+            progress(_cells(done, total, task))
     else:
         done = _in_processes(list(missing), cache, jobs, progress)
     for task in wanted:
@@ -59,6 +58,10 @@ def run_all(
                 raise _check.FailureError(f"the cache {cache.folder} lost the result of {task}")
             results[task] = found
     return results
+
+
+def _cells(done: int, total: int, task: Task | None = None) -> Progress:
+    return Progress("computing", done, total, "cells", note="" if task is None else str(task))
 
 
 def _collect(task: Task, cache: Cache, missing: dict[Task, None]) -> None:
@@ -83,7 +86,7 @@ def _work(folder: str, task: Task) -> None:
     cache.store(task, tasks.run(task, needed))
 
 
-def _in_processes(missing: list[Task], cache: Cache, jobs: int, progress: Progress) -> int:
+def _in_processes(missing: list[Task], cache: Cache, jobs: int, progress: Report) -> int:
     waiting, finished, done = list(missing), set[Task](), 0
     open_tasks = set(missing)
     # spawn: a forked JAX deadlocks
@@ -106,7 +109,7 @@ def _in_processes(missing: list[Task], cache: Cache, jobs: int, progress: Progre
                     future.result()
                     finished.add(task)
                     done += 1
-                    progress(done, len(missing), str(task))
+                    progress(_cells(done, len(missing), task))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

@@ -23,7 +23,8 @@ import numpy as np
 
 from mfopt.experiments import plots
 from mfopt.experiments.cache import Cache, Result, Task
-from mfopt.experiments.runner import Progress, run_all
+from mfopt.experiments.runner import run_all
+from mfopt.progress import Report, silent
 from mfopt.sampling import BallsInBins
 
 CHOSEN_ON, REPORTED = "held-out-records", "held-out-users"
@@ -167,7 +168,7 @@ def run_training(
             evaluate_every=evaluate_every, evaluate_records=evaluate_records,
             checkpoint_every=10**6,
         )  # fmt: skip
-        summary = execute(prepare(settings), progress=False)
+        summary = execute(prepare(settings))
         rows = metrics.read_table(folder / "run" / "evaluation.csv")
         steps = metrics.read_table(folder / "run" / "metrics.csv")
     losses: dict[str, list[tuple[int, float]]] = {}
@@ -184,7 +185,7 @@ def run_training(
 
 def compare(
     setting: Setting, cache: Cache, *, jobs: int | None = None,
-    progress: Progress = lambda done, total, message: None,
+    progress: Report = silent,
 ) -> list[Run]:  # fmt: skip
     """All runs; those that are in the cache are not run again."""
     wanted = {

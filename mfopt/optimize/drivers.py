@@ -15,6 +15,7 @@ import scipy.optimize
 
 from mfopt import _check
 from mfopt.optimize.objective import Evaluation, Objective
+from mfopt.progress import Progress
 
 # (evaluations, length of the first step) of each round. The frozen shifts follow the optimum
 # between rounds: often at first, while C still moves far, so that no round can exploit shifts
@@ -51,6 +52,13 @@ class Trace:
             self.best, self.best_value = np.array(parameters), at.value
             self.best_sigma = at.noise_multiplier
         self.progress(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Step(Progress):
+    """One evaluation of an objective: where the search stands, and its trace."""
+
+    trace: Trace = dataclasses.field(kw_only=True)
 
 
 def lbfgs(

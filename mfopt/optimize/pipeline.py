@@ -14,8 +14,8 @@ from mfopt.calibration import release, warm_up
 from mfopt.errors import FailureError
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
-from mfopt.optimize.drivers import Trace
 from mfopt.optimize.run import OPTIMIZABLE, Optimized, optimize
+from mfopt.progress import Report, silent
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import Strategy
 from mfopt.workloads import PrefixSums, Workload
@@ -50,8 +50,7 @@ def factorize(
     seed: int | None = None,
     privacy_unit: str = "example",
     provenance: dict[str, Any] | None = None,
-    on_step: Callable[[str, Trace, int], None] = lambda stage, trace, steps: None,
-    on_stage: Callable[[str], None] = lambda message: None,
+    progress: Report = silent,
     **options: Any,
 ) -> Factorization:
     """Optimize C (or take a fixed one), find the least certifiable σ, and put both on record.
@@ -66,6 +65,7 @@ def factorize(
         the fixed kinds too.
       certify_samples: iid samples of the certificate; by default as many as are worth it.
       provenance: more to put on record (command, date, ...).
+      progress: told of every evaluation and of the stages of the certificate.
 
     Raises:
       UsageError: an argument out of range.
@@ -86,7 +86,7 @@ def factorize(
     if strategy in OPTIMIZABLE:
         found = optimize(
             scheme, epsilon, delta, strategy=strategy, bands=bands, workload=workload,
-            seed=optimizer_seed, progress=on_step, **options,
+            seed=optimizer_seed, progress=progress, **options,
         )  # fmt: skip
     else:
         fixed = fixed_strategy(strategy, bands)
@@ -107,7 +107,7 @@ def factorize(
             pair = dominating_pair.exact(found.strategy, scheme)
             certificate, estimate = release(
                 pair, epsilon, delta, samples=certify_samples,
-                seed=None if seed is None else 2 * seed + 1, start=start, progress=on_stage,
+                seed=None if seed is None else 2 * seed + 1, start=start, progress=progress,
             )  # fmt: skip
             guarantee = certificate.guarantee(privacy_unit)
             record["estimated_noise_multiplier"] = estimate.noise_multiplier

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,8 @@ from mfopt._float64 import float64
 from mfopt.errors import FailureError
 from mfopt.optimize import drivers, objective, starts
 from mfopt.optimize import parameterization as parameters
-from mfopt.optimize.drivers import Trace
+from mfopt.optimize.drivers import Step, Trace
+from mfopt.progress import Report, silent
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import Strategy
 from mfopt.workloads import PrefixSums, Workload
@@ -61,9 +62,6 @@ class Optimized:
     seconds: float
 
 
-Progress = Callable[[str, Trace, int], None]
-
-
 @float64
 def optimize(
     scheme: BallsInBins,
@@ -81,7 +79,7 @@ def optimize(
     tolerance: float | None = None,
     init: Strategy | Sequence[Strategy] | None = None,
     seed: int | None = None,
-    progress: Progress = lambda stage, trace, steps: None,
+    progress: Report = silent,
 ) -> Optimized:
     """The strategy with the least error of (C, σ(C)) at (ε, δ) under balls-in-bins.
 
@@ -98,7 +96,8 @@ def optimize(
       tolerance: relative change of the error that counts as progress.
       init: one or several strategies to start from, instead of the built-in starts.
       seed: pins the frozen samples.
-      progress: called as (stage, trace, steps) after every evaluation.
+      progress: told of every evaluation (a :class:`~mfopt.optimize.drivers.Step`), counted over
+        all starts and warm starts of the call.
 
     Raises:
       UsageError: an argument out of range, or a kind without free parameters.
@@ -131,7 +130,8 @@ def optimize(
             "init", given[0].kind, f"cannot start a {strategy} strategy of this size"
         )
     if not candidates:
-        candidates = _own_starts(job, strategy, scheme, bands, buffers)
+        candidates = _own_starts(job, strategy, scheme, bands, buffers, limit)
+    job.later = _budget(len(candidates), limit)
     trace = job.best_of(strategy, candidates, limit, count)
     if trace.best is None:
         raise FailureError("the objective is not a number at any start: is the loss defined there?")
@@ -145,30 +145,39 @@ def optimize(
 
 
 def _own_starts(
-    job: _Job, kind: str, scheme: BallsInBins, bands: int, buffers: int
+    job: _Job, kind: str, scheme: BallsInBins, bands: int, buffers: int, steps: int
 ) -> list[Strategy]:
     """BLT from spread decays; every other kind from the optimized BLT, which is near its best."""
     if kind == "blt":
         return list(starts.blt_starts(buffers, scheme.bins))
     n = scheme.iterations
-    warm = job.best_of(
-        "blt", list(starts.blt_starts(4, scheme.bins)), 60, _SAMPLES["blt"], stage="warm start"
-    )
+    first: list[Strategy] = [*starts.blt_starts(4, scheme.bins)]
+    middle_steps = _STEPS["toeplitz"] if kind == "dense" else 0
+    job.later = _budget(len(first), 60) + middle_steps + steps
+    warm = job.best_of("blt", first, 60, _SAMPLES["blt"], stage="warm start")
     blt = parameters.of(warm.start, n).build(jnp.asarray(warm.best))
     sources = [blt]
     if kind == "dense":
         middle = job.best_of(
             "toeplitz", [starts.toeplitz(blt, n)],
-            _STEPS["toeplitz"], _SAMPLES["toeplitz"], stage="warm start",
+            middle_steps, _SAMPLES["toeplitz"], stage="warm start, toeplitz",
         )  # fmt: skip
         sources = [parameters.of(middle.start, n).build(jnp.asarray(middle.best))]
     shaped = [starts.reshape(s, kind, n, bands=bands, buffers=buffers) for s in sources]
     return [s for s in shaped if s is not None]
 
 
+def _budget(candidates: int, steps: int) -> int:
+    """Evaluations at most from so many starts: a short run from each, where there are several."""
+    return steps if candidates == 1 else candidates * _SCOUT_STEPS + steps
+
+
 @dataclasses.dataclass
 class _Job:
-    """What stays the same over all starts of one call."""
+    """What stays the same over all starts of one call, and how far the call has come.
+
+    ``done`` evaluations lie behind, and ``later`` ones at most belong to runs not yet begun.
+    """
 
     scheme: BallsInBins
     epsilon: float
@@ -177,8 +186,10 @@ class _Job:
     optimizer: str
     tolerance: float | None
     seed: int | None
-    progress: Progress
+    progress: Report
     interrupted: bool = False
+    done: int = 0
+    later: int = 0
 
     def best_of(
         self, kind: str, candidates: list[Strategy], steps: int, samples: int, stage: str = ""
@@ -228,7 +239,16 @@ class _Job:
     ) -> StartedTrace:
         trace = StartedTrace(start=start)
         tolerance = _TOLERANCE[start.kind] if self.tolerance is None else self.tolerance
-        trace.progress = lambda t: self.progress(stage, t, steps)
+        self.later = max(self.later - steps, 0)
+
+        def report(trace: Trace) -> None:
+            so_far = self.done + len(trace.history)
+            ceiling = self.done + max(steps, len(trace.history)) + self.later
+            self.progress(
+                Step(f"optimizing, {stage}", so_far, ceiling, "steps", at_most=True, trace=trace)
+            )
+
+        trace.progress = report
         try:
             if self.interrupted:
                 raise KeyboardInterrupt
@@ -245,6 +265,7 @@ class _Job:
             trace.status = "interrupted"
             if trace.best is None:
                 trace.best, trace.best_value, trace.best_sigma = np.array(point), math.inf, math.nan
+        self.done += len(trace.history)
         return trace
 
 

@@ -31,9 +31,10 @@ from mfopt import _check, query_error
 from mfopt._float64 import float64
 from mfopt.accounting import unamplified as sensitivities
 from mfopt.optimize import starts
-from mfopt.optimize.drivers import Trace
+from mfopt.optimize.drivers import Step, Trace
 from mfopt.optimize.objective import Evaluation
 from mfopt.optimize.prefix_recursion import prefix_row_variances
+from mfopt.progress import Report, silent
 from mfopt.sampling import BallsInBins, FixedOrder, MinSeparation
 from mfopt.strategies import Banded, BandedToeplitz, Dense, SquareRoot, Strategy, Toeplitz
 from mfopt.workloads import PrefixSums, Workload
@@ -71,7 +72,7 @@ def optimize(
     equal_columns: bool = True,
     steps: int = _STEPS,
     tolerance: float = _TOLERANCE,
-    progress: Callable[[Trace], None] = lambda trace: None,
+    progress: Report = silent,
 ) -> UnamplifiedOptimum:
     """The C with the least sensitivity · ‖A C⁻¹‖_F under ``scheme``.
 
@@ -86,6 +87,7 @@ def optimize(
         error).
       steps: evaluations at most.
       tolerance: relative decrease of the loss in one step at which the search ends.
+      progress: told of every evaluation.
 
     Raises:
       UsageError: unknown kind or scheme, or a combination without a smooth parameterization.
@@ -96,7 +98,11 @@ def optimize(
         raise _check.reject("scheme", scheme, "must be FixedOrder or MinSeparation")
     n, workload = scheme.iterations, workload or PrefixSums()
     bands = min(_check.integer("bands", bands), n)
-    trace = Trace(progress)
+    trace = Trace(
+        lambda t: progress(
+            Step(f"optimizing, {strategy}", len(t.history), steps, "steps", at_most=True, trace=t)
+        )
+    )
     if strategy == "dense":
         found: Strategy = _dense(scheme, workload, init, equal_columns, steps, tolerance, trace)
     else:

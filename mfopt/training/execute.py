@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from mfopt import _check, _files
+from mfopt.progress import Progress, Report, silent
 from mfopt.training import mesh as meshes
 from mfopt.training import metrics, privacy
 from mfopt.training.checkpoint import Checkpoints
@@ -20,13 +21,10 @@ from mfopt.training.loop import TrainState
 from mfopt.training.prepare import Prepared, placed
 from mfopt.training.secrets import RunSecret
 
-Say = Callable[[str], None]
 HELD_OUT = ("held-out-users", "held-out-records")
 
 
-def execute(
-    prepared: Prepared, *, say: Say = lambda line: None, progress: bool = True
-) -> dict[str, Any]:
+def execute(prepared: Prepared, *, progress: Report = silent) -> dict[str, Any]:
     """Train, or go on training, and write everything into the run's folder.
 
     Returns:
@@ -44,7 +42,8 @@ def execute(
             )
             if facts["privacy"] is not None:
                 privacy.check_signature(facts["privacy"], secret)
-            say(f"going on after step {int(state.step)}")
+            note = f"going on after step {int(state.step)}"
+            progress(Progress("training", note=note, lasting=True))
         else:
             # before the first draw is used: a killed run goes on with its own draws
             checkpoints.save(state, prepared.secret, _facts(prepared, 0))
@@ -54,7 +53,8 @@ def execute(
         evaluate = _evaluator(prepared)
         with metrics.Recorder(
             folder, start=start, total=prepared.steps, private_metrics=config.private_metrics,
-            tensorboard=config.tensorboard and lead, progress=progress and lead, write=lead,
+            tensorboard=config.tensorboard and lead, write=lead,
+            progress=progress if lead else silent,
         ) as recorder:  # fmt: skip
             first = evaluate(state) if start == 0 else {}
             recorder.evaluations(start, first)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from mfopt import _check, _files
+from mfopt.progress import Progress, Report
 from mfopt.training.config import TrainConfig
 from mfopt.training.data import TokenStore
 from mfopt.training.export import export_model
@@ -20,12 +20,10 @@ from mfopt.training.folder import wait_for_lead
 from mfopt.training.models import Model
 from mfopt.training.pretraining import pretrain
 
-Say = Callable[[str], None]
-
 
 def initial_model(
-    config: TrainConfig, parts: dict[str, TokenStore], folder: Path, mesh: Mesh, say: Say,
-    progress: bool,
+    config: TrainConfig, parts: dict[str, TokenStore], folder: Path, mesh: Mesh,
+    progress: Report,
 ) -> Model:  # fmt: skip
     from mfopt.training.models.gpt2 import GPT2Config, LoRAConfig
     from mfopt.training.models.huggingface import gpt2_model, load_pretrained
@@ -36,7 +34,7 @@ def initial_model(
     if config.pretrain_steps:
         source = str(folder / "pretrained")
         if jax.process_index() == 0:
-            _pretrain(config, parts, Path(source), loading, say, progress)
+            _pretrain(config, parts, Path(source), loading, progress)
         wait_for_lead("pretraining")
     if source:
         return load_pretrained(source, lora=lora, seed=config.model_seed, **loading)
@@ -46,7 +44,7 @@ def initial_model(
 
 def _pretrain(
     config: TrainConfig, parts: dict[str, TokenStore], target: Path, loading: dict[str, Any],
-    say: Say, progress: bool,
+    progress: Report,
 ) -> None:  # fmt: skip
     """Make the pretrained model of these settings in ``target``, unless it is there."""
     if "public" not in parts:
@@ -54,22 +52,23 @@ def _pretrain(
             "pretrain_steps", config.pretrain_steps, "the data has no public part",
             "Build it with --public, or pretrain elsewhere and give --model.",
         )  # fmt: skip
-    public, note = parts["public"], target / "pretraining.json"
+    public, record = parts["public"], target / "pretraining.json"
     names = ("length", "width", "layers", "heads", "model_seed", "pretrain_steps",
              "pretrain_batch", "pretrain_rate", "compute_dtype")  # fmt: skip
     base = _plain_model(config, public.vocab_size, loading)
     wanted = {name: getattr(config, name) for name in names}
     wanted |= {"data": public.digest, "model": digest_of(base.params)}
-    if note.is_file() and json.loads(note.read_text()) == wanted:
-        say("using the pretrained model of these settings")
+    if record.is_file() and json.loads(record.read_text()) == wanted:
+        note = "using the pretrained model of these settings"
+        progress(Progress("pretraining", note=note, lasting=True))
         return
     params = pretrain(
         base, public, steps=config.pretrain_steps, batch=config.pretrain_batch,
-        length=config.length, learning_rate=config.pretrain_rate, seed=config.model_seed, say=say,
+        length=config.length, learning_rate=config.pretrain_rate, seed=config.model_seed,
         progress=progress,
     )  # fmt: skip
     export_model(base, params, target, force=True)
-    _files.write(note, json.dumps(wanted, indent=2) + "\n")
+    _files.write(record, json.dumps(wanted, indent=2) + "\n")
 
 
 def _plain_model(config: TrainConfig, vocab_size: int, loading: dict[str, Any]) -> Model:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from mfopt import _files
+from mfopt.progress import Progress, Report, silent
 from mfopt.training.evaluation import Evaluation
 from mfopt.training.loop import StepResult
 
@@ -95,9 +95,10 @@ class Recorder:
     Args:
         folder: of the run.
         start: step at which the run begins or goes on.
-        total: its number of steps, for the bar.
+        total: its number of steps.
         private_metrics: whether numbers that depend on the training data may be written.
-        tensorboard, progress: whether to write events, to draw the bar.
+        tensorboard: whether to write events.
+        progress: told of every step and evaluation.
         write: False on all processes but one.
     """
 
@@ -109,7 +110,7 @@ class Recorder:
         total: int,
         private_metrics: bool = True,
         tensorboard: bool = True,
-        progress: bool = True,
+        progress: Report = silent,
         write: bool = True,
     ) -> None:
         private = write and private_metrics
@@ -126,7 +127,7 @@ class Recorder:
             events.mkdir(exist_ok=True)
             os.chmod(events, 0o700)
             self._events = SummaryWriter(str(events), purge_step=start)
-        self._bar = tqdm(total=total, initial=start, disable=not progress, unit="step")
+        self._total, self._report = total, progress
         self._clock = time.perf_counter()
 
     def __enter__(self) -> Recorder:
@@ -134,7 +135,6 @@ class Recorder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.close()
         if self._events is not None:
             self._events.close()
         for table in (self._evaluations, self._steps):
@@ -146,18 +146,17 @@ class Recorder:
         result.statistics.units.block_until_ready()
         now = time.perf_counter()
         row = step_row(result, now - self._clock)
-        self._clock = now
+        self._clock, note = now, ""
         if self._steps is not None:
             self._steps.add(row)
-            self._bar.set_postfix(
-                loss=f"{row['loss']:.3f}", ppl=f"{row['perplexity']:.4g}",
-                clipped=f"{row['clipped_fraction']:.0%}",
-                tok_s=f"{row['tokens_per_second']:.0f}", refresh=False,
-            )  # fmt: skip
+            note = (
+                f"loss {row['loss']:.3f}, clipped {row['clipped_fraction']:.0%}, "
+                f"{row['tokens_per_second']:.0f} tokens/s"
+            )
             if self._events is not None:
                 for name in STEP_FIELDS[1:]:
                     self._events.add_scalar(f"train/{name}", row[name], result.step)
-        self._bar.update()
+        self._report(Progress("training", result.step + 1, self._total, "steps", note=note))
         return row
 
     def evaluations(self, step: int, results: Mapping[str, Evaluation]) -> None:
@@ -168,11 +167,11 @@ class Recorder:
                 self._evaluations.add(row)
             if self._events is not None:
                 self._events.add_scalar(f"evaluation/{part}", result.loss, step)
-            if not self._bar.disable:
-                self._bar.write(
-                    f"after {step} steps: {part} loss {result.loss:.4f}, "
-                    f"perplexity {result.perplexity:.2f}"
-                )
+            note = (
+                f"after {step} steps: {part} loss {result.loss:.4f}, "
+                f"perplexity {result.perplexity:.2f}"
+            )
+            self._report(Progress("training", step, self._total, "steps", note=note, lasting=True))
         self._clock = time.perf_counter()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from mfopt.factorization import load as load_factorization
 from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
 from mfopt.noise import NoiseStream
+from mfopt.progress import Report, silent, within
 from mfopt.sampling import Scheme
 from mfopt.strategies import Identity, Strategy
 from mfopt.training import mesh as meshes
@@ -34,8 +34,6 @@ from mfopt.training.optimizers import make_optimizer, schedule
 from mfopt.training.secrets import RunSecret
 from mfopt.training.selection import PERPLEXITY_RULES
 from mfopt.training.units import RecordUnits, Units, UserUnits
-
-Say = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,16 +69,12 @@ class Prepared:
         return privacy.sign(self.public_report | {"steps_done": steps_done}, self.secret)
 
 
-def prepare(
-    config: TrainConfig, *, resume: bool = False, say: Say = lambda line: None,
-    progress: bool = False,
-) -> Prepared:  # fmt: skip
+def prepare(config: TrainConfig, *, resume: bool = False, progress: Report = silent) -> Prepared:
     """Read data, model and account; refuse what does not belong together.
 
     Args:
         resume: go on with the run in ``config.output``, whose secret is then used.
-        say: takes lines of progress.
-        progress: draw a bar while pretraining.
+        progress: told of what is built first, and of every ten steps of pretraining.
 
     Raises:
         UsageError: see :class:`Execution` and :func:`privacy.statement`; also where the model does
@@ -90,9 +84,9 @@ def prepare(
     resuming = check_folder(folder, resume)
     mesh = meshes.make_mesh(config.model_parallel)
     account = _account(config, folder)
-    parts = _open_data(config, folder, say)
+    parts = _open_data(config, folder, progress)
     train = parts["train"]
-    model = initial_model(config, parts, folder, mesh, say, progress)
+    model = initial_model(config, parts, folder, mesh, progress)
     model.check_fits(train.vocab_size, config.length)
     secret = secret_of(config, folder, resuming)
     scheme = account.sampling if account else config.scheme()
@@ -192,15 +186,14 @@ def _solved_once(
     return privacy.Account(accounted, Guarantee(**json.loads(path.read_text())["guarantee"]))
 
 
-def _open_data(config: TrainConfig, folder: Path, say: Say) -> dict[str, TokenStore]:
+def _open_data(config: TrainConfig, folder: Path, progress: Report) -> dict[str, TokenStore]:
     if config.data != "stdlib":
         return open_parts(config.data)
     corpus = folder / "corpus"
     if not corpus.is_dir() and jax.process_index() == 0:
         from mfopt.training.data.stdlib import build_stdlib
 
-        say("building the embedded corpus")
-        build_stdlib(corpus, show_progress=False)
+        build_stdlib(corpus, progress=within(progress, "embedded corpus"))
     wait_for_lead("corpus")
     return open_parts(corpus)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from mfopt import _check
+from mfopt.progress import Progress, Report, silent
 from mfopt.sampling import FixedOrder
 from mfopt.training.batching import Sampler
 from mfopt.training.clipping import NoClipping
@@ -49,8 +48,7 @@ def pretrain(
     length: int,
     learning_rate: float,
     seed: int = 0,
-    say: Callable[[str], None] = lambda line: None,
-    progress: bool = True,
+    progress: Report = silent,
 ) -> Any:
     """Parameters after ``steps`` steps of AdamW with a cosine schedule on public records.
 
@@ -59,7 +57,6 @@ def pretrain(
     """
     if store.metadata.get("public") is False:
         raise _check.reject("store", str(store.path), "is private: pretraining adds no noise")
-    say(f"pretraining on {store.num_records} public records for {steps} steps")
     units = CorpusUnits(store, records=batch, length=length, seed=seed)
     sampler = Sampler(FixedOrder(bins=1, epochs=steps), 1, 0, microbatch=1)
     rate = schedule("cosine", learning_rate, steps, warmup=max(1, int(_WARMUP_SHARE * steps)))
@@ -68,11 +65,12 @@ def pretrain(
         make_optimizer("adamw", rate, beta2=0.99, weight_decay=0.01),
     )  # fmt: skip
     state = trainer.init()
-    with tqdm(total=steps, disable=not progress, unit="step", desc="pretraining") as bar:
-        for result in trainer.run(state):
-            state = result.state
-            if result.step % 10 == 9 or result.step + 1 == steps:
-                loss = float(result.statistics.loss) / max(1.0, float(result.statistics.targets))
-                bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
-            bar.update()
+    stage = f"pretraining on {store.num_records} public records"
+    progress(Progress(stage, 0, steps, "steps"))
+    for result in trainer.run(state):
+        state, done, note = result.state, result.step + 1, ""
+        if done % 10 == 0 or done == steps:  # looking at the loss waits for the step
+            loss = float(result.statistics.loss) / max(1.0, float(result.statistics.targets))
+            note = f"loss {loss:.3f}"
+            progress(Progress(stage, done, steps, "steps", note=note))
     return state.params

@@ -8,14 +8,24 @@ from typing import Any
 
 import click
 
+from mfopt_cli import display, options
 
-@click.command()
+
+@click.command(cls=options.Command)
 @click.argument("factorization", type=click.Path())
-@click.option("--config", "path", type=click.Path(), help="TOML file of the training run to audit.")
-@click.option("--canaries", default=4000, show_default=True, help="Canary users; more is tighter.")
-@click.option("--confidence", default=0.95, show_default=True, help="That the bounds are true.")
-@click.option("--seed", type=int, help="Pin the audit's randomness. Default: operating system.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@options.option(
+    "--config", "path", type=click.Path(), help="TOML file of the training run to audit."
+)
+@options.option(
+    "--canaries",
+    type=options.COUNT,
+    default=4000,
+    show_default=True,
+    help="Canary users; more is tighter.",
+)
+@options.option("--confidence", default=0.95, show_default=True, help="That the bounds are true.")
+@options.seed("for reproduction")
+@options.json_flag
 def command(
     factorization: str,
     path: str | None,
@@ -41,29 +51,44 @@ def command(
     from mfopt.training.audit import audit
     from mfopt.training.privacy import Account
 
-    options: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
     if path is not None:
         settings = config.load(path, {"factorization": factorization, "sampling": ""})
-        options = {
+        chosen = {
             name: getattr(settings, name)
             for name in ("clip_norm", "normalized", "per_layer", "truncation")
         }
-        options["batch_size"] = settings.batch_size or None
+        chosen["batch_size"] = settings.batch_size or None
     account = Account.of(mfopt.load(factorization))
-    result = audit(account, canaries=canaries, confidence=confidence, seed=seed, **options)
+    result = audit(account, canaries=canaries, confidence=confidence, seed=seed, **chosen)
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(result) | {"passed": result.passed}))
     else:
-        click.echo(
-            f"claimed            ({result.epsilon_claimed:.4g}, {result.delta:.4g})-DP at noise "
-            f"multiplier {result.noise_multiplier_claimed:.6g}\n"
-            f"right guesses      {result.accuracy:.4f} of {result.canaries} canaries; the best "
-            f"attacker on the claimed mechanism expects {result.accuracy_claimed:.4f}\n"
-            f"epsilon at least   {result.epsilon_lower:.4g} whatever the trainer does "
-            f"({result.correct} of {result.guesses} guesses right)\n"
-            f"                   {result.epsilon_profile:.4g} if it is this mechanism with another "
-            f"noise multiplier (at most {result.noise_multiplier_highest:.4g})\n"
-            f"confidence         {result.confidence:g}"
+        display.table(
+            f"{factorization}: audit with {result.canaries} canaries",
+            [
+                (
+                    "claimed",
+                    f"({result.epsilon_claimed:.4g}, {result.delta:.4g})-DP at noise "
+                    f"multiplier {result.noise_multiplier_claimed:.6g}",
+                ),
+                (
+                    "right guesses",
+                    f"{result.accuracy:.4f}; the best attacker on the claimed "
+                    f"mechanism expects {result.accuracy_claimed:.4f}",
+                ),
+                (
+                    "epsilon at least",
+                    f"{result.epsilon_lower:.4g} whatever the trainer does "
+                    f"({result.correct} of {result.guesses} guesses right)",
+                ),
+                (
+                    "",
+                    f"{result.epsilon_profile:.4g} if it is this mechanism with another noise "
+                    f"multiplier (at most {result.noise_multiplier_highest:.4g})",
+                ),
+                ("confidence", f"{result.confidence:g}"),
+            ],
         )
     if not result.passed:
         raise FailureError(

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from mfopt_cli import options
+
 
 def _folder() -> Path | None:
     """tests/benchmarks of the working directory's tree, or of an editable install."""
@@ -21,6 +23,7 @@ def _folder() -> Path | None:
 
 @click.command(
     name="bench",
+    cls=options.Command,
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
 @click.argument("name")

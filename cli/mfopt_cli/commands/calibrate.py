@@ -7,21 +7,30 @@ from pathlib import Path
 
 import click
 
+from mfopt import words
 from mfopt_cli import display, options
+from mfopt_cli.live import Live
 
 
-@click.command(name="calibrate")
+@click.command(name="calibrate", cls=options.Command)
 @options.file_argument
 @options.privacy
 @options.certify_samples
-@options.seed
-@click.option("--out", type=click.Path(path_type=Path), help="Save C with the new σ.")
+@options.seed()
+@options.out("Save C with the new σ.")
 @options.force
 @options.output
 def command(
-    path: Path, epsilon: float, delta: float, certify_samples: int | None, seed: int | None,
-    out: Path | None, force: bool, as_json: bool, quiet: bool,
-) -> None:  # fmt: skip
+    path: Path,
+    epsilon: float,
+    delta: float,
+    certify_samples: int | None,
+    seed: int | None,
+    out: Path | None,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
     """Smallest σ certified at (ε, δ) for the C of FILE. C itself stays as it is.
 
     \b
@@ -38,12 +47,15 @@ def command(
     found = load(path)
     if out is not None:
         check_output(out, force=force)
-    live = display.Live(not quiet and not as_json)
-    certificate, estimate = release(
-        found.dominating_pair(), epsilon, delta, samples=certify_samples, seed=seed,
-        progress=lambda text: live.update(text, now=True),
-    )  # fmt: skip
-    live.close()
+    with Live(not quiet and not as_json) as live:
+        certificate, estimate = release(
+            found.dominating_pair(),
+            epsilon,
+            delta,
+            samples=certify_samples,
+            seed=seed,
+            progress=live,
+        )
     new = dataclasses.replace(
         found,
         noise_multiplier=certificate.noise_multiplier,
@@ -55,12 +67,21 @@ def command(
     if as_json:
         seconds = time.perf_counter() - started
         where = None if out is None else str(out)
-        display.json_object({**mechanisms.summary(new), "path": where, "seconds": seconds,
-                             "estimated_noise_multiplier": estimate.noise_multiplier})  # fmt: skip
+        display.json_object(
+            {
+                **mechanisms.summary(new),
+                "path": where,
+                "seconds": seconds,
+                "estimated_noise_multiplier": estimate.noise_multiplier,
+            }
+        )
     elif not quiet:
-        display.table(str(path), [
-            ("noise multiplier σ", f"{display.round_up(new.noise_multiplier, 6)}  (× clip norm)"),
-            ("RMSE", f"{new.rmse:.4f}  (clip norms, per coordinate)"),
-            ("guarantee", mechanisms.statement(new.guarantee)),
-            ("saved", str(out) if out else "no (give --out)"),
-        ])  # fmt: skip
+        display.table(
+            str(path),
+            [
+                ("noise multiplier σ", f"{words.round_up(new.noise_multiplier, 6)}  (× clip norm)"),
+                ("RMSE", f"{new.rmse:.4f}  (clip norms, per coordinate)"),
+                ("guarantee", mechanisms.statement(new.guarantee)),
+                ("saved", str(out) if out else "no (give --out)"),
+            ],
+        )

@@ -6,22 +6,32 @@ from pathlib import Path
 
 import click
 
+from mfopt import words
+from mfopt.progress import Progress
 from mfopt_cli import display, options
+from mfopt_cli.live import Live
 
 
-@click.command(name="certify")
+@click.command(name="certify", cls=options.Command)
 @options.file_argument
-@click.option("--eps", "epsilon", type=float, help="ε to prove [default: the file's].")
-@click.option("--delta", type=float, help="δ to prove [default: the file's].")
+@options.eps("ε to prove [default: the file's].")
+@options.delta("δ to prove [default: the file's].")
 @options.certify_samples
-@options.seed
-@click.option("--out", type=click.Path(path_type=Path), help="Save the file with this statement.")
+@options.seed()
+@options.out("Save the file with this statement.")
 @options.force
 @options.output
 def command(
-    path: Path, epsilon: float | None, delta: float | None, certify_samples: int | None,
-    seed: int | None, out: Path | None, force: bool, as_json: bool, quiet: bool,
-) -> None:  # fmt: skip
+    path: Path,
+    epsilon: float | None,
+    delta: float | None,
+    certify_samples: int | None,
+    seed: int | None,
+    out: Path | None,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
     """Prove (ε, δ) for the C and σ of FILE with fresh randomness; exit code 1 if it fails.
 
     \b
@@ -37,15 +47,16 @@ def command(
     found = load(path)
     if out is not None:
         check_output(out, force=force)
-    live = display.Live(not quiet and not as_json)
-    live.update("sampling", now=True)
-    certificate = certify(
-        found.dominating_pair(), found.noise_multiplier,
-        found.guarantee.epsilon if epsilon is None else epsilon,
-        found.guarantee.delta if delta is None else delta,
-        samples=certify_samples, seed=seed,
-    )  # fmt: skip
-    live.close()
+    with Live(not quiet and not as_json) as live:
+        live(Progress("sampling"))
+        certificate = certify(
+            found.dominating_pair(),
+            found.noise_multiplier,
+            found.guarantee.epsilon if epsilon is None else epsilon,
+            found.guarantee.delta if delta is None else delta,
+            samples=certify_samples,
+            seed=seed,
+        )
     guarantee = certificate.guarantee(found.guarantee.privacy_unit)
     if out is not None:
         record = {**found.provenance, "certified_by": mechanisms.provenance(seed)}
@@ -53,11 +64,21 @@ def command(
     if as_json:
         display.json_object({**guarantee.describe(), "certified": True, "path": str(out or path)})
     elif not quiet:
-        display.table(str(path), [
-            ("guarantee", mechanisms.statement(guarantee)),
-            ("noise multiplier σ", f"{display.round_up(found.noise_multiplier, 6)}  (× clip norm)"),
-            ("bound, remove", f"{display.round_up(certificate.remove)}"),
-            ("bound, add", f"{display.round_up(certificate.add)}"),
-            ("samples", f"{certificate.samples}, Rényi order s = {certificate.order}"
-             if certificate.samples else "none needed"),
-        ])  # fmt: skip
+        display.table(
+            str(path),
+            [
+                ("guarantee", mechanisms.statement(guarantee)),
+                (
+                    "noise multiplier σ",
+                    f"{words.round_up(found.noise_multiplier, 6)}  (× clip norm)",
+                ),
+                ("bound, remove", f"{words.round_up(certificate.remove)}"),
+                ("bound, add", f"{words.round_up(certificate.add)}"),
+                (
+                    "samples",
+                    f"{certificate.samples}, Rényi order s = {certificate.order}"
+                    if certificate.samples
+                    else "none needed",
+                ),
+            ],
+        )

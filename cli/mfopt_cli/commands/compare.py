@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from mfopt_cli import display, options
+from mfopt_cli import options
+from mfopt_cli.live import Live
 
 
 def numbers(name: str, text: str) -> tuple[float, ...]:
@@ -22,49 +23,61 @@ def numbers(name: str, text: str) -> tuple[float, ...]:
     return tuple(dict.fromkeys(found))
 
 
-@click.command(name="compare")
+@click.command(name="compare", cls=options.Command)
 @options.training_length
-@click.option(
+@options.option(
     "--eps", "epsilons", default="0.5,1,2,4,8,16", show_default=True, help="Targets ε, with commas."
 )
-@click.option("--delta", type=float, default=1e-5, show_default=True, help="Target δ.")
-@click.option(
-    "--include", multiple=True,
+@options.delta(default=1e-5, show_default=True)
+@options.option(
+    "--include",
+    multiple=True,
     help="Families to compare, repeatable or with commas: dpsgd, banded, banded-toeplitz, blt, "
     "blt-4, toeplitz, dense, sqrt, banded-sqrt, banded-inverse-sqrt, tree, one of them with "
     "+unamplified, +poisson or +balls-in-bins, or all. [default: all but dense]",
-)  # fmt: skip
-@click.option(
-    "--bands", default="1,2,4,8,16,32,64,128,256", show_default=True,
-    help="Widths to choose the best from, at each ε.",
-)  # fmt: skip
-@click.option(
-    "--baseline", default=None,
-    help="Family to give improvements over. [default: banded+poisson, where it is included]",
-)  # fmt: skip
-@click.option(
-    "--samples", type=int, default=2**15, show_default=True, help="Of each Monte Carlo σ."
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the Monte Carlo samples.")
-@click.option("--jobs", type=int, help="Worker processes. [default: half the cores]")
-@click.option(
-    "--cache", type=click.Path(path_type=Path),
-    help="Folder of finished cells: a stopped sweep resumes. [default: $MFOPT_CACHE, or under "
-    "~/.cache]",
-)  # fmt: skip
-@click.option(
-    "--out", type=click.Path(path_type=Path),
-    help="Stem of the files STEM.csv, STEM.json, STEM.txt, and of the plots STEM-rmse, "
-    "STEM-improvement and STEM-memory (.png and .svg).",
-)  # fmt: skip
-@click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of the table.")
+@options.option(
+    "--bands",
+    default="1,2,4,8,16,32,64,128,256",
+    show_default=True,
+    help="Widths to choose the best from, at each ε.",
+)
+@options.option(
+    "--baseline",
+    default=None,
+    help="Family to give improvements over. [default: banded+poisson, where it is included]",
+)
+@options.option(
+    "--samples", type=options.COUNT, default=2**15, show_default=True, help="Of each Monte Carlo σ."
+)
+@options.seed("that of the Monte Carlo samples", default=0, show_default=True)
+@options.jobs
+@options.cache
+@options.out(
+    "Stem of the files STEM.csv, STEM.json, STEM.txt, and of the plots STEM-rmse, "
+    "STEM-improvement and STEM-memory (.png and .svg)."
+)
+@options.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of the table.")
 @options.force
 @options.output
 def command(
-    epochs: int, iters: int, epsilons: str, delta: float, include: tuple[str, ...], bands: str,
-    baseline: str | None, samples: int, seed: int, jobs: int | None, cache: Path | None,
-    out: Path | None, as_csv: bool, force: bool, as_json: bool, quiet: bool,
-) -> None:  # fmt: skip
+    epochs: int,
+    iters: int,
+    epsilons: str,
+    delta: float,
+    include: tuple[str, ...],
+    bands: str,
+    baseline: str | None,
+    samples: int,
+    seed: int,
+    jobs: int | None,
+    cache: Path | None,
+    out: Path | None,
+    as_csv: bool,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
     """σ, RMSE and memory of every mechanism at (ε, δ), each at its best size.
 
     Guarantees are for one example, add-remove adjacency; RMSE is of prefix sums, per coordinate
@@ -87,29 +100,32 @@ def command(
             raise _check.reject("bands", width, "must be a whole number")
         widths.append(int(width))
     setting = comparison.Setting(
-        iters, epochs, numbers("eps", epsilons), delta,
-        comparison.expand(chosen) if chosen else comparison.DEFAULT, tuple(widths), seed, samples,
-    ).check()  # fmt: skip
+        iters,
+        epochs,
+        numbers("eps", epsilons),
+        delta,
+        comparison.expand(chosen) if chosen else comparison.DEFAULT,
+        tuple(widths),
+        seed,
+        samples,
+    ).check()
     _check.integer("samples", samples, at_least=64)
     _check.integer("seed", seed, at_least=0)
     if baseline is None and comparison.DEFAULT_BASELINE in setting.include:
         baseline = comparison.DEFAULT_BASELINE
     if baseline is not None and baseline not in setting.include:
         raise _check.reject(
-            "baseline", baseline, "is not among the compared families",
+            "baseline",
+            baseline,
+            "is not among the compared families",
             f"Add --include {baseline}, or name one of {', '.join(setting.include)}.",
-        )  # fmt: skip
+        )
     if out is not None:
         _check_outputs(out, force)
     store = Cache(cache or default_folder())
 
-    live = display.Live(not quiet and not as_json)
-    live.update(f"comparing (cache: {store.folder})", now=True)
-    found = comparison.every_size(
-        setting, store, jobs=jobs,
-        progress=lambda done, total, text: live.update(f"{done}/{total} cells  {text}", now=True),
-    )  # fmt: skip
-    live.close()
+    with Live(not quiet and not as_json) as live:
+        found = comparison.every_size(setting, store, jobs=jobs, progress=live)
     rows = [min(candidates, key=lambda row: row.rmse) for candidates in found.values()]
     if out is not None:
         sizes = [row for candidates in found.values() for row in candidates]

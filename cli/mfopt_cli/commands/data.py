@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
 import click
 
+from mfopt_cli import display, options
+from mfopt_cli.live import Live
 
-@click.group()
+
+@click.group(cls=options.Group)
 def command() -> None:
     """User data: text grouped by user, as memory-mapped token stores."""
 
 
 @command.command()
 @click.argument("out", type=click.Path())
-@click.option(
+@options.option(
     "--data",
     "paths",
     multiple=True,
     required=True,
     help="Private data: files, one folder, or `stdlib` for the embedded corpus. Repeatable.",
 )
-@click.option(
+@options.option(
     "--format",
     "kind",
     type=click.Choice(["auto", "jsonl", "parquet", "csv", "folder", "enron"]),
@@ -31,46 +35,47 @@ def command() -> None:
     show_default=True,
     help="auto: by file suffix; a folder is read as one file or folder per user.",
 )
-@click.option("--user-column", default="user", show_default=True, help="Names the privacy unit.")
-@click.option("--text-column", default="text", show_default=True, help="Holds one record's text.")
-@click.option(
+@options.option("--user-column", default="user", show_default=True, help="Names the privacy unit.")
+@options.option("--text-column", default="text", show_default=True, help="Holds one record's text.")
+@options.option(
     "--records",
     type=click.Choice(["file", "line", "paragraph"]),
     default="file",
     show_default=True,
     help="What one record is, for --format folder.",
 )
-@click.option(
+@options.option(
     "--public",
     multiple=True,
     help="Public data in the same format: the part to pretrain and train a tokenizer on.",
 )
-@click.option("--tokenizer", type=click.Path(), help="A tokenizer.json, or the folder holding it.")
-@click.option("--end-of-text", default="<|endoftext|>", show_default=True, help="The end token.")
-@click.option(
+@options.option(
+    "--tokenizer", type=click.Path(), help="A tokenizer.json, or the folder holding it."
+)
+@options.option("--end-of-text", default="<|endoftext|>", show_default=True, help="The end token.")
+@options.option(
     "--vocab-size",
-    type=int,
+    type=options.COUNT,
     help="Train a byte-level BPE of this size on the public data. [stdlib: 2048]",
 )
-@click.option(
+@options.option(
     "--on-bad",
     type=click.Choice(["skip", "fail"]),
     default="skip",
     show_default=True,
     help="What to do with a line that cannot be a record: count it, or stop.",
 )
-@click.option("--held-out-users", type=float, help="Share of users for evaluation only.")
-@click.option(
+@options.option("--held-out-users", type=float, help="Share of users for evaluation only.")
+@options.option(
     "--held-out-records", type=float, help="Share of the other users' records for evaluation only."
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of what is held out.")
-@click.option("--drop-duplicates", is_flag=True, help="Keep one of a user's equal texts.")
-@click.option("--no-end", is_flag=True, help="Put no end token behind records.")
-@click.option("--force", is_flag=True, help="Replace OUT.")
-@click.option("--restart", is_flag=True, help="Forget an unfinished build of OUT.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-@click.option("--quiet", is_flag=True, help="No progress bars.")
-def build(**options: Any) -> None:
+@options.seed("that of what is held out", default=0, show_default=True)
+@options.option("--drop-duplicates", is_flag=True, help="Keep one of a user's equal texts.")
+@options.option("--no-end", is_flag=True, help="Put no end token behind records.")
+@options.force
+@options.option("--restart", is_flag=True, help="Forget an unfinished build of OUT.")
+@options.output
+def build(**given: Any) -> None:
     """Build the folder OUT of token stores from text with users.
 
     A build that was stopped goes on when the same command is given again.
@@ -89,60 +94,54 @@ def build(**options: Any) -> None:
     from mfopt.training.data.stdlib import build_stdlib
     from mfopt.training.tokenizers import Tokenizer
 
-    paths, embedded = options["paths"], "stdlib" in options["paths"]
+    paths, embedded = given["paths"], "stdlib" in given["paths"]
     shares = {
-        name: options[f"held_out_{name}"]
+        name: given[f"held_out_{name}"]
         for name in ("users", "records")
-        if options[f"held_out_{name}"] is not None
+        if given[f"held_out_{name}"] is not None
     }
     defaults = {"users": 0.1, "records": 0.05} if embedded else {}
     chosen = Options(
-        on_bad=options["on_bad"],
-        hold_out=HoldOut(**(defaults | shares), seed=options["seed"]),
-        drop_duplicates=options["drop_duplicates"],
-        end=not options["no_end"],
+        on_bad=given["on_bad"],
+        hold_out=HoldOut(**(defaults | shares), seed=given["seed"]),
+        drop_duplicates=given["drop_duplicates"],
+        end=not given["no_end"],
     )
-    run = {name: options[name] for name in ("force", "restart")}
-    run["show_progress"] = not options["quiet"]
     if embedded:
-        if options["public"] or options["tokenizer"] or len(paths) > 1:
+        if given["public"] or given["tokenizer"] or len(paths) > 1:
             raise _check.reject(
                 "data",
                 list(paths),
                 "stdlib brings its own public part and tokenizer",
                 "Leave --public, --tokenizer and other --data out.",
             )
-        size = options["vocab_size"] or 2048
-        report = build_stdlib(options["out"], vocab_size=size, options=chosen, **run)
+        size = given["vocab_size"] or 2048
+        make = functools.partial(build_stdlib, given["out"], vocab_size=size)
     else:
-        if bool(options["tokenizer"]) == bool(options["vocab_size"]):
+        if bool(given["tokenizer"]) == bool(given["vocab_size"]):
             raise _check.reject(
                 "tokenizer",
-                options["tokenizer"],
+                given["tokenizer"],
                 "give either --tokenizer, or --vocab-size and --public to train one",
             )
-        tokenizer = options["vocab_size"] or Tokenizer.load(
-            options["tokenizer"], options["end_of_text"]
+        tokenizer = given["vocab_size"] or Tokenizer.load(given["tokenizer"], given["end_of_text"])
+        public = _source(given["public"], given) if given["public"] else None
+        make = functools.partial(
+            build_stores, _source(paths, given), given["out"], tokenizer=tokenizer, public=public
         )
-        public = _source(options["public"], options) if options["public"] else None
-        report = build_stores(
-            _source(paths, options),
-            options["out"],
-            tokenizer=tokenizer,
-            public=public,
-            options=chosen,
-            **run,
-        )
-    click.echo(
-        json.dumps(report, indent=2, sort_keys=True) if options["as_json"] else _text(report)
-    )
+    with Live(not given["quiet"] and not given["as_json"]) as live:
+        report = make(options=chosen, force=given["force"], restart=given["restart"], progress=live)
+    if given["as_json"]:
+        click.echo(json.dumps(report, indent=2, sort_keys=True))
+    elif not given["quiet"]:
+        _print(report)
 
 
-def _source(paths: tuple[str, ...], options: dict[str, Any]) -> Any:
+def _source(paths: tuple[str, ...], given: dict[str, Any]) -> Any:
     from mfopt import _check
     from mfopt.training.data import enron, sources
 
-    kind = options["kind"]
+    kind = given["kind"]
     if kind == "auto":
         suffixes = {
             ".jsonl": "jsonl",
@@ -163,31 +162,37 @@ def _source(paths: tuple[str, ...], options: dict[str, Any]) -> Any:
             raise _check.reject("data", list(paths), f"must be one folder for --format {kind}")
         if kind == "enron":
             return enron.Enron(paths[0])
-        return sources.Folder(paths[0], options["records"])
+        return sources.Folder(paths[0], given["records"])
     source = {"jsonl": sources.JsonLines, "csv": sources.Csv, "parquet": sources.Parquet}[kind]
-    return source(paths, options["user_column"], options["text_column"])
+    return source(paths, given["user_column"], given["text_column"])
 
 
-def _text(report: dict[str, Any]) -> str:
-    lines = [f"{'part':<18}{'users':>12}{'records':>14}{'tokens':>16}"]
-    for name, part in report["parts"].items():
-        lines.append(f"{name:<18}{part['users']:>12,}{part['records']:>14,}{part['tokens']:>16,}")
+def _print(report: dict[str, Any]) -> None:
+    display.columns(
+        ["part", "users", "records", "tokens"],
+        [
+            [name, *(f"{part[count]:,}" for count in ("users", "records", "tokens"))]
+            for name, part in report["parts"].items()
+        ],
+    )
     for name, counts in report["reading"].items():
         for kind, words in (("filtered", "left out by rule"), ("bad", "bad, skipped")):
             for reason, count in sorted(counts[kind].items()):
-                lines.append(f"{name}: {count:,} {words}: {reason}")
+                display.print_text(f"{name}: {count:,} {words}: {reason}")
         if counts["duplicates"]:
-            lines.append(f"{name}: {counts['duplicates']:,} repeated texts of one user dropped")
-        lines += [f"  {place}" for place in counts["examples"]]
-    return "\n".join(lines)
+            display.print_text(
+                f"{name}: {counts['duplicates']:,} repeated texts of one user dropped"
+            )
+        for place in counts["examples"]:
+            display.print_text(f"  {place}")
 
 
 @command.command()
 @click.argument("path", type=click.Path())
-@click.option("--plot", type=click.Path(), help="Write histograms to this PNG or PDF.")
-@click.option("--verify", is_flag=True, help="Read everything and check the content digests.")
-@click.option("--force", is_flag=True, help="Replace the plot.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@options.option("--plot", type=click.Path(), help="Write histograms to this PNG or PDF.")
+@options.option("--verify", is_flag=True, help="Read everything and check the content digests.")
+@options.force
+@options.json_flag
 def stats(path: str, plot: str | None, verify: bool, force: bool, as_json: bool) -> None:
     """Records per user and tokens per record of the stores in PATH.
 
@@ -211,23 +216,21 @@ def stats(path: str, plot: str | None, verify: bool, force: bool, as_json: bool)
     if as_json:
         click.echo(json.dumps(found, indent=2))
     else:
-        click.echo("\n\n".join(_describe(name, facts) for name, facts in found.items()))
+        for name, facts in found.items():
+            _describe(name, facts)
     if plot is not None:
         statistics.plot(stores, plot, title=Path(path).name)
 
 
-def _describe(name: str, facts: dict[str, Any]) -> str:
-    lines = [
+def _describe(name: str, facts: dict[str, Any]) -> None:
+    display.print_text(
         f"{name}: {facts['users']:,} users, {facts['records']:,} records, "
-        f"{facts['tokens']:,} tokens, vocabulary {facts['vocab_size']:,}",
-        f"{'':<20}{'min':>9}{'p10':>9}{'median':>9}{'mean':>11}{'p90':>9}{'max':>11}",
+        f"{facts['tokens']:,} tokens, vocabulary {facts['vocab_size']:,}"
+    )
+    kinds = {"min": ",", "p10": ",.0f", "median": ",.0f", "mean": ",.1f", "p90": ",.0f", "max": ","}
+    rows = [
+        [label.replace("_", " "), *(format(facts[label][key], kind) for key, kind in kinds.items())]
+        for label in ("records_per_user", "tokens_per_record", "tokens_per_user")
+        if facts[label]
     ]
-    for label in ("records_per_user", "tokens_per_record", "tokens_per_user"):
-        spread = facts[label]
-        if spread:
-            lines.append(
-                f"{label.replace('_', ' '):<20}{spread['min']:>9,}{spread['p10']:>9,.0f}"
-                f"{spread['median']:>9,.0f}{spread['mean']:>11,.1f}{spread['p90']:>9,.0f}"
-                f"{spread['max']:>11,}"
-            )
-    return "\n".join(lines)
+    display.columns(["", *kinds], rows)

@@ -7,32 +7,42 @@ from pathlib import Path
 
 import click
 
+from mfopt.progress import within
 from mfopt_cli import display, options
+from mfopt_cli.live import Live
 
 
-@click.command(name="figures")
+@click.command(name="figures", cls=options.Command)
 @click.argument("names", metavar="[NAME]...", nargs=-1)
-@click.option("--list", "listing", is_flag=True, help="List the names and stop.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("figures"), show_default=True,
-    help="Folder to write NAME.png, NAME.svg and NAME.csv (tables: .txt and .csv) into.",
-)  # fmt: skip
-@click.option(
-    "--artifacts", "folder", type=click.Path(path_type=Path), metavar="DIR",
+@options.option("--list", "listing", is_flag=True, help="List the names and stop.")
+@options.out(
+    "Folder to write NAME.png, NAME.svg and NAME.csv (tables: .txt and .csv) into.",
+    default=Path("figures"),
+    show_default=True,
+)
+@options.option(
+    "--artifacts",
+    "folder",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
     help="Rebuild the named artifacts in DIR (figures, factorizations such as blt-4-16x128-eps2, "
     "grid, comparison-16x128, train-comparison, audit) and note them in DIR/manifest.json.",
-)  # fmt: skip
-@click.option("--jobs", type=int, help="Worker processes. [default: half the cores]")
-@click.option(
-    "--cache", type=click.Path(path_type=Path),
-    help="Folder of finished cells. [default: $MFOPT_CACHE, or under ~/.cache]",
-)  # fmt: skip
+)
+@options.jobs
+@options.cache
 @options.force
 @options.output
 def command(
-    names: tuple[str, ...], listing: bool, out: Path, folder: Path | None,
-    jobs: int | None, cache: Path | None, force: bool, as_json: bool, quiet: bool,
-) -> None:  # fmt: skip
+    names: tuple[str, ...],
+    listing: bool,
+    out: Path,
+    folder: Path | None,
+    jobs: int | None,
+    cache: Path | None,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
     """Make tables and figures of the papers with this library, each with its data as CSV.
 
     NAME is one of `mfopt figures --list`, the part of it that names a paper, or all. What is in
@@ -61,18 +71,13 @@ def command(
     if jobs is not None:
         _check.integer("jobs", jobs)
     store = Cache(cache or default_folder())
-    live = display.Live(not quiet and not as_json)
+    loud = not quiet and not as_json
     if folder is not None:
         from mfopt.experiments import artifacts
 
         wanted = [name for given in names for name in _artifacts(given)]
-        made = artifacts.rebuild(
-            wanted, folder, store, jobs=jobs,
-            progress=lambda name, done, total, text: live.update(
-                f"{name}: {done}/{total} cells  {text}", now=True
-            ),
-        )  # fmt: skip
-        live.close()
+        with Live(loud) as live:
+            made = artifacts.rebuild(wanted, folder, store, jobs=jobs, progress=live)
         _report([str(path) for path in made], as_json, quiet)
         return
     chosen = list(dict.fromkeys(found for name in names for found in figures.expand(name)))
@@ -83,15 +88,11 @@ def command(
         [path for name in chosen for path in figures.outputs(name, out)], force=force
     )
     written: list[str] = []
-    for position, name in enumerate(chosen, 1):
-
-        def progress(
-            done: int, total: int, text: str, label: str = f"{position}/{len(chosen)} {name}"
-        ) -> None:
-            live.update(f"{label}: {done}/{total} cells  {text}", now=True)
-
-        written += [str(p) for p in figures.make(name, out, store, jobs=jobs, progress=progress)]
-    live.close()
+    with Live(loud) as live:
+        for position, name in enumerate(chosen, 1):
+            progress = within(live, f"{position} of {len(chosen)}, {name}")
+            made = figures.make(name, out, store, jobs=jobs, progress=progress)
+            written += [str(path) for path in made]
     _report(written, as_json, quiet)
 
 

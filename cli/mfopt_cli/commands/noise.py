@@ -7,26 +7,8 @@ from typing import Any
 
 import click
 
+from mfopt import words
 from mfopt_cli import display, options
-
-
-class _Count(click.ParamType):
-    """A whole number, also as 1e7 or 10M."""
-
-    name = "count"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        text = str(value).replace("_", "").lower()
-        unit = {"k": 10**3, "m": 10**6, "b": 10**9}.get(text[-1:], 1)
-        try:
-            number = float(text[:-1] if unit > 1 else text) * unit
-            if number != int(number):
-                raise ValueError
-            return int(number)
-        except (ValueError, OverflowError):
-            self.fail(f"{value!r} is not a whole number of parameters", param, ctx)
 
 
 def _method(about: dict[str, Any]) -> str:
@@ -37,10 +19,12 @@ def _method(about: dict[str, Any]) -> str:
     return "the last outputs or draws" if about["buffers"] else "independent draws"
 
 
-@click.command(name="noise")
+@click.command(name="noise", cls=options.Command)
 @options.file_argument
-@click.option("--params", type=_Count(), required=True, help="Parameters, as 10000000, 1e7 or 10M.")
-@click.option(
+@options.option(
+    "--params", type=options.COUNT, required=True, help="Parameters, as 10000000, 1e7 or 10M."
+)
+@options.option(
     "--past",
     type=click.Choice(["auto", "store", "regenerate", "dense"]),
     default="auto",
@@ -48,15 +32,15 @@ def _method(about: dict[str, Any]) -> str:
     help="Where all past draws are needed (toeplitz, dense, sqrt): keep them, or make them again. "
     "dense: rows of C⁻¹ for any strategy.",
 )
-@click.option(
+@options.option(
     "--buffer-dtype",
     type=click.Choice(["float32", "bfloat16", "float16"]),
     default="float32",
     show_default=True,
     help="Type of the buffers; narrower ones round the noise.",
 )
-@click.option("--repeats", type=int, default=5, show_default=True, help="Timed steps.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@options.option("--repeats", type=options.COUNT, default=5, show_default=True, help="Timed steps.")
+@options.json_flag
 def command(
     path: Path, params: int, past: str, buffer_dtype: str, repeats: int, as_json: bool
 ) -> None:
@@ -85,9 +69,11 @@ def command(
         display.json_object({**cost.describe(), **about, "path": str(path)})
         return
     guess = "  (extrapolated)" if cost.extrapolated else ""
-    per_step = f"{_seconds(cost.first_seconds)}"
+    per_step = f"{words.duration(cost.first_seconds)}"
     if cost.last_seconds != cost.first_seconds:
-        per_step = f"{per_step} at the first step, {_seconds(cost.last_seconds)} at the last{guess}"
+        per_step = (
+            f"{per_step} at the first step, {words.duration(cost.last_seconds)} at the last{guess}"
+        )
     display.table(
         str(path),
         [
@@ -96,26 +82,16 @@ def command(
             ("buffers", f"{about['buffers']} of {about['buffer_dtype']}"),
             ("parameters", f"{params:,}"),
             ("device", cost.device),
-            ("memory kept", f"{_bytes(cost.buffer_bytes)}  (buffers, between steps)"),
-            ("memory in a step", f"{_bytes(cost.peak_bytes)}  (buffers, noise, temporary arrays)"),
+            ("memory kept", f"{words.size(cost.buffer_bytes)}  (buffers, between steps)"),
+            (
+                "memory in a step",
+                f"{words.size(cost.peak_bytes)}  (buffers, noise, temporary arrays)",
+            ),
             ("time per step", per_step),
-            ("time of the run", f"{_seconds(cost.run_seconds)} for {about['iterations']} steps"
-             f"{guess}, and {_seconds(cost.compile_seconds)} to compile"),
+            (
+                "time of the run",
+                f"{words.duration(cost.run_seconds)} for {about['iterations']} steps"
+                f"{guess}, and {words.duration(cost.compile_seconds)} to compile",
+            ),
         ],
-    )  # fmt: skip
-
-
-def _bytes(value: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.4g} {unit}"
-        value /= 1024
-    return f"{value:.4g} GiB"
-
-
-def _seconds(value: float) -> str:
-    if value < 1:
-        return f"{1000 * value:.3g} ms"
-    if value < 120:
-        return f"{value:.3g} s"
-    return f"{value / 60:.3g} min" if value < 7200 else f"{value / 3600:.3g} h"
+    )

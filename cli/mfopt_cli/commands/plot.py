@@ -9,12 +9,9 @@ import click
 from mfopt_cli import options
 
 
-@click.command(name="plot")
+@click.command(name="plot", cls=options.Command)
 @options.file_argument
-@click.option(
-    "--out", type=click.Path(path_type=Path),
-    help="Image file, .png, .svg or .pdf [default: FILE with .png].",
-)  # fmt: skip
+@options.out("Image file, .png, .svg or .pdf [default: FILE with .png].")
 @options.force
 def command(path: Path, out: Path | None, force: bool) -> None:
     """Plot C and C⁻¹, the error of each step, and how the optimization went.

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import click
 
+from mfopt import words
 from mfopt_cli import display, options
 
 
-@click.command(name="show")
+@click.command(name="show", cls=options.Command)
 @options.file_argument
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@options.json_flag
 def command(path: Path, as_json: bool) -> None:
     """Show the mechanism, its error and its guarantee.
 
@@ -27,7 +28,7 @@ def command(path: Path, as_json: bool) -> None:
         display.json_object({**mechanisms.summary(found), "path": str(path)})
         return
     values = {name: value.shape for name, value in found.strategy.arrays().items()}
-    sigma = f"{display.round_up(found.noise_multiplier, 6)}  (× clip norm, C as stored)"
+    sigma = f"{words.round_up(found.noise_multiplier, 6)}  (× clip norm, C as stored)"
     rows = [
         ("strategy", f"{found.strategy.describe()} {values or ''}"),
         ("sampling", found.sampling.words()),
@@ -38,6 +39,6 @@ def command(path: Path, as_json: bool) -> None:
         ("guarantee", mechanisms.statement(found.guarantee)),
         ("method", found.guarantee.method),
         ("digest", found.digest),
-    ]  # fmt: skip
+    ]
     rows += [(name, str(value)) for name, value in found.provenance.items()]
     display.table(str(path), rows)

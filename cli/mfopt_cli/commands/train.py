@@ -4,62 +4,75 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from typing import Any
 
 import click
 
+from mfopt.progress import Report
+from mfopt_cli import display, options
+from mfopt_cli.live import Live
 
-def _settings() -> list[tuple[str, type, Any, str, tuple[str, ...]]]:
+# settings whose flag has another name than the record's field
+_FLAGS = {"epsilon": "--eps", "output": "--out", "privacy_unit": "--unit"}
+
+
+def _settings() -> list[options.Option]:
     # the settings' own records give the flags, so that file, flags and help cannot disagree
     from mfopt.training import config
 
-    return [
-        (field.name, config.kind_of(field), field.default, field.metadata["help"],
-         field.metadata["choices"])
-        for field in dataclasses.fields(config.TrainConfig)
-        if field.name != "factorization"
-    ]  # fmt: skip
+    found = []
+    for field in dataclasses.fields(config.TrainConfig):
+        if field.name == "factorization":
+            continue
+        flag = _FLAGS.get(field.name, "--" + field.name.replace("_", "-"))
+        kind, choices = config.kind_of(field), field.metadata["choices"]
+        types = {int: options.COUNT, float: float, str: str, bool: bool}
+        shown = "" if field.default in ("", -1) else f" [{field.default}]"
+        found.append(
+            options.Option(
+                [f"{flag}/--no-{flag[2:]}" if kind is bool else flag, field.name],
+                type=click.Choice(choices) if choices else types[kind],
+                default=None,
+                help=field.metadata["help"] + shown,
+            )
+        )
+    return found
 
 
-class _TrainCommand(click.Command):
+class _TrainCommand(options.Command):
     """Adds one flag per setting when it is first needed: JAX is imported only then."""
 
     _complete = False
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         if not self._complete:
-            for name, kind, default, text, choices in _settings():
-                flag = "--" + name.replace("_", "-")
-                shown = "" if default in ("", -1) else f" [{default}]"
-                self.params.append(
-                    click.Option(
-                        [f"{flag}/--no-{flag[2:]}" if kind is bool else flag],
-                        type=click.Choice(choices) if choices else kind,
-                        default=None,
-                        help=text + shown,
-                    )
-                )
+            self.params += _settings()
             self._complete = True
         return super().get_params(ctx)
 
 
 @click.command(cls=_TrainCommand)
 @click.argument("factorization", required=False, type=click.Path())
-@click.option("--config", "path", type=click.Path(), help="TOML file; flags override it.")
-@click.option("--resume", is_flag=True, help="Go on with the run in the output folder.")
-@click.option("--show-config", is_flag=True, help="Print the resolved settings as TOML and stop.")
-@click.option("--report-only", is_flag=True, help="Check everything, print the report and stop.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-@click.option("--quiet", is_flag=True, help="No progress bar, no report.")
-@click.option(
+@options.option(
+    "--epochs", type=options.COUNT, help="With --iters: balls-in-bins sampling, so many epochs."
+)
+@options.option("--iters", type=options.COUNT, help="With --epochs: iterations per epoch.")
+@options.option("--config", "path", type=click.Path(), help="TOML file; flags override it.")
+@options.option("--resume", is_flag=True, help="Go on with the run in the output folder.")
+@options.option("--show-config", is_flag=True, help="Print the resolved settings as TOML and stop.")
+@options.option("--report-only", is_flag=True, help="Check everything, print the report and stop.")
+@options.json_flag
+@options.quiet
+@options.option(
     "--coordinator",
     help="host:port of process 0, to train with several processes (jax.distributed).",
 )
-@click.option("--processes", type=int, help="Number of processes, with --coordinator.")
-@click.option("--process", type=int, help="This process's number, with --coordinator.")
+@options.option("--processes", type=options.COUNT, help="Number of processes, with --coordinator.")
+@options.option("--process", type=options.COUNT, help="This process's number, with --coordinator.")
 def command(
     factorization: str | None,
+    epochs: int | None,
+    iters: int | None,
     path: str | None,
     resume: bool,
     show_config: bool,
@@ -78,15 +91,16 @@ def command(
 
     \b
     Examples:
-      mfopt train --sampling balls-in-bins:bins=8,epochs=4 --strategy blt \\
-          --epsilon 8 --delta 1e-5 --pretrain-steps 300 --output run
-      mfopt train best.npz --pretrain-steps 300 --output run
+      mfopt train --epochs 4 --iters 8 --strategy blt --eps 8 --delta 1e-5 \\
+          --pretrain-steps 300 --out run
+      mfopt train best.npz --pretrain-steps 300 --out run
       mfopt train best.npz --config run/config.toml --resume
       mfopt train --sampling poisson:probability=0.05,iterations=200 \\
-          --epsilon 8 --delta 1e-6 --algorithm els --records-per-user 4
+          --eps 8 --delta 1e-6 --algorithm els --records-per-user 4
     """
     from mfopt.training import config, privacy
 
+    flags["sampling"] = _sampling(epochs, iters, flags["sampling"])
     settings = config.load(path, {"factorization": factorization, **flags})
     if show_config:
         click.echo(settings.to_toml(), nl=False)
@@ -95,12 +109,10 @@ def command(
     from mfopt.training.execute import execute
     from mfopt.training.prepare import prepare
 
-    say: Callable[[str], None] = (
-        (lambda line: None) if quiet else (lambda line: click.echo(line, err=True))
-    )
-    if settings.optimizes:
-        settings = _with_factorization(settings, say)
-    prepared = prepare(settings, resume=resume, say=say, progress=not quiet)
+    with Live(not quiet) as live:
+        if settings.optimizes:
+            settings = _with_factorization(settings, live)
+        prepared = prepare(settings, resume=resume, progress=live)
     report = prepared.report(0)
     if report is not None and not quiet:
         click.echo(privacy.report_text(report), err=True)
@@ -108,11 +120,22 @@ def command(
         if as_json:
             click.echo(json.dumps(report, indent=2, sort_keys=True))
         return
-    summary = execute(prepared, say=say, progress=not quiet)
+    with Live(not quiet) as live:
+        summary = execute(prepared, progress=live)
     if as_json:
         click.echo(json.dumps(summary, indent=2, sort_keys=True))
         return
-    click.echo(_text(summary))
+    for line in _lines(summary):
+        display.print_text(line)
+
+
+def _sampling(epochs: int | None, iters: int | None, sampling: str | None) -> str | None:
+    """The sampling that --epochs and --iters stand for, or the given one."""
+    if epochs is None and iters is None:
+        return sampling
+    if epochs is None or iters is None or sampling is not None:
+        raise click.UsageError("--epochs and --iters belong together, in place of --sampling")
+    return f"balls-in-bins:bins={iters},epochs={epochs}"
 
 
 def _join(coordinator: str | None, processes: int | None, process: int | None) -> None:
@@ -124,10 +147,9 @@ def _join(coordinator: str | None, processes: int | None, process: int | None) -
     if len(missing) == len(given):
         return
     if coordinator is None or processes is None or process is None:
-        raise _check.reject(
-            ", ".join(missing), None, "is missing: --coordinator, --processes and --process "
-            "belong together",
-        )  # fmt: skip
+        raise click.UsageError(
+            f"{', '.join(missing)} missing: --coordinator, --processes, --process belong together"
+        )
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdigit():
         raise _check.reject("coordinator", coordinator, "must be HOST:PORT")
@@ -142,7 +164,7 @@ def _join(coordinator: str | None, processes: int | None, process: int | None) -
         raise _check.FailureError(f"the processes did not come together: {problem}") from None
 
 
-def _with_factorization(settings: Any, say: Callable[[str], None]) -> Any:
+def _with_factorization(settings: Any, progress: Report) -> Any:
     """The settings with a file for their sampling, epsilon and delta, made if it is not there."""
     from pathlib import Path
 
@@ -155,12 +177,15 @@ def _with_factorization(settings: Any, say: Callable[[str], None]) -> Any:
 
     path = Path(settings.output) / "factorization.npz"
     if not path.is_file() and jax.process_index() == 0:
-        say(f"optimizing {settings.strategy} for ({settings.epsilon:g}, {settings.delta:g})-DP")
         make_folder(path.parent)
         found = factorize(
-            settings.scheme(), settings.epsilon, settings.delta, strategy=settings.strategy,
+            settings.scheme(),
+            settings.epsilon,
+            settings.delta,
+            strategy=settings.strategy,
             privacy_unit="user",
-        )  # fmt: skip
+            progress=progress,
+        )
         found.save(path)
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
@@ -172,16 +197,18 @@ def _with_factorization(settings: Any, say: Callable[[str], None]) -> Any:
     asked = (settings.scheme(), settings.epsilon, settings.delta, settings.strategy)
     if stated != asked:
         raise _check.reject(
-            "output", settings.output, f"holds a factorization for {stated}, not for {asked}",
+            "output",
+            settings.output,
+            f"holds a factorization for {stated}, not for {asked}",
             "Choose another output folder.",
-        )  # fmt: skip
+        )
     # the file's own guarantee is the one that was asked for: nothing is left to account for
     return dataclasses.replace(
         settings, factorization=str(path), sampling="", strategy="identity", epsilon=0.0, delta=0.0
     )
 
 
-def _text(summary: dict[str, Any]) -> str:
+def _lines(summary: dict[str, Any]) -> list[str]:
     lines = [f"{summary['steps']} steps done; results in {summary['output']}"]
     if summary["padded"] or summary["truncated"]:
         lines.append(f"{summary['padded']} slots padded, {summary['truncated']} units truncated")
@@ -195,4 +222,4 @@ def _text(summary: dict[str, Any]) -> str:
         lines.append(summary["privacy"]["statement"])
     else:
         lines.append("NO GUARANTEE: the seed is pinned, or the account is an estimate")
-    return "\n".join(lines)
+    return lines

@@ -14,7 +14,7 @@ from mfopt.experiments import plots
 from mfopt.experiments.cache import Cache
 from mfopt.experiments.figures import charles, chua, ganesh, mcmahan, near_exact
 from mfopt.experiments.figures.context import Context, Drawing
-from mfopt.experiments.runner import Progress
+from mfopt.progress import Report, silent
 
 
 class Entry(NamedTuple):
@@ -72,7 +72,7 @@ def make(
     cache: Cache,
     *,
     jobs: int | None = None,
-    progress: Progress = lambda done, total, message: None,
+    progress: Report = silent,
 ) -> list[Path]:
     """Make one figure or table and write it into ``folder``; returns the paths."""
     drawing = FIGURES[name].build(Context(cache, jobs, progress))

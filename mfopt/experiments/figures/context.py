@@ -8,7 +8,8 @@ from typing import NamedTuple
 from mfopt.experiments import comparison
 from mfopt.experiments.cache import Cache, Result, Task
 from mfopt.experiments.plots import Panel
-from mfopt.experiments.runner import Progress, run_all
+from mfopt.experiments.runner import run_all
+from mfopt.progress import Report, silent
 
 
 class Context(NamedTuple):
@@ -16,7 +17,7 @@ class Context(NamedTuple):
 
     cache: Cache
     jobs: int | None = None
-    progress: Progress = lambda done, total, message: None
+    progress: Report = silent
 
     def run(self, tasks: Iterable[Task]) -> dict[Task, Result]:
         """Results of the tasks, from the cache where they are there."""

@@ -17,10 +17,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from mfopt import _check, _files
 from mfopt._version import __version__
+from mfopt.progress import Progress, Report, silent
 from mfopt.training.data.builder import HoldOut, TokenStoreBuilder
 from mfopt.training.data.sources import Item, Source
 from mfopt.training.data.store import open_parts
@@ -64,7 +63,7 @@ def build(
     options: Options | None = None,
     force: bool = False,
     restart: bool = False,
-    show_progress: bool = True,
+    progress: Report = silent,
 ) -> dict[str, Any]:
     """Build the stores of ``source`` (private) and ``public`` in the folder ``out``.
 
@@ -77,7 +76,7 @@ def build(
         options: see :class:`Options`.
         force: replace ``out`` where it exists.
         restart: forget an unfinished build instead of going on with it.
-        show_progress: progress bars on standard error.
+        progress: told of what has been read and grouped.
 
     Returns:
         The report, as in ``report.json``: counts of records, of bad and left-out items by reason
@@ -109,7 +108,7 @@ def build(
         "options": dataclasses.asdict(options),
     }
     _begin(work, plan, restart)
-    tokenizer = _settle_tokenizer(work, tokenizer, public, show_progress)
+    tokenizer = _settle_tokenizer(work, tokenizer, public, progress)
     parts = {"train": (source, options)}
     if public is not None:
         parts["public"] = (public, dataclasses.replace(options, hold_out=HoldOut()))
@@ -119,7 +118,7 @@ def build(
     report: dict[str, Any] = {"plan": plan, "tokenizer_digest": tokenizer.digest, "reading": {}}
     for name, (origin, chosen) in parts.items():
         with TokenStoreBuilder(work / name, tokenizer.vocab_size) as builder:
-            counts = _fill(builder, origin, tokenizer, chosen, name, show_progress)
+            counts = _fill(builder, origin, tokenizer, chosen, name, progress)
             metadata = {
                 "mfopt": __version__,
                 "source": origin.describe(),
@@ -128,7 +127,7 @@ def build(
                 "hold_out": dataclasses.asdict(chosen.hold_out),
                 "public": name == "public",
             }
-            _group(builder, final, name, metadata, chosen, counts, show_progress)
+            _group(builder, final, name, metadata, chosen, counts, progress)
         report["reading"][name] = counts
     report["parts"] = {
         name: {
@@ -166,27 +165,23 @@ def _begin(work: Path, plan: Mapping[str, Any], restart: bool) -> None:
 
 
 def _settle_tokenizer(
-    work: Path, tokenizer: Tokenizer | int, public: Source | None, show_progress: bool
+    work: Path, tokenizer: Tokenizer | int, public: Source | None, progress: Report
 ) -> Tokenizer:
     if isinstance(tokenizer, Tokenizer):
         return tokenizer
     path = work / FILE_NAME
     if not path.is_file():
         assert public is not None
-        Tokenizer.train(_texts(public, show_progress), tokenizer).save(path)
+        Tokenizer.train(_texts(public, progress), tokenizer).save(path)
     return Tokenizer.load(path)
 
 
-def _texts(public: Source, show_progress: bool) -> Iterator[str]:
-    with _bar("tokenizer", public.total(), public.unit, show_progress) as bar:
-        for item in public.read():
-            bar.update(item.done - bar.n)
-            if item.text is not None:
-                yield item.text
-
-
-def _bar(name: str, total: int, unit: str, show: bool) -> tqdm:
-    return tqdm(total=total, desc=name, unit=unit, unit_scale=True, disable=not show)
+def _texts(public: Source, progress: Report) -> Iterator[str]:
+    total = public.total()
+    for item in public.read():
+        progress(Progress("reading for the tokenizer", item.done, total, public.unit))
+        if item.text is not None:
+            yield item.text
 
 
 def _fill(
@@ -195,7 +190,7 @@ def _fill(
     tokenizer: Tokenizer,
     options: Options,
     name: str,
-    show_progress: bool,
+    progress: Report,
 ) -> dict[str, Any]:
     """Read the rest of ``source`` into the spool; the counts of the whole reading."""
     state = builder.progress
@@ -222,29 +217,29 @@ def _fill(
 
     if not finished:
         committed, characters = time.monotonic(), 0
-        with _bar(name, source.total(), source.unit, show_progress) as bar:
-            for item in source.read(position):
-                bar.update(item.done - bar.n)
-                position = item.position
-                if item.reason is None:
-                    pending.append(item)
-                    characters += len(item.text or "")
-                elif item.filtered:
-                    filtered[item.reason] += 1
-                else:
-                    if options.on_bad == "fail":
-                        raise _check.reject(
-                            "data", item.where, item.reason, "Mend it, or skip bad lines."
-                        )
-                    bad[item.reason] += 1
-                    if len(examples) < _EXAMPLES:
-                        examples.append(f"{item.where}: {item.reason}")
-                if len(pending) >= _BATCH_TEXTS or characters >= _BATCH_CHARACTERS:
-                    add()
-                    characters = 0
-                if time.monotonic() - committed > _COMMIT_SECONDS:
-                    commit(done=False)
-                    committed, characters = time.monotonic(), 0
+        total = source.total()
+        for item in source.read(position):
+            progress(Progress(f"reading {name}", item.done, total, source.unit))
+            position = item.position
+            if item.reason is None:
+                pending.append(item)
+                characters += len(item.text or "")
+            elif item.filtered:
+                filtered[item.reason] += 1
+            else:
+                if options.on_bad == "fail":
+                    raise _check.reject(
+                        "data", item.where, item.reason, "Mend it, or skip bad lines."
+                    )
+                bad[item.reason] += 1
+                if len(examples) < _EXAMPLES:
+                    examples.append(f"{item.where}: {item.reason}")
+            if len(pending) >= _BATCH_TEXTS or characters >= _BATCH_CHARACTERS:
+                add()
+                characters = 0
+            if time.monotonic() - committed > _COMMIT_SECONDS:
+                commit(done=False)
+                committed, characters = time.monotonic(), 0
         commit(done=True)
     return counts() | {"records": builder.num_records}
 
@@ -256,14 +251,20 @@ def _group(
     metadata: Mapping[str, Any],
     options: Options,
     counts: dict[str, Any],
-    show_progress: bool,
+    progress: Report,
 ) -> None:
-    with _bar(f"{name}, grouping", builder.num_tokens, "tokens", show_progress) as bar:
-        counts |= builder.finish(
-            final,
-            metadata,
-            name=name,
-            hold_out=options.hold_out,
-            drop_duplicates=options.drop_duplicates,
-            advance=bar.update,
-        )
+    total, done = builder.num_tokens, 0
+
+    def advance(tokens: int) -> None:
+        nonlocal done
+        done += tokens
+        progress(Progress(f"grouping {name}", done, total, "tokens"))
+
+    counts |= builder.finish(
+        final,
+        metadata,
+        name=name,
+        hold_out=options.hold_out,
+        drop_duplicates=options.drop_duplicates,
+        advance=advance,
+    )

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mfopt import _check
+from mfopt.progress import Report, silent
 from mfopt.training.data.build import Options, build
 from mfopt.training.data.builder import HoldOut
 from mfopt.training.data.sources import FileTree, checked, walk
@@ -120,7 +121,7 @@ def build_stdlib(
     options: Options | None = None,
     force: bool = False,
     restart: bool = False,
-    show_progress: bool = True,
+    progress: Report = silent,
 ) -> dict[str, Any]:
     """Build the embedded corpus: parts ``train``, ``public``, and held-out ones as asked.
 
@@ -137,5 +138,5 @@ def build_stdlib(
         options=options or Options(hold_out=HoldOut(users=0.1, records=0.05)),
         force=force,
         restart=restart,
-        show_progress=show_progress,
+        progress=progress,
     )

@@ -1,0 +1,134 @@
+"""Answers of accountants on the command line: one, or a sweep of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mfopt.progress import Progress
+from mfopt_cli import display, sweeps
+from mfopt_cli.live import Live
+
+Row = dict[str, Any]
+_NAMES = {"noise_multiplier": "--noise-multiplier", "eps": "--eps", "delta": "--delta"}
+
+
+def iterations(row: Row) -> int:
+    """All iterations n of a row: epochs times iterations per epoch."""
+    from mfopt import _check
+
+    total, epochs, iters = row["iterations"], row["epochs"], row["iters"]
+    if total is not None:
+        if epochs is not None or iters is not None:
+            raise click.UsageError("--iterations is n itself: leave --epochs and --iters out")
+        return _check.integer("iterations", total)
+    if iters is None:
+        raise click.UsageError("Missing option '--iters'.")
+    return _check.integer("iters", iters) * _check.integer(
+        "epochs", 1 if epochs is None else epochs
+    )
+
+
+def probability(row: Row, factor: int = 1) -> float:
+    """The sampling probability of a row: given, from batch size and population, or 1/iters.
+
+    ``factor`` groups take turns, so that the rate within the group whose turn it is is higher.
+    """
+    from mfopt import _check
+
+    sized = (row["batch_size"] is not None) + (row["population"] is not None)
+    if sized == 1 or (sized and row["probability"] is not None):
+        raise click.UsageError("give --probability, or --batch-size and --population")
+    if row["probability"] is not None:
+        return _check.probability("probability", row["probability"], closed=True)
+    if not sized:
+        if row["iters"] is None:
+            raise click.UsageError("give --probability, or --batch-size and --population")
+        rate, name = 1 / _check.integer("iters", row["iters"]), "iters"
+    else:
+        batch = _check.positive("batch_size", row["batch_size"])
+        rate, name = batch / _check.integer("population", row["population"]), "batch_size"
+    if rate * factor > 1:
+        raise _check.reject(
+            name,
+            row[name],
+            "the batch must not exceed the units it is drawn from",
+            f"Each of the {factor} groups holds one in {factor} of them." if factor > 1 else "",
+        )
+    return rate * factor
+
+
+def analysed(mechanism: Any, row: Row, **more: Any) -> list[Row]:
+    """One row of results by the common interface."""
+    from mfopt.accounting import account
+
+    found = account(
+        mechanism,
+        noise_multiplier=row["noise_multiplier"],
+        epsilon=row["eps"],
+        delta=row["delta"],
+        **more,
+    )
+    return [found.describe()]
+
+
+def run(
+    arguments: Row,
+    compute: Callable[[Row], list[Row]],
+    title: str,
+    plot: Path | None,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Evaluate all points with progress, then print a table or JSON and draw the plot."""
+    swept, rows = sweeps.points(arguments)
+    given = [text for name, text in _NAMES.items() if arguments[name] is not None]
+    if len(given) != 2:
+        raise click.UsageError(f"give exactly two of {', '.join(_NAMES.values())}")
+    if plot is not None:
+        _check_plot(plot, swept, force)
+    results: list[Row] = []
+    started = time.perf_counter()
+    with Live(not quiet and not as_json) as live:
+        for number, row in enumerate(rows):
+            note = "" if swept is None else f"{swept} = {row[swept]:g}"
+            live(Progress(title, number, len(rows), "answers", note=note))
+            found = compute(row)
+            results += [one if swept is None else {swept: row[swept], **one} for one in found]
+    if plot is not None and swept is not None:
+        from mfopt.experiments import accounted
+
+        accounted.draw(results, swept, title, plot)
+    if as_json:
+        seconds = time.perf_counter() - started
+        if swept is None and len(results) == 1:
+            display.json_object({**results[0], "seconds": seconds})
+        else:
+            display.json_object({"swept": swept, "results": results, "seconds": seconds})
+    elif not quiet:
+        _print(results, swept, title)
+        if plot is not None:
+            display.print_text(f"plot: {plot}")
+
+
+def _print(results: list[Row], swept: str | None, title: str) -> None:
+    from mfopt.experiments import accounted
+
+    if len(results) == 1 and swept is None:
+        display.table(title, accounted.described(results[0]))
+        return
+    display.print_text(f"{title}; {accounted.protects(results[0], swept)}", style="bold")
+    display.columns(*accounted.table(results, swept))
+
+
+def _check_plot(path: Path, swept: str | None, force: bool) -> None:
+    from mfopt import _files
+
+    if swept is None:
+        raise click.UsageError("--plot needs a sweep, for example --group-size 1:64")
+    _files.check_output(path, force=force, name="plot", suffixes=(".png", ".svg", ".pdf"))

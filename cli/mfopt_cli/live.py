@@ -1,0 +1,175 @@
+"""One progress display for all stages of a command, on standard error.
+
+On a terminal two lines are redrawn a few times a second; elsewhere a plain line is written now
+and then. The time left comes from the pace between finished pieces of work: what comes before the
+first of them, and the longest of them, is taken for compilation and not counted.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import sys
+import threading
+import time
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live as RichLive
+from rich.progress_bar import ProgressBar
+from rich.text import Text
+
+from mfopt import words
+from mfopt.progress import Progress
+from mfopt_cli import display
+
+_KEPT = 64  # reports that the pace is taken from
+_FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 60.0  # seconds between lines where nothing can be redrawn
+
+
+class Pace:
+    """Seconds per unit of work within one stage."""
+
+    def __init__(self) -> None:
+        self._at: collections.deque[tuple[float, float]] = collections.deque(maxlen=_KEPT)
+
+    def note(self, now: float, done: float) -> None:
+        """``done`` units are finished at time ``now``."""
+        if done > 0 and (not self._at or done > self._at[-1][1]):
+            self._at.append((now, done))
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds per unit, None until two reports have come.
+
+        Of three intervals or more, the one with the slowest pace is left out: a compilation.
+        """
+        pairs = [
+            (after[0] - before[0], after[1] - before[1])
+            for before, after in itertools.pairwise(self._at)
+        ]
+        if not pairs:
+            return None
+        if len(pairs) >= 3:
+            pairs.remove(max(pairs, key=lambda pair: pair[0] / pair[1]))
+        return sum(time for time, _ in pairs) / sum(units for _, units in pairs)
+
+
+class Live:
+    """Shows what it is told; a context manager, so that a terminal is left as it was found."""
+
+    def __init__(self, enabled: bool) -> None:
+        self._enabled = enabled
+        self._console = display.console(sys.stderr)
+        terminal = self._console.is_terminal and not self._console.is_dumb_terminal
+        self._screen: RichLive | None = None
+        if enabled and terminal:
+            self._screen = RichLive(
+                get_renderable=self._render,
+                console=self._console,
+                transient=True,
+                refresh_per_second=8,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+        self._event = Progress("starting")
+        self._pace = Pace()
+        self._started = self._told = time.perf_counter()
+        self._shown, self._pause = 0.0, _FIRST_PAUSE
+        self._closed = threading.Event()
+
+    def __enter__(self) -> Live:
+        if self._screen is not None:
+            self._screen.start(refresh=True)
+        elif self._enabled:
+            threading.Thread(target=self._tick, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the display off the screen."""
+        self._closed.set()
+        if self._screen is not None:
+            self._screen.stop()
+
+    def __call__(self, event: Progress) -> None:
+        """Take note of where the work stands."""
+        if not self._enabled or self._closed.is_set():
+            return
+        now = time.perf_counter()
+        new = event.stage != self._event.stage
+        if event.lasting:
+            self._keep(event.note)
+            if event.total is None:
+                return
+        if new:
+            self._pace = Pace()
+        self._pace.note(now, event.done)
+        self._event, self._told = event, now
+        if self._screen is None and (new or now - self._shown > self._pause):
+            self._line(now)
+
+    def _keep(self, note: str) -> None:
+        if self._screen is not None:
+            self._console.print(Text(display.fitting(note, sys.stderr)))
+        else:
+            click.echo(note, err=True)
+
+    def _tick(self) -> None:
+        """Say that work still goes on, however long one piece of it takes."""
+        while not self._closed.wait(_FIRST_PAUSE):
+            now = time.perf_counter()
+            if now - max(self._shown, self._started) > max(self._pause, 5 * _FIRST_PAUSE):
+                self._line(now)
+
+    def _line(self, now: float) -> None:
+        self._shown = now
+        self._pause = min(max(_FIRST_PAUSE, 0.1 * (now - self._started)), _LONGEST_PAUSE)
+        where = "  ".join(filter(None, [self._count(), self._event.note, self._left(now)]))
+        click.echo(
+            f"[{self._elapsed(now)}] {self._event.stage}{': ' if where else ''}{where}", err=True
+        )
+
+    def _elapsed(self, now: float) -> str:
+        seconds = round(now - self._started)
+        return words.duration(seconds) if seconds >= 10 else f"{seconds} s"
+
+    def _count(self) -> str:
+        event = self._event
+        if event.total is None:
+            return ""
+        of = "of at most" if event.at_most else "of"
+        if event.unit == "bytes":
+            return f"{words.size(event.done)} {of} {words.size(event.total)}"
+        return f"{event.done:,.10g} {of} {event.total:,.10g} {event.unit}".rstrip()
+
+    def _left(self, now: float) -> str:
+        event, pace = self._event, self._pace.seconds
+        if event.total is None or pace is None or event.done >= event.total:
+            return ""
+        left = max((event.total - event.done) * pace - (now - self._told), 0.0)
+        return f"{'at most' if event.at_most else 'about'} {words.duration(left)} left"
+
+    def _render(self) -> RenderableType:
+        return Group(*self._lines(self._console, time.perf_counter()))
+
+    def _lines(self, console: Console, now: float) -> list[RenderableType]:
+        event = self._event
+
+        def line(text: str, style: str = "") -> Text:
+            return Text(display.fitting(text, sys.stderr), style, no_wrap=True, overflow="ellipsis")
+
+        first = line(f"{event.stage}  ", "bold")
+        first.append(
+            display.fitting(
+                "  ".join(filter(None, [self._count(), self._elapsed(now)])), sys.stderr
+            )
+        )
+        lines: list[RenderableType] = [first]
+        if event.total:
+            width = min(40, max(console.width - 2, 10))
+            lines.append(ProgressBar(total=event.total, completed=event.done, width=width))
+        lines += [line(text, "dim") for text in (self._left(now), event.note) if text]
+        return lines

@@ -1,0 +1,105 @@
+"""What the user is told when something is wrong: the library's words, with the options' names.
+
+The library speaks of arguments by their names in Python; here, and only here, they become the
+options that were typed.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+from mfopt.errors import UsageError
+
+# Names in Python -> how the commands call the same thing, first the one that a command may have.
+_MEANINGS = {
+    "bins": ("iters",),
+    "epsilon": ("eps",),
+    "iterations": ("iters",),
+    "length": ("iters",),
+    "loss": ("objective",),
+    "output": ("out",),
+    "privacy_unit": ("unit",),
+    "z": ("noise_multiplier",),
+    "conversion": ("conversion",),
+}
+# packages of an extra, by the name that is imported
+EXTRAS = {
+    **dict.fromkeys(
+        ("flax", "orbax", "pyarrow", "safetensors", "tensorboardX", "tokenizers"), "train"
+    ),
+    **dict.fromkeys(("jax_privacy", "opacus", "torch"), "interop"),
+}
+
+
+class Refused(click.ClickException):
+    """Bad usage, found after the words were parsed."""
+
+    exit_code = 2
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"mfopt: error: {self.message}", err=True)
+
+
+class Failed(click.ClickException):
+    """Good usage without a result."""
+
+    exit_code = 1
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"mfopt: {self.message}", err=True)
+
+
+def of_usage(problem: UsageError, ctx: click.Context | None) -> str:
+    """One message for a refused argument, by the name that was typed."""
+    if problem.argument is None:
+        return translate(str(problem), ctx)
+    names = [part.strip() for part in problem.argument.split(",")]
+    shown = ", ".join(flag(name, ctx) or name for name in names)
+    value = problem.value
+    said = "" if value is None else f" {value}" if isinstance(value, str) else f" {value!r}"
+    tail = f" {problem.way_out}" if problem.way_out else ""
+    return f"{shown}{said}: {translate(f'{problem.rule}.{tail}', ctx)}"
+
+
+def translate(text: str, ctx: click.Context | None) -> str:
+    """``text`` with every argument in backticks (`force=True`) as the option that sets it."""
+
+    def option(match: re.Match[str]) -> str:
+        name, value = match[1], match[2]
+        found = flag(name, ctx)
+        if found is None:
+            return match[0]
+        return found if value in (None, "True") else f"{found} {value}"
+
+    return re.sub(r"`(\w+)(?:=([^`]*))?`", option, text)
+
+
+def flag(name: str, ctx: click.Context | None) -> str | None:
+    """The option or argument of the running command that ``name`` stands for, as typed."""
+    from mfopt_cli.options import Option
+
+    if ctx is None:
+        return None
+    parameters = {param.name: param for param in ctx.command.get_params(ctx)}
+    for param in ctx.command.get_params(ctx):
+        for opt in param.opts:
+            parameters.setdefault(opt.lstrip("-").replace("-", "_"), param)
+    plain = name.replace(" ", "_").replace("-", "_")
+    for candidate in (plain, *_MEANINGS.get(plain, ())):
+        found = parameters.get(candidate)
+        if isinstance(found, Option):
+            return found.typed(ctx)
+        if found is not None:
+            return found.opts[0] if isinstance(found, click.Option) else found.make_metavar(ctx)
+    return None
+
+
+def of_missing(problem: ModuleNotFoundError) -> str | None:
+    """One line for a package that an extra would bring; None where it is none of those."""
+    package = (problem.name or "").partition(".")[0]
+    if package not in EXTRAS:
+        return None
+    return f"this needs {package}, which is not installed: pip install 'mfopt[{EXTRAS[package]}]'"

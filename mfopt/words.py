@@ -1,0 +1,79 @@
+"""Numbers as a person writes them; σ, ε and δ are never rounded towards less privacy."""
+
+from __future__ import annotations
+
+import math
+
+
+def round_up(value: float, digits: int = 5) -> str:
+    """``value`` with ``digits`` significant digits, rounded away from zero: for σ, ε, δ.
+
+    >>> round_up(2.0000001), round_up(1e-5)
+    ('2.0001', '1e-05')
+    """
+    if value == 0 or not math.isfinite(value):
+        return str(value)
+    unit = 10.0 ** (math.floor(math.log10(abs(value))) - digits + 1)
+    shown = f"{math.ceil(value / unit * (1 - 1e-12)) * unit:.{digits}g}"
+    return shown if float(shown) >= value else f"{float(shown) + unit:.{digits}g}"
+
+
+def duration(seconds: float) -> str:
+    """A time in its two largest units.
+
+    >>> [duration(s) for s in (0.004, 0.25, 12.34, 75, 4000, 200000)]
+    ['4 ms', '250 ms', '12 s', '1 min 15 s', '1 h 6 min', '2 d 7 h']
+    """
+    if not math.isfinite(seconds):
+        return "no end"
+    if seconds < 1:
+        return f"{1000 * seconds:.3g} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return _two(whole, "min", 60, "s", 1)
+    if whole < 48 * 3600:
+        return _two(whole, "h", 3600, "min", 60)
+    return _two(whole, "d", 86400, "h", 3600)
+
+
+def _two(seconds: int, large: str, long: int, small: str, short: int) -> str:
+    units, rest = divmod(seconds, long)
+    return f"{units} {large}" + (f" {rest // short} {small}" if rest // short else "")
+
+
+def size(count: float) -> str:
+    """A number of bytes in binary units.
+
+    >>> size(1000), size(3 * 2**20), size(5e15)
+    ('1000 B', '3 MiB', '4.441 PiB')
+    """
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        if count < 1024 or unit == "PiB":
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    raise AssertionError("unreachable")
+
+
+def against(value: float, other: float, noun: str = "error") -> str:
+    """How ``value`` compares with ``other``, both errors or the like: smaller is better.
+
+    >>> against(0.75, 1.0), against(1.031, 1.0), against(1.0, 1.0), against(7.0, 1.0)
+    ('25.0% less error', '3.1% more error', 'the same error', '7.0 times the error')
+    >>> against(1e21, 1.0)
+    'over a million times the error'
+    """
+    if not (math.isfinite(value) and math.isfinite(other) and other > 0):
+        return f"no comparison of the {noun}"
+    ratio = value / other
+    if ratio > 1e6:
+        return f"over a million times the {noun}"
+    if ratio >= 2:
+        return f"{ratio:.{1 if ratio < 100 else 0}f} times the {noun}"
+    percent = round(100 * (1 - ratio), 1)
+    if percent == 0:
+        return f"the same {noun}"
+    return f"{abs(percent):.1f}% {'less' if percent > 0 else 'more'} {noun}"
