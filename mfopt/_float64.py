@@ -30,7 +30,8 @@ def float64(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         with jax.enable_x64(True):
-            return jax.tree.map(_to_numpy, function(*args, **kwargs))
+            result: R = jax.tree.map(_to_numpy, function(*args, **kwargs))
+        return result
 
     return wrapper
 

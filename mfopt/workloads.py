@@ -228,7 +228,8 @@ def from_description(description: dict[str, Any], arrays: dict[str, np.ndarray])
     if kind not in classes:
         raise _check.reject("workload kind", kind, f"must be one of {sorted(classes)}")
     try:
-        return classes[kind](**fields)
+        found: Workload = classes[kind](**fields)
+        return found
     except TypeError as error:
         raise _check.reject("workload", description, f"is not a description ({error})") from None
 

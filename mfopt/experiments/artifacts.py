@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mfopt import _check
+from mfopt import _check, _files
 from mfopt._version import __version__
 from mfopt.experiments import (
     auditing,
@@ -161,7 +161,7 @@ def _grid(folder: Path, cache: Cache, jobs: int | None, progress: Report) -> Bui
             f"{r['rmse']!r},{r['relative_error']!r},{found[source].record['seconds']}"
         )
     place = _made(folder / "tables") / "grid.csv"
-    return Built([plots.write(place, "\n".join(lines) + "\n")], wanted)
+    return Built([_files.write(place, "\n".join(lines) + "\n")], wanted)
 
 
 def _comparison(folder: Path, cache: Cache, jobs: int | None, progress: Report) -> Built:
@@ -190,9 +190,9 @@ def write_comparison(
         return stem.with_name(f"{stem.name}{part}")
 
     written = [
-        plots.write(name(".csv"), comparison.csv_text(rows, baseline)),
-        plots.write(name(".json"), comparison.json_text(setting, rows, baseline) + "\n"),
-        plots.write(name(".txt"), comparison.text_table(rows, baseline) + "\n"),
+        _files.write(name(".csv"), comparison.csv_text(rows, baseline)),
+        _files.write(name(".json"), comparison.json_text(setting, rows, baseline) + "\n"),
+        _files.write(name(".txt"), comparison.text_table(rows, baseline) + "\n"),
         *plots.save(plots.draw([comparison_plots.rmse_panel(setting, rows)]), name("-rmse")),
     ]
     if baseline is not None and len(setting.include) > 1:
@@ -246,7 +246,7 @@ def _note(folder: Path, name: str, built: Built, cache: Cache) -> None:
     }
     manifest = {**read_manifest(folder), name: entry}
     text = json.dumps(manifest, indent=2, sort_keys=True) + "\n"
-    plots.write(folder / MANIFEST, text)
+    _files.write(folder / MANIFEST, text)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mfopt import _files
 from mfopt.experiments import plots
 from mfopt.experiments.cache import Cache, Result, Task
 from mfopt.experiments.runner import run_all
@@ -175,7 +176,7 @@ def write(stem: Path, setting: Setting, rows: Sequence[dict[str, Any]]) -> list[
     table.writerows(rows)
     text = json.dumps({"setting": dataclasses.asdict(setting), "audits": list(rows)}, indent=2)
     return [
-        plots.write(stem.with_name(f"{stem.name}.json"), text + "\n"),
-        plots.write(stem.with_name(f"{stem.name}.csv"), buffer.getvalue()),
+        _files.write(stem.with_name(f"{stem.name}.json"), text + "\n"),
+        _files.write(stem.with_name(f"{stem.name}.csv"), buffer.getvalue()),
         *plots.save(plots.draw(panels(setting, rows), title=title), stem),
     ]

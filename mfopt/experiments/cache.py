@@ -46,7 +46,8 @@ class Task:
     @property
     def arguments(self) -> dict[str, Any]:
         """The settings as a dict."""
-        return json.loads(self.settings)
+        settings: dict[str, Any] = json.loads(self.settings)
+        return settings
 
     @property
     def key(self) -> str:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mfopt import _files
 from mfopt.experiments import plots
 from mfopt.experiments.cache import Cache, Result, Task
 from mfopt.experiments.runner import run_all
@@ -286,8 +287,8 @@ def write(stem: Path, setting: Setting, runs: Sequence[Run]) -> list[Path]:
     figure = plots.draw(panels(setting, runs), title=title)
     text = json.dumps(summary(setting, runs), indent=2) + "\n"
     return [
-        plots.write(stem.with_name(f"{stem.name}.json"), text),
-        plots.write(stem.with_name(f"{stem.name}.csv"), csv_text(runs)),
+        _files.write(stem.with_name(f"{stem.name}.json"), text),
+        _files.write(stem.with_name(f"{stem.name}.csv"), csv_text(runs)),
         *plots.save(figure, stem),
     ]
 

@@ -37,7 +37,9 @@ def prefix_row_variances(entries: jax.Array) -> jax.Array:
         jnp.pad(1 / diagonal**2, (0, padding)).reshape(-1, _SEGMENT),
     )
 
-    def step(covariance: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple:
+    def step(
+        covariance: jax.Array, row: tuple[jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
         weight, fresh = row  # covariance of (y_{t-1}, ..., y_{t-bands})
         cross = covariance @ weight
         variance = weight @ cross + fresh
@@ -46,8 +48,11 @@ def prefix_row_variances(entries: jax.Array) -> jax.Array:
         return jnp.concatenate([border[None], moved]), variance
 
     @jax.checkpoint  # the backward pass rebuilds the covariances of a segment
-    def segment(covariance: jax.Array, rows: tuple[jax.Array, jax.Array]) -> tuple:
+    def segment(
+        covariance: jax.Array, rows: tuple[jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
         return jax.lax.scan(step, covariance, rows)
 
     start = jnp.zeros((bands, bands), entries.dtype)
-    return jax.lax.scan(segment, start, steps)[1].reshape(-1)[:n]
+    variances: jax.Array = jax.lax.scan(segment, start, steps)[1]
+    return variances.reshape(-1)[:n]

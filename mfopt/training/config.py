@@ -276,7 +276,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def kind_of(field: Any) -> type:
     """The type of one setting."""
-    kind = typing.get_type_hints(TrainConfig)[field.name]
+    kind: type = typing.get_type_hints(TrainConfig)[field.name]
     if isinstance(kind, types.UnionType):
         raise TypeError(f"{field.name} must have one type")
     return kind

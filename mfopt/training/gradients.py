@@ -108,7 +108,8 @@ def microbatch_adder(model: Model, clipping: Clipping | NoClipping) -> Adder:
         each = jax.vmap(contribution, in_axes=(None, None, 0, 0))(params, frozen, tokens, mask)
         summed = jax.tree.map(lambda leaf: jnp.sum(leaf.astype(jnp.float32), axis=0), each)
         gradient, statistics = summed
-        return jax.tree.map(jnp.add, totals, Totals(gradient, statistics))
+        added: Totals = jax.tree.map(jnp.add, totals, Totals(gradient, statistics))
+        return added
 
     return add
 
@@ -135,6 +136,7 @@ def _summed_adder(model: Model) -> Adder:
     ) -> Totals:
         gradient, statistics = jax.grad(summed_loss, has_aux=True)(params, frozen, tokens, mask)
         gradient = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradient)
-        return jax.tree.map(jnp.add, totals, Totals(gradient, statistics))
+        added: Totals = jax.tree.map(jnp.add, totals, Totals(gradient, statistics))
+        return added
 
     return add

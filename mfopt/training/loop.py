@@ -184,9 +184,11 @@ class Trainer:
         draws = () if noise is None else noise.init(self._noise_shape(params), key=key)
         state = TrainState(jnp.int32(0), params, optimizer, draws)
         if self._mesh is None:
-            return jax.tree.map(jnp.asarray, state)
-        state, self._state_where = meshes.place_all(self._mesh, state)
-        return state
+            on_device: TrainState = jax.tree.map(jnp.asarray, state)
+            return on_device
+        placed: TrainState
+        placed, self._state_where = meshes.place_all(self._mesh, state)
+        return placed
 
     def run(self, state: TrainState, stop: int | None = None) -> Iterator[StepResult]:
         """Steps ``state.step`` .. ``stop`` - 1, one result after each.
@@ -210,7 +212,7 @@ class Trainer:
 
     def sum(self, params: PyTree, batch: Batch, step: int) -> Totals:
         """Σ clip(gradient of unit) over a batch, before noise: sensitive."""
-        totals = self._zero(params)
+        totals: Totals = self._zero(params)
         for units in batch.microbatches():
             tokens, mask = self.execution.units.fetch(units, step)
             totals = self._add(totals, params, self._frozen, self._rows(tokens), self._rows(mask))

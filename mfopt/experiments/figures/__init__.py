@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from mfopt import _check
+from mfopt import _check, _files
 from mfopt.experiments import plots
 from mfopt.experiments.cache import Cache
 from mfopt.experiments.figures import charles, chua, ganesh, mcmahan, near_exact
@@ -79,9 +79,9 @@ def make(
     stem = folder / name
     if drawing.table is not None:
         return [
-            plots.write(stem.with_name(f"{name}.csv"), drawing.csv or ""),
-            plots.write(stem.with_name(f"{name}.txt"), drawing.table),
+            _files.write(stem.with_name(f"{name}.csv"), drawing.csv or ""),
+            _files.write(stem.with_name(f"{name}.txt"), drawing.table),
         ]
-    data = plots.write(stem.with_name(f"{name}.csv"), plots.csv_of(drawing.panels))
+    data = _files.write(stem.with_name(f"{name}.csv"), plots.csv_of(drawing.panels))
     figure = plots.draw(drawing.panels, title=drawing.title, columns=drawing.columns)
     return [data, *plots.save(figure, stem)]

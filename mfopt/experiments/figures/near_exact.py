@@ -10,6 +10,7 @@ import io
 from collections.abc import Callable
 
 from mfopt.experiments import tasks
+from mfopt.experiments.cache import Task
 from mfopt.experiments.comparison import WIDTHS, Setting
 from mfopt.experiments.comparison_plots import improvement_panel
 from mfopt.experiments.figures.context import Context, Drawing
@@ -80,7 +81,7 @@ def samples(context: Context) -> Drawing:
     """Figure 5: RMSE lost by optimizing with fewer frozen samples."""
     epochs, bins = MAIN
 
-    def cell(epsilon: float, count: int) -> tasks.Task:
+    def cell(epsilon: float, count: int) -> Task:
         source = tasks.amplified_task(
             "blt", bins, epochs, epsilon, DELTA, buffers=4, samples=count
         )  # fmt: skip

@@ -209,7 +209,8 @@ class TokenStore:
         if records is None:
             return np.diff(self.record_offsets)
         chosen = np.asarray(records, np.int64)
-        return self.record_offsets[chosen + 1] - self.record_offsets[chosen]
+        lengths: np.ndarray = self.record_offsets[chosen + 1] - self.record_offsets[chosen]
+        return lengths
 
     def users_of(self, records: ArrayLike) -> np.ndarray:
         """The user of each record, same shape as ``records``, int64."""
@@ -317,7 +318,8 @@ def map_array(path: Path) -> np.ndarray:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except ValueError:
         array = np.load(path, allow_pickle=False)
-    return array.view(np.ndarray)
+    plain: np.ndarray = array.view(np.ndarray)
+    return plain
 
 
 def open_parts(path: str | Path) -> dict[str, TokenStore]:

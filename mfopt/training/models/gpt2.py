@@ -162,7 +162,7 @@ class Linear(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         dtype = x.dtype
-        out = x @ self.kernel[...].astype(dtype) + self.bias[...].astype(dtype)
+        out: jax.Array = x @ self.kernel[...].astype(dtype) + self.bias[...].astype(dtype)
         if self.scale:
             low = x @ self.lora_a[...].astype(dtype) @ self.lora_b[...].astype(dtype)
             out = out + self.scale * low
@@ -182,7 +182,8 @@ class LayerNorm(nnx.Module):
         centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
         variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
         normal = centred * jax.lax.rsqrt(variance + self.epsilon)
-        return (normal * self.scale[...] + self.bias[...]).astype(x.dtype)
+        scaled: jax.Array = normal * self.scale[...] + self.bias[...]
+        return scaled.astype(x.dtype)
 
 
 class Attention(nnx.Module):
@@ -265,7 +266,8 @@ class GPT2(nnx.Module):
 
 def _recomputed(block: Block, x: jax.Array) -> jax.Array:
     graph, state = nnx.split(block)
-    return jax.checkpoint(lambda state, x: nnx.merge(graph, state)(x))(state, x)
+    out: jax.Array = jax.checkpoint(lambda state, x: nnx.merge(graph, state)(x))(state, x)
+    return out
 
 
 def partition_spec(path: Sequence[str], axis: str = "model") -> Spec:
