@@ -62,6 +62,11 @@ class Live:
         self._enabled = enabled
         self._console = display.console(sys.stderr)
         terminal = self._console.is_terminal and not self._console.is_dumb_terminal
+        self._event = Progress("starting")
+        self._pace = Pace()
+        self._started = self._told = time.perf_counter()
+        self._shown, self._pause = 0.0, _FIRST_PAUSE
+        self._closed = threading.Event()
         self._screen: RichLive | None = None
         if enabled and terminal:
             self._screen = RichLive(
@@ -72,11 +77,6 @@ class Live:
                 redirect_stdout=False,
                 redirect_stderr=False,
             )
-        self._event = Progress("starting")
-        self._pace = Pace()
-        self._started = self._told = time.perf_counter()
-        self._shown, self._pause = 0.0, _FIRST_PAUSE
-        self._closed = threading.Event()
 
     def __enter__(self) -> Live:
         if self._screen is not None:
