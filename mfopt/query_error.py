@@ -15,6 +15,7 @@ from jax.scipy.linalg import solve_triangular
 from mfopt import time_scaled_error
 from mfopt._float64 import compiled
 from mfopt.strategies import Array, Banded, Strategy, TimeScaled, ToeplitzStrategy, _series
+from mfopt.strategies._prefix_recursion import prefix_row_variances
 from mfopt.workloads import Momentum, PrefixSums, ToeplitzWorkload, Workload
 
 _BLOCK = 256  # columns of A C⁻¹ held at once for Momentum × Toeplitz
@@ -25,29 +26,57 @@ def row_variances(workload: Workload, strategy: Strategy, n: int) -> Array:
     """Squared row norms of A C⁻¹, shape (n,): error variance per step at σ = 1.
 
     Toeplitz × Toeplitz costs O(n log n), momentum with a schedule × Toeplitz O(n²) time and O(n)
-    memory, prefix sums × banded O(n²·bands), time-scaled what :mod:`mfopt.time_scaled_error` says;
-    the rest a triangular solve.
+    memory, prefix sums × banded O(n·bands²), others × banded O(n²·bands), time-scaled what
+    :mod:`mfopt.time_scaled_error` says; the rest is a dense triangular solve. A kind of one's own
+    registers a faster way with :func:`variances`.
     """
-    if isinstance(strategy, ToeplitzStrategy):
-        inverse = jnp.asarray(strategy.inverse_coefs(n))
-        if isinstance(workload, PrefixSums):
-            return jnp.cumsum(jnp.cumsum(inverse) ** 2)
-        if isinstance(workload, ToeplitzWorkload):
-            coefs = jnp.asarray(workload.toeplitz_coefs(n))
-            return jnp.cumsum(_series.convolve(coefs, inverse) ** 2)
-        if isinstance(workload, Momentum):
-            velocity = jnp.asarray(float(workload.momentum) ** jnp.arange(n))
-            impulse = _series.convolve(velocity, inverse)
-            return _scheduled(jnp.asarray(workload.schedule(n)), impulse)
-    if isinstance(strategy, TimeScaled):
-        variances = time_scaled_error.row_variances(workload, strategy, n)
-        if variances is not None:
-            return variances
-    query = jnp.asarray(workload.materialize(n))
-    if isinstance(strategy, Banded):
-        return _banded(query, strategy.entries(n))
-    matrix = jnp.asarray(strategy.materialize(n))
+    return variances(strategy, workload, n)
+
+
+@functools.singledispatch
+def variances(strategy: Strategy, workload: Workload, n: int) -> Array:
+    """:func:`row_variances` by the class of the strategy: :func:`dense` for any C.
+
+    ``@query_error.variances.register`` adds a class and its subclasses. Differentiable in the
+    strategy, which may be traced.
+    """
+    return dense(strategy, workload, n)
+
+
+def dense(strategy: Strategy, workload: Workload, n: int) -> Array:
+    """:func:`row_variances` from the dense C, in O(n³)."""
+    query, matrix = jnp.asarray(workload.materialize(n)), jnp.asarray(strategy.materialize(n))
     return jnp.sum(solve_triangular(matrix, query.T, lower=True, trans=1) ** 2, axis=0)
+
+
+@variances.register
+def _toeplitz(strategy: ToeplitzStrategy, workload: Workload, n: int) -> Array:
+    inverse = jnp.asarray(strategy.inverse_coefs(n))
+    if isinstance(workload, PrefixSums):
+        return jnp.cumsum(jnp.cumsum(inverse) ** 2)
+    if isinstance(workload, ToeplitzWorkload):
+        coefs = jnp.asarray(workload.toeplitz_coefs(n))
+        return jnp.cumsum(_series.convolve(coefs, inverse) ** 2)
+    if isinstance(workload, Momentum):
+        velocity = jnp.asarray(float(workload.momentum) ** jnp.arange(n))
+        impulse = _series.convolve(velocity, inverse)
+        return _scheduled(jnp.asarray(workload.schedule(n)), impulse)
+    return dense(strategy, workload, n)
+
+
+@variances.register
+def _time_scaled(strategy: TimeScaled, workload: Workload, n: int) -> Array:
+    found = time_scaled_error.row_variances(workload, strategy, n)
+    return dense(strategy, workload, n) if found is None else found
+
+
+@variances.register
+def _banded(strategy: Banded, workload: Workload, n: int) -> Array:
+    entries = strategy.entries(n)
+    # the recursion on covariances is sequential: it pays while its blocks are small
+    if isinstance(workload, PrefixSums) and strategy.bands**2 < n**2 // 4:
+        return prefix_row_variances(entries)
+    return _band_norms(jnp.asarray(workload.materialize(n)), entries)
 
 
 @compiled("workload", "n")
@@ -85,7 +114,7 @@ def _scheduled(rates: jax.Array, impulse: jax.Array) -> jax.Array:
 
 
 @functools.partial(jax.custom_vjp)
-def _banded(query: jax.Array, entries: jax.Array) -> jax.Array:
+def _band_norms(query: jax.Array, entries: jax.Array) -> jax.Array:
     """Row norms of ``query`` C⁻¹ for banded C with ``entries`` (bands, n), O(n²·bands)."""
     return jnp.sum(_solve_columns(query, entries) ** 2, axis=0)
 
@@ -129,4 +158,4 @@ def _banded_backward(
     return None, -2 * jax.lax.map(band, jnp.arange(bands))
 
 
-_banded.defvjp(_banded_forward, _banded_backward)
+_band_norms.defvjp(_banded_forward, _banded_backward)

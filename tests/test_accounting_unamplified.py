@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from mfopt import strategies
-from mfopt.accounting import unamplified
+from mfopt.accounting import Mechanism, account, unamplified
 from mfopt.errors import UsageError
-from mfopt.sampling import BallsInBins, FixedOrder, MinSeparation
+from mfopt.sampling import BallsInBins, CyclicPoisson, FixedOrder, MinSeparation
 
 
 def patterns(n, separation, most):
@@ -103,6 +103,53 @@ def test_bands_and_column_norms_match_the_dense_matrix():
         assert unamplified.bands(strategy, 9) == (rows - columns).max() + 1, strategy.kind
         norms = unamplified.column_norms(strategy, 9)
         assert np.allclose(norms, np.linalg.norm(dense, axis=0), rtol=1e-12), strategy.kind
+
+
+class BandedInverse(strategies.ToeplitzStrategy):
+    """A user's own kind: C⁻¹ has ``bands`` bands, C has all of them."""
+
+    kind = "test-banded-inverse"
+    bands: int = strategies.setting()
+
+    def toeplitz_coefs(self, n):
+        return strategies.BandedInverseSquareRoot(self.bands).toeplitz_coefs(n)
+
+
+class Boasting(strategies.Strategy):
+    """A strategy that states two bands, whatever its matrix has."""
+
+    kind = "test-boasting"
+    matrix: strategies.Array = strategies.parameter(dimensions=2)
+
+    def materialize(self, n):
+        return self.matrix[:n, :n]
+
+    def column_bands(self, n):
+        return 2
+
+
+def test_cyclic_poisson_believes_the_matrix_and_not_a_name():
+    # a unit's columns overlap in C x where C has more bands than groups, whatever is called bands
+    scheme = CyclicPoisson(0.5, 4, 16)
+    with pytest.raises(UsageError, match="C has 16 bands"):
+        account(Mechanism(scheme, BandedInverse(4)), epsilon=2.0, delta=1e-5)
+    banded = Mechanism(scheme, strategies.BandedSquareRoot(4))
+    assert account(banded, epsilon=2.0, delta=1e-5).noise_multiplier > 0
+    lower = random_dense(16, np.random.default_rng(0))
+    with pytest.raises(UsageError, match="contradicts its own matrix"):
+        account(Mechanism(scheme, Boasting(lower)), epsilon=2.0, delta=1e-5)
+    two = Boasting(np.eye(16) + 0.5 * np.eye(16, k=-1))
+    assert account(Mechanism(scheme, two), epsilon=2.0, delta=1e-5).noise_multiplier > 0
+
+
+def test_bands_and_norms_of_a_matrix_that_does_not_fit(monkeypatch):
+    entries = np.random.default_rng(1).uniform(0.1, 1, (4, 50))
+    for strategy, bands in ((strategies.Banded(entries), 4), (Boasting(np.eye(50)), 1)):
+        whole = unamplified.column_norms(strategy, 50)
+        with monkeypatch.context() as patch:
+            patch.setattr(unamplified, "_LARGEST_DENSE", 20)  # blocks of 8 columns
+            assert unamplified.bands(strategy, 50) == bands
+            np.testing.assert_allclose(unamplified.column_norms(strategy, 50), whole, rtol=1e-12)
 
 
 def test_refusals_name_the_way_out():

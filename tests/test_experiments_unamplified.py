@@ -11,9 +11,9 @@ import scipy.optimize
 from mfopt import UsageError, query_error
 from mfopt.accounting import sensitivity
 from mfopt.optimize import unamplified
-from mfopt.optimize.prefix_recursion import prefix_row_variances
 from mfopt.sampling import FixedOrder, MinSeparation
 from mfopt.strategies import Banded, Identity, SquareRoot
+from mfopt.strategies._prefix_recursion import prefix_row_variances
 from mfopt.workloads import Momentum, PrefixSums
 
 SCHEME = FixedOrder(bins=8, epochs=3)

@@ -13,12 +13,13 @@ mechanism, also when the x's are chosen adaptively (Denisov, McMahan, Rush, Smit
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 
 from mfopt import _check
 from mfopt.sampling import BallsInBins, FixedOrder, MinSeparation
-from mfopt.strategies import Strategy, ToeplitzStrategy
+from mfopt.strategies import Strategy
 
 # Dense CᵀC is formed up to this many iterations (512 MiB).
 _LARGEST_DENSE = 8192
@@ -81,8 +82,9 @@ def min_separation(strategy: Strategy, scheme: MinSeparation) -> Sensitivity:
     """
     n, b, k = scheme.iterations, scheme.separation, scheme.participations
     strategy.check_size(n)
-    if isinstance(strategy, ToeplitzStrategy):
-        coefs = np.asarray(strategy.toeplitz_coefs(n))
+    column = strategy.toeplitz_column(n)
+    if column is not None:
+        coefs = np.asarray(column)
         if np.all(coefs >= 0) and np.all(np.diff(coefs) <= 0):
             total = np.zeros(n)
             for start in range(0, k * b, b):
@@ -99,22 +101,49 @@ def min_separation(strategy: Strategy, scheme: MinSeparation) -> Sensitivity:
 
 
 def bands(strategy: Strategy, n: int) -> int:
-    """Number of diagonals of C that are not all zero, counted from the main one."""
-    declared = getattr(strategy, "bands", None)
-    if isinstance(declared, int) and strategy.kind != "banded-inverse-sqrt":
-        return min(declared, n)
-    if isinstance(strategy, ToeplitzStrategy):
-        return int(np.max(np.flatnonzero(np.asarray(strategy.toeplitz_coefs(n))))) + 1
-    rows, columns = np.nonzero(np.asarray(strategy.materialize(n)))
-    return int(np.max(rows - columns)) + 1
+    """Number of diagonals of C that are not all zero, from the main one on: seen in the matrix.
+
+    Raises:
+      UsageError: the strategy states fewer bands than its matrix has.
+    """
+    stated, seen = strategy.column_bands(n), _extent(strategy, n).bands
+    if stated < seen:
+        raise _check.reject(
+            f"{strategy.kind}.column_bands({n})", stated, f"C has {seen} bands",
+            "The strategy contradicts its own matrix.",
+        )  # fmt: skip
+    return seen
 
 
 def column_norms(strategy: Strategy, n: int) -> np.ndarray:
     """Euclidean norms of the n columns of C, shape (n,)."""
-    if isinstance(strategy, ToeplitzStrategy):
-        squares = np.cumsum(np.asarray(strategy.toeplitz_coefs(n)) ** 2)
-        return np.sqrt(squares[::-1])
-    return np.linalg.norm(np.asarray(strategy.materialize(n)), axis=0)
+    return _extent(strategy, n).norms
+
+
+class _Extent(NamedTuple):
+    bands: int
+    norms: np.ndarray
+
+
+def _extent(strategy: Strategy, n: int) -> _Extent:
+    """Bands and column norms, from all entries of C."""
+    column = strategy.toeplitz_column(n)
+    if column is not None:
+        coefs = np.asarray(column)
+        last = int(np.max(np.flatnonzero(coefs), initial=0))
+        return _Extent(last + 1, np.sqrt(np.cumsum(coefs**2)[::-1]))
+    furthest, squares = 0, np.zeros(n)
+    width = n if n <= _LARGEST_DENSE else max(1, _LARGEST_DENSE**2 // n)
+    for start in range(0, n, width):
+        stop = min(start + width, n)
+        if width == n:
+            block = np.asarray(strategy.materialize(n))
+        else:  # the matrix does not fit: its columns are its products with unit vectors
+            block = np.asarray(strategy.multiply(np.eye(n, stop - start, -start)))
+        rows, columns = np.nonzero(block)
+        furthest = max(furthest, int(np.max(rows - columns - start, initial=0)))
+        squares[start:stop] = np.sum(block**2, axis=0)
+    return _Extent(furthest + 1, np.sqrt(squares))
 
 
 def _non_negative(strategy: Strategy, n: int) -> bool:

@@ -33,7 +33,6 @@ from mfopt.accounting import unamplified as sensitivities
 from mfopt.optimize import starts
 from mfopt.optimize.drivers import Step, Trace
 from mfopt.optimize.objective import Evaluation
-from mfopt.optimize.prefix_recursion import prefix_row_variances
 from mfopt.progress import Report, silent
 from mfopt.sampling import BallsInBins, FixedOrder, MinSeparation
 from mfopt.strategies import Banded, BandedToeplitz, Dense, SquareRoot, Strategy, Toeplitz
@@ -120,22 +119,14 @@ def optimize(
         else:
             build, start = _toeplitz(shaped, scheme)
             lowest = None
-        loss = jax.jit(jax.value_and_grad(lambda x: _log_error(build(x), workload, n)))
+        loss = jax.jit(
+            jax.value_and_grad(lambda x: jnp.log(query_error.rmse(workload, build(x), n)))
+        )
         best = _descend(_with_gradient(loss), start, steps, tolerance, trace, lowest)
         found = jax.tree.map(lambda leaf: np.asarray(leaf), build(jnp.asarray(best)))
     value = sensitivities.sensitivity(found, scheme).value
     plain = float(query_error.rmse(workload, found, n))
     return UnamplifiedOptimum(found, value, value * plain, trace)
-
-
-def _log_error(strategy: Strategy, workload: Workload, n: int) -> jax.Array:
-    if (
-        isinstance(strategy, Banded)
-        and isinstance(workload, PrefixSums)
-        and strategy.bands**2 < n**2 // 4
-    ):
-        return jnp.log(jnp.mean(prefix_row_variances(strategy.entries(n)))) / 2
-    return jnp.log(query_error.rmse(workload, strategy, n))
 
 
 def _with_gradient(loss: Callable) -> Callable[[np.ndarray], Evaluation]:

@@ -109,6 +109,10 @@ class Strategy(abc.ABC):
         n is always a valid answer. Accountants compare a smaller one with the matrix.
         """
 
+    def toeplitz_column(self, n: int) -> Array | None:
+        """First column of C, shape (n,), where its kind makes C Toeplitz; None otherwise."""
+        return None
+
     def rescaled(self, factor: float) -> Strategy | None:
         """The strategy ``factor`` · C, or None where the definition of the kind fixes the scale.
 
@@ -227,6 +231,9 @@ class ToeplitzStrategy(Strategy):
     @abc.abstractmethod
     def toeplitz_coefs(self, n: int) -> Array:
         """First column of C, shape (n,)."""
+
+    def toeplitz_column(self, n: int) -> Array:
+        return self.toeplitz_coefs(n)
 
     @compiled("n")
     def inverse_coefs(self, n: int) -> Array:

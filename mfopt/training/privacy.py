@@ -19,7 +19,7 @@ from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
 from mfopt.sampling import Scheme
-from mfopt.strategies import Strategy, ToeplitzStrategy
+from mfopt.strategies import Strategy
 from mfopt.training.batching import charged_delta, smallest_batch_size
 from mfopt.training.loop import Execution
 from mfopt.training.secrets import RunSecret
@@ -219,11 +219,8 @@ def noise_against_signal(execution: Execution, num_params: int) -> dict[str, flo
     noise, sampler = execution.noise, execution.sampler
     assert noise is not None
     n = execution.iterations
-    if isinstance(noise.strategy, ToeplitzStrategy):
-        rows = np.cumsum(np.asarray(noise.strategy.inverse_coefs(n)) ** 2)
-    else:
-        only_now = ToeplitzWorkload(np.eye(1, n)[0])
-        rows = np.asarray(query_error.row_variances(only_now, noise.strategy, n))
+    only_now = ToeplitzWorkload(np.eye(1, n)[0])
+    rows = np.asarray(query_error.row_variances(only_now, noise.strategy, n))
     coordinate = noise.stddev * np.sqrt(rows) / execution.normalizer
     bound = execution.clipping.sensitivity
     return {

@@ -17,10 +17,10 @@ import numpy as np
 
 from mfopt.accounting import Mechanism, account
 from mfopt.optimize import unamplified
-from mfopt.optimize.prefix_recursion import prefix_row_variances
 from mfopt.query_error import row_variances
 from mfopt.sampling import CyclicPoisson, FixedOrder, Poisson
 from mfopt.strategies import Banded, SquareRoot
+from mfopt.strategies._prefix_recursion import prefix_row_variances
 from mfopt.workloads import PrefixSums
 
 

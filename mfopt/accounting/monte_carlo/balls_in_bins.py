@@ -26,7 +26,6 @@ from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.frozen import FrozenSamples
 from mfopt.accounting.verified import Model, Numbers
 from mfopt.guarantee import Status
-from mfopt.strategies import Identity
 
 SAMPLES = 2**17
 _SEARCH_SAMPLES = 4096
@@ -99,8 +98,10 @@ def orthogonal_norm(mechanism: Any) -> float | None:
     Raises:
       UsageError: C has negative entries (Lemma 3.2 of Choquette-Choo et al. 2024 needs C >= 0).
     """
-    if isinstance(mechanism.strategy, Identity):
-        return float(mechanism.sampling.epochs)  # without a Gram matrix, for any number of bins
+    column = mechanism.strategy.toeplitz_column(mechanism.sampling.iterations)
+    if column is not None and column[0] > 0 and not np.any(column[1:]):
+        # a multiple of C = I: without a Gram matrix, for any number of bins
+        return float(mechanism.sampling.epochs * column[0] ** 2)
     pair = dominating_pair.exact(mechanism.strategy, mechanism.sampling)
     return dominating_pair.orthogonal_norm(pair)
 
