@@ -36,6 +36,16 @@ def reject(name: str, value: Any, rule: str, way_out: str = "") -> UsageError:
     return error
 
 
+def printable(text: str) -> str:
+    """``text`` with control characters, line ends and changes of direction as escapes.
+
+    For text from files and other people's programs, which must not steer a terminal.
+    """
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )
+
+
 def finite(name: str, value: SupportsFloat) -> float:
     """``value`` as a finite float."""
     try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Iterable
 from typing import Any, get_args
 
 import numpy as np
@@ -94,9 +95,24 @@ def release_digest(
 
 def content_digest(description: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
     """Hex SHA-256 over canonical JSON and the arrays' names, types, shapes and bytes."""
+    return stream_digest(
+        description,
+        (
+            (name, value.dtype, value.shape, [np.ascontiguousarray(value).tobytes()])
+            for name, value in sorted(arrays.items())
+        ),
+    )
+
+
+def stream_digest(
+    description: dict[str, Any],
+    arrays: Iterable[tuple[str, np.dtype, tuple[int, ...], Iterable[bytes]]],
+) -> str:
+    """:func:`content_digest` of arrays that come in pieces: (name, type, shape, pieces) by name."""
     sha = hashlib.sha256(json.dumps(description, sort_keys=True, allow_nan=False).encode())
-    for name in sorted(arrays):
-        value = np.ascontiguousarray(arrays[name])
-        sha.update(f"\0{name}\0{value.dtype.str}\0{value.shape}\0".encode())
-        sha.update(value.tobytes())
+    for name, dtype, shape, pieces in arrays:
+        # a number is digested as an array of one
+        sha.update(f"\0{name}\0{dtype.str}\0{shape or (1,)}\0".encode())
+        for piece in pieces:
+            sha.update(piece)
     return sha.hexdigest()

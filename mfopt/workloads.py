@@ -218,6 +218,20 @@ def load(path: str | Path, n: int) -> ToeplitzWorkload | DenseWorkload:
     return ToeplitzWorkload(values) if values.ndim == 1 else DenseWorkload(values)
 
 
+def dimensions(description: dict[str, Any]) -> dict[str, int]:
+    """The arrays that a workload with this description has, and their number of dimensions."""
+    kinds: dict[str, dict[str, int]] = {
+        PrefixSums.kind: {},
+        ToeplitzWorkload.kind: {"coefs": 1},
+        Momentum.kind: {"learning_rates": 1},
+        DenseWorkload.kind: {"matrix": 2},
+    }
+    kind = description.get("kind")
+    if kind not in kinds:
+        raise _check.reject("workload kind", kind, f"must be one of {sorted(kinds)}")
+    return kinds[kind]
+
+
 def from_description(description: dict[str, Any], arrays: dict[str, np.ndarray]) -> Workload:
     """The workload that gave ``describe()`` and ``arrays()``; anything else is refused."""
     fields = {**description, **arrays}

@@ -7,7 +7,10 @@ import os
 import re
 import stat
 import struct
+import subprocess
+import sys
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -226,7 +229,7 @@ def test_missing_file_is_a_usage_error(tmp_path):
             mfopt.load(path)
 
 
-def forge(source, path, change, *, sign=True):
+def forge(source, path, change, *, sign=True, compress=False):
     """``source`` with ``change(metadata, arrays)`` applied, with a digest that fits again."""
     with np.load(source, allow_pickle=False) as archive:
         arrays = {name: archive[name] for name in archive.files}
@@ -234,7 +237,8 @@ def forge(source, path, change, *, sign=True):
     stated = metadata.pop("digest")
     change(metadata, arrays)
     metadata["digest"] = content_digest(metadata, arrays) if sign else stated
-    np.savez(path, metadata=np.array(json.dumps(metadata)), **arrays)
+    save = np.savez_compressed if compress else np.savez
+    save(path, metadata=np.array(json.dumps(metadata)), **arrays)
     return path
 
 
@@ -281,6 +285,21 @@ FORGERIES = {
     "history of text": lambda m, a: a.update(history=np.array([["a", "b", "c"]])),
     "no history": lambda m, a: a.pop("history"),
     "provenance is a list": lambda m, a: m.update(provenance=[]),
+    "noise is zero": lambda m, a: a.update({"noise/inverse_coefs": np.zeros(N)}),
+    "noise of other buffers": lambda m, a: a["noise/blt_scale"].__setitem__(0, 0.01),
+    "noise is cut": lambda m, a: a.update({"noise/inverse_coefs": a["noise/inverse_coefs"][:4]}),
+    "noise in a matrix": lambda m, a: a.update({"noise/inverse_coefs": np.eye(N)}),
+    "surplus noise": lambda m, a: a.update({"noise/more": np.zeros(2)}),
+    "one error smaller": lambda m, a: a["row_variances"].__setitem__(0, 0.5),
+    "smaller RMSE": lambda m, a: m.update(rmse=m["rmse"] / 2),
+    "smaller max error": lambda m, a: m.update(max_error=m["max_error"] / 2),
+    "RMSE is text": lambda m, a: m.update(rmse=str(m["rmse"])),
+    "no RMSE": lambda m, a: m.pop("rmse"),
+    "other units": lambda m, a: m.update(units="noise is added to means"),
+    "surplus fact": lambda m, a: m.update(certified_by="me"),
+    "colours of a terminal": lambda m, a: m["guarantee"].update(method="\x1b[31mproven"),
+    "a line of its own": lambda m, a: m["provenance"].update(note="\nverified here: yes"),
+    "written right to left": lambda m, a: m["provenance"].update({"\u202edate": 1}),
     "surplus array": lambda m, a: a.update(more=np.zeros(2)),
     "no mechanism digest": lambda m, a: m.pop("mechanism_digest"),
 }  # fmt: skip
@@ -297,6 +316,115 @@ def test_forgery_control(saved, tmp_path):
     refused(
         forge(saved, tmp_path / "other.npz", lambda m, a: m.update(rmse=1.0), sign=False), "digest"
     )
+
+
+def test_forged_names_of_arrays_do_not_reach_a_terminal(saved, tmp_path):
+    name = "strategy/\x1b[2Jscale"
+    path = forge(saved, tmp_path / "forged.npz", lambda m, a: a.update({name: np.zeros(2)}))
+    with pytest.raises(FailureError) as caught:
+        mfopt.load(path)
+    assert str(caught.value).isprintable()
+
+
+def test_texts_of_a_saved_file_are_printable(tmp_path):
+    path = dataclasses.replace(record(), provenance={"command": "a\x1b[31m\nb"}).save(
+        tmp_path / "one.npz"
+    )
+    assert mfopt.load(path).provenance == {"command": "a\\x1b[31m\\nb"}
+
+
+def test_an_inverse_that_grows_is_streamed_as_it_is(tmp_path):
+    # FFTs alone gave 3.4e10 for the first coefficient, which is 1
+    n = 256
+    strategy = S.Toeplitz(np.concatenate([[1.0, 1.3], np.zeros(n - 2)]))
+    path = record(strategy, scheme=BallsInBins(bins=64, epochs=4)).save(tmp_path / "one.npz")
+    with np.load(path) as archive:
+        inverse = archive["noise/inverse_coefs"]
+    np.testing.assert_allclose(inverse, (-1.3) ** np.arange(n, dtype=float), rtol=1e-12)
+    mfopt.load(path)
+
+
+def test_an_inverse_beyond_double_precision_is_refused(tmp_path):
+    n = 512
+    strategy = S.Toeplitz(np.concatenate([[1.0, 9.0], np.zeros(n - 2)]))
+    with pytest.raises((FailureError, ValueError)):
+        record(strategy, scheme=BallsInBins(bins=128, epochs=4)).save(tmp_path / "one.npz")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_inverse_that_is_wrong_is_refused(saved, monkeypatch):
+    # control: the check multiplies, it does not compare two outcomes of one computation
+    monkeypatch.setattr(S.BLT, "inverse_coefs", lambda self, n: np.eye(1, n)[0])
+    with pytest.raises(FailureError, match="not the identity"):
+        record().strategy.check_inverse(N)
+
+
+def test_long_histories_are_thinned(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_MAX_HISTORY", 10)
+    history = np.arange(75.0).reshape(25, 3)
+    found = mfopt.load(dataclasses.replace(record(), history=history).save(tmp_path / "one.npz"))
+    assert len(found.history) <= 10
+    np.testing.assert_array_equal(found.history, history[::-3][::-1])
+
+
+PEAK = """
+import sys
+import mfopt
+
+def peak():
+    # of this process alone: getrusage would count that of the process that started it
+    (line,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
+    return int(line.split()[1]) // 1024
+
+good, *bombs = sys.argv[1:]
+mfopt.load(good)
+before = peak()
+for path in bombs:
+    try:
+        mfopt.load(path)
+    except mfopt.errors.FailureError as problem:
+        print(f"{peak() - before} MiB: {problem}")
+"""
+
+
+BOMBS = {  # what each claims would take 0.4 to 3 GB
+    "history": lambda m, a: a.update(history=np.zeros((2**24, 3))),
+    "noise": lambda m, a: a.update({"noise/inverse_coefs": np.zeros(2**26)}),
+    "parameters": lambda m, a: a.update({"strategy/scale": np.zeros(2**26)}),
+    "matrix": lambda m, a: a.update({"strategy/scale": np.zeros((2**13, 2**13))}),
+    "surplus": lambda m, a: a.update(more=np.zeros(2**26)),
+}
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+def test_small_files_that_claim_much_take_no_memory(saved, tmp_path):
+    paths = [
+        forge(saved, tmp_path / f"{name}.npz", bomb, compress=True) for name, bomb in BOMBS.items()
+    ]
+    assert all(path.stat().st_size < 2**21 for path in paths)
+    child = subprocess.run(
+        [sys.executable, "-c", PEAK, saved, *paths], capture_output=True, text=True, check=True
+    )
+    lines = child.stdout.splitlines()
+    assert len(lines) == len(BOMBS) and all("cannot load" in line for line in lines)
+    assert int(lines[-1].split()[0]) < 50, child.stdout
+
+
+def test_numbers_that_json_has_not_are_refused(saved, tmp_path):
+    metadata = np.array('{"format": "mfopt factorization", "schema": 1, "rmse": NaN}')
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, metadata)
+    path = rezip(saved, tmp_path / "nan.npz", {"metadata.npy": buffer.getvalue()})
+    refused(path, "holds NaN")
+
+
+def test_files_of_the_first_version_load(saved, tmp_path):
+    def older(metadata, arrays):
+        for new, old in (("blt_scale", "scale"), ("blt_decay", "decay")):
+            arrays[f"noise/{old}"] = arrays.pop(f"noise/{new}")
+        del arrays["noise/blt_gain"]
+
+    mfopt.load(forge(saved, tmp_path / "older.npz", older))
 
 
 def test_newer_schema_says_what_to_do(saved, tmp_path):

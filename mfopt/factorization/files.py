@@ -22,16 +22,19 @@ name                   shape              dtype   meaning, unit
 ``strategy/*``.
 
 ``metadata`` holds schema, kinds, guarantee, errors, provenance and ``digest``, a SHA-256 over all
-arrays and the rest of the metadata. It protects against damage, not against an adversary.
+arrays and the rest of the metadata. It protects against damage. Whoever makes a file can make its
+digest, so nothing that follows from C, σ and the sampling is believed: :func:`load` computes it
+again and compares. What cannot be computed again is the guarantee itself (that takes a certificate,
+see :mod:`mfopt.factorization.proofs`) and the history and provenance, which are only told.
 """
 
 from __future__ import annotations
 
 import json
 import tokenize
-import warnings
 import zipfile
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +42,22 @@ import numpy as np
 
 from mfopt import _check, _files, strategies, workloads
 from mfopt.errors import FailureError
+from mfopt.factorization.archive import Archive, Header
 from mfopt.factorization.record import Factorization
 from mfopt.guarantee import Guarantee
-from mfopt.mechanism import content_digest
+from mfopt.mechanism import content_digest, stream_digest
 from mfopt.sampling import Scheme, from_description
 
 SCHEMA = 1
 _FORMAT = "mfopt factorization"
-_MAX_BYTES = 2**33  # a dense C with n = 32,768; larger claims are refused before allocation
+_MAX_BYTES = 2**33 + 2**26  # a dense C with n = 32,768; larger claims are refused unread
+_MAX_METADATA = 2**22  # bytes
+_MAX_HISTORY = 2**16  # evaluations; of a longer optimization every second, third, … is kept
+_SHORT = 64  # parameters that do not grow with n may be so many even where n is less
+_ROUNDING = 1e-6  # relative: what a number that is computed again may differ by
+_FLOAT = np.dtype("<f8")
+# of files written by version 0.1.0; a file may lack arrays of noise/, which nothing here reads
+_RENAMED = {"noise/scale": "noise/blt_scale", "noise/decay": "noise/blt_decay"}
 
 
 def check_output(path: Path, *, force: bool) -> None:
@@ -82,7 +93,10 @@ def save(factorization: Factorization, path: Path, *, force: bool = False) -> Pa
 
 
 def load(path: str | Path) -> Factorization:
-    """Read and check a file. Nothing in it is executed.
+    """Read a file and check all of it that can be computed again. Nothing in it is executed.
+
+    That the guarantee was ever proved is not among it: :func:`mfopt.factorization.proofs.is_known`
+    says whether this machine did.
 
     Raises:
       UsageError: the file is missing.
@@ -92,52 +106,105 @@ def load(path: str | Path) -> Factorization:
     if not path.is_file():
         raise _check.reject("path", str(path), "is not a file")
     try:
-        arrays = _read_arrays(path)
-        metadata = json.loads(str(arrays.pop("metadata")[()]))
-        if not isinstance(metadata, dict) or metadata.get("format") != _FORMAT:
-            raise ValueError("it is not an mfopt factorization")
-        if metadata.get("schema") != SCHEMA:
-            raise ValueError(
-                f"it has schema {metadata.get('schema')!r} and this version reads {SCHEMA}; "
-                "use the mfopt version that wrote it, or a newer one"
-            )
-        stated = metadata.pop("digest", None)
-        if stated != content_digest(metadata, arrays):
-            raise ValueError("its digest does not match its contents: the file is damaged")
-        return _restore(metadata, arrays)
+        with Archive(path, _MAX_BYTES) as archive:
+            metadata = _metadata(archive)
+            sampling = from_description(metadata["sampling"])
+            _check_headers(archive.headers, metadata, sampling)
+            stated = metadata.pop("digest", None)
+            if stated != _digest(archive, metadata):
+                raise ValueError("its digest does not match its contents: the file is damaged")
+            return _restore(archive, metadata, sampling)
     except (
         ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError,
         OSError, EOFError, MemoryError, RecursionError, NotImplementedError, RuntimeError,
         zipfile.BadZipFile, zlib.error, SyntaxError, tokenize.TokenError, Warning,
     ) as problem:  # fmt: skip
         # every way in which zip, npy or JSON parsing reports a malformed file ends here
-        raise FailureError(f"cannot load {path}: {_reason(problem)}") from None
+        reason = _check.printable(str(problem) or type(problem).__name__)
+        raise FailureError(f"cannot load {path}: {reason}") from None
 
 
-def _reason(problem: BaseException) -> str:
-    return str(problem) if str(problem) else type(problem).__name__
-
-
-def _read_arrays(path: Path) -> dict[str, np.ndarray]:
-    with zipfile.ZipFile(path) as archive:
-        claimed = sum(entry.file_size for entry in archive.infolist())
-        if claimed > _MAX_BYTES:
-            raise ValueError(f"it claims {claimed} bytes of arrays, more than {_MAX_BYTES}")
-        names = [name.removesuffix(".npy") for name in archive.namelist()]
-        if len(set(names)) != len(names):
-            raise ValueError("it names an array twice")
-        methods = {entry.compress_type for entry in archive.infolist()}
-        if not methods <= {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
-            raise ValueError("it is compressed in a way that numpy does not write")
-    with warnings.catch_warnings(), np.load(path, allow_pickle=False) as archive:
-        warnings.simplefilter("error")  # numpy only warns of headers that it had to repair
-        arrays = {name: archive[name] for name in archive.files}
-    for name, value in arrays.items():
-        if not isinstance(value, np.ndarray) or value.dtype.hasobject:
-            raise ValueError(f"array {name} is not a plain array")
-    if "metadata" not in arrays or arrays["metadata"].dtype.kind != "U":
+def _metadata(archive: Archive) -> dict[str, Any]:
+    header = archive.headers.get("metadata")
+    if header is None or header.dtype.kind != "U" or header.shape:
         raise ValueError("it has no metadata: it is not an mfopt factorization")
-    return arrays
+    if header.nbytes > _MAX_METADATA:
+        raise ValueError(f"its metadata claims {header.nbytes} bytes, more than {_MAX_METADATA}")
+    metadata = json.loads(str(archive.read("metadata")[()]), parse_constant=_no_number)
+    if not isinstance(metadata, dict) or metadata.get("format") != _FORMAT:
+        raise ValueError("it is not an mfopt factorization")
+    if metadata.get("schema") != SCHEMA:
+        raise ValueError(
+            f"it has schema {metadata.get('schema')!r} and this version reads {SCHEMA}; "
+            "use the mfopt version that wrote it, or a newer one"
+        )
+    # nothing that is shown later can move a terminal's cursor or write right to left
+    if metadata != _printable(metadata):
+        raise ValueError("its metadata holds control characters")
+    return metadata
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"its metadata holds {text}")
+
+
+def _printable(value: Any) -> Any:
+    """JSON-able ``value`` with every text in it escaped."""
+    if isinstance(value, str):
+        return _check.printable(value)
+    if isinstance(value, dict):
+        return {_printable(name): _printable(item) for name, item in value.items()}
+    return [_printable(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _digest(archive: Archive, metadata: dict[str, Any]) -> str:
+    return stream_digest(
+        metadata,
+        (
+            (name, *header, archive.chunks(name))
+            for name, header in sorted(archive.headers.items())
+            if name != "metadata"
+        ),
+    )
+
+
+def _check_headers(
+    headers: Mapping[str, Header], metadata: dict[str, Any], sampling: Scheme
+) -> None:
+    """Names, types and shapes of the table above, before any array is read.
+
+    Shapes that follow from C are compared with C's later, when they are computed; until then no
+    side may be longer than n, so that a small file of a small run cannot ask for much memory.
+    """
+    n = sampling.length
+    wanted = {
+        "noise_multiplier": Header(_FLOAT, ()),
+        **{name: Header(v.dtype, ()) for name, v in _sampling_arrays(sampling).items()},
+        "row_variances": Header(_FLOAT, (n,)),
+    }
+    sides = {
+        **{f"strategy/{k}": v for k, v in strategies.dimensions(metadata["strategy"]).items()},
+        **{f"workload/{k}": v for k, v in workloads.dimensions(metadata["workload"]).items()},
+    }
+    for name, header in headers.items():
+        if name == "metadata":
+            continue
+        longest = max(header.shape, default=0)
+        if name == "history":
+            fits = len(header.shape) == 2 and header.shape[1] == 3 and longest <= _MAX_HISTORY
+        elif name in sides:
+            fits = len(header.shape) == sides[name] and longest <= max(n, _SHORT)
+        elif name.startswith("noise/"):
+            fits = longest <= max(n, _SHORT)
+        else:
+            if name not in wanted:
+                raise ValueError(f"array {name!r} is not part of the schema")
+            fits = header == wanted[name]
+        if not fits or (header.dtype != _FLOAT and name not in wanted):
+            raise ValueError(f"array {name!r} is {header}, which does not fit n = {n}")
+    for name in ("history", *wanted):
+        if name not in headers:
+            raise ValueError(f"it has no array {name!r}")
 
 
 def _contents(factorization: Factorization) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -145,7 +212,7 @@ def _contents(factorization: Factorization) -> tuple[dict[str, np.ndarray], dict
     arrays: dict[str, np.ndarray] = {
         "noise_multiplier": np.array(factorization.noise_multiplier, np.float64),
         "row_variances": factorization.row_variances,
-        "history": np.asarray(factorization.history, np.float64),
+        "history": _thinned(np.asarray(factorization.history, np.float64)),
     }
     arrays |= _sampling_arrays(factorization.sampling)
     arrays |= {f"strategy/{name}": value for name, value in strategy.arrays().items()}
@@ -162,32 +229,70 @@ def _contents(factorization: Factorization) -> tuple[dict[str, np.ndarray], dict
         "max_error": factorization.max_error,
         "mechanism_digest": factorization.digest,
         "units": "sigma and errors are in clip norms, per coordinate; noise is added to sums",
-        "provenance": factorization.provenance,
+        "provenance": _printable(factorization.provenance),
     }
-    return {name: np.asarray(value) for name, value in arrays.items()}, metadata
+    return {name: np.ascontiguousarray(v).reshape(np.shape(v)) for name, v in arrays.items()}, (
+        metadata
+    )
 
 
-def _restore(metadata: dict[str, Any], arrays: dict[str, np.ndarray]) -> Factorization:
-    sampling = from_description(metadata["sampling"])
-    _check_arrays(arrays, sampling)
-    strategy = strategies.from_description(metadata["strategy"], _part(arrays, "strategy/"))
+def _restore(archive: Archive, metadata: dict[str, Any], sampling: Scheme) -> Factorization:
+    def part(prefix: str) -> dict[str, np.ndarray]:
+        return {
+            name.removeprefix(prefix): archive.read(name)
+            for name in archive.headers
+            if name.startswith(prefix)
+        }
+
     for name in ("guarantee", "provenance"):
         if not isinstance(metadata[name], dict):
             raise ValueError(f"its {name} is not an object")
     factorization = Factorization(
-        strategy=strategy,
-        noise_multiplier=float(arrays["noise_multiplier"]),
+        strategy=strategies.from_description(metadata["strategy"], part("strategy/")),
+        noise_multiplier=float(archive.read("noise_multiplier")),
         sampling=sampling,
-        workload=workloads.from_description(metadata["workload"], _part(arrays, "workload/")),
+        workload=workloads.from_description(metadata["workload"], part("workload/")),
         guarantee=Guarantee(**metadata["guarantee"]),
-        history=arrays["history"],
+        history=archive.read("history"),
         provenance=metadata["provenance"],
     )
+    _prove(archive, metadata, factorization)
+    return factorization
+
+
+def _prove(archive: Archive, metadata: dict[str, Any], factorization: Factorization) -> None:
+    """Refuse a file that is not, but for rounding, what saving ``factorization`` would write."""
     if factorization.digest != metadata["mechanism_digest"]:
         raise ValueError("its mechanism digest does not match C, σ and the sampling scheme")
-    if not np.allclose(arrays["row_variances"], factorization.row_variances, rtol=1e-6):
-        raise ValueError("its stored errors do not belong to its C")
-    return factorization
+    factorization.strategy.check_inverse(factorization.iterations)
+    arrays, expected = _contents(factorization)
+    for name, header in archive.headers.items():
+        if name == "metadata":
+            continue
+        if (value := arrays.get(_RENAMED.get(name, name))) is None:
+            raise ValueError(f"array {name!r} is not part of its kind of C")
+        if header != Header(value.dtype, value.shape):
+            raise ValueError(f"array {name!r} is {header}, not {value.shape}")
+        given = name.startswith(("strategy/", "workload/", "history"))  # C, A: what it was built of
+        if not given and not _equal(archive.read(name), value):
+            raise ValueError(f"its {name!r} does not belong to its C, σ and sampling")
+    if metadata.keys() != expected.keys():
+        raise ValueError(f"its metadata has {sorted(metadata)}, not {sorted(expected)}")
+    for name, value in expected.items():
+        same = _equal(metadata[name], value) if isinstance(value, float) else None
+        if same is False or (same is None and metadata[name] != _printable(value)):
+            raise ValueError(f"its {name} does not belong to its C, σ and sampling")
+
+
+def _equal(stored: Any, computed: Any) -> bool:
+    """Equal but for the rounding of another machine; each number by itself, however small."""
+    return bool(np.allclose(stored, computed, rtol=_ROUNDING, atol=_ROUNDING**2, equal_nan=False))
+
+
+def _thinned(history: np.ndarray) -> np.ndarray:
+    """At most ``_MAX_HISTORY`` rows, the last one among them."""
+    step = -(-len(history) // _MAX_HISTORY)
+    return history[::-1][::step][::-1] if step > 1 else history
 
 
 def _sampling_arrays(sampling: Scheme) -> dict[str, np.ndarray]:
@@ -203,28 +308,3 @@ def _sampling_arrays(sampling: Scheme) -> dict[str, np.ndarray]:
         name: np.array(value, np.int64 if isinstance(value, int) else np.float64)
         for name, value in fields.items()
     }
-
-
-def _check_arrays(arrays: dict[str, np.ndarray], sampling: Scheme) -> None:
-    """Shapes and types of the table above, before anything of size n is computed."""
-    named = _sampling_arrays(sampling)
-    for name, value in named.items():
-        if arrays[name].tobytes() != value.tobytes():
-            raise ValueError("its arrays and its metadata name different sampling schemes")
-    history = arrays["history"]
-    wanted = {
-        "noise_multiplier": ((), "<f8"),
-        **{name: ((), value.dtype.str) for name, value in named.items()},
-        "row_variances": ((sampling.length,), "<f8"), "history": ((*history.shape[:1], 3), "<f8"),
-    }  # fmt: skip
-    for name, value in arrays.items():
-        part = name.partition("/")[0]
-        if name not in wanted and (part == name or part not in ("strategy", "noise", "workload")):
-            raise ValueError(f"array {name} is not part of the schema")
-        shape, dtype = wanted.get(name, (value.shape, "<f8"))
-        if value.shape != shape or value.dtype != np.dtype(dtype):
-            raise ValueError(f"array {name} is {value.dtype.str}{value.shape}, not {dtype}{shape}")
-
-
-def _part(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}

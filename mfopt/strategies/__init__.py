@@ -5,7 +5,13 @@ A kind of one's own is a subclass of :class:`Strategy` or :class:`ToeplitzStrate
 """
 
 from mfopt.strategies.banded import Banded
-from mfopt.strategies.base import Strategy, ToeplitzStrategy, from_description, registered
+from mfopt.strategies.base import (
+    Strategy,
+    ToeplitzStrategy,
+    dimensions,
+    from_description,
+    registered,
+)
 from mfopt.strategies.blt import BLT
 from mfopt.strategies.dense import Dense
 from mfopt.strategies.fields import Array, inner, parameter, setting
@@ -30,6 +36,7 @@ __all__ = [
     "Toeplitz",
     "ToeplitzStrategy",
     "Tree",
+    "dimensions",
     "from_description",
     "inner",
     "parameter",

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.linalg import solve_triangular
 
 _SOLVED = 64  # leading terms of a reciprocal that are solved for directly
@@ -99,6 +100,25 @@ def _reciprocal_jvp(
 ) -> tuple[jax.Array, jax.Array]:
     inverse = reciprocal(*primals)
     return inverse, -apply(inverse, apply(inverse, tangents[0]))
+
+
+def inverse_error(a: np.ndarray, inverse: np.ndarray) -> float:
+    """How far a(x)·inverse(x) is from 1: the largest error of a term over what rounding explains.
+
+    Terms are inner products, 1,024 of them at most, so no FFT hides a small one. NaN where
+    something overflowed.
+    """
+    n = len(a)
+    worst = 0.0
+    for t in np.unique(np.linspace(0, n - 1, 1024).astype(int)):
+        row, column = a[t::-1], inverse[: t + 1]
+        error = abs(row @ column - (t == 0))
+        # where the terms fade, FFTs leave dust relative to the first one, a[0]·inverse[0] = 1
+        explained = 1e-9 * (np.abs(row) @ np.abs(column)) + 1e-11
+        worst = max(worst, error / explained) if np.isfinite(explained) else np.nan
+        if np.isnan(worst):
+            return worst
+    return worst
 
 
 def toeplitz(a: jax.Array) -> jax.Array:

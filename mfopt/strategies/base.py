@@ -36,6 +36,7 @@ from jax.scipy.linalg import solve_triangular
 
 from mfopt import _check
 from mfopt._float64 import compiled
+from mfopt.errors import FailureError
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import _series, fields
 from mfopt.strategies.fields import Array, Inner, Parameter, inner, parameter, setting
@@ -154,6 +155,11 @@ class Strategy(abc.ABC):
         """C⁻¹ for programs that read a file and stream its noise with numpy alone; may be empty."""
         return {}
 
+    def check_inverse(self, n: int) -> None:  # noqa: B027 - most kinds have no such arrays
+        """Raise :class:`FailureError` unless :meth:`inverse_arrays` are those of C⁻¹, computed by
+        multiplication with C; a kind that has such arrays says how.
+        """
+
     def __eq__(self, other: object) -> bool:
         """Equal kind, settings and parameters."""
         if not isinstance(other, Strategy):
@@ -251,6 +257,15 @@ class ToeplitzStrategy(Strategy):
     def inverse_arrays(self, n: int) -> dict[str, np.ndarray]:
         return {"inverse_coefs": np.asarray(self.inverse_coefs(n))}
 
+    def check_inverse(self, n: int) -> None:
+        coefs, inverse = np.asarray(self.toeplitz_coefs(n)), np.asarray(self.inverse_coefs(n))
+        excess = _series.inverse_error(coefs, inverse)
+        if not excess <= 1:  # NaN too
+            raise FailureError(
+                f"C times its inverse is not the identity: off by {excess:.3g} times what rounding "
+                "explains; its inverse cannot be computed in double precision"
+            )
+
     @compiled()
     def multiply(self, x: Array) -> Array:
         x = jnp.asarray(x)
@@ -299,6 +314,39 @@ class ToeplitzStrategy(Strategy):
         check_values(coefs, coefs[:1])
 
 
+def dimensions(description: dict[str, Any]) -> dict[str, int]:
+    """The arrays that a strategy with this description may have, and their number of dimensions.
+
+    Raises:
+      UsageError: an unknown kind (the module that defines it must have been imported).
+    """
+    cls, found = _kind_of(description), dict[str, int]()
+    for name, role in fields.roles(cls).items():
+        if isinstance(role, Inner):
+            inside = dimensions(_inside(description, name))
+            found |= {f"{name}/{key}": count for key, count in inside.items()}
+        elif isinstance(role, Parameter):
+            found[name] = role.dimensions
+    return found
+
+
+def _kind_of(description: dict[str, Any]) -> type[Strategy]:
+    kind = description.get("kind")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise _check.reject(
+            "strategy kind", kind, f"must be one of {sorted(_KINDS)}",
+            "A kind of your own is known once its module is imported.",
+        )  # fmt: skip
+    return _KINDS[kind]
+
+
+def _inside(description: dict[str, Any], name: str) -> dict[str, Any]:
+    inside = description.get(name)
+    if not isinstance(inside, dict):
+        raise _check.reject(name, inside, f"a {description['kind']} strategy has a strategy here")
+    return inside
+
+
 def from_description(description: dict[str, Any], arrays: dict[str, np.ndarray]) -> Strategy:
     """The strategy that gave ``describe()`` and ``arrays()``; anything else is refused.
 
@@ -306,22 +354,14 @@ def from_description(description: dict[str, Any], arrays: dict[str, np.ndarray])
       UsageError: an unknown kind (the module that defines it must have been imported), missing or
         superfluous arrays or settings, arrays of another type or shape than declared.
     """
-    kind = description.get("kind")
-    if not isinstance(kind, str) or kind not in _KINDS:
-        raise _check.reject(
-            "strategy kind", kind, f"must be one of {sorted(_KINDS)}",
-            "A kind of your own is known once its module is imported.",
-        )  # fmt: skip
-    cls = _KINDS[kind]
+    cls = _kind_of(description)
+    kind = cls.kind
     left, values = dict(arrays), dict[str, Any]()
     for name, role in fields.roles(cls).items():
         if isinstance(role, Inner):
             part = {k: left.pop(k) for k in list(left) if k.startswith(f"{name}/")}
-            inside = description.get(name)
-            if not isinstance(inside, dict):
-                raise _check.reject(name, inside, f"a {kind} strategy has a strategy here")
             values[name] = from_description(
-                inside, {k.removeprefix(f"{name}/"): v for k, v in part.items()}
+                _inside(description, name), {k.removeprefix(f"{name}/"): v for k, v in part.items()}
             )
         elif isinstance(role, Parameter):
             if name in left:

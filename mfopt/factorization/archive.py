@@ -1,0 +1,127 @@
+"""An ``.npz`` file read with distrust: all headers first, contents only once they were agreed to.
+
+numpy's own reader allocates and decompresses whatever a file claims; a deflated zip claims up to a
+thousand times its size. Here names, types and shapes are known before anything is allocated, and
+checksums are made of chunks, so a file that is refused has cost next to nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import IO, NamedTuple, Self
+
+import numpy as np
+
+_CHUNK = 2**20  # bytes
+_MOST_ARRAYS = 100
+_DEFLATES = 64  # how many times its size a file may claim, beyond _FREE bytes
+_FREE = 2**22
+
+
+class Header(NamedTuple):
+    """What the beginning of an array's part of the file says."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Of the array, in exact arithmetic whatever is claimed."""
+        return self.dtype.itemsize * math.prod(self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.dtype.str}{self.shape}"
+
+
+class Archive:
+    """An open file: ``headers`` by name of array, and :meth:`read` for one of them.
+
+    Args:
+      path: the file.
+      most_bytes: of all arrays together, beyond which a file is refused.
+
+    Raises:
+      ValueError: not an archive of plain arrays as ``np.savez`` writes them, each named once, or
+        it claims more than its size can hold.
+      zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError: a damaged zip.
+    """
+
+    def __init__(self, path: Path, most_bytes: int) -> None:
+        self._zip = zipfile.ZipFile(path)
+        try:
+            self.headers = self._agree(path.stat().st_size, most_bytes)
+        except BaseException:
+            self._zip.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._zip.close()
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """The bytes of an array, a piece at a time, up to the checksum."""
+        with self._zip.open(f"{name}.npy") as stream:
+            _read_header(stream)
+            while piece := stream.read(_CHUNK):
+                yield piece
+
+    def read(self, name: str) -> np.ndarray:
+        """One array."""
+        dtype, shape = self.headers[name]
+        value = np.empty(math.prod(shape), dtype)
+        target, filled = value.view(np.uint8), 0
+        for piece in self.chunks(name):
+            target[filled : filled + len(piece)] = np.frombuffer(piece, np.uint8)
+            filled += len(piece)
+        if filled != value.nbytes:
+            raise ValueError(f"array {name!r} ends early")
+        return value.reshape(shape)
+
+    def _agree(self, size: int, most_bytes: int) -> dict[str, Header]:
+        entries = self._zip.infolist()
+        if len(entries) > _MOST_ARRAYS:
+            raise ValueError(f"it holds {len(entries)} arrays, more than {_MOST_ARRAYS}")
+        names = [entry.filename.removesuffix(".npy") for entry in entries]
+        if len(set(names)) != len(names):
+            raise ValueError("it names an array twice")
+        if not all(entry.filename.endswith(".npy") for entry in entries):
+            raise ValueError("it holds something that is not an array")
+        methods = {entry.compress_type for entry in entries}
+        if not methods <= {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+            raise ValueError("it is compressed in a way that numpy does not write")
+        claimed = sum(entry.file_size for entry in entries)
+        if claimed > most_bytes or claimed > _FREE + _DEFLATES * size:
+            limit = min(most_bytes, _FREE + _DEFLATES * size)
+            raise ValueError(f"it claims {claimed} bytes of arrays, more than {limit}")
+        headers = {}
+        for name, entry in zip(names, entries, strict=True):
+            with self._zip.open(entry) as stream:
+                headers[name], begins = _read_header(stream)
+            if entry.file_size - begins != headers[name].nbytes:
+                raise ValueError(f"array {name!r} does not have the size that its header says")
+        return headers
+
+
+def _read_header(stream: IO[bytes]) -> tuple[Header, int]:
+    """The header and how many bytes it takes; only what numpy writes today for plain arrays."""
+    version = np.lib.format.read_magic(stream)
+    if version != (1, 0):
+        raise ValueError(f"it has an array of format {version}, which mfopt does not write")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # numpy only warns of headers that it had to repair
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream, max_header_size=1000)
+    if fortran or dtype.kind not in "fiU" or not dtype.isnative:
+        raise ValueError(f"it has an array of {dtype}{' by columns' if fortran else ''}")
+    return Header(dtype, shape), stream.tell()
