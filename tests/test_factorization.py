@@ -387,12 +387,12 @@ for path in bombs:
 """
 
 
-BOMBS = {  # what each claims would take 0.4 to 3 GB
-    "history": lambda m, a: a.update(history=np.zeros((2**24, 3))),
-    "noise": lambda m, a: a.update({"noise/inverse_coefs": np.zeros(2**26)}),
-    "parameters": lambda m, a: a.update({"strategy/scale": np.zeros(2**26)}),
-    "matrix": lambda m, a: a.update({"strategy/scale": np.zeros((2**13, 2**13))}),
-    "surplus": lambda m, a: a.update(more=np.zeros(2**26)),
+BOMBS = {  # what each claims is 100 MB or more
+    "history": lambda m, a: a.update(history=np.zeros((2**22, 3))),
+    "noise": lambda m, a: a.update({"noise/inverse_coefs": np.zeros(2**24)}),
+    "parameters": lambda m, a: a.update({"strategy/scale": np.zeros(2**24)}),
+    "matrix": lambda m, a: a.update({"strategy/scale": np.zeros((2**12, 2**12))}),
+    "surplus": lambda m, a: a.update(more=np.zeros(2**24)),
 }
 
 
