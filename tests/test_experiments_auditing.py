@@ -3,12 +3,12 @@
 import csv
 
 from mfopt.experiments import auditing
-from mfopt.experiments.auditing import NOISE, NORM, Setting
+from mfopt.experiments.auditing import NOISE, NORM, TrainerAudit
 from mfopt.experiments.cache import Cache
 
 
 def test_faults_are_caught_and_a_whole_trainer_passes(tmp_path):
-    setting = Setting(
+    setting = TrainerAudit(
         bins=2, epochs=1, epsilon=3.0, strategy="identity", canaries=1000, noise=(0.5, 1.0, 2.0),
         norms=(2.0,),
     )  # fmt: skip

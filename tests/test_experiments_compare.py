@@ -10,10 +10,12 @@ from mfopt_cli.main import main
 
 from mfopt import FailureError, UsageError
 from mfopt.accounting.monte_carlo import dominating_pair
+from mfopt.experiments import cache as cache_module
 from mfopt.experiments import comparison, plots, runner, tasks
 from mfopt.experiments.cache import Cache, Result, Task
-from mfopt.experiments.comparison import Row, Setting
+from mfopt.experiments.comparison import Comparison, Row
 from mfopt.experiments.runner import run_all
+from mfopt.optimize.drivers import Trace
 from mfopt.progress import Progress
 from mfopt.sampling import BallsInBins
 
@@ -22,7 +24,7 @@ FAMILIES = (
     "dpsgd+unamplified", "dpsgd+poisson", "dpsgd+balls-in-bins", "banded+unamplified",
     "banded+poisson", "banded+balls-in-bins", "sqrt", "tree", "banded-inverse-sqrt",
 )  # fmt: skip
-SETTING = Setting(BINS, EPOCHS, (1.0, 8.0), 1e-5, FAMILIES, (1, 4), samples=2**13)
+SETTING = Comparison(BINS, EPOCHS, (1.0, 8.0), 1e-5, FAMILIES, (1, 4), samples=2**13)
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +94,50 @@ def test_a_failing_task_raises_and_keeps_the_finished(tmp_path) -> None:
     assert store.has(good) and not store.has(bad)
     with pytest.raises(FailureError, match="lost"):
         runner._work(str(tmp_path / "other"), bad)
+
+
+@pytest.mark.parametrize("kind", ["amplified", "unamplified"])
+def test_an_interrupted_cell_is_never_kept(kind: str, tmp_path, monkeypatch) -> None:
+    """An optimizer that is stopped early has a C to give; the table must not take it."""
+    task = {
+        "amplified": tasks.amplified_task("blt", BINS, EPOCHS, 1.0, 1e-5, buffers=2),
+        "unamplified": tasks.unamplified_task("banded", BINS, EPOCHS, 2),
+    }[kind]
+    record, calls = Trace.record, []
+
+    def interrupt(trace: Trace, *arguments) -> None:
+        record(trace, *arguments)
+        calls.append(trace)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trace, "record", interrupt)
+    store = Cache(tmp_path)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        run_all([tasks.fixed_task("sqrt"), task], store, jobs=1)
+    assert "1 of 2 cells are kept" in stopped.value.__notes__[0]
+    assert not store.has(task)
+    run_all([task], store, jobs=1)  # no interrupt any more: a control that it would be kept
+    assert store.has(task)
+
+
+def test_an_interrupted_sweep_ends_with_130_and_says_what_is_kept(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(
+        Trace, "record", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
+    words = "compare --epochs 2 --iters 4 --eps 1 --include blt-2 --jobs 1 --quiet --cache"
+    with pytest.raises(SystemExit) as stopped:
+        main([*words.split(), str(tmp_path / "cells")])
+    assert stopped.value.code == 130
+    assert "the same command goes on from there" in capsys.readouterr().err
+
+
+def test_the_address_of_a_result_follows_the_code(monkeypatch) -> None:
+    task = tasks.fixed_task("sqrt")
+    before = task.key
+    assert task.key == before
+    monkeypatch.setattr(cache_module, "code_digest", lambda training: "another")
+    assert task.key != before
 
 
 def test_balls_in_bins_never_loses_to_unamplified_at_the_same_c(sizes: dict) -> None:

@@ -8,7 +8,7 @@ from train_oracles import write_store
 
 from mfopt.experiments import training
 from mfopt.experiments.cache import Cache
-from mfopt.experiments.training import CHOSEN_ON, REPORTED, Run, Setting
+from mfopt.experiments.training import CHOSEN_ON, REPORTED, Run, TrainingComparison
 
 
 def made_up(strategy, rate, seed, records, users):
@@ -17,7 +17,7 @@ def made_up(strategy, rate, seed, records, users):
 
 
 def test_learning_rates_are_chosen_on_records_and_losses_reported_on_users():
-    setting = Setting(learning_rates=(0.1, 0.2), seeds=(0, 1))
+    setting = TrainingComparison(learning_rates=(0.1, 0.2), seeds=(0, 1))
     runs = [
         made_up("identity", 0.1, 0, records=4.0, users=5.9),
         made_up("identity", 0.1, 1, records=4.4, users=5.8),
@@ -51,7 +51,7 @@ def data(tmp_path_factory):
 
 
 def test_mechanisms_run_the_same_batches_from_the_same_model(data, tmp_path):
-    setting = Setting(
+    setting = TrainingComparison(
         data=str(data), bins=2, epochs=2, strategies=("identity", "sqrt"), learning_rates=(0.01,),
         seeds=(0, 1), records_per_user=2, length=8, width=8, layers=1, pretrain_steps=3,
         evaluations=2,

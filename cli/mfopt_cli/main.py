@@ -72,8 +72,9 @@ def main(arguments: list[str] | None = None) -> Any:
         sys.exit(error.exit_code)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
-    except (KeyboardInterrupt, click.Abort):
-        _end("interrupted", INTERRUPTED)
+    except (KeyboardInterrupt, click.Abort) as stop:
+        # what the work that was stopped has to say: what is kept, and how to go on
+        _end(": ".join(("interrupted", *getattr(stop, "__notes__", ()))), INTERRUPTED)
     except BrokenPipeError:  # `mfopt ... | head`: nobody reads on
         _close_output()
         sys.exit(1)

@@ -117,11 +117,11 @@ def _build(name: str, folder: Path, cache: Cache, jobs: int | None, progress: Re
         return _comparison(folder, cache, jobs, progress)
     recorder = _Recording(cache.folder)
     if name == TRAINING:
-        setting = training.Setting()
+        setting = training.TrainingComparison()
         runs = training.compare(setting, recorder, jobs=jobs, progress=progress)
         return Built(training.write(folder / TRAINING, setting, runs), list(recorder.seen))
     if name == AUDIT:
-        claim = auditing.Setting()
+        claim = auditing.TrainerAudit()
         rows = auditing.audits(claim, recorder, jobs=jobs, progress=progress)
         return Built(auditing.write(folder / AUDIT, claim, rows), list(recorder.seen))
     place = _made(folder / "figures")
@@ -168,7 +168,7 @@ def _comparison(folder: Path, cache: Cache, jobs: int | None, progress: Report) 
     """The whole comparison at 16 epochs × 128 iterations, with its plots."""
     # more bands than iterations in an epoch overlap, cost much and hardly help
     widths = tuple(width for width in comparison.WIDTHS if width <= 128)
-    setting = comparison.Setting(128, 16, EPSILONS, DELTA, widths=widths)
+    setting = comparison.Comparison(128, 16, EPSILONS, DELTA, widths=widths)
     recorder = _Recording(cache.folder)
     sizes = comparison.every_size(setting, recorder, jobs=jobs, progress=progress)
     rows = [min(candidates, key=lambda row: row.rmse) for candidates in sizes.values()]
@@ -179,7 +179,7 @@ def _comparison(folder: Path, cache: Cache, jobs: int | None, progress: Report) 
 
 def write_comparison(
     stem: Path,
-    setting: comparison.Setting,
+    setting: comparison.Comparison,
     rows: Sequence[comparison.Row],
     sizes: Sequence[comparison.Row],
     baseline: str | None = comparison.DEFAULT_BASELINE,

@@ -19,8 +19,7 @@ from mfopt import _files
 from mfopt.experiments import plots
 from mfopt.experiments.cache import Cache, Result, Task
 from mfopt.experiments.runner import run_all
-from mfopt.experiments.training import Setting as TrainingSetting
-from mfopt.experiments.training import mechanism_task, unpack
+from mfopt.experiments.training import TrainingComparison, mechanism_task, unpack
 from mfopt.progress import Report, silent
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ FAULTS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class TrainerAudit:
     """What is audited: a certified BLT for balls-in-bins, and its trainer with faults.
 
     Attributes:
@@ -58,10 +57,10 @@ class Setting:
         return [(NOISE, size) for size in self.noise] + [(NORM, size) for size in self.norms]
 
 
-def audit_task(setting: Setting, fault: str, size: float) -> Task:
+def audit_task(setting: TrainerAudit, fault: str, size: float) -> Task:
     """One audit."""
     execution = mechanism_task(
-        TrainingSetting(
+        TrainingComparison(
             bins=setting.bins, epochs=setting.epochs, epsilon=setting.epsilon, delta=setting.delta
         ),
         setting.strategy,
@@ -124,7 +123,7 @@ def _without_clipping(norm: float) -> Callable[[Execution], Execution]:
 
 
 def audits(
-    setting: Setting, cache: Cache, *, jobs: int | None = None,
+    setting: TrainerAudit, cache: Cache, *, jobs: int | None = None,
     progress: Report = silent,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The outcome of each audit of the setting, in its order."""
@@ -139,7 +138,7 @@ def audits(
     ]
 
 
-def panels(setting: Setting, rows: Sequence[dict[str, Any]]) -> list[plots.Panel]:
+def panels(setting: TrainerAudit, rows: Sequence[dict[str, Any]]) -> list[plots.Panel]:
     """Both lower bounds on ε against the size of each fault."""
     made = []
     for fault, title in ((NOISE, "wrong amount of noise"), (NORM, "no clipping")):
@@ -164,7 +163,7 @@ def panels(setting: Setting, rows: Sequence[dict[str, Any]]) -> list[plots.Panel
     return made
 
 
-def write(stem: Path, setting: Setting, rows: Sequence[dict[str, Any]]) -> list[Path]:
+def write(stem: Path, setting: TrainerAudit, rows: Sequence[dict[str, Any]]) -> list[Path]:
     """STEM.json, .csv, .png and .svg."""
     title = (
         f"Audit with {setting.canaries} canaries, {setting.confidence:.0%} confidence, of a claim "

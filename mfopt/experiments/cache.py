@@ -1,12 +1,13 @@
 """Results on disk, addressed by what was asked: a sweep that was stopped goes on where it was.
 
 A task is a name and JSON-able settings. Its result is a JSON-able record and arrays, kept in one
-``.npz`` file named by a SHA-256 of the task and the version that computed it.
+``.npz`` file named by a SHA-256 of the task and of the code that computed it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -19,9 +20,30 @@ import numpy as np
 import platformdirs
 
 from mfopt import _check, _files
-from mfopt._version import __version__
 
-_FORMAT = 1  # raise it when a task computes something else under the same settings
+_FORMAT = 2  # of the files
+_PACKAGE = Path(__file__).parent.parent
+# what no number in a cell depends on: the trainer counts for the tasks that train
+_PRESENTATION = ("experiments/plots.py", "experiments/artifacts.py", "experiments/figures/")
+_TRAINING = ("train-", "audit")
+
+
+@functools.cache
+def code_digest(training: bool) -> str:
+    """SHA-256 of the library's source that a cell's numbers follow from.
+
+    Whole files, comments included: a result is computed again rather than believed.
+
+    Args:
+      training: with the trainer and what it runs.
+    """
+    sha = hashlib.sha256()
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        name = path.relative_to(_PACKAGE).as_posix()
+        skipped = _PRESENTATION if training else (*_PRESENTATION, "training/")
+        if not name.startswith(skipped):
+            sha.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return sha.hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +51,7 @@ class Task:
     """One unit of work.
 
     Attributes:
-      name: a key of :data:`mfopt.experiments.tasks.TASKS`.
+      name: a key of :data:`mfopt.experiments.runner.WORK`.
       settings: JSON text of the settings, keys sorted, so that tasks are hashable.
       needs: tasks whose results this one reads.
     """
@@ -51,8 +73,9 @@ class Task:
 
     @property
     def key(self) -> str:
-        """Address of the result: of the task, of all it needs, and of the version."""
-        sha = hashlib.sha256(f"{_FORMAT}|{__version__}|{self.name}|{self.settings}".encode())
+        """Address of the result: of the task, of all it needs, and of the code."""
+        code = code_digest(self.name.startswith(_TRAINING))
+        sha = hashlib.sha256(f"{_FORMAT}|{code}|{self.name}|{self.settings}".encode())
         for task in self.needs:
             sha.update(task.key.encode())
         return sha.hexdigest()[:40]

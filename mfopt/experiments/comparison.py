@@ -75,7 +75,7 @@ SLOW = ("dense", "dense+unamplified")
 DEFAULT = tuple(name for name in FAMILIES if name not in SLOW)
 
 
-class Setting(NamedTuple):
+class Comparison(NamedTuple):
     """What is compared where.
 
     Attributes:
@@ -97,7 +97,7 @@ class Setting(NamedTuple):
     seed: int = 0
     samples: int = 2**15
 
-    def check(self) -> Setting:
+    def check(self) -> Comparison:
         """Itself, or :class:`UsageError`."""
         _check.integer("iters", self.bins)
         _check.integer("epochs", self.epochs)
@@ -139,7 +139,7 @@ def expand(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(chosen))
 
 
-def plan(setting: Setting) -> dict[tuple[str, float], list[tuple[int, Task]]]:
+def plan(setting: Comparison) -> dict[tuple[str, float], list[tuple[int, Task]]]:
     """For each family and ε, the candidate sizes with the task that gives their σ."""
     setting.check()
     return {
@@ -150,7 +150,7 @@ def plan(setting: Setting) -> dict[tuple[str, float], list[tuple[int, Task]]]:
     }
 
 
-def _candidates(s: Setting, family: str, epsilon: float) -> list[tuple[int, Task]]:
+def _candidates(s: Comparison, family: str, epsilon: float) -> list[tuple[int, Task]]:
     kind, _, sampling = family.partition("+")
     sampling = sampling or BALLS
     n = s.bins * s.epochs
@@ -182,14 +182,14 @@ def _candidates(s: Setting, family: str, epsilon: float) -> list[tuple[int, Task
     return [(0, sigma(tasks.fixed_task(kind)))]
 
 
-def _optimum(s: Setting, kind: str, width: int) -> Task:
+def _optimum(s: Comparison, kind: str, width: int) -> Task:
     if width == 1:
         return tasks.fixed_task("identity")
     return tasks.unamplified_task(kind, s.bins, s.epochs, width)
 
 
 def compare(
-    setting: Setting,
+    setting: Comparison,
     cache: Cache,
     *,
     jobs: int | None = None,
@@ -203,7 +203,7 @@ def compare(
 
 
 def every_size(
-    setting: Setting,
+    setting: Comparison,
     cache: Cache,
     *,
     jobs: int | None = None,
@@ -302,7 +302,7 @@ def csv_text(rows: Sequence[Row], baseline: str | None = None) -> str:
     return buffer.getvalue()
 
 
-def json_text(setting: Setting, rows: Sequence[Row], baseline: str | None = None) -> str:
+def json_text(setting: Comparison, rows: Sequence[Row], baseline: str | None = None) -> str:
     """All rows with the setting, as JSON."""
     gains = improvements(rows, baseline) if baseline else {}
     listed = []

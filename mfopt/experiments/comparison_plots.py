@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from mfopt.experiments.comparison import FAMILIES, Z95, Row, Setting, by_key, improvements
+from mfopt.experiments.comparison import FAMILIES, Z95, Comparison, Row, by_key, improvements
 from mfopt.experiments.plots import Curve, Panel
 
 _LOWEST_SHOWN = -40  # percent: a far worse mechanism would squeeze all the others into one line
@@ -12,11 +12,11 @@ EPSILON = "privacy budget ε (log scale)"
 RMSE = "RMSE of prefix sums\n(clip norms per coordinate, log scale)"
 
 
-def _where(setting: Setting) -> str:
+def _where(setting: Comparison) -> str:
     return f"{setting.epochs} epochs × {setting.bins} iterations, δ = {setting.delta:g}"
 
 
-def rmse_panel(setting: Setting, rows: Sequence[Row], title: str = "") -> Panel:
+def rmse_panel(setting: Comparison, rows: Sequence[Row], title: str = "") -> Panel:
     """RMSE against ε, one curve per family."""
     curves = []
     for family in dict.fromkeys(row.family for row in rows):
@@ -32,7 +32,7 @@ def rmse_panel(setting: Setting, rows: Sequence[Row], title: str = "") -> Panel:
 
 
 def improvement_panel(
-    setting: Setting,
+    setting: Comparison,
     rows: Sequence[Row],
     baseline: str,
     families: Iterable[str] | None = None,
@@ -63,7 +63,7 @@ def improvement_panel(
     return Panel(curves, title or _where(setting), EPSILON, label, zero_line=True, y_range=limits)
 
 
-def pareto_panel(setting: Setting, rows: Sequence[Row], epsilon: float) -> Panel:
+def pareto_panel(setting: Comparison, rows: Sequence[Row], epsilon: float) -> Panel:
     """RMSE against what streaming the noise keeps in memory, one point a size."""
     kinds: dict[str, list[Row]] = {}
     for row in rows:

@@ -1,15 +1,40 @@
-"""Runs tasks side by side in processes; what is in the cache is not run again."""
+"""Runs tasks side by side in processes; what is in the cache is not run again.
+
+What a task's name stands for is in :data:`WORK`, by dotted name: a worker imports only what its
+task needs, and no module that describes tasks imports the one that runs them.
+"""
 
 from __future__ import annotations
 
 import concurrent.futures
+import json
 import multiprocessing
 import os
+import pkgutil
+import platform
+import time
 from collections.abc import Iterable
 
 from mfopt import _check
 from mfopt.experiments.cache import Cache, Result, Task
 from mfopt.progress import Progress, Report, silent
+
+_HERE = "mfopt.experiments"
+# task name -> the function that computes it, of (results needed..., settings as keywords)
+WORK = {
+    "fixed": f"{_HERE}.tasks:run_fixed",
+    "unamplified": f"{_HERE}.tasks:run_unamplified",
+    "amplified": f"{_HERE}.tasks:run_amplified",
+    "sigma": f"{_HERE}.tasks:run_sigma",
+    "certified": f"{_HERE}.tasks:run_certified",
+    "account": f"{_HERE}.accounts:run_account",
+    "group-baseline": f"{_HERE}.accounts:run_group_baseline",
+    "filter": f"{_HERE}.accounts:run_filter",
+    "train-base": f"{_HERE}.training:run_base",
+    "train-mechanism": f"{_HERE}.training:run_mechanism",
+    "train-run": f"{_HERE}.training:run_training",
+    "audit": f"{_HERE}.auditing:run_audit",
+}
 
 
 def run_all(
@@ -30,6 +55,7 @@ def run_all(
 
     Raises:
       FailureError, UsageError: what a task raised; tasks that finished before it are kept.
+      KeyboardInterrupt: as it came; what was unfinished is not kept, and a note says what is.
     """
     wanted = list(dict.fromkeys(tasks))
     results: dict[Task, Result] = {}
@@ -44,13 +70,18 @@ def run_all(
     progress(_cells(0, total))
     jobs = max(1, (os.cpu_count() or 2) // 2) if jobs is None else _check.integer("jobs", jobs)
     jobs = min(jobs, max(total, 1))
-    if jobs == 1:
-        for task in missing:  # already in an order in which needs come first
-            _work(str(cache.folder), task)
-            done += 1
-            progress(_cells(done, total, task))
-    else:
-        done = _in_processes(list(missing), cache, jobs, progress)
+    try:
+        if jobs == 1:
+            for task in missing:  # already in an order in which needs come first
+                _work(str(cache.folder), task)
+                done += 1
+                progress(_cells(done, total, task))
+        else:
+            _in_processes(list(missing), cache, jobs, progress)
+    except KeyboardInterrupt as stop:
+        kept = sum(cache.has(task) for task in missing)
+        stop.add_note(f"{kept} of {total} cells are kept: the same command goes on from there")
+        raise
     for task in wanted:
         if task not in results:
             found = cache.load(task)
@@ -73,9 +104,7 @@ def _collect(task: Task, cache: Cache, missing: dict[Task, None]) -> None:
 
 
 def _work(folder: str, task: Task) -> None:
-    """Compute one task in a worker. Imports JAX here, so the pool starts quickly."""
-    from mfopt.experiments import tasks
-
+    """Compute one task in a worker and keep its result."""
     cache = Cache(folder)
     needed = []
     for source in task.needs:
@@ -83,10 +112,33 @@ def _work(folder: str, task: Task) -> None:
         if result is None:
             raise _check.FailureError(f"the cache {folder} lost the result of {source}")
         needed.append(result)
-    cache.store(task, tasks.run(task, needed))
+    cache.store(task, compute(task, needed))
 
 
-def _in_processes(missing: list[Task], cache: Cache, jobs: int, progress: Report) -> int:
+def compute(task: Task, needed: list[Result]) -> Result:
+    """One task's result; its wall time and machine go on record."""
+    begun = time.perf_counter()
+    result = pkgutil.resolve_name(WORK[task.name])(*needed, **task.arguments)
+    record = {
+        **result.record,
+        "task": json.loads(json.dumps({"name": task.name, **task.arguments})),
+        "seconds": round(time.perf_counter() - begun, 3),
+        "device": device(),
+        "made": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+    return Result(record, result.arrays)
+
+
+def device() -> str:
+    """What computed a result, in words without the machine's name."""
+    import jax  # here, so that a call that finds everything in the cache does not wait for it
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    name = "CPU" if jax.default_backend() == "cpu" else jax.devices()[0].device_kind
+    return f"{name}, {cores} cores ({platform.machine()})"
+
+
+def _in_processes(missing: list[Task], cache: Cache, jobs: int, progress: Report) -> None:
     waiting, finished, done = list(missing), set[Task](), 0
     open_tasks = set(missing)
     # spawn: a forked JAX deadlocks
@@ -113,4 +165,3 @@ def _in_processes(missing: list[Task], cache: Cache, jobs: int, progress: Report
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return done

@@ -7,24 +7,15 @@ unit under add-remove adjacency, prefix sums, σ relative to the clip norm.
 
 from __future__ import annotations
 
-import json
-import os
-import platform
-import time
-from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 
 from mfopt import _check, query_error, strategies
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.calibration import calibrate, release
-from mfopt.experiments.accounts import run_account, run_filter, run_group_baseline
-from mfopt.experiments.auditing import run_audit
 from mfopt.experiments.cache import Result, Task
-from mfopt.experiments.training import run_base, run_mechanism, run_training
 from mfopt.optimize import optimize, unamplified
 from mfopt.optimize.pipeline import fixed_strategy
 from mfopt.sampling import BallsInBins, CyclicPoisson, FixedOrder, Poisson
@@ -98,11 +89,17 @@ def _with_strategy(strategy: Strategy, **record: Any) -> Result:
     return Result({"strategy": strategy.describe(), **record}, arrays)
 
 
-def _fixed(kind: str, bands: int) -> Result:
+def _finished(interrupted: bool) -> None:
+    """An optimizer that is interrupted keeps its best C so far; a cell must not."""
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+def run_fixed(kind: str, bands: int) -> Result:
     return _with_strategy(fixed_strategy(kind, bands))
 
 
-def _unamplified(
+def run_unamplified(
     start: Result | None = None, *, kind: str, bins: int, epochs: int, bands: int
 ) -> Result:
     scheme = FixedOrder(bins, epochs)
@@ -119,7 +116,7 @@ def _unamplified(
     )
 
 
-def _amplified(
+def run_amplified(
     start: Result | None = None, *, kind: str, bins: int, epochs: int, epsilon: float,
     delta: float, buffers: int, seed: int, samples: int | None,
 ) -> Result:  # fmt: skip
@@ -127,13 +124,14 @@ def _amplified(
         BallsInBins(bins, epochs), epsilon, delta, strategy=kind, buffers=max(buffers, 1),
         seed=2 * seed, samples=samples, init=None if start is None else strategy_of(start),
     )  # fmt: skip
+    _finished(found.interrupted)
     return _with_strategy(
         found.strategy, evaluations=len(found.history), status=found.status,
         start_sigma=found.noise_multiplier,
     )  # fmt: skip
 
 
-def _sigma(
+def run_sigma(
     source: Result, *, sampling: str, bins: int, epochs: int, epsilon: float, delta: float,
     seed: int = 0, samples: int = 0,
 ) -> Result:  # fmt: skip
@@ -162,7 +160,7 @@ def _sigma(
     )  # fmt: skip
 
 
-def _certified(
+def run_certified(
     source: Result, *, bins: int, epochs: int, epsilon: float, delta: float, seed: int, samples: int
 ) -> Result:
     pair = dominating_pair.exact(strategy_of(source), BallsInBins(bins, epochs))
@@ -207,40 +205,3 @@ def memory(strategy: Strategy, n: int) -> int:
         case "tree":
             return int(np.log2(n)) + 1
     return n - 1
-
-
-TASKS: dict[str, Callable[..., Result]] = {
-    "fixed": _fixed,
-    "unamplified": _unamplified,
-    "amplified": _amplified,
-    "sigma": _sigma,
-    "certified": _certified,
-    "account": run_account,
-    "group-baseline": run_group_baseline,
-    "filter": run_filter,
-    "train-base": run_base,
-    "train-mechanism": run_mechanism,
-    "train-run": run_training,
-    "audit": run_audit,
-}
-
-
-def device() -> str:
-    """What computed a result, in words without the machine's name."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    name = "CPU" if jax.default_backend() == "cpu" else jax.devices()[0].device_kind
-    return f"{name}, {cores} cores ({platform.machine()})"
-
-
-def run(task: Task, needed: list[Result]) -> Result:
-    """Compute one task; its wall time and machine go on record."""
-    begun = time.perf_counter()
-    result = TASKS[task.name](*needed, **task.arguments)
-    record = {
-        **result.record,
-        "task": json.loads(json.dumps({"name": task.name, **task.arguments})),
-        "seconds": round(time.perf_counter() - begun, 3),
-        "device": device(),
-        "made": time.strftime("%Y-%m-%d", time.gmtime()),
-    }
-    return Result(record, result.arrays)

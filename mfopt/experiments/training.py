@@ -33,7 +33,7 @@ LABELS = {"identity": "independent noise", "blt": "BLT noise", "toeplitz": "Toep
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class TrainingComparison:
     """What is compared; by default on the embedded corpus, as in the README.
 
     Attributes:
@@ -81,7 +81,7 @@ class Run(NamedTuple):
         return self.losses[part][-1][1]
 
 
-def base_task(setting: Setting) -> Task:
+def base_task(setting: TrainingComparison) -> Task:
     """The corpus and the model pretrained on its public part."""
     return Task.of(
         "train-base", data=setting.data, length=setting.length, width=setting.width,
@@ -90,7 +90,7 @@ def base_task(setting: Setting) -> Task:
     )  # fmt: skip
 
 
-def mechanism_task(setting: Setting, strategy: str) -> Task:
+def mechanism_task(setting: TrainingComparison, strategy: str) -> Task:
     """A certified factorization for the scheme, per user."""
     return Task.of(
         "train-mechanism", strategy=strategy, bins=setting.bins, epochs=setting.epochs,
@@ -98,7 +98,7 @@ def mechanism_task(setting: Setting, strategy: str) -> Task:
     )  # fmt: skip
 
 
-def run_task(setting: Setting, strategy: str, learning_rate: float, seed: int) -> Task:
+def run_task(setting: TrainingComparison, strategy: str, learning_rate: float, seed: int) -> Task:
     """One training run."""
     return Task.of(
         "train-run", (base_task(setting), mechanism_task(setting, strategy)),
@@ -185,7 +185,7 @@ def run_training(
 
 
 def compare(
-    setting: Setting, cache: Cache, *, jobs: int | None = None,
+    setting: TrainingComparison, cache: Cache, *, jobs: int | None = None,
     progress: Report = silent,
 ) -> list[Run]:  # fmt: skip
     """All runs; those that are in the cache are not run again."""
@@ -209,7 +209,7 @@ def best_rate(runs: Sequence[Run], strategy: str) -> float:
     return min(rates, key=lambda rate: mean(r.last(CHOSEN_ON) for r in _of(runs, strategy, rate)))
 
 
-def summary(setting: Setting, runs: Sequence[Run]) -> dict[str, Any]:
+def summary(setting: TrainingComparison, runs: Sequence[Run]) -> dict[str, Any]:
     """The outcome, JSON-able: each mechanism at its best learning rate.
 
     ``gain`` is, for each seed, the loss of the first mechanism less that of this one.
@@ -236,7 +236,7 @@ def summary(setting: Setting, runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def panels(setting: Setting, runs: Sequence[Run]) -> list[plots.Panel]:
+def panels(setting: TrainingComparison, runs: Sequence[Run]) -> list[plots.Panel]:
     """Loss against learning rate, and against steps at the best learning rate."""
     start = runs[0].losses[REPORTED][0][1]
     by_rate, by_step = [], []
@@ -278,7 +278,7 @@ def csv_text(runs: Sequence[Run]) -> str:
     return buffer.getvalue()
 
 
-def write(stem: Path, setting: Setting, runs: Sequence[Run]) -> list[Path]:
+def write(stem: Path, setting: TrainingComparison, runs: Sequence[Run]) -> list[Path]:
     """STEM.json, .csv, .png and .svg."""
     title = (
         f"User-level DP fine-tuning, ε = {setting.epsilon:g}, {setting.epochs} epochs × "

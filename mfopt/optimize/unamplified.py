@@ -161,16 +161,13 @@ def _descend(
         last = at.gradient
         return at.value, last
 
-    try:
-        outcome = scipy.optimize.minimize(
-            function, start, jac=True, method="L-BFGS-B",
-            bounds=None if lowest is None else scipy.optimize.Bounds(lowest, np.inf),
-            options={"maxfun": steps, "maxiter": steps, "maxcor": 30, "ftol": tolerance,
-                     "gtol": 1e-12},
-        )  # fmt: skip
-        trace.status = f"L-BFGS: {outcome.message.strip().lower()}"
-    except KeyboardInterrupt:
-        trace.status, trace.interrupted = "interrupted", True
+    outcome = scipy.optimize.minimize(
+        function, start, jac=True, method="L-BFGS-B",
+        bounds=None if lowest is None else scipy.optimize.Bounds(lowest, np.inf),
+        options={"maxfun": steps, "maxiter": steps, "maxcor": 30, "ftol": tolerance,
+                 "gtol": 1e-12},
+    )  # fmt: skip
+    trace.status = f"L-BFGS: {outcome.message.strip().lower()}"
     return start if trace.best is None else trace.best
 
 

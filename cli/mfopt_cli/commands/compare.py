@@ -99,7 +99,7 @@ def command(
         if width != int(width):
             raise _check.reject("bands", width, "must be a whole number")
         widths.append(int(width))
-    setting = comparison.Setting(
+    setting = comparison.Comparison(
         iters,
         epochs,
         numbers("eps", epsilons),

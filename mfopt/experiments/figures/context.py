@@ -23,7 +23,7 @@ class Context(NamedTuple):
         """Results of the tasks, from the cache where they are there."""
         return run_all(tasks, self.cache, jobs=self.jobs, progress=self.progress)
 
-    def compare(self, setting: comparison.Setting) -> list[comparison.Row]:
+    def compare(self, setting: comparison.Comparison) -> list[comparison.Row]:
         """Rows of a comparison, each at its best size."""
         return comparison.compare(setting, self.cache, jobs=self.jobs, progress=self.progress)
 

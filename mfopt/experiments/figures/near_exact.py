@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from mfopt.experiments import tasks
 from mfopt.experiments.cache import Task
-from mfopt.experiments.comparison import WIDTHS, Setting
+from mfopt.experiments.comparison import WIDTHS, Comparison
 from mfopt.experiments.comparison_plots import improvement_panel
 from mfopt.experiments.figures.context import Context, Drawing
 from mfopt.experiments.plots import Curve, Panel
@@ -27,8 +27,10 @@ SAMPLE_EPSILONS = (0.5, 2.0, 8.0)
 TIMED = [(epochs, bins) for bins in (32, 64, 128) for epochs in (16, 32, 64)]
 
 
-def _setting(epochs: int, bins: int, include: tuple[str, ...], widths: tuple[int, ...]) -> Setting:
-    return Setting(bins, epochs, EPSILONS, DELTA, include, widths)
+def _setting(
+    epochs: int, bins: int, include: tuple[str, ...], widths: tuple[int, ...]
+) -> Comparison:
+    return Comparison(bins, epochs, EPSILONS, DELTA, include, widths)
 
 
 def fixed_identity(context: Context) -> Drawing:
