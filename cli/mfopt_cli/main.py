@@ -74,7 +74,8 @@ def main(arguments: list[str] | None = None) -> Any:
         sys.exit(stop.exit_code)
     except (KeyboardInterrupt, click.Abort) as stop:
         # what the work that was stopped has to say: what is kept, and how to go on
-        _end(": ".join(("interrupted", *getattr(stop, "__notes__", ()))), INTERRUPTED)
+        notes = getattr(stop.__cause__ or stop, "__notes__", ())  # click raises Abort from it
+        _end(": ".join(("interrupted", *notes)), INTERRUPTED)
     except BrokenPipeError:  # `mfopt ... | head`: nobody reads on
         _close_output()
         sys.exit(1)
