@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_query_error import every_workload
-from test_strategies import every_strategy
+from test_strategies import EVERY_KIND, every_strategy
 
 import mfopt
 from mfopt import _files, workloads
@@ -52,7 +52,7 @@ def saved(tmp_path):
     return record().save(tmp_path / "one.npz")
 
 
-@pytest.mark.parametrize("kind", range(10))
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_every_kind_and_workload_comes_back(kind, tmp_path):
     strategy = every_strategy(N, seed=3)[kind]
     every = every_workload(N)  # all of them for BLT, one each for the other kinds: compilations
@@ -106,7 +106,7 @@ def documented():
     return [(re.findall("``(.*?)``", names), shape, dtype) for names, shape, dtype in rows]
 
 
-@pytest.mark.parametrize("kind", range(10))
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_arrays_are_those_of_the_documented_table(kind, tmp_path):
     path = record(every_strategy(N)[kind], every_workload(N)[2]).save(tmp_path / "one.npz")
     shapes = {"()": (), "(n,)": (N,), "(evaluations, 3)": (2, 3)}

@@ -17,7 +17,7 @@ import scipy.special
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_strategies import dense_modes, every_strategy
+from test_strategies import EVERY_KIND, dense_modes, every_strategy
 
 from mfopt import strategies as S
 from mfopt.accounting.closed_form import gaussian
@@ -86,7 +86,7 @@ def apart(one, other):
 # --- the dominating pair -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", range(10))
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_pair_is_the_gram_matrix_of_dense_modes(kind):
     pair, matrix = pair_of(kind)
     modes = dense_modes(matrix, SMALL)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_strategies import every_strategy
+from test_strategies import EVERY_KIND, every_strategy
 
 from mfopt import strategies as S
 from mfopt.errors import UsageError
@@ -21,7 +21,7 @@ def make(strategy, n=N, **options):
 # --- jax_privacy ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", range(10))
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_jax_privacy_streaming_matrix_is_the_dense_inverse(kind):
     pytest.importorskip("jax_privacy")
     from mfopt.noise.for_jax_privacy import inverse_as_streaming_matrix
@@ -106,7 +106,7 @@ ARRAYS = [np.zeros((3, 4), np.float32), np.zeros(5, np.float32), np.zeros((), np
 
 
 @pytest.mark.parametrize("past", ["auto", "store"])
-@pytest.mark.parametrize("kind", range(10))
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_torch_noise_is_that_of_the_jax_stream(torch, kind, past):
     from mfopt.noise.for_torch import TorchNoise
 

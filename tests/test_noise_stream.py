@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_strategies import every_strategy
+from test_strategies import EVERY_KIND, every_strategy
 
 from mfopt import strategies as S
 from mfopt.errors import UsageError
@@ -122,7 +122,7 @@ def test_counters_of_a_leaf_beyond_32_bits_do_not_repeat():
 
 
 @pytest.mark.parametrize("past", ["auto", "store", "regenerate"])
-@pytest.mark.parametrize("kind", range(10))
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_stream_equals_dense_inverse(kind, past):
     n = 13  # not a multiple of any buffer or block size
     strategy = every_strategy(n)[kind]
@@ -151,10 +151,14 @@ def well_conditioned(n):
         S.BandedSquareRoot(40),  # more buffers than are summed in one unrolled loop
         S.BandedInverseSquareRoot(40),
         S.Tree(),
-    ]
+        S.TimeScaled(
+            S.BLT(np.array([0.3, 0.1, 0.03, 0.01]), np.array([0.3, 0.9, 0.99, 1.0])),
+            np.linspace(0.7, 1.4, n), np.linspace(2.0, 0.6, n),
+        ),
+    ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", range(10))
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_stream_equals_dense_inverse_in_a_scan_of_2048_steps(kind):
     n = 2048
     strategy = well_conditioned(n)[kind]
@@ -177,7 +181,7 @@ def _white_by_scan(n, seed):
     return np.asarray(_draws.standard_normal(*words, jnp.float32), np.float64)
 
 
-@pytest.mark.parametrize("kind", range(10))
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_float64_stream_equals_dense_inverse_to_rounding(kind):
     n = 13
     strategy = every_strategy(n)[kind]
@@ -191,15 +195,15 @@ def test_methods_and_buffers_are_those_of_the_structure():
     n = 20
     chosen = [make(s, n).recursion for s in every_strategy(n)]
     assert [type(r) for r in chosen] == [
-        Ring, Rows, Ring, Modal, Ring, Rows, Rows, Ring, Ring, Modal,
+        Ring, Rows, Ring, Modal, Ring, Rows, Rows, Ring, Ring, Modal, Modal,
     ]  # fmt: skip
     # bands - 1 outputs, d buffers, bands draws (this step's among them), log2 levels of the tree
-    assert [r.slots for r in chosen] == [0, 0, 3, 3, 3, 0, 0, 3, 4, 5]
+    assert [r.slots for r in chosen] == [0, 0, 3, 3, 3, 0, 0, 3, 4, 5, 2]
     assert make(S.BLT(np.ones(3), np.zeros(3)), n).buffer_bytes(10) == 3 * 10 * 4
 
 
 @pytest.mark.parametrize("past", ["auto", "store"])
-@pytest.mark.parametrize("kind", range(10))
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_a_scaled_recursion_streams_the_scaled_matrix(kind, past):
     # C' = diag(r) C diag(d): inputs are divided by r, outputs by d
     n = 13

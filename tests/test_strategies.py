@@ -35,7 +35,14 @@ def every_strategy(n, seed=0):
         S.BandedSquareRoot(bands),
         S.BandedInverseSquareRoot(bands),
         S.Tree(),
-    ]
+        S.TimeScaled(
+            S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])),
+            rng.uniform(0.5, 2.0, n), rng.uniform(0.5, 2.0, n),
+        ),
+    ]  # fmt: skip
+
+
+EVERY_KIND = range(11)  # indices of that list
 
 
 def dense_modes(matrix, scheme):
@@ -47,7 +54,7 @@ def dense_modes(matrix, scheme):
     return modes
 
 
-@pytest.mark.parametrize("kind", range(10))
+@pytest.mark.parametrize("kind", EVERY_KIND)
 @settings(max_examples=5, deadline=None)
 @given(shape=st.sampled_from(SHAPES), seed=st.integers(0, 99))
 def test_structure_matches_dense(kind, shape, seed):

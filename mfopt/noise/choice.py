@@ -135,3 +135,10 @@ def _tree(strategy: strategies.Tree, n: int, past: Past) -> Modal:
     width = 1 << np.arange(1, levels + 1)[None, :]
     goes_on = ((step[:, None] + 1) % width != 0).astype(np.float64)
     return Modal(1 / diagonal[:, 0], read[:, 1:] / diagonal, goes_on, goes_on)
+
+
+@recursion.register(strategies.TimeScaled)
+def _time_scaled(strategy: strategies.TimeScaled, n: int, past: Past) -> Recursion:
+    """C⁻¹ = diag(1/d) B⁻¹ diag(1/r): the recursion of B in the same memory."""
+    rows, columns = strategy.diagonals(n)
+    return choose(strategy.base, n, past).scaled(1 / np.asarray(rows), 1 / np.asarray(columns))
