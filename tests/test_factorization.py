@@ -119,7 +119,7 @@ def test_arrays_are_those_of_the_documented_table(kind, tmp_path):
                 (shape, dtype)
                 for names, shape, dtype in rows
                 for row in names
-                if re.fullmatch(row.replace("NAME", r"\w+"), name)
+                if re.fullmatch(row.replace("NAME", r"[\w/]+"), name)
             ]
             seen.add(match)
             value = archive[name]
@@ -148,6 +148,21 @@ def test_noise_can_be_streamed_with_numpy_alone(tmp_path):
             np.testing.assert_allclose(
                 metadata["rmse"], 1.25 * np.sqrt(archive["row_variances"].mean())
             )
+
+
+def test_time_scaled_noise_can_be_streamed_with_numpy_alone(tmp_path):
+    strategy = every_strategy(N)[10]
+    path = record(strategy).save(tmp_path / "scaled.npz")
+    z = np.random.default_rng(0).normal(size=N)
+    with np.load(path, allow_pickle=False) as archive:
+        rows, columns = archive["strategy/rows"], archive["strategy/columns"]
+        read, decay = archive["noise/base_blt_scale"], archive["noise/base_blt_decay"]
+        gain, sums, noise = archive["noise/base_blt_gain"], np.zeros(2), np.zeros(N)
+        for t in range(N):
+            draw = z[t] / rows[t]
+            noise[t] = (gain * draw + read @ sums) / columns[t]
+            sums = decay * sums + draw
+    np.testing.assert_allclose(strategy.materialize(N) @ noise, z, atol=1e-12)
 
 
 # --- writing -----------------------------------------------------------------------------------

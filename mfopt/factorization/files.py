@@ -21,6 +21,10 @@ name                   shape              dtype   meaning, unit
 ``noise/blt_decay`` λ, with inverse coefficients g, Σ_i ω_i λ_i^(t-1). Other kinds are solved from
 ``strategy/*``.
 
+A time-scaled C = diag(r) B diag(d) stores r and d as ``strategy/rows`` and ``strategy/columns`` and
+B under ``strategy/base/NAME``, ``noise/base_NAME``: divide B's draw of step t by r[t], its noise by
+d[t]. A diagonal that is absent, or has one entry, is constant.
+
 ``metadata`` holds schema, kinds, guarantee, errors, provenance and ``digest``, a SHA-256 over all
 arrays and the rest of the metadata. It protects against damage. Whoever makes a file can make its
 digest, so nothing that follows from C, σ and the sampling is believed: :func:`load` computes it
