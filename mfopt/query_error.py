@@ -83,7 +83,14 @@ def _banded(strategy: Banded, workload: Workload, n: int) -> Array:
 def rmse(
     workload: Workload, strategy: Strategy, n: int, noise_multiplier: Array | float = 1.0
 ) -> Array:
-    """Root mean squared error over the n queries: σ·‖A C⁻¹‖_F/√n, per coordinate, in clip norms."""
+    """Root mean squared error over the n queries: σ·‖A C⁻¹‖_F/√n, per coordinate, in clip norms.
+
+    Args:
+      workload: A.
+      strategy: kind of C.
+      n: iterations.
+      noise_multiplier: σ relative to the clip norm, for C as stored.
+    """
     return noise_multiplier * jnp.sqrt(jnp.mean(jnp.asarray(row_variances(workload, strategy, n))))
 
 
@@ -91,7 +98,14 @@ def rmse(
 def max_error(
     workload: Workload, strategy: Strategy, n: int, noise_multiplier: Array | float = 1.0
 ) -> Array:
-    """Largest standard deviation of any query: σ·max_t sqrt(row_variances[t]), in clip norms."""
+    """Largest standard deviation of any query: σ·max_t sqrt(row_variances[t]), in clip norms.
+
+    Args:
+      workload: A.
+      strategy: kind of C.
+      n: iterations.
+      noise_multiplier: σ relative to the clip norm, for C as stored.
+    """
     return noise_multiplier * jnp.sqrt(jnp.max(jnp.asarray(row_variances(workload, strategy, n))))
 
 

@@ -191,6 +191,12 @@ def linear_cooldown(n: int, start: int, stop: int, final: float) -> np.ndarray:
 
     The CIFAR-10 experiment of Choquette-Choo et al. 2024 (section 5.2) is
     ``linear_cooldown(2000, 500, 2000, 1 / 20)`` with momentum 0.95.
+
+    Args:
+      n: iterations.
+      start: last step with rate 1.
+      stop: step at which the rate has reached ``final``.
+      final: last rate.
     """
     _check.integer("cooldown start", start, at_least=0)
     _check.positive("final learning rate", final)

@@ -69,7 +69,14 @@ def _status(row: Row) -> str:
 
 
 def draw(results: Sequence[Row], swept: str, title: str, path: Path) -> Path:
-    """What was solved for against what was swept, one line for each method, as a file."""
+    """What was solved for against what was swept, one line for each method, as a file.
+
+    Args:
+      results: what was solved for, one entry for each method and value.
+      swept: name of the argument on the horizontal axis.
+      title: heading.
+      path: file to write.
+    """
     of_swept = {"eps": "epsilon"}.get(swept, swept)
     varying = [
         name for name in _ROUNDED_UP if name != of_swept and len({row[name] for row in results}) > 1

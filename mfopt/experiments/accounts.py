@@ -21,7 +21,16 @@ def account_task(
     noise_multiplier: float | None = None, epsilon: float | None = None,
     delta: float | None = None,
 ) -> Task:  # fmt: skip
-    """The third of (σ, ε, δ) for independent noise under ``scheme``."""
+    """The third of (σ, ε, δ) for independent noise under ``scheme``.
+
+    Args:
+      scheme: sampling scheme, or its description.
+      group_size: K, units that change together.
+      adjacency: "add-remove", "zero-out" or "replace".
+      noise_multiplier: σ relative to the clip norm, for C as stored.
+      epsilon: ε of the statement.
+      delta: δ of the statement.
+    """
     return Task.of(
         "account", scheme=scheme.describe(), group_size=group_size, adjacency=adjacency,
         noise_multiplier=noise_multiplier, epsilon=epsilon, delta=delta,
@@ -31,7 +40,15 @@ def account_task(
 def group_baseline_task(
     scheme: Any, *, group_size: int, adjacency: str, noise_multiplier: float, delta: float
 ) -> Task:
-    """ε of a group by the black-box lemma, and the line K·ε₁ (which is no guarantee)."""
+    """ε of a group by the black-box lemma, and the line K·ε₁ (which is no guarantee).
+
+    Args:
+      scheme: sampling scheme, or its description.
+      group_size: K, units that change together.
+      adjacency: "add-remove", "zero-out" or "replace".
+      noise_multiplier: σ relative to the clip norm, for C as stored.
+      delta: δ of the statement.
+    """
     return Task.of(
         "group-baseline", scheme=scheme.describe(), group_size=group_size, adjacency=adjacency,
         noise_multiplier=noise_multiplier, delta=delta,
@@ -42,6 +59,16 @@ def run_account(
     *, scheme: dict[str, Any], group_size: int, adjacency: Any, noise_multiplier: float | None,
     epsilon: float | None, delta: float | None,
 ) -> Result:  # fmt: skip
+    """The third of (σ, ε, δ), on record.
+
+    Args:
+      scheme: sampling scheme, or its description.
+      group_size: K, units that change together.
+      adjacency: "add-remove", "zero-out" or "replace".
+      noise_multiplier: σ relative to the clip norm, for C as stored.
+      epsilon: ε of the statement.
+      delta: δ of the statement.
+    """
     found = account(
         Mechanism(sampling.from_description(scheme), group_size=group_size, adjacency=adjacency),
         noise_multiplier=noise_multiplier, epsilon=epsilon, delta=delta,
@@ -58,6 +85,15 @@ def run_group_baseline(
     *, scheme: dict[str, Any], group_size: int, adjacency: Any, noise_multiplier: float,
     delta: float,
 ) -> Result:  # fmt: skip
+    """ε of a group by the black-box lemma, on record.
+
+    Args:
+      scheme: sampling scheme, or its description.
+      group_size: K, units that change together.
+      adjacency: "add-remove", "zero-out" or "replace".
+      noise_multiplier: σ relative to the clip norm, for C as stored.
+      delta: δ of the statement.
+    """
     one = analysis(Mechanism(sampling.from_description(scheme), adjacency=adjacency))
     assert isinstance(one, DeterministicAnalysis)
     profile = one.profile(noise_multiplier)
@@ -96,7 +132,15 @@ def black_box(profile: Profile, group_size: int, delta: float) -> float | None:
 def filter_task(
     epsilon: float, delta: float, iterations: int, users: int, user_batch: float
 ) -> Task:
-    """Noise of user-wise DP-SGD with and without the concentration filter."""
+    """Noise of user-wise DP-SGD with and without the concentration filter.
+
+    Args:
+      epsilon: ε of the statement.
+      delta: δ of the statement.
+      iterations: training iterations n.
+      users: users in the data set.
+      user_batch: expected users in a batch.
+    """
     return Task.of(
         "filter", epsilon=epsilon, delta=delta, iterations=iterations, users=users,
         user_batch=user_batch,

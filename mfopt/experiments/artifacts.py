@@ -68,7 +68,14 @@ def _factorizations() -> dict[str, tuple[str, int, int, float]]:
 
 
 def grid_tasks(kind: str, epochs: int, bins: int, epsilon: float) -> tuple[Task, Task, Task]:
-    """(C, σ estimate, certificate) of one cell of the grid."""
+    """(C, σ estimate, certificate) of one cell of the grid.
+
+    Args:
+      kind: kind of strategy.
+      epochs: passes over the data.
+      bins: iterations of an epoch.
+      epsilon: ε of the statement.
+    """
     form, buffers = KINDS[kind]
     source = tasks.amplified_task(form, bins, epochs, epsilon, DELTA, buffers=buffers, seed=SEED)
     sigma = tasks.sigma_task(source, tasks.BALLS, bins, epochs, epsilon, DELTA, seed=SEED)
@@ -79,7 +86,17 @@ def factorization(
     kind: str, epochs: int, bins: int, epsilon: float, cache: Cache, *, jobs: int | None = None,
     progress: Report = silent,
 ) -> Factorization:  # fmt: skip
-    """One cell of the grid as a certified factorization."""
+    """One cell of the grid as a certified factorization.
+
+    Args:
+      kind: kind of strategy.
+      epochs: passes over the data.
+      bins: iterations of an epoch.
+      epsilon: ε of the statement.
+      cache: where finished cells are kept.
+      jobs: worker processes; by default one for every two cores.
+      progress: told of each finished cell.
+    """
     source, _, certified = grid_tasks(kind, epochs, bins, epsilon)
     found = run_all([source, certified], cache, jobs=jobs, progress=progress)
     record = found[certified].record
@@ -184,7 +201,15 @@ def write_comparison(
     sizes: Sequence[comparison.Row],
     baseline: str | None = comparison.DEFAULT_BASELINE,
 ) -> list[Path]:
-    """STEM.csv, .json, .txt and plots of RMSE, improvement over ``baseline``, and memory."""
+    """STEM.csv, .json, .txt and plots of RMSE, improvement over ``baseline``, and memory.
+
+    Args:
+      stem: path without suffix of the files.
+      setting: what is compared, and where.
+      rows: the rows to show, one for each family and ε.
+      sizes: rows of every size that was tried.
+      baseline: family that improvements are over; None for none.
+    """
 
     def name(part: str) -> Path:
         return stem.with_name(f"{stem.name}{part}")
@@ -212,6 +237,13 @@ def rebuild(
     progress: Report = silent,
 ) -> list[Path]:
     """Build artifacts into ``folder`` and note each in its manifest, replacing what is there.
+
+    Args:
+      chosen: names of artifacts.
+      folder: where files are written.
+      cache: where finished cells are kept.
+      jobs: worker processes; by default one for every two cores.
+      progress: told of each finished cell.
 
     Raises:
       UsageError: an unknown name.

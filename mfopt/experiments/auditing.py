@@ -74,7 +74,16 @@ def audit_task(setting: TrainerAudit, fault: str, size: float) -> Task:
 def run_audit(
     execution: Result, *, fault: str, size: float, canaries: int, confidence: float, seed: int
 ) -> Result:
-    """Audit the trainer with one fault in it; the outcome is on record."""
+    """Audit the trainer with one fault in it; the outcome is on record.
+
+    Args:
+      execution: result of the task that made the mechanism.
+      fault: which fault the trainer has.
+      size: how large the fault is; 1 is none.
+      canaries: canary users.
+      confidence: of the bounds.
+      seed: pins the random choices.
+    """
     import mfopt
     from mfopt.training.audit import audit
     from mfopt.training.privacy import Account
@@ -126,7 +135,14 @@ def audits(
     setting: TrainerAudit, cache: Cache, *, jobs: int | None = None,
     progress: Report = silent,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """The outcome of each audit of the setting, in its order."""
+    """The outcome of each audit of the setting, in its order.
+
+    Args:
+      setting: what is compared, and where.
+      cache: where finished cells are kept.
+      jobs: worker processes; by default one for every two cores.
+      progress: told of each finished cell.
+    """
     wanted = [(fault, size, audit_task(setting, fault, size)) for fault, size in setting.audits()]
     found = run_all([task for *_, task in wanted], cache, jobs=jobs, progress=progress)
     names = ("epsilon_lower", "epsilon_profile", "noise_multiplier_highest", "epsilon_claimed",

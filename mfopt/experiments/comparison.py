@@ -195,7 +195,14 @@ def compare(
     jobs: int | None = None,
     progress: Report = silent,
 ) -> list[Row]:
-    """One row per family and ε, each at its best size."""
+    """One row per family and ε, each at its best size.
+
+    Args:
+      setting: what is compared, and where.
+      cache: where finished cells are kept.
+      jobs: worker processes; by default one for every two cores.
+      progress: told of each finished cell.
+    """
     return [
         min(rows, key=lambda row: row.rmse)
         for rows in every_size(setting, cache, jobs=jobs, progress=progress).values()
@@ -209,7 +216,14 @@ def every_size(
     jobs: int | None = None,
     progress: Report = silent,
 ) -> dict[tuple[str, float], list[Row]]:
-    """Rows for every size that was tried, by family and ε."""
+    """Rows for every size that was tried, by family and ε.
+
+    Args:
+      setting: what is compared, and where.
+      cache: where finished cells are kept.
+      jobs: worker processes; by default one for every two cores.
+      progress: told of each finished cell.
+    """
     planned = plan(setting)
     wanted = [task for candidates in planned.values() for _, task in candidates]
     results = run_all(wanted, cache, jobs=jobs, progress=progress)

@@ -38,7 +38,15 @@ def improvement_panel(
     families: Iterable[str] | None = None,
     title: str = "",
 ) -> Panel:
-    """Percent by which each family's RMSE is below the baseline's, against ε."""
+    """Percent by which each family's RMSE is below the baseline's, against ε.
+
+    Args:
+      setting: what is compared, and where.
+      rows: the rows to show, one for each family and ε.
+      baseline: family that improvements are over; None for none.
+      families: families to draw; all of the rows by default.
+      title: heading.
+    """
     table, gains = by_key(rows), improvements(rows, baseline)
     shown = [f for f in families or dict.fromkeys(row.family for row in rows) if f != baseline]
     curves = []

@@ -31,7 +31,14 @@ def fixed_task(kind: str, bands: int = 1) -> Task:
 
 
 def unamplified_task(kind: str, bins: int, epochs: int, bands: int = 0) -> Task:
-    """The C with the least error in fixed order, without amplification."""
+    """The C with the least error in fixed order, without amplification.
+
+    Args:
+      kind: kind of strategy.
+      bins: iterations of an epoch.
+      epochs: passes over the data.
+      bands: bands of C; 0 where there are none.
+    """
     needs: tuple[Task, ...] = ()
     if kind == "dense":
         needs = (unamplified_task("banded", bins, epochs, min(32, bins)),)
@@ -42,7 +49,18 @@ def amplified_task(
     kind: str, bins: int, epochs: int, epsilon: float, delta: float, *,
     buffers: int = 0, seed: int = 0, samples: int | None = None,
 ) -> Task:  # fmt: skip
-    """The C with the least error under balls-in-bins amplification at (ε, δ)."""
+    """The C with the least error under balls-in-bins amplification at (ε, δ).
+
+    Args:
+      kind: kind of strategy.
+      bins: iterations of an epoch.
+      epochs: passes over the data.
+      epsilon: ε of the statement.
+      delta: δ of the statement.
+      buffers: buffers of a BLT; 0 for other kinds.
+      seed: pins the random choices.
+      samples: Monte Carlo samples.
+    """
     chain = {"toeplitz": "blt", "dense": "toeplitz"}
     needs: tuple[Task, ...] = ()
     if kind in chain:
@@ -60,7 +78,18 @@ def sigma_task(
     source: Task, sampling: str, bins: int, epochs: int, epsilon: float, delta: float, *,
     seed: int = 0, samples: int = 2**15,
 ) -> Task:  # fmt: skip
-    """σ and RMSE of the C of ``source`` under a sampling scheme."""
+    """σ and RMSE of the C of ``source`` under a sampling scheme.
+
+    Args:
+      source: task (or its result) that holds C.
+      sampling: scheme by name.
+      bins: iterations of an epoch.
+      epochs: passes over the data.
+      epsilon: ε of the statement.
+      delta: δ of the statement.
+      seed: pins the random choices.
+      samples: Monte Carlo samples.
+    """
     extra = {"seed": seed, "samples": samples} if sampling == BALLS else {}
     return Task.of(
         "sigma", (source,), sampling=sampling, bins=bins, epochs=epochs,
@@ -102,6 +131,15 @@ def run_fixed(kind: str, bands: int) -> Result:
 def run_unamplified(
     start: Result | None = None, *, kind: str, bins: int, epochs: int, bands: int
 ) -> Result:
+    """Optimize C in fixed order, without amplification.
+
+    Args:
+      start: result that holds the C to start from.
+      kind: kind of strategy.
+      bins: iterations of an epoch.
+      epochs: passes over the data.
+      bands: bands of C; 0 where there are none.
+    """
     scheme = FixedOrder(bins, epochs)
     if kind == "dense":
         assert start is not None
@@ -120,6 +158,19 @@ def run_amplified(
     start: Result | None = None, *, kind: str, bins: int, epochs: int, epsilon: float,
     delta: float, buffers: int, seed: int, samples: int | None,
 ) -> Result:  # fmt: skip
+    """Optimize C under balls-in-bins amplification.
+
+    Args:
+      start: result that holds the C to start from.
+      kind: kind of strategy.
+      bins: iterations of an epoch.
+      epochs: passes over the data.
+      epsilon: ε of the statement.
+      delta: δ of the statement.
+      buffers: buffers of a BLT; 0 for other kinds.
+      seed: pins the random choices.
+      samples: Monte Carlo samples.
+    """
     found = optimize(
         BallsInBins(bins, epochs), epsilon, delta, strategy=kind, buffers=max(buffers, 1),
         seed=2 * seed, samples=samples, init=None if start is None else strategy_of(start),
@@ -135,6 +186,18 @@ def run_sigma(
     source: Result, *, sampling: str, bins: int, epochs: int, epsilon: float, delta: float,
     seed: int = 0, samples: int = 0,
 ) -> Result:  # fmt: skip
+    """σ and RMSE of C under a sampling scheme.
+
+    Args:
+      source: task (or its result) that holds C.
+      sampling: scheme by name.
+      bins: iterations of an epoch.
+      epochs: passes over the data.
+      epsilon: ε of the statement.
+      delta: δ of the statement.
+      seed: pins the random choices.
+      samples: Monte Carlo samples.
+    """
     strategy = strategy_of(source)
     n = bins * epochs
     at_one = float(query_error.rmse(PrefixSums(), strategy, n))
@@ -163,6 +226,17 @@ def run_sigma(
 def run_certified(
     source: Result, *, bins: int, epochs: int, epsilon: float, delta: float, seed: int, samples: int
 ) -> Result:
+    """The least σ that is certified for C.
+
+    Args:
+      source: task (or its result) that holds C.
+      bins: iterations of an epoch.
+      epochs: passes over the data.
+      epsilon: ε of the statement.
+      delta: δ of the statement.
+      seed: pins the random choices.
+      samples: Monte Carlo samples.
+    """
     pair = dominating_pair.exact(strategy_of(source), BallsInBins(bins, epochs))
     certificate, estimate = release(
         pair, epsilon, delta, samples=samples, seed=2 * seed + 1,

@@ -99,7 +99,14 @@ def mechanism_task(setting: TrainingComparison, strategy: str) -> Task:
 
 
 def run_task(setting: TrainingComparison, strategy: str, learning_rate: float, seed: int) -> Task:
-    """One training run."""
+    """One training run.
+
+    Args:
+      setting: what is compared, and where.
+      strategy: kind of C.
+      learning_rate: learning rate.
+      seed: pins the random choices.
+    """
     return Task.of(
         "train-run", (base_task(setting), mechanism_task(setting, strategy)),
         learning_rate=learning_rate, seed=seed, optimizer=setting.optimizer,
@@ -113,7 +120,16 @@ def run_base(
     *, data: str, length: int, width: int, layers: int, pretrain_steps: int,
     pretrain_rate: float,
 ) -> Result:  # fmt: skip
-    """Build the corpus, pretrain, and keep the files of both."""
+    """Build the corpus, pretrain, and keep the files of both.
+
+    Args:
+      data: "stdlib", or a folder of token stores.
+      length: tokens of a row.
+      width: width of the model.
+      layers: layers of the model.
+      pretrain_steps: steps on public records.
+      pretrain_rate: learning rate of those.
+    """
     from mfopt.training.config import TrainConfig
     from mfopt.training.prepare import prepare
 
@@ -134,7 +150,15 @@ def run_base(
 def run_mechanism(
     *, strategy: str, bins: int, epochs: int, epsilon: float, delta: float
 ) -> Result:  # fmt: skip
-    """Optimize and certify C; the file is kept as it is."""
+    """Optimize and certify C; the file is kept as it is.
+
+    Args:
+      strategy: kind of C.
+      bins: iterations of an epoch.
+      epochs: passes over the data.
+      epsilon: ε of the statement.
+      delta: δ of the statement.
+    """
     from mfopt.optimize import factorize
 
     found = factorize(
@@ -151,7 +175,19 @@ def run_training(
     base: Result, mechanism: Result, *, learning_rate: float, seed: int, optimizer: str,
     records_per_user: int, length: int, evaluate_every: int, evaluate_records: int,
 ) -> Result:  # fmt: skip
-    """Train with user-level sampling by the real trainer; the losses are on record."""
+    """Train with user-level sampling by the real trainer; the losses are on record.
+
+    Args:
+      base: result that holds corpus and pretrained model.
+      mechanism: result that holds the factorization.
+      learning_rate: learning rate.
+      seed: pins the random choices.
+      optimizer: optimizer by name.
+      records_per_user: records of a user in one participation.
+      length: tokens of a row.
+      evaluate_every: steps between evaluations.
+      evaluate_records: records of an evaluation.
+    """
     from mfopt.training import metrics
     from mfopt.training.config import TrainConfig
     from mfopt.training.execute import execute
@@ -188,7 +224,14 @@ def compare(
     setting: TrainingComparison, cache: Cache, *, jobs: int | None = None,
     progress: Report = silent,
 ) -> list[Run]:  # fmt: skip
-    """All runs; those that are in the cache are not run again."""
+    """All runs; those that are in the cache are not run again.
+
+    Args:
+      setting: what is compared, and where.
+      cache: where finished cells are kept.
+      jobs: worker processes; by default one for every two cores.
+      progress: told of each finished cell.
+    """
     wanted = {
         (strategy, rate, seed): run_task(setting, strategy, rate, seed)
         for seed in setting.seeds

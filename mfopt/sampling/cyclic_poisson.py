@@ -44,7 +44,14 @@ class CyclicPoisson(Scheme):
     def for_batch(
         cls, batch_size: float, population: int, bands: int, iterations: int
     ) -> CyclicPoisson:
-        """The scheme with ``batch_size`` expected units in an iteration."""
+        """The scheme with ``batch_size`` expected units in an iteration.
+
+        Args:
+          batch_size: expected units of an iteration.
+          population: units in the data set.
+          bands: bands of C; 0 where there are none.
+          iterations: training iterations n.
+        """
         batch_size = _check.positive("batch_size", batch_size)
         rate = batch_size / _check.integer("population", population)
         if rate * _check.integer("bands", bands) > 1:

@@ -201,7 +201,14 @@ def _ratios(
 
 
 def judge(scores: np.ndarray, present: np.ndarray, account: Account, *, confidence: float) -> Audit:
-    """Both bounds from the scores of all canaries; half of the error probability for each."""
+    """Both bounds from the scores of all canaries; half of the error probability for each.
+
+    Args:
+      scores: log-likelihood ratio of each canary, shape (canaries,).
+      present: whether each canary took part, shape (canaries,).
+      account: the account that the run claims.
+      confidence: of the bounds.
+    """
     delta, m = account.guarantee.delta, len(scores)
     level = (1 - confidence) / 2
     lower, guesses, correct = _best_rule(scores, present, delta, level)
@@ -327,7 +334,15 @@ def _needs_more(pair: Any, noise_multiplier: float, epsilon: float, delta: float
 def epsilon_from_guesses(
     canaries: int, guesses: int, correct: int, delta: float, level: float
 ) -> float:
-    """Largest ε that so many correct guesses refute at significance ``level``; 0 if none."""
+    """Largest ε that so many correct guesses refute at significance ``level``; 0 if none.
+
+    Args:
+      canaries: canary users.
+      guesses: guesses that were made.
+      correct: guesses that were right.
+      delta: δ of the statement.
+      level: significance of the test.
+    """
     if guesses_p_value(canaries, guesses, correct, 0.0, delta) > level:
         return 0.0
     low, high = 0.0, 1.0
@@ -349,6 +364,13 @@ def guesses_p_value(
 
     With W ~ Binomial(guesses, e^ε/(1+e^ε)) and f(v) = P[W >= v]:
     f(v) + 2 m δ max_i (f(v-i) - f(v))/i.
+
+    Args:
+      canaries: canary users.
+      guesses: guesses that were made.
+      correct: guesses that were right.
+      epsilon: ε of the statement.
+      delta: δ of the statement.
     """
     # fewer than none cannot be right, so the tail is only needed down to 0
     tail = stats.binom.sf(np.arange(-1, correct), guesses, special.expit(epsilon))  # f(0..correct)

@@ -168,14 +168,28 @@ class Sampler:
 def displacement_probability(
     scheme: Scheme, population: int, batch_size: int, group_size: int = 1
 ) -> float:
-    """Bound on the chance that one of ``group_size`` units ever meets a batch filled by others."""
+    """Bound on the chance that one of ``group_size`` units ever meets a batch filled by others.
+
+    Args:
+      scheme: sampling scheme, or its description.
+      population: units in the data set.
+      batch_size: units of a batch.
+      group_size: K, units that change together.
+    """
     return min(1.0, group_size * scheme.displacement(population, batch_size))
 
 
 def smallest_batch_size(
     scheme: Scheme, population: int, probability: float, group_size: int = 1
 ) -> int:
-    """The least ``batch_size`` whose displacement probability is at most ``probability``."""
+    """The least ``batch_size`` whose displacement probability is at most ``probability``.
+
+    Args:
+      scheme: sampling scheme, or its description.
+      population: units in the data set.
+      probability: largest displacement probability allowed.
+      group_size: K, units that change together.
+    """
     low, high = 0, population  # a batch of the whole population displaces nobody
     while high - low > 1:
         middle = (low + high) // 2

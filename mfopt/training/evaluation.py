@@ -57,7 +57,14 @@ class Evaluator:
     def record_losses(
         self, params: PyTree, frozen: PyTree, store: TokenStore, records: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(mean loss per token (R,) float32, predicted tokens (R,)) of ``records``."""
+        """(mean loss per token (R,) float32, predicted tokens (R,)) of ``records``.
+
+        Args:
+          params: trainable parameters.
+          frozen: parameters that are not trained.
+          store: token store.
+          records: record numbers, shape (R,).
+        """
         losses, targets = np.zeros(len(records), np.float32), np.zeros(len(records), np.int64)
         for begin in range(0, len(records), self._block):
             block = np.full(self._block, -1, dtype=np.int64)

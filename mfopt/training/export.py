@@ -22,6 +22,12 @@ def export_model(model: Model, params: PyTree, folder: str | Path, force: bool =
     A model with its own ``export`` writes what it likes (a Hugging Face folder); any other is
     written as ``model.safetensors``, one tensor per leaf, named by its path.
 
+    Args:
+      model: the model.
+      params: trainable parameters.
+      folder: where files are written.
+      force: replace what is there.
+
     Raises:
         UsageError: ``folder`` exists and ``force`` is not set.
     """

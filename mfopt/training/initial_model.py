@@ -25,6 +25,15 @@ def initial_model(
     config: TrainConfig, parts: dict[str, TokenStore], folder: Path, mesh: Mesh,
     progress: Report,
 ) -> Model:  # fmt: skip
+    """The model that a run starts from: given, or pretrained on the public part.
+
+    Args:
+      config: settings of the run.
+      parts: token stores by name.
+      folder: where files are written.
+      mesh: devices.
+      progress: told of pretraining steps.
+    """
     from mfopt.training.models.gpt2 import GPT2Config, LoRAConfig
     from mfopt.training.models.huggingface import gpt2_model, load_pretrained
 

@@ -23,6 +23,12 @@ def schedule(name: str, learning_rate: float, steps: int, warmup: int = 0) -> op
     """Learning rate by step: a linear rise over ``warmup`` steps, then ``name`` down to 0.
 
     "constant" stays at ``learning_rate``; "cosine" and "linear" reach 0 at ``steps``.
+
+    Args:
+      name: "constant", "cosine" or "linear".
+      learning_rate: the highest rate.
+      steps: number of steps.
+      warmup: steps of the rise.
     """
     import optax
 

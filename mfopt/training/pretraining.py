@@ -21,7 +21,14 @@ _WARMUP_SHARE = 0.05
 
 
 class CorpusUnits(Units):
-    """One unit: a fresh random block of ``records`` records of a public store at each step."""
+    """One unit: a fresh random block of ``records`` records of a public store at each step.
+
+    Args:
+      store: token store.
+      records: record numbers to draw from.
+      length: tokens of a row.
+      seed: pins the random choices.
+    """
 
     def __init__(self, store: TokenStore, *, records: int, length: int, seed: int) -> None:
         self.store, self.records, self.length, self._seed = store, records, length, seed
@@ -51,6 +58,16 @@ def pretrain(
     progress: Report = silent,
 ) -> Any:
     """Parameters after ``steps`` steps of AdamW with a cosine schedule on public records.
+
+    Args:
+      model: the model.
+      store: token store.
+      steps: number of steps.
+      batch: records of a step.
+      length: tokens of a row.
+      learning_rate: learning rate.
+      seed: pins the random choices.
+      progress: told of each step.
 
     Raises:
         UsageError: the store is marked as private.

@@ -254,6 +254,14 @@ def report(
 
     ``steps_done`` may be anything up to n: the statement is about the whole sequence of noised
     means, so it holds for every prefix.
+
+    Args:
+      accounted: the account of the mechanism.
+      execution: result of the task that made the mechanism.
+      guarantee: the statement about the run.
+      num_params: trainable parameters, their number.
+      steps_done: steps that were run.
+      pinned: whether a seed was pinned, so that nothing is protected.
     """
     return {
         "guarantee": guarantee.describe(),

@@ -101,6 +101,14 @@ def select_once(
     Each user contributes at most ``group_size`` records, chosen once (Charles et al. 2024,
     Algorithm 1; Chua et al. 2024, Algorithm 1, stage 2). Worked through in blocks of users.
     With ``reserve``, every user has ``group_size`` entries, -1 where there is no record.
+
+    Args:
+      store: token store.
+      group_size: K, units that change together.
+      rule: how records are chosen.
+      seed: pins the random choices.
+      losses: loss of each record under the initial model, for the perplexity rules.
+      reserve: keep a place for every user's missing records.
     """
     if rule == "chunk":
         raise _check.reject(

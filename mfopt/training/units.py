@@ -55,7 +55,17 @@ class Units(abc.ABC):
 
 
 class UserUnits(Units):
-    """ULS: a unit is a user, with up to ``records`` records chosen at each participation."""
+    """ULS: a unit is a user, with up to ``records`` records chosen at each participation.
+
+    Args:
+      store: token store.
+      records: records of a user in one participation.
+      length: tokens of a row.
+      rule: how records are chosen.
+      seed: pins the random choices.
+      losses: loss of each record under the initial model, for the perplexity rules.
+      pad_id: token that fills a row.
+    """
 
     def __init__(
         self,

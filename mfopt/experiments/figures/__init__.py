@@ -74,7 +74,15 @@ def make(
     jobs: int | None = None,
     progress: Report = silent,
 ) -> list[Path]:
-    """Make one figure or table and write it into ``folder``; returns the paths."""
+    """Make one figure or table and write it into ``folder``; returns the paths.
+
+    Args:
+      name: name of the figure or table.
+      folder: where files are written.
+      cache: where finished cells are kept.
+      jobs: worker processes; by default one for every two cores.
+      progress: told of each finished cell.
+    """
     drawing = FIGURES[name].build(Context(cache, jobs, progress))
     stem = folder / name
     if drawing.table is not None:

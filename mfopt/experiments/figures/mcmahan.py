@@ -30,7 +30,14 @@ PRINTED: dict[tuple[int, int, float], tuple[float, ...]] = {
 
 
 def cell(users: int, cohort: int, noise: float, rounds: int) -> Task:
-    """ε by the privacy loss distribution."""
+    """ε by the privacy loss distribution.
+
+    Args:
+      users: users in the data set.
+      cohort: users of a round, expected.
+      noise: noise scale z.
+      rounds: rounds.
+    """
     return account_task(
         Poisson(cohort / users, rounds), noise_multiplier=noise, delta=users**-1.1
     )  # fmt: skip

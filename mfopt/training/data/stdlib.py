@@ -128,6 +128,14 @@ def build_stdlib(
     The tokenizer is a byte-level BPE of ``vocab_size`` entries trained on the public part. By
     default a tenth of the private modules and a twentieth of the others' functions are held out.
 
+    Args:
+      out: folder that appears whole or not at all.
+      vocab_size: entries of the tokenizer.
+      options: hold-outs and duplicates; the defaults above if None.
+      force: replace what is there.
+      restart: throw unfinished work away.
+      progress: told of each record.
+
     Returns, raises: as :func:`mfopt.training.data.build.build`.
     """
     return build(

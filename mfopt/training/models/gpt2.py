@@ -141,7 +141,15 @@ class Draws:
 
 
 class Linear(nnx.Module):
-    """x W + b, plus a low-rank adapter where ``lora`` is given."""
+    """x W + b, plus a low-rank adapter where ``lora`` is given.
+
+    Args:
+      in_features: size of the input.
+      out_features: size of the output.
+      std: spread of the initial weights.
+      lora: adapter, or None.
+      draws: source of initial weights.
+    """
 
     def __init__(
         self,
