@@ -25,8 +25,8 @@ _NAMES = {
     "BallsInBins": "mfopt.sampling",
 }
 _MODULES = (
-    "accounting", "calibration", "errors", "experiments", "factorization", "guarantee", "noise",
-    "optimize", "query_error", "sampling", "strategies", "training", "workloads",
+    "accounting", "calibration", "errors", "experiments", "factorization", "guarantee", "mechanism",
+    "noise", "optimize", "progress", "query_error", "sampling", "strategies", "training", "workloads",
 )  # fmt: skip
 
 __all__ = [
@@ -38,6 +38,10 @@ __all__ = [
     "__version__",
     "load",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_MODULES})
 
 
 def __getattr__(name: str) -> Any:

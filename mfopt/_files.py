@@ -38,7 +38,7 @@ Content: TypeAlias = bytes | str | Callable[[BinaryIO], object]
 
 _PART = re.compile(r"\..*\.[0-9a-f]{12}\.mfopt-part")
 _YOUNG = 60.0  # seconds in which a file may not be locked yet by the run that just made it
-EXISTS = "Use --force (force=True) to replace it."
+EXISTS = "Give `force=True` to replace it."
 
 
 def write(

@@ -17,6 +17,7 @@ import click
 from rich.console import Console, Group, RenderableType
 from rich.live import Live as RichLive
 from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 from mfopt import words
@@ -170,6 +171,8 @@ class Live:
         lines: list[RenderableType] = [first]
         if event.total:
             width = min(40, max(console.width - 2, 10))
-            lines.append(ProgressBar(total=event.total, completed=event.done, width=width))
+            bar = Table.grid()  # a row of its own: a bar by itself does not end its line
+            bar.add_row(ProgressBar(total=event.total, completed=event.done, width=width))
+            lines.append(bar)
         lines += [line(text, "dim") for text in (self._left(now), event.note) if text]
         return lines

@@ -84,12 +84,11 @@ def main(arguments: list[str] | None = None) -> Any:
     except MemoryError as error:
         _end(f"out of memory{f': {error}' if str(error) else ''}", 1)
     except ModuleNotFoundError as error:
-        from mfopt_cli.messages import of_missing
+        from mfopt import _extras
 
-        message = of_missing(error)
-        if message is None:
+        if (error.name or "").partition(".")[0] not in _extras.EXTRAS:
             raise
-        _end(message, 1)
+        _end(str(_extras.missing(error)), 1)
     except RuntimeError as error:
         if "Unable to initialize backend" not in str(error):
             raise

@@ -25,13 +25,6 @@ _MEANINGS = {
     "z": ("noise_multiplier",),
     "conversion": ("conversion",),
 }
-# packages of an extra, by the name that is imported
-EXTRAS = {
-    **dict.fromkeys(
-        ("flax", "orbax", "pyarrow", "safetensors", "tensorboardX", "tokenizers"), "train"
-    ),
-    **dict.fromkeys(("jax_privacy", "opacus", "torch"), "interop"),
-}
 
 
 class Refused(click.ClickException):
@@ -95,11 +88,3 @@ def flag(name: str, ctx: click.Context | None) -> str | None:
         if found is not None:
             return found.opts[0] if isinstance(found, click.Option) else found.make_metavar(ctx)
     return None
-
-
-def of_missing(problem: ModuleNotFoundError) -> str | None:
-    """One line for a package that an extra would bring; None where it is none of those."""
-    package = (problem.name or "").partition(".")[0]
-    if package not in EXTRAS:
-        return None
-    return f"this needs {package}, which is not installed: pip install 'mfopt[{EXTRAS[package]}]'"

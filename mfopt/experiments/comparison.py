@@ -269,7 +269,7 @@ def improvements(rows: Sequence[Row], baseline: str) -> dict[tuple[str, float], 
         present = ", ".join(dict.fromkeys(row.family for row in rows))
         raise _check.reject(
             "baseline", baseline, "is not among the compared families",
-            f"Name one of {present}, or add it with --include.",
+            f"Name one of {present}, or `include` it.",
         )  # fmt: skip
     return {
         key: improvement(row, table[baseline, row.epsilon])
@@ -278,29 +278,58 @@ def improvements(rows: Sequence[Row], baseline: str) -> dict[tuple[str, float], 
     }
 
 
-def text_table(rows: Sequence[Row], baseline: str | None = None) -> str:
-    """RMSE of each family (rows) at each ε (columns), the best size in parentheses."""
-    table = by_key(rows)
+def table(rows: Sequence[Row], baseline: str | None = None) -> tuple[list[str], list[list[str]]]:
+    """RMSE of each family (rows) at each ε (columns): names of the columns, and the cells.
+
+    A star marks the least at that ε, a number in parentheses the best size; behind them stands
+    the change against ``baseline``.
+    """
+    found = by_key(rows)
     epsilons = list(dict.fromkeys(row.epsilon for row in rows))
     families = list(dict.fromkeys(row.family for row in rows))
     gains = improvements(rows, baseline) if baseline else {}
-    names = {family: FAMILIES.get(family, family) for family in families}
-    width = max(len(name) for name in names.values()) + 2
     best = {e: min(row.rmse for row in rows if row.epsilon == e) for e in epsilons}
-    lines = [" " * width + "".join(f"{f'ε = {e:g}':>20}" for e in epsilons)]
+    lines = []
     for family in families:
-        cells = []
+        cells = [FAMILIES.get(family, family)]
         for epsilon in epsilons:
-            row = table.get((family, epsilon))
+            row = found.get((family, epsilon))
             if row is None:
-                cells.append(f"{'-':>20}")
+                cells.append("-")
                 continue
             size = f" ({row.size})" if row.size else ""
-            gain = f" {gains[family, epsilon].percent:+.1f}%" if (family, epsilon) in gains else ""
+            gain = gains.get((family, epsilon))
+            change = "" if gain is None else f" {_change(gain.percent)}"
             mark = "*" if row.rmse == best[epsilon] else ""
-            cells.append(f"{f'{row.rmse:.2f}{mark}{size}{gain}':>20}")
-        lines.append(f"{names[family]:<{width}}" + "".join(cells))
-    return "\n".join(lines)
+            cells.append(f"{_number(row.rmse)}{mark}{size}{change}")
+        lines.append(cells)
+    return ["", *(f"ε = {e:g}" for e in epsilons)], lines
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if 0.01 <= value < 1e6 else f"{value:.3g}"
+
+
+def _change(percent: float) -> str:
+    """Percent of error saved; as a factor where there is more than twice the error."""
+    if percent > -100:
+        return f"{percent:+.1f}%"
+    times = 1 - percent / 100
+    return f"×{times:.1f}" if times < 1000 else "×1000 or more"
+
+
+def text_table(rows: Sequence[Row], baseline: str | None = None) -> str:
+    """:func:`table` as lines of text."""
+    headers, lines = table(rows, baseline)
+    width = max(len(line[0]) for line in lines) + 2
+    each = [
+        max(20, *(len(cell) + 2 for cell in column[1:]))
+        for column in zip(headers, *lines, strict=True)
+    ][1:]
+    return "\n".join(
+        f"{first:<{width}}" + "".join(f"{cell:>{w}}" for cell, w in zip(cells, each, strict=True))
+        for first, *cells in [headers, *lines]
+    ).rstrip()
 
 
 def csv_text(rows: Sequence[Row], baseline: str | None = None) -> str:

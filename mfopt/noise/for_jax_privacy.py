@@ -9,8 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax_privacy import noise_addition
-from jax_privacy.matrix_factorization import streaming_matrix as streaming
+
+from mfopt import _extras
+
+try:
+    from jax_privacy import noise_addition
+    from jax_privacy.matrix_factorization import streaming_matrix as streaming
+except ModuleNotFoundError as problem:
+    raise _extras.missing(problem) from None
 
 from mfopt.noise import _kernels, _keys
 from mfopt.noise.recursions import Rows

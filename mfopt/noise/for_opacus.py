@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from opacus.optimizers import DPOptimizer
-from opacus.optimizers.ddpoptimizer import DistributedDPOptimizer
-from opacus.optimizers.ddpoptimizer_fast_gradient_clipping import (
-    DistributedDPOptimizerFastGradientClipping,
-)
-from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processed
-from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
+from mfopt import _extras
+
+try:
+    from opacus.optimizers import DPOptimizer
+    from opacus.optimizers.ddpoptimizer import DistributedDPOptimizer
+    from opacus.optimizers.ddpoptimizer_fast_gradient_clipping import (
+        DistributedDPOptimizerFastGradientClipping,
+    )
+    from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processed
+    from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
+except ModuleNotFoundError as problem:
+    raise _extras.missing(problem) from None
 
 from mfopt import _check
 from mfopt.noise.for_torch import TorchNoise

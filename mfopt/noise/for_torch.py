@@ -10,7 +10,13 @@ from typing import Any
 
 import jax
 import numpy as np
-import torch
+
+from mfopt import _extras
+
+try:
+    import torch
+except ModuleNotFoundError as problem:
+    raise _extras.missing(problem) from None
 
 from mfopt import _check
 from mfopt.noise import _draws, _keys, files

@@ -21,7 +21,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
+
+from mfopt import _extras
+
+try:
+    import orbax.checkpoint as ocp
+except ModuleNotFoundError as problem:
+    raise _extras.missing(problem) from None
 
 from mfopt import _check
 from mfopt.noise import NoiseState

@@ -53,11 +53,11 @@ class TrainConfig:
     )  # fmt: skip
     strategy: str = _setting(
         "privacy", "identity",
-        "With --sampling: independent noise (identity), or for balls-in-bins the form of C to "
+        "With `sampling`: independent noise (identity), or for balls-in-bins the form of C to "
         "optimize first.", choices=STRATEGIES,
     )  # fmt: skip
     epsilon: float = _setting(
-        "privacy", 0.0, "Target epsilon, with --sampling, or to account anew for a file's C."
+        "privacy", 0.0, "Target epsilon, with `sampling`, or to account anew for a file's C."
     )
     delta: float = _setting("privacy", 0.0, "Target delta, with epsilon.")
     privacy_unit: str = _setting(
@@ -173,7 +173,7 @@ class TrainConfig:
         if bool(self.factorization) == bool(self.sampling):
             raise _check.reject(
                 "factorization", self.factorization,
-                "give either a factorization file or a sampling scheme",
+                "give either a factorization file or `sampling`",
                 "The file comes from `mfopt optimize`.",
             )  # fmt: skip
         if bool(self.epsilon) != bool(self.delta):
@@ -190,7 +190,7 @@ class TrainConfig:
             self.scheme()
             if self.algorithm != "none" and not (self.epsilon and self.delta):
                 raise _check.reject(
-                    "epsilon, delta", (self.epsilon, self.delta), "are needed with --sampling"
+                    "epsilon, delta", (self.epsilon, self.delta), "are needed with `sampling`"
                 )
 
     @property

@@ -8,7 +8,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from safetensors.numpy import save_file
+
+from mfopt import _extras
+
+try:
+    from safetensors.numpy import save_file
+except ModuleNotFoundError as problem:
+    raise _extras.missing(problem) from None
 
 from mfopt import _check, _files
 from mfopt.training.models import Model
@@ -34,7 +40,7 @@ def export_model(model: Model, params: PyTree, folder: str | Path, force: bool =
     folder = Path(folder)
     if folder.exists() and not force:
         raise _check.reject(
-            "output", str(folder), "exists already", "Choose another folder or use --force."
+            "output", str(folder), "exists already", "Choose another folder, or give `force=True`."
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _files.new_folder(folder) as part:

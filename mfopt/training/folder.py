@@ -18,7 +18,7 @@ def check_folder(folder: Path, resume: bool) -> bool:
     if there and not resume:
         raise _check.reject(
             "output", str(folder), "holds a run already",
-            "Go on with it by --resume, or choose another folder.",
+            "Go on with it by `resume=True`, or choose another folder.",
         )  # fmt: skip
     make_folder(folder)
     return there

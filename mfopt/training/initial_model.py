@@ -59,7 +59,7 @@ def _pretrain(
     if "public" not in parts:
         raise _check.reject(
             "pretrain_steps", config.pretrain_steps, "the data has no public part",
-            "Build it with --public, or pretrain elsewhere and give --model.",
+            "Build it with a public part, or pretrain elsewhere and give `model`.",
         )  # fmt: skip
     public, record = parts["public"], target / "pretraining.json"
     names = ("length", "width", "layers", "heads", "model_seed", "pretrain_steps",

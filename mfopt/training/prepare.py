@@ -142,7 +142,7 @@ def _account(config: TrainConfig, folder: Path) -> privacy.Account | None:
         if config.factorization:
             raise _check.reject(
                 "algorithm", "none", "adds no noise, so it needs no factorization",
-                "Give its --sampling instead, for example balls-in-bins:bins=16,epochs=4.",
+                "Give its `sampling` instead, for example balls-in-bins:bins=16,epochs=4.",
             )  # fmt: skip
         return None
     strategy: Strategy = Identity()

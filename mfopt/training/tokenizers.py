@@ -12,8 +12,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+from mfopt import _extras
+
+try:
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+except ModuleNotFoundError as problem:
+    raise _extras.missing(problem) from None
 
 from mfopt import _check, _files
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from mfopt_cli import options
+from mfopt_cli import display, options
 from mfopt_cli.live import Live
 
 
@@ -118,7 +118,7 @@ def command(
             "baseline",
             baseline,
             "is not among the compared families",
-            f"Add --include {baseline}, or name one of {', '.join(setting.include)}.",
+            f"Add `include={baseline}`, or name one of {', '.join(setting.include)}.",
         )
     if out is not None:
         _check_outputs(out, force)
@@ -137,10 +137,12 @@ def command(
     elif as_csv:
         click.echo(comparison.csv_text(rows, baseline), nl=False)
     elif not quiet:
-        click.echo(f"RMSE of {epochs} epochs × {iters} iterations at δ = {delta:g}; * the least")
+        display.print_text(
+            f"RMSE of {epochs} epochs × {iters} iterations at δ = {delta:g}; * the least", "bold"
+        )
         over = f", change against {comparison.FAMILIES[baseline]}" if baseline else ""
-        click.echo(f"(best number of bands or buffers){over}")
-        click.echo(comparison.text_table(rows, baseline))
+        display.print_text(f"(best number of bands or buffers){over}")
+        display.columns(*comparison.table(rows, baseline))
 
 
 def _check_outputs(out: Path, force: bool) -> None:

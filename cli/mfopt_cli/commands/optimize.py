@@ -183,9 +183,7 @@ def _report(found: Any, path: Path, seconds: float) -> None:
 
     against = mechanisms.comparison(found)
     sigma = f"{words.round_up(found.noise_multiplier, 6)}  (× clip norm, C as stored)"
-    description = found.strategy.describe()
-    kind = description.pop("kind")
-    form = kind + "".join(f", {value} {name}" for name, value in description.items())
+    form = mechanisms.described(found.strategy.describe())
     display.table(
         f"{form}: {found.sampling.epochs} epochs × {found.sampling.bins} bins, "
         f"{found.workload.kind} workload",

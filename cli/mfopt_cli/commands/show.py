@@ -27,12 +27,11 @@ def command(path: Path, as_json: bool) -> None:
     if as_json:
         display.json_object({**mechanisms.summary(found), "path": str(path)})
         return
-    values = {name: value.shape for name, value in found.strategy.arrays().items()}
     sigma = f"{words.round_up(found.noise_multiplier, 6)}  (× clip norm, C as stored)"
     rows = [
-        ("strategy", f"{found.strategy.describe()} {values or ''}"),
+        ("strategy", mechanisms.described(found.strategy.describe())),
         ("sampling", found.sampling.words()),
-        ("workload", str(found.workload.describe())),
+        ("workload", mechanisms.described(found.workload.describe())),
         ("noise multiplier σ", sigma),
         ("RMSE", f"{found.rmse:.6g}  (clip norms, per coordinate)"),
         ("max error", f"{found.max_error:.6g}"),
@@ -40,5 +39,7 @@ def command(path: Path, as_json: bool) -> None:
         ("method", found.guarantee.method),
         ("digest", found.digest),
     ]
-    rows += [(name, str(value)) for name, value in found.provenance.items()]
+    for name, value in found.provenance.items():
+        shown = f"{value:.6g}" if isinstance(value, float) else str(value)
+        rows.append((name.replace("_", " "), shown))
     display.table(str(path), rows)

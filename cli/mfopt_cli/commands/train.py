@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from typing import Any
 
 import click
@@ -33,10 +34,15 @@ def _settings() -> list[options.Option]:
                 [f"{flag}/--no-{flag[2:]}" if kind is bool else flag, field.name],
                 type=click.Choice(choices) if choices else types[kind],
                 default=None,
-                help=field.metadata["help"] + shown,
+                help=_with_flags(field.metadata["help"]) + shown,
             )
         )
     return found
+
+
+def _with_flags(text: str) -> str:
+    """Other settings that a help text names in backticks, as their flags."""
+    return re.sub(r"`(\w+)`", lambda m: _FLAGS.get(m[1], "--" + m[1].replace("_", "-")), text)
 
 
 class _TrainCommand(options.Command):

@@ -159,7 +159,7 @@ def _begin(work: Path, plan: Mapping[str, Any], restart: bool) -> None:
                 "out",
                 str(work),
                 f"holds an unfinished build that differs in {', '.join(changed)}",
-                "Repeat that build's command, or give --restart to forget it.",
+                "Repeat that build's command, or give `restart=True` to forget it.",
             )
     _files.write(path, json.dumps({"digest": digest, "plan": plan}))
 

@@ -102,7 +102,9 @@ class TokenStoreBuilder:
             path = self._path(name)
             path.touch()
             if path.stat().st_size < size:
-                raise FailureError(f"{path} is shorter than its last commit; start with --restart")
+                raise FailureError(
+                    f"{path} is shorter than its last commit; start anew with `restart=True`"
+                )
             os.truncate(path, size)  # what was written after the last commit is read again
             self._files[name] = open(path, "ab")  # noqa: SIM115 (closed in close())
 

@@ -13,7 +13,13 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
+
+from mfopt import _extras
+
+try:
+    from flax import nnx
+except ModuleNotFoundError as problem:
+    raise _extras.missing(problem) from None
 from jax.sharding import PartitionSpec as Spec
 
 from mfopt import _check

@@ -15,9 +15,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+
+from mfopt import _extras
+
+try:
+    from flax import nnx
+    from safetensors import SafetensorError, safe_open
+    from safetensors.numpy import save_file
+except ModuleNotFoundError as problem:
+    raise _extras.missing(problem) from None
 
 from mfopt import _check, _files
 from mfopt.training.models.gpt2 import GPT2, Draws, GPT2Config, LoRAConfig, partition_spec

@@ -11,7 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from flax import nnx
+
+from mfopt import _extras
+
+try:
+    from flax import nnx
+except ModuleNotFoundError as problem:
+    raise _extras.missing(problem) from None
 
 from mfopt import _check
 from mfopt.training.models.model import Model, PyTree, next_token_loss

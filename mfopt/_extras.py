@@ -1,0 +1,21 @@
+"""Packages that an extra of mfopt brings, and what is said where one is missing."""
+
+from __future__ import annotations
+
+EXTRAS = {
+    **dict.fromkeys(
+        ("flax", "orbax", "pyarrow", "safetensors", "tensorboardX", "tokenizers"), "train"
+    ),
+    **dict.fromkeys(("jax_privacy", "opacus", "torch"), "interop"),
+}
+
+
+def missing(problem: ModuleNotFoundError) -> ModuleNotFoundError:
+    """The same error with the way out, where the package belongs to an extra."""
+    package = (problem.name or "").partition(".")[0]
+    if package not in EXTRAS:
+        return problem
+    return ModuleNotFoundError(
+        f"this needs {package}, which is not installed: pip install 'mfopt[{EXTRAS[package]}]'",
+        name=problem.name,
+    )
