@@ -170,7 +170,7 @@ def test_time_scaled_noise_can_be_streamed_with_numpy_alone(tmp_path):
 
 def test_an_existing_file_is_replaced_only_by_force(saved):
     before = saved.read_bytes()
-    with pytest.raises(UsageError, match="--force"):
+    with pytest.raises(UsageError, match="force=True"):
         record(sigma=2.0).save(saved)
     assert saved.read_bytes() == before
     record(sigma=2.0).save(saved, force=True)

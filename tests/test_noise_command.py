@@ -63,7 +63,7 @@ def test_table_says_that_a_growing_step_is_extrapolated(saved, capsys):
 @pytest.mark.parametrize("count", ["0", "1.5", "many", "-3"])
 def test_a_bad_number_of_parameters_exits_with_2(saved, count, capsys):
     assert run(saved(S.Identity()), "--params", count) == 2
-    assert "parameters" in capsys.readouterr().err
+    assert "--params" in capsys.readouterr().err
 
 
 def test_too_little_memory_is_said_before_it_is_taken(saved, capsys):

@@ -22,6 +22,7 @@ _MEANINGS = {
     "loss": ("objective",),
     "output": ("out",),
     "privacy_unit": ("unit",),
+    "parameters": ("params",),
     "z": ("noise_multiplier",),
     "conversion": ("conversion",),
 }
