@@ -25,9 +25,22 @@ _NAMES = {
     "BallsInBins": "mfopt.sampling",
 }
 _MODULES = (
-    "accounting", "calibration", "errors", "experiments", "factorization", "guarantee", "mechanism",
-    "noise", "optimize", "progress", "query_error", "sampling", "strategies", "training", "workloads",
-)  # fmt: skip
+    "accounting",
+    "calibration",
+    "errors",
+    "experiments",
+    "factorization",
+    "guarantee",
+    "mechanism",
+    "noise",
+    "optimize",
+    "progress",
+    "query_error",
+    "sampling",
+    "strategies",
+    "training",
+    "workloads",
+)
 
 __all__ = [
     "BallsInBins",
