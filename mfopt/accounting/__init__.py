@@ -4,16 +4,22 @@ Adjacency, privacy unit and the units of σ are part of each :class:`mfopt.guara
 nothing is rounded towards less privacy.
 """
 
+from mfopt.accounting import accountants
+from mfopt.accounting.account import Accountant, Effort, account, analysis
+from mfopt.accounting.analyses import Analysis
 from mfopt.accounting.closed_form.group import GroupProfile, black_box_epsilon
-from mfopt.accounting.mechanism import Analysis, Mechanism, account, analysis
 from mfopt.accounting.unamplified import Sensitivity, sensitivity
+from mfopt.mechanism import Mechanism
 
 __all__ = [
+    "Accountant",
     "Analysis",
+    "Effort",
     "GroupProfile",
     "Mechanism",
     "Sensitivity",
     "account",
+    "accountants",
     "analysis",
     "black_box_epsilon",
     "sensitivity",

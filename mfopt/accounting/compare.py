@@ -8,11 +8,13 @@ from collections.abc import Callable
 from typing import get_args
 
 from mfopt import _check
+from mfopt.accounting.account import account, analysis
+from mfopt.accounting.analyses import DeterministicAnalysis
 from mfopt.accounting.chain import Chain, DeterministicUnit
 from mfopt.accounting.closed_form import group
-from mfopt.accounting.mechanism import DeterministicAnalysis, Mechanism, account, analysis
 from mfopt.accounting.verified import VerifiedAnalysis
 from mfopt.guarantee import Guarantee
+from mfopt.mechanism import Mechanism
 from mfopt.sampling import Poisson
 
 LINE = "line K times one example's epsilon, no guarantee"

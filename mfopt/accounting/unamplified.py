@@ -13,12 +13,13 @@ mechanism, also when the x's are chosen adaptively (Denisov, McMahan, Rush, Smit
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mfopt import _check
-from mfopt.sampling import BallsInBins, FixedOrder, MinSeparation
+from mfopt.sampling import BallsInBins, FixedOrder, MinSeparation, Scheme
 from mfopt.strategies import Strategy
 
 # Dense CᵀC is formed up to this many iterations (512 MiB).
@@ -40,18 +41,18 @@ class Sensitivity:
     method: str
 
 
-def sensitivity(strategy: Strategy, scheme: FixedOrder | MinSeparation) -> Sensitivity:
+def sensitivity(strategy: Strategy, scheme: Scheme) -> Sensitivity:
     """Sensitivity of C under add-remove or zero-out adjacency; replacement doubles it.
 
     Raises:
       UsageError: the scheme has no participation pattern of its own, or n is too large for the
         dense computation that an unstructured C needs.
     """
-    if isinstance(scheme, FixedOrder):
-        return fixed_order(strategy, scheme)
-    if isinstance(scheme, MinSeparation):
-        return min_separation(strategy, scheme)
-    raise _check.reject("sampling", scheme, "must be FixedOrder or MinSeparation")
+    # by exact class: a subclass may let units take part otherwise
+    found = _BY_SCHEME.get(type(scheme))
+    if found is None:
+        raise _check.reject("sampling", scheme, "must be FixedOrder or MinSeparation")
+    return found(strategy, scheme)
 
 
 def fixed_order(strategy: Strategy, scheme: FixedOrder) -> Sensitivity:
@@ -98,6 +99,12 @@ def min_separation(strategy: Strategy, scheme: MinSeparation) -> Sensitivity:
     through = _best_through(products, b, k)
     value = float(np.sqrt(_best_pattern(through[None], b, k)[0]))
     return Sensitivity(_up(value, n), False, "row-wise worst patterns, dynamic programming")
+
+
+_BY_SCHEME: dict[type, Callable[[Strategy, Any], Sensitivity]] = {
+    FixedOrder: fixed_order,
+    MinSeparation: min_separation,
+}
 
 
 def bands(strategy: Strategy, n: int) -> int:

@@ -7,9 +7,9 @@ from typing import Any
 
 from mfopt import sampling
 from mfopt.accounting import Mechanism, account, analysis
+from mfopt.accounting.analyses import DeterministicAnalysis
 from mfopt.accounting.closed_form import filter as concentration
 from mfopt.accounting.closed_form.group import Profile, black_box_log_factor, lower_line
-from mfopt.accounting.mechanism import DeterministicAnalysis
 from mfopt.experiments.cache import Result, Task
 
 # Below this one-unit δ the accountants that Ganesh and Charles et al. plot have lost all digits.

@@ -17,6 +17,7 @@ The value is RMSE at sensitivity 1: multiply by the Gaussian mechanism's σ for 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -34,7 +35,7 @@ from mfopt.optimize import starts
 from mfopt.optimize.drivers import Step, Trace
 from mfopt.optimize.objective import Evaluation
 from mfopt.progress import Report, silent
-from mfopt.sampling import BallsInBins, FixedOrder, MinSeparation
+from mfopt.sampling import BallsInBins, FixedOrder, MinSeparation, Scheme
 from mfopt.strategies import Banded, BandedToeplitz, Dense, SquareRoot, Strategy, Toeplitz
 from mfopt.workloads import PrefixSums, Workload
 
@@ -42,6 +43,40 @@ KINDS = ("banded", "banded-toeplitz", "toeplitz", "dense")
 _STEPS = 1000
 _TOLERANCE = 1e-8  # relative decrease of the loss in one step at which the search ends
 _FLOOR = 1e-8
+
+
+class Pattern(NamedTuple):
+    """How a unit takes part.
+
+    Attributes:
+      separation: least distance of two of its iterations.
+      participations: most of them.
+      repeats: whether they lie in the same place of every epoch, ``separation`` apart.
+    """
+
+    separation: int
+    participations: int
+    repeats: bool
+
+
+@functools.singledispatch
+def pattern(scheme: Scheme) -> Pattern:
+    """The participations under ``scheme``; a scheme of one's own is registered here.
+
+    Raises:
+      UsageError: nothing is registered for the scheme.
+    """
+    raise _check.reject("scheme", scheme, "must be FixedOrder or MinSeparation")
+
+
+@pattern.register
+def _(scheme: FixedOrder) -> Pattern:
+    return Pattern(scheme.bins, scheme.epochs, True)
+
+
+@pattern.register
+def _(scheme: MinSeparation) -> Pattern:
+    return Pattern(scheme.separation, scheme.participations, False)
 
 
 class UnamplifiedOptimum(NamedTuple):
@@ -62,7 +97,7 @@ class UnamplifiedOptimum(NamedTuple):
 
 @float64
 def optimize(
-    scheme: FixedOrder | MinSeparation,
+    scheme: Scheme,
     *,
     strategy: str = "banded",
     bands: int = 16,
@@ -93,8 +128,7 @@ def optimize(
     """
     if strategy not in KINDS:
         raise _check.reject("strategy", strategy, f"must be one of {', '.join(KINDS)}")
-    if not isinstance(scheme, FixedOrder | MinSeparation):
-        raise _check.reject("scheme", scheme, "must be FixedOrder or MinSeparation")
+    pattern(scheme)  # refuses other schemes
     n, workload = scheme.iterations, workload or PrefixSums()
     bands = min(_check.integer("bands", bands), n)
     trace = Trace(
@@ -172,7 +206,7 @@ def _descend(
 
 
 def _banded(
-    start: Banded, scheme: FixedOrder | MinSeparation, equal_columns: bool
+    start: Banded, scheme: Scheme, equal_columns: bool
 ) -> tuple[Callable[[jax.Array], Strategy], np.ndarray, np.ndarray]:
     """The entries themselves, bounded below; columns or modes are divided by their norms.
 
@@ -184,22 +218,21 @@ def _banded(
     shape = entries.shape
     inside = np.add.outer(np.arange(shape[0]), np.arange(n)) < n
     positions = np.flatnonzero(inside)
-    most = _participations(scheme)
-    overlapping = shape[0] > _separation(scheme)
-    if overlapping and not isinstance(scheme, FixedOrder):
+    separation, most, repeats = pattern(scheme)
+    overlapping = shape[0] > separation
+    if overlapping and not repeats:
         raise _check.reject(
-            "bands", shape[0], f"a unit's columns overlap at separation {_separation(scheme)}",
+            "bands", shape[0], f"a unit's columns overlap at separation {separation}",
             "Use at most that many bands, or FixedOrder.",
         )  # fmt: skip
 
     def build(x: jax.Array) -> Strategy:
         raw = jnp.zeros(shape).reshape(-1).at[positions].set(x).reshape(shape)
-        if not overlapping and (equal_columns or not isinstance(scheme, FixedOrder)):
+        if not overlapping and (equal_columns or not repeats):
             return Banded(raw / jnp.sqrt(most * jnp.sum(raw**2, axis=0)))
-        assert isinstance(scheme, FixedOrder)
-        modes = Banded(raw).modes(BallsInBins(scheme.bins, scheme.epochs))
+        modes = Banded(raw).modes(BallsInBins(separation, most))
         norms = jnp.sqrt(jnp.sum(modes**2, axis=0))
-        return Banded(raw / jnp.tile(norms, scheme.epochs))
+        return Banded(raw / jnp.tile(norms, most))
 
     lowest = np.zeros(shape)
     lowest[0] = _FLOOR
@@ -208,7 +241,7 @@ def _banded(
 
 
 def _toeplitz(
-    start: Strategy, scheme: FixedOrder | MinSeparation
+    start: Strategy, scheme: Scheme
 ) -> tuple[Callable[[jax.Array], Strategy], np.ndarray]:
     """Ratios of neighbouring coefficients in (0, 1): non-negative and decreasing by construction.
 
@@ -219,7 +252,7 @@ def _toeplitz(
     n, kind = scheme.iterations, type(start)
     coefs = np.maximum(np.asarray(start.coefs)[:n], _FLOOR)
     ratios = np.clip(coefs[1:] / coefs[:-1], _FLOOR, 1 - 1e-6)
-    separation, most = _separation(scheme), _participations(scheme)
+    separation, most, _ = pattern(scheme)
 
     def build(x: jax.Array) -> Strategy:
         logs = jnp.cumsum(jax.nn.log_sigmoid(x))
@@ -233,7 +266,7 @@ def _toeplitz(
 
 
 def _dense(
-    scheme: FixedOrder | MinSeparation,
+    scheme: Scheme,
     workload: Workload,
     init: Strategy | None,
     equal_columns: bool,
@@ -246,9 +279,10 @@ def _dense(
     With orthogonal columns the sensitivity² is the sum of a unit's diagonal entries, which is
     kept at 1: the constraints are linear and the problem is convex, so its optimum is global.
     """
-    if not isinstance(scheme, FixedOrder):
+    bins, epochs, repeats = pattern(scheme)
+    if not repeats:
         raise _check.reject("scheme", scheme, "the dense optimum is for FixedOrder")
-    n, bins, epochs = scheme.iterations, scheme.bins, scheme.epochs
+    n = scheme.iterations
     lag = np.subtract.outer(np.arange(n), np.arange(n))
     free = np.flatnonzero(((lag > 0) & (lag % bins != 0)).ravel())
     query = np.asarray(workload.materialize(n))
@@ -298,11 +332,3 @@ def _dense(
     # CᵀC = X with C lower triangular: a Cholesky factorization from the last row up
     flipped = np.linalg.cholesky(matrix(x)[::-1, ::-1] / epochs)
     return Dense(np.ascontiguousarray(np.tril(flipped.T[::-1, ::-1])))
-
-
-def _separation(scheme: FixedOrder | MinSeparation) -> int:
-    return scheme.bins if isinstance(scheme, FixedOrder) else scheme.separation
-
-
-def _participations(scheme: FixedOrder | MinSeparation) -> int:
-    return scheme.epochs if isinstance(scheme, FixedOrder) else scheme.participations

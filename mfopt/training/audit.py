@@ -30,13 +30,13 @@ import numpy as np
 import optax
 from scipy import special, stats
 
-from mfopt import _check, sampling
+from mfopt import _check
 from mfopt.accounting import account as account_of
-from mfopt.accounting.monte_carlo import dominating_pair
-from mfopt.calibration import calibrate
 from mfopt.mechanism import Mechanism
 from mfopt.noise import NoiseStream
+from mfopt.sampling import Scheme
 from mfopt.strategies import Strategy
+from mfopt.training import attack
 from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping
 from mfopt.training.data import TokenStore
@@ -165,7 +165,7 @@ def audit(
 
 
 def log_likelihood_ratios(
-    releases: np.ndarray, strategy: Strategy, scheme: Any, noise_multiplier: float
+    releases: np.ndarray, strategy: Strategy, scheme: Scheme, noise_multiplier: float
 ) -> np.ndarray:
     """log P(sequence | canary present) / P(sequence | absent) for each canary, up to a constant.
 
@@ -177,27 +177,7 @@ def log_likelihood_ratios(
         iteration, exact where the columns of C that one unit can use are orthogonal.
     """
     white = np.asarray(strategy.multiply(releases))  # C y = C x + σ z
-    return _ratios(white, strategy, scheme, noise_multiplier)
-
-
-def _ratios(
-    white: np.ndarray, strategy: Strategy, scheme: Any, noise_multiplier: float
-) -> np.ndarray:
-    n, m = white.shape
-    variance = noise_multiplier**2
-    if isinstance(scheme, sampling.BallsInBins | sampling.FixedOrder):
-        modes = np.asarray(strategy.modes(sampling.BallsInBins(scheme.bins, scheme.epochs)))
-        each = (modes.T @ white - 0.5 * np.sum(modes**2, axis=0)[:, None]) / variance
-        if isinstance(scheme, sampling.FixedOrder):
-            return each[np.arange(m) % scheme.bins, np.arange(m)]
-        return special.logsumexp(each, axis=0) - np.log(scheme.bins)
-    columns = np.asarray(strategy.materialize(n))
-    each = (columns.T @ white - 0.5 * np.sum(columns**2, axis=0)[:, None]) / variance
-    groups, chance = getattr(scheme, "bands", 1), _chance(scheme)
-    with np.errstate(divide="ignore"):
-        steps = np.logaddexp(np.log1p(-chance), np.log(chance) + each)
-    by_group = np.stack([steps[group::groups].sum(axis=0) for group in range(groups)])
-    return special.logsumexp(by_group, axis=0) - np.log(groups)
+    return attack.log_likelihood_ratio(scheme, strategy, white, noise_multiplier)
 
 
 def judge(scores: np.ndarray, present: np.ndarray, account: Account, *, confidence: float) -> Audit:
@@ -253,19 +233,12 @@ class _Optimum:
     The same draws serve all noise multipliers, so that the accuracy is a smooth function of it.
     """
 
-    def __init__(self, strategy: Strategy, scheme: Any, draws: int = 40_000) -> None:
+    def __init__(self, strategy: Strategy, scheme: Scheme, draws: int = 40_000) -> None:
         rng = np.random.default_rng(0)
         n = scheme.length
         columns = np.asarray(strategy.materialize(n))
         self.strategy, self.scheme = strategy, scheme
-        bins = getattr(scheme, "bins", None)
-        if bins is not None:
-            self.taking_part = np.arange(n) % bins == (np.arange(draws) % bins)[:, None]
-        else:
-            groups = getattr(scheme, "bands", 1)
-            chosen = rng.random((draws, n)) < _chance(scheme)
-            own = np.arange(n) % groups == (np.arange(draws) % groups)[:, None]
-            self.taking_part = chosen & own
+        self.taking_part = attack.participations(scheme, draws, rng)
         self.signal = self.taking_part @ columns.T  # (draws, n): C x of a unit
         self.noise = rng.normal(size=(draws, n))
 
@@ -274,7 +247,9 @@ class _Optimum:
         rights = []
         for present in (True, False):
             white = self.signal * present + noise_multiplier * self.noise
-            scores = _ratios(white.T, self.strategy, self.scheme, noise_multiplier)
+            scores = attack.log_likelihood_ratio(
+                self.scheme, self.strategy, white.T, noise_multiplier
+            )
             rights.append((scores >= 0) == present)
         every = np.concatenate(rights)
         return float(every.mean()), float(every.std() / np.sqrt(len(every)))
@@ -299,36 +274,15 @@ class _Optimum:
         return high
 
 
-def _chance(scheme: Any) -> float:
-    if isinstance(scheme, sampling.FixedBatch):
-        return scheme.batch_size / scheme.population
-    return float(scheme.probability)
-
-
 def _epsilon(account: Account, noise_multiplier: float) -> float:
     """ε of the account's mechanism at another noise multiplier, at its own δ."""
     if np.isinf(noise_multiplier):
         return 0.0
-    delta = account.guarantee.delta
-    if not isinstance(account.sampling, sampling.BallsInBins):
-        one_unit = Mechanism(account.sampling, account.strategy)
-        return account_of(one_unit, noise_multiplier=noise_multiplier, delta=delta).epsilon
-    pair = dominating_pair.exact(account.strategy, account.sampling)
-    low, high = 0.0, max(1.0, account.guarantee.epsilon)
-    while _needs_more(pair, noise_multiplier, high, delta) and high < 256:
-        low, high = high, 2 * high
-    for _ in range(7):
-        middle = (low + high) / 2
-        if _needs_more(pair, noise_multiplier, middle, delta):
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def _needs_more(pair: Any, noise_multiplier: float, epsilon: float, delta: float) -> bool:
-    """Whether (ε, δ) needs more noise than this."""
-    return calibrate(pair, epsilon, delta).noise_multiplier > noise_multiplier
+    one_unit = Mechanism(account.sampling, account.strategy)
+    # an estimate where the account is sampled: the audit is a measurement, not a proof
+    return account_of(
+        one_unit, noise_multiplier=noise_multiplier, delta=account.guarantee.delta, certify=False
+    ).epsilon
 
 
 def epsilon_from_guesses(

@@ -200,7 +200,7 @@ class TrainConfig:
             self.strategy != "identity"
             and self.algorithm == "uls"
             and bool(self.sampling)
-            and isinstance(self.scheme(), sampling.BallsInBins)
+            and _optimizable(self.scheme())
         )
 
     def scheme(self) -> Scheme:
@@ -229,6 +229,12 @@ class TrainConfig:
                     lines.append(f"{field.name} = {json.dumps(value)}")
             lines.append("")
         return "\n".join(lines)
+
+
+def _optimizable(scheme: Scheme) -> bool:
+    from mfopt.accounting.monte_carlo import dominating_pair  # brings JAX, which --help can spare
+
+    return dominating_pair.covers(scheme)
 
 
 SECTIONS: tuple[str, ...] = tuple(

@@ -14,7 +14,8 @@ import dataclasses
 import math
 
 from mfopt import _check
-from mfopt.accounting.mechanism import Mechanism, account
+from mfopt.accounting.account import account
+from mfopt.mechanism import Mechanism
 from mfopt.sampling import FixedOrder, Poisson
 
 

@@ -46,6 +46,14 @@ class DominatingPair(NamedTuple):
         return self.gram.shape[0]
 
 
+_COVERED = (BallsInBins,)
+
+
+def covers(scheme: Scheme) -> bool:
+    """Whether this pair is that of the scheme; of the class itself, since a subclass may differ."""
+    return type(scheme) in _COVERED
+
+
 @float64
 def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
     """The pair for accounting: the factor is the triangle of a QR of the modes, without jitter.
@@ -59,7 +67,7 @@ def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
         so large or small that G would leave float64, where parameters are not float32 or wider
         real numbers, or the scheme is not balls-in-bins.
     """
-    if not isinstance(scheme, BallsInBins):
+    if not covers(scheme):
         raise _check.reject("sampling", scheme, "this accountant covers BallsInBins only")
     strategy = jax.tree.map(_wide, strategy)
     strategy.check_entries(scheme.iterations)

@@ -1,0 +1,197 @@
+"""One question for all accountants: two of (σ, ε, δ) of a mechanism give the third.
+
+Accountants are registered for the schemes that they know, by being defined, and say which
+mechanisms they support. Those that do are asked, and the least valid answer is given, with the name
+of the method that it is due to. A mechanism that none supports is refused, with the nearest that is
+supported; so is a scheme that no accountant is registered for. Registration is for a scheme alone,
+never for its subclasses: what they change may be what the proof needs.
+
+A third party's accountant is a class::
+
+    class Mine(Accountant):
+        schemes = (MyScheme,)
+
+        def check(self, mechanism): ...     # raises UsageError for what it does not support
+        def analysis(self, mechanism, effort): ...
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Any, ClassVar
+
+from mfopt import _check
+from mfopt.accounting.analyses import Analysis, least
+from mfopt.errors import UsageError
+from mfopt.guarantee import Guarantee
+from mfopt.mechanism import Mechanism
+from mfopt.sampling import Scheme
+
+SAMPLES = 2**17  # verifying samples of sampled accounts
+
+_REGISTERED: dict[str, dict[str, type[Accountant]]] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Effort:
+    """How hard a sampled account may work. Accounts without randomness have no use for it.
+
+    Attributes:
+      samples: number of verifying samples.
+      seed: of the samples, if a run is to be reproduced; else the operating system's entropy.
+      certify: whether to verify at all; without, the numbers are estimates that prove nothing.
+    """
+
+    samples: int = SAMPLES
+    seed: int | None = None
+    certify: bool = True
+
+    def __post_init__(self) -> None:
+        _check.integer("samples", self.samples)
+
+
+class Accountant(abc.ABC):
+    """One method for the schemes that it names. Defining a subclass registers it.
+
+    Attributes:
+      schemes: the scheme classes that it knows.
+      free: whether it is a bound that holds anyway. Such a bound improves the answer of an
+        accountant that supports a mechanism, or stands in for one that finds no finite answer;
+        alone it does not count as support, since it forgoes what the sampling gives.
+      sampled: whether its answers hold with a probability over its own randomness. Of those only
+        the first that supports a mechanism is asked: the better of two would hold with less
+        probability than either says.
+
+    Raises:
+      TypeError: when the class is defined, for a scheme that is none.
+    """
+
+    schemes: ClassVar[tuple[type[Scheme], ...]] = ()
+    free: ClassVar[bool] = False
+    sampled: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        for scheme in vars(cls).get("schemes", ()):
+            if not (isinstance(scheme, type) and issubclass(scheme, Scheme)):
+                raise TypeError(f"accountant {cls.__qualname__}: {scheme!r} is no sampling scheme")
+            # the same class again (redefined in a notebook) takes its own place
+            named = f"{cls.__module__}.{cls.__qualname__}"
+            _REGISTERED.setdefault(scheme.kind, {})[named] = cls
+
+    @abc.abstractmethod
+    def check(self, mechanism: Mechanism) -> None:
+        """Raise :class:`UsageError` for a mechanism that is not covered.
+
+        The message names what is not covered and the nearest mechanism that is.
+        """
+
+    @abc.abstractmethod
+    def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
+        """What is known about a mechanism that :meth:`check` let pass."""
+
+
+def registered() -> dict[str, tuple[Accountant, ...]]:
+    """The accountants of every kind of scheme that has some, in the order of registration."""
+    return {kind: tuple(one() for one in found.values()) for kind, found in _REGISTERED.items()}
+
+
+def supporting(mechanism: Mechanism) -> list[Accountant]:
+    """The accountants that are to be asked about ``mechanism``.
+
+    Raises:
+      UsageError: none supports it; the message says why, and names the nearest that is supported.
+    """
+    kind = mechanism.sampling.kind
+    known = registered().get(kind, ())
+    if not any(not accountant.free for accountant in known):
+        covered = sorted(kind for kind, found in registered().items())
+        raise _check.reject(
+            "sampling", mechanism.sampling, "no accountant is registered for this scheme",
+            f"There are some for {', '.join(covered)}; see mfopt.accounting.account.Accountant.",
+        )  # fmt: skip
+    fit: list[Accountant] = []
+    refusals: list[str] = []
+    sampled = False
+    for accountant in known:
+        try:
+            accountant.check(mechanism)
+        except UsageError as refusal:
+            if not accountant.free:
+                refusals.append(str(refusal))
+            continue
+        if accountant.sampled and sampled:
+            continue
+        sampled = sampled or accountant.sampled
+        fit.append(accountant)
+    if not any(not accountant.free for accountant in fit):
+        raise UsageError(" Or: ".join(dict.fromkeys(refusals)))
+    return fit
+
+
+def analysis(
+    mechanism: Mechanism,
+    *,
+    samples: int = SAMPLES,
+    seed: int | None = None,
+    certify: bool = True,
+) -> Analysis:
+    """What is known about the mechanism: the least valid answer of all that support it.
+
+    Args:
+      mechanism: what is released and against whom it protects.
+      samples, seed, certify: for sampled accounts, see :class:`Effort`.
+
+    Raises:
+      UsageError: no valid analysis is known; the message names the nearest mechanism with one.
+    """
+    effort = Effort(samples, seed, certify)
+    if not isinstance(mechanism, Mechanism):
+        raise _check.reject("mechanism", mechanism, "must be an mfopt.mechanism.Mechanism")
+    # bounds that hold anyway are asked first: they are cheap
+    fit = sorted(supporting(mechanism), key=lambda accountant: not accountant.free)
+    return least([accountant.analysis(mechanism, effort) for accountant in fit])
+
+
+def account(
+    mechanism: Mechanism,
+    *,
+    noise_multiplier: float | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    samples: int = SAMPLES,
+    seed: int | None = None,
+    certify: bool = True,
+) -> Guarantee:
+    """The third of (σ, ε, δ) from two of them; never rounded towards less privacy.
+
+    Args:
+      mechanism: what is released and against whom it protects.
+      noise_multiplier: σ, relative to the clip norm, for C as stored.
+      epsilon, delta: the (ε, δ) of the statement.
+      samples, seed, certify: for sampled accounts, see :class:`Effort`.
+
+    Raises:
+      UsageError: not exactly two of the three are given, one is out of range, or no analysis of
+        the mechanism is known.
+      FailureError: there is an analysis, but it gives no finite answer here.
+
+    >>> from mfopt.sampling import FixedOrder
+    >>> mechanism = Mechanism(FixedOrder(bins=10, epochs=1))
+    >>> round(account(mechanism, noise_multiplier=1.0, delta=1e-5).epsilon, 4)
+    4.3772
+    """
+    given = {"noise_multiplier": noise_multiplier, "epsilon": epsilon, "delta": delta}
+    if sum(value is not None for value in given.values()) != 2:
+        raise _check.reject(
+            "noise_multiplier, epsilon, delta", tuple(given.values()), "give exactly two of three"
+        )
+    found = analysis(mechanism, samples=samples, seed=seed, certify=certify)
+    if epsilon is None:
+        assert noise_multiplier is not None and delta is not None
+        return found.epsilon(noise_multiplier, delta)
+    if delta is None:
+        assert noise_multiplier is not None
+        return found.delta(noise_multiplier, epsilon)
+    return found.noise_multiplier(epsilon, delta)

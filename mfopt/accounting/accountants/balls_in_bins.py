@@ -1,0 +1,77 @@
+"""Balls-in-bins: exact for orthogonal modes, sampled and verified for any other C >= 0.
+
+The bound that holds anyway: were the bins known, a unit would be one Gaussian release with the
+norm of its mode, and hockey-stick divergence is convex, so the largest norm bounds the mixture.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from mfopt.accounting import unamplified
+from mfopt.accounting.account import Accountant, Effort
+from mfopt.accounting.accountants.independent_rounds import (
+    WITHOUT_AMPLIFICATION,
+    refuse_replacement,
+)
+from mfopt.accounting.accountants.unamplified import gaussian_release
+from mfopt.accounting.analyses import Analysis, ProfileAnalysis
+from mfopt.accounting.monte_carlo import balls_in_bins
+from mfopt.accounting.verified import VerifiedAnalysis
+from mfopt.mechanism import Mechanism
+from mfopt.sampling import BallsInBins, FixedOrder
+
+
+class BallsInBinsAccountant(Accountant):
+    """Any C >= 0 and any group."""
+
+    schemes = (BallsInBins,)
+    sampled = True
+
+    def check(self, mechanism: Mechanism) -> None:
+        refuse_replacement(mechanism)
+        mechanism.strategy.check_entries(mechanism.iterations)
+
+    def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
+        scheme: Any = mechanism.sampling
+        if mechanism.group_size == 1:
+            squared_norm = balls_in_bins.orthogonal_norm(mechanism)
+            if squared_norm is not None:
+                return ProfileAnalysis(
+                    mechanism,
+                    "balls-in-bins with orthogonal modes, sum of lognormals",
+                    "exact",
+                    {"mode_norm": math.sqrt(squared_norm)},
+                    balls_in_bins.allocation(scheme.bins, squared_norm),
+                )
+        model = balls_in_bins.model(mechanism, effort.samples)
+        return VerifiedAnalysis(mechanism, model, certify=effort.certify, seed=effort.seed)
+
+
+class KnownBins(Accountant):
+    """The bins known: K units move C x by at most K times the largest mode."""
+
+    schemes = (BallsInBins,)
+    free = True
+
+    def check(self, mechanism: Mechanism) -> None:
+        refuse_replacement(mechanism)
+        mechanism.strategy.check_entries(mechanism.iterations)
+
+    def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
+        norm = largest_mode(mechanism)
+        return gaussian_release(mechanism, mechanism.group_size * norm, WITHOUT_AMPLIFICATION)
+
+
+def largest_mode(mechanism: Mechanism) -> float:
+    """The largest norm of a mode of C, rounded up."""
+    scheme: Any = mechanism.sampling
+    strategy, n = mechanism.strategy, mechanism.iterations
+    if unamplified.bands(strategy, n) == 1:  # for any number of bins, without a Gram matrix
+        columns = unamplified.column_norms(strategy, n).reshape(-1, scheme.bins)
+        return float(np.sqrt(np.max(np.sum(columns**2, axis=0)))) * (1 + 1e-15 * scheme.epochs)
+    order = FixedOrder(scheme.bins, scheme.epochs)
+    return unamplified.sensitivity(strategy, order).value

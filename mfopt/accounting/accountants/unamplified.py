@@ -1,0 +1,38 @@
+"""Schemes whose participations are not random: one Gaussian release, in closed form."""
+
+from __future__ import annotations
+
+from mfopt.accounting import unamplified
+from mfopt.accounting.account import Accountant, Effort
+from mfopt.accounting.analyses import GaussianAnalysis
+from mfopt.mechanism import Mechanism
+from mfopt.sampling import FixedOrder, MinSeparation
+
+
+class Unamplified(Accountant):
+    """Sensitivity of C over the scheme's participations, under every adjacency."""
+
+    schemes = (FixedOrder, MinSeparation)
+
+    def check(self, mechanism: Mechanism) -> None:
+        """Every C has a sensitivity; where n is too large for a dense one, finding it says so."""
+
+    def analysis(self, mechanism: Mechanism, effort: Effort) -> GaussianAnalysis:
+        one = unamplified.sensitivity(mechanism.strategy, mechanism.sampling)
+        # units of a group may share their iterations; a replaced unit moves by twice the norm
+        factor = mechanism.group_size * (2 if mechanism.adjacency == "replace" else 1)
+        return gaussian_release(
+            mechanism,
+            one.value * factor,
+            f"Gaussian mechanism, {one.method}",
+            exact=one.exact,
+        )
+
+
+def gaussian_release(
+    mechanism: Mechanism, sensitivity: float, method: str, *, exact: bool = False
+) -> GaussianAnalysis:
+    """One Gaussian release that moves by at most ``sensitivity``, in clip norms."""
+    return GaussianAnalysis(
+        mechanism, method, "exact" if exact else "bound", {"sensitivity": sensitivity}, sensitivity
+    )

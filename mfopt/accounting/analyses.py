@@ -1,0 +1,272 @@
+"""What an accountant finds about a mechanism: the third of (σ, ε, δ) from two, as a Guarantee.
+
+An analysis without randomness of its own has a privacy profile at every σ, from which all three
+questions are answered; :class:`Least` asks several and takes the least valid answer.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+
+from mfopt import _check
+from mfopt.accounting import solve
+from mfopt.accounting.chain import DeterministicUnit
+from mfopt.accounting.closed_form import gaussian
+from mfopt.accounting.closed_form.group import Profile
+from mfopt.accounting.loss_distribution import poisson, rounds
+from mfopt.accounting.loss_distribution.rounds import Direction, RoundsProfile
+from mfopt.errors import FailureError
+from mfopt.guarantee import Guarantee, Status
+from mfopt.mechanism import Mechanism
+
+# Relative width of σ: what a search returns is at most this much above the smallest σ.
+SIGMA_TOLERANCE = 1e-5
+
+
+class Analysis(Protocol):
+    """What is known about one mechanism. All numbers are per group of ``group_size`` units."""
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What is analysed."""
+
+    def epsilon(self, noise_multiplier: float, delta: float) -> Guarantee:
+        """The smallest ε at this σ and δ."""
+
+    def delta(self, noise_multiplier: float, epsilon: float) -> Guarantee:
+        """The smallest δ at this σ and ε."""
+
+    def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
+        """The smallest σ for (ε, δ), rounded up."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DeterministicAnalysis(abc.ABC):
+    """An analysis without randomness of its own.
+
+    Attributes:
+      mechanism: what is analysed.
+      method: in words short enough for a table.
+      status: "exact" up to discretization, or "bound".
+      details: public numbers of the analysis.
+    """
+
+    mechanism: Mechanism
+    method: str
+    status: Status
+    details: dict[str, Any]
+
+    @abc.abstractmethod
+    def profile(self, noise_multiplier: float, accuracy: float = rounds.FINE) -> Profile:
+        """The privacy profile at this σ, to a relative accuracy of ε."""
+
+    @abc.abstractmethod
+    def guess(self, epsilon: float, delta: float) -> float:
+        """A σ to begin a search at."""
+
+    def epsilon(self, noise_multiplier: float, delta: float) -> Guarantee:
+        sigma = _check.positive("noise_multiplier", noise_multiplier)
+        delta = _check.probability("delta", delta)
+        return self._guarantee(sigma, self.profile(sigma).epsilon(delta), delta)
+
+    def delta(self, noise_multiplier: float, epsilon: float) -> Guarantee:
+        sigma = _check.positive("noise_multiplier", noise_multiplier)
+        epsilon = _check.non_negative("epsilon", epsilon)
+        return self._guarantee(sigma, epsilon, math.exp(self.profile(sigma).log_delta(epsilon)))
+
+    def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
+        epsilon, delta = _check.positive("epsilon", epsilon), _check.probability("delta", delta)
+        target = math.log(delta)
+
+        def excess(sigma: float, accuracy: float) -> float:
+            return self.profile(sigma, accuracy).log_delta(epsilon) - target
+
+        # a coarse grid finds the neighbourhood, the fine one decides
+        coarse = solve.smallest(
+            functools.partial(excess, accuracy=rounds.COARSE),
+            self.guess(epsilon, delta), name="noise multiplier", relative=1e-3,
+        )  # fmt: skip
+        sigma = solve.smallest(
+            functools.partial(excess, accuracy=rounds.FINE), coarse * 0.9999,
+            name="noise multiplier", relative=SIGMA_TOLERANCE, growth=1.001,
+        )  # fmt: skip
+        return self._guarantee(sigma, epsilon, delta)
+
+    def _guarantee(self, sigma: float, epsilon: float, delta: float) -> Guarantee:
+        mechanism = self.mechanism
+        return Guarantee(
+            epsilon=epsilon, delta=min(delta, 1.0), noise_multiplier=sigma,
+            privacy_unit=mechanism.privacy_unit, group_size=mechanism.group_size,
+            adjacency=mechanism.adjacency, method=self.method, status=self.status,
+            details={
+                "sampling": mechanism.sampling.describe(),
+                "strategy": mechanism.strategy.describe(), **self.details,
+            },
+        )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianAnalysis(DeterministicAnalysis):
+    """One Gaussian release: closed form."""
+
+    sensitivity: float = 1.0
+
+    def profile(self, noise_multiplier: float, accuracy: float = rounds.FINE) -> Profile:
+        return gaussian.GaussianProfile(self.sensitivity / noise_multiplier)
+
+    def guess(self, epsilon: float, delta: float) -> float:
+        return self.sensitivity / gaussian.largest_mu(epsilon, delta)
+
+    def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
+        epsilon, delta = _check.positive("epsilon", epsilon), _check.probability("delta", delta)
+        sigma = self.guess(epsilon, delta)
+        while self.profile(sigma).log_delta(epsilon) > math.log(delta):
+            sigma *= 1 + 1e-15
+        return self._guarantee(sigma, epsilon, delta)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProfileAnalysis(DeterministicAnalysis):
+    """A deterministic profile at every σ."""
+
+    unit: DeterministicUnit | None = None
+
+    def profile(self, noise_multiplier: float, accuracy: float = rounds.FINE) -> Profile:
+        assert self.unit is not None
+        return self.unit.profile(noise_multiplier, accuracy)
+
+    def guess(self, epsilon: float, delta: float) -> float:
+        assert self.unit is not None
+        return self.unit.guess(epsilon, delta)
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundsAnalysis(DeterministicAnalysis):
+    """Independent rounds with a random sensitivity: privacy loss distributions."""
+
+    composed: poisson.Rounds | None = None
+
+    def profile(self, noise_multiplier: float, accuracy: float = rounds.FINE) -> RoundsProfile:
+        assert self.composed is not None
+        sigma = noise_multiplier / self.composed.scale
+        return RoundsProfile(self.composed.mixture, self.composed.rounds, sigma, accuracy)
+
+    def guess(self, epsilon: float, delta: float) -> float:
+        assert self.composed is not None
+        mixture, count = self.composed.mixture, self.composed.rounds
+        return self.composed.scale * max(mixture.guess(count, epsilon, delta), 1e-3)
+
+
+def least(parts: Sequence[Analysis]) -> Analysis:
+    """One analysis that gives the least of the answers of ``parts``, each of them valid.
+
+    What one of them fails to answer, the others do.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    if all(isinstance(part, DeterministicAnalysis) for part in parts):
+        last = cast(DeterministicAnalysis, parts[-1])
+        return LeastDeterministic(
+            last.mechanism, last.method, last.status, last.details, tuple(parts)
+        )
+    return Least(tuple(parts))
+
+
+@dataclasses.dataclass(frozen=True)
+class Least:
+    """The least answer of several analyses of one mechanism, of which at most one is sampled."""
+
+    parts: tuple[Analysis, ...]
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What is analysed."""
+        return self.parts[0].mechanism
+
+    def epsilon(self, noise_multiplier: float, delta: float) -> Guarantee:
+        """The smallest ε that any of them gives at this σ and δ."""
+        return _least(
+            self.parts, lambda one: one.epsilon(noise_multiplier, delta), lambda g: g.epsilon
+        )
+
+    def delta(self, noise_multiplier: float, epsilon: float) -> Guarantee:
+        """The smallest δ that any of them gives at this σ and ε."""
+        return _least(
+            self.parts, lambda one: one.delta(noise_multiplier, epsilon), lambda g: g.delta
+        )
+
+    def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
+        """The smallest σ that any of them gives for (ε, δ)."""
+        return _least(
+            self.parts,
+            lambda one: one.noise_multiplier(epsilon, delta),
+            lambda g: g.noise_multiplier,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class LeastDeterministic(DeterministicAnalysis):
+    """The least answer of several analyses without randomness; its profile is their least."""
+
+    parts: tuple[Any, ...] = ()
+
+    def profile(self, noise_multiplier: float, accuracy: float = rounds.FINE) -> LeastProfile:
+        return LeastProfile(tuple(one.profile(noise_multiplier, accuracy) for one in self.parts))
+
+    def guess(self, epsilon: float, delta: float) -> float:
+        return float(self.parts[-1].guess(epsilon, delta))
+
+    def epsilon(self, noise_multiplier: float, delta: float) -> Guarantee:
+        return Least(self.parts).epsilon(noise_multiplier, delta)
+
+    def delta(self, noise_multiplier: float, epsilon: float) -> Guarantee:
+        return Least(self.parts).delta(noise_multiplier, epsilon)
+
+    def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
+        return Least(self.parts).noise_multiplier(epsilon, delta)
+
+
+@dataclasses.dataclass(frozen=True)
+class LeastProfile:
+    """At every ε the least δ of several profiles: each bounds the truth, so this does."""
+
+    parts: tuple[Any, ...]
+
+    def log_delta(self, epsilon: float, direction: Direction | None = None) -> float:
+        """Upper bound of log δ(ε), the larger of both directions unless one is named."""
+        return min(float(one.log_delta(epsilon, direction)) for one in self.parts)
+
+    def delta(self, epsilon: float) -> float:
+        """Upper bound of δ(ε)."""
+        return math.exp(self.log_delta(epsilon))
+
+    def epsilon(self, delta: float) -> float:
+        """Smallest ε >= 0 with δ(ε) <= ``delta`` that one of them gives."""
+        return min(float(one.epsilon(delta)) for one in self.parts)
+
+
+def _least(
+    parts: Sequence[Analysis],
+    ask: Callable[[Analysis], Guarantee],
+    size: Callable[[Guarantee], float],
+) -> Guarantee:
+    """The least answer; a part that has none is passed over, unless all have none."""
+    answers: list[Guarantee] = []
+    failures: list[str] = []
+    for part in parts:
+        try:
+            answers.append(ask(part))
+        except FailureError as failure:
+            failures.append(str(failure))
+    if not answers:
+        raise FailureError(failures[-1])
+    best = min(answers, key=size)
+    details = {**best.details, "least_of": [answer.method for answer in answers]}
+    if failures:
+        details["without_answer"] = failures
+    return dataclasses.replace(best, details=details)
