@@ -28,7 +28,7 @@ def flat(tree):
 
 
 def white(n, seed, params=PARAMS, dtype=jnp.float32):
-    """The documented draws, one element at a time: shape (n, parameters)."""
+    """The documented draws, one step and leaf at a time: shape (n, parameters)."""
     key = _keys.pinned(seed)
     shapes = tuple(np.shape(leaf) for leaf in jax.tree.leaves(params))
     rows = []
@@ -36,10 +36,11 @@ def white(n, seed, params=PARAMS, dtype=jnp.float32):
         row = []
         for leaf, shape in enumerate(shapes):
             low = np.arange(int(np.prod(shape)), dtype=np.uint32)
-            high = np.full_like(low, step * len(shapes) + leaf)
+            seeds = _draws.seeds(key, step, np.array([leaf])).of(0)
             with np.errstate(over="ignore"):
-                words = _draws.threefry(key, low, high)
-            row.append(_draws.standard_normal(*map(jnp.asarray, words), dtype))
+                words = _draws.threefry(np.asarray(seeds.subkeys), low, np.zeros_like(low))
+            words = map(jnp.asarray, words)
+            row.append(_draws.standard_normal(*words, seeds.offset, dtype))
         rows.append(np.concatenate(row))
     return np.array(rows, np.float64)
 
@@ -51,71 +52,6 @@ def streamed(stream, n, seed=1, params=PARAMS):
         noise, state = stream.next(state)
         rows.append(flat(noise))
     return np.array(rows, np.float64), state
-
-
-# --- draws ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("key", "counter", "expected"),
-    [  # known answers of the Random123 distribution for threefry2x32, 20 rounds
-        ((0, 0), (0, 0), (0x6B200159, 0x99BA4EFE)),
-        ((0xFFFFFFFF,) * 2, (0xFFFFFFFF,) * 2, (0x1CB996FC, 0xBB002BE7)),
-        ((0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3), (0xC4923A9C, 0x483DF7A0)),
-    ],
-)
-def test_threefry_known_answers(key, counter, expected):
-    with np.errstate(over="ignore"):
-        words = _draws.threefry(np.array(key, np.uint32), *map(np.uint32, counter))
-    assert tuple(map(int, words)) == expected
-
-
-def test_threefry_is_the_generator_of_jax():
-    key = np.array([7, 2**31 + 5], np.uint32)
-    theirs = jax.random.bits(jax.random.wrap_key_data(key, impl="threefry2x32"), (1000,))
-    first, second = _draws.threefry(key, jnp.zeros(1000, jnp.uint32), jnp.arange(1000).astype("u4"))
-    np.testing.assert_array_equal(first ^ second, theirs)
-
-
-@pytest.mark.parametrize("wide", [False, True])
-def test_draws_are_standard_normal(wide):
-    count = 400_000
-    with jax.enable_x64(wide):
-        index = jnp.arange(count, dtype=jnp.uint32)
-        words = _draws.threefry(_keys.pinned(0), index, jnp.zeros_like(index))
-        dtype = jnp.float64 if wide else jnp.float32
-        draws = np.asarray(jax.jit(_draws.standard_normal, static_argnums=2)(*words, dtype))
-    assert draws.dtype == dtype
-
-    def deviations(x):  # in standard errors: mean, variance, third and fourth moment
-        moments = [np.mean(x), np.mean(x**2) - 1, np.mean(x**3), np.mean(x**4) - 3]
-        return np.abs(moments) / np.sqrt(np.array([1, 2, 15, 96]) / count)
-
-    assert np.all(deviations(draws.astype(np.float64)) < 4.5)
-    assert np.max(deviations(1.01 * draws)) > 4.5  # control: a wrong scale must show
-
-
-def test_the_ends_of_the_uniform_grid_are_symmetric_and_finite():
-    words = jnp.array([0, 2**32 - 1, 2**31 - 1, 2**31], jnp.uint32)
-    low, high, below, above = np.asarray(_draws.standard_normal(words, words, jnp.float32))
-    assert low == -high and below == -above and 5.3 < high < 5.5 and 0 < above < 1e-6
-
-
-def test_counters_of_a_leaf_beyond_32_bits_do_not_repeat():
-    # groups of whole slices: never materialized, so one block of a huge leaf is looked at
-    shape = (5, 2**31)
-    small, huge = _draws.allocate(((3,), shape), iterations=4)
-    assert (small.row, huge.row, huge.rows) == (0, 1, 4)
-    seen = set()
-    for step in range(2):
-        for row in range(5):
-            low, high = huge.words(step, (1, 2), (row, 2**31 - 2))
-            seen |= {(int(word), int(high.ravel()[0])) for word in low[0]}
-    assert len(seen) == 2 * 5 * 2
-    with pytest.raises(UsageError, match="slice"):
-        _draws.allocate(((2, 2**33),), 1)
-    with pytest.raises(UsageError, match=r"2\*\*32"):
-        _draws.allocate(((3,), (4,)), 2**31 + 1)
 
 
 # --- equality with the dense matrix --------------------------------------------------------
@@ -175,10 +111,13 @@ def test_stream_equals_dense_inverse_in_a_scan_of_2048_steps(kind):
 
 
 def _white_by_scan(n, seed):
-    low = jnp.broadcast_to(jnp.arange(2, dtype=jnp.uint32), (n, 2))
-    high = jnp.broadcast_to(jnp.arange(n, dtype=jnp.uint32)[:, None], (n, 2))
-    words = _draws.threefry(_keys.pinned(seed), low, high)
-    return np.asarray(_draws.standard_normal(*words, jnp.float32), np.float64)
+    (counters,) = _draws.allocate(((2,),), n)
+    key = _keys.pinned(seed)
+
+    def draw(step):
+        return counters.draw(_draws.seeds(key, step, np.arange(1)).of(0), jnp.float32)
+
+    return np.asarray(jax.lax.map(draw, jnp.arange(n)), np.float64)
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
@@ -357,14 +296,16 @@ def test_every_call_of_init_draws_a_new_key_unless_a_seed_pins_it():
     one, two = stream.init(PARAMS, seed=3), stream.init(PARAMS, seed=3)
     np.testing.assert_array_equal(one.key, two.key)
     assert one.pinned and not np.array_equal(one.key, stream.init(PARAMS, seed=4).key)
-    words = np.array([1, 2], np.uint32)
+    words = np.arange(1, 9, dtype=np.uint32)
     given = stream.init(PARAMS, key=words)
     np.testing.assert_array_equal(given.key, words)
     assert not given.pinned
     with pytest.raises(UsageError, match="not both"):
         stream.init(PARAMS, seed=1, key=words)
     with pytest.raises(UsageError, match="uint32"):
-        stream.init(PARAMS, key=np.array([1, 2]))
+        stream.init(PARAMS, key=np.arange(8))
+    with pytest.raises(UsageError, match="uint32"):  # 64 bits are within reach of a search
+        stream.init(PARAMS, key=np.array([1, 2], np.uint32))
     for seed in (-1, 2**64, 0.5, True):
         with pytest.raises(UsageError, match="seed"):
             stream.init(PARAMS, seed=seed)
@@ -398,7 +339,7 @@ def test_a_state_of_another_factorization_is_refused():
 
 def test_the_key_is_never_printed():
     stream = make(S.BLT(np.ones(1), np.ones(1)), 4)
-    state = stream.init(PARAMS, key=np.array([123456789, 987654321], np.uint32))
+    state = stream.init(PARAMS, key=np.array([123456789, 987654321] * 4, np.uint32))
     for text in (repr(state), str(state), repr(stream), str(stream.describe())):
         assert "123456789" not in text and "987654321" not in text
     assert "secret" in repr(state)

@@ -27,7 +27,7 @@ from mfopt.training.units import RecordUnits, UserUnits
 
 LENGTH, USERS, STEPS = 12, 16, 6
 STRATEGY = BLT(np.array([0.3, 0.2]), np.array([0.6, 0.99]))
-KEY = np.array([123, 456], np.uint32)
+KEY = np.arange(123, 131, dtype=np.uint32)
 SCHEME = sampling.BallsInBins(bins=3, epochs=2)
 
 

@@ -41,7 +41,7 @@ def main(arguments):
         5.0,
     )  # fmt: skip
     trainer = Trainer(model, execution, optax.sgd(0.5, momentum=0.9), mesh=mesh)
-    state = trainer.init(np.array([1, 2], np.uint32))
+    state = trainer.init(np.arange(1, 9, dtype=np.uint32))
     for result in trainer.run(state):
         state = result.state
     params = state.params

@@ -1,13 +1,30 @@
-"""White Gaussian noise that is a pure function of (key, step, element).
+"""White Gaussian noise that is a pure function of (key, step, leaf, element).
 
-Threefry-2x32 with 20 rounds (Salmon, Moraes, Dror, Shaw 2011) is a bijection of 64-bit counters
-for each key. Every (step, leaf, element) has a counter of its own, so within one run no draw can
-occur twice, a past draw can be made again instead of being stored, and the numbers do not depend
-on how the parameters are laid out over devices.
+The 256-bit key of a run makes, with one ChaCha20 block for each step and leaf (Bernstein 2008, RFC
+8439), the twelve subkeys of Threefry-2x32 with 20 rounds (Salmon, Moraes, Dror, Shaw 2011); this
+makes 64 bits for each element, and one inversion of the normal law uses all of them. So within one
+run no draw occurs twice, a past draw can be made again instead of being stored, and the numbers do
+not depend on how the parameters are laid out over devices.
 
 The rounds are written out instead of calling ``jax.random.normal``: XLA then fuses the draw into
 one pass with the arithmetic that uses it, without a temporary array. ``jax.random`` runs the same
-rounds in a loop on CPU, about three times slower there.
+rounds in a loop on CPU, about three times slower there, and keeps 23 bits of them.
+
+**The tails.** 2⁶⁴ inputs cannot give all values: a generator that stops at a largest |z| leaves
+room that only data reaches, and a unit spread thinly over P parameters is found there with
+probability about P · steps · (probability beyond the end). For 24 bits (|z| <= 5.42) that is
+certainty at P = 10⁷. Here one bit is the sign, and the other 63, m, with an offset u in (0, 1) that
+is secret and drawn anew for each step and leaf, give the tail probability (m + u) 2⁻⁶⁴. Each single
+draw then has the normal law as far out as |z| = 11.3 (u has 32 bits), the outermost cell m = 0
+included. What is left there, and :func:`allocate` keeps it below 2⁻⁴⁰ whatever the sizes:
+
+- two of the P draws of one step and leaf in their outermost cells, where they share u: probability
+  at most P² 2⁻¹²⁷ for each step and leaf;
+- a draw beyond 11.3: 2⁻⁹⁶ each.
+
+Both are added to δ of whoever counts that far (:func:`slack`). Not counted are the rounding to the
+type of the noise, of the sum that it is added to, and of the offsets' grid inside the range
+(Mironov 2012): for a proof against these see the stream's ``secure``.
 """
 
 from __future__ import annotations
@@ -20,100 +37,215 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.scipy.special import ndtri
 
 from mfopt import _check
 
+KEY_WORDS = 8  # 256 bits
+SUBKEYS = 12  # two before the first of five groups of four rounds and two after each
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-_KEY_PARITY = 0x1BD11BDA  # added to the key schedule so that no key is its own schedule
+_CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
 _WORD = 2**32
+_SLACK = 2.0**-40
+
+# z/x for x = 1 - 2p and the tail probability p, as a polynomial of degree 8 in t, by
+# w = -log 4p(1-p). Least relative error, by Lawson's iteration on Chebyshev nodes: 2.4e-7 for
+# w < 5.75, there t = 2w/5.75 - 1; 1.8e-7 up to w = 68 (p = 2⁻¹⁰⁰), there z/(x √w), t in 1/√w.
+_SPLIT = 5.75
+_CENTER = (
+    2.25319644, 0.988107144, -0.0632060042, -0.0314969939, 0.0196492293, -0.00292574935,
+    -0.00188426222, 0.000801243043, 4.408205e-05,
+)  # fmt: skip
+_TAIL = (
+    1.35224925, 0.0406749205, 0.00346475462, -0.00251834412, 0.000216524604, -0.00100102739,
+    0.000312648917, 0.000190364227, -0.000133755738,
+)  # fmt: skip
+_TAIL_SCALE, _TAIL_SHIFT = -6.762216433, 1.820039194
 
 
-def threefry(key: Any, low: Any, high: Any) -> tuple[Any, Any]:
-    """Threefry-2x32-20 of the counter (low, high), elementwise; all words are uint32.
+def chacha20(key: Any, counter: Any) -> jax.Array:
+    """The block of ChaCha20 (RFC 8439, section 2.3): 16 words for each counter.
 
-    ``key`` has shape (2,). Works on numpy and on JAX arrays. Not a cipher by proof: its quality
-    is statistical, as for every generator in JAX and PyTorch.
+    Args:
+      key: 8 words, uint32.
+      counter: shape (4, blocks), uint32: the block count and the nonce.
     """
-    schedule = (key[0], key[1], key[0] ^ key[1] ^ np.uint32(_KEY_PARITY))
-    low, high = low + schedule[0], high + schedule[1]
+    columns = (_CONSTANTS, key[:4], key[4:], counter)
+    start = jnp.stack(
+        [jnp.broadcast_to(jnp.reshape(x, (4, -1)), counter.shape) for x in columns]
+    ).astype(jnp.uint32)
+
+    def double_round(i: Any, state: jax.Array) -> jax.Array:
+        a, b, c, d = _quarter_rounds(*state)
+        # the diagonals: row k, turned by k, stands in columns again
+        a, b, c, d = _quarter_rounds(a, jnp.roll(b, -1, 0), jnp.roll(c, -2, 0), jnp.roll(d, -3, 0))
+        state = jnp.stack([a, jnp.roll(b, 1, 0), jnp.roll(c, 2, 0), jnp.roll(d, 3, 0)])
+        # added in here: what comes after the loop, XLA would compute again for every element
+        return state + jnp.where(i == 9, start, np.uint32(0))
+
+    return lax.fori_loop(0, 10, double_round, start).reshape(16, -1)
+
+
+def _quarter_rounds(a: Any, b: Any, c: Any, d: Any) -> tuple[Any, Any, Any, Any]:
+    """The quarter round on every column of four rows."""
+    for first, second in ((16, 12), (8, 7)):
+        a = a + b
+        d = _rotated(d ^ a, first)
+        c = c + d
+        b = _rotated(b ^ c, second)
+    return a, b, c, d
+
+
+def _rotated(word: Any, bits: int) -> Any:
+    return (word << np.uint32(bits)) | (word >> np.uint32(32 - bits))
+
+
+def threefry(subkeys: Any, low: Any, high: Any) -> tuple[Any, Any]:
+    """The rounds of Threefry-2x32-20 on (low, high), elementwise; all words are uint32.
+
+    The published generator fills the 12 ``subkeys`` from a key of 64 bits, within reach of an
+    exhaustive search; here they are independent. Works on numpy and on JAX arrays. Not a cipher
+    by proof: its quality is statistical, as for every generator in JAX and PyTorch.
+    """
+    low, high = low + subkeys[0], high + subkeys[1]
     for i in range(5):
         for rotation in _ROTATIONS[i % 2]:
             low = low + high
-            high = ((high << np.uint32(rotation)) | (high >> np.uint32(32 - rotation))) ^ low
-        low = low + schedule[(i + 1) % 3]
-        high = high + (schedule[(i + 2) % 3] + np.uint32(i + 1))
+            high = _rotated(high, rotation) ^ low
+        low = low + subkeys[2 * i + 2]
+        high = high + subkeys[2 * i + 3]
     return low, high
 
 
-def standard_normal(low: jax.Array, high: jax.Array, dtype: Any) -> jax.Array:
+@dataclasses.dataclass(frozen=True)
+class Seeds:
+    """What one step draws from, for some leaves: arrays (12, leaves) uint32 and (leaves,).
+
+    Attributes:
+      subkeys: of :func:`threefry`.
+      offset: u in (0, 1).
+    """
+
+    subkeys: Any
+    offset: Any
+
+    def of(self, leaf: int) -> Seeds:
+        """Those of one leaf: (12,) and a scalar."""
+        return Seeds(self.subkeys[:, leaf], self.offset[leaf])
+
+
+jax.tree_util.register_dataclass(Seeds)
+
+
+def seeds(key: Any, step: Any, leaves: Any) -> Seeds:
+    """The subkeys and the offset of a step for ``leaves``, an integer array of shape (leaves,)."""
+    leaves = jnp.asarray(leaves).astype(jnp.uint32)
+    zero = jnp.zeros_like(leaves)
+    step = zero + jnp.asarray(step).astype(jnp.uint32)
+    words = chacha20(jnp.asarray(key), jnp.stack([zero, step, leaves, zero]))
+    offset = (words[SUBKEYS].astype(jnp.float32) + np.float32(0.5)) * np.float32(2.0**-32)
+    return Seeds(words[:SUBKEYS], offset)
+
+
+def standard_normal(low: Any, high: Any, offset: Any, dtype: Any) -> jax.Array:
     """N(0, 1) from two random words per element, by inversion; float32 or float64.
 
-    The uniform lies on a grid symmetric about 0 that contains neither 0 nor ±1: odd multiples
-    of 2⁻²⁴ (float32; |z| <= 5.42) or of 2⁻⁵³ (float64; |z| <= 8.2).
+    The top bit of ``high`` is the sign, set for minus; the other 63, those of ``high`` inverted
+    for plus, are m, and the tail probability is (m + offset) 2⁻⁶⁴. Relative error for float32
+    below 1e-6, except within 2⁻³² of 0.
     """
+    signed = lax.bitcast_convert_type(high, jnp.int32)
+    upper = (signed ^ ((signed >> 31) ^ np.int32(0x7FFFFFFF))).astype(dtype)
+    lower = low.astype(dtype) + jnp.asarray(offset, dtype)
+    tail = upper * np.asarray(2.0**-32, dtype) + lower * np.asarray(2.0**-64, dtype)
     if dtype == jnp.float64:
-        bits = 53
-        words = (low.astype(jnp.uint64) << 21) | (high.astype(jnp.uint64) >> 11)
-        uniform = (2 * words.astype(jnp.int64) + 1 - 2**bits).astype(dtype) * 2.0**-bits
-    else:
-        bits = 24
-        uniform = (2 * (low >> 8).astype(jnp.int32) + 1 - 2**bits).astype(dtype)
-        uniform = uniform * np.float32(2.0**-bits)
-    return jnp.asarray(math.sqrt(2), dtype) * lax.erf_inv(uniform)
+        half = ndtri(tail)
+        return jnp.where(signed < 0, half, -half)
+    # from the signed word, 1 - 2p with its sign comes without cancellation
+    x = (signed.astype(dtype) + _f32(0.5)) * _f32(2.0**-31)
+    w = -jnp.log(tail * (_f32(4) - _f32(4) * tail))
+    root = lax.rsqrt(w)
+    center = w < _f32(_SPLIT)
+
+    def choose(one: float, other: float) -> jax.Array:
+        return jnp.where(center, _f32(one), _f32(other))
+
+    t = jnp.where(
+        center, w * _f32(2 / _SPLIT) - _f32(1), root * _f32(_TAIL_SCALE) + _f32(_TAIL_SHIFT)
+    )
+    value = choose(_CENTER[-1], _TAIL[-1])
+    for one, other in zip(_CENTER[-2::-1], _TAIL[-2::-1], strict=True):
+        value = value * t + choose(one, other)
+    return x * jnp.where(center, value, value * (w * root))
+
+
+def _f32(value: float) -> np.float32:
+    return np.float32(value)
 
 
 @dataclasses.dataclass(frozen=True)
 class Counters:
-    """Which counters one leaf uses: low word = element, high word = rows · step + row.
+    """Which counters the elements of one leaf use: low word = element, high word = its group.
 
     Attributes:
-      shape: global shape of the leaf.
-      row: first row of this leaf. A leaf of 2³² elements or more has several.
-      rows: number of rows of all leaves together.
+      shape: global shape of the leaf. One of 2³² elements or more has several groups.
     """
 
     shape: tuple[int, ...]
-    row: int
-    rows: int
 
-    def words(self, step: Any, block: tuple[int, ...], offset: tuple[Any, ...]) -> Any:
+    def words(self, block: tuple[int, ...], offset: tuple[Any, ...]) -> tuple[Any, Any]:
         """(low, high) for the block of shape ``block`` that starts at index ``offset``."""
-        high = jnp.asarray(step).astype(jnp.uint32) * np.uint32(self.rows) + np.uint32(self.row)
+        high = jnp.zeros((), jnp.uint32)
         low = jnp.zeros(block, jnp.uint32)
         stride = 1
         for axis in reversed(range(len(block))):
             index = lax.broadcasted_iota(jnp.uint32, block, axis)
             index = index + jnp.asarray(offset[axis]).astype(jnp.uint32)
-            if axis == 0 and _rows_of(self.shape) > 1:
-                group = index // np.uint32(_WORD // stride)
-                high = high + group
-                index = index - group * np.uint32(_WORD // stride)
+            if axis == 0 and math.prod(self.shape) > _WORD:
+                high = index // np.uint32(_WORD // stride)
+                index = index - high * np.uint32(_WORD // stride)
             low = low + index * np.uint32(stride)
             stride *= self.shape[axis]
         return low, high
 
+    def draw(
+        self, seeds: Seeds, dtype: Any, block: tuple[int, ...] | None = None,
+        offset: tuple[Any, ...] | None = None,
+    ) -> jax.Array:  # fmt: skip
+        """White noise of the leaf whose ``seeds`` these are, or of a block of it."""
+        block = self.shape if block is None else block
+        words = self.words(block, (0,) * len(block) if offset is None else offset)
+        return standard_normal(*threefry(seeds.subkeys, *words), seeds.offset, dtype)
 
-def _rows_of(shape: tuple[int, ...]) -> int:
-    """Rows of 2³² counters that a leaf of this shape needs: whole slices of its first axis."""
-    if math.prod(shape) <= _WORD:
-        return 1
-    slice_size = math.prod(shape[1:])
-    if slice_size > _WORD:
-        raise _check.reject(
-            "parameter shape", shape, f"one slice of its first axis has {slice_size} elements",
-            "Split the parameter: slices of more than 2**32 elements are not supported.",
-        )  # fmt: skip
-    return -(-shape[0] // (_WORD // slice_size))
+
+def slack(shapes: tuple[tuple[int, ...], ...], iterations: int) -> float:
+    """What the ends of the draws' range can add to δ; the two terms of this module's docstring."""
+    sizes = [math.prod(shape) for shape in shapes]
+    pairs = sum(size * size for size in sizes) * iterations
+    return pairs * 2.0**-127 + sum(sizes) * iterations * 2.0**-96
 
 
 def allocate(shapes: tuple[tuple[int, ...], ...], iterations: int) -> tuple[Counters, ...]:
-    """Counters for every leaf, refused where ``iterations`` steps would run out of them."""
-    sizes = [_rows_of(shape) for shape in shapes]
-    rows = max(1, sum(sizes))
-    if rows * iterations > _WORD:
+    """Counters for every leaf.
+
+    Raises:
+      UsageError: more than 2³² steps, a leaf whose slices have more than 2³² elements, or so many
+        draws that :func:`slack` exceeds 2⁻⁴⁰.
+    """
+    if iterations > _WORD:
+        raise _check.reject("iterations", iterations, "must be at most 2**32")
+    for shape in shapes:
+        if math.prod(shape) > _WORD and math.prod(shape[1:]) > _WORD:
+            raise _check.reject(
+                "parameter shape", shape,
+                f"one slice of its first axis has {math.prod(shape[1:])} elements",
+                "Split the parameter: slices of more than 2**32 elements are not supported.",
+            )  # fmt: skip
+    left = slack(shapes, iterations)
+    if not left <= _SLACK:
         raise _check.reject(
-            "iterations", iterations, f"{rows} counter rows times iterations exceeds 2**32",
-            "Merge small parameters into fewer arrays.",
+            "iterations", iterations, f"with these parameters the ends of the draws' range could "
+            f"add {left:.2g} to δ, and at most {_SLACK:.2g} is let pass",
+            "Split the parameters into more arrays, or take fewer iterations.",
         )  # fmt: skip
-    starts = np.cumsum([0, *sizes])
-    return tuple(Counters(s, int(start), rows) for s, start in zip(shapes, starts, strict=False))
+    return tuple(Counters(shape) for shape in shapes)

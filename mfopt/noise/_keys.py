@@ -6,6 +6,7 @@ as the noise does.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from typing import Any
 
@@ -13,11 +14,7 @@ import jax
 import numpy as np
 
 from mfopt import _check
-from mfopt.noise import _draws
-
-# A pinned seed is not used as the key itself: jax.random.key(seed), which a program may use for
-# its initial parameters, draws from the same generator and would give correlated numbers.
-_DOMAIN = (np.uint32(0x6D666F70), np.uint32(0x74207A30))
+from mfopt.noise._draws import KEY_WORDS
 
 
 def choose(seed: Any, key: Any) -> np.ndarray:
@@ -46,12 +43,12 @@ def tracing() -> bool:
 
 
 def fresh() -> np.ndarray:
-    """A new 64-bit key from the operating system, shape (2,) uint32; the same on all processes.
+    """A new 256-bit key from the operating system, uint32 (8,); the same on all processes.
 
     With several JAX processes, every process must call this, and the key of process 0 is sent to
     all: they make parts of the same noise.
     """
-    words = np.frombuffer(os.urandom(8), np.uint32).copy()
+    words = from_bytes(os.urandom(4 * KEY_WORDS))
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
 
@@ -64,17 +61,21 @@ def pinned(seed: Any) -> np.ndarray:
     seed = _check.integer("seed", seed, at_least=0)
     if seed >= 2**64:
         raise _check.reject("seed", seed, "must be less than 2**64")
-    words = np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
-    with np.errstate(over="ignore"):
-        return np.array(_draws.threefry(words, *_DOMAIN), np.uint32)
+    return from_bytes(hashlib.sha256(f"mfopt pinned noise {seed}".encode()).digest())
 
 
 def given(key: Any) -> np.ndarray:
-    """A secret key that the caller keeps, as two uint32 words."""
+    """A secret key that the caller keeps, as eight uint32 words."""
     words = np.asarray(key)
-    if words.shape != (2,) or words.dtype != np.uint32:
+    if words.shape != (KEY_WORDS,) or words.dtype != np.uint32:
         # the value stays out of the message: it is a secret
         raise _check.reject(
-            "key", f"{words.dtype}{words.shape}", "must be a uint32 array of shape (2,)"
-        )
+            "key", f"{words.dtype}{words.shape}", f"must be a uint32 array of shape ({KEY_WORDS},)",
+            "Take 32 bytes of secrets.token_bytes(32) as numpy.frombuffer(them, numpy.uint32).",
+        )  # fmt: skip
     return words.copy()
+
+
+def from_bytes(secret: bytes) -> np.ndarray:
+    """32 secret bytes as a key; the same words on machines of either byte order."""
+    return np.frombuffer(secret, "<u4").astype(np.uint32)

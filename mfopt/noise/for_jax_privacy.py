@@ -1,4 +1,12 @@
-"""Our matrices as jax_privacy's streaming matrices and privatizers."""
+"""Our matrices as jax_privacy's streaming matrices.
+
+For training, :func:`mfopt.noise.for_optax.add_noise` goes where a privatizer of jax_privacy goes:
+an optax transformation of sums of clipped gradients, with draws of 64 bits. jax_privacy's own
+privatizers take ``jax.random.normal``, whose float32 draws keep 23 bits and end at |z| = 5.4: a
+unit that is spread over P parameters moves some of them further with probability near
+P · steps · 6e-8, and is found. That exceeds δ = 1e-5 from a few hundred draws on, so there is no
+size at which this module could offer them.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +15,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import optax
 
 from mfopt import _extras
 
 try:
-    from jax_privacy import noise_addition
     from jax_privacy.matrix_factorization import streaming_matrix as streaming
 except ModuleNotFoundError as problem:
     raise _extras.missing(problem) from None
 
-from mfopt.noise import _kernels, _keys
+from mfopt.noise import _kernels
 from mfopt.noise.recursions import Rows
-from mfopt.noise.stream import NoiseExhaustedError, NoiseStream
+from mfopt.noise.stream import NoiseStream
 
 
 def inverse_as_streaming_matrix(stream: NoiseStream) -> streaming.StreamingMatrix:
@@ -49,37 +54,3 @@ def inverse_as_streaming_matrix(stream: NoiseStream) -> streaming.StreamingMatri
         return noise, (step + 1, buffer)
 
     return streaming.StreamingMatrix.from_array_implementation(init, multiply_next)
-
-
-def privatizer(
-    stream: NoiseStream, *, seed: int | None = None, key: Any = None
-) -> optax.GradientTransformation:
-    """jax_privacy's matrix-factorization privatizer for our C, σ and clip norm.
-
-    jax_privacy draws the white noise, so its numbers are not those of ``stream.next``. Each
-    ``init`` takes a new 64-bit key from the operating system, where jax_privacy keeps one key for
-    all states of a privatizer, by default one of 2³¹ from numpy's global generator. ``seed`` pins
-    it, for experiments; ``key`` is a secret uint32 pair, never used before.
-
-    ``update`` raises :class:`NoiseExhaustedError` past the last step; inside jit the result is
-    NaN.
-    """
-    inner = noise_addition.matrix_factorization_privatizer(
-        inverse_as_streaming_matrix(stream),
-        stddev=stream.stddev,
-        prng_key=0,  # replaced in every state by init
-        dtype=stream.dtype,
-    )
-
-    def init(params: Any) -> Any:
-        words = jnp.asarray(_keys.choose(seed, key))
-        _, rest = inner.init(params)
-        return jax.random.wrap_key_data(words, impl="threefry2x32"), rest
-
-    def update(updates: Any, state: Any, params: Any = None) -> Any:
-        step = jax.tree.leaves(state[1])[0]
-        if not isinstance(step, jax.core.Tracer) and int(np.asarray(step)) >= stream.iterations:
-            raise NoiseExhaustedError.after(stream.iterations)
-        return inner.update(updates, state, params)
-
-    return optax.GradientTransformation(init, update)

@@ -35,8 +35,10 @@ class TorchNoise:
     For parameters on the CPU, the white draws are those of the JAX stream, element by element,
     handed over without a copy: with one pinned seed both give the same noise. PyTorch's CPU
     generator would not do: it keeps 32 bits of its seed, so that two of a run's steps, or two
-    runs, could get the same draws. On other devices, PyTorch's own generator is seeded anew for
-    each step and parameter with 64 bits of a SHA-256 of the key.
+    runs, could get the same draws. On other devices, PyTorch's own generator, seeded anew for
+    each step and parameter with 64 bits of a SHA-256 of the key, makes 64 random bits for each
+    element, and the same inversion as in JAX uses all of them: ``torch.randn`` stops at |z| = 6.7
+    or before, and what is beyond shows a unit that is spread over many parameters.
 
     **Secret**, as the state of the stream: ``state_dict`` holds the key of the noise. Prefer
     :meth:`save`, which makes files that only their owner can read.
@@ -45,7 +47,7 @@ class TorchNoise:
       stream: strategy, scale and types.
       parameters: floating-point tensors (not distributed ones).
       seed: pins the noise, for experiments only; the default key is the operating system's.
-      key: a secret key that the caller keeps, uint32 of shape (2,), never used before.
+      key: a secret key that the caller keeps, uint32 of shape (8,), never used before.
     """
 
     def __init__(
@@ -116,17 +118,19 @@ class TorchNoise:
         wide = self.stream.dtype == np.float64
         draw = _white(self._counters[leaf], self.stream.stddev, self.stream.dtype)
         with jax.default_device(jax.devices("cpu")[0]), jax.enable_x64(wide):
-            return torch.from_dlpack(draw(self._key, np.int32(step)))
+            return torch.from_dlpack(draw(self._key, np.int32(step), np.uint32(leaf)))
 
     def _draw_by_generator(
         self, shape: tuple[int, ...], device: torch.device, leaf: int, step: int
     ) -> torch.Tensor:
         text = f"mfopt torch noise {step} {leaf}".encode()
-        seed = int.from_bytes(hashlib.sha256(self._key.tobytes() + text).digest()[:8], "little")
+        digest = hashlib.sha256(self._key.tobytes() + text).digest()
         generator = torch.Generator(device=device)
-        generator.manual_seed(seed)
-        made = torch.randn(shape, generator=generator, dtype=self._dtype, device=device)
-        return made.mul_(self.stream.stddev)
+        generator.manual_seed(int.from_bytes(digest[:8], "little"))
+        bits = torch.empty(shape, dtype=torch.int64, device=device)
+        bits.random_(-(2**63), None, generator=generator)
+        offset = (int.from_bytes(digest[8:12], "little") + 0.5) * 2.0**-32
+        return _inverted(bits, offset, self._dtype).mul_(self.stream.stddev)
 
     def state_dict(self) -> dict[str, Any]:
         """**Secret.** Everything :meth:`load_state_dict` needs, for PyTorch checkpoints."""
@@ -193,15 +197,21 @@ def _checked(index: int, parameter: Any) -> tuple[tuple[int, ...], torch.device]
 
 @functools.cache
 def _white(counters: _draws.Counters, stddev: float, dtype: np.dtype) -> Any:
-    """The compiled white draw of one leaf: (key, step) -> array on the CPU."""
-    shape = counters.shape
+    """The compiled white draw of leaves of one shape: (key, step, leaf) -> array on the CPU."""
 
-    def draw(key: Any, step: Any) -> jax.Array:
-        low, high = counters.words(step, shape, (0,) * len(shape))
-        made = _draws.standard_normal(*_draws.threefry(key, low, high), dtype)
+    def draw(key: Any, step: Any, leaf: Any) -> jax.Array:
+        made = counters.draw(_draws.seeds(key, step, leaf[None]).of(0), dtype)
         return made * jax.numpy.asarray(stddev, dtype)
 
     return jax.jit(draw)
+
+
+def _inverted(bits: torch.Tensor, offset: float, dtype: torch.dtype) -> torch.Tensor:
+    """N(0, 1) from 64 random bits each, as :func:`mfopt.noise._draws.standard_normal`."""
+    negative = bits < 0
+    tail = bits.bitwise_and_(2**63 - 1).to(dtype).add_(offset).mul_(2.0**-64)
+    half = torch.special.ndtri(tail)
+    return torch.where(negative, half, -half)
 
 
 def _modal(

@@ -74,7 +74,7 @@ class NoiseState:
     subtract noise from what was released.
 
     Attributes:
-      key: shape (2,) uint32.
+      key: shape (8,) uint32.
       step: steps done, int32; a host number outside of jit, so that reading it waits for nothing.
       buffers: one array (or None) per parameter.
       layout: of the parameters (static).

@@ -48,10 +48,11 @@ class NoiseStream:
     the difference of the two outputs shows the data.
 
     Formal guarantee: with z ~ N(0, I), the noise of steps 0..n-1 is
-    N(0, (noise_multiplier · clip_norm)² (CᵀC)⁻¹), independent across parameters, up to floating
-    point: float32 draws are inversions of a 24-bit uniform, arithmetic is rounded, and neither is
-    proof against attacks on floating-point noise (Mironov 2012). A ``buffer_dtype`` narrower than
-    ``dtype`` rounds the buffers as well.
+    N(0, (noise_multiplier · clip_norm)² (CᵀC)⁻¹), independent across parameters, up to the
+    generator and floating point. Every draw has 64 bits and reaches |z| = 11.3; what the end of
+    that range can add to δ stays below 2⁻⁴⁰ for all sizes that are allowed (:mod:`._draws` counts
+    it). Arithmetic is rounded, and not proof against attacks on floating-point noise (Mironov
+    2012). A ``buffer_dtype`` narrower than ``dtype`` rounds the buffers as well.
 
     Args:
       strategy: the strategy C.
@@ -155,7 +156,7 @@ class NoiseStream:
         Args:
           seed: pins the noise. For experiments and tests: anybody who knows the seed can remove
             the noise, and two runs with one seed use the same noise. The state says so.
-          key: a secret key that the caller keeps, uint32 of shape (2,), never used before.
+          key: a secret key that the caller keeps, uint32 of shape (8,), never used before.
 
         Raises:
           UsageError: for parameters that are not floating point, and inside a jit without a seed
@@ -251,25 +252,29 @@ class NoiseStream:
         # past the end everything turns to NaN, once and for all
         scale = jnp.where(step < self.iterations, np.asarray(self.stddev, self.dtype), jnp.nan)
         counters = _draws.allocate(layout.shapes, self.iterations)
+        seeds = _draws.seeds(key, step, np.arange(len(counters)))
         coefficients = tuple(jnp.asarray(c, self.dtype) for c in coefficients)
         noise, new = [], []
-        for leaf, sharding, buffer in zip(counters, layout.shardings, buffers, strict=True):
+        for i, (leaf, sharding, buffer) in enumerate(
+            zip(counters, layout.shardings, buffers, strict=True)
+        ):
             step_leaf = _sharded(self._advance_leaf, leaf, sharding, buffer is not None)
-            made, kept = step_leaf(key, step, scale, coefficients, buffer)
+            of = key, np.uint32(i), step, seeds.of(i)
+            made, kept = step_leaf(*of, scale, coefficients, buffer)
             noise.append(made)
             new.append(kept)
         return jax.tree.unflatten(layout.treedef, noise), key, tuple(new)
 
     def _advance_leaf(
-        self, counters: _draws.Counters, block: Any, offset: Any, key: Any, step: Any, scale: Any,
-        coefficients: Any, buffer: Any,
+        self, counters: _draws.Counters, block: Any, offset: Any, key: Any, index: Any, step: Any,
+        seeds: _draws.Seeds, scale: Any, coefficients: Any, buffer: Any,
     ) -> tuple[Any, Any]:  # fmt: skip
-        """The part of one leaf that starts at ``offset`` and has shape ``block``."""
+        """The part of leaf ``index`` that starts at ``offset`` and has shape ``block``."""
 
         def draw(which: Any) -> jax.Array:
-            low, high = counters.words(which, block, offset)
-            words = _draws.threefry(key, low, high)
-            return scale.astype(self.dtype) * _draws.standard_normal(*words, self.dtype)
+            past = which is not step  # the seeds of this step were made for all leaves together
+            of = _draws.seeds(key, which, index[None]).of(0) if past else seeds
+            return scale.astype(self.dtype) * counters.draw(of, self.dtype, block, offset)
 
         return _kernels.advance(self.recursion, coefficients, draw, step, buffer, self.dtype)
 
@@ -322,7 +327,7 @@ def _sharded(function: Any, counters: _draws.Counters, sharding: Any, has_buffer
     return jax.shard_map(
         local,
         mesh=sharding.mesh,
-        in_specs=(everywhere, everywhere, everywhere, everywhere, buffer_spec),
+        in_specs=(*(everywhere,) * 6, buffer_spec),
         out_specs=(PartitionSpec(*spec), buffer_spec),
         check_vma=False,  # a constant branch counts as equal on all devices, the noise does not
     )

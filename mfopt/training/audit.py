@@ -152,10 +152,9 @@ def audit(
     )  # fmt: skip
     execution = alter(Execution(units, sampler, clipping, noise, max(1.0, sampler.expected_batch)))
     trainer = Trainer(canary_model(canaries), execution, optax.sgd(0.1), keep_release=True)
-    key = np.frombuffer(secret.derive("noise")[:8], dtype=np.uint32)
     releases = [
         np.asarray(result.release["axes"], np.float64) * execution.normalizer / bound
-        for result in trainer.run(trainer.init(key))
+        for result in trainer.run(trainer.init(secret.key("noise")))
         if result.release is not None
     ]
     scores = log_likelihood_ratios(

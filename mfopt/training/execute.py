@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 from mfopt import _check, _files
 from mfopt.progress import Progress, Report, silent
@@ -19,7 +18,6 @@ from mfopt.training.evaluation import Evaluation
 from mfopt.training.export import export_model
 from mfopt.training.loop import TrainState
 from mfopt.training.prepare import Prepared, placed
-from mfopt.training.secrets import RunSecret
 
 HELD_OUT = ("held-out-users", "held-out-records")
 
@@ -34,7 +32,7 @@ def execute(prepared: Prepared, *, progress: Report = silent) -> dict[str, Any]:
     config, folder, trainer = prepared.config, prepared.folder, prepared.trainer
     lead = jax.process_index() == 0
     with Checkpoints(folder / "checkpoints", config.keep) as checkpoints:
-        state = trainer.init(_noise_key(prepared.secret))
+        state = trainer.init(prepared.secret.key("noise"))
         if checkpoints.steps:
             state, secret, facts = checkpoints.restore(state)
             _check_same_run(
@@ -86,10 +84,6 @@ def execute(prepared: Prepared, *, progress: Report = silent) -> dict[str, Any]:
         "privacy": prepared.report(done),
         "output": str(folder),
     }
-
-
-def _noise_key(secret: RunSecret) -> np.ndarray:
-    return np.frombuffer(secret.derive("noise")[:8], dtype="<u4").astype(np.uint32)
 
 
 def _evaluator(prepared: Prepared) -> Callable[[TrainState], dict[str, Evaluation]]:

@@ -172,7 +172,7 @@ class Trainer:
     def init(self, key: Any = None) -> TrainState:
         """The state before step 0.
 
-        ``key``: secret noise key, uint32 (2,), never used before; drawn from the operating system
+        ``key``: secret noise key, uint32 (8,), never used before; drawn from the operating system
         if left out.
         """
         # a copy: the loop reuses the state's buffers, and the model must survive it

@@ -67,6 +67,10 @@ class RunSecret:
         """32 bytes for ``purpose``, from which neither the secret nor another purpose's follow."""
         return hmac.new(self._value, purpose.encode(), hashlib.sha256).digest()
 
+    def key(self, purpose: str) -> np.ndarray:
+        """:meth:`derive` as the key of a noise stream, all 256 bits: uint32 (8,)."""
+        return np.frombuffer(self.derive(purpose), dtype="<u4").astype(np.uint32)
+
     def seed(self, purpose: str) -> int:
         """:meth:`derive` as an integer seed."""
         return int.from_bytes(self.derive(purpose), "little")

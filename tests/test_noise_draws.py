@@ -1,0 +1,283 @@
+"""The white draws: known answers, accuracy of the inversion, the law of the tails, an audit."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from mfopt import strategies as S
+from mfopt._check import UsageError
+from mfopt.noise import NoiseStream, _draws, _keys
+
+SIGN = np.uint32(1 << 31)
+
+
+def draws_24_bits(low, high, offset, dtype):
+    """The draw of earlier versions, a control: inversion of 24 of the 64 bits, |z| <= 5.42."""
+    del high, offset
+    uniform = (2 * (low >> 8).astype(jnp.int32) + 1 - 2**24).astype(dtype) * 2.0**-24
+    return jnp.sqrt(2.0) * jax.lax.erf_inv(uniform)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def drawn(invert, count, dtype, seed, step):
+    """``count`` draws of one step by the inversion ``invert``."""
+    of = _draws.seeds(jnp.asarray(seed), step, np.arange(1)).of(0)
+    words = _draws.threefry(of.subkeys, *_draws.Counters((count,)).words((count,), (0,)))
+    return invert(*words, of.offset, dtype)
+
+
+def normals(count, step, dtype=jnp.float32, invert=_draws.standard_normal):
+    return np.asarray(drawn(invert, count, dtype, _keys.pinned(0), step), np.float64)
+
+
+# --- the generators ------------------------------------------------------------------------
+
+
+def published_subkeys(key):
+    """The key schedule of Threefry-2x32 (Salmon et al. 2011), for its known answers."""
+    schedule = [*key, key[0] ^ key[1] ^ 0x1BD11BDA]
+    subkeys = [schedule[0], schedule[1]]
+    for i in range(5):
+        subkeys += [schedule[(i + 1) % 3], (schedule[(i + 2) % 3] + i + 1) % 2**32]
+    return np.array(subkeys, np.uint32)
+
+
+@pytest.mark.parametrize(
+    ("key", "counter", "expected"),
+    [  # known answers of the Random123 distribution for threefry2x32, 20 rounds
+        ((0, 0), (0, 0), (0x6B200159, 0x99BA4EFE)),
+        ((0xFFFFFFFF,) * 2, (0xFFFFFFFF,) * 2, (0x1CB996FC, 0xBB002BE7)),
+        ((0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3), (0xC4923A9C, 0x483DF7A0)),
+    ],
+)
+def test_threefry_known_answers(key, counter, expected):
+    with np.errstate(over="ignore"):
+        words = _draws.threefry(published_subkeys(key), *map(np.uint32, counter))
+    assert tuple(map(int, words)) == expected
+
+
+def test_threefry_is_the_generator_of_jax():
+    key = (7, 2**31 + 5)
+    data = jax.random.wrap_key_data(np.array(key, np.uint32), impl="threefry2x32")
+    counters = jnp.zeros(1000, jnp.uint32), jnp.arange(1000).astype("u4")
+    first, second = _draws.threefry(published_subkeys(key), *counters)
+    np.testing.assert_array_equal(first ^ second, jax.random.bits(data, (1000,)))
+
+
+def test_chacha20_known_answer():
+    # RFC 8439, section 2.3.2
+    key = np.frombuffer(bytes(range(32)), "<u4").astype(np.uint32)
+    nonce = np.frombuffer(bytes.fromhex("000000090000004a00000000"), "<u4")
+    counter = np.array([[1, *nonce], [2, *nonce]], np.uint32).T
+    block, other = np.asarray(_draws.chacha20(jnp.asarray(key), jnp.asarray(counter))).T
+    assert not np.any(block == other)
+    assert block.astype("<u4").tobytes().hex() == (
+        "10f1e7e4d13b5915500fdd1fa32071c4c7d1f4c733c068030422aa9ac3d46c4e"
+        "d2826446079faa0914c2d705d98b02a2b5129cd1de164eb9cbd083e8a2503c4e"
+    )
+
+
+def test_steps_and_leaves_have_seeds_of_their_own():
+    key = _keys.pinned(3)
+    made = [_draws.seeds(key, step, np.arange(4)) for step in range(3)]
+    subkeys = np.concatenate([np.asarray(s.subkeys).T for s in made])
+    assert len(np.unique(subkeys)) == subkeys.size == 12 * 12
+    offsets = np.concatenate([s.offset for s in made])
+    assert len(np.unique(offsets)) == 12 and np.all((offsets > 0) & (offsets <= 1))
+    for bit in (0, 31, 255):  # every bit of the key counts
+        other = key.copy()
+        other[bit // 32] ^= np.uint32(1 << bit % 32)
+        assert not np.any(np.asarray(_draws.seeds(other, 0, np.arange(4)).subkeys) == subkeys[:4].T)
+    uniform = np.asarray(_draws.seeds(key, 0, np.arange(20_000)).offset, np.float64)
+    assert stats.kstest(uniform, "uniform").pvalue > 1e-4
+
+
+def test_counters_of_a_leaf_beyond_32_bits_do_not_repeat():
+    # groups of whole slices: never materialized, so one block of a huge leaf is looked at
+    (huge,) = _draws.allocate(((5, 2**31),), iterations=4)
+    seen = set()
+    for row in range(5):
+        low, high = huge.words((1, 2), (row, 2**31 - 2))
+        seen |= {(int(word), int(high.ravel()[0])) for word in low[0]}
+    assert len(seen) == 5 * 2
+    with pytest.raises(UsageError, match="slice"):
+        _draws.allocate(((2, 2**33),), 1)
+    with pytest.raises(UsageError, match=r"2\*\*32"):
+        _draws.allocate(((3,), (4,)), 2**32 + 1)
+
+
+def test_sizes_whose_tails_could_count_are_refused():
+    # ten billion parameters in one array, 10,000 steps: far below any δ
+    shape = (2**10, 10**7)
+    assert _draws.slack((shape,), 10_000) == pytest.approx(10**4 * (2**10 * 10**7) ** 2 / 2**127)
+    _draws.allocate((shape,), 10_000)
+    huge = (2**14, 2**30)
+    assert _draws.slack((huge,), 2) > 2**-40
+    with pytest.raises(UsageError, match="range"):
+        _draws.allocate((huge,), 2)
+
+
+# --- the inversion -------------------------------------------------------------------------
+
+
+def words_of(magnitude, negative):
+    """(low, high) for m, integers below 2⁶³ (Python's, exact)."""
+    low = np.array([m % 2**32 for m in magnitude], np.uint32)
+    high = np.array([m >> 32 for m in magnitude], np.uint32)
+    return low, np.where(negative, high | SIGN, high ^ np.uint32(0))
+
+
+@pytest.mark.parametrize(("wide", "tolerance"), [(False, 1e-6), (True, 2e-15)])
+def test_inversion_against_scipy_over_the_whole_range(wide, tolerance):
+    rng = np.random.default_rng(0)
+    magnitude = [0, 1, 2, 2**63 - 1, 2**62]
+    magnitude += [int(rng.integers(2**62)) >> int(s) for s in rng.integers(0, 62, 20_000)]
+    magnitude += [2**63 - 1 - m for m in magnitude[:2000]]
+    offset = np.float32(0.3)
+    tail = np.array([(m + float(offset)) * 2.0**-64 for m in magnitude])
+    expected = -special.ndtri(tail)
+    with jax.enable_x64(wide):
+        dtype = jnp.float64 if wide else jnp.float32
+        for negative in (False, True):
+            words = map(jnp.asarray, _signed(words_of(magnitude, False), negative))
+            made = np.asarray(_draws.standard_normal(*words, offset, dtype), np.float64)
+            sign = -1 if negative else 1
+            np.testing.assert_allclose(made, sign * expected, rtol=tolerance, atol=1e-9)
+    assert np.max(expected) > 9.1
+
+
+def _signed(words, negative):
+    """Tail magnitudes as the generator's words: below zero as they are, above complemented."""
+    low, high = words
+    return (low, high | SIGN) if negative else (low, ~high & ~SIGN)
+
+
+def test_no_end_is_shared_by_all_draws():
+    # the outermost cell, m = 0, at many offsets: the tail probability is uniform in it
+    steps = 2000
+    offsets = _draws.seeds(_keys.pinned(1), 0, np.arange(steps)).offset
+    zeros = jnp.zeros(steps, jnp.uint32)
+    ends = -np.asarray(_draws.standard_normal(zeros, zeros | SIGN, offsets, jnp.float32))
+    inside = special.ndtr(-ends.astype(np.float64)) * 2.0**64
+    assert np.min(ends) > 9.07 and stats.kstest(inside, "uniform").pvalue > 1e-4
+    fixed = _draws.standard_normal(zeros, zeros | SIGN, jnp.float32(0.5), jnp.float32)
+    assert len(np.unique(fixed)) == 1  # control: without the offset all end at one value
+    tiny = _draws.standard_normal(zeros, zeros | SIGN, jnp.float32(2.0**-33), jnp.float32)
+    assert float(tiny[0]) == pytest.approx(-11.3034, abs=1e-3)
+
+
+# --- the law -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_draws_are_standard_normal(wide):
+    count = 400_000
+    with jax.enable_x64(wide):
+        dtype = jnp.float64 if wide else jnp.float32
+        made = drawn(_draws.standard_normal, count, dtype, _keys.pinned(0), 0)
+    assert made.dtype == dtype
+
+    def deviations(x):  # in standard errors: mean, variance, third and fourth moment
+        moments = [np.mean(x), np.mean(x**2) - 1, np.mean(x**3), np.mean(x**4) - 3]
+        return np.abs(moments) / np.sqrt(np.array([1, 2, 15, 96]) / count)
+
+    draws = np.asarray(made, np.float64)
+    assert np.all(deviations(draws) < 4.5)
+    assert np.max(deviations(1.01 * draws)) > 4.5  # control: a wrong scale must show
+
+
+def chi_square(steps, count, edges, **options):
+    """(statistic, p-value) of the draws in the cells between ``edges``."""
+    counts = np.zeros(len(edges) + 1)
+    for step in range(steps):
+        cells = np.searchsorted(edges, normals(count, step, **options))
+        counts += np.bincount(cells, minlength=len(counts))
+    law = np.diff(special.ndtr(edges), prepend=0, append=1)
+    expected = steps * count * law
+    assert np.min(expected) >= 5
+    statistic = np.sum((counts - expected) ** 2 / expected)
+    return stats.chi2.sf(statistic, len(law) - 1)
+
+
+def test_chi_square_over_the_whole_range():
+    # 5·10⁶ draws; mfopt bench draws takes 10⁸
+    edges = np.concatenate(
+        [-np.linspace(4.7, 3.1, 9), special.ndtri(np.linspace(0.001, 0.999, 800))]
+    )
+    edges = np.sort(np.concatenate([edges, np.linspace(3.1, 4.7, 9)]))
+    assert chi_square(5, 10**6, edges) > 1e-4
+    # control: an error of 2% in the scale
+    wrong = functools.partial(_scaled, 1.02)
+    assert chi_square(1, 10**6, edges[5:-5], invert=wrong) < 1e-6
+
+
+def _scaled(factor, *arguments):
+    return factor * _draws.standard_normal(*arguments)
+
+
+def test_tails_beyond_five_and_a_half_have_the_normal_frequencies():
+    # the same counters with the top 24 bits of m set to 0: draws given that p < 2⁻²⁵
+    count = 10**6
+
+    def given_a_tail(low, high, offset, dtype):
+        return _draws.standard_normal(low, (high & np.uint32(0x8000007F)) | SIGN, offset, dtype)
+
+    made = -normals(count, 0, invert=given_a_tail)
+    assert np.min(made) > 5.41
+    for bound in (5.5, 5.8, 6.2, 6.6, 7.2):
+        chance = special.ndtr(-bound) * 2.0**25
+        seen = np.mean(made > bound)
+        assert abs(seen - chance) < 4.5 * np.sqrt(chance * (1 - chance) / count), bound
+
+
+def test_tails_of_ten_million_draws():
+    made = np.abs(normals(10**7, 0))
+    for bound in (4.0, 4.5, 5.0):
+        expected = 2 * special.ndtr(-bound) * 10**7
+        assert abs(np.sum(made > bound) - expected) < 4.5 * np.sqrt(expected)
+
+
+# --- audit: a unit spread thinly over all parameters ---------------------------------------
+
+
+def coordinates_found(invert, parameters, participations, canary, first_step):
+    """Coordinates of the released sums beyond the largest draw of 24 bits, σ = 1."""
+    end = float(draws_24_bits(jnp.uint32(2**32 - 1), None, None, jnp.float32))
+    shift = np.float32(1 / np.sqrt(parameters)) if canary else np.float32(0)
+    found = 0
+    for step in range(first_step, first_step + participations):
+        noise = drawn(invert, parameters, jnp.float32, _keys.pinned(5), step)
+        found += int(jnp.sum(noise + shift > end))
+    return found
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_a_canary_spread_over_all_parameters_is_not_found(old):
+    # every run has its own draws; 16 participations in 10⁶ parameters, each norm 1, σ = 1
+    invert = draws_24_bits if old else _draws.standard_normal
+    runs, parameters, participations = 6, 10**6, 16
+    with_canary, without = (
+        [
+            coordinates_found(
+                invert, parameters, participations, canary, participations * (2 * run + canary)
+            )
+            for run in range(runs)
+        ]
+        for canary in (True, False)
+    )
+    if old:  # control: nothing without the canary, and with it most runs show it
+        assert sum(without) == 0 and sum(found > 0 for found in with_canary) >= 2
+    else:  # the end of the old draws is inside the new ones': both counts have one law
+        both = sum(with_canary) + sum(without)
+        assert sum(without) > 0
+        assert abs(sum(with_canary) - sum(without)) < 4.5 * np.sqrt(both)
+
+
+def test_the_stream_makes_these_draws():
+    stream = NoiseStream(S.Identity(), iterations=2, noise_multiplier=1.0, clip_norm=1.0)
+    noise, _ = stream.next(stream.init(np.zeros(1000, np.float32), seed=0))
+    np.testing.assert_array_equal(noise, normals(1000, 0).astype(np.float32))
