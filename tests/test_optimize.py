@@ -12,11 +12,11 @@ from test_strategies import every_strategy
 from mfopt import load, optimize, query_error, workloads
 from mfopt import strategies as S
 from mfopt.errors import UsageError
-from mfopt.optimize import drivers, starts
+from mfopt.optimize import drivers, kinds, starts
 from mfopt.optimize.drivers import Trace
+from mfopt.optimize.kinds import of
 from mfopt.optimize.objective import AmplifiedObjective, Evaluation, log_max_error, log_rmse
-from mfopt.optimize.parameterization import of
-from mfopt.sampling import BallsInBins
+from mfopt.sampling import BallsInBins, FixedOrder
 
 SCHEME = BallsInBins(bins=6, epochs=3)
 N = SCHEME.iterations
@@ -237,10 +237,34 @@ def test_kinds_are_ordered_as_they_contain_each_other(best):
     assert toeplitz <= blt + 0.002 and dense <= toeplitz + 0.002
     assert dense < error_of(IDENTITY) - 0.05  # and it was worth it
     for kind, found in best.items():
-        assert found.strategy.kind == kind and not found.interrupted and found.status
+        assert found.strategy.kind == kind and found.status
         assert found.history.shape[1] == 3 and np.all(np.diff(found.history[:, 0]) > -1e9)
         for leaf in jax.tree.leaves(found.strategy):
             assert isinstance(leaf, np.ndarray) and leaf.dtype == np.float64
+
+
+def test_c_comes_in_one_normalization(best):
+    """σ is then the multiplier of the Gaussian mechanism that a fixed order makes of it."""
+    from mfopt.accounting import Mechanism, account
+    from mfopt.accounting.closed_form import gaussian
+
+    for found in best.values():
+        norms = np.linalg.norm(found.strategy.modes(SCHEME), axis=0)
+        assert np.max(norms) == pytest.approx(1, rel=1e-12)
+        mechanism = Mechanism(FixedOrder(SCHEME.bins, SCHEME.epochs), found.strategy)
+        unamplified = account(mechanism, epsilon=2.0, delta=1e-4).noise_multiplier
+        assert unamplified == pytest.approx(1 / gaussian.largest_mu(2.0, 1e-4), rel=1e-9)
+        # and so are the σ of the history
+        assert found.history[-1, 2] == pytest.approx(found.noise_multiplier, rel=0.05)
+
+
+def test_a_start_of_another_scale_changes_nothing():
+    start = S.BandedToeplitz(np.array([1.0, 0.5, 0.3]))
+    settings = {"steps": 6, "samples": 256}
+    one = optimized("banded-toeplitz", init=start, **settings)
+    other = optimized("banded-toeplitz", init=start.rescaled(7.0), **settings)
+    np.testing.assert_allclose(one.strategy.coefs, other.strategy.coefs, rtol=1e-6)
+    assert one.noise_multiplier == pytest.approx(other.noise_multiplier, rel=1e-6)
 
 
 def test_frozen_sigma_is_near_the_fresh_one(best):
@@ -351,12 +375,14 @@ def test_interrupt_keeps_the_best_so_far(kind, optimizer, after):
     def progress(step):
         seen.append(step)
         trace = step.trace
-        second = trace.start.kind == "toeplitz" and len(trace.history) == 2
+        second = step.stage.endswith("warm start, toeplitz") and len(trace.history) == 2
         if second if after is None else len(seen) == after:
             raise KeyboardInterrupt
 
-    found = optimized(kind, optimizer=optimizer, progress=progress, steps=40, samples=512)
-    assert found.interrupted and found.status == "interrupted"
+    with pytest.raises(KeyboardInterrupt) as stopped:  # it travels: nobody takes it for a result
+        optimized(kind, optimizer=optimizer, progress=progress, steps=40, samples=512)
+    found = stopped.value.best
+    assert found.status == "interrupted"
     # one count over all starts, which never falls and never passes its ceiling
     assert [step.done for step in seen] == list(range(1, len(seen) + 1))
     assert all(step.done <= step.total for step in seen)
@@ -416,15 +442,16 @@ def test_factorization_is_certified():
 def test_starts_keep_what_they_can():
     blt = S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9]))
     matrix = np.asarray(blt.materialize(N))
+    size = kinds.Size(N, SCHEME.bins, bands=4, buffers=2)
     for kind in ("toeplitz", "dense", "banded", "banded-toeplitz"):
-        shaped = starts.reshape(blt, kind, N, bands=4, buffers=2)
+        shaped = kinds.find(kind).convert(blt, size)
         expected = matrix if kind in ("toeplitz", "dense") else np.triu(matrix, -3)
         np.testing.assert_allclose(shaped.materialize(N), expected, atol=1e-12)
-    assert starts.reshape(blt, "blt", N, bands=4, buffers=2) is blt
-    assert starts.reshape(blt, "blt", N, bands=4, buffers=3) is None
-    assert starts.reshape(S.Tree(), "toeplitz", N, bands=4, buffers=3) is None
+    assert kinds.find("blt").convert(blt, size) is blt
+    assert kinds.find("blt").convert(blt, size._replace(buffers=3)) is None
+    assert kinds.find("toeplitz").convert(S.Tree(), size) is None
     for buffers in (1, 4, 7):
         for bins in (1, 6, 1024):
-            for start in starts.blt_starts(buffers, bins):
+            for start in starts.spread_blts(buffers, bins):
                 start.check_entries(N)
                 assert start.buffers == buffers

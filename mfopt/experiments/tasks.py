@@ -16,8 +16,7 @@ from mfopt.accounting import Mechanism, account
 from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.calibration import calibrate, release
 from mfopt.experiments.cache import Result, Task
-from mfopt.optimize import optimize, unamplified
-from mfopt.optimize.pipeline import fixed_strategy
+from mfopt.optimize import kinds, optimize, unamplified
 from mfopt.sampling import BallsInBins, CyclicPoisson, FixedOrder, Poisson
 from mfopt.strategies import Strategy
 from mfopt.workloads import PrefixSums
@@ -118,14 +117,8 @@ def _with_strategy(strategy: Strategy, **record: Any) -> Result:
     return Result({"strategy": strategy.describe(), **record}, arrays)
 
 
-def _finished(interrupted: bool) -> None:
-    """An optimizer that is interrupted keeps its best C so far; a cell must not."""
-    if interrupted:
-        raise KeyboardInterrupt
-
-
 def run_fixed(kind: str, bands: int) -> Result:
-    return _with_strategy(fixed_strategy(kind, bands))
+    return _with_strategy(kinds.fixed(kind, bands=bands))
 
 
 def run_unamplified(
@@ -175,7 +168,6 @@ def run_amplified(
         BallsInBins(bins, epochs), epsilon, delta, strategy=kind, buffers=max(buffers, 1),
         seed=2 * seed, samples=samples, init=None if start is None else strategy_of(start),
     )  # fmt: skip
-    _finished(found.interrupted)
     return _with_strategy(
         found.strategy, evaluations=len(found.history), status=found.status,
         start_sigma=found.noise_multiplier,

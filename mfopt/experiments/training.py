@@ -164,6 +164,8 @@ def run_mechanism(
     found = factorize(
         BallsInBins(bins, epochs), epsilon, delta, strategy=strategy, privacy_unit="user", seed=0
     )
+    if found.provenance["interrupted"]:
+        raise KeyboardInterrupt  # what was kept is no result of this cell
     with tempfile.TemporaryDirectory() as folder:
         found.save(Path(folder) / "mechanism.npz")
         arrays = _packed(Path(folder), "mechanism")

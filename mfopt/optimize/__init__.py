@@ -2,10 +2,10 @@
 
 from mfopt.optimize.objective import Loss, log_max_error, log_rmse
 from mfopt.optimize.pipeline import factorize
-from mfopt.optimize.run import OPTIMIZABLE, Optimized, optimize
+from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
 
 __all__ = [
-    "OPTIMIZABLE",
+    "InterruptedOptimization",
     "Loss",
     "Optimized",
     "factorize",

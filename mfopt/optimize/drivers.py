@@ -28,7 +28,8 @@ class Trace:
     """Best point so far and the history of an optimization.
 
     Attributes:
-      history: one row (seconds, loss, σ) per evaluation.
+      best_sigma: σ at the best point, for C scaled to a largest mode norm of 1.
+      history: one row (seconds, loss, that σ) per evaluation.
       status: why it stopped.
     """
 
@@ -47,10 +48,10 @@ class Trace:
 
     def record(self, parameters: np.ndarray, at: Evaluation) -> None:
         """Note one evaluation."""
-        self.history.append((time.perf_counter() - self._started, at.value, at.noise_multiplier))
+        sigma = at.noise_multiplier / at.mode_norm
+        self.history.append((time.perf_counter() - self._started, at.value, sigma))
         if at.value < self.best_value:
-            self.best, self.best_value = np.array(parameters), at.value
-            self.best_sigma = at.noise_multiplier
+            self.best, self.best_value, self.best_sigma = np.array(parameters), at.value, sigma
         self.progress(self)
 
 

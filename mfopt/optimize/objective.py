@@ -26,11 +26,12 @@ Loss = Callable[[Strategy, jax.Array], jax.Array]
 
 
 class Evaluation(NamedTuple):
-    """Objective value, gradient (parameters,), and σ on the frozen samples."""
+    """Objective value, gradient (parameters,), σ on the frozen samples, largest mode norm of C."""
 
     value: float
     gradient: np.ndarray
     noise_multiplier: float
+    mode_norm: float = 1.0
 
 
 class Objective(Protocol):
@@ -116,24 +117,28 @@ class AmplifiedObjective:
             self._draws, self._weights, jnp.asarray(self._centre), jnp.asarray(self._start)
         )
         target = jnp.asarray(self._epsilon), jnp.asarray(math.log(self._delta))
-        (value, log_sigma), gradient = self._evaluate(jnp.asarray(parameters), frozen, *target)
+        (value, (log_sigma, norm)), gradient = self._evaluate(
+            jnp.asarray(parameters), frozen, *target
+        )
         if math.isfinite(float(log_sigma)):
             self._start = float(log_sigma)
-        return Evaluation(float(value), np.asarray(gradient), math.exp(float(log_sigma)))
+        sigma = math.exp(float(log_sigma))
+        return Evaluation(float(value), np.asarray(gradient), sigma, float(norm))
 
 
 @functools.lru_cache(maxsize=16)
 def _evaluation(
     loss: Loss, build: Callable[[jax.Array], Strategy], scheme: BallsInBins
 ) -> Callable[..., tuple]:
-    """((loss, log σ), gradient) of (parameters, frozen, ε, log δ): compiled once for all ε, δ."""
+    """((loss, (log σ, mode norm)), gradient) of (parameters, frozen, ε, log δ), for all ε, δ."""
 
     def value(
         parameters: jax.Array, frozen: implicit.Frozen, epsilon: jax.Array, log_delta: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         strategy = build(parameters)
         pair = dominating_pair.differentiable(strategy, scheme)
         log_sigma = implicit.log_sigma(pair, frozen, epsilon, log_delta)
-        return loss(strategy, jnp.exp(log_sigma)), log_sigma
+        norm = jnp.sqrt(jnp.max(jnp.diagonal(pair.gram)))
+        return loss(strategy, jnp.exp(log_sigma)), (log_sigma, norm)
 
     return jax.jit(jax.value_and_grad(value, has_aux=True))

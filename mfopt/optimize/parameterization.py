@@ -1,4 +1,4 @@
-"""Unconstrained parameters for each optimizable strategy.
+"""Unconstrained parameters for each optimizable strategy: (strategy, n) -> start, and the way back.
 
 The domain (entries >= 0, λ in (0, 1)) is kept by the map itself, so no optimizer can leave it:
 positive numbers are exponentials, decays are logistic functions. The diagonal of Toeplitz kinds
@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _check
 from mfopt._float64 import float64
 from mfopt.strategies import BLT, Banded, BandedToeplitz, Dense, Strategy, Toeplitz
 
@@ -31,29 +30,6 @@ class Parameterization(NamedTuple):
     build: Callable[[jax.Array], Strategy]
 
 
-@float64
-def of(strategy: Strategy, n: int) -> Parameterization:
-    """Parameters of ``strategy`` as an n×n matrix, and the way back.
-
-    Raises:
-      UsageError: a strategy without free parameters.
-    """
-    match strategy:
-        case BLT():
-            return _blt(strategy)
-        case Toeplitz():
-            tail = _log(np.asarray(strategy.toeplitz_coefs(n)))
-            return Parameterization(tail, _build_toeplitz)
-        case BandedToeplitz():
-            coefs = np.asarray(strategy.coefs)[: min(n, strategy.bands)]
-            return Parameterization(_log(coefs), _build_banded_toeplitz)
-        case Banded():
-            return _banded(strategy, n)
-        case Dense():
-            return _dense(strategy, n)
-    raise _check.reject("strategy", strategy.kind, "has no parameters to optimize")
-
-
 def _log(coefs: np.ndarray) -> np.ndarray:
     """Logarithms of c_1.. relative to c_0."""
     return np.log(np.maximum(coefs[1:] / coefs[0], _FLOOR))
@@ -61,6 +37,18 @@ def _log(coefs: np.ndarray) -> np.ndarray:
 
 def _unit(x: jax.Array) -> jax.Array:
     return jnp.concatenate([jnp.ones(1), jnp.exp(x)])
+
+
+@float64
+def toeplitz(strategy: Toeplitz, n: int) -> Parameterization:
+    """Logarithms of the coefficients of lag 1, 2, …, relative to the diagonal."""
+    return Parameterization(_log(np.asarray(strategy.toeplitz_coefs(n))), _build_toeplitz)
+
+
+@float64
+def banded_toeplitz(strategy: BandedToeplitz, n: int) -> Parameterization:
+    """Logarithms of the coefficients inside the band, relative to the diagonal."""
+    return Parameterization(_log(np.asarray(strategy.coefs)[:n]), _build_banded_toeplitz)
 
 
 def _build_toeplitz(x: jax.Array) -> Strategy:
@@ -71,7 +59,9 @@ def _build_banded_toeplitz(x: jax.Array) -> Strategy:
     return BandedToeplitz(_unit(x))
 
 
-def _blt(strategy: BLT) -> Parameterization:
+@float64
+def blt(strategy: BLT, n: int) -> Parameterization:
+    """log ω and the logit of λ."""
     decay = np.clip(np.asarray(strategy.decay), _FLOOR, 1 - _FLOOR)
     scale = np.maximum(np.asarray(strategy.scale), _FLOOR)
     start = np.concatenate([np.log(scale), np.log(decay) - np.log1p(-decay)])
@@ -83,7 +73,9 @@ def _build_blt(x: jax.Array) -> Strategy:
     return BLT(jnp.exp(scale), jax.nn.sigmoid(decay))
 
 
-def _banded(strategy: Banded, n: int) -> Parameterization:
+@float64
+def banded(strategy: Banded, n: int) -> Parameterization:
+    """Logarithms of the entries inside the band."""
     # entries below row n have no effect and keep their start
     entries = np.asarray(strategy.entries(n))
     start = np.log(np.maximum(entries, _FLOOR)).reshape(-1)
@@ -98,7 +90,9 @@ class _BuildBanded:
         return Banded(jnp.exp(x).reshape(self.shape))
 
 
-def _dense(strategy: Dense, n: int) -> Parameterization:
+@float64
+def dense(strategy: Dense, n: int) -> Parameterization:
+    """Logarithms of all entries."""
     # a full square of parameters: the half above the diagonal has no effect, and masking it is
     # far cheaper than scattering a packed triangle
     start = np.log(np.maximum(np.asarray(strategy.materialize(n)), _FLOOR))

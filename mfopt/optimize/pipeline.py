@@ -3,39 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from mfopt import _check, strategies
+from mfopt import _check
 from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.calibration import release, warm_up
 from mfopt.errors import FailureError
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
-from mfopt.optimize.run import OPTIMIZABLE, Optimized, optimize
+from mfopt.optimize import kinds
+from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
 from mfopt.progress import Report, silent
 from mfopt.sampling import BallsInBins
-from mfopt.strategies import Strategy
 from mfopt.workloads import PrefixSums, Workload
-
-FIXED = ("identity", "sqrt", "banded-sqrt", "banded-inverse-sqrt", "tree")
-
-
-def fixed_strategy(kind: str, bands: int) -> Strategy:
-    """A strategy without free parameters, by name."""
-    makers: dict[str, Callable[[], Strategy]] = {
-        "identity": strategies.Identity,
-        "sqrt": strategies.SquareRoot,
-        "tree": strategies.Tree,
-        "banded-sqrt": lambda: strategies.BandedSquareRoot(bands),
-        "banded-inverse-sqrt": lambda: strategies.BandedInverseSquareRoot(bands),
-    }
-    if kind not in makers:
-        names = ", ".join((*OPTIMIZABLE, *makers))
-        raise _check.reject("strategy", kind, f"must be one of {names}")
-    return makers[kind]()
 
 
 def factorize(
@@ -83,15 +65,19 @@ def factorize(
     compiling = threading.Thread(target=warm_up, args=(scheme.bins,), daemon=True)
     if strategy != "identity":  # whose certificate needs no samples
         compiling.start()
-    if strategy in OPTIMIZABLE:
-        found = optimize(
-            scheme, epsilon, delta, strategy=strategy, bands=bands, workload=workload,
-            seed=optimizer_seed, progress=progress, **options,
-        )  # fmt: skip
+    interrupted = False
+    if strategy in kinds.names():
+        try:
+            found = optimize(
+                scheme, epsilon, delta, strategy=strategy, bands=bands, workload=workload,
+                seed=optimizer_seed, progress=progress, **options,
+            )  # fmt: skip
+        except InterruptedOptimization as stopped:
+            found, interrupted = stopped.best, True
     else:
-        fixed = fixed_strategy(strategy, bands)
+        fixed = kinds.fixed(strategy, bands=bands)
         nothing = np.zeros((0, 3))
-        found = Optimized(fixed, np.nan, np.nan, "nothing to optimize", False, nothing, 0.0)
+        found = Optimized(fixed, np.nan, np.nan, "nothing to optimize", nothing, 0.0)
     record = {
         **(provenance or {}),
         "optimizer_status": found.status,
@@ -99,7 +85,7 @@ def factorize(
         "evaluations": len(found.history),
     }
     start = found.noise_multiplier if np.isfinite(found.noise_multiplier) else None
-    guarantee, interrupted = None, found.interrupted
+    guarantee = None
     if not interrupted:
         try:
             if compiling.ident is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,28 +14,17 @@ import numpy as np
 from mfopt import _check
 from mfopt._float64 import float64
 from mfopt.errors import FailureError
-from mfopt.optimize import drivers, objective, starts
-from mfopt.optimize import parameterization as parameters
+from mfopt.optimize import drivers, kinds, objective
 from mfopt.optimize.drivers import Step, Trace
+from mfopt.optimize.kinds import Kind
+from mfopt.optimize.parameterization import Parameterization
 from mfopt.progress import Report, silent
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import Strategy
 from mfopt.workloads import PrefixSums, Workload
 
-OPTIMIZABLE = ("banded", "banded-toeplitz", "blt", "toeplitz", "dense")
-# Frozen samples: few suffice for a handful of parameters; a free coefficient for every lag
-# would fit the noise of a small sample.
-_SAMPLES = {
-    "blt": 2**11,
-    "banded-toeplitz": 2**13,
-    "toeplitz": 2**14,
-    "banded": 2**14,
-    "dense": 2**14,
-}
-_STEPS = {"blt": 150, "banded-toeplitz": 80, "toeplitz": 100, "banded": 60, "dense": 120}
-# Relative change of the error at which the search ends: a tenth of what its samples can resolve.
-_TOLERANCE = {"blt": 1e-4, "banded-toeplitz": 2e-5, "toeplitz": 1e-5, "banded": 2e-5, "dense": 2e-5}
 _SCOUT_STEPS = 12
+_WARM_BUFFERS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,13 +32,12 @@ class Optimized:
     """An optimized strategy, not yet calibrated on fresh samples.
 
     Attributes:
-      strategy: the best C found.
+      strategy: the best C found, scaled so that its largest mode norm is 1.
       loss: its objective value on the frozen samples (log error for "rmse" and "max"); biased
         low by the optimization, so never report it.
-      noise_multiplier: σ on the frozen samples, a starting point for calibration.
+      noise_multiplier: σ for that C on the frozen samples, a starting point for calibration.
       status: why the optimization stopped.
-      interrupted: stopped by the user; the strategy is the best so far.
-      history: rows (seconds, loss, σ), shape (evaluations, 3).
+      history: rows (seconds, loss, σ at a largest mode norm of 1), shape (evaluations, 3).
       seconds: wall time.
     """
 
@@ -57,9 +45,21 @@ class Optimized:
     loss: float
     noise_multiplier: float
     status: str
-    interrupted: bool
     history: np.ndarray
     seconds: float
+
+
+class InterruptedOptimization(KeyboardInterrupt):
+    """The user stopped an optimization. It travels as any interrupt does.
+
+    Attributes:
+      best: the best C until then. It is no result of the optimization that was asked for: whoever
+        keeps it must say so.
+    """
+
+    def __init__(self, best: Optimized) -> None:
+        super().__init__("interrupted; the best strategy so far is in .best")
+        self.best = best
 
 
 @float64
@@ -86,7 +86,7 @@ def optimize(
     Args:
       scheme: bins and epochs.
       epsilon, delta: add-remove target for one unit.
-      strategy: one of :data:`OPTIMIZABLE`.
+      strategy: a kind of :mod:`mfopt.optimize.kinds`.
       bands, buffers: size of banded kinds and of BLT.
       workload: A; prefix sums by default.
       loss: "rmse", "max", or a differentiable function of (strategy, σ) to minimize.
@@ -101,11 +101,12 @@ def optimize(
 
     Raises:
       UsageError: an argument out of range, or a kind without free parameters.
+      FailureError: the objective is not a number at any start.
+      InterruptedOptimization: at a KeyboardInterrupt, with the best C so far.
     """
     _check.positive("epsilon", epsilon)
     _check.probability("delta", delta)
-    if strategy not in OPTIMIZABLE:
-        raise _check.reject("strategy", strategy, f"must be one of {', '.join(OPTIMIZABLE)}")
+    entry = kinds.find(strategy)
     n, workload = scheme.iterations, workload or PrefixSums()
     if isinstance(loss, str):
         if loss not in objective.LOSSES:
@@ -114,57 +115,63 @@ def optimize(
     bands = min(_check.integer("bands", bands), n)
     buffers = _check.integer("buffers", buffers)
     begun = time.perf_counter()
+    size = kinds.Size(n, scheme.bins, bands, buffers)
     job = _Job(scheme, epsilon, delta, loss, optimizer, tolerance, seed, progress)
-    limit = _STEPS[strategy] if steps is None else _check.integer("steps", steps)
-    count = _SAMPLES[strategy] if samples is None else samples
-    _check.integer("samples", count, at_least=64)
+    limit = entry.steps if steps is None else _check.integer("steps", steps)
+    count = _check.integer("samples", entry.samples if samples is None else samples, at_least=64)
 
     given = [init] if isinstance(init, Strategy) else list(init or [])
-    candidates = [
-        start
-        for source in given
-        if (start := starts.reshape(source, strategy, n, bands=bands, buffers=buffers))
-    ]
+    candidates = [start for source in given if (start := entry.convert(source, size)) is not None]
     if given and not candidates:
         raise _check.reject(
             "init", given[0].kind, f"cannot start a {strategy} strategy of this size"
         )
     if not candidates:
-        candidates = _own_starts(job, strategy, scheme, bands, buffers, limit)
+        candidates = _own_starts(job, entry, size, limit)
     job.later = _budget(len(candidates), limit)
-    trace = job.best_of(strategy, candidates, limit, count)
-    if trace.best is None:
-        raise FailureError("the objective is not a number at any start: is the loss defined there?")
-    result = parameters.of(trace.start, n).build(jnp.asarray(trace.best))
-    return Optimized(
-        jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), result),
-        trace.best_value, trace.best_sigma, trace.status, trace.interrupted,
+    trace = job.best_of(entry, candidates, limit, count)
+    found, mode_norm = normalized(trace.result(), scheme)
+    optimum = Optimized(
+        found, trace.best_value, trace.best_sigma * mode_norm, trace.status,
         # an interrupt may come before the first evaluation
         np.array(trace.history).reshape(-1, 3), time.perf_counter() - begun,
     )  # fmt: skip
+    if job.interrupted:
+        raise InterruptedOptimization(optimum)
+    return optimum
 
 
-def _own_starts(
-    job: _Job, kind: str, scheme: BallsInBins, bands: int, buffers: int, steps: int
-) -> list[Strategy]:
-    """BLT from spread decays; every other kind from the optimized BLT, which is near its best."""
-    if kind == "blt":
-        return list(starts.blt_starts(buffers, scheme.bins))
-    n = scheme.iterations
-    first: list[Strategy] = [*starts.blt_starts(4, scheme.bins)]
-    middle_steps = _STEPS["toeplitz"] if kind == "dense" else 0
-    job.later = _budget(len(first), 60) + middle_steps + steps
-    warm = job.best_of("blt", first, 60, _SAMPLES["blt"], stage="warm start")
-    blt = parameters.of(warm.start, n).build(jnp.asarray(warm.best))
-    sources = [blt]
-    if kind == "dense":
-        middle = job.best_of(
-            "toeplitz", [starts.toeplitz(blt, n)],
-            middle_steps, _SAMPLES["toeplitz"], stage="warm start, toeplitz",
-        )  # fmt: skip
-        sources = [parameters.of(middle.start, n).build(jnp.asarray(middle.best))]
-    shaped = [starts.reshape(s, kind, n, bands=bands, buffers=buffers) for s in sources]
-    return [s for s in shaped if s is not None]
+def normalized(strategy: Strategy, scheme: BallsInBins) -> tuple[Strategy, float]:
+    """C scaled to a largest mode norm of 1, and that norm.
+
+    (C, σ) and (a·C, a·σ) are one mechanism. At norm 1, σ is the noise multiplier of the Gaussian
+    mechanism that this is without amplification, so the σ of two runs can be compared. A kind
+    whose scale is part of its definition stays as it is, with the norm that it has.
+    """
+    norm = math.sqrt(float(np.max(np.diagonal(np.asarray(strategy.gram(scheme))))))
+    rescaled = strategy.rescaled(1 / norm)
+    return (strategy, norm) if rescaled is None else (rescaled, 1.0)
+
+
+def _own_starts(job: _Job, entry: Kind, size: kinds.Size, steps: int) -> list[Strategy]:
+    """The starts of a kind, or the converted optimum of the kind that it comes after."""
+    if entry.starts is not None:
+        return entry.starts(size)
+    chain = [kinds.find(entry.after)]
+    while chain[0].starts is None:
+        chain.insert(0, kinds.find(chain[0].after))
+    assert chain[0].starts is not None
+    candidates = chain[0].starts(size._replace(buffers=_WARM_BUFFERS))
+    job.later = _budget(len(candidates), chain[0].warm_steps) + steps
+    job.later += sum(warm.warm_steps for warm in chain[1:])
+    for warm, following in zip(chain, [*chain[1:], entry], strict=True):
+        stage = "warm start" if warm is chain[0] else f"warm start, {warm.name}"
+        trace = job.best_of(warm, candidates, warm.warm_steps, warm.samples, stage=stage)
+        start = following.convert(trace.result(), size)
+        if start is None:
+            raise FailureError(f"{warm.name} gives no start for {following.name}")
+        candidates = [start]
+    return candidates
 
 
 def _budget(candidates: int, steps: int) -> int:
@@ -192,20 +199,20 @@ class _Job:
     later: int = 0
 
     def best_of(
-        self, kind: str, candidates: list[Strategy], steps: int, samples: int, stage: str = ""
+        self, kind: Kind, candidates: list[Strategy], steps: int, samples: int, stage: str = ""
     ) -> StartedTrace:
         """A short run from each start, then a full one from where the best of them got to."""
         n = self.scheme.iterations
         best: StartedTrace | None = None
         history: list[tuple[float, float, float]] = []
         targets: dict[int, objective.AmplifiedObjective] = {}
-        maps = [parameters.of(start, n) for start in candidates]
+        maps = [kind.parameterize(start, n) for start in candidates]
         scouts = len(candidates) > 1
-        for start, mapping in zip(candidates, maps, strict=True):
+        for mapping in maps:
             # starts of one shape share one compiled objective
             target = targets.setdefault(len(mapping.start), self._objective(mapping, samples))
             trace = self._run(
-                target, start, mapping.start, _SCOUT_STEPS if scouts else steps, stage or kind
+                target, kind, mapping, _SCOUT_STEPS if scouts else steps, stage or kind.name
             )
             history += trace.history
             if best is None or trace.best_value < best.best_value:
@@ -215,15 +222,14 @@ class _Job:
         assert best is not None
         if scouts and not best.interrupted and best.best is not None:
             target = targets[len(best.best)]
-            final = self._run(target, best.start, best.best, steps, stage or kind)
+            further = Parameterization(best.best, best.build)
+            final = self._run(target, kind, further, steps, stage or kind.name)
             history += final.history
             best = final if final.best is not None else best
         best.history = history
         return best
 
-    def _objective(
-        self, mapping: parameters.Parameterization, samples: int
-    ) -> objective.AmplifiedObjective:
+    def _objective(self, mapping: Parameterization, samples: int) -> objective.AmplifiedObjective:
         return objective.AmplifiedObjective(
             self.loss, mapping, self.scheme, self.epsilon, self.delta,
             samples=samples, seed=self.seed,
@@ -232,13 +238,13 @@ class _Job:
     def _run(
         self,
         target: objective.Objective,
-        start: Strategy,
-        point: np.ndarray,
+        kind: Kind,
+        mapping: Parameterization,
         steps: int,
         stage: str,
     ) -> StartedTrace:
-        trace = StartedTrace(start=start)
-        tolerance = _TOLERANCE[start.kind] if self.tolerance is None else self.tolerance
+        trace, point = StartedTrace(build=mapping.build), mapping.start
+        tolerance = kind.tolerance if self.tolerance is None else self.tolerance
         self.later = max(self.later - steps, 0)
 
         def report(trace: Trace) -> None:
@@ -271,6 +277,19 @@ class _Job:
 
 @dataclasses.dataclass
 class StartedTrace(Trace):
-    """A trace that remembers the strategy it started from."""
+    """A trace that knows which strategy its parameters are."""
 
-    start: Strategy = dataclasses.field(kw_only=True)
+    build: Callable[[jax.Array], Strategy] = dataclasses.field(kw_only=True)
+
+    def result(self) -> Strategy:
+        """The best strategy so far, of numpy arrays.
+
+        Raises:
+          FailureError: the objective was not a number anywhere.
+        """
+        if self.best is None:
+            raise FailureError(
+                "the objective is not a number at any start: is the loss defined there?"
+            )
+        built = self.build(jnp.asarray(self.best))
+        return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), built)

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from mfopt.strategies import (
-    BLT,
-    Banded,
-    BandedToeplitz,
-    Dense,
-    Strategy,
-    Toeplitz,
-    ToeplitzStrategy,
-)
+from mfopt.strategies import BLT, Banded, BandedToeplitz, Dense, Strategy, Toeplitz
 
 # 1 - λ of the slowest buffer, in units of 1/bins. Amplified optima were found between 1/bins and
 # 6/bins (the slower, the larger ε).
 _SLOWEST = (3.0, 0.5)
 
 
-def blt_starts(buffers: int, bins: int) -> list[BLT]:
+def spread_blts(buffers: int, bins: int) -> list[BLT]:
     """A few BLTs whose decays are spread geometrically, slow to fast."""
     starts = []
     for slowest in _SLOWEST:
@@ -29,29 +21,28 @@ def blt_starts(buffers: int, bins: int) -> list[BLT]:
     return starts
 
 
-def toeplitz_prefix(strategy: ToeplitzStrategy, bands: int) -> BandedToeplitz:
-    """The first ``bands`` coefficients of a Toeplitz strategy."""
-    return BandedToeplitz(np.asarray(strategy.toeplitz_coefs(bands)))
+def same_blt(strategy: Strategy, buffers: int) -> BLT | None:
+    """``strategy`` where it is a BLT of that size: other strategies say nothing about λ."""
+    return strategy if isinstance(strategy, BLT) and strategy.buffers == buffers else None
 
 
-def toeplitz(strategy: Strategy, n: int) -> Toeplitz:
+def as_toeplitz(strategy: Strategy, n: int) -> Toeplitz | None:
     """A Toeplitz strategy with every coefficient free."""
-    assert isinstance(strategy, ToeplitzStrategy)
-    return Toeplitz(np.asarray(strategy.toeplitz_coefs(n)))
+    column = strategy.toeplitz_column(n)
+    return None if column is None else Toeplitz(np.asarray(column))
 
 
-def reshape(strategy: Strategy, kind: str, n: int, *, bands: int, buffers: int) -> Strategy | None:
-    """``strategy`` as a start for ``kind``, or None where it says nothing about that kind."""
-    if kind == "dense":
-        return Dense(np.asarray(strategy.materialize(n)))
-    if kind == "banded":
-        return Banded.from_dense(np.asarray(strategy.materialize(n)), min(bands, n))
-    if not isinstance(strategy, ToeplitzStrategy):
-        return None
-    if kind == "toeplitz":
-        return toeplitz(strategy, n)
-    if kind == "banded-toeplitz":
-        return toeplitz_prefix(strategy, min(bands, n))
-    if kind == "blt" and isinstance(strategy, BLT) and strategy.buffers == buffers:
-        return strategy
-    return None
+def as_banded_toeplitz(strategy: Strategy, n: int, bands: int) -> BandedToeplitz | None:
+    """The first ``bands`` coefficients of a Toeplitz strategy."""
+    column = strategy.toeplitz_column(min(bands, n))
+    return None if column is None else BandedToeplitz(np.asarray(column))
+
+
+def as_banded(strategy: Strategy, n: int, bands: int) -> Banded:
+    """The first ``bands`` diagonals."""
+    return Banded.from_dense(np.asarray(strategy.materialize(n)), min(bands, n))
+
+
+def as_dense(strategy: Strategy, n: int) -> Dense:
+    """Every entry."""
+    return Dense(np.asarray(strategy.materialize(n)))

@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ import scipy.optimize
 from mfopt import _check, query_error
 from mfopt._float64 import float64
 from mfopt.accounting import unamplified as sensitivities
-from mfopt.optimize import starts
+from mfopt.optimize import kinds
 from mfopt.optimize.drivers import Step, Trace
 from mfopt.optimize.objective import Evaluation
 from mfopt.progress import Report, silent
@@ -145,14 +145,10 @@ def optimize(
             source = optimize(
                 scheme, strategy="banded-toeplitz", bands=bands, workload=workload
             ).strategy
-        shaped = starts.reshape(source, strategy, n, bands=bands, buffers=0)
+        shaped = kinds.find(strategy).convert(source, kinds.Size(n, n, bands, 0))
         if shaped is None:
             raise _check.reject("init", source.kind, f"cannot start a {strategy} strategy")
-        if isinstance(shaped, Banded):
-            build, start, lowest = _banded(shaped, scheme, equal_columns)
-        else:
-            build, start = _toeplitz(shaped, scheme)
-            lowest = None
+        build, start, lowest = _PARAMETERIZED[strategy](shaped, scheme, equal_columns)
         loss = jax.jit(
             jax.value_and_grad(lambda x: jnp.log(query_error.rmse(workload, build(x), n)))
         )
@@ -241,14 +237,13 @@ def _banded(
 
 
 def _toeplitz(
-    start: Strategy, scheme: Scheme
-) -> tuple[Callable[[jax.Array], Strategy], np.ndarray]:
+    start: Toeplitz | BandedToeplitz, scheme: Scheme, equal_columns: bool
+) -> tuple[Callable[[jax.Array], Strategy], np.ndarray, None]:
     """Ratios of neighbouring coefficients in (0, 1): non-negative and decreasing by construction.
 
     The earliest and densest participation is then the worst one (Kalinin and Lampert 2024), a
     smooth function of the coefficients.
     """
-    assert isinstance(start, Toeplitz | BandedToeplitz)
     n, kind = scheme.iterations, type(start)
     coefs = np.maximum(np.asarray(start.coefs)[:n], _FLOOR)
     ratios = np.clip(coefs[1:] / coefs[:-1], _FLOOR, 1 - 1e-6)
@@ -262,7 +257,12 @@ def _toeplitz(
         worst = sum(jnp.pad(padded[: n - i * separation], (i * separation, 0)) for i in range(most))
         return kind(unscaled / jnp.linalg.norm(jnp.asarray(worst)))
 
-    return build, np.log(ratios) - np.log1p(-ratios)
+    return build, np.log(ratios) - np.log1p(-ratios), None
+
+
+_PARAMETERIZED: dict[str, Callable[..., Any]] = {
+    "banded": _banded, "banded-toeplitz": _toeplitz, "toeplitz": _toeplitz,
+}  # fmt: skip
 
 
 def _dense(

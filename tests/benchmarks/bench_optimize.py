@@ -92,14 +92,14 @@ def _objective() -> dict[str, Any]:
     """One objective with gradient, root finding included, by the number of epochs."""
     import numpy as np
 
-    from mfopt.optimize import objective, parameterization, starts
+    from mfopt.optimize import kinds, objective, starts
     from mfopt.sampling import BallsInBins
     from mfopt.workloads import PrefixSums
 
     rows = {}
     for epochs in (1, 16, 64):
         scheme = BallsInBins(bins=128, epochs=epochs)
-        mapping = parameterization.of(starts.blt_starts(4, 128)[0], scheme.iterations)
+        mapping = kinds.of(starts.spread_blts(4, 128)[0], scheme.iterations)
         target = objective.AmplifiedObjective(
             objective.log_rmse(PrefixSums(), scheme.iterations), mapping, scheme, 2.0, 1e-5,
             samples=2048, seed=0,
@@ -230,9 +230,7 @@ def _table() -> dict[str, Any]:
     for epochs in (16, 32, 64):
         for bins in (32, 64, 128):
             scheme = BallsInBins(bins=bins, epochs=epochs)
-            start = starts.reshape(
-                starts.blt_starts(4, bins)[0], "toeplitz", scheme.iterations, bands=1, buffers=4
-            )
+            start = starts.as_toeplitz(starts.spread_blts(4, bins)[0], scheme.iterations)
             begun = time.perf_counter()
             found = optimize(
                 scheme, 1.0, 1e-5, strategy="toeplitz", init=start, samples=2048, seed=0,
