@@ -192,6 +192,8 @@ def _with_factorization(settings: Any, progress: Report) -> Any:
             privacy_unit="user",
             progress=progress,
         )
+        if found.provenance["interrupted"]:
+            raise KeyboardInterrupt  # before training has begun; what was kept proves nothing
         found.save(path)
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
