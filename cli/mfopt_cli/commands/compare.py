@@ -6,27 +6,14 @@ from pathlib import Path
 
 import click
 
-from mfopt_cli import display, options
+from mfopt_cli import display, options, sweeps
 from mfopt_cli.live import Live
-
-
-def numbers(name: str, text: str) -> tuple[float, ...]:
-    """Comma-separated numbers of an option."""
-    from mfopt import _check
-
-    try:
-        found = tuple(float(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        raise _check.reject(name, text, "must be numbers separated by commas") from None
-    if not found:
-        raise _check.reject(name, text, "names no number")
-    return tuple(dict.fromkeys(found))
 
 
 @click.command(name="compare", cls=options.Command)
 @options.training_length
-@options.option(
-    "--eps", "epsilons", default="0.5,1,2,4,8,16", show_default=True, help="Targets ε, with commas."
+@sweeps.option(
+    "--eps", float, "Targets ε, as 0.5,1,2 or 1:8.", default="0.5,1,2,4,8,16", show_default=True
 )
 @options.delta(default=1e-5, show_default=True)
 @options.option(
@@ -36,11 +23,12 @@ def numbers(name: str, text: str) -> tuple[float, ...]:
     "blt-4, toeplitz, dense, sqrt, banded-sqrt, banded-inverse-sqrt, tree, one of them with "
     "+unamplified, +poisson or +balls-in-bins, or all. [default: all but dense]",
 )
-@options.option(
+@sweeps.option(
     "--bands",
+    int,
+    "Widths to choose the best from, at each ε.",
     default="1,2,4,8,16,32,64,128,256",
     show_default=True,
-    help="Widths to choose the best from, at each ε.",
 )
 @options.option(
     "--baseline",
@@ -63,10 +51,10 @@ def numbers(name: str, text: str) -> tuple[float, ...]:
 def command(
     epochs: int,
     iters: int,
-    epsilons: str,
+    eps: tuple[float, ...],
     delta: float,
     include: tuple[str, ...],
-    bands: str,
+    bands: tuple[int, ...],
     baseline: str | None,
     samples: int,
     seed: int,
@@ -94,18 +82,13 @@ def command(
     from mfopt.experiments.cache import Cache, default_folder
 
     chosen = [name for part in include for name in part.split(",") if name]
-    widths = []
-    for width in numbers("bands", bands):
-        if width != int(width):
-            raise _check.reject("bands", width, "must be a whole number")
-        widths.append(int(width))
     setting = comparison.Comparison(
         iters,
         epochs,
-        numbers("eps", epsilons),
+        tuple(dict.fromkeys(eps)),
         delta,
         comparison.expand(chosen) if chosen else comparison.DEFAULT,
-        tuple(widths),
+        tuple(dict.fromkeys(bands)),
         seed,
         samples,
     ).check()

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import click
 
-from mfopt_cli import options
+from mfopt_cli import display, options
 
 
 @click.command(name="plot", cls=options.Command)
 @options.file_argument
 @options.out("Image file, .png, .svg or .pdf [default: FILE with .png].")
 @options.force
-def command(path: Path, out: Path | None, force: bool) -> None:
+@options.output
+def command(path: Path, out: Path | None, force: bool, as_json: bool, quiet: bool) -> None:
     """Plot C and C⁻¹, the error of each step, and how the optimization went.
 
     \b
@@ -28,4 +29,7 @@ def command(path: Path, out: Path | None, force: bool) -> None:
     target = out or path.with_suffix(".png")
     check_output(target, force=force, name="out", suffixes=(".png", ".svg", ".pdf"))
     plot(found, target)
-    click.echo(f"saved {target}")
+    if as_json:
+        display.json_object({"path": str(target)})
+    elif not quiet:
+        display.print_text(f"saved {target}")

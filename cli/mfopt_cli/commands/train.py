@@ -27,7 +27,9 @@ def _settings() -> list[options.Option]:
             continue
         flag = _FLAGS.get(field.name, "--" + field.name.replace("_", "-"))
         kind, choices = config.kind_of(field), field.metadata["choices"]
-        types = {int: options.COUNT, float: float, str: str, bool: bool}
+        types: dict[type, Any] = {int: options.COUNT, float: float, str: str, bool: bool}
+        if field.name == "output":
+            types[str] = click.Path()
         shown = "" if field.default in ("", -1) else f" [{field.default}]"
         found.append(
             options.Option(

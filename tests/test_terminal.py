@@ -1,0 +1,228 @@
+"""What a person sees: tables that fit, one progress display, plain text elsewhere."""
+
+import io
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from mfopt_cli import display
+from mfopt_cli.live import Live, Pace
+
+from mfopt import words
+from mfopt.progress import Progress, silent, within
+
+CLEAN = {name: value for name, value in os.environ.items()
+         if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")}  # fmt: skip
+
+
+def on_a_terminal(program, *, width=80, **environment):
+    """What ``program`` writes to a pseudo-terminal of ``width`` columns, both streams together."""
+    import fcntl
+    import pty
+    import struct
+    import termios
+
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=follower, stdout=follower, stderr=follower,
+        env={**CLEAN, "TERM": "xterm-256color", **environment},
+    )  # fmt: skip
+    os.close(follower)
+    seen = b""
+    overdue = threading.Timer(120, child.kill)
+    overdue.start()
+    while True:
+        try:
+            part = os.read(leader, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        seen += part
+    overdue.cancel()
+    os.close(leader)
+    assert child.wait() == 0, seen.decode()
+    return seen.decode()
+
+
+def plain(text):
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r\n", "\n")
+
+
+TABLES = """
+from mfopt_cli import display
+display.speak_plainly()
+display.table("one [bold]title[/bold] σ", [("noise multiplier σ", "3.2 × " + "word " * 30),
+                                           ("digest", "0123456789abcdef" * 4)])
+display.columns(["ε", "method", "RMSE"], [["1", "a method of several words " * 2, "12.5"],
+                                          ["10", "short", "3.25"]])
+"""
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_tables_fit_the_terminal_and_lose_nothing(width):
+    shown = on_a_terminal(TABLES, width=width)
+    lines = plain(shown).splitlines()
+    assert max(map(len, lines)) <= width
+    together = "".join("".join(lines).split())
+    for part in ("one[bold]title[/bold]σ", "12.5", "3.25"):
+        assert part in together
+    assert together.count("word") == 30 and together.count("89abcdef") == 4
+    assert "\x1b[1m" in shown  # the title is bold
+
+
+def test_no_color_and_dumb_terminals_get_no_codes():
+    assert "\x1b[" in on_a_terminal(TABLES)
+    dumb = on_a_terminal(TABLES, TERM="dumb")
+    assert "\x1b" not in dumb
+    colourless = on_a_terminal(TABLES + PROGRESS, NO_COLOR="1")
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", colourless)  # no foreground colour
+
+
+def as_a_pipe(program, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, env={**CLEAN, **environment},
+        check=True,
+    )  # fmt: skip
+    return done.stdout, done.stderr
+
+
+def test_a_pipe_gets_plain_text_one_line_a_row():
+    out, err = as_a_pipe(TABLES, PYTHONIOENCODING="utf-8")
+    lines = out.decode().splitlines()
+    assert len(lines) == 6 and b"\x1b" not in out and err == b""
+    assert lines[1].startswith("  noise multiplier σ  3.2 × word")
+    assert lines[0] == "one [bold]title[/bold] σ"
+    assert not any(line != line.rstrip() for line in lines)
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1"])
+def test_an_encoding_without_greek_gets_words(encoding):
+    out, _ = as_a_pipe(TABLES, PYTHONIOENCODING=encoding)
+    text = out.decode(encoding)
+    assert "noise multiplier sigma" in text and "epsilon" in text and "?" not in text
+    lines = text.splitlines()
+    assert lines[1].index("3.2") == lines[2].index("0123")  # columns are even in what is shown
+    help_text, _ = as_a_pipe(
+        "from mfopt_cli.main import main; main(['optimize', '--help'])", PYTHONIOENCODING=encoding
+    )
+    assert "epsilon, delta" in help_text.decode(encoding)
+
+
+# --- progress ------------------------------------------------------------------------------------
+
+PROGRESS = """
+import time
+from mfopt.progress import Progress
+from mfopt_cli.live import Live
+with Live(True) as live:
+    for stage in ("first stage", "second stage"):
+        for done in range(6):
+            live(Progress(stage, done, 6, "steps", note="σ = 1.5"))
+            time.sleep(0.06)
+    live(Progress("second stage", note="something to keep", lasting=True))
+print("the end")
+"""
+
+
+@pytest.mark.parametrize("width", [30, 80])
+def test_one_display_on_a_terminal_that_leaves_no_trace(width):
+    shown = on_a_terminal(PROGRESS, width=width)
+    assert "first stage" in shown and "second stage" in shown
+    assert "\x1b[?25l" in shown and shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l")  # cursor
+    if width == 80:
+        assert "of 6 steps" in shown and "left" in shown
+    assert "something to keep" in shown and plain(shown).splitlines()[-1].strip() == "the end"
+
+
+def test_an_interrupt_gives_the_cursor_back():
+    program = PROGRESS.replace("    for stage", "    raise KeyboardInterrupt\n    for stage")
+    program = "try:\n" + "".join(f"    {line}\n" for line in program.splitlines())
+    shown = on_a_terminal(program + "except KeyboardInterrupt: pass\n")
+    assert shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l")
+
+
+def test_dumb_terminals_and_pipes_get_lines():
+    dumb = on_a_terminal(PROGRESS, TERM="dumb")
+    assert "\x1b" not in dumb and "first stage: 0 of 6 steps" in dumb
+    out, err = as_a_pipe(PROGRESS)
+    assert out == b"the end\n" and b"\x1b" not in err
+    lines = err.decode().splitlines()
+    # one line for each stage, and the note that stays: not one for each report
+    assert [line.split("] ")[-1].split(":")[0] for line in lines] == [
+        "first stage", "second stage", "something to keep",
+    ]  # fmt: skip
+
+
+def test_nothing_is_shown_where_nothing_is_wanted(capsys):
+    with Live(False) as live:
+        live(Progress("work", 1, 2))
+    captured = capsys.readouterr()
+    assert captured.out == captured.err == ""
+
+
+def test_work_without_a_report_for_long_is_said_to_go_on(capsys, monkeypatch):
+    monkeypatch.setattr("mfopt_cli.live._FIRST_PAUSE", 0.02)
+    with Live(True) as live:
+        live(Progress("one long piece"))
+        time.sleep(1.0)
+    assert capsys.readouterr().err.count("one long piece") > 1
+
+
+def test_the_pace_leaves_out_what_came_before_and_one_compilation():
+    pace = Pace()
+    pace.note(100.0, 0)
+    assert pace.seconds is None
+    pace.note(150.0, 1)  # 50 seconds of compilation before the first
+    assert pace.seconds is None
+    pace.note(151.0, 2)
+    assert pace.seconds == pytest.approx(1.0)
+    pace.note(171.0, 3)  # a second compilation
+    pace.note(172.0, 4)
+    pace.note(176.0, 8)
+    assert pace.seconds == pytest.approx(1.0)
+    pace.note(177.0, 8)  # nothing finished
+    assert pace.seconds == pytest.approx(1.0)
+
+
+def test_time_left_is_of_the_stage_and_falls(capsys):
+    live = Live(True)
+    live(Progress("search", 1, 100, "steps", at_most=True))
+    time.sleep(0.02)
+    live(Progress("search", 2, 100, "steps", at_most=True))
+    now = time.perf_counter()
+    first, later = live._left(now), live._left(now + 1.0)
+    assert first.startswith("at most ") and first.endswith(" left")
+    seconds = [float(re.search(r"([\d.]+) (?:s|ms)", text)[1]) for text in (first, later)]
+    assert 1.0 < seconds[0] < 60 and first != later
+    live(Progress("another", 5, 10, "steps"))
+    assert live._left(time.perf_counter()) == ""  # its pace is not known yet
+    live.close()
+    assert "left" not in capsys.readouterr().err
+
+
+def test_stages_of_a_part_are_named_after_it():
+    seen = []
+    within(seen.append, "figure 1")(Progress("computing", 2, 3))
+    assert seen == [Progress("figure 1: computing", 2, 3)]
+    silent(seen[0])
+
+
+# --- numbers -------------------------------------------------------------------------------------
+
+
+def test_no_absurd_percentages():
+    assert words.against(5.03765158381948611067904e23, 1.0) == "over a million times the error"
+    assert words.against(4.34, 1.0) == "4.3 times the error"
+    assert words.against(0.871, 1.0) == "12.9% less error"
+    assert words.against(1.0, float("nan")) == "no comparison of the error"
+
+
+def test_numbers_that_no_encoding_lacks():
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
+    assert display.fitting("σ ≤ 2 × ε → C⁻¹", stream) == "sigma <= 2 × epsilon -> C^-¹"

@@ -1,0 +1,216 @@
+"""One vocabulary: commands and options have their help and an example, one name means one thing."""
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+from mfopt_cli import messages, options, sweeps
+from mfopt_cli.main import cli, main
+
+import mfopt
+from mfopt import _check
+
+
+def walk(command=cli, path=()):
+    """(path, command) of every command that can be run."""
+    if isinstance(command, click.Group):
+        with click.Context(command) as ctx:
+            for name in command.list_commands(ctx):
+                yield from walk(command.get_command(ctx, name), (*path, name))
+    else:
+        yield path, command
+
+
+EVERY = dict(walk())
+every = pytest.mark.parametrize("path", EVERY, ids=" ".join)
+
+
+def of(path):
+    command = EVERY[path]
+    return [
+        param for param in command.get_params(click.Context(command)) if "--help" not in param.opts
+    ]
+
+
+def visible(path):
+    """main name -> option, of what help shows."""
+    return {
+        param.main: param
+        for param in of(path)
+        if isinstance(param, options.Option) and not param.hidden
+    }
+
+
+def test_all_thirteen_commands_are_walked():
+    assert len({path[0] for path in EVERY}) == 13 and len(EVERY) >= 21
+
+
+@every
+def test_every_command_and_option_is_documented_with_an_example(path):
+    shown = CliRunner().invoke(cli, [*path, "--help"], prog_name="mfopt")
+    assert shown.exit_code == 0, shown.output
+    parts = shown.output.split("Options:")
+    assert re.search(rf"Examples?:\n +mfopt {' '.join(path)}\b", parts[0]), parts[0]
+    for name in re.findall(r"(?<![\w-])--[a-z][a-z-]*", parts[0]):
+        assert name in parts[1] or path == ("bench",), name  # an example's options exist
+    for name, option in visible(path).items():
+        assert option.help and len(option.help) > 5, name
+        assert name in parts[1]
+        for older in option.older:
+            assert older not in parts[1]
+
+
+@every
+def test_options_are_of_the_one_class(path):
+    for param in of(path):
+        assert isinstance(param, click.Argument | options.Option), param
+
+
+def meaning(option):
+    """What kind of value an option takes."""
+    kind = option.type
+    if option.is_flag:
+        return "flag"
+    if isinstance(kind, options.Count | sweeps.Sweep) or kind is click.FLOAT:
+        return "number"
+    if isinstance(kind, click.Path):
+        return "path"
+    return "words"
+
+
+def test_one_name_takes_one_kind_of_value():
+    kinds = defaultdict(lambda: defaultdict(list))
+    for path in EVERY:
+        for name, option in visible(path).items():
+            kinds[name][meaning(option)].append(" ".join(path))
+    twofold = {name: dict(found) for name, found in kinds.items() if len(found) > 1}
+    assert not twofold
+
+
+ALIKE = ("--force", "--json", "--quiet", "--jobs", "--cache", "--unit", "--iterations")
+
+
+def test_shared_options_say_the_same_everywhere():
+    texts = defaultdict(set)
+    for path in EVERY:
+        for name, option in visible(path).items():
+            texts[name].add(option.help.removesuffix(" [user]"))
+    for name in ALIKE:
+        # what `mfopt train` says of its unit comes from its settings' record
+        assert len(texts[name] - {"What the statement protects."}) <= 1, (name, texts[name])
+    assert all(text.startswith("Pin ") for text in texts["--seed"])
+    for name, word in {"--eps": "ε", "--delta": "δ"}.items():
+        greek_or_name = (word, {"ε": "epsilon", "δ": "delta"}[word])
+        assert all(any(w in text for w in greek_or_name) for text in texts[name]), texts[name]
+
+
+OLD = {"--epsilon", "--output", "--bins", "--privacy-unit", "--iterations", "--rounds", "--samples"}
+
+
+def test_the_older_names_are_hidden_and_mean_the_same():
+    main_forms = set().union(*map(visible, EVERY))
+    # --samples is itself a name where it counts the frozen samples of a search or estimate
+    assert main_forms & OLD == {"--samples"}
+    for path in EVERY:
+        for param in of(path):
+            for older in getattr(param, "older", ()):
+                value = [] if param.is_flag else ["7" if meaning(param) == "number" else "word"]
+                if param.type.name == "choice":
+                    value = [param.type.choices[0]]
+                found = [_parsed(path, [name, *value])[param.name] for name in (param.main, older)]
+                assert found[0] == found[1] is not None, (path, older)
+
+
+def _parsed(path, words):
+    """What a command's options become; required ones are not asked for."""
+    command = EVERY[path]
+    ctx = click.Context(command, resilient_parsing=True)
+    command.parse_args(ctx, list(words))
+    return ctx.params
+
+
+@every
+def test_what_writes_asks_before_it_replaces(path):
+    names = visible(path)
+    if {"--out", "--plot"} & names.keys():
+        assert ("--resume" if path == ("train",) else "--force") in names
+    if path != ("bench",):  # which hands everything on
+        assert "--json" in names
+
+
+@every
+def test_the_design_cards_names(path):
+    """Length and target have the card's names wherever a command has them at all."""
+    names = visible(path)
+    assert ("--iters" in names) == ("--epochs" in names)
+    assert "--epsilon" not in names
+    for param in of(path):
+        if param.name in ("epsilon", "eps", "epsilons"):
+            assert param.main == "--eps"
+        if param.name in ("out", "output") and not isinstance(param, click.Argument):
+            assert param.main == "--out"
+
+
+# --- messages ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["optimize", "--epochs", "2", "--iters", "0", "--eps", "2"], "--iters 0: "),
+        (["optimize", "--epochs", "2", "--bins", "0", "--eps", "2"], "--bins 0: "),
+        (["optimize", "--epochs", "0", "--iters", "4", "--epsilon", "2"], "--epochs 0: "),
+        (["optimize", "--epochs", "2", "--iters", "4", "--epsilon=-2"], "--epsilon -2.0: "),
+        (["optimize", "--epochs", "2", "--iters", "4", "--eps", "x"], "'--eps'"),
+        (["optimize", "--epochs", "2", "--iters", "4", "--epsilon", "x"], "'--epsilon'"),
+        (["account", "dpsgd", "--iters", "0", "--eps", "1", "--delta", "1e-5"], "--iters 0: "),
+        (["account", "uls", "--iterations", "0", "--probability", "0.1", "--eps", "1",
+          "--delta", "1e-5"], "--iterations 0: "),
+        (["account", "fedavg", "--rounds", "0", "--probability", "0.1", "--eps", "1",
+          "--delta", "1e-5"], "--rounds 0: "),
+        (["account", "balls-in-bins", "--iters", "0", "--epochs", "1", "--eps", "1",
+          "--delta", "1e-5"], "--iters 0: "),
+        (["train", "--epochs", "2", "--iters", "4", "--eps", "-1"], "--eps -1.0: "),
+        (["train", "x.npz", "--out", "y", "--width", "0"], "--width 0: "),
+        (["compare", "--epochs", "0", "--iters", "4"], "--epochs 0: "),
+    ],
+)  # fmt: skip
+def test_messages_name_what_was_typed(words, said, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2 and said in error, error
+
+
+def test_arguments_in_backticks_become_options_of_the_command_at_hand():
+    with click.Context(EVERY["optimize",]) as ctx:
+        assert messages.translate("give `force=True` or `certify_samples`", ctx) == (
+            "give --force or --certify-samples"
+        )
+        assert messages.translate("see `mfopt optimize`, `nothing=True`", ctx) == (
+            "see `mfopt optimize`, `nothing=True`"
+        )
+        problem = _check.reject("bins", -1, "must be at least 1", "Or `epochs=3`.")
+        assert messages.of_usage(problem, ctx) == "--iters -1: must be at least 1. Or --epochs 3."
+    assert str(problem) == "bins = -1: must be at least 1. Or `epochs=3`."
+    assert (problem.argument, problem.value) == ("bins", -1)
+
+
+def test_the_library_knows_no_options():
+    """Error texts of mfopt name Python arguments; its commands' own texts may stand in quotes."""
+    root = Path(mfopt.__file__).parent
+    found = []
+    for path in sorted(root.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Raise) or node.exc is None:
+                continue
+            for part in ast.walk(node.exc):
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    text = re.sub(r"`mfopt [^`]*`", "", part.value)
+                    if re.search(r"(?<![\w-])--[a-z]", text):
+                        found.append(f"{path.relative_to(root)}:{part.lineno}: {part.value}")
+    assert not found
