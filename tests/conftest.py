@@ -8,6 +8,9 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 sys.path.insert(0, str(Path(__file__).parent))
 
+# no test reads or writes what this user has proved
+os.environ["MFOPT_DATA"] = tempfile.mkdtemp(prefix="mfopt-tests-")
+
 # Most of the suite's time is compilation, much of it the same from test to test, from worker to
 # worker and from run to run. Entries are keyed by the program and the compiler's version.
 os.environ.setdefault(

@@ -90,6 +90,7 @@ def summary(factorization: Any) -> dict[str, Any]:
         "delta": guarantee.delta,
         "certified": guarantee.status == "certified",
         "status": guarantee.status,
+        "proved_here": factorization.proved_here,
         "adjacency": guarantee.adjacency,
         "privacy_unit": guarantee.privacy_unit,
         "failure_probability": guarantee.failure_probability,

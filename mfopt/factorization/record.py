@@ -85,6 +85,13 @@ class Factorization:
         """Of C, σ and the sampling: two files with one digest give the same noise."""
         return self.mechanism.digest(self.noise_multiplier)
 
+    @property
+    def proved_here(self) -> bool:
+        """Whether the guarantee was proved on this machine: a file can say what it likes."""
+        from mfopt.factorization import proofs
+
+        return proofs.is_known(self)
+
     def dominating_pair(self) -> dominating_pair.DominatingPair:
         """The pair whose hockey-stick divergences the guarantee bounds."""
         return dominating_pair.exact(self.strategy, self.sampling)

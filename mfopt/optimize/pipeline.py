@@ -11,7 +11,7 @@ from mfopt import _check
 from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.calibration import release, warm_up
 from mfopt.errors import FailureError
-from mfopt.factorization import Factorization
+from mfopt.factorization import Factorization, proofs
 from mfopt.guarantee import Guarantee
 from mfopt.optimize import kinds
 from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
@@ -103,10 +103,12 @@ def factorize(
     if guarantee is None:
         guarantee = _estimate(found, scheme, epsilon, delta, privacy_unit)
     record["interrupted"] = interrupted
-    return Factorization(
+    made = Factorization(
         found.strategy, guarantee.noise_multiplier, scheme, workload, guarantee,
         found.history, record,
     )  # fmt: skip
+    proofs.note(made)
+    return made
 
 
 def _estimate(

@@ -46,6 +46,11 @@ class TrainConfig:
     factorization: str = _setting(
         "privacy", "", "Factorization file (.npz): C, sigma, sampling.", run=True
     )
+    trust: bool = _setting(
+        "privacy", False,
+        "Believe the file's guarantee; otherwise it is proved anew, unless it was on this machine.",
+        run=True,
+    )  # fmt: skip
     sampling: str = _setting(
         "privacy", "",
         "Sampling in place of a file, as kind:name=value,...; "

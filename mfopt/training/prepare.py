@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from mfopt import _check, _files
+from mfopt.factorization import Factorization, proofs
 from mfopt.factorization import load as load_factorization
 from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
@@ -83,7 +84,7 @@ def prepare(config: TrainConfig, *, resume: bool = False, progress: Report = sil
     folder = Path(config.output)
     resuming = check_folder(folder, resume)
     mesh = meshes.make_mesh(config.model_parallel)
-    account = _account(config, folder)
+    account = _account(config, folder, progress)
     parts = _open_data(config, folder, progress)
     train = parts["train"]
     model = initial_model(config, parts, folder, mesh, progress)
@@ -136,7 +137,7 @@ def prepare(config: TrainConfig, *, resume: bool = False, progress: Report = sil
     )
 
 
-def _account(config: TrainConfig, folder: Path) -> privacy.Account | None:
+def _account(config: TrainConfig, folder: Path, progress: Report) -> privacy.Account | None:
     """The account that the run has to execute: of the file, or solved for (ε, δ)."""
     if config.algorithm == "none":
         if config.factorization:
@@ -150,7 +151,7 @@ def _account(config: TrainConfig, folder: Path) -> privacy.Account | None:
     if config.factorization:
         found = load_factorization(config.factorization)
         if not config.epsilon:
-            return privacy.Account.of(found)
+            return privacy.Account.of(_believed(found, config.trust, progress))
         # the file's C at a target of the run's own: for groups, which the file is not made for
         strategy, scheme, digest = found.strategy, found.sampling, found.digest
     epsilon, delta, group = config.epsilon, config.delta, 1
@@ -165,6 +166,21 @@ def _account(config: TrainConfig, folder: Path) -> privacy.Account | None:
     )  # fmt: skip
     asked = [accounted.sampling.describe(), digest, group, accounted.privacy_unit, epsilon, delta]
     return _solved_once(folder / "account.json", asked, accounted, epsilon, delta)
+
+
+def _believed(found: Factorization, trust: bool, progress: Report) -> Factorization:
+    """``found``, its guarantee proved on this machine or marked as taken on trust."""
+    if trust:
+        if found.proved_here:
+            return found
+        details = {**found.guarantee.details, "taken_on_trust": True}
+        return dataclasses.replace(
+            found, guarantee=dataclasses.replace(found.guarantee, details=details)
+        )
+    if jax.process_index() == 0:
+        proofs.ensure(found, progress=progress)
+    wait_for_lead("proof")
+    return found
 
 
 def _solved_once(

@@ -309,6 +309,8 @@ def report_text(facts: dict[str, Any]) -> str:
         )
     if "sensitivity_factor" in extra:
         lines.append("truncation        noise doubled, since one unit may displace another")
+    if extra.get("taken_on_trust"):
+        lines.append("TAKEN ON TRUST    this machine has not proved the file's guarantee")
     if facts["pinned"]:
         lines.append("NO GUARANTEE      the seed is pinned: whoever knows it can remove the noise")
     if guarantee["status"] == "estimate":

@@ -40,7 +40,7 @@ def command(
     import dataclasses
 
     from mfopt.calibration import release
-    from mfopt.factorization import check_output, load
+    from mfopt.factorization import check_output, load, proofs
     from mfopt_cli import mechanisms
 
     started = time.perf_counter()
@@ -62,6 +62,7 @@ def command(
         guarantee=certificate.guarantee(found.guarantee.privacy_unit),
         provenance={**found.provenance, "calibrated_by": mechanisms.provenance(seed)},
     )
+    proofs.note(new)
     if out is not None:
         new.save(out, force=force)
     if as_json:

@@ -41,7 +41,7 @@ def command(
     import dataclasses
 
     from mfopt.calibration import certify
-    from mfopt.factorization import check_output, load
+    from mfopt.factorization import check_output, load, proofs
     from mfopt_cli import mechanisms
 
     found = load(path)
@@ -58,9 +58,12 @@ def command(
             seed=seed,
         )
     guarantee = certificate.guarantee(found.guarantee.privacy_unit)
+    record = {**found.provenance, "certified_by": mechanisms.provenance(seed)}
+    proved = dataclasses.replace(found, guarantee=guarantee, provenance=record)
+    if seed is None:  # a file may have been made to pass with a seed that was known before
+        proofs.note(proved)
     if out is not None:
-        record = {**found.provenance, "certified_by": mechanisms.provenance(seed)}
-        dataclasses.replace(found, guarantee=guarantee, provenance=record).save(out, force=force)
+        proved.save(out, force=force)
     if as_json:
         display.json_object({**guarantee.describe(), "certified": True, "path": str(out or path)})
     elif not quiet:

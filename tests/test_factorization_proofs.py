@@ -1,0 +1,155 @@
+"""What was proved on this machine: no file, copy or edit brings it along."""
+
+import dataclasses
+import json
+import os
+import stat
+
+import numpy as np
+import pytest
+
+import mfopt
+from mfopt import strategies as S
+from mfopt import workloads
+from mfopt.calibration import release
+from mfopt.errors import FailureError
+from mfopt.factorization import Factorization, proofs
+from mfopt.guarantee import Guarantee
+from mfopt.sampling import BallsInBins
+
+SCHEME = BallsInBins(bins=4, epochs=2)
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("MFOPT_DATA", str(tmp_path / "proofs"))
+
+
+@pytest.fixture(scope="module")
+def certified():
+    """A statement that holds: σ as released for this C."""
+    strategy = S.BandedToeplitz(np.array([1.0, 0.5]))
+    plain = Factorization(
+        strategy, 1.0, SCHEME, workloads.PrefixSums(), Guarantee(2.0, 1e-3, 1.0, status="estimate")
+    )
+    certificate, _ = release(plain.dominating_pair(), 2.0, 1e-3, seed=0)
+    guarantee = certificate.guarantee()
+    return dataclasses.replace(
+        plain, noise_multiplier=guarantee.noise_multiplier, guarantee=guarantee
+    )
+
+
+def with_sigma(factorization, sigma):
+    guarantee = dataclasses.replace(factorization.guarantee, noise_multiplier=sigma)
+    return dataclasses.replace(factorization, noise_multiplier=sigma, guarantee=guarantee)
+
+
+def test_a_note_is_about_one_statement(certified, tmp_path):
+    assert not certified.proved_here
+    assert proofs.note(certified) and certified.proved_here
+    copy = mfopt.load(certified.save(tmp_path / "copy.npz"))
+    assert copy.proved_here  # the statement is known, whichever file says it
+    others = {
+        "less noise": with_sigma(certified, np.nextafter(certified.noise_multiplier, 0)),
+        "smaller epsilon": {"epsilon": 1.0},
+        "smaller delta": {"delta": 1e-4},
+        "larger group": {"group_size": 2},
+        "other adjacency": {"adjacency": "replace"},
+    }
+    for name, other in others.items():
+        if isinstance(other, dict):
+            changed = dataclasses.replace(certified.guarantee, **other)
+            other = dataclasses.replace(certified, guarantee=changed)
+        assert not other.proved_here, name
+    other_c = dataclasses.replace(certified, strategy=S.BandedToeplitz(np.array([1.0, 0.6])))
+    assert not other_c.proved_here
+
+
+def test_estimates_are_not_noted(certified):
+    guess = dataclasses.replace(certified.guarantee, status="estimate")
+    assert not proofs.note(dataclasses.replace(certified, guarantee=guess))
+    assert not proofs.folder().exists()
+
+
+def test_the_key_is_the_owners(certified):
+    proofs.note(certified)
+    key = proofs.folder() / "key"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600 and key.stat().st_size == 32
+    before = key.read_bytes()
+    proofs.note(certified)
+    assert key.read_bytes() == before
+    os.chmod(key, 0o644)  # others may have read it, so its notes prove nothing any more
+    assert not certified.proved_here
+
+
+def test_notes_from_elsewhere_or_edited_are_not_believed(certified, tmp_path, monkeypatch):
+    proofs.note(certified)
+    (note,) = proofs.folder().glob("*.json")
+    whole = note.read_text()
+    other = with_sigma(certified, 0.5 * certified.noise_multiplier)
+    forged = {**json.loads(whole), "statement": proofs._statement(other)}
+    proofs._place(proofs._statement(other)).write_text(json.dumps(forged))
+    proofs._place(proofs._statement(other)).write_text(json.dumps(forged))
+    assert not other.proved_here
+    proofs._place(proofs._statement(other)).write_text(whole)  # a note under another name
+    assert not other.proved_here
+    for text in ("", "[]", "{}", "[" * 10**5, whole.replace('"tag": "', '"tag": "0')):
+        note.write_text(text)
+        assert not certified.proved_here
+    note.write_text(whole)
+    assert certified.proved_here
+    monkeypatch.setenv("MFOPT_DATA", str(tmp_path / "elsewhere"))  # another machine, its own key
+    proofs.note(other)
+    proofs._place(proofs._statement(certified)).write_text(whole)
+    assert not certified.proved_here
+
+
+def test_a_folder_that_cannot_be_written_loses_no_result(certified, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MFOPT_DATA", str(tmp_path / "file"))
+    assert not proofs.note(certified) and not certified.proved_here
+
+
+def test_ensure_proves_once_and_refuses_what_is_false(certified, monkeypatch):
+    told = []
+    assert proofs.ensure(certified, progress=told.append) == certified.guarantee
+    assert len(told) == 1 and certified.proved_here
+    monkeypatch.setattr(proofs, "certify", None)  # not run again
+    assert proofs.ensure(certified) == certified.guarantee
+
+    def refuse(*_, **__):
+        raise FailureError("not certified")
+
+    monkeypatch.setattr(proofs, "certify", refuse)
+    false = with_sigma(certified, 0.5 * certified.noise_multiplier)
+    with pytest.raises(FailureError, match="could not prove"):
+        proofs.ensure(false)
+    assert not false.proved_here
+
+
+def test_bad_luck_of_the_first_certificate_is_paid_for(certified, monkeypatch):
+    asked = []
+
+    def unlucky(pair, sigma, epsilon, delta, samples=None):
+        asked.append((delta, samples))
+        if len(asked) == 1:
+            raise FailureError("not certified")
+
+    monkeypatch.setattr(proofs, "certify", unlucky)
+    proofs.ensure(certified)
+    assert asked[0] == (1e-3, None)
+    assert asked[1][0] == pytest.approx(0.99e-3) and asked[1][1] > 2**18
+
+
+def test_other_statements_are_accounted_for(certified, monkeypatch):
+    # groups of two: no certificate of this kind, so the accountant is asked
+    two = dataclasses.replace(certified.guarantee, group_size=2)
+    pair = dataclasses.replace(certified, guarantee=two)
+    for epsilon, status in [(2.1, "bound"), (1.0, "estimate"), (np.nan, "bound")]:
+        found = Guarantee(2.0, 1e-3, 1.0, status=status)
+        object.__setattr__(found, "epsilon", epsilon)
+        monkeypatch.setattr(proofs, "account", lambda *_, found=found, **__: found)
+        with pytest.raises(FailureError, match="could not prove"):
+            proofs.ensure(pair)
+    monkeypatch.setattr(proofs, "account", lambda *_, **__: pair.guarantee)
+    assert proofs.ensure(pair).group_size == 2 and pair.proved_here
