@@ -1,5 +1,6 @@
 """State files (owner-only, bound to a factorization) and the optax transformation."""
 
+import dataclasses
 import json
 import os
 
@@ -11,7 +12,8 @@ import pytest
 
 from mfopt import strategies as S
 from mfopt.errors import UsageError
-from mfopt.noise import NoiseExhaustedError, NoiseStream, load_state, save_state
+from mfopt.noise import NoiseExhaustedError, NoiseStream, load_state, owner_only, save_state
+from mfopt.noise.files import read_secret, write_secret
 from mfopt.noise.for_optax import add_noise
 
 PARAMS = {"a": np.zeros((2, 3), np.float32), "b": np.zeros(4, np.float32)}
@@ -148,3 +150,113 @@ def test_optax_raises_past_the_last_step_and_gives_nan_inside_jit():
 def test_optax_refuses_to_draw_its_key_inside_jit():
     with pytest.raises(UsageError, match="outside of jit"):
         jax.jit(add_noise(make()).init)(PARAMS)
+
+
+# --- what a state must look like, and what other libraries make of it ----------------------
+
+BLT = S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": np.zeros((), np.int64)},
+        {"step": np.asarray(-1, np.int32)},
+        {"step": np.asarray(7, np.int32)},
+        {"step": np.zeros(1, np.int32)},
+        {"key": jnp.zeros(2, jnp.uint32)},
+        {"buffers": (jnp.zeros((2, 2, 3)),)},
+        {"buffers": (jnp.zeros((2, 2, 3)), None)},
+        {"buffers": (jnp.zeros((2, 2, 3)), jnp.zeros((2, 1)))},
+        {"buffers": (jnp.zeros((2, 2, 3)), jnp.zeros((2, 4), jnp.bfloat16))},
+        {"mark": np.zeros(8, np.uint32)},
+    ],
+    ids=str,
+)
+def test_a_state_that_no_stream_makes_is_refused(change):
+    stream = make(BLT)
+    state = advanced(stream)
+    with pytest.raises(UsageError, match="state"):
+        stream.next(dataclasses.replace(state, **change))
+    stream.next(state)  # control
+
+
+@pytest.mark.parametrize("change", ["step", "late", "shape", "missing", "extra", "nan", "pinned"])
+def test_a_file_with_other_contents_is_refused(tmp_path, change):
+    stream = make(BLT)
+    path = tmp_path / "state.npz"
+    save_state(path, stream, advanced(stream))
+    header, arrays = read_secret(path, "jax")
+    if change == "step":
+        header["step"] = -1
+    elif change == "late":
+        header["step"] = 7
+    elif change == "pinned":
+        header["pinned"] = "no"
+    elif change == "shape":
+        arrays["buffer/1"] = arrays["buffer/1"][:1]  # would be broadcast
+    elif change == "missing":
+        del arrays["buffer/0"]
+    elif change == "extra":
+        arrays["buffer/2"] = arrays["buffer/0"]
+    else:
+        arrays["buffer/0"][0, 0, 0] = np.nan
+    for key in ("format", "notice", "dtypes"):
+        header.pop(key)
+    write_secret(path, header, arrays, force=True)
+    with pytest.raises(UsageError, match="state"):
+        load_state(path, stream, PARAMS)
+
+
+def test_a_state_of_another_stream_gives_nan_inside_jit():
+    # the static fields come from the program, the buffers from what was restored
+    stream, other = make(BLT), make(S.BLT(np.array([0.2, 0.1]), np.array([0.5, 0.9])))
+    state = advanced(stream)
+    foreign = dataclasses.replace(advanced(other), digest=state.digest, settings=state.settings)
+    step = jax.jit(lambda s: stream.next(s)[0])
+    assert np.all(np.isfinite(step(state)["a"])) and np.all(np.isnan(step(foreign)["a"]))
+
+
+@pytest.mark.parametrize("inside", ["alone", "optimizer"])
+def test_flax_bytes_go_on_with_the_same_noise(inside):
+    serialization = pytest.importorskip("flax.serialization")
+    stream = make(BLT, buffer_dtype=jnp.bfloat16)
+    state = advanced(stream)
+    if inside == "optimizer":
+        optimizer = optax.chain(add_noise(stream), optax.adam(0.1))
+        whole = optimizer.init(PARAMS)
+        saved = serialization.to_bytes((state, *whole[1:]))
+        restored = serialization.from_bytes(optimizer.init(PARAMS), saved)[0]
+    else:
+        saved = serialization.to_bytes(state)
+        restored = serialization.from_bytes(stream.init(PARAMS), saved)
+    assert int(restored.step) == 2
+    expected, _ = stream.next(state)
+    jax.tree.map(np.testing.assert_array_equal, stream.next(restored)[0], expected)
+    other = make(S.BLT(np.array([0.2, 0.1]), np.array([0.5, 0.9])), buffer_dtype=jnp.bfloat16)
+    if inside == "alone":
+        with pytest.raises(UsageError, match="another factorization"):
+            serialization.from_bytes(other.init(PARAMS), saved)
+        longer = stream.init({**PARAMS, "b": np.zeros(5, np.float32)})
+        with pytest.raises(UsageError, match="buffer/1"):
+            serialization.from_bytes(longer, saved)
+
+
+def test_orbax_goes_on_with_the_same_noise_and_for_its_owner_only(tmp_path):
+    orbax = pytest.importorskip("orbax.checkpoint")
+    stream = make(BLT)
+    state = advanced(stream)
+    with owner_only(), orbax.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "noise", state)
+        checkpointer.wait_until_finished()
+    for path in (tmp_path / "noise").rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0, path
+    with orbax.StandardCheckpointer() as checkpointer:
+        restored = checkpointer.restore(tmp_path / "noise", stream.init(PARAMS))
+    expected, _ = stream.next(state)
+    jax.tree.map(np.testing.assert_array_equal, stream.next(restored)[0], expected)
+    other = make(S.BLT(np.array([0.2, 0.1]), np.array([0.5, 0.9])))
+    with orbax.StandardCheckpointer() as checkpointer:
+        foreign = checkpointer.restore(tmp_path / "noise", other.init(PARAMS))
+    with pytest.raises(UsageError, match="another factorization"):
+        other.next(foreign)

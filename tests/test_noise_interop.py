@@ -267,3 +267,107 @@ def test_opacus_adaptive_clipping_is_refused(torch, opacus):
     )  # fmt: skip
     with pytest.raises(UsageError, match="must be one of"):
         replace_noise(optimizer, make(S.Identity()))
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing", "ignore:Secure RNG turned off")
+def test_opacus_checkpoints_go_on_with_the_same_noise(torch, opacus, tmp_path):
+    from mfopt.noise import owner_only
+    from mfopt.noise.for_opacus import replace_noise
+
+    stream = make(S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])), n=4)
+    engine = opacus.PrivacyEngine(accountant="rdp")
+    path = tmp_path / "checkpoint.pt"
+
+    def replaced():
+        model, optimizer = opacus_model(torch, opacus)
+        return model, optimizer, replace_noise(optimizer, stream)
+
+    model, optimizer, noise = replaced()
+    train(torch, model, optimizer, steps=2)
+    with owner_only():
+        engine.save_checkpoint(path=path, module=model, optimizer=optimizer)
+    assert path.stat().st_mode & 0o077 == 0
+    expected = train(torch, model, optimizer, steps=1)[0]
+    model, optimizer, noise = replaced()
+    engine.load_checkpoint(path=path, module=model, optimizer=optimizer)
+    assert noise.step == 2
+    for one, two in zip(train(torch, model, optimizer, steps=1)[0], expected, strict=True):
+        assert torch.equal(one, two)
+    # a checkpoint without noise would start it again; one of another stream is another matrix's
+    model, optimizer, noise = replaced()
+    plain = {k: v for k, v in optimizer.state_dict().items() if k != "mfopt_noise"}
+    with pytest.raises(UsageError, match="start again"):
+        optimizer.load_state_dict(plain)
+    other_model, other = opacus_model(torch, opacus)
+    replace_noise(other, make(S.BLT(np.array([0.3, 0.2]), np.array([0.5, 0.9])), n=4))
+    with pytest.raises(UsageError, match="another factorization"):
+        engine.load_checkpoint(path=path, module=other_model, optimizer=other)
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+def test_opacus_noise_is_replaced_once_and_before_the_first_step(torch, opacus):
+    from mfopt.noise.for_opacus import replace_noise
+
+    stream = make(S.Identity(), n=4)
+    _, optimizer = opacus_model(torch, opacus)
+    replace_noise(optimizer, stream)
+    with pytest.raises(UsageError, match="replaced already"):
+        replace_noise(optimizer, stream)
+    model, optimizer = opacus_model(torch, opacus)
+    train(torch, model, optimizer, steps=1)
+    with pytest.raises(UsageError, match="earlier steps"):
+        replace_noise(optimizer, stream)
+    model, optimizer = opacus_model(torch, opacus)
+    optimizer.original_optimizer = torch.optim.Adam(model.parameters())
+    train(torch, model, optimizer, steps=1)
+    optimizer.zero_grad(set_to_none=True)
+    with pytest.raises(UsageError, match="earlier steps"):
+        replace_noise(optimizer, stream)
+
+
+@pytest.mark.parametrize("buffer_dtype", [None, jnp.bfloat16])
+@pytest.mark.parametrize(
+    "change", ["step", "late", "float", "shape", "missing", "count", "key", "type", "none"]
+)
+def test_torch_states_that_no_noise_makes_are_refused_and_change_nothing(
+    torch, change, buffer_dtype
+):
+    from mfopt.noise.for_torch import TorchNoise
+
+    stream = make(S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])), buffer_dtype=buffer_dtype)
+    noise = TorchNoise(stream, tensors(torch))
+    noise.next()
+    state = noise.state_dict()
+    if change in ("step", "late", "float"):
+        state["step"] = {"step": -1, "late": N + 1, "float": 1.0}[change]
+    elif change == "shape":
+        state["buffers"][1] = state["buffers"][1][:1]  # would be broadcast
+    elif change == "missing":
+        state["buffers"][1] = None
+    elif change == "count":
+        state["buffers"].pop()
+    elif change == "key":
+        state["key"] = state["key"][:2]
+    elif change == "type":
+        state["buffers"][1] = state["buffers"][1].to(torch.float64)
+    else:
+        state = {}
+    other = TorchNoise(stream, tensors(torch), seed=1)
+    before = other.state_dict()
+    with pytest.raises(UsageError, match="state"):
+        other.load_state_dict(state)
+    after = other.state_dict()
+    assert torch.equal(before["key"], after["key"]) and before["step"] == after["step"]
+    assert all(map(torch.equal, before["buffers"], after["buffers"]))
+
+
+def test_torch_save_and_load_of_a_whole_state_dict(torch, tmp_path):
+    from mfopt.noise.for_torch import TorchNoise
+
+    stream = make(S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])))
+    noise = TorchNoise(stream, tensors(torch))
+    noise.next()
+    torch.save(noise.state_dict(), tmp_path / "noise.pt")
+    other = TorchNoise(stream, tensors(torch))
+    other.load_state_dict(torch.load(tmp_path / "noise.pt", weights_only=True))
+    assert all(map(torch.equal, other.next(), noise.next()))

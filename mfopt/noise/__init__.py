@@ -4,7 +4,7 @@ Adapters are modules of their own, each importing its library: :mod:`mfopt.noise
 :mod:`mfopt.noise.for_jax_privacy`, :mod:`mfopt.noise.for_torch`, :mod:`mfopt.noise.for_opacus`.
 """
 
-from mfopt.noise.files import load_state, save_state
+from mfopt.noise.files import load_state, owner_only, save_state
 from mfopt.noise.state import NoiseState
 from mfopt.noise.stream import NoiseExhaustedError, NoiseStream, from_factorization
 
@@ -14,5 +14,6 @@ __all__ = [
     "NoiseStream",
     "from_factorization",
     "load_state",
+    "owner_only",
     "save_state",
 ]

@@ -7,10 +7,12 @@ It is an ``.npz`` without pickled objects.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +21,34 @@ import ml_dtypes
 import numpy as np
 
 from mfopt import _check, _files
-from mfopt.noise.state import Layout, NoiseState, buffer_sharding
+from mfopt.noise._draws import KEY_WORDS
+from mfopt.noise.state import Layout, NoiseState, buffer_sharding, check_arrays, mark
 from mfopt.noise.stream import NoiseStream, on_devices_of
 
-_FORMAT = "mfopt noise state 1"
+_FORMAT = "mfopt noise state 2"
 _NOTICE = (
     "SECRET. Whoever reads this file can compute the noise of the run and remove it. "
     "Keep it as safe as the data itself, and delete it after the run."
 )
+
+
+@contextlib.contextmanager
+def owner_only() -> Iterator[None]:
+    """Files and folders made inside are for their owner only, whoever makes them.
+
+    For checkpoints that Orbax, PyTorch or Opacus write and that hold a noise state::
+
+        with owner_only():
+            engine.save_checkpoint(path=path, module=model, optimizer=optimizer)
+
+    It sets the umask, which all threads of the process share; what replaces an existing file keeps
+    the mode that this file had. A writer in the background must have finished inside.
+    """
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def save_state(
@@ -79,12 +101,13 @@ def load_state(path: str | os.PathLike[str], stream: NoiseStream, params: Any) -
     layout = Layout.of(params)
     names = leaf_names(layout)
     shapes = [list(shape) for shape in layout.shapes]
-    if header["parameters"] != names or header["shapes"] != shapes:
+    if header.get("parameters") != names or header.get("shapes") != shapes:
         raise _check.reject(
             "params", dict(zip(names, shapes, strict=True)),
             "are not those that the state was made for: "
-            f"{dict(zip(header['parameters'], header['shapes'], strict=True))}",
+            f"{header.get('parameters')} of shapes {header.get('shapes')}",
         )  # fmt: skip
+    check_saved(header, arrays, stream, layout.shapes)
     buffers: list[Any] = []
     for i, sharding in enumerate(layout.shardings):
         stored = arrays.get(f"buffer/{i}")
@@ -93,8 +116,9 @@ def load_state(path: str | os.PathLike[str], stream: NoiseStream, params: Any) -
         buffers.append(stored if stored is None else jax.numpy.asarray(stored))
     return NoiseState(
         key=on_devices_of(layout, arrays["key"]),
-        step=np.int32(header["step"]),
+        step=np.asarray(header["step"], np.int32),
         buffers=tuple(buffers),
+        mark=mark(layout, stream.digest, stream.settings),
         layout=layout,
         digest=header["digest"],
         settings=header["settings"],
@@ -110,16 +134,37 @@ def leaf_names(layout: Layout) -> list[str]:
 
 def refuse_other(header: dict[str, Any], stream: NoiseStream) -> None:
     """Raise :class:`UsageError` unless the header belongs to ``stream``."""
-    if header["digest"] != stream.digest:
+    if header.get("digest") != stream.digest:
         raise _check.reject(
-            "state file", f"digest {header['digest'][:12]}",
+            "state file", f"digest {str(header.get('digest'))[:12]}",
             f"belongs to another factorization than this one ({stream.digest[:12]})",
             "Its past noise was made by another matrix: start a new run.",
         )  # fmt: skip
-    if header["settings"] != stream.settings:
+    if header.get("settings") != stream.settings:
         raise _check.reject(
-            "state file", header["settings"], f"was made with other settings than {stream.settings}"
-        )
+            "state file", header.get("settings"),
+            f"was made with other settings than {stream.settings}",
+        )  # fmt: skip
+
+
+def check_saved(
+    header: dict[str, Any],
+    arrays: dict[str, np.ndarray],
+    stream: NoiseStream,
+    shapes: tuple[tuple[int, ...], ...],
+) -> None:
+    """Raise :class:`UsageError` unless key, step and buffers are what ``stream`` would save."""
+    step, pinned = header.get("step"), header.get("pinned")
+    if type(step) is not int or not 0 <= step <= stream.iterations:
+        raise _check.reject("state: step", step, f"must be from 0 to {stream.iterations}")
+    if type(pinned) is not bool:
+        raise _check.reject("state: pinned", pinned, "must be true or false")
+    key = {"key": ((KEY_WORDS,), np.uint32)}
+    check_arrays(arrays, {**key, **stream.buffer_arrays(shapes)})
+    for name, value in arrays.items():
+        # a stream past its end holds NaN; it makes no more noise
+        if name != "key" and step < stream.iterations and not np.all(np.isfinite(value)):
+            raise _check.reject(f"state: {name}", "NaN or infinite", "must be finite")
 
 
 def write_secret(

@@ -28,6 +28,7 @@ _KNOWN = (
     DistributedDPOptimizer,
     DistributedDPOptimizerFastGradientClipping,
 )
+_STATE = "mfopt_noise"
 
 
 def replace_noise(
@@ -44,6 +45,12 @@ def replace_noise(
     it reports no finite ε, and quote the factorization's guarantee. The data loader must execute
     the factorization's sampling scheme (``poisson_sampling=False`` and batches from the scheme).
 
+    The state of the noise, **secret**, is part of the optimizer's ``state_dict`` from now on, and
+    ``load_state_dict`` takes it from there: Opacus's ``save_checkpoint`` and ``load_checkpoint`` go
+    on with the run. Write such files inside :func:`mfopt.noise.owner_only`. Replace first and load
+    afterwards: an optimizer that has loaded a state already is refused where it shows, and plain
+    SGD does not show it.
+
     Returns:
       The noise, for ``save`` and ``load``.
 
@@ -51,13 +58,15 @@ def replace_noise(
       UsageError: if the optimizer clips to another norm than ``stream``, has a noise multiplier
         other than 0 or that of ``stream``, is in ``secure_mode`` (which this does not provide),
         or is of a type whose noise is not a single addition to the sum of clipped gradients
-        (adaptive or per-layer clipping, FSDP).
+        (adaptive or per-layer clipping, FSDP). If the noise was replaced before, or the optimizer
+        has gradients or a state: what it released had other noise.
     """
     if type(optimizer) not in _KNOWN:
         raise _check.reject(
             "optimizer", type(optimizer).__name__,
             f"must be one of {[known.__name__ for known in _KNOWN]}",
         )  # fmt: skip
+    _refuse_used(optimizer)
     if not math.isclose(optimizer.max_grad_norm, stream.clip_norm, rel_tol=1e-12):
         raise _check.reject(
             "optimizer.max_grad_norm", optimizer.max_grad_norm,
@@ -84,5 +93,42 @@ def replace_noise(
             parameter.grad = total.view_as(parameter)
             _mark_as_processed(parameter.summed_grad)
 
+    plain_state, plain_load = optimizer.state_dict, optimizer.load_state_dict
+
+    def state_dict() -> dict[str, Any]:
+        return {**plain_state(), _STATE: noise.state_dict()}
+
+    def load_state_dict(state: dict[str, Any]) -> None:
+        rest = dict(state)
+        found = rest.pop(_STATE, None)
+        if found is None:
+            raise _check.reject(
+                "state_dict", sorted(rest), "holds no noise state: the noise would start again, "
+                "with another key, on a run whose first steps are released",
+                "Load what this optimizer saved after replace_noise, or start a new run.",
+            )  # fmt: skip
+        noise.check_state_dict(found)
+        plain_load(rest)
+        noise.load_state_dict(found)
+
     optimizer.add_noise = add_noise
+    optimizer.state_dict, optimizer.load_state_dict = state_dict, load_state_dict
     return noise
+
+
+def _refuse_used(optimizer: DPOptimizer) -> None:
+    """Raise :class:`UsageError` for an optimizer whose noise was replaced, or that has worked."""
+    if "add_noise" in vars(optimizer):
+        raise _check.reject(
+            "optimizer", type(optimizer).__name__, "has its noise replaced already: a second "
+            "stream would start at step 0", "Make a new optimizer for a new run.",
+        )  # fmt: skip
+    worked = optimizer.original_optimizer.state or any(
+        p.grad is not None or p.summed_grad is not None for p in optimizer.params
+    )
+    if worked or getattr(optimizer.original_optimizer, "_opt_called", False):
+        raise _check.reject(
+            "optimizer", type(optimizer).__name__, "has gradients or a state from earlier steps, "
+            "whose noise was not this stream's",
+            "Replace the noise before the first backward pass.",
+        )  # fmt: skip

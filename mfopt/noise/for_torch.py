@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
 
 from mfopt import _extras
@@ -145,20 +146,35 @@ class TorchNoise:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from :meth:`state_dict`.
+        """Go on from :meth:`state_dict`; nothing changes where it is refused.
 
         Raises:
           UsageError: the state belongs to another factorization, other settings or other
-            parameters.
+            parameters, or its step, key or buffers are not such as this object saves.
         """
-        files.refuse_other(state, self.stream)
-        if state["shapes"] != [list(shape) for shape in self._shapes]:
-            raise _check.reject("state", state["shapes"], "belongs to other parameters")
-        for mine, theirs in zip(self._buffers, state["buffers"], strict=True):
+        key, buffers = self.check_state_dict(state)
+        for mine, theirs in zip(self._buffers, buffers, strict=True):
             if mine is not None:
                 mine.copy_(theirs)
-        self._key = state["key"].numpy().view(np.uint32).copy()
-        self.step, self.pinned = int(state["step"]), bool(state["pinned"])
+        self._key = key
+        self.step, self.pinned = state["step"], state["pinned"]
+
+    def check_state_dict(self, state: Any) -> tuple[np.ndarray, list[Any]]:
+        """(key, buffers) of a state, or the errors of :meth:`load_state_dict`; changes nothing."""
+        if not isinstance(state, dict):
+            raise _check.reject("state", type(state).__name__, "must come from state_dict")
+        files.refuse_other(state, self.stream)
+        if state.get("shapes") != [list(shape) for shape in self._shapes]:
+            raise _check.reject("state", state.get("shapes"), "belongs to other parameters")
+        key, buffers = _words(state.get("key")), state.get("buffers")
+        if not isinstance(buffers, list) or len(buffers) != len(self._buffers):
+            raise _check.reject("state: buffers", type(buffers).__name__, "must be one a parameter")
+        arrays = {"key": key}
+        for i, buffer in enumerate(buffers):
+            if isinstance(buffer, torch.Tensor):
+                arrays[f"buffer/{i}"] = _viewed(buffer)
+        files.check_saved(state, arrays, self.stream, self._shapes)
+        return key.copy(), buffers
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Write the state to a file that only its owner can read (see :mod:`mfopt.noise.files`)."""
@@ -166,22 +182,41 @@ class TorchNoise:
         arrays = {"key": self._key}
         for i, buffer in enumerate(self._buffers):
             if buffer is not None:
-                arrays[f"buffer/{i}"] = _bits(buffer.cpu())
+                arrays[f"buffer/{i}"] = _viewed(buffer)
         files.write_secret(path, {"kind": "torch", **header}, arrays, force=force)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go on from a file of :meth:`save`; refused where it belongs to something else."""
         header, arrays = files.read_secret(path, "torch")
-        files.refuse_other(header, self.stream)  # also fixes the type of the buffers
-        buffers: list[torch.Tensor | None] = []
-        for i, buffer in enumerate(self._buffers):
-            stored = arrays.get(f"buffer/{i}")
-            if buffer is None or stored is None:
-                buffers.append(None)
-            else:
-                buffers.append(torch.from_numpy(stored).view(buffer.dtype))
-        key = torch.from_numpy(arrays["key"].view(np.int32).copy())
+        files.refuse_other(header, self.stream)
+        key = torch.from_numpy(arrays["key"].view(np.int32).copy()) if "key" in arrays else None
+        buffers = [
+            _tensor(arrays[f"buffer/{i}"]) if f"buffer/{i}" in arrays else None
+            for i in range(len(self._buffers))
+        ]
         self.load_state_dict({**header, "key": key, "buffers": buffers})
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    """The inverse of :func:`_viewed`."""
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _words(key: Any) -> np.ndarray:
+    """The key of a state, as the words that it was made from."""
+    if not isinstance(key, torch.Tensor) or key.dtype != torch.int32:
+        raise _check.reject("state: key", type(key).__name__, "must be a tensor of int32")
+    return key.cpu().numpy().view(np.uint32)
+
+
+def _viewed(buffer: torch.Tensor) -> np.ndarray:
+    """A tensor as an array of its own type, bfloat16 included."""
+    buffer = buffer.detach().cpu()
+    if buffer.dtype == torch.bfloat16:
+        return buffer.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return buffer.numpy()
 
 
 def _checked(index: int, parameter: Any) -> tuple[tuple[int, ...], torch.device]:
@@ -253,8 +288,3 @@ def _add_products(total: torch.Tensor, buffer: torch.Tensor, weights: np.ndarray
         for k in np.flatnonzero(weights):
             total.add_(buffer[k], alpha=float(weights[k]))
     return total
-
-
-def _bits(buffer: torch.Tensor) -> np.ndarray:
-    """numpy knows no bfloat16: its bits are stored."""
-    return buffer.view(torch.int16).numpy() if buffer.dtype == torch.bfloat16 else buffer.numpy()

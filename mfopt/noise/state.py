@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import sys
 from typing import Any
 
 import jax
@@ -65,6 +67,16 @@ def buffer_sharding(sharding: NamedSharding) -> NamedSharding:
     return NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
 
 
+def mark(layout: Layout, digest: str, settings: str) -> np.ndarray:
+    """What a state belongs to, as data of the state: uint32 (8,).
+
+    The static fields of a state come from the program that restores it, not from the checkpoint:
+    only what is saved with the buffers can show that they were another stream's.
+    """
+    text = f"mfopt noise state\n{digest}\n{settings}\n{layout.shapes}\n{layout.treedef}"
+    return np.frombuffer(hashlib.sha256(text.encode()).digest(), "<u4").astype(np.uint32)
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class NoiseState:
@@ -73,10 +85,16 @@ class NoiseState:
     The key gives all noise of the run, and the buffers give part of it. Whoever has either can
     subtract noise from what was released.
 
+    Besides :func:`mfopt.noise.save_state`, Orbax saves it as any pytree, and Flax's ``to_bytes``
+    and ``from_bytes`` do (once ``flax`` is imported), alone or inside the state of an optimizer.
+    Write such files inside :func:`mfopt.noise.owner_only`. A restored state of another stream is
+    refused, or gives NaN inside jit.
+
     Attributes:
       key: shape (8,) uint32.
       step: steps done, int32; a host number outside of jit, so that reading it waits for nothing.
       buffers: one array (or None) per parameter.
+      mark: of :func:`mark`, shape (8,) uint32.
       layout: of the parameters (static).
       digest: of the factorization (static).
       settings: what else must agree (static).
@@ -86,10 +104,14 @@ class NoiseState:
     key: Any
     step: Any
     buffers: tuple[Any, ...]
+    mark: Any
     layout: Layout = dataclasses.field(metadata={"static": True})
     digest: str = dataclasses.field(metadata={"static": True})
     settings: str = dataclasses.field(metadata={"static": True})
     pinned: bool = dataclasses.field(metadata={"static": True})
+
+    def __post_init__(self) -> None:
+        _register_with_flax()
 
     def __repr__(self) -> str:
         step = self.step if isinstance(self.step, jax.core.Tracer) else int(self.step)
@@ -97,3 +119,65 @@ class NoiseState:
             f"NoiseState(step={step}, parameters={self.layout.size}, digest={self.digest[:12]}, "
             f"key=<{'pinned, not private' if self.pinned else 'secret'}>)"
         )
+
+
+def check_arrays(found: dict[str, Any], expected: dict[str, tuple[tuple[int, ...], Any]]) -> None:
+    """Raise :class:`UsageError` unless the arrays have exactly these names, shapes and types."""
+    if other := sorted(set(found) ^ set(expected)):
+        kind = "lacks" if other[0] in expected else "should not hold"
+        raise _check.reject("state", f"{len(found)} arrays", f"{kind} {other[0]}")
+    for name, (shape, dtype) in expected.items():
+        have = tuple(np.shape(found[name])), str(getattr(found[name], "dtype", type(found[name])))
+        if have != (tuple(shape), str(np.dtype(dtype))):
+            raise _check.reject(
+                f"state: {name}", f"{have[1]}{list(have[0])}",
+                f"must be {np.dtype(dtype)}{list(shape)}",
+            )  # fmt: skip
+
+
+def parts_of(state: NoiseState) -> dict[str, Any]:
+    """All data of a state by name."""
+    buffers = {f"buffer/{i}": b for i, b in enumerate(state.buffers) if b is not None}
+    return {"key": state.key, "step": state.step, "mark": state.mark, **buffers}
+
+
+def _register_with_flax() -> None:
+    """Teach Flax's serialization what a state is, as soon as both are there."""
+    global _known_to_flax
+    flax = None if _known_to_flax else sys.modules.get("flax.serialization")
+    if flax is None or not hasattr(flax, "register_serialization_state"):
+        return
+    flax.register_serialization_state(NoiseState, _to_flax, _from_flax)
+    _known_to_flax = True
+
+
+_known_to_flax = False
+
+
+def _to_flax(state: NoiseState) -> dict[str, Any]:
+    return {**parts_of(state), "pinned": state.pinned}
+
+
+def _from_flax(target: NoiseState, found: dict[str, Any]) -> NoiseState:
+    found = dict(found)
+    pinned = found.pop("pinned", None)
+    like = parts_of(target)
+    check_arrays(found, {name: (part.shape, part.dtype) for name, part in like.items()})
+    if not isinstance(pinned, bool) or not np.array_equal(found["mark"], target.mark):
+        raise _check.reject(
+            "state", "of Flax", "belongs to another factorization, other settings or parameters"
+        )
+    placed = {
+        name: jax.device_put(part, like[name].sharding)
+        if isinstance(like[name], jax.Array)
+        else np.asarray(part)
+        for name, part in found.items()
+    }
+    return dataclasses.replace(
+        target,
+        key=placed["key"],
+        step=placed["step"],
+        mark=placed["mark"],
+        buffers=tuple(placed.get(f"buffer/{i}") for i in range(len(target.buffers))),
+        pinned=pinned,
+    )

@@ -14,7 +14,7 @@ from mfopt import _check
 from mfopt.mechanism import release_digest
 from mfopt.noise import _draws, _kernels, _keys
 from mfopt.noise.choice import Past, choose
-from mfopt.noise.state import Layout, NoiseState, buffer_sharding
+from mfopt.noise.state import Layout, NoiseState, buffer_sharding, check_arrays, mark, parts_of
 from mfopt.sampling import Scheme
 from mfopt.strategies import Strategy
 
@@ -175,8 +175,9 @@ class NoiseStream:
         )
         return NoiseState(
             key=on_devices_of(layout, words),
-            step=np.int32(0),
+            step=np.zeros((), np.int32),
             buffers=buffers,
+            mark=mark(layout, self.digest, self.settings),
             layout=layout,
             digest=self.digest,
             settings=self.settings,
@@ -194,8 +195,17 @@ class NoiseStream:
         self.check_state(state)
         if isinstance(state.step, jax.core.Tracer):
             traced = state.step
+            # past the end, and with the buffers of another stream, all is NaN once and for all
+            own = mark(state.layout, self.digest, self.settings)
+            mine = jnp.all(jnp.asarray(state.mark) == own)
+            valid = mine & (traced >= 0) & (traced < self.iterations)
             noise, key, buffers = self._advance(
-                state.key, state.buffers, traced, self.recursion.at(traced), layout=state.layout
+                state.key,
+                state.buffers,
+                traced,
+                valid,
+                self.recursion.at(traced),
+                layout=state.layout,
             )
             return noise, dataclasses.replace(state, step=traced + 1, key=key, buffers=buffers)
         if _keys.tracing():
@@ -215,10 +225,12 @@ class NoiseStream:
             key=state.key,
             buffers=state.buffers,
             step=np.int32(step),
+            valid=np.bool_(True),
             coefficients=self.recursion.at(step),
             layout=state.layout,
         )
-        return noise, dataclasses.replace(state, step=np.int32(step + 1), key=key, buffers=buffers)
+        after = np.asarray(step + 1, np.int32)
+        return noise, dataclasses.replace(state, step=after, key=key, buffers=buffers)
 
     def compile_step(self, state: NoiseState) -> jax.stages.Compiled:
         """The compiled step outside of jit, to look at its memory and its communication."""
@@ -226,6 +238,7 @@ class NoiseStream:
             key=state.key,
             buffers=state.buffers,
             step=np.int32(0),
+            valid=np.bool_(True),
             coefficients=self.recursion.at(0),
             layout=state.layout,
         ).compile()
@@ -244,13 +257,42 @@ class NoiseStream:
             raise _check.reject(
                 "state", state.settings, f"was made with other settings than {self.settings}"
             )
+        expected = {
+            "key": ((_draws.KEY_WORDS,), np.uint32),
+            "step": ((), np.int32),
+            "mark": ((8,), np.uint32),
+            **self.buffer_arrays(state.layout.shapes),
+        }
+        check_arrays(parts_of(state), expected)
+        if isinstance(state.step, jax.core.Tracer):
+            return  # inside jit the values are not known; there a wrong one gives NaN
+        if not 0 <= int(state.step) <= self.iterations:
+            raise _check.reject(
+                "state.step", int(state.step), f"must be from 0 to {self.iterations}"
+            )
+        if not np.array_equal(state.mark, mark(state.layout, self.digest, self.settings)):
+            raise _check.reject(
+                "state.mark", "of the buffers", "belongs to another factorization, other settings "
+                "or other parameters", "Restore the state that this stream made.",
+            )  # fmt: skip
+
+    def buffer_arrays(
+        self, shapes: tuple[tuple[int, ...], ...]
+    ) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        """(shape, type) of every buffer of parameters of these shapes, by its name in a file."""
+        full = (_kernels.buffer_shape(self.recursion, shape) for shape in shapes)
+        return {
+            f"buffer/{i}": (shape, self.buffer_dtype)
+            for i, shape in enumerate(full)
+            if shape is not None
+        }
 
     def _advance(
-        self, key: Any, buffers: tuple[Any, ...], step: Any, coefficients: Any, *, layout: Layout
-    ) -> tuple[Any, Any, tuple[Any, ...]]:
+        self, key: Any, buffers: tuple[Any, ...], step: Any, valid: Any, coefficients: Any, *,
+        layout: Layout,
+    ) -> tuple[Any, Any, tuple[Any, ...]]:  # fmt: skip
         """One step for every leaf; traced."""
-        # past the end everything turns to NaN, once and for all
-        scale = jnp.where(step < self.iterations, np.asarray(self.stddev, self.dtype), jnp.nan)
+        scale = jnp.where(valid, np.asarray(self.stddev, self.dtype), jnp.nan)
         counters = _draws.allocate(layout.shapes, self.iterations)
         seeds = _draws.seeds(key, step, np.arange(len(counters)))
         coefficients = tuple(jnp.asarray(c, self.dtype) for c in coefficients)
