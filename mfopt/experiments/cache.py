@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import os
+import sys
 import zipfile
 import zlib
 from pathlib import Path
@@ -46,6 +47,18 @@ def code_digest(training: bool) -> str:
     return sha.hexdigest()
 
 
+def _own_code(settings: dict[str, Any]) -> str:
+    """SHA-256 of the file that defines a user's own kind of strategy; "" for those of mfopt."""
+    from mfopt.strategies import registered
+
+    cls = registered().get(settings.get("kind", ""))
+    module = None if cls is None else sys.modules.get(cls.__module__)
+    file = getattr(module, "__file__", None)
+    if cls is None or file is None or cls.__module__.startswith("mfopt."):
+        return ""
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
 @dataclasses.dataclass(frozen=True)
 class Task:
     """One unit of work.
@@ -74,7 +87,7 @@ class Task:
     @property
     def key(self) -> str:
         """Address of the result: of the task, of all it needs, and of the code."""
-        code = code_digest(self.name.startswith(_TRAINING))
+        code = code_digest(self.name.startswith(_TRAINING)) + _own_code(self.arguments)
         sha = hashlib.sha256(f"{_FORMAT}|{code}|{self.name}|{self.settings}".encode())
         for task in self.needs:
             sha.update(task.key.encode())

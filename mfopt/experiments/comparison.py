@@ -18,7 +18,9 @@ from mfopt.experiments import tasks
 from mfopt.experiments.cache import Cache, Task
 from mfopt.experiments.runner import run_all
 from mfopt.experiments.tasks import BALLS, POISSON
+from mfopt.optimize import kinds
 from mfopt.progress import Report, silent
+from mfopt.strategies import registered
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 BUFFERS = (2, 3, 4, 5)
@@ -36,8 +38,10 @@ class Row(NamedTuple):
       noise_multiplier: σ relative to the clip norm, for C as stored.
       rmse: per coordinate, in clip norms.
       relative_error: standard error of σ (and RMSE) over it, from Monte Carlo; 0 if exact.
-      memory: model-sized arrays that streaming the noise keeps.
+      memory: model-sized arrays that streaming the noise keeps from step to step.
       status: of σ: "exact", "bound" or "estimate".
+      draws: model-sized white draws that one step makes, mean over the run: more than 1 where past
+        ones are made again instead of kept.
     """
 
     family: str
@@ -48,6 +52,7 @@ class Row(NamedTuple):
     relative_error: float
     memory: int
     status: str
+    draws: float = 1.0
 
 
 # name -> what a reader sees; order is the order of tables
@@ -107,7 +112,7 @@ class Comparison(NamedTuple):
         for epsilon in self.epsilons:
             _check.positive("eps", epsilon)
         for name in self.include:
-            if name not in FAMILIES:
+            if name not in FAMILIES and name not in _own_kinds():
                 raise _check.reject(
                     "include", name, "is not a family", f"Choose from {', '.join(FAMILIES)}."
                 )
@@ -126,7 +131,7 @@ def expand(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if name == "all":
             found = list(FAMILIES)
-        elif name in FAMILIES:
+        elif name in FAMILIES or name in _own_kinds():
             found = [name]
         else:
             found = [f for f in FAMILIES if f.split("+")[0] == name]
@@ -179,7 +184,20 @@ def _candidates(s: Comparison, family: str, epsilon: float) -> list[tuple[int, T
         return [(0, sigma(amplified(family)))]
     if kind in ("banded-sqrt", "banded-inverse-sqrt"):
         return [(w, sigma(tasks.fixed_task(kind, w))) for w in s.widths if 1 < w <= n]
+    if kind in kinds.names():
+        return [(0, sigma(amplified(kind, buffers=4)))]
     return [(0, sigma(tasks.fixed_task(kind)))]
+
+
+def _own_kinds() -> set[str]:
+    """Kinds that a user has defined and that the optimizer, or nothing but a name, makes."""
+    own = {kind for kind, cls in registered().items() if not cls.__module__.startswith("mfopt.")}
+    return own & {*kinds.names(), *kinds.fixed_names()}
+
+
+def label(family: str) -> str:
+    """What a reader sees of a family."""
+    return FAMILIES.get(family, family)
 
 
 def _optimum(s: Comparison, kind: str, width: int) -> Task:
@@ -233,6 +251,7 @@ def every_size(
             Row(
                 family, epsilon, size, record["noise_multiplier"], record["rmse"],
                 record["relative_error"], record["memory"], record["status"],
+                record["draws"],
             )
             for size, task in candidates
             for record in [results[task].record]
@@ -291,7 +310,7 @@ def table(rows: Sequence[Row], baseline: str | None = None) -> tuple[list[str], 
     best = {e: min(row.rmse for row in rows if row.epsilon == e) for e in epsilons}
     lines = []
     for family in families:
-        cells = [FAMILIES.get(family, family)]
+        cells = [label(family)]
         for epsilon in epsilons:
             row = found.get((family, epsilon))
             if row is None:

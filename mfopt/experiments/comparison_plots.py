@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from mfopt.experiments.comparison import FAMILIES, Z95, Comparison, Row, by_key, improvements
+from mfopt.experiments.comparison import Z95, Comparison, Row, by_key, improvements, label
 from mfopt.experiments.plots import Curve, Panel
 
 _LOWEST_SHOWN = -40  # percent: a far worse mechanism would squeeze all the others into one line
@@ -23,7 +23,7 @@ def rmse_panel(setting: Comparison, rows: Sequence[Row], title: str = "") -> Pan
         mine = sorted((row for row in rows if row.family == family), key=lambda row: row.epsilon)
         curves.append(
             Curve(
-                FAMILIES[family], [row.epsilon for row in mine], [row.rmse for row in mine],
+                label(family), [row.epsilon for row in mine], [row.rmse for row in mine],
                 [row.rmse * (1 - Z95 * row.relative_error) for row in mine],
                 [row.rmse * (1 + Z95 * row.relative_error) for row in mine],
             )
@@ -56,19 +56,19 @@ def improvement_panel(
         assert all((family, e) in table for e in epsilons)
         curves.append(
             Curve(
-                FAMILIES[family], epsilons, [g.percent for g in mine], [g.low for g in mine],
+                label(family), epsilons, [g.percent for g in mine], [g.low for g in mine],
                 [g.high for g in mine],
             )
         )  # fmt: skip
-    label = f"RMSE below {FAMILIES[baseline]} (%)\nhigher is better"
+    axis = f"RMSE below {label(baseline)} (%)\nhigher is better"
     values = [value for curve in curves for value in curve.y]
     near = [value for value in values if value >= _LOWEST_SHOWN]
     if len(near) == len(values) or len(near) < len(values) / 2:
-        return Panel(curves, title or _where(setting), EPSILON, label, zero_line=True)
+        return Panel(curves, title or _where(setting), EPSILON, axis, zero_line=True)
     curves = [curve for curve in curves if max(curve.y) >= _LOWEST_SHOWN]
     limits = (min(_LOWEST_SHOWN, min(near)), max(*near, 0) + 3)
-    label += f"; below {_LOWEST_SHOWN}% not shown"
-    return Panel(curves, title or _where(setting), EPSILON, label, zero_line=True, y_range=limits)
+    axis += f"; below {_LOWEST_SHOWN}% not shown"
+    return Panel(curves, title or _where(setting), EPSILON, axis, zero_line=True, y_range=limits)
 
 
 def pareto_panel(setting: Comparison, rows: Sequence[Row], epsilon: float) -> Panel:
@@ -76,13 +76,15 @@ def pareto_panel(setting: Comparison, rows: Sequence[Row], epsilon: float) -> Pa
     kinds: dict[str, list[Row]] = {}
     for row in rows:
         if row.epsilon == epsilon:
-            label = "BLT (amplified)" if row.family.startswith("blt-") else FAMILIES[row.family]
-            kinds.setdefault(label, []).append(row)
+            name = "BLT (amplified)" if row.family.startswith("blt-") else label(row.family)
+            if row.draws > 1:
+                name += f", {row.draws:.0f} draws a step"
+            kinds.setdefault(name, []).append(row)
     curves = []
-    for label, found in kinds.items():
+    for name, found in kinds.items():
         mine = sorted(found, key=lambda row: row.memory)
         # memory 0 (independent noise) has no place on a log scale: counted with the model itself
-        curves.append(Curve(label, [1 + row.memory for row in mine], [row.rmse for row in mine]))
+        curves.append(Curve(name, [1 + row.memory for row in mine], [row.rmse for row in mine]))
     return Panel(
         curves, f"Memory against error at ε = {epsilon:g}, {_where(setting)}",
         "memory of model and noise state (model sizes, log scale)", RMSE, log_y=True,

@@ -7,6 +7,7 @@ task needs, and no module that describes tasks imports the one that runs them.
 from __future__ import annotations
 
 import concurrent.futures
+import importlib
 import json
 import multiprocessing
 import os
@@ -138,12 +139,27 @@ def device() -> str:
     return f"{name}, {cores} cores ({platform.machine()})"
 
 
+def _own_modules() -> list[str]:
+    """Modules that define a user's own kinds: a worker knows a kind once it has imported them."""
+    from mfopt.strategies import registered
+
+    names = {cls.__module__ for cls in registered().values()}
+    return sorted(name for name in names if not name.startswith("mfopt.") and name != "__main__")
+
+
+def _define(modules: list[str]) -> None:
+    for name in modules:
+        importlib.import_module(name)
+
+
 def _in_processes(missing: list[Task], cache: Cache, jobs: int, progress: Report) -> None:
     waiting, finished, done = list(missing), set[Task](), 0
     open_tasks = set(missing)
     # spawn: a forked JAX deadlocks
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
+    with concurrent.futures.ProcessPoolExecutor(
+        jobs, mp_context=context, initializer=_define, initargs=(_own_modules(),)
+    ) as pool:
         running: dict[concurrent.futures.Future[None], Task] = {}
         try:
             while waiting or running:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from mfopt import _check, query_error, strategies
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.monte_carlo import dominating_pair
+from mfopt.accounting.unamplified import bands as column_bands
 from mfopt.calibration import calibrate, release
 from mfopt.experiments.cache import Result, Task
+from mfopt.noise.choice import choose
 from mfopt.optimize import kinds, optimize, unamplified
 from mfopt.sampling import BallsInBins, CyclicPoisson, FixedOrder, Poisson
 from mfopt.strategies import Strategy
@@ -193,6 +193,7 @@ def run_sigma(
     strategy = strategy_of(source)
     n = bins * epochs
     at_one = float(query_error.rmse(PrefixSums(), strategy, n))
+    recursion = choose(strategy, n)
     relative_error = 0.0
     if sampling == BALLS:
         pair = dominating_pair.exact(strategy, BallsInBins(bins, epochs))
@@ -210,7 +211,8 @@ def run_sigma(
         {
             "noise_multiplier": sigma, "rmse": sigma * at_one, "rmse_at_one": at_one,
             "relative_error": relative_error, "status": status,
-            "memory": memory(strategy, n), "strategy": strategy.describe(),
+            "memory": recursion.slots, "draws": recursion.draws(n),
+            "strategy": strategy.describe(),
         }
     )  # fmt: skip
 
@@ -250,24 +252,8 @@ def _scheme(sampling: str, strategy: Strategy, bins: int, epochs: int) -> Any:
         return FixedOrder(bins, epochs)
     if sampling != POISSON:
         raise _check.reject("sampling", sampling, f"must be {UNAMPLIFIED}, {POISSON} or {BALLS}")
-    bands = getattr(strategy, "bands", 1)
-    # a group of 1/bands of the units gives the same expected batch at bands times the rate
-    return Poisson(1 / bins, n) if bands == 1 else CyclicPoisson(bands / bins, bands, n)
-
-
-def memory(strategy: Strategy, n: int) -> int:
-    """Model-sized arrays that streaming C⁻¹z keeps from step to step.
-
-    Banded C: bands - 1 earlier noises; BLT: its buffers; C⁻¹ with few bands: that many earlier
-    draws less one; everything else: up to n - 1 (or counter-based redraws of as many).
-    """
-    match strategy.kind:
-        case "identity":
-            return 0
-        case "blt":
-            return int(strategy.describe()["buffers"])
-        case "banded" | "banded-toeplitz" | "banded-sqrt" | "banded-inverse-sqrt":
-            return min(int(strategy.describe()["bands"]), n) - 1
-        case "tree":
-            return int(np.log2(n)) + 1
-    return n - 1
+    bands = column_bands(strategy, n)
+    # a group of 1/bands of the units gives the same expected batch at bands times the rate; with
+    # more bands than that leaves a rate for, the accountant of plain Poisson sampling says no
+    grouped = 1 < bands <= bins
+    return CyclicPoisson(bands / bins, bands, n) if grouped else Poisson(1 / bins, n)

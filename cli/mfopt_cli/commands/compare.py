@@ -123,7 +123,7 @@ def command(
         display.print_text(
             f"RMSE of {epochs} epochs × {iters} iterations at δ = {delta:g}; * the least", "bold"
         )
-        over = f", change against {comparison.FAMILIES[baseline]}" if baseline else ""
+        over = f", change against {comparison.label(baseline)}" if baseline else ""
         display.print_text(f"(best number of bands or buffers){over}")
         display.columns(*comparison.table(rows, baseline))
 
