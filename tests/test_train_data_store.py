@@ -257,6 +257,10 @@ def test_damage_is_found(on_disk, tmp_path):
     (on_disk / "metadata.json").write_text(json.dumps(facts | {"format_version": 2}))
     with pytest.raises(UsageError, match="version 1"):
         TokenStore.open(on_disk)
+    for content in ("1", "[]", '"x"', "null", json.dumps(facts | {"vocab_size": "2"}), "[" * 10**5):
+        (on_disk / "metadata.json").write_text(content)
+        with pytest.raises(UsageError, match=r"unreadable|format_version"):
+            TokenStore.open(on_disk)
     (on_disk / "metadata.json").write_text("{")
     with pytest.raises(UsageError, match="unreadable"):
         TokenStore.open(on_disk)

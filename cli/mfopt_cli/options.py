@@ -110,7 +110,7 @@ def whole(value: Any) -> int:
     Raises:
       ValueError: saying what is wrong, to be put behind the value.
     """
-    text = str(value).replace("_", "").strip()
+    text = str(value).strip()
     try:
         return int(text)
     except ValueError:

@@ -106,8 +106,10 @@ class TokenStore:
                 "path", str(folder), "is not a token store", "Make one with `mfopt data build`."
             )
         try:
-            metadata = json.loads((folder / METADATA).read_text())
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            metadata = json.loads((folder / METADATA).read_text(encoding="utf-8"))
+            if not isinstance(metadata, dict):
+                raise ValueError(f"{METADATA} holds no object")
+        except (ValueError, RecursionError) as error:  # not UTF-8 and not JSON among them
             raise _check.reject("path", str(folder), f"has unreadable metadata ({error})") from None
         if metadata.get("format_version") != FORMAT_VERSION:
             raise _check.reject(
@@ -116,6 +118,11 @@ class TokenStore:
                 f"this mfopt reads version {FORMAT_VERSION}",
                 "Build the store again with `mfopt data build`.",
             )
+        for name, kind in (("vocab_size", int), ("content_digest", str)):
+            if type(metadata.get(name)) is not kind:
+                raise _check.reject(
+                    "path", str(folder), f"has unreadable metadata ({name} = {metadata.get(name)})"
+                )
         arrays = {name: map_array(folder / f"{name}.npy") for name in _ARRAYS}
         return cls(
             arrays["tokens"],

@@ -1,0 +1,416 @@
+"""Hostile calls of every command: no traceback, no success for what cannot be meant.
+
+    mfopt bench calls --count 1500 --out artifacts/bench-calls.json
+
+Calls are generated from the command tree itself, so a new command or option is attacked without an
+edit here: each is a call that works, with one or two of its values exchanged for something hostile
+to that kind of value. A call is judged by its exit code (0, 1 or 2), its last line of error, what
+``--json`` printed, and the files it left. Calls run in this process's children, which import JAX
+once; a call that is still at work after ``--seconds`` is stopped like Ctrl-C and must then end
+with 130; one that needs more than ``--memory`` GiB, or ends its process, has failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import io
+import itertools
+import json
+import math
+import os
+import random
+import resource
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+Call = list[str]
+
+# command -> a call that works, quickly where it can; FILE, DATA and NEW stand for paths
+GOOD: dict[str, str] = {
+    "optimize": "--epochs 2 --iters 4 --eps 2 --delta 1e-3 --strategy identity --out NEW.npz",
+    "certify": "FILE --eps 3 --delta 1e-2 --certify-samples 4096 --seed 1",
+    "calibrate": "FILE --eps 3 --delta 1e-2 --certify-samples 4096 --seed 1 --out NEW.npz",
+    "show": "FILE",
+    "noise": "FILE --params 100 --repeats 1",
+    "plot": "FILE --out NEW.png",
+    "bench": "no-such-benchmark",
+    "compare": "--epochs 2 --iters 4 --eps 2 --include dpsgd+balls-in-bins --jobs 1 --cache CACHE",
+    "figures": "--list",
+    "account dpsgd": "--epochs 2 --iters 8 --eps 2 --delta 1e-5",
+    "account banded": "--epochs 2 --iters 8 --bands 2 --eps 2 --delta 1e-5",
+    "account balls-in-bins": "--epochs 2 --iters 4 --noise-multiplier 2 --delta 1e-5",
+    "account els": "--epochs 2 --iters 8 --group-size 2 --noise-multiplier 2 --delta 1e-5",
+    "account uls": "--iters 8 --batch-size 10 --population 100 --eps 2 --delta 1e-5",
+    "account group": "--iters 8 --probability 0.1 --group-size 2 --noise-multiplier 2 --delta 1e-5",
+    "account fixed-batch": "--iters 8 --batch-size 10 --population 100 --eps 2 --delta 1e-5",
+    "account fedavg": "--iters 8 --probability 0.1 --noise-multiplier 2 --delta 1e-5",
+    "data build": "NEW --data DATA --tokenizer MISSING",
+    "data stats": "CORPUS",
+    "train": "--epochs 2 --iters 4 --eps 2 --delta 1e-5 --show-config",
+    "audit": "FILE --canaries 64 --seed 1",
+}
+NUMBERS = (
+    "0", "-1", "-0.0", "nan", "inf", "-inf", "1e309", "1e-320", "1e9", "1e12", "1e20", "1e23",
+    "2147483648", "9223372036854775808", "9" * 400, "0.5", "1.5", "1e-50", "1e-100", "0.99", "1",
+    "2", "1000", "x", "", " ", "0x10", "1_0", "1__0", "1,5", "5:1", "1:1e9", "1:", ":", "1:2:0",
+    "½", "١", "1e", "--", "+3", "None", "True", "1e-5\n", "10M", "1e400M", "-M",
+)  # fmt: skip
+WORDS = (
+    "",
+    " ",
+    "x",
+    "🙂",
+    "a" * 5000,
+    "[bold]x[/bold]",
+    "\x1b[31mred",
+    "--",
+    "-x",
+    "../..",
+    "a:b:c",
+    "%s%n",
+    "None",
+    "balls-in-bins:bins=4",
+    "balls-in-bins:bins=1e9,epochs=1e9",
+    "poisson:probability=2,iterations=-1",
+    ":,=",
+    "pure:nan",
+    "pure:1e9",
+    "gaussian:-1",
+    "approximate:1:2",
+    "banded-sqrt:0",
+    "banded-sqrt:99999999999",
+    "blt,,dpsgd",
+    "all",
+)
+PATHS = (
+    "",
+    " ",
+    ".",
+    "..",
+    "/",
+    "MISSING",
+    "FOLDER",
+    "TEXT",
+    "CUT",
+    "EMPTY",
+    "/dev/null",
+    "/dev/full",
+    "LOCKED",
+    "a" * 300,
+    "new\nline.npz",
+    "no/such/folder/x.npz",
+    "TEXT/x.npz",
+    "~/x.npz",
+    "x.npz.npz",
+    "-",
+    "--",
+    "🙂.npz",
+    "FILE",
+    "x.png",
+    "x",
+)
+# values at which a call can mean nothing: success is a failure of the command
+NEVER = {"x", "", " ", "nan", "inf", "-inf", "0x10", "1__0", "1:", ":", "1:2:0", "5:1", "1e",
+         "None", "True", "-M", "1e400M", "1e309"}  # fmt: skip
+
+
+def options_of(path: str) -> dict[str, Any]:
+    """Main name -> click option of a command, without what help hides."""
+    from mfopt_cli.main import cli
+
+    command: Any = cli
+    for name in path.split():
+        command = command.get_command(click.Context(command), name)
+    return {
+        param.opts[0]: param
+        for param in command.get_params(click.Context(command))
+        if isinstance(param, click.Option) and "--help" not in param.opts
+    }
+
+
+def hostile(param: Any, rng: random.Random) -> str:
+    """A value to break this option with."""
+    if isinstance(param.type, click.Path):
+        return rng.choice(PATHS)
+    if param.type.name in ("integer", "float", "integers", "numbers"):
+        return rng.choice(NUMBERS)
+    return rng.choice(WORDS + PATHS)
+
+
+def generate(count: int, seed: int) -> Iterator[Call]:
+    """``count`` calls, equally many of every command."""
+    rng = random.Random(seed)
+    known = {path: options_of(path) for path in GOOD}
+    for index in range(count):
+        path = list(GOOD)[index % len(GOOD)]
+        words = shlex.split(GOOD[path])
+        for _ in range(rng.choice((1, 1, 1, 2))):
+            words = _broken(words, known[path], rng)
+        if rng.random() < 0.3 and "--json" in known[path] and "--json" not in words:
+            words.append("--json")
+        yield [*path.split(), *words]
+
+
+def _broken(words: Call, known: dict[str, Any], rng: random.Random) -> Call:
+    """``words`` with one thing wrong: a value, a word too many or too few, an option twice."""
+    words = list(words)
+    kind = rng.random()
+    if kind < 0.75 and known:
+        name = rng.choice(list(known))
+        param = known[name]
+        if param.is_flag:
+            return [*words, name]
+        value = hostile(param, rng)
+        if name in words:
+            words[words.index(name) + 1] = value
+            return words
+        return [*words, name, value]
+    if kind < 0.85 and words:
+        words.pop(rng.randrange(len(words)))
+        return words
+    if kind < 0.95 and any(not word.startswith("-") for word in words):
+        place = rng.choice([i for i, word in enumerate(words) if not word.startswith("-")])
+        words[place] = rng.choice(PATHS)
+        return words
+    return [*words, rng.choice((*WORDS, "--no-such-option", "--eps", "-h", "--js"))]
+
+
+def prepare(folder: Path) -> dict[str, str]:
+    """The paths that the capital words of a call stand for."""
+    from mfopt_cli.main import main
+
+    places = {
+        name: str(folder / name.lower())
+        for name in (
+            "FOLDER",
+            "TEXT",
+            "CUT",
+            "EMPTY",
+            "MISSING",
+            "LOCKED",
+            "CORPUS",
+            "DATA",
+            "CACHE",
+        )
+    }
+    (folder / "folder").mkdir()
+    (folder / "corpus").mkdir()
+    (folder / "corpus" / "metadata.json").write_text("1")
+    (folder / "data").write_text('{"user": "a", "text": "b"}\n')
+    (folder / "text").write_text("hello")
+    (folder / "empty").write_text("")
+    places["FILE"] = str(folder / "file.npz")
+    with contextlib.redirect_stdout(io.StringIO()):
+        made = "optimize --epochs 2 --iters 4 --eps 2 --delta 1e-3 --strategy sqrt --seed 1"
+        main([*made.split(), "--certify-samples", "4096", "--quiet", "--out", places["FILE"]])
+    (folder / "cut").write_bytes(Path(places["FILE"]).read_bytes()[:700])
+    (folder / "locked").write_text("")
+    (folder / "locked").chmod(0)
+    return places
+
+
+class _OutOfTimeError(KeyboardInterrupt):
+    """As Ctrl-C."""
+
+
+def run(call: Call, places: dict[str, str], seconds: float) -> dict[str, Any]:
+    """Make one call in this process; how it ended, and what is wrong with that."""
+    from mfopt_cli.main import main
+
+    folder = Path(tempfile.mkdtemp(dir=places["FOLDER"]))
+    words = [_placed(word, places, folder) for word in call]
+    out, err, code, stopped = io.StringIO(), io.StringIO(), 0, False
+    problem = ""
+
+    def stop(*_: object) -> None:
+        nonlocal stopped
+        stopped = True
+        raise _OutOfTimeError
+
+    before, began = Path.cwd(), time.perf_counter()
+    previous = signal.signal(signal.SIGALRM, stop)
+    os.chdir(folder)
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            try:
+                main(words)
+            except SystemExit as ended:
+                code = ended.code if isinstance(ended.code, int) else 0 if not ended.code else 1
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+    except BaseException as escaped:
+        problem = f"traceback: {type(escaped).__name__}: {str(escaped)[:300]}"
+    finally:
+        os.chdir(before)
+        signal.signal(signal.SIGALRM, previous)
+    problem = problem or judge(call, code, out.getvalue(), err.getvalue(), folder, stopped)
+    return {
+        "call": call, "code": code, "stopped": stopped, "problem": problem,
+        "seconds": time.perf_counter() - began,
+        "gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "said": (err.getvalue().strip().splitlines() or [""])[-1][:300],
+    }  # fmt: skip
+
+
+def _placed(word: str, places: dict[str, str], folder: Path) -> str:
+    name, dot, rest = word.partition(".") if word.startswith("NEW") else word.partition("/")
+    if name == "NEW":
+        return str(folder / f"new{dot}{rest}")
+    return places.get(name, name) + dot + rest
+
+
+def judge(call: Call, code: int, out: str, err: str, folder: Path, stopped: bool) -> str:
+    """What is wrong with how a call ended; an empty text where nothing is."""
+    if "Traceback" in out + err:
+        return "traceback printed"
+    if stopped:
+        return "" if code in (0, 1, 2, 130) else f"exit code {code} for an interrupt"
+    if code not in (0, 1, 2):
+        return f"exit code {code}"
+    lines = err.strip().splitlines()
+    if code and not (lines and lines[-1].startswith(("mfopt: ", "Error: "))):
+        return f"no reason given: {lines[-1:]}"
+    if code and "--json" in call and out.strip() and call[0] != "audit":
+        return "output in spite of an error"
+    if any(part.name.endswith(".mfopt-part") for part in folder.rglob("*")):
+        return "a part of a file was left"
+    if code == 0:
+        if "--json" in call and not {"-h", "--help", "--list", "--show-config"} & set(call):
+            try:
+                _finite(json.loads(out))
+            except ValueError as problem:
+                return f"not JSON: {problem}"
+        return _meaningless(call)
+    return ""
+
+
+def _finite(value: Any) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("a number that is not finite")
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) \
+            else ():  # fmt: skip
+        _finite(item)
+
+
+def _meaningless(call: Call) -> str:
+    path = " ".join(call[:2]) if " ".join(call[:2]) in GOOD else call[0]
+    known = options_of(path)
+    if {"-h", "--help", "--list"} & set(call):
+        return ""
+    for name, value in itertools.pairwise(call):
+        param = known.get(name)
+        numeric = param is not None and param.type.name in (
+            "integer", "float", "integers", "numbers",
+        )  # fmt: skip
+        if numeric and value in NEVER and call.count(name) == 1:
+            return f"success with {name} {value!r}"
+    return ""
+
+
+def worker(calls: list[tuple[int, Call]], options: argparse.Namespace) -> None:
+    """Make the calls, one line of JSON on the original standard output for each."""
+    report = os.fdopen(os.dup(1), "w")
+    with tempfile.TemporaryDirectory() as folder:
+        places = prepare(Path(folder))
+        for index, call in calls:
+            report.write(json.dumps({"begun": index}) + "\n")
+            report.flush()
+            report.write(json.dumps({"index": index, **run(call, places, options.seconds)}) + "\n")
+            report.flush()
+
+
+def drive(calls: list[Call], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """All calls, in a child that is replaced when a call ends it."""
+    left, results = collections.deque(enumerate(calls)), []
+    while left:
+        child = subprocess.Popen(
+            [sys.executable, __file__, "--worker", "--seconds", str(options.seconds),
+             "--memory", str(options.memory)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            env={**os.environ, "MPLBACKEND": "Agg", "HOME": tempfile.gettempdir()},
+        )  # fmt: skip
+        assert child.stdin is not None and child.stdout is not None
+        json.dump(list(left), child.stdin)
+        child.stdin.close()
+        begun = None
+        for line in child.stdout:
+            if not line.startswith("{"):
+                continue
+            entry = json.loads(line)
+            if "begun" in entry:
+                begun = entry["begun"]
+                continue
+            while left and left[0][0] <= entry["index"]:
+                left.popleft()
+            if entry["gib"] > options.memory:
+                entry["problem"] = entry["problem"] or f"{entry['gib']:.1f} GiB"
+                child.kill()  # a fresh process, so that the next one's memory can be told
+            begun = None
+            results.append(entry)
+            if entry["problem"]:
+                print(f"{shlex.join(entry['call'])[:200]}\n    {entry['problem']}", flush=True)
+        child.wait()
+        if begun is not None:
+            while left and left[0][0] <= begun:
+                left.popleft()
+            problem = f"the process ended with {child.returncode}"
+            results.append({"call": calls[begun], "code": child.returncode, "problem": problem})
+            print(f"{shlex.join(calls[begun])[:200]}\n    {problem}", flush=True)
+        elif child.returncode and not results:
+            raise SystemExit("the worker does not start")
+    return results
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="mfopt bench calls")
+    parser.add_argument("--count", type=int, default=1500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=10.0, help="before a call is stopped")
+    parser.add_argument("--memory", type=float, default=8.0, help="GiB that a call may need")
+    parser.add_argument("--only", default="", help="only calls of commands that start with this")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.worker:
+        worker([(index, call) for index, call in json.load(sys.stdin)], options)
+        return
+    calls = [
+        call
+        for call in generate(options.count, options.seed)
+        if " ".join(call).startswith(options.only)
+    ]
+    results = drive(calls, options)
+    wrong = [entry for entry in results if entry["problem"]]
+    codes = collections.Counter(str(entry["code"]) for entry in results)
+    summary = {
+        "calls": len(results), "seed": options.seed, "wrong": len(wrong),
+        "codes": dict(sorted(codes.items())),
+        "stopped_at_work": sum(entry.get("stopped", False) for entry in results),
+        "seconds_before_a_stop": options.seconds,
+        "largest_gib": round(max(entry.get("gib", 0.0) for entry in results), 2),
+        "command": f"mfopt bench calls --count {options.count} --seed {options.seed}",
+        "problems": [{k: entry[k] for k in ("call", "code", "problem")} for entry in wrong],
+    }  # fmt: skip
+    text = json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
+    if options.out is not None:
+        options.out.write_text(text)
+    print(text)
+    if wrong:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
