@@ -12,7 +12,6 @@ from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution import Composition
 from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile
-from mfopt.errors import FailureError
 
 # dp_accounting 0.6, from_mixture_gaussian_mechanism at value_discretization_interval 1e-4, whose
 # self-composition takes a minute in all: (sensitivity law, rounds, σ, δ) -> ε
@@ -160,6 +159,73 @@ def test_overwhelming_noise_needs_no_grid():
         assert 1.0 < math.exp(wide._log_distance()) / wide.delta(0.0) < 3.0
 
 
-def test_absurd_accuracy_is_refused_before_the_memory_is_taken():
-    with pytest.raises(FailureError, match="accuracy"):
-        RoundsProfile(Mixture.binomial(1, 0.5), 10**6, 1.0, 1e-15).epsilon(1e-5)
+def test_absurd_accuracy_costs_what_is_affordable_and_the_bracket_says_what_was_reached():
+    profile = RoundsProfile(Mixture.binomial(1, 0.5), 10**6, 1000.0, 1e-15)
+    above, below = profile.epsilon(1e-5), profile.epsilon_below(1e-5)
+    assert 1e-9 < above / below - 1 < 1e-4
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize(
+    ("probability", "sigma"), [(1e-6, 0.4), (0.003, 0.7), (0.3, 2.0), (0.9, 1)]
+)
+def test_bracket_holds_the_closed_form_of_one_round(probability, sigma, direction):
+    mixture = Mixture.binomial(1, probability)
+    profile = RoundsProfile(mixture, 1, sigma)
+    for epsilon in (1e-3, 0.1, 1.0, 5.0):
+        exact = one_round(probability, sigma, epsilon)[direction == "add"]
+        if exact < -600:
+            continue
+        law = profile._law(direction, -690.0)
+        below = profile._below(epsilon, law, exact).log_delta_below(epsilon)
+        assert below - 1e-9 <= exact <= profile.log_delta(epsilon, direction) + 1e-9
+        assert profile.log_delta(epsilon, direction) - below < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("mixture", "rounds", "sigma", "delta"),
+    [
+        (Mixture.binomial(1, 1e-6), 1000, 0.4, 1e-10),
+        (Mixture.binomial(1, 1e-6), 1000, 0.6, 1e-10),
+        (Mixture.binomial(1, 0.01), 2000, 1.0, 1e-6),
+        (Mixture.binomial(8, 0.01), 500, 1.5, 1e-6),
+        (Mixture.hypergeometric(4, 20, 1000), 300, 3.0, 1e-12),
+        (Mixture.binomial(1, 0.2), 5000, 10.0, 1e-5),
+    ],
+)
+def test_bracket_is_narrow_and_holds_finer_answers(mixture, rounds, sigma, delta):
+    profile = RoundsProfile(mixture, rounds, sigma)
+    below, above = profile.epsilon_below(delta), profile.epsilon(delta)
+    finer = RoundsProfile(mixture, rounds, sigma, 5e-6)
+    assert below <= finer.epsilon_below(delta) * (1 + 1e-4)
+    assert below <= finer.epsilon(delta) <= above * (1 + 1e-9)
+    assert above <= below * (1 + 2e-3)
+    assert profile.log_delta_below(above * 0.999) > math.log(delta) - 0.05
+    # control: half the rounds' lower bound must not reach up to the answer
+    assert RoundsProfile(mixture, rounds // 2, sigma).epsilon(delta) < below
+
+
+@pytest.mark.parametrize("rounds", [1, 300])
+def test_bracket_holds_a_gaussian_mechanism(rounds):
+    """All of two equal components: the mixture code on a law with a closed form."""
+    near = Mixture(np.array([1.0, 1.0 + 1e-13]), np.log([0.5, 0.5]))
+    profile = RoundsProfile(near, rounds, 4.0)
+    for delta in (0.1, 1e-6, 1e-30):
+        exact = gaussian.epsilon(math.sqrt(rounds) / 4, delta)
+        assert profile.epsilon_below(delta) <= exact * (1 + 1e-9)
+        assert profile.epsilon_below(delta) >= exact * (1 - 1e-3)
+        assert profile._epsilon(math.log(delta), "remove")[0] >= exact * (1 - 1e-9)
+
+
+def one_round(probability, sigma, epsilon):
+    """log δ of one subsampled Gaussian in closed form: (remove, add)."""
+    inner = math.log1p(math.expm1(epsilon) / probability)
+    remove = math.log(probability) + gaussian.log_delta(1 / sigma, inner)
+    rest = 1 - math.exp(epsilon) * (1 - probability)
+    if rest <= 0:
+        return remove, -math.inf
+    crossing = sigma * math.log(rest / (probability * math.exp(epsilon))) + 0.5 / sigma
+    inside = rest * stats.norm.cdf(crossing) - probability * math.exp(epsilon) * stats.norm.cdf(
+        crossing - 1 / sigma
+    )
+    return remove, math.log(inside)

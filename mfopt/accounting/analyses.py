@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
 from mfopt import _check
-from mfopt.accounting import solve
+from mfopt.accounting import bracket, solve
 from mfopt.accounting.chain import DeterministicUnit
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.closed_form.group import Profile
@@ -72,12 +72,20 @@ class DeterministicAnalysis(abc.ABC):
     def epsilon(self, noise_multiplier: float, delta: float) -> Guarantee:
         sigma = _check.positive("noise_multiplier", noise_multiplier)
         delta = _check.probability("delta", delta)
-        return self._guarantee(sigma, self.profile(sigma).epsilon(delta), delta)
+        profile = self.profile(sigma)
+        found = profile.epsilon(delta)
+        return self._guarantee(
+            sigma, found, delta, lambda: bracket.of_epsilon(profile, found, delta)
+        )
 
     def delta(self, noise_multiplier: float, epsilon: float) -> Guarantee:
         sigma = _check.positive("noise_multiplier", noise_multiplier)
         epsilon = _check.non_negative("epsilon", epsilon)
-        return self._guarantee(sigma, epsilon, math.exp(self.profile(sigma).log_delta(epsilon)))
+        profile = self.profile(sigma)
+        found = math.exp(profile.log_delta(epsilon))
+        return self._guarantee(
+            sigma, epsilon, found, lambda: bracket.of_delta(profile, found, epsilon)
+        )
 
     def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
         epsilon, delta = _check.positive("epsilon", epsilon), _check.probability("delta", delta)
@@ -95,17 +103,26 @@ class DeterministicAnalysis(abc.ABC):
             functools.partial(excess, accuracy=rounds.FINE), coarse * 0.9999,
             name="noise multiplier", relative=SIGMA_TOLERANCE, growth=1.001,
         )  # fmt: skip
-        return self._guarantee(sigma, epsilon, delta)
+        return self._guarantee(
+            sigma, epsilon, delta,
+            lambda: bracket.of_sigma(self.profile, sigma, epsilon, delta),
+        )  # fmt: skip
 
-    def _guarantee(self, sigma: float, epsilon: float, delta: float) -> Guarantee:
-        mechanism = self.mechanism
+    def _guarantee(
+        self, sigma: float, epsilon: float, delta: float, between: Callable[[], bracket.Bracket]
+    ) -> Guarantee:
+        mechanism, status, details = self.mechanism, self.status, self.details
+        if status == "exact":
+            found = between()
+            details = {**details, "bracket": [found.below, found.above]}
+            status = "exact" if found.narrow else "bound"
         return Guarantee(
             epsilon=epsilon, delta=min(delta, 1.0), noise_multiplier=sigma,
             privacy_unit=mechanism.privacy_unit, group_size=mechanism.group_size,
-            adjacency=mechanism.adjacency, method=self.method, status=self.status,
+            adjacency=mechanism.adjacency, method=self.method, status=status,
             details={
                 "sampling": mechanism.sampling.describe(),
-                "strategy": mechanism.strategy.describe(), **self.details,
+                "strategy": mechanism.strategy.describe(), **details,
             },
         )  # fmt: skip
 
@@ -127,7 +144,8 @@ class GaussianAnalysis(DeterministicAnalysis):
         sigma = self.guess(epsilon, delta)
         while self.profile(sigma).log_delta(epsilon) > math.log(delta):
             sigma *= 1 + 1e-15
-        return self._guarantee(sigma, epsilon, delta)
+        below = sigma * (1 - 1e-12)
+        return self._guarantee(sigma, epsilon, delta, lambda: bracket.Bracket(below, sigma))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,10 +174,21 @@ class RoundsAnalysis(DeterministicAnalysis):
         sigma = noise_multiplier / self.composed.scale
         return RoundsProfile(self.composed.mixture, self.composed.rounds, sigma, accuracy)
 
+    def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
+        _check.positive("epsilon", epsilon)
+        chance = self.profile(1.0).log_chance
+        if chance > math.log(_check.probability("delta", delta)):
+            return super().noise_multiplier(epsilon, delta)
+        free = dataclasses.replace(
+            self, method="no noise is needed: δ is above the chance of taking part at all, "
+            f"{math.exp(chance):.3g}",
+        )  # fmt: skip
+        return free._guarantee(0.0, epsilon, delta, lambda: bracket.Bracket(0.0, 0.0))
+
     def guess(self, epsilon: float, delta: float) -> float:
         assert self.composed is not None
         mixture, count = self.composed.mixture, self.composed.rounds
-        return self.composed.scale * max(mixture.guess(count, epsilon, delta), 1e-3)
+        return self.composed.scale * max(rounds.guess(mixture, count, epsilon, delta), 1e-3)
 
 
 def least(parts: Sequence[Analysis]) -> Analysis:
@@ -265,8 +294,14 @@ def _least(
             failures.append(str(failure))
     if not answers:
         raise FailureError(failures[-1])
-    best = min(answers, key=size)
+    smallest = min(size(answer) for answer in answers)
+    # of answers that are the same but for rounding, the one that is known to be exact
+    same = [answer for answer in answers if size(answer) <= smallest * (1 + 1e-9)]
+    best = min(same, key=lambda answer: (answer.status != "exact", size(answer)))
     details = {**best.details, "least_of": [answer.method for answer in answers]}
+    known = [answer.details["bracket"][0] for answer in answers if "bracket" in answer.details]
+    if known:  # whichever of them proved it, less than this it cannot be
+        details["bracket"] = [min(max(known), size(best)), size(best)]
     if failures:
         details["without_answer"] = failures
     return dataclasses.replace(best, details=details)

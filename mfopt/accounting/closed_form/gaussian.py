@@ -115,3 +115,12 @@ class GaussianProfile:
     def epsilon(self, target: float) -> float:
         """Smallest ε with δ(ε) <= ``target``."""
         return epsilon(self.mu, _check.probability("delta", target))
+
+    def log_delta_below(self, epsilon: float) -> float:
+        """Lower bound of log δ(ε): the closed form's own rounding."""
+        found = self.log_delta(epsilon)
+        return found - 1e-12 * max(abs(found), 1.0)
+
+    def epsilon_below(self, target: float, near: float | None = None) -> float:
+        """Lower bound of the smallest ε with δ(ε) <= ``target``."""
+        return self.epsilon(target) * (1 - 1e-12)

@@ -8,7 +8,9 @@ and :mod:`.poisson` say what a round of a sampling scheme is, :mod:`.rounds` cho
 from mfopt.accounting.loss_distribution.convolution import ComposedLosses, Composition
 from mfopt.accounting.loss_distribution.distribution import (
     LossDistribution,
+    balanced_loss,
     from_atoms,
+    from_below,
     from_cells,
     normal_masses,
 )
@@ -17,7 +19,9 @@ __all__ = [
     "ComposedLosses",
     "Composition",
     "LossDistribution",
+    "balanced_loss",
     "from_atoms",
+    "from_below",
     "from_cells",
     "normal_masses",
 ]

@@ -11,6 +11,7 @@ mass p e^{-l} at loss -l.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
@@ -35,6 +36,8 @@ class LossDistribution:
       reverse_infinite: Q-mass where P has none: the same for the other direction.
       smoothing: shape (N,), P-mass times the variance that the discretization added near the
         atom: what the error of the discretization is judged by.
+      offset: the loss of the atom of index 0.
+      infinite_q: Q-mass of what counts as an infinite loss: 0 but in a lower bound.
     """
 
     step: float
@@ -43,15 +46,17 @@ class LossDistribution:
     infinite: float
     reverse_infinite: float
     smoothing: np.ndarray
+    offset: float = 0.0
+    infinite_q: float = 0.0
 
     @property
     def losses(self) -> np.ndarray:
         """Loss of each atom, shape (N,)."""
-        return self.step * self.index
+        return self.offset + self.step * self.index
 
     def reverse(self) -> LossDistribution:
         """The pair (Q, P): the other adjacency direction."""
-        mass = np.exp(np.log(self.mass) - self.losses)[::-1]
+        mass = np.exp(self.log_mass - self.losses)[::-1]
         kept = mass > _FAINT
         smoothing = (self.smoothing / self.mass)[::-1][kept] * mass[kept]
         return LossDistribution(
@@ -61,11 +66,18 @@ class LossDistribution:
             self.reverse_infinite + float(mass[~kept].sum()),
             self.infinite,
             smoothing,
+            -self.offset,
         )
 
-    def log_moment(self, tilt: float) -> float:
-        """κ(θ) = log Σ mass e^{θ loss}, of one round, over the finite atoms."""
-        return float(special.logsumexp(tilt * self.losses, b=self.mass))
+    @functools.cached_property
+    def log_mass(self) -> np.ndarray:
+        """log of the P-mass of each atom, shape (N,)."""
+        return np.log(self.mass)
+
+    @property
+    def relative_smoothing(self) -> np.ndarray:
+        """Variance that the discretization added near each atom, shape (N,)."""
+        return self.smoothing / self.mass
 
 
 def from_cells(
@@ -107,6 +119,85 @@ def from_cells(
     return _to_grid(
         step, loss[finite], at_border[finite], spread[finite], infinite, reverse_infinite
     )
+
+
+def from_below(
+    step: float, mass_p: np.ndarray, mass_q: np.ndarray, offset: float = 0.0
+) -> LossDistribution:
+    """A discrete pair on the grid that (P, Q) dominates: the other end of the bracket.
+
+    To tell only the cell of an outcome is post-processing. Cells between two grid points are then
+    shared out to the two so that what lands on a point from above balances what lands there from
+    below: its ratio of masses is the point's. Where that cannot be done exactly, P-mass is
+    dropped, which again only takes away. The last cell is kept apart: outcomes with a round in it
+    are all taken as evidence for P, as if the loss were infinite, but for the Q-mass they have.
+
+    Args:
+      step: grid spacing.
+      mass_p, mass_q: shape (J,), P- and Q-mass of the cells.
+      offset: a point of the grid.
+    """
+    top_p, top_q = float(mass_p[-1]), float(mass_q[-1])
+    mass_p, mass_q = mass_p[:-1], mass_q[:-1]
+    kept = (mass_p > _FAINT) & (mass_q > _FAINT)
+    mass_p, mass_q = mass_p[kept], mass_q[kept]
+    loss = np.log(mass_p) - np.log(mass_q) - offset
+    index = np.floor(loss / step).astype(np.int64)
+    first = int(index.min())
+    size = int(index.max()) - first + 2
+    if size > LARGEST_WINDOW:
+        raise _check.FailureError(f"one round spans {size * step:.3g}, too wide for {step:.3g}")
+    at = index - first
+    mass = np.bincount(at, mass_p, size)
+    excess = np.bincount(at, mass_p * -np.expm1(index * step - loss), size)
+    deficit = np.bincount(at, mass_p * np.expm1((index + 1) * step - loss), size)
+    upward = _upward(np.maximum(excess, 0.0), np.maximum(deficit, 0.0), int(np.argmax(mass)))
+    total = (1 - upward) * (mass - excess)
+    total[1:] += upward[:-1] * (mass + deficit)[:-1]
+    left = np.flatnonzero(total > _FAINT)
+    return LossDistribution(
+        step, left + first, total[left], top_p, 0.0, np.zeros(left.size), offset, top_q
+    )
+
+
+def balanced_loss(step: float, mass_p: np.ndarray, mass_q: np.ndarray) -> float:
+    """The grid point at which the likeliest losses, up to a spacing away, balance.
+
+    A grid through it keeps them at one point: what is above covers what is below.
+    """
+    kept = (mass_p > _FAINT) & (mass_q > _FAINT)
+    mass_p, mass_q = mass_p[kept], mass_q[kept]
+    loss = np.log(mass_p) - np.log(mass_q)
+    near = np.round(loss / step).astype(np.int64)
+    at = float(near[0] + np.argmax(np.bincount(near - near[0], mass_p))) * step
+    for _ in range(20):
+        close = np.abs(loss - at) < step
+        at = float(np.log(mass_p[close].sum()) - np.log(mass_q[close].sum()))
+    return at
+
+
+def _upward(excess: np.ndarray, deficit: np.ndarray, mode: int) -> np.ndarray:
+    """Share of each interval's mass that goes to its upper grid point, shape (N,).
+
+    At point k the excess (1 - α_k) e_k from above must cover the deficit α_{k-1} d_{k-1} from
+    below. Equality is a recursion that is stable towards the mode, from either side.
+    """
+    size = excess.size
+    e, d = excess.tolist(), deficit.tolist()
+    share = [0.0] * size
+    before = 0.0  # α_{k-1} d_{k-1}
+    for k in range(mode + 1):
+        value = 1 - before / e[k] if e[k] > 0 else 0.0
+        most = e[k + 1] / d[k] if k + 1 < size and d[k] > 0 else 1.0
+        share[k] = max(0.0, min(value, most, 1.0))
+        before = share[k] * d[k]
+    forward = share[mode]
+    share[size - 1] = 0.0
+    for k in range(size - 1, mode, -1):
+        room = (1 - share[k]) * e[k]
+        share[k - 1] = min(1.0, room / d[k - 1]) if d[k - 1] > 0 else 0.0
+    share[mode] = min(share[mode], forward)
+    return np.array(share)
 
 
 def from_atoms(

@@ -15,7 +15,6 @@ import numpy as np
 from scipy import special, stats
 
 from mfopt.accounting import loss_distribution
-from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution import LossDistribution
 
 _MOST_CELLS = 1_000_000
@@ -66,16 +65,11 @@ class Mixture:
         """Whether the sensitivity is always 0: nothing is released about the group."""
         return bool(np.all(self.sensitivities == 0))
 
-    def guess(self, rounds: int, epsilon: float, delta: float) -> float:
-        """A rough σ for (ε, δ): one round's mean and jumps, as Gaussian mechanisms."""
-        weights = np.exp(self.log_weights)
-        mean = float(weights @ self.sensitivities)
-        # the largest sensitivity that occurs more often than the δ that one round may spend
-        above = np.cumsum(weights[::-1])[::-1]
-        likely = self.sensitivities[above > min(10 * delta / rounds, 0.5)]
-        largest = float(likely.max()) if likely.size else float(self.sensitivities.max())
-        moved = math.sqrt(rounds) * mean / gaussian.largest_mu(epsilon, delta)
-        return max(moved, largest / math.sqrt(2 * max(math.log(rounds), 1.0)) / 2)
+    @property
+    def log_chance(self) -> float:
+        """log of the probability that the sensitivity is not 0."""
+        above = self.log_weights[self.sensitivities > 0]
+        return min(float(special.logsumexp(above)), 0.0) if above.size else -math.inf
 
     def cut(self, log_tail: float) -> tuple[Mixture, float]:
         """Without the least likely sensitivities, of total probability at most e^log_tail.
@@ -97,34 +91,98 @@ class Mixture:
             result = np.logaddexp(result, log_weight + s * z - 0.5 * s * s)
         return result
 
+    def ends(self, noise_multiplier: float, log_tail: float) -> tuple[float, float]:
+        """z beyond which neither Q nor any component of P has more than e^log_tail of mass."""
+        shift = self.sensitivities / noise_multiplier
+        beyond = special.ndtri_exp(np.minimum(log_tail - self.log_weights, -1e-9))
+        return float(special.ndtri_exp(log_tail)), float(np.max(shift - beyond))
+
     def discretize(
-        self, noise_multiplier: float, step: float, spacing: float, log_tail: float
+        self,
+        noise_multiplier: float,
+        step: float,
+        spacing: float,
+        log_tail: float,
+        ends: tuple[float, float] = (-math.inf, math.inf),
     ) -> LossDistribution:
         """The loss of one round on a grid of ``step``, from cells of x of width σ ``spacing``.
 
         ``log_tail`` is the log of the probability that each truncation may send to an infinite
-        loss.
+        loss; losses beyond the two ``ends`` are split over the losses there and the extremes.
         """
         mixture, lost = self.cut(log_tail)
-        shift = mixture.sensitivities / noise_multiplier
-        radius = -special.ndtri_exp(log_tail)
-        # upper end: no component keeps more than the tail beyond it
-        high = float(np.max(shift - special.ndtri_exp(
-            np.minimum(log_tail - mixture.log_weights, -1e-9))))  # fmt: skip
-        # more cells than this would cost more than the accuracy is worth; the result stays a bound
-        spacing = max(spacing, (high + radius) / _MOST_CELLS)
-        cells = math.ceil((high + radius) / spacing)
-        z = high - spacing * np.arange(cells, -1, -1.0)
-        borders = np.concatenate([[-math.inf], z, [math.inf]])
-        mass_q = loss_distribution.normal_masses(borders)
-        mass_p = np.zeros_like(mass_q)
-        for s, log_weight in zip(shift, mixture.log_weights, strict=True):
-            mass_p += math.exp(log_weight) * loss_distribution.normal_masses(borders - s)
-        with np.errstate(invalid="ignore"):
-            finite = mixture.loss(z, noise_multiplier)
+        borders = mixture.borders(noise_multiplier, spacing, log_tail, ends)
+        mass_p, mass_q = mixture.masses(noise_multiplier, borders)
         # loss at x = -∞: log P(s = 0), the mixture's other components vanish there
-        at_zero = mixture.log_weights[shift == 0]
+        at_zero = mixture.log_weights[mixture.sensitivities == 0]
         lowest = float(at_zero[0]) if at_zero.size else -math.inf
+        finite = mixture.loss(borders[1:-1], noise_multiplier)
         loss = np.concatenate([[lowest], np.maximum(finite, lowest), [math.inf]])
         result = loss_distribution.from_cells(step, loss, mass_p, mass_q)
         return dataclasses.replace(result, infinite=result.infinite + lost)
+
+    def discretize_below(
+        self,
+        noise_multiplier: float,
+        step: float,
+        spacing: float,
+        log_tail: float,
+        ends: tuple[float, float],
+        *,
+        add: bool,
+    ) -> LossDistribution:
+        """A pair on a grid of ``step`` that the round dominates, in one direction."""
+        mixture, _ = self.cut(log_tail)
+        borders = mixture.borders(noise_multiplier, spacing, log_tail, ends)
+        mass_p, mass_q = mixture.masses(noise_multiplier, borders)
+        loss = mixture.loss(borders[1:-1], noise_multiplier)
+        centre = loss_distribution.balanced_loss(step, mass_p, mass_q)
+        # cells that end where the loss is a grid point, the grid passing through the centre
+        count = np.arange(
+            math.ceil((loss[0] - centre) / step), math.floor((loss[-1] - centre) / step) + 1
+        )
+        z = np.interp(centre + step * count, loss, borders[1:-1])
+        borders = np.concatenate([[-math.inf], np.unique(z), [math.inf]])
+        mass_p, mass_q = mixture.masses(noise_multiplier, borders)
+        if add:
+            return loss_distribution.from_below(step, mass_q[::-1], mass_p[::-1], -centre)
+        return loss_distribution.from_below(step, mass_p, mass_q, centre)
+
+    def borders(
+        self,
+        noise_multiplier: float,
+        spacing: float,
+        log_tail: float,
+        ends: tuple[float, float] = (-math.inf, math.inf),
+    ) -> np.ndarray:
+        """Borders of cells of z, shape (J + 1,), the first and the last infinite."""
+        low, high = self.ends(noise_multiplier, log_tail)
+        first = self._reach(noise_multiplier, low, high, ends[0])
+        low, high = first, max(self._reach(noise_multiplier, low, high, ends[1]), first + 1e-9)
+        # more cells than this would cost more than the accuracy is worth; the result stays a bound
+        spacing = max(spacing, (high - low) / _MOST_CELLS)
+        z = high - spacing * np.arange(math.ceil((high - low) / spacing), -1, -1.0)
+        return np.concatenate([[-math.inf], z, [math.inf]])
+
+    def masses(self, noise_multiplier: float, borders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """P- and Q-mass of the cells between ``borders`` of z."""
+        mass_q = loss_distribution.normal_masses(borders)
+        mass_p = np.zeros_like(mass_q)
+        shift = self.sensitivities / noise_multiplier
+        for s, log_weight in zip(shift, self.log_weights, strict=True):
+            mass_p += math.exp(log_weight) * loss_distribution.normal_masses(borders - s)
+        return mass_p, mass_q
+
+    def _reach(self, noise_multiplier: float, low: float, high: float, loss: float) -> float:
+        """The z between ``low`` and ``high`` at which the loss comes to ``loss``, or an end."""
+        if self.loss(np.array([low]), noise_multiplier)[0] >= loss:
+            return low
+        if self.loss(np.array([high]), noise_multiplier)[0] <= loss:
+            return high
+        for _ in range(60):
+            middle = 0.5 * (low + high)
+            if self.loss(np.array([middle]), noise_multiplier)[0] < loss:
+                low = middle
+            else:
+                high = middle
+        return high

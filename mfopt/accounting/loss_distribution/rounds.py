@@ -1,13 +1,14 @@
 """Privacy profile of repeated mixture-of-Gaussians rounds, to a stated accuracy.
 
-The grid is chosen from the answer's own sensitivity to it. The discretization adds a known
-variance to the loss; near the saddle point θ of the tail at ε this raises ε by
-(1 + θ)/2 times that variance, so a coarse pass tells how fine the grid must be.
+The grid is planned from the answer's own sensitivity to it (:mod:`.grid`). Upper bounds come from
+a discrete pair that dominates a round, lower bounds from one that a round dominates: together they
+say how exact an answer is, whatever the plan aimed at.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Literal
 
@@ -15,16 +16,18 @@ import numpy as np
 from scipy import optimize
 
 from mfopt import _check
-from mfopt.accounting.loss_distribution import ComposedLosses, Composition
+from mfopt.accounting import solve
+from mfopt.accounting.closed_form import gaussian
+from mfopt.accounting.loss_distribution.convolution import ComposedLosses, Composition
+from mfopt.accounting.loss_distribution.grid import Grid, Law
 from mfopt.accounting.loss_distribution.mixture import Mixture
 
 Direction = Literal["remove", "add"]
 COARSE, FINE = 1e-3, 2e-5  # relative accuracy of ε: inside searches, and for reported numbers
 # Truncated probability relative to the δ in question: e^-16 = 1e-7.
 _TRUNCATED = 16.0
-_WIDEST_SPACING = 0.05
-_REFINEMENTS = 4
-_LEAST = 1e-4  # smaller ε are computed to the absolute accuracy that this one has
+_FAINTEST = -690.0  # log of the smallest δ that floats resolve
+_PLANS = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +35,9 @@ class RoundsProfile:
     """δ(ε) and ε(δ) of ``rounds`` compositions of one mixture-of-Gaussians round.
 
     Both directions are covered: "remove" compares the mixture with the plain Gaussian, "add"
-    the other way round. All values are upper bounds; ``accuracy`` is the aimed-at relative
-    error of ε.
+    the other way round. Values are upper bounds unless they are called below; ``accuracy`` is the
+    aimed-at relative error of ε. With the accuracy of searches, :data:`COARSE`, only the direction
+    that estimates say decides is computed.
 
     Attributes:
       mixture: sensitivities of one round.
@@ -50,12 +54,19 @@ class RoundsProfile:
     def log_delta(self, epsilon: float, direction: Direction | None = None) -> float:
         """Upper bound of log δ(ε) for ε >= 0, the larger of both directions unless one is named."""
         epsilon = _check.non_negative("epsilon", epsilon)
-        if self.mixture.trivial:
-            return -math.inf
+        ceiling = self._log_ceiling(epsilon)
+        if self.mixture.trivial or self._one_gaussian is not None or ceiling < _FAINTEST:
+            return ceiling
+        if direction is None and self.accuracy >= COARSE:
+            # searching: the direction that the estimates say decides
+            found = max(
+                self._log_delta(epsilon, law.direction)[0] for law in self._deciding(epsilon)
+            )
+            return min(found, ceiling)
         found, composition = self._log_delta(epsilon, direction or "remove")
         if direction is None and not _no_larger(composition.reverse(), epsilon, found):
             found = max(found, self._log_delta(epsilon, "add")[0])
-        return found
+        return min(found, ceiling)
 
     def delta(self, epsilon: float) -> float:
         """Upper bound of δ(ε)."""
@@ -64,67 +75,187 @@ class RoundsProfile:
     def epsilon(self, delta: float, direction: Direction | None = None) -> float:
         """Smallest ε >= 0 whose δ, as computed, is at most ``delta``."""
         target = math.log(_check.probability("delta", delta))
-        if self.mixture.trivial or self._log_distance() <= target:
+        if self._log_distance() <= target:
             return 0.0
+        ceiling = gaussian.epsilon(self._largest_mu, delta)
+        if self._one_gaussian is not None:
+            return ceiling
         found, composition = self._epsilon(target, direction or "remove")
         if direction is None and not _no_larger(composition.reverse(), found, target):
             found = max(found, self._epsilon(target, "add")[0])
-        return found
+        return min(found, ceiling)
+
+    def log_delta_below(self, epsilon: float) -> float:
+        """Lower bound of log δ(ε), ε >= 0, of the direction that decides as far as is seen."""
+        epsilon = _check.non_negative("epsilon", epsilon)
+        if self.mixture.trivial or self._one_gaussian is not None:
+            return self._log_ceiling(epsilon)
+        return max(
+            self._below(epsilon, law, self._estimate(law, epsilon)).log_delta_below(epsilon)
+            for law in self._deciding(epsilon)
+        )
+
+    def epsilon_below(self, delta: float, near: float | None = None) -> float:
+        """Lower bound of the smallest ε >= 0 with δ(ε) <= ``delta``.
+
+        ``near`` is about where it is: the upper bound, say, where that was computed.
+        """
+        target = math.log(_check.probability("delta", delta))
+        if self._log_distance() <= target:
+            return 0.0
+        if self._one_gaussian is not None:
+            return gaussian.epsilon(self._one_gaussian, delta) * (1 - 1e-12)
+        at = self.epsilon(delta) if near is None else near
+        return max(
+            _largest_epsilon(self._below(at, law, target), target, at) for law in self._deciding(at)
+        )
+
+    @property
+    def _largest_mu(self) -> float:
+        """The Gaussian mechanism of a unit that always takes part with all it may be."""
+        largest = float(self.mixture.sensitivities[-1])
+        return largest * math.sqrt(self.rounds) / self.noise_multiplier
+
+    @property
+    def _one_gaussian(self) -> float | None:
+        return self._largest_mu if self.mixture.sensitivities.size == 1 else None
+
+    @property
+    def log_chance(self) -> float:
+        """log of the chance that the sensitivity is not 0 in some round: δ is never above it."""
+        log_chance = self.mixture.log_chance
+        if log_chance == 0 or self.mixture.trivial:
+            return log_chance
+        none = self.rounds * math.log1p(-math.exp(log_chance))
+        # rounded up; expm1 would lose what log_chance keeps far below the smallest float
+        some = math.log(-math.expm1(none)) if none < -1e-300 else log_chance + math.log(self.rounds)
+        return min(some + 1e-13, log_chance + math.log(self.rounds), 0.0)
+
+    def _log_ceiling(self, epsilon: float) -> float:
+        """The least of the bounds in closed form."""
+        if self.mixture.trivial:
+            return -math.inf
+        return min(gaussian.log_delta(self._largest_mu, epsilon), self.log_chance, 0.0)
 
     def _log_distance(self) -> float:
-        """log of a bound on δ(0) by Pinsker: |P - Q| <= (KL/2)^½, KL <= log(1 + χ²) a round."""
+        """log of a bound on δ(0): the chance of taking part at all, or Pinsker's inequality.
+
+        |P - Q| <= (KL/2)^½, KL <= log(1 + χ²) a round.
+        """
         weights, shift = np.exp(self.mixture.log_weights), self.mixture.sensitivities
         with np.errstate(over="ignore", invalid="ignore"):
             products = np.expm1(np.outer(shift, shift) / self.noise_multiplier**2)
             square = float(weights @ products @ weights)
-        if not math.isfinite(square):
-            return 0.0
-        return 0.5 * math.log(max(self.rounds * math.log1p(square) / 2, 1e-300)) + 1e-9
+        if not math.isfinite(square) or self.mixture.trivial:
+            return self.log_chance
+        pinsker = 0.5 * math.log(max(self.rounds * math.log1p(square) / 2, 1e-300)) + 1e-9
+        return min(pinsker, self.log_chance)
+
+    def _law(self, direction: str, log_delta: float) -> Law:
+        return _law(
+            self.mixture, self.noise_multiplier, self.rounds,
+            self._log_tail(log_delta), direction == "add",
+        )  # fmt: skip
+
+    def _log_tail(self, log_delta: float) -> float:
+        return max(log_delta, _FAINTEST) - math.log(self.rounds) - _TRUNCATED
+
+    def _deciding(self, epsilon: float) -> list[Law]:
+        """The laws whose estimated δ is the larger, or both where they are close."""
+        laws = [self._law(direction, _FAINTEST) for direction in ("remove", "add")]
+        values = [law.at(epsilon).log_delta(epsilon) for law in laws]
+        return [law for law, at in zip(laws, values, strict=True) if at >= max(values) - 0.3]
+
+    def _estimate(self, law: Law, epsilon: float) -> float:
+        return min(max(law.at(epsilon).log_delta(epsilon), _FAINTEST), -1e-3)
 
     def _log_delta(self, epsilon: float, direction: Direction) -> tuple[float, Composition]:
-        log_delta = -20.0
-        for _ in range(8):
-            composition, tilt = self._compose(direction, epsilon, log_delta)
+        expected = log_delta = self._estimate(self._law(direction, _FAINTEST), epsilon)
+        for _ in range(_PLANS):
+            composition, tilt, _ = self._compose(direction, epsilon, log_delta)
             found = composition.convolve(tilt).log_delta(epsilon)
+            if found > expected + 3:
+                # a saddle point that was misjudged drowns the tail in the transform's rounding
+                again = composition.convolve(composition.tilt_for_epsilon(epsilon))
+                found = min(found, again.log_delta(epsilon))
             # what was truncated must be small against the δ that was found, or it is repeated
-            if composition.infinite < 1e-4 * math.exp(max(found, -690.0)):
+            if found > log_delta - 6 or log_delta <= _FAINTEST:
                 break
-            finite = composition.log_delta_bound(epsilon, tilt, infinite=False)
-            log_delta = max(min(finite, 1.7 * log_delta), -690.0)
+            log_delta = max(min(found, log_delta - 6) - 4, _FAINTEST)
         return found, composition
 
     def _epsilon(self, log_delta: float, direction: Direction) -> tuple[float, Composition]:
-        composition, tilt = self._compose(direction, None, log_delta)
-        return smallest_epsilon(composition.convolve(tilt), log_delta), composition
+        at = self._law(direction, log_delta).epsilon(log_delta)
+        best = math.inf
+        for _ in range(_PLANS):
+            composition, tilt, largest = self._compose(direction, at, log_delta)
+            found = smallest_epsilon(composition.convolve(tilt), log_delta)
+            best = min(best, found)
+            if abs(found - at) <= 0.1 * at or max(found, at) < 1e-6:
+                break
+            at = found if math.isfinite(found) else 2 * max(largest, at)
+        return best, composition
 
     def _compose(
-        self, direction: Direction, epsilon: float | None, log_delta: float
-    ) -> tuple[Composition, float]:
-        """Rounds on a grid that is fine enough at ε, or at the ε of ``log_delta``, and the tilt."""
-        sigma, rounds = self.noise_multiplier, self.rounds
-        log_tail = log_delta - math.log(rounds) - _TRUNCATED
-        step, spacing = _first_grid(self.mixture, sigma, log_tail)
-        for _ in range(_REFINEMENTS):
-            part = self.mixture.discretize(sigma, step, spacing, log_tail)
-            composition = Composition(((part, rounds),))
-            if direction == "add":
-                composition = composition.reverse()
-            tilt = (
-                composition.tilt_for_delta(log_delta)
-                if epsilon is None
-                else composition.tilt_for_epsilon(epsilon)
-            )
-            mean, variance, added = composition.tilted_moments(tilt)
-            at = max(mean if epsilon is None else epsilon, 1e-2 * math.sqrt(variance), _LEAST)
-            allowed = 2 * self.accuracy * at / (1 + tilt)
-            if added <= 1.2 * allowed:
-                break
-            from_grid = rounds * step**2 / 6
-            from_cells = max(added - from_grid, 0.05 * from_grid)
-            # share the allowed variance 4 : 1 between the grid of the loss and the cells of x
-            step *= math.sqrt(0.8 * allowed / from_grid)
-            spacing = min(spacing * math.sqrt(0.2 * allowed / from_cells), _WIDEST_SPACING)
-        return composition, tilt
+        self, direction: Direction, epsilon: float, log_delta: float
+    ) -> tuple[Composition, float, float]:
+        """Rounds on a grid that is fine enough at ε, the tilt, and the largest loss kept apart."""
+        law = self._law(direction, log_delta).at(epsilon)
+        grid = Grid.plan(law, epsilon, self.accuracy, self.mixture.sensitivities.size)
+        part = self.mixture.discretize(
+            self.noise_multiplier, grid.step, grid.spacing,
+            self._log_tail(log_delta), (grid.least, grid.largest),
+        )  # fmt: skip
+        composition = Composition(((part, self.rounds),))
+        composition = composition.reverse() if direction == "add" else composition
+        mean, variance, _ = composition.tilted_moments(grid.tilt)
+        # a grid that is coarse against the losses may have another saddle point
+        close = abs(mean - epsilon) <= 2 * math.sqrt(variance)
+        tilt = grid.tilt if close else composition.tilt_for_epsilon(epsilon)
+        return composition, tilt, max(grid.largest, -grid.least)
+
+    def _below(self, epsilon: float, law: Law, log_delta: float) -> ComposedLosses:
+        """Composed losses that the rounds dominate, in the direction of ``law``."""
+        grid = Grid.plan(law.at(epsilon), epsilon, self.accuracy, self.mixture.sensitivities.size)
+        part = self.mixture.discretize_below(
+            self.noise_multiplier, grid.step, grid.spacing,
+            self._log_tail(log_delta), (grid.least, grid.largest), add=law.add,
+        )  # fmt: skip
+        return Composition(((part, self.rounds),)).convolve(grid.tilt)
+
+
+@functools.lru_cache(maxsize=16)
+def _planned(key: tuple[bytes, bytes], sigma: float, rounds: int, tail: float, add: bool) -> Law:
+    sensitivities, log_weights = (np.frombuffer(part, dtype=np.float64) for part in key)
+    return Law.of(Mixture(sensitivities, log_weights), sigma, rounds, tail, add)
+
+
+def _law(mixture: Mixture, sigma: float, rounds: int, tail: float, add: bool) -> Law:
+    key = (mixture.sensitivities.tobytes(), mixture.log_weights.tobytes())
+    return _planned(key, sigma, rounds, tail, add)
+
+
+def guess(mixture: Mixture, rounds: int, epsilon: float, delta: float) -> float:
+    """σ for (ε, δ) by the saddle-point estimate of the larger direction: where to begin."""
+    target = math.log(delta)
+
+    def excess(sigma: float) -> float:
+        profile = RoundsProfile(mixture, rounds, sigma)
+        tail = profile._log_tail(target)
+        found = max(
+            Law.of(mixture, sigma, rounds, tail, add).at(epsilon).log_delta(epsilon)
+            for add in (False, True)
+        )
+        return min(max(found, -1e4), profile._log_ceiling(epsilon)) - target
+
+    weights = np.exp(mixture.log_weights)
+    mean = float(weights @ mixture.sensitivities)
+    moved = math.sqrt(rounds) * mean / gaussian.largest_mu(epsilon, delta)
+    largest = float(mixture.sensitivities[-1])
+    start = min(
+        max(moved, largest / 4), largest * math.sqrt(rounds) / gaussian.largest_mu(epsilon, delta)
+    )
+    return solve.smallest(excess, start, name="noise multiplier", relative=3e-2, growth=1.5)
 
 
 def _no_larger(composition: Composition, epsilon: float, log_delta: float) -> bool:
@@ -133,32 +264,16 @@ def _no_larger(composition: Composition, epsilon: float, log_delta: float) -> bo
     return composition.log_delta_bound(epsilon, tilt) <= log_delta
 
 
-def _first_grid(mixture: Mixture, noise_multiplier: float, log_tail: float) -> tuple[float, float]:
-    """(step, spacing) for the coarse pass: a twentieth of one round's standard deviation."""
-    cut, _ = mixture.cut(log_tail)
-    spacing = min(_WIDEST_SPACING, 0.1 * noise_multiplier)
-    z = np.arange(-9.0, 9.0, spacing)
-    density = np.exp(-0.5 * z * z)
-    density /= density.sum()
-    total = square = 0.0
-    for s, log_weight in zip(cut.sensitivities / noise_multiplier, cut.log_weights, strict=True):
-        loss = cut.loss(z + s, noise_multiplier)
-        total += math.exp(log_weight) * float(density @ loss)
-        square += math.exp(log_weight) * float(density @ loss**2)
-    return 0.05 * math.sqrt(max(square - total**2, 1e-300)), spacing
-
-
 def smallest_epsilon(composed: ComposedLosses, log_delta: float) -> float:
-    """Smallest ε >= 0 in the window with log δ(ε) <= ``log_delta``, on the private side."""
-    low = max(0.0, composed.step * composed.start)
-    high = composed.step * (composed.start + composed.law.size)
+    """Smallest ε >= 0 in the window with log δ(ε) <= ``log_delta``, on the private side.
+
+    Infinite where the mass of infinite loss alone is above it.
+    """
+    low, high = max(0.0, composed.low), composed.high
     if composed.log_delta(low) <= log_delta:
         return low
     if composed.log_delta(high) > log_delta:
-        raise _check.FailureError(
-            f"no ε up to {high:.4g} reaches δ = {math.exp(log_delta):.3g}: of it "
-            f"{composed.infinite:.3g} is truncated probability"
-        )
+        return math.inf
     found = optimize.brentq(
         lambda e: max(composed.log_delta(e), -1e4) - log_delta, low, high, xtol=1e-13, rtol=1e-12
     )
@@ -167,3 +282,21 @@ def smallest_epsilon(composed: ComposedLosses, log_delta: float) -> float:
         found += step * max(found, 1e-3)
         step *= 2
     return float(found)
+
+
+def _largest_epsilon(composed: ComposedLosses, log_delta: float, near: float) -> float:
+    """An ε <= ``near`` that is too small: its δ is proven to be above ``log_delta``; or 0."""
+    high, share = near, 1e-5
+    while composed.log_delta_below(near * (1 - share)) <= log_delta:
+        high = near * (1 - share)
+        share *= 4
+        if share >= 1:
+            return 0.0
+    low = near * (1 - share)
+    for _ in range(30):
+        middle = 0.5 * (low + high)
+        if composed.log_delta_below(middle) > log_delta:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,55 @@
+"""How exact a computed answer is: the other end of its bracket, from profiles that know it.
+
+A profile that gives lower bounds too says for each answer how far above the truth it may be. An
+answer is called exact where that is a thousandth or less of an ε or σ, a hundredth of a δ, and a
+bound otherwise, whatever accuracy was aimed at.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+NARROW, NARROW_DELTA = 1e-3, 1e-2  # relative width up to which an answer is called exact
+_SHORTER = (3e-5, 1e-4, 4e-4, 1e-3, 1e-2, 0.1)  # by how much a σ is tried to be too small
+
+
+@dataclasses.dataclass(frozen=True)
+class Bracket:
+    """The exact answer lies between ``below`` and ``above``, which is what is reported."""
+
+    below: float
+    above: float
+    tolerance: float = NARROW
+
+    @property
+    def narrow(self) -> bool:
+        """Whether the two agree to the tolerance."""
+        return self.below >= self.above * (1 - self.tolerance)
+
+
+def of_epsilon(profile: Any, epsilon: float, delta: float) -> Bracket:
+    """The bracket of an ε that ``profile`` gave for ``delta``; from 0 on where it has no other."""
+    if epsilon == 0 or not hasattr(profile, "epsilon_below"):
+        return Bracket(0.0, epsilon)
+    return Bracket(min(profile.epsilon_below(delta, epsilon), epsilon), epsilon)
+
+
+def of_delta(profile: Any, delta: float, epsilon: float) -> Bracket:
+    """The bracket of a δ that ``profile`` gave at ``epsilon``."""
+    if delta == 0 or not hasattr(profile, "log_delta_below"):
+        return Bracket(0.0, delta, NARROW_DELTA)
+    below = math.exp(profile.log_delta_below(epsilon))
+    return Bracket(min(below, delta), delta, NARROW_DELTA)
+
+
+def of_sigma(make: Callable[[float], Any], sigma: float, epsilon: float, delta: float) -> Bracket:
+    """The bracket of a σ found for (ε, δ): the least σ is above one that is proven too small."""
+    if sigma > 0 and hasattr(make(sigma), "log_delta_below"):
+        for share in _SHORTER:
+            below = sigma * (1 - share)
+            if make(below).log_delta_below(epsilon) > math.log(delta):
+                return Bracket(below, sigma)
+    return Bracket(0.0, sigma)

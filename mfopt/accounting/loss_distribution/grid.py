@@ -1,0 +1,197 @@
+"""Which grid a composition of mixture rounds needs: planned before anything is discretized.
+
+One round's loss at a few thousand nodes of x gives the saddle point of the composed tail, and
+with it what a grid of any spacing would add: mass whose loss lies a fraction f of the spacing h
+above a grid point gains variance f (1 - f) h², and near the saddle point θ a variance v raises ε
+by (1 + θ) v / 2. So the spacing follows ε, δ and the rounds' own scale: losses that are small
+against it add little however many rounds there are, and losses so large that they decide alone
+need no grid at all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from scipy import special
+
+from mfopt.accounting import solve
+from mfopt.accounting.loss_distribution.mixture import Mixture
+from mfopt.accounting.loss_distribution.tilting import Atoms, Tilting
+
+_NODES = 0.05  # spacing of the nodes of x, in noise standard deviations
+_MOST_POINTS = 1 << 21  # of the composed window
+_MOST_CELLS = 1 << 18  # of one round, fewer for many sensitivities
+_MOST_MASSES = 1 << 25
+_LEAST = 1e-4  # smaller ε are computed to the absolute accuracy that this one has
+_ROUNDING = 1e-12  # of the loss, relative to its largest value: no grid is finer
+
+
+@dataclasses.dataclass(frozen=True)
+class Law(Tilting):
+    """Rounds of a mixture without a grid, in one direction: for planning only.
+
+    Attributes:
+      losses: shape (N,), increasing: the loss at the nodes.
+      log_mass: shape (N,), log of the mass of each.
+      slopes: shape (N,), change of the loss with x in noise standard deviations.
+      rounds: number of compositions.
+      add: whether the direction is that of adding.
+      log_infinite: log of the mass of infinite loss of one round.
+    """
+
+    losses: np.ndarray
+    log_mass: np.ndarray
+    slopes: np.ndarray
+    rounds: int
+    add: bool = False
+    log_infinite: float = -math.inf
+
+    @classmethod
+    def of(
+        cls, mixture: Mixture, noise_multiplier: float, rounds: int, log_tail: float, add: bool
+    ) -> Law:
+        """The law of ``rounds`` rounds; tails below e^``log_tail`` are left out."""
+        cut, _ = mixture.cut(log_tail)
+        low, high = cut.ends(noise_multiplier, log_tail)
+        nodes = max(64, min(math.ceil((high - low) / _NODES), 1 << 16))
+        z = np.linspace(low, high, nodes)
+        loss = cut.loss(z, noise_multiplier)
+        normal = -0.5 * z * z - 0.5 * math.log(2 * math.pi) + math.log((high - low) / (nodes - 1))
+        slopes = np.gradient(loss, z)
+        if add:
+            return cls(-loss[::-1], normal[::-1], slopes[::-1], rounds, True)
+        return cls(loss, normal + loss, slopes, rounds)
+
+    @property
+    def direction(self) -> Literal["remove", "add"]:
+        """Which of the two it is."""
+        return "add" if self.add else "remove"
+
+    @property
+    def terms(self) -> Sequence[tuple[Atoms, int]]:
+        return ((self, self.rounds),)
+
+    @functools.cached_property
+    def relative_smoothing(self) -> np.ndarray:
+        """Nothing was added yet."""
+        return np.zeros_like(self.losses)
+
+    def at(self, epsilon: float) -> Law:
+        """The same rounds for questions about ε: no larger losses than can decide there.
+
+        A loss so large that with it the sum is above ε, whatever the other rounds do, may be
+        split over the least such loss and an infinite one: δ(ε) does not change. What is left has
+        a saddle point at ε, which the law of rare large losses need not have.
+        """
+        least = min(self.chernoff(0.0, -1), 0.0)
+        largest = epsilon - least + 0.1 * max(epsilon, _LEAST)
+        above = self.losses > largest
+        if not np.any(above):
+            return self
+        # the atom at the largest loss carries the Q-mass of all that is above
+        log_p, log_q = self.log_mass[above], self.log_mass[above] - self.losses[above]
+        log_atom = float(special.logsumexp(log_q)) + largest
+        lost = float(special.logsumexp(log_p + np.log(-np.expm1(largest - self.losses[above]))))
+        return dataclasses.replace(
+            self,
+            losses=np.append(self.losses[~above], largest),
+            log_mass=np.append(self.log_mass[~above], log_atom),
+            slopes=np.append(self.slopes[~above], 0.0),
+            log_infinite=lost,
+        )
+
+    def log_delta(self, epsilon: float) -> float:
+        """The saddle-point estimate of log δ(ε) for a law that was made for this ε."""
+        infinite = min(self.log_infinite + math.log(self.rounds), 0.0)
+        if epsilon >= self.largest:
+            return infinite
+        tilt = self.tilt_for_epsilon(epsilon)
+        mean, variance, _ = self.tilted_moments(tilt)
+        if tilt == 0:
+            finite = float(special.log_ndtr((mean - epsilon) / math.sqrt(max(variance, 1e-300))))
+        else:
+            root = math.sqrt(variance / 2)
+            share = 0.5 * (special.erfcx(tilt * root) - special.erfcx((1 + tilt) * root))
+            finite = self.log_moment(tilt) - tilt * epsilon + math.log(max(share, 1e-300))
+        return min(float(np.logaddexp(finite, infinite)), 0.0)
+
+    def epsilon(self, log_delta: float) -> float:
+        """The ε >= 0 of the saddle-point estimate, to 1%, for a law as it is."""
+
+        def excess(epsilon: float) -> float:
+            return max(self.at(epsilon).log_delta(epsilon), -1e4) - log_delta
+
+        if excess(0.0) <= 0:
+            return 0.0
+        return solve.smallest(
+            excess, max(self.tilted_moments(0.0)[0], 1e-3), name="epsilon", relative=1e-2,
+            least=1e-9, largest=1e15, growth=2.0,
+        )  # fmt: skip
+
+    def added(self, tilt: float, step: float, spacing: float) -> tuple[float, float]:
+        """Variance of the sum that a grid and cells of x would add under the law tilted by θ."""
+        log_weight = tilt * self.losses + self.log_mass
+        weight = np.exp(log_weight - special.logsumexp(log_weight))
+        above = self.losses / step - np.floor(self.losses / step)
+        grid = float(weight @ (above * (1 - above))) * step**2
+        cells = float(weight @ self.slopes**2) * spacing**2 / 6
+        return self.rounds * grid, self.rounds * cells
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """What a round is discretized with.
+
+    Attributes:
+      step: spacing of the grid of losses.
+      spacing: width of the cells of x, in noise standard deviations.
+      least, largest: losses log P/Q beyond are split over these and infinite ones, which changes
+        nothing at ε: they decide alone.
+      tilt: θ of the composition.
+    """
+
+    step: float
+    spacing: float
+    least: float
+    largest: float
+    tilt: float
+
+    @classmethod
+    def plan(cls, law: Law, epsilon: float, accuracy: float, sensitivities: int) -> Grid:
+        """The coarsest grid that raises ε by no more than ``accuracy`` times ε; ``law`` is at ε."""
+        tilt = law.tilt_for_epsilon(epsilon)
+        deviation = math.sqrt(max(law.tilted_moments(tilt)[1], 0.0))
+        at = max(epsilon, 1e-2 * deviation, _LEAST)
+        # ε, and δ to fifty times that: log δ changes by θ with ε
+        rise = accuracy * min(at, 50 / max(tilt, 1e-9))
+        allowed = 2 * rise / (1 + tilt)
+        high, low = min(law.chernoff(tilt, +1), law.largest), law.chernoff(tilt, -1)
+        window = high - max(low, law.least)
+        # with a loss below this the sum stays below ε
+        least = max(min(epsilon - high, 0.0) - 0.1 * at, float(law.losses[0]))
+        largest = float(law.losses[-1])
+        finest = max(max(window, largest - least) / _MOST_POINTS, _ROUNDING * (largest - least))
+        step = max(min(at, 0.5 / (1 + tilt), max(window, 1e-3 * at) / 16), finest)
+        step = _shrink(step, finest, 0.8 * allowed, lambda h: law.added(tilt, h, 0.0)[0])
+        cells = max(law.added(tilt, step, 1.0)[1], 1e-300)
+        spacing = min(math.sqrt(0.2 * allowed / cells), _NODES)
+        span = float(law.losses.size) * _NODES
+        most = min(_MOST_CELLS, _MOST_MASSES // max(sensitivities, 1))
+        spacing = max(spacing, span / most)
+        ends = (-largest, -least) if law.add else (least, largest)
+        return cls(step, spacing, *ends, tilt)
+
+
+def _shrink(value: float, least: float, target: float, of) -> float:  # type: ignore[no-untyped-def]
+    """The first of a falling sequence of values at which ``of`` is at most ``target``."""
+    for _ in range(60):
+        found = of(value)
+        if found <= target or value <= least:
+            break
+        value = max(value * min(max(math.sqrt(target / found), 0.05), 0.95), least)
+    return value

@@ -1,0 +1,138 @@
+"""Exponential tilting of a sum of independent losses: saddle points and Chernoff's bounds."""
+
+from __future__ import annotations
+
+import abc
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+from scipy import optimize, special
+
+# Tilted mass that may lie outside the FFT window on either side: e^-32 = 1e-14.
+LOG_WINDOW_TAIL = 32.0
+
+
+class Atoms(Protocol):
+    """The law of one round's loss: finite atoms, losses increasing."""
+
+    @property
+    def losses(self) -> np.ndarray:
+        """Shape (N,)."""
+
+    @property
+    def log_mass(self) -> np.ndarray:
+        """log of the mass of each atom, shape (N,)."""
+
+    @property
+    def relative_smoothing(self) -> np.ndarray:
+        """Variance that the discretization added near each atom, shape (N,)."""
+
+
+class Tilting(abc.ABC):
+    """A sum of independent losses, by the law of each and how often it occurs."""
+
+    @property
+    @abc.abstractmethod
+    def terms(self) -> Sequence[tuple[Atoms, int]]:
+        """(law of one round, number of rounds)."""
+
+    @functools.cached_property
+    def largest(self) -> float:
+        """The largest finite total loss."""
+        return float(sum(count * part.losses[-1] for part, count in self.terms))
+
+    @functools.cached_property
+    def least(self) -> float:
+        """The least finite total loss."""
+        return float(sum(count * part.losses[0] for part, count in self.terms))
+
+    def log_moment(self, tilt: float) -> float:
+        """κ(θ) of the composition: log E e^{θ Y} over the finite losses."""
+        return sum(count * _log_moment(part, tilt) for part, count in self.terms)
+
+    def tilted_moments(self, tilt: float) -> tuple[float, float, float]:
+        """Mean and variance of Y under the law tilted by θ, and the variance due to the grid."""
+        mean = variance = added = 0.0
+        for part, count in self.terms:
+            losses = part.losses
+            log_weight = tilt * losses + part.log_mass
+            weight = np.exp(log_weight - log_weight.max())
+            total = weight.sum()
+            added += count * float(weight @ part.relative_smoothing) / total
+            weight /= total
+            centre = float(weight @ losses)
+            mean += count * centre
+            variance += count * float((weight * np.abs(losses - centre)) @ np.abs(losses - centre))
+        return mean, variance, added
+
+    def tilt_for_epsilon(self, epsilon: float) -> float:
+        """θ >= 0 whose tilted mean is ``epsilon`` (0 if the mean is larger): the saddle point.
+
+        1 where no loss reaches ``epsilon``: nothing is to be resolved there.
+        """
+        if epsilon >= self.largest:
+            return 1.0
+        return increasing_root(lambda tilt: self.tilted_moments(tilt)[0] - epsilon)
+
+    def tilt_for_delta(self, log_delta: float) -> float:
+        """θ >= 0 whose Chernoff bound on P(Y > tilted mean) is about ``log_delta``."""
+
+        def excess(tilt: float) -> float:
+            mean, variance, _ = self.tilted_moments(tilt)
+            # the prefactor of the tail: E of (1 - e^{-y}) over a lattice-free exponential tail
+            factor = math.log(max(tilt * (1 + tilt) * math.sqrt(max(variance, 1e-300)), 1.0) + 1.0)
+            return -(self.log_moment(tilt) - tilt * mean - factor) + log_delta
+
+        return increasing_root(excess)
+
+    def chernoff(self, tilt: float, side: int, finest: float = 1e-12) -> float:
+        """A loss beyond which the tilted law has mass at most e^-32, above or below.
+
+        ``finest`` is the least standard deviation that is told from 0.
+        """
+        base = self.log_moment(tilt)
+        spread = math.sqrt(max(self.tilted_moments(tilt)[1], finest**2))
+
+        def bound(s: float) -> float:
+            return (self.log_moment(tilt + side * s) - base + LOG_WINDOW_TAIL) / s
+
+        return side * walk_down(bound, math.sqrt(2 * LOG_WINDOW_TAIL) / spread)
+
+
+def _log_moment(part: Atoms, tilt: float) -> float:
+    """κ(θ) = log Σ mass e^{θ loss}, of one round, over the finite atoms."""
+    return float(special.logsumexp(tilt * part.losses + part.log_mass))
+
+
+def log_ceiling(tilt: float) -> float:
+    """log of the largest value of e^{-θ y} (1 - e^{-y}) over y > 0."""
+    return -tilt * math.log1p(1 / tilt) - math.log1p(tilt) if tilt > 0 else 0.0
+
+
+def walk_down(function: Callable[[float], float], start: float) -> float:
+    """Smallest value met by walking from ``start`` in factors of 2 downhill."""
+    best = function(start)
+    for factor in (0.5, 2.0):
+        at = start
+        for _ in range(20):
+            at *= factor
+            value = function(at)
+            if not value < best:
+                break
+            best = value
+    return best
+
+
+def increasing_root(function: Callable[[float], float]) -> float:
+    """Root >= 0 of an increasing function to 1%, 0 if it is >= 0 there, capped at 1e12."""
+    if function(0.0) >= 0:
+        return 0.0
+    low, high = 0.0, 1.0
+    while function(high) < 0:
+        low, high = high, 4 * high
+        if high > 1e12:
+            return low
+    return float(optimize.brentq(function, low, high, xtol=1e-290, rtol=1e-2, maxiter=2000))

@@ -1,0 +1,230 @@
+"""Random settings over the whole range that users may ask for: does each get a right answer?
+
+Each setting is a Poisson-sampled mechanism with p from 1e-9 to 1, up to 10^7 iterations, groups of
+up to 1,000, ε from 1e-3 to 100 and δ from 1e-3 to 1e-15, all log-uniform. Asked are σ for (ε, δ)
+and then ε and δ at that σ. Checked: an answer or a refusal that gives its reason, at most 10 s of
+CPU time and 1 GiB for each question; the lower bound of the discretization below the answer;
+ε falls with σ and δ and grows with p, T and K; and, where dp_accounting has an answer in time, ε
+between its optimistic and its pessimistic estimate.
+
+    python tests/benchmarks/bench_settings.py --settings 10000 --out settings.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import pickle
+import resource
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mfopt.accounting import account
+from mfopt.errors import FailureError, UsageError
+from mfopt.mechanism import Mechanism
+from mfopt.sampling import Poisson
+
+SECONDS, BYTES = 10.0, 1 << 30
+_REFERENCE_SECONDS = 30.0
+_SLACK = 1e-4  # of ε between two answers that are each up to 2e-5 above the truth, and p, T
+
+Setting = dict[str, Any]
+
+
+def draw(rng: np.random.Generator) -> Setting:
+    """One setting."""
+
+    def between(low: float, high: float) -> float:
+        return float(10 ** rng.uniform(math.log10(low), math.log10(high)))
+
+    return {
+        "probability": between(1e-9, 1.0), "iterations": max(1, round(between(1, 1e7))),
+        "group_size": round(between(1, 1000)) if rng.random() < 0.5 else 1,
+        "epsilon": between(1e-3, 100.0), "delta": between(1e-15, 1e-3),
+    }  # fmt: skip
+
+
+def settings(count: int, seed: int = 0) -> list[Setting]:
+    """``count`` settings; the first of a longer list are those of a shorter one."""
+    return [draw(np.random.default_rng((seed, index))) for index in range(count)]
+
+
+def make(setting: Setting) -> Mechanism:
+    """The mechanism of a setting."""
+    scheme = Poisson(min(setting["probability"], 1.0), setting["iterations"])
+    return Mechanism(scheme, group_size=setting["group_size"])
+
+
+def check(setting: Setting) -> Setting:
+    """What was found for one setting, and the list of what is wrong with it."""
+    mechanism, wrong = make(setting), []
+    target, delta = setting["epsilon"], setting["delta"]
+    result: Setting = {**setting, "wrong": wrong}
+    try:
+        with _measured(result, "sigma"):
+            sigma = account(mechanism, epsilon=target, delta=delta).noise_multiplier
+    except (UsageError, FailureError) as refusal:
+        result["refused"] = str(refusal)
+        return result
+    result["noise_multiplier"] = sigma
+    if sigma == 0:
+        return result
+    with _measured(result, "epsilon"):
+        found = account(mechanism, noise_multiplier=sigma, delta=delta)
+    with _measured(result, "delta"):
+        back = account(mechanism, noise_multiplier=sigma, epsilon=target).delta
+    result |= {"found": found.epsilon, "below": found.details.get("bracket", [0.0])[0]}
+    if found.epsilon > target * (1 + 2e-5) + 1e-12:
+        wrong.append(f"ε = {found.epsilon} at its own σ")
+    if back > delta * (1 + 1e-9):
+        wrong.append(f"δ = {back} at its own σ")
+    if not result["below"] <= found.epsilon:
+        wrong.append("lower bound above the answer")
+    # σ is the least: with a thousandth less noise the target is missed
+    less = account(mechanism, noise_multiplier=sigma * 0.995, delta=delta)
+    if less.epsilon < target * (1 - _SLACK) and less.epsilon > 0:
+        wrong.append(f"σ is not the smallest: ε = {less.epsilon} with 0.5% less")
+    for name, worse in _worse(setting).items():
+        more = account(make(worse), noise_multiplier=sigma, delta=worse["delta"]).epsilon
+        if more < found.epsilon * (1 - _SLACK) - 1e-8:
+            wrong.append(f"not monotone in {name}: {found.epsilon} -> {more}")
+    return result
+
+
+def _worse(setting: Setting) -> dict[str, Setting]:
+    return {
+        "probability": {**setting, "probability": min(1.0, 1.1 * setting["probability"])},
+        "iterations": {**setting, "iterations": math.ceil(1.1 * setting["iterations"])},
+        "group_size": {**setting, "group_size": setting["group_size"] + 1},
+        "delta": {**setting, "delta": setting["delta"] / 2},
+    }
+
+
+@contextlib.contextmanager
+def _measured(result: Setting, name: str) -> Iterator[None]:
+    started = time.process_time()
+    try:
+        yield
+    finally:
+        spent = time.process_time() - started
+        result[f"{name}_seconds"] = spent
+        if spent > SECONDS:
+            result["wrong"].append(f"{name} took {spent:.1f} s of CPU time")
+
+
+def reference(result: Setting) -> Setting:
+    """dp_accounting's optimistic and pessimistic ε at the σ that was found, on a grid of 1e-3."""
+    from dp_accounting import dp_event
+    from dp_accounting.pld import pld_privacy_accountant, privacy_loss_distribution
+
+    sigma, delta = result["noise_multiplier"], result["delta"]
+    interval = min(1e-3, result["found"] / 100)
+    bracket = []
+    for pessimistic in (False, True):
+        if result["group_size"] == 1:
+            one = privacy_loss_distribution.from_gaussian_mechanism(
+                sigma, sampling_prob=result["probability"],
+                value_discretization_interval=interval, pessimistic_estimate=pessimistic,
+            )  # fmt: skip
+        else:
+            count = np.arange(result["group_size"] + 1)
+            from scipy import stats
+
+            weights = stats.binom.pmf(count, result["group_size"], result["probability"])
+            one = privacy_loss_distribution.from_mixture_gaussian_mechanism(
+                sigma, count[weights > 0].tolist(), weights[weights > 0].tolist(),
+                value_discretization_interval=interval, pessimistic_estimate=pessimistic,
+            )  # fmt: skip
+        bracket.append(one.self_compose(result["iterations"]).get_epsilon_for_delta(delta))
+    del dp_event, pld_privacy_accountant
+    return {"reference": bracket}
+
+
+def isolated(work: Callable[[], Any], seconds: float) -> tuple[Any, int, str]:
+    """(result or None, peak memory in bytes, what went wrong) of ``work`` in a process."""
+    with tempfile.TemporaryFile() as pipe:
+        child = os.fork()
+        if child == 0:
+            try:
+                resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds),) * 2)
+                pickle.dump(work(), pipe)
+                pipe.flush()
+                os._exit(0)
+            except BaseException as problem:
+                pickle.dump(repr(problem), pipe)
+                pipe.flush()
+                os._exit(1)
+        _, status, usage = os.wait4(child, 0)
+        pipe.seek(0)
+        peak = usage.ru_maxrss * 1024
+        if os.WIFSIGNALED(status):
+            return None, peak, f"ended by {signal.Signals(os.WTERMSIG(status)).name}"
+        found = pickle.load(pipe)  # our own child's
+        return (None, peak, found) if os.WEXITSTATUS(status) else (found, peak, "")
+
+
+def examine(setting: Setting, *, compare: bool) -> Setting:
+    """All checks of one setting, each in its own process."""
+    found, peak, problem = isolated(lambda: check(setting), 12 * SECONDS)
+    if found is None:
+        return {**setting, "wrong": [problem], "peak": peak}
+    found["peak"] = peak
+    if peak > BYTES:
+        found["wrong"].append(f"{peak / 2**30:.2f} GiB")
+    if compare and found.get("found"):
+        theirs, _, _ = isolated(lambda: reference(found), _REFERENCE_SECONDS)
+        if theirs is not None:
+            low, high = theirs["reference"]
+            found["reference"] = [low, high]
+            if not low * (1 - 1e-6) - 1e-9 <= found["found"] <= high * (1 + 1e-6) + 1e-9:
+                found["wrong"].append(f"ε = {found['found']} outside dp_accounting's {low, high}")
+    return found
+
+
+def main() -> None:
+    """Examine settings and write what was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--settings", type=int, default=200)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--compare", type=int, default=10, help="ask dp_accounting every so often")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    results = []
+    chosen = settings(arguments.first + arguments.settings, arguments.seed)[arguments.first :]
+    for number, setting in enumerate(chosen, arguments.first):
+        compare = arguments.compare > 0 and number % arguments.compare == 0
+        results.append({"number": number, **examine(setting, compare=compare)})
+        if results[-1]["wrong"]:
+            print(json.dumps(results[-1], ensure_ascii=False), flush=True)
+    wrong = [result for result in results if result["wrong"]]
+    times = [r[f"{n}_seconds"] for r in results for n in ("sigma", "epsilon", "delta")
+             if f"{n}_seconds" in r]  # fmt: skip
+    widths = [1 - r["below"] / r["found"] for r in results if r.get("found")]
+    summary = {
+        "settings": len(results), "wrong": len(wrong),
+        "refused": sum("refused" in r for r in results),
+        "compared": sum("reference" in r for r in results),
+        "cpu_seconds": {"median": float(np.median(times)), "largest": max(times)},
+        "peak_bytes": max(r["peak"] for r in results),
+        "bracket": {"median": float(np.median(widths)), "99%": float(np.quantile(widths, 0.99)),
+                    "largest": max(widths)},
+    }  # fmt: skip
+    print(json.dumps(summary, indent=2))
+    if arguments.out is not None:
+        arguments.out.write_text(json.dumps({"summary": summary, "results": results}) + "\n")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
