@@ -62,11 +62,13 @@ def main(arguments: list[str] | None = None) -> Any:
     Exit codes: 0 done, 1 failed, 2 bad usage, 130 interrupted (a result that was kept in spite of
     it is no full one, so that ``mfopt optimize ... && mfopt train ...`` stops).
     """
+    from mfopt import _signals
     from mfopt_cli.display import speak_plainly
 
     speak_plainly()
     try:
-        code = cli.main(args=arguments, prog_name="mfopt", standalone_mode=False)
+        with _signals.as_interrupts():
+            code = cli.main(args=arguments, prog_name="mfopt", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import datetime
 import platform
 import sys
+from pathlib import Path
 from typing import Any
+
+import click
 
 from mfopt import _check
 from mfopt._version import __version__
@@ -77,6 +80,20 @@ def comparison(factorization: Any) -> dict[str, float]:
         "dpsgd_noise_multiplier": sgd,
         "dpsgd_rmse": float(query_error.rmse(factorization.workload, Identity(), n, sgd)),
     }
+
+
+def keep(factorization: Any, path: Path, *, force: bool) -> Path:
+    """Save a finished result, elsewhere if need be, and say so; the command then fails."""
+    from mfopt.factorization import keep
+
+    saved = keep(factorization, path, force=force)
+    if saved != path:
+        click.echo(
+            f"mfopt: {path} could not be written (it appeared meanwhile, or the disk is full): "
+            f"the result is saved as {saved}",
+            err=True,
+        )
+    return saved
 
 
 def summary(factorization: Any) -> dict[str, Any]:

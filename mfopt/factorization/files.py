@@ -44,7 +44,7 @@ from typing import Any
 
 import numpy as np
 
-from mfopt import _check, _files, strategies, workloads
+from mfopt import _check, _files, _signals, strategies, workloads
 from mfopt.errors import FailureError
 from mfopt.factorization.archive import Archive, Header
 from mfopt.factorization.record import Factorization
@@ -94,6 +94,17 @@ def save(factorization: Factorization, path: Path, *, force: bool = False) -> Pa
         )
     except FileExistsError:
         raise _check.reject("path", str(path), "appeared meanwhile", _files.EXISTS) from None
+
+
+def keep(factorization: Factorization, path: Path, *, force: bool = False) -> Path:
+    """Save a result that took long, wherever that is possible; returns where.
+
+    An interrupt meanwhile comes through once it is saved. See :func:`mfopt._files.write_beside`.
+    """
+    with _signals.deferred():
+        return _files.write_beside(
+            path, lambda place, replace: save(factorization, place, force=replace), force=force
+        )
 
 
 def load(path: str | Path) -> Factorization:

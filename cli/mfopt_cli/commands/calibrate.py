@@ -30,7 +30,7 @@ def command(
     force: bool,
     as_json: bool,
     quiet: bool,
-) -> None:
+) -> int:
     """Smallest σ certified at (ε, δ) for the C of FILE. C itself stays as it is.
 
     \b
@@ -63,8 +63,9 @@ def command(
         provenance={**found.provenance, "calibrated_by": mechanisms.provenance(seed)},
     )
     proofs.note(new)
+    wanted = out
     if out is not None:
-        new.save(out, force=force)
+        out = mechanisms.keep(new, out, force=force)
     if as_json:
         seconds = time.perf_counter() - started
         where = None if out is None else str(out)
@@ -86,3 +87,4 @@ def command(
                 ("saved", str(out) if out else "no (give --out)"),
             ],
         )
+    return 0 if out == wanted else 1

@@ -31,7 +31,7 @@ def command(
     force: bool,
     as_json: bool,
     quiet: bool,
-) -> None:
+) -> int:
     """Prove (ε, δ) for the C and σ of FILE with fresh randomness; exit code 1 if it fails.
 
     \b
@@ -62,8 +62,9 @@ def command(
     proved = dataclasses.replace(found, guarantee=guarantee, provenance=record)
     if seed is None:  # a file may have been made to pass with a seed that was known before
         proofs.note(proved)
+    wanted = out
     if out is not None:
-        proved.save(out, force=force)
+        out = mechanisms.keep(proved, out, force=force)
     if as_json:
         display.json_object({**guarantee.describe(), "certified": True, "path": str(out or path)})
     elif not quiet:
@@ -85,3 +86,4 @@ def command(
                 ),
             ],
         )
+    return 0 if out == wanted else 1

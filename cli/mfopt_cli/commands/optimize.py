@@ -119,6 +119,7 @@ def command(
     check_output(path, force=force)
 
     from mfopt.optimize import factorize
+    from mfopt.optimize.so_far import BestSoFar
     from mfopt_cli import mechanisms
 
     settings: dict[str, Any] = {}
@@ -133,29 +134,35 @@ def command(
         }
     elif init or steps or samples:
         raise click.UsageError(f"--init, --steps and --samples do nothing for {strategy}")
+    record: dict[str, Any] = {
+        "workload": mechanisms.workload(workload, scheme.iterations, momentum, cooldown),
+        "privacy_unit": privacy_unit,
+        "provenance": mechanisms.provenance(seed),
+    }
     with Live(not quiet and not as_json) as live:
+        listener = _with_values(live, objective)
+        so_far = BestSoFar(path, scheme, epsilon, delta, listener=listener, **record)
         found = factorize(
             scheme,
             epsilon,
             delta,
             strategy=strategy,
             bands=bands,
-            workload=mechanisms.workload(workload, scheme.iterations, momentum, cooldown),
             certify_samples=certify_samples,
             seed=seed,
-            privacy_unit=privacy_unit,
-            provenance=mechanisms.provenance(seed),
-            progress=_with_values(live, objective),
+            progress=so_far,
+            **record,
             **settings,
         )
-    found.save(path, force=force)
+    wanted, path = path, mechanisms.keep(found, path, force=force)
+    so_far.discard()
     seconds = time.perf_counter() - started
     if as_json:
         display.json_object({**mechanisms.summary(found), "path": str(path), "seconds": seconds})
     elif not quiet:
         _report(found, path, seconds)
     if found.guarantee.status == "certified":
-        return 0
+        return 0 if path == wanted else 1
     click.echo(
         "interrupted: the best strategy so far is saved and its σ is NOT CERTIFIED. "
         f"Run `mfopt certify {path}` before training.",

@@ -1,0 +1,195 @@
+"""SIGTERM and SIGHUP end work as Ctrl-C does; a result that was found is somewhere afterwards."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import mfopt
+from mfopt import _files, _signals
+from mfopt import strategies as S
+from mfopt.errors import UsageError
+from mfopt.factorization import Factorization, files, keep
+from mfopt.guarantee import Guarantee
+from mfopt.optimize import factorize
+from mfopt.optimize.so_far import BestSoFar, beside
+from mfopt.progress import silent
+from mfopt.sampling import BallsInBins
+from mfopt.workloads import PrefixSums
+
+SCHEME = BallsInBins(bins=4, epochs=2)
+POLITE = [signal.SIGTERM, signal.SIGHUP]
+
+
+def raised(number):
+    signal.raise_signal(number)
+    time.sleep(1)  # the handler runs between two instructions of the main thread
+
+
+@pytest.mark.parametrize("number", POLITE)
+def test_polite_signals_are_interrupts(number):
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), _signals.as_interrupts():
+        raised(number)
+    assert signal.getsignal(number) is before
+
+
+def test_ignored_signals_stay_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with _signals.as_interrupts():
+            signal.raise_signal(signal.SIGHUP)
+        with _signals.deferred():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, *POLITE])
+def test_a_deferred_signal_comes_after_the_block(number):
+    done = []
+
+    def block():
+        with _signals.deferred():
+            signal.raise_signal(number)
+            done.append("saved")
+
+    with pytest.raises(KeyboardInterrupt), _signals.as_interrupts():
+        block()
+    assert done == ["saved"]
+
+
+# --- a finished result is never lost --------------------------------------------------------------
+
+
+def record():
+    guarantee = Guarantee(2.0, 1e-5, 1.25, status="estimate")
+    return Factorization(
+        S.BandedToeplitz(np.array([1.0, 0.5])), 1.25, SCHEME, PrefixSums(), guarantee
+    )
+
+
+def test_a_result_is_kept_beside_what_appeared_meanwhile(tmp_path):
+    path = tmp_path / "one.npz"
+    assert keep(record(), path) == path
+    assert keep(record(), path) == tmp_path / "one-2.npz"
+    assert keep(record(), path, force=True) == path
+    assert {mfopt.load(entry).digest for entry in tmp_path.iterdir()} == {record().digest}
+
+
+def test_a_result_is_kept_where_the_disk_is_not_full(tmp_path, monkeypatch):
+    full, free = tmp_path / "full", tmp_path / "free"
+    full.mkdir()
+    free.mkdir()
+    monkeypatch.chdir(free)
+    real = _files.write
+
+    def write(path, *args, **options):
+        if path.parent == full:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(files._files, "write", write)
+    found = keep(record(), full / "one.npz")
+    assert found.resolve() == free / "one-2.npz"
+    assert mfopt.load(found).digest == record().digest
+
+
+def test_an_interrupt_during_the_save_comes_after_it(tmp_path, monkeypatch):
+    real = files.save
+
+    def save(*args, **options):
+        signal.raise_signal(signal.SIGINT)
+        return real(*args, **options)
+
+    monkeypatch.setattr(files, "save", save)
+    with pytest.raises(KeyboardInterrupt):
+        keep(record(), tmp_path / "one.npz")
+    assert mfopt.load(tmp_path / "one.npz").digest == record().digest
+
+
+def test_two_savers_without_force(tmp_path):
+    # the second one finds the name taken between its check and its save
+    path = tmp_path / "one.npz"
+    real = files.check_output
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "check_output", lambda path, force: None)
+        record().save(path)
+        with pytest.raises(UsageError, match="appeared meanwhile"):
+            record().save(path)
+    assert real is files.check_output and [p.name for p in tmp_path.iterdir()] == ["one.npz"]
+
+
+# --- the best so far ------------------------------------------------------------------------------
+
+
+def test_the_best_so_far_is_a_file_to_go_on_from(tmp_path):
+    path, told = tmp_path / "one.npz", []
+    target = (SCHEME, 2.0, 1e-5)
+    so_far = BestSoFar(path, *target, listener=told.append, every=0.0)
+    steps = []
+
+    def listener(event):
+        so_far(event)
+        steps.append(event)
+        if len(steps) == 5:
+            raise KeyboardInterrupt  # a kill, say: nothing below is saved
+
+    found = factorize(
+        *target, strategy="banded-toeplitz", bands=2, steps=6, samples=64, progress=listener
+    )
+    assert found.provenance["interrupted"] and told[:5] != []
+    assert so_far.path == beside(path) == tmp_path / "one.so-far.npz"
+    kept = mfopt.load(so_far.path)
+    assert kept.guarantee.status == "estimate" and not kept.proved_here
+    assert kept.sampling == SCHEME and kept.guarantee.epsilon == 2.0
+    other = BestSoFar(path, *target, listener=silent, every=0.0)
+    for event in steps:
+        other(event)
+    assert other.path == tmp_path / "one.so-far-2.npz"  # that of the killed run stays
+    other.discard()
+    so_far.discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_does_not_end_the_search(tmp_path, monkeypatch):
+    told = []
+    so_far = BestSoFar(tmp_path / "one.npz", SCHEME, 2.0, 1e-5, listener=told.append, every=0.0)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(_files, "write_beside", full)
+    factorize(SCHEME, 2.0, 1e-5, strategy="banded-toeplitz", bands=2, steps=3, samples=64,
+              certify_samples=256, seed=0, progress=so_far)  # fmt: skip
+    assert any("could not be saved" in event.note for event in told)
+
+
+# --- the whole command ----------------------------------------------------------------------------
+
+
+def test_sigterm_keeps_the_best_so_far_and_exits_130(tmp_path):
+    out = tmp_path / "one.npz"
+    code = "from mfopt_cli.main import main; main()"
+    arguments = (
+        "optimize --epochs 2 --iters 4 --eps 2 --strategy banded-toeplitz --bands 2 "
+        f"--optimizer sgd --steps 100000 --samples 64 --out {out}"
+    ).split()
+    run = subprocess.Popen(
+        [sys.executable, "-u", "-c", code, *arguments],
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    for line in run.stderr:
+        if "banded-toeplitz" in line and "step" in line:
+            break
+    run.send_signal(signal.SIGTERM)
+    _, said = run.communicate(timeout=120)
+    assert run.returncode == 130, said
+    assert mfopt.load(out).guarantee.status == "estimate" and "NOT CERTIFIED" in said
+    assert os.listdir(tmp_path) == ["one.npz"]
