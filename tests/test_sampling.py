@@ -16,18 +16,29 @@ from mfopt.sampling import (
     MinSeparation,
     Poisson,
 )
+from mfopt.testing import check_scheme
 
-SCHEMES = [
-    BallsInBins(7, 3), FixedOrder(7, 3), Poisson(0.3, 21), CyclicPoisson(0.5, 3, 20),
-    FixedBatch(5, 100, 21), MinSeparation(20, 5, 3),
-]  # fmt: skip
+# an example of every kind, with the population that it is sampled from
+EXAMPLES = {
+    "balls-in-bins": (BallsInBins(7, 3), 40),
+    "fixed-order": (FixedOrder(7, 3), 40),
+    "poisson": (Poisson(0.3, 8), 40),
+    "cyclic-poisson": (CyclicPoisson(0.5, 3, 8), 40),
+    "fixed-batch": (FixedBatch(5, 40, 8), 40),
+    "min-separation": (MinSeparation(20, 5, 3), 40),
+}
 
 
-@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: s.kind)
-def test_description_is_json_and_comes_back_equal(scheme):
-    assert sampling.from_description(json.loads(json.dumps(scheme.describe()))) == scheme
-    with pytest.raises(UsageError):
-        sampling.from_description({**scheme.describe(), "extra": 1})
+def test_every_kind_of_the_project_has_an_example():
+    own = {k for k, cls in sampling.registered().items() if cls.__module__.startswith("mfopt.")}
+    assert set(EXAMPLES) == own
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_a_scheme_does_what_it_declares(kind):
+    scheme, population = EXAMPLES[kind]
+    assert scheme.kind == kind
+    check_scheme(scheme, population=population)
 
 
 def test_numpy_numbers_are_stored_as_plain_ones():
@@ -35,20 +46,6 @@ def test_numpy_numbers_are_stored_as_plain_ones():
     assert json.loads(json.dumps(scheme.describe())) == {
         "kind": "poisson", "probability": 0.5, "iterations": 4,
     }  # fmt: skip
-
-
-@pytest.mark.parametrize("scheme", [s for s in SCHEMES if s.executable], ids=lambda s: s.kind)
-def test_a_step_is_a_pure_function_and_ends_with_the_scheme(scheme):
-    first = [scheme.sample(t, 100, 5) for t in range(scheme.iterations)]
-    again = scheme.sample(11, 100, 5)  # a run that resumes at step 11
-    assert np.array_equal(first[11], again)
-    for chosen in first:
-        assert np.array_equal(chosen, np.unique(chosen)) and chosen.max(initial=0) < 100
-    if scheme.kind != "fixed-order":
-        assert any(not np.array_equal(a, scheme.sample(t, 100, 6)) for t, a in enumerate(first))
-    for step in (-1, scheme.iterations, 1.5, True):
-        with pytest.raises(UsageError):
-            scheme.sample(step, 100, 5)
 
 
 def test_poisson_inclusions_have_the_right_mean_and_are_independent_across_steps():
@@ -123,3 +120,32 @@ def test_min_separation_checks_a_schedule():
 def test_bad_arguments_are_refused(make):
     with pytest.raises(UsageError):
         make()
+
+
+def test_what_is_typed_is_a_scheme():
+    assert sampling.parse(" balls-in-bins : bins=4, epochs=2 ") == BallsInBins(4, 2)
+    for text, match in (
+        ("poissn:probability=.1,iterations=3", "must be one of"),
+        ("poisson:probability=.1", "lacks iterations"),
+        ("poisson:probability=.1,steps=3", "probability, iterations"),
+        ("poisson:probability=.1,iterations=3.5", "type int"),
+        ("poisson:probability=2,iterations=3", "probability"),
+        ("", "must be one of"),
+    ):
+        with pytest.raises(UsageError, match=match):
+            sampling.parse(text)
+    for kind in (None, 3, ["poisson"], "Poisson"):
+        with pytest.raises(UsageError):
+            sampling.from_description({"kind": kind})
+
+
+def test_loaders_know_their_batches():
+    assert FixedOrder(4, 2).largest_batch(10) == 3 and FixedBatch(5, 10, 2).largest_batch(10) == 5
+    with pytest.raises(UsageError, match="exactly 5"):
+        FixedBatch(5, 10, 2).check_batch_size(6)
+    with pytest.raises(UsageError, match="price"):
+        FixedBatch(5, 10, 2).displacement(10, 3)
+    # the default of an independent scheme is a bound, above what Poisson knows of itself
+    scheme = Poisson(0.3, 8)
+    default = sampling.Scheme.displacement(scheme, 40, 15)
+    assert scheme.displacement(40, 15) < default < 1

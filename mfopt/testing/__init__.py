@@ -1,0 +1,11 @@
+"""Conformance checks for what a third party adds, as scikit-learn's ``check_estimator``.
+
+Each check takes an example and raises :class:`AssertionError` with the rule that it breaks. The
+statistical ones use fixed seeds and five standard errors; what they let pass is not proven, what
+they refuse is wrong.
+"""
+
+from mfopt.testing.accountants import check_accountant
+from mfopt.testing.schemes import check_scheme
+
+__all__ = ["check_accountant", "check_scheme"]

@@ -1,0 +1,255 @@
+"""What every sampling scheme must do: its files, its draws, and what it declares about them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+from typing import get_args
+
+import numpy as np
+
+from mfopt import sampling
+from mfopt.sampling import Adjacency, Scheme
+from mfopt.testing._rules import ERRORS, refused, rule
+
+_MOST_ITERATIONS = 2000
+
+
+def check_scheme(scheme: Scheme, *, population: int = 40, runs: int = 600, seed: int = 0) -> None:
+    """Hold an example of a scheme against everything that the loader and the files rely on.
+
+    Args:
+      scheme: an example, of few iterations (at most 2,000) and batches well below ``population``.
+      population: number of units of the simulated runs.
+      runs: simulated runs, each with its own seed.
+      seed: the first of them.
+
+    Raises:
+      AssertionError: a rule is broken; the message says which.
+    """
+    rule(
+        isinstance(scheme, Scheme) and scheme.length <= _MOST_ITERATIONS,
+        f"the example must be a scheme of at most {_MOST_ITERATIONS} iterations",
+    )
+    _files(scheme)
+    _adjacency(scheme)
+    if not scheme.executable:
+        rule(
+            refused(scheme.sample, 0, population, seed) and refused(scheme.draws, population, seed),
+            "a scheme that is not executable must refuse to sample with a UsageError",
+        )
+        return
+    _steps(scheme, population, seed)
+    sizes, taking_part = _simulate(scheme, population, runs, seed)
+    _laws(scheme, population, sizes)
+    if scheme.independent:
+        _independence(scheme, population, runs, seed, taking_part)
+    _truncation(scheme, population, sizes, taking_part)
+
+
+def _files(scheme: Scheme) -> None:
+    rule(
+        sampling.registered().get(scheme.kind) is type(scheme),
+        f"the kind {scheme.kind!r} is not registered for this class",
+    )
+    rule(
+        dataclasses.is_dataclass(scheme) and type(scheme).__dataclass_params__.frozen,  # type: ignore[attr-defined]
+        "a scheme is a frozen dataclass",
+    )
+    description = json.loads(json.dumps(scheme.describe()))
+    again = sampling.from_description(description)
+    rule(again == scheme and hash(again) == hash(scheme), "its description does not give it back")
+    rule(
+        refused(sampling.from_description, {**description, "no such field": 1}),
+        "a description with an unknown field must be refused",
+    )
+    numbers = {name: value for name, value in description.items() if name != "kind"}
+    typed = f"{scheme.kind}:" + ",".join(f"{name}={value!r}" for name, value in numbers.items())
+    rule(sampling.parse(typed) == scheme, f"what is typed, {typed}, does not give it back")
+    for name, value in numbers.items():
+        rule(type(value) in (int, float), f"the field {name} must be a plain number")
+        if type(value) is int:
+            for bad in (value + 0.5, "x", math.nan):
+                rule(
+                    refused(sampling.from_description, {**description, name: bad}),
+                    f"{name} = {bad!r} must be refused with a UsageError when it is constructed",
+                )
+        else:
+            for bad in ("x", math.nan, math.inf):
+                rule(
+                    refused(sampling.from_description, {**description, name: bad}),
+                    f"{name} = {bad!r} must be refused with a UsageError when it is constructed",
+                )
+
+
+def _adjacency(scheme: Scheme) -> None:
+    for accounted in get_args(Adjacency):
+        try:
+            given = scheme.executed_adjacency(accounted)
+        except ValueError:
+            continue  # refused
+        rule(given in get_args(Adjacency), f"{given!r} is no adjacency")
+        rule(
+            scheme.independent or given != "add-remove",
+            "a unit that leaves moves the others: a run cannot protect under add-remove adjacency",
+        )
+        rule(
+            given == accounted or given == "zero-out",
+            f"an account for {accounted!r} shows nothing about {given!r}",
+        )
+
+
+def _steps(scheme: Scheme, population: int, seed: int) -> None:
+    n = scheme.length
+    for step in (-1, n, 0.5, True):
+        rule(
+            refused(scheme.sample, step, population, seed),
+            f"step {step!r} of {n} must be refused with a UsageError",
+        )
+    drawn = scheme.draws(population, seed)
+    backwards = {t: np.asarray(drawn(t)) for t in reversed(range(n))}
+    differs = False
+    for t in range(n):
+        units = np.asarray(scheme.sample(t, population, seed))
+        rule(
+            units.ndim == 1 and np.issubdtype(units.dtype, np.integer) and
+            bool(np.all(np.diff(units) > 0)) and bool(np.all((units >= 0) & (units < population))),
+            f"step {t} must be increasing indices among {population} units",
+        )  # fmt: skip
+        rule(
+            np.array_equal(units, scheme.sample(t, population, seed)),
+            f"step {t} is not a pure function of its arguments",
+        )
+        rule(
+            np.array_equal(units, backwards[t]),
+            f"draws gives other units than sample in step {t}: a resumed run would differ",
+        )
+        differs |= not np.array_equal(units, scheme.sample(t, population, seed + 1))
+        rule(
+            units.size <= scheme.largest_batch(population),
+            f"step {t} has more units than largest_batch({population})",
+        )
+    rule(
+        differs != scheme.public_order,
+        "the draws must depend on the seed, unless the order is declared public",
+    )
+
+
+def _simulate(
+    scheme: Scheme, population: int, runs: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(sizes (runs, n), participations of units (runs, n, population) as bool)."""
+    n = scheme.length
+    taking_part = np.zeros((runs, n, population), dtype=bool)
+    for run in range(runs):
+        drawn = scheme.draws(population, seed + run)
+        for t in range(n):
+            taking_part[run, t, drawn(t)] = True
+    return taking_part.sum(axis=2), taking_part
+
+
+def _laws(scheme: Scheme, population: int, sizes: np.ndarray) -> None:
+    runs, n = sizes.shape
+    # the largest distance of an empirical law that occurs once in a million laws (Massart 1990)
+    furthest = math.sqrt(math.log(2 * n / 1e-6) / (2 * runs))
+    at = np.arange(population + 1)
+    means = []
+    for t in range(n):
+        law = scheme.batch_sizes(t, population)
+        cumulative = np.asarray(law.cdf(at))
+        rule(abs(cumulative[-1] - 1) < 1e-9, f"step {t}: the law has more units than there are")
+        empirical = np.mean(sizes[:, t, None] <= at, axis=0)
+        distance = float(np.max(np.abs(empirical - cumulative)))
+        rule(
+            distance <= furthest,
+            f"step {t}: the sizes of {runs} runs are {distance:.3f} away from batch_sizes",
+        )
+        means.append(float(law.mean()))
+        error = float(law.std()) / math.sqrt(runs)
+        # once in a million for the furthest of n steps
+        rule(
+            abs(float(sizes[:, t].mean()) - means[-1]) <= (ERRORS + 1) * error + 1e-9,
+            f"step {t}: batches have {sizes[:, t].mean():.3f} units in the mean, and the law "
+            f"{means[-1]:.3f}",
+        )
+    expected = float(scheme.expected_batch(population))
+    rule(
+        math.isclose(expected, float(np.mean(means)), rel_tol=1e-9),
+        f"expected_batch is {expected}, and the mean over the steps is {np.mean(means)}",
+    )
+
+
+def _independence(
+    scheme: Scheme, population: int, runs: int, seed: int, taking_part: np.ndarray
+) -> None:
+    """Independent units: a size varies as much as they do one by one, whoever else is there."""
+    chance = taking_part.mean(axis=0)  # (n, population)
+    alone = np.sum(chance * (1 - chance), axis=1) * runs / (runs - 1)
+    varies = np.array(
+        [float(scheme.batch_sizes(t, population).var()) for t in range(scheme.length)]
+    )
+    error = np.sqrt(np.sum((1 - 2 * chance) ** 2 * chance * (1 - chance), axis=1) / runs)
+    slack = (ERRORS + 1) * error + 0.05 * varies
+    rule(
+        bool(np.all(np.abs(alone - varies) <= slack)),
+        "units are declared independent, and the sizes vary by another amount than the units do",
+    )
+    # pairs: correlations that cancel in the total
+    centred = taking_part - chance
+    spread = np.sqrt(chance * (1 - chance))
+    for other in (1, population // 2, population - 1):
+        product = np.mean(centred[:, :, 0] * centred[:, :, other], axis=0)
+        bound = (ERRORS + 1) * spread[:, 0] * spread[:, other] / math.sqrt(runs) + 1e-9
+        rule(
+            bool(np.all(np.abs(product) <= bound)),
+            f"units are declared independent, and units 0 and {other} are not",
+        )
+    fewer = max(1, population // 2)
+    try:
+        taken = np.zeros((runs, scheme.length), dtype=bool)
+        for run in range(runs):
+            drawn = scheme.draws(fewer, seed + runs + run)
+            taken[run] = [0 in drawn(t) for t in range(scheme.length)]
+    except ValueError as problem:
+        raise AssertionError(
+            f"units are declared independent, and {fewer} units are refused: {problem}"
+        ) from problem
+    both = (taken.mean(axis=0) + chance[:, 0]) / 2
+    error = np.sqrt(2 * both * (1 - both) / runs)
+    rule(
+        bool(np.all(np.abs(taken.mean(axis=0) - chance[:, 0]) <= (ERRORS + 1) * error + 1e-9)),
+        f"unit 0 takes part with another chance among {fewer} units than among {population}",
+    )
+
+
+def _truncation(
+    scheme: Scheme, population: int, sizes: np.ndarray, taking_part: np.ndarray
+) -> None:
+    if not (scheme.independent or scheme.public_order):
+        rule(
+            refused(scheme.check_truncation),
+            "units depend on each other: the price of cutting batches is not known",
+        )
+        return
+    chances = [scheme.displacement(population, size) for size in range(1, population + 1)]
+    rule(
+        all(0 <= chance <= 1 for chance in chances) and chances[-1] == 0,
+        "displacement must be a probability, and 0 for a batch that holds everybody",
+    )
+    rule(
+        all(a >= b for a, b in itertools.pairwise(chances)),
+        "displacement must fall with the batch size",
+    )
+    if scheme.public_order:
+        return
+    runs = len(sizes)
+    for size in sorted({int(np.quantile(sizes, share)) for share in (0.5, 0.8, 0.95)} - {0}):
+        met = np.any(taking_part[:, :, 0] & (sizes > size), axis=1).mean()
+        error = math.sqrt(max(met * (1 - met), 1 / runs) / runs)
+        rule(
+            met - ERRORS * error <= chances[size - 1],
+            f"displacement says {chances[size - 1]:.3f} for batches of {size}, and in {runs} runs "
+            f"a unit met a full batch in {met:.3f}",
+        )
