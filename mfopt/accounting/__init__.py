@@ -6,7 +6,7 @@ nothing is rounded towards less privacy.
 
 from mfopt.accounting import accountants
 from mfopt.accounting.account import Accountant, Effort, account, analysis
-from mfopt.accounting.analyses import Analysis
+from mfopt.accounting.analyses import Analysis, DeterministicAnalysis
 from mfopt.accounting.closed_form.group import GroupProfile, black_box_epsilon
 from mfopt.accounting.unamplified import Sensitivity, sensitivity
 from mfopt.mechanism import Mechanism
@@ -14,6 +14,7 @@ from mfopt.mechanism import Mechanism
 __all__ = [
     "Accountant",
     "Analysis",
+    "DeterministicAnalysis",
     "Effort",
     "GroupProfile",
     "Mechanism",

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mfopt import _check, query_error
+from mfopt.accounting.account import supporting
 from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
@@ -49,8 +50,7 @@ class Factorization:
                 "noise_multiplier", sigma,
                 f"differs from the guarantee's {self.guarantee.noise_multiplier!r}",
             )  # fmt: skip
-        _ = self.mechanism  # refuses what a file could not give back
-        self.strategy.check_entries(self.iterations)
+        supporting(self.mechanism)
 
     @property
     def mechanism(self) -> Mechanism:

@@ -1,0 +1,171 @@
+"""A scheme and its accountant in two files of someone else: all of mfopt takes them as its own."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy import stats
+from third_party.lottery import Lottery
+from third_party.lottery_accountant import LotteryProfile
+from train_fixtures import synthetic_store
+
+import mfopt
+from mfopt import sampling
+from mfopt.accounting import Mechanism, account
+from mfopt.errors import FailureError, UsageError
+from mfopt.factorization import Factorization
+from mfopt.noise import from_factorization
+from mfopt.sampling import BallsInBins
+from mfopt.strategies import BLT, Identity, SquareRoot
+from mfopt.testing import check_accountant, check_scheme
+from mfopt.training import privacy
+from mfopt.training.batching import Sampler
+from mfopt.training.clipping import Clipping
+from mfopt.training.config import TrainConfig
+from mfopt.training.loop import Execution, Trainer
+from mfopt.training.models import Model, next_token_loss
+from mfopt.training.units import UserUnits
+from mfopt.workloads import PrefixSums
+
+SCHEME = Lottery(probability=0.5, bins=4, epochs=2)
+STRATEGY = BLT(np.array([0.2]), np.array([0.8]))
+
+
+def test_the_public_kit_accepts_both_files():
+    check_scheme(SCHEME)
+    for strategy in (Identity(), SquareRoot()):
+        check_accountant(
+            Mechanism(SCHEME, strategy), noise_multiplier=2.0,
+            longer=Mechanism(Lottery(0.5, 4, 3), strategy),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.7, 1.0])
+def test_the_closed_form_is_the_divergence(probability):
+    mu = 1.3
+
+    def hockey_stick(first, second, epsilon):
+        x = np.linspace(-12, 14, 400_001)
+        return np.trapezoid(np.maximum(first(x) - math.exp(epsilon) * second(x), 0.0), x)
+
+    def mixture(x):
+        return probability * stats.norm.pdf(x, mu) + (1 - probability) * stats.norm.pdf(x)
+
+    profile = LotteryProfile(probability, mu)
+    for epsilon in (0.0, 0.05, 0.7, 2.0):
+        for direction, pair in (("remove", (mixture, stats.norm.pdf)),
+                                ("add", (stats.norm.pdf, mixture))):  # fmt: skip
+            found = math.exp(profile.log_delta(epsilon, direction))
+            assert found == pytest.approx(hockey_stick(*pair, epsilon), rel=1e-6, abs=1e-9)
+
+
+def test_the_account_lies_between_the_scheme_s_relatives():
+    """Everybody takes part: balls-in-bins with known bins; rarely: nearly no noise is needed."""
+    values = [
+        account(Mechanism(Lottery(p, 8, 2), SquareRoot()), noise_multiplier=3.0, delta=1e-5).epsilon
+        for p in (0.01, 0.3, 1.0)
+    ]
+    assert values[0] < values[1] < values[2]
+    known = mfopt.accounting.sensitivity(SquareRoot(), sampling.FixedOrder(8, 2)).value
+    order = account(
+        Mechanism(sampling.FixedOrder(8, 2), SquareRoot()), noise_multiplier=3.0, delta=1e-5
+    )
+    assert values[2] == pytest.approx(order.epsilon, rel=1e-9) and known > 0
+    with pytest.raises(UsageError, match="one unit"):
+        account(Mechanism(SCHEME, group_size=2), noise_multiplier=1.0, delta=1e-5)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    mechanism = Mechanism(SCHEME, STRATEGY, privacy_unit="user")
+    found = account(mechanism, epsilon=2.0, delta=1e-5)
+    path = tmp_path_factory.mktemp("lottery") / "lottery.npz"
+    record = Factorization(STRATEGY, found.noise_multiplier, SCHEME, PrefixSums(), found)
+    record.save(path)
+    return record, path
+
+
+def test_it_is_saved_and_loaded(saved, tmp_path):
+    written, path = saved
+    read = mfopt.load(path)
+    assert read.sampling == SCHEME and read.digest == written.digest
+    assert read.guarantee == written.guarantee and read.mechanism.sampling == SCHEME
+    with np.load(path) as arrays:
+        assert float(arrays["probability"]) == 0.5 and int(arrays["bins"]) == 4
+    with pytest.raises(UsageError, match="bins"):  # where only balls-in-bins will do
+        read.dominating_pair()
+
+
+def test_a_file_of_a_scheme_that_is_not_installed_is_refused(saved, monkeypatch):
+    from mfopt.sampling import base
+
+    monkeypatch.delitem(base._SCHEMES, Lottery.kind)
+    with pytest.raises(FailureError, match=r"third-party-lottery.*must be one of"):
+        mfopt.load(saved[1])
+    with pytest.raises(UsageError):  # and what cannot be loaded cannot be saved
+        Mechanism(SCHEME, STRATEGY)
+
+
+def test_what_no_accountant_supports_is_not_saved(saved):
+    written, _ = saved
+    with pytest.raises(UsageError, match="one unit"):
+        Factorization(
+            STRATEGY, written.noise_multiplier, SCHEME, PrefixSums(),
+            type(written.guarantee)(**{**written.guarantee.describe(), "group_size": 2}),
+        )  # fmt: skip
+    with pytest.raises(UsageError):
+        Factorization(
+            STRATEGY, written.noise_multiplier, "poisson", PrefixSums(), written.guarantee
+        )
+
+
+def execution(saved, scheme=SCHEME, batch_size=None):
+    store = synthetic_store(num_users=40, vocab_size=16)
+    units = UserUnits(store, records=2, length=8)
+    sampler = Sampler(scheme, units.population, 5, microbatch=4, batch_size=batch_size)
+    noise = from_factorization(saved[0], clip_norm=1.0)
+    return Execution(units, sampler, Clipping(1.0), noise, sampler.expected_batch)
+
+
+def test_it_is_trained_with_its_own_statement(saved):
+    run = execution(saved)
+    stated = privacy.statement(privacy.Account.of(mfopt.load(saved[1])), run)
+    assert (stated.epsilon, stated.adjacency) == (2.0, "add-remove")
+    assert "lottery" in stated.method
+    model = Model.of(
+        {"logits": jnp.zeros((16, 16))},
+        lambda params, tokens, mask: next_token_loss(params["logits"][tokens], tokens, mask),
+    )
+    trainer = Trainer(model, run, optax.sgd(0.1))
+    drawn = [result.batch for result in trainer.run(trainer.init())]
+    assert len(drawn) == 8
+    for t, batch in enumerate(drawn):
+        assert np.array_equal(batch.units[batch.units >= 0], SCHEME.sample(t, 40, 5))
+    # a unit takes part twice or never
+    taken = np.bincount(np.concatenate([b.units[b.units >= 0] for b in drawn]), minlength=40)
+    assert set(taken.tolist()) == {0, 2}
+
+
+def test_truncation_is_charged_by_the_scheme_s_own_bound(saved):
+    account_ = privacy.Account.of(saved[0])
+    assert Sampler(SCHEME, 40, 0, microbatch=4, batch_size=30).displacement_probability() == (
+        SCHEME.displacement(40, 30)
+    )
+    with pytest.raises(UsageError, match="truncation to it would raise"):
+        privacy.statement(account_, execution(saved, batch_size=6))
+    assert privacy.statement(account_, execution(saved, batch_size=30)).delta >= 1e-5
+
+
+def test_another_scheme_is_not_taken_for_it(saved):
+    account_ = privacy.Account.of(saved[0])
+    with pytest.raises(UsageError, match="sampling"):
+        privacy.statement(account_, execution(saved, BallsInBins(4, 2)))
+
+
+def test_it_is_named_on_the_command_line():
+    text = "third-party-lottery:probability=0.5,bins=4,epochs=2"
+    assert sampling.parse(text) == SCHEME
+    config = TrainConfig(sampling=text, epsilon=2.0, delta=1e-5)
+    assert config.scheme() == SCHEME and not config.optimizes
