@@ -13,13 +13,14 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mfopt import _check
+from mfopt import _check, _sizes
 from mfopt.experiments import tasks
 from mfopt.experiments.cache import Cache, Task
 from mfopt.experiments.runner import run_all
 from mfopt.experiments.tasks import BALLS, POISSON
-from mfopt.optimize import kinds
+from mfopt.optimize import kinds, sizes
 from mfopt.progress import Report, silent
+from mfopt.sampling import BallsInBins
 from mfopt.strategies import registered
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -118,7 +119,25 @@ class Comparison(NamedTuple):
                 )
         for width in self.widths:
             _check.integer("bands", width)
+        for name in self.include:
+            self._check_size(name)
         return self
+
+    def _check_size(self, name: str) -> None:
+        """Refuse a family whose search or account does not fit into the memory that is free."""
+        kind, _, sampling = name.partition("+")
+        family = "blt" if kind.startswith("blt-") else kind
+        if sampling in ("", BALLS):
+            samples = kinds.find(family).samples if family in kinds.names() else 0
+            sizes.require(family, BallsInBins(self.bins, self.epochs), samples=samples, buffers=8)
+            return
+        # vectors over all steps, and all of X = CᵀC where C is dense
+        square = 12 if family == "dense" else 0
+        _sizes.require(
+            "bins",
+            self.bins,
+            lambda bins: 8.0 * bins * self.epochs * (60 + square * bins * self.epochs),
+        )
 
 
 def expand(names: Sequence[str]) -> tuple[str, ...]:

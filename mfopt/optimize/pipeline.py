@@ -13,7 +13,7 @@ from mfopt.calibration import release, warm_up
 from mfopt.errors import FailureError
 from mfopt.factorization import Factorization, proofs
 from mfopt.guarantee import Guarantee
-from mfopt.optimize import kinds
+from mfopt.optimize import kinds, sizes
 from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
 from mfopt.progress import Report, silent
 from mfopt.sampling import BallsInBins
@@ -62,6 +62,7 @@ def factorize(
     workload = workload or PrefixSums()
     # the optimizer's frozen samples and the certificate's must be independent also when pinned
     optimizer_seed = None if seed is None else 2 * seed
+    sizes.require(strategy, scheme, samples=0, bands=bands, buffers=int(options.get("buffers", 1)))
     compiling = threading.Thread(target=warm_up, args=(scheme.bins,), daemon=True)
     if strategy != "identity":  # whose certificate needs no samples
         compiling.start()

@@ -14,7 +14,7 @@ import numpy as np
 from mfopt import _check
 from mfopt._float64 import float64
 from mfopt.errors import FailureError
-from mfopt.optimize import drivers, kinds, objective
+from mfopt.optimize import drivers, kinds, objective, sizes
 from mfopt.optimize.drivers import Step, Trace
 from mfopt.optimize.kinds import Kind
 from mfopt.optimize.parameterization import Parameterization
@@ -120,6 +120,7 @@ def optimize(
     limit = entry.steps if steps is None else _check.integer("steps", steps)
     count = _check.integer("samples", entry.samples if samples is None else samples, at_least=64)
 
+    sizes.require(strategy, scheme, samples=count, bands=bands, buffers=buffers)
     given = [init] if isinstance(init, Strategy) else list(init or [])
     candidates = [start for source in given if (start := entry.convert(source, size)) is not None]
     if given and not candidates:

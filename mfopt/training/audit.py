@@ -30,7 +30,7 @@ import numpy as np
 import optax
 from scipy import special, stats
 
-from mfopt import _check
+from mfopt import _check, _sizes
 from mfopt.accounting import account as account_of
 from mfopt.mechanism import Mechanism
 from mfopt.noise import NoiseStream
@@ -132,6 +132,9 @@ def audit(
         raise _check.reject(
             "group_size", account.guarantee.group_size, "the audit is for accounts of one unit"
         )
+    # per-canary gradients of a microbatch, the released sums of every step and their scores
+    steps = account.sampling.length
+    _sizes.require("canaries", canaries, lambda m: 8.0 * m * (3 * steps + microbatch + 64))
     secret = RunSecret.fresh() if seed is None else RunSecret.pinned(seed)
     present = np.random.default_rng(secret.seed("coins")).random(canaries) < 0.5
     # zero-out: who is absent keeps the number and has no records

@@ -24,6 +24,7 @@ except ModuleNotFoundError as problem:
 from mfopt import _check, _files
 
 END_OF_TEXT = "<|endoftext|>"
+_MOST_ENTRIES = 2**20  # the trainer reserves memory for all of them; GPT-2 has 50,257
 FILE_NAME = "tokenizer.json"
 
 
@@ -83,7 +84,8 @@ class Tokenizer:
             vocab_size: entries, at least 257: the 256 bytes and the end of a text. Fewer come out
                 where the text has too few pairs to merge.
         """
-        _check.integer("vocab_size", vocab_size, at_least=257)
+        if _check.integer("vocab_size", vocab_size, at_least=257) > _MOST_ENTRIES:
+            raise _check.reject("vocab_size", vocab_size, f"must be at most {_MOST_ENTRIES}")
         backend = tokenizers.Tokenizer(models.BPE())
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()

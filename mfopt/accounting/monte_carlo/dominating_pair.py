@@ -12,13 +12,13 @@ Adjacency: add-remove of one privacy unit whose per-iteration contribution is cl
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any, cast, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _check
+from mfopt import _check, _sizes
 from mfopt._float64 import float64
 from mfopt.sampling import BallsInBins, Scheme
 from mfopt.strategies import Array, Strategy
@@ -69,6 +69,9 @@ def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
     """
     if not covers(scheme):
         raise _check.reject("sampling", scheme, "this accountant covers BallsInBins only")
+    bins, n = cast(BallsInBins, scheme).bins, scheme.length
+    # the modes and their QR: XLA's own account of the compiled function
+    _sizes.require("bins", bins, lambda bins: 8 * (2.0 * n * bins + 4.0 * bins**2))
     strategy = jax.tree.map(_wide, strategy)
     strategy.check_entries(scheme.iterations)
     pair, largest = _exact(strategy, scheme)

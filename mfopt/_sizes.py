@@ -1,0 +1,65 @@
+"""How much memory there is, and a refusal before the work of what cannot fit into it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from mfopt import _check
+
+GIB = 2**30
+_SPARE = 0.9  # share of what is free that may be planned with
+
+
+def free_memory() -> int:
+    """Bytes that this process can still take, as far as the system says; 2^63 where it does not.
+
+    The least of what the machine has free and what the control groups of this process allow.
+    """
+    found = [2**63]
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        facts = dict(line.split(":", 1) for line in lines)
+        found.append(int(facts["MemAvailable"].split()[0]) * 1024)
+    except (OSError, KeyError, ValueError):  # not Linux: what is installed, not what is free
+        if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+            found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        (
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        ),
+    ):
+        try:
+            allowed = int(Path(limit).read_text()) - int(Path(used).read_text())
+        except (OSError, ValueError):  # no such limit
+            continue
+        found.append(max(allowed, 0))
+    return min(found)
+
+
+def require(name: str, value: int, need: Callable[[int], float]) -> None:
+    """Refuse ``value`` if the memory it needs is not free, and say what would fit.
+
+    Args:
+      name: of the argument that the need grows with.
+      value: what was asked for.
+      need: bytes for a value of that argument; grows with it.
+
+    Raises:
+      UsageError: with the need, what is free, and the largest value that fits.
+    """
+    free = free_memory() * _SPARE
+    if need(value) <= free:
+        return
+    low, high = 0, value
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if need(middle) <= free else (low, middle)
+    raise _check.reject(
+        name, value,
+        f"needs about {need(value) / GIB:,.1f} GiB of memory, and {free / GIB:,.1f} GiB are free",
+        f"Here {low} would fit." if low else "Nothing as large as this fits on this machine.",
+    )  # fmt: skip

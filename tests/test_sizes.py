@@ -1,0 +1,115 @@
+"""What cannot fit into memory is refused before the work, with what would fit."""
+
+import time
+
+import numpy as np
+import pytest
+
+from mfopt import _sizes
+from mfopt import strategies as S
+from mfopt.errors import UsageError
+from mfopt.experiments import comparison
+from mfopt.optimize import factorize, optimize, sizes
+from mfopt.sampling import BallsInBins
+
+GIB = 2**30
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine with so many GiB free."""
+
+    def with_free(gib):
+        monkeypatch.setattr(_sizes, "free_memory", lambda: int(gib * GIB))
+
+    with_free(16)
+    return with_free
+
+
+def test_free_memory_is_a_plausible_number():
+    assert 2**26 < _sizes.free_memory() <= 2**63
+
+
+def test_the_largest_that_fits_is_said(machine):
+    machine(4)
+    with pytest.raises(UsageError, match=r"bins = 1000.*7.5 GiB.*3.6 GiB.*Here 481 would fit"):
+        _sizes.require("bins", 1000, lambda bins: bins * 7.5 * GIB / 1000 - GIB / 100)
+    _sizes.require("bins", 480, lambda bins: bins * 7.5 * GIB / 1000)
+    with pytest.raises(UsageError, match="Nothing as large"):
+        _sizes.require("bins", 5, lambda bins: 100 * GIB + bins)
+
+
+@pytest.mark.parametrize(
+    ("kind", "epochs", "bins"),
+    [("blt", 64, 4096), ("blt", 4, 16384), ("dense", 64, 128), ("toeplitz", 1, 10**9),
+     ("sqrt", 10**6, 10**6), ("tree", 10, 10**4), ("identity", 10**12, 10**11)],
+)  # fmt: skip
+def test_what_was_killed_is_refused_at_once(machine, kind, epochs, bins):
+    begun = time.process_time()
+    with pytest.raises(UsageError, match="GiB of memory"):
+        factorize(BallsInBins(bins, epochs), 2.0, strategy=kind)
+    assert time.process_time() - begun < 5
+
+
+def test_common_sizes_fit(machine):
+    for kind in ("blt", "toeplitz", "banded", "dense"):
+        sizes.require(kind, BallsInBins(128, 16), samples=2**14, bands=64, buffers=8)
+    machine(4)
+    for kind in ("blt", "toeplitz", "banded"):
+        sizes.require(kind, BallsInBins(128, 16), samples=2**14, bands=16)
+
+
+def test_more_buffers_than_iterations(machine):
+    with pytest.raises(UsageError, match="buffers = 1000000000"):
+        optimize(BallsInBins(8, 2), 2.0, 1e-5, buffers=10**9)
+
+
+def test_samples_that_do_not_fit(machine):
+    with pytest.raises(UsageError, match="GiB of memory"):
+        optimize(BallsInBins(8, 2), 2.0, 1e-5, samples=10**12)
+
+
+def test_compare_refuses_before_it_starts(machine):
+    with pytest.raises(UsageError, match="GiB of memory"):
+        comparison.Comparison(10**6, 10**6, (2.0,)).check()
+    comparison.Comparison(128, 16, (2.0,)).check()
+    for name in comparison.FAMILIES:
+        with pytest.raises(UsageError, match="GiB of memory"):
+            comparison.Comparison(10**6, 10**6, (2.0,), include=(name,)).check()
+
+
+def test_the_account_of_a_large_c(machine):
+    from mfopt.accounting.monte_carlo import dominating_pair
+
+    machine(1)
+    with pytest.raises(UsageError, match="GiB of memory"):
+        dominating_pair.exact(S.BandedToeplitz(np.array([1.0, 0.5])), BallsInBins(4096, 64))
+
+
+def test_the_estimate_is_that_of_the_compiled_program():
+    # the search's program, compiled and not run, as XLA accounts for it
+    import jax
+    import jax.numpy as jnp
+
+    from mfopt.accounting.monte_carlo import design_point
+    from mfopt.optimize import implicit, kinds, objective
+    from mfopt.workloads import PrefixSums
+
+    scheme, samples = BallsInBins(256, 2), 2**11
+    entry = kinds.find("banded-toeplitz")
+    with jax.enable_x64(True):
+        start = S.BandedToeplitz(np.array([1.0, 0.5, 0.3, 0.2]))
+        mapping = entry.parameterize(start, scheme.iterations)
+        loss = objective.log_rmse(PrefixSums(), scheme.iterations)
+        number = jax.ShapeDtypeStruct((), jnp.float64)
+        frozen = implicit.Frozen(
+            jax.eval_shape(lambda: design_point.draw(jax.random.key(0), samples, scheme.bins)),
+            jax.eval_shape(lambda: design_point.shifts(jnp.eye(scheme.bins), 1.0, 2.0)),
+            number, number,
+        )  # fmt: skip
+        point = jax.ShapeDtypeStruct(mapping.start.shape, jnp.float64)
+        program = objective._evaluation(loss, mapping.build, scheme)
+        found = program.lower(point, frozen, number, number).compile().memory_analysis()
+    compiled = found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes
+    planned = sizes.memory("banded-toeplitz", 256, 2, samples=samples, bands=4) - sizes._BASE
+    assert 0.6 * planned < compiled < 1.2 * planned
