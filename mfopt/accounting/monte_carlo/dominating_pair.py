@@ -12,7 +12,7 @@ Adjacency: add-remove of one privacy unit whose per-iteration contribution is cl
 from __future__ import annotations
 
 import functools
-from typing import Any, cast, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
