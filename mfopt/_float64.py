@@ -12,6 +12,8 @@ import numpy as np
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_MARK = "_mfopt_float64"
+
 
 def _to_numpy(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
@@ -33,7 +35,13 @@ def float64(function: Callable[P, R]) -> Callable[P, R]:
             result: R = jax.tree.map(_to_numpy, function(*args, **kwargs))
         return result
 
+    wrapper.__dict__[_MARK] = True
     return wrapper
+
+
+def in_float64(function: Callable[..., Any]) -> bool:
+    """Whether ``function`` runs in float64 by one of the decorators here."""
+    return bool(getattr(function, _MARK, False))
 
 
 def compiled(*static: str) -> Callable[[Callable[P, R]], Callable[P, R]]:

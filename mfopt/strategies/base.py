@@ -35,13 +35,17 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 
 from mfopt import _check
-from mfopt._float64 import compiled
+from mfopt._float64 import compiled, float64, in_float64
 from mfopt.errors import FailureError
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import _series, fields
 from mfopt.strategies.fields import Array, Inner, Parameter, inner, parameter, setting
 
 _KINDS: dict[str, type[Strategy]] = {}
+# what gives numbers of C: run in float64 without a word in the subclass
+_NUMERIC = {
+    "materialize", "toeplitz_coefs", "inverse_coefs", "multiply", "solve", "modes", "gram",
+}  # fmt: skip
 
 
 def registered() -> dict[str, type[Strategy]]:
@@ -57,7 +61,8 @@ class Strategy(abc.ABC):
 
     A subclass with a ``kind`` becomes a frozen dataclass and is registered; its fields are
     declared by :func:`parameter`, :func:`setting` and :func:`inner`. A strategy can be passed
-    through ``jax.jit`` and ``jax.grad``. Results are numpy float64 outside a trace.
+    through ``jax.jit`` and ``jax.grad``: compute with ``jax.numpy``. What gives numbers of C runs
+    in float64, also where a subclass writes it; results are numpy arrays outside a trace.
 
     Raises:
       UsageError: on definition, a kind that is missing, badly spelled or taken, or a field
@@ -68,6 +73,10 @@ class Strategy(abc.ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        for name in _NUMERIC & cls.__dict__.keys():
+            method = cls.__dict__[name]
+            if not in_float64(method) and not getattr(method, "__isabstractmethod__", False):
+                setattr(cls, name, float64(method))
         dataclasses.dataclass(frozen=True, eq=False)(cls)
         if "kind" in cls.__dict__:
             _register(cls)

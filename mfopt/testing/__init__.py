@@ -7,5 +7,6 @@ they refuse is wrong.
 
 from mfopt.testing.accountants import check_accountant
 from mfopt.testing.schemes import check_scheme
+from mfopt.testing.strategies import check_strategy
 
-__all__ = ["check_accountant", "check_scheme"]
+__all__ = ["check_accountant", "check_scheme", "check_strategy"]

@@ -1,0 +1,169 @@
+"""The conformance kit on every registered kind by name, and on kinds that each break one rule."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_strategies import every_strategy
+
+from mfopt import strategies as S
+from mfopt.errors import UsageError
+from mfopt.noise import choice
+from mfopt.noise.recursions import Ring
+from mfopt.sampling import BallsInBins
+from mfopt.testing import check_strategy
+
+OWN = [kind for kind, cls in S.registered().items() if cls.__module__.startswith("mfopt.")]
+SCHEME = BallsInBins(bins=4, epochs=3)  # 12 iterations, no power of two
+DENSE = {"dense": {"multiply", "solve", "modes", "gram", "error", "noise"}}
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_every_registered_kind_conforms(kind):
+    example = {strategy.kind: strategy for strategy in every_strategy(12)}[kind]
+    check_strategy(example, SCHEME)
+
+
+class Healthy(S.Strategy):
+    """Two bands. The kinds below are each this one with a fault."""
+
+    kind = "test-healthy"
+    level: S.Array = S.parameter(dimensions=0)
+
+    def materialize(self, n):
+        return jnp.eye(n) + self.level * jnp.eye(n, k=-1)
+
+    def column_bands(self, n):
+        return min(2, n)
+
+
+class WrongProduct(Healthy):
+    kind = "test-wrong-product"
+
+    def multiply(self, x):
+        return x  # the lower band forgotten
+
+
+class WrongSolve(Healthy):
+    kind = "test-wrong-solve"
+
+    def solve(self, y):
+        return jnp.asarray(y) * (1 + 1e-6)
+
+
+class WrongModes(Healthy):
+    kind = "test-wrong-modes"
+
+    def modes(self, scheme):
+        return super().modes(BallsInBins(scheme.bins, 1))
+
+
+class WrongGram(Healthy):
+    kind = "test-wrong-gram"
+
+    def gram(self, scheme):
+        modes = jnp.asarray(self.modes(scheme))
+        return jnp.diag(jnp.sum(modes**2, axis=0))  # overlaps dropped
+
+
+class FewerBands(Healthy):
+    kind = "test-fewer-bands"
+
+    def column_bands(self, n):
+        return 1
+
+
+class Negative(Healthy):
+    kind = "test-negative"
+
+    def check_entries(self, n):
+        """Lets everything pass."""
+
+    def materialize(self, n):
+        return jnp.eye(n) - self.level * jnp.eye(n, k=-1)
+
+
+class Upper(Healthy):
+    kind = "test-upper"
+
+    def check_entries(self, n):
+        """Lets everything pass."""
+
+    def materialize(self, n):
+        return jnp.eye(n) + self.level * jnp.eye(n, k=1)
+
+
+class NotDifferentiable(Healthy):
+    kind = "test-not-differentiable"
+
+    def materialize(self, n):
+        return jnp.eye(n) + jnp.round(self.level, 3) * jnp.eye(n, k=-1)
+
+
+class Forgetful(Healthy):
+    kind = "test-forgetful"
+
+    def arrays(self):
+        return {"level": np.zeros(())}
+
+
+class WrongScale(Healthy):
+    kind = "test-wrong-scale"
+
+    def rescaled(self, factor):
+        return WrongScale(factor * self.level)
+
+
+class WrongNoise(Healthy):
+    kind = "test-wrong-noise"
+
+
+@choice.recursion.register
+def _(strategy: WrongNoise, n: int, past: str) -> Ring:
+    return Ring(np.array([[1.0, float(strategy.level)]]), feedback=True)  # a sign is wrong
+
+
+@pytest.mark.parametrize(
+    ("broken", "words", "past"),
+    [
+        (WrongProduct, "multiply", "dense"),
+        (WrongSolve, "solve", "dense"),
+        (WrongModes, "modes", "dense"),
+        (WrongGram, "gram", "dense"),
+        (FewerBands, "column_bands says 1, C has 2", "dense"),
+        (Negative, "negative", "dense"),
+        (Upper, "above the diagonal", "dense"),
+        (NotDifferentiable, "derivative", "dense"),
+        (Forgetful, "description", "dense"),
+        (WrongScale, "rescaled", "dense"),
+        (WrongNoise, "noise", "auto"),
+    ],
+)
+def test_a_broken_rule_is_named(broken, words, past):
+    with pytest.raises(AssertionError, match=words):
+        check_strategy(broken(0.5), SCHEME, past=past)
+
+
+def test_a_healthy_one_passes_and_its_dense_parts_are_named():
+    assert set(check_strategy(Healthy(0.5), SCHEME, past="dense")) == DENSE["dense"]
+    assert check_strategy(S.BLT([0.3], [0.9]), SCHEME) == ()
+
+
+def test_a_kind_is_declared_once_and_whole():
+    with pytest.raises(UsageError, match=r"taken by mfopt\.strategies\.blt\.BLT"):
+        type("Mine", (S.Strategy,), {"kind": "blt"})
+    with pytest.raises(UsageError, match="kind of its own"):
+        type("Mine", (S.BLT,), {})
+    with pytest.raises(UsageError, match="lower-case"):
+        type("Mine", (S.Strategy,), {"kind": "My Kind"})
+    with pytest.raises(UsageError, match="without a role"):
+        type("Mine", (S.Strategy,), {"kind": "test-roleless", "__annotations__": {"q": "int"}})
+    with pytest.raises(UsageError, match="2 dimension"):
+        S.Dense(np.ones(3))
+    with pytest.raises(UsageError, match="must be a strategy"):
+        S.TimeScaled(np.ones(3))
+    assert "test-roleless" not in S.registered()
+
+
+def test_numbers_of_a_kind_are_float64_without_a_word_in_it():
+    matrix = Healthy(1 / 3).materialize(3)
+    assert isinstance(matrix, np.ndarray) and matrix[1, 0] == 1 / 3

@@ -1,0 +1,107 @@
+"""A strategy that is added from outside (:mod:`fading_strategy`) goes all the way."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+from fading_strategy import Fading, Plateau
+from train_fixtures import bigram_model, synthetic_store
+
+from mfopt import load, optimize, query_error
+from mfopt.accounting import Mechanism, account
+from mfopt.errors import UsageError
+from mfopt.experiments import comparison
+from mfopt.experiments.cache import Cache
+from mfopt.noise import NoiseStream, from_factorization
+from mfopt.sampling import BallsInBins, FixedOrder
+from mfopt.strategies import Identity
+from mfopt.testing import check_strategy
+from mfopt.training.batching import Sampler
+from mfopt.training.clipping import Clipping
+from mfopt.training.loop import Execution, Trainer
+from mfopt.training.optimizers import make_optimizer
+from mfopt.training.units import UserUnits
+from mfopt.workloads import PrefixSums
+
+SCHEME = BallsInBins(bins=4, epochs=2)
+
+
+def test_it_conforms_and_says_what_is_dense():
+    dense = check_strategy(Fading(0.4, 0.9, 0.05, gain=0.7))
+    assert dense == ("multiply", "solve", "modes", "gram", "error")
+
+
+def test_without_a_recursion_its_noise_is_dense_where_that_is_asked_for():
+    assert "noise" in check_strategy(Plateau(0.3), past="dense")
+    with pytest.raises(UsageError, match="past='dense'"):
+        check_strategy(Plateau(0.3))
+    with pytest.raises(UsageError, match="must be one of"):
+        optimize.factorize(SCHEME, 2.0, 1e-4, strategy="plateau")
+
+
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory):
+    """Optimized from its own start, certified, saved and loaded."""
+    found = optimize.factorize(
+        SCHEME, 2.0, 1e-4, strategy="fading", samples=256, seed=1, steps=25, certify_samples=2**13
+    )
+    return load(found.save(tmp_path_factory.mktemp("own") / "fading.npz"))
+
+
+def test_it_is_optimized_certified_saved_and_loaded(certified):
+    strategy, n = certified.strategy, SCHEME.iterations
+    assert isinstance(strategy, Fading) and certified.guarantee.status == "certified"
+    norms = np.linalg.norm(strategy.modes(SCHEME), axis=0)
+    assert np.max(norms) == pytest.approx(1, rel=1e-12)
+    # it was worth it: against independent noise, whose σ is exact
+    alone = account(Mechanism(SCHEME, Identity()), epsilon=2.0, delta=1e-4)
+    identity = float(query_error.rmse(PrefixSums(), Identity(), n, alone.noise_multiplier))
+    assert certified.rmse < identity
+
+
+def test_it_is_accounted_in_another_scheme(certified):
+    order = Mechanism(FixedOrder(SCHEME.bins, SCHEME.epochs), certified.strategy)
+    fixed = account(order, epsilon=2.0, delta=1e-4)
+    assert fixed.status == "exact" and fixed.noise_multiplier > certified.noise_multiplier
+
+
+def test_it_is_compared(tmp_path):
+    setting = comparison.Comparison(
+        SCHEME.bins, SCHEME.epochs, (2.0,), 1e-4,
+        include=comparison.expand(["fading", "dpsgd+balls-in-bins"]), samples=2**12,
+    )  # fmt: skip
+    rows = {row.family: row for row in comparison.compare(setting, Cache(tmp_path), jobs=1)}
+    assert rows["fading"].rmse < rows["dpsgd+balls-in-bins"].rmse
+    assert (rows["fading"].memory, rows["fading"].draws) == (1, 1.0)
+    assert "fading" in comparison.text_table(list(rows.values()))
+
+
+@pytest.mark.parametrize("past", ["auto", "dense"])
+def test_it_trains(certified, past):
+    model = bigram_model()
+    units = UserUnits(synthetic_store(num_users=12), records=1, length=8, seed=5)
+    clipping = Clipping(0.5)
+    sampler = Sampler(SCHEME, units.population, 7, microbatch=4)
+    stream = from_factorization(certified, clip_norm=clipping.sensitivity, past=past)
+    execution = Execution(units, sampler, clipping, stream, 3.0)
+    trainer = Trainer(model, execution, make_optimizer("sgd", 0.1))
+    last = list(trainer.run(trainer.init(np.arange(8, dtype=np.uint32))))[-1]
+    assert int(last.state.step) == SCHEME.iterations
+    leaves = jax.tree.leaves(last.state.params)
+    assert all(np.all(np.isfinite(leaf)) for leaf in leaves)
+
+
+def test_both_streams_make_the_same_noise(certified):
+    def streamed(past):
+        stream = from_factorization(certified, clip_norm=1.0, past=past)
+        assert isinstance(stream, NoiseStream)
+        state, rows = stream.init(np.zeros(5, np.float32), seed=3), []
+        for _ in range(SCHEME.iterations):
+            row, state = stream.next(state)
+            rows.append(np.asarray(row))
+        return stream.recursion.slots, np.array(rows)
+
+    (one, own), (none, dense) = streamed("auto"), streamed("dense")
+    assert (one, none) == (1, 0)
+    np.testing.assert_allclose(own, dense, atol=1e-5 * math.sqrt(SCHEME.iterations))
