@@ -1,5 +1,6 @@
 """The conformance kit on every registered kind by name, and on kinds that each break one rule."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,13 +15,15 @@ from mfopt.testing import check_strategy
 
 OWN = [kind for kind, cls in S.registered().items() if cls.__module__.startswith("mfopt.")]
 SCHEME = BallsInBins(bins=4, epochs=3)  # 12 iterations, no power of two
-DENSE = {"dense": {"multiply", "solve", "modes", "gram", "error", "noise"}}
 
 
 @pytest.mark.parametrize("kind", OWN)
 def test_every_registered_kind_conforms(kind):
     example = {strategy.kind: strategy for strategy in every_strategy(12)}[kind]
-    check_strategy(example, SCHEME)
+    dense = check_strategy(example, SCHEME)
+    # what is left to the dense matrix, where nothing better is known
+    matrix = ("multiply", "solve", "modes", "gram", "error")
+    assert dense == (matrix if kind in ("dense", "tree") else ())
 
 
 class Healthy(S.Strategy):
@@ -96,7 +99,7 @@ class NotDifferentiable(Healthy):
     kind = "test-not-differentiable"
 
     def materialize(self, n):
-        return jnp.eye(n) + jnp.round(self.level, 3) * jnp.eye(n, k=-1)
+        return jnp.eye(n) + jax.lax.stop_gradient(self.level) * jnp.eye(n, k=-1)
 
 
 class Forgetful(Healthy):
@@ -144,8 +147,8 @@ def test_a_broken_rule_is_named(broken, words, past):
 
 
 def test_a_healthy_one_passes_and_its_dense_parts_are_named():
-    assert set(check_strategy(Healthy(0.5), SCHEME, past="dense")) == DENSE["dense"]
-    assert check_strategy(S.BLT([0.3], [0.9]), SCHEME) == ()
+    parts = ("multiply", "solve", "modes", "gram", "error", "noise")
+    assert check_strategy(Healthy(0.5), SCHEME, past="dense") == parts
 
 
 def test_a_kind_is_declared_once_and_whole():

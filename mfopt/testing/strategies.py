@@ -68,6 +68,8 @@ def check_strategy(
         for name in ("multiply", "solve", "modes", "gram")
         if getattr(cls, name) is getattr(Strategy, name)
     ]
+    if "modes" not in parts and "gram" in parts:
+        parts.remove("gram")  # the product of fast modes
     if query_error.variances.dispatch(cls) is query_error.variances.dispatch(object):
         parts.append("error")
     if past == "dense" or cls not in recursion.registry:
