@@ -69,11 +69,11 @@ def test_moments_are_those_of_the_sampled_gaussian():
 
 
 def test_third_of_three_and_sensitivities():
-    forward = moments.account(1.1, 0.01, 1000, delta=1e-6)
-    back = moments.account(None, 0.01, 1000, delta=1e-6, epsilon_target=forward.epsilon)
+    forward = moments.fedavg(1.1, 0.01, 1000, delta=1e-6)
+    back = moments.fedavg(None, 0.01, 1000, delta=1e-6, epsilon_target=forward.epsilon)
     assert back.noise_multiplier == pytest.approx(1.1, rel=1e-6)
     assert back.noise_multiplier >= 1.1 * (1 - 1e-9)
-    delta = moments.account(1.1, 0.01, 1000, epsilon_target=forward.epsilon).delta
+    delta = moments.fedavg(1.1, 0.01, 1000, epsilon_target=forward.epsilon).delta
     assert delta == pytest.approx(1e-6, rel=1e-6)
     fixed = moments.Estimator(20.0, 0.1, 1000)
     clipped = moments.Estimator(20.0, 0.1, 900, "clipped")
@@ -110,7 +110,7 @@ def test_filter_pays_only_under_strong_concentration(users):
         lambda: moments.epsilon(1.0, 0.1, 0, 1e-5), lambda: moments.epsilon(1.0, 0.1, 10, 0.0),
         lambda: moments.epsilon(math.nan, 0.1, 10, 1e-5), lambda: moments.Estimator(1.0, 0.0, 10),
         lambda: moments.epsilon(1.0, 0.1, 10, 1e-5, conversion="other"),
-        lambda: moments.account(1.0, 0.1, 10), lambda: filter.compare(3, 1e-5, 10, 100, 200),
+        lambda: moments.fedavg(1.0, 0.1, 10), lambda: filter.compare(3, 1e-5, 10, 100, 200),
         lambda: moments.Estimator(1.0, 0.1, 10, "other"),
     ],
 )  # fmt: skip

@@ -15,7 +15,7 @@ from mfopt.training.models import Model, num_targets
 PyTree = Any
 
 
-class Evaluation(NamedTuple):
+class HeldOutLoss(NamedTuple):
     """``loss``: nats per predicted token; ``tokens``: how many were predicted."""
 
     loss: float
@@ -80,7 +80,7 @@ class Evaluator:
 
     def __call__(
         self, params: PyTree, frozen: PyTree, store: TokenStore, max_records: int | None = None
-    ) -> Evaluation:
+    ) -> HeldOutLoss:
         """Loss over the store, or over ``max_records`` of it, evenly spaced and always the same."""
         count = store.num_records
         chosen = np.arange(count)
@@ -89,5 +89,5 @@ class Evaluator:
         losses, targets = self.record_losses(params, frozen, store, chosen)
         total = int(targets.sum())
         if not total:
-            return Evaluation(float("nan"), 0)
-        return Evaluation(float(np.sum(losses.astype(np.float64) * targets) / total), total)
+            return HeldOutLoss(float("nan"), 0)
+        return HeldOutLoss(float(np.sum(losses.astype(np.float64) * targets) / total), total)

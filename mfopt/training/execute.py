@@ -14,7 +14,7 @@ from mfopt.progress import Progress, Report, silent
 from mfopt.training import mesh as meshes
 from mfopt.training import metrics, privacy
 from mfopt.training.checkpoint import Checkpoints
-from mfopt.training.evaluation import Evaluation
+from mfopt.training.evaluation import HeldOutLoss
 from mfopt.training.export import export_model
 from mfopt.training.loop import TrainState
 from mfopt.training.prepare import Prepared, placed
@@ -86,11 +86,11 @@ def execute(prepared: Prepared, *, progress: Report = silent) -> dict[str, Any]:
     }
 
 
-def _evaluator(prepared: Prepared) -> Callable[[TrainState], dict[str, Evaluation]]:
+def _evaluator(prepared: Prepared) -> Callable[[TrainState], dict[str, HeldOutLoss]]:
     config = prepared.config
     evaluator, _, frozen = placed(config, prepared.model, prepared.mesh)
 
-    def evaluate(state: TrainState) -> dict[str, Evaluation]:
+    def evaluate(state: TrainState) -> dict[str, HeldOutLoss]:
         return {
             part: evaluator(state.params, frozen, prepared.parts[part], config.evaluate_records)
             for part in HELD_OUT

@@ -19,7 +19,7 @@ import numpy as np
 
 from mfopt import _files
 from mfopt.progress import Progress, Report, silent
-from mfopt.training.evaluation import Evaluation
+from mfopt.training.evaluation import HeldOutLoss
 from mfopt.training.loop import StepResult
 
 STEP_FIELDS = (
@@ -159,7 +159,7 @@ class Recorder:
         self._report(Progress("training", result.step + 1, self._total, "steps", note=note))
         return row
 
-    def evaluations(self, step: int, results: Mapping[str, Evaluation]) -> None:
+    def evaluations(self, step: int, results: Mapping[str, HeldOutLoss]) -> None:
         """Record losses on held-out parts after ``step`` steps."""
         for part, result in results.items():
             row = {"step": step, "part": part, **result._asdict(), "perplexity": result.perplexity}

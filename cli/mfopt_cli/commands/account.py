@@ -373,7 +373,7 @@ def fedavg(
         if conversion == "pld":
             mechanism = Mechanism(Poisson(chance, iterations(row)), privacy_unit="user")
             return analysed(mechanism, row)
-        found = moments.account(
+        found = moments.fedavg(
             row["noise_multiplier"],
             chance,
             iterations(row),

@@ -9,7 +9,7 @@ from mfopt.mechanism import Mechanism
 from mfopt.sampling import FixedOrder, MinSeparation
 
 
-class Unamplified(Accountant):
+class PublicParticipation(Accountant):
     """Sensitivity of C over the scheme's participations, under every adjacency."""
 
     schemes = (FixedOrder, MinSeparation)

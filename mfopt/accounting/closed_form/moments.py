@@ -119,7 +119,7 @@ def epsilon(
     return max(float(np.min(values)), 0.0)
 
 
-def account(
+def fedavg(
     noise_scale: float | None,
     probability: float,
     rounds: int,

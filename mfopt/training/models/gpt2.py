@@ -122,7 +122,7 @@ class LoRAConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Draws:
+class Start:
     """Where initial values come from: numpy streams, so no device and no compiler is involved.
 
     The adapters have a stream of their own, so that they do not depend on whether the base is drawn
@@ -133,7 +133,7 @@ class Draws:
     adapters: np.random.Generator
 
     @classmethod
-    def of(cls, seed: int, base: bool = True) -> Draws:
+    def of(cls, seed: int, base: bool = True) -> Start:
         """The streams of ``seed``."""
         streams = np.random.SeedSequence(_check.integer("seed", seed, at_least=0)).spawn(2)
         first, second = map(np.random.default_rng, streams)
@@ -164,7 +164,7 @@ class Linear(nnx.Module):
         std: float,
         *,
         lora: LoRAConfig | None,
-        draws: Draws,
+        draws: Start,
     ) -> None:
         self.kernel = nnx.Param(draws.normal(std, in_features, out_features))
         self.bias = nnx.Param(np.zeros(out_features, np.float32))
@@ -203,7 +203,7 @@ class LayerNorm(nnx.Module):
 class Attention(nnx.Module):
     """Causal self-attention of one sequence, (L, d) -> (L, d)."""
 
-    def __init__(self, config: GPT2Config, adapters: dict[str, LoRAConfig], draws: Draws) -> None:
+    def __init__(self, config: GPT2Config, adapters: dict[str, LoRAConfig], draws: Start) -> None:
         d = config.n_embd
         self.n_head = config.n_head
         self.c_attn = Linear(d, 3 * d, 0.02, lora=adapters.get("attn/c_attn"), draws=draws)
@@ -222,7 +222,7 @@ class Attention(nnx.Module):
 class MLP(nnx.Module):
     """The two-layer network of a block, (L, d) -> (L, d)."""
 
-    def __init__(self, config: GPT2Config, adapters: dict[str, LoRAConfig], draws: Draws) -> None:
+    def __init__(self, config: GPT2Config, adapters: dict[str, LoRAConfig], draws: Start) -> None:
         d, hidden = config.n_embd, config.inner
         self.c_fc = Linear(d, hidden, 0.02, lora=adapters.get("mlp/c_fc"), draws=draws)
         std = 0.02 / (2 * config.n_layer) ** 0.5
@@ -235,7 +235,7 @@ class MLP(nnx.Module):
 class Block(nnx.Module):
     """One transformer block, (L, d) -> (L, d)."""
 
-    def __init__(self, config: GPT2Config, adapters: dict[str, LoRAConfig], draws: Draws) -> None:
+    def __init__(self, config: GPT2Config, adapters: dict[str, LoRAConfig], draws: Start) -> None:
         self.ln_1 = LayerNorm(config.n_embd, config.layer_norm_epsilon)
         self.attn = Attention(config, adapters, draws)
         self.ln_2 = LayerNorm(config.n_embd, config.layer_norm_epsilon)
@@ -255,7 +255,7 @@ class GPT2(nnx.Module):
         draws: source of the initial values (normal, as in the published model).
     """
 
-    def __init__(self, config: GPT2Config, lora: LoRAConfig | None = None, *, draws: Draws) -> None:
+    def __init__(self, config: GPT2Config, lora: LoRAConfig | None = None, *, draws: Start) -> None:
         d = config.n_embd
         adapters = {} if lora is None else dict.fromkeys(lora.layers, lora)
         self.config = config

@@ -26,7 +26,7 @@ except ModuleNotFoundError as problem:
     raise _extras.missing(problem) from None
 
 from mfopt import _check, _files
-from mfopt.training.models.gpt2 import GPT2, Draws, GPT2Config, LoRAConfig, partition_spec
+from mfopt.training.models.gpt2 import GPT2, GPT2Config, LoRAConfig, Start, partition_spec
 from mfopt.training.models.model import Model, PyTree
 from mfopt.training.models.nnx_model import flatten, from_nnx, nest, pick
 
@@ -68,7 +68,7 @@ def gpt2_model(
     64
     """
 
-    module = GPT2(config, lora, draws=Draws.of(seed, base=base is None))
+    module = GPT2(config, lora, draws=Start.of(seed, base=base is None))
     adapters, plain = nnx.state(module, nnx.LoRAParam, ...)
     values = flatten(adapters) | flatten(plain)
     if base is not None:
