@@ -273,3 +273,27 @@ def test_profile_refuses_bad_arguments():
         AllocationProfile(4, 1.0).log_delta(-1.0)
     with pytest.raises(UsageError):
         AllocationProfile(4, 1.0).epsilon(0.0)
+
+
+@pytest.mark.parametrize(("sigma", "delta"), [(2.782, 1e-5), (0.6, 1e-9), (0.05, 1e-6), (8, 1e-3)])
+def test_bracket_of_orthogonal_modes_holds_and_is_narrow(sigma, delta):
+    profile = AllocationProfile(16, 4 / sigma**2)
+    above = profile.epsilon(delta)
+    below = profile.epsilon_below(delta, above)
+    assert above * (1 - 1e-3) <= below <= above
+    finer = AllocationProfile(16, 4 / sigma**2, 1e-6).epsilon(delta)
+    assert below <= finer <= above * (1 + 1e-9)
+    # control: more noise must not reach up to the bracket
+    assert AllocationProfile(16, 4 / (1.01 * sigma) ** 2).epsilon(delta) < below
+
+
+def test_far_out_epsilon_is_that_of_a_known_bin_less_the_log_of_their_number():
+    profile = AllocationProfile(128, 480.0)
+    values = [profile.log_delta(epsilon) for epsilon in (290.0, 299.999, 300.001, 310.0, 1200.0)]
+    assert all(low > high for low, high in itertools.pairwise(values))
+    assert values[1] - values[2] < 1e-2  # both ways of computing meet
+    far = AllocationProfile(128, 1500.0).epsilon(1e-5)
+    known = gaussian.epsilon(math.sqrt(1500.0), 1e-5)
+    assert far == pytest.approx(known - math.log(128), abs=1e-3)
+    found = account(Mechanism(BallsInBins(128, 16)), epsilon=800.0, delta=1e-5)
+    assert found.status == "exact"

@@ -13,6 +13,7 @@ from mfopt.accounting.loss_distribution.distribution import (
     from_below,
     from_cells,
     normal_masses,
+    upward,
 )
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "from_below",
     "from_cells",
     "normal_masses",
+    "upward",
 ]

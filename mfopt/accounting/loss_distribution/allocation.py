@@ -24,15 +24,17 @@ from mfopt.accounting import loss_distribution, solve
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution import ComposedLosses, Composition, LossDistribution
 from mfopt.accounting.loss_distribution.rounds import FINE, Direction
+from mfopt.accounting.loss_distribution.tilting import LOG_WINDOW_TAIL
 
 _MOST_CELLS = 1 << 21
 _FAINT = 1e-290  # masses below it are no longer accurate
-_LARGEST = 300.0  # largest ε that is computed
+_LARGEST = 300.0  # up to here by convolution; beyond it the largest X alone decides
 
 
 @dataclasses.dataclass(frozen=True)
 class AllocationProfile:
-    """Privacy profile of one unit in one of ``bins`` orthogonal modes; all values upper bounds.
+    """Privacy profile of one unit in one of ``bins`` orthogonal modes;
+    values are upper bounds unless they are called below.
 
     Attributes:
       bins: b.
@@ -49,30 +51,74 @@ class AllocationProfile:
         epsilon = _check.non_negative("epsilon", epsilon)
         if self.bins == 1:  # every unit in the one bin: the Gaussian mechanism
             return gaussian.log_delta(math.sqrt(self.gram), epsilon)
+        if epsilon > _LARGEST and direction is not None:
+            return self._far(epsilon) if direction == "remove" else self._add_ceiling(epsilon)
         if direction is None:
             remove = self.log_delta(epsilon, "remove")
             if self._add_ceiling(epsilon) <= remove:
                 return remove
             return max(remove, self.log_delta(epsilon, "add"))
+        total, tilt, threshold = self._sum(epsilon, direction)
+        if total is None:  # add direction: no X is so small
+            return -math.inf
+        log_delta = _log_hinge(total.convolve(tilt), threshold) - math.log(self.bins)
+        if direction == "add":
+            return min(log_delta + epsilon, 0.0)
+        beyond, error = self._beyond(epsilon)
+        beyond += error
+        return min(float(np.logaddexp(log_delta, math.log(beyond) if beyond > 0 else -np.inf)), 0.0)
+
+    def log_delta_below(self, epsilon: float) -> float:
+        """Lower bound of log δ(ε), ε >= 0, of both directions."""
+        epsilon = _check.non_negative("epsilon", epsilon)
+        if self.bins == 1:
+            return gaussian.GaussianProfile(math.sqrt(self.gram)).log_delta_below(epsilon)
+        if epsilon > _LARGEST:  # what the other bins add can only raise the ratio
+            return gaussian.log_delta(math.sqrt(self.gram), epsilon + math.log(self.bins)) - 1e-10
+        found = -math.inf
+        for direction in ("remove", "add"):
+            total, tilt, threshold = self._sum(epsilon, direction, below=True)
+            if total is None:
+                continue
+            log_delta = _log_hinge_below(total.convolve(tilt), threshold) - math.log(self.bins)
+            if direction == "add":
+                found = max(found, log_delta + epsilon)
+                continue
+            beyond, error = self._beyond(epsilon)
+            apart = math.log(beyond - error) if beyond > error else -math.inf
+            found = max(found, float(np.logaddexp(log_delta, apart)))
+        return min(found, 0.0)
+
+    def epsilon_below(self, delta: float, near: float | None = None) -> float:
+        """Lower bound of the smallest ε >= 0 with δ(ε) <= ``delta``; ``near`` is about there."""
+        target = math.log(_check.probability("delta", delta))
+        at = self.epsilon(delta) if near is None else near
+        for share in (3e-5, 1e-4, 4e-4, 1e-3, 1e-2, 0.1):
+            if self.log_delta_below(at * (1 - share)) > target:
+                return at * (1 - share)
+        return 0.0
+
+    def _sum(
+        self, epsilon: float, direction: Direction, *, below: bool = False
+    ) -> tuple[Composition | None, float, float]:
+        """The sum of all X (remove) or -X (add) on a grid, its saddle point, and the threshold."""
         sign = 1.0 if direction == "remove" else -1.0
         threshold = self.bins * math.exp(sign * epsilon)
         step = threshold / 64
         for _ in range(3):
-            one = self._one(threshold, step, direction)
-            if one.mass.size == 0:  # add direction: no X is so small
-                return -math.inf
+            one = self._one(threshold, step, direction, below)
+            if one.mass.size == 0:
+                return None, 0.0, sign * threshold
             total = Composition(((one, self.bins),))
             tilt = total.tilt_for_epsilon(sign * threshold)
             deviation = math.sqrt(max(total.tilted_moments(tilt)[1], 0.0))
             allowed = self._step(max(tilt, 1 / max(deviation, step)), threshold, epsilon)
+            # from below the grid near X = 0, where most X are, can only round down
+            allowed = max(allowed / (16 if below else 1), 4 * threshold / _MOST_CELLS)
             if step <= 1.1 * allowed:
                 break
             step = allowed
-        log_delta = _log_hinge(total.convolve(tilt), sign * threshold) - math.log(self.bins)
-        if direction == "add":
-            return min(log_delta + epsilon, 0.0)
-        beyond = self._beyond(epsilon)
-        return min(float(np.logaddexp(log_delta, math.log(beyond) if beyond > 0 else -np.inf)), 0.0)
+        return total, tilt, sign * threshold
 
     def epsilon(self, delta: float) -> float:
         """Smallest ε >= 0, to relative 1e-7, whose δ as computed is at most ``delta``."""
@@ -80,8 +126,12 @@ class AllocationProfile:
         if self.log_delta(0.0) <= target:
             return 0.0
         if self.log_delta(_LARGEST) > target:
-            # a known bin is never more private, and at such ε less so by at most log b
-            return gaussian.epsilon(math.sqrt(self.gram), delta)
+            known = gaussian.epsilon(math.sqrt(self.gram), delta)
+            return solve.smallest(
+                lambda epsilon: self.log_delta(epsilon) - target, known - math.log(self.bins),
+                name="epsilon", relative=1e-9, least=_LARGEST * (1 + 1e-9), largest=2 * known,
+                growth=1.001,
+            )  # fmt: skip
         return solve.smallest(
             lambda epsilon: self.log_delta(epsilon) - target, 1.0, name="epsilon",
             relative=1e-7, least=1e-12, largest=_LARGEST,
@@ -103,10 +153,25 @@ class AllocationProfile:
         allowed = 8 * self.accuracy * max(epsilon, 1e-3) * threshold / (self.bins * slope)
         return max(min(math.sqrt(allowed), threshold / 64), threshold / _MOST_CELLS)
 
-    def _one(self, threshold: float, step: float, direction: Direction) -> LossDistribution:
+    def _far(self, epsilon: float) -> float:
+        """log of a bound on H_{e^ε}(P, Q) at large ε: one X reaches b e^ε almost by itself.
+
+        With S the sum of the other X, X + S > b e^ε needs X > b e^ε (1 - η) unless S > b e^ε η,
+        which has probability at most (b - 1)/(b e^ε η) (Markov); what is left is one Gaussian
+        mechanism at ε + log b.
+        """
+        log_eta = -30.0
+        at = epsilon + math.log(self.bins) + math.log1p(-math.exp(log_eta))
+        found = gaussian.log_delta(math.sqrt(self.gram), at)
+        return min(float(np.logaddexp(found, -epsilon - log_eta)), 0.0)
+
+    def _one(
+        self, threshold: float, step: float, direction: Direction, below: bool
+    ) -> LossDistribution:
         """X (remove) or -X (add) on a grid that ends at the threshold; larger X are left out.
 
-        For the add direction they contribute nothing; for remove see :meth:`_beyond`.
+        For the add direction they contribute nothing; for remove see :meth:`_beyond`. Convex
+        functions of the sum are raised, or lowered (``below``).
         """
         n = math.ceil(threshold / step)
         step = threshold / n
@@ -116,7 +181,15 @@ class AllocationProfile:
             z = (np.log(x) + self.gram / 2) / root
         mass = loss_distribution.normal_masses(z)
         mean = loss_distribution.normal_masses(z - root)  # E_Q[X; cell]: the law under P
-        upper = np.clip((mean - x[:-1] * mass) / step, 0.0, mass)
+        share = np.clip((mean - x[:-1] * mass) / step, 0.0, mass)  # above the lower grid point
+        upper = share
+        if below:
+            # each X is replaced by a mean over cells, which is a grid point; see from_below
+            excess, deficit = share, mass - share
+            if direction == "add":
+                excess, deficit = deficit[::-1], excess[::-1]
+            upward = loss_distribution.upward(excess, deficit, int(np.argmax(excess + deficit)))
+            upper = mass * (1 - upward[::-1] if direction == "add" else upward)
         total = np.zeros(n + 1)
         total[1:] += upper
         total[:-1] += mass - upper
@@ -126,8 +199,8 @@ class AllocationProfile:
             index, total = -index[::-1], total[::-1]
         return LossDistribution(step, index, total, 0.0, 0.0, np.zeros_like(total))
 
-    def _beyond(self, epsilon: float) -> float:
-        """E_Q of Λ - e^ε where some X_i is above the threshold b e^ε: there the hinge is linear."""
+    def _beyond(self, epsilon: float) -> tuple[float, float]:
+        """E_Q of Λ - e^ε where some X_i is above b e^ε, where the hinge is linear; its rounding."""
         log_threshold = math.log(self.bins) + epsilon
         z = (log_threshold + self.gram / 2) / math.sqrt(self.gram)
         tail_q, tail_p = special.ndtr(-z), special.ndtr(math.sqrt(self.gram) - z)
@@ -135,7 +208,7 @@ class AllocationProfile:
             in_p, in_q = np.log1p(-tail_p), np.log1p(-tail_q)
         under_p = -math.expm1(in_p + (self.bins - 1) * in_q)
         under_q = -math.expm1(self.bins * in_q)
-        return max(under_p - math.exp(epsilon) * under_q, 0.0) + 1e-13 * under_p
+        return max(under_p - math.exp(epsilon) * under_q, 0.0), 1e-13 * under_p
 
 
 def _log_hinge(composed: ComposedLosses, threshold: float) -> float:
@@ -155,3 +228,18 @@ def _log_hinge(composed: ComposedLosses, threshold: float) -> float:
     # S - threshold is at most the largest sum there is
     log_lost = composed.log_lost + math.log(composed.largest - threshold + composed.step)
     return float(np.logaddexp(log_total, log_lost)) + composed.allowance
+
+
+def _log_hinge_below(composed: ComposedLosses, threshold: float) -> float:
+    """log of a lower bound of E (S - threshold)₊: what may be too much is taken away."""
+    first = max(math.floor(threshold / composed.step) + 1 - composed.start, 0)
+    above = composed.step * (composed.start + np.arange(first, composed.law.size)) - threshold
+    if not above.size:
+        return -math.inf
+    tilt, furthest = composed.tilt, float(above[-1])
+    total = float(composed.law[first:] @ (np.exp(-tilt * above) * above))
+    ceiling = min(1 / (math.e * tilt), furthest) if tilt > 0 else furthest
+    total -= (composed.rounding + 2 * math.exp(-LOG_WINDOW_TAIL)) * ceiling
+    if total <= 0:
+        return -math.inf
+    return composed.log_scale - tilt * threshold + math.log(total) - composed.allowance

@@ -19,7 +19,7 @@ from scipy import special
 
 from mfopt import _check
 
-LARGEST_WINDOW = 1 << 25
+LARGEST_WINDOW = 1 << 23
 # Masses below this are no longer accurate (close to the smallest normal float).
 _FAINT = 1e-290
 
@@ -151,9 +151,9 @@ def from_below(
     mass = np.bincount(at, mass_p, size)
     excess = np.bincount(at, mass_p * -np.expm1(index * step - loss), size)
     deficit = np.bincount(at, mass_p * np.expm1((index + 1) * step - loss), size)
-    upward = _upward(np.maximum(excess, 0.0), np.maximum(deficit, 0.0), int(np.argmax(mass)))
-    total = (1 - upward) * (mass - excess)
-    total[1:] += upward[:-1] * (mass + deficit)[:-1]
+    share = upward(np.maximum(excess, 0.0), np.maximum(deficit, 0.0), int(np.argmax(mass)))
+    total = (1 - share) * (mass - excess)
+    total[1:] += share[:-1] * (mass + deficit)[:-1]
     left = np.flatnonzero(total > _FAINT)
     return LossDistribution(
         step, left + first, total[left], top_p, 0.0, np.zeros(left.size), offset, top_q
@@ -176,7 +176,7 @@ def balanced_loss(step: float, mass_p: np.ndarray, mass_q: np.ndarray) -> float:
     return at
 
 
-def _upward(excess: np.ndarray, deficit: np.ndarray, mode: int) -> np.ndarray:
+def upward(excess: np.ndarray, deficit: np.ndarray, mode: int) -> np.ndarray:
     """Share of each interval's mass that goes to its upper grid point, shape (N,).
 
     At point k the excess (1 - α_k) e_k from above must cover the deficit α_{k-1} d_{k-1} from

@@ -176,7 +176,7 @@ class Grid:
         least = max(min(epsilon - high, 0.0) - 0.1 * at, float(law.losses[0]))
         largest = float(law.losses[-1])
         finest = max(max(window, largest - least) / _MOST_POINTS, _ROUNDING * (largest - least))
-        step = max(min(at, 0.5 / (1 + tilt), max(window, 1e-3 * at) / 16), finest)
+        step = max(min(at / 32, 0.5 / (1 + tilt), max(window, 1e-3 * at) / 16), finest)
         step = _shrink(step, finest, 0.8 * allowed, lambda h: law.added(tilt, h, 0.0)[0])
         cells = max(law.added(tilt, step, 1.0)[1], 1e-300)
         spacing = min(math.sqrt(0.2 * allowed / cells), _NODES)

@@ -21,6 +21,7 @@ from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution.convolution import ComposedLosses, Composition
 from mfopt.accounting.loss_distribution.grid import Grid, Law
 from mfopt.accounting.loss_distribution.mixture import Mixture
+from mfopt.errors import FailureError
 
 Direction = Literal["remove", "add"]
 COARSE, FINE = 1e-3, 2e-5  # relative accuracy of ε: inside searches, and for reported numbers
@@ -57,6 +58,10 @@ class RoundsProfile:
         ceiling = self._log_ceiling(epsilon)
         if self.mixture.trivial or self._one_gaussian is not None or ceiling < _FAINTEST:
             return ceiling
+        if epsilon >= self._largest_added:
+            if direction == "add":
+                return -math.inf
+            direction = "remove"
         if direction is None and self.accuracy >= COARSE:
             # searching: the direction that the estimates say decides
             found = max(
@@ -81,8 +86,14 @@ class RoundsProfile:
         if self._one_gaussian is not None:
             return ceiling
         found, composition = self._epsilon(target, direction or "remove")
-        if direction is None and not _no_larger(composition.reverse(), found, target):
-            found = max(found, self._epsilon(target, "add")[0])
+        if direction == "add":
+            return min(found, ceiling, self._largest_added)
+        if (
+            direction is None
+            and found < self._largest_added
+            and not _no_larger(composition.reverse(), found, target)
+        ):
+            found = max(found, min(self._epsilon(target, "add")[0], self._largest_added))
         return min(found, ceiling)
 
     def log_delta_below(self, epsilon: float) -> float:
@@ -119,6 +130,13 @@ class RoundsProfile:
     @property
     def _one_gaussian(self) -> float | None:
         return self._largest_mu if self.mixture.sensitivities.size == 1 else None
+
+    @property
+    def _largest_added(self) -> float:
+        """The largest loss of the direction that adds: nobody takes part, log Q/P = -log w_0."""
+        if self.mixture.sensitivities[0] > 0:
+            return math.inf
+        return -self.rounds * float(self.mixture.log_weights[0]) * (1 + 1e-12)
 
     @property
     def log_chance(self) -> float:
@@ -172,8 +190,8 @@ class RoundsProfile:
     def _log_delta(self, epsilon: float, direction: Direction) -> tuple[float, Composition]:
         expected = log_delta = self._estimate(self._law(direction, _FAINTEST), epsilon)
         for _ in range(_PLANS):
-            composition, tilt, _ = self._compose(direction, epsilon, log_delta)
-            found = composition.convolve(tilt).log_delta(epsilon)
+            composition, composed, _ = self._compose(direction, epsilon, log_delta)
+            found = composed.log_delta(epsilon)
             if found > expected + 3:
                 # a saddle point that was misjudged drowns the tail in the transform's rounding
                 again = composition.convolve(composition.tilt_for_epsilon(epsilon))
@@ -188,8 +206,8 @@ class RoundsProfile:
         at = self._law(direction, log_delta).epsilon(log_delta)
         best = math.inf
         for _ in range(_PLANS):
-            composition, tilt, largest = self._compose(direction, at, log_delta)
-            found = smallest_epsilon(composition.convolve(tilt), log_delta)
+            composition, composed, largest = self._compose(direction, at, log_delta)
+            found = smallest_epsilon(composed, log_delta)
             best = min(best, found)
             if abs(found - at) <= 0.1 * at or max(found, at) < 1e-6:
                 break
@@ -198,21 +216,35 @@ class RoundsProfile:
 
     def _compose(
         self, direction: Direction, epsilon: float, log_delta: float
-    ) -> tuple[Composition, float, float]:
-        """Rounds on a grid that is fine enough at ε, the tilt, and the largest loss kept apart."""
+    ) -> tuple[Composition, ComposedLosses, float]:
+        """Rounds on a grid that is fine enough at ε, their sum, the largest loss kept apart."""
         law = self._law(direction, log_delta).at(epsilon)
         grid = Grid.plan(law, epsilon, self.accuracy, self.mixture.sensitivities.size)
+        for coarser in (1, 8, 64, 512):
+            try:
+                composition, composed = self._on(grid, coarser * grid.step, epsilon, log_delta, law)
+                return composition, composed, max(grid.largest, -grid.least)
+            except FailureError:  # too wide a window after all: the grid adds to it
+                continue
+        raise FailureError(
+            f"no grid that is affordable covers the losses at σ = {self.noise_multiplier:g}; "
+            "use more noise or a smaller ε"
+        )
+
+    def _on(
+        self, grid: Grid, step: float, epsilon: float, log_delta: float, law: Law
+    ) -> tuple[Composition, ComposedLosses]:
         part = self.mixture.discretize(
-            self.noise_multiplier, grid.step, grid.spacing,
+            self.noise_multiplier, step, grid.spacing,
             self._log_tail(log_delta), (grid.least, grid.largest),
         )  # fmt: skip
         composition = Composition(((part, self.rounds),))
-        composition = composition.reverse() if direction == "add" else composition
+        composition = composition.reverse() if law.add else composition
         mean, variance, _ = composition.tilted_moments(grid.tilt)
         # a grid that is coarse against the losses may have another saddle point
         close = abs(mean - epsilon) <= 2 * math.sqrt(variance)
         tilt = grid.tilt if close else composition.tilt_for_epsilon(epsilon)
-        return composition, tilt, max(grid.largest, -grid.least)
+        return composition, composition.convolve(tilt)
 
     def _below(self, epsilon: float, law: Law, log_delta: float) -> ComposedLosses:
         """Composed losses that the rounds dominate, in the direction of ``law``."""
