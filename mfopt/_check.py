@@ -12,7 +12,12 @@ from typing import Any, SupportsFloat
 
 from mfopt.errors import FailureError, UsageError
 
+LEAST = 1e-300
+MOST = 2**53  # whole numbers up to here are exact in float64
+
 __all__ = [
+    "LEAST",
+    "MOST",
     "FailureError",
     "UsageError",
     "finite",
@@ -21,6 +26,7 @@ __all__ = [
     "positive",
     "probability",
     "reject",
+    "seed",
 ]
 
 
@@ -58,10 +64,12 @@ def finite(name: str, value: SupportsFloat) -> float:
 
 
 def positive(name: str, value: SupportsFloat) -> float:
-    """``value`` as a finite float > 0."""
+    """``value`` as a finite float > 0, and not so small that its reciprocal overflows."""
     number = finite(name, value)
     if number <= 0:
         raise reject(name, value, "must be greater than 0")
+    if number < LEAST:
+        raise reject(name, value, f"must be at least {LEAST:g} to be computed with")
     return number
 
 
@@ -79,11 +87,13 @@ def probability(name: str, value: SupportsFloat, *, closed: bool = False) -> flo
     inside = 0 <= number <= 1 if closed else 0 < number < 1
     if not inside:
         raise reject(name, value, f"must lie in {'[0, 1]' if closed else '(0, 1)'}")
+    if 0 < number < LEAST:
+        raise reject(name, value, f"must be at least {LEAST:g} to be computed with")
     return number
 
 
-def integer(name: str, value: Any, *, at_least: int = 1) -> int:
-    """``value`` as an int >= ``at_least``; a bool or a fractional number is refused."""
+def integer(name: str, value: Any, *, at_least: int = 1, at_most: int | None = MOST) -> int:
+    """``value`` as an int in [at_least, at_most]; a bool or a fractional number is refused."""
     if isinstance(value, bool):
         raise reject(name, value, "must be a whole number")
     try:
@@ -92,4 +102,26 @@ def integer(name: str, value: Any, *, at_least: int = 1) -> int:
         raise reject(name, value, "must be a whole number") from None
     if number < at_least:
         raise reject(name, value, f"must be at least {at_least}")
+    if at_most is not None and number > at_most:
+        raise reject(name, shortened(number), f"must be at most {at_most}")
     return number
+
+
+def seed(name: str, value: Any) -> int:
+    """``value`` as an int >= 0, however large."""
+    return integer(name, value, at_least=0, at_most=None)
+
+
+def shortened(number: int) -> Any:
+    """A number for a message: rounded where nobody wants to read its digits."""
+    return number if abs(number) < 10**20 else Rounded(number)
+
+
+class Rounded(int):
+    """A whole number that shows three digits and their power of ten."""
+
+    def __repr__(self) -> str:
+        digits = str(abs(self)) if self.bit_length() < 10_000 else ""
+        if not digits:
+            return "a number of thousands of digits"
+        return f"{'-' if self < 0 else ''}{digits[0]}.{digits[1:3]}e+{len(digits) - 1}"

@@ -18,13 +18,25 @@ from typing import Any
 _POLITE = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
+_last = int(signal.SIGINT)
+
+
+def exit_code() -> int:
+    """Of a process that a signal has ended: 128 + its number; 130 after Ctrl-C."""
+    return 128 + _last
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    global _last
+    _last = number
     raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def as_interrupts() -> Iterator[None]:
     """SIGTERM and SIGHUP as KeyboardInterrupt. Without effect outside the main thread."""
+    global _last
+    _last = int(signal.SIGINT)
     with _handlers(dict.fromkeys(_POLITE, _interrupt)):
         yield
 
@@ -44,7 +56,7 @@ def deferred() -> Iterator[None]:
     with _handlers(dict.fromkeys([signal.SIGINT, *_POLITE], note)):
         yield
     if came:
-        raise KeyboardInterrupt
+        _interrupt(came[0], None)
 
 
 @contextlib.contextmanager

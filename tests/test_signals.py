@@ -174,7 +174,7 @@ def test_a_full_disk_does_not_end_the_search(tmp_path, monkeypatch):
 # --- the whole command ----------------------------------------------------------------------------
 
 
-def test_sigterm_keeps_the_best_so_far_and_exits_130(tmp_path):
+def test_sigterm_keeps_the_best_so_far_and_exits_143(tmp_path):
     out = tmp_path / "one.npz"
     code = "from mfopt_cli.main import main; main()"
     arguments = (
@@ -190,6 +190,6 @@ def test_sigterm_keeps_the_best_so_far_and_exits_130(tmp_path):
             break
     run.send_signal(signal.SIGTERM)
     _, said = run.communicate(timeout=120)
-    assert run.returncode == 130, said
+    assert run.returncode == 143, said
     assert mfopt.load(out).guarantee.status == "estimate" and "NOT CERTIFIED" in said
     assert os.listdir(tmp_path) == ["one.npz"]

@@ -58,7 +58,8 @@ def test_every_command_and_option_is_documented_with_an_example(path):
     for name in re.findall(r"(?<![\w-])--[a-z][a-z-]*", parts[0]):
         assert name in parts[1] or path == ("bench",), name  # an example's options exist
     for name, option in visible(path).items():
-        assert option.help and len(option.help) > 5, name
+        text = option._text() if callable(option._text) else option.help
+        assert text and len(text) > 5, name
         assert name in parts[1]
         for older in option.older:
             assert older not in parts[1]

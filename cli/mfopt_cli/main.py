@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import Any
 
@@ -25,7 +26,6 @@ COMMANDS: dict[str, str] = {
     "train": "Fine-tune a language model with user-level differential privacy.",
     "audit": "Attack the training loop with canaries: a lower bound on ε.",
 }
-INTERRUPTED = 130  # 128 + SIGINT
 
 
 class _LazyGroup(click.Group):
@@ -59,8 +59,9 @@ def cli() -> None:
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line.
 
-    Exit codes: 0 done, 1 failed, 2 bad usage, 130 interrupted (a result that was kept in spite of
-    it is no full one, so that ``mfopt optimize ... && mfopt train ...`` stops).
+    Exit codes: 0 done, 1 failed, 2 bad usage, 128 + number of the signal that ended the work (130
+    after Ctrl-C, 143 after SIGTERM; a result that was kept in spite of it is no full one, so that
+    ``mfopt optimize ... && mfopt train ...`` stops).
     """
     from mfopt import _signals
     from mfopt_cli.display import speak_plainly
@@ -77,7 +78,7 @@ def main(arguments: list[str] | None = None) -> Any:
     except (KeyboardInterrupt, click.Abort) as stop:
         # what the work that was stopped has to say: what is kept, and how to go on
         notes = getattr(stop.__cause__ or stop, "__notes__", ())  # click raises Abort from it
-        _end(": ".join(("interrupted", *notes)), INTERRUPTED)
+        _end(": ".join(("interrupted", *notes)), _signals.exit_code())
     except BrokenPipeError:  # `mfopt ... | head`: nobody reads on
         _close_output()
         sys.exit(1)
@@ -91,10 +92,13 @@ def main(arguments: list[str] | None = None) -> Any:
         if (error.name or "").partition(".")[0] not in _extras.EXTRAS:
             raise
         _end(str(_extras.missing(error)), 1)
-    except RuntimeError as error:
-        if "Unable to initialize backend" not in str(error):
+    except (RuntimeError, AssertionError) as error:
+        if _no_device():
+            name = os.environ["JAX_PLATFORMS"]
+            _end(f"error: JAX_PLATFORMS={name}: no such device. Unset it, or install its JAX.", 2)
+        if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        _end(f"error: {_no_backend()}", 2)
+        _end(f"out of memory: {str(error).splitlines()[0]}", 1)
     if isinstance(code, int) and code:
         sys.exit(code)
     return code
@@ -106,17 +110,18 @@ def _end(message: str, code: int) -> None:
 
 
 def _close_output() -> None:
-    import os
-
     # the interpreter flushes standard output on its way out, and would complain once more
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _no_backend() -> str:
-    import os
+def _no_device() -> bool:
+    """Whether an error comes from JAX_PLATFORMS naming what this machine lacks."""
+    if "jax" not in sys.modules or not os.environ.get("JAX_PLATFORMS"):
+        return False
+    import jax
 
-    wanted = os.environ.get("JAX_PLATFORMS", "")
-    return (
-        f"JAX_PLATFORMS={wanted}: JAX finds no such device. Unset it, or install JAX for it, "
-        "for example pip install 'mfopt[cuda13]'."
-    )
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError):
+        return True
+    return False

@@ -34,7 +34,7 @@ class Refused(click.ClickException):
     exit_code = 2
 
     def show(self, file: Any = None) -> None:
-        click.echo(f"mfopt: error: {self.message}", err=True)
+        click.echo(f"mfopt: error: {one_line(self.message)}", err=True)
 
 
 class Failed(click.ClickException):
@@ -43,7 +43,12 @@ class Failed(click.ClickException):
     exit_code = 1
 
     def show(self, file: Any = None) -> None:
-        click.echo(f"mfopt: {self.message}", err=True)
+        click.echo(f"mfopt: {one_line(self.message)}", err=True)
+
+
+def one_line(text: str) -> str:
+    """``text`` with whatever would move the cursor spelled out: file names may hold anything."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def of_usage(problem: UsageError, ctx: click.Context | None) -> str:
@@ -53,6 +58,10 @@ def of_usage(problem: UsageError, ctx: click.Context | None) -> str:
     names = [part.strip() for part in problem.argument.split(",")]
     shown = ", ".join(flag(name, ctx) or name for name in names)
     value = problem.value
+    names_several = len(names) > 1 and isinstance(value, tuple | list) and len(value) == len(names)
+    if names_several:
+        pairs = zip(names, value, strict=True)
+        shown, value = ", ".join(f"{flag(n, ctx) or n} {v!r}" for n, v in pairs), None
     said = "" if value is None else f" {value}" if isinstance(value, str) else f" {value!r}"
     tail = f" {problem.way_out}" if problem.way_out else ""
     return f"{shown}{said}: {translate(f'{problem.rule}.{tail}', ctx)}"

@@ -12,18 +12,6 @@ from typing import Any
 
 import click
 
-KINDS = (
-    "identity",
-    "banded",
-    "banded-toeplitz",
-    "blt",
-    "toeplitz",
-    "dense",
-    "sqrt",
-    "banded-sqrt",
-    "banded-inverse-sqrt",
-    "tree",
-)
 # main form -> the older names that mean the same
 ALIASES = {
     "--iters": ("--bins",),
@@ -36,12 +24,23 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Option(click.Option):
-    """An option with older names that help does not show; errors name it as it was typed."""
+    """An option with older names that help does not show; errors name it as it was typed.
 
-    def __init__(self, names: list[str], *, aliases: tuple[str, ...] = (), **more: Any) -> None:
+    ``help`` may be a function, called when help is shown.
+    """
+
+    def __init__(
+        self,
+        names: list[str],
+        *,
+        aliases: tuple[str, ...] = (),
+        help: str | Callable[[], str] = "",
+        **more: Any,
+    ) -> None:
         main = next(name for name in names if name.startswith("--"))
         self.older = tuple(aliases) or ALIASES.get(main, ())
-        super().__init__([*names, *self.older], **more)
+        self._text = help
+        super().__init__([*names, *self.older], help=None if callable(help) else help, **more)
 
     @property
     def main(self) -> str:
@@ -49,6 +48,8 @@ class Option(click.Option):
         return next(name for name in self.opts if name.startswith("--"))
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        if callable(self._text):
+            self.help = self._text()
         every, self.opts = self.opts, [name for name in self.opts if name not in self.older]
         try:
             return super().get_help_record(ctx)
@@ -90,6 +91,24 @@ class Group(click.Group):
     """A group of such commands."""
 
     command_class = Command
+
+
+class Kind(click.ParamType):
+    """A registered kind of strategy: one that can be optimized, or has no parameters."""
+
+    name = "kind"
+
+    @staticmethod
+    def names() -> tuple[str, ...]:
+        """Every kind that `mfopt optimize` takes."""
+        from mfopt.optimize import kinds
+
+        return tuple(dict.fromkeys((*kinds.names(), *kinds.fixed_names())))
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in self.names():
+            self.fail(f"{value!r} is none of {', '.join(self.names())}", param, ctx)
+        return str(value)
 
 
 class Count(click.ParamType):

@@ -58,7 +58,7 @@ def factorize(
     if certify_samples is not None:
         _check.integer("certify samples", certify_samples, at_least=256)
     if seed is not None:
-        _check.integer("seed", seed, at_least=0)
+        _check.seed("seed", seed)
     workload = workload or PrefixSums()
     # the optimizer's frozen samples and the certificate's must be independent also when pinned
     optimizer_seed = None if seed is None else 2 * seed

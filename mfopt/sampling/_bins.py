@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from mfopt import _check
-from mfopt.sampling.base import Scheme
+from mfopt.sampling.base import MOST_ITERATIONS, Scheme
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +18,11 @@ class BinScheme(Scheme, abstract=True):
     def __post_init__(self) -> None:
         self._integer("bins")
         self._integer("epochs")
+        if self.iterations > MOST_ITERATIONS:
+            raise _check.reject(
+                "bins, epochs", (self.bins, self.epochs),
+                f"bins × epochs must be at most {MOST_ITERATIONS} iterations",
+            )  # fmt: skip
 
     @property
     def iterations(self) -> int:

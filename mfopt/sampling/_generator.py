@@ -16,7 +16,7 @@ def generator(seed: int, step: int | None = None) -> np.random.Generator:
     Philox is a counter-based generator: seed makes the key, and the step is the counter's
     highest word, so streams of different steps are 2^192 draws apart.
     """
-    seed = _check.integer("seed", seed, at_least=0)
+    seed = _check.seed("seed", seed)
     key = np.random.SeedSequence(seed).generate_state(2, np.uint64)
     purpose = _ASSIGNMENT if step is None else _STEP
     counter = np.array([0, 0, purpose, step or 0], dtype=np.uint64)

@@ -21,6 +21,8 @@ from mfopt import _check
 
 Adjacency = Literal["add-remove", "zero-out", "replace"]
 
+MOST_ITERATIONS = 2**31 - 1  # steps are counted in 32 bits
+
 _SCHEMES: dict[str, type[Scheme]] = {}
 
 
@@ -184,7 +186,8 @@ class Scheme(abc.ABC):
 
     def _integer(self, name: str, *, at_least: int = 1) -> None:
         # stored as plain int and float so that the description is JSON-able whatever was given
-        value = _check.integer(name, getattr(self, name), at_least=at_least)
+        most = MOST_ITERATIONS if name == "iterations" else _check.MOST
+        value = _check.integer(name, getattr(self, name), at_least=at_least, at_most=most)
         object.__setattr__(self, name, value)
 
     def _probability(self, name: str = "probability") -> None:

@@ -175,6 +175,11 @@ class TrainConfig:
             _check.integer(name, getattr(self, name), at_least=0)
         for name in ("normalizer", "epsilon", "delta", "delta_share", "weight_decay"):
             _check.non_negative(name, getattr(self, name))
+        for name in ("momentum", "beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise _check.reject(name, getattr(self, name), "must lie in [0, 1)")
+        if not self.model and self.width % self.heads:
+            raise _check.reject("heads", self.heads, f"must divide `width` = {self.width}")
         if bool(self.factorization) == bool(self.sampling):
             raise _check.reject(
                 "factorization", self.factorization,

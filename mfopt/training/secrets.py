@@ -42,7 +42,7 @@ class RunSecret:
 
         Whoever knows the seed can subtract the noise: a run with it has no guarantee.
         """
-        seed = _check.integer("seed", seed, at_least=0)
+        seed = _check.seed("seed", seed)
         return cls(hashlib.sha256(f"mfopt public seed {seed}".encode()).digest())
 
     def __repr__(self) -> str:

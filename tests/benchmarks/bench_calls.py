@@ -274,7 +274,7 @@ def _placed(word: str, places: dict[str, str], folder: Path) -> str:
 def judge(call: Call, code: int, out: str, err: str, folder: Path, stopped: bool) -> str:
     """What is wrong with how a call ended; an empty text where nothing is."""
     if "Traceback" in out + err:
-        return "traceback printed"
+        return f"traceback printed: {(out + err)[-400:]}"
     if stopped:
         return "" if code in (0, 1, 2, 130) else f"exit code {code} for an interrupt"
     if code not in (0, 1, 2):

@@ -93,7 +93,7 @@ def command(
         samples,
     ).check()
     _check.integer("samples", samples, at_least=64)
-    _check.integer("seed", seed, at_least=0)
+    _check.seed("seed", seed)
     if baseline is None and comparison.DEFAULT_BASELINE in setting.include:
         baseline = comparison.DEFAULT_BASELINE
     if baseline is not None and baseline not in setting.include:
@@ -129,8 +129,11 @@ def command(
 
 
 def _check_outputs(out: Path, force: bool) -> None:
+    from mfopt import _check
     from mfopt.experiments import plots
 
+    if not out.name or out.is_dir():
+        raise _check.reject("out", str(out), "must be the beginning of file names, not a folder")
     ends = [".csv", ".json", ".txt"]
     ends += [
         f"-{part}.{kind}" for part in ("rmse", "improvement", "memory") for kind in plots.FORMATS

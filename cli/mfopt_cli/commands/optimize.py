@@ -10,11 +10,10 @@ from typing import Any
 
 import click
 
-from mfopt import words
+from mfopt import _signals, words
 from mfopt.progress import Progress, Report
 from mfopt_cli import display, options
 from mfopt_cli.live import Live
-from mfopt_cli.main import INTERRUPTED
 
 
 @click.command(name="optimize", cls=options.Command)
@@ -22,11 +21,14 @@ from mfopt_cli.main import INTERRUPTED
 @options.privacy
 @options.option(
     "--strategy",
-    type=click.Choice(options.KINDS),
+    type=options.Kind(),
     metavar="KIND",
     default="blt",
     show_default=True,
-    help=f"Form of C: {', '.join(options.KINDS)}. blt: a few buffers of memory, near the optimum.",
+    help=lambda: (
+        f"Form of C: {', '.join(options.Kind.names())}. "
+        "blt: a few buffers of memory, near the optimum."
+    ),
 )
 @options.option(
     "--bands", type=options.COUNT, default=16, show_default=True, help="Bands of banded kinds."
@@ -118,12 +120,12 @@ def command(
 
     check_output(path, force=force)
 
-    from mfopt.optimize import factorize
+    from mfopt.optimize import factorize, kinds
     from mfopt.optimize.so_far import BestSoFar
     from mfopt_cli import mechanisms
 
     settings: dict[str, Any] = {}
-    if strategy in ("blt", "banded", "banded-toeplitz", "toeplitz", "dense"):
+    if strategy in kinds.names():
         settings = {
             "buffers": buffers,
             "loss": objective,
@@ -168,7 +170,7 @@ def command(
         f"Run `mfopt certify {path}` before training.",
         err=True,
     )
-    return INTERRUPTED
+    return _signals.exit_code()
 
 
 def _with_values(live: Live, objective: str) -> Report:

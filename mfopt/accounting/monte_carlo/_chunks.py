@@ -96,7 +96,7 @@ def _run(
 def seed_key(seed: int | None) -> jax.Array:
     """A random key: from the operating system's entropy, or from a pinned ``seed``."""
     if seed is not None:
-        seed = _check.integer("seed", seed, at_least=0)
+        seed = _check.seed("seed", seed)
     entropy = np.random.SeedSequence(seed).generate_state(2, np.uint32)
     return jax.random.wrap_key_data(jnp.asarray(entropy), impl="threefry2x32")
 

@@ -67,7 +67,7 @@ class HoldOut:
             share = _check.probability(f"held-out {name}", getattr(self, name), closed=True)
             if share == 1:
                 raise _check.reject(f"held-out {name}", share, "must be below 1")
-        _check.integer("seed", self.seed, at_least=0)
+        _check.seed("seed", self.seed)
 
 
 class TokenStoreBuilder:

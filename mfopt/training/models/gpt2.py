@@ -135,7 +135,7 @@ class Start:
     @classmethod
     def of(cls, seed: int, base: bool = True) -> Start:
         """The streams of ``seed``."""
-        streams = np.random.SeedSequence(_check.integer("seed", seed, at_least=0)).spawn(2)
+        streams = np.random.SeedSequence(_check.seed("seed", seed)).spawn(2)
         first, second = map(np.random.default_rng, streams)
         return cls(first if base else None, second)
 
