@@ -179,7 +179,7 @@ def test_sigterm_keeps_the_best_so_far_and_exits_143(tmp_path):
     code = "from mfopt_cli.main import main; main()"
     arguments = (
         "optimize --epochs 2 --iters 4 --eps 2 --strategy banded-toeplitz --bands 2 "
-        f"--optimizer sgd --steps 100000 --samples 64 --out {out}"
+        f"--optimizer adam --steps 100000 --samples 20000 --out {out}"
     ).split()
     run = subprocess.Popen(
         [sys.executable, "-u", "-c", code, *arguments],

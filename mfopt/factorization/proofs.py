@@ -107,7 +107,8 @@ def ensure(factorization: Factorization, *, progress: Report = silent) -> Guaran
     except (FailureError, UsageError) as problem:
         raise FailureError(
             f"the file says {stated}, and this machine could not prove it: {problem} "
-            "Run `mfopt calibrate` for a σ that it can prove, or take the file on trust (`trust=True`)."
+            "Run `mfopt calibrate` for a σ that it can prove, or take the file on trust "
+            "(`trust=True`)."
         ) from None
     note(factorization)
     return stated
