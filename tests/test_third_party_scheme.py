@@ -16,11 +16,11 @@ from mfopt import sampling
 from mfopt.accounting import Mechanism, account
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import Factorization
-from mfopt.noise import from_factorization
+from mfopt.noise import NoiseStream, from_factorization
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import BLT, Identity, SquareRoot
 from mfopt.testing import check_accountant, check_scheme
-from mfopt.training import privacy
+from mfopt.training import attack, privacy
 from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping
 from mfopt.training.config import TrainConfig
@@ -162,6 +162,20 @@ def test_another_scheme_is_not_taken_for_it(saved):
     account_ = privacy.Account.of(saved[0])
     with pytest.raises(UsageError, match="sampling"):
         privacy.statement(account_, execution(saved, BallsInBins(4, 2)))
+
+
+def test_what_is_no_scheme_is_refused_where_it_enters(saved):
+    with pytest.raises(UsageError, match=r"mfopt\.sampling"):
+        Sampler("poisson", 40, 0, microbatch=4)
+    with pytest.raises(UsageError, match=r"mfopt\.sampling"):
+        NoiseStream(STRATEGY, iterations=8, noise_multiplier=1.0, clip_norm=1.0, sampling=8)
+    # an audit needs an attack, which nobody has given for the lottery
+    for ask in (
+        lambda: attack.log_likelihood_ratio(SCHEME, STRATEGY, np.zeros((8, 3)), 1.0),
+        lambda: attack.participations(SCHEME, 3, np.random.default_rng(0)),
+    ):
+        with pytest.raises(UsageError, match=r"no attack is known.*balls-in-bins"):
+            ask()
 
 
 def test_it_is_named_on_the_command_line():

@@ -15,7 +15,7 @@ from mfopt.mechanism import release_digest
 from mfopt.noise import _draws, _kernels, _keys
 from mfopt.noise.choice import Past, choose
 from mfopt.noise.state import Layout, NoiseState, buffer_sharding, check_arrays, mark, parts_of
-from mfopt.sampling import Scheme
+from mfopt.sampling import Scheme, require
 from mfopt.strategies import Strategy
 
 
@@ -100,7 +100,7 @@ class NoiseStream:
             raise _check.reject("buffer_dtype", str(buffer_dtype), "must be a floating-point type")
         self.strategy = strategy
         self.recursion = choose(strategy, self.iterations, past)
-        if sampling is not None and sampling.length != self.iterations:
+        if sampling is not None and require(sampling).length != self.iterations:
             raise _check.reject(
                 "iterations", self.iterations, f"the sampling scheme has {sampling.length}"
             )

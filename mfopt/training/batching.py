@@ -33,7 +33,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mfopt import _check
-from mfopt.sampling import Scheme
+from mfopt.sampling import Scheme, require
 from mfopt.training.secrets import uniform_hash
 
 Truncation = Literal["charge", "double"]
@@ -95,7 +95,7 @@ class Sampler:
     ) -> None:
         if truncation not in ("charge", "double"):
             raise _check.reject("truncation", truncation, "must be 'charge' or 'double'")
-        self.scheme = scheme
+        self.scheme = require(scheme)
         self.population = _check.integer("population", population)
         self.microbatch = _check.integer("microbatch", microbatch)
         self.batch_size = None if batch_size is None else _check.integer("batch_size", batch_size)
