@@ -50,6 +50,7 @@ def data(tmp_path_factory):
     return folder
 
 
+@pytest.mark.ci
 def test_mechanisms_run_the_same_batches_from_the_same_model(data, tmp_path):
     setting = TrainingComparison(
         data=str(data), bins=2, epochs=2, strategies=("identity", "sqrt"), learning_rates=(0.01,),

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 COMMON = """
     import json, os, sys
     os.environ["JAX_PLATFORMS"] = "cpu"
@@ -159,6 +161,7 @@ def test_eight_devices_make_the_noise_of_one_without_communication(tmp_path):
     assert result == {"done": 7 + 4}
 
 
+@pytest.mark.ci
 def test_two_processes_make_the_noise_of_one(tmp_path):
     with socket.socket() as probe:
         probe.bind(("localhost", 0))

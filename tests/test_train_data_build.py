@@ -138,6 +138,7 @@ module.build(Deadly([data], "user", "text"), out, tokenizer=300,
 """
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("where", "kills"), [("reading", 2), ("grouping", 1), ("publishing", 1)])
 def test_a_build_killed_at_any_moment_goes_on(tmp_path, where, kills):
     data = write_rows(tmp_path / "rows.jsonl")
@@ -299,6 +300,7 @@ def test_command_line_refusals(tmp_path, capsys, monkeypatch, tokenizer, argumen
     assert run_cli(capsys, "data", "stats", "out")[0] == 2
 
 
+@pytest.mark.ci
 def test_command_line_builds_the_embedded_corpus(tmp_path, capsys):
     code, text, error = run_cli(
         capsys, "data", "build", tmp_path / "std", "--data", "stdlib", "--vocab-size", 512, "--json"

@@ -81,6 +81,7 @@ def test_the_comparison_would_notice_another_run(alone):
         assert_same(alone / "noisy.npz", alone / "quiet.npz")
 
 
+@pytest.mark.ci
 def test_two_processes_train_together_by_the_command_line(tmp_path):
     write_store(synthetic_store(num_users=16, empty_users=(3,)), tmp_path / "data" / "train")
     write_store(synthetic_store(num_users=5, seed=1), tmp_path / "data" / "held-out-users")
