@@ -106,7 +106,7 @@ def content_digest(description: dict[str, Any], arrays: dict[str, np.ndarray]) -
 
 def stream_digest(
     description: dict[str, Any],
-    arrays: Iterable[tuple[str, np.dtype, tuple[int, ...], Iterable[bytes]]],
+    arrays: Iterable[tuple[str, np.dtype, tuple[int, ...], Iterable[bytes | memoryview]]],
 ) -> str:
     """:func:`content_digest` of arrays that come in pieces: (name, type, shape, pieces) by name."""
     sha = hashlib.sha256(json.dumps(description, sort_keys=True, allow_nan=False).encode())

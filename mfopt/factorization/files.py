@@ -35,9 +35,6 @@ see :mod:`mfopt.factorization.proofs`) and the history and provenance, which are
 from __future__ import annotations
 
 import json
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -45,8 +42,8 @@ from typing import Any
 import numpy as np
 
 from mfopt import _check, _files, _signals, strategies, workloads
+from mfopt._archive import MALFORMED, Archive, Header
 from mfopt.errors import FailureError
-from mfopt.factorization.archive import Archive, Header
 from mfopt.factorization.record import Factorization
 from mfopt.guarantee import Guarantee
 from mfopt.mechanism import content_digest, stream_digest
@@ -55,6 +52,7 @@ from mfopt.sampling import Scheme, from_description
 SCHEMA = 1
 _FORMAT = "mfopt factorization"
 _MAX_BYTES = 2**33 + 2**26  # a dense C with n = 32,768; larger claims are refused unread
+_MAX_ARRAYS = 100
 _MAX_METADATA = 2**22  # bytes
 _MAX_HISTORY = 2**16  # evaluations; of a longer optimization every second, third, … is kept
 _SHORT = 64  # parameters that do not grow with n may be so many even where n is less
@@ -121,7 +119,7 @@ def load(path: str | Path) -> Factorization:
     if not path.is_file():
         raise _check.reject("path", str(path), "is not a file")
     try:
-        with Archive(path, _MAX_BYTES) as archive:
+        with Archive(path, most_bytes=_MAX_BYTES, most_arrays=_MAX_ARRAYS) as archive:
             metadata = _metadata(archive)
             sampling = from_description(metadata["sampling"])
             _check_headers(archive.headers, metadata, sampling)
@@ -129,12 +127,7 @@ def load(path: str | Path) -> Factorization:
             if stated != _digest(archive, metadata):
                 raise ValueError("its digest does not match its contents: the file is damaged")
             return _restore(archive, metadata, sampling)
-    except (
-        ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError,
-        OSError, EOFError, MemoryError, RecursionError, NotImplementedError, RuntimeError,
-        zipfile.BadZipFile, zlib.error, SyntaxError, tokenize.TokenError, Warning,
-    ) as problem:  # fmt: skip
-        # every way in which zip, npy or JSON parsing reports a malformed file ends here
+    except MALFORMED as problem:
         reason = _check.printable(str(problem) or type(problem).__name__)
         raise FailureError(f"cannot load {path}: {reason}") from None
 

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import stat
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,8 @@ import ml_dtypes
 import numpy as np
 
 from mfopt import _check, _files
+from mfopt._archive import MALFORMED, Archive
+from mfopt.mechanism import stream_digest
 from mfopt.noise._draws import KEY_WORDS
 from mfopt.noise.state import Layout, NoiseState, buffer_sharding, check_arrays, mark
 from mfopt.noise.stream import NoiseStream, on_devices_of
@@ -181,8 +182,9 @@ def write_secret(
     if not path.parent.is_dir():
         raise _check.reject("path", str(path), f"the folder {path.parent} does not exist")
     dtypes = {name: str(value.dtype) for name, value in arrays.items()}
+    raw = {name: np.ascontiguousarray(_raw(value)) for name, value in arrays.items()}
     header = {"format": _FORMAT, "notice": _NOTICE, "dtypes": dtypes, **header}
-    raw = {name: _raw(value) for name, value in arrays.items()}
+    header["content"] = _content(header, raw)
     text = np.array(json.dumps(header))
     try:
         _files.write(
@@ -210,18 +212,32 @@ def read_secret(
             "It holds the key of the noise: check who has read it, then chmod 600.",
         )  # fmt: skip
     try:
-        # opened here: np.load leaves a file open that turns out not to be an archive
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            raw = {name: file[name] for name in file.files}
-        header = json.loads(str(raw.pop("header")))
-        if header["format"] != _FORMAT:
-            raise ValueError(f"format {header['format']!r}")
+        with Archive(path, most_bytes=2**63, most_arrays=2**20) as archive:
+            if archive.headers["header"].shape:
+                raise ValueError("its header is no text")
+            header = json.loads(str(archive.read("header")[()]))
+            if header["format"] != _FORMAT:
+                raise ValueError(f"format {header['format']!r}")
+            raw = {name: archive.read(name) for name in archive.headers if name != "header"}
+        stated = header.pop("content")
+        if raw.keys() != header["dtypes"].keys() or stated != _content(header, raw):
+            raise ValueError("its digest does not match its contents: the file is damaged")
         arrays = {name: _cooked(raw[name], dtype) for name, dtype in header["dtypes"].items()}
-    except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise _check.reject("path", str(path), f"is not a noise state file ({error})") from None
+    except MALFORMED as error:
+        reason = _check.printable(str(error) or type(error).__name__)
+        raise _check.reject("path", str(path), f"is not a noise state file ({reason})") from None
     if header.get("kind") != kind:
         raise _check.reject("path", str(path), f"is a state for {header.get('kind')}, not {kind}")
     return header, arrays
+
+
+def _content(header: dict[str, Any], raw: dict[str, np.ndarray]) -> str:
+    """A digest against damage. Who can write the file can also read the key in it."""
+    arrays = (
+        (name, value.dtype, value.shape, [value.reshape(-1).view(np.uint8).data])
+        for name, value in sorted(raw.items())
+    )
+    return stream_digest(header, arrays)
 
 
 def _raw(value: np.ndarray) -> np.ndarray:

@@ -8,8 +8,11 @@ checksums are made of chunks, so a file that is refused has cost next to nothing
 from __future__ import annotations
 
 import math
+import struct
+import tokenize
 import warnings
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -18,9 +21,16 @@ from typing import IO, NamedTuple, Self
 import numpy as np
 
 _CHUNK = 2**20  # bytes
-_MOST_ARRAYS = 100
 _DEFLATES = 64  # how many times its size a file may claim, beyond _FREE bytes
 _FREE = 2**22
+
+
+MALFORMED = (
+    ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, OSError, EOFError,
+    MemoryError, RecursionError, NotImplementedError, RuntimeError, SyntaxError, Warning,
+    zipfile.BadZipFile, zlib.error, tokenize.TokenError, struct.error,
+)  # fmt: skip
+"""Every way in which the zip, npy and JSON parsers report a file that is not one of ours."""
 
 
 class Header(NamedTuple):
@@ -43,18 +53,18 @@ class Archive:
 
     Args:
       path: the file.
-      most_bytes: of all arrays together, beyond which a file is refused.
+      most_bytes, most_arrays: of all together, beyond which a file is refused.
 
     Raises:
       ValueError: not an archive of plain arrays as ``np.savez`` writes them, each named once, or
         it claims more than its size can hold.
-      zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError: a damaged zip.
+      others: of :data:`MALFORMED`, as zip and npy parsing have it.
     """
 
-    def __init__(self, path: Path, most_bytes: int) -> None:
+    def __init__(self, path: Path, *, most_bytes: int, most_arrays: int) -> None:
         self._zip = zipfile.ZipFile(path)
         try:
-            self.headers = self._agree(path.stat().st_size, most_bytes)
+            self.headers = self._agree(path.stat().st_size, most_bytes, most_arrays)
         except BaseException:
             self._zip.close()
             raise
@@ -89,10 +99,10 @@ class Archive:
             raise ValueError(f"array {name!r} ends early")
         return value.reshape(shape)
 
-    def _agree(self, size: int, most_bytes: int) -> dict[str, Header]:
+    def _agree(self, size: int, most_bytes: int, most_arrays: int) -> dict[str, Header]:
         entries = self._zip.infolist()
-        if len(entries) > _MOST_ARRAYS:
-            raise ValueError(f"it holds {len(entries)} arrays, more than {_MOST_ARRAYS}")
+        if len(entries) > most_arrays:
+            raise ValueError(f"it holds {len(entries)} arrays, more than {most_arrays}")
         names = [entry.filename.removesuffix(".npy") for entry in entries]
         if len(set(names)) != len(names):
             raise ValueError("it names an array twice")
@@ -122,6 +132,6 @@ def _read_header(stream: IO[bytes]) -> tuple[Header, int]:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # numpy only warns of headers that it had to repair
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream, max_header_size=1000)
-    if fortran or dtype.kind not in "fiU" or not dtype.isnative:
+    if fortran or dtype.kind not in "fiuU" or not dtype.isnative:
         raise ValueError(f"it has an array of {dtype}{' by columns' if fortran else ''}")
     return Header(dtype, shape), stream.tell()

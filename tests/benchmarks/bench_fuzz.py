@@ -1,0 +1,310 @@
+"""Damages factorization and noise-state files in every way and looks at what still loads.
+
+    python tests/benchmarks/bench_fuzz.py --minutes 60 --out fuzz.json
+
+Three ways, drawn by hypothesis: bytes (flipped, cut out, inserted, zeroed, blocks swapped), members
+of the zip (headers and data of arrays exchanged for other ones, members left out, doubled, renamed,
+compressed otherwise), and contents (numbers, shapes, types and texts changed, with a digest that
+fits again). Then
+
+- loading ends with the old contents, or with one line of FailureError or UsageError, and nothing
+  else; after a change of contents that fits the digest, C, σ, sampling and noise are the old ones
+  or the file is refused;
+- the peak of memory does not rise above that of the good files by more than their own need
+  (what Python and JAX hold before is not counted);
+- no message holds a control character.
+
+Exit code 1 at the first file that breaks this; it is kept, and its path printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import sys
+import tempfile
+import time
+import zipfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+import mfopt
+from mfopt import _files, workloads
+from mfopt import strategies as S
+from mfopt.errors import FailureError, UsageError
+from mfopt.factorization import Factorization
+from mfopt.guarantee import Guarantee
+from mfopt.mechanism import content_digest
+from mfopt.noise import NoiseStream, load_state, save_state
+from mfopt.sampling import BallsInBins
+
+SCHEME = BallsInBins(bins=4, epochs=2)
+N = SCHEME.iterations
+
+
+class Broken(AssertionError):
+    """A file that loads and should not, or that is refused in another way than it should be."""
+
+
+class Target:
+    """One kind of file: a good one, how it is loaded, and what of it must come back."""
+
+    def __init__(
+        self, path: Path, load: Callable[[Path], Any], facts: Callable[[Any], Any]
+    ) -> None:
+        self.path, self._load, self._facts = path, load, facts
+        self.data = path.read_bytes()
+        self.good = facts(load(path))
+
+    def check(self, data: bytes) -> str:
+        """Load ``data``; "same" or "refused"."""
+        damaged = self.path.with_name(f"damaged-{self.path.name}")
+        damaged.write_bytes(data)
+        damaged.chmod(0o600)
+        try:
+            found = self._facts(self._load(damaged))
+        except (FailureError, UsageError) as problem:
+            if not str(problem).isprintable():
+                raise Broken(f"a message with control characters: {problem!r}") from None
+            return "refused"
+        if found != self.good:
+            raise Broken("it loads with other contents")
+        return "same"
+
+
+def targets(folder: Path) -> list[Target]:
+    """Good files of several kinds."""
+    found = []
+    kinds: list[tuple[Any, Any]] = [
+        (S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])), workloads.PrefixSums()),
+        (S.Toeplitz(1.0 / np.arange(1.0, N + 1)), workloads.Momentum(0.9, np.ones(N))),
+        (S.Dense(np.tril(np.full((N, N), 0.5)) + np.eye(N)), workloads.PrefixSums()),
+        (S.Identity(), workloads.ToeplitzWorkload(np.arange(1.0, N + 1))),
+    ]
+    for number, (strategy, workload) in enumerate(kinds):
+        guarantee = Guarantee(2.0, 1e-5, 1.25, status="certified", method="for this benchmark",
+                              details={"order": 7})  # fmt: skip
+        made = Factorization(strategy, 1.25, SCHEME, workload, guarantee,
+                             np.arange(6.0).reshape(2, 3), {"command": "none"})  # fmt: skip
+        found.append(Target(made.save(folder / f"{number}.npz"), mfopt.load, contents))
+    params = {"w": np.zeros((3, 2), np.float32), "b": np.zeros(5, np.float32)}
+    stream = NoiseStream(
+        kinds[0][0], iterations=N, noise_multiplier=1.25, clip_norm=1.0, sampling=SCHEME
+    )
+    _, state = stream.next(stream.init(params, seed=0))
+    save_state(folder / "state.npz", stream, state)
+    found.append(
+        Target(folder / "state.npz", lambda path: load_state(path, stream, params), of_state)
+    )
+    return found
+
+
+def contents(factorization: Factorization) -> Any:
+    """All that a factorization is, comparable. History and provenance are told, not proved."""
+    return (
+        factorization.digest, factorization.guarantee, factorization.workload,
+        factorization.strategy.materialize(N).tolist(), factorization.row_variances.tolist(),
+    )  # fmt: skip
+
+
+def of_state(state: Any) -> Any:
+    leaves = jax.tree.leaves(state)
+    return [(np.asarray(leaf).dtype.str, np.asarray(leaf).tolist()) for leaf in leaves]
+
+
+# --- damages --------------------------------------------------------------------------------------
+
+
+@st.composite
+def bytes_changed(draw: Any, data: bytes) -> bytes:
+    changed = bytearray(data)
+    directory = max(data.find(b"PK\x01\x02"), 0)
+    for _ in range(draw(st.integers(1, 4))):
+        low = min(draw(st.sampled_from([0, directory])), len(changed) - 1)
+        at = draw(st.integers(low, len(changed) - 1))
+        length = draw(st.sampled_from([1, 1, 1, 2, 4, 8, 64]))
+        way = draw(st.sampled_from(["set", "zero", "cut", "insert", "swap", "truncate", "ones"]))
+        if way == "set":
+            changed[at] = draw(st.integers(0, 255))
+        elif way == "zero":
+            changed[at : at + length] = bytes(len(changed[at : at + length]))
+        elif way == "ones":
+            changed[at : at + length] = b"\xff" * len(changed[at : at + length])
+        elif way == "cut":
+            del changed[at : at + length]
+        elif way == "insert":
+            changed[at:at] = draw(st.binary(min_size=length, max_size=length))
+        elif way == "swap":
+            other = draw(st.integers(low, len(changed) - 1))
+            changed[at], changed[other] = changed[other], changed[at]
+        else:
+            del changed[at:]
+        if not changed:
+            return b""
+    return bytes(changed)
+
+
+@st.composite
+def members_changed(draw: Any, data: bytes) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = [(name, archive.read(name)) for name in archive.namelist()]
+    at = draw(st.integers(0, len(members) - 1))
+    name, body = members[at]
+    way = draw(st.sampled_from(["drop", "double", "rename", "exchange", "body", "header", "order"]))
+    if way == "drop":
+        del members[at]
+    elif way == "double":
+        members.append((name, members[draw(st.integers(0, len(members) - 1))][1]))
+    elif way == "rename":
+        members[at] = (draw(st.text(max_size=20)) + ".npy", body)
+    elif way == "exchange":
+        members[at] = (name, members[draw(st.integers(0, len(members) - 1))][1])
+    elif way == "body":
+        members[at] = (name, draw(bytes_changed(body)))
+    elif way == "header":
+        shape = draw(st.lists(st.integers(-1, 2**40), max_size=3))
+        dtype = draw(st.sampled_from(["<f8", "<i8", "|O", "<U9", ">f8", "<f4", "|V8", "<c16"]))
+        order = draw(st.booleans())
+        text = f"{{'descr': '{dtype}', 'fortran_order': {order}, 'shape': {tuple(shape)}, }}\n"
+        tail = body[10 + int.from_bytes(body[8:10], "little") :]
+        members[at] = (name, b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little")
+                       + text.encode() + tail)  # fmt: skip
+    else:
+        members = draw(st.permutations(members))
+    buffer = io.BytesIO()
+    method = draw(st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2]))
+    with zipfile.ZipFile(buffer, "w", method) as archive:
+        for member, content in members:
+            archive.writestr(member or "x", content)
+    return buffer.getvalue()
+
+
+_NUMBERS = st.one_of(
+    st.sampled_from([0.0, -0.0, 1.0, -1.0, 1e308, -1e308, 5e-324, float("inf"), float("nan")]),
+    st.floats(),
+)
+_TEXTS = st.one_of(st.text(max_size=8), st.sampled_from(["\x1b[2J", "‮", "\n", "certified"]))
+_VALUES = st.one_of(_NUMBERS.filter(np.isfinite), _TEXTS, st.none(), st.booleans(),
+                    st.integers(-(2**70), 2**70), st.just([]), st.just({}))  # fmt: skip
+
+
+@st.composite
+def contents_changed(draw: Any, data: bytes) -> bytes:
+    """Of a factorization: arrays or facts changed, with a digest that fits again."""
+    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    if "metadata" not in arrays:  # a noise state: no digest to fit
+        return draw(members_changed(data))
+    metadata = json.loads(str(arrays.pop("metadata")[()]))
+    metadata.pop("digest")
+    # what is only told may be changed at will: it says nothing about the mechanism
+    proved = [name for name in arrays if name != "history"]
+    if draw(st.booleans()):
+        name = draw(st.sampled_from(proved))
+        value = np.array(arrays[name])
+        way = draw(st.sampled_from(["entry", "shape", "type", "cut", "grow", "scale"]))
+        if way == "entry" and value.size:
+            value.reshape(-1)[draw(st.integers(0, value.size - 1))] = (
+                draw(_NUMBERS) if value.dtype.kind == "f" else draw(st.integers(-(2**60), 2**60))
+            )
+        elif way == "shape":
+            value = value.reshape(draw(st.sampled_from([(-1,), (1, -1), (-1, 1)])))
+        elif way == "type":
+            value = value.astype(draw(st.sampled_from(["<f4", "<i8", ">f8", "<U8", "<c16"])))
+        elif way == "cut":
+            value = value.reshape(-1)[: draw(st.integers(0, max(value.size - 1, 0)))]
+        elif way == "grow":
+            value = np.zeros(draw(st.sampled_from([N + 1, 2**12, 2**20])), value.dtype)
+        else:
+            value = (value * draw(st.sampled_from([0.0, 0.5, 2.0, -1.0]))).astype(value.dtype)
+        arrays[name] = value
+    else:
+        holder, key = draw(
+            st.sampled_from(sorted(_places(metadata), key=lambda p: (str(p[0]), p[1])))
+        )
+        inside: Any = metadata
+        for part in holder:
+            inside = inside[part]
+        if draw(st.booleans()):
+            del inside[key]
+        else:
+            inside[key] = draw(_VALUES)
+    metadata["digest"] = content_digest(metadata, arrays)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, metadata=np.array(json.dumps(metadata)), **arrays)
+    return buffer.getvalue()
+
+
+def _places(facts: dict[str, Any], holder: tuple[str, ...] = ()) -> list[tuple[Any, str]]:
+    """Where a fact about the mechanism stands: (way to its object, name)."""
+    told = {"provenance", "guarantee"} if not holder else set()
+    found = [(holder, name) for name in facts if name not in told]
+    for name, value in facts.items():
+        if isinstance(value, dict) and name not in told:
+            found += _places(value, (*holder, name))
+    return found
+
+
+def peak() -> float:
+    """MiB that this process held at most, so far."""
+    (line,) = [x for x in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in x]
+    return int(line.split()[1]) / 1024
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="mfopt-fuzz-"))
+    known = targets(folder)
+    before, begun, counts = peak(), time.monotonic(), Counter[str]()
+    round_ = 0
+    ways = (bytes_changed, members_changed, contents_changed)
+
+    def batch(target: Target, way: Any, number: int) -> None:
+        @seed(options.seed + number)
+        @settings(
+            max_examples=200, deadline=None, database=None, phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )  # fmt: skip
+        @given(data=way(target.data))
+        def attack(data: bytes) -> None:
+            counts[f"{target.path.name}, {way.__name__}: {target.check(data)}"] += 1
+
+        attack()
+
+    try:
+        while time.monotonic() - begun < 60 * options.minutes:
+            for target in known:
+                for way in ways:
+                    batch(target, way, round_)
+                    round_ += 1
+    except BaseException:
+        print(f"the file is kept in {folder}")
+        raise
+    grown = peak() - before
+    facts = {
+        "minutes": round((time.monotonic() - begun) / 60, 1),
+        "files": sum(counts.values()),
+        "peak_growth_mib": round(grown, 1),
+        "outcomes": dict(sorted(counts.items())),
+    }
+    text = json.dumps(facts, indent=2) + "\n"
+    print(text)
+    if options.out:
+        _files.write(options.out, text)
+    return 1 if grown > 200 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
