@@ -13,10 +13,12 @@ from lag to lag, O(n²) time and O(n) memory.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
-from mfopt.strategies import BLT, TimeScaled, ToeplitzStrategy
+from mfopt.strategies import BLT, Strategy, TimeScaled, ToeplitzStrategy
 from mfopt.workloads import Momentum, PrefixSums, Workload
 
 _SEGMENT = 64  # lags whose running numbers the backward pass holds at once
@@ -35,14 +37,26 @@ def row_variances(workload: Workload, strategy: TimeScaled, n: int) -> jax.Array
     else:
         return None
     rows, columns = map(jnp.asarray, strategy.diagonals(n))
-    if isinstance(strategy.base, BLT):
-        return by_covariances(strategy.base, rows, columns, rates, momentum)
-    if isinstance(strategy.base, ToeplitzStrategy):
-        inverse = jnp.asarray(strategy.base.inverse_coefs(n))
-        return by_lags(inverse, rows, columns, rates, momentum)
+    return through(strategy.base, rows, columns, rates, momentum)
+
+
+@functools.singledispatch
+def through(
+    base: Strategy, rows: jax.Array, columns: jax.Array, rates: jax.Array, momentum: float
+) -> jax.Array | None:
+    """Var y_t by the class of the base; None where no short way is known."""
     return None
 
 
+@through.register
+def _toeplitz(
+    base: ToeplitzStrategy, rows: jax.Array, columns: jax.Array, rates: jax.Array, momentum: float
+) -> jax.Array:
+    inverse = jnp.asarray(base.inverse_coefs(len(rows)))
+    return by_lags(inverse, rows, columns, rates, momentum)
+
+
+@through.register
 def by_covariances(
     base: BLT, rows: jax.Array, columns: jax.Array, rates: jax.Array, momentum: float
 ) -> jax.Array:

@@ -16,7 +16,7 @@ import numpy as np
 from mfopt import _check
 from mfopt._float64 import compiled, float64
 from mfopt.sampling import BallsInBins
-from mfopt.strategies.base import Strategy, ToeplitzStrategy
+from mfopt.strategies.base import Strategy
 from mfopt.strategies.fields import Array, inner, parameter
 
 # Within these bounds no product of r, d and an entry of B overflows or is lost.
@@ -117,10 +117,11 @@ class TimeScaled(Strategy):
         n = self.check_size(scheme.iterations)
         epochs, bins = scheme.epochs, scheme.bins
         rows, columns = self.diagonals(n)
-        if not isinstance(self.base, ToeplitzStrategy):
+        column = self.base.toeplitz_column(n)
+        if column is None:
             weighted = jnp.asarray(self.base.materialize(n)) * columns[None, :]
             return rows[:, None] * weighted.reshape(n, epochs, bins).sum(axis=1)
-        blocks = _blocks(jnp.asarray(self.base.toeplitz_coefs(n)), epochs, bins)
+        blocks = _blocks(jnp.asarray(column), epochs, bins)
         earlier = jnp.arange(epochs)[:, None] - jnp.arange(epochs)[None, :]
         # by epoch e, distance m and bin: d of epoch e - m
         factors = jnp.where(
