@@ -3,7 +3,9 @@
 import math
 
 import pytest
+from dp_accounting import dp_event
 from dp_accounting.rdp import rdp_privacy_accountant
+from scipy import integrate
 
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.closed_form import filter, moments
@@ -60,12 +62,39 @@ def test_moments_are_those_of_the_sampled_gaussian():
     for z, q in ((1.0, 0.01), (0.7, 0.3), (4.0, 1.0), (2.0, 0.0)):
         orders = [2, 5, 17, 33]
         accountant = rdp_privacy_accountant.RdpAccountant(orders)
-        from dp_accounting import dp_event
-
         accountant.compose(dp_event.PoissonSampledDpEvent(q, dp_event.GaussianDpEvent(z)), 1)
         ours = moments.log_moments(z, q, tuple(order - 1 for order in orders))
         for order, moment, theirs in zip(orders, ours, accountant._rdp, strict=True):
             assert moment / (order - 1) == pytest.approx(theirs, rel=1e-9, abs=1e-12)
+
+
+def test_fractional_orders_where_the_noise_is_small():
+    """Against dp_accounting's series, and against whole orders across a continuous function."""
+    whole = moments.log_moments(0.7, 0.03, (1, 4, 30))
+    between = moments.log_moments(0.7, 0.03, (1 + 1e-9, 4 + 1e-9, 30 + 1e-9))
+    assert between == pytest.approx(whole, rel=1e-6)
+    z, q = 0.8, 0.01
+    for power in (1.1, 1.5, 2.3):
+        value = integrate.quad(
+            lambda x, power=power: ((1 - q) + q * math.exp((x - 0.5) / z**2)) ** power
+            * math.exp(-0.5 * x * x / z**2),
+            -15, 25, limit=500, epsabs=1e-15, epsrel=1e-13, points=[0, 1, 2],
+        )[0]  # fmt: skip
+        exact = math.log(value / (z * math.sqrt(2 * math.pi)))
+        assert moments.log_moments(z, q, (power - 1,))[0] == pytest.approx(exact, rel=1e-6)
+        theirs = rdp_privacy_accountant.RdpAccountant([power])
+        theirs.compose(dp_event.PoissonSampledDpEvent(q, dp_event.GaussianDpEvent(z)), 1)
+        assert exact < theirs._rdp[0] * (power - 1)  # which bounds the series from above
+    small = moments.epsilon(0.3, 0.01, 100, 1e-6, conversion="improved")
+    assert small < 40 < moments.epsilon(0.3, 0.01, 100, 1e-6) / 5
+    tight = account(Mechanism(Poisson(0.01, 100)), noise_multiplier=0.3, delta=1e-6).epsilon
+    assert tight < small
+
+
+def test_nobody_is_sampled_and_nothing_is_lost():
+    for conversion in ("moments", "improved"):
+        assert moments.epsilon(1.0, 0.0, 10, 1e-6, conversion=conversion) == 0
+    assert account(Mechanism(Poisson(0.0, 10)), noise_multiplier=1.0, delta=1e-6).epsilon == 0
 
 
 def test_third_of_three_and_sensitivities():

@@ -229,3 +229,25 @@ def one_round(probability, sigma, epsilon):
         crossing - 1 / sigma
     )
     return remove, math.log(inside)
+
+
+def test_undoubled_hypergeometric_is_no_account_of_zeroing_out_a_fixed_batch():
+    """A counterexample: all others give -1, the unit gives 1 or, zeroed, 0.
+
+    A batch with the unit lacks one of the others, so the sums are B - 2 and B - 1 away from those
+    without it: the two laws differ by far more than one that is moved by 1 or not. From below,
+    their composition is above what the undoubled mixture would claim.
+    """
+    q, rounds, sigma, epsilon = 0.01, 100, 0.5, 8.0
+    z = np.concatenate([[-np.inf], np.arange(-9, 13, 1e-3), [np.inf]])
+    moved = [loss_distribution.normal_masses(z - shift / sigma) for shift in (0, 1, 2)]
+    with_it, zeroed = ((1 - q) * moved[0] + q * moved[shift] for shift in (2, 1))
+    part = loss_distribution.from_below(1e-3, np.append(with_it, 0), np.append(zeroed, 0))
+    composition = Composition(((part, rounds),))
+    truth = composition.convolve(composition.tilt_for_epsilon(epsilon)).log_delta_below(epsilon)
+    claims = [
+        RoundsProfile(Mixture(np.array([0.0, moved_by]), np.log([1 - q, q])), rounds, sigma)
+        for moved_by in (1.0, 2.0)
+    ]
+    assert claims[0].log_delta(epsilon) < truth - 5
+    assert claims[1].log_delta(epsilon) > truth
