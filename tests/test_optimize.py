@@ -6,6 +6,7 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from test_strategies import every_strategy
 
@@ -455,3 +456,21 @@ def test_starts_keep_what_they_can():
             for start in starts.spread_blts(buffers, bins):
                 start.check_entries(N)
                 assert start.buffers == buffers
+
+
+@pytest.mark.parametrize("name", ["optimistic_adam", "rprop"])
+def test_optax_optimizers_that_need_other_arguments_are_refused(name):
+    if not hasattr(optax, name):
+        pytest.skip("not in this optax")
+
+    class Square:
+        def __call__(self, point):
+            return Evaluation(float(point @ point), 2 * point, 1.0)
+
+        def refresh(self, point):
+            pass
+
+    with pytest.raises(UsageError, match="cannot be used here"):
+        drivers.optax_method(
+            Square(), np.ones(3), drivers.Trace(), name=name, steps=3, tolerance=1e-6
+        )

@@ -10,7 +10,7 @@ import test_train_loop as loop_tests
 from safetensors.numpy import load_file
 from train_fixtures import bigram_model, synthetic_store
 
-from mfopt.errors import UsageError
+from mfopt.errors import FailureError, UsageError
 from mfopt.training import metrics
 from mfopt.training.checkpoint import Checkpoints
 from mfopt.training.evaluation import Evaluator
@@ -144,3 +144,20 @@ def test_export_is_the_model_alone(tmp_path):
         export_model(model, model.params, tmp_path / "out")
     export_model(model, model.params, tmp_path / "out", force=True)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_full_disk_is_told_in_one_line_and_the_last_whole_checkpoint_stays(tmp_path, monkeypatch):
+    trainer, secret = trainer_for(), RunSecret.fresh()
+    state = trainer.init(loop_tests.KEY)
+    with Checkpoints(tmp_path / "c") as checkpoints:
+        checkpoints.save(state, secret, {})
+
+    def full(*_, **__):
+        raise ValueError("OUT_OF_RANGE: Error writing local file:\nFile too large")
+
+    with Checkpoints(tmp_path / "c") as checkpoints:
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoints._manager, "save", full)
+            with pytest.raises(FailureError, match=r"could not be written.*--resume") as caught:
+                checkpoints.save(state, secret, {})
+        assert "\n" not in str(caught.value) and checkpoints.steps == [0]

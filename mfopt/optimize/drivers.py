@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -159,16 +160,15 @@ def optax_method(
         raise _check.reject("optimizer", name, "is not an optax optimizer", "Try adam or sgd.")
     rate = optax.cosine_decay_schedule(0.05, steps) if learning_rate is None else learning_rate
     search = name == "lbfgs"
-    try:
+    with _usable(name):
         method = factory(learning_rate=None if search else rate)
-    except TypeError as problem:
-        raise _check.reject("optimizer", name, f"cannot be used here ({problem})") from None
     if not isinstance(method, optax.GradientTransformation):
         raise _check.reject("optimizer", name, "is not an optax optimizer", "Try adam or sgd.")
     with jax.enable_x64(True):
         objective.refresh(start)
         parameters = jnp.asarray(start)
-        state = method.init(parameters)
+        with _usable(name):
+            state = method.init(parameters)
 
         def evaluate(point: jax.Array) -> Evaluation:
             at = objective(np.asarray(point))
@@ -201,7 +201,8 @@ def optax_method(
             if not (math.isfinite(at.value) and np.all(np.isfinite(at.gradient))):
                 trace.status = f"optax {name}: objective not a number; lower the learning rate"
                 return
-            updates, state = update(jnp.asarray(at.gradient), state, parameters, at.value)
+            with _usable(name):
+                updates, state = update(jnp.asarray(at.gradient), state, parameters, at.value)
             parameters = jax.block_until_ready(optax.apply_updates(parameters, updates))
             if caught:
                 raise caught[0]
@@ -213,6 +214,18 @@ def optax_method(
                 trace.status = f"optax {name}: no progress beyond {tolerance:g} in 50 steps"
                 return
         trace.status = f"step limit {steps} reached"
+
+
+@contextlib.contextmanager
+def _usable(name: str) -> Iterator[None]:
+    """What an optax optimizer raises that needs more, or other, arguments than it gets here."""
+    try:
+        yield
+    except (TypeError, ValueError, NotImplementedError) as problem:
+        reason = " ".join(str(problem).split())[:200]
+        raise _check.reject(
+            "optimizer", name, f"cannot be used here ({reason})", "Try adam or sgd."
+        ) from None
 
 
 def _host_value(evaluate: Callable[[jax.Array], Evaluation], point: jax.Array) -> jax.Array:

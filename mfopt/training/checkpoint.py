@@ -11,9 +11,10 @@ same batches and the same noise.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,6 +31,7 @@ except ModuleNotFoundError as problem:
     raise _extras.missing(problem) from None
 
 from mfopt import _check
+from mfopt.errors import FailureError
 from mfopt.noise import NoiseState
 from mfopt.training.loop import TrainState
 from mfopt.training.secrets import RunSecret
@@ -76,8 +78,21 @@ class Checkpoints:
 
     def close(self) -> None:
         """Wait for the save under way, then let go of the folder."""
-        self._manager.wait_until_finished()
+        with self._told():
+            self._manager.wait_until_finished()
         self._manager.close()
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """What Orbax says of a disk that is full or gone, in one line."""
+        try:
+            yield
+        except (ValueError, OSError, RuntimeError) as problem:
+            reason = _check.printable(str(problem).split("\n")[0])
+            raise FailureError(
+                f"a checkpoint in {self.folder} could not be written: {reason}. "
+                "--resume goes on from the last whole one."
+            ) from problem
 
     @property
     def steps(self) -> list[int]:
@@ -95,12 +110,13 @@ class Checkpoints:
         items["secret"] = [secret.words()]
         items = {name: leaves for name, leaves in items.items() if leaves}
         facts = {**facts, "structure": _structure(state)}
-        self._manager.save(
-            int(state.step),
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(_detached(items)), facts=ocp.args.JsonSave(facts)
-            ),
-        )
+        with self._told():  # of this save, or of the one before, which ends first
+            self._manager.save(
+                int(state.step),
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(_detached(items)), facts=ocp.args.JsonSave(facts)
+                ),
+            )
 
     def facts(self, step: int | None = None) -> dict[str, Any]:
         """The facts of the newest checkpoint, or of ``step``."""
