@@ -157,13 +157,13 @@ def standard_normal(low: Any, high: Any, offset: Any, dtype: Any) -> jax.Array:
     signed = lax.bitcast_convert_type(high, jnp.int32)
     upper = (signed ^ ((signed >> 31) ^ np.int32(0x7FFFFFFF))).astype(dtype)
     lower = low.astype(dtype) + jnp.asarray(offset, dtype)
-    tail = upper * np.asarray(2.0**-32, dtype) + lower * np.asarray(2.0**-64, dtype)
+    tail = upper * np.asarray(2.0**32, dtype) + lower  # p 2⁶⁴
     if dtype == jnp.float64:
-        half = ndtri(tail)
+        half = ndtri(tail * 2.0**-64)
         return jnp.where(signed < 0, half, -half)
-    # from the signed word, 1 - 2p with its sign comes without cancellation
-    x = (signed.astype(dtype) + _f32(0.5)) * _f32(2.0**-31)
-    w = -jnp.log(tail * (_f32(4) - _f32(4) * tail))
+    # from the signed word, (1 - 2p) 2³¹ with its sign comes without cancellation
+    x = signed.astype(dtype) + _f32(0.5)
+    w = -jnp.log((tail * _f32(2.0**-62)) * (_f32(1) - _f32(2.0**-64) * tail))
     root = lax.rsqrt(w)
     center = w < _f32(_SPLIT)
 
@@ -173,9 +173,10 @@ def standard_normal(low: Any, high: Any, offset: Any, dtype: Any) -> jax.Array:
     t = jnp.where(
         center, w * _f32(2 / _SPLIT) - _f32(1), root * _f32(_TAIL_SCALE) + _f32(_TAIL_SHIFT)
     )
-    value = choose(_CENTER[-1], _TAIL[-1])
+    # 2⁻³¹ of x is in the coefficients
+    value = choose(2.0**-31 * _CENTER[-1], 2.0**-31 * _TAIL[-1])
     for one, other in zip(_CENTER[-2::-1], _TAIL[-2::-1], strict=True):
-        value = value * t + choose(one, other)
+        value = value * t + choose(2.0**-31 * one, 2.0**-31 * other)
     return x * jnp.where(center, value, value * (w * root))
 
 
