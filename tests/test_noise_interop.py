@@ -163,6 +163,19 @@ def test_torch_noise_goes_on_from_its_state(torch, tmp_path, buffer_dtype):
         TorchNoise(stream, tensors(torch)[:2]).load(path)
 
 
+def test_secure_streams_are_refused_outside_of_jax(torch):
+    from mfopt.noise.for_torch import TorchNoise
+
+    with pytest.raises(UsageError, match="secure"):
+        TorchNoise(make(S.Identity(), secure=True), tensors(torch))
+    jax_privacy = pytest.importorskip("jax_privacy")
+    assert jax_privacy is not None
+    from mfopt.noise.for_jax_privacy import inverse_as_streaming_matrix
+
+    with pytest.raises(UsageError, match="secure"):
+        inverse_as_streaming_matrix(make(S.Identity(), secure=True))
+
+
 def test_torch_float64(torch):
     from mfopt.noise.for_torch import TorchNoise
 

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mfopt import _extras
+from mfopt import _check, _extras
 
 try:
     from jax_privacy.matrix_factorization import streaming_matrix as streaming
@@ -35,6 +35,8 @@ def inverse_as_streaming_matrix(stream: NoiseStream) -> streaming.StreamingMatri
     strategies store all n of them. A row past n is NaN, where a ``StreamingMatrix`` has no means
     to raise.
     """
+    if stream.secure:
+        raise _check.reject("stream", "secure", "its draws are no part of a streaming matrix")
     recursion = stream.recursion
     if isinstance(recursion, Rows):
         recursion = dataclasses.replace(recursion, store=True)

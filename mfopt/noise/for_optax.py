@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import optax
 
 from mfopt.noise.state import NoiseState
@@ -32,12 +30,6 @@ def add_noise(
 
     def update(updates: Any, state: NoiseState, params: Any = None) -> tuple[Any, NoiseState]:
         del params
-        noise, state = stream.next(state)
-
-        def add(gradient: Any, part: Any) -> Any:
-            wide = jnp.promote_types(jnp.result_type(gradient), part.dtype)
-            return (gradient.astype(wide) + part.astype(wide)).astype(gradient.dtype)
-
-        return jax.tree.map(add, updates, noise), state
+        return stream.release(updates, state)
 
     return optax.GradientTransformation(init, update)

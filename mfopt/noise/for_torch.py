@@ -59,6 +59,11 @@ class TorchNoise:
         seed: int | None = None,
         key: Any = None,
     ) -> None:
+        if stream.secure:
+            raise _check.reject(
+                "stream", "secure", "PyTorch would add its noise to sums that are not on its grid",
+                "Make it without secure, or release the sums in JAX (stream.release).",
+            )  # fmt: skip
         self.stream = stream
         self.pinned = seed is not None
         self.step = 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from typing import Any
 
 import jax
@@ -12,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from mfopt import _check
 from mfopt.mechanism import release_digest
-from mfopt.noise import _draws, _kernels, _keys
+from mfopt.noise import _draws, _kernels, _keys, secure
 from mfopt.noise.choice import Past, choose
 from mfopt.noise.state import Layout, NoiseState, buffer_sharding, check_arrays, mark, parts_of
 from mfopt.sampling import Scheme, require
@@ -65,8 +67,12 @@ class NoiseStream:
         makes them again (no memory, time grows with the step), "store" keeps them (memory of n
         copies of the parameters); for a banded inverse "auto" stores the last few. "dense" streams
         a strategy that has no recursion of its own by the rows of its dense C⁻¹.
-      dtype: type of the noise, float32 or float64 (needs ``jax.enable_x64``).
+      dtype: type of the noise, float32 (the default) or float64 (needs ``jax.enable_x64``).
       buffer_dtype: type of the buffers, ``dtype`` if left out.
+      secure: draw with a cipher, on a grid, by a proven law, and round the sums to that grid
+        before the noise is added: no property of floating-point numbers is left to attack. Float64
+        (needs ``jax.enable_x64``); only :meth:`release` gives such noise. :mod:`mfopt.noise.secure`
+        has the proof and :meth:`secure_cost` its price.
 
     >>> from mfopt.strategies import BLT
     >>> stream = NoiseStream(BLT(np.array([0.3]), np.array([0.9])), iterations=3,
@@ -86,18 +92,25 @@ class NoiseStream:
         clip_norm: float,
         sampling: Scheme | None = None,
         past: Past = "auto",
-        dtype: Any = jnp.float32,
+        dtype: Any = None,
         buffer_dtype: Any = None,
+        secure: bool = False,
     ) -> None:
         self.iterations = _check.integer("iterations", iterations)
         self.noise_multiplier = _check.positive("noise_multiplier", noise_multiplier)
         self.clip_norm = _check.positive("clip_norm", clip_norm)
-        self.dtype = np.dtype(dtype)
+        self.secure = bool(secure)
+        self.dtype = np.dtype((np.float64 if secure else np.float32) if dtype is None else dtype)
         if self.dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
             raise _check.reject("dtype", str(self.dtype), "noise is float32 or float64")
         self.buffer_dtype = self.dtype if buffer_dtype is None else np.dtype(buffer_dtype)
         if not jnp.issubdtype(self.buffer_dtype, jnp.floating):
             raise _check.reject("buffer_dtype", str(buffer_dtype), "must be a floating-point type")
+        if self.secure and not self.dtype == self.buffer_dtype == np.float64:
+            raise _check.reject(
+                "dtype", f"{self.dtype}, buffers {self.buffer_dtype}",
+                "secure noise is held in float64", "Leave both out.",
+            )  # fmt: skip
         self.strategy = strategy
         self.recursion = choose(strategy, self.iterations, past)
         if sampling is not None and require(sampling).length != self.iterations:
@@ -124,6 +137,7 @@ class NoiseStream:
         return (
             f"method={method}, slots={self.recursion.slots}, stddev={self.stddev!r}, "
             f"iterations={self.iterations}, dtype={self.dtype}, buffer_dtype={self.buffer_dtype}"
+            f"{', secure' if self.secure else ''}"
         )
 
     def describe(self) -> dict[str, Any]:
@@ -138,6 +152,7 @@ class NoiseStream:
             "buffers": self.recursion.slots,
             "dtype": str(self.dtype),
             "buffer_dtype": str(self.buffer_dtype),
+            "secure": self.secure,
         }
 
     def __repr__(self) -> str:
@@ -146,6 +161,31 @@ class NoiseStream:
     def buffer_bytes(self, parameters: int) -> int:
         """Memory of the buffers for so many parameters, over all devices, in bytes."""
         return self.recursion.slots * parameters * self.buffer_dtype.itemsize
+
+    def secure_cost(self, parameters: int) -> secure.Cost:
+        """What ``secure`` adds to the guarantee of so many parameters.
+
+        Raises:
+          UsageError: the stream is not secure, or the cost is not small: more than 0.02 in ε, or
+            2⁻³⁶ in total variation.
+        """
+        if self._secure_bounds is None:
+            raise _check.reject("secure", False, "only secure streams have this cost")
+        cost = self._secure_bounds.cost(_check.integer("parameters", parameters))
+        if not (cost.epsilon <= 0.02 and cost.distance <= 2.0**-36):
+            raise _check.reject(
+                "parameters", parameters,
+                f"rounding would add {cost.epsilon:.2g} to ε and {cost.distance:.2g} to δ",
+                "Take fewer parameters or iterations, or a stream without secure.",
+            )  # fmt: skip
+        return cost
+
+    @functools.cached_property
+    def _secure_bounds(self) -> secure.Bounds | None:
+        if not self.secure:
+            return None
+        reach = 1 / self.noise_multiplier
+        return secure.bounds(self.strategy, self.recursion, self.iterations, reach)
 
     def init(self, params: Any, *, seed: int | None = None, key: Any = None) -> NoiseState:
         """The state before step 0, for ``params``: arrays or ``jax.ShapeDtypeStruct``.
@@ -169,6 +209,8 @@ class NoiseStream:
             )
         layout = Layout.of(params)
         _draws.allocate(layout.shapes, self.iterations)
+        if self.secure:
+            self.secure_cost(layout.size)
         buffers = tuple(
             self._zeros(shape, sharding)
             for shape, sharding in zip(layout.shapes, layout.shardings, strict=True)
@@ -192,6 +234,34 @@ class NoiseStream:
           UsageError: if the state belongs to another factorization or other settings, was used
             before, or is a constant of the function that is being compiled.
         """
+        if self.secure:
+            raise _check.reject(
+                "stream", "secure", "its noise protects sums on its grid only",
+                "Use release(sums, state), which rounds them and adds it.",
+            )  # fmt: skip
+        return self._step(state, None)
+
+    def release(self, sums: Any, state: NoiseState) -> tuple[Any, NoiseState]:
+        """(sums of clipped gradients plus the noise of this step, next state).
+
+        The sum is formed in the wider of the types of noise and gradient and then cut to the type
+        of the gradient. With ``secure`` it is formed on the grid, in float64.
+
+        Raises: as :meth:`next`, and
+          UsageError: ``sums`` has another structure or other shapes than the parameters.
+        """
+        if not self.secure:
+            noise, state = self.next(state)
+            return jax.tree.map(_added, sums, noise), state
+        self.check_state(state)
+        shapes = tuple(np.shape(leaf) for leaf in jax.tree.leaves(sums))
+        if jax.tree.structure(sums) != state.layout.treedef or shapes != state.layout.shapes:
+            raise _check.reject("sums", shapes, f"must be as the parameters, {state.layout.shapes}")
+        made, state = self._step(state, tuple(jax.tree.leaves(sums)))
+        return jax.tree.map(lambda s, m: m.astype(jnp.result_type(s)), sums, made), state
+
+    def _step(self, state: NoiseState, sums: Any) -> tuple[Any, NoiseState]:
+        """One step inside or outside of jit: noise, or noised sums where they are given."""
         self.check_state(state)
         if isinstance(state.step, jax.core.Tracer):
             traced = state.step
@@ -205,6 +275,7 @@ class NoiseStream:
                 traced,
                 valid,
                 self.recursion.at(traced),
+                sums,
                 layout=state.layout,
             )
             return noise, dataclasses.replace(state, step=traced + 1, key=key, buffers=buffers)
@@ -227,6 +298,7 @@ class NoiseStream:
             step=np.int32(step),
             valid=np.bool_(True),
             coefficients=self.recursion.at(step),
+            sums=sums,
             layout=state.layout,
         )
         after = np.asarray(step + 1, np.int32)
@@ -240,6 +312,7 @@ class NoiseStream:
             step=np.int32(0),
             valid=np.bool_(True),
             coefficients=self.recursion.at(0),
+            sums=tuple(map(jnp.zeros, state.layout.shapes)) if self.secure else None,
             layout=state.layout,
         ).compile()
 
@@ -288,8 +361,8 @@ class NoiseStream:
         }
 
     def _advance(
-        self, key: Any, buffers: tuple[Any, ...], step: Any, valid: Any, coefficients: Any, *,
-        layout: Layout,
+        self, key: Any, buffers: tuple[Any, ...], step: Any, valid: Any, coefficients: Any,
+        sums: Any, *, layout: Layout,
     ) -> tuple[Any, Any, tuple[Any, ...]]:  # fmt: skip
         """One step for every leaf; traced."""
         scale = jnp.where(valid, np.asarray(self.stddev, self.dtype), jnp.nan)
@@ -300,18 +373,27 @@ class NoiseStream:
         for i, (leaf, sharding, buffer) in enumerate(
             zip(counters, layout.shardings, buffers, strict=True)
         ):
-            step_leaf = _sharded(self._advance_leaf, leaf, sharding, buffer is not None)
+            total = None if sums is None else sums[i]
+            step_leaf = _sharded(self._advance_leaf, leaf, sharding, buffer, total)
             of = key, np.uint32(i), step, seeds.of(i)
-            made, kept = step_leaf(*of, scale, coefficients, buffer)
+            made, kept = step_leaf(*of, scale, coefficients, buffer, total)
             noise.append(made)
             new.append(kept)
         return jax.tree.unflatten(layout.treedef, noise), key, tuple(new)
 
     def _advance_leaf(
         self, counters: _draws.Counters, block: Any, offset: Any, key: Any, index: Any, step: Any,
-        seeds: _draws.Seeds, scale: Any, coefficients: Any, buffer: Any,
+        seeds: _draws.Seeds, scale: Any, coefficients: Any, buffer: Any, total: Any,
     ) -> tuple[Any, Any]:  # fmt: skip
         """The part of leaf ``index`` that starts at ``offset`` and has shape ``block``."""
+        if self.secure:
+            words = counters.words(block, offset)
+            unit = scale * (math.sqrt(1 + secure.SHARE) / secure.STEPS)
+            noise, width, buffer = secure.advance(
+                self.recursion, coefficients,
+                lambda which: secure.integers(key, which, index, *words), step, buffer, unit,
+            )  # fmt: skip
+            return secure.release(total, noise, width), buffer
 
         def draw(which: Any) -> jax.Array:
             past = which is not step  # the seeds of this step were made for all leaves together
@@ -345,7 +427,14 @@ def from_factorization(factorization: Any, *, clip_norm: float, **options: Any) 
     )
 
 
-def _sharded(function: Any, counters: _draws.Counters, sharding: Any, has_buffer: bool) -> Any:
+def _added(gradient: Any, noise: Any) -> Any:
+    wide = jnp.promote_types(jnp.result_type(gradient), noise.dtype)
+    return (gradient.astype(wide) + noise.astype(wide)).astype(gradient.dtype)
+
+
+def _sharded(
+    function: Any, counters: _draws.Counters, sharding: Any, buffer: Any, total: Any
+) -> Any:
     """``function`` for one leaf, run on each device for its own block of the leaf.
 
     Written with ``shard_map`` and not left to the compiler: the block's place in the leaf enters
@@ -365,11 +454,12 @@ def _sharded(function: Any, counters: _draws.Counters, sharding: Any, has_buffer
         return function(counters, block, offset, *arguments)
 
     everywhere = PartitionSpec()
-    buffer_spec = PartitionSpec(None, *spec) if has_buffer else None
+    buffer_spec = None if buffer is None else PartitionSpec(None, *spec)
+    total_spec = None if total is None else PartitionSpec(*spec)
     return jax.shard_map(
         local,
         mesh=sharding.mesh,
-        in_specs=(*(everywhere,) * 6, buffer_spec),
+        in_specs=(*(everywhere,) * 6, buffer_spec, total_spec),
         out_specs=(PartitionSpec(*spec), buffer_spec),
         check_vma=False,  # a constant branch counts as equal on all devices, the noise does not
     )

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mfopt import words
 from mfopt_cli import display, options
+
+if TYPE_CHECKING:
+    from mfopt.guarantee import Guarantee
+    from mfopt.noise import NoiseStream
 
 
 def _method(about: dict[str, Any]) -> str:
@@ -17,6 +21,13 @@ def _method(about: dict[str, Any]) -> str:
     if about["method"] == "modal":
         return "sums of past outputs that decay"
     return "the last outputs or draws" if about["buffers"] else "independent draws"
+
+
+def _price(stream: NoiseStream, parameters: int, guarantee: Guarantee) -> dict[str, float]:
+    """What secure noise changes: how much louder it is, and what is promised with it."""
+    cost = stream.secure_cost(parameters)
+    epsilon, delta = cost.total(guarantee.epsilon, guarantee.delta)
+    return {"noise_factor": cost.noise_factor, "secure_epsilon": epsilon, "secure_delta": delta}
 
 
 @click.command(name="noise", cls=options.Command)
@@ -39,10 +50,21 @@ def _method(about: dict[str, Any]) -> str:
     show_default=True,
     help="Type of the buffers; narrower ones round the noise.",
 )
+@options.option(
+    "--secure",
+    is_flag=True,
+    help="Noise on a grid with a proven law, by a cipher, in float64: its cost in time and in ε.",
+)
 @options.option("--repeats", type=options.COUNT, default=5, show_default=True, help="Timed steps.")
 @options.json_flag
 def command(
-    path: Path, params: int, past: str, buffer_dtype: str, repeats: int, as_json: bool
+    path: Path,
+    params: int,
+    past: str,
+    buffer_dtype: str,
+    secure: bool,
+    repeats: int,
+    as_json: bool,
 ) -> None:
     """Memory and time per step of the noise of FILE, measured on this machine.
 
@@ -54,19 +76,23 @@ def command(
     Example:
       mfopt noise mfopt-blt-16x128-eps2.npz --params 10000000
     """
-    import jax.numpy as jnp
+    import jax
 
     from mfopt.factorization import load
     from mfopt.noise import from_factorization
     from mfopt.noise.measure import measure
 
-    stream = from_factorization(
-        load(path), clip_norm=1.0, past=past, buffer_dtype=jnp.dtype(buffer_dtype)
-    )
-    cost = measure(stream, params, repeats=repeats)
+    factorization = load(path)
+    narrow = None if secure and buffer_dtype == "float32" else jax.numpy.dtype(buffer_dtype)
+    with jax.enable_x64(secure):
+        stream = from_factorization(
+            factorization, clip_norm=1.0, past=past, buffer_dtype=narrow, secure=secure
+        )
+        cost = measure(stream, params, repeats=repeats)
     about = stream.describe()
+    price = _price(stream, params, factorization.guarantee) if secure else {}
     if as_json:
-        display.json_object({**cost.describe(), **about, "path": str(path)})
+        display.json_object({**cost.describe(), **about, **price, "path": str(path)})
         return
     guess = "  (extrapolated)" if cost.extrapolated else ""
     per_step = f"{words.duration(cost.first_seconds)}"
@@ -81,6 +107,7 @@ def command(
             ("method", _method(about)),
             ("buffers", f"{about['buffers']} of {about['buffer_dtype']}"),
             ("parameters", f"{params:,}"),
+            *((name.replace("_", " "), f"{value:.10g}") for name, value in price.items()),
             ("device", cost.device),
             ("memory kept", f"{words.size(cost.buffer_bytes)}  (buffers, between steps)"),
             (
