@@ -21,7 +21,7 @@ import abc
 import dataclasses
 from typing import Any, ClassVar
 
-from mfopt import _check
+from mfopt import _check, _plugins
 from mfopt.accounting.analyses import Analysis, least
 from mfopt.errors import UsageError
 from mfopt.guarantee import Guarantee
@@ -104,6 +104,8 @@ def supporting(mechanism: Mechanism) -> list[Accountant]:
       UsageError: none supports it; the message says why, and names the nearest that is supported.
     """
     kind = mechanism.sampling.kind
+    if kind not in _REGISTERED:
+        _plugins.load()
     known = registered().get(kind, ())
     if not any(not accountant.free for accountant in known):
         covered = sorted(kind for kind, found in registered().items())

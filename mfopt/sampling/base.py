@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from mfopt import _check
+from mfopt import _check, _plugins
 
 Adjacency = Literal["add-remove", "zero-out", "replace"]
 
@@ -278,6 +278,8 @@ def parse(text: str) -> Scheme:
 
 
 def _named(kind: Any) -> type[Scheme]:
+    if isinstance(kind, str) and kind not in _SCHEMES:
+        _plugins.load()
     if not isinstance(kind, str) or kind not in _SCHEMES:
         raise _check.reject("sampling kind", kind, f"must be one of {sorted(_SCHEMES)}")
     return _SCHEMES[kind]

@@ -34,7 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 
-from mfopt import _check
+from mfopt import _check, _plugins
 from mfopt._float64 import compiled, float64, in_float64
 from mfopt.errors import FailureError
 from mfopt.sampling import BallsInBins
@@ -341,6 +341,8 @@ def dimensions(description: dict[str, Any]) -> dict[str, int]:
 
 def _kind_of(description: dict[str, Any]) -> type[Strategy]:
     kind = description.get("kind")
+    if isinstance(kind, str) and kind not in _KINDS:
+        _plugins.load()
     if not isinstance(kind, str) or kind not in _KINDS:
         raise _check.reject(
             "strategy kind", kind, f"must be one of {sorted(_KINDS)}",

@@ -1,0 +1,78 @@
+"""Installed packages are loaded when a name is unknown, and only then."""
+
+import importlib.metadata
+import sys
+
+import pytest
+
+from mfopt import _plugins, sampling, strategies
+from mfopt.accounting import Mechanism, account
+from mfopt.errors import FailureError, UsageError
+
+SCHEME = """
+import dataclasses
+from mfopt.sampling import Poisson
+
+@dataclasses.dataclass(frozen=True)
+class Renamed(Poisson):
+    kind = "plugin-poisson"
+"""
+ACCOUNTANT = """
+from mfopt.accounting import Accountant
+from mfopt.accounting.accountants.unamplified import gaussian_release
+from plugin_scheme import Renamed
+
+class Known(Accountant):
+    schemes = (Renamed,)
+
+    def check(self, mechanism):
+        pass
+
+    def analysis(self, mechanism, effort):
+        return gaussian_release(mechanism, float(mechanism.iterations), "plugin")
+"""
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(_plugins, "_loaded", set())
+    entries = []
+    monkeypatch.setattr(
+        importlib.metadata, "entry_points",
+        lambda *, group: tuple(entries) if group == _plugins.GROUP else (),
+    )  # fmt: skip
+
+    def add(name, text):
+        (tmp_path / f"{name}.py").write_text(text)
+        entries.append(importlib.metadata.EntryPoint(name, name, _plugins.GROUP))
+
+    yield add
+    for name in ("plugin_scheme", "plugin_accountant", "plugin_broken"):
+        sys.modules.pop(name, None)
+
+
+def test_a_plugin_is_found_by_the_kind_that_it_defines(install):
+    text = "plugin-poisson:probability=0.5,iterations=4"
+    with pytest.raises(UsageError, match="must be one of"):
+        sampling.parse(text)
+    install("plugin_scheme", SCHEME)
+    sampling.parse("poisson:probability=0.5,iterations=4")
+    assert "plugin_scheme" not in sys.modules  # nobody asked for it
+    scheme = sampling.parse(text)
+    assert scheme.kind == "plugin-poisson"
+    with pytest.raises(UsageError, match="no accountant"):
+        account(Mechanism(scheme), noise_multiplier=1.0, delta=1e-5)
+    install("plugin_accountant", ACCOUNTANT)
+    assert account(Mechanism(scheme), noise_multiplier=8.0, delta=1e-5).method == "plugin"
+
+
+def test_a_plugin_that_cannot_be_imported_is_named(install):
+    install("plugin_broken", "raise RuntimeError('half installed')")
+    for ask in (
+        lambda: sampling.parse("nobody-s-kind:x=1"),
+        lambda: strategies.from_description({"kind": "nobody-s-kind"}, {}),
+    ):
+        with pytest.raises(FailureError, match=r"plugin_broken.*half installed"):
+            ask()
+    sampling.parse("poisson:probability=0.5,iterations=4")  # control: what is known needs none
