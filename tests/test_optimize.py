@@ -458,7 +458,7 @@ def test_starts_keep_what_they_can():
                 assert start.buffers == buffers
 
 
-@pytest.mark.parametrize("name", ["optimistic_adam", "rprop"])
+@pytest.mark.parametrize("name", ["rprop", "scale_by_rprop"])
 def test_optax_optimizers_that_need_other_arguments_are_refused(name):
     if not hasattr(optax, name):
         pytest.skip("not in this optax")
