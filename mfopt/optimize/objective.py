@@ -93,6 +93,7 @@ class AmplifiedObjective:
                 _chunks.subkey(key, 0), samples + samples % 2, scheme.bins
             )
         known = loss if isinstance(loss, Hashable) else functools.partial(loss)
+        self._loss = known
         self._evaluate = _evaluation(known, parameterization.build, scheme)
         self._start = self._centre = math.nan
         self._weights: jax.Array | None = None

@@ -129,8 +129,12 @@ def differentiable(strategy: Strategy, scheme: BallsInBins) -> DominatingPair:
 
     Call it inside a float64 scope. Not for certificates.
     """
-    gram = jnp.asarray(strategy.gram(scheme))
-    jitter = _JITTER * jnp.mean(jnp.diagonal(gram)) * jnp.eye(scheme.bins)
+    return jittered(jnp.asarray(strategy.gram(scheme)))
+
+
+def jittered(gram: jax.Array) -> DominatingPair:
+    """The pair of a Gram matrix, for optimizing: see :func:`differentiable`."""
+    jitter = _JITTER * jnp.mean(jnp.diagonal(gram)) * jnp.eye(gram.shape[0])
     return DominatingPair(gram, jnp.linalg.cholesky(gram + jitter))
 
 
