@@ -34,9 +34,11 @@ from mfopt.strategies import Strategy
 
 Model = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
-_SETTLING = 3  # tangents for which the shifts move along: C still goes far
+# Tangents of each round: short at first, while C still moves far and the shifts must follow.
+_ROUNDS = (2, 2, 4, 8, 16, 32)
+_REACH = 1.5  # of a step, in each parameter
+_RESOLVED = 5  # tolerances: a promise that another placement of the shifts makes as well
 _INNER = 150  # evaluations of one model at most
-_HALVINGS = 6
 
 
 class Tangent(NamedTuple):
@@ -118,39 +120,87 @@ def _model(
 def minimize(
     objective: Touchable, start: np.ndarray, trace: Trace, *, steps: int, tolerance: float
 ) -> None:
-    """At most ``steps`` tangents, until one promises less than ``tolerance``.
+    """At most ``steps`` tangents, in rounds; between rounds the frozen shifts follow.
 
-    A minimum that the samples do not confirm is taken back half the way, several times if need be.
+    The search ends where the first tangent of a round promises less than the samples resolve.
     """
-    anchor = point = start
-    halvings = 0
-    for count in range(steps):
-        settling = count <= _SETTLING
-        if settling:
-            objective.refresh(point)  # another estimate: values before and after do not compare
-            trace.restart()
-        here = objective.tangent(point)
-        worse = not here.at.value <= trace.best_value + tolerance
-        trace.record(point, here.at)
-        if worse and count > 0:
-            halvings += 1
-            if halvings > _HALVINGS:
-                trace.status = "tangents: no further decrease"
+    point, reach, bend = start, _REACH, _Bend()
+    for number, length in enumerate(_ROUNDS):
+        objective.refresh(point)
+        trace.restart()  # another estimate: values before and after do not compare
+        anchor = objective.tangent(point)
+        trace.record(point, anchor.at)
+        for count in range(length):
+            model = bend.added(anchor.model, point)
+            lowest, reached = _minimum(model, point, reach, anchor.at.value, tolerance)
+            promised = anchor.at.value - lowest
+            if promised < (tolerance if count else _RESOLVED * tolerance):
+                if count == 0 and number > 0:
+                    trace.status = f"tangents: converged to a relative {tolerance:g}"
+                    return
+                break
+            if len(trace.history) >= steps:
+                trace.status = f"step limit {steps} reached"
                 return
-            point = (anchor + point) / 2
-            continue
-        anchor, halvings = point, 0
-        lowest, point = _minimum(here.model, point, here.at.value, tolerance)
-        if here.at.value - lowest < tolerance and not settling:
-            trace.status = f"tangents: converged to a relative {tolerance:g}"
-            return
-    trace.status = f"step limit {steps} reached"
+            there = objective.tangent(reached)
+            trace.record(reached, there.at)
+            if there.at.value < anchor.at.value:
+                bend.learn(reached - point, there.at.gradient - anchor.model(reached)[1])
+                point, anchor, reach = reached, there, min(2 * reach, _REACH)
+            else:
+                known = np.all(np.isfinite(there.at.gradient)) and math.isfinite(there.at.value)
+                change = there.at.gradient - anchor.model(reached)[1] if known else 0 * point
+                if not bend.learn(reached - point, change):
+                    reach = float(np.max(np.abs(reached - point))) / 4
+    trace.status = "tangents: no further decrease that the samples confirm"
+
+
+class _Bend:
+    """What the tangents lack: how log σ bends in C, a matrix K >= 0 learned on the way.
+
+    Where a step s ends, the samples' gradient less the tangent's is about K s. Symmetric rank-one
+    updates (Nocedal and Wright 2006, section 6.2) from K = 0, and only those that keep K >= 0:
+    without a step there is no correction, and a step that went too far is shorter next time.
+    """
+
+    def __init__(self) -> None:
+        self._vectors: list[np.ndarray] = []
+
+    def times(self, x: np.ndarray) -> np.ndarray:
+        """K x."""
+        total = np.zeros_like(x)
+        for vector in self._vectors:
+            total += (vector @ x) * vector
+        return total
+
+    def learn(self, step: np.ndarray, change: np.ndarray) -> bool:
+        """Take in that K ``step`` is about ``change``; False where K stays as it is."""
+        left = change - self.times(step)
+        along = float(left @ step)
+        if along > 1e-8 * np.linalg.norm(left) * np.linalg.norm(step):
+            self._vectors.append(left / math.sqrt(along))
+            return True
+        return False
+
+    def added(self, model: Model, centre: np.ndarray) -> Model:
+        """``model`` + (x - centre)ᵀ K (x - centre)/2."""
+
+        def bent(x: np.ndarray) -> tuple[float, np.ndarray]:
+            value, gradient = model(x)
+            away = x - centre
+            push = self.times(away)
+            return value + float(away @ push) / 2, gradient + push
+
+        return bent
 
 
 def _minimum(
-    model: Model, start: np.ndarray, value: float, tolerance: float
+    model: Model, start: np.ndarray, reach: float, value: float, tolerance: float
 ) -> tuple[float, np.ndarray]:
-    """(lowest value, where) of one model, by L-BFGS-B; not a number counts as a step too far."""
+    """(lowest value, where) of one model within ``reach`` of each parameter, by L-BFGS-B.
+
+    Not a number counts as a step too far.
+    """
     lowest, best = value, start
     gradient = np.zeros_like(start)
 
@@ -166,6 +216,7 @@ def _minimum(
 
     scipy.optimize.minimize(
         function, start, jac=True, method="L-BFGS-B",
+        bounds=np.stack([start - reach, start + reach], axis=1),
         options={
             "maxfun": _INNER, "maxiter": _INNER, "maxcor": 30 if len(start) < 10**5 else 8,
             "ftol": tolerance / 30, "gtol": 1e-12,
