@@ -13,9 +13,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from mfopt import _check, strategies
-from mfopt.optimize import parameterization, starts
+from mfopt.optimize import parameterization, starts, time_scale
 from mfopt.optimize.parameterization import Parameterization
-from mfopt.strategies import Strategy, fields
+from mfopt.optimize.time_scale import Scaling
+from mfopt.strategies import Strategy, TimeScaled, fields
 
 
 class Size(NamedTuple):
@@ -50,6 +51,9 @@ class Kind:
       tolerance: relative change of the error at which the search ends: a tenth of what the
         samples can resolve.
       warm_steps: evaluations at most where this kind is the start of another.
+      scalable: whether diagonals that vary with time make more of it: not where C has them already.
+      tangents: whether :mod:`mfopt.optimize.tangent` is the better search: not where one cheap
+        evaluation costs as much as the samples.
     """
 
     name: str
@@ -61,6 +65,16 @@ class Kind:
     starts: Callable[[Size], list[Strategy]] | None = None
     after: str = "blt"
     warm_steps: int = 60
+    scalable: bool = False
+    tangents: bool = True
+    chain: tuple[Kind, ...] | None = None  # kinds to optimize before this one, instead of ``after``
+
+    def before(self) -> tuple[Kind, ...]:
+        """Kinds whose optima lead here, the one with ``starts`` first; none where this one has."""
+        if self.chain is not None or self.starts is not None:
+            return self.chain or ()
+        earlier = find(self.after)
+        return (*earlier.before(), earlier)
 
 
 _KINDS: dict[str, Kind] = {}
@@ -125,25 +139,65 @@ def of(strategy: Strategy, n: int) -> Parameterization:
     Raises:
       UsageError: a kind that cannot be optimized.
     """
+    if isinstance(strategy, TimeScaled):
+        return time_scale.scaled(strategy, n, of(strategy.base, n), Scaling())
     if strategy.kind not in _KINDS:
         raise _check.reject("strategy", strategy.kind, "has no parameters to optimize")
     return _KINDS[strategy.kind].parameterize(strategy, n)
 
 
+def scaled(kind: Kind, scaling: Scaling) -> Kind:
+    """The entry of a kind between two diagonals that vary with time.
+
+    A kind without starts of its own begins at the optimum of a scaled BLT, with its diagonals.
+
+    Raises:
+      UsageError: diagonals add nothing to this kind.
+    """
+    if not kind.scalable:
+        able = ", ".join(name for name, entry in _KINDS.items() if entry.scalable)
+        raise _check.reject("time scale", kind.name, f"only for {able}")
+
+    def convert(strategy: Strategy, size: Size) -> Strategy | None:
+        inside = strategy.base if isinstance(strategy, TimeScaled) else strategy
+        base = kind.convert(inside, size)
+        if base is None:
+            return None
+        if not isinstance(strategy, TimeScaled):
+            return TimeScaled(base)
+        return TimeScaled(base, strategy.rows, strategy.columns)
+
+    def parameterize(strategy: TimeScaled, n: int) -> Parameterization:
+        return time_scale.scaled(strategy, n, kind.parameterize(strategy.base, n), scaling)
+
+    own, chain = kind.starts, None
+    if own is None:
+        chain = (scaled(find("blt"), scaling),)
+    return dataclasses.replace(
+        kind, name=f"{kind.name} scaled", convert=convert, parameterize=parameterize,
+        # the first start is enough: the search comes from afar
+        starts=None if own is None else lambda size: [TimeScaled(own(size)[0])],
+        samples=max(kind.samples, time_scale.SAMPLES), steps=time_scale.STEPS,
+        warm_steps=time_scale.STEPS, tolerance=time_scale.TOLERANCE, chain=chain, scalable=False,
+    )  # fmt: skip
+
+
 register(
     Kind(
         "blt",
+        scalable=True,
         starts=lambda size: [*starts.spread_blts(size.buffers, size.bins)],
         convert=lambda strategy, size: starts.same_blt(strategy, size.buffers),
         parameterize=parameterization.blt,
-        samples=2**11,
+        samples=2**13,
         steps=150,
-        tolerance=1e-4,
+        tolerance=2e-5,
     )
 )
 register(
     Kind(
         "toeplitz",
+        scalable=True,
         convert=lambda strategy, size: starts.as_toeplitz(strategy, size.n),
         parameterize=parameterization.toeplitz,
         samples=2**14,
@@ -155,6 +209,7 @@ register(
 register(
     Kind(
         "banded-toeplitz",
+        scalable=True,
         convert=lambda strategy, size: starts.as_banded_toeplitz(strategy, size.n, size.bands),
         parameterize=parameterization.banded_toeplitz,
         samples=2**13,
@@ -165,6 +220,7 @@ register(
 register(
     Kind(
         "banded",
+        tangents=False,
         convert=lambda strategy, size: starts.as_banded(strategy, size.n, size.bands),
         parameterize=parameterization.banded,
         samples=2**14,
@@ -175,6 +231,7 @@ register(
 register(
     Kind(
         "dense",
+        tangents=False,
         convert=lambda strategy, size: starts.as_dense(strategy, size.n),
         parameterize=parameterization.dense,
         after="toeplitz",

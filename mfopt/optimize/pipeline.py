@@ -15,6 +15,7 @@ from mfopt.factorization import Factorization, proofs
 from mfopt.guarantee import Guarantee
 from mfopt.optimize import kinds, sizes
 from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
+from mfopt.optimize.time_scale import Scaling
 from mfopt.progress import Report, silent
 from mfopt.sampling import BallsInBins
 from mfopt.workloads import PrefixSums, Workload
@@ -28,6 +29,7 @@ def factorize(
     strategy: str = "blt",
     bands: int = 16,
     workload: Workload | None = None,
+    time_scale: bool | Scaling | None = None,
     certify_samples: int | None = None,
     seed: int | None = None,
     privacy_unit: str = "example",
@@ -45,6 +47,7 @@ def factorize(
       scheme, epsilon, delta, strategy, bands, workload, seed: as for
         :func:`mfopt.optimize.optimize`, which also takes ``options``; ``strategy`` may be one of
         the fixed kinds too.
+      time_scale: as for ``optimize``; by default, time-scaled where that makes more of the kind.
       certify_samples: iid samples of the certificate; by default as many as are worth it.
       provenance: more to put on record (command, date, ...).
       progress: told of every evaluation and of the stages of the certificate.
@@ -60,6 +63,8 @@ def factorize(
     if seed is not None:
         _check.seed("seed", seed)
     workload = workload or PrefixSums()
+    if time_scale is None:
+        time_scale = strategy in kinds.names() and kinds.find(strategy).scalable
     # the optimizer's frozen samples and the certificate's must be independent also when pinned
     optimizer_seed = None if seed is None else 2 * seed
     sizes.require(strategy, scheme, samples=0, bands=bands, buffers=int(options.get("buffers", 1)))
@@ -71,7 +76,7 @@ def factorize(
         try:
             found = optimize(
                 scheme, epsilon, delta, strategy=strategy, bands=bands, workload=workload,
-                seed=optimizer_seed, progress=progress, **options,
+                time_scale=time_scale, seed=optimizer_seed, progress=progress, **options,
             )  # fmt: skip
         except InterruptedOptimization as stopped:
             found, interrupted = stopped.best, True

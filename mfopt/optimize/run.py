@@ -14,10 +14,11 @@ import numpy as np
 from mfopt import _check
 from mfopt._float64 import float64
 from mfopt.errors import FailureError
-from mfopt.optimize import drivers, kinds, objective, sizes
+from mfopt.optimize import drivers, kinds, objective, sizes, tangent
 from mfopt.optimize.drivers import Step, Trace
 from mfopt.optimize.kinds import Kind
 from mfopt.optimize.parameterization import Parameterization
+from mfopt.optimize.time_scale import Scaling
 from mfopt.progress import Report, silent
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import Strategy
@@ -74,7 +75,8 @@ def optimize(
     workload: Workload | None = None,
     loss: str | objective.Loss = "rmse",
     samples: int | None = None,
-    optimizer: str = "lbfgs",
+    time_scale: bool | Scaling = False,
+    optimizer: str = "tangents",
     steps: int | None = None,
     tolerance: float | None = None,
     init: Strategy | Sequence[Strategy] | None = None,
@@ -91,7 +93,9 @@ def optimize(
       workload: A; prefix sums by default.
       loss: "rmse", "max", or a differentiable function of (strategy, σ) to minimize.
       samples: frozen Monte Carlo samples; more for kinds with more parameters by default.
-      optimizer: "lbfgs" (SciPy's L-BFGS-B) or "optax:NAME" / NAME for an optax optimizer.
+      time_scale: whether C is put between two diagonals that vary with time, and how they may.
+      optimizer: "tangents" (:mod:`mfopt.optimize.tangent`, and L-BFGS for the kinds for which that
+        does not pay), "lbfgs" (SciPy's L-BFGS-B) or "optax:NAME" / NAME for an optax optimizer.
       steps: evaluations of the objective at most.
       tolerance: relative change of the error that counts as progress.
       init: one or several strategies to start from, instead of the built-in starts.
@@ -107,6 +111,8 @@ def optimize(
     _check.positive("epsilon", epsilon)
     _check.probability("delta", delta)
     entry = kinds.find(strategy)
+    if time_scale:
+        entry = kinds.scaled(entry, Scaling() if time_scale is True else time_scale)
     n, workload = scheme.iterations, workload or PrefixSums()
     if isinstance(loss, str):
         if loss not in objective.LOSSES:
@@ -158,9 +164,7 @@ def _own_starts(job: _Job, entry: Kind, size: kinds.Size, steps: int) -> list[St
     """The starts of a kind, or the converted optimum of the kind that it comes after."""
     if entry.starts is not None:
         return entry.starts(size)
-    chain = [kinds.find(entry.after)]
-    while chain[0].starts is None:
-        chain.insert(0, kinds.find(chain[0].after))
+    chain = entry.before()
     assert chain[0].starts is not None
     candidates = chain[0].starts(size._replace(buffers=_WARM_BUFFERS))
     job.later = _budget(len(candidates), chain[0].warm_steps) + steps
@@ -206,7 +210,7 @@ class _Job:
         n = self.scheme.iterations
         best: StartedTrace | None = None
         history: list[tuple[float, float, float]] = []
-        targets: dict[int, objective.AmplifiedObjective] = {}
+        targets: dict[int, tangent.TangentObjective] = {}
         maps = [kind.parameterize(start, n) for start in candidates]
         scouts = len(candidates) > 1
         for mapping in maps:
@@ -230,15 +234,15 @@ class _Job:
         best.history = history
         return best
 
-    def _objective(self, mapping: Parameterization, samples: int) -> objective.AmplifiedObjective:
-        return objective.AmplifiedObjective(
+    def _objective(self, mapping: Parameterization, samples: int) -> tangent.TangentObjective:
+        return tangent.TangentObjective(
             self.loss, mapping, self.scheme, self.epsilon, self.delta,
             samples=samples, seed=self.seed,
         )  # fmt: skip
 
     def _run(
         self,
-        target: objective.Objective,
+        target: tangent.TangentObjective,
         kind: Kind,
         mapping: Parameterization,
         steps: int,
@@ -259,7 +263,9 @@ class _Job:
         try:
             if self.interrupted:
                 raise KeyboardInterrupt
-            if self.optimizer == "lbfgs":
+            if self.optimizer == "tangents" and kind.tangents:
+                tangent.minimize(target, point, trace, steps=steps, tolerance=tolerance)
+            elif self.optimizer in ("tangents", "lbfgs"):
                 drivers.lbfgs(target, point, trace, steps=steps, tolerance=tolerance)
             else:
                 drivers.optax_method(

@@ -63,9 +63,15 @@ class Touchable(Objective, Protocol):
 class TangentObjective(AmplifiedObjective):
     """The loss under amplification, with its tangents."""
 
+    def __call__(self, parameters: np.ndarray) -> Evaluation:
+        """As the parent's, from the compiled parts of the tangent: nothing else is compiled."""
+        return self.tangent(parameters).at
+
     @float64
     def tangent(self, parameters: np.ndarray) -> Tangent:
         """The model that touches the objective at ``parameters``."""
+        if self._weights is None:
+            self.refresh(parameters)
         assert self._weights is not None
         frozen = implicit.Frozen(
             self._draws, self._weights, jnp.asarray(self._centre), jnp.asarray(self._start)
@@ -76,14 +82,16 @@ class TangentObjective(AmplifiedObjective):
         if math.isfinite(float(log_sigma)):
             self._start = float(log_sigma)
         compiled = _model(self._loss, self._build, self._scheme)
+        where = jnp.asarray(log_sigma), jnp.asarray(slope)
 
         @float64
         def model(x: np.ndarray) -> tuple[float, np.ndarray]:
-            value, gradient = compiled(jnp.asarray(x), log_sigma, slope)
+            value, gradient = compiled(jnp.asarray(x), *where)
             return float(value), np.asarray(gradient)
 
         value, gradient = model(parameters)
-        return Tangent(Evaluation(value, gradient, math.exp(float(log_sigma))), model)
+        norm = math.sqrt(float(jnp.max(jnp.diagonal(gram))))
+        return Tangent(Evaluation(value, gradient, math.exp(float(log_sigma)), norm), model)
 
 
 @jax.jit
