@@ -294,7 +294,7 @@ def test_init_starts_from_a_previous_result(best):
     assert (
         seen[0] == ("optimizing, blt", pytest.approx(best["blt"].loss, abs=1e-3)) and len(seen) <= 5
     )
-    assert again.loss <= seen[0][1] + 1e-9
+    assert error_of(again) <= error_of(best["blt"]) + 1e-3  # losses: on different estimates
     # and from another kind that contains it
     wide = optimized("toeplitz", init=best["blt"].strategy, samples=4096, steps=1)
     assert wide.history[0, 1] == pytest.approx(best["blt"].loss, abs=0.02)
@@ -337,7 +337,8 @@ def test_any_differentiable_loss():
 
     start = S.BandedToeplitz(np.array([1.0, 0.5, 0.3]))
     found = optimized("banded-toeplitz", loss=loss, init=start, samples=256)
-    np.testing.assert_allclose(found.strategy.coefs[1:], target, atol=0.02)
+    coefs = found.strategy.coefs  # the search has a diagonal of 1, the result is normalized
+    np.testing.assert_allclose(coefs[1:] / coefs[0], target, atol=0.02)
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,11 @@ def described(description: dict[str, Any]) -> str:
 
     >>> described({"kind": "blt", "buffers": 4})
     'blt, buffers 4'
+    >>> described({"kind": "time-scaled", "base": {"kind": "blt", "buffers": 4}})
+    'blt, buffers 4, time-scaled'
     """
+    if "base" in description:
+        return f"{described(description['base'])}, {description['kind']}"
     kind, *rest = (
         str(value) if name == "kind" else f"{name.replace('_', ' ')} {value}"
         for name, value in sorted(description.items(), key=lambda item: item[0] != "kind")

@@ -36,7 +36,7 @@ Model = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 # Tangents of each round: short at first, while C still moves far and the shifts must follow.
 _ROUNDS = (2, 2, 4, 8, 16, 32)
-_REACH = 1.5  # of a step, in each parameter
+_REACH = 5.0  # of a step, in each parameter
 _RESOLVED = 5  # tolerances: a promise that another placement of the shifts makes as well
 _INNER = 150  # evaluations of one model at most
 
@@ -134,6 +134,9 @@ def minimize(
     """
     point, reach, bend = start, _REACH, _Bend()
     for number, length in enumerate(_ROUNDS):
+        if len(trace.history) >= steps:
+            trace.status = f"step limit {steps} reached"
+            return
         objective.refresh(point)
         trace.restart()  # another estimate: values before and after do not compare
         anchor = objective.tangent(point)

@@ -37,6 +37,17 @@ from mfopt_cli.live import Live
     "--buffers", type=options.COUNT, default=4, show_default=True, help="Buffers of blt."
 )
 @options.option(
+    "--time-scale/--no-time-scale",
+    default=None,
+    help="Let C vary with time, by two diagonals around the form above: less error at the same "
+    "memory [default: on for blt, toeplitz and banded-toeplitz].",
+)
+@options.option(
+    "--knots",
+    type=options.COUNT,
+    help="Points in time at which each diagonal is free [default: 24].",
+)
+@options.option(
     "--workload",
     default="prefix",
     show_default=True,
@@ -59,9 +70,10 @@ from mfopt_cli.live import Live
 @options.certify_samples
 @options.option(
     "--optimizer",
-    default="lbfgs",
+    default="tangents",
     show_default=True,
-    help="lbfgs, or an optax optimizer: adam, sgd, …; optax:lbfgs for optax's own L-BFGS.",
+    help="tangents (few Monte Carlo evaluations), lbfgs, or an optax optimizer: adam, sgd, …; "
+    "optax:lbfgs for optax's own L-BFGS.",
 )
 @options.option(
     "--steps", type=options.COUNT, help="Objective evaluations at most [default: by strategy]."
@@ -80,6 +92,8 @@ def command(
     strategy: str,
     bands: int,
     buffers: int,
+    time_scale: bool | None,
+    knots: int | None,
     workload: str,
     momentum: float | None,
     cooldown: str | None,
@@ -128,14 +142,17 @@ def command(
     if strategy in kinds.names():
         settings = {
             "buffers": buffers,
+            "time_scale": _scaling(strategy, time_scale, knots),
             "loss": objective,
             "samples": samples,
             "optimizer": optimizer,
             "steps": steps,
             "init": load(init).strategy if init else None,
         }
-    elif init or steps or samples:
-        raise click.UsageError(f"--init, --steps and --samples do nothing for {strategy}")
+    elif init or steps or samples or time_scale or knots:
+        raise click.UsageError(
+            f"--init, --steps, --samples, --time-scale and --knots do nothing for {strategy}"
+        )
     record: dict[str, Any] = {
         "workload": mechanisms.workload(workload, scheme.iterations, momentum, cooldown),
         "privacy_unit": privacy_unit,
@@ -171,6 +188,18 @@ def command(
         err=True,
     )
     return _signals.exit_code()
+
+
+def _scaling(strategy: str, wanted: bool | None, knots: int | None) -> Any:
+    """What the diagonals may do, or False for none."""
+    from mfopt.optimize import kinds
+    from mfopt.optimize.time_scale import Scaling
+
+    if wanted is None:
+        wanted = kinds.find(strategy).scalable
+    if not wanted and knots:
+        raise click.UsageError(f"--knots does nothing for {strategy} without --time-scale")
+    return (Scaling(knots) if knots else Scaling()) if wanted else False
 
 
 def _with_values(live: Live, objective: str) -> Report:

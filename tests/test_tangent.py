@@ -1,0 +1,130 @@
+"""Minimization by tangents of σ, and time-scaled C found by it."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_optimize import PREFIX, SCHEME, N, error_of, objective_for
+from test_strategies import every_strategy
+
+from mfopt import optimize
+from mfopt import strategies as S
+from mfopt.errors import UsageError
+from mfopt.optimize import kinds, tangent, time_scale
+from mfopt.optimize.drivers import Trace
+from mfopt.optimize.objective import AmplifiedObjective, Evaluation, log_rmse
+from mfopt.optimize.time_scale import Scaling
+
+
+def scaled_blt(n=N, seed=0):
+    rows, columns = np.exp(0.3 * np.random.default_rng(seed).normal(size=(2, n)))
+    return S.TimeScaled(S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])), rows, columns)
+
+
+@pytest.mark.parametrize("strategy", [every_strategy(N)[3], every_strategy(N)[1], scaled_blt()])
+def test_a_tangent_touches_the_objective(strategy):
+    """Value and gradient are those of the plain objective; away from the point they are not."""
+    direct, mapping = objective_for(strategy)
+    target = tangent.TangentObjective(
+        log_rmse(PREFIX, N), mapping, SCHEME, 2.0, 1e-4, samples=256, seed=0
+    )
+    target.refresh(mapping.start)
+    for other in ("_weights", "_centre", "_start"):
+        setattr(target, other, getattr(direct, other))
+    here, plain = target.tangent(mapping.start), AmplifiedObjective.__call__(direct, mapping.start)
+    assert here.at.value == pytest.approx(plain.value, abs=1e-8)
+    np.testing.assert_allclose(here.at.gradient, plain.gradient, atol=1e-7)
+    assert here.at.noise_multiplier == pytest.approx(plain.noise_multiplier, rel=1e-8)
+    assert here.at.mode_norm == pytest.approx(plain.mode_norm, rel=1e-10)
+    away = mapping.start + 0.03 * np.random.default_rng(0).normal(size=mapping.start.shape)
+    error = abs(here.model(away)[0] - direct(away).value)
+    assert 1e-8 < error < 0.02  # near, and another function
+
+
+@pytest.mark.parametrize("rows", [True, False])
+def test_scaled_parameters_round_trip_and_have_gradients(rows):
+    strategy, scaling = scaled_blt(), Scaling(knots=5, rows=rows)
+    inside = kinds.of(strategy.base, N)
+    mapping = time_scale.scaled(strategy, N, inside, scaling)
+    assert len(mapping.start) == 4 + (10 if rows else 5)
+    with jax.enable_x64(True):
+        built = jax.tree.map(np.asarray, mapping.build(jnp.asarray(mapping.start)))
+        at = np.rint(time_scale.places(5, N)).astype(int)
+        ours, theirs = built.diagonals(N), strategy.diagonals(N)
+        if rows:
+            for one, two in zip(ours, theirs, strict=True):
+                np.testing.assert_allclose(one[[0, -1]], two[[0, -1]], rtol=1e-12)
+        again = time_scale.scaled(built, N, inside, scaling)
+        reached = jax.tree.map(np.asarray, again.build(jnp.asarray(again.start)))
+    assert at[0] == 0 and at[-1] == N - 1
+    built.check_entries(N)
+    reached.check_entries(N)
+    with pytest.raises(UsageError, match="knots"):
+        Scaling(knots=1)
+
+
+class Valley:
+    """A long bent valley whose tangents lack half of the curvature, NaN far from its end."""
+
+    def __init__(self, bend):
+        self.bend, self.calls = bend, 0
+
+    def refresh(self, parameters):
+        pass
+
+    def tangent(self, x):
+        self.calls += 1
+        known = np.array([1.0, 30.0, 4.0])
+
+        def truth(y):
+            hidden = self.bend * np.array([1.0, 2.0, 0.5])
+            return 0.5 * (known + hidden) @ y**2, (known + hidden) * y
+
+        value, gradient = truth(x)
+        if np.max(np.abs(x)) > 20:
+            value, gradient = math.nan, np.full(3, math.nan)
+
+        def model(y):
+            away = y - x
+            return (
+                value + gradient @ away + 0.5 * known @ away**2,
+                gradient + known * away,
+            )
+
+        return tangent.Tangent(Evaluation(value, gradient, 1.0), model)
+
+
+@pytest.mark.parametrize("bend", [0.0, 1.0, 20.0, 300.0])
+def test_curvature_that_the_tangents_lack_is_learned(bend):
+    valley, trace = Valley(bend), Trace()
+    tangent.minimize(valley, np.array([3.0, -2.0, 4.0]), trace, steps=40, tolerance=1e-9)
+    assert trace.best_value < 1e-6 and "converged" in trace.status
+    assert valley.calls <= 25
+
+
+def test_step_limit_of_tangents_is_kept():
+    trace = Trace()
+    tangent.minimize(Valley(300.0), np.full(3, 4.0), trace, steps=3, tolerance=1e-9)
+    assert len(trace.history) == 3 and trace.status == "step limit 3 reached"
+
+
+def test_time_scaling_pays_and_every_kind_of_it_is_found():
+    options = {"samples": 2048, "seed": 5, "bands": 3, "buffers": 2}
+    plain = optimize.optimize(SCHEME, 2.0, 1e-4, strategy="blt", **options)
+    for kind in ("blt", "toeplitz", "banded-toeplitz"):
+        found = optimize.optimize(
+            SCHEME, 2.0, 1e-4, strategy=kind, time_scale=Scaling(knots=5), **options
+        )
+        assert found.strategy.kind == "time-scaled" and found.strategy.base.kind == kind
+        gram = np.asarray(found.strategy.gram(SCHEME))
+        assert np.max(np.diagonal(gram)) == pytest.approx(1)
+        if kind != "banded-toeplitz":  # three bands are too few here
+            assert error_of(found) < error_of(plain) - 0.01
+    again = optimize.optimize(
+        SCHEME, 2.0, 1e-4, strategy="blt", time_scale=True, init=plain.strategy, **options
+    )
+    assert error_of(again) < error_of(plain) - 0.01
+    with pytest.raises(UsageError, match="time scale"):
+        optimize.optimize(SCHEME, 2.0, 1e-4, strategy="dense", time_scale=True)
