@@ -26,6 +26,14 @@ def test_every_registered_kind_conforms(kind):
     assert dense == (matrix if kind in ("dense", "tree") else ())
 
 
+def test_a_blt_of_another_scale_conforms():
+    example = S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9]), gain=0.3)
+    check_strategy(example, SCHEME)
+    # a gain of 1 is not written, so that files of version 0.1.0 keep their digest
+    assert set(example.arrays()) == {"scale", "decay", "gain"}
+    assert set(example.rescaled(1 / 0.3).arrays()) == {"scale", "decay"}
+
+
 class Healthy(S.Strategy):
     """Two bands. The kinds below are each this one with a fault."""
 

@@ -130,8 +130,9 @@ def test_arrays_are_those_of_the_documented_table(kind, tmp_path):
 
 
 def test_noise_can_be_streamed_with_numpy_alone(tmp_path):
-    for strategy in (every_strategy(N)[1], record().strategy):
-        path = record(strategy).save(tmp_path / f"{strategy.kind}.npz")
+    blt = record().strategy
+    for number, strategy in enumerate((every_strategy(N)[1], blt, blt.rescaled(0.3))):
+        path = record(strategy).save(tmp_path / f"{number}.npz")
         z = np.random.default_rng(0).normal(size=N)
         with np.load(path, allow_pickle=False) as archive:
             inverse = archive["noise/inverse_coefs"]

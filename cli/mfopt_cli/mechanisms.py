@@ -75,6 +75,7 @@ def comparison(factorization: Any) -> dict[str, float]:
     sgd = orthogonal.noise_multiplier(scheme.bins, scheme.epochs, epsilon, delta)
     ratio = factorization.rmse / factorization.noise_multiplier
     return {
+        "mode_norm": norm,
         "unamplified_noise_multiplier": plain,
         "unamplified_rmse": plain * ratio,
         "dpsgd_noise_multiplier": sgd,

@@ -13,7 +13,7 @@ name                   shape              dtype   meaning, unit
 ``noise/NAME``         by kind            <f8     C⁻¹, ready to stream; derived, for readers
 ``workload/NAME``      by kind            <f8     numbers of A, where it has any
 ``row_variances``      (n,)               <f8     squared row norms of A C⁻¹ (σ = 1)
-``history``            (evaluations, 3)   <f8     seconds, loss, σ of the optimization
+``history``            (evaluations, 3)   <f8     seconds, loss, σ at a largest mode norm of 1
 ====================== ================== ======= ==========================================
 
 ``noise/inverse_coefs`` (n,) is the first column of C⁻¹ for Toeplitz kinds: the noise of step t is
@@ -24,6 +24,10 @@ name                   shape              dtype   meaning, unit
 A time-scaled C = diag(r) B diag(d) stores r and d as ``strategy/rows`` and ``strategy/columns`` and
 B under ``strategy/base/NAME``, ``noise/base_NAME``: divide B's draw of step t by r[t], its noise by
 d[t]. A diagonal that is absent, or has one entry, is constant.
+
+C is stored as it is used: an optimized one with a largest mode norm of 1, so that σ is the noise
+multiplier of the Gaussian mechanism that this is without amplification; a kind in closed form as
+its definition says. ``strategy/gain`` of a BLT is left out where it is 1.
 
 ``metadata`` holds schema, kinds, guarantee, errors, provenance and ``digest``, a SHA-256 over all
 arrays and the rest of the metadata. It protects against damage. Whoever makes a file can make its

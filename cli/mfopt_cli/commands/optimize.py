@@ -221,6 +221,9 @@ def _report(found: Any, path: Path, seconds: float) -> None:
 
     against = mechanisms.comparison(found)
     sigma = f"{words.round_up(found.noise_multiplier, 6)}  (× clip norm, C as stored)"
+    if abs(against["mode_norm"] - 1) > 1e-9:  # a kind whose definition fixes its scale
+        at_one = words.round_up(found.noise_multiplier / against["mode_norm"], 6)
+        sigma += f"; {at_one} for C at a largest mode norm of 1"
     form = mechanisms.described(found.strategy.describe())
     display.table(
         f"{form}: {found.sampling.epochs} epochs × {found.sampling.bins} bins, "
