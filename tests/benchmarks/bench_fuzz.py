@@ -25,6 +25,7 @@ import json
 import sys
 import tempfile
 import time
+import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Callable
@@ -181,7 +182,8 @@ def members_changed(draw: Any, data: bytes) -> bytes:
         members = draw(st.permutations(members))
     buffer = io.BytesIO()
     method = draw(st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2]))
-    with zipfile.ZipFile(buffer, "w", method) as archive:
+    with warnings.catch_warnings(), zipfile.ZipFile(buffer, "w", method) as archive:
+        warnings.simplefilter("ignore")  # of names given twice: they are what is wanted
         for member, content in members:
             archive.writestr(member or "x", content)
     return buffer.getvalue()
@@ -254,10 +256,28 @@ def _places(facts: dict[str, Any], holder: tuple[str, ...] = ()) -> list[tuple[A
     return found
 
 
+WAYS = (bytes_changed, members_changed, contents_changed)
+
+
 def peak() -> float:
     """MiB that this process held at most, so far."""
     (line,) = [x for x in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in x]
     return int(line.split()[1]) / 1024
+
+
+def attack(target: Target, way: Any, counts: Counter[str], *, examples: int, number: int) -> None:
+    """Load so many files damaged in one way."""
+
+    @seed(number)
+    @settings(
+        max_examples=examples, deadline=None, database=None, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(data=way(target.data))
+    def once(data: bytes) -> None:
+        counts[f"{target.path.name}, {way.__name__}: {target.check(data)}"] += 1
+
+    once()
 
 
 def main() -> int:
@@ -270,25 +290,12 @@ def main() -> int:
     known = targets(folder)
     before, begun, counts = peak(), time.monotonic(), Counter[str]()
     round_ = 0
-    ways = (bytes_changed, members_changed, contents_changed)
-
-    def batch(target: Target, way: Any, number: int) -> None:
-        @seed(options.seed + number)
-        @settings(
-            max_examples=200, deadline=None, database=None, phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )  # fmt: skip
-        @given(data=way(target.data))
-        def attack(data: bytes) -> None:
-            counts[f"{target.path.name}, {way.__name__}: {target.check(data)}"] += 1
-
-        attack()
 
     try:
         while time.monotonic() - begun < 60 * options.minutes:
             for target in known:
-                for way in ways:
-                    batch(target, way, round_)
+                for way in WAYS:
+                    attack(target, way, counts, examples=200, number=options.seed + round_)
                     round_ += 1
     except BaseException:
         print(f"the file is kept in {folder}")
