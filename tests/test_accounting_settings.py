@@ -1,0 +1,59 @@
+"""A sample of the random settings of the benchmark: the same checks, on what is cheap to answer."""
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
+import bench_settings
+
+SAMPLE = bench_settings.settings(200)
+CHEAP = [
+    setting for setting in SAMPLE if setting["iterations"] <= 3000 and setting["group_size"] <= 16
+]
+
+
+@pytest.mark.parametrize("setting", CHEAP[:6], ids=str)
+def test_cheap_setting(setting):
+    found = bench_settings.check(setting)
+    slow = [text for text in found["wrong"] if "CPU time" in text]  # other load counts as well
+    assert not set(found["wrong"]) - set(slow)
+    assert "refused" not in found
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("setting", SAMPLE, ids=str)
+def test_setting(setting):
+    assert not bench_settings.check(setting)["wrong"]
+
+
+def test_check_sees_an_answer_that_is_too_small(monkeypatch):
+    """Control: an account that halves σ is noticed."""
+    import dataclasses
+
+    honest = bench_settings.account
+
+    def halved(mechanism, **given):
+        found = honest(mechanism, **given)
+        if "noise_multiplier" in given:
+            return found
+        return dataclasses.replace(found, noise_multiplier=found.noise_multiplier / 2)
+
+    monkeypatch.setattr(bench_settings, "account", halved)
+    setting = {"probability": 0.01, "iterations": 100, "group_size": 1, "epsilon": 1.0,
+               "delta": 1e-6}  # fmt: skip
+    assert any("own σ" in text for text in bench_settings.check(setting)["wrong"])
+
+
+def test_settings_cover_the_range():
+    drawn = bench_settings.settings(500)
+    for name, low, high in (
+        ("probability", 1e-9, 1),
+        ("epsilon", 1e-3, 100),
+        ("delta", 1e-15, 1e-3),
+    ):
+        logs = [math.log10(setting[name]) for setting in drawn]
+        assert math.log10(low) <= min(logs) < math.log10(low) + 0.3
+        assert math.log10(high) - 0.3 < max(logs) <= math.log10(high)
