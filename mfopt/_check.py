@@ -13,6 +13,7 @@ from typing import Any, SupportsFloat
 from mfopt.errors import FailureError, UsageError
 
 LEAST = 1e-300
+LARGEST_EPSILON = 1e6
 MOST = 2**53  # whole numbers up to here are exact in float64
 
 __all__ = [
@@ -70,6 +71,14 @@ def positive(name: str, value: SupportsFloat) -> float:
         raise reject(name, value, "must be greater than 0")
     if number < LEAST:
         raise reject(name, value, f"must be at least {LEAST:g} to be computed with")
+    return number
+
+
+def epsilon(name: str, value: SupportsFloat) -> float:
+    """``value`` as an ε to reach: > 0, and small enough to say anything."""
+    number = positive(name, value)
+    if number > LARGEST_EPSILON:
+        raise reject(name, value, f"must be at most {LARGEST_EPSILON:g}: more is no promise")
     return number
 
 

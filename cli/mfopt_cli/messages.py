@@ -91,10 +91,12 @@ def flag(name: str, ctx: click.Context | None) -> str | None:
         for opt in param.opts:
             parameters.setdefault(opt.lstrip("-").replace("-", "_"), param)
     plain = name.replace(" ", "_").replace("-", "_")
-    for candidate in (plain, *_MEANINGS.get(plain, ())):
-        found = parameters.get(candidate)
-        if isinstance(found, Option):
-            return found.typed(ctx)
-        if found is not None:
-            return found.opts[0] if isinstance(found, click.Option) else found.make_metavar(ctx)
-    return None
+    candidates = [parameters.get(word) for word in (plain, *_MEANINGS.get(plain, ()))]
+    options = [found for found in candidates if isinstance(found, Option)]
+    # what was typed, or else what help shows
+    for found in sorted(options, key=lambda option: (not option.given(ctx), option.hidden)):
+        if plain in ("iterations", "length") and found.main == "--iters":
+            return "--epochs × --iters"  # n of the library
+        return found.typed(ctx)
+    others = [found for found in candidates if isinstance(found, click.Argument)]
+    return others[0].make_metavar(ctx) if others else None

@@ -59,10 +59,14 @@ class Option(click.Option):
     def get_error_hint(self, ctx: click.Context | None) -> str:
         return f"'{self.typed(ctx)}'"
 
+    def given(self, ctx: click.Context | None) -> str | None:
+        """The name under which the option was given, None if it was not."""
+        words = [] if ctx is None else [word.split("=")[0] for word in ctx.meta.get(WORDS, ())]
+        return next((name for name in self.opts if name in words), None)
+
     def typed(self, ctx: click.Context | None) -> str:
         """The name under which the option was given, its main one if it was not."""
-        words = [] if ctx is None else [word.split("=")[0] for word in ctx.meta.get(WORDS, ())]
-        return next((name for name in self.opts if name in words), self.main)
+        return self.given(ctx) or self.main
 
 
 WORDS = "mfopt_cli.words"  # where a context's meta keeps what was typed

@@ -21,7 +21,7 @@ import abc
 import dataclasses
 from typing import Any, ClassVar
 
-from mfopt import _check, _plugins
+from mfopt import _check, _plugins, _sizes
 from mfopt.accounting.analyses import Analysis, least
 from mfopt.errors import UsageError
 from mfopt.guarantee import Guarantee
@@ -114,21 +114,22 @@ def supporting(mechanism: Mechanism) -> list[Accountant]:
             f"There are some for {', '.join(covered)}; see mfopt.accounting.account.Accountant.",
         )  # fmt: skip
     fit: list[Accountant] = []
-    refusals: list[str] = []
+    refusals: list[UsageError] = []
     sampled = False
     for accountant in known:
         try:
             accountant.check(mechanism)
         except UsageError as refusal:
             if not accountant.free:
-                refusals.append(str(refusal))
+                refusals.append(refusal)
             continue
         if accountant.sampled and sampled:
             continue
         sampled = sampled or accountant.sampled
         fit.append(accountant)
     if not any(not accountant.free for accountant in fit):
-        raise UsageError(" Or: ".join(dict.fromkeys(refusals)))
+        said = list(dict.fromkeys(map(str, refusals)))
+        raise refusals[0] if len(said) == 1 else UsageError(" Or: ".join(said))
     return fit
 
 
@@ -151,6 +152,9 @@ def analysis(
     effort = Effort(samples, seed, certify)
     if not isinstance(mechanism, Mechanism):
         raise _check.reject("mechanism", mechanism, "must be an mfopt.mechanism.Mechanism")
+    n = mechanism.sampling.iterations
+    if n > 10**7:  # every account looks at all columns of C
+        _sizes.require("iterations", n, lambda length: 48.0 * length)
     # bounds that hold anyway are asked first: they are cheap
     fit = sorted(supporting(mechanism), key=lambda accountant: not accountant.free)
     return least([accountant.analysis(mechanism, effort) for accountant in fit])

@@ -88,7 +88,7 @@ class DeterministicAnalysis(abc.ABC):
         )
 
     def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
-        epsilon, delta = _check.positive("epsilon", epsilon), _check.probability("delta", delta)
+        epsilon, delta = _check.epsilon("epsilon", epsilon), _check.probability("delta", delta)
         target = math.log(delta)
 
         def excess(sigma: float, accuracy: float) -> float:
@@ -140,7 +140,7 @@ class GaussianAnalysis(DeterministicAnalysis):
         return self.sensitivity / gaussian.largest_mu(epsilon, delta)
 
     def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
-        epsilon, delta = _check.positive("epsilon", epsilon), _check.probability("delta", delta)
+        epsilon, delta = _check.epsilon("epsilon", epsilon), _check.probability("delta", delta)
         sigma = self.guess(epsilon, delta)
         while self.profile(sigma).log_delta(epsilon) > math.log(delta):
             sigma *= 1 + 1e-15
@@ -175,7 +175,7 @@ class RoundsAnalysis(DeterministicAnalysis):
         return RoundsProfile(self.composed.mixture, self.composed.rounds, sigma, accuracy)
 
     def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
-        _check.positive("epsilon", epsilon)
+        _check.epsilon("epsilon", epsilon)
         chance = self.profile(1.0).log_chance
         if chance > math.log(_check.probability("delta", delta)):
             return super().noise_multiplier(epsilon, delta)

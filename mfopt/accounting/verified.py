@@ -96,7 +96,7 @@ class VerifiedAnalysis:
 
     def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
         """The smallest σ that a few attempts verify for (ε, δ)."""
-        epsilon, delta = _check.positive("epsilon", epsilon), _check.probability("delta", delta)
+        epsilon, delta = _check.epsilon("epsilon", epsilon), _check.probability("delta", delta)
 
         def log_delta(sigma: float) -> float:
             return self._search(sigma, epsilon)
@@ -115,7 +115,7 @@ class VerifiedAnalysis:
     def delta(self, noise_multiplier: float, epsilon: float) -> Guarantee:
         """A verified δ at this σ and ε, its failure probability included."""
         sigma = _check.positive("noise_multiplier", noise_multiplier)
-        epsilon = _check.positive("epsilon", epsilon)
+        epsilon = _check.epsilon("epsilon", epsilon)
         log_delta = self._search(sigma, epsilon)
         if not self.certify:
             return self._guarantee(sigma, epsilon, math.exp(min(log_delta, 0.0)), 0.0, {})

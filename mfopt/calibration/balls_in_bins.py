@@ -56,7 +56,7 @@ def calibrate(
     Raises:
       UsageError: ε or δ out of range.
     """
-    epsilon, delta = _check.positive("epsilon", epsilon), _check.probability("delta", delta)
+    epsilon, delta = _check.epsilon("epsilon", epsilon), _check.probability("delta", delta)
     _check.integer("samples", samples, at_least=64)
     key = _chunks.seed_key(seed) if key is None else key
     near = rough(pair, epsilon, delta, _chunks.subkey(key, 0), start)

@@ -30,7 +30,7 @@ def noise_multiplier(bins: int, squared: float, epsilon: float, delta: float) ->
     Raises:
       UsageError: ε or δ out of range.
     """
-    epsilon, delta = _check.positive("epsilon", epsilon), _check.probability("delta", delta)
+    epsilon, delta = _check.epsilon("epsilon", epsilon), _check.probability("delta", delta)
     target = math.log(delta)
     return solve.smallest(
         lambda sigma: max(log_delta(bins, squared, sigma, epsilon)) - target,

@@ -209,7 +209,7 @@ class _Target:
         seed: int | None,
     ) -> None:
         self.pair = dominating_pair.check(pair)
-        self.epsilon = _check.positive("epsilon", epsilon)
+        self.epsilon = _check.epsilon("epsilon", epsilon)
         self.delta = _check.probability("delta", delta)
         self.given = samples is not None
         # of orthogonal modes, which need no samples unless they are asked for

@@ -111,7 +111,7 @@ class Comparison(NamedTuple):
         if not self.epsilons:
             raise _check.reject("eps", "", "name at least one ε")
         for epsilon in self.epsilons:
-            _check.positive("eps", epsilon)
+            _check.epsilon("eps", epsilon)
         for name in self.include:
             if name not in FAMILIES and name not in _own_kinds():
                 raise _check.reject(

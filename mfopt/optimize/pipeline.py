@@ -56,7 +56,7 @@ def factorize(
       UsageError: an argument out of range.
       FailureError: no σ could be certified.
     """
-    _check.positive("epsilon", epsilon)
+    _check.epsilon("epsilon", epsilon)
     _check.probability("delta", delta)
     if certify_samples is not None:
         _check.integer("certify samples", certify_samples, at_least=256)

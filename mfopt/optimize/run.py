@@ -108,7 +108,7 @@ def optimize(
       FailureError: the objective is not a number at any start.
       InterruptedOptimization: at a KeyboardInterrupt, with the best C so far.
     """
-    _check.positive("epsilon", epsilon)
+    _check.epsilon("epsilon", epsilon)
     _check.probability("delta", delta)
     entry = kinds.find(strategy)
     if time_scale:

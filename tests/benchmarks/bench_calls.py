@@ -356,11 +356,14 @@ def drive(calls: list[Call], options: argparse.Namespace) -> list[dict[str, Any]
                 left.popleft()
             if entry["gib"] > options.memory:
                 entry["problem"] = entry["problem"] or f"{entry['gib']:.1f} GiB"
-                child.kill()  # a fresh process, so that the next one's memory can be told
+                # a fresh process, so that the next one's memory can be told
+                child.kill()
             begun = None
             results.append(entry)
             if entry["problem"]:
                 print(f"{shlex.join(entry['call'])[:200]}\n    {entry['problem']}", flush=True)
+            if entry["gib"] > options.memory:
+                break
         child.wait()
         if begun is not None:
             while left and left[0][0] <= begun:

@@ -125,7 +125,7 @@ def command(
     from mfopt.sampling import BallsInBins
 
     scheme = BallsInBins(bins=iters, epochs=epochs)
-    _check.positive("epsilon", epsilon)
+    _check.epsilon("epsilon", epsilon)
     _check.probability("delta", delta)
     for name, value in [("bands", bands), ("buffers", buffers)]:
         _check.integer(name, value)

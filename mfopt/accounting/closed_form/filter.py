@@ -94,4 +94,4 @@ def compare(
 
 
 def _halves(epsilon: float, delta: float) -> tuple[float, float]:
-    return _check.positive("epsilon", epsilon) / 2, _check.probability("delta", delta) / 2
+    return _check.epsilon("epsilon", epsilon) / 2, _check.probability("delta", delta) / 2

@@ -161,7 +161,7 @@ def black_box_multiplier(
       σ, or infinity where the one-unit δ needed is below ``floor``.
     """
     group_size = _check.integer("group_size", group_size)
-    one = _check.positive("epsilon", epsilon) / group_size
+    one = _check.epsilon("epsilon", epsilon) / group_size
     target = math.log(_check.probability("delta", delta))
     target -= black_box_log_factor(one, group_size, form)
     if target < math.log(max(floor, _SMALLEST_DELTA)):

@@ -174,7 +174,7 @@ def fedavg(
         delta = min(math.exp(min(least, 0.0)) * (1 + 1e-12), 1.0)
     elif noise_scale is None:
         assert epsilon_target is not None
-        target, level = _check.positive("epsilon", epsilon_target), delta
+        target, level = _check.epsilon("epsilon", epsilon_target), delta
         noise_scale = solve.smallest(
             lambda z: epsilon(z, probability, rounds, level, conversion=conversion) - target,
             1.0, name="noise scale", relative=1e-7, largest=1e6,

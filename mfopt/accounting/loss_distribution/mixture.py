@@ -14,10 +14,18 @@ import math
 import numpy as np
 from scipy import special, stats
 
+from mfopt import _sizes
 from mfopt.accounting import loss_distribution
 from mfopt.accounting.loss_distribution import LossDistribution
 
 _MOST_CELLS = 1_000_000
+
+
+def _counts(group_size: int) -> np.ndarray:
+    """0 .. group_size, where there is memory for arrays of that length."""
+    if group_size > 10**6:
+        _sizes.require("group_size", group_size, lambda size: 100.0 * size)
+    return np.arange(group_size + 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +43,7 @@ class Mixture:
     @classmethod
     def binomial(cls, group_size: int, probability: float) -> Mixture:
         """Number of a group's units in a Poisson-sampled batch (Ganesh 2024, Theorem 3.1)."""
-        count = np.arange(group_size + 1)
+        count = _counts(group_size)
         return cls._kept(count, stats.binom.logpmf(count, group_size, probability))
 
     @classmethod
@@ -51,7 +59,7 @@ class Mixture:
 
         ``population`` counts the data set that contains the group.
         """
-        count = np.arange(group_size + 1)
+        count = _counts(group_size)
         log_weights = stats.hypergeom.logpmf(count, population, group_size, batch_size)
         return cls._kept(2 * count, log_weights)
 

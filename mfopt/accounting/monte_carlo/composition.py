@@ -39,7 +39,7 @@ _STEP = 1e-3
 
 def pure(epsilon: float, step: float = _STEP) -> Composition:
     """Any ε-DP mechanism: randomized response dominates it."""
-    epsilon = _check.positive("epsilon", epsilon)
+    epsilon = _check.epsilon("epsilon", epsilon)
     return approximate(epsilon, 0.0, step)
 
 
