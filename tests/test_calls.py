@@ -1,0 +1,85 @@
+"""A sample of the hostile calls that ``mfopt bench calls`` makes by the thousand."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+from mfopt_cli.main import COMMANDS
+
+PATH = Path(__file__).parent / "benchmarks" / "bench_calls.py"
+
+
+@pytest.fixture(scope="module")
+def calls():
+    spec = importlib.util.spec_from_file_location("bench_calls", PATH)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["bench_calls"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def places(calls, tmp_path_factory):
+    found = calls.prepare(tmp_path_factory.mktemp("calls"))
+    yield found
+    Path(found["LOCKED"]).chmod(0o600)
+
+
+# what was once answered by a traceback, an abort or success
+ONCE = [
+    "optimize --epochs 1e9 --iters 4 --eps 2 --out NEW.npz",
+    "optimize --epochs 1e20 --iters 4 --eps 2 --out NEW.npz",
+    "optimize --epochs 2 --iters 2147483648 --eps 2 --out NEW.npz",
+    "optimize --epochs 2 --iters 1e23 --eps 2 --out NEW.npz",
+    "optimize --epochs 2 --iters 4 --eps 1e20 --out NEW.npz",
+    "optimize --epochs 2 --iters 4 --eps 2 --delta 1e-320 --out NEW.npz",
+    "compare --epochs 2 --iters 4 --eps 2 --out .",
+    "compare --epochs 2 --iters 4 --eps 2 --out ''",
+    "compare --epochs 1e20 --iters 4 --eps 2",
+    "data stats CORPUS",
+    "train --epochs 2 --iters 4 --eps 2 --delta 1e-5 --show-config --momentum 2",
+    "train --epochs 2 --iters 4 --eps 2 --delta 1e-5 --show-config --beta1 1",
+    "train --epochs 2 --iters 4 --eps 2 --delta 1e-5 --show-config --heads 3",
+    "account dpsgd --iterations 1e18 --probability 0.01 --noise-multiplier 1 --delta 1e-5",
+    "account dpsgd --epochs 2 --iters 8 --eps 1e20 --delta 1e-5",
+    "account fixed-batch --iters 8 --batch-size 10 --population 100 --eps 2 --delta 1e-320",
+    "certify FILE --certify-samples 1e30",
+    "audit FILE --canaries 1e23",
+    "plot FILE --out 'new\nline.npz'",
+]
+
+
+@pytest.mark.parametrize("line", ONCE)
+def test_what_was_once_a_traceback_is_bad_usage_in_one_line(line, calls, places):
+    import shlex
+
+    found = calls.run(shlex.split(line), places, 60.0)
+    assert (found["code"], found["problem"], found["stopped"]) == (2, "", False), found
+    assert found["said"].startswith("mfopt: error: ")
+
+
+def test_a_sample_of_generated_calls(calls, places):
+    chosen = list(calls.generate(4 * len(calls.GOOD), seed=1))
+    # what is valid by chance may take long: those commands are for the benchmark
+    quick = [call for call in chosen if call[0] not in ("optimize", "compare", "audit", "noise")]
+    assert len(quick) > 60
+    problems = [(found["call"], found["problem"])
+                for found in (calls.run(call, places, 5.0) for call in quick)
+                if found["problem"]]  # fmt: skip
+    assert not problems
+
+
+def test_every_command_is_attacked_and_the_judge_sees_faults(calls, tmp_path):
+    assert {path.split()[0] for path in calls.GOOD} == set(COMMANDS)
+    judge = calls.judge
+    show = ["show", "FILE"]
+    assert judge(show, 0, "fine", "", tmp_path, False) == ""
+    assert judge(show, 1, "", "mfopt: no", tmp_path, False) == ""
+    assert "traceback" in judge(show, 1, "", "Traceback (most recent call last)", tmp_path, False)
+    assert "no reason" in judge(show, 2, "", "boom", tmp_path, False)
+    assert "exit code" in judge(show, 3, "", "mfopt: no", tmp_path, False)
+    assert "not JSON" in judge([*show, "--json"], 0, '{"a": NaN}', "", tmp_path, False)
+    assert "success" in judge(["optimize", "--eps", "nan"], 0, "", "", tmp_path, False)
+    (tmp_path / ".x.0123456789ab.mfopt-part").touch()
+    assert "left" in judge(show, 0, "", "", tmp_path, False)
