@@ -95,7 +95,7 @@ CASES = {
     ),
     "poisson users": Case(
         Mechanism(Poisson(1.0, 20), privacy_unit="user"), 8.0, Mechanism(Poisson(1.0, 30)),
-        "bound", lambda m: binomial_projection(20, 1.0, 1),
+        "exact", lambda m: binomial_projection(20, 1.0, 1),
     ),
     "cyclic poisson": Case(
         Mechanism(CyclicPoisson(0.2, 3, 60), BandedSquareRoot(3)), 1.5,
