@@ -11,11 +11,11 @@ import bench_settings
 
 SAMPLE = bench_settings.settings(200)
 CHEAP = [
-    setting for setting in SAMPLE if setting["iterations"] <= 3000 and setting["group_size"] <= 16
+    setting for setting in SAMPLE if setting["iterations"] <= 500 and setting["group_size"] == 1
 ]
 
 
-@pytest.mark.parametrize("setting", CHEAP[:6], ids=str)
+@pytest.mark.parametrize("setting", CHEAP[:2], ids=str)
 def test_cheap_setting(setting):
     found = bench_settings.check(setting)
     slow = [text for text in found["wrong"] if "CPU time" in text]  # other load counts as well

@@ -98,7 +98,7 @@ def draw(results: Sequence[Row], swept: str, title: str, path: Path) -> Path:
         swept.replace("_", " "),
         labels[solved],
         log_x=min(at) > 0 and max(at) > 100 * min(at),
-        log_y=bool(values) and max(values) > 1000 * min(values),
+        log_y=bool(values) and max(values) > 30 * min(values),
     )
     return plots.write_figure(plots.draw([panel]), path)
 
