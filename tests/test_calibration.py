@@ -23,13 +23,13 @@ ONE_BIN = BallsInBins(bins=1, epochs=3)
 
 @pytest.fixture(scope="module")
 def pair():
-    return dominating_pair.exact(every_strategy(15)[3], SMALL)
+    return dominating_pair.exact(every_strategy(15)["blt"], SMALL)
 
 
 @pytest.fixture(scope="module")
 def one_bin():
     """Without amplification the smallest σ is known: norm of the one mode over μ(ε, δ)."""
-    strategy = every_strategy(3)[3]
+    strategy = every_strategy(3)["blt"]
     return dominating_pair.exact(strategy, ONE_BIN), np.linalg.norm(
         np.asarray(strategy.materialize(3)).sum(axis=1)
     )

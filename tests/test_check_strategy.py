@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_strategies import every_strategy
+from test_strategies import EVERY_KIND, every_strategy
 
 from mfopt import strategies as S
 from mfopt.errors import UsageError
@@ -13,13 +13,12 @@ from mfopt.noise.recursions import Ring
 from mfopt.sampling import BallsInBins
 from mfopt.testing import check_strategy
 
-OWN = [kind for kind, cls in S.registered().items() if cls.__module__.startswith("mfopt.")]
 SCHEME = BallsInBins(bins=4, epochs=3)  # 12 iterations, no power of two
 
 
-@pytest.mark.parametrize("kind", OWN)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_every_registered_kind_conforms(kind):
-    example = {strategy.kind: strategy for strategy in every_strategy(12)}[kind]
+    example = every_strategy(12)[kind]
     dense = check_strategy(example, SCHEME)
     # what is left to the dense matrix, where nothing better is known
     matrix = ("multiply", "solve", "modes", "gram", "error")

@@ -29,7 +29,7 @@ from mfopt.sampling import BallsInBins, FixedOrder
 
 K = 4.5
 SMALL = BallsInBins(bins=5, epochs=3)
-DENSE, BLT, IDENTITY = 5, 3, 0
+DENSE, BLT, IDENTITY = "dense", "blt", "identity"
 EPSILON = 1.0
 
 

@@ -22,7 +22,7 @@ from mfopt.sampling import BallsInBins, FixedOrder
 SCHEME = BallsInBins(bins=6, epochs=3)
 N = SCHEME.iterations
 PREFIX = workloads.PrefixSums()
-KINDS = {"toeplitz": 1, "banded-toeplitz": 2, "blt": 3, "banded": 4, "dense": 5}
+KINDS = ("toeplitz", "banded-toeplitz", "blt", "banded", "dense")
 IDENTITY = types.SimpleNamespace(strategy=S.Identity())
 
 
@@ -39,7 +39,7 @@ def objective_for(strategy, loss=None, samples=256):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_parameterization_round_trip(kind):
-    strategy = every_strategy(N)[KINDS[kind]]
+    strategy = every_strategy(N)[kind]
     mapping = of(strategy, N)
     matrix = np.asarray(strategy.materialize(N))
     if kind in ("toeplitz", "banded-toeplitz"):
@@ -68,7 +68,7 @@ def test_kinds_without_parameters_are_refused():
 @pytest.mark.parametrize("kind", KINDS)
 def test_objective_gradient_matches_finite_differences(kind):
     """Each value re-solves for σ on the same frozen samples: this checks dσ/dC and the error."""
-    target, mapping = objective_for(every_strategy(N)[KINDS[kind]])
+    target, mapping = objective_for(every_strategy(N)[kind])
     at = target(mapping.start)
     assert np.all(np.isfinite(at.gradient)) and at.gradient.shape == mapping.start.shape
     rng = np.random.default_rng(1)
@@ -87,7 +87,7 @@ def test_sigma_gradient_is_implicit_differentiation(kind):
     from mfopt.accounting.monte_carlo import design_point, dominating_pair
 
     loss = lambda strategy, sigma: jnp.log(sigma)  # noqa: E731
-    target, mapping = objective_for(every_strategy(N)[KINDS[kind]], loss)
+    target, mapping = objective_for(every_strategy(N)[kind], loss)
     at = target(mapping.start)
     direction = np.random.default_rng(2).normal(size=mapping.start.shape)
     direction[mapping.start < -20] = 0
@@ -112,7 +112,7 @@ def test_sigma_gradient_is_implicit_differentiation(kind):
 def test_losses_are_the_errors_they_are_named_after(workload):
     from test_query_error import every_workload
 
-    strategy, query = every_strategy(N)[3], every_workload(N)[workload]
+    strategy, query = every_strategy(N)["blt"], every_workload(N)[workload]
     with jax.enable_x64(True):
         found = [float(loss(query, N)(strategy, 1.7)) for loss in (log_rmse, log_max_error)]
     expected = [
@@ -123,7 +123,7 @@ def test_losses_are_the_errors_they_are_named_after(workload):
 
 
 def test_objective_is_nan_far_from_its_shifts_and_recovers():
-    target, mapping = objective_for(every_strategy(N)[3])
+    target, mapping = objective_for(every_strategy(N)["blt"])
     far = mapping.start + 30.0
     assert not math.isfinite(target(far).value)
     again = target(mapping.start)

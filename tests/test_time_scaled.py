@@ -26,7 +26,10 @@ def every_scaled(n, seed=0):
     rows, columns = diagonals(n, seed)
     blt = S.BLT(np.array([0.3, 0.1, 0.02]), np.array([0.5, 0.9, 0.9999]), 1.7)
     return [
-        *(S.TimeScaled(base, rows, columns) for base in every_strategy(n, seed)[:10]),
+        *(
+            S.TimeScaled(base, rows, columns)
+            for base in list(every_strategy(n, seed).values())[:10]
+        ),
         S.TimeScaled(blt, rows=rows),
         S.TimeScaled(blt, columns=columns),
     ]
@@ -127,7 +130,7 @@ def test_normalized_is_the_same_matrix_up_to_a_constant():
 
 
 def test_constant_diagonals_change_nothing_but_the_scale():
-    blt = every_strategy(N)[3]
+    blt = every_strategy(N)["blt"]
     plain, scaled = blt.materialize(N), S.TimeScaled(blt, columns=np.array([2.0]))
     np.testing.assert_allclose(scaled.materialize(N), 2 * plain, rtol=1e-14)
     assert list(scaled.arrays()) == ["base/scale", "base/decay", "columns"]
@@ -137,7 +140,7 @@ def test_constant_diagonals_change_nothing_but_the_scale():
 
 
 def test_what_does_not_fit_is_refused():
-    blt = every_strategy(N)[3]
+    blt = every_strategy(N)["blt"]
     rows, columns = diagonals(N)
     with pytest.raises(UsageError, match="time-scaled already"):
         S.TimeScaled(S.TimeScaled(blt, rows), columns=columns)
