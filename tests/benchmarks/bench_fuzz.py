@@ -153,6 +153,10 @@ def bytes_changed(draw: Any, data: bytes) -> bytes:
     return bytes(changed)
 
 
+# a zip ends a name at a NUL
+_NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
+
+
 @st.composite
 def members_changed(draw: Any, data: bytes) -> bytes:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -165,7 +169,7 @@ def members_changed(draw: Any, data: bytes) -> bytes:
     elif way == "double":
         members.append((name, members[draw(st.integers(0, len(members) - 1))][1]))
     elif way == "rename":
-        members[at] = (draw(st.text(max_size=20)) + ".npy", body)
+        members[at] = (draw(_NAMES) + ".npy", body)
     elif way == "exchange":
         members[at] = (name, members[draw(st.integers(0, len(members) - 1))][1])
     elif way == "body":
