@@ -1,0 +1,63 @@
+"""Without an extra's packages: one line that names the extra, from the library and the commands."""
+
+import subprocess
+import sys
+
+import pytest
+
+BLOCK = """
+import importlib.abc, sys
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Absent())
+"""
+TRAIN = ("flax", "orbax", "pyarrow", "safetensors", "tensorboardX", "tokenizers")
+INTEROP = ("jax_privacy", "opacus", "torch")
+
+
+def run(program, absent):
+    return subprocess.run(
+        [sys.executable, "-c", BLOCK.format(absent=absent) + program],
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "--epochs", "2", "--iters", "4", "--eps", "8", "--delta", "1e-5", "--out", "run"],
+        ["data", "build", "corpus", "--data", "stdlib"],
+    ],
+)
+def test_a_command_names_the_missing_extra(words, tmp_path):
+    program = f"import os; os.chdir({str(tmp_path)!r})\nfrom mfopt_cli.main import main\n"
+    done = run(f"{program}main({words!r})", TRAIN)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.strip().splitlines()[-1].endswith("pip install 'mfopt[train]'")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("module", ["for_torch", "for_opacus", "for_jax_privacy"])
+def test_the_library_names_the_missing_extra(module):
+    done = run(f"import mfopt.noise.{module}", INTEROP)
+    assert "pip install 'mfopt[interop]'" in done.stderr.strip().splitlines()[-1]
+
+
+def test_other_missing_modules_are_not_explained_away():
+    from mfopt import _extras
+
+    problem = ModuleNotFoundError("No module named 'other'", name="other")
+    assert _extras.missing(problem) is problem
+
+
+def test_dir_shows_what_users_need_and_no_helpers():
+    import mfopt
+
+    names = dir(mfopt)
+    assert {"load", "BallsInBins", "optimize", "Guarantee", "noise", "calibration"} <= set(names)
+    assert not [name for name in names if name.startswith("_") and name != "__version__"]
+    assert not {"annotations", "importlib", "Any", "TYPE_CHECKING"} & set(names)
+    assert all(hasattr(mfopt, name) for name in names)
