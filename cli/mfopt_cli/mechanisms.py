@@ -63,7 +63,7 @@ def comparison(factorization: Any) -> dict[str, float]:
     from mfopt import query_error
     from mfopt.accounting.closed_form import gaussian
     from mfopt.accounting.monte_carlo import dominating_pair
-    from mfopt.calibration import orthogonal
+    from mfopt.accounting.monte_carlo.free import Orthogonal
     from mfopt.strategies import Identity
 
     scheme, n = factorization.sampling, factorization.iterations
@@ -72,7 +72,7 @@ def comparison(factorization: Any) -> dict[str, float]:
     gram = dominating_pair.exact(factorization.strategy, scheme).gram
     norm = float(np.sqrt(np.max(np.diagonal(gram))))
     plain = norm / gaussian.largest_mu(epsilon, delta)
-    sgd = orthogonal.noise_multiplier(scheme.bins, scheme.epochs, epsilon, delta)
+    sgd = Orthogonal(scheme.bins, float(scheme.epochs)).noise_multiplier(epsilon, delta)
     ratio = factorization.rmse / factorization.noise_multiplier
     return {
         "mode_norm": norm,

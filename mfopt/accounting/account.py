@@ -28,8 +28,6 @@ from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
 from mfopt.sampling import Scheme
 
-SAMPLES = 2**17  # verifying samples of sampled accounts
-
 _REGISTERED: dict[str, dict[str, type[Accountant]]] = {}
 
 
@@ -38,17 +36,18 @@ class Effort:
     """How hard a sampled account may work. Accounts without randomness have no use for it.
 
     Attributes:
-      samples: number of verifying samples.
+      samples: number of verifying samples; unless given, as many as are worth it.
       seed: of the samples, if a run is to be reproduced; else the operating system's entropy.
       certify: whether to verify at all; without, the numbers are estimates that prove nothing.
     """
 
-    samples: int = SAMPLES
+    samples: int | None = None
     seed: int | None = None
     certify: bool = True
 
     def __post_init__(self) -> None:
-        _check.integer("samples", self.samples)
+        if self.samples is not None:
+            _check.integer("samples", self.samples)
 
 
 class Accountant(abc.ABC):
@@ -136,7 +135,7 @@ def supporting(mechanism: Mechanism) -> list[Accountant]:
 def analysis(
     mechanism: Mechanism,
     *,
-    samples: int = SAMPLES,
+    samples: int | None = None,
     seed: int | None = None,
     certify: bool = True,
 ) -> Analysis:
@@ -166,7 +165,7 @@ def account(
     noise_multiplier: float | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
-    samples: int = SAMPLES,
+    samples: int | None = None,
     seed: int | None = None,
     certify: bool = True,
 ) -> Guarantee:

@@ -17,10 +17,9 @@ import jax
 import numpy as np
 from scipy import interpolate
 
-from mfopt.accounting import verify
 from mfopt.accounting.closed_form.group import GroupProfile
 from mfopt.accounting.loss_distribution.rounds import COARSE, FINE, Direction
-from mfopt.accounting.verified import Model, Numbers
+from mfopt.accounting.model import Bounds, Model, Numbers, Plan
 from mfopt.guarantee import Status
 
 # points of the profile that a split may use: as many as are cheap to estimate
@@ -40,8 +39,9 @@ class Unit(Protocol):
         """log δ̂ of the remove and of the add direction."""
 
     def direction_bound(
-        self, direction: Direction, sigma: float, epsilon: float, beta: float, key: jax.Array
-    ) -> float:
+        self, direction: Direction, sigma: float, epsilon: float, beta: float, key: jax.Array,
+        samples: int,
+    ) -> float:  # fmt: skip
         """Upper bound of δ in one direction except with probability ``beta``."""
 
     def guess(self, epsilon: float, delta: float) -> float:
@@ -98,8 +98,9 @@ class DeterministicUnit:
         return self._curves[sigma]
 
     def direction_bound(
-        self, direction: Direction, sigma: float, epsilon: float, beta: float, key: jax.Array
-    ) -> float:
+        self, direction: Direction, sigma: float, epsilon: float, beta: float, key: jax.Array,
+        samples: int,
+    ) -> float:  # fmt: skip
         return math.exp(self.profile(sigma, FINE).log_delta(epsilon, direction))
 
     def guess(self, epsilon: float, delta: float) -> float:
@@ -113,10 +114,13 @@ class Chain(Model):
       unit: the one-unit profile.
       group_size: K.
       name: what the unit's profile is, for the record.
+      samples: of each bound of the unit's profile, where they are asked for.
     """
 
-    def __init__(self, unit: Unit, group_size: int, name: str) -> None:
-        self.unit, self.group_size = unit, group_size
+    def __init__(self, unit: Unit, group_size: int, name: str, samples: int | None = None) -> None:
+        self.unit, self.group_size, self.samples = unit, group_size, samples
+        # a test bounds several points of the profile
+        self.work = getattr(unit, "work", 1) * 8
         self.method = f"group privacy from the whole profile of {name}"
         self.estimator = f"group privacy from the estimated profile of {name}"
         self.status: Status = "certified" if unit.sampled else "bound"
@@ -126,9 +130,10 @@ class Chain(Model):
         profiles = self._profiles(noise_multiplier, epsilon)
         return max(self._total(profile, epsilon, profile.log_deltas) for profile in profiles)
 
-    def bound(
-        self, noise_multiplier: float, epsilon: float, beta: float, key: jax.Array
-    ) -> tuple[float, Numbers]:
+    def bounds(
+        self, noise_multiplier: float, epsilon: float, plan: Plan | None, samples: int,
+        beta: float, key: jax.Array,
+    ) -> Bounds:  # fmt: skip
         numbers: Numbers = {}
         profiles = self._profiles(noise_multiplier, epsilon)
         for side, (direction, profile) in enumerate(zip(DIRECTIONS, profiles, strict=True)):
@@ -137,11 +142,13 @@ class Chain(Model):
             for line in used:
                 value = self.unit.direction_bound(
                     direction, noise_multiplier, float(profile.epsilons[line]),
-                    beta / 2 / len(used), jax.random.fold_in(jax.random.fold_in(key, side), line),
+                    # each direction holds except with β, together over its points
+                    beta / len(used), jax.random.fold_in(jax.random.fold_in(key, side), line),
+                    samples,
                 )  # fmt: skip
                 log_bounds[line] = math.log(max(value, 1e-300))
             numbers[direction] = min(math.exp(self._total(profile, epsilon, log_bounds)), 1.0)
-        return verify.largest(numbers.values()), numbers
+        return Bounds(numbers["remove"], numbers["add"], {})
 
     def guess(self, epsilon: float, delta: float) -> float:
         return self.unit.guess(epsilon / self.group_size, delta / self.group_size)

@@ -1,9 +1,68 @@
-"""When a bound is believed: finite and below, for each direction on its own."""
+"""Estimate, verify, release: the only place where a sampled statement becomes a guarantee.
+
+A :class:`~mfopt.accounting.model.Model` estimates and bounds δ(x), where x is σ or ε and the other
+one is fixed; δ falls as x grows. Asked for the smallest x with δ(x) <= δ, the engine
+
+1. estimates it, and takes a pilot there that tells what a bound will cost with so many samples;
+2. fixes from that a *descending* sequence x_1 > x_2 > … and a sample count for each;
+3. tests them in order, each on fresh iid samples at full failure probability β, and releases the
+   last x that was accepted before the first refusal.
+
+**Guarantee** (fixed-sequence testing; the release argument is that of Wang, Mahloujifar, Wu, Jia,
+Mittal 2023). Call x bad if max(H(P, Q), H(Q, P)) > δ − β at x. δ(x) falls, so the bad x of the
+sequence are its tail x_j, x_{j+1}, …: to release any of them, x_j must have been accepted. x_j was
+fixed before the samples of its test were drawn. A test accepts only if *both* directions' bounds,
+each valid except with probability β, are <= δ − β; at x_j one of the two divergences is larger,
+and accepting means that its bound failed: probability <= β (an intersection-union test, so β is
+not split over the directions), and there is no union over the sequence either. The accountant's
+randomness is independent of the data, so the mechanism "draw x as above, publish it, run at x" has
+H <= Pr[x good]·(δ − β) + Pr[x bad] <= δ. If the first x is refused nothing is released, and a new
+round may begin, with a new pilot and fresh samples; round r demands that bounds be <= δ − rβ. With
+q_r = Pr[release in round r], Σ_r q_r (δ − rβ) + Σ_r β·Pr[round r is reached] <= δ still, since
+Pr[round r is reached] sums the later q's and the chance of releasing nothing (Rβ <= δ).
+
+β is δ/1000, which costs 0.1% of δ and little under the logarithm.
+
+What a bound shows without samples needs no test: an x at which a :class:`~.FreeBound` is <= δ is
+accepted as it is, so no σ is ever released above the exact unamplified one.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+import jax
+
+from mfopt import _check
+from mfopt.accounting.model import Bounds, Found, Model, Plan, largest
+from mfopt.accounting.monte_carlo import _chunks
+from mfopt.accounting.monte_carlo.protocol import FreeBound
+from mfopt.errors import FailureError
+from mfopt.progress import Progress, Report, silent
+
+Free = Literal["noise_multiplier", "epsilon"]
+
+BETA_SHARE = 1 / 1000  # β over δ
+ROUNDS = 3
+LEAST_SAMPLES, SAMPLES = 2**16, 2**18
+MOST_SAMPLES = 2**22
+MOST_WORK = 2**31  # samples times work, at most, that are taken without being asked for
+ROUNDING = 2.0**-40  # relative: x is nudged up so that no later rounding can lower it
+LEAST_DELTA = 1e-280
+_WORTH, _COSTLY = 0.0011, 0.0025  # slack, relative to x, for which samples are doubled up to
+# SAMPLES, and beyond them
+_HELPS = 0.96  # twice the samples should bring the slack below this part of it
+_MOST_SLACK = 0.05  # of x: a larger one is refused
+_MOST_SLACK_DELTA = 0.5  # of log δ, where δ is asked for
+_WORTH_DELTA = 0.02
+_RUNGS = ((16, 5.0), (4, 3.0), (1, 1.6))  # (samples are divided by, standard errors of safety)
+_LEAST_RUNG = 8192
+_MOST_MOVE = 0.01  # of log x: a pilot that says the estimate is further off is taken again
+_FAR = 6.0  # standard errors beyond which a statement is not worth a test
+_DOMAIN = 0x76657269  # keys of the engine: no other user of the same seed draws from them
 
 
 def accepts(bounds: Iterable[float], spent: float, delta: float) -> bool:
@@ -17,8 +76,334 @@ def accepts(bounds: Iterable[float], spent: float, delta: float) -> bool:
     return fair and bool(bounds) and all(bound >= 0 and bound + spent <= delta for bound in bounds)
 
 
-def largest(bounds: Iterable[float]) -> float:
-    """The largest of the directions' bounds; infinite, so never accepted, where one is no bound."""
-    bounds = list(bounds)
-    fair = bool(bounds) and all(math.isfinite(bound) and bound >= 0 for bound in bounds)
-    return max(bounds) if fair else math.inf
+@dataclasses.dataclass(frozen=True)
+class Verified:
+    """A verified statement.
+
+    Attributes:
+      noise_multiplier, epsilon, delta: the statement.
+      bounds: what was accepted.
+      beta: failure probability, counted inside δ.
+      samples: of the accepted test; 0 for a free bound.
+      tests: how many were made.
+      method: of the accepted bounds.
+      estimate: what the search began with, where there was one.
+    """
+
+    noise_multiplier: float
+    epsilon: float
+    delta: float
+    bounds: Bounds
+    beta: float
+    samples: int
+    tests: int
+    method: str
+    estimate: Found | None = None
+
+
+class Engine:
+    """One model's statements.
+
+    Args:
+      model: what is estimated and bounded.
+      seed: pinned seed of all samples, or None for the operating system's entropy.
+      progress: told what is being done.
+    """
+
+    def __init__(self, model: Model, seed: int | None = None, progress: Report = silent):
+        self.model, self.seed, self.progress = model, seed, progress
+        self._root = _chunks.seed_key(seed)
+        if model.samples is not None:
+            _check.integer("certify samples", model.samples, at_least=256)
+
+    # --- questions -------------------------------------------------------------------------------
+
+    def noise_multiplier(self, epsilon: float, delta: float) -> Verified:
+        """The smallest σ that is verified for (ε, δ).
+
+        Raises:
+          UsageError: ε or δ out of range.
+          FailureError: no σ was accepted.
+        """
+        epsilon, delta = _check.epsilon("epsilon", epsilon), check_delta(delta)
+        return self._smallest(
+            "noise_multiplier", delta,
+            at=lambda x: (x, epsilon),
+            free=lambda bound: bound.noise_multiplier(epsilon, delta),
+            find=lambda: self.model.find_noise_multiplier(epsilon, delta, self._key(0)),
+        )  # fmt: skip
+
+    def epsilon(self, noise_multiplier: float, delta: float) -> Verified:
+        """The smallest ε that is verified for σ and δ. Raises as :meth:`noise_multiplier`."""
+        sigma, delta = _check.positive("noise_multiplier", noise_multiplier), check_delta(delta)
+        return self._smallest(
+            "epsilon", delta,
+            at=lambda x: (sigma, x),
+            free=lambda bound: bound.epsilon(sigma, delta),
+            find=lambda: self.model.find_epsilon(sigma, delta, self._key(0)),
+        )  # fmt: skip
+
+    def delta(self, noise_multiplier: float, epsilon: float) -> Verified:
+        """A verified δ for σ and ε, its failure probability included."""
+        sigma = _check.positive("noise_multiplier", noise_multiplier)
+        epsilon = _check.epsilon("epsilon", epsilon)
+        nothing = Verified(sigma, epsilon, 1.0, Bounds(1.0, 1.0, {}), 0.0, 0, 0, "no bound")
+        best = min(
+            (self._freely(bound, sigma, epsilon, 1.0) for bound in self.model.free_bounds()),
+            key=lambda free: free.delta, default=nothing,
+        )  # fmt: skip
+        if any(bound.exact and bound.method == best.method for bound in self.model.free_bounds()):
+            return best
+        if not self.model.sampled:
+            found = self.model.bounds(sigma, epsilon, None, 0, 0.0, self._key(2))
+            total = min(largest(found.both), 1.0)
+            return Verified(sigma, epsilon, total, found, 0.0, 0, 1, self.model.method)
+        log_delta = min(self.model.log_search(sigma, epsilon), 0.0)
+        beta = max(math.exp(log_delta), LEAST_DELTA) * BETA_SHARE
+        plan, samples = self._plan(
+            sigma, epsilon, beta,
+            lambda plan, n: (plan.expected(n, beta) - plan.log_mean, _WORTH_DELTA, _WORTH_DELTA),
+        )  # fmt: skip
+        if not plan.expected(samples, beta) - plan.log_mean < _MOST_SLACK_DELTA:
+            return self._or_refuse(
+                best, best.delta < 1, f"no sample says much about δ at σ = {sigma:.6g}"
+            )
+        found = self.model.bounds(sigma, epsilon, plan, samples, beta, self._key(2))
+        total = largest(found.both) + beta
+        if not total < best.delta:
+            return best
+        return Verified(sigma, epsilon, total, found, beta, samples, 1, self.model.method)
+
+    def certify(self, noise_multiplier: float, epsilon: float, delta: float) -> Verified:
+        """The statement for a σ that is already chosen, in one test.
+
+        Raises:
+          UsageError: an argument out of range.
+          FailureError: the bound is above δ: the statement is false, or true by less than the
+            bound's slack.
+        """
+        sigma = _check.positive("noise_multiplier", noise_multiplier)
+        epsilon, delta = _check.epsilon("epsilon", epsilon), check_delta(delta)
+        refused = (
+            f"not certified: at noise multiplier {sigma:.6g} and ε = {epsilon:g} the upper bound "
+            "on δ is {bound:.4g}, above {delta:g}{why}. "
+            "Ask for a larger δ or ε, or more certify samples."
+        )
+        for bound in self.model.free_bounds():
+            found = self._freely(bound, sigma, epsilon, delta)
+            if accepts(found.bounds.both, 0.0, delta):
+                return found
+            if bound.exact:
+                raise FailureError(
+                    refused.format(bound=largest(found.bounds.both), delta=delta, why="")
+                )
+        if not self.model.sampled:
+            found_bounds = self.model.bounds(sigma, epsilon, None, 0, 0.0, self._key(2))
+            if accepts(found_bounds.both, 0.0, delta):
+                return Verified(sigma, epsilon, delta, found_bounds, 0.0, 0, 1, self.model.method)
+            raise FailureError(
+                refused.format(bound=largest(found_bounds.both), delta=delta, why="")
+            )
+        beta = delta * BETA_SHARE
+        target = math.log(delta) + math.log1p(-BETA_SHARE)
+        most = self._most_samples()
+
+        def judged(plan: Plan, samples: int) -> tuple[float, float, float]:
+            # more samples only where they can still bring the bound below δ
+            if plan.expected(most, beta, 2.0) > target:
+                return 0.0, 0.0, 0.0
+            return plan.expected(samples, beta, 2.0) - target, 0.0, 0.0
+
+        plan, samples = self._plan(sigma, epsilon, beta, judged)
+        if plan.log_mean - math.log1p(_FAR * min(plan.error, 1e3)) > math.log(delta):
+            about = math.exp(min(plan.log_mean, 0.0))
+            raise FailureError(
+                refused.format(bound=about, delta=delta, why=": a pilot estimates as much")
+            )
+        self.progress(Progress("certifying", note=f"σ = {sigma:.6g}"))
+        found_bounds = self.model.bounds(sigma, epsilon, plan, samples, beta, self._key(2))
+        if accepts(found_bounds.both, beta, delta):
+            return Verified(
+                sigma, epsilon, delta, found_bounds, beta, samples, 1, self.model.method
+            )
+        raise FailureError(
+            refused.format(bound=largest(found_bounds.both) + beta, delta=delta, why="")
+        )
+
+    # --- the procedure ---------------------------------------------------------------------------
+
+    def _smallest(
+        self, name: Free, delta: float, *, at: Callable[[float], tuple[float, float]],
+        free: Callable[[FreeBound], float], find: Callable[[], Found],
+    ) -> Verified:  # fmt: skip
+        fallback: tuple[float, Verified] | None = None
+        for bound in self.model.free_bounds():
+            self.progress(Progress("solving in closed form"))
+            x = free(bound) * (1 + ROUNDING)
+            found = self._freely(bound, *at(x), delta)
+            if not accepts(found.bounds.both, 0.0, delta):
+                continue
+            if bound.exact:
+                return found
+            if fallback is None or x < fallback[0]:
+                fallback = x, found
+        self.progress(Progress("calibrating on fresh samples"))
+        estimate = find()
+        if not self.model.sampled:
+            return self._inflate(estimate, at, delta)
+        for number in range(1, ROUNDS + 1):
+            accepted = self._round(name, number, estimate, at, delta, fallback)
+            if accepted is not None:
+                return accepted
+        raise FailureError(
+            f"not certified: the first of each of {ROUNDS} sequences of {_words(name)} near "
+            f"{estimate.value:.6g} was refused. Use more certify samples."
+        )
+
+    def _round(
+        self, name: Free, number: int, estimate: Found,
+        at: Callable[[float], tuple[float, float]], delta: float,
+        fallback: tuple[float, Verified] | None,
+    ) -> Verified | None:  # fmt: skip
+        """One descending sequence; None where its first value was refused."""
+        beta, spent = delta * BETA_SHARE, number * delta * BETA_SHARE
+        target = math.log(delta - spent)
+        centre, slope = estimate.value, abs(estimate.slope)
+
+        def slack(plan: Plan, samples: int) -> float:
+            return (plan.expected(samples, beta, _RUNGS[-1][1]) - plan.log_mean) / slope
+
+        for attempt in range(4):
+            plan, samples = self._plan(
+                *at(centre), beta, lambda plan, n: (slack(plan, n), _WORTH, _COSTLY),
+                path=(number, attempt),
+            )  # fmt: skip
+            # the pilot belongs where the last value of the sequence will be
+            move = (plan.expected(samples, beta, _RUNGS[-1][1]) - target) / slope
+            if not math.isfinite(move) or abs(move) < _MOST_MOVE:
+                break
+            centre *= math.exp(max(-0.3, min(move, 0.3)))
+        near = fallback is not None and fallback[0] <= (1 + _MOST_SLACK) * centre
+        if not slack(plan, samples) < _MOST_SLACK:
+            return self._or_refuse(
+                None if fallback is None else fallback[1],
+                near,
+                f"no sample says enough near {_words(name)} = {centre:.6g}, where its bound would "
+                f"cost more than {100 * _MOST_SLACK:g}%",
+            )
+        rungs = []
+        for divisor, errors in _RUNGS:
+            size = max(samples // divisor, min(samples, _LEAST_RUNG))
+            margin = (plan.expected(size, beta, errors + number - 1) - target) / slope
+            if margin > 2 * _MOST_MOVE:  # further off than the pilot can be trusted
+                size = samples
+                margin = (plan.expected(size, beta, errors + number - 1) - target) / slope
+            rungs.append((centre * math.exp(margin) * (1 + ROUNDING), size))
+        # fixed before the first test, and descending: a later one that is no smaller gains nothing
+        accepted: Verified | None = None
+        if fallback is not None and rungs[0][0] >= fallback[0]:
+            accepted = dataclasses.replace(fallback[1], estimate=estimate)
+        last = math.inf if accepted is None else fallback[0] if fallback else math.inf
+        sequence = []
+        for x, size in rungs:
+            if x < last:
+                sequence.append((x, size))
+                last = x
+        for position, (x, size) in enumerate(sequence):
+            self.progress(Progress("certifying", note=f"{_words(name)} = {x:.6g}"))
+            found = self.model.bounds(*at(x), plan, size, beta, self._key(2, number, position))
+            if not accepts(found.both, spent, delta):
+                break
+            sigma, epsilon = at(x)
+            accepted = Verified(
+                sigma, epsilon, delta, found, spent, size, position + 1, self.model.method, estimate
+            )
+        if accepted is None and near and fallback is not None:
+            return fallback[1]
+        return accepted
+
+    def _plan(
+        self, sigma: float, epsilon: float, beta: float,
+        judged: Callable[[Plan, int], tuple[float, float, float]], path: tuple[int, ...] = (0,),
+    ) -> tuple[Plan, int]:  # fmt: skip
+        """A pilot, and the samples worth taking: doubled while what ``judged`` gives is too much.
+
+        ``judged`` gives (slack, what is worth more samples up to SAMPLES, and beyond them).
+        """
+        samples = LEAST_SAMPLES if self.model.samples is None else self.model.samples
+        plan = self.model.pilot(sigma, epsilon, samples, beta, self._key(1, *path))
+        while 2 * samples <= self._most_samples():
+            slack, worth, costly = judged(plan, samples)
+            if not slack > (worth if samples < SAMPLES else costly):
+                break
+            if not judged(plan, 2 * samples)[0] < _HELPS * slack:
+                break  # what is left is the pilot's, or β's
+            samples *= 2
+        return plan, samples
+
+    def _most_samples(self) -> int:
+        if self.model.samples is not None:
+            return self.model.samples
+        return max(LEAST_SAMPLES, min(MOST_SAMPLES, MOST_WORK // self.model.work))
+
+    def _inflate(
+        self, estimate: Found, at: Callable[[float], tuple[float, float]], delta: float
+    ) -> Verified:
+        """A deterministic bound is checked at growing x until it is met."""
+        x, slope, missed = estimate.value, abs(estimate.slope), math.inf
+        for attempt in range(1, 9):
+            found = self.model.bounds(*at(x), None, 0, 0.0, self._key(2))
+            if accepts(found.both, 0.0, delta):
+                sigma, epsilon = at(x)
+                return Verified(
+                    sigma, epsilon, delta, found, 0.0, 0, attempt, self.model.method, estimate
+                )
+            total = largest(found.both)
+            if not math.isfinite(total):
+                break
+            # the next attempt starts where this one's excess would just vanish, and a bit beyond
+            missed = math.log(total / delta)
+            x *= math.exp(min(1.2 * missed / slope, 0.5) + 1e-3 * attempt)
+        raise FailureError(
+            f"not verified: the bound on δ at {x:.5g} still misses {delta:g} by a factor "
+            f"{math.exp(min(missed, 700.0)):.3g}. Ask for a larger δ."
+        )
+
+    @staticmethod
+    def _freely(bound: FreeBound, sigma: float, epsilon: float, delta: float) -> Verified:
+        logs = bound.log_deltas(sigma, epsilon)
+        remove, add = (math.exp(min(value, 1.0)) for value in logs)
+        found = Bounds(remove, add, {})
+        return Verified(
+            sigma, epsilon, min(largest(found.both), delta), found, 0.0, 0, 0, bound.method
+        ) if delta == 1.0 else Verified(
+            sigma, epsilon, delta, found, 0.0, 0, 0, bound.method
+        )  # fmt: skip
+
+    @staticmethod
+    def _or_refuse(fallback: Verified | None, good: bool, why: str) -> Verified:
+        if fallback is not None and good:
+            return fallback
+        tail = (
+            "" if fallback is None else
+            f" Without amplification σ = {fallback.noise_multiplier:.6g} holds "
+            f"(ε = {fallback.epsilon:g}, δ = {fallback.delta:.3g})."
+        )  # fmt: skip
+        raise FailureError(
+            f"not certified: {why}.{tail} Use more certify samples, a larger δ, or a smaller ε."
+        )
+
+    def _key(self, *path: int) -> jax.Array:
+        return _chunks.subkey(self._root, _DOMAIN, *path)
+
+
+def check_delta(delta: float) -> float:
+    """δ in (0, 1), above the smallest that floats can take a thousandth of."""
+    delta = _check.probability("delta", delta)
+    if delta < LEAST_DELTA:
+        raise _check.reject("delta", delta, f"must be at least {LEAST_DELTA:g}")
+    return delta
+
+
+def _words(name: Free) -> str:
+    return "σ" if name == "noise_multiplier" else "ε"

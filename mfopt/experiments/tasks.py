@@ -234,7 +234,6 @@ def run_certified(
     pair = dominating_pair.exact(strategy_of(source), BallsInBins(bins, epochs))
     certificate, estimate = release(
         pair, epsilon, delta, samples=samples, seed=2 * seed + 1,
-        start=source.record.get("start_sigma"),
     )  # fmt: skip
     guarantee = certificate.guarantee("example").describe()
     return Result(

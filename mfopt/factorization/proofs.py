@@ -28,8 +28,8 @@ import platformdirs
 from mfopt import _files
 from mfopt._version import __version__
 from mfopt.accounting import account
+from mfopt.accounting.verify import MOST_WORK
 from mfopt.calibration import certify
-from mfopt.calibration.release import MOST_WORK
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization.record import Factorization
 from mfopt.guarantee import Guarantee

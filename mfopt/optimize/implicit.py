@@ -6,14 +6,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from mfopt.accounting.monte_carlo import design_point
-from mfopt.accounting.monte_carlo.design_point import Draws
-from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
+from mfopt.accounting.monte_carlo.protocol import SampledLaw
 
 _TOLERANCE = 1e-7  # of a Newton step that has been taken: what is left is its square
 _MAX_ITERATIONS = 60
@@ -26,37 +25,32 @@ class Frozen(NamedTuple):
 
     Attributes:
       draws: samples.
-      weights: shifts W, placed for some C and σ.
-      centre: log of that σ over the root mean square mode norm of that C.
+      proposal: where they are put, for some C and σ.
+      centre: log of that σ over the scale of that C.
       start: where the search for log σ begins (any value; a good one saves steps).
     """
 
-    draws: Draws
-    weights: jax.Array
+    draws: Any
+    proposal: Any
     centre: jax.Array
     start: jax.Array
 
 
-def log_norm(pair: DominatingPair) -> jax.Array:
-    """log of the root mean square norm of the modes."""
-    return jnp.log(jnp.mean(jnp.diagonal(pair.gram))) / 2
-
-
-@jax.custom_vjp
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def log_sigma(
-    pair: DominatingPair, frozen: Frozen, epsilon: jax.Array, log_delta: jax.Array
+    law: SampledLaw, reduced: Any, frozen: Frozen, epsilon: jax.Array, log_delta: jax.Array
 ) -> jax.Array:
     """log σ with log δ̂ = ``log_delta`` on the frozen samples.
 
     NaN where no such σ lies near ``frozen.centre``: with shifts placed for a very different
     mechanism the estimator has no precision left, and far away it is not even monotone.
     """
-    terms = design_point.exponents(pair, frozen.weights, frozen.draws)
-    centre = frozen.centre + log_norm(pair)
+    terms = law.frozen(reduced, frozen.proposal, frozen.draws)
+    centre = frozen.centre + law.log_scale(reduced)
 
     def function(theta: jax.Array) -> tuple[jax.Array, jax.Array]:
         value, slope = jax.jvp(
-            lambda t: design_point.log_delta(terms, t, epsilon), (theta,), (jnp.ones(()),)
+            lambda t: law.log_delta(terms, t, epsilon), (theta,), (jnp.ones(()),)
         )
         return value - log_delta, slope
 
@@ -84,22 +78,22 @@ def log_sigma(
 
 
 def _forward(
-    pair: DominatingPair, frozen: Frozen, epsilon: jax.Array, log_delta: jax.Array
+    law: SampledLaw, reduced: Any, frozen: Frozen, epsilon: jax.Array, log_delta: jax.Array
 ) -> tuple[jax.Array, tuple]:
-    solution = log_sigma(pair, frozen, epsilon, log_delta)
-    return solution, (pair, frozen, epsilon, solution)
+    solution = log_sigma(law, reduced, frozen, epsilon, log_delta)
+    return solution, (reduced, frozen, epsilon, solution)
 
 
-def _backward(saved: tuple, cotangent: jax.Array) -> tuple:
-    pair, frozen, epsilon, solution = saved
+def _backward(law: SampledLaw, saved: tuple, cotangent: jax.Array) -> tuple:
+    reduced, frozen, epsilon, solution = saved
 
-    def value(pair: DominatingPair, theta: jax.Array) -> jax.Array:
-        terms = design_point.exponents(pair, frozen.weights, frozen.draws)
-        return design_point.log_delta(terms, theta, epsilon)
+    def value(reduced: Any, theta: jax.Array) -> jax.Array:
+        terms = law.frozen(reduced, frozen.proposal, frozen.draws)
+        return law.log_delta(terms, theta, epsilon)
 
-    by_pair, by_theta = jax.grad(value, argnums=(0, 1))(pair, solution)
+    by_reduced, by_theta = jax.grad(value, argnums=(0, 1))(reduced, solution)
     rate = -cotangent / by_theta
-    return jax.tree.map(lambda leaf: rate * leaf, by_pair), None, None, None
+    return jax.tree.map(lambda leaf: rate * leaf, by_reduced), None, None, None
 
 
 log_sigma.defvjp(_forward, _backward)

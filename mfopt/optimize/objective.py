@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Hashable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +13,11 @@ import numpy as np
 
 from mfopt import _check, query_error
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import _chunks, design_point, dominating_pair
-from mfopt.calibration.balls_in_bins import rough
+from mfopt.accounting.monte_carlo import _chunks
+from mfopt.accounting.monte_carlo.calibrate import rough
+from mfopt.accounting.monte_carlo.protocol import SampledLaw, law
 from mfopt.optimize import implicit
 from mfopt.optimize.parameterization import Parameterization
-from mfopt.sampling import BallsInBins
 from mfopt.strategies import Strategy
 from mfopt.workloads import Workload
 
@@ -65,7 +65,7 @@ class AmplifiedObjective:
     Args:
       loss: see :data:`Loss`.
       parameterization: how parameters make a strategy.
-      scheme: balls-in-bins.
+      scheme: one that a sampled privacy loss is known for.
       epsilon, delta: privacy target (add-remove, remove direction; the add direction is
         checked when the result is calibrated).
       samples: frozen samples, even.
@@ -76,46 +76,45 @@ class AmplifiedObjective:
         self,
         loss: Loss,
         parameterization: Parameterization,
-        scheme: BallsInBins,
+        scheme: Any,
         epsilon: float,
         delta: float,
         *,
         samples: int,
         seed: int | None,
     ) -> None:
-        self._build, self._scheme = parameterization.build, scheme
+        self._build, self._law = parameterization.build, law(scheme)
         self._epsilon, self._delta = epsilon, delta
         samples = _check.integer("samples", samples, at_least=64)
         key = _chunks.seed_key(seed)
         self._calibration_key = _chunks.subkey(key, 1)
         with jax.enable_x64(True):
-            self._draws = design_point.draw(
-                _chunks.subkey(key, 0), samples + samples % 2, scheme.bins
-            )
+            self._draws = self._law.draws(_chunks.subkey(key, 0), samples)
         known = loss if isinstance(loss, Hashable) else functools.partial(loss)
         self._loss = known
-        self._evaluate = _evaluation(known, parameterization.build, scheme)
+        self._evaluate = _evaluation(known, parameterization.build, self._law)
         self._start = self._centre = math.nan
-        self._weights: jax.Array | None = None
+        self._proposal: Any = None
 
     @float64
     def refresh(self, parameters: np.ndarray) -> None:
-        """Place the shifts at the σ that these parameters need."""
-        pair = dominating_pair.exact(self._build(jnp.asarray(parameters)), self._scheme)
-        sigma = math.nan if self._weights is None else self(parameters).noise_multiplier
+        """Place the proposal at the σ that these parameters need."""
+        strategy = self._build(jnp.asarray(parameters))
+        loss = self._law.loss(strategy)
+        sigma = math.nan if self._proposal is None else self(parameters).noise_multiplier
         if not math.isfinite(sigma):
-            sigma = rough(pair, self._epsilon, self._delta, self._calibration_key)
-        self._weights = design_point.shifts(pair.gram, sigma, self._epsilon)
+            sigma = rough(loss, self._epsilon, self._delta, self._calibration_key)
+        reduced = self._law.reduced(strategy)
+        self._proposal = self._law.proposal(reduced, sigma, self._epsilon)
         self._start = math.log(sigma)
-        self._centre = self._start - math.log(np.mean(np.diagonal(pair.gram))) / 2
+        self._centre = self._start - float(self._law.log_scale(reduced))
 
     @float64
     def __call__(self, parameters: np.ndarray) -> Evaluation:
-        if self._weights is None:
+        if self._proposal is None:
             self.refresh(parameters)
-        assert self._weights is not None
         frozen = implicit.Frozen(
-            self._draws, self._weights, jnp.asarray(self._centre), jnp.asarray(self._start)
+            self._draws, self._proposal, jnp.asarray(self._centre), jnp.asarray(self._start)
         )
         target = jnp.asarray(self._epsilon), jnp.asarray(math.log(self._delta))
         (value, (log_sigma, norm)), gradient = self._evaluate(
@@ -129,7 +128,7 @@ class AmplifiedObjective:
 
 @functools.lru_cache(maxsize=16)
 def _evaluation(
-    loss: Loss, build: Callable[[jax.Array], Strategy], scheme: BallsInBins
+    loss: Loss, build: Callable[[jax.Array], Strategy], law: SampledLaw
 ) -> Callable[..., tuple]:
     """((loss, (log σ, mode norm)), gradient) of (parameters, frozen, ε, log δ), for all ε, δ."""
 
@@ -137,9 +136,8 @@ def _evaluation(
         parameters: jax.Array, frozen: implicit.Frozen, epsilon: jax.Array, log_delta: jax.Array
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         strategy = build(parameters)
-        pair = dominating_pair.differentiable(strategy, scheme)
-        log_sigma = implicit.log_sigma(pair, frozen, epsilon, log_delta)
-        norm = jnp.sqrt(jnp.max(jnp.diagonal(pair.gram)))
-        return loss(strategy, jnp.exp(log_sigma)), (log_sigma, norm)
+        reduced = law.reduced(strategy)
+        log_sigma = implicit.log_sigma(law, reduced, frozen, epsilon, log_delta)
+        return loss(strategy, jnp.exp(log_sigma)), (log_sigma, law.norm(reduced))
 
     return jax.jit(jax.value_and_grad(value, has_aux=True))

@@ -65,8 +65,6 @@ def factorize(
     workload = workload or PrefixSums()
     if time_scale is None:
         time_scale = strategy in kinds.names() and kinds.find(strategy).scalable
-    # the optimizer's frozen samples and the certificate's must be independent also when pinned
-    optimizer_seed = None if seed is None else 2 * seed
     sizes.require(strategy, scheme, samples=0, bands=bands, buffers=int(options.get("buffers", 1)))
     compiling = threading.Thread(target=warm_up, args=(scheme.bins,), daemon=True)
     if strategy != "identity":  # whose certificate needs no samples
@@ -76,7 +74,7 @@ def factorize(
         try:
             found = optimize(
                 scheme, epsilon, delta, strategy=strategy, bands=bands, workload=workload,
-                time_scale=time_scale, seed=optimizer_seed, progress=progress, **options,
+                time_scale=time_scale, seed=seed, progress=progress, **options,
             )  # fmt: skip
         except InterruptedOptimization as stopped:
             found, interrupted = stopped.best, True
@@ -90,7 +88,6 @@ def factorize(
         "optimizer_seconds": round(found.seconds, 3),
         "evaluations": len(found.history),
     }
-    start = found.noise_multiplier if np.isfinite(found.noise_multiplier) else None
     guarantee = None
     if not interrupted:
         try:
@@ -98,8 +95,8 @@ def factorize(
                 compiling.join()
             pair = dominating_pair.exact(found.strategy, scheme)
             certificate, estimate = release(
-                pair, epsilon, delta, samples=certify_samples,
-                seed=None if seed is None else 2 * seed + 1, start=start, progress=progress,
+                # the engine's samples are its own, also where the seed is the optimizer's
+                pair, epsilon, delta, samples=certify_samples, seed=seed, progress=progress,
             )  # fmt: skip
             guarantee = certificate.guarantee(privacy_unit)
             record["estimated_noise_multiplier"] = estimate.noise_multiplier

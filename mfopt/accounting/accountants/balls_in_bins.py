@@ -6,11 +6,13 @@ norm of its mode, and hockey-stick divergence is convex, so the largest norm bou
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 import numpy as np
 
+from mfopt import _check
 from mfopt.accounting import unamplified
 from mfopt.accounting.account import Accountant, Effort
 from mfopt.accounting.accountants.independent_rounds import (
@@ -20,7 +22,10 @@ from mfopt.accounting.accountants.independent_rounds import (
 from mfopt.accounting.accountants.unamplified import gaussian_release
 from mfopt.accounting.analyses import Analysis, ProfileAnalysis
 from mfopt.accounting.monte_carlo import balls_in_bins
+from mfopt.accounting.monte_carlo.free import Orthogonal
 from mfopt.accounting.verified import VerifiedAnalysis
+from mfopt.accounting.verify import ROUNDING
+from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
 from mfopt.sampling import BallsInBins, FixedOrder
 
@@ -40,15 +45,29 @@ class BallsInBinsAccountant(Accountant):
         if mechanism.group_size == 1:
             squared_norm = balls_in_bins.orthogonal_norm(mechanism)
             if squared_norm is not None:
-                return ProfileAnalysis(
+                return OrthogonalAnalysis(
                     mechanism,
                     "balls-in-bins with orthogonal modes, sum of lognormals",
                     "exact",
                     {"mode_norm": math.sqrt(squared_norm)},
                     balls_in_bins.allocation(scheme.bins, squared_norm),
+                    Orthogonal(scheme.bins, squared_norm),
                 )
         model = balls_in_bins.model(mechanism, effort.samples)
         return VerifiedAnalysis(mechanism, model, certify=effort.certify, seed=effort.seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class OrthogonalAnalysis(ProfileAnalysis):
+    """Orthogonal modes, with the σ that the release engine gives for them."""
+
+    exact: Orthogonal | None = None
+
+    def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
+        assert self.exact is not None
+        epsilon, delta = _check.epsilon("epsilon", epsilon), _check.probability("delta", delta)
+        sigma = self.exact.noise_multiplier(epsilon, delta) * (1 + ROUNDING)
+        return self._guarantee(sigma, epsilon, delta)
 
 
 class KnownBins(Accountant):
@@ -60,6 +79,11 @@ class KnownBins(Accountant):
     def check(self, mechanism: Mechanism) -> None:
         refuse_replacement(mechanism)
         mechanism.strategy.check_entries(mechanism.iterations)
+        if mechanism.group_size == 1:
+            raise _check.reject(
+                "group_size", 1, "the release engine has this bound among its own",
+                "One question has one answer, whoever asks.",
+            )  # fmt: skip
 
     def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
         norm = largest_mode(mechanism)

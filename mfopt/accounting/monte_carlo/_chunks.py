@@ -15,13 +15,14 @@ from mfopt import _check
 
 MEMORY_BUDGET = 2**28  # bytes of live sample arrays, over all local devices
 _LIVE_ARRAYS = 8  # float64 arrays of shape (chunk, bins) alive at once in the kernels
+_LARGEST = 8192  # samples in a chunk: pilots and tests of any size share one compilation
 _CALL = 64  # chunks per device in one call: how often progress is shown
 
 
 def chunk_size(samples: int, bins: int) -> int:
     """Samples per chunk: fixed by the problem alone, so results do not depend on the machine."""
     fitting = MEMORY_BUDGET // 16 // (8 * _LIVE_ARRAYS * bins)
-    return int(min(samples, max(64, fitting)))
+    return int(min(samples, max(64, min(fitting, _LARGEST))))
 
 
 def total(

@@ -1,95 +1,166 @@
-"""Balls-in-bins mechanisms behind the common interface.
-
-Any C >= 0: the Monte Carlo core's estimator and certificate. C = I: an exact account without
-sampling (:mod:`mfopt.accounting.loss_distribution.allocation`). Groups of K: the whole one-unit
-profile, and for C = I the exact mixture as an estimate beside it
-(:mod:`mfopt.accounting.monte_carlo.bin_counts`).
-"""
+"""Balls-in-bins as a sampled privacy loss: the Gram matrix, design points and tilts behind it."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from mfopt.accounting import verify
 from mfopt.accounting.chain import Chain, DeterministicUnit
-from mfopt.accounting.closed_form import gaussian
-from mfopt.accounting.loss_distribution.allocation import AllocationProfile
-from mfopt.accounting.loss_distribution.rounds import Direction
-from mfopt.accounting.monte_carlo import _chunks, dominating_pair, tilted
+from mfopt.accounting.model import Model
+from mfopt.accounting.monte_carlo import design_point, dominating_pair, tilted
 from mfopt.accounting.monte_carlo.bin_counts import CountModel
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
+from mfopt.accounting.monte_carlo.free import Orthogonal, Unamplified, guess_noise_multiplier
 from mfopt.accounting.monte_carlo.frozen import FrozenSamples
-from mfopt.accounting.verified import Model, Numbers
-from mfopt.guarantee import Status
+from mfopt.accounting.monte_carlo.protocol import (
+    FreeBound,
+    SampledDirection,
+    SampledLaw,
+    SampledLoss,
+    law,
+    loss_of,
+)
+from mfopt.accounting.monte_carlo.sampled import OneUnit
+from mfopt.accounting.monte_carlo.tilted import HINGE, Payoff, Pilot, Tilt, UpperBound
+from mfopt.sampling import BallsInBins
+from mfopt.strategies import Strategy
 
-SAMPLES = 2**17
-_SEARCH_SAMPLES = 4096
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BallsInBinsLoss(SampledLoss):
+    """One unit, any C >= 0.
+
+    Attributes:
+      pair: the dominating pair; checked, because a bound is only as good as its factor.
+    """
+
+    pair: DominatingPair
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pair", dominating_pair.check(self.pair))
+
+    @property
+    def work(self) -> int:
+        return self.pair.bins
+
+    @property
+    def sensitivity(self) -> float:
+        """Largest mode norm."""
+        return math.sqrt(float(np.max(np.diagonal(np.asarray(self.pair.gram)))))
+
+    def start(self, epsilon: float, delta: float) -> float:
+        return guess_noise_multiplier(self.sensitivity, self.pair.bins, epsilon, delta)
+
+    def frozen(
+        self, noise_multiplier: float, epsilon: float, samples: int, key: jax.Array
+    ) -> FrozenSamples:
+        return FrozenSamples(self.pair, noise_multiplier, epsilon, samples, key)
+
+    def choose(
+        self, direction: SampledDirection, noise_multiplier: float, epsilon: float, *,
+        samples: int, beta: float, key: jax.Array, log_mean: float | None = None,
+        payoff: Payoff = HINGE,
+    ) -> Pilot:  # fmt: skip
+        if direction == "remove":
+            return tilted.choose(
+                self.pair, noise_multiplier, epsilon, samples=samples, beta=beta, key=key,
+                log_mean=log_mean, payoff=payoff,
+            )  # fmt: skip
+        tilt = self.least("add", noise_multiplier, epsilon, payoff)
+        return self.pilot(
+            tilt, noise_multiplier, epsilon, samples=tilted.PILOT, key=key, payoff=payoff
+        )
+
+    def least(
+        self, direction: SampledDirection, noise_multiplier: float, epsilon: float,
+        payoff: Payoff = HINGE,
+    ) -> Tilt:  # fmt: skip
+        if direction == "remove":
+            return tilted.remove_tilts(self.pair, noise_multiplier, epsilon, payoff)[0]
+        return tilted.mean_tilt(self.pair, noise_multiplier, epsilon, payoff)
+
+    def pilot(
+        self, tilt: Tilt, noise_multiplier: float, epsilon: float, *, samples: int,
+        key: jax.Array, payoff: Payoff = HINGE,
+    ) -> Pilot:  # fmt: skip
+        return tilted.pilot(
+            self.pair, noise_multiplier, epsilon, tilt, samples=samples, key=key, payoff=payoff
+        )
+
+    def at(
+        self, tilt: Tilt, noise_multiplier: float, epsilon: float, payoff: Payoff = HINGE
+    ) -> Tilt:
+        return tilted.tilt(tilt.kind, tilt.order, self.pair, noise_multiplier, epsilon, payoff)
+
+    def bound(
+        self, tilt: Tilt, noise_multiplier: float, epsilon: float, *, bet: int, samples: int,
+        beta: float, key: jax.Array, payoff: Payoff = HINGE,
+    ) -> UpperBound:  # fmt: skip
+        return tilted.bound(
+            self.pair, noise_multiplier, epsilon, tilt, bet=bet, samples=samples, beta=beta,
+            key=key, payoff=payoff,
+        )  # fmt: skip
+
+    def free_bounds(self) -> Sequence[FreeBound]:
+        squared = dominating_pair.orthogonal_norm(self.pair)
+        exact = () if squared is None else (Orthogonal(self.pair.bins, squared),)
+        return (*exact, Unamplified(self.sensitivity))
+
+
+@loss_of.register
+def _of_pair(given: DominatingPair) -> SampledLoss:
+    return BallsInBinsLoss(given)
 
 
 @dataclasses.dataclass(frozen=True)
-class OneUnit(Model):
-    """One unit, any C >= 0: the Monte Carlo core's estimator and certificate."""
+class BallsInBinsLaw(SampledLaw):
+    """δ̂ by design points: everything follows from G and a factor of it.
 
-    pair: DominatingPair
-    samples: int = SAMPLES
-    method = "balls-in-bins Monte Carlo, Rényi-tilted bound"
-    estimator = "balls-in-bins Monte Carlo, design-point importance sampling"
-    status: Status = "certified"
+    Attributes:
+      scheme: balls-in-bins.
+    """
 
-    def log_estimate(self, noise_multiplier: float, epsilon: float) -> float:
-        return max(self.log_estimates(noise_multiplier, epsilon))
+    scheme: BallsInBins
 
-    def log_estimates(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
-        """log δ̂ of the remove and of the add direction, always from the same random numbers."""
-        key = _chunks.seed_key(0)
-        frozen = FrozenSamples(self.pair, noise_multiplier, epsilon, _SEARCH_SAMPLES, key)
-        log_sigma = math.log(noise_multiplier)
-        return frozen.evaluate(log_sigma).value, frozen.log_delta_add(log_sigma)
+    def loss(self, strategy: Strategy) -> BallsInBinsLoss:
+        return BallsInBinsLoss(dominating_pair.exact(strategy, self.scheme))
 
-    def bound(
-        self, noise_multiplier: float, epsilon: float, beta: float, key: jax.Array
-    ) -> tuple[float, Numbers]:
-        first, second = jax.random.fold_in(key, 0), jax.random.fold_in(key, 1)
-        remove = self._remove_bound(noise_multiplier, epsilon, beta / 2, first)
-        add = self._add_bound(noise_multiplier, epsilon, beta / 2, second)
-        numbers = {"remove": remove.value, "add": add.value, "order": remove.order,
-                   "samples": remove.samples, "estimate": remove.mean}  # fmt: skip
-        return verify.largest((remove.value, add.value)), numbers
+    def draws(self, key: jax.Array, samples: int) -> design_point.Draws:
+        return design_point.draw(key, samples + samples % 2, self.scheme.bins)
 
-    def direction_bound(
-        self, direction: Direction, sigma: float, epsilon: float, beta: float, key: jax.Array
-    ) -> float:
-        """Upper bound of δ in one direction except with probability ``beta``."""
-        bounding = self._remove_bound if direction == "remove" else self._add_bound
-        return bounding(sigma, epsilon, beta, key).value
+    def reduced(self, strategy: Strategy) -> DominatingPair:
+        return dominating_pair.differentiable(strategy, self.scheme)
 
-    def _remove_bound(
-        self, sigma: float, epsilon: float, beta: float, key: jax.Array
-    ) -> tilted.UpperBound:
-        pilot, fresh = jax.random.fold_in(key, 0), jax.random.fold_in(key, 1)
-        order, _ = tilted.choose_order(
-            self.pair, sigma, epsilon, samples=self.samples, beta=beta, key=pilot
-        )
-        return tilted.remove_bound(
-            self.pair, sigma, epsilon, order=order, samples=self.samples, beta=beta, key=fresh
-        )
+    def log_scale(self, reduced: DominatingPair) -> jax.Array:
+        """log of the root mean square norm of the modes."""
+        return jnp.log(jnp.mean(jnp.diagonal(reduced.gram))) / 2
 
-    def _add_bound(
-        self, sigma: float, epsilon: float, beta: float, key: jax.Array
-    ) -> tilted.UpperBound:
-        # β is a hundredth of δ: a ceiling of that size needs no sampling
-        return tilted.add_bound(
-            self.pair, sigma, epsilon, samples=self.samples, beta=beta, negligible=beta, key=key
-        )
+    def norm(self, reduced: DominatingPair) -> jax.Array:
+        """Largest mode norm."""
+        return jnp.sqrt(jnp.max(jnp.diagonal(reduced.gram)))
 
-    def guess(self, epsilon: float, delta: float) -> float:
-        return _guess(math.sqrt(float(np.max(np.diagonal(np.asarray(self.pair.gram))))),
-                      self.pair.bins, epsilon, delta)  # fmt: skip
+    def proposal(self, reduced: DominatingPair, noise_multiplier: Any, epsilon: Any) -> jax.Array:
+        return design_point.shifts(jnp.asarray(reduced.gram), noise_multiplier, epsilon)
+
+    def frozen(
+        self, reduced: DominatingPair, proposal: jax.Array, draws: design_point.Draws
+    ) -> design_point.Terms:
+        return design_point.exponents(reduced, proposal, draws)
+
+    def log_delta(self, terms: design_point.Terms, log_sigma: Any, epsilon: Any) -> jax.Array:
+        return design_point.log_delta(terms, log_sigma, epsilon)
+
+
+law.register(BallsInBins)(BallsInBinsLaw)
+
+
+# --- accounts of a mechanism ---------------------------------------------------------------------
 
 
 def orthogonal_norm(mechanism: Any) -> float | None:
@@ -101,24 +172,22 @@ def orthogonal_norm(mechanism: Any) -> float | None:
     column = mechanism.strategy.toeplitz_column(mechanism.sampling.iterations)
     if column is not None and column[0] > 0 and not np.any(column[1:]):
         # a multiple of C = I: without a Gram matrix, for any number of bins
-        return float(mechanism.sampling.epochs * column[0] ** 2)
+        return dominating_pair.rounded_norm(mechanism.sampling.epochs * float(column[0]) ** 2)
     pair = dominating_pair.exact(mechanism.strategy, mechanism.sampling)
     return dominating_pair.orthogonal_norm(pair)
 
 
 def allocation(bins: int, squared_norm: float) -> DeterministicUnit:
     """The exact one-unit profile of orthogonal modes."""
-
-    def profile(sigma: float, accuracy: float) -> AllocationProfile:
-        return AllocationProfile(bins, squared_norm / sigma**2, accuracy)
+    exact = Orthogonal(bins, squared_norm)
 
     def start(epsilon: float, delta: float) -> float:
-        return _guess(math.sqrt(squared_norm), bins, epsilon, delta)
+        return guess_noise_multiplier(math.sqrt(squared_norm), bins, epsilon, delta)
 
-    return DeterministicUnit(profile, start)
+    return DeterministicUnit(exact.profile, start)
 
 
-def model(mechanism: Any, samples: int = SAMPLES) -> Model:
+def model(mechanism: Any, samples: int | None = None) -> Model:
     """The model of a mechanism that is verified rather than computed: a general C, or a group.
 
     Raises:
@@ -129,11 +198,7 @@ def model(mechanism: Any, samples: int = SAMPLES) -> Model:
     if squared_norm is not None:
         chain = Chain(allocation(bins, squared_norm), group_size, "balls-in-bins with C = I")
         return CountModel(chain, bins, squared_norm)
-    pair = dominating_pair.exact(mechanism.strategy, mechanism.sampling)
+    one = OneUnit(law(mechanism.sampling).loss(mechanism.strategy), samples)
     if group_size == 1:
-        return OneUnit(pair, samples)
-    return Chain(OneUnit(pair, samples), group_size, "sampled balls-in-bins")
-
-
-def _guess(norm: float, bins: int, epsilon: float, delta: float) -> float:
-    return norm / gaussian.largest_mu(epsilon + math.log(bins), delta)
+        return one
+    return Chain(one, group_size, "sampled balls-in-bins", samples)

@@ -27,9 +27,10 @@ BETS = tuple(2.0 ** (-j / 2) for j in range(33))  # 1 .. 1.5e-5; the best of the
 def log_wealth(values: jax.Array) -> jax.Array:
     """Σ log(1 − λX) for each of :data:`BETS`, shapes (samples,) -> (bets,).
 
-    Values above 1 by rounding count as 1.
+    Values above 1 by rounding count as 1. NaN stays NaN, which XLA's minimum does not promise.
     """
-    return jnp.sum(jnp.log1p(-jnp.asarray(BETS)[:, None] * jnp.minimum(values, 1.0)), axis=1)
+    capped = jnp.where(values > 1, 1.0, values)
+    return jnp.sum(jnp.log1p(-jnp.asarray(BETS)[:, None] * capped), axis=1)
 
 
 def upper_bound(log_wealth: float, bet: int, samples: int, beta: float) -> float:

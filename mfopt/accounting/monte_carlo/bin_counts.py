@@ -25,8 +25,8 @@ import numpy as np
 from scipy import special
 
 from mfopt.accounting.chain import Chain
+from mfopt.accounting.model import Bounds, Model, Plan
 from mfopt.accounting.monte_carlo.plain import Estimate
-from mfopt.accounting.verified import Model, Numbers
 
 _CELL = 0.02  # of the proposal's histogram, in noise units
 _MOST_COUNT = 40  # counts of one bin that the proposal takes into account
@@ -225,10 +225,11 @@ class CountModel(Model):
     def log_search(self, noise_multiplier: float, epsilon: float) -> float:
         return self.chain.log_estimate(noise_multiplier, epsilon)
 
-    def bound(
-        self, noise_multiplier: float, epsilon: float, beta: float, key: jax.Array
-    ) -> tuple[float, Numbers]:
-        return self.chain.bound(noise_multiplier, epsilon, beta, key)
+    def bounds(
+        self, noise_multiplier: float, epsilon: float, plan: Plan | None, samples: int,
+        beta: float, key: jax.Array,
+    ) -> Bounds:  # fmt: skip
+        return self.chain.bounds(noise_multiplier, epsilon, plan, samples, beta, key)
 
     def guess(self, epsilon: float, delta: float) -> float:
         return self.chain.guess(epsilon, delta)

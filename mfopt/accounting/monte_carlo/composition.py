@@ -15,25 +15,25 @@ depend on the output, as long as its pair dominates it for every output.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from scipy import signal, special
+from scipy import signal
 
 from mfopt import _check
-from mfopt.accounting import loss_distribution, verify
+from mfopt._float64 import float64
+from mfopt.accounting import loss_distribution
 from mfopt.accounting.loss_distribution import Composition, LossDistribution
 from mfopt.accounting.loss_distribution.mixture import Mixture
-from mfopt.accounting.monte_carlo import betting, dominating_pair, tilted
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
-from mfopt.accounting.verified import Model, Numbers, VerifiedAnalysis
-from mfopt.guarantee import Status
+from mfopt.accounting.monte_carlo.protocol import SampledDirection, SampledLoss, law, loss_of
+from mfopt.accounting.monte_carlo.sampled import Companion, OneUnit
+from mfopt.accounting.verified import VerifiedAnalysis
+from mfopt.strategies.fields import Array
 
-_CHUNK = 4096
-_SEARCH_SAMPLES = 4096
 _STEP = 1e-3
 
 
@@ -93,6 +93,7 @@ class _TwoSided(Composition):
         return _TwoSided(self.other, self.parts)
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class HockeyStick:
     """δ₂ as a table of its finite part, and what must be added whatever t is.
@@ -125,27 +126,35 @@ class HockeyStick:
         rounding = per_term * above + composed.rounding
         constant = composed.infinite + composed.rounding + math.exp(composed.log_lost)
         finite = np.where(above > 0, np.minimum(finite + rounding, 1.0), 0.0)
+        # zeros at the end change nothing; tables of few lengths share their compiled code
+        finite = np.pad(finite, (0, max(4096, 1 << finite.size.bit_length()) - finite.size))
         total = float(min(from_here[0] * (1 + per_term) + composed.rounding, 1.0))
         return cls(composed.step, composed.start, finite, constant, max(total, float(finite[0])))
 
-    def log_value(self, t: np.ndarray) -> np.ndarray:
-        """log of the finite δ₂ at each t: an upper bound."""
-        t = np.asarray(t, dtype=np.float64)
-        position = np.floor(t / self.step).astype(np.int64) - self.start
-        inside = np.clip(position, 0, self.finite.size - 2)
+    @float64
+    def log_value(self, t: Array) -> Array:
+        """log of the finite δ₂ at each t: an upper bound; NaN where t is NaN."""
+        t = jnp.asarray(t)
+        finite = jnp.asarray(self.finite)
+        # far outside the table, and NaN, no position is needed
+        position = jnp.floor(jnp.clip(jnp.nan_to_num(t / self.step), -1e15, 1e15))
+        position = position.astype(int) - self.start
+        inside = jnp.clip(position, 0, finite.size - 2)
         # rounding may put t an ulp outside of its own interval
-        past = np.clip(t - self.step * (self.start + inside), 0.0, self.step)
-        share = np.expm1(past) / math.expm1(self.step)
-        low, high = self.finite[inside], self.finite[inside + 1]
+        past = jnp.clip(t - self.step * (self.start + inside), 0.0, self.step)
+        share = jnp.expm1(past) / jnp.expm1(self.step)
+        low, high = finite[inside], finite[inside + 1]
         # below the first point, from e^t = 0 on
-        first = np.exp(np.minimum(t - self.step * self.start, 0.0))
-        below = self.total * (1 - first) + self.finite[0] * first
-        value = np.where(position < 0, below, low * (1 - share) + high * share)
-        with np.errstate(divide="ignore"):
-            return np.where(position >= self.finite.size - 1, -np.inf, np.log(value))
+        first = jnp.exp(jnp.minimum(t - self.step * self.start, 0.0))
+        below = self.total * (1 - first) + finite[0] * first
+        value = jnp.where(position < 0, below, low * (1 - share) + high * share)
+        value = jnp.where(position >= finite.size - 1, -jnp.inf, jnp.log(value))
+        return jnp.where(jnp.isnan(t), jnp.nan, value)
 
     def log_peak(self, order: float) -> float:
-        """log sup_t e^{order t} δ₂(t), order > 0, of what :meth:`log_value` gives."""
+        """log sup_t e^{order t} δ₂(t), order >= 0, of what :meth:`log_value` gives."""
+        if order <= 0:
+            return math.log(self.total)
         # on each piece δ₂ = f - β (u - 1) with u = e^{t - start of the piece}: one peak in u
         wide = math.expm1(self.step)
         fall = np.maximum(self.finite[:-1] - self.finite[1:], 0.0) / wide
@@ -172,156 +181,48 @@ def analysis(
     mechanism: Any,
     other: Composition,
     *,
-    samples: int = 2**16,
+    samples: int | None = None,
     seed: int | None = None,
     certify: bool = True,
 ) -> VerifiedAnalysis:
     """ε, δ or σ of a balls-in-bins mechanism (one unit, any C >= 0) together with ``other``.
 
+    Args:
+      mechanism: one unit, sampled by balls-in-bins.
+      other: what else touches the same data, adjacency as the mechanism's.
+      samples, seed, certify: as for :func:`mfopt.accounting.account`.
+
     Raises:
       UsageError: the mechanism is not one unit under balls-in-bins, or C has negative entries.
     """
-    _check.integer("samples", samples)
     if mechanism.group_size != 1:
         raise _check.reject("group_size", mechanism.group_size, "compositions cover one unit")
     if mechanism.adjacency == "replace":
         raise _check.reject("adjacency", "replace", "not analysed for compositions",
                             "Use 'add-remove' or 'zero-out'.")  # fmt: skip
-    pair = dominating_pair.exact(mechanism.strategy, mechanism.sampling)
-    model = ComposedModel(pair, other, samples)
+    model = ComposedModel(law(mechanism.sampling).loss(mechanism.strategy), other, samples)
     return VerifiedAnalysis(mechanism, model, certify=certify, seed=seed)
 
 
-class ComposedModel(Model):
-    """One unit under balls-in-bins with any C >= 0, composed with ``other``.
+class ComposedModel(OneUnit):
+    """One unit under a sampled loss, composed with ``other``.
 
     Args:
-      pair: balls-in-bins' dominating pair.
+      loss: the mechanism's sampled loss, or its dominating pair.
       other: the mechanisms that it is composed with, one unit, same adjacency.
-      samples: of each direction's certificate.
+      samples: of each direction's test, where they are asked for.
     """
 
     method = "balls-in-bins Monte Carlo composed with a privacy loss distribution"
     estimator = method + ", point estimate"
-    status: Status = "certified"
 
-    def __init__(self, pair: DominatingPair, other: Composition, samples: int = 2**16) -> None:
-        self.pair, self.samples = pair, samples
-        self._other = {"remove": HockeyStick.of(other), "add": HockeyStick.of(other.reverse())}
-
-    def log_estimate(self, noise_multiplier: float, epsilon: float) -> float:
-        rng = np.random.default_rng(0)
-        found = 1e-300
-        for direction, stick in self._other.items():
-            sampler = self._sampler(direction, noise_multiplier, epsilon)
-            values = np.exp(sampler.values(_SEARCH_SAMPLES, rng))
-            found = max(found, float(values.mean()) + stick.constant)
-        return math.log(min(found, 1.0))
-
-    def bound(
-        self, noise_multiplier: float, epsilon: float, beta: float, key: jax.Array
-    ) -> tuple[float, Numbers]:
-        rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).tolist())
-        numbers: Numbers = {}
-        for direction, stick in self._other.items():
-            sampler = self._sampler(direction, noise_multiplier, epsilon)
-            scaled = np.exp(np.minimum(sampler.values(self.samples, rng) - sampler.log_ceiling, 0))
-            share = betting.from_values(scaled, beta / 2)
-            finite = math.exp(min(math.log(min(share, 1.0)) + sampler.log_ceiling, 0.0))
-            numbers[direction] = min(finite * (1 + 1e-9) + stick.constant, 1.0)
-        return verify.largest(numbers.values()), {**numbers, "samples": self.samples}
-
-    def guess(self, epsilon: float, delta: float) -> float:
-        norm = math.sqrt(float(np.max(np.diagonal(np.asarray(self.pair.gram)))))
-        return norm / max(epsilon, 0.1)
-
-    def _sampler(self, direction: str, sigma: float, epsilon: float) -> _Remove | _Add:
-        kind = _Remove if direction == "remove" else _Add
-        gram, factor = np.asarray(self.pair.gram) / sigma**2, np.asarray(self.pair.factor) / sigma
-        return kind(gram, factor, epsilon, self._other[direction])
-
-
-@dataclasses.dataclass(frozen=True)
-class _Remove:
-    """Values Π N_l e^{-sY} δ₂(ε - Y) of the tuple-tilted proposal."""
-
-    gram: np.ndarray
-    factor: np.ndarray
-    epsilon: float
-    stick: HockeyStick
-
-    @functools.cached_property
-    def _chosen(self) -> tuple[int, float]:
-        """(order s of least ceiling, log of the ceiling)."""
-        orders = np.arange(1, 65)
-        # at ε = 0 the published ceiling is the peak of the hinge times the normalizers
-        with jax.enable_x64(True):
-            log_ceilings = np.asarray(tilted.log_ceilings(jax.numpy.asarray(self.gram), 0.0, 64))
-        hinge = orders * np.log(orders) - (1 + orders) * np.log1p(orders)
-        peaks = np.array([self.stick.log_peak(float(s)) for s in orders])
-        total = log_ceilings - hinge + peaks - orders * self.epsilon
-        best = int(np.argmin(total))
-        return int(orders[best]), float(total[best])
-
-    @property
-    def log_ceiling(self) -> float:
-        return self._chosen[1]
-
-    def values(self, samples: int, rng: np.random.Generator) -> np.ndarray:
-        parts = [self._draw(min(_CHUNK, samples - i), rng) for i in range(0, samples, _CHUNK)]
-        return np.concatenate(parts)
-
-    def _draw(self, size: int, rng: np.random.Generator) -> np.ndarray:
-        order, bins = self._chosen[0], self.gram.shape[0]
-        products = self.gram[rng.integers(0, bins, size)]
-        log_normalizers = np.zeros(size)
-        for _ in range(order):
-            top = products.max(axis=1, keepdims=True)
-            running = np.cumsum(np.exp(products - top), axis=1)
-            log_normalizers += top[:, 0] + np.log(running[:, -1] / bins)
-            pick = rng.random((size, 1)) * running[:, -1:]
-            chosen = np.minimum((running < pick).sum(axis=1), bins - 1)
-            products = products + self.gram[chosen]
-        noise = rng.standard_normal((size, bins)) @ self.factor.T
-        loss = special.logsumexp(products + noise - np.diagonal(self.gram) / 2, axis=1)
-        loss -= math.log(bins)
-        return log_normalizers - order * loss + self.stick.log_value(self.epsilon - loss)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Add:
-    """Values e^{t mean a + t²ρ/2} δ₂(ε + Y) with X ~ N(-t m̄, σ²I)."""
-
-    gram: np.ndarray
-    factor: np.ndarray
-    epsilon: float
-    stick: HockeyStick
-
-    @functools.cached_property
-    def _chosen(self) -> tuple[float, float]:
-        """(t, log of the ceiling): by Jensen, Y >= mean a - ḡ/2."""
-        square, half = float(np.mean(self.gram)), float(np.mean(np.diagonal(self.gram)) / 2)
-        candidates = np.concatenate([[0.0], np.geomspace(1e-2, 1e3, 60)])
-        totals = [
-            t * (half - self.epsilon) + 0.5 * t * t * square
-            + (self.stick.log_peak(float(t)) if t > 0 else 0.0)
-            for t in candidates
-        ]  # fmt: skip
-        best = int(np.argmin(totals))
-        return float(candidates[best]), float(totals[best])
-
-    @property
-    def log_ceiling(self) -> float:
-        return self._chosen[1]
-
-    def values(self, samples: int, rng: np.random.Generator) -> np.ndarray:
-        parts = [self._draw(min(_CHUNK, samples - i), rng) for i in range(0, samples, _CHUNK)]
-        return np.concatenate(parts)
-
-    def _draw(self, size: int, rng: np.random.Generator) -> np.ndarray:
-        t, bins = self._chosen[0], self.gram.shape[0]
-        noise = rng.standard_normal((size, bins)) @ self.factor.T
-        a = noise - t * self.gram.mean(axis=0)
-        loss = special.logsumexp(a - np.diagonal(self.gram) / 2, axis=1) - math.log(bins)
-        log_weight = t * a.mean(axis=1) + 0.5 * t * t * float(np.mean(self.gram))
-        return log_weight + self.stick.log_value(self.epsilon + loss)
+    def __init__(
+        self, loss: SampledLoss | DominatingPair, other: Composition, samples: int | None = None
+    ) -> None:
+        sides: dict[SampledDirection, HockeyStick] = {
+            "remove": HockeyStick.of(other), "add": HockeyStick.of(other.reverse()),
+        }  # fmt: skip
+        super().__init__(
+            loss_of(loss), samples,
+            {name: Companion(stick, stick.constant) for name, stick in sides.items()},
+        )  # fmt: skip

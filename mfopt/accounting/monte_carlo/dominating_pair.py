@@ -12,6 +12,7 @@ Adjacency: add-remove of one privacy unit whose per-iteration contribution is cl
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -148,7 +149,17 @@ def orthogonal_norm(pair: DominatingPair) -> float | None:
     bound = float(np.abs(gram).sum(axis=1).max())
     if bound > float(np.diagonal(gram).min()) * (1 + _ONE_LENGTH):
         return None
-    return bound * (1 + 1e-11)  # above what the entries of G may have rounded
+    return rounded_norm(bound)
+
+
+def rounded_norm(squared_norm: float) -> float:
+    """A squared norm raised to nine digits: above what the entries of G may have rounded.
+
+    However it was computed, the same mechanism has the same number and so the same σ.
+    """
+    raised = squared_norm * (1 + 1e-11)
+    unit = 10.0 ** (math.floor(math.log10(raised)) - 9)
+    return math.ceil(raised / unit) * unit
 
 
 def privacy_loss(exponents: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""σ for a target (ε, δ) under balls-in-bins, by importance sampling: an estimate."""
+"""σ for a target (ε, δ), by importance sampling on frozen samples: an estimate."""
 
 from __future__ import annotations
 
@@ -6,27 +6,26 @@ import math
 from typing import NamedTuple
 
 import jax
-import numpy as np
 
 from mfopt import _check
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import _chunks
+from mfopt.accounting.monte_carlo._root import decreasing_root
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
-from mfopt.accounting.monte_carlo.frozen import FrozenSamples
-from mfopt.calibration._root import decreasing_root
+from mfopt.accounting.monte_carlo.protocol import FrozenEstimate, SampledLoss, loss_of
 
 _PILOT = 2048
 
 
 class Calibration(NamedTuple):
-    """σ with estimated δ̂(σ) <= δ in both directions; an estimate, see :func:`release`.
+    """σ with estimated δ̂(σ) <= δ in both directions; an estimate, it proves nothing.
 
     Attributes:
       noise_multiplier: σ, relative to the clip norm, for C as stored.
       relative_error: standard error of σ over σ, from the Monte Carlo error of δ̂.
       slope: d log δ̂ / d log σ at the solution.
       direction: the direction that needs the larger σ, "remove" or "add"; "both" where both were
-        solved for without samples (C = I).
+        solved for without samples (C = I, or no amplification).
       samples: samples of the final estimate.
     """
 
@@ -39,7 +38,7 @@ class Calibration(NamedTuple):
 
 @float64
 def calibrate(
-    pair: DominatingPair,
+    pair: DominatingPair | SampledLoss,
     epsilon: float,
     delta: float,
     *,
@@ -53,14 +52,24 @@ def calibrate(
     A small sample finds σ while the shifts follow it; a fresh large one gives the result. On
     the frozen samples the end of the bracket with δ̂ <= δ is returned.
 
+    Args:
+      pair: the mechanism, by its dominating pair or as a sampled loss.
+      epsilon, delta: the target, add-remove adjacency of one unit.
+      samples: of the final estimate.
+      seed: pinned seed, or None for the operating system's entropy.
+      start: a σ to begin the search at; any will do.
+      key: randomness, in place of ``seed``.
+
     Raises:
       UsageError: ε or δ out of range.
+      FailureError: no σ with this δ̂ was found.
     """
     epsilon, delta = _check.epsilon("epsilon", epsilon), _check.probability("delta", delta)
     _check.integer("samples", samples, at_least=64)
+    loss = loss_of(pair)
     key = _chunks.seed_key(seed) if key is None else key
-    near = rough(pair, epsilon, delta, _chunks.subkey(key, 0), start)
-    frozen = FrozenSamples(pair, near, epsilon, samples, _chunks.subkey(key, 1))
+    near = rough(loss, epsilon, delta, _chunks.subkey(key, 0), start)
+    frozen = loss.frozen(near, epsilon, samples, _chunks.subkey(key, 1))
     log_sigma = _solve(frozen, math.log(near), delta)
     direction = "remove"
     if frozen.log_delta_add(log_sigma) > math.log(delta):
@@ -73,26 +82,24 @@ def calibrate(
 
 @float64
 def rough(
-    pair: DominatingPair,
+    loss: SampledLoss,
     epsilon: float,
     delta: float,
     key: jax.Array,
     start: float | None = None,
 ) -> float:
-    """σ to about 1%: the shifts follow σ at every evaluation, so it works from anywhere."""
-    size = _chunks.chunk_size(2 * _PILOT, pair.bins)
-    samples = size * max(1, _PILOT // size)
+    """σ to about 1%: the proposal follows σ at every evaluation, so it works from anywhere."""
 
     def function(log_sigma: float) -> tuple[float, float]:
-        at = FrozenSamples(pair, math.exp(log_sigma), epsilon, samples, key).evaluate(log_sigma)
+        at = loss.frozen(math.exp(log_sigma), epsilon, _PILOT, key).evaluate(log_sigma)
         return at.value - math.log(delta), at.slope
 
-    begin = math.log(start) if start else _starting_point(pair, epsilon, delta)
+    begin = math.log(start or loss.start(epsilon, delta))
     return math.exp(decreasing_root(function, begin, tolerance=0.01, max_step=2.0))
 
 
-def _solve(frozen: FrozenSamples, start: float, delta: float) -> float:
-    """log σ on frozen samples whose shifts were placed near it."""
+def _solve(frozen: FrozenEstimate, start: float, delta: float) -> float:
+    """log σ on frozen samples whose proposal was placed near it."""
 
     def function(log_sigma: float) -> tuple[float, float]:
         at = frozen.evaluate(log_sigma)
@@ -101,19 +108,9 @@ def _solve(frozen: FrozenSamples, start: float, delta: float) -> float:
     return decreasing_root(function, start)
 
 
-def _solve_add(frozen: FrozenSamples, start: float, delta: float) -> float:
+def _solve_add(frozen: FrozenEstimate, start: float, delta: float) -> float:
     def function(log_sigma: float) -> tuple[float, float]:
         value, ahead = (frozen.log_delta_add(log_sigma + h) for h in (0.0, 1e-4))
         return value - math.log(delta), (ahead - value) / 1e-4
 
     return decreasing_root(function, start)
-
-
-def _starting_point(pair: DominatingPair, epsilon: float, delta: float) -> float:
-    """log σ of a rough guess: the Gaussian mechanism's tail with the amplified ε + log b."""
-    norm = math.sqrt(np.max(np.diagonal(np.asarray(pair.gram))))
-    tail = math.sqrt(2 * math.log(1 / delta))
-    budget = epsilon + math.log(pair.bins)
-    # S/2 + tail·sqrt(S) = budget for S = norm²/σ²
-    root = -tail + math.sqrt(tail**2 + 2 * budget)
-    return float(np.log(norm / root))

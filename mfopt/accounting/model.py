@@ -1,0 +1,188 @@
+"""What a mechanism must offer for its statements to be verified: estimates, pilots and bounds."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+
+from mfopt.accounting import solve
+from mfopt.accounting.monte_carlo.protocol import FreeBound
+from mfopt.guarantee import Status
+
+Numbers: TypeAlias = dict[str, Any]
+
+_PILOT = 2**15  # samples of a pilot, at most, that only predicts what a bound will cost
+
+
+def largest(bounds: Iterable[float]) -> float:
+    """The largest of the directions' bounds; infinite, so never accepted, where one is no bound."""
+    bounds = list(bounds)
+    fair = bool(bounds) and all(math.isfinite(bound) and bound >= 0 for bound in bounds)
+    return max(bounds) if fair else math.inf
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """Upper bounds of both directions, each except with the same probability β.
+
+    Attributes:
+      remove, add: of H(P, Q) and H(Q, P).
+      numbers: public numbers about them.
+    """
+
+    remove: float
+    add: float
+    numbers: Numbers
+
+    @property
+    def both(self) -> tuple[float, float]:
+        """The two bounds."""
+        return self.remove, self.add
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """What a pilot expects of one direction.
+
+    Attributes:
+      log_mean: log δ̂.
+      excess: (samples, β) -> log of what the bound will be over δ̂.
+      deviation: relative standard deviation of one sample.
+      samples: the pilot's.
+    """
+
+    log_mean: float
+    excess: Callable[[int, float], float]
+    deviation: float
+    samples: int
+
+    def expected(self, samples: int, beta: float, errors: float) -> float:
+        """log of what the bound will be, so many standard errors to the safe side."""
+        if not math.isfinite(self.deviation):
+            return math.inf
+        spread = self.deviation * math.hypot(1 / math.sqrt(samples), 1 / math.sqrt(self.samples))
+        return self.log_mean + self.excess(samples, beta) + math.log1p(errors * spread)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A pilot: the sides that will be sampled, and what the model needs to bound them."""
+
+    sides: tuple[Side, ...]
+    detail: Any = None
+
+    def expected(self, samples: int, beta: float, errors: float = 0.0) -> float:
+        """log of the larger bound that so many samples should give."""
+        return max(side.expected(samples, beta, errors) for side in self.sides)
+
+    @property
+    def log_mean(self) -> float:
+        """log δ̂."""
+        return max(side.log_mean for side in self.sides)
+
+    @property
+    def error(self) -> float:
+        """Relative standard error of δ̂."""
+        return max(side.deviation / math.sqrt(side.samples) for side in self.sides)
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """An estimate of x to begin with: log δ̂ = log δ there, falling by ``slope`` in log x."""
+
+    value: float
+    slope: float
+    detail: Any = None
+
+
+class Model(abc.ABC):
+    """A mechanism whose δ is estimated for searching and bounded for reporting.
+
+    Attributes:
+      method, status: of what ``bounds`` gives.
+      estimator: what ``log_estimate`` is.
+      sampled: whether ``bounds`` hold only with a probability.
+      work: numbers that one sample takes.
+      samples: samples of a test, where they were asked for; else as many as are worth it.
+    """
+
+    method: str
+    status: Status
+    estimator: str
+    sampled: bool = True
+    work: int = 1
+    samples: int | None = None
+
+    @abc.abstractmethod
+    def log_estimate(self, noise_multiplier: float, epsilon: float) -> float:
+        """log δ̂, the larger of both directions: the same number at each call. Proves nothing."""
+
+    def log_search(self, noise_multiplier: float, epsilon: float) -> float:
+        """An estimate of what ``bounds`` will give, to search with."""
+        return self.log_estimate(noise_multiplier, epsilon)
+
+    @abc.abstractmethod
+    def guess(self, epsilon: float, delta: float) -> float:
+        """A σ to begin a search at."""
+
+    @abc.abstractmethod
+    def bounds(
+        self, noise_multiplier: float, epsilon: float, plan: Plan | None, samples: int,
+        beta: float, key: jax.Array,
+    ) -> Bounds:  # fmt: skip
+        """Upper bounds of δ in both directions, each except with probability ``beta``.
+
+        ``plan`` comes from :meth:`pilot`, on other samples. Deterministic models ignore all but
+        σ and ε.
+        """
+
+    def pilot(
+        self, noise_multiplier: float, epsilon: float, samples: int, beta: float, key: jax.Array
+    ) -> Plan:
+        """What bounds near here will cost: by default, what they cost once."""
+        taken = min(samples, _PILOT)
+        log_mean = self.log_search(noise_multiplier, epsilon)
+        found = self.bounds(noise_multiplier, epsilon, None, taken, beta, key)
+        cost = math.log(max(largest(found.both), 1e-300)) - log_mean
+        if not self.sampled:
+            return Plan((Side(log_mean, lambda *_: cost, 0.0, 1),))
+        # a bound is some √(2 log 1/β) standard errors above the mean
+        deviation = max(cost, 0.0) * math.sqrt(taken / (-2 * math.log(beta)))
+
+        def excess(samples: int, beta: float) -> float:
+            return max(cost, 0.0) * math.sqrt(taken / samples)
+
+        return Plan((Side(log_mean, excess, deviation, taken),))
+
+    def find_noise_multiplier(self, epsilon: float, delta: float, key: jax.Array) -> Found:
+        """An estimate of σ."""
+        return self._find(
+            lambda sigma: self.log_search(sigma, epsilon), self.guess(epsilon, delta), delta,
+            name="noise multiplier",
+        )  # fmt: skip
+
+    def find_epsilon(self, noise_multiplier: float, delta: float, key: jax.Array) -> Found:
+        """An estimate of ε."""
+        return self._find(
+            lambda epsilon: self.log_search(noise_multiplier, epsilon), 2.0, delta,
+            name="epsilon", least=1e-4, largest=1e4,
+        )  # fmt: skip
+
+    @staticmethod
+    def _find(
+        log_delta: Callable[[float], float], start: float, delta: float, **search: Any
+    ) -> Found:
+        value = solve.smallest(
+            lambda x: log_delta(x) - math.log(delta), start, relative=1e-3, **search
+        )
+        slope = (log_delta(value * 1.02) - log_delta(value)) / math.log(1.02)
+        return Found(value, slope if math.isfinite(slope) and slope < 0 else -1.0)
+
+    def free_bounds(self) -> Sequence[FreeBound]:
+        """Closed forms that hold anyway."""
+        return ()

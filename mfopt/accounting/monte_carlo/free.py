@@ -1,0 +1,101 @@
+"""Bounds for balls-in-bins that cost no sample."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from mfopt import _check
+from mfopt.accounting import solve
+from mfopt.accounting.closed_form import gaussian
+from mfopt.accounting.loss_distribution.allocation import AllocationProfile
+from mfopt.accounting.loss_distribution.rounds import COARSE, FINE
+
+_NUDGE = 1e-12  # relative, upwards: covers the rounding of the largest mode norm
+
+
+@dataclasses.dataclass(frozen=True)
+class Unamplified:
+    """No amplification: the Gaussian mechanism of the largest mode.
+
+    P is a mixture of the N(m_i, σ²I), and H is jointly convex, so both directions lie below the
+    divergence of the longest mode from 0.
+
+    Attributes:
+      sensitivity: largest mode norm.
+    """
+
+    sensitivity: float
+    method: str = "balls-in-bins, bounded without amplification: Gaussian mechanism, largest mode"
+    exact: bool = False
+
+    def log_deltas(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
+        found = gaussian.log_delta(self._up / noise_multiplier, epsilon)
+        return found, found
+
+    def noise_multiplier(self, epsilon: float, delta: float) -> float:
+        sigma, target = self._up / gaussian.largest_mu(epsilon, delta), math.log(delta)
+        step = 1e-15
+        while max(self.log_deltas(sigma, epsilon)) > target:
+            sigma, step = sigma * (1 + step), 2 * step
+        return sigma
+
+    def epsilon(self, noise_multiplier: float, delta: float) -> float:
+        return gaussian.epsilon(self._up / noise_multiplier, delta)
+
+    @property
+    def _up(self) -> float:
+        return self.sensitivity * (1 + _NUDGE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Orthogonal:
+    """Modes that never overlap, all of one length (C = I): a sum of independent lognormals.
+
+    :class:`~mfopt.accounting.loss_distribution.allocation.AllocationProfile` bounds its profile
+    from above to a few 1e-5 in ε.
+
+    Attributes:
+      bins: b.
+      squared_norm: of each mode, before division by σ².
+    """
+
+    bins: int
+    squared_norm: float
+    method: str = "balls-in-bins with orthogonal modes, sum of lognormals"
+    exact: bool = True
+
+    def profile(self, noise_multiplier: float, accuracy: float = FINE) -> AllocationProfile:
+        """The privacy profile at one σ."""
+        sigma = _check.positive("noise_multiplier", noise_multiplier)
+        return AllocationProfile(self.bins, self.squared_norm / sigma**2, accuracy)
+
+    def log_deltas(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
+        profile = self.profile(noise_multiplier)
+        return profile.log_delta(epsilon, "remove"), profile.log_delta(epsilon, "add")
+
+    def noise_multiplier(self, epsilon: float, delta: float) -> float:
+        target = math.log(delta)
+
+        def excess(sigma: float, accuracy: float) -> float:
+            profile = self.profile(sigma, accuracy)
+            both = profile.log_delta(epsilon, "remove"), profile.log_delta(epsilon, "add")
+            return max(both) - target
+
+        # a coarse grid finds the neighbourhood, the fine one decides
+        guess = guess_noise_multiplier(math.sqrt(self.squared_norm), self.bins, epsilon, delta)
+        coarse = solve.smallest(
+            lambda sigma: excess(sigma, COARSE), guess, name="noise multiplier", relative=1e-3
+        )
+        return solve.smallest(
+            lambda sigma: excess(sigma, FINE), coarse * 0.9999, name="noise multiplier",
+            relative=1e-7, growth=1.001,
+        )  # fmt: skip
+
+    def epsilon(self, noise_multiplier: float, delta: float) -> float:
+        return self.profile(noise_multiplier).epsilon(delta)
+
+
+def guess_noise_multiplier(norm: float, bins: int, epsilon: float, delta: float) -> float:
+    """A σ to begin a search at: the Gaussian mechanism at ε + log b."""
+    return norm / gaussian.largest_mu(epsilon + math.log(bins), delta)

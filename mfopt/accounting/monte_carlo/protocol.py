@@ -1,0 +1,197 @@
+"""What a sampled privacy loss offers: all that calibration, optimizer and release engine know.
+
+Two objects, both found by dispatch:
+
+* :func:`law` gives the :class:`SampledLaw` of a *scheme*: what the optimizer needs, δ̂ as a smooth
+  function of the strategy and of σ on frozen draws, and the way to
+* the :class:`SampledLoss` of one *mechanism*: estimates to search with, iid values with a proven
+  ceiling in both directions, and the bounds that hold without any sample.
+
+Balls-in-bins is the implementation in :mod:`mfopt.accounting.monte_carlo.balls_in_bins`. Another
+scheme registers its own: ``@law.register(MyScheme)`` on a function of the scheme.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+import jax
+
+from mfopt import _check
+from mfopt.accounting.monte_carlo.tilted import HINGE, Payoff, Pilot, Tilt, UpperBound
+from mfopt.strategies import Strategy
+
+SampledDirection = Literal["remove", "add"]
+DIRECTIONS: tuple[SampledDirection, SampledDirection] = ("remove", "add")
+
+
+class FrozenEstimate(Protocol):
+    """log δ̂ on samples that stay the same: smooth and decreasing in log σ. Proves nothing."""
+
+    @property
+    def samples(self) -> int:
+        """How many there are."""
+
+    def evaluate(self, log_sigma: float) -> Any:
+        """``value``, ``slope`` in log σ and ``relative_error`` of the remove direction."""
+
+    def log_delta_add(self, log_sigma: float) -> float:
+        """The add direction's log δ̂."""
+
+
+class FreeBound(Protocol):
+    """A bound on both directions that holds with certainty and costs no sample.
+
+    Attributes:
+      method: for the record.
+      exact: whether the bound is the truth up to discretization, so that samples gain nothing.
+    """
+
+    @property
+    def method(self) -> str: ...
+
+    @property
+    def exact(self) -> bool: ...
+
+    def log_deltas(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
+        """Upper bounds of log H(P, Q) and log H(Q, P)."""
+
+    def noise_multiplier(self, epsilon: float, delta: float) -> float:
+        """Smallest σ at which both are <= log δ; it was itself checked."""
+
+    def epsilon(self, noise_multiplier: float, delta: float) -> float:
+        """Smallest ε at which both are <= log δ; it was itself checked."""
+
+
+class SampledLoss(abc.ABC):
+    """The privacy loss of one mechanism. Add-remove adjacency of one unit; σ for C as stored."""
+
+    @property
+    @abc.abstractmethod
+    def work(self) -> int:
+        """Numbers that one sample takes: what sample counts are limited by."""
+
+    @abc.abstractmethod
+    def start(self, epsilon: float, delta: float) -> float:
+        """A σ to begin a search at."""
+
+    @abc.abstractmethod
+    def frozen(
+        self, noise_multiplier: float, epsilon: float, samples: int, key: jax.Array
+    ) -> FrozenEstimate:
+        """An estimate whose proposal is placed at this σ and ε."""
+
+    @abc.abstractmethod
+    def choose(
+        self, direction: SampledDirection, noise_multiplier: float, epsilon: float, *,
+        samples: int, beta: float, key: jax.Array, log_mean: float | None = None,
+        payoff: Payoff = HINGE,
+    ) -> Pilot:  # fmt: skip
+        """The proposal that should bound best with ``samples``, and what a pilot saw of it."""
+
+    @abc.abstractmethod
+    def least(
+        self, direction: SampledDirection, noise_multiplier: float, epsilon: float,
+        payoff: Payoff = HINGE,
+    ) -> Tilt:  # fmt: skip
+        """The proposal of least ceiling."""
+
+    @abc.abstractmethod
+    def pilot(
+        self, tilt: Tilt, noise_multiplier: float, epsilon: float, *, samples: int,
+        key: jax.Array, payoff: Payoff = HINGE,
+    ) -> Pilot:  # fmt: skip
+        """iid values of a proposal that prove nothing."""
+
+    @abc.abstractmethod
+    def at(
+        self, tilt: Tilt, noise_multiplier: float, epsilon: float, payoff: Payoff = HINGE
+    ) -> Tilt:
+        """The same proposal with its proven ceiling at another σ and ε."""
+
+    @abc.abstractmethod
+    def bound(
+        self, tilt: Tilt, noise_multiplier: float, epsilon: float, *, bet: int, samples: int,
+        beta: float, key: jax.Array, payoff: Payoff = HINGE,
+    ) -> UpperBound:  # fmt: skip
+        """Upper bound of the tilt's direction except with probability ``beta``."""
+
+    @abc.abstractmethod
+    def free_bounds(self) -> Sequence[FreeBound]:
+        """Closed forms that hold anyway; at least the mechanism without amplification."""
+
+
+class SampledLaw(abc.ABC):
+    """What an optimizer needs of a scheme. Hashable: it is static in compiled code.
+
+    All methods run inside a float64 scope and may be traced; draws and proposal are constants of
+    the differentiation.
+    """
+
+    @abc.abstractmethod
+    def loss(self, strategy: Strategy) -> SampledLoss:
+        """The loss of the mechanism of ``strategy``, for proving: no approximation in it.
+
+        Raises:
+          UsageError: no dominating pair is known for this C.
+        """
+
+    @abc.abstractmethod
+    def draws(self, key: jax.Array, samples: int) -> Any:
+        """Frozen randomness, a pytree."""
+
+    @abc.abstractmethod
+    def reduced(self, strategy: Strategy) -> Any:
+        """What δ depends on, a pytree that is differentiable in the strategy."""
+
+    @abc.abstractmethod
+    def log_scale(self, reduced: Any) -> jax.Array:
+        """log of a length of C that σ is proportional to when C is multiplied by a constant."""
+
+    @abc.abstractmethod
+    def norm(self, reduced: Any) -> jax.Array:
+        """Sensitivity of C without amplification: what C is normalized by."""
+
+    @abc.abstractmethod
+    def proposal(self, reduced: Any, noise_multiplier: Any, epsilon: Any) -> Any:
+        """Where the frozen draws are put; any is unbiased, one near the solution is precise."""
+
+    @abc.abstractmethod
+    def frozen(self, reduced: Any, proposal: Any, draws: Any) -> Any:
+        """Terms that do not depend on σ, a pytree."""
+
+    @abc.abstractmethod
+    def log_delta(self, terms: Any, log_sigma: Any, epsilon: Any) -> jax.Array:
+        """log δ̂ of the remove direction: smooth and decreasing in log σ."""
+
+
+@functools.singledispatch
+def law(scheme: Any) -> SampledLaw:
+    """The sampled law of a scheme.
+
+    Raises:
+      UsageError: none is registered for this scheme.
+    """
+    known = sorted(cls.__name__ for cls in law.registry if cls is not object)
+    raise _check.reject(
+        "sampling", scheme, "no sampled privacy loss is known for this scheme",
+        f"There is one for {', '.join(known) or 'none'}.",
+    )  # fmt: skip
+
+
+@functools.singledispatch
+def loss_of(given: Any) -> SampledLoss:
+    """``given`` as a :class:`SampledLoss`: itself, or a dominating pair.
+
+    Raises:
+      UsageError: it is neither.
+    """
+    raise _check.reject("pair", type(given).__name__, "must be a dominating pair or a SampledLoss")
+
+
+@loss_of.register
+def _itself(given: SampledLoss) -> SampledLoss:
+    return given
