@@ -142,8 +142,9 @@ class GaussianAnalysis(DeterministicAnalysis):
     def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
         epsilon, delta = _check.epsilon("epsilon", epsilon), _check.probability("delta", delta)
         sigma = self.guess(epsilon, delta)
+        step = 1e-15
         while self.profile(sigma).log_delta(epsilon) > math.log(delta):
-            sigma *= 1 + 1e-15
+            sigma, step = sigma * (1 + step), 2 * step
         below = sigma * (1 - 1e-12)
         return self._guarantee(sigma, epsilon, delta, lambda: bracket.Bracket(below, sigma))
 

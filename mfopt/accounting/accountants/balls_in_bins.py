@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mfopt import _check
-from mfopt.accounting import unamplified
+from mfopt.accounting import bracket, unamplified
 from mfopt.accounting.account import Accountant, Effort
 from mfopt.accounting.accountants.independent_rounds import (
     WITHOUT_AMPLIFICATION,
@@ -67,7 +67,9 @@ class OrthogonalAnalysis(ProfileAnalysis):
         assert self.exact is not None
         epsilon, delta = _check.epsilon("epsilon", epsilon), _check.probability("delta", delta)
         sigma = self.exact.noise_multiplier(epsilon, delta) * (1 + ROUNDING)
-        return self._guarantee(sigma, epsilon, delta)
+        return self._guarantee(
+            sigma, epsilon, delta, lambda: bracket.of_sigma(self.profile, sigma, epsilon, delta)
+        )
 
 
 class KnownBins(Accountant):
