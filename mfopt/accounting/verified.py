@@ -68,7 +68,7 @@ class VerifiedAnalysis:
         }  # fmt: skip
         return self._guarantee(
             found.noise_multiplier, found.epsilon, min(found.delta, 1.0),
-            method=found.method, status=self.model.status,
+            method=found.method, status="bound" if free else self.model.status,
             beta=found.beta, numbers=numbers,
         )  # fmt: skip
 

@@ -248,7 +248,12 @@ class Engine:
             if fallback is None or x < fallback[0]:
                 fallback = x, found
         self.progress(Progress("calibrating on fresh samples"))
-        estimate = find()
+        try:
+            estimate = find()
+        except FailureError:
+            if fallback is None:
+                raise
+            return fallback[1]  # nothing is known of the truth; this holds
         if not self.model.sampled:
             return self._inflate(estimate, at, delta)
         for number in range(1, ROUNDS + 1):

@@ -26,6 +26,7 @@ import scipy.optimize
 
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import dominating_pair
+from mfopt.accounting.monte_carlo.protocol import SampledLaw
 from mfopt.optimize import implicit
 from mfopt.optimize.drivers import Trace
 from mfopt.optimize.objective import AmplifiedObjective, Evaluation, Loss, Objective
@@ -70,15 +71,14 @@ class TangentObjective(AmplifiedObjective):
     @float64
     def tangent(self, parameters: np.ndarray) -> Tangent:
         """The model that touches the objective at ``parameters``."""
-        if self._weights is None:
+        if self._proposal is None:
             self.refresh(parameters)
-        assert self._weights is not None
         frozen = implicit.Frozen(
-            self._draws, self._weights, jnp.asarray(self._centre), jnp.asarray(self._start)
+            self._draws, self._proposal, jnp.asarray(self._centre), jnp.asarray(self._start)
         )
         target = jnp.asarray(self._epsilon), jnp.asarray(math.log(self._delta))
         gram = _gram(self._build, self._scheme)(jnp.asarray(parameters))
-        log_sigma, slope = _slope(gram, frozen, *target)
+        log_sigma, slope = _slope(self._law, gram, frozen, *target)
         if math.isfinite(float(log_sigma)):
             self._start = float(log_sigma)
         compiled = _model(self._loss, self._build, self._scheme)
@@ -94,14 +94,18 @@ class TangentObjective(AmplifiedObjective):
         return Tangent(Evaluation(value, gradient, math.exp(float(log_sigma)), norm), model)
 
 
-@jax.jit
+@functools.partial(jax.jit, static_argnums=0)
 def _slope(
-    gram: jax.Array, frozen: implicit.Frozen, epsilon: jax.Array, log_delta: jax.Array
+    law: SampledLaw,
+    gram: jax.Array,
+    frozen: implicit.Frozen,
+    epsilon: jax.Array,
+    log_delta: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """(log σ, ∂ log σ/∂G); compiled once for all strategies."""
 
     def value(gram: jax.Array) -> jax.Array:
-        return implicit.log_sigma(dominating_pair.jittered(gram), frozen, epsilon, log_delta)
+        return implicit.log_sigma(law, dominating_pair.jittered(gram), frozen, epsilon, log_delta)
 
     return jax.value_and_grad(value)(gram)
 
