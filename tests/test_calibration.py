@@ -307,11 +307,11 @@ def test_no_sigma_is_absurd(epsilon, delta):
     pair = dominating_pair.exact(S.SquareRoot(), scheme)
     norm = math.sqrt(np.max(np.diagonal(pair.gram)))
     plain = norm / gaussian.largest_mu(epsilon, delta)
-    try:
-        certificate, _ = release(pair, epsilon, delta, seed=1)
-    except FailureError as reason:
-        assert delta < 1e-40 and str(reason).startswith("not certified")
+    if delta == 1e-50:  # a reason is an answer too
+        with pytest.raises(FailureError, match="not certified"):
+            release(pair, epsilon, delta, seed=1)
         return
+    certificate, _ = release(pair, epsilon, delta, seed=1)
     assert certificate.noise_multiplier <= plain * (1 + 1e-9)
     # one bin is met with probability 1/4: H >= (H of its mode at ε + log 4)/4
     least = min(np.sqrt(np.diagonal(pair.gram))) / gaussian.largest_mu(
