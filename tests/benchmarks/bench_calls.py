@@ -173,7 +173,8 @@ def _broken(words: Call, known: dict[str, Any], rng: random.Random) -> Call:
             return [*words, name]
         value = hostile(param, rng)
         if name in words:
-            words[words.index(name) + 1] = value
+            place = words.index(name) + 1
+            words[place : place + 1] = [value]
             return words
         return [*words, name, value]
     if kind < 0.85 and words:
