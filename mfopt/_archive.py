@@ -97,6 +97,11 @@ class Archive:
             filled += len(piece)
         if filled != value.nbytes:
             raise ValueError(f"array {name!r} ends early")
+        if dtype.kind == "U":
+            # Python itself trusts numpy with these, and breaks on what is no character
+            codes = target.view(np.uint32)
+            if np.any((codes > 0x10FFFF) | ((codes >= 0xD800) & (codes < 0xE000))):
+                raise ValueError(f"array {name!r} holds what is no text")
         return value.reshape(shape)
 
     def _agree(self, size: int, most_bytes: int, most_arrays: int) -> dict[str, Header]:

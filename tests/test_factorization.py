@@ -428,6 +428,17 @@ def test_small_files_that_claim_much_take_no_memory(saved, tmp_path):
     assert int(lines[-1].split()[0]) < 50, child.stdout
 
 
+@pytest.mark.parametrize("code", [0x110000, 0xFFFFFFFF, 0xD800])
+def test_text_that_is_no_text_is_refused(code, saved, tmp_path):
+    # Python raises SystemError on a character beyond the last one
+    with np.load(saved, allow_pickle=False) as archive:
+        codes = np.array([archive["metadata"][()]]).view(np.uint32).copy()
+    codes[codes == ord("e")] = code
+    header = f"{{'descr': '<U{len(codes)}', 'fortran_order': False, 'shape': (), }}"
+    path = rezip(saved, tmp_path / "bad.npz", {"metadata.npy": npy(header, codes.tobytes())})
+    refused(path, "no text")
+
+
 def test_numbers_that_json_has_not_are_refused(saved, tmp_path):
     metadata = np.array('{"format": "mfopt factorization", "schema": 1, "rmse": NaN}')
     buffer = io.BytesIO()
