@@ -289,4 +289,4 @@ def test_interrupt_saves_the_best_so_far_uncertified(tmp_path):
     assert "NOT CERTIFIED" in out and "NOT CERTIFIED" in err and "Traceback" not in err
     found = mfopt.load(tmp_path / "best.npz")
     assert found.guarantee.status == "estimate" and found.provenance["interrupted"]
-    assert len(found.history) >= 1 and found.strategy.kind == "blt"
+    assert len(found.history) >= 1 and found.strategy.base.kind == "blt"
