@@ -12,7 +12,7 @@ import pytest
 from mfopt import strategies as S
 from mfopt.accounting import verify
 from mfopt.accounting.closed_form import gaussian
-from mfopt.accounting.model import Bounds, Model, Plan, Side, largest
+from mfopt.accounting.model import Bounds, LossModel, Plan, Side, largest
 from mfopt.accounting.monte_carlo import composition, dominating_pair
 from mfopt.accounting.verify import Engine
 from mfopt.calibration import certify, release
@@ -56,7 +56,7 @@ def test_each_bound_and_the_failure_probability_count():
 SLOPE = 20.0
 
 
-class Known(Model):
+class Known(LossModel):
     """δ(σ, ε) = 1e-5 · (3/σ)^20 · e^(-(ε - 1)); what ``answer`` says is given for bounds."""
 
     method, estimator, status = "known", "known, estimate", "certified"

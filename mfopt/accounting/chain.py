@@ -19,7 +19,7 @@ from scipy import interpolate
 
 from mfopt.accounting.closed_form.group import GroupProfile
 from mfopt.accounting.loss_distribution.rounds import COARSE, FINE, Direction
-from mfopt.accounting.model import Bounds, Model, Numbers, Plan
+from mfopt.accounting.model import Bounds, LossModel, Numbers, Plan
 from mfopt.guarantee import Status
 
 # points of the profile that a split may use: as many as are cheap to estimate
@@ -107,7 +107,7 @@ class DeterministicUnit:
         return self.start(epsilon, delta)
 
 
-class Chain(Model):
+class Chain(LossModel):
     """Groups of K units.
 
     Args:

@@ -100,7 +100,7 @@ class Found:
     detail: Any = None
 
 
-class Model(abc.ABC):
+class LossModel(abc.ABC):
     """A mechanism whose δ is estimated for searching and bounded for reporting.
 
     Attributes:

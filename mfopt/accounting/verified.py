@@ -6,15 +6,15 @@ import math
 from typing import Any
 
 from mfopt import _check
-from mfopt.accounting.model import Model, Numbers
+from mfopt.accounting.model import LossModel, Numbers
 from mfopt.accounting.verify import Engine, Verified, check_delta
 from mfopt.guarantee import Guarantee, Status
 
-__all__ = ["Model", "Numbers", "VerifiedAnalysis"]
+__all__ = ["LossModel", "Numbers", "VerifiedAnalysis"]
 
 
 class VerifiedAnalysis:
-    """ε, δ or σ of a :class:`Model`, as a :class:`Guarantee`.
+    """ε, δ or σ of a :class:`LossModel`, as a :class:`Guarantee`.
 
     Args:
       mechanism: what is analysed.
@@ -24,7 +24,7 @@ class VerifiedAnalysis:
     """
 
     def __init__(
-        self, mechanism: Any, model: Model, *, certify: bool = True, seed: int | None = None
+        self, mechanism: Any, model: LossModel, *, certify: bool = True, seed: int | None = None
     ) -> None:
         self.mechanism, self.model, self.certify, self.seed = mechanism, model, certify, seed
 
@@ -33,7 +33,7 @@ class VerifiedAnalysis:
         if self.certify:
             return self._verified(Engine(self.model, self.seed).epsilon(noise_multiplier, delta))
         sigma, delta = _check.positive("noise_multiplier", noise_multiplier), check_delta(delta)
-        found = Model._find(
+        found = LossModel._find(
             lambda epsilon: self.model.log_estimate(sigma, epsilon), 2.0, delta,
             name="epsilon", least=1e-4, largest=1e4,
         )  # fmt: skip
@@ -44,7 +44,7 @@ class VerifiedAnalysis:
         if self.certify:
             return self._verified(Engine(self.model, self.seed).noise_multiplier(epsilon, delta))
         epsilon, delta = _check.epsilon("epsilon", epsilon), check_delta(delta)
-        found = Model._find(
+        found = LossModel._find(
             lambda sigma: self.model.log_estimate(sigma, epsilon),
             self.model.guess(epsilon, delta), delta, name="noise multiplier",
         )  # fmt: skip

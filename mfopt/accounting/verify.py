@@ -1,7 +1,7 @@
 """Estimate, verify, release: the only place where a sampled statement becomes a guarantee.
 
-A :class:`~mfopt.accounting.model.Model` estimates and bounds δ(x), where x is σ or ε and the other
-one is fixed; δ falls as x grows. Asked for the smallest x with δ(x) <= δ, the engine
+A :class:`~mfopt.accounting.model.LossModel` estimates and bounds δ(x), where x is σ or ε and the
+other one is fixed; δ falls as x grows. Asked for the smallest x with δ(x) <= δ, the engine
 
 1. estimates it, and takes a pilot there that tells what a bound will cost with so many samples;
 2. fixes from that a *descending* sequence x_1 > x_2 > … and a sample count for each;
@@ -37,7 +37,7 @@ from typing import Literal
 import jax
 
 from mfopt import _check
-from mfopt.accounting.model import Bounds, Found, Model, Plan, largest
+from mfopt.accounting.model import Bounds, Found, LossModel, Plan, largest
 from mfopt.accounting.monte_carlo import _chunks
 from mfopt.accounting.monte_carlo.protocol import FreeBound
 from mfopt.errors import FailureError
@@ -110,7 +110,7 @@ class Engine:
       progress: told what is being done.
     """
 
-    def __init__(self, model: Model, seed: int | None = None, progress: Report = silent):
+    def __init__(self, model: LossModel, seed: int | None = None, progress: Report = silent):
         self.model, self.seed, self.progress = model, seed, progress
         self._root = _chunks.seed_key(seed)
         if model.samples is not None:

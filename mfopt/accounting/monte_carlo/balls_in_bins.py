@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt.accounting.chain import Chain, DeterministicUnit
-from mfopt.accounting.model import Model
+from mfopt.accounting.model import LossModel
 from mfopt.accounting.monte_carlo import design_point, dominating_pair, tilted
 from mfopt.accounting.monte_carlo.bin_counts import CountModel
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
@@ -187,7 +187,7 @@ def allocation(bins: int, squared_norm: float) -> DeterministicUnit:
     return DeterministicUnit(exact.profile, start)
 
 
-def model(mechanism: Any, samples: int | None = None) -> Model:
+def model(mechanism: Any, samples: int | None = None) -> LossModel:
     """The model of a mechanism that is verified rather than computed: a general C, or a group.
 
     Raises:

@@ -25,7 +25,7 @@ import numpy as np
 from scipy import special
 
 from mfopt.accounting.chain import Chain
-from mfopt.accounting.model import Bounds, Model, Plan
+from mfopt.accounting.model import Bounds, LossModel, Plan
 from mfopt.accounting.monte_carlo.plain import Estimate
 
 _CELL = 0.02  # of the proposal's histogram, in noise units
@@ -194,7 +194,7 @@ class Counts:
         return min(-t * (epsilon - half) + 0.5 * t**2 * self._mean_square + peak, 0.0), t
 
 
-class CountModel(Model):
+class CountModel(LossModel):
     """K units with C = I: bounded by the chain, estimated by the exact mixture.
 
     Args:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 
 from mfopt._float64 import float64
-from mfopt.accounting.model import Bounds, Found, Model, Plan, Side
+from mfopt.accounting.model import Bounds, Found, LossModel, Plan, Side
 from mfopt.accounting.monte_carlo import _chunks, tilted
 from mfopt.accounting.monte_carlo.calibrate import calibrate
 from mfopt.accounting.monte_carlo.protocol import (
@@ -49,7 +49,7 @@ class Chosen(NamedTuple):
     sampled: bool
 
 
-class OneUnit(Model):
+class OneUnit(LossModel):
     """One unit under any sampled loss.
 
     Args:
