@@ -6,7 +6,6 @@ is one line, whatever its length, so that output can be searched and cut.
 
 from __future__ import annotations
 
-import codecs
 import json
 import math
 import sys
@@ -18,51 +17,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+import mfopt_cli.spelling  # noqa: F401 (registers the error handler that fitting uses)
+
 _NO_WRAP = 10_000  # columns of a pipe
-# for terminals and files whose encoding lacks the letter
-_SPELLED = {
-    "ε": "epsilon",
-    "δ": "delta",
-    "σ": "sigma",
-    "β": "beta",
-    "×": "x",
-    "≤": "<=",
-    "≥": ">=",
-    "⁻": "^-",
-    "¹": "1",
-    "²": "2",
-    "→": "->",
-    "…": "...",
-    "·": "*",
-    "–": "-",
-    "—": "-",
-    "√": "sqrt",
-    "‖": "|",
-    "±": "+-",
-    "│": "|",
-    "━": "-",
-    "╸": "-",
-    "╺": "-",
-    "─": "-",
-    "∞": "inf",
-}
-
-
-def _spell(error: UnicodeError) -> tuple[str | bytes, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    lost = error.object[error.start : error.end]
-    return "".join(_SPELLED.get(letter, "?") for letter in lost), error.end
-
-
-codecs.register_error("mfopt-spell", _spell)
-
-
-def speak_plainly() -> None:
-    """Make standard output and error spell what their encoding lacks, instead of failing."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="mfopt-spell")
 
 
 def console(stream: IO[str] | None = None) -> Console:

@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> Any:
     ``mfopt optimize ... && mfopt train ...`` stops).
     """
     from mfopt import _signals
-    from mfopt_cli.display import speak_plainly
+    from mfopt_cli.spelling import speak_plainly
 
     speak_plainly()
     try:
