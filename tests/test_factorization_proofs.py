@@ -54,7 +54,7 @@ def test_a_note_is_about_one_statement(certified, tmp_path):
         "smaller epsilon": {"epsilon": 1.0},
         "smaller delta": {"delta": 1e-4},
         "larger group": {"group_size": 2},
-        "other adjacency": {"adjacency": "replace"},
+        "other adjacency": {"adjacency": "zero-out"},
     }
     for name, other in others.items():
         if isinstance(other, dict):
