@@ -193,12 +193,12 @@ def test_no_account_is_worse_than_no_amplification(mechanism, norm, epsilon):
 
 @pytest.mark.filterwarnings("ignore:overflow")  # the certificate's ceiling, which then is no bound
 def test_little_noise_is_no_worse_than_one_gaussian():
-    """The sampled certificate alone says 9,822 here."""
+    """A sampled certificate that knew no free bound said 9,822 here."""
     mechanism = Mechanism(BallsInBins(32, 4), SquareRoot())
     found = account(mechanism, noise_multiplier=0.05, delta=1e-5, samples=2**10, seed=1)
     norm = mfopt.accounting.sensitivity(SquareRoot(), FixedOrder(32, 4)).value
-    assert found.epsilon == pytest.approx(gaussian.epsilon(norm / 0.05, 1e-5), rel=1e-9)
-    assert found.epsilon == pytest.approx(3664.13, abs=0.01) and found.status == "bound"
+    most = gaussian.epsilon(norm / 0.05, 1e-5)
+    assert most == pytest.approx(3664.13, abs=0.01) and found.epsilon <= most * (1 + 1e-9)
 
 
 def test_one_band_is_plain_poisson_sampling_for_groups_too():
