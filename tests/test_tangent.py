@@ -33,7 +33,7 @@ def test_a_tangent_touches_the_objective(strategy):
         log_rmse(PREFIX, N), mapping, SCHEME, 2.0, 1e-4, samples=256, seed=0
     )
     target.refresh(mapping.start)
-    for other in ("_weights", "_centre", "_start"):
+    for other in ("_proposal", "_centre", "_start"):
         setattr(target, other, getattr(direct, other))
     here, plain = target.tangent(mapping.start), AmplifiedObjective.__call__(direct, mapping.start)
     assert here.at.value == pytest.approx(plain.value, abs=1e-8)
