@@ -14,6 +14,7 @@ from lag to lag, O(n²) time and O(n) memory.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -108,7 +109,7 @@ def by_lags(
     rates = jnp.pad(rates, (0, n + padding))
     fresh = 1 / rows**2
 
-    def step(carry: tuple, lag: tuple[jax.Array, jax.Array]) -> tuple:
+    def step(carry: tuple[Any, ...], lag: tuple[jax.Array, jax.Array]) -> tuple[Any, ...]:
         velocity, total, variances = carry
         coefficient, k = lag
         reached = jax.lax.dynamic_slice_in_dim(out, k, n)  # 0 past the last step
@@ -119,7 +120,7 @@ def by_lags(
         return (velocity, total, variances + moved), None
 
     @jax.checkpoint  # the backward pass rebuilds the numbers of a segment
-    def segment(carry: tuple, lags: tuple[jax.Array, jax.Array]) -> tuple:
+    def segment(carry: tuple[Any, ...], lags: tuple[jax.Array, jax.Array]) -> tuple[Any, ...]:
         return jax.lax.scan(step, carry, lags)
 
     lags = (jnp.pad(inverse, (0, padding)), jnp.minimum(jnp.arange(n + padding), n))

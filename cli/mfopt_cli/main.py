@@ -38,7 +38,8 @@ class _LazyGroup(click.Group):
         if name not in COMMANDS:
             return None
         module = importlib.import_module(f"mfopt_cli.commands.{name.replace('-', '_')}")
-        return module.command
+        result: click.Command | None = module.command
+        return result
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -97,7 +97,7 @@ class Group(click.Group):
     command_class = Command
 
 
-class Kind(click.ParamType):
+class Kind(click.ParamType):  # type: ignore[type-arg]  # no runtime argument in click 8.1
     """A registered kind of strategy: one that can be optimized, or has no parameters."""
 
     name = "kind"
@@ -115,7 +115,7 @@ class Kind(click.ParamType):
         return str(value)
 
 
-class Count(click.ParamType):
+class Count(click.ParamType):  # type: ignore[type-arg]  # no runtime argument in click 8.1
     """A whole number, also as 1e6, 10M or 1_000."""
 
     name = "integer"

@@ -13,7 +13,7 @@ from mfopt_cli import options
 _MOST = 10_000
 
 
-class Sweep(click.ParamType):
+class Sweep(click.ParamType):  # type: ignore[type-arg]  # no runtime argument in click 8.1
     """A number, a range ``first:last[:step]`` (both ends included) or a list ``a,b,c``.
 
     Converts to a tuple of values; an option that was not given stays None.

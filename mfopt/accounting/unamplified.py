@@ -168,7 +168,8 @@ def _products(strategy: Strategy, n: int) -> np.ndarray:
             "Use a Toeplitz strategy with non-increasing coefficients >= 0.",
         )  # fmt: skip
     matrix = np.asarray(strategy.materialize(n))
-    return matrix.T @ matrix
+    result: np.ndarray = matrix.T @ matrix
+    return result
 
 
 def _up(value: float, n: int) -> float:

@@ -399,7 +399,8 @@ class Engine:
         )
 
     def _key(self, *path: int) -> jax.Array:
-        return _chunks.subkey(self._root, _DOMAIN, *path)
+        result: jax.Array = _chunks.subkey(self._root, _DOMAIN, *path)
+        return result
 
 
 def check_delta(delta: float) -> float:

@@ -83,7 +83,8 @@ def chacha20(key: Any, counter: Any) -> jax.Array:
         # added in here: what comes after the loop, XLA would compute again for every element
         return state + jnp.where(i == 9, start, np.uint32(0))
 
-    return lax.fori_loop(0, 10, double_round, start).reshape(16, -1)
+    result: jax.Array = lax.fori_loop(0, 10, double_round, start).reshape(16, -1)
+    return result
 
 
 def _quarter_rounds(a: Any, b: Any, c: Any, d: Any) -> tuple[Any, Any, Any, Any]:

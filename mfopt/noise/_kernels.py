@@ -50,7 +50,8 @@ def advance(
     if not isinstance(recursion, Rows):
         raise TypeError(type(recursion))
     if recursion.store:
-        return _stored_rows(coefficients[0], draw, step, buffer, dtype)
+        result: tuple[jax.Array, Any] = _stored_rows(coefficients[0], draw, step, buffer, dtype)
+        return result
     return _redrawn_rows(recursion, coefficients[0], draw, step, dtype), None
 
 
@@ -120,7 +121,10 @@ def _redrawn_rows(recursion: Rows, weights: Any, draw: Draw, step: Any, dtype: A
         return total
 
     past = jnp.minimum(step, recursion.window - 1)
-    return lax.fori_loop(0, (past + _REDRAWN - 1) // _REDRAWN, block, weights[0] * draw(step))
+    result: jax.Array = lax.fori_loop(
+        0, (past + _REDRAWN - 1) // _REDRAWN, block, weights[0] * draw(step)
+    )
+    return result
 
 
 def _once(compute: Callable[[], jax.Array], step: Any) -> jax.Array:
@@ -132,12 +136,17 @@ def _once(compute: Callable[[], jax.Array], step: Any) -> jax.Array:
 
     def branch() -> jax.Array:
         result = jax.eval_shape(compute)
-        return lax.cond(step >= 0, compute, lambda: jnp.full(result.shape, jnp.nan, result.dtype))
+        found: jax.Array = lax.cond(
+            step >= 0, compute, lambda: jnp.full(result.shape, jnp.nan, result.dtype)
+        )
+        return found
 
     def barrier() -> jax.Array:
-        return lax.optimization_barrier(compute())
+        result: jax.Array = lax.optimization_barrier(compute())
+        return result
 
-    return lax.platform_dependent(cpu=branch, default=barrier)
+    found: jax.Array = lax.platform_dependent(cpu=branch, default=barrier)
+    return found
 
 
 def _weighted_sum(weights: jax.Array, buffer: jax.Array) -> jax.Array:

@@ -124,7 +124,7 @@ class TorchNoise:
         wide = self.stream.dtype == np.float64
         draw = _white(self._counters[leaf], self.stream.stddev, self.stream.dtype)
         with jax.default_device(jax.devices("cpu")[0]), jax.enable_x64(wide):
-            return torch.from_dlpack(draw(self._key, np.int32(step), np.uint32(leaf)))
+            return torch.utils.dlpack.from_dlpack(draw(self._key, np.int32(step), np.uint32(leaf)))
 
     def _draw_by_generator(
         self, shape: tuple[int, ...], device: torch.device, leaf: int, step: int

@@ -63,7 +63,8 @@ class Ring(Recursion):
     @property
     def slots(self) -> int:
         bands = self.table.shape[1]
-        return bands - 1 if self.feedback or bands == 1 else bands
+        result: int = bands - 1 if self.feedback or bands == 1 else bands
+        return result
 
     def at(self, step: Any) -> tuple[Any]:
         """(coefficients of step,), shape (b̂,)."""
@@ -98,7 +99,8 @@ class Modal(Recursion):
 
     @property
     def slots(self) -> int:
-        return self.read.shape[1]
+        result: int = self.read.shape[1]
+        return result
 
     def at(self, step: Any) -> tuple[Any, ...]:
         """(a, r, λ, μ) of step: shapes (), (d,), (d,), (d,)."""

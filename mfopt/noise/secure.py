@@ -90,7 +90,8 @@ def sample(upper_bits: jax.Array, lower_bits: jax.Array) -> jax.Array:
         return jnp.where((tried <= count) & below, tried, found)
 
     found = lax.fori_loop(0, bits, halve, jnp.zeros(upper_bits.shape, jnp.int32))
-    return found - CUT * BASE
+    result: jax.Array = found - CUT * BASE
+    return result
 
 
 def integers(key: Any, step: Any, leaf: Any, low: Any, high: Any) -> jax.Array:
@@ -113,7 +114,8 @@ def integers(key: Any, step: Any, leaf: Any, low: Any, high: Any) -> jax.Array:
         weights = np.array([float(FACTOR**i) for i in range(LEVELS)])  # exact: sums below 2⁵³
         return jnp.sum(parts.astype(jnp.float64) * weights[:, None], axis=0)
 
-    return lax.map(draw, tuple(pieces)).reshape(-1)[:size].reshape(shape)
+    result: jax.Array = lax.map(draw, tuple(pieces)).reshape(-1)[:size].reshape(shape)
+    return result
 
 
 def advance(
@@ -166,16 +168,19 @@ def _redrawn(
     recursion: Rows, row: Any, draw: Any, step: Any, like: jax.Array, unit: Any
 ) -> jax.Array:
     def add(lag: Any, total: jax.Array) -> jax.Array:
-        return total + row[lag] * (unit * draw(step - lag))
+        result: jax.Array = total + row[lag] * (unit * draw(step - lag))
+        return result
 
     last = jnp.minimum(step, recursion.window - 1)
-    return lax.fori_loop(1, last + 1, add, jnp.zeros_like(like))
+    result: jax.Array = lax.fori_loop(1, last + 1, add, jnp.zeros_like(like))
+    return result
 
 
 def release(sums: jax.Array, noise: jax.Array, width: Any) -> jax.Array:
     """The sum, rounded to the grid, plus noise on it: float64. Exact up to the last product."""
     rounded = jnp.clip(jnp.round(sums.astype(jnp.float64) / width), -_LARGEST, _LARGEST)
-    return (rounded + noise) * width
+    result: jax.Array = (rounded + noise) * width
+    return result
 
 
 @dataclasses.dataclass(frozen=True)

@@ -398,7 +398,10 @@ class NoiseStream:
         def draw(which: Any) -> jax.Array:
             past = which is not step  # the seeds of this step were made for all leaves together
             of = _draws.seeds(key, which, index[None]).of(0) if past else seeds
-            return scale.astype(self.dtype) * counters.draw(of, self.dtype, block, offset)
+            result: jax.Array = scale.astype(self.dtype) * counters.draw(
+                of, self.dtype, block, offset
+            )
+            return result
 
         return _kernels.advance(self.recursion, coefficients, draw, step, buffer, self.dtype)
 

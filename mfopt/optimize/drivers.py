@@ -234,14 +234,20 @@ def _host_value(evaluate: Callable[[jax.Array], Evaluation], point: jax.Array) -
 
     @jax.custom_vjp
     def value(x: jax.Array) -> jax.Array:
-        return jax.pure_callback(lambda p: np.asarray(evaluate(jnp.asarray(p)).value), shape, x)
+        result: jax.Array = jax.pure_callback(
+            lambda p: np.asarray(evaluate(jnp.asarray(p)).value), shape, x
+        )
+        return result
 
     def forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         def both(p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             at = evaluate(jnp.asarray(p))
             return np.asarray(at.value), np.asarray(at.gradient)
 
-        return jax.pure_callback(both, (shape, jax.ShapeDtypeStruct(x.shape, x.dtype)), x)
+        result: tuple[jax.Array, jax.Array] = jax.pure_callback(
+            both, (shape, jax.ShapeDtypeStruct(x.shape, x.dtype)), x
+        )
+        return result
 
     value.defvjp(forward, lambda gradient, cotangent: (cotangent * gradient,))
     return value(point)

@@ -54,11 +54,12 @@ def log_sigma(
         )
         return value - log_delta, slope
 
-    def unfinished(state: tuple) -> jax.Array:
+    def unfinished(state: tuple[Any, ...]) -> jax.Array:
         _, _, _, step, count = state
-        return (jnp.abs(step) > _TOLERANCE) & (count < _MAX_ITERATIONS)
+        result: jax.Array = (jnp.abs(step) > _TOLERANCE) & (count < _MAX_ITERATIONS)
+        return result
 
-    def iterate(state: tuple) -> tuple:
+    def iterate(state: tuple[Any, ...]) -> tuple[Any, ...]:
         theta, low, high, _, count = state
         value, slope = function(theta)
         low = jnp.where(value > 0, jnp.maximum(low, theta), low)
@@ -79,12 +80,12 @@ def log_sigma(
 
 def _forward(
     law: SampledLaw, reduced: Any, frozen: Frozen, epsilon: jax.Array, log_delta: jax.Array
-) -> tuple[jax.Array, tuple]:
+) -> tuple[jax.Array, tuple[Any, ...]]:
     solution = log_sigma(law, reduced, frozen, epsilon, log_delta)
     return solution, (reduced, frozen, epsilon, solution)
 
 
-def _backward(law: SampledLaw, saved: tuple, cotangent: jax.Array) -> tuple:
+def _backward(law: SampledLaw, saved: tuple[Any, ...], cotangent: jax.Array) -> tuple[Any, ...]:
     reduced, frozen, epsilon, solution = saved
 
     def value(reduced: Any, theta: jax.Array) -> jax.Array:

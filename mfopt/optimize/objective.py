@@ -129,7 +129,7 @@ class AmplifiedObjective:
 @functools.lru_cache(maxsize=16)
 def _evaluation(
     loss: Loss, build: Callable[[jax.Array], Strategy], law: SampledLaw
-) -> Callable[..., tuple]:
+) -> Callable[..., tuple[Any, ...]]:
     """((loss, (log σ, mode norm)), gradient) of (parameters, frozen, ε, log δ), for all ε, δ."""
 
     def value(

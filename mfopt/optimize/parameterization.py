@@ -32,7 +32,8 @@ class Parameterization(NamedTuple):
 
 def _log(coefs: np.ndarray) -> np.ndarray:
     """Logarithms of c_1.. relative to c_0."""
-    return np.log(np.maximum(coefs[1:] / coefs[0], _FLOOR))
+    result: np.ndarray = np.log(np.maximum(coefs[1:] / coefs[0], _FLOOR))
+    return result
 
 
 def _unit(x: jax.Array) -> jax.Array:

@@ -299,4 +299,5 @@ class StartedTrace(Trace):
                 "the objective is not a number at any start: is the loss defined there?"
             )
         built = self.build(jnp.asarray(self.best))
-        return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), built)
+        result: Strategy = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), built)
+        return result

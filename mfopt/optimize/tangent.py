@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -129,7 +129,7 @@ def _gram(build: Callable[[jax.Array], Strategy], scheme: BallsInBins) -> Callab
 @functools.lru_cache(maxsize=16)
 def _model(
     loss: Loss, build: Callable[[jax.Array], Strategy], scheme: BallsInBins
-) -> Callable[..., tuple]:
+) -> Callable[..., tuple[Any, ...]]:
     """(loss, gradient) with log σ ≈ ``log_sigma`` + log(2 <slope, G>)/2."""
 
     def value(x: jax.Array, log_sigma: jax.Array, slope: jax.Array) -> jax.Array:

@@ -159,7 +159,7 @@ def optimize(
     return UnamplifiedOptimum(found, value, value * plain, trace)
 
 
-def _with_gradient(loss: Callable) -> Callable[[np.ndarray], Evaluation]:
+def _with_gradient(loss: Callable[..., Any]) -> Callable[[np.ndarray], Evaluation]:
     def evaluate(x: np.ndarray) -> Evaluation:
         value, gradient = loss(jnp.asarray(x))
         return Evaluation(float(value), np.asarray(gradient), math.nan)

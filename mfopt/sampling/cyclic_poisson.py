@@ -88,7 +88,10 @@ class CyclicPoisson(Scheme):
 
         def drawn(step: int) -> np.ndarray:
             members = np.flatnonzero(group_of == self._step(step) % self.bands)
-            return members[bernoulli(len(members), self.probability, generator(seed, step))]
+            result: np.ndarray = members[
+                bernoulli(len(members), self.probability, generator(seed, step))
+            ]
+            return result
 
         return drawn
 

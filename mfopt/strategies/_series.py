@@ -43,7 +43,8 @@ def reciprocal(a: jax.Array) -> jax.Array:
     inverse = _newton(a)
     if a.shape[0] <= _SOLVED:
         return inverse
-    return jax.lax.cond(_tame(inverse), lambda: inverse, lambda: _substitution(a))
+    result: jax.Array = jax.lax.cond(_tame(inverse), lambda: inverse, lambda: _substitution(a))
+    return result
 
 
 def apply(inverse: jax.Array, y: jax.Array) -> jax.Array:
@@ -55,9 +56,10 @@ def apply(inverse: jax.Array, y: jax.Array) -> jax.Array:
     def row(t: jax.Array) -> jax.Array:
         return jnp.tensordot(lagged(t), y, axes=1)
 
-    return jax.lax.cond(
+    result: jax.Array = jax.lax.cond(
         _tame(inverse), lambda: convolve(inverse, y), lambda: jax.lax.map(row, jnp.arange(n))
     )
+    return result
 
 
 def _lagged(a: jax.Array) -> Callable[[jax.Array], jax.Array]:

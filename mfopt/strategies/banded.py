@@ -96,7 +96,8 @@ class Banded(Strategy):
             return ahead + added, solution
 
         start = jnp.zeros((self.bands, *y.shape[1:]), jnp.result_type(y, entries))
-        return jax.lax.scan(step, start, (y, entries.T))[1]
+        result: Array = jax.lax.scan(step, start, (y, entries.T))[1]
+        return result
 
     @compiled("scheme")
     def modes(self, scheme: BallsInBins) -> Array:

@@ -43,7 +43,8 @@ class Parameter:
                 name, f"array of shape {value.shape}",
                 f"must be a non-empty array of {self.dimensions} dimension(s)",
             )  # fmt: skip
-        return value
+        result: Array = value
+        return result
 
 
 @dataclasses.dataclass(frozen=True)

@@ -70,7 +70,8 @@ def _of_modes(
 ) -> np.ndarray:
     """log ratio for each bin that a unit could be in, shape (bins, m)."""
     modes = np.asarray(strategy.modes(BallsInBins(scheme.bins, scheme.epochs)))
-    return (modes.T @ white - 0.5 * np.sum(modes**2, axis=0)[:, None]) / sigma**2
+    result: np.ndarray = (modes.T @ white - 0.5 * np.sum(modes**2, axis=0)[:, None]) / sigma**2
+    return result
 
 
 @log_likelihood_ratio.register
@@ -78,7 +79,8 @@ def _(
     scheme: BallsInBins, strategy: Strategy, white: np.ndarray, noise_multiplier: float
 ) -> np.ndarray:
     each = _of_modes(strategy, scheme, white, noise_multiplier)
-    return special.logsumexp(each, axis=0) - np.log(scheme.bins)
+    result: np.ndarray = special.logsumexp(each, axis=0) - np.log(scheme.bins)
+    return result
 
 
 @log_likelihood_ratio.register
@@ -93,7 +95,10 @@ def _(
 @participations.register(FixedOrder)
 def _(scheme: BallsInBins | FixedOrder, units: int, rng: np.random.Generator) -> np.ndarray:
     # every bin equally often: balls-in-bins without the noise of throwing
-    return np.arange(scheme.iterations) % scheme.bins == (np.arange(units) % scheme.bins)[:, None]
+    result: np.ndarray = (
+        np.arange(scheme.iterations) % scheme.bins == (np.arange(units) % scheme.bins)[:, None]
+    )
+    return result
 
 
 def _independent(
@@ -105,12 +110,14 @@ def _independent(
     with np.errstate(divide="ignore"):
         steps = np.logaddexp(np.log1p(-chance), np.log(chance) + each)
     by_group = np.stack([steps[group::groups].sum(axis=0) for group in range(groups)])
-    return special.logsumexp(by_group, axis=0) - np.log(groups)
+    result: np.ndarray = special.logsumexp(by_group, axis=0) - np.log(groups)
+    return result
 
 
 def _coins(n: int, units: int, rng: np.random.Generator, chance: float, groups: int) -> np.ndarray:
     chosen = rng.random((units, n)) < chance
-    return chosen & (np.arange(n) % groups == (np.arange(units) % groups)[:, None])
+    result: np.ndarray = chosen & (np.arange(n) % groups == (np.arange(units) % groups)[:, None])
+    return result
 
 
 @log_likelihood_ratio.register

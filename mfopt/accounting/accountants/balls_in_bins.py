@@ -98,6 +98,9 @@ def largest_mode(mechanism: Mechanism) -> float:
     strategy, n = mechanism.strategy, mechanism.iterations
     if unamplified.bands(strategy, n) == 1:  # for any number of bins, without a Gram matrix
         columns = unamplified.column_norms(strategy, n).reshape(-1, scheme.bins)
-        return float(np.sqrt(np.max(np.sum(columns**2, axis=0)))) * (1 + 1e-15 * scheme.epochs)
+        result: float = float(np.sqrt(np.max(np.sum(columns**2, axis=0)))) * (
+            1 + 1e-15 * scheme.epochs
+        )
+        return result
     order = FixedOrder(scheme.bins, scheme.epochs)
     return unamplified.sensitivity(strategy, order).value

@@ -56,7 +56,8 @@ class GroupProfile:
         epsilon = _check.non_negative("epsilon", epsilon)
         low, high = self._around(lambda point: point[0] <= epsilon)
         if high is None:
-            return min(low[1], 0.0)
+            result: float = min(low[1], 0.0)
+            return result
         share = math.expm1(epsilon - low[0]) / math.expm1(high[0] - low[0])
         chord = special.logsumexp([low[1], high[1]], b=[1 - share, share])
         return min(float(chord), 0.0)
@@ -71,7 +72,8 @@ class GroupProfile:
             return math.inf
         # e^ε at which the chord between the two splits meets the target
         share = -math.expm1(target - low[1]) / -math.expm1(high[1] - low[1])
-        return low[0] + math.log1p(share * math.expm1(high[0] - low[0]))
+        result: float = low[0] + math.log1p(share * math.expm1(high[0] - low[0]))
+        return result
 
     def split(self, log_start: float) -> tuple[float, float]:
         """(ε, log δ_K) of the split that is optimal for events of probability e^log_start.
@@ -116,7 +118,9 @@ class GroupProfile:
             min(float(self.log_deltas[-1]), 0.0) - self.group_size * float(self.epsilons[-1]) - 50
         )
 
-    def _around(self, below):  # type: ignore[no-untyped-def]
+    def _around(
+        self, below: Callable[[tuple[float, float]], bool]
+    ) -> tuple[tuple[float, float], tuple[float, float] | None]:
         """Neighbouring splits (one that satisfies ``below``, the next that does not).
 
         Splits are ordered by start: a smaller starting probability gives a larger ε and a

@@ -95,7 +95,8 @@ def log_moments(
         chance = special.xlogy(k, q) + special.xlog1py(power - k, -q)
         result.append(special.logsumexp(log_binomial + chance + (k * k - k) / (2 * z * z)))
     # rounding may not make a moment smaller than it is; 0 is its least value
-    return np.maximum(np.array(result), 0.0) * (1 + 1e-12) + 1e-14
+    found: np.ndarray = np.maximum(np.array(result), 0.0) * (1 + 1e-12) + 1e-14
+    return found
 
 
 def _integral(z: float, q: float, power: float) -> float:

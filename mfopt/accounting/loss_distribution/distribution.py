@@ -72,12 +72,14 @@ class LossDistribution:
     @functools.cached_property
     def log_mass(self) -> np.ndarray:
         """log of the P-mass of each atom, shape (N,)."""
-        return np.log(self.mass)
+        result: np.ndarray = np.log(self.mass)
+        return result
 
     @property
     def relative_smoothing(self) -> np.ndarray:
         """Variance that the discretization added near each atom, shape (N,)."""
-        return self.smoothing / self.mass
+        result: np.ndarray = self.smoothing / self.mass
+        return result
 
 
 def from_cells(
@@ -245,4 +247,7 @@ def normal_masses(borders: np.ndarray) -> np.ndarray:
     lower, upper = from_below[:-1], from_below[1:]
     left, right = borders[:-1], borders[1:]
     inside = 1 - lower - upper  # an interval that contains 0
-    return np.where(right <= 0, upper - lower, np.where(left >= 0, lower - upper, inside))
+    result: np.ndarray = np.where(
+        right <= 0, upper - lower, np.where(left >= 0, lower - upper, inside)
+    )
+    return result

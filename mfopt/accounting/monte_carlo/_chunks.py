@@ -99,7 +99,8 @@ def seed_key(seed: int | None) -> jax.Array:
     if seed is not None:
         seed = _check.seed("seed", seed)
     entropy = np.random.SeedSequence(seed).generate_state(2, np.uint32)
-    return jax.random.wrap_key_data(jnp.asarray(entropy), impl="threefry2x32")
+    result: jax.Array = jax.random.wrap_key_data(jnp.asarray(entropy), impl="threefry2x32")
+    return result
 
 
 @jax.jit

@@ -132,7 +132,8 @@ class BallsInBinsLaw(SampledLaw):
         return BallsInBinsLoss(dominating_pair.exact(strategy, self.scheme))
 
     def draws(self, key: jax.Array, samples: int) -> design_point.Draws:
-        return design_point.draw(key, samples + samples % 2, self.scheme.bins)
+        result: design_point.Draws = design_point.draw(key, samples + samples % 2, self.scheme.bins)
+        return result
 
     def reduced(self, strategy: Strategy) -> DominatingPair:
         return dominating_pair.differentiable(strategy, self.scheme)
@@ -146,7 +147,10 @@ class BallsInBinsLaw(SampledLaw):
         return jnp.sqrt(jnp.max(jnp.diagonal(reduced.gram)))
 
     def proposal(self, reduced: DominatingPair, noise_multiplier: Any, epsilon: Any) -> jax.Array:
-        return design_point.shifts(jnp.asarray(reduced.gram), noise_multiplier, epsilon)
+        result: jax.Array = design_point.shifts(
+            jnp.asarray(reduced.gram), noise_multiplier, epsilon
+        )
+        return result
 
     def frozen(
         self, reduced: DominatingPair, proposal: jax.Array, draws: design_point.Draws

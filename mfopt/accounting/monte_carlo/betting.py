@@ -35,7 +35,8 @@ def log_wealth(values: jax.Array) -> jax.Array:
 
 def upper_bound(log_wealth: float, bet: int, samples: int, beta: float) -> float:
     """μ is at most this, except with probability ``beta``; ``bet`` is an index of BETS."""
-    return -math.expm1((log_wealth + math.log(beta)) / samples) / BETS[bet]
+    result: float = -math.expm1((log_wealth + math.log(beta)) / samples) / BETS[bet]
+    return result
 
 
 def choose(

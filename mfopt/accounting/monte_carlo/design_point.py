@@ -93,7 +93,8 @@ def _step_lengths(
         slope = jnp.sum(jax.nn.softmax(u, axis=1) * move, axis=1)
         return jnp.maximum(length - (privacy_loss(u) - epsilon) / slope, 0)
 
-    return jax.lax.fori_loop(0, _INNER, newton, jnp.maximum(right, 0))
+    result: jax.Array = jax.lax.fori_loop(0, _INNER, newton, jnp.maximum(right, 0))
+    return result
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))

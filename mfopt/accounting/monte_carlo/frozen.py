@@ -57,7 +57,8 @@ class FrozenSamples:
         self._terms = [self._make(k) for k in self._keys] if fits else None
 
     def _make(self, key: jax.Array) -> design_point.Terms:
-        return _terms(self.pair, self._weights, key, self._size)
+        result: design_point.Terms = _terms(self.pair, self._weights, key, self._size)
+        return result
 
     @float64
     def evaluate(self, log_sigma: float) -> LogDelta:

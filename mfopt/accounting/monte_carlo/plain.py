@@ -59,7 +59,9 @@ def from_sums(first: float, second: float, samples: int) -> Estimate:
     return Estimate(mean, float(np.sqrt(variance / samples)), samples)
 
 
-def _remove(key: jax.Array, size: int, gram: jax.Array, factor: jax.Array, epsilon: float) -> tuple:
+def _remove(
+    key: jax.Array, size: int, gram: jax.Array, factor: jax.Array, epsilon: float
+) -> tuple[jax.Array, ...]:
     mode_key, noise_key = jax.random.split(key)
     mode = jax.random.randint(mode_key, (size,), 0, gram.shape[0])
     noise = jax.random.normal(noise_key, (size, gram.shape[0])) @ factor.T
@@ -68,7 +70,9 @@ def _remove(key: jax.Array, size: int, gram: jax.Array, factor: jax.Array, epsil
     return jnp.sum(value), jnp.sum(value**2)
 
 
-def _add(key: jax.Array, size: int, gram: jax.Array, factor: jax.Array, epsilon: float) -> tuple:
+def _add(
+    key: jax.Array, size: int, gram: jax.Array, factor: jax.Array, epsilon: float
+) -> tuple[jax.Array, ...]:
     noise = jax.random.normal(key, (size, gram.shape[0])) @ factor.T
     loss = privacy_loss(noise - jnp.diagonal(gram) / 2)
     value = jnp.maximum(-jnp.expm1(epsilon + loss), 0)

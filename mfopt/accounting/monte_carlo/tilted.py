@@ -350,15 +350,17 @@ def _one_log_normalizer(gram: jax.Array, l: jax.Array) -> jax.Array:
 def _log_normalizers(gram: jax.Array, first: int) -> jax.Array:
     """For l = first, first + 1, …, shape (_ORDERS,)."""
     orders = (first + jnp.arange(_ORDERS)).astype(gram.dtype)
-    return jax.lax.map(lambda l: _one_log_normalizer(gram, l), orders)
+    result: jax.Array = jax.lax.map(lambda l: _one_log_normalizer(gram, l), orders)
+    return result
 
 
 @jax.jit
 def _log_normalizer(gram: jax.Array, order: int) -> jax.Array:
     """Their sum over l = 1, …, order."""
-    return jax.lax.fori_loop(
+    result: jax.Array = jax.lax.fori_loop(
         1, order + 1, lambda l, total: total + _one_log_normalizer(gram, l), jnp.zeros(())
     )
+    return result
 
 
 # --- kernels -------------------------------------------------------------------------------------
@@ -427,7 +429,10 @@ def _chain(
 
     def log_value(exponents: jax.Array) -> jax.Array:
         loss = privacy_loss(exponents - half)
-        return log_normalizers - order * loss + payoff.log_value(epsilon - loss) - log_ceiling
+        result: jax.Array = (
+            log_normalizers - order * loss + payoff.log_value(epsilon - loss) - log_ceiling
+        )
+        return result
 
     return _sums(point_key, log_value, products, noise, products, along, square)
 
@@ -452,7 +457,8 @@ def _shift(
     def log_value(exponents: jax.Array) -> jax.Array:
         loss = privacy_loss(exponents - half)
         proposal = privacy_loss(far * exponents - far**2 * half)
-        return loss - proposal + payoff.log_value(epsilon - loss) - log_ceiling
+        result: jax.Array = loss - proposal + payoff.log_value(epsilon - loss) - log_ceiling
+        return result
 
     along = noise[jnp.arange(size), mode]
     products = gram[mode]
@@ -479,7 +485,8 @@ def _mean(
     def log_value(exponents: jax.Array) -> jax.Array:
         loss = privacy_loss(exponents - half)
         log_weight = order * jnp.mean(exponents, axis=1) + order**2 * square / 2
-        return log_weight + payoff.log_value(epsilon + loss) - log_ceiling
+        result: jax.Array = log_weight + payoff.log_value(epsilon + loss) - log_ceiling
+        return result
 
     return _sums(
         point_key, log_value, -order * products, noise, products, jnp.mean(noise, axis=1),
