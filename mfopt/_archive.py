@@ -26,10 +26,25 @@ _FREE = 2**22
 
 
 MALFORMED = (
-    ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, OSError, EOFError,
-    MemoryError, RecursionError, NotImplementedError, RuntimeError, SyntaxError, Warning,
-    zipfile.BadZipFile, zlib.error, tokenize.TokenError, struct.error,
-)  # fmt: skip
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    OverflowError,
+    OSError,
+    EOFError,
+    MemoryError,
+    RecursionError,
+    NotImplementedError,
+    RuntimeError,
+    SyntaxError,
+    Warning,
+    zipfile.BadZipFile,
+    zlib.error,
+    tokenize.TokenError,
+    struct.error,
+)
 """Every way in which the zip, npy and JSON parsers report a file that is not one of ours."""
 
 

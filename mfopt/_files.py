@@ -86,8 +86,9 @@ def write(
     return path
 
 
-def write_beside(path: str | os.PathLike[str], save: Callable[[Path, bool], Path], *, force: bool
-                 ) -> Path:  # fmt: skip
+def write_beside(
+    path: str | os.PathLike[str], save: Callable[[Path, bool], Path], *, force: bool
+) -> Path:
     """Keep a result that took long: at ``path``, or else under the first other name that works.
 
     Tried in turn: ``path``; the same folder with ``-2``, ``-3``, … before the suffix (the file

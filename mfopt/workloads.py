@@ -217,9 +217,11 @@ def load(path: str | Path, n: int) -> ToeplitzWorkload | DenseWorkload:
         raise _check.reject("workload", str(path), "must hold one array of real numbers")
     if values.ndim not in (1, 2) or len(values) != n:
         raise _check.reject(
-            "workload", f"{path} {values.shape}", f"must have shape ({n},) or ({n}, {n})",
+            "workload",
+            f"{path} {values.shape}",
+            f"must have shape ({n},) or ({n}, {n})",
             "n is epochs × iterations per epoch.",
-        )  # fmt: skip
+        )
     values = values.astype(np.float64)
     return ToeplitzWorkload(values) if values.ndim == 1 else DenseWorkload(values)
 

@@ -107,8 +107,21 @@ def test_group_shows_every_method_and_what_is_beyond_range(capsys):
 
 
 def test_what_else_touches_the_data_costs_epsilon(capsys):
-    words = ["--bins", "4", "--epochs", "2", "--noise-multiplier", "2.5", "--delta", "1e-3",
-             "--samples", "8192", "--seed", "1", "--json"]  # fmt: skip
+    words = [
+        "--bins",
+        "4",
+        "--epochs",
+        "2",
+        "--noise-multiplier",
+        "2.5",
+        "--delta",
+        "1e-3",
+        "--samples",
+        "8192",
+        "--seed",
+        "1",
+        "--json",
+    ]
     alone, both = (
         first(run(capsys, "balls-in-bins", *words, *also)) for also in ([], ["--also", "pure:0.3"])
     )
@@ -142,28 +155,47 @@ COMMON = {
     "--delta": ("0", "1", "-1e-5", "2", "nan"),
 }
 OWN = [
-    *((name, "--probability", bad) for name in ("dpsgd", "els", "fedavg", "banded", "uls")
-      for bad in ("-0.1", "1.5", "nan", "inf")),
-    *((name, "--group-size", bad) for name in ("els", "group", "balls-in-bins", "fixed-batch")
-      for bad in ("0", "-2", "nan", "inf", "1.5")),
-    ("fixed-batch", "--group-size", "21"), ("fixed-batch", "--group-size", "16"),
-    ("fixed-batch", "--batch-size", "21"), ("dpsgd", "--iterations", "0"),
-    ("dpsgd", "--iterations", "inf"), ("fedavg", "--rounds", "0"), ("banded", "--bands", "0"),
-    ("balls-in-bins", "--samples", "0"), ("balls-in-bins", "--bins", "0"),
-    ("balls-in-bins", "--strategy", "no-such-file"), ("balls-in-bins", "--seed", "-1"),
-    ("balls-in-bins", "--also", "laplace:1"), ("balls-in-bins", "--also", "pure:x"),
-    ("balls-in-bins", "--also", "gaussian:0"), ("balls-in-bins", "--also", "approximate:1:2"),
-    ("group", "--floor", "nan"), ("els", "--plot", "x.png"), ("els", "--group-size", "5:1"),
-    ("els", "--group-size", "1:2 --plot x.unknown"), ("dpsgd", "--eps", "1"),
+    *(
+        (name, "--probability", bad)
+        for name in ("dpsgd", "els", "fedavg", "banded", "uls")
+        for bad in ("-0.1", "1.5", "nan", "inf")
+    ),
+    *(
+        (name, "--group-size", bad)
+        for name in ("els", "group", "balls-in-bins", "fixed-batch")
+        for bad in ("0", "-2", "nan", "inf", "1.5")
+    ),
+    ("fixed-batch", "--group-size", "21"),
+    ("fixed-batch", "--group-size", "16"),
+    ("fixed-batch", "--batch-size", "21"),
+    ("dpsgd", "--iterations", "0"),
+    ("dpsgd", "--iterations", "inf"),
+    ("fedavg", "--rounds", "0"),
+    ("banded", "--bands", "0"),
+    ("balls-in-bins", "--samples", "0"),
+    ("balls-in-bins", "--bins", "0"),
+    ("balls-in-bins", "--strategy", "no-such-file"),
+    ("balls-in-bins", "--seed", "-1"),
+    ("balls-in-bins", "--also", "laplace:1"),
+    ("balls-in-bins", "--also", "pure:x"),
+    ("balls-in-bins", "--also", "gaussian:0"),
+    ("balls-in-bins", "--also", "approximate:1:2"),
+    ("group", "--floor", "nan"),
+    ("els", "--plot", "x.png"),
+    ("els", "--group-size", "5:1"),
+    ("els", "--group-size", "1:2 --plot x.unknown"),
+    ("dpsgd", "--eps", "1"),
     ("els", "--group-size", "1,2 --iterations 2,3"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
     ("name", "option", "bad"),
-    [*((n, option, bad) for n in GOOD for option, all_bad in COMMON.items() for bad in all_bad),
-     *OWN],
-)  # fmt: skip
+    [
+        *((n, option, bad) for n in GOOD for option, all_bad in COMMON.items() for bad in all_bad),
+        *OWN,
+    ],
+)
 def test_bad_input_is_one_line_and_exit_code_2(name, option, bad, capsys):
     words = {**GOOD[name], "--noise-multiplier": "1", "--delta": "1e-5", option: bad}
     with pytest.raises(SystemExit) as stopped:
@@ -178,6 +210,17 @@ def test_bad_input_is_one_line_and_exit_code_2(name, option, bad, capsys):
 def test_fedavg_needs_a_round_also_where_delta_is_sought():
     for sought in (["--eps", "1"], ["--delta", "1e-5"]):
         with pytest.raises(SystemExit) as stopped:
-            main(["account", "fedavg", "--probability", "0.1", "--rounds", "0",
-                  "--noise-multiplier", "1", *sought])  # fmt: skip
+            main(
+                [
+                    "account",
+                    "fedavg",
+                    "--probability",
+                    "0.1",
+                    "--rounds",
+                    "0",
+                    "--noise-multiplier",
+                    "1",
+                    *sought,
+                ]
+            )
         assert stopped.value.code == 2

@@ -191,8 +191,9 @@ class TestComposition:
         mode = rng.integers(0, 4, 200_000)
         likely = 1 / (1 + math.exp(-local))
         for direction, sign, exponent in (
-            ("remove", 1, gram[mode] + noise - half), ("add", -1, noise - half),
-        ):  # fmt: skip
+            ("remove", 1, gram[mode] + noise - half),
+            ("add", -1, noise - half),
+        ):
             loss = sign * (special.logsumexp(exponent, axis=1) - math.log(4))
             hinge = [np.maximum(-np.expm1(epsilon - loss - s * local), 0) for s in (1, -1)]
             values = likely * hinge[0] + (1 - likely) * hinge[1]

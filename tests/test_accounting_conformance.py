@@ -69,62 +69,96 @@ def fixed_batch_projection(scheme, group_size):
 
 CASES = {
     "fixed order": Case(
-        Mechanism(FixedOrder(8, 3), SquareRoot()), 9.0, Mechanism(FixedOrder(8, 4), SquareRoot()),
+        Mechanism(FixedOrder(8, 3), SquareRoot()),
+        9.0,
+        Mechanism(FixedOrder(8, 4), SquareRoot()),
         "exact",
-        lambda m: (np.linalg.norm(np.asarray(m.strategy.modes(BallsInBins(8, 3))), axis=0)[:1],
-                   np.ones(1)),
+        lambda m: (
+            np.linalg.norm(np.asarray(m.strategy.modes(BallsInBins(8, 3))), axis=0)[:1],
+            np.ones(1),
+        ),
     ),
     "fixed order, replace": Case(
-        Mechanism(FixedOrder(8, 3), adjacency="replace"), 7.0,
+        Mechanism(FixedOrder(8, 3), adjacency="replace"),
+        7.0,
         Mechanism(FixedOrder(8, 4), adjacency="replace"),
-        "exact", lambda m: (np.array([2 * math.sqrt(3)]), np.ones(1)),
+        "exact",
+        lambda m: (np.array([2 * math.sqrt(3)]), np.ones(1)),
     ),
     "min separation": Case(
-        Mechanism(MinSeparation(40, 8, 4), SquareRoot()), 9.0,
+        Mechanism(MinSeparation(40, 8, 4), SquareRoot()),
+        9.0,
         Mechanism(MinSeparation(60, 8, 5), SquareRoot()),
-        "exact", lambda m: (np.ones(1), np.ones(1)),
+        "exact",
+        lambda m: (np.ones(1), np.ones(1)),
     ),
     "poisson": Case(
-        Mechanism(Poisson(0.05, 100)), 1.2, Mechanism(Poisson(0.05, 200)),
-        "exact", lambda m: binomial_projection(100, 0.05, 1),
+        Mechanism(Poisson(0.05, 100)),
+        1.2,
+        Mechanism(Poisson(0.05, 200)),
+        "exact",
+        lambda m: binomial_projection(100, 0.05, 1),
     ),
     "poisson, group of 5": Case(
-        Mechanism(Poisson(0.02, 200), group_size=5), 2.0,
+        Mechanism(Poisson(0.02, 200), group_size=5),
+        2.0,
         Mechanism(Poisson(0.02, 300), group_size=5),
-        "exact", lambda m: binomial_projection(200, 0.02, 5),
+        "exact",
+        lambda m: binomial_projection(200, 0.02, 5),
     ),
     "poisson users": Case(
-        Mechanism(Poisson(1.0, 20), privacy_unit="user"), 8.0, Mechanism(Poisson(1.0, 30)),
-        "exact", lambda m: binomial_projection(20, 1.0, 1),
+        Mechanism(Poisson(1.0, 20), privacy_unit="user"),
+        8.0,
+        Mechanism(Poisson(1.0, 30)),
+        "exact",
+        lambda m: binomial_projection(20, 1.0, 1),
     ),
     "cyclic poisson": Case(
-        Mechanism(CyclicPoisson(0.2, 3, 60), BandedSquareRoot(3)), 1.5,
+        Mechanism(CyclicPoisson(0.2, 3, 60), BandedSquareRoot(3)),
+        1.5,
         Mechanism(CyclicPoisson(0.2, 3, 90), BandedSquareRoot(3)),
-        "exact", lambda m: binomial_projection(20, 0.2, 1),
+        "exact",
+        lambda m: binomial_projection(20, 0.2, 1),
     ),
     "cyclic poisson, pairs": Case(
-        Mechanism(CyclicPoisson(0.2, 3, 60), BandedSquareRoot(3), group_size=2), 3.0,
+        Mechanism(CyclicPoisson(0.2, 3, 60), BandedSquareRoot(3), group_size=2),
+        3.0,
         Mechanism(CyclicPoisson(0.2, 3, 90), BandedSquareRoot(3), group_size=2),
-        "bound", lambda m: binomial_projection(20, 0.2, 1), tolerance=2e-2,
+        "bound",
+        lambda m: binomial_projection(20, 0.2, 1),
+        tolerance=2e-2,
     ),
     "fixed batch": Case(
-        Mechanism(FixedBatch(20, 400, 100), group_size=3), 4.0,
+        Mechanism(FixedBatch(20, 400, 100), group_size=3),
+        4.0,
         Mechanism(FixedBatch(20, 400, 150), group_size=3),
-        "exact", lambda m: fixed_batch_projection(m.sampling, 3),
+        "exact",
+        lambda m: fixed_batch_projection(m.sampling, 3),
     ),
     "balls in bins, C = I": Case(
-        Mechanism(BallsInBins(16, 4)), 1.6, Mechanism(BallsInBins(16, 6)), "exact", mode_projection,
+        Mechanism(BallsInBins(16, 4)),
+        1.6,
+        Mechanism(BallsInBins(16, 6)),
+        "exact",
+        mode_projection,
     ),
     "balls in bins, C = I, group of 3": Case(
-        Mechanism(BallsInBins(16, 4), group_size=3), 4.0,
-        Mechanism(BallsInBins(16, 6), group_size=3), "bound", mode_projection, tolerance=2e-2,
+        Mechanism(BallsInBins(16, 4), group_size=3),
+        4.0,
+        Mechanism(BallsInBins(16, 6), group_size=3),
+        "bound",
+        mode_projection,
+        tolerance=2e-2,
     ),
     "balls in bins": Case(
-        Mechanism(BallsInBins(16, 2), BandedSquareRoot(4)), 2.5,
-        Mechanism(BallsInBins(16, 4), BandedSquareRoot(4)), "certified", mode_projection,
+        Mechanism(BallsInBins(16, 2), BandedSquareRoot(4)),
+        2.5,
+        Mechanism(BallsInBins(16, 4), BandedSquareRoot(4)),
+        "certified",
+        mode_projection,
         tolerance=3e-2,
     ),
-}  # fmt: skip
+}
 EXACT = {name: case for name, case in CASES.items() if case.tolerance < 1e-3}
 everyone = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 OPTIONS = {"samples": 2**14, "seed": 1}
@@ -154,12 +188,16 @@ def patterns(mechanism):
 def test_an_account_satisfies_what_holds_for_all(case):
     public = case.mechanism.sampling.kind in ("fixed-order", "min-separation")
     check_accountant(
-        case.mechanism, noise_multiplier=case.sigma, delta=DELTA, longer=case.longer,
+        case.mechanism,
+        noise_multiplier=case.sigma,
+        delta=DELTA,
+        longer=case.longer,
         patterns=patterns(case.mechanism) if public else None,
         population=case.mechanism.sampling.describe().get("population"),
         runs=4000 if case.mechanism.sampling.independent else 200,
-        tolerance=max(case.tolerance, 1e-4), **OPTIONS,
-    )  # fmt: skip
+        tolerance=max(case.tolerance, 1e-4),
+        **OPTIONS,
+    )
     found = account(case.mechanism, noise_multiplier=case.sigma, delta=DELTA, **OPTIONS)
     assert found.status == case.status
 
@@ -224,7 +262,7 @@ def test_exactly_two_of_three():
         (lambda: Mechanism(Poisson(0.1, 20), adjacency="other"), "one of"),
         (lambda: Mechanism("poisson"), "mfopt.sampling"),
     ],
-)  # fmt: skip
+)
 def test_what_has_no_analysis_is_refused_with_the_nearest_that_has(make, nearest):
     with pytest.raises(UsageError, match=nearest):
         account(make(), noise_multiplier=1.0, delta=1e-5)
@@ -242,8 +280,12 @@ def test_zero_out_is_the_same_pair_as_add_remove():
 def test_number_of_samples_is_checked():
     for samples in (0, -5, 1.5):
         with pytest.raises(UsageError, match="samples"):
-            account(Mechanism(BallsInBins(4, 5), SquareRoot()), noise_multiplier=1.0, delta=1e-5,
-                    samples=samples)  # fmt: skip
+            account(
+                Mechanism(BallsInBins(4, 5), SquareRoot()),
+                noise_multiplier=1.0,
+                delta=1e-5,
+                samples=samples,
+            )
 
 
 def test_scaling_c_scales_sigma():

@@ -90,9 +90,13 @@ def test_agrees_with_jax_privacy_on_both_samplings():
     ):
         sigma = 3.0
         params = jax_privacy.DpParams(
-            noise_multipliers=sigma, batch_size=20, num_samples=1000, delta=1e-5,
-            examples_per_user=3, sampling_method=method,
-        )  # fmt: skip
+            noise_multipliers=sigma,
+            batch_size=20,
+            num_samples=1000,
+            delta=1e-5,
+            examples_per_user=3,
+            sampling_method=method,
+        )
         theirs = accountant.compute_epsilon(50, params)
         ours = account(Mechanism(scheme, group_size=3), noise_multiplier=sigma, delta=1e-5)
         assert ours.epsilon == pytest.approx(theirs, rel=2e-3)

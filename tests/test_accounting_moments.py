@@ -23,10 +23,13 @@ TABLE_1 = {
 }
 # Table 2: σ of the average, S, users, expected users a round -> ε after 5000 rounds, δ = 1e-9
 TABLE_2 = [
-    (0.003, 15, 763_430, 5000, 4.634), (0.006, 10, 763_430, 1667, 2.314),
-    (0.012, 15, 763_430, 1250, 2.038), (0.003, 15, 1e8, 5000, 1.152),
-    (0.006, 10, 1e8, 1667, 0.991), (0.012, 15, 1e8, 1250, 0.987),
-]  # fmt: skip
+    (0.003, 15, 763_430, 5000, 4.634),
+    (0.006, 10, 763_430, 1667, 2.314),
+    (0.012, 15, 763_430, 1250, 2.038),
+    (0.003, 15, 1e8, 5000, 1.152),
+    (0.006, 10, 1e8, 1667, 0.991),
+    (0.012, 15, 1e8, 1250, 0.987),
+]
 
 
 @pytest.mark.parametrize("row", TABLE_1)
@@ -76,10 +79,16 @@ def test_fractional_orders_where_the_noise_is_small():
     z, q = 0.8, 0.01
     for power in (1.1, 1.5, 2.3):
         value = integrate.quad(
-            lambda x, power=power: ((1 - q) + q * math.exp((x - 0.5) / z**2)) ** power
-            * math.exp(-0.5 * x * x / z**2),
-            -15, 25, limit=500, epsabs=1e-15, epsrel=1e-13, points=[0, 1, 2],
-        )[0]  # fmt: skip
+            lambda x, power=power: (
+                ((1 - q) + q * math.exp((x - 0.5) / z**2)) ** power * math.exp(-0.5 * x * x / z**2)
+            ),
+            -15,
+            25,
+            limit=500,
+            epsabs=1e-15,
+            epsrel=1e-13,
+            points=[0, 1, 2],
+        )[0]
         exact = math.log(value / (z * math.sqrt(2 * math.pi)))
         assert moments.log_moments(z, q, (power - 1,))[0] == pytest.approx(exact, rel=1e-6)
         theirs = rdp_privacy_accountant.RdpAccountant([power])
@@ -135,14 +144,18 @@ def test_filter_pays_only_under_strong_concentration(users):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: moments.epsilon(0.0, 0.1, 10, 1e-5), lambda: moments.epsilon(1.0, 1.5, 10, 1e-5),
-        lambda: moments.epsilon(1.0, 0.1, 0, 1e-5), lambda: moments.epsilon(1.0, 0.1, 10, 0.0),
-        lambda: moments.epsilon(math.nan, 0.1, 10, 1e-5), lambda: moments.Estimator(1.0, 0.0, 10),
+        lambda: moments.epsilon(0.0, 0.1, 10, 1e-5),
+        lambda: moments.epsilon(1.0, 1.5, 10, 1e-5),
+        lambda: moments.epsilon(1.0, 0.1, 0, 1e-5),
+        lambda: moments.epsilon(1.0, 0.1, 10, 0.0),
+        lambda: moments.epsilon(math.nan, 0.1, 10, 1e-5),
+        lambda: moments.Estimator(1.0, 0.0, 10),
         lambda: moments.epsilon(1.0, 0.1, 10, 1e-5, conversion="other"),
-        lambda: moments.fedavg(1.0, 0.1, 10), lambda: filter.compare(3, 1e-5, 10, 100, 200),
+        lambda: moments.fedavg(1.0, 0.1, 10),
+        lambda: filter.compare(3, 1e-5, 10, 100, 200),
         lambda: moments.Estimator(1.0, 0.1, 10, "other"),
     ],
-)  # fmt: skip
+)
 def test_bad_arguments_are_refused(call):
     with pytest.raises(UsageError):
         call()

@@ -31,9 +31,11 @@ RECORDED = [
 
 def reference_epsilon(mixture, rounds, sigma, delta, interval):
     loss = reference.from_mixture_gaussian_mechanism(
-        sigma, mixture.sensitivities.tolist(), np.exp(mixture.log_weights).tolist(),
+        sigma,
+        mixture.sensitivities.tolist(),
+        np.exp(mixture.log_weights).tolist(),
         value_discretization_interval=interval,
-    )  # fmt: skip
+    )
     return loss.self_compose(rounds).get_epsilon_for_delta(delta)
 
 
@@ -129,9 +131,15 @@ def test_a_lost_tail_is_counted():
     with_tail = composition.convolve(tilt)
     assert with_tail.log_delta(8.0) > exact
     without = Composition(
-        ((loss_distribution.LossDistribution(
-            cut.step, cut.index, cut.mass, 0.0, 0.0, cut.smoothing), 10),)
-    )  # fmt: skip
+        (
+            (
+                loss_distribution.LossDistribution(
+                    cut.step, cut.index, cut.mass, 0.0, 0.0, cut.smoothing
+                ),
+                10,
+            ),
+        )
+    )
     assert without.convolve(tilt).log_delta(8.0) < exact
     assert with_tail.infinite > 1e-4
 

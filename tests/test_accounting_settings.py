@@ -42,8 +42,13 @@ def test_check_sees_an_answer_that_is_too_small(monkeypatch):
         return dataclasses.replace(found, noise_multiplier=found.noise_multiplier / 2)
 
     monkeypatch.setattr(bench_settings, "account", halved)
-    setting = {"probability": 0.01, "iterations": 100, "group_size": 1, "epsilon": 1.0,
-               "delta": 1e-6}  # fmt: skip
+    setting = {
+        "probability": 0.01,
+        "iterations": 100,
+        "group_size": 1,
+        "epsilon": 1.0,
+        "delta": 1e-6,
+    }
     assert any("own σ" in text for text in bench_settings.check(setting)["wrong"])
 
 

@@ -94,10 +94,14 @@ def test_a_pattern_left_out_is_seen():
 def test_bands_and_column_norms_match_the_dense_matrix():
     rng = np.random.default_rng(4)
     for strategy in (
-        strategies.Identity(), strategies.SquareRoot(), strategies.BandedSquareRoot(3),
-        strategies.BandedInverseSquareRoot(3), strategies.Banded(rng.uniform(0.1, 1, (4, 9))),
-        strategies.BandedToeplitz(np.array([1.0, 0.5])), strategies.Dense(random_dense(9, rng)),
-    ):  # fmt: skip
+        strategies.Identity(),
+        strategies.SquareRoot(),
+        strategies.BandedSquareRoot(3),
+        strategies.BandedInverseSquareRoot(3),
+        strategies.Banded(rng.uniform(0.1, 1, (4, 9))),
+        strategies.BandedToeplitz(np.array([1.0, 0.5])),
+        strategies.Dense(random_dense(9, rng)),
+    ):
         dense = np.asarray(strategy.materialize(9))
         rows, columns = np.nonzero(np.abs(dense) > 1e-15)
         assert unamplified.bands(strategy, 9) == (rows - columns).max() + 1, strategy.kind

@@ -53,7 +53,7 @@ NASTY = {
     "exponential": (lambda x: (math.expm1(50 * (1 - x)), -50 * math.exp(50 * (1 - x))), 1.0),
     "kink": (lambda x: ((1 - x) * (1e6 if x < 1 else 1e-6), -1e6 if x < 1 else -1e-6), 1.0),
     "tail": (lambda x: (0.5 - math.atan(1000 * (x - 1)) / math.pi - 0.5, -1e-3), 1.0),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("start", [-3.0, 0.9, 1.0, 1.0000001, 5.0])
@@ -154,8 +154,9 @@ def test_larger_direction_decides():
     from mfopt.accounting.monte_carlo import plain
 
     for direction in ("remove", "add"):
-        at = plain.delta(pair, found.noise_multiplier, 4.0, direction=direction,
-                         samples=2**19, seed=5)  # fmt: skip
+        at = plain.delta(
+            pair, found.noise_multiplier, 4.0, direction=direction, samples=2**19, seed=5
+        )
         assert at.value <= 1e-3 * (1 + 4 * found.relative_error * abs(found.slope)) + (
             4 * at.standard_error
         )
@@ -171,9 +172,19 @@ def test_scaling_c_scales_sigma(pair):
 
 @pytest.mark.parametrize(
     ("epsilon", "delta"),
-    [(0.0, 1e-5), (-1.0, 1e-5), (math.nan, 1e-5), (math.inf, 1e-5), (1.0, 0.0), (1.0, 1.0),
-     (1.0, 2.0), (1.0, -1e-5), (1.0, math.nan), ("two", 1e-5)],
-)  # fmt: skip
+    [
+        (0.0, 1e-5),
+        (-1.0, 1e-5),
+        (math.nan, 1e-5),
+        (math.inf, 1e-5),
+        (1.0, 0.0),
+        (1.0, 1.0),
+        (1.0, 2.0),
+        (1.0, -1e-5),
+        (1.0, math.nan),
+        ("two", 1e-5),
+    ],
+)
 def test_targets_out_of_range_are_refused(pair, epsilon, delta):
     for call in (calibrate, release):
         with pytest.raises(UsageError, match=r"epsilon|delta"):
@@ -275,8 +286,11 @@ def test_estimate_and_certificate_share_no_sample(pair, monkeypatch):
     monkeypatch.setattr(balls_in_bins, "FrozenSamples", Watched)
     release(pair, 1.0, 1e-4, samples=2**12, seed=2)
     # the search for σ looks again and again at one sample; nothing else does
-    search = tuple(np.asarray(jax.random.key_data(
-        subkey(subkey(subkey(_chunks.seed_key(2), verify._DOMAIN, 0), 0)))).tolist())  # fmt: skip
+    search = tuple(
+        np.asarray(
+            jax.random.key_data(subkey(subkey(subkey(_chunks.seed_key(2), verify._DOMAIN, 0), 0)))
+        ).tolist()
+    )
     others = [key for key in used if key != search]
     assert search in used and len(others) >= 5 and len(set(others)) == len(others)
     # and the optimizer's, from the same seed, are none of them
@@ -298,9 +312,18 @@ def test_one_question_has_one_answer(pair):
 
 @pytest.mark.parametrize(
     ("epsilon", "delta"),
-    [(100.0, 1e-5), (1000.0, 1e-5), (2.0, 0.99), (2.0, 1e-50), (2.0, 1e-100), (0.01, 1e-9),
-     (1e-3, 1e-5), (20.0, 0.5), (300.0, 1e-100)],
-)  # fmt: skip
+    [
+        (100.0, 1e-5),
+        (1000.0, 1e-5),
+        (2.0, 0.99),
+        (2.0, 1e-50),
+        (2.0, 1e-100),
+        (0.01, 1e-9),
+        (1e-3, 1e-5),
+        (20.0, 0.5),
+        (300.0, 1e-100),
+    ],
+)
 def test_no_sigma_is_absurd(epsilon, delta):
     """Between the Gaussian mechanism at ε + log b and the one without amplification."""
     scheme = BallsInBins(4, 2)

@@ -64,9 +64,11 @@ def test_a_sample_of_generated_calls(calls, places):
     # what is valid by chance may take long: those commands are for the benchmark
     quick = [call for call in chosen if call[0] not in ("optimize", "compare", "audit", "noise")]
     assert len(quick) > 60
-    problems = [(found["call"], found["problem"])
-                for found in (calls.run(call, places, 5.0) for call in quick)
-                if found["problem"]]  # fmt: skip
+    problems = [
+        (found["call"], found["problem"])
+        for found in (calls.run(call, places, 5.0) for call in quick)
+        if found["problem"]
+    ]
     assert not problems
 
 

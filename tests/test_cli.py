@@ -16,8 +16,7 @@ from mfopt_cli.main import COMMANDS, cli, main
 import mfopt
 from mfopt import words
 
-TINY = ["optimize", "--epochs", "2", "--iters", "4", "--eps", "2", "--delta", "1e-3",
-        "--seed", "3"]  # fmt: skip
+TINY = ["optimize", "--epochs", "2", "--iters", "4", "--eps", "2", "--delta", "1e-3", "--seed", "3"]
 CORE = ("optimize", "certify", "calibrate", "show", "plot")
 KEYS = {"rmse", "noise_multiplier", "epsilon", "delta", "certified", "strategy", "path"}
 
@@ -62,8 +61,15 @@ def test_optimize_prints_a_table(tmp_path):
     path = tmp_path / "blt.npz"
     code, out, err = run(*TINY, "--buffers", 1, "--samples", 256, "--steps", 5, "--out", path)
     assert code == 0 and path.exists() and "Traceback" not in err
-    for said in ("noise multiplier σ", "RMSE", "certified", "(2, 0.001)-DP", "DP-SGD",
-                  "without amplification", str(path)):  # fmt: skip
+    for said in (
+        "noise multiplier σ",
+        "RMSE",
+        "certified",
+        "(2, 0.001)-DP",
+        "DP-SGD",
+        "without amplification",
+        str(path),
+    ):
         assert said in out, said
     shown = float(re.search(r"noise multiplier σ +([\d.]+)", out)[1])
     assert shown >= mfopt.load(path).noise_multiplier  # never rounded towards less privacy
@@ -82,8 +88,9 @@ def test_show(made):
 def test_certify(made, tmp_path):
     path, _ = made
     out_path = tmp_path / "weaker.npz"
-    code, out, _ = run("certify", path, "--eps", 3, "--delta", "1e-2", "--seed", 1, "--json",
-                       "--out", out_path)  # fmt: skip
+    code, out, _ = run(
+        "certify", path, "--eps", 3, "--delta", "1e-2", "--seed", 1, "--json", "--out", out_path
+    )
     assert code == 0
     printed = json.loads(out)
     assert printed["certified"] is True and printed["epsilon"] == 3.0 and printed["delta"] == 1e-2
@@ -97,8 +104,9 @@ def test_certify(made, tmp_path):
 def test_calibrate(made, tmp_path):
     path, printed = made
     out_path = tmp_path / "stronger.npz"
-    code, out, _ = run("calibrate", path, "--eps", 1, "--delta", "1e-3", "--seed", 1, "--json",
-                       "--out", out_path)  # fmt: skip
+    code, out, _ = run(
+        "calibrate", path, "--eps", 1, "--delta", "1e-3", "--seed", 1, "--json", "--out", out_path
+    )
     assert code == 0
     found = json.loads(out)
     assert found["certified"] is True and found["path"] == str(out_path)
@@ -149,7 +157,7 @@ BAD = {
     "missing init": (2, "not a file", {"--strategy": "blt", "--init": "none.npz"}),
     "missing folder": (2, "does not exist", {"--out": "none/one.npz"}),
     "other suffix": (2, ".npz", {"--out": "one.txt"}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -201,8 +209,19 @@ def test_init_and_own_workload(made, tmp_path):
     own = tmp_path / "own.npy"
     np.save(own, 0.9 ** np.arange(8))
     first, second = tmp_path / "first.npz", tmp_path / "second.npz"
-    shared = ["--strategy", "banded-toeplitz", "--bands", 2, "--workload", own, "--quiet",
-              "--samples", 256, "--steps", 3]  # fmt: skip
+    shared = [
+        "--strategy",
+        "banded-toeplitz",
+        "--bands",
+        2,
+        "--workload",
+        own,
+        "--quiet",
+        "--samples",
+        256,
+        "--steps",
+        3,
+    ]
     assert run(*TINY, *shared, "--init", made[0], "--out", first) == (0, "", "")
     assert run(*TINY, *shared, "--init", first, "--out", second) == (0, "", "")
     assert mfopt.load(second).workload.kind == "toeplitz"
@@ -259,9 +278,12 @@ def test_displayed_numbers_are_never_rounded_down():
 def process(*arguments, cwd):
     return subprocess.Popen(
         [sys.executable, "-c", "from mfopt_cli.main import main; main()", *map(str, arguments)],
-        cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
+    )
 
 
 def test_as_a_process_with_the_default_name(tmp_path):
@@ -276,9 +298,19 @@ def test_as_a_process_with_the_default_name(tmp_path):
 
 def test_interrupt_saves_the_best_so_far_uncertified(tmp_path):
     child = process(
-        *TINY, "--buffers", 2, "--samples", 20_000, "--optimizer", "adam", "--steps", 100_000,
-        "--out", "best.npz", cwd=tmp_path,
-    )  # fmt: skip
+        *TINY,
+        "--buffers",
+        2,
+        "--samples",
+        20_000,
+        "--optimizer",
+        "adam",
+        "--steps",
+        100_000,
+        "--out",
+        "best.npz",
+        cwd=tmp_path,
+    )
     overdue = threading.Timer(300, child.kill)  # ends the reading below if no step is ever shown
     overdue.start()
     assert any(" steps " in line for line in child.stderr)

@@ -44,9 +44,14 @@ def questions(source):
 
 @pytest.mark.parametrize(
     "line",
-    ["isinstance(c, BLT)", "isinstance(c, strategies.Tree | Dense)", "type(c) is Toeplitz",
-     "issubclass(k, ToeplitzStrategy)", "match c:\n  case S.BLT(): pass"],
-)  # fmt: skip
+    [
+        "isinstance(c, BLT)",
+        "isinstance(c, strategies.Tree | Dense)",
+        "type(c) is Toeplitz",
+        "issubclass(k, ToeplitzStrategy)",
+        "match c:\n  case S.BLT(): pass",
+    ],
+)
 def test_a_question_is_seen(line):
     assert list(questions(line))
     assert not list(questions("isinstance(c, Strategy) or isinstance(n, int)"))

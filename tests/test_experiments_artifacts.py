@@ -77,8 +77,16 @@ def test_a_small_one_is_rebuilt_within_monte_carlo_error(rebuilt: Path) -> None:
 
 def test_unknown_artifact_is_refused(tmp_path, capsys) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(["figures", "--artifacts", str(tmp_path / "a"), "blt-4-9x9-eps1",
-              "--cache", str(tmp_path / "c")])  # fmt: skip
+        main(
+            [
+                "figures",
+                "--artifacts",
+                str(tmp_path / "a"),
+                "blt-4-9x9-eps1",
+                "--cache",
+                str(tmp_path / "c"),
+            ]
+        )
     assert stop.value.code == 2
     assert "is not known" in capsys.readouterr().err
     assert not (tmp_path / "a").exists()

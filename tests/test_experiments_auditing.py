@@ -9,9 +9,14 @@ from mfopt.experiments.cache import Cache
 
 def test_faults_are_caught_and_a_whole_trainer_passes(tmp_path):
     setting = TrainerAudit(
-        bins=2, epochs=1, epsilon=3.0, strategy="identity", canaries=1000, noise=(0.5, 1.0, 2.0),
+        bins=2,
+        epochs=1,
+        epsilon=3.0,
+        strategy="identity",
+        canaries=1000,
+        noise=(0.5, 1.0, 2.0),
         norms=(2.0,),
-    )  # fmt: skip
+    )
     rows = auditing.audits(setting, Cache(tmp_path / "cells"), jobs=1)
     assert [(row["fault"], row["size"]) for row in rows] == setting.audits()
     assert [row["passed"] for row in rows] == [False, True, True, False]

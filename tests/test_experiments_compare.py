@@ -21,9 +21,16 @@ from mfopt.sampling import BallsInBins
 
 BINS, EPOCHS = 8, 2
 FAMILIES = (
-    "dpsgd+unamplified", "dpsgd+poisson", "dpsgd+balls-in-bins", "banded+unamplified",
-    "banded+poisson", "banded+balls-in-bins", "sqrt", "tree", "banded-inverse-sqrt",
-)  # fmt: skip
+    "dpsgd+unamplified",
+    "dpsgd+poisson",
+    "dpsgd+balls-in-bins",
+    "banded+unamplified",
+    "banded+poisson",
+    "banded+balls-in-bins",
+    "sqrt",
+    "tree",
+    "banded-inverse-sqrt",
+)
 SETTING = Comparison(BINS, EPOCHS, (1.0, 8.0), 1e-5, FAMILIES, (1, 4), samples=2**13)
 
 
@@ -41,9 +48,10 @@ def test_key_depends_on_everything_and_not_on_order() -> None:
     a = Task.of("sigma", bins=8, epsilon=1.0)
     assert a.key == Task.of("sigma", epsilon=1.0, bins=8).key
     others = [
-        Task.of("sigma", bins=8, epsilon=2.0), Task.of("fixed", bins=8, epsilon=1.0),
+        Task.of("sigma", bins=8, epsilon=2.0),
+        Task.of("fixed", bins=8, epsilon=1.0),
         Task.of("sigma", (a,), bins=8, epsilon=1.0),
-    ]  # fmt: skip
+    ]
     assert len({a.key, *(task.key for task in others)}) == 4
 
 
@@ -226,10 +234,26 @@ def test_families_expand_and_unknown_ones_are_refused() -> None:
 
 def test_command_writes_table_csv_json_and_plots(tmp_path, cache: Cache, sizes, capsys) -> None:
     arguments = [
-        "compare", "--epochs", "2", "--iters", "8", "--eps", "1,8", "--samples", "8192",
-        "--include", ",".join(FAMILIES), "--bands", "1,4", "--cache", str(cache.folder),
-        "--jobs", "1", "--out", str(tmp_path / "c"),
-    ]  # fmt: skip
+        "compare",
+        "--epochs",
+        "2",
+        "--iters",
+        "8",
+        "--eps",
+        "1,8",
+        "--samples",
+        "8192",
+        "--include",
+        ",".join(FAMILIES),
+        "--bands",
+        "1,4",
+        "--cache",
+        str(cache.folder),
+        "--jobs",
+        "1",
+        "--out",
+        str(tmp_path / "c"),
+    ]
     main(arguments)
     text = capsys.readouterr().out
     assert "DP-SGD, Poisson" in text and "ε = 8" in text
@@ -256,16 +280,33 @@ def test_command_writes_table_csv_json_and_plots(tmp_path, cache: Cache, sizes, 
 @pytest.mark.parametrize(
     ("extra", "named"),
     [
-        (["--eps", "0"], "eps"), (["--eps", "one"], "eps"), (["--eps", ""], "eps"),
-        (["--include", "nothing"], "include"), (["--bands", "1.5"], "bands"),
-        (["--baseline", "tree"], "baseline"), (["--delta", "2"], "delta"),
-        (["--samples", "1"], "samples"), (["--out", "/nowhere/c"], "folder"),
+        (["--eps", "0"], "eps"),
+        (["--eps", "one"], "eps"),
+        (["--eps", ""], "eps"),
+        (["--include", "nothing"], "include"),
+        (["--bands", "1.5"], "bands"),
+        (["--baseline", "tree"], "baseline"),
+        (["--delta", "2"], "delta"),
+        (["--samples", "1"], "samples"),
+        (["--out", "/nowhere/c"], "folder"),
     ],
-)  # fmt: skip
+)
 def test_command_names_bad_arguments(extra, named, tmp_path, capsys) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(["compare", "--epochs", "2", "--iters", "8", "--include", "dpsgd",
-              "--cache", str(tmp_path), *extra])  # fmt: skip
+        main(
+            [
+                "compare",
+                "--epochs",
+                "2",
+                "--iters",
+                "8",
+                "--include",
+                "dpsgd",
+                "--cache",
+                str(tmp_path),
+                *extra,
+            ]
+        )
     assert stop.value.code == 2
     shown = capsys.readouterr().err
     assert named in shown and "Traceback" not in shown

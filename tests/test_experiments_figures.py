@@ -87,8 +87,16 @@ def test_black_box_is_finite_where_it_should_be() -> None:
 def test_command_lists_and_writes(tmp_path, context: Context, capsys) -> None:
     main(["figures", "--list"])
     assert "near-exact-3b" in capsys.readouterr().out
-    arguments = ["figures", "user-level-2a", "--out", str(tmp_path), "--jobs", "1",
-                 "--cache", str(context.cache.folder)]  # fmt: skip
+    arguments = [
+        "figures",
+        "user-level-2a",
+        "--out",
+        str(tmp_path),
+        "--jobs",
+        "1",
+        "--cache",
+        str(context.cache.folder),
+    ]
     main(arguments)
     assert "user-level-2a.png" in capsys.readouterr().out
     assert {p.suffix for p in tmp_path.iterdir()} == {".png", ".svg", ".csv"}

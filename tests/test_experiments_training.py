@@ -53,15 +53,27 @@ def data(tmp_path_factory):
 @pytest.mark.ci
 def test_mechanisms_run_the_same_batches_from_the_same_model(data, tmp_path):
     setting = TrainingComparison(
-        data=str(data), bins=2, epochs=2, strategies=("identity", "sqrt"), learning_rates=(0.01,),
-        seeds=(0, 1), records_per_user=2, length=8, width=8, layers=1, pretrain_steps=3,
+        data=str(data),
+        bins=2,
+        epochs=2,
+        strategies=("identity", "sqrt"),
+        learning_rates=(0.01,),
+        seeds=(0, 1),
+        records_per_user=2,
+        length=8,
+        width=8,
+        layers=1,
+        pretrain_steps=3,
         evaluations=2,
-    )  # fmt: skip
+    )
     cache = Cache(tmp_path / "cells")
     runs = training.compare(setting, cache, jobs=1)
     assert [(run.strategy, run.seed) for run in runs] == [
-        ("identity", 0), ("sqrt", 0), ("identity", 1), ("sqrt", 1),
-    ]  # fmt: skip
+        ("identity", 0),
+        ("sqrt", 0),
+        ("identity", 1),
+        ("sqrt", 1),
+    ]
     assert len({run.losses[CHOSEN_ON][0][1] for run in runs}) == 1
     assert [step for step, _ in runs[0].losses[REPORTED]] == [0, 2, 4]
     ends = [run.last(REPORTED) for run in runs]

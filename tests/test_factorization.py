@@ -40,11 +40,18 @@ def record(strategy=None, workload=None, sigma=1.25, scheme=SCHEME):
         noise_multiplier=sigma,
         sampling=scheme,
         workload=workloads.PrefixSums() if workload is None else workload,
-        guarantee=Guarantee(2.0, 1e-5, sigma, status="certified", method="for this test",
-                            failure_probability=1e-7, details={"order": 7}),
+        guarantee=Guarantee(
+            2.0,
+            1e-5,
+            sigma,
+            status="certified",
+            method="for this test",
+            failure_probability=1e-7,
+            details={"order": 7},
+        ),
         history=np.arange(6.0).reshape(2, 3),
         provenance={"mfopt": "0", "command": "none", "interrupted": False},
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture
@@ -208,9 +215,11 @@ def test_bad_output_paths_are_refused_before_the_work(tmp_path):
     (tmp_path / "folder.npz").mkdir()
     (tmp_path / "plain").write_text("")
     for path in (
-        tmp_path / "one.txt", tmp_path / "folder.npz", tmp_path / "missing" / "one.npz",
+        tmp_path / "one.txt",
+        tmp_path / "folder.npz",
+        tmp_path / "missing" / "one.npz",
         tmp_path / "plain" / "one.npz",
-    ):  # fmt: skip
+    ):
         with pytest.raises(UsageError, match="path ="):
             files.check_output(path, force=True)
         with pytest.raises(UsageError, match="path ="):
@@ -320,7 +329,7 @@ FORGERIES = {
     "written right to left": lambda m, a: m["provenance"].update({"\u202edate": 1}),
     "surplus array": lambda m, a: a.update(more=np.zeros(2)),
     "no mechanism digest": lambda m, a: m.pop("mechanism_digest"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FORGERIES)

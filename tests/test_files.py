@@ -205,8 +205,10 @@ def test_a_result_is_kept_beside_a_file_that_appeared(tmp_path):
     assert _files.write_beside(wanted, saver("second"), force=False) == tmp_path / "one-2.npz"
     assert _files.write_beside(wanted, saver("third"), force=False) == tmp_path / "one-3.npz"
     assert [(tmp_path / name).read_text() for name in names(tmp_path)] == [
-        "second", "third", "first",
-    ]  # fmt: skip
+        "second",
+        "third",
+        "first",
+    ]
 
 
 def test_a_result_is_kept_elsewhere_where_the_folder_is_gone(tmp_path, monkeypatch):
@@ -233,9 +235,13 @@ def test_what_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch
     (tmp_path / "folder").mkdir()
     (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
     for path, rule in [
-        ("taken", "exists"), ("folder", "is a directory"), ("dangling", "exists"),
-        ("missing/one", "does not exist"), ("taken/one", "does not exist"), ("one.txt", "must end"),
-    ]:  # fmt: skip
+        ("taken", "exists"),
+        ("folder", "is a directory"),
+        ("dangling", "exists"),
+        ("missing/one", "does not exist"),
+        ("taken/one", "does not exist"),
+        ("one.txt", "must end"),
+    ]:
         suffixes = (".npz",) if rule == "must end" else ()
         with pytest.raises(UsageError, match=rule):
             _files.check_output(tmp_path / path, force=False, suffixes=suffixes)

@@ -67,8 +67,9 @@ def design_point(pair, sigma, epsilon, samples=2**15, seed=2, placed=None):
 
 def tilted_remove(pair, sigma, epsilon, order, samples=2**16, seed=3):
     """(mean, standard error) of the certificate's estimator at Rényi order 1 + ``order``."""
-    return estimate(pair, sigma, epsilon, tilted.tilt("chain", order, pair, sigma, epsilon),
-                    samples, seed)  # fmt: skip
+    return estimate(
+        pair, sigma, epsilon, tilted.tilt("chain", order, pair, sigma, epsilon), samples, seed
+    )
 
 
 def estimate(pair, sigma, epsilon, tilt, samples=2**16, seed=3):
@@ -80,11 +81,13 @@ def estimate(pair, sigma, epsilon, tilt, samples=2**16, seed=3):
 
 def bound_of(pair, sigma, epsilon, tilt, *, samples, beta, key):
     """A bound whose bet was chosen on a pilot of its own."""
-    taken = tilted.pilot(pair, sigma, epsilon, tilt, samples=min(samples, tilted.PILOT),
-                         key=_chunks.subkey(key, 0))  # fmt: skip
+    taken = tilted.pilot(
+        pair, sigma, epsilon, tilt, samples=min(samples, tilted.PILOT), key=_chunks.subkey(key, 0)
+    )
     bet, _ = betting.choose(np.asarray(taken.sums.log_wealth), taken.samples, samples, beta)
-    return tilted.bound(pair, sigma, epsilon, tilt, bet=bet, samples=samples, beta=beta,
-                        key=_chunks.subkey(key, 1))  # fmt: skip
+    return tilted.bound(
+        pair, sigma, epsilon, tilt, bet=bet, samples=samples, beta=beta, key=_chunks.subkey(key, 1)
+    )
 
 
 def chain_order(pair, sigma, epsilon, samples, key):
@@ -382,11 +385,7 @@ def test_bounds_fail_no_more_often_than_stated_and_are_unbiased():
         results["remove"].append(
             remove_bound(pair, sigma, epsilon, order=2, samples=256, beta=beta, key=key)
         )
-        results["add"].append(
-            add_bound(
-                pair, sigma, epsilon, samples=256, beta=beta, key=key
-            )
-        )  # fmt: skip
+        results["add"].append(add_bound(pair, sigma, epsilon, samples=256, beta=beta, key=key))
     for truth, bounds in ((remove, results["remove"]), (add, results["add"])):
         means = np.array([bound.mean for bound in bounds])
         failures = np.mean([bound.value < truth for bound in bounds])
@@ -453,8 +452,9 @@ def test_a_ceiling_that_does_not_hold_leaves_no_number(kind):
     good = tilted.tilt(kind, order, pair, 1.0, 1.0)
     for shift in (0.0, -6.0):
         tilt = good._replace(log_ceiling=good.log_ceiling + shift)
-        found = tilted.bound(pair, 1.0, 1.0, tilt, bet=4, samples=4096, beta=0.1,
-                             key=_chunks.seed_key(0))  # fmt: skip
+        found = tilted.bound(
+            pair, 1.0, 1.0, tilt, bet=4, samples=4096, beta=0.1, key=_chunks.seed_key(0)
+        )
         assert math.isnan(found.value) == (shift < 0)
 
 

@@ -87,8 +87,9 @@ def test_growing_steps_are_summed_over_the_run():
 
 
 def test_memory_limits():
-    stream = NoiseStream(S.BLT(np.ones(2), np.ones(2)), iterations=4, noise_multiplier=1.0,
-                         clip_norm=1.0)  # fmt: skip
+    stream = NoiseStream(
+        S.BLT(np.ones(2), np.ones(2)), iterations=4, noise_multiplier=1.0, clip_norm=1.0
+    )
     free = measure.free_bytes()
     assert free is None or free > 0
     with pytest.raises(FailureError, match="narrower"):

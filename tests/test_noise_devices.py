@@ -143,8 +143,11 @@ def start(script, devices, *arguments):
     code = textwrap.dedent(COMMON) + textwrap.dedent(script)
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def finish(process):

@@ -120,8 +120,9 @@ def test_optax_adds_the_noise_of_the_stream_once_per_step():
         out, state = update(gradient, state)
         jax.tree.map(
             lambda o, w: np.testing.assert_allclose(o, (3.0 + w) / 8, rtol=1e-5, atol=1e-6),
-            out, noise,
-        )  # fmt: skip
+            out,
+            noise,
+        )
 
 
 def test_optax_keeps_the_type_of_the_gradient_and_adds_in_a_wider_one():

@@ -203,8 +203,11 @@ def opacus_model(torch, opacus, **options):
     torch.manual_seed(0)
     model = opacus.GradSampleModule(torch.nn.Linear(4, 2))
     settings = {
-        "noise_multiplier": 0.0, "max_grad_norm": 0.5, "expected_batch_size": 8, **options,
-    }  # fmt: skip
+        "noise_multiplier": 0.0,
+        "max_grad_norm": 0.5,
+        "expected_batch_size": 8,
+        **options,
+    }
     optimizer = DPOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), **settings)
     return model, optimizer
 
@@ -274,10 +277,16 @@ def test_opacus_adaptive_clipping_is_refused(torch, opacus):
 
     model = torch.nn.Linear(2, 1)
     optimizer = AdaClipDPOptimizer(
-        torch.optim.SGD(model.parameters(), lr=1.0), noise_multiplier=2.0, max_grad_norm=0.5,
-        expected_batch_size=8, target_unclipped_quantile=0.5, clipbound_learning_rate=0.1,
-        max_clipbound=1.0, min_clipbound=0.1, unclipped_num_std=10.0,
-    )  # fmt: skip
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        noise_multiplier=2.0,
+        max_grad_norm=0.5,
+        expected_batch_size=8,
+        target_unclipped_quantile=0.5,
+        clipbound_learning_rate=0.1,
+        max_clipbound=1.0,
+        min_clipbound=0.1,
+        unclipped_num_std=10.0,
+    )
     with pytest.raises(UsageError, match="must be one of"):
         replace_noise(optimizer, make(S.Identity()))
 

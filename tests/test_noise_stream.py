@@ -89,9 +89,10 @@ def well_conditioned(n):
         S.Tree(),
         S.TimeScaled(
             S.BLT(np.array([0.3, 0.1, 0.03, 0.01]), np.array([0.3, 0.9, 0.99, 1.0])),
-            np.linspace(0.7, 1.4, n), np.linspace(2.0, 0.6, n),
+            np.linspace(0.7, 1.4, n),
+            np.linspace(2.0, 0.6, n),
         ),
-    ]  # fmt: skip
+    ]
     return {example.kind: example for example in examples}
 
 
@@ -135,8 +136,18 @@ def test_methods_and_buffers_are_those_of_the_structure():
     n = 20
     chosen = [make(s, n).recursion for s in every_strategy(n).values()]
     assert [type(r) for r in chosen] == [
-        Ring, Rows, Ring, Modal, Ring, Rows, Rows, Ring, Ring, Modal, Modal,
-    ]  # fmt: skip
+        Ring,
+        Rows,
+        Ring,
+        Modal,
+        Ring,
+        Rows,
+        Rows,
+        Ring,
+        Ring,
+        Modal,
+        Modal,
+    ]
     # bands - 1 outputs, d buffers, bands draws (this step's among them), log2 levels of the tree
     assert [r.slots for r in chosen] == [0, 0, 3, 3, 3, 0, 0, 3, 4, 5, 2]
     assert make(S.BLT(np.ones(3), np.zeros(3)), n).buffer_bytes(10) == 3 * 10 * 4

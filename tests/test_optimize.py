@@ -141,9 +141,14 @@ def run(name, target, start, steps=120, rate=None):
         drivers.lbfgs(target, start, trace, steps=steps, tolerance=1e-7)
     else:
         drivers.optax_method(
-            target, start, trace, name=name.removeprefix("optax:"), steps=steps, tolerance=1e-7,
+            target,
+            start,
+            trace,
+            name=name.removeprefix("optax:"),
+            steps=steps,
+            tolerance=1e-7,
             learning_rate=rate,
-        )  # fmt: skip
+        )
     return trace
 
 
@@ -288,9 +293,12 @@ def test_pinned_seed_reproduces():
 def test_init_starts_from_a_previous_result(best):
     seen = []
     again = optimized(
-        "blt", init=best["blt"].strategy, samples=2048, steps=5,
+        "blt",
+        init=best["blt"].strategy,
+        samples=2048,
+        steps=5,
         progress=lambda step: seen.append((step.stage, step.trace.history[-1][1])),
-    )  # fmt: skip
+    )
     assert (
         seen[0] == ("optimizing, blt", pytest.approx(best["blt"].loss, abs=1e-3)) and len(seen) <= 5
     )
@@ -306,8 +314,9 @@ def test_init_that_says_nothing_is_refused(best):
         with pytest.raises(UsageError, match="init"):
             optimized(kind, init=init)
     with pytest.raises(UsageError, match="at most that many"):
-        optimize.optimize(BallsInBins(6, 4), 2.0, 1e-4, strategy="toeplitz",
-                          init=best["toeplitz"].strategy)  # fmt: skip
+        optimize.optimize(
+            BallsInBins(6, 4), 2.0, 1e-4, strategy="toeplitz", init=best["toeplitz"].strategy
+        )
 
 
 def test_objective_max_lowers_the_largest_error(best):
@@ -343,9 +352,17 @@ def test_any_differentiable_loss():
 
 @pytest.mark.parametrize(
     "options",
-    [{"kind": "magic"}, {"loss": "median"}, {"samples": 3}, {"steps": 0}, {"bands": 0},
-     {"buffers": -1}, {"optimizer": "nonsense"}, {"seed": -1}],
-)  # fmt: skip
+    [
+        {"kind": "magic"},
+        {"loss": "median"},
+        {"samples": 3},
+        {"steps": 0},
+        {"bands": 0},
+        {"buffers": -1},
+        {"optimizer": "nonsense"},
+        {"seed": -1},
+    ],
+)
 def test_bad_options_are_refused_before_any_work(options):
     evaluations = []
     options = {"kind": "toeplitz", "progress": lambda *_: evaluations.append(1), **options}
@@ -367,9 +384,15 @@ def test_a_loss_that_is_never_a_number_is_an_error_with_words():
 
 @pytest.mark.parametrize(
     ("kind", "optimizer", "after"),
-    [("blt", "lbfgs", 1), ("blt", "lbfgs", 30), ("blt", "adam", 5),
-     ("blt", "optax:lbfgs", 6), ("dense", "lbfgs", 5), ("dense", "lbfgs", None)],
-)  # fmt: skip
+    [
+        ("blt", "lbfgs", 1),
+        ("blt", "lbfgs", 30),
+        ("blt", "adam", 5),
+        ("blt", "optax:lbfgs", 6),
+        ("dense", "lbfgs", 5),
+        ("dense", "lbfgs", None),
+    ],
+)
 def test_interrupt_keeps_the_best_so_far(kind, optimizer, after):
     """``after`` evaluations; None: at the second evaluation of the second warm start."""
     seen = []
@@ -430,9 +453,16 @@ def test_a_file_of_an_early_interrupt_can_be_loaded(kind, tmp_path):
 
 def test_factorization_is_certified():
     found = optimize.factorize(
-        SCHEME, 2.0, 1e-4, strategy="blt", buffers=2, samples=512, seed=1, steps=20,
+        SCHEME,
+        2.0,
+        1e-4,
+        strategy="blt",
+        buffers=2,
+        samples=512,
+        seed=1,
+        steps=20,
         certify_samples=2**15,
-    )  # fmt: skip
+    )
     assert found.guarantee.status == "certified" and not found.provenance["interrupted"]
     assert found.noise_multiplier >= found.provenance["estimated_noise_multiplier"]
     assert found.guarantee.noise_multiplier == found.noise_multiplier

@@ -68,9 +68,13 @@ def test_it_is_accounted_in_another_scheme(certified):
 
 def test_it_is_compared(tmp_path):
     setting = comparison.Comparison(
-        SCHEME.bins, SCHEME.epochs, (2.0,), 1e-4,
-        include=comparison.expand(["fading", "dpsgd+balls-in-bins"]), samples=2**12,
-    )  # fmt: skip
+        SCHEME.bins,
+        SCHEME.epochs,
+        (2.0,),
+        1e-4,
+        include=comparison.expand(["fading", "dpsgd+balls-in-bins"]),
+        samples=2**12,
+    )
     rows = {row.family: row for row in comparison.compare(setting, Cache(tmp_path), jobs=1)}
     assert rows["fading"].rmse < rows["dpsgd+balls-in-bins"].rmse
     assert (rows["fading"].memory, rows["fading"].draws) == (1, 1.0)

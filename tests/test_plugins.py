@@ -39,9 +39,10 @@ def install(tmp_path, monkeypatch):
     monkeypatch.setattr(_plugins, "_loaded", set())
     entries = []
     monkeypatch.setattr(
-        importlib.metadata, "entry_points",
+        importlib.metadata,
+        "entry_points",
         lambda *, group: tuple(entries) if group == _plugins.GROUP else (),
-    )  # fmt: skip
+    )
 
     def add(name, text):
         (tmp_path / f"{name}.py").write_text(text)

@@ -44,8 +44,10 @@ def test_a_scheme_does_what_it_declares(kind):
 def test_numpy_numbers_are_stored_as_plain_ones():
     scheme = Poisson(np.float32(0.5), np.int64(4))
     assert json.loads(json.dumps(scheme.describe())) == {
-        "kind": "poisson", "probability": 0.5, "iterations": 4,
-    }  # fmt: skip
+        "kind": "poisson",
+        "probability": 0.5,
+        "iterations": 4,
+    }
 
 
 def test_poisson_inclusions_have_the_right_mean_and_are_independent_across_steps():
@@ -110,13 +112,21 @@ def test_min_separation_checks_a_schedule():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Poisson(1.1, 5), lambda: Poisson(-0.1, 5), lambda: Poisson(math.nan, 5),
-        lambda: Poisson(0.1, 0), lambda: CyclicPoisson(0.5, 0, 5), lambda: FixedBatch(6, 5, 1),
-        lambda: FixedBatch(0, 5, 1), lambda: MinSeparation(5, 0, 1), lambda: FixedOrder(2, 1.5),
-        lambda: BallsInBins(True, 1), lambda: CyclicPoisson.for_batch(30, 100, 4, 10),
-        lambda: Poisson(0.5, 3).sample(0, -1, 0), lambda: Poisson(0.5, 3).sample(0, 10, -1),
+        lambda: Poisson(1.1, 5),
+        lambda: Poisson(-0.1, 5),
+        lambda: Poisson(math.nan, 5),
+        lambda: Poisson(0.1, 0),
+        lambda: CyclicPoisson(0.5, 0, 5),
+        lambda: FixedBatch(6, 5, 1),
+        lambda: FixedBatch(0, 5, 1),
+        lambda: MinSeparation(5, 0, 1),
+        lambda: FixedOrder(2, 1.5),
+        lambda: BallsInBins(True, 1),
+        lambda: CyclicPoisson.for_batch(30, 100, 4, 10),
+        lambda: Poisson(0.5, 3).sample(0, -1, 0),
+        lambda: Poisson(0.5, 3).sample(0, 10, -1),
     ],
-)  # fmt: skip
+)
 def test_bad_arguments_are_refused(make):
     with pytest.raises(UsageError):
         make()

@@ -166,8 +166,18 @@ def test_a_full_disk_does_not_end_the_search(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(_files, "write_beside", full)
-    factorize(SCHEME, 2.0, 1e-5, strategy="banded-toeplitz", bands=2, steps=3, samples=64,
-              certify_samples=256, seed=0, progress=so_far)  # fmt: skip
+    factorize(
+        SCHEME,
+        2.0,
+        1e-5,
+        strategy="banded-toeplitz",
+        bands=2,
+        steps=3,
+        samples=64,
+        certify_samples=256,
+        seed=0,
+        progress=so_far,
+    )
     assert any("could not be saved" in event.note for event in told)
 
 
@@ -183,8 +193,10 @@ def test_sigterm_keeps_the_best_so_far_and_exits_143(tmp_path):
     ).split()
     run = subprocess.Popen(
         [sys.executable, "-u", "-c", code, *arguments],
-        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     for line in run.stderr:
         if "banded-toeplitz" in line and "step" in line:
             break

@@ -41,9 +41,16 @@ def test_the_largest_that_fits_is_said(machine):
 
 @pytest.mark.parametrize(
     ("kind", "epochs", "bins"),
-    [("blt", 64, 4096), ("blt", 4, 16384), ("dense", 64, 128), ("toeplitz", 1, 10**9),
-     ("sqrt", 10**6, 10**6), ("tree", 10, 10**4), ("identity", 10**12, 10**11)],
-)  # fmt: skip
+    [
+        ("blt", 64, 4096),
+        ("blt", 4, 16384),
+        ("dense", 64, 128),
+        ("toeplitz", 1, 10**9),
+        ("sqrt", 10**6, 10**6),
+        ("tree", 10, 10**4),
+        ("identity", 10**12, 10**11),
+    ],
+)
 def test_what_was_killed_is_refused_at_once(machine, kind, epochs, bins):
     begun = time.process_time()
     with pytest.raises(UsageError, match="GiB of memory"):
@@ -105,8 +112,9 @@ def test_the_estimate_is_that_of_the_compiled_program():
         frozen = implicit.Frozen(
             jax.eval_shape(lambda: design_point.draw(jax.random.key(0), samples, scheme.bins)),
             jax.eval_shape(lambda: design_point.shifts(jnp.eye(scheme.bins), 1.0, 2.0)),
-            number, number,
-        )  # fmt: skip
+            number,
+            number,
+        )
         point = jax.ShapeDtypeStruct(mapping.start.shape, jnp.float64)
         program = objective._evaluation(loss, mapping.build, scheme)
         found = program.lower(point, frozen, number, number).compile().memory_analysis()

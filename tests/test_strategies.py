@@ -37,9 +37,10 @@ def every_strategy(n, seed=0):
         S.Tree(),
         S.TimeScaled(
             S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])),
-            rng.uniform(0.5, 2.0, n), rng.uniform(0.5, 2.0, n),
+            rng.uniform(0.5, 2.0, n),
+            rng.uniform(0.5, 2.0, n),
         ),
-    ]  # fmt: skip
+    ]
     return {example.kind: example for example in examples}
 
 
@@ -116,8 +117,9 @@ def test_fixed_coefficients_are_square_roots():
     n = 300
     np.testing.assert_allclose(
         _series.convolve(jnp.asarray(square_root_coefs(n)), jnp.asarray(square_root_coefs(n))),
-        np.ones(n), rtol=1e-5,
-    )  # fmt: skip
+        np.ones(n),
+        rtol=1e-5,
+    )
     product = np.convolve(square_root_coefs(n), inverse_square_root_coefs(n))[:n]
     np.testing.assert_allclose(product, np.eye(n)[0], atol=1e-13)
 
@@ -182,8 +184,10 @@ def test_matrices_without_a_dominating_pair_are_refused(strategy):
 
 def test_n_beyond_the_stored_size_is_refused():
     for strategy in (
-        S.Toeplitz(np.ones(3)), S.Dense(np.eye(3)), S.Banded(np.ones((2, 3))),
-    ):  # fmt: skip
+        S.Toeplitz(np.ones(3)),
+        S.Dense(np.eye(3)),
+        S.Banded(np.ones((2, 3))),
+    ):
         with pytest.raises(UsageError, match="at most that many iterations"):
             strategy.materialize(4)
 

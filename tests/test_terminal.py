@@ -15,8 +15,11 @@ from mfopt_cli.live import Live, Pace
 from mfopt import words
 from mfopt.progress import Progress, silent, within
 
-CLEAN = {name: value for name, value in os.environ.items()
-         if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")}  # fmt: skip
+CLEAN = {
+    name: value
+    for name, value in os.environ.items()
+    if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
+}
 
 
 def on_a_terminal(program, *, width=80, **environment):
@@ -29,9 +32,12 @@ def on_a_terminal(program, *, width=80, **environment):
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
     child = subprocess.Popen(
-        [sys.executable, "-c", program], stdin=follower, stdout=follower, stderr=follower,
+        [sys.executable, "-c", program],
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
         env={**CLEAN, "TERM": "xterm-256color", **environment},
-    )  # fmt: skip
+    )
     os.close(follower)
     seen = b""
     overdue = threading.Timer(120, child.kill)
@@ -86,9 +92,11 @@ def test_no_color_and_dumb_terminals_get_no_codes():
 
 def as_a_pipe(program, **environment):
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, env={**CLEAN, **environment},
+        [sys.executable, "-c", program],
+        capture_output=True,
+        env={**CLEAN, **environment},
         check=True,
-    )  # fmt: skip
+    )
     return done.stdout, done.stderr
 
 
@@ -155,8 +163,10 @@ def test_dumb_terminals_and_pipes_get_lines():
     lines = err.decode().splitlines()
     # one line for each stage, and the note that stays: not one for each report
     assert [line.split("] ")[-1].split(":")[0] for line in lines] == [
-        "first stage", "second stage", "something to keep",
-    ]  # fmt: skip
+        "first stage",
+        "second stage",
+        "something to keep",
+    ]
 
 
 def test_nothing_is_shown_where_nothing_is_wanted(capsys):

@@ -78,28 +78,36 @@ BROKEN = {
     "unsorted": ({"sample": lambda s, t, n, k: chosen(s, t, n, k)[::-1]}, "increasing"),
     "impure": ({"sample": impure}, "pure function"),
     "other draws": (
-        {"draws": lambda s, n, k: lambda t: chosen(s, t, n, k + 1)}, "draws gives other units",
+        {"draws": lambda s, n, k: lambda t: chosen(s, t, n, k + 1)},
+        "draws gives other units",
     ),
     "no end": (
-        {"sample": lambda s, t, n, k: chosen(s, int(t) % s.iterations, n, k)}, "must be refused",
+        {"sample": lambda s, t, n, k: chosen(s, int(t) % s.iterations, n, k)},
+        "must be refused",
     ),
     "blind": ({"sample": lambda s, t, n, k: chosen(s, t, n, 0)}, "depend on the seed"),
     "other law": (
-        {"batch_sizes": lambda s, t, n: stats.binom(n, min(1, 1.3 * s.probability))}, "sizes of",
+        {"batch_sizes": lambda s, t, n: stats.binom(n, min(1, 1.3 * s.probability))},
+        "sizes of",
     ),
     "other mean": (
-        {"batch_sizes": lambda s, t, n: stats.binom(n, 1.066 * s.probability)}, "in the mean",
+        {"batch_sizes": lambda s, t, n: stats.binom(n, 1.066 * s.probability)},
+        "in the mean",
     ),
     "other normalizer": ({"expected_batch": lambda s, n: 1.1 * s.probability * n}, "expected"),
     "no bound": ({"largest_batch": lambda s, n: 3}, "largest_batch"),
     "all or none": (
-        {"sample": all_or_none,
-         "batch_sizes": lambda s, t, n: stats.rv_discrete(
-             values=([0, n], [1 - s.probability, s.probability]))()},
+        {
+            "sample": all_or_none,
+            "batch_sizes": lambda s, t, n: stats.rv_discrete(
+                values=([0, n], [1 - s.probability, s.probability])
+            )(),
+        },
         "declared independent",
     ),
     "pairs": (
-        {"sample": pairs, "batch_sizes": lambda s, t, n: _pair_law(s, n)}, "declared independent",
+        {"sample": pairs, "batch_sizes": lambda s, t, n: _pair_law(s, n)},
+        "declared independent",
     ),
     "of the number": (
         {"sample": of_the_number, "batch_sizes": lambda s, t, n: stats.binom(n, min(1, 12 / n))},
@@ -107,16 +115,19 @@ BROKEN = {
     ),
     "cheap truncation": ({"displacement": lambda s, n, b: 0.0}, "met a full batch"),
     "rising truncation": (
-        {"displacement": lambda s, n, b: 0.0 if b >= n else min(1.0, b / n)}, "fall",
+        {"displacement": lambda s, n, b: 0.0 if b >= n else min(1.0, b / n)},
+        "fall",
     ),
     "adjacency": (
-        {"independent": False, "executed_adjacency": lambda s, a: a}, "moves the others",
+        {"independent": False, "executed_adjacency": lambda s, a: a},
+        "moves the others",
     ),
     "stronger adjacency": (
-        {"executed_adjacency": lambda s, a: "replace"}, "shows nothing about",
+        {"executed_adjacency": lambda s, a: "replace"},
+        "shows nothing about",
     ),
     "anything goes": ({"__post_init__": lambda s: None}, "must be refused"),
-}  # fmt: skip
+}
 
 
 def _pair_law(scheme, population):
@@ -217,17 +228,26 @@ class Alters:
         (lambda name, g: dataclasses.replace(g, method=""), "method"),
         (lambda name, g: dataclasses.replace(g, details={}), "hold the sampling"),
         (lambda name, g: dataclasses.replace(g, epsilon=3.0), "must cost|smaller"),
-        (lambda name, g: dataclasses.replace(g, delta=0.5 * g.delta) if name == "delta" else g,
-         "which gives δ"),
-        (lambda name, g: dataclasses.replace(g, noise_multiplier=1.01 * g.noise_multiplier)
-         if name == "noise_multiplier" else g, "which gives σ"),
+        (
+            lambda name, g: dataclasses.replace(g, delta=0.5 * g.delta) if name == "delta" else g,
+            "which gives δ",
+        ),
+        (
+            lambda name, g: (
+                dataclasses.replace(g, noise_multiplier=1.01 * g.noise_multiplier)
+                if name == "noise_multiplier"
+                else g
+            ),
+            "which gives σ",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_statement_that_says_something_else_is_refused(monkeypatch, change, match):
     plain = CoinsKnown.analysis
     monkeypatch.setattr(
-        CoinsKnown, "analysis",
+        CoinsKnown,
+        "analysis",
         lambda self, mechanism, effort: Alters(plain(self, mechanism, effort), change),
-    )  # fmt: skip
+    )
     with pytest.raises(AssertionError, match=match):
         check_accountant(Mechanism(Coins(0.9, 4)), noise_multiplier=2.0, runs=100)

@@ -37,9 +37,10 @@ def test_the_public_kit_accepts_both_files():
     check_scheme(SCHEME)
     for strategy in (Identity(), SquareRoot()):
         check_accountant(
-            Mechanism(SCHEME, strategy), noise_multiplier=2.0,
+            Mechanism(SCHEME, strategy),
+            noise_multiplier=2.0,
             longer=Mechanism(Lottery(0.5, 4, 3), strategy),
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.7, 1.0])
@@ -55,8 +56,10 @@ def test_the_closed_form_is_the_divergence(probability):
 
     profile = LotteryProfile(probability, mu)
     for epsilon in (0.0, 0.05, 0.7, 2.0):
-        for direction, pair in (("remove", (mixture, stats.norm.pdf)),
-                                ("add", (stats.norm.pdf, mixture))):  # fmt: skip
+        for direction, pair in (
+            ("remove", (mixture, stats.norm.pdf)),
+            ("add", (stats.norm.pdf, mixture)),
+        ):
             found = math.exp(profile.log_delta(epsilon, direction))
             assert found == pytest.approx(hockey_stick(*pair, epsilon), rel=1e-6, abs=1e-9)
 
@@ -112,9 +115,12 @@ def test_what_no_accountant_supports_is_not_saved(saved):
     written, _ = saved
     with pytest.raises(UsageError, match="one unit"):
         Factorization(
-            STRATEGY, written.noise_multiplier, SCHEME, PrefixSums(),
+            STRATEGY,
+            written.noise_multiplier,
+            SCHEME,
+            PrefixSums(),
             type(written.guarantee)(**{**written.guarantee.describe(), "group_size": 2}),
-        )  # fmt: skip
+        )
     with pytest.raises(UsageError):
         Factorization(
             STRATEGY, written.noise_multiplier, "poisson", PrefixSums(), written.guarantee

@@ -47,9 +47,12 @@ def test_the_bound_is_below_the_claim_and_within_a_factor_of_it(mechanism, facto
 def with_noise(execution, factor):
     noise = execution.noise
     other = NoiseStream(
-        noise.strategy, iterations=noise.iterations, sampling=noise.sampling,
-        noise_multiplier=factor * noise.noise_multiplier, clip_norm=noise.clip_norm,
-    )  # fmt: skip
+        noise.strategy,
+        iterations=noise.iterations,
+        sampling=noise.sampling,
+        noise_multiplier=factor * noise.noise_multiplier,
+        clip_norm=noise.clip_norm,
+    )
     return dataclasses.replace(execution, noise=other)
 
 

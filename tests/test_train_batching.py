@@ -133,8 +133,9 @@ def test_default_normalizers_are_expected_batches():
         assert Sampler(scheme, 40, 0, microbatch=4).expected_batch == pytest.approx(value)
 
 
-@pytest.mark.parametrize("rule", ["random", "longest", "shortest", "highest-perplexity",
-                                  "lowest-perplexity"])  # fmt: skip
+@pytest.mark.parametrize(
+    "rule", ["random", "longest", "shortest", "highest-perplexity", "lowest-perplexity"]
+)
 def test_selection_against_sorting_one_user_at_a_time(rule):
     store = synthetic_store(num_users=12, max_records=8, empty_users=(4,), seed=2)
     losses = np.random.default_rng(0).normal(size=store.num_records)

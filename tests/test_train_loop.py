@@ -78,9 +78,7 @@ def test_user_level_sampling_against_algorithm_2(noise, rule):
     last = run(model, execution_for(units, noise=noise))[-1]
     batches = []
     for step in range(STEPS):
-        chosen = select(
-            store, SCHEME.sample(step, USERS, 7), 2, rule, seed=5, step=step
-        )  # fmt: skip
+        chosen = select(store, SCHEME.sample(step, USERS, 7), 2, rule, seed=5, step=step)
         batches.append([[r for r in row if r >= 0] for row in chosen])
     rows = noise_rows(model.params, 0.4) if noise else None
     slow = dp_sgd(model, store, batches, noise=rows, clip_norm=0.4 if noise else None, **SLOW)
@@ -180,9 +178,11 @@ def sums_of(units, sampler):
     trainer = compiled_trainer()
     bound = CLIP * sampler.sensitivity_factor
     trainer.execution = dataclasses.replace(
-        trainer.execution, units=units, sampler=sampler,
+        trainer.execution,
+        units=units,
+        sampler=sampler,
         noise=stream(bound, iterations=sampler.scheme.length),
-    )  # fmt: skip
+    )
     sums = []
     for step in range(sampler.scheme.length):
         totals = trainer.sum(trainer.model.params, sampler.batch(step), step)
@@ -254,9 +254,7 @@ def test_the_control_without_clipping_moves_further():
         sampler = Sampler(scheme, unit.population, 5, microbatch=3)
         execution = Execution(unit, sampler, NoClipping(), None, 1.0)
         sums.append(run(model, execution, optax.set_to_zero(), keep_release=True))
-    moved = [
-        norm_of(plus(a.release, b.release, -1.0)) for a, b in zip(*sums, strict=True)
-    ]  # fmt: skip
+    moved = [norm_of(plus(a.release, b.release, -1.0)) for a, b in zip(*sums, strict=True)]
     assert max(moved) > 1000 * CLIP
 
 

@@ -27,15 +27,20 @@ def start(folder, *command, devices=1):
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
     return subprocess.Popen(
-        [sys.executable, *command], env=environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        [sys.executable, *command],
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def train(folder, name, *, devices, model_parallel, noise=0.5):
     settings = {
-        "output": str(folder / name), "model_parallel": model_parallel, "noise_multiplier": noise,
-    }  # fmt: skip
+        "output": str(folder / name),
+        "model_parallel": model_parallel,
+        "noise_multiplier": noise,
+    }
     return start(folder, str(CHILD), json.dumps(settings), devices=devices)
 
 
@@ -86,10 +91,19 @@ def test_two_processes_train_together_by_the_command_line(tmp_path):
     write_store(synthetic_store(num_users=16, empty_users=(3,)), tmp_path / "data" / "train")
     write_store(synthetic_store(num_users=5, seed=1), tmp_path / "data" / "held-out-users")
     settings = {
-        "sampling": "poisson:probability=0.4,iterations=3", "epsilon": 8, "delta": 1e-4, "seed": 1,
-        "length": 8, "width": 8, "layers": 1, "heads": 2, "records-per-user": 2, "microbatch": 4,
-        "optimizer": "sgd", "data": tmp_path / "data",
-    }  # fmt: skip
+        "sampling": "poisson:probability=0.4,iterations=3",
+        "epsilon": 8,
+        "delta": 1e-4,
+        "seed": 1,
+        "length": 8,
+        "width": 8,
+        "layers": 1,
+        "heads": 2,
+        "records-per-user": 2,
+        "microbatch": 4,
+        "optimizer": "sgd",
+        "data": tmp_path / "data",
+    }
     flags = [f"--{name}={value}" for name, value in settings.items()]
     flags += ["--no-tensorboard", "--quiet", "--json"]
     program = "from mfopt_cli.main import main; main()"

@@ -27,9 +27,15 @@ CLIP = 0.5
 
 def account_for(scheme=SCHEME, *, group_size=1, unit="user", adjacency="add-remove", sigma=1.5):
     guarantee = Guarantee(
-        2.0, 1e-6, sigma, privacy_unit=unit, group_size=group_size, adjacency=adjacency,
-        method="for tests", status="bound",
-    )  # fmt: skip
+        2.0,
+        1e-6,
+        sigma,
+        privacy_unit=unit,
+        group_size=group_size,
+        adjacency=adjacency,
+        method="for tests",
+        status="bound",
+    )
     strategy = BLT(np.array([0.2]), np.array([0.8]))
     return privacy.Account(Mechanism(scheme, strategy, group_size, unit, adjacency), guarantee)
 
@@ -41,11 +47,12 @@ def users():
 def execution_for(account, units, *, scheme=None, strategy=None, sigma=None, **options):
     sampler = Sampler(scheme or account.sampling, units.population, 0, microbatch=4, **options)
     noise = NoiseStream(
-        strategy or account.strategy, iterations=sampler.scheme.length,
+        strategy or account.strategy,
+        iterations=sampler.scheme.length,
         sampling=sampler.scheme,
         noise_multiplier=sigma or account.noise_multiplier,
         clip_norm=CLIP * sampler.sensitivity_factor,
-    )  # fmt: skip
+    )
     return Execution(units, sampler, Clipping(CLIP), noise, 10.0)
 
 
@@ -157,9 +164,12 @@ def test_accounts_of_other_schemes_come_from_the_accountant():
     units = users()
     sampler = Sampler(scheme, units.population, 0, microbatch=4)
     noise = NoiseStream(
-        Identity(), iterations=50, noise_multiplier=one.noise_multiplier, clip_norm=CLIP,
+        Identity(),
+        iterations=50,
+        noise_multiplier=one.noise_multiplier,
+        clip_norm=CLIP,
         sampling=scheme,
-    )  # fmt: skip
+    )
     stated = privacy.statement(one, Execution(units, sampler, Clipping(CLIP), noise, 4.0))
     assert stated.epsilon == 4.0
     group = privacy.Account.solve(Mechanism(scheme, group_size=3), 4.0, 1e-5)
@@ -200,9 +210,7 @@ def test_reports_are_public_signed_and_readable():
     for part in ("add-remove", "for tests", "3 of 8", "delta raised", "not covered"):
         assert part in text
     assert "NO GUARANTEE" not in text
-    pinned = privacy.report(
-        account, execution, stated, num_params=100, steps_done=3, pinned=True
-    )  # fmt: skip
+    pinned = privacy.report(account, execution, stated, num_params=100, steps_done=3, pinned=True)
     assert "NO GUARANTEE" in privacy.report_text(pinned) and not pinned["holds"]
     guess = dataclasses.replace(stated, status="estimate")
     guessed = privacy.report(account, execution, guess, num_params=100, steps_done=3)

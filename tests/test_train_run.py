@@ -27,9 +27,17 @@ from mfopt.training.execute import execute
 from mfopt.training.prepare import prepare
 
 SMALL = {
-    "length": 8, "width": 8, "layers": 1, "heads": 2, "records_per_user": 2, "microbatch": 4,
-    "checkpoint_every": 2, "evaluate_every": 3, "tensorboard": False, "learning_rate": 0.01,
-}  # fmt: skip
+    "length": 8,
+    "width": 8,
+    "layers": 1,
+    "heads": 2,
+    "records_per_user": 2,
+    "microbatch": 4,
+    "checkpoint_every": 2,
+    "evaluate_every": 3,
+    "tensorboard": False,
+    "learning_rate": 0.01,
+}
 POISSON = {"sampling": "poisson:probability=0.3,iterations=6", "epsilon": 8.0, "delta": 1e-4}
 
 
@@ -244,9 +252,17 @@ def test_settings_round_trip_and_refuse_what_is_unknown(tmp_path):
 
 
 def test_the_command_line(data, tmp_path):
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in {
-        **SMALL, **POISSON, "data": data, "output": tmp_path / "run", "steps": 2,
-    }.items() if not isinstance(value, bool)]  # fmt: skip
+    flags = [
+        f"--{name.replace('_', '-')}={value}"
+        for name, value in {
+            **SMALL,
+            **POISSON,
+            "data": data,
+            "output": tmp_path / "run",
+            "steps": 2,
+        }.items()
+        if not isinstance(value, bool)
+    ]
     flags.append("--no-tensorboard")
     runner = CliRunner()
     shown = runner.invoke(command, [*flags, "--show-config"])
@@ -329,10 +345,20 @@ def test_a_run_that_optimized_its_strategy_goes_on_by_its_written_settings(data,
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "factorization.npz").write_bytes(FILE.read_bytes())
     small = {**SMALL, "data": data, "output": tmp_path / "run", "evaluate_every": 0}
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in small.items()
-             if not isinstance(value, bool)]  # fmt: skip
-    flags += ["--sampling=balls-in-bins:bins=32,epochs=8", "--strategy=blt", "--epsilon=2",
-              "--delta=1e-5", "--no-tensorboard", "--quiet", "--json"]  # fmt: skip
+    flags = [
+        f"--{name.replace('_', '-')}={value}"
+        for name, value in small.items()
+        if not isinstance(value, bool)
+    ]
+    flags += [
+        "--sampling=balls-in-bins:bins=32,epochs=8",
+        "--strategy=blt",
+        "--epsilon=2",
+        "--delta=1e-5",
+        "--no-tensorboard",
+        "--quiet",
+        "--json",
+    ]
     runner = CliRunner()
     begun = runner.invoke(command, [*flags, "--steps=2"], catch_exceptions=False)
     # the file's own guarantee, not one that was made anew

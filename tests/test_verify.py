@@ -192,8 +192,10 @@ def test_bad_values_are_released_no_more_often_than_beta(wrong, monkeypatch):
         model.excess = -0.3  # the bounds are expected below the truth
         try:
             if wrong:
-                plan = [Engine(model, seed).model.bounds(x, 1.0, None, 1, beta, jax.random.key(0))
-                        for x in (3.1, 2.95, 2.94, 2.93)]  # fmt: skip
+                plan = [
+                    Engine(model, seed).model.bounds(x, 1.0, None, 1, beta, jax.random.key(0))
+                    for x in (3.1, 2.95, 2.94, 2.93)
+                ]
                 accepted = [verify.accepts(one.both, beta * DELTA, DELTA) for one in plan]
                 bad += any(accepted[1:])
                 continue
@@ -292,9 +294,10 @@ def test_statements_that_are_false_by_far_are_refused_before_the_samples():
 
 def test_deltas_that_floats_cannot_halve_are_refused():
     for ask in (
-        lambda e: e.noise_multiplier(1.0, 1e-300), lambda e: e.epsilon(3.0, 1e-300),
+        lambda e: e.noise_multiplier(1.0, 1e-300),
+        lambda e: e.epsilon(3.0, 1e-300),
         lambda e: e.certify(3.0, 1.0, 1e-300),
-    ):  # fmt: skip
+    ):
         with pytest.raises(UsageError, match="delta"):
             ask(Engine(Known(), 0))
 

@@ -169,17 +169,56 @@ def test_the_design_cards_names(path):
         (["optimize", "--epochs", "2", "--iters", "4", "--eps", "x"], "'--eps'"),
         (["optimize", "--epochs", "2", "--iters", "4", "--epsilon", "x"], "'--epsilon'"),
         (["account", "dpsgd", "--iters", "0", "--eps", "1", "--delta", "1e-5"], "--iters 0: "),
-        (["account", "uls", "--iterations", "0", "--probability", "0.1", "--eps", "1",
-          "--delta", "1e-5"], "--iterations 0: "),
-        (["account", "fedavg", "--rounds", "0", "--probability", "0.1", "--eps", "1",
-          "--delta", "1e-5"], "--rounds 0: "),
-        (["account", "balls-in-bins", "--iters", "0", "--epochs", "1", "--eps", "1",
-          "--delta", "1e-5"], "--iters 0: "),
+        (
+            [
+                "account",
+                "uls",
+                "--iterations",
+                "0",
+                "--probability",
+                "0.1",
+                "--eps",
+                "1",
+                "--delta",
+                "1e-5",
+            ],
+            "--iterations 0: ",
+        ),
+        (
+            [
+                "account",
+                "fedavg",
+                "--rounds",
+                "0",
+                "--probability",
+                "0.1",
+                "--eps",
+                "1",
+                "--delta",
+                "1e-5",
+            ],
+            "--rounds 0: ",
+        ),
+        (
+            [
+                "account",
+                "balls-in-bins",
+                "--iters",
+                "0",
+                "--epochs",
+                "1",
+                "--eps",
+                "1",
+                "--delta",
+                "1e-5",
+            ],
+            "--iters 0: ",
+        ),
         (["train", "--epochs", "2", "--iters", "4", "--eps", "-1"], "--eps -1.0: "),
         (["train", "x.npz", "--out", "y", "--width", "0"], "--width 0: "),
         (["compare", "--epochs", "0", "--iters", "4"], "--epochs 0: "),
     ],
-)  # fmt: skip
+)
 def test_messages_name_what_was_typed(words, said, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(words)

@@ -35,11 +35,13 @@ def main(arguments):
         Sampler(scheme, 16, 7, microbatch=4),
         Clipping(0.1),
         NoiseStream(
-            BLT(np.array([0.3]), np.array([0.8])), iterations=4,
-            noise_multiplier=settings["noise_multiplier"], clip_norm=0.1,
+            BLT(np.array([0.3]), np.array([0.8])),
+            iterations=4,
+            noise_multiplier=settings["noise_multiplier"],
+            clip_norm=0.1,
         ),
         5.0,
-    )  # fmt: skip
+    )
     trainer = Trainer(model, execution, optax.sgd(0.5, momentum=0.9), mesh=mesh)
     state = trainer.init(np.arange(1, 9, dtype=np.uint32))
     for result in trainer.run(state):

@@ -109,9 +109,11 @@ def supporting(mechanism: Mechanism) -> list[Accountant]:
     if not any(not accountant.free for accountant in known):
         covered = sorted(kind for kind, found in registered().items())
         raise _check.reject(
-            "sampling", mechanism.sampling, "no accountant is registered for this scheme",
+            "sampling",
+            mechanism.sampling,
+            "no accountant is registered for this scheme",
             f"There are some for {', '.join(covered)}; see mfopt.accounting.account.Accountant.",
-        )  # fmt: skip
+        )
     fit: list[Accountant] = []
     refusals: list[UsageError] = []
     sampled = False

@@ -97,16 +97,23 @@ class DeterministicAnalysis(abc.ABC):
         # a coarse grid finds the neighbourhood, the fine one decides
         coarse = solve.smallest(
             functools.partial(excess, accuracy=rounds.COARSE),
-            self.guess(epsilon, delta), name="noise multiplier", relative=1e-3,
-        )  # fmt: skip
+            self.guess(epsilon, delta),
+            name="noise multiplier",
+            relative=1e-3,
+        )
         sigma = solve.smallest(
-            functools.partial(excess, accuracy=rounds.FINE), coarse * 0.9999,
-            name="noise multiplier", relative=SIGMA_TOLERANCE, growth=1.001,
-        )  # fmt: skip
+            functools.partial(excess, accuracy=rounds.FINE),
+            coarse * 0.9999,
+            name="noise multiplier",
+            relative=SIGMA_TOLERANCE,
+            growth=1.001,
+        )
         return self._guarantee(
-            sigma, epsilon, delta,
+            sigma,
+            epsilon,
+            delta,
             lambda: bracket.of_sigma(self.profile, sigma, epsilon, delta),
-        )  # fmt: skip
+        )
 
     def _guarantee(
         self, sigma: float, epsilon: float, delta: float, between: Callable[[], bracket.Bracket]
@@ -117,14 +124,20 @@ class DeterministicAnalysis(abc.ABC):
             details = {**details, "bracket": [found.below, found.above]}
             status = "exact" if found.narrow else "bound"
         return Guarantee(
-            epsilon=epsilon, delta=min(delta, 1.0), noise_multiplier=sigma,
-            privacy_unit=mechanism.privacy_unit, group_size=mechanism.group_size,
-            adjacency=mechanism.adjacency, method=self.method, status=status,
+            epsilon=epsilon,
+            delta=min(delta, 1.0),
+            noise_multiplier=sigma,
+            privacy_unit=mechanism.privacy_unit,
+            group_size=mechanism.group_size,
+            adjacency=mechanism.adjacency,
+            method=self.method,
+            status=status,
             details={
                 "sampling": mechanism.sampling.describe(),
-                "strategy": mechanism.strategy.describe(), **details,
+                "strategy": mechanism.strategy.describe(),
+                **details,
             },
-        )  # fmt: skip
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,9 +194,10 @@ class RoundsAnalysis(DeterministicAnalysis):
         if chance > math.log(_check.probability("delta", delta)):
             return super().noise_multiplier(epsilon, delta)
         free = dataclasses.replace(
-            self, method="no noise is needed: δ is above the chance of taking part at all, "
+            self,
+            method="no noise is needed: δ is above the chance of taking part at all, "
             f"{math.exp(chance):.3g}",
-        )  # fmt: skip
+        )
         return free._guarantee(0.0, epsilon, delta, lambda: bracket.Bracket(0.0, 0.0))
 
     def guess(self, epsilon: float, delta: float) -> float:

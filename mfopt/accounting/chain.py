@@ -39,9 +39,14 @@ class Unit(Protocol):
         """log δ̂ of the remove and of the add direction."""
 
     def direction_bound(
-        self, direction: Direction, sigma: float, epsilon: float, beta: float, key: jax.Array,
+        self,
+        direction: Direction,
+        sigma: float,
+        epsilon: float,
+        beta: float,
+        key: jax.Array,
         samples: int,
-    ) -> float:  # fmt: skip
+    ) -> float:
         """Upper bound of δ in one direction except with probability ``beta``."""
 
     def guess(self, epsilon: float, delta: float) -> float:
@@ -91,16 +96,23 @@ class DeterministicUnit:
             while profile.log_delta(reach / 2, "remove") < _DEEP and reach > 1e-4:
                 reach /= 2
             points = reach * np.linspace(0, 1, _POINTS) ** 2
-            values = [[max(profile.log_delta(float(e), d), 20 * _DEEP) for d in DIRECTIONS]
-                      for e in points]  # fmt: skip
+            values = [
+                [max(profile.log_delta(float(e), d), 20 * _DEEP) for d in DIRECTIONS]
+                for e in points
+            ]
             self._curves.clear()  # searches move on from σ to σ
             self._curves[sigma] = reach, interpolate.PchipInterpolator(points, values)
         return self._curves[sigma]
 
     def direction_bound(
-        self, direction: Direction, sigma: float, epsilon: float, beta: float, key: jax.Array,
+        self,
+        direction: Direction,
+        sigma: float,
+        epsilon: float,
+        beta: float,
+        key: jax.Array,
         samples: int,
-    ) -> float:  # fmt: skip
+    ) -> float:
         return math.exp(self.profile(sigma, FINE).log_delta(epsilon, direction))
 
     def guess(self, epsilon: float, delta: float) -> float:
@@ -131,9 +143,14 @@ class Chain(LossModel):
         return max(self._total(profile, epsilon, profile.log_deltas) for profile in profiles)
 
     def bounds(
-        self, noise_multiplier: float, epsilon: float, plan: Plan | None, samples: int,
-        beta: float, key: jax.Array,
-    ) -> Bounds:  # fmt: skip
+        self,
+        noise_multiplier: float,
+        epsilon: float,
+        plan: Plan | None,
+        samples: int,
+        beta: float,
+        key: jax.Array,
+    ) -> Bounds:
         numbers: Numbers = {}
         profiles = self._profiles(noise_multiplier, epsilon)
         for side, (direction, profile) in enumerate(zip(DIRECTIONS, profiles, strict=True)):
@@ -141,11 +158,14 @@ class Chain(LossModel):
             log_bounds = profile.log_deltas.copy()
             for line in used:
                 value = self.unit.direction_bound(
-                    direction, noise_multiplier, float(profile.epsilons[line]),
+                    direction,
+                    noise_multiplier,
+                    float(profile.epsilons[line]),
                     # each direction holds except with β, together over its points
-                    beta / len(used), jax.random.fold_in(jax.random.fold_in(key, side), line),
+                    beta / len(used),
+                    jax.random.fold_in(jax.random.fold_in(key, side), line),
                     samples,
-                )  # fmt: skip
+                )
                 log_bounds[line] = math.log(max(value, 1e-300))
             numbers[direction] = min(math.exp(self._total(profile, epsilon, log_bounds)), 1.0)
         return Bounds(numbers["remove"], numbers["add"], {})

@@ -79,21 +79,31 @@ def _multipliers(one: DeterministicAnalysis, tight: Guarantee, floor: float) -> 
         *(
             make(
                 sigma=group.black_box_multiplier(
-                    one.profile, count, epsilon, delta, tight.noise_multiplier,
-                    form=form, floor=floor,
+                    one.profile,
+                    count,
+                    epsilon,
+                    delta,
+                    tight.noise_multiplier,
+                    form=form,
+                    floor=floor,
                 ),
                 method=f"textbook lemma, {form} form",
             )
             for form in get_args(group.Form)
         ),
         make(sigma=one.noise_multiplier(epsilon / count, delta).noise_multiplier, method=LINE),
-    ]  # fmt: skip
+    ]
 
 
 def _made(like: Guarantee, *, epsilon: float, sigma: float, method: str) -> Guarantee:
     proven = math.isfinite(epsilon) and math.isfinite(sigma) and method != LINE
     return Guarantee(
-        epsilon=epsilon, delta=like.delta, noise_multiplier=sigma,
-        privacy_unit=like.privacy_unit, group_size=like.group_size, adjacency=like.adjacency,
-        method=method, status="bound" if proven else "estimate",
-    )  # fmt: skip
+        epsilon=epsilon,
+        delta=like.delta,
+        noise_multiplier=sigma,
+        privacy_unit=like.privacy_unit,
+        group_size=like.group_size,
+        adjacency=like.adjacency,
+        method=method,
+        status="bound" if proven else "estimate",
+    )

@@ -132,9 +132,14 @@ class LossModel(abc.ABC):
 
     @abc.abstractmethod
     def bounds(
-        self, noise_multiplier: float, epsilon: float, plan: Plan | None, samples: int,
-        beta: float, key: jax.Array,
-    ) -> Bounds:  # fmt: skip
+        self,
+        noise_multiplier: float,
+        epsilon: float,
+        plan: Plan | None,
+        samples: int,
+        beta: float,
+        key: jax.Array,
+    ) -> Bounds:
         """Upper bounds of δ in both directions, each except with probability ``beta``.
 
         ``plan`` comes from :meth:`pilot`, on other samples. Deterministic models ignore all but
@@ -162,16 +167,22 @@ class LossModel(abc.ABC):
     def find_noise_multiplier(self, epsilon: float, delta: float, key: jax.Array) -> Found:
         """An estimate of σ."""
         return self._find(
-            lambda sigma: self.log_search(sigma, epsilon), self.guess(epsilon, delta), delta,
+            lambda sigma: self.log_search(sigma, epsilon),
+            self.guess(epsilon, delta),
+            delta,
             name="noise multiplier",
-        )  # fmt: skip
+        )
 
     def find_epsilon(self, noise_multiplier: float, delta: float, key: jax.Array) -> Found:
         """An estimate of ε."""
         return self._find(
-            lambda epsilon: self.log_search(noise_multiplier, epsilon), 2.0, delta,
-            name="epsilon", least=1e-4, largest=1e4,
-        )  # fmt: skip
+            lambda epsilon: self.log_search(noise_multiplier, epsilon),
+            2.0,
+            delta,
+            name="epsilon",
+            least=1e-4,
+            largest=1e4,
+        )
 
     @staticmethod
     def _find(

@@ -65,10 +65,12 @@ class Phase:
             one = unamplified.sensitivity(strategy, scheme)
             return poisson.Rounds(Mixture.binomial(1, 1.0), 1, one.value * units, one.exact)
         raise _check.reject(
-            "sampling", scheme, "its account is no composition of rounds",
+            "sampling",
+            scheme,
+            "its account is no composition of rounds",
             "Phases may be Poisson, cyclic Poisson (one unit), fixed batches or fixed order; "
             "balls-in-bins composes by mfopt.accounting.monte_carlo.composition.",
-        )  # fmt: skip
+        )
 
 
 def compose(
@@ -89,28 +91,43 @@ def compose(
       UsageError: the phases protect different things, or one has no rounds to compose.
     """
     if not phases or (epsilon is None) == (delta is None):
-        raise _check.reject("phases, epsilon, delta", (len(phases), epsilon, delta),
-                            "give phases, and one of ε and δ")  # fmt: skip
+        raise _check.reject(
+            "phases, epsilon, delta",
+            (len(phases), epsilon, delta),
+            "give phases, and one of ε and δ",
+        )
     first = phases[0].mechanism
     for phase in phases[1:]:
         for name in ("privacy_unit", "group_size", "adjacency"):
             if getattr(phase.mechanism, name) != getattr(first, name):
-                raise _check.reject(name, getattr(phase.mechanism, name),
-                                    f"the first phase has {getattr(first, name)}")  # fmt: skip
+                raise _check.reject(
+                    name,
+                    getattr(phase.mechanism, name),
+                    f"the first phase has {getattr(first, name)}",
+                )
     found = [_value(phases, add, epsilon, delta, accuracy) for add in (False, True)]
     solved = max(found)
     given = {"epsilon": epsilon, "delta": math.exp(solved) if delta is None else delta}
     return Guarantee(
-        epsilon=solved if epsilon is None else epsilon, delta=float(given["delta"] or 0.0),
+        epsilon=solved if epsilon is None else epsilon,
+        delta=float(given["delta"] or 0.0),
         noise_multiplier=min(phase.noise_multiplier for phase in phases),
-        privacy_unit=first.privacy_unit, group_size=first.group_size, adjacency=first.adjacency,
-        method="privacy loss distribution of phases", status="bound",
-        details={"phases": [
-            {"sampling": phase.mechanism.sampling.describe(),
-             "strategy": phase.mechanism.strategy.describe(),
-             "noise_multiplier": phase.noise_multiplier} for phase in phases
-        ]},
-    )  # fmt: skip
+        privacy_unit=first.privacy_unit,
+        group_size=first.group_size,
+        adjacency=first.adjacency,
+        method="privacy loss distribution of phases",
+        status="bound",
+        details={
+            "phases": [
+                {
+                    "sampling": phase.mechanism.sampling.describe(),
+                    "strategy": phase.mechanism.strategy.describe(),
+                    "noise_multiplier": phase.noise_multiplier,
+                }
+                for phase in phases
+            ]
+        },
+    )
 
 
 def _value(
@@ -135,10 +152,12 @@ def _value(
         for law, (part, _) in zip(laws, parts, strict=True)
     ]
     step = min(grid.step for grid in grids)
-    composition = Composition(tuple(
-        (part.mixture.discretize(sigma, step, grid.spacing, tail), part.rounds)
-        for (part, sigma), grid, tail in zip(parts, grids, tails, strict=True)
-    ))  # fmt: skip
+    composition = Composition(
+        tuple(
+            (part.mixture.discretize(sigma, step, grid.spacing, tail), part.rounds)
+            for (part, sigma), grid, tail in zip(parts, grids, tails, strict=True)
+        )
+    )
     composition = composition.reverse() if add else composition
     if epsilon is not None:
         return composition.convolve(composition.tilt_for_epsilon(at)).log_delta(epsilon)
@@ -176,8 +195,11 @@ def to_event(phases: Sequence[Phase]) -> Any:
         sigma = phase.noise_multiplier / found.scale
         shift = found.mixture.sensitivities
         if phase.mechanism.group_size > 1 or not set(shift.tolist()) <= {0.0, 1.0}:
-            raise _check.reject("phases", phase.mechanism.sampling, "no event for groups or for "
-                                "fixed batches under 'add-remove'")  # fmt: skip
+            raise _check.reject(
+                "phases",
+                phase.mechanism.sampling,
+                "no event for groups or for fixed batches under 'add-remove'",
+            )
         event: Any = dp_event.GaussianDpEvent(sigma)
         if shift.size == 2:
             scheme: Any = phase.mechanism.sampling
@@ -214,5 +236,6 @@ def _phases(event: Any, count: int, unit: str) -> Iterator[Phase]:
         scheme = Poisson(event.sampling_probability, count)
         yield Phase(Mechanism(scheme, privacy_unit=unit), event.event.noise_multiplier)
     else:
-        raise _check.reject("event", kind, "phases are Gaussian, Poisson-sampled Gaussian, or "
-                            "compositions of these")  # fmt: skip
+        raise _check.reject(
+            "event", kind, "phases are Gaussian, Poisson-sampled Gaussian, or compositions of these"
+        )

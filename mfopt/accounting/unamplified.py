@@ -116,9 +116,11 @@ def bands(strategy: Strategy, n: int) -> int:
     stated, seen = strategy.column_bands(n), _extent(strategy, n).bands
     if stated < seen:
         raise _check.reject(
-            f"{strategy.kind}.column_bands({n})", stated, f"C has {seen} bands",
+            f"{strategy.kind}.column_bands({n})",
+            stated,
+            f"C has {seen} bands",
             "The strategy contradicts its own matrix.",
-        )  # fmt: skip
+        )
     return seen
 
 
@@ -164,9 +166,11 @@ def _non_negative(strategy: Strategy, n: int) -> bool:
 def _products(strategy: Strategy, n: int) -> np.ndarray:
     if n > _LARGEST_DENSE:
         raise _check.reject(
-            "iterations", n, f"this strategy and pattern need a dense CᵀC (limit {_LARGEST_DENSE})",
+            "iterations",
+            n,
+            f"this strategy and pattern need a dense CᵀC (limit {_LARGEST_DENSE})",
             "Use a Toeplitz strategy with non-increasing coefficients >= 0.",
-        )  # fmt: skip
+        )
     matrix = np.asarray(strategy.materialize(n))
     result: np.ndarray = matrix.T @ matrix
     return result

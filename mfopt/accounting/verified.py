@@ -34,9 +34,13 @@ class VerifiedAnalysis:
             return self._verified(Engine(self.model, self.seed).epsilon(noise_multiplier, delta))
         sigma, delta = _check.positive("noise_multiplier", noise_multiplier), check_delta(delta)
         found = LossModel._find(
-            lambda epsilon: self.model.log_estimate(sigma, epsilon), 2.0, delta,
-            name="epsilon", least=1e-4, largest=1e4,
-        )  # fmt: skip
+            lambda epsilon: self.model.log_estimate(sigma, epsilon),
+            2.0,
+            delta,
+            name="epsilon",
+            least=1e-4,
+            largest=1e4,
+        )
         return self._estimate(sigma, found.value, delta)
 
     def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
@@ -46,8 +50,10 @@ class VerifiedAnalysis:
         epsilon, delta = _check.epsilon("epsilon", epsilon), check_delta(delta)
         found = LossModel._find(
             lambda sigma: self.model.log_estimate(sigma, epsilon),
-            self.model.guess(epsilon, delta), delta, name="noise multiplier",
-        )  # fmt: skip
+            self.model.guess(epsilon, delta),
+            delta,
+            name="noise multiplier",
+        )
         return self._estimate(found.value, epsilon, delta)
 
     def delta(self, noise_multiplier: float, epsilon: float) -> Guarantee:
@@ -62,26 +68,48 @@ class VerifiedAnalysis:
 
     def _verified(self, found: Verified) -> Guarantee:
         free = found.method != self.model.method
-        numbers = {} if free else {
-            "remove": found.bounds.remove, "add": found.bounds.add, **found.bounds.numbers,
-            "tests": found.tests,
-        }  # fmt: skip
+        numbers = (
+            {}
+            if free
+            else {
+                "remove": found.bounds.remove,
+                "add": found.bounds.add,
+                **found.bounds.numbers,
+                "tests": found.tests,
+            }
+        )
         return self._guarantee(
-            found.noise_multiplier, found.epsilon, min(found.delta, 1.0),
-            method=found.method, status="bound" if free else self.model.status,
-            beta=found.beta, numbers=numbers,
-        )  # fmt: skip
+            found.noise_multiplier,
+            found.epsilon,
+            min(found.delta, 1.0),
+            method=found.method,
+            status="bound" if free else self.model.status,
+            beta=found.beta,
+            numbers=numbers,
+        )
 
     def _estimate(self, sigma: float, epsilon: float, delta: float) -> Guarantee:
         return self._guarantee(
-            sigma, epsilon, delta, method=self.model.estimator, status="estimate", beta=0.0,
+            sigma,
+            epsilon,
+            delta,
+            method=self.model.estimator,
+            status="estimate",
+            beta=0.0,
             numbers={},
-        )  # fmt: skip
+        )
 
     def _guarantee(
-        self, sigma: float, epsilon: float, delta: float, *, method: str, status: Status,
-        beta: float, numbers: Numbers,
-    ) -> Guarantee:  # fmt: skip
+        self,
+        sigma: float,
+        epsilon: float,
+        delta: float,
+        *,
+        method: str,
+        status: Status,
+        beta: float,
+        numbers: Numbers,
+    ) -> Guarantee:
         mechanism = self.mechanism
         return Guarantee(
             epsilon=epsilon,

@@ -127,21 +127,23 @@ class Engine:
         """
         epsilon, delta = _check.epsilon("epsilon", epsilon), check_delta(delta)
         return self._smallest(
-            "noise_multiplier", delta,
+            "noise_multiplier",
+            delta,
             at=lambda x: (x, epsilon),
             free=lambda bound: bound.noise_multiplier(epsilon, delta),
             find=lambda: self.model.find_noise_multiplier(epsilon, delta, self._key(0)),
-        )  # fmt: skip
+        )
 
     def epsilon(self, noise_multiplier: float, delta: float) -> Verified:
         """The smallest ε that is verified for σ and δ. Raises as :meth:`noise_multiplier`."""
         sigma, delta = _check.positive("noise_multiplier", noise_multiplier), check_delta(delta)
         return self._smallest(
-            "epsilon", delta,
+            "epsilon",
+            delta,
             at=lambda x: (sigma, x),
             free=lambda bound: bound.epsilon(sigma, delta),
             find=lambda: self.model.find_epsilon(sigma, delta, self._key(0)),
-        )  # fmt: skip
+        )
 
     def delta(self, noise_multiplier: float, epsilon: float) -> Verified:
         """A verified δ for σ and ε, its failure probability included."""
@@ -150,8 +152,9 @@ class Engine:
         nothing = Verified(sigma, epsilon, 1.0, Bounds(1.0, 1.0, {}), 0.0, 0, 0, "no bound")
         best = min(
             (self._freely(bound, sigma, epsilon, 1.0) for bound in self.model.free_bounds()),
-            key=lambda free: free.delta, default=nothing,
-        )  # fmt: skip
+            key=lambda free: free.delta,
+            default=nothing,
+        )
         if any(bound.exact and bound.method == best.method for bound in self.model.free_bounds()):
             return best
         if not self.model.sampled:
@@ -161,9 +164,11 @@ class Engine:
         log_delta = min(self.model.log_search(sigma, epsilon), 0.0)
         beta = max(math.exp(log_delta), LEAST_DELTA) * BETA_SHARE
         plan, samples = self._plan(
-            sigma, epsilon, beta,
+            sigma,
+            epsilon,
+            beta,
             lambda plan, n: (plan.expected(n, beta) - plan.log_mean, _WORTH_DELTA, _WORTH_DELTA),
-        )  # fmt: skip
+        )
         if not plan.expected(samples, beta) - plan.log_mean < _MOST_SLACK_DELTA:
             return self._or_refuse(
                 best, best.delta < 1, f"no sample says much about δ at σ = {sigma:.6g}"
@@ -233,9 +238,14 @@ class Engine:
     # --- the procedure ---------------------------------------------------------------------------
 
     def _smallest(
-        self, name: Free, delta: float, *, at: Callable[[float], tuple[float, float]],
-        free: Callable[[FreeBound], float], find: Callable[[], Found],
-    ) -> Verified:  # fmt: skip
+        self,
+        name: Free,
+        delta: float,
+        *,
+        at: Callable[[float], tuple[float, float]],
+        free: Callable[[FreeBound], float],
+        find: Callable[[], Found],
+    ) -> Verified:
         fallback: tuple[float, Verified] | None = None
         for bound in self.model.free_bounds():
             self.progress(Progress("solving in closed form"))
@@ -266,10 +276,14 @@ class Engine:
         )
 
     def _round(
-        self, name: Free, number: int, estimate: Found,
-        at: Callable[[float], tuple[float, float]], delta: float,
+        self,
+        name: Free,
+        number: int,
+        estimate: Found,
+        at: Callable[[float], tuple[float, float]],
+        delta: float,
         fallback: tuple[float, Verified] | None,
-    ) -> Verified | None:  # fmt: skip
+    ) -> Verified | None:
         """One descending sequence; None where its first value was refused."""
         beta, spent = delta * BETA_SHARE, number * delta * BETA_SHARE
         target = math.log(delta - spent)
@@ -280,9 +294,11 @@ class Engine:
 
         for attempt in range(4):
             plan, samples = self._plan(
-                *at(centre), beta, lambda plan, n: (slack(plan, n), _WORTH, _COSTLY),
+                *at(centre),
+                beta,
+                lambda plan, n: (slack(plan, n), _WORTH, _COSTLY),
                 path=(number, attempt),
-            )  # fmt: skip
+            )
             # the pilot belongs where the last value of the sequence will be
             move = (plan.expected(samples, beta, _RUNGS[-1][1]) - target) / slope
             if not math.isfinite(move) or abs(move) < _MOST_MOVE:
@@ -328,9 +344,13 @@ class Engine:
         return accepted
 
     def _plan(
-        self, sigma: float, epsilon: float, beta: float,
-        judged: Callable[[Plan, int], tuple[float, float, float]], path: tuple[int, ...] = (0,),
-    ) -> tuple[Plan, int]:  # fmt: skip
+        self,
+        sigma: float,
+        epsilon: float,
+        beta: float,
+        judged: Callable[[Plan, int], tuple[float, float, float]],
+        path: tuple[int, ...] = (0,),
+    ) -> tuple[Plan, int]:
         """A pilot, and the samples worth taking: doubled while what ``judged`` gives is too much.
 
         ``judged`` gives (slack, what is worth more samples up to SAMPLES, and beyond them).
@@ -379,21 +399,24 @@ class Engine:
         logs = bound.log_deltas(sigma, epsilon)
         remove, add = (math.exp(min(value, 1.0)) for value in logs)
         found = Bounds(remove, add, {})
-        return Verified(
-            sigma, epsilon, min(largest(found.both), delta), found, 0.0, 0, 0, bound.method
-        ) if delta == 1.0 else Verified(
-            sigma, epsilon, delta, found, 0.0, 0, 0, bound.method
-        )  # fmt: skip
+        return (
+            Verified(
+                sigma, epsilon, min(largest(found.both), delta), found, 0.0, 0, 0, bound.method
+            )
+            if delta == 1.0
+            else Verified(sigma, epsilon, delta, found, 0.0, 0, 0, bound.method)
+        )
 
     @staticmethod
     def _or_refuse(fallback: Verified | None, good: bool, why: str) -> Verified:
         if fallback is not None and good:
             return fallback
         tail = (
-            "" if fallback is None else
-            f" Without amplification σ = {fallback.noise_multiplier:.6g} holds "
+            ""
+            if fallback is None
+            else f" Without amplification σ = {fallback.noise_multiplier:.6g} holds "
             f"(ε = {fallback.epsilon:g}, δ = {fallback.delta:.3g})."
-        )  # fmt: skip
+        )
         raise FailureError(
             f"not certified: {why}.{tail} Use more certify samples, a larger δ, or a smaller ε."
         )

@@ -57,12 +57,20 @@ class Certificate:
     def guarantee(self, privacy_unit: str = "example") -> Guarantee:
         """The statement as a :class:`Guarantee`."""
         return Guarantee(
-            epsilon=self.epsilon, delta=self.delta, noise_multiplier=self.noise_multiplier,
-            privacy_unit=privacy_unit, adjacency="add-remove", method=self.method,
-            status="certified", failure_probability=self.beta,
-            details={k: v for k, v in dataclasses.asdict(self).items()
-                     if k not in ("epsilon", "delta", "noise_multiplier", "method")},
-        )  # fmt: skip
+            epsilon=self.epsilon,
+            delta=self.delta,
+            noise_multiplier=self.noise_multiplier,
+            privacy_unit=privacy_unit,
+            adjacency="add-remove",
+            method=self.method,
+            status="certified",
+            failure_probability=self.beta,
+            details={
+                k: v
+                for k, v in dataclasses.asdict(self).items()
+                if k not in ("epsilon", "delta", "noise_multiplier", "method")
+            },
+        )
 
 
 @float64
@@ -129,10 +137,19 @@ def release(
 def _certificate(found: Verified, seed: int | None) -> Certificate:
     numbers = found.bounds.numbers
     return Certificate(
-        found.epsilon, found.delta, found.noise_multiplier, found.bounds.remove, found.bounds.add,
-        found.beta, numbers.get("samples", 0), numbers.get("add_samples", 0),
-        numbers.get("order", 0), found.tests, seed, found.method,
-    )  # fmt: skip
+        found.epsilon,
+        found.delta,
+        found.noise_multiplier,
+        found.bounds.remove,
+        found.bounds.add,
+        found.beta,
+        numbers.get("samples", 0),
+        numbers.get("add_samples", 0),
+        numbers.get("order", 0),
+        found.tests,
+        seed,
+        found.method,
+    )
 
 
 def _calibration(found: Verified) -> Calibration:

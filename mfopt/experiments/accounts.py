@@ -17,10 +17,14 @@ BLACK_BOX_FLOOR = 1e-15
 
 
 def account_task(
-    scheme: Any, *, group_size: int = 1, adjacency: str = "add-remove",
-    noise_multiplier: float | None = None, epsilon: float | None = None,
+    scheme: Any,
+    *,
+    group_size: int = 1,
+    adjacency: str = "add-remove",
+    noise_multiplier: float | None = None,
+    epsilon: float | None = None,
     delta: float | None = None,
-) -> Task:  # fmt: skip
+) -> Task:
     """The third of (σ, ε, δ) for independent noise under ``scheme``.
 
     Args:
@@ -32,9 +36,14 @@ def account_task(
       delta: δ of the statement.
     """
     return Task.of(
-        "account", scheme=scheme.describe(), group_size=group_size, adjacency=adjacency,
-        noise_multiplier=noise_multiplier, epsilon=epsilon, delta=delta,
-    )  # fmt: skip
+        "account",
+        scheme=scheme.describe(),
+        group_size=group_size,
+        adjacency=adjacency,
+        noise_multiplier=noise_multiplier,
+        epsilon=epsilon,
+        delta=delta,
+    )
 
 
 def group_baseline_task(
@@ -50,15 +59,24 @@ def group_baseline_task(
       delta: δ of the statement.
     """
     return Task.of(
-        "group-baseline", scheme=scheme.describe(), group_size=group_size, adjacency=adjacency,
-        noise_multiplier=noise_multiplier, delta=delta,
-    )  # fmt: skip
+        "group-baseline",
+        scheme=scheme.describe(),
+        group_size=group_size,
+        adjacency=adjacency,
+        noise_multiplier=noise_multiplier,
+        delta=delta,
+    )
 
 
 def run_account(
-    *, scheme: dict[str, Any], group_size: int, adjacency: Any, noise_multiplier: float | None,
-    epsilon: float | None, delta: float | None,
-) -> Result:  # fmt: skip
+    *,
+    scheme: dict[str, Any],
+    group_size: int,
+    adjacency: Any,
+    noise_multiplier: float | None,
+    epsilon: float | None,
+    delta: float | None,
+) -> Result:
     """The third of (σ, ε, δ), on record.
 
     Args:
@@ -71,20 +89,29 @@ def run_account(
     """
     found = account(
         Mechanism(sampling.from_description(scheme), group_size=group_size, adjacency=adjacency),
-        noise_multiplier=noise_multiplier, epsilon=epsilon, delta=delta,
-    )  # fmt: skip
+        noise_multiplier=noise_multiplier,
+        epsilon=epsilon,
+        delta=delta,
+    )
     return Result(
         {
-            "noise_multiplier": found.noise_multiplier, "epsilon": found.epsilon,
-            "delta": found.delta, "status": found.status, "method": found.method,
+            "noise_multiplier": found.noise_multiplier,
+            "epsilon": found.epsilon,
+            "delta": found.delta,
+            "status": found.status,
+            "method": found.method,
         }
-    )  # fmt: skip
+    )
 
 
 def run_group_baseline(
-    *, scheme: dict[str, Any], group_size: int, adjacency: Any, noise_multiplier: float,
+    *,
+    scheme: dict[str, Any],
+    group_size: int,
+    adjacency: Any,
+    noise_multiplier: float,
     delta: float,
-) -> Result:  # fmt: skip
+) -> Result:
     """ε of a group by the black-box lemma, on record.
 
     Args:
@@ -102,7 +129,7 @@ def run_group_baseline(
             "epsilon": black_box(profile, group_size, delta),
             "line": lower_line(profile, group_size, delta),
         }
-    )  # fmt: skip
+    )
 
 
 def black_box(profile: Profile, group_size: int, delta: float) -> float | None:
@@ -142,9 +169,13 @@ def filter_task(
       user_batch: expected users in a batch.
     """
     return Task.of(
-        "filter", epsilon=epsilon, delta=delta, iterations=iterations, users=users,
+        "filter",
+        epsilon=epsilon,
+        delta=delta,
+        iterations=iterations,
+        users=users,
         user_batch=user_batch,
-    )  # fmt: skip
+    )
 
 
 def run_filter(**settings: Any) -> Result:

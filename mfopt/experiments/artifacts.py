@@ -83,9 +83,15 @@ def grid_tasks(kind: str, epochs: int, bins: int, epsilon: float) -> tuple[Task,
 
 
 def factorization(
-    kind: str, epochs: int, bins: int, epsilon: float, cache: Cache, *, jobs: int | None = None,
+    kind: str,
+    epochs: int,
+    bins: int,
+    epsilon: float,
+    cache: Cache,
+    *,
+    jobs: int | None = None,
     progress: Report = silent,
-) -> Factorization:  # fmt: skip
+) -> Factorization:
     """One cell of the grid as a certified factorization.
 
     Args:
@@ -102,17 +108,23 @@ def factorization(
     record = found[certified].record
     guarantee = Guarantee(**record["guarantee"])
     return Factorization(
-        tasks.strategy_of(found[source]), guarantee.noise_multiplier, BallsInBins(bins, epochs),
-        PrefixSums(), guarantee,
+        tasks.strategy_of(found[source]),
+        guarantee.noise_multiplier,
+        BallsInBins(bins, epochs),
+        PrefixSums(),
+        guarantee,
         provenance={
-            "version": __version__, "command": command(f"{kind}-{epochs}x{bins}-eps{epsilon:g}"),
-            "seed": SEED, "device": record["device"], "made": record["made"],
+            "version": __version__,
+            "command": command(f"{kind}-{epochs}x{bins}-eps{epsilon:g}"),
+            "seed": SEED,
+            "device": record["device"],
+            "made": record["made"],
             "estimated_noise_multiplier": record["estimated_noise_multiplier"],
             "estimate_relative_error": record["estimate_relative_error"],
             "optimizer_status": found[source].record["status"],
             "optimizer_seconds": found[source].record["seconds"],
         },
-    )  # fmt: skip
+    )
 
 
 def command(name: str) -> str:

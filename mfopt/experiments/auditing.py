@@ -64,11 +64,16 @@ def audit_task(setting: TrainerAudit, fault: str, size: float) -> Task:
             bins=setting.bins, epochs=setting.epochs, epsilon=setting.epsilon, delta=setting.delta
         ),
         setting.strategy,
-    )  # fmt: skip
+    )
     return Task.of(
-        "audit", (execution,), fault=fault, size=size, canaries=setting.canaries,
-        confidence=setting.confidence, seed=setting.seed,
-    )  # fmt: skip
+        "audit",
+        (execution,),
+        fault=fault,
+        size=size,
+        canaries=setting.canaries,
+        confidence=setting.confidence,
+        seed=setting.seed,
+    )
 
 
 def run_audit(
@@ -92,9 +97,13 @@ def run_audit(
         unpack(execution, Path(folder))
         account = Account.of(mfopt.load(Path(folder) / "mechanism" / "mechanism.npz"))
     found = audit(
-        account, canaries=canaries, confidence=confidence, seed=seed, microbatch=250,
+        account,
+        canaries=canaries,
+        confidence=confidence,
+        seed=seed,
+        microbatch=250,
         alter=_with_noise(size) if fault == NOISE else _without_clipping(size),
-    )  # fmt: skip
+    )
     return Result(dataclasses.asdict(found) | {"passed": found.passed})
 
 
@@ -105,9 +114,12 @@ def _with_noise(factor: float) -> Callable[[Execution], Execution]:
         noise = execution.noise
         assert noise is not None
         other = NoiseStream(
-            noise.strategy, iterations=noise.iterations, sampling=noise.sampling,
-            noise_multiplier=factor * noise.noise_multiplier, clip_norm=noise.clip_norm,
-        )  # fmt: skip
+            noise.strategy,
+            iterations=noise.iterations,
+            sampling=noise.sampling,
+            noise_multiplier=factor * noise.noise_multiplier,
+            clip_norm=noise.clip_norm,
+        )
         return dataclasses.replace(execution, noise=other)
 
     return alter
@@ -132,9 +144,12 @@ def _without_clipping(norm: float) -> Callable[[Execution], Execution]:
 
 
 def audits(
-    setting: TrainerAudit, cache: Cache, *, jobs: int | None = None,
+    setting: TrainerAudit,
+    cache: Cache,
+    *,
+    jobs: int | None = None,
     progress: Report = silent,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """The outcome of each audit of the setting, in its order.
 
     Args:
@@ -145,9 +160,21 @@ def audits(
     """
     wanted = [(fault, size, audit_task(setting, fault, size)) for fault, size in setting.audits()]
     found = run_all([task for *_, task in wanted], cache, jobs=jobs, progress=progress)
-    names = ("epsilon_lower", "epsilon_profile", "noise_multiplier_highest", "epsilon_claimed",
-             "delta", "noise_multiplier_claimed", "accuracy", "accuracy_claimed", "guesses",
-             "correct", "canaries", "confidence", "passed")  # fmt: skip
+    names = (
+        "epsilon_lower",
+        "epsilon_profile",
+        "noise_multiplier_highest",
+        "epsilon_claimed",
+        "delta",
+        "noise_multiplier_claimed",
+        "accuracy",
+        "accuracy_claimed",
+        "guesses",
+        "correct",
+        "canaries",
+        "confidence",
+        "passed",
+    )
     return [
         {"fault": fault, "size": size} | {name: found[task].record[name] for name in names}
         for fault, size, task in wanted
@@ -164,13 +191,14 @@ def panels(setting: TrainerAudit, rows: Sequence[dict[str, Any]]) -> list[plots.
         curves = [
             plots.Curve("claimed ε", sizes, claimed),
             plots.Curve(
-                "bound, this mechanism at some noise", sizes,
+                "bound, this mechanism at some noise",
+                sizes,
                 [row["epsilon_profile"] for row in mine],
             ),
             plots.Curve(
                 "bound, whatever the trainer does", sizes, [row["epsilon_lower"] for row in mine]
             ),
-        ]  # fmt: skip
+        ]
         made.append(
             plots.Panel(
                 curves, title, FAULTS[fault], "lower bound on ε", log_y=True, vertical=(1.0, "")

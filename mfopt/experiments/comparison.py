@@ -268,13 +268,19 @@ def every_size(
     for (family, epsilon), candidates in planned.items():
         found[family, epsilon] = [
             Row(
-                family, epsilon, size, record["noise_multiplier"], record["rmse"],
-                record["relative_error"], record["memory"], record["status"],
+                family,
+                epsilon,
+                size,
+                record["noise_multiplier"],
+                record["rmse"],
+                record["relative_error"],
+                record["memory"],
+                record["status"],
                 record["draws"],
             )
             for size, task in candidates
             for record in [results[task].record]
-        ]  # fmt: skip
+        ]
     return found
 
 
@@ -306,9 +312,11 @@ def improvements(rows: Sequence[Row], baseline: str) -> dict[tuple[str, float], 
     if not any(family == baseline for family, _ in table):
         present = ", ".join(dict.fromkeys(row.family for row in rows))
         raise _check.reject(
-            "baseline", baseline, "is not among the compared families",
+            "baseline",
+            baseline,
+            "is not among the compared families",
             f"Name one of {present}, or `include` it.",
-        )  # fmt: skip
+        )
     return {
         key: improvement(row, table[baseline, row.epsilon])
         for key, row in table.items()
@@ -394,11 +402,16 @@ def json_text(setting: Comparison, rows: Sequence[Row], baseline: str | None = N
         listed.append(entry)
     return json.dumps(
         {
-            "bins": setting.bins, "epochs": setting.epochs, "delta": setting.delta,
-            "seed": setting.seed, "samples": setting.samples, "baseline": baseline,
-            "adjacency": "add-remove", "workload": "prefix sums",
+            "bins": setting.bins,
+            "epochs": setting.epochs,
+            "delta": setting.delta,
+            "seed": setting.seed,
+            "samples": setting.samples,
+            "baseline": baseline,
+            "adjacency": "add-remove",
+            "workload": "prefix sums",
             "units": "RMSE per coordinate in clip norms; sigma relative to the clip norm",
             "rows": listed,
         },
         indent=2,
-    )  # fmt: skip
+    )

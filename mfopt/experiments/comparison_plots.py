@@ -23,11 +23,13 @@ def rmse_panel(setting: Comparison, rows: Sequence[Row], title: str = "") -> Pan
         mine = sorted((row for row in rows if row.family == family), key=lambda row: row.epsilon)
         curves.append(
             Curve(
-                label(family), [row.epsilon for row in mine], [row.rmse for row in mine],
+                label(family),
+                [row.epsilon for row in mine],
+                [row.rmse for row in mine],
                 [row.rmse * (1 - Z95 * row.relative_error) for row in mine],
                 [row.rmse * (1 + Z95 * row.relative_error) for row in mine],
             )
-        )  # fmt: skip
+        )
     return Panel(curves, title or f"RMSE, {_where(setting)}", EPSILON, RMSE, log_y=True)
 
 
@@ -56,10 +58,13 @@ def improvement_panel(
         assert all((family, e) in table for e in epsilons)
         curves.append(
             Curve(
-                label(family), epsilons, [g.percent for g in mine], [g.low for g in mine],
+                label(family),
+                epsilons,
+                [g.percent for g in mine],
+                [g.low for g in mine],
                 [g.high for g in mine],
             )
-        )  # fmt: skip
+        )
     axis = f"RMSE below {label(baseline)} (%)\nhigher is better"
     values = [value for curve in curves for value in curve.y]
     near = [value for value in values if value >= _LOWEST_SHOWN]
@@ -86,6 +91,9 @@ def pareto_panel(setting: Comparison, rows: Sequence[Row], epsilon: float) -> Pa
         # memory 0 (independent noise) has no place on a log scale: counted with the model itself
         curves.append(Curve(name, [1 + row.memory for row in mine], [row.rmse for row in mine]))
     return Panel(
-        curves, f"Memory against error at ε = {epsilon:g}, {_where(setting)}",
-        "memory of model and noise state (model sizes, log scale)", RMSE, log_y=True,
-    )  # fmt: skip
+        curves,
+        f"Memory against error at ε = {epsilon:g}, {_where(setting)}",
+        "memory of model and noise state (model sizes, log scale)",
+        RMSE,
+        log_y=True,
+    )

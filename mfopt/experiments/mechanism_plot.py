@@ -54,8 +54,10 @@ def _errors(panel: Any, factorization: Factorization) -> None:
     panel.axhline(factorization.rmse, color=_ORANGE, linestyle="--", label="root mean square")
     panel.set(
         title=f"error per step, {factorization.workload.kind} workload",
-        xlabel="iteration", ylabel="standard deviation (clip norms)", ylim=(0, None),
-    )  # fmt: skip
+        xlabel="iteration",
+        ylabel="standard deviation (clip norms)",
+        ylim=(0, None),
+    )
     panel.legend(loc="lower right")
     panel.grid(alpha=0.3)
 

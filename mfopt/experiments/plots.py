@@ -95,9 +95,13 @@ def draw(panels: Sequence[Panel], *, title: str = "", columns: int | None = None
     if title:
         figure.suptitle(title)
     figure.legend(
-        [handles[label] for label in labels], labels, ncols=legend_columns, frameon=False,
-        loc=place, fontsize="small",
-    )  # fmt: skip
+        [handles[label] for label in labels],
+        labels,
+        ncols=legend_columns,
+        frameon=False,
+        loc=place,
+        fontsize="small",
+    )
     return figure
 
 
@@ -110,9 +114,14 @@ def _panel(axis: Axes, panel: Panel, labels: Sequence[str], handles: dict[str, A
         style = "--" if curve.like else DASHES[place // len(COLOURS) % len(DASHES)]
         mark = _marker(labels.index(curve.label)) if len(curve.x) <= 30 else ""
         (handle,) = axis.plot(
-            curve.x, curve.y, color=colour, linestyle=style if panel.lines else "",
-            marker=mark, markersize=5, linewidth=1.6,
-        )  # fmt: skip
+            curve.x,
+            curve.y,
+            color=colour,
+            linestyle=style if panel.lines else "",
+            marker=mark,
+            markersize=5,
+            linewidth=1.6,
+        )
         handles.setdefault(curve.label, handle)
         if curve.low is not None and curve.high is not None:
             axis.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.25, linewidth=0)

@@ -45,9 +45,16 @@ def unamplified_task(kind: str, bins: int, epochs: int, bands: int = 0) -> Task:
 
 
 def amplified_task(
-    kind: str, bins: int, epochs: int, epsilon: float, delta: float, *,
-    buffers: int = 0, seed: int = 0, samples: int | None = None,
-) -> Task:  # fmt: skip
+    kind: str,
+    bins: int,
+    epochs: int,
+    epsilon: float,
+    delta: float,
+    *,
+    buffers: int = 0,
+    seed: int = 0,
+    samples: int | None = None,
+) -> Task:
     """The C with the least error under balls-in-bins amplification at (ε, δ).
 
     Args:
@@ -64,19 +71,32 @@ def amplified_task(
     needs: tuple[Task, ...] = ()
     if kind in chain:
         start = {"buffers": 4} if kind == "toeplitz" else {}
-        needs = (
-            amplified_task(chain[kind], bins, epochs, epsilon, delta, seed=seed, **start),
-        )  # fmt: skip
+        needs = (amplified_task(chain[kind], bins, epochs, epsilon, delta, seed=seed, **start),)
     return Task.of(
-        "amplified", needs, kind=kind, bins=bins, epochs=epochs, epsilon=float(epsilon),
-        delta=delta, buffers=buffers, seed=seed, samples=samples,
-    )  # fmt: skip
+        "amplified",
+        needs,
+        kind=kind,
+        bins=bins,
+        epochs=epochs,
+        epsilon=float(epsilon),
+        delta=delta,
+        buffers=buffers,
+        seed=seed,
+        samples=samples,
+    )
 
 
 def sigma_task(
-    source: Task, sampling: str, bins: int, epochs: int, epsilon: float, delta: float, *,
-    seed: int = 0, samples: int = 2**15,
-) -> Task:  # fmt: skip
+    source: Task,
+    sampling: str,
+    bins: int,
+    epochs: int,
+    epsilon: float,
+    delta: float,
+    *,
+    seed: int = 0,
+    samples: int = 2**15,
+) -> Task:
     """σ and RMSE of the C of ``source`` under a sampling scheme.
 
     Args:
@@ -91,9 +111,15 @@ def sigma_task(
     """
     extra = {"seed": seed, "samples": samples} if sampling == BALLS else {}
     return Task.of(
-        "sigma", (source,), sampling=sampling, bins=bins, epochs=epochs,
-        epsilon=float(epsilon), delta=delta, **extra,
-    )  # fmt: skip
+        "sigma",
+        (source,),
+        sampling=sampling,
+        bins=bins,
+        epochs=epochs,
+        epsilon=float(epsilon),
+        delta=delta,
+        **extra,
+    )
 
 
 def certified_task(source: Task, samples: int = 2**17) -> Task:
@@ -148,9 +174,17 @@ def run_unamplified(
 
 
 def run_amplified(
-    start: Result | None = None, *, kind: str, bins: int, epochs: int, epsilon: float,
-    delta: float, buffers: int, seed: int, samples: int | None,
-) -> Result:  # fmt: skip
+    start: Result | None = None,
+    *,
+    kind: str,
+    bins: int,
+    epochs: int,
+    epsilon: float,
+    delta: float,
+    buffers: int,
+    seed: int,
+    samples: int | None,
+) -> Result:
     """Optimize C under balls-in-bins amplification.
 
     Args:
@@ -165,19 +199,34 @@ def run_amplified(
       samples: Monte Carlo samples.
     """
     found = optimize(
-        BallsInBins(bins, epochs), epsilon, delta, strategy=kind, buffers=max(buffers, 1),
-        seed=2 * seed, samples=samples, init=None if start is None else strategy_of(start),
-    )  # fmt: skip
+        BallsInBins(bins, epochs),
+        epsilon,
+        delta,
+        strategy=kind,
+        buffers=max(buffers, 1),
+        seed=2 * seed,
+        samples=samples,
+        init=None if start is None else strategy_of(start),
+    )
     return _with_strategy(
-        found.strategy, evaluations=len(found.history), status=found.status,
+        found.strategy,
+        evaluations=len(found.history),
+        status=found.status,
         start_sigma=found.noise_multiplier,
-    )  # fmt: skip
+    )
 
 
 def run_sigma(
-    source: Result, *, sampling: str, bins: int, epochs: int, epsilon: float, delta: float,
-    seed: int = 0, samples: int = 0,
-) -> Result:  # fmt: skip
+    source: Result,
+    *,
+    sampling: str,
+    bins: int,
+    epochs: int,
+    epsilon: float,
+    delta: float,
+    seed: int = 0,
+    samples: int = 0,
+) -> Result:
     """σ and RMSE of C under a sampling scheme.
 
     Args:
@@ -199,9 +248,13 @@ def run_sigma(
         pair = dominating_pair.exact(strategy, BallsInBins(bins, epochs))
         # an odd seed: the optimizer's frozen samples come from the even ones
         found = calibrate(
-            pair, epsilon, delta, samples=samples, seed=2 * seed + 1,
+            pair,
+            epsilon,
+            delta,
+            samples=samples,
+            seed=2 * seed + 1,
             start=source.record.get("start_sigma"),
-        )  # fmt: skip
+        )
         sigma, relative_error, status = found.noise_multiplier, found.relative_error, "estimate"
     else:
         mechanism = Mechanism(_scheme(sampling, strategy, bins, epochs), strategy)
@@ -209,12 +262,16 @@ def run_sigma(
         sigma, status = guarantee.noise_multiplier, guarantee.status
     return Result(
         {
-            "noise_multiplier": sigma, "rmse": sigma * at_one, "rmse_at_one": at_one,
-            "relative_error": relative_error, "status": status,
-            "memory": recursion.slots, "draws": recursion.draws(n),
+            "noise_multiplier": sigma,
+            "rmse": sigma * at_one,
+            "rmse_at_one": at_one,
+            "relative_error": relative_error,
+            "status": status,
+            "memory": recursion.slots,
+            "draws": recursion.draws(n),
             "strategy": strategy.describe(),
         }
-    )  # fmt: skip
+    )
 
 
 def run_certified(
@@ -233,8 +290,12 @@ def run_certified(
     """
     pair = dominating_pair.exact(strategy_of(source), BallsInBins(bins, epochs))
     certificate, estimate = release(
-        pair, epsilon, delta, samples=samples, seed=2 * seed + 1,
-    )  # fmt: skip
+        pair,
+        epsilon,
+        delta,
+        samples=samples,
+        seed=2 * seed + 1,
+    )
     guarantee = certificate.guarantee("example").describe()
     return Result(
         {

@@ -84,18 +84,26 @@ class Run(NamedTuple):
 def base_task(setting: TrainingComparison) -> Task:
     """The corpus and the model pretrained on its public part."""
     return Task.of(
-        "train-base", data=setting.data, length=setting.length, width=setting.width,
-        layers=setting.layers, pretrain_steps=setting.pretrain_steps,
+        "train-base",
+        data=setting.data,
+        length=setting.length,
+        width=setting.width,
+        layers=setting.layers,
+        pretrain_steps=setting.pretrain_steps,
         pretrain_rate=setting.pretrain_rate,
-    )  # fmt: skip
+    )
 
 
 def mechanism_task(setting: TrainingComparison, strategy: str) -> Task:
     """A certified factorization for the scheme, per user."""
     return Task.of(
-        "train-mechanism", strategy=strategy, bins=setting.bins, epochs=setting.epochs,
-        epsilon=setting.epsilon, delta=setting.delta,
-    )  # fmt: skip
+        "train-mechanism",
+        strategy=strategy,
+        bins=setting.bins,
+        epochs=setting.epochs,
+        epsilon=setting.epsilon,
+        delta=setting.delta,
+    )
 
 
 def run_task(setting: TrainingComparison, strategy: str, learning_rate: float, seed: int) -> Task:
@@ -108,18 +116,27 @@ def run_task(setting: TrainingComparison, strategy: str, learning_rate: float, s
       seed: pins the random choices.
     """
     return Task.of(
-        "train-run", (base_task(setting), mechanism_task(setting, strategy)),
-        learning_rate=learning_rate, seed=seed, optimizer=setting.optimizer,
-        records_per_user=setting.records_per_user, length=setting.length,
+        "train-run",
+        (base_task(setting), mechanism_task(setting, strategy)),
+        learning_rate=learning_rate,
+        seed=seed,
+        optimizer=setting.optimizer,
+        records_per_user=setting.records_per_user,
+        length=setting.length,
         evaluate_every=max(1, setting.steps // setting.evaluations),
         evaluate_records=setting.evaluate_records,
-    )  # fmt: skip
+    )
 
 
 def run_base(
-    *, data: str, length: int, width: int, layers: int, pretrain_steps: int,
+    *,
+    data: str,
+    length: int,
+    width: int,
+    layers: int,
+    pretrain_steps: int,
     pretrain_rate: float,
-) -> Result:  # fmt: skip
+) -> Result:
     """Build the corpus, pretrain, and keep the files of both.
 
     Args:
@@ -136,10 +153,17 @@ def run_base(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         settings = TrainConfig(
-            sampling="fixed-order:bins=1,epochs=1", algorithm="none", data=data, length=length,
-            width=width, layers=layers, pretrain_steps=pretrain_steps,
-            pretrain_rate=pretrain_rate, output=str(folder), seed=0,
-        )  # fmt: skip
+            sampling="fixed-order:bins=1,epochs=1",
+            algorithm="none",
+            data=data,
+            length=length,
+            width=width,
+            layers=layers,
+            pretrain_steps=pretrain_steps,
+            pretrain_rate=pretrain_rate,
+            output=str(folder),
+            seed=0,
+        )
         prepared = prepare(settings)
         corpus = folder / "corpus" if data == "stdlib" else Path(data)
         arrays = _packed(corpus, "corpus") | _packed(folder / "pretrained", "pretrained")
@@ -147,9 +171,7 @@ def run_base(
     return Result({"users": users, "parameters": parameters}, arrays)
 
 
-def run_mechanism(
-    *, strategy: str, bins: int, epochs: int, epsilon: float, delta: float
-) -> Result:  # fmt: skip
+def run_mechanism(*, strategy: str, bins: int, epochs: int, epsilon: float, delta: float) -> Result:
     """Optimize and certify C; the file is kept as it is.
 
     Args:
@@ -174,9 +196,17 @@ def run_mechanism(
 
 
 def run_training(
-    base: Result, mechanism: Result, *, learning_rate: float, seed: int, optimizer: str,
-    records_per_user: int, length: int, evaluate_every: int, evaluate_records: int,
-) -> Result:  # fmt: skip
+    base: Result,
+    mechanism: Result,
+    *,
+    learning_rate: float,
+    seed: int,
+    optimizer: str,
+    records_per_user: int,
+    length: int,
+    evaluate_every: int,
+    evaluate_records: int,
+) -> Result:
     """Train with user-level sampling by the real trainer; the losses are on record.
 
     Args:
@@ -201,12 +231,19 @@ def run_training(
         unpack(mechanism, folder)
         settings = TrainConfig(
             factorization=str(folder / "mechanism" / "mechanism.npz"),
-            data=str(folder / "corpus"), model=str(folder / "pretrained"),
-            output=str(folder / "run"), optimizer=optimizer, learning_rate=learning_rate,
-            records_per_user=records_per_user, length=length, seed=seed, tensorboard=False,
-            evaluate_every=evaluate_every, evaluate_records=evaluate_records,
+            data=str(folder / "corpus"),
+            model=str(folder / "pretrained"),
+            output=str(folder / "run"),
+            optimizer=optimizer,
+            learning_rate=learning_rate,
+            records_per_user=records_per_user,
+            length=length,
+            seed=seed,
+            tensorboard=False,
+            evaluate_every=evaluate_every,
+            evaluate_records=evaluate_records,
             checkpoint_every=10**6,
-        )  # fmt: skip
+        )
         summary = execute(prepare(settings))
         rows = metrics.read_table(folder / "run" / "evaluation.csv")
         steps = metrics.read_table(folder / "run" / "metrics.csv")
@@ -215,17 +252,21 @@ def run_training(
         losses.setdefault(row["part"], []).append((int(row["step"]), float(row["loss"])))
     return Result(
         {
-            "losses": losses, "steps": summary["steps"],
+            "losses": losses,
+            "steps": summary["steps"],
             "tokens": sum(float(row["tokens"]) for row in steps),
             "noise_multiplier": mechanism.record["noise_multiplier"],
         }
-    )  # fmt: skip
+    )
 
 
 def compare(
-    setting: TrainingComparison, cache: Cache, *, jobs: int | None = None,
+    setting: TrainingComparison,
+    cache: Cache,
+    *,
+    jobs: int | None = None,
     progress: Report = silent,
-) -> list[Run]:  # fmt: skip
+) -> list[Run]:
     """All runs; those that are in the cache are not run again.
 
     Args:
@@ -303,10 +344,8 @@ def panels(setting: TrainingComparison, runs: Sequence[Run]) -> list[plots.Panel
     shared = "loss on held-out users (nats per token)"
     return [
         plots.Panel(by_rate, "after the last step", "learning rate", shared),
-        plots.Panel(
-            by_step, "at the learning rate best for each", "steps", shared, log_x=False
-        ),
-    ]  # fmt: skip
+        plots.Panel(by_step, "at the learning rate best for each", "steps", shared, log_x=False),
+    ]
 
 
 def csv_text(runs: Sequence[Run]) -> str:

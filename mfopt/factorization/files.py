@@ -313,9 +313,11 @@ def _sampling_arrays(sampling: Scheme) -> dict[str, np.ndarray]:
     taken = set(fields) & {"metadata", "noise_multiplier", "row_variances", "history"}
     if taken:
         raise _check.reject(
-            "sampling", sampling, f"a file has other arrays called {sorted(taken)}",
+            "sampling",
+            sampling,
+            f"a file has other arrays called {sorted(taken)}",
             "Name the scheme's fields otherwise.",
-        )  # fmt: skip
+        )
     return {
         name: np.array(value, np.int64 if isinstance(value, int) else np.float64)
         for name, value in fields.items()

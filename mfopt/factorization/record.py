@@ -47,9 +47,10 @@ class Factorization:
         sigma = _check.positive("noise_multiplier", self.noise_multiplier)
         if sigma != self.guarantee.noise_multiplier:
             raise _check.reject(
-                "noise_multiplier", sigma,
+                "noise_multiplier",
+                sigma,
                 f"differs from the guarantee's {self.guarantee.noise_multiplier!r}",
-            )  # fmt: skip
+            )
         supporting(self.mechanism)
 
     @property

@@ -53,13 +53,27 @@ _SLACK = 2.0**-40
 # w < 5.75, there t = 2w/5.75 - 1; 1.8e-7 up to w = 68 (p = 2⁻¹⁰⁰), there z/(x √w), t in 1/√w.
 _SPLIT = 5.75
 _CENTER = (
-    2.25319644, 0.988107144, -0.0632060042, -0.0314969939, 0.0196492293, -0.00292574935,
-    -0.00188426222, 0.000801243043, 4.408205e-05,
-)  # fmt: skip
+    2.25319644,
+    0.988107144,
+    -0.0632060042,
+    -0.0314969939,
+    0.0196492293,
+    -0.00292574935,
+    -0.00188426222,
+    0.000801243043,
+    4.408205e-05,
+)
 _TAIL = (
-    1.35224925, 0.0406749205, 0.00346475462, -0.00251834412, 0.000216524604, -0.00100102739,
-    0.000312648917, 0.000190364227, -0.000133755738,
-)  # fmt: skip
+    1.35224925,
+    0.0406749205,
+    0.00346475462,
+    -0.00251834412,
+    0.000216524604,
+    -0.00100102739,
+    0.000312648917,
+    0.000190364227,
+    -0.000133755738,
+)
 _TAIL_SCALE, _TAIL_SHIFT = -6.762216433, 1.820039194
 
 
@@ -211,9 +225,12 @@ class Counters:
         return low, high
 
     def draw(
-        self, seeds: Seeds, dtype: Any, block: tuple[int, ...] | None = None,
+        self,
+        seeds: Seeds,
+        dtype: Any,
+        block: tuple[int, ...] | None = None,
         offset: tuple[Any, ...] | None = None,
-    ) -> jax.Array:  # fmt: skip
+    ) -> jax.Array:
         """White noise of the leaf whose ``seeds`` these are, or of a block of it."""
         block = self.shape if block is None else block
         words = self.words(block, (0,) * len(block) if offset is None else offset)
@@ -239,15 +256,18 @@ def allocate(shapes: tuple[tuple[int, ...], ...], iterations: int) -> tuple[Coun
     for shape in shapes:
         if math.prod(shape) > _WORD and math.prod(shape[1:]) > _WORD:
             raise _check.reject(
-                "parameter shape", shape,
+                "parameter shape",
+                shape,
                 f"one slice of its first axis has {math.prod(shape[1:])} elements",
                 "Split the parameter: slices of more than 2**32 elements are not supported.",
-            )  # fmt: skip
+            )
     left = slack(shapes, iterations)
     if not left <= _SLACK:
         raise _check.reject(
-            "iterations", iterations, f"with these parameters the ends of the draws' range could "
+            "iterations",
+            iterations,
+            f"with these parameters the ends of the draws' range could "
             f"add {left:.2g} to δ, and at most {_SLACK:.2g} is let pass",
             "Split the parameters into more arrays, or take fewer iterations.",
-        )  # fmt: skip
+        )
     return tuple(Counters(shape) for shape in shapes)

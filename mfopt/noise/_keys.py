@@ -31,9 +31,11 @@ def choose(seed: Any, key: Any) -> np.ndarray:
         return given(key)
     if tracing():
         raise _check.reject(
-            "seed", None, "init inside jit would compile one key into the function",
+            "seed",
+            None,
+            "init inside jit would compile one key into the function",
             "Call init outside of jit, where each call draws a new key.",
-        )  # fmt: skip
+        )
     return fresh()
 
 
@@ -70,9 +72,11 @@ def given(key: Any) -> np.ndarray:
     if words.shape != (KEY_WORDS,) or words.dtype != np.uint32:
         # the value stays out of the message: it is a secret
         raise _check.reject(
-            "key", f"{words.dtype}{words.shape}", f"must be a uint32 array of shape ({KEY_WORDS},)",
+            "key",
+            f"{words.dtype}{words.shape}",
+            f"must be a uint32 array of shape ({KEY_WORDS},)",
             "Take 32 bytes of secrets.token_bytes(32) as numpy.frombuffer(them, numpy.uint32).",
-        )  # fmt: skip
+        )
     return words.copy()
 
 

@@ -41,10 +41,12 @@ def choose(strategy: Strategy, n: int, past: Past = "auto") -> Recursion:
     if type(strategy) not in recursion.registry:
         known = sorted(cls.kind for cls in recursion.registry if issubclass(cls, Strategy))
         raise _check.reject(
-            "strategy", strategy.kind, "has no noise recursion",
+            "strategy",
+            strategy.kind,
+            "has no noise recursion",
             "Register one with mfopt.noise.choice.recursion, or ask for past='dense': n² numbers "
             f"and up to n draws a step. Registered: {', '.join(known)}.",
-        )  # fmt: skip
+        )
     return recursion(strategy, n, past)
 
 

@@ -104,10 +104,11 @@ def load_state(path: str | os.PathLike[str], stream: NoiseStream, params: Any) -
     shapes = [list(shape) for shape in layout.shapes]
     if header.get("parameters") != names or header.get("shapes") != shapes:
         raise _check.reject(
-            "params", dict(zip(names, shapes, strict=True)),
+            "params",
+            dict(zip(names, shapes, strict=True)),
             "are not those that the state was made for: "
             f"{header.get('parameters')} of shapes {header.get('shapes')}",
-        )  # fmt: skip
+        )
     check_saved(header, arrays, stream, layout.shapes)
     buffers: list[Any] = []
     for i, sharding in enumerate(layout.shardings):
@@ -137,15 +138,17 @@ def refuse_other(header: dict[str, Any], stream: NoiseStream) -> None:
     """Raise :class:`UsageError` unless the header belongs to ``stream``."""
     if header.get("digest") != stream.digest:
         raise _check.reject(
-            "state file", f"digest {str(header.get('digest'))[:12]}",
+            "state file",
+            f"digest {str(header.get('digest'))[:12]}",
             f"belongs to another factorization than this one ({stream.digest[:12]})",
             "Its past noise was made by another matrix: start a new run.",
-        )  # fmt: skip
+        )
     if header.get("settings") != stream.settings:
         raise _check.reject(
-            "state file", header.get("settings"),
+            "state file",
+            header.get("settings"),
             f"was made with other settings than {stream.settings}",
-        )  # fmt: skip
+        )
 
 
 def check_saved(
@@ -208,9 +211,11 @@ def read_secret(
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
         raise _check.reject(
-            "path", str(path), f"can be read by others than its owner (mode {mode:04o})",
+            "path",
+            str(path),
+            f"can be read by others than its owner (mode {mode:04o})",
             "It holds the key of the noise: check who has read it, then chmod 600.",
-        )  # fmt: skip
+        )
     try:
         with Archive(path, most_bytes=2**63, most_arrays=2**20) as archive:
             if archive.headers["header"].shape:
@@ -254,7 +259,9 @@ def _cooked(value: np.ndarray, dtype: str) -> np.ndarray:
 def _local(name: str, value: Any) -> np.ndarray:
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         raise _check.reject(
-            "state", name, "its buffers are spread over several processes",
+            "state",
+            name,
+            "its buffers are spread over several processes",
             "Checkpoint the state, a pytree, with a library for such arrays; keep it secret.",
-        )  # fmt: skip
+        )
     return np.asarray(value)

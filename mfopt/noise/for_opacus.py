@@ -63,21 +63,24 @@ def replace_noise(
     """
     if type(optimizer) not in _KNOWN:
         raise _check.reject(
-            "optimizer", type(optimizer).__name__,
+            "optimizer",
+            type(optimizer).__name__,
             f"must be one of {[known.__name__ for known in _KNOWN]}",
-        )  # fmt: skip
+        )
     _refuse_used(optimizer)
     if not math.isclose(optimizer.max_grad_norm, stream.clip_norm, rel_tol=1e-12):
         raise _check.reject(
-            "optimizer.max_grad_norm", optimizer.max_grad_norm,
+            "optimizer.max_grad_norm",
+            optimizer.max_grad_norm,
             f"differs from the clip norm of the stream, {stream.clip_norm}",
-        )  # fmt: skip
+        )
     if optimizer.noise_multiplier not in (0, stream.noise_multiplier):
         raise _check.reject(
-            "optimizer.noise_multiplier", optimizer.noise_multiplier,
+            "optimizer.noise_multiplier",
+            optimizer.noise_multiplier,
             f"must be 0, or that of the factorization, {stream.noise_multiplier}",
             "Use 0: Opacus's accountant then claims nothing.",
-        )  # fmt: skip
+        )
     if optimizer.secure_mode:
         raise _check.reject("optimizer.secure_mode", True, "is not provided by correlated noise")
     noise = TorchNoise(stream, optimizer.params, seed=seed, key=key)
@@ -103,10 +106,12 @@ def replace_noise(
         found = rest.pop(_STATE, None)
         if found is None:
             raise _check.reject(
-                "state_dict", sorted(rest), "holds no noise state: the noise would start again, "
+                "state_dict",
+                sorted(rest),
+                "holds no noise state: the noise would start again, "
                 "with another key, on a run whose first steps are released",
                 "Load what this optimizer saved after replace_noise, or start a new run.",
-            )  # fmt: skip
+            )
         noise.check_state_dict(found)
         plain_load(rest)
         noise.load_state_dict(found)
@@ -120,15 +125,18 @@ def _refuse_used(optimizer: DPOptimizer) -> None:
     """Raise :class:`UsageError` for an optimizer whose noise was replaced, or that has worked."""
     if "add_noise" in vars(optimizer):
         raise _check.reject(
-            "optimizer", type(optimizer).__name__, "has its noise replaced already: a second "
-            "stream would start at step 0", "Make a new optimizer for a new run.",
-        )  # fmt: skip
+            "optimizer",
+            type(optimizer).__name__,
+            "has its noise replaced already: a second stream would start at step 0",
+            "Make a new optimizer for a new run.",
+        )
     worked = optimizer.original_optimizer.state or any(
         p.grad is not None or p.summed_grad is not None for p in optimizer.params
     )
     if worked or getattr(optimizer.original_optimizer, "_opt_called", False):
         raise _check.reject(
-            "optimizer", type(optimizer).__name__, "has gradients or a state from earlier steps, "
-            "whose noise was not this stream's",
+            "optimizer",
+            type(optimizer).__name__,
+            "has gradients or a state from earlier steps, whose noise was not this stream's",
             "Replace the noise before the first backward pass.",
-        )  # fmt: skip
+        )

@@ -61,9 +61,11 @@ class TorchNoise:
     ) -> None:
         if stream.secure:
             raise _check.reject(
-                "stream", "secure", "PyTorch would add its noise to sums that are not on its grid",
+                "stream",
+                "secure",
+                "PyTorch would add its noise to sums that are not on its grid",
                 "Make it without secure, or release the sums in JAX (stream.release).",
-            )  # fmt: skip
+            )
         self.stream = stream
         self.pinned = seed is not None
         self.step = 0

@@ -40,9 +40,11 @@ class Layout:
                 raise _check.reject(name, type(leaf).__name__, "must be an array")
             if not jax.numpy.issubdtype(dtype, np.floating):
                 raise _check.reject(
-                    name, str(dtype), "noise is added to floating-point parameters only",
+                    name,
+                    str(dtype),
+                    "noise is added to floating-point parameters only",
                     "Pass only the trainable parameters.",
-                )  # fmt: skip
+                )
             shapes.append(tuple(leaf.shape))
             shardings.append(_named_sharding(leaf))
         if not leaves:
@@ -130,9 +132,10 @@ def check_arrays(found: dict[str, Any], expected: dict[str, tuple[tuple[int, ...
         have = tuple(np.shape(found[name])), str(getattr(found[name], "dtype", type(found[name])))
         if have != (tuple(shape), str(np.dtype(dtype))):
             raise _check.reject(
-                f"state: {name}", f"{have[1]}{list(have[0])}",
+                f"state: {name}",
+                f"{have[1]}{list(have[0])}",
                 f"must be {np.dtype(dtype)}{list(shape)}",
-            )  # fmt: skip
+            )
 
 
 def parts_of(state: NoiseState) -> dict[str, Any]:

@@ -108,9 +108,11 @@ class NoiseStream:
             raise _check.reject("buffer_dtype", str(buffer_dtype), "must be a floating-point type")
         if self.secure and not self.dtype == self.buffer_dtype == np.float64:
             raise _check.reject(
-                "dtype", f"{self.dtype}, buffers {self.buffer_dtype}",
-                "secure noise is held in float64", "Leave both out.",
-            )  # fmt: skip
+                "dtype",
+                f"{self.dtype}, buffers {self.buffer_dtype}",
+                "secure noise is held in float64",
+                "Leave both out.",
+            )
         self.strategy = strategy
         self.recursion = choose(strategy, self.iterations, past)
         if sampling is not None and require(sampling).length != self.iterations:
@@ -174,10 +176,11 @@ class NoiseStream:
         cost = self._secure_bounds.cost(_check.integer("parameters", parameters))
         if not (cost.epsilon <= 0.02 and cost.distance <= 2.0**-36):
             raise _check.reject(
-                "parameters", parameters,
+                "parameters",
+                parameters,
                 f"rounding would add {cost.epsilon:.2g} to ε and {cost.distance:.2g} to δ",
                 "Take fewer parameters or iterations, or a stream without secure.",
-            )  # fmt: skip
+            )
         return cost
 
     @functools.cached_property
@@ -236,9 +239,11 @@ class NoiseStream:
         """
         if self.secure:
             raise _check.reject(
-                "stream", "secure", "its noise protects sums on its grid only",
+                "stream",
+                "secure",
+                "its noise protects sums on its grid only",
                 "Use release(sums, state), which rounds them and adds it.",
-            )  # fmt: skip
+            )
         return self._step(state, None)
 
     def release(self, sums: Any, state: NoiseState) -> tuple[Any, NoiseState]:
@@ -281,17 +286,22 @@ class NoiseStream:
             return noise, dataclasses.replace(state, step=traced + 1, key=key, buffers=buffers)
         if _keys.tracing():
             raise _check.reject(
-                "state", state, "a state that the compiled function holds as a constant would give "
-                "the same noise in every call", "Pass it as an argument and return the new one.",
-            )  # fmt: skip
+                "state",
+                state,
+                "a state that the compiled function holds as a constant would give "
+                "the same noise in every call",
+                "Pass it as an argument and return the new one.",
+            )
         step = int(state.step)
         if step >= self.iterations:
             raise NoiseExhaustedError.after(self.iterations)
         if isinstance(state.key, jax.Array) and state.key.is_deleted():
             raise _check.reject(
-                "state", f"state of step {step}", "was used already: the same noise twice cancels",
+                "state",
+                f"state of step {step}",
+                "was used already: the same noise twice cancels",
                 "Go on from the state that the last call returned.",
-            )  # fmt: skip
+            )
         noise, key, buffers = self._advance_jitted(
             key=state.key,
             buffers=state.buffers,
@@ -322,10 +332,11 @@ class NoiseStream:
             raise _check.reject("state", type(state).__name__, "must come from init or next")
         if state.digest != self.digest:
             raise _check.reject(
-                "state", f"digest {state.digest[:12]}",
+                "state",
+                f"digest {state.digest[:12]}",
                 f"belongs to another factorization than this stream ({self.digest[:12]})",
                 "Its past noise was made by another matrix: start again with init.",
-            )  # fmt: skip
+            )
         if state.settings != self.settings:
             raise _check.reject(
                 "state", state.settings, f"was made with other settings than {self.settings}"
@@ -345,9 +356,11 @@ class NoiseStream:
             )
         if not np.array_equal(state.mark, mark(state.layout, self.digest, self.settings)):
             raise _check.reject(
-                "state.mark", "of the buffers", "belongs to another factorization, other settings "
-                "or other parameters", "Restore the state that this stream made.",
-            )  # fmt: skip
+                "state.mark",
+                "of the buffers",
+                "belongs to another factorization, other settings or other parameters",
+                "Restore the state that this stream made.",
+            )
 
     def buffer_arrays(
         self, shapes: tuple[tuple[int, ...], ...]
@@ -361,9 +374,16 @@ class NoiseStream:
         }
 
     def _advance(
-        self, key: Any, buffers: tuple[Any, ...], step: Any, valid: Any, coefficients: Any,
-        sums: Any, *, layout: Layout,
-    ) -> tuple[Any, Any, tuple[Any, ...]]:  # fmt: skip
+        self,
+        key: Any,
+        buffers: tuple[Any, ...],
+        step: Any,
+        valid: Any,
+        coefficients: Any,
+        sums: Any,
+        *,
+        layout: Layout,
+    ) -> tuple[Any, Any, tuple[Any, ...]]:
         """One step for every leaf; traced."""
         scale = jnp.where(valid, np.asarray(self.stddev, self.dtype), jnp.nan)
         counters = _draws.allocate(layout.shapes, self.iterations)
@@ -382,17 +402,31 @@ class NoiseStream:
         return jax.tree.unflatten(layout.treedef, noise), key, tuple(new)
 
     def _advance_leaf(
-        self, counters: _draws.Counters, block: Any, offset: Any, key: Any, index: Any, step: Any,
-        seeds: _draws.Seeds, scale: Any, coefficients: Any, buffer: Any, total: Any,
-    ) -> tuple[Any, Any]:  # fmt: skip
+        self,
+        counters: _draws.Counters,
+        block: Any,
+        offset: Any,
+        key: Any,
+        index: Any,
+        step: Any,
+        seeds: _draws.Seeds,
+        scale: Any,
+        coefficients: Any,
+        buffer: Any,
+        total: Any,
+    ) -> tuple[Any, Any]:
         """The part of leaf ``index`` that starts at ``offset`` and has shape ``block``."""
         if self.secure:
             words = counters.words(block, offset)
             unit = scale * (math.sqrt(1 + secure.SHARE) / secure.STEPS)
             noise, width, buffer = secure.advance(
-                self.recursion, coefficients,
-                lambda which: secure.integers(key, which, index, *words), step, buffer, unit,
-            )  # fmt: skip
+                self.recursion,
+                coefficients,
+                lambda which: secure.integers(key, which, index, *words),
+                step,
+                buffer,
+                unit,
+            )
             return secure.release(total, noise, width), buffer
 
         def draw(which: Any) -> jax.Array:

@@ -121,10 +121,13 @@ def _lbfgs_round(
             jac=True,
             method="L-BFGS-B",
             options={
-                "maxfun": limit, "maxiter": limit, "maxcor": memory,
-                "ftol": tolerance / 3, "gtol": 1e-12,
+                "maxfun": limit,
+                "maxiter": limit,
+                "maxcor": memory,
+                "ftol": tolerance / 3,
+                "gtol": 1e-12,
             },
-        )  # fmt: skip
+        )
     except _OutOfStepsError:
         return f"{limit} evaluations made"
     return _text(outcome.message)

@@ -174,12 +174,19 @@ def scaled(kind: Kind, scaling: Scaling) -> Kind:
     if own is None:
         chain = (scaled(find("blt"), scaling),)
     return dataclasses.replace(
-        kind, name=f"{kind.name} scaled", convert=convert, parameterize=parameterize,
+        kind,
+        name=f"{kind.name} scaled",
+        convert=convert,
+        parameterize=parameterize,
         # the first start is enough: the search comes from afar
         starts=None if own is None else lambda size: [TimeScaled(own(size)[0])],
-        samples=max(kind.samples, time_scale.SAMPLES), steps=time_scale.STEPS,
-        warm_steps=time_scale.STEPS, tolerance=time_scale.TOLERANCE, chain=chain, scalable=False,
-    )  # fmt: skip
+        samples=max(kind.samples, time_scale.SAMPLES),
+        steps=time_scale.STEPS,
+        warm_steps=time_scale.STEPS,
+        tolerance=time_scale.TOLERANCE,
+        chain=chain,
+        scalable=False,
+    )
 
 
 register(

@@ -73,9 +73,17 @@ def factorize(
     if strategy in kinds.names():
         try:
             found = optimize(
-                scheme, epsilon, delta, strategy=strategy, bands=bands, workload=workload,
-                time_scale=time_scale, seed=seed, progress=progress, **options,
-            )  # fmt: skip
+                scheme,
+                epsilon,
+                delta,
+                strategy=strategy,
+                bands=bands,
+                workload=workload,
+                time_scale=time_scale,
+                seed=seed,
+                progress=progress,
+                **options,
+            )
         except InterruptedOptimization as stopped:
             found, interrupted = stopped.best, True
     else:
@@ -96,8 +104,13 @@ def factorize(
             pair = dominating_pair.exact(found.strategy, scheme)
             certificate, estimate = release(
                 # the engine's samples are its own, also where the seed is the optimizer's
-                pair, epsilon, delta, samples=certify_samples, seed=seed, progress=progress,
-            )  # fmt: skip
+                pair,
+                epsilon,
+                delta,
+                samples=certify_samples,
+                seed=seed,
+                progress=progress,
+            )
             guarantee = certificate.guarantee(privacy_unit)
             record["estimated_noise_multiplier"] = estimate.noise_multiplier
             record["estimate_relative_error"] = estimate.relative_error
@@ -107,9 +120,14 @@ def factorize(
         guarantee = _estimate(found, scheme, epsilon, delta, privacy_unit)
     record["interrupted"] = interrupted
     made = Factorization(
-        found.strategy, guarantee.noise_multiplier, scheme, workload, guarantee,
-        found.history, record,
-    )  # fmt: skip
+        found.strategy,
+        guarantee.noise_multiplier,
+        scheme,
+        workload,
+        guarantee,
+        found.history,
+        record,
+    )
     proofs.note(made)
     return made
 
@@ -125,9 +143,12 @@ def _estimate(
     if not np.isfinite(estimate.noise_multiplier):
         raise FailureError("interrupted before any usable strategy was found; nothing to keep")
     return Guarantee(
-        epsilon=epsilon, delta=delta, noise_multiplier=estimate.noise_multiplier,
-        privacy_unit=privacy_unit, adjacency="add-remove",
+        epsilon=epsilon,
+        delta=delta,
+        noise_multiplier=estimate.noise_multiplier,
+        privacy_unit=privacy_unit,
+        adjacency="add-remove",
         method="balls-in-bins Monte Carlo, importance sampling (interrupted, not certified)",
         status="estimate",
         details={"relative_error": estimate.relative_error, "samples": estimate.samples},
-    )  # fmt: skip
+    )

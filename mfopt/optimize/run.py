@@ -139,10 +139,14 @@ def optimize(
     trace = job.best_of(entry, candidates, limit, count)
     found, mode_norm = normalized(trace.result(), scheme)
     optimum = Optimized(
-        found, trace.best_value, trace.best_sigma * mode_norm, trace.status,
+        found,
+        trace.best_value,
+        trace.best_sigma * mode_norm,
+        trace.status,
         # an interrupt may come before the first evaluation
-        np.array(trace.history).reshape(-1, 3), time.perf_counter() - begun,
-    )  # fmt: skip
+        np.array(trace.history).reshape(-1, 3),
+        time.perf_counter() - begun,
+    )
     if job.interrupted:
         raise InterruptedOptimization(optimum)
     return optimum
@@ -236,9 +240,14 @@ class _Job:
 
     def _objective(self, mapping: Parameterization, samples: int) -> tangent.TangentObjective:
         return tangent.TangentObjective(
-            self.loss, mapping, self.scheme, self.epsilon, self.delta,
-            samples=samples, seed=self.seed,
-        )  # fmt: skip
+            self.loss,
+            mapping,
+            self.scheme,
+            self.epsilon,
+            self.delta,
+            samples=samples,
+            seed=self.seed,
+        )
 
     def _run(
         self,
@@ -269,9 +278,13 @@ class _Job:
                 drivers.lbfgs(target, point, trace, steps=steps, tolerance=tolerance)
             else:
                 drivers.optax_method(
-                    target, point, trace, name=self.optimizer.removeprefix("optax:"),
-                    steps=steps, tolerance=tolerance,
-                )  # fmt: skip
+                    target,
+                    point,
+                    trace,
+                    name=self.optimizer.removeprefix("optax:"),
+                    steps=steps,
+                    tolerance=tolerance,
+                )
         except KeyboardInterrupt:
             # noted for the whole job: no later start or stage may begin
             self.interrupted = trace.interrupted = True

@@ -26,8 +26,11 @@ def memory(
     """
     n = float(bins) * epochs
     parameters = {
-        "blt": 2 * buffers, "banded-toeplitz": bands, "banded": bands * n, "dense": n * n,
-    }.get(kind, n)  # fmt: skip
+        "blt": 2 * buffers,
+        "banded-toeplitz": bands,
+        "banded": bands * n,
+        "dense": n * n,
+    }.get(kind, n)
     whole = n * n if kind in ("dense", "tree") else 0.0
     pair = 2 * n * bins + 12 * float(bins) ** 2 + 5 * whole
     powers = 4 * n * buffers if kind == "blt" else 0.0
@@ -49,14 +52,20 @@ def require(
     """
     if kind == "blt" and buffers > scheme.iterations:
         raise _check.reject(
-            "buffers", buffers, f"is more than the run has iterations ({scheme.iterations})",
+            "buffers",
+            buffers,
+            f"is more than the run has iterations ({scheme.iterations})",
             "4 to 8 are near the optimum.",
-        )  # fmt: skip
+        )
 
     def need(bins: int) -> float:
         return memory(
-            kind, bins, scheme.epochs, samples=samples, bands=min(bands, bins * scheme.epochs),
+            kind,
+            bins,
+            scheme.epochs,
+            samples=samples,
+            bands=min(bands, bins * scheme.epochs),
             buffers=buffers,
-        )  # fmt: skip
+        )
 
     _sizes.require("bins", scheme.bins, need)

@@ -81,9 +81,13 @@ class BestSoFar:
             strategy, mode_norm = normalized(trace.result(), scheme)
             sigma = trace.best_sigma * mode_norm
             guarantee = Guarantee(
-                epsilon, delta, sigma, privacy_unit=unit, status="estimate",
+                epsilon,
+                delta,
+                sigma,
+                privacy_unit=unit,
+                status="estimate",
                 method="σ of the optimizer's own samples: too small, not certified",
-            )  # fmt: skip
+            )
             record = {**self._provenance, "unfinished": event.stage}
             found = Factorization(strategy, sigma, scheme, workload, guarantee, provenance=record)
             if self.path is None:

@@ -241,11 +241,17 @@ def _minimum(
         return at, slope
 
     scipy.optimize.minimize(
-        function, start, jac=True, method="L-BFGS-B",
+        function,
+        start,
+        jac=True,
+        method="L-BFGS-B",
         bounds=np.stack([start - reach, start + reach], axis=1),
         options={
-            "maxfun": _INNER, "maxiter": _INNER, "maxcor": 30 if len(start) < 10**5 else 8,
-            "ftol": tolerance / 30, "gtol": 1e-12,
+            "maxfun": _INNER,
+            "maxiter": _INNER,
+            "maxcor": 30 if len(start) < 10**5 else 8,
+            "ftol": tolerance / 30,
+            "gtol": 1e-12,
         },
-    )  # fmt: skip
+    )
     return lowest, best

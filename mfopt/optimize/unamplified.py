@@ -192,11 +192,13 @@ def _descend(
         return at.value, last
 
     outcome = scipy.optimize.minimize(
-        function, start, jac=True, method="L-BFGS-B",
+        function,
+        start,
+        jac=True,
+        method="L-BFGS-B",
         bounds=None if lowest is None else scipy.optimize.Bounds(lowest, np.inf),
-        options={"maxfun": steps, "maxiter": steps, "maxcor": 30, "ftol": tolerance,
-                 "gtol": 1e-12},
-    )  # fmt: skip
+        options={"maxfun": steps, "maxiter": steps, "maxcor": 30, "ftol": tolerance, "gtol": 1e-12},
+    )
     trace.status = f"L-BFGS: {outcome.message.strip().lower()}"
     return start if trace.best is None else trace.best
 
@@ -218,9 +220,11 @@ def _banded(
     overlapping = shape[0] > separation
     if overlapping and not repeats:
         raise _check.reject(
-            "bands", shape[0], f"a unit's columns overlap at separation {separation}",
+            "bands",
+            shape[0],
+            f"a unit's columns overlap at separation {separation}",
             "Use at most that many bands, or FixedOrder.",
-        )  # fmt: skip
+        )
 
     def build(x: jax.Array) -> Strategy:
         raw = jnp.zeros(shape).reshape(-1).at[positions].set(x).reshape(shape)
@@ -261,8 +265,10 @@ def _toeplitz(
 
 
 _PARAMETERIZED: dict[str, Callable[..., Any]] = {
-    "banded": _banded, "banded-toeplitz": _toeplitz, "toeplitz": _toeplitz,
-}  # fmt: skip
+    "banded": _banded,
+    "banded-toeplitz": _toeplitz,
+    "toeplitz": _toeplitz,
+}
 
 
 def _dense(
@@ -325,9 +331,11 @@ def _dense(
         start[n:] = products.ravel()[free]
         if not math.isfinite(evaluate(start).value):
             raise _check.reject(
-                "init", init.kind, "a unit's columns are not nearly orthogonal",
+                "init",
+                init.kind,
+                "a unit's columns are not nearly orthogonal",
                 f"Use one with at most {bins} bands.",
-            )  # fmt: skip
+            )
     x = _descend(evaluate, start, steps, tolerance, trace)
     # CᵀC = X with C lower triangular: a Cholesky factorization from the last row up
     flipped = np.linalg.cholesky(matrix(x)[::-1, ::-1] / epochs)

@@ -20,9 +20,10 @@ class BinScheme(Scheme, abstract=True):
         self._integer("epochs")
         if self.iterations > MOST_ITERATIONS:
             raise _check.reject(
-                "bins, epochs", (self.bins, self.epochs),
+                "bins, epochs",
+                (self.bins, self.epochs),
                 f"bins × epochs must be at most {MOST_ITERATIONS} iterations",
-            )  # fmt: skip
+            )
 
     @property
     def iterations(self) -> int:

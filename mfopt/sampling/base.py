@@ -161,10 +161,12 @@ class Scheme(abc.ABC):
         """Raise :class:`UsageError` where cutting batches has no known price."""
         if not (self.independent or self.public_order):
             raise _check.reject(
-                "sampling", self.kind, "its units are not drawn independently of each other, so "
+                "sampling",
+                self.kind,
+                "its units are not drawn independently of each other, so "
                 "the price of cutting a batch is not known",
                 "Leave out the batch size, so that no unit is cut.",
-            )  # fmt: skip
+            )
 
     def executed_adjacency(self, accounted: Adjacency) -> Adjacency:
         """The adjacency of the statement about a run, from that of the account.
@@ -180,9 +182,11 @@ class Scheme(abc.ABC):
         if self.independent or accounted != "add-remove":
             return accounted
         raise _check.reject(
-            "adjacency", accounted, f"removing a unit moves the others under {self.kind} sampling",
+            "adjacency",
+            accounted,
+            f"removing a unit moves the others under {self.kind} sampling",
             "Account for 'zero-out'.",
-        )  # fmt: skip
+        )
 
     def _integer(self, name: str, *, at_least: int = 1) -> None:
         # stored as plain int and float so that the description is JSON-able whatever was given
@@ -198,9 +202,11 @@ class Scheme(abc.ABC):
         step = _check.integer("step", step, at_least=0)
         if step >= self.length:
             raise _check.reject(
-                "step", step, f"this scheme ends after {self.length} iterations",
+                "step",
+                step,
+                f"this scheme ends after {self.length} iterations",
                 "Steps count from 0; a longer run needs a scheme (and an account) of its own.",
-            )  # fmt: skip
+            )
         return step
 
 
@@ -217,14 +223,18 @@ def require(scheme: Any) -> Scheme:
     """
     if not isinstance(scheme, Scheme):
         raise _check.reject(
-            "sampling", scheme, "must be a spec of mfopt.sampling",
+            "sampling",
+            scheme,
+            "must be a spec of mfopt.sampling",
             "Make one, for example BallsInBins(bins=128, epochs=16).",
-        )  # fmt: skip
+        )
     if from_description(scheme.describe()) != scheme:
         raise _check.reject(
-            "sampling", scheme, "its description does not give it back",
+            "sampling",
+            scheme,
+            "its description does not give it back",
             "A scheme is a frozen dataclass whose fields are plain numbers.",
-        )  # fmt: skip
+        )
     return scheme
 
 
@@ -271,9 +281,11 @@ def parse(text: str) -> Scheme:
     ]
     if missing:
         raise _check.reject(
-            "sampling", text, f"lacks {', '.join(missing)}",
+            "sampling",
+            text,
+            f"lacks {', '.join(missing)}",
             f"For example {scheme.kind}:{','.join(f'{name}=...' for name in names)}.",
-        )  # fmt: skip
+        )
     return scheme(**values)
 
 

@@ -56,10 +56,11 @@ class CyclicPoisson(Scheme):
         rate = batch_size / _check.integer("population", population)
         if rate * _check.integer("bands", bands) > 1:
             raise _check.reject(
-                "batch_size", batch_size,
+                "batch_size",
+                batch_size,
                 f"a group has only about {population / bands:g} units (population / bands)",
                 "Use a smaller batch or fewer bands.",
-            )  # fmt: skip
+            )
         return cls(rate * bands, bands, iterations)
 
     @property

@@ -45,9 +45,11 @@ class FixedBatch(Scheme):
     def _population(self, population: int) -> int:
         if _check.integer("population", population) != self.population:
             raise _check.reject(
-                "population", population, f"this scheme is for {self.population} units",
+                "population",
+                population,
+                f"this scheme is for {self.population} units",
                 "A fixed-batch account depends on the size of the data set.",
-            )  # fmt: skip
+            )
         return self.population
 
     def batch_sizes(self, step: int, population: int) -> Any:
@@ -65,9 +67,10 @@ class FixedBatch(Scheme):
     def check_batch_size(self, batch_size: int) -> None:
         if batch_size != self.batch_size:
             raise _check.reject(
-                "batch_size", batch_size,
+                "batch_size",
+                batch_size,
                 f"the fixed-batch scheme draws exactly {self.batch_size}",
-            )  # fmt: skip
+            )
 
     def executed_adjacency(self, accounted: Adjacency) -> Adjacency:
         # the size of the data set is part of the scheme: who leaves keeps the number, and the

@@ -69,6 +69,8 @@ class MinSeparation(Scheme):
 
     def _nothing_to_draw(self) -> Exception:
         return _check.reject(
-            "sampling", self, "is a condition on participations, not a random choice",
+            "sampling",
+            self,
+            "is a condition on participations, not a random choice",
             "Use balls-in-bins, poisson, cyclic-poisson, fixed-batch or fixed-order.",
-        )  # fmt: skip
+        )

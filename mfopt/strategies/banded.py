@@ -44,9 +44,11 @@ class Banded(Strategy):
         n = super().check_size(n)
         if n > self.columns.shape[1]:
             raise _check.reject(
-                "n", n, f"this banded strategy has {self.columns.shape[1]} columns",
+                "n",
+                n,
+                f"this banded strategy has {self.columns.shape[1]} columns",
                 "Use it for at most that many iterations, or optimize one for n.",
-            )  # fmt: skip
+            )
         return n
 
     @float64

@@ -44,8 +44,14 @@ from mfopt.strategies.fields import Array, Inner, Parameter, inner, parameter, s
 _KINDS: dict[str, type[Strategy]] = {}
 # what gives numbers of C: run in float64 without a word in the subclass
 _NUMERIC = {
-    "materialize", "toeplitz_coefs", "inverse_coefs", "multiply", "solve", "modes", "gram",
-}  # fmt: skip
+    "materialize",
+    "toeplitz_coefs",
+    "inverse_coefs",
+    "multiply",
+    "solve",
+    "modes",
+    "gram",
+}
 
 
 def registered() -> dict[str, type[Strategy]]:
@@ -82,9 +88,11 @@ class Strategy(abc.ABC):
             _register(cls)
         elif hasattr(cls, "kind"):
             raise _check.reject(
-                cls.__name__, f"kind {cls.kind!r} inherited", "needs a kind of its own",
+                cls.__name__,
+                f"kind {cls.kind!r} inherited",
+                "needs a kind of its own",
                 "Two classes of one kind could not be told apart in a file.",
-            )  # fmt: skip
+            )
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
         if not hasattr(cls, "kind"):
@@ -232,10 +240,12 @@ def check_values(entries: np.ndarray, diagonal: np.ndarray) -> None:
     lowest = float(np.min(entries))
     if lowest < 0:
         raise _check.reject(
-            "C", lowest, "all entries must be >= 0",
+            "C",
+            lowest,
+            "all entries must be >= 0",
             "With negative entries no dominating pair is known for balls-in-bins batching "
             "(Lemma 3.2, Choquette-Choo et al. 2024); use a non-negative strategy.",
-        )  # fmt: skip
+        )
     if not np.all(diagonal > 0):
         raise _check.reject("C", float(np.min(diagonal)), "diagonal must be greater than 0")
 
@@ -345,9 +355,11 @@ def _kind_of(description: dict[str, Any]) -> type[Strategy]:
         _plugins.load()
     if not isinstance(kind, str) or kind not in _KINDS:
         raise _check.reject(
-            "strategy kind", kind, f"must be one of {sorted(_KINDS)}",
+            "strategy kind",
+            kind,
+            f"must be one of {sorted(_KINDS)}",
             "A kind of your own is known once its module is imported.",
-        )  # fmt: skip
+        )
     return _KINDS[kind]
 
 

@@ -72,8 +72,10 @@ class BLT(ToeplitzStrategy):
         gain = 1 / np.asarray(self.gain)
         return {
             **super().inverse_arrays(n),
-            "blt_gain": gain, "blt_scale": gain * scale, "blt_decay": decay,
-        }  # fmt: skip
+            "blt_gain": gain,
+            "blt_scale": gain * scale,
+            "blt_decay": decay,
+        }
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "buffers": self.buffers}

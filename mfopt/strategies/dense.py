@@ -31,9 +31,11 @@ class Dense(Strategy):
         n = super().check_size(n)
         if n > self.matrix.shape[0]:
             raise _check.reject(
-                "n", n, f"this dense strategy has {self.matrix.shape[0]} rows",
+                "n",
+                n,
+                f"this dense strategy has {self.matrix.shape[0]} rows",
                 "Use it for at most that many iterations, or optimize one for n.",
-            )  # fmt: skip
+            )
         return n
 
     @compiled("n")

@@ -40,9 +40,10 @@ class Parameter:
                 ) from None
         if value.ndim != self.dimensions or value.size == 0:
             raise _check.reject(
-                name, f"array of shape {value.shape}",
+                name,
+                f"array of shape {value.shape}",
                 f"must be a non-empty array of {self.dimensions} dimension(s)",
-            )  # fmt: skip
+            )
         result: Array = value
         return result
 
@@ -97,10 +98,12 @@ def roles(cls: type) -> dict[str, Role]:
         role = field.metadata.get(_ROLE)
         if role is None:
             raise _check.reject(
-                f"{cls.__name__}.{field.name}", field.type, "is a field without a role",
+                f"{cls.__name__}.{field.name}",
+                field.type,
+                "is a field without a role",
                 "Declare it with parameter(), setting() or inner() of mfopt.strategies, or as a "
                 "ClassVar.",
-            )  # fmt: skip
+            )
         found[field.name] = role
     return found
 

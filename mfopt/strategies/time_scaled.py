@@ -66,9 +66,11 @@ class TimeScaled(Strategy):
             length = len(getattr(self, name))
             if 1 < length < n:
                 raise _check.reject(
-                    "n", n, f"the {name} of this time-scaled strategy are known for {length} steps",
+                    "n",
+                    n,
+                    f"the {name} of this time-scaled strategy are known for {length} steps",
                     "Use it for at most that many iterations, or optimize one for n.",
-                )  # fmt: skip
+                )
         return n
 
     @float64
@@ -138,9 +140,10 @@ class TimeScaled(Strategy):
             values = np.asarray(getattr(self, name))
             if not np.all((values >= _SMALLEST) & (values <= _LARGEST)):
                 raise _check.reject(
-                    name, (float(np.min(values)), float(np.max(values))),
+                    name,
+                    (float(np.min(values)), float(np.max(values))),
                     f"must lie in [{_SMALLEST:g}, {_LARGEST:g}]",
-                )  # fmt: skip
+                )
 
 
 def _along(diagonal: Array, x: jax.Array) -> jax.Array:

@@ -26,9 +26,11 @@ class Toeplitz(ToeplitzStrategy):
         n = super().check_size(n)
         if n > len(self.coefs):
             raise _check.reject(
-                "n", n, f"this Toeplitz strategy has {len(self.coefs)} coefficients",
+                "n",
+                n,
+                f"this Toeplitz strategy has {len(self.coefs)} coefficients",
                 "Use it for at most that many iterations, or optimize one for n.",
-            )  # fmt: skip
+            )
         return n
 
     @compiled("n")

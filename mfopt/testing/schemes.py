@@ -114,10 +114,12 @@ def _steps(scheme: Scheme, population: int, seed: int) -> None:
     for t in range(n):
         units = np.asarray(scheme.sample(t, population, seed))
         rule(
-            units.ndim == 1 and np.issubdtype(units.dtype, np.integer) and
-            bool(np.all(np.diff(units) > 0)) and bool(np.all((units >= 0) & (units < population))),
+            units.ndim == 1
+            and np.issubdtype(units.dtype, np.integer)
+            and bool(np.all(np.diff(units) > 0))
+            and bool(np.all((units >= 0) & (units < population))),
             f"step {t} must be increasing indices among {population} units",
-        )  # fmt: skip
+        )
         rule(
             np.array_equal(units, scheme.sample(t, population, seed)),
             f"step {t} is not a pure function of its arguments",

@@ -187,8 +187,10 @@ def _errors(strategy: Strategy, matrix: np.ndarray) -> None:
     n = len(matrix)
     rates = np.linspace(1.0, 0.2, n)
     workloads: list[Workload] = [
-        PrefixSums(), Momentum(0.9, rates), ToeplitzWorkload(0.5 ** np.arange(n)),
-    ]  # fmt: skip
+        PrefixSums(),
+        Momentum(0.9, rates),
+        ToeplitzWorkload(0.5 ** np.arange(n)),
+    ]
     for workload in workloads:
         through = np.asarray(workload.materialize(n)) @ np.linalg.inv(matrix)
         found = query_error.row_variances(workload, strategy, n)
@@ -226,9 +228,14 @@ def _description(strategy: Strategy, matrix: np.ndarray) -> None:
 
 def _file(strategy: Strategy, scheme: BallsInBins) -> None:
     told = Guarantee(
-        epsilon=1.0, delta=1e-5, noise_multiplier=1.0, privacy_unit="example",
-        adjacency="add-remove", method="none: a test of files", status="estimate",
-    )  # fmt: skip
+        epsilon=1.0,
+        delta=1e-5,
+        noise_multiplier=1.0,
+        privacy_unit="example",
+        adjacency="add-remove",
+        method="none: a test of files",
+        status="estimate",
+    )
     made = Factorization(strategy, 1.0, scheme, PrefixSums(), told)
     with tempfile.TemporaryDirectory() as folder:
         read = load(made.save(Path(folder) / "strategy.npz"))

@@ -60,9 +60,11 @@ def _unknown(scheme: Scheme) -> Exception:
         if issubclass(cls, Scheme) and cls != Scheme
     )
     return _check.reject(
-        "sampling", scheme, "no attack is known on this scheme, so a run of it cannot be audited",
+        "sampling",
+        scheme,
+        "no attack is known on this scheme, so a run of it cannot be audited",
         f"Register one with mfopt.training.attack. Registered: {', '.join(known)}.",
-    )  # fmt: skip
+    )
 
 
 def _of_modes(

@@ -144,15 +144,22 @@ def audit(
     )
     units = UserUnits(store, records=1, length=1)
     sampler = Sampler(
-        account.sampling, canaries, secret.seed("sampling"), microbatch=microbatch,
-        batch_size=batch_size, truncation=truncation,
-    )  # fmt: skip
+        account.sampling,
+        canaries,
+        secret.seed("sampling"),
+        microbatch=microbatch,
+        batch_size=batch_size,
+        truncation=truncation,
+    )
     clipping = Clipping(clip_norm, per_layer, normalized)
     bound = clipping.sensitivity * sampler.sensitivity_factor
     noise = NoiseStream(
-        account.strategy, iterations=account.sampling.length, sampling=account.sampling,
-        noise_multiplier=account.noise_multiplier, clip_norm=bound,
-    )  # fmt: skip
+        account.strategy,
+        iterations=account.sampling.length,
+        sampling=account.sampling,
+        noise_multiplier=account.noise_multiplier,
+        clip_norm=bound,
+    )
     execution = alter(Execution(units, sampler, clipping, noise, max(1.0, sampler.expected_batch)))
     trainer = Trainer(canary_model(canaries), execution, optax.sgd(0.1), keep_release=True)
     releases = [
@@ -200,11 +207,19 @@ def judge(scores: np.ndarray, present: np.ndarray, account: Account, *, confiden
     sigma = account.noise_multiplier
     highest = optimum.largest_noise_multiplier(least, sigma)
     return Audit(
-        epsilon_lower=lower, epsilon_profile=_epsilon(account, highest),
-        noise_multiplier_highest=highest, epsilon_claimed=account.guarantee.epsilon, delta=delta,
-        noise_multiplier_claimed=sigma, confidence=confidence, canaries=m, guesses=guesses,
-        correct=correct, accuracy=hits / m, accuracy_claimed=optimum.accuracy(sigma)[0],
-    )  # fmt: skip
+        epsilon_lower=lower,
+        epsilon_profile=_epsilon(account, highest),
+        noise_multiplier_highest=highest,
+        epsilon_claimed=account.guarantee.epsilon,
+        delta=delta,
+        noise_multiplier_claimed=sigma,
+        confidence=confidence,
+        canaries=m,
+        guesses=guesses,
+        correct=correct,
+        accuracy=hits / m,
+        accuracy_claimed=optimum.accuracy(sigma)[0],
+    )
 
 
 def _best_rule(

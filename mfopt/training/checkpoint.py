@@ -144,10 +144,11 @@ class Checkpoints:
         other = [name for name in expected if saved.get(name) != expected[name]]
         if other:
             raise _check.reject(
-                "checkpoint", str(self.folder / str(step)),
+                "checkpoint",
+                str(self.folder / str(step)),
                 f"its {' and '.join(other)} are not those of this run",
                 "Resume with the settings of the run that wrote it.",
-            )  # fmt: skip
+            )
         wanted = {name: _leaves(part) for name, part in _parts(like).items()}
         wanted["secret"] = [np.zeros(8, np.uint32)]
         wanted = {name: leaves for name, leaves in wanted.items() if leaves}
@@ -174,9 +175,11 @@ class Checkpoints:
 
 def _parts(state: TrainState) -> dict[str, Any]:
     return {
-        "step": state.step, "params": state.params, "optimizer": state.optimizer,
+        "step": state.step,
+        "params": state.params,
+        "optimizer": state.optimizer,
         "noise": state.noise,
-    }  # fmt: skip
+    }
 
 
 def _leaves(part: Any) -> list[Any]:

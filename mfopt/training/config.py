@@ -47,20 +47,24 @@ class TrainConfig:
         "privacy", "", "Factorization file (.npz): C, sigma, sampling.", run=True
     )
     trust: bool = _setting(
-        "privacy", False,
+        "privacy",
+        False,
         "Believe the file's guarantee; otherwise it is proved anew, unless it was on this machine.",
         run=True,
-    )  # fmt: skip
+    )
     sampling: str = _setting(
-        "privacy", "",
+        "privacy",
+        "",
         "Sampling in place of a file, as kind:name=value,...; "
         "for example poisson:probability=0.05,iterations=200.",
-    )  # fmt: skip
+    )
     strategy: str = _setting(
-        "privacy", "identity",
+        "privacy",
+        "identity",
         "With `sampling`: independent noise (identity), or for balls-in-bins the form of C to "
-        "optimize first.", choices=STRATEGIES,
-    )  # fmt: skip
+        "optimize first.",
+        choices=STRATEGIES,
+    )
     epsilon: float = _setting(
         "privacy", 0.0, "Target epsilon, with `sampling`, or to account anew for a file's C."
     )
@@ -81,25 +85,27 @@ class TrainConfig:
     length: int = _setting("data", 64, "Tokens of a record that are read.")
     # algorithm
     algorithm: str = _setting(
-        "algorithm", "uls",
+        "algorithm",
+        "uls",
         "uls: user-level sampling; els, group: example-level sampling with tight or black-box "
-        "group accounting; none: non-private.", choices=ALGORITHMS,
-    )  # fmt: skip
+        "group accounting; none: non-private.",
+        choices=ALGORITHMS,
+    )
     records_per_user: int = _setting(
         "algorithm", 4, "G: records of a user per participation (uls), or kept in all (els, group)."
     )
-    selection: str = _setting(
-        "algorithm", "random", "Which records of a user.", choices=RULES
-    )  # fmt: skip
+    selection: str = _setting("algorithm", "random", "Which records of a user.", choices=RULES)
     # batch
     microbatch: int = _setting(
         "batch", 0, "Units per gradient call; 0: one user, or eight records, per device."
     )
     batch_size: int = _setting("batch", 0, "Pad and truncate to so many units; 0: no truncation.")
     truncation: str = _setting(
-        "batch", "charge", "Pay for truncation by a larger delta, or by doubled noise.",
+        "batch",
+        "charge",
+        "Pay for truncation by a larger delta, or by doubled noise.",
         choices=("charge", "double"),
-    )  # fmt: skip
+    )
     normalizer: float = _setting(
         "batch", 0.0, "Divides each sum; 0: the expected number of units in a step."
     )
@@ -162,16 +168,30 @@ class TrainConfig:
             if choices and value not in choices:
                 raise _check.reject(field.name, value, f"must be one of {', '.join(choices)}")
         for name in (
-            "length", "records_per_user", "width", "layers", "heads",
-            "pretrain_batch", "checkpoint_every", "keep", "evaluate_records", "model_parallel",
-        ):  # fmt: skip
+            "length",
+            "records_per_user",
+            "width",
+            "layers",
+            "heads",
+            "pretrain_batch",
+            "checkpoint_every",
+            "keep",
+            "evaluate_records",
+            "model_parallel",
+        ):
             _check.integer(name, getattr(self, name))
         for name in ("clip_norm", "learning_rate", "pretrain_rate"):
             _check.positive(name, getattr(self, name))
         for name in (
-            "batch_size", "microbatch", "warmup", "model_seed", "lora_rank", "pretrain_steps",
-            "steps", "evaluate_every",
-        ):  # fmt: skip
+            "batch_size",
+            "microbatch",
+            "warmup",
+            "model_seed",
+            "lora_rank",
+            "pretrain_steps",
+            "steps",
+            "evaluate_every",
+        ):
             _check.integer(name, getattr(self, name), at_least=0)
         for name in ("normalizer", "epsilon", "delta", "delta_share", "weight_decay"):
             _check.non_negative(name, getattr(self, name))
@@ -182,20 +202,22 @@ class TrainConfig:
             raise _check.reject("heads", self.heads, f"must divide `width` = {self.width}")
         if bool(self.factorization) == bool(self.sampling):
             raise _check.reject(
-                "factorization", self.factorization,
+                "factorization",
+                self.factorization,
                 "give either a factorization file or `sampling`",
                 "The file comes from `mfopt optimize`.",
-            )  # fmt: skip
+            )
         if bool(self.epsilon) != bool(self.delta):
             raise _check.reject(
                 "epsilon, delta", (self.epsilon, self.delta), "belong together: give both"
             )
         if self.strategy != "identity" and not self.optimizes:
             raise _check.reject(
-                "strategy", self.strategy,
+                "strategy",
+                self.strategy,
                 "is optimized here for user-level sampling by balls-in-bins only",
                 "Make the file with `mfopt optimize`, or use strategy = 'identity'.",
-            )  # fmt: skip
+            )
         if self.sampling:
             self.scheme()
             if self.algorithm != "none" and not (self.epsilon and self.delta):

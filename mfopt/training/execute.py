@@ -50,10 +50,14 @@ def execute(prepared: Prepared, *, progress: Report = silent) -> dict[str, Any]:
             _write_report(prepared, start)
         evaluate = _evaluator(prepared)
         with metrics.Recorder(
-            folder, start=start, total=prepared.steps, private_metrics=config.private_metrics,
-            tensorboard=config.tensorboard and lead, write=lead,
+            folder,
+            start=start,
+            total=prepared.steps,
+            private_metrics=config.private_metrics,
+            tensorboard=config.tensorboard and lead,
+            write=lead,
             progress=progress if lead else silent,
-        ) as recorder:  # fmt: skip
+        ) as recorder:
             first = evaluate(state) if start == 0 else {}
             recorder.evaluations(start, first)
             last, evaluated, padded, truncated = first, start, 0, 0
@@ -102,19 +106,22 @@ def _evaluator(prepared: Prepared) -> Callable[[TrainState], dict[str, HeldOutLo
 
 def _facts(prepared: Prepared, done: int) -> dict[str, Any]:
     return {
-        "run": prepared.facts, "privacy": prepared.report(done),
+        "run": prepared.facts,
+        "privacy": prepared.report(done),
         "settings": dataclasses.asdict(prepared.config),
-    }  # fmt: skip
+    }
 
 
 def _check_same_run(saved: dict[str, Any], now: dict[str, Any]) -> None:
     other = [name for name in now if saved.get(name) != now[name]]
     if other:
         raise _check.reject(
-            "resume", ", ".join(other), "differs from the run that wrote the checkpoint",
+            "resume",
+            ", ".join(other),
+            "differs from the run that wrote the checkpoint",
             "The same noise would meet other data: resume with what the run was started with "
             "(its config.toml), or start a new run.",
-        )  # fmt: skip
+        )
 
 
 def _write_report(prepared: Prepared, done: int) -> None:

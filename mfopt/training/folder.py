@@ -17,9 +17,11 @@ def check_folder(folder: Path, resume: bool) -> bool:
     there = (folder / "checkpoints").is_dir()
     if there and not resume:
         raise _check.reject(
-            "output", str(folder), "holds a run already",
+            "output",
+            str(folder),
+            "holds a run already",
             "Go on with it by `resume=True`, or choose another folder.",
-        )  # fmt: skip
+        )
     make_folder(folder)
     return there
 

@@ -22,9 +22,12 @@ from mfopt.training.pretraining import pretrain
 
 
 def initial_model(
-    config: TrainConfig, parts: dict[str, TokenStore], folder: Path, mesh: Mesh,
+    config: TrainConfig,
+    parts: dict[str, TokenStore],
+    folder: Path,
+    mesh: Mesh,
     progress: Report,
-) -> Model:  # fmt: skip
+) -> Model:
     """The model that a run starts from: given, or pretrained on the public part.
 
     Args:
@@ -52,18 +55,32 @@ def initial_model(
 
 
 def _pretrain(
-    config: TrainConfig, parts: dict[str, TokenStore], target: Path, loading: dict[str, Any],
+    config: TrainConfig,
+    parts: dict[str, TokenStore],
+    target: Path,
+    loading: dict[str, Any],
     progress: Report,
-) -> None:  # fmt: skip
+) -> None:
     """Make the pretrained model of these settings in ``target``, unless it is there."""
     if "public" not in parts:
         raise _check.reject(
-            "pretrain_steps", config.pretrain_steps, "the data has no public part",
+            "pretrain_steps",
+            config.pretrain_steps,
+            "the data has no public part",
             "Build it with a public part, or pretrain elsewhere and give `model`.",
-        )  # fmt: skip
+        )
     public, record = parts["public"], target / "pretraining.json"
-    names = ("length", "width", "layers", "heads", "model_seed", "pretrain_steps",
-             "pretrain_batch", "pretrain_rate", "compute_dtype")  # fmt: skip
+    names = (
+        "length",
+        "width",
+        "layers",
+        "heads",
+        "model_seed",
+        "pretrain_steps",
+        "pretrain_batch",
+        "pretrain_rate",
+        "compute_dtype",
+    )
     base = _plain_model(config, public.vocab_size, loading)
     wanted = {name: getattr(config, name) for name in names}
     wanted |= {"data": public.digest, "model": digest_of(base.params)}
@@ -72,10 +89,15 @@ def _pretrain(
         progress(Progress("pretraining", note=note, lasting=True))
         return
     params = pretrain(
-        base, public, steps=config.pretrain_steps, batch=config.pretrain_batch,
-        length=config.length, learning_rate=config.pretrain_rate, seed=config.model_seed,
+        base,
+        public,
+        steps=config.pretrain_steps,
+        batch=config.pretrain_batch,
+        length=config.length,
+        learning_rate=config.pretrain_rate,
+        seed=config.model_seed,
         progress=progress,
-    )  # fmt: skip
+    )
     export_model(base, params, target, force=True)
     _files.write(record, json.dumps(wanted, indent=2) + "\n")
 
@@ -91,9 +113,13 @@ def _plain_model(config: TrainConfig, vocab_size: int, loading: dict[str, Any]) 
 
 def _shape(config: TrainConfig, vocab_size: int, loading: dict[str, Any]) -> dict[str, Any]:
     return {
-        "vocab_size": vocab_size, "n_positions": config.length, "n_embd": config.width,
-        "n_layer": config.layers, "n_head": config.heads, **loading,
-    }  # fmt: skip
+        "vocab_size": vocab_size,
+        "n_positions": config.length,
+        "n_embd": config.width,
+        "n_layer": config.layers,
+        "n_head": config.heads,
+        **loading,
+    }
 
 
 def digest_of(params: Any) -> str:

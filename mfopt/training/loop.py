@@ -61,28 +61,33 @@ class Execution:
         _check.positive("normalizer", self.normalizer)
         if self.sampler.population != self.units.population:
             raise _check.reject(
-                "population", self.sampler.population,
+                "population",
+                self.sampler.population,
                 f"the sampler must cover the {self.units.population} units there are",
-            )  # fmt: skip
+            )
         if self.noise is None or isinstance(self.clipping, NoClipping):
             if self.noise is None and isinstance(self.clipping, NoClipping):
                 return
             raise _check.reject(
-                "noise", self.noise, "needs clipping, and clipping without noise protects nothing",
+                "noise",
+                self.noise,
+                "needs clipping, and clipping without noise protects nothing",
                 "Give both, or neither for the non-private baseline.",
-            )  # fmt: skip
+            )
         bound = self.clipping.sensitivity * self.sampler.sensitivity_factor
         if self.noise.clip_norm != bound:
             raise _check.reject(
-                "noise.clip_norm", self.noise.clip_norm,
+                "noise.clip_norm",
+                self.noise.clip_norm,
                 f"one unit moves a sum by up to {bound} (clip norm times the factor of truncation)",
                 "Make the noise stream with that clip_norm.",
-            )  # fmt: skip
+            )
         if self.noise.iterations != self.iterations:
             raise _check.reject(
-                "noise.iterations", self.noise.iterations,
+                "noise.iterations",
+                self.noise.iterations,
                 f"the sampling scheme has {self.iterations}",
-            )  # fmt: skip
+            )
 
     @property
     def iterations(self) -> int:
@@ -153,9 +158,10 @@ class Trainer:
             parts = meshes.data_parallel(mesh)
             if execution.sampler.microbatch % parts:
                 raise _check.reject(
-                    "microbatch", execution.sampler.microbatch,
+                    "microbatch",
+                    execution.sampler.microbatch,
                     f"must be a multiple of the {parts} devices along the data axis",
-                )  # fmt: skip
+                )
             self._where = meshes.shardings(mesh, model.params, model.partition)
             frozen_where = meshes.shardings(mesh, model.frozen, model.frozen_partition)
             self._frozen = meshes.place(model.frozen, frozen_where)
@@ -201,9 +207,11 @@ class Trainer:
         stop = execution.iterations if stop is None else _check.integer("stop", stop, at_least=0)
         if stop > execution.iterations:
             raise _check.reject(
-                "stop", stop, f"the guarantee covers {execution.iterations} iterations",
+                "stop",
+                stop,
+                f"the guarantee covers {execution.iterations} iterations",
                 "A longer run needs a factorization of its own.",
-            )  # fmt: skip
+            )
         for step in range(int(state.step), stop):
             batch = execution.sampler.batch(step)
             totals = self.sum(state.params, batch, step)

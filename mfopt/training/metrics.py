@@ -23,9 +23,17 @@ from mfopt.training.evaluation import HeldOutLoss
 from mfopt.training.loop import StepResult
 
 STEP_FIELDS = (
-    "step", "loss", "perplexity", "clipped_fraction", "gradient_norm", "units", "padded",
-    "truncated", "tokens", "tokens_per_second",
-)  # fmt: skip
+    "step",
+    "loss",
+    "perplexity",
+    "clipped_fraction",
+    "gradient_norm",
+    "units",
+    "padded",
+    "truncated",
+    "tokens",
+    "tokens_per_second",
+)
 EVAL_FIELDS = ("step", "part", "loss", "perplexity", "tokens")
 
 
@@ -185,16 +193,22 @@ def plot(folder: str | Path, output: str | Path) -> Path:
     steps = read_table(folder / "metrics.csv")
     if steps:
         axes.plot(
-            [float(row["step"]) + 1 for row in steps], [float(row["loss"]) for row in steps],
-            color="0.7", linewidth=0.8, label="training batches (not private)",
-        )  # fmt: skip
+            [float(row["step"]) + 1 for row in steps],
+            [float(row["loss"]) for row in steps],
+            color="0.7",
+            linewidth=0.8,
+            label="training batches (not private)",
+        )
     evaluations = read_table(folder / "evaluation.csv")
     for part in dict.fromkeys(row["part"] for row in evaluations):
         mine = [row for row in evaluations if row["part"] == part]
         axes.plot(
-            [float(row["step"]) for row in mine], [float(row["loss"]) for row in mine],
-            marker="o", markersize=3, label=part,
-        )  # fmt: skip
+            [float(row["step"]) for row in mine],
+            [float(row["loss"]) for row in mine],
+            marker="o",
+            markersize=3,
+            label=part,
+        )
     axes.set_xlabel("steps")
     axes.set_ylabel("loss per token (nats)")
     if steps or evaluations:

@@ -72,11 +72,9 @@ def make_optimizer(
         "sgd": lambda: optax.sgd(learning_rate),
         "momentum": lambda: optax.sgd(learning_rate, momentum=momentum),
         "adam": lambda: optax.adam(learning_rate, b1=beta1, b2=beta2),
-        "adamw": lambda: optax.adamw(
-            learning_rate, b1=beta1, b2=beta2, weight_decay=weight_decay
-        ),
+        "adamw": lambda: optax.adamw(learning_rate, b1=beta1, b2=beta2, weight_decay=weight_decay),
         "adafactor": lambda: optax.adafactor(learning_rate, multiply_by_parameter_scale=False),
-    }  # fmt: skip
+    }
     if name not in makers:
         raise _check.reject("optimizer", name, f"must be one of {', '.join(OPTIMIZERS)}")
     if not 0 <= momentum < 1:

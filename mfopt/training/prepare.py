@@ -96,24 +96,35 @@ def prepare(config: TrainConfig, *, resume: bool = False, progress: Report = sil
     guarantee = public_report = None
     if account is not None:
         guarantee = privacy.statement(
-            account, execution, privacy_unit=config.privacy_unit, delta_share=config.delta_share,
+            account,
+            execution,
+            privacy_unit=config.privacy_unit,
+            delta_share=config.delta_share,
             black_box=config.algorithm == "group",
-        )  # fmt: skip
+        )
         public_report = privacy.report(
-            account, execution, guarantee, num_params=model.num_params, steps_done=0,
+            account,
+            execution,
+            guarantee,
+            num_params=model.num_params,
+            steps_done=0,
             pinned=config.seed >= 0,
-        )  # fmt: skip
+        )
     if config.steps > execution.iterations:
         raise _check.reject(
-            "steps", config.steps, f"the account covers {execution.iterations} steps",
+            "steps",
+            config.steps,
+            f"the account covers {execution.iterations} steps",
             "A longer run needs an account of its own.",
-        )  # fmt: skip
+        )
     optimizer = make_optimizer(
         config.optimizer,
         schedule(config.schedule, config.learning_rate, execution.iterations, config.warmup),
-        momentum=config.momentum, beta1=config.beta1, beta2=config.beta2,
+        momentum=config.momentum,
+        beta1=config.beta1,
+        beta2=config.beta2,
         weight_decay=config.weight_decay,
-    )  # fmt: skip
+    )
     trainer = Trainer(model, execution, optimizer, mesh=mesh)
     facts = {
         "settings": config.fingerprint,
@@ -142,9 +153,11 @@ def _account(config: TrainConfig, folder: Path, progress: Report) -> privacy.Acc
     if config.algorithm == "none":
         if config.factorization:
             raise _check.reject(
-                "algorithm", "none", "adds no noise, so it needs no factorization",
+                "algorithm",
+                "none",
+                "adds no noise, so it needs no factorization",
                 "Give its `sampling` instead, for example balls-in-bins:bins=16,epochs=4.",
-            )  # fmt: skip
+            )
         return None
     strategy: Strategy = Identity()
     scheme, digest = None, ""
@@ -161,9 +174,11 @@ def _account(config: TrainConfig, folder: Path, progress: Report) -> privacy.Acc
         epsilon, delta = privacy.one_unit_target(epsilon, delta, group)
         group = 1
     accounted = Mechanism(
-        scheme or config.scheme(), strategy, group_size=group,
+        scheme or config.scheme(),
+        strategy,
+        group_size=group,
         privacy_unit="user" if config.algorithm == "uls" else "record",
-    )  # fmt: skip
+    )
     asked = [accounted.sampling.describe(), digest, group, accounted.privacy_unit, epsilon, delta]
     return _solved_once(folder / "account.json", asked, accounted, epsilon, delta)
 
@@ -226,14 +241,18 @@ def _units(
     if config.selection in PERPLEXITY_RULES:
         losses = _record_losses(config, train, model, mesh)
     shared: dict[str, Any] = {
-        "length": config.length, "rule": config.selection, "seed": secret.seed("selection"),
+        "length": config.length,
+        "rule": config.selection,
+        "seed": secret.seed("selection"),
         "losses": losses,
-    }  # fmt: skip
+    }
     if config.algorithm in ("els", "group"):
         return RecordUnits(
-            train, group_size=config.records_per_user,
-            reserve=not scheme.independent, **shared,
-        )  # fmt: skip
+            train,
+            group_size=config.records_per_user,
+            reserve=not scheme.independent,
+            **shared,
+        )
     return UserUnits(train, records=config.records_per_user, **shared)
 
 
@@ -243,25 +262,34 @@ def _record_losses(config: TrainConfig, train: TokenStore, model: Model, mesh: M
 
 
 def _execution(
-    config: TrainConfig, account: privacy.Account | None, scheme: Scheme, units: Units,
-    secret: RunSecret, mesh: Mesh,
-) -> Execution:  # fmt: skip
+    config: TrainConfig,
+    account: privacy.Account | None,
+    scheme: Scheme,
+    units: Units,
+    secret: RunSecret,
+    mesh: Mesh,
+) -> Execution:
     # a user's G records fill a device by themselves, single records do so together
     each = 1 if units.records > 1 else 8
     sampler = Sampler(
-        scheme, units.population, secret.seed("sampling"),
+        scheme,
+        units.population,
+        secret.seed("sampling"),
         microbatch=config.microbatch or each * meshes.data_parallel(mesh),
         batch_size=config.batch_size or None,
         truncation="double" if config.truncation == "double" else "charge",
-    )  # fmt: skip
+    )
     normalizer = config.normalizer or sampler.expected_batch
     if account is None:
         return Execution(units, sampler, NoClipping(), None, normalizer)
     clipping = Clipping(config.clip_norm, config.per_layer, config.normalized)
     noise = NoiseStream(
-        account.strategy, iterations=scheme.length, noise_multiplier=account.noise_multiplier,
-        clip_norm=clipping.sensitivity * sampler.sensitivity_factor, sampling=account.sampling,
-    )  # fmt: skip
+        account.strategy,
+        iterations=scheme.length,
+        noise_multiplier=account.noise_multiplier,
+        clip_norm=clipping.sensitivity * sampler.sensitivity_factor,
+        sampling=account.sampling,
+    )
     return Execution(units, sampler, clipping, noise, normalizer)
 
 
@@ -269,9 +297,12 @@ def placed(config: TrainConfig, model: Model, mesh: Mesh) -> tuple[Evaluator, An
     """An evaluator on the mesh, with the model's own parameters and frozen arrays there."""
     block = 32 * meshes.data_parallel(mesh)
     evaluator = Evaluator(
-        model, config.length, block, lambda rows: meshes.place_rows(mesh, rows),
+        model,
+        config.length,
+        block,
+        lambda rows: meshes.place_rows(mesh, rows),
         lambda tree: meshes.gather(mesh, tree),
-    )  # fmt: skip
+    )
     params = meshes.place(model.params, meshes.shardings(mesh, model.params, model.partition))
     frozen = meshes.place(
         model.frozen, meshes.shardings(mesh, model.frozen, model.frozen_partition)

@@ -78,9 +78,10 @@ def pretrain(
     sampler = Sampler(FixedOrder(bins=1, epochs=steps), 1, 0, microbatch=1)
     rate = schedule("cosine", learning_rate, steps, warmup=max(1, int(_WARMUP_SHARE * steps)))
     trainer = Trainer(
-        model, Execution(units, sampler, NoClipping(), None, 1.0),
+        model,
+        Execution(units, sampler, NoClipping(), None, 1.0),
         make_optimizer("adamw", rate, beta2=0.99, weight_decay=0.01),
-    )  # fmt: skip
+    )
     state = trainer.init()
     stage = f"pretraining on {store.num_records} public records"
     progress(Progress(stage, 0, steps, "steps"))

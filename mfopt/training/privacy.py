@@ -104,39 +104,45 @@ def statement(
         raise _check.reject("noise", None, "a run without noise has no guarantee")
     if sampler.scheme != accounted.sampling:
         raise _check.reject(
-            "sampling", sampler.scheme, f"the account is for {accounted.sampling}",
+            "sampling",
+            sampler.scheme,
+            f"the account is for {accounted.sampling}",
             "Train with the scheme of the file, or optimize a file for this scheme.",
-        )  # fmt: skip
+        )
     if noise.noise_multiplier != accounted.noise_multiplier:
         raise _check.reject(
-            "noise_multiplier", noise.noise_multiplier,
+            "noise_multiplier",
+            noise.noise_multiplier,
             f"the account is for σ = {accounted.noise_multiplier}",
-        )  # fmt: skip
+        )
     if noise.digest != accounted.digest:
         raise _check.reject(
-            "noise", noise.digest[:12],
+            "noise",
+            noise.digest[:12],
             f"is made by another strategy or without the sampling of the account "
             f"({accounted.digest[:12]})",
             "Make the noise stream from the same file, or with sampling = the account's.",
-        )  # fmt: skip
+        )
     sampled = str(units.describe()["unit"])
     if guarantee.group_size == 1 and guarantee.privacy_unit not in (sampled, "example"):
         raise _check.reject(
-            "privacy_unit", guarantee.privacy_unit,
+            "privacy_unit",
+            guarantee.privacy_unit,
             f"is the unit of the account, and this algorithm samples one {sampled} at a time",
             f"Account for the unit {sampled}, or sample by the account's unit.",
-        )  # fmt: skip
+        )
     group = _group_size(units, privacy_unit)
     if black_box and guarantee.group_size == 1:
         guarantee = black_box_group(guarantee, group)
     if guarantee.group_size < group:
         raise _check.reject(
-            "group_size", group,
+            "group_size",
+            group,
             f"a {privacy_unit} has up to {group} sampled units, and the account is for groups of "
             f"{guarantee.group_size}",
             f"Account for groups of {group}, use user-level sampling, lower the group size, or use "
             "black-box group privacy.",
-        )  # fmt: skip
+        )
     adjacency = sampler.scheme.executed_adjacency(guarantee.adjacency)
     displacement = sampler.displacement_probability(group)
     delta = guarantee.delta
@@ -149,22 +155,29 @@ def statement(
                 sampler.scheme, sampler.population, delta_share * guarantee.delta / price, group
             )
             raise _check.reject(
-                "batch_size", sampler.batch_size,
+                "batch_size",
+                sampler.batch_size,
                 f"truncation to it would raise δ from {guarantee.delta:.3g} to {delta:.3g}",
                 f"Use at least {enough}, no batch size (no truncation), or truncation = 'double'.",
-            )  # fmt: skip
+            )
         details |= {"delta_before_truncation": guarantee.delta, "displacement": displacement}
     elif sampler.sensitivity_factor != 1:
         if adjacency != "add-remove":
             raise _check.reject(
-                "truncation", "double", f"covers add-remove adjacency, not {adjacency}",
+                "truncation",
+                "double",
+                f"covers add-remove adjacency, not {adjacency}",
                 "Use truncation = 'charge', or no batch size.",
-            )  # fmt: skip
+            )
         details["sensitivity_factor"] = sampler.sensitivity_factor
     return dataclasses.replace(
-        guarantee, delta=delta, privacy_unit=privacy_unit, group_size=1, adjacency=adjacency,
+        guarantee,
+        delta=delta,
+        privacy_unit=privacy_unit,
+        group_size=1,
+        adjacency=adjacency,
         details=details | {"accounted_group_size": guarantee.group_size},
-    )  # fmt: skip
+    )
 
 
 def black_box_group(guarantee: Guarantee, group_size: int) -> Guarantee:
@@ -179,15 +192,19 @@ def black_box_group(guarantee: Guarantee, group_size: int) -> Guarantee:
     log_delta = float(np.log(guarantee.delta) + np.logaddexp.reduce(powers))
     if log_delta >= 0:
         raise _check.reject(
-            "group_size", group_size,
+            "group_size",
+            group_size,
             f"black-box group privacy of {guarantee} gives a δ above 1, which says nothing",
             "Use tight group accounting, a smaller group, or much more noise.",
-        )  # fmt: skip
+        )
     return dataclasses.replace(
-        guarantee, epsilon=group_size * guarantee.epsilon, delta=float(np.exp(log_delta)),
-        group_size=group_size, method=f"black-box group privacy of: {guarantee.method}",
+        guarantee,
+        epsilon=group_size * guarantee.epsilon,
+        delta=float(np.exp(log_delta)),
+        group_size=group_size,
+        method=f"black-box group privacy of: {guarantee.method}",
         status="bound" if guarantee.status == "exact" else guarantee.status,
-    )  # fmt: skip
+    )
 
 
 def one_unit_target(epsilon: float, delta: float, group_size: int) -> tuple[float, float]:

@@ -27,9 +27,10 @@ def check_rule(rule: str, losses: np.ndarray | None, records: int) -> str:
         raise _check.reject("selection", rule, f"must be one of {', '.join(RULES)}")
     if rule in PERPLEXITY_RULES and (losses is None or np.shape(losses) != (records,)):
         raise _check.reject(
-            "losses", None if losses is None else np.shape(losses),
+            "losses",
+            None if losses is None else np.shape(losses),
             f"{rule} needs the initial model's loss of each record, shape ({records},)",
-        )  # fmt: skip
+        )
     return rule
 
 
@@ -112,9 +113,11 @@ def select_once(
     """
     if rule == "chunk":
         raise _check.reject(
-            "selection", rule, "random chunks cross record borders, so they fit user-level "
-            "sampling (uls) only", "Choose a rule that picks whole records.",
-        )  # fmt: skip
+            "selection",
+            rule,
+            "random chunks cross record borders, so they fit user-level sampling (uls) only",
+            "Choose a rule that picks whole records.",
+        )
     blocks = [np.empty(0, dtype=np.int64)]
     for begin in range(0, store.num_users, _USERS_AT_ONCE):
         users = np.arange(begin, min(begin + _USERS_AT_ONCE, store.num_users))

@@ -93,9 +93,14 @@ class UserUnits(Units):
             tokens, mask = self._chunks(units, step)
         else:
             chosen = select(
-                self.store, units, self.records, self.rule,
-                seed=self._seed, step=step, losses=self._losses,
-            )  # fmt: skip
+                self.store,
+                units,
+                self.records,
+                self.rule,
+                seed=self._seed,
+                step=step,
+                losses=self._losses,
+            )
             tokens, mask = self.store.batch(chosen.reshape(-1), self.length, self._pad)
         return tokens.reshape(shape), mask.reshape(shape)
 
@@ -114,8 +119,11 @@ class UserUnits(Units):
 
     def describe(self) -> dict[str, Any]:
         return {
-            "unit": "user", "records": self.records, "length": self.length, "selection": self.rule,
-        }  # fmt: skip
+            "unit": "user",
+            "records": self.records,
+            "length": self.length,
+            "selection": self.rule,
+        }
 
 
 class RecordUnits(Units):
@@ -163,6 +171,9 @@ class RecordUnits(Units):
 
     def describe(self) -> dict[str, Any]:
         return {
-            "unit": "record", "group_size": self.group_size, "length": self.length,
-            "selection": self.rule, "reserve": self.reserve,
-        }  # fmt: skip
+            "unit": "record",
+            "group_size": self.group_size,
+            "length": self.length,
+            "selection": self.rule,
+            "reserve": self.reserve,
+        }

@@ -45,9 +45,11 @@ def theirs(size: int, options: argparse.Namespace) -> float:
     counts = np.arange(size + 1)
     weights = stats.binom.pmf(counts, size, options.probability)
     one = privacy_loss_distribution.from_mixture_gaussian_mechanism(
-        options.noise_multiplier, counts.tolist(), weights.tolist(),
+        options.noise_multiplier,
+        counts.tolist(),
+        weights.tolist(),
         value_discretization_interval=INTERVAL,
-    )  # fmt: skip
+    )
     return float(one.self_compose(options.iterations).get_epsilon_for_delta(DELTA))
 
 
@@ -73,38 +75,51 @@ def sweep(options: argparse.Namespace) -> dict[str, Any]:
     for warm in (ours, theirs):
         warm(2, argparse.Namespace(**{**vars(options), "iterations": 10}))
     sizes = range(1, options.most + 1)
-    asked = sizes if options.all else sorted({k for k in options.sizes if k < options.most}
-                                             | {1, options.most})  # fmt: skip
+    asked = (
+        sizes
+        if options.all
+        else sorted({k for k in options.sizes if k < options.most} | {1, options.most})
+    )
     own, rows = [], []
     for size in sizes:
         epsilon, seconds = timed(ours, size, options)
         own.append(seconds)
         if size in asked:
             reference, reference_seconds = timed(theirs, size, options)
-            rows.append({
-                "group_size": size, "mfopt_seconds": seconds,
-                "dp_accounting_seconds": reference_seconds, "mfopt_epsilon": epsilon,
-                "dp_accounting_epsilon": reference,
-                "relative_difference": epsilon / reference - 1,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "group_size": size,
+                    "mfopt_seconds": seconds,
+                    "dp_accounting_seconds": reference_seconds,
+                    "mfopt_epsilon": epsilon,
+                    "dp_accounting_epsilon": reference,
+                    "relative_difference": epsilon / reference - 1,
+                }
+            )
             print(f"K = {size}: {seconds:.2f} s, {reference_seconds:.2f} s", file=sys.stderr)
-    total = float(np.interp(sizes, [r["group_size"] for r in rows],
-                            [r["dp_accounting_seconds"] for r in rows]).sum())  # fmt: skip
+    total = float(
+        np.interp(
+            sizes, [r["group_size"] for r in rows], [r["dp_accounting_seconds"] for r in rows]
+        ).sum()
+    )
     measured = options.all or len(rows) == options.most
     return {
         "what": f"epsilon for K = 1..{options.most}, each K from scratch",
-        "probability": options.probability, "iterations": options.iterations,
-        "noise_multiplier": options.noise_multiplier, "delta": DELTA,
+        "probability": options.probability,
+        "iterations": options.iterations,
+        "noise_multiplier": options.noise_multiplier,
+        "delta": DELTA,
         "mfopt_seconds": sum(own),
         "dp_accounting_seconds": total,
-        "dp_accounting_total_is": "measured at every K" if measured else
-        f"interpolated between the {len(rows)} group sizes that were timed",
+        "dp_accounting_total_is": "measured at every K"
+        if measured
+        else f"interpolated between the {len(rows)} group sizes that were timed",
         "ratio": total / sum(own),
         "ratio_at_the_timed_sizes": sum(r["dp_accounting_seconds"] for r in rows)
         / sum(r["mfopt_seconds"] for r in rows),
         "dp_accounting_interval": INTERVAL,
         "timed": rows,
-    }  # fmt: skip
+    }
 
 
 def main(arguments: list[str]) -> None:
@@ -112,14 +127,18 @@ def main(arguments: list[str]) -> None:
     from mfopt.experiments import plots
 
     parser = argparse.ArgumentParser(
-        prog="mfopt bench account", description=__doc__,
+        prog="mfopt bench account",
+        description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     parser.add_argument("--most", type=int, default=128, help="largest K")
     parser.add_argument(
-        "--sizes", type=int, nargs="+", default=[16, 32, 64, 96],
+        "--sizes",
+        type=int,
+        nargs="+",
+        default=[16, 32, 64, 96],
         help="K at which dp_accounting is timed, besides the first and last",
-    )  # fmt: skip
+    )
     parser.add_argument("--all", action="store_true", help="time dp_accounting at every K")
     parser.add_argument("--probability", type=float, default=0.001)
     parser.add_argument("--iterations", type=int, default=10_000)

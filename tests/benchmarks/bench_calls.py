@@ -61,11 +61,53 @@ GOOD: dict[str, str] = {
     "audit": "FILE --canaries 64 --seed 1",
 }
 NUMBERS = (
-    "0", "-1", "-0.0", "nan", "inf", "-inf", "1e309", "1e-320", "1e9", "1e12", "1e20", "1e23",
-    "2147483648", "9223372036854775808", "9" * 400, "0.5", "1.5", "1e-50", "1e-100", "0.99", "1",
-    "2", "1000", "x", "", " ", "0x10", "1_0", "1__0", "1,5", "5:1", "1:1e9", "1:", ":", "1:2:0",
-    "½", "١", "1e", "--", "+3", "None", "True", "1e-5\n", "10M", "1e400M", "-M",
-)  # fmt: skip
+    "0",
+    "-1",
+    "-0.0",
+    "nan",
+    "inf",
+    "-inf",
+    "1e309",
+    "1e-320",
+    "1e9",
+    "1e12",
+    "1e20",
+    "1e23",
+    "2147483648",
+    "9223372036854775808",
+    "9" * 400,
+    "0.5",
+    "1.5",
+    "1e-50",
+    "1e-100",
+    "0.99",
+    "1",
+    "2",
+    "1000",
+    "x",
+    "",
+    " ",
+    "0x10",
+    "1_0",
+    "1__0",
+    "1,5",
+    "5:1",
+    "1:1e9",
+    "1:",
+    ":",
+    "1:2:0",
+    "½",
+    "١",
+    "1e",
+    "--",
+    "+3",
+    "None",
+    "True",
+    "1e-5\n",
+    "10M",
+    "1e400M",
+    "-M",
+)
 WORDS = (
     "",
     " ",
@@ -121,8 +163,26 @@ PATHS = (
     "x",
 )
 # values at which a call can mean nothing: success is a failure of the command
-NEVER = {"x", "", " ", "nan", "inf", "-inf", "0x10", "1__0", "1:", ":", "1:2:0", "5:1", "1e",
-         "None", "True", "-M", "1e400M", "1e309"}  # fmt: skip
+NEVER = {
+    "x",
+    "",
+    " ",
+    "nan",
+    "inf",
+    "-inf",
+    "0x10",
+    "1__0",
+    "1:",
+    ":",
+    "1:2:0",
+    "5:1",
+    "1e",
+    "None",
+    "True",
+    "-M",
+    "1e400M",
+    "1e309",
+}
 
 
 def options_of(path: str) -> dict[str, Any]:
@@ -258,11 +318,14 @@ def run(call: Call, places: dict[str, str], seconds: float) -> dict[str, Any]:
         signal.signal(signal.SIGALRM, previous)
     problem = problem or judge(call, code, out.getvalue(), err.getvalue(), folder, stopped)
     return {
-        "call": call, "code": code, "stopped": stopped, "problem": problem,
+        "call": call,
+        "code": code,
+        "stopped": stopped,
+        "problem": problem,
         "seconds": time.perf_counter() - began,
         "gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
         "said": (err.getvalue().strip().splitlines() or [""])[-1][:300],
-    }  # fmt: skip
+    }
 
 
 def _placed(word: str, places: dict[str, str], folder: Path) -> str:
@@ -301,8 +364,9 @@ def judge(call: Call, code: int, out: str, err: str, folder: Path, stopped: bool
 def _finite(value: Any) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("a number that is not finite")
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) \
-            else ():  # fmt: skip
+    for item in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    ):
         _finite(item)
 
 
@@ -314,8 +378,11 @@ def _meaningless(call: Call) -> str:
     for name, value in itertools.pairwise(call):
         param = known.get(name)
         numeric = param is not None and param.type.name in (
-            "integer", "float", "integers", "numbers",
-        )  # fmt: skip
+            "integer",
+            "float",
+            "integers",
+            "numbers",
+        )
         if numeric and value in NEVER and call.count(name) == 1:
             return f"success with {name} {value!r}"
     return ""
@@ -338,11 +405,21 @@ def drive(calls: list[Call], options: argparse.Namespace) -> list[dict[str, Any]
     left, results = collections.deque(enumerate(calls)), []
     while left:
         child = subprocess.Popen(
-            [sys.executable, __file__, "--worker", "--seconds", str(options.seconds),
-             "--memory", str(options.memory)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            [
+                sys.executable,
+                __file__,
+                "--worker",
+                "--seconds",
+                str(options.seconds),
+                "--memory",
+                str(options.memory),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
             env={**os.environ, "MPLBACKEND": "Agg", "HOME": tempfile.gettempdir()},
-        )  # fmt: skip
+        )
         assert child.stdin is not None and child.stdout is not None
         json.dump(list(left), child.stdin)
         child.stdin.close()
@@ -401,14 +478,16 @@ def main(arguments: list[str] | None = None) -> None:
     wrong = [entry for entry in results if entry["problem"]]
     codes = collections.Counter(str(entry["code"]) for entry in results)
     summary = {
-        "calls": len(results), "seed": options.seed, "wrong": len(wrong),
+        "calls": len(results),
+        "seed": options.seed,
+        "wrong": len(wrong),
         "codes": dict(sorted(codes.items())),
         "stopped_at_work": sum(entry.get("stopped", False) for entry in results),
         "seconds_before_a_stop": options.seconds,
         "largest_gib": round(max(entry.get("gib", 0.0) for entry in results), 2),
         "command": f"mfopt bench calls --count {options.count} --seed {options.seed}",
         "problems": [{k: entry[k] for k in ("call", "code", "problem")} for entry in wrong],
-    }  # fmt: skip
+    }
     text = json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
     if options.out is not None:
         options.out.write_text(text)

@@ -91,10 +91,18 @@ def targets(folder: Path) -> list[Target]:
         (S.Identity(), workloads.ToeplitzWorkload(np.arange(1.0, N + 1))),
     ]
     for number, (strategy, workload) in enumerate(kinds):
-        guarantee = Guarantee(2.0, 1e-5, 1.25, status="certified", method="for this benchmark",
-                              details={"order": 7})  # fmt: skip
-        made = Factorization(strategy, 1.25, SCHEME, workload, guarantee,
-                             np.arange(6.0).reshape(2, 3), {"command": "none"})  # fmt: skip
+        guarantee = Guarantee(
+            2.0, 1e-5, 1.25, status="certified", method="for this benchmark", details={"order": 7}
+        )
+        made = Factorization(
+            strategy,
+            1.25,
+            SCHEME,
+            workload,
+            guarantee,
+            np.arange(6.0).reshape(2, 3),
+            {"command": "none"},
+        )
         found.append(Target(made.save(folder / f"{number}.npz"), mfopt.load, contents))
     params = {"w": np.zeros((3, 2), np.float32), "b": np.zeros(5, np.float32)}
     stream = NoiseStream(
@@ -111,9 +119,12 @@ def targets(folder: Path) -> list[Target]:
 def contents(factorization: Factorization) -> Any:
     """All that a factorization is, comparable. History and provenance are told, not proved."""
     return (
-        factorization.digest, factorization.guarantee, factorization.workload,
-        factorization.strategy.materialize(N).tolist(), factorization.row_variances.tolist(),
-    )  # fmt: skip
+        factorization.digest,
+        factorization.guarantee,
+        factorization.workload,
+        factorization.strategy.materialize(N).tolist(),
+        factorization.row_variances.tolist(),
+    )
 
 
 def of_state(state: Any) -> Any:
@@ -180,8 +191,10 @@ def members_changed(draw: Any, data: bytes) -> bytes:
         order = draw(st.booleans())
         text = f"{{'descr': '{dtype}', 'fortran_order': {order}, 'shape': {tuple(shape)}, }}\n"
         tail = body[10 + int.from_bytes(body[8:10], "little") :]
-        members[at] = (name, b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little")
-                       + text.encode() + tail)  # fmt: skip
+        members[at] = (
+            name,
+            b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode() + tail,
+        )
     else:
         members = draw(st.permutations(members))
     buffer = io.BytesIO()
@@ -198,8 +211,15 @@ _NUMBERS = st.one_of(
     st.floats(),
 )
 _TEXTS = st.one_of(st.text(max_size=8), st.sampled_from(["\x1b[2J", "‮", "\n", "certified"]))
-_VALUES = st.one_of(_NUMBERS.filter(np.isfinite), _TEXTS, st.none(), st.booleans(),
-                    st.integers(-(2**70), 2**70), st.just([]), st.just({}))  # fmt: skip
+_VALUES = st.one_of(
+    _NUMBERS.filter(np.isfinite),
+    _TEXTS,
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.just([]),
+    st.just({}),
+)
 
 
 @st.composite
@@ -274,9 +294,12 @@ def attack(target: Target, way: Any, counts: Counter[str], *, examples: int, num
 
     @seed(number)
     @settings(
-        max_examples=examples, deadline=None, database=None, phases=[Phase.generate],
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     @given(data=way(target.data))
     def once(data: bytes) -> None:
         counts[f"{target.path.name}, {way.__name__}: {target.check(data)}"] += 1

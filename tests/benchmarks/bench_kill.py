@@ -46,8 +46,12 @@ COMMANDS = {
     "--no-tensorboard --quiet --output {0}/run",
 }
 WAYS = ["kill -9", "SIGTERM", "SIGHUP", "Ctrl-C", "disk full"]
-SIGNALS = {"kill -9": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGHUP": signal.SIGHUP,
-           "Ctrl-C": signal.SIGINT}  # fmt: skip
+SIGNALS = {
+    "kill -9": signal.SIGKILL,
+    "SIGTERM": signal.SIGTERM,
+    "SIGHUP": signal.SIGHUP,
+    "Ctrl-C": signal.SIGINT,
+}
 
 
 def main() -> int:
@@ -81,8 +85,12 @@ def main() -> int:
         faults += one(name, way, rng, fresh(root), data, lasts[name], counts)
         print(f"{number + 1}/{options.moments} {name}, {way}: {len(faults)} faults", flush=True)
     shutil.rmtree(root)
-    facts = {"moments": options.moments, "seed": options.seed, "outcomes": dict(counts),
-             "faults": faults}  # fmt: skip
+    facts = {
+        "moments": options.moments,
+        "seed": options.seed,
+        "outcomes": dict(counts),
+        "faults": faults,
+    }
     text = json.dumps(facts, indent=2, sort_keys=True) + "\n"
     print(text)
     if options.out:
@@ -113,9 +121,12 @@ def fresh(root: Path) -> Path:
 
 def run(command: str, *, limit: int | None = None) -> tuple[int, str]:
     done = subprocess.run(
-        [*MFOPT, *shlex.split(command)], capture_output=True, text=True, check=False,
+        [*MFOPT, *shlex.split(command)],
+        capture_output=True,
+        text=True,
+        check=False,
         preexec_fn=None if limit is None else lambda: full_after(limit),
-    )  # fmt: skip
+    )
     return done.returncode, done.stderr
 
 
@@ -124,9 +135,14 @@ def full_after(limit: int) -> None:
 
 
 def one(
-    name: str, way: str, rng: random.Random, folder: Path, data: Path, lasts: float,
+    name: str,
+    way: str,
+    rng: random.Random,
+    folder: Path,
+    data: Path,
+    lasts: float,
     counts: collections.Counter[str],
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """What was wrong after one moment."""
     command = COMMANDS[name].format(folder, data)
     if way == "disk full":
@@ -139,9 +155,11 @@ def one(
     else:
         moment = rng.uniform(0.0, lasts)
         process = subprocess.Popen(
-            [*MFOPT, *shlex.split(command)], stderr=subprocess.PIPE, stdout=subprocess.PIPE,
+            [*MFOPT, *shlex.split(command)],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             text=True,
-        )  # fmt: skip
+        )
         time.sleep(moment)
         process.send_signal(SIGNALS[way])
         _, said = process.communicate(timeout=600)

@@ -224,8 +224,10 @@ def in_own_process(contender: str, mechanism: str, size: int, steps: int) -> dic
     arguments = [contender, mechanism, str(size), str(steps)]
     done = subprocess.run(
         [sys.executable, __file__, "--child", *arguments],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         return {"skipped": lines[-1][:160]}

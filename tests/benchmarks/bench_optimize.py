@@ -63,8 +63,18 @@ def _where() -> dict[str, Any]:
 def _command() -> dict[str, Any]:
     """The main job as a cold process: wall time, CPU time, peak memory."""
     with tempfile.TemporaryDirectory() as folder:
-        words = ["optimize", "--epochs", "16", "--iters", "128", "--eps", "2", "--json",
-                 "--out", f"{folder}/blt.npz"]  # fmt: skip
+        words = [
+            "optimize",
+            "--epochs",
+            "16",
+            "--iters",
+            "128",
+            "--eps",
+            "2",
+            "--json",
+            "--out",
+            f"{folder}/blt.npz",
+        ]
         program = (
             "import resource, sys\n"
             "from mfopt_cli.main import main\n"
@@ -80,12 +90,15 @@ def _command() -> dict[str, Any]:
     found = json.loads(done.stdout)
     memory, cpu = (float(x) for x in done.stderr.split()[-2:])
     return {
-        "wall_seconds": wall, "cpu_seconds": cpu, "peak_memory_gib": memory,
-        "rmse": found["rmse"], "noise_multiplier": found["noise_multiplier"],
+        "wall_seconds": wall,
+        "cpu_seconds": cpu,
+        "peak_memory_gib": memory,
+        "rmse": found["rmse"],
+        "noise_multiplier": found["noise_multiplier"],
         "certified": found["certified"],
         "over_estimate": found["noise_multiplier"]
         / found["provenance"]["estimated_noise_multiplier"],
-    }  # fmt: skip
+    }
 
 
 def _objective() -> dict[str, Any]:
@@ -101,9 +114,14 @@ def _objective() -> dict[str, Any]:
         scheme = BallsInBins(bins=128, epochs=epochs)
         mapping = kinds.of(starts.spread_blts(4, 128)[0], scheme.iterations)
         target = objective.AmplifiedObjective(
-            objective.log_rmse(PrefixSums(), scheme.iterations), mapping, scheme, 2.0, 1e-5,
-            samples=2048, seed=0,
-        )  # fmt: skip
+            objective.log_rmse(PrefixSums(), scheme.iterations),
+            mapping,
+            scheme,
+            2.0,
+            1e-5,
+            samples=2048,
+            seed=0,
+        )
         target(mapping.start)
         rng = np.random.default_rng(0)
         times = []
@@ -113,8 +131,9 @@ def _objective() -> dict[str, Any]:
             target(point)
             times.append(time.perf_counter() - begun)
         rows[f"epochs {epochs}"] = {
-            "best_ms": 1e3 * min(times), "median_ms": 1e3 * float(np.median(times))
-        }  # fmt: skip
+            "best_ms": 1e3 * min(times),
+            "median_ms": 1e3 * float(np.median(times)),
+        }
     return rows
 
 
@@ -161,8 +180,11 @@ def _fresh(strategy: Any, scheme: Any, epsilon: float) -> dict[str, float]:
     pair = dominating_pair.exact(strategy, scheme)
     found = calibrate(pair, epsilon, 1e-5, samples=2**17, seed=99)
     rmse = query_error.rmse(PrefixSums(), strategy, scheme.iterations, found.noise_multiplier)
-    return {"rmse": float(rmse), "sigma": found.noise_multiplier,
-            "relative_error": found.relative_error}  # fmt: skip
+    return {
+        "rmse": float(rmse),
+        "sigma": found.noise_multiplier,
+        "relative_error": found.relative_error,
+    }
 
 
 def _subsets() -> dict[str, Any]:
@@ -210,8 +232,9 @@ def _certificate() -> dict[str, Any]:
                 "estimated_sigma": large.noise_multiplier,
                 "over_estimate": certificate.noise_multiplier / large.noise_multiplier - 1,
                 "estimate_relative_error": large.relative_error,
-                "attempts": certificate.attempts, "seconds": seconds,
-            }  # fmt: skip
+                "attempts": certificate.attempts,
+                "seconds": seconds,
+            }
             print(name, delta, rows[f"{name} delta {delta:g}"], file=sys.stderr)
     return rows
 
@@ -233,12 +256,21 @@ def _table() -> dict[str, Any]:
             start = starts.as_toeplitz(starts.spread_blts(4, bins)[0], scheme.iterations)
             begun = time.perf_counter()
             found = optimize(
-                scheme, 1.0, 1e-5, strategy="toeplitz", init=start, samples=2048, seed=0,
-                optimizer="adam", steps=300, tolerance=0.0,
-            )  # fmt: skip
+                scheme,
+                1.0,
+                1e-5,
+                strategy="toeplitz",
+                init=start,
+                samples=2048,
+                seed=0,
+                optimizer="adam",
+                steps=300,
+                tolerance=0.0,
+            )
             rows[f"{epochs}x{bins}"] = {
-                "seconds": time.perf_counter() - begun, "steps": len(found.history)
-            }  # fmt: skip
+                "seconds": time.perf_counter() - begun,
+                "steps": len(found.history),
+            }
             print(epochs, bins, rows[f"{epochs}x{bins}"], file=sys.stderr)
     return rows
 
@@ -250,8 +282,11 @@ def _large() -> dict[str, Any]:
 
     begun = time.perf_counter()
     found = factorize(BallsInBins(bins=1024, epochs=8), 2.0, 1e-5, seed=0)
-    return {"seconds": time.perf_counter() - begun, "rmse": found.rmse,
-            "noise_multiplier": found.noise_multiplier}  # fmt: skip
+    return {
+        "seconds": time.perf_counter() - begun,
+        "rmse": found.rmse,
+        "noise_multiplier": found.noise_multiplier,
+    }
 
 
 if __name__ == "__main__":

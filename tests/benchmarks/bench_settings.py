@@ -48,10 +48,12 @@ def draw(rng: np.random.Generator) -> Setting:
         return float(10 ** rng.uniform(math.log10(low), math.log10(high)))
 
     return {
-        "probability": between(1e-9, 1.0), "iterations": max(1, round(between(1, 1e7))),
+        "probability": between(1e-9, 1.0),
+        "iterations": max(1, round(between(1, 1e7))),
         "group_size": round(between(1, 1000)) if rng.random() < 0.5 else 1,
-        "epsilon": between(1e-3, 100.0), "delta": between(1e-15, 1e-3),
-    }  # fmt: skip
+        "epsilon": between(1e-3, 100.0),
+        "delta": between(1e-15, 1e-3),
+    }
 
 
 def settings(count: int, seed: int = 0) -> list[Setting]:
@@ -133,18 +135,23 @@ def reference(result: Setting) -> Setting:
     for pessimistic in (False, True):
         if result["group_size"] == 1:
             one = privacy_loss_distribution.from_gaussian_mechanism(
-                sigma, sampling_prob=result["probability"],
-                value_discretization_interval=interval, pessimistic_estimate=pessimistic,
-            )  # fmt: skip
+                sigma,
+                sampling_prob=result["probability"],
+                value_discretization_interval=interval,
+                pessimistic_estimate=pessimistic,
+            )
         else:
             count = np.arange(result["group_size"] + 1)
             from scipy import stats
 
             weights = stats.binom.pmf(count, result["group_size"], result["probability"])
             one = privacy_loss_distribution.from_mixture_gaussian_mechanism(
-                sigma, count[weights > 0].tolist(), weights[weights > 0].tolist(),
-                value_discretization_interval=interval, pessimistic_estimate=pessimistic,
-            )  # fmt: skip
+                sigma,
+                count[weights > 0].tolist(),
+                weights[weights > 0].tolist(),
+                value_discretization_interval=interval,
+                pessimistic_estimate=pessimistic,
+            )
         bracket.append(one.self_compose(result["iterations"]).get_epsilon_for_delta(delta))
     del dp_event, pld_privacy_accountant
     return {"reference": bracket}
@@ -208,18 +215,26 @@ def main() -> None:
         if results[-1]["wrong"]:
             print(json.dumps(results[-1], ensure_ascii=False), flush=True)
     wrong = [result for result in results if result["wrong"]]
-    times = [r[f"{n}_seconds"] for r in results for n in ("sigma", "epsilon", "delta")
-             if f"{n}_seconds" in r]  # fmt: skip
+    times = [
+        r[f"{n}_seconds"]
+        for r in results
+        for n in ("sigma", "epsilon", "delta")
+        if f"{n}_seconds" in r
+    ]
     widths = [1 - r["below"] / r["found"] for r in results if r.get("found")]
     summary = {
-        "settings": len(results), "wrong": len(wrong),
+        "settings": len(results),
+        "wrong": len(wrong),
         "refused": sum("refused" in r for r in results),
         "compared": sum("reference" in r for r in results),
         "cpu_seconds": {"median": float(np.median(times)), "largest": max(times)},
         "peak_bytes": max(r["peak"] for r in results),
-        "bracket": {"median": float(np.median(widths)), "99%": float(np.quantile(widths, 0.99)),
-                    "largest": max(widths)},
-    }  # fmt: skip
+        "bracket": {
+            "median": float(np.median(widths)),
+            "99%": float(np.quantile(widths, 0.99)),
+            "largest": max(widths),
+        },
+    }
     print(json.dumps(summary, indent=2))
     if arguments.out is not None:
         arguments.out.write_text(json.dumps({"summary": summary, "results": results}) + "\n")

@@ -53,9 +53,12 @@ def _steps(name: str, size: str, options: argparse.Namespace) -> Iterator[float]
     from mfopt.training.units import RecordUnits, UserUnits
 
     config = GPT2Config(
-        vocab_size=options.vocab_size, n_positions=options.length,
-        compute_dtype=options.compute_dtype, remat=options.remat, **SIZES[size],
-    )  # fmt: skip
+        vocab_size=options.vocab_size,
+        n_positions=options.length,
+        compute_dtype=options.compute_dtype,
+        remat=options.remat,
+        **SIZES[size],
+    )
     lora = LoRAConfig(options.lora_rank) if options.lora_rank else None
     model = gpt2_model(config, lora=lora)
     rng = np.random.default_rng(0)
@@ -78,9 +81,11 @@ def _steps(name: str, size: str, options: argparse.Namespace) -> Iterator[float]
             BLT(SCALES, DECAYS), iterations=scheme.length, noise_multiplier=1.0, clip_norm=1.0
         )
     trainer = Trainer(
-        model, Execution(units, sampler, clipping, noise, units.population), optax.adam(1e-4),
+        model,
+        Execution(units, sampler, clipping, noise, units.population),
+        optax.adam(1e-4),
         mesh=meshes.make_mesh(),
-    )  # fmt: skip
+    )
     clock = time.perf_counter()
     for result in trainer.run(trainer.init()):
         jax.block_until_ready(result.state.params)
@@ -106,11 +111,13 @@ def measure(size: str, options: argparse.Namespace) -> dict[str, Any]:
     base = min(seconds[options.contenders[0]])
     return {
         name: {
-            "seconds": min(times), "median": float(np.median(times)), "first": first[name],
+            "seconds": min(times),
+            "median": float(np.median(times)),
+            "first": first[name],
             "ratio": min(times) / base,
         }
         for name, times in seconds.items()
-    }  # fmt: skip
+    }
 
 
 def main(argv: list[str]) -> None:
@@ -118,9 +125,10 @@ def main(argv: list[str]) -> None:
     from mfopt.experiments import plots
 
     parser = argparse.ArgumentParser(
-        prog="mfopt bench train", description=__doc__,
+        prog="mfopt bench train",
+        description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["tiny"])
     parser.add_argument("--vocab-size", type=int, default=2048)
     parser.add_argument("--length", type=int, default=64, help="tokens of a record")

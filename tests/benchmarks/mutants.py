@@ -27,34 +27,69 @@ ENGINE_TESTS, SAMPLING_TESTS = ("tests/test_verify.py",), ("tests/test_montecarl
 # name: (file, as it is, as the mutant has it, tests)
 MUTANTS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     "accept on remove alone": (
-        VERIFY, "for bound in bounds)", "for bound in bounds[:1])", ENGINE_TESTS),
+        VERIFY,
+        "for bound in bounds)",
+        "for bound in bounds[:1])",
+        ENGINE_TESTS,
+    ),
     "drop the spent β": (VERIFY, "bound + spent <= delta", "bound <= delta", ENGINE_TESTS),
     "a round charges nothing": (
-        VERIFY, "number * delta * BETA_SHARE", "0.0 * delta * BETA_SHARE", ENGINE_TESTS),
+        VERIFY,
+        "number * delta * BETA_SHARE",
+        "0.0 * delta * BETA_SHARE",
+        ENGINE_TESTS,
+    ),
     "δ reported without β": (
-        VERIFY, "largest(found.both) + beta\n        if not total", "largest(found.both)\n"
-        "        if not total", ENGINE_TESTS),
-    "NaN is below": (VERIFY, "bound >= 0 and bound + spent <= delta",
-                     "not bound + spent > delta", ENGINE_TESTS),
+        VERIFY,
+        "largest(found.both) + beta\n        if not total",
+        "largest(found.both)\n        if not total",
+        ENGINE_TESTS,
+    ),
+    "NaN is below": (
+        VERIFY,
+        "bound >= 0 and bound + spent <= delta",
+        "not bound + spent > delta",
+        ENGINE_TESTS,
+    ),
     "the first bound is the largest": (
-        MODEL, "max(bounds) if fair", "bounds[0] if fair", ENGINE_TESTS),
+        MODEL,
+        "max(bounds) if fair",
+        "bounds[0] if fair",
+        ENGINE_TESTS,
+    ),
     "go on after a refusal": (
-        VERIFY, "spent, delta):\n                break", "spent, delta):\n                continue",
-        ENGINE_TESTS),
+        VERIFY,
+        "spent, delta):\n                break",
+        "spent, delta):\n                continue",
+        ENGINE_TESTS,
+    ),
     "floor lost in the composed loss": (
-        TABLE, "low * (1 - share) + high * share", "high", ENGINE_TESTS),
+        TABLE,
+        "low * (1 - share) + high * share",
+        "high",
+        ENGINE_TESTS,
+    ),
     "bound without log 1/β": (BETTING, "math.log(beta)", "0.0", SAMPLING_TESTS),
     "values above 1 pass": (TILTED, "value <= 1 + _ABOVE", "value <= jnp.inf", SAMPLING_TESTS),
     "chain without normalizers": (
-        TILTED, "return log_normalizers - order * epsilon", "return -order * epsilon",
-        SAMPLING_TESTS),
+        TILTED,
+        "return log_normalizers - order * epsilon",
+        "return -order * epsilon",
+        SAMPLING_TESTS,
+    ),
     "shift's ceiling with half the norm": (
-        TILTED, "order * (1 + order) * top / 2 -", "order * (1 + order) * top / 4 -",
-        SAMPLING_TESTS),
+        TILTED,
+        "order * (1 + order) * top / 2 -",
+        "order * (1 + order) * top / 4 -",
+        SAMPLING_TESTS,
+    ),
     "square of the direction": (
-        TILTED, "square + 2 * products[rows, chosen]", "square + products[rows, chosen]",
-        SAMPLING_TESTS),
-}  # fmt: skip
+        TILTED,
+        "square + 2 * products[rows, chosen]",
+        "square + products[rows, chosen]",
+        SAMPLING_TESTS,
+    ),
+}
 
 
 def survives(name: str) -> bool:
@@ -75,8 +110,11 @@ def survives(name: str) -> bool:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, str(copy / "cli")])}
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests],
-            cwd=copy, env=environment, capture_output=True, check=False,
-        )  # fmt: skip
+            cwd=copy,
+            env=environment,
+            capture_output=True,
+            check=False,
+        )
     return done.returncode == 0
 
 

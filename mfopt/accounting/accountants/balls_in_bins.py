@@ -83,9 +83,11 @@ class KnownBins(Accountant):
         mechanism.strategy.check_entries(mechanism.iterations)
         if mechanism.group_size == 1:
             raise _check.reject(
-                "group_size", 1, "the release engine has this bound among its own",
+                "group_size",
+                1,
+                "the release engine has this bound among its own",
                 "One question has one answer, whoever asks.",
-            )  # fmt: skip
+            )
 
     def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
         norm = largest_mode(mechanism)

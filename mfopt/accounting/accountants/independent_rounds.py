@@ -27,11 +27,12 @@ def refuse_replacement(mechanism: Mechanism) -> None:
     """Raise :class:`UsageError` for "replace", which no amplified account covers."""
     if mechanism.adjacency == "replace":
         raise _check.reject(
-            "adjacency", mechanism.adjacency,
+            "adjacency",
+            mechanism.adjacency,
             f"not analysed under {mechanism.sampling.kind} sampling",
             "Use 'add-remove' (a replacement is a removal, then an addition), or "
             "sampling.FixedOrder, whose account covers 'replace'.",
-        )  # fmt: skip
+        )
 
 
 def rounds_analysis(mechanism: Mechanism, found: poisson.Rounds, of: str) -> RoundsAnalysis:
@@ -110,9 +111,11 @@ class FixedBatchRounds(RoundsAccountant):
     def check(self, mechanism: Mechanism) -> None:
         if mechanism.adjacency == "zero-out":
             raise _check.reject(
-                "adjacency", mechanism.adjacency, "not analysed for fixed batches",
+                "adjacency",
+                mechanism.adjacency,
+                "not analysed for fixed batches",
                 "Use 'add-remove'.",
-            )  # fmt: skip
+            )
         super().check(mechanism)
 
     def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:

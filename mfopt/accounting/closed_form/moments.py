@@ -178,12 +178,20 @@ def fedavg(
         target, level = _check.epsilon("epsilon", epsilon_target), delta
         noise_scale = solve.smallest(
             lambda z: epsilon(z, probability, rounds, level, conversion=conversion) - target,
-            1.0, name="noise scale", relative=1e-7, largest=1e6,
-        )  # fmt: skip
+            1.0,
+            name="noise scale",
+            relative=1e-7,
+            largest=1e6,
+        )
     else:
         target = epsilon(noise_scale, probability, rounds, delta, conversion=conversion)
     return Guarantee(
-        epsilon=target, delta=delta, noise_multiplier=noise_scale, privacy_unit="user",
-        adjacency="add-remove", method=f"moments accountant, {conversion} conversion",
-        status="bound", details={"probability": probability, "rounds": rounds},
-    )  # fmt: skip
+        epsilon=target,
+        delta=delta,
+        noise_multiplier=noise_scale,
+        privacy_unit="user",
+        adjacency="add-remove",
+        method=f"moments accountant, {conversion} conversion",
+        status="bound",
+        details={"probability": probability, "rounds": rounds},
+    )

@@ -128,14 +128,22 @@ class AllocationProfile:
         if self.log_delta(_LARGEST) > target:
             known = gaussian.epsilon(math.sqrt(self.gram), delta)
             return solve.smallest(
-                lambda epsilon: self.log_delta(epsilon) - target, known - math.log(self.bins),
-                name="epsilon", relative=1e-9, least=_LARGEST * (1 + 1e-9), largest=2 * known,
+                lambda epsilon: self.log_delta(epsilon) - target,
+                known - math.log(self.bins),
+                name="epsilon",
+                relative=1e-9,
+                least=_LARGEST * (1 + 1e-9),
+                largest=2 * known,
                 growth=1.001,
-            )  # fmt: skip
+            )
         return solve.smallest(
-            lambda epsilon: self.log_delta(epsilon) - target, 1.0, name="epsilon",
-            relative=1e-7, least=1e-12, largest=_LARGEST,
-        )  # fmt: skip
+            lambda epsilon: self.log_delta(epsilon) - target,
+            1.0,
+            name="epsilon",
+            relative=1e-7,
+            least=1e-12,
+            largest=_LARGEST,
+        )
 
     def _add_ceiling(self, epsilon: float) -> float:
         """log of a bound on H_{e^ε}(Q, P): by Jensen, log Λ is at least the mean exponent."""

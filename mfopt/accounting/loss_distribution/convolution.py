@@ -115,13 +115,22 @@ class Composition(Tilting):
             else self._log_upper_tail(tilt, spread, end * self.step + self.offset)
         )
         return ComposedLosses(
-            step=self.step, start=start, offset=self.offset, law=law, tilt=tilt, log_scale=base,
-            log_lost=lost, infinite=self.infinite, infinite_q=-math.expm1(
+            step=self.step,
+            start=start,
+            offset=self.offset,
+            law=law,
+            tilt=tilt,
+            log_scale=base,
+            log_lost=lost,
+            infinite=self.infinite,
+            infinite_q=-math.expm1(
                 sum(count * math.log1p(-part.infinite_q) for part, count in self.parts)
             ),
-            rounding=rounding, allowance=_MASS_ACCURACY * rounds,
-            epsilon_error=0.5 * (1 + tilt) * added, largest=highest,
-        )  # fmt: skip
+            rounding=rounding,
+            allowance=_MASS_ACCURACY * rounds,
+            epsilon_error=0.5 * (1 + tilt) * added,
+            largest=highest,
+        )
 
     def _log_upper_tail(self, tilt: float, spread: float, end: float) -> float:
         """Chernoff bound on log P(Y >= end), untilted."""

@@ -203,9 +203,12 @@ def upward(excess: np.ndarray, deficit: np.ndarray, mode: int) -> np.ndarray:
 
 
 def from_atoms(
-    step: float, loss: np.ndarray, mass: np.ndarray, infinite: float = 0.0,
+    step: float,
+    loss: np.ndarray,
+    mass: np.ndarray,
+    infinite: float = 0.0,
     reverse_infinite: float = 0.0,
-) -> LossDistribution:  # fmt: skip
+) -> LossDistribution:
     """The grid version of a discrete pair with P-mass ``mass`` at ``loss``, shapes (N,)."""
     return _to_grid(step, loss, mass, np.zeros_like(mass), infinite, reverse_infinite)
 

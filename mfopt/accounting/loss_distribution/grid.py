@@ -129,9 +129,14 @@ class Law(Tilting):
         if excess(0.0) <= 0:
             return 0.0
         return solve.smallest(
-            excess, max(self.tilted_moments(0.0)[0], 1e-3), name="epsilon", relative=1e-2,
-            least=1e-9, largest=1e15, growth=2.0,
-        )  # fmt: skip
+            excess,
+            max(self.tilted_moments(0.0)[0], 1e-3),
+            name="epsilon",
+            relative=1e-2,
+            least=1e-9,
+            largest=1e15,
+            growth=2.0,
+        )
 
     def added(self, tilt: float, step: float, spacing: float) -> tuple[float, float]:
         """Variance of the sum that a grid and cells of x would add under the law tilted by θ."""

@@ -46,9 +46,11 @@ def poisson(strategy: Strategy, scheme: Poisson, group_size: int) -> Rounds:
     n = scheme.iterations
     if unamplified.bands(strategy, n) > 1:
         raise _check.reject(
-            "strategy", strategy.describe(), "plain Poisson sampling is accounted for C = I only",
+            "strategy",
+            strategy.describe(),
+            "plain Poisson sampling is accounted for C = I only",
             "Use CyclicPoisson with as many bands as C has, or BallsInBins for any C >= 0.",
-        )  # fmt: skip
+        )
     scale, even = _scale(strategy, n, 1)
     return Rounds(Mixture.binomial(group_size, scheme.probability), n, scale, even)
 
@@ -67,9 +69,11 @@ def cyclic_poisson(strategy: Strategy, scheme: CyclicPoisson) -> Rounds:
     width = unamplified.bands(strategy, n)
     if width > scheme.bands:
         raise _check.reject(
-            "bands", scheme.bands, f"C has {width} bands: participations would overlap in C x",
+            "bands",
+            scheme.bands,
+            f"C has {width} bands: participations would overlap in C x",
             f"Use CyclicPoisson with bands >= {width}, or BallsInBins for any C >= 0.",
-        )  # fmt: skip
+        )
     scale, even = _scale(strategy, n, scheme.bands)
     return Rounds(Mixture.binomial(1, scheme.probability), scheme.rounds, scale, even)
 
@@ -87,15 +91,18 @@ def fixed_batch(strategy: Strategy, scheme: FixedBatch, group_size: int) -> Roun
         raise _check.reject("group_size", group_size, f"the data set has {scheme.population} units")
     if scheme.batch_size > scheme.population - group_size:
         raise _check.reject(
-            "batch_size", scheme.batch_size,
+            "batch_size",
+            scheme.batch_size,
             f"without the group {scheme.population - group_size} units are left to draw from",
-        )  # fmt: skip
+        )
     n = scheme.iterations
     if unamplified.bands(strategy, n) > 1:
         raise _check.reject(
-            "strategy", strategy.describe(), "fixed batches are accounted for C = I only",
+            "strategy",
+            strategy.describe(),
+            "fixed batches are accounted for C = I only",
             "Use BallsInBins for any C >= 0.",
-        )  # fmt: skip
+        )
     scale, even = _scale(strategy, n, 1)
     mixture = Mixture.hypergeometric(group_size, scheme.batch_size, scheme.population)
     return Rounds(mixture, n, scale, even)

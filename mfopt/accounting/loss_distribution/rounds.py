@@ -171,9 +171,12 @@ class RoundsProfile:
 
     def _law(self, direction: str, log_delta: float) -> Law:
         return _law(
-            self.mixture, self.noise_multiplier, self.rounds,
-            self._log_tail(log_delta), direction == "add",
-        )  # fmt: skip
+            self.mixture,
+            self.noise_multiplier,
+            self.rounds,
+            self._log_tail(log_delta),
+            direction == "add",
+        )
 
     def _log_tail(self, log_delta: float) -> float:
         return max(log_delta, _FAINTEST) - math.log(self.rounds) - _TRUNCATED
@@ -235,9 +238,12 @@ class RoundsProfile:
         self, grid: Grid, step: float, epsilon: float, log_delta: float, law: Law
     ) -> tuple[Composition, ComposedLosses]:
         part = self.mixture.discretize(
-            self.noise_multiplier, step, grid.spacing,
-            self._log_tail(log_delta), (grid.least, grid.largest),
-        )  # fmt: skip
+            self.noise_multiplier,
+            step,
+            grid.spacing,
+            self._log_tail(log_delta),
+            (grid.least, grid.largest),
+        )
         composition = Composition(((part, self.rounds),))
         composition = composition.reverse() if law.add else composition
         mean, variance, _ = composition.tilted_moments(grid.tilt)
@@ -250,9 +256,13 @@ class RoundsProfile:
         """Composed losses that the rounds dominate, in the direction of ``law``."""
         grid = Grid.plan(law.at(epsilon), epsilon, self.accuracy, self.mixture.sensitivities.size)
         part = self.mixture.discretize_below(
-            self.noise_multiplier, grid.step, grid.spacing,
-            self._log_tail(log_delta), (grid.least, grid.largest), add=law.add,
-        )  # fmt: skip
+            self.noise_multiplier,
+            grid.step,
+            grid.spacing,
+            self._log_tail(log_delta),
+            (grid.least, grid.largest),
+            add=law.add,
+        )
         return Composition(((part, self.rounds),)).convolve(grid.tilt)
 
 

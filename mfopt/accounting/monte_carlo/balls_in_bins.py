@@ -63,32 +63,54 @@ class BallsInBinsLoss(SampledLoss):
         return FrozenSamples(self.pair, noise_multiplier, epsilon, samples, key)
 
     def choose(
-        self, direction: SampledDirection, noise_multiplier: float, epsilon: float, *,
-        samples: int, beta: float, key: jax.Array, log_mean: float | None = None,
+        self,
+        direction: SampledDirection,
+        noise_multiplier: float,
+        epsilon: float,
+        *,
+        samples: int,
+        beta: float,
+        key: jax.Array,
+        log_mean: float | None = None,
         payoff: Payoff = HINGE,
-    ) -> Pilot:  # fmt: skip
+    ) -> Pilot:
         if direction == "remove":
             return tilted.choose(
-                self.pair, noise_multiplier, epsilon, samples=samples, beta=beta, key=key,
-                log_mean=log_mean, payoff=payoff,
-            )  # fmt: skip
+                self.pair,
+                noise_multiplier,
+                epsilon,
+                samples=samples,
+                beta=beta,
+                key=key,
+                log_mean=log_mean,
+                payoff=payoff,
+            )
         tilt = self.least("add", noise_multiplier, epsilon, payoff)
         return self.pilot(
             tilt, noise_multiplier, epsilon, samples=tilted.PILOT, key=key, payoff=payoff
         )
 
     def least(
-        self, direction: SampledDirection, noise_multiplier: float, epsilon: float,
+        self,
+        direction: SampledDirection,
+        noise_multiplier: float,
+        epsilon: float,
         payoff: Payoff = HINGE,
-    ) -> Tilt:  # fmt: skip
+    ) -> Tilt:
         if direction == "remove":
             return tilted.remove_tilts(self.pair, noise_multiplier, epsilon, payoff)[0]
         return tilted.mean_tilt(self.pair, noise_multiplier, epsilon, payoff)
 
     def pilot(
-        self, tilt: Tilt, noise_multiplier: float, epsilon: float, *, samples: int,
-        key: jax.Array, payoff: Payoff = HINGE,
-    ) -> Pilot:  # fmt: skip
+        self,
+        tilt: Tilt,
+        noise_multiplier: float,
+        epsilon: float,
+        *,
+        samples: int,
+        key: jax.Array,
+        payoff: Payoff = HINGE,
+    ) -> Pilot:
         return tilted.pilot(
             self.pair, noise_multiplier, epsilon, tilt, samples=samples, key=key, payoff=payoff
         )
@@ -99,13 +121,28 @@ class BallsInBinsLoss(SampledLoss):
         return tilted.tilt(tilt.kind, tilt.order, self.pair, noise_multiplier, epsilon, payoff)
 
     def bound(
-        self, tilt: Tilt, noise_multiplier: float, epsilon: float, *, bet: int, samples: int,
-        beta: float, key: jax.Array, payoff: Payoff = HINGE,
-    ) -> UpperBound:  # fmt: skip
+        self,
+        tilt: Tilt,
+        noise_multiplier: float,
+        epsilon: float,
+        *,
+        bet: int,
+        samples: int,
+        beta: float,
+        key: jax.Array,
+        payoff: Payoff = HINGE,
+    ) -> UpperBound:
         return tilted.bound(
-            self.pair, noise_multiplier, epsilon, tilt, bet=bet, samples=samples, beta=beta,
-            key=key, payoff=payoff,
-        )  # fmt: skip
+            self.pair,
+            noise_multiplier,
+            epsilon,
+            tilt,
+            bet=bet,
+            samples=samples,
+            beta=beta,
+            key=key,
+            payoff=payoff,
+        )
 
     def free_bounds(self) -> Sequence[FreeBound]:
         squared = dominating_pair.orthogonal_norm(self.pair)

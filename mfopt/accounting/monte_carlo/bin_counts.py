@@ -226,9 +226,14 @@ class CountModel(LossModel):
         return self.chain.log_estimate(noise_multiplier, epsilon)
 
     def bounds(
-        self, noise_multiplier: float, epsilon: float, plan: Plan | None, samples: int,
-        beta: float, key: jax.Array,
-    ) -> Bounds:  # fmt: skip
+        self,
+        noise_multiplier: float,
+        epsilon: float,
+        plan: Plan | None,
+        samples: int,
+        beta: float,
+        key: jax.Array,
+    ) -> Bounds:
         return self.chain.bounds(noise_multiplier, epsilon, plan, samples, beta, key)
 
     def guess(self, epsilon: float, delta: float) -> float:

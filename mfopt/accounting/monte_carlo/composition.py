@@ -78,9 +78,13 @@ def _read(pmf: Any) -> LossDistribution:
     mass = np.maximum(np.asarray(dense._probs, dtype=np.float64), 0.0)
     kept = np.flatnonzero(mass > 0)
     return LossDistribution(
-        dense._discretization, kept + int(dense._lower_loss), mass[kept],
-        float(dense._infinity_mass), 0.0, np.zeros(kept.size),
-    )  # fmt: skip
+        dense._discretization,
+        kept + int(dense._lower_loss),
+        mass[kept],
+        float(dense._infinity_mass),
+        0.0,
+        np.zeros(kept.size),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,8 +203,12 @@ def analysis(
     if mechanism.group_size != 1:
         raise _check.reject("group_size", mechanism.group_size, "compositions cover one unit")
     if mechanism.adjacency == "replace":
-        raise _check.reject("adjacency", "replace", "not analysed for compositions",
-                            "Use 'add-remove' or 'zero-out'.")  # fmt: skip
+        raise _check.reject(
+            "adjacency",
+            "replace",
+            "not analysed for compositions",
+            "Use 'add-remove' or 'zero-out'.",
+        )
     model = ComposedModel(law(mechanism.sampling).loss(mechanism.strategy), other, samples)
     return VerifiedAnalysis(mechanism, model, certify=certify, seed=seed)
 
@@ -221,9 +229,11 @@ class ComposedModel(OneUnit):
         self, loss: SampledLoss | DominatingPair, other: Composition, samples: int | None = None
     ) -> None:
         sides: dict[SampledDirection, HockeyStick] = {
-            "remove": HockeyStick.of(other), "add": HockeyStick.of(other.reverse()),
-        }  # fmt: skip
+            "remove": HockeyStick.of(other),
+            "add": HockeyStick.of(other.reverse()),
+        }
         super().__init__(
-            loss_of(loss), samples,
+            loss_of(loss),
+            samples,
             {name: Companion(stick, stick.constant) for name, stick in sides.items()},
-        )  # fmt: skip
+        )

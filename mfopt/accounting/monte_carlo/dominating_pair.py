@@ -78,9 +78,11 @@ def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
     pair, largest = _exact(strategy, scheme)
     if not 1 / _RANGE <= largest <= _RANGE:
         raise _check.reject(
-            "C", float(largest), f"its largest entry must lie in [{1 / _RANGE:g}, {_RANGE:g}]",
+            "C",
+            float(largest),
+            f"its largest entry must lie in [{1 / _RANGE:g}, {_RANGE:g}]",
             "Multiply C by a constant: σ scales with it, and the mechanism stays the same.",
-        )  # fmt: skip
+        )
     return check(pair)
 
 
@@ -111,9 +113,11 @@ def _wide(leaf: Any) -> np.ndarray:
     array = np.asarray(leaf)
     if array.dtype.kind not in "iuf" or array.dtype == np.float16:
         raise _check.reject(
-            "C", str(array.dtype), "parameters must be real numbers, float32 or wider",
+            "C",
+            str(array.dtype),
+            "parameters must be real numbers, float32 or wider",
             "Convert them first: C is what is stored.",
-        )  # fmt: skip
+        )
     return array.astype(np.float64)
 
 

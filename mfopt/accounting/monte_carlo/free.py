@@ -88,9 +88,12 @@ class Orthogonal:
             lambda sigma: excess(sigma, COARSE), guess, name="noise multiplier", relative=1e-3
         )
         return solve.smallest(
-            lambda sigma: excess(sigma, FINE), coarse * 0.9999, name="noise multiplier",
-            relative=1e-7, growth=1.001,
-        )  # fmt: skip
+            lambda sigma: excess(sigma, FINE),
+            coarse * 0.9999,
+            name="noise multiplier",
+            relative=1e-7,
+            growth=1.001,
+        )
 
     def epsilon(self, noise_multiplier: float, delta: float) -> float:
         return self.profile(noise_multiplier).epsilon(delta)

@@ -86,24 +86,40 @@ class SampledLoss(abc.ABC):
 
     @abc.abstractmethod
     def choose(
-        self, direction: SampledDirection, noise_multiplier: float, epsilon: float, *,
-        samples: int, beta: float, key: jax.Array, log_mean: float | None = None,
+        self,
+        direction: SampledDirection,
+        noise_multiplier: float,
+        epsilon: float,
+        *,
+        samples: int,
+        beta: float,
+        key: jax.Array,
+        log_mean: float | None = None,
         payoff: Payoff = HINGE,
-    ) -> Pilot:  # fmt: skip
+    ) -> Pilot:
         """The proposal that should bound best with ``samples``, and what a pilot saw of it."""
 
     @abc.abstractmethod
     def least(
-        self, direction: SampledDirection, noise_multiplier: float, epsilon: float,
+        self,
+        direction: SampledDirection,
+        noise_multiplier: float,
+        epsilon: float,
         payoff: Payoff = HINGE,
-    ) -> Tilt:  # fmt: skip
+    ) -> Tilt:
         """The proposal of least ceiling."""
 
     @abc.abstractmethod
     def pilot(
-        self, tilt: Tilt, noise_multiplier: float, epsilon: float, *, samples: int,
-        key: jax.Array, payoff: Payoff = HINGE,
-    ) -> Pilot:  # fmt: skip
+        self,
+        tilt: Tilt,
+        noise_multiplier: float,
+        epsilon: float,
+        *,
+        samples: int,
+        key: jax.Array,
+        payoff: Payoff = HINGE,
+    ) -> Pilot:
         """iid values of a proposal that prove nothing."""
 
     @abc.abstractmethod
@@ -114,9 +130,17 @@ class SampledLoss(abc.ABC):
 
     @abc.abstractmethod
     def bound(
-        self, tilt: Tilt, noise_multiplier: float, epsilon: float, *, bet: int, samples: int,
-        beta: float, key: jax.Array, payoff: Payoff = HINGE,
-    ) -> UpperBound:  # fmt: skip
+        self,
+        tilt: Tilt,
+        noise_multiplier: float,
+        epsilon: float,
+        *,
+        bet: int,
+        samples: int,
+        beta: float,
+        key: jax.Array,
+        payoff: Payoff = HINGE,
+    ) -> UpperBound:
         """Upper bound of the tilt's direction except with probability ``beta``."""
 
     @abc.abstractmethod
@@ -177,9 +201,11 @@ def law(scheme: Any) -> SampledLaw:
     """
     known = sorted(cls.__name__ for cls in law.registry if cls is not object)
     raise _check.reject(
-        "sampling", scheme, "no sampled privacy loss is known for this scheme",
+        "sampling",
+        scheme,
+        "no sampled privacy loss is known for this scheme",
         f"There is one for {', '.join(known) or 'none'}.",
-    )  # fmt: skip
+    )
 
 
 @functools.singledispatch

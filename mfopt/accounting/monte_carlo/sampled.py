@@ -89,13 +89,19 @@ class OneUnit(LossModel):
             log_sigma = math.log(noise_multiplier)
             return frozen.evaluate(log_sigma).value, frozen.log_delta_add(log_sigma)
         remove, add = (
-            self._with_constant(direction, self.loss.pilot(
-                self.loss.least(direction, noise_multiplier, epsilon, companion.payoff),
-                noise_multiplier, epsilon, samples=_SEARCH_SAMPLES, key=key,
-                payoff=companion.payoff,
-            ).log_mean)
+            self._with_constant(
+                direction,
+                self.loss.pilot(
+                    self.loss.least(direction, noise_multiplier, epsilon, companion.payoff),
+                    noise_multiplier,
+                    epsilon,
+                    samples=_SEARCH_SAMPLES,
+                    key=key,
+                    payoff=companion.payoff,
+                ).log_mean,
+            )
             for direction, companion in self.companions.items()
-        )  # fmt: skip
+        )
         return remove, add
 
     def guess(self, epsilon: float, delta: float) -> float:
@@ -129,15 +135,24 @@ class OneUnit(LossModel):
                     chosen[direction] = Chosen(Pilot(least, nothing, 1), False)
                     continue
             first = self.loss.choose(
-                direction, noise_multiplier, epsilon, samples=samples, beta=beta,
-                key=_chunks.subkey(key, position, 0), payoff=payoff,
+                direction,
+                noise_multiplier,
+                epsilon,
+                samples=samples,
+                beta=beta,
+                key=_chunks.subkey(key, position, 0),
+                payoff=payoff,
                 log_mean=known if direction == "remove" else None,
-            )  # fmt: skip
+            )
             # the choice was the best looking of a few: what it costs is seen on samples of its own
             taken = self.loss.pilot(
-                first.tilt, noise_multiplier, epsilon, samples=max(samples // 2, 256),
-                key=_chunks.subkey(key, position, 1), payoff=payoff,
-            )  # fmt: skip
+                first.tilt,
+                noise_multiplier,
+                epsilon,
+                samples=max(samples // 2, 256),
+                key=_chunks.subkey(key, position, 1),
+                payoff=payoff,
+            )
             chosen[direction] = Chosen(taken, True)
             sides.append(self._side(direction, taken))
         return Plan(tuple(sides), chosen)
@@ -159,23 +174,35 @@ class OneUnit(LossModel):
         return min(math.log(math.exp(min(log_value, 0.0)) + constant), 0.0)
 
     def bounds(
-        self, noise_multiplier: float, epsilon: float, plan: Plan | None, samples: int,
-        beta: float, key: jax.Array,
-    ) -> Bounds:  # fmt: skip
+        self,
+        noise_multiplier: float,
+        epsilon: float,
+        plan: Plan | None,
+        samples: int,
+        beta: float,
+        key: jax.Array,
+    ) -> Bounds:
         if plan is None:
             plan = self.pilot(noise_multiplier, epsilon, samples, beta, _chunks.subkey(key, 0))
         found = {
             direction: self._bound(
-                direction, plan.detail[direction], noise_multiplier, epsilon, samples, beta,
+                direction,
+                plan.detail[direction],
+                noise_multiplier,
+                epsilon,
+                samples,
+                beta,
                 _chunks.subkey(key, position),
             )
             for position, direction in enumerate(DIRECTIONS, 1)
-        }  # fmt: skip
+        }
         remove, add = found["remove"], found["add"]
         numbers = {
-            "order": remove.order, "samples": remove.samples, "add_samples": add.samples,
+            "order": remove.order,
+            "samples": remove.samples,
+            "add_samples": add.samples,
             "estimate": remove.mean,
-        }  # fmt: skip
+        }
         return Bounds(
             remove.value + self.companions["remove"].constant,
             add.value + self.companions["add"].constant,
@@ -183,9 +210,15 @@ class OneUnit(LossModel):
         )
 
     def _bound(
-        self, direction: SampledDirection, chosen: Chosen, sigma: float, epsilon: float,
-        samples: int, beta: float, key: jax.Array,
-    ) -> tilted.UpperBound:  # fmt: skip
+        self,
+        direction: SampledDirection,
+        chosen: Chosen,
+        sigma: float,
+        epsilon: float,
+        samples: int,
+        beta: float,
+        key: jax.Array,
+    ) -> tilted.UpperBound:
         payoff = self.companions[direction].payoff
         tilt = self.loss.at(chosen.pilot.tilt, sigma, epsilon, payoff)
         if not chosen.sampled:
@@ -196,9 +229,14 @@ class OneUnit(LossModel):
         )
 
     def direction_bound(
-        self, direction: SampledDirection, sigma: float, epsilon: float, beta: float,
-        key: jax.Array, samples: int,
-    ) -> float:  # fmt: skip
+        self,
+        direction: SampledDirection,
+        sigma: float,
+        epsilon: float,
+        beta: float,
+        key: jax.Array,
+        samples: int,
+    ) -> float:
         """Upper bound of δ in one direction except with probability ``beta``."""
         payoff = self.companions[direction].payoff
         least = self.loss.least(direction, sigma, epsilon, payoff)
@@ -206,9 +244,14 @@ class OneUnit(LossModel):
         if direction == "add" and least.log_ceiling <= math.log(beta):
             return tilted.ceiling_alone(least).value
         pilot = self.loss.choose(
-            direction, sigma, epsilon, samples=samples, beta=beta,
-            key=_chunks.subkey(key, 0), payoff=payoff,
-        )  # fmt: skip
+            direction,
+            sigma,
+            epsilon,
+            samples=samples,
+            beta=beta,
+            key=_chunks.subkey(key, 0),
+            payoff=payoff,
+        )
         found = self._bound(
             direction, Chosen(pilot, True), sigma, epsilon, samples, beta, _chunks.subkey(key, 1)
         )

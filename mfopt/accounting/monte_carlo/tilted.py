@@ -250,10 +250,13 @@ def remove_tilts(
     found = optimize.minimize_scalar(
         log_ceiling, bounds=(min(near, -7.0) - 5, near + 5), method="bounded"
     )
-    candidates = [chain, *(
-        Tilt("shift", order, _shift_ceiling(gram, order, epsilon, payoff))
-        for order in (math.exp(float(found.x)), 0.0)
-    )]  # fmt: skip
+    candidates = [
+        chain,
+        *(
+            Tilt("shift", order, _shift_ceiling(gram, order, epsilon, payoff))
+            for order in (math.exp(float(found.x)), 0.0)
+        ),
+    ]
     shift = min(candidates[1:], key=lambda tilt: tilt.log_ceiling)
     kept = [chain] if chain.log_ceiling <= shift.log_ceiling + _SHIFT_WORTH else []
     kept += [shift] if shift.log_ceiling <= chain.log_ceiling + _SHIFT_WORTH else []
@@ -299,8 +302,15 @@ def choose(
         order, least, misses = first.order, math.inf, 0
         while first.kind == "shift" or order <= MAX_ORDER:
             here = tilt(first.kind, order, pair, noise_multiplier, epsilon, payoff)
-            taken = pilot(pair, noise_multiplier, epsilon, here, samples=PILOT,
-                          key=_chunks.subkey(key, count), payoff=payoff)  # fmt: skip
+            taken = pilot(
+                pair,
+                noise_multiplier,
+                epsilon,
+                here,
+                samples=PILOT,
+                key=_chunks.subkey(key, count),
+                payoff=payoff,
+            )
             count += 1
             seen = taken.log_mean > -math.inf and (log_mean is None or taken.agrees(log_mean))
             expected = taken.expected(samples, beta)[1] if seen else math.inf
@@ -377,9 +387,17 @@ def _total(
 ) -> tuple[Sums, int]:
     gram, factor = scale(pair, noise_multiplier)
     return _chunks.total(
-        _KERNELS[tilt.kind], key, samples, pair.bins,
-        gram, factor, float(epsilon), float(tilt.order), tilt.log_ceiling, payoff,
-    )  # fmt: skip
+        _KERNELS[tilt.kind],
+        key,
+        samples,
+        pair.bins,
+        gram,
+        factor,
+        float(epsilon),
+        float(tilt.order),
+        tilt.log_ceiling,
+        payoff,
+    )
 
 
 @float64
@@ -489,9 +507,14 @@ def _mean(
         return result
 
     return _sums(
-        point_key, log_value, -order * products, noise, products, jnp.mean(noise, axis=1),
+        point_key,
+        log_value,
+        -order * products,
+        noise,
+        products,
+        jnp.mean(noise, axis=1),
         jnp.full(size, square),
-    )  # fmt: skip
+    )
 
 
 _KERNELS: dict[str, Callable[..., Sums]] = {"chain": _chain, "shift": _shift, "mean": _mean}

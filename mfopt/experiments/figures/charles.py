@@ -64,9 +64,12 @@ def groups(context: Context) -> Drawing:
         x, y = [k for k, _ in shown], [e for _, e in shown]
         curves.append(Curve(label, x, y, like=like))
     panel = Panel(
-        curves, "ELS, 2,000 rounds at probability 1/100", "examples per user G (log scale)",
-        f"user-level ε at δ = {DELTA:g} (log scale)", log_y=True,
-    )  # fmt: skip
+        curves,
+        "ELS, 2,000 rounds at probability 1/100",
+        "examples per user G (log scale)",
+        f"user-level ε at δ = {DELTA:g} (log scale)",
+        log_y=True,
+    )
     return Drawing([panel])
 
 
@@ -114,9 +117,11 @@ def _variances(context: Context, cohorts: tuple[int, ...]) -> list[Panel]:
                         Curve("ULS, L_ULS = L_ELS / √G_ULS", batches, [user / g for g in GROUPS]),
                     ],
                     f"cohort M = {cohort}, ε = {epsilon:g}",
-                    "gradients per iteration B (log scale)", VARIANCE, log_y=True,
+                    "gradients per iteration B (log scale)",
+                    VARIANCE,
+                    log_y=True,
                 )
-            )  # fmt: skip
+            )
     return panels
 
 

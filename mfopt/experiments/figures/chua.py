@@ -39,10 +39,13 @@ def _panels(context: Context, epsilons: tuple[float, ...]) -> list[Panel]:
             curves.append(Curve(label, THRESHOLDS, [plain] * len(THRESHOLDS)))
         panels.append(
             Panel(
-                curves, f"ε = {epsilon:g}", "concentration over clip norm, τ/C (log scale)",
-                "noise on the mean gradient\n(clip norms, log scale)", log_y=True,
+                curves,
+                f"ε = {epsilon:g}",
+                "concentration over clip norm, τ/C (log scale)",
+                "noise on the mean gradient\n(clip norms, log scale)",
+                log_y=True,
             )
-        )  # fmt: skip
+        )
     return panels
 
 

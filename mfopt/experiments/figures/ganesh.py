@@ -50,14 +50,17 @@ def group_panels(context: Context, scheme: Any, adjacency: str) -> list[Panel]:
                     Curve("mixture of Gaussians (tight)", GROUPS, tight),
                     Curve(
                         "black-box group privacy (ends where it is beyond numerical range)",
-                        [k for k, _ in shown], [e for _, e in shown],
+                        [k for k, _ in shown],
+                        [e for _, e in shown],
                     ),
                     Curve("K·ε₁ (a line to compare with, no guarantee)", GROUPS, line),
                 ],
-                f"σ = {sigma:g}{missing}", "group size K (examples, log scale)",
-                f"ε of the group at δ = {DELTA:g}\n(log scale)", log_y=True,
+                f"σ = {sigma:g}{missing}",
+                "group size K (examples, log scale)",
+                f"ε of the group at δ = {DELTA:g}\n(log scale)",
+                log_y=True,
             )
-        )  # fmt: skip
+        )
     return panels
 
 

@@ -38,9 +38,7 @@ def cell(users: int, cohort: int, noise: float, rounds: int) -> Task:
       noise: noise scale z.
       rounds: rounds.
     """
-    return account_task(
-        Poisson(cohort / users, rounds), noise_multiplier=noise, delta=users**-1.1
-    )  # fmt: skip
+    return account_task(Poisson(cohort / users, rounds), noise_multiplier=noise, delta=users**-1.1)
 
 
 def table(context: Context) -> Drawing:
@@ -54,8 +52,18 @@ def table(context: Context) -> Drawing:
     }
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["users", "users_per_round", "noise_multiplier", "rounds", "delta",
-                     "epsilon_printed", "epsilon_moments", "epsilon_pld"])  # fmt: skip
+    writer.writerow(
+        [
+            "users",
+            "users_per_round",
+            "noise_multiplier",
+            "rounds",
+            "delta",
+            "epsilon_printed",
+            "epsilon_moments",
+            "epsilon_pld",
+        ]
+    )
     lines = [
         "ε at δ = users^-1.1 by number of rounds: as printed in 2018, by this library's moments",
         "accountant (the same method), and by privacy loss distribution (tight)",

@@ -84,9 +84,7 @@ def samples(context: Context) -> Drawing:
     epochs, bins = MAIN
 
     def cell(epsilon: float, count: int) -> Task:
-        source = tasks.amplified_task(
-            "blt", bins, epochs, epsilon, DELTA, buffers=4, samples=count
-        )  # fmt: skip
+        source = tasks.amplified_task("blt", bins, epochs, epsilon, DELTA, buffers=4, samples=count)
         return tasks.sigma_task(source, tasks.BALLS, bins, epochs, epsilon, DELTA)
 
     found = context.run([cell(e, m) for e in SAMPLE_EPSILONS for m in SAMPLES])
@@ -100,13 +98,14 @@ def samples(context: Context) -> Drawing:
     return Drawing(
         [
             Panel(
-                curves, f"BLT with 4 buffers, {epochs} epochs × {bins} iterations, δ = {DELTA:g}",
+                curves,
+                f"BLT with 4 buffers, {epochs} epochs × {bins} iterations, δ = {DELTA:g}",
                 "frozen samples per optimization step (log scale)",
                 f"RMSE above that with {SAMPLES[-1]:,} samples (%)\nlower is better",
                 zero_line=True,
             )
         ]
-    )  # fmt: skip
+    )
 
 
 def timings(context: Context) -> Drawing:
