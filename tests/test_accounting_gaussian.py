@@ -78,3 +78,11 @@ def test_profile_refuses_bad_arguments():
             profile.epsilon(bad)
     with pytest.raises(UsageError):
         profile.delta(-0.1)
+
+
+@pytest.mark.parametrize("mu", [1e3, 1e50, 1e100, 1e150])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.4])
+def test_almost_no_noise_hides_almost_nothing(mu, share):
+    """δ is close to 1 while ε is below μ²/2, with no overflow on the way."""
+    found = gaussian.log_delta(mu, share * mu * mu)
+    assert -1e-5 < found <= 0.0

@@ -219,7 +219,7 @@ def test_release_without_secure_adds_the_noise():
 
 
 def test_the_cost_is_that_of_a_second_gaussian_mechanism():
-    bounds = secure.Bounds(shift=3e-12, iterations=2048)
+    bounds = secure.GridBounds(shift=3e-12, iterations=2048)
     cost = bounds.cost(10**7)
     assert cost.noise_factor == np.sqrt(1 + 2**-9)
     assert cost.distance == 2048 * 10**7 * 2.0**-80

@@ -97,7 +97,7 @@ class Group(click.Group):
     command_class = Command
 
 
-class Kind(click.ParamType):  # type: ignore[type-arg]  # no runtime argument in click 8.1
+class StrategyName(click.ParamType):  # type: ignore[type-arg]  # no runtime argument in click 8.1
     """A registered kind of strategy: one that can be optimized, or has no parameters."""
 
     name = "kind"

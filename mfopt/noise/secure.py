@@ -16,7 +16,7 @@ sums (Haney, Desfontaines, Hartman, Shrestha, Hay 2022) is left to attack. Sums 
 Opacus's secure mode (Holohan and Braghin 2021), make such attacks expensive; that they are
 impossible is proven there for no case, so they are not used.
 
-**What is counted** (:class:`Cost`). The rounding of q and ρ and the float64 arithmetic of the
+**What is counted** (:class:`SecureCost`). The rounding of q and ρ and the float64 arithmetic of the
 recursion move the query of the Gaussian mechanism by at most r in all n steps together, whatever
 the data. A part θ = 2⁻⁹ of additional variance answers for r as a second Gaussian mechanism, run
 concurrently (Vadhan and Zhang 2023): with (ε, δ) for the stream itself, (ε + ε₂, e^ε₂ δ + e^ε δ₂ +
@@ -184,7 +184,7 @@ def release(sums: jax.Array, noise: jax.Array, width: Any) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cost:
+class SecureCost:
     """What the grid and the draws cost a guarantee, for so many parameters and steps.
 
     Attributes:
@@ -205,7 +205,7 @@ class Cost:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bounds:
+class GridBounds:
     """By how much rounding moves what one step asks for, in units of σ and per parameter.
 
     Attributes:
@@ -216,18 +216,18 @@ class Bounds:
     shift: float
     iterations: int
 
-    def cost(self, parameters: int) -> Cost:
-        """See :class:`Cost`. r = shift · √(parameters · n), against a deviation of √θ."""
+    def cost(self, parameters: int) -> SecureCost:
+        """See :class:`SecureCost`. r = shift · √(parameters · n), against a deviation of √θ."""
         draws = parameters * self.iterations
         moved = self.shift * math.sqrt(draws) / math.sqrt(SHARE)
         epsilon = moved * (moved / 2 - float(special.ndtri(_DELTA)))
-        return Cost(math.sqrt(1 + SHARE), epsilon, draws * DISTANCE)
+        return SecureCost(math.sqrt(1 + SHARE), epsilon, draws * DISTANCE)
 
 
 _MOST_STEPS = 8192  # the bounds are read off dense matrices
 
 
-def bounds(strategy: Strategy, recursion: Recursion, iterations: int, reach: float) -> Bounds:
+def bounds(strategy: Strategy, recursion: Recursion, iterations: int, reach: float) -> GridBounds:
     """Bounds that hold for every run, up to a probability that :data:`DISTANCE` covers.
 
     With A = C⁻¹, |w_t| <= 12 ‖A[t]‖, and likewise what is kept. Between two data sets that give
@@ -262,7 +262,7 @@ def bounds(strategy: Strategy, recursion: Recursion, iterations: int, reach: flo
     width = gain * math.sqrt(1 + SHARE) / STEPS
     drawn = CUT * 1.01 + reach * float(np.max(np.sum(size, 1)))
     arithmetic = 2.0**-53 * _operations(recursion, inverse, noise, drawn, reach)
-    return Bounds(norm * (3 * width + 2 * arithmetic), iterations)
+    return GridBounds(norm * (3 * width + 2 * arithmetic), iterations)
 
 
 def _operations(

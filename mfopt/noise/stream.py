@@ -164,7 +164,7 @@ class NoiseStream:
         """Memory of the buffers for so many parameters, over all devices, in bytes."""
         return self.recursion.slots * parameters * self.buffer_dtype.itemsize
 
-    def secure_cost(self, parameters: int) -> secure.Cost:
+    def secure_cost(self, parameters: int) -> secure.SecureCost:
         """What ``secure`` adds to the guarantee of so many parameters.
 
         Raises:
@@ -184,7 +184,7 @@ class NoiseStream:
         return cost
 
     @functools.cached_property
-    def _secure_bounds(self) -> secure.Bounds | None:
+    def _secure_bounds(self) -> secure.GridBounds | None:
         if not self.secure:
             return None
         reach = 1 / self.noise_multiplier

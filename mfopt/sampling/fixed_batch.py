@@ -73,6 +73,19 @@ class FixedBatch(Scheme):
             )
 
     def executed_adjacency(self, accounted: Adjacency) -> Adjacency:
-        # the size of the data set is part of the scheme: who leaves keeps the number, and the
-        # data is taken away, which changes a sum by half of what the account allows for
-        return "zero-out" if accounted == "add-remove" else accounted
+        """Refused for an account of "add-remove".
+
+        A run has a fixed number of units, so what it could protect is a unit's data ("zero-out").
+        In one round that is within the add-remove account, which doubles the norm; but a round in
+        which the others' mean equals the unit's contribution and one in which it is 0 are worst in
+        opposite directions, and no proof is known that their composition is within it.
+        """
+        if accounted != "add-remove":
+            return accounted
+        raise _check.reject(
+            "sampling",
+            self.kind,
+            "no account of a run with fixed batches is proven: its number of units stays, and "
+            "taking a unit's data away does not compose like adding or removing it",
+            "Use poisson or balls-in-bins sampling.",
+        )

@@ -21,12 +21,12 @@ from mfopt_cli.live import Live
 @options.privacy
 @options.option(
     "--strategy",
-    type=options.Kind(),
+    type=options.StrategyName(),
     metavar="KIND",
     default="blt",
     show_default=True,
     help=lambda: (
-        f"Form of C: {', '.join(options.Kind.names())}. "
+        f"Form of C: {', '.join(options.StrategyName.names())}. "
         "blt: a few buffers of memory, near the optimum."
     ),
 )

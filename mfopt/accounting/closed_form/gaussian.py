@@ -29,10 +29,10 @@ def log_delta(mu: float, epsilon: float) -> float:
     0.126936737507
     """
     a = epsilon / mu - mu / 2
-    if a < -5:
-        # far inside: δ is close to 1 - e^ε Φ(..), nothing cancels
-        return math.log(max(special.ndtr(-a) - math.exp(epsilon + special.log_ndtr(-a - mu)), 0.0))
     density = -0.5 * a * a - _LOG_ROOT_TWO_PI
+    if a < -5:
+        # far inside: 1 less than 2e-6, so nothing cancels, however large μ and ε are
+        return math.log(special.ndtr(-a) - math.exp(density) * _mills(epsilon / mu + mu / 2))
     if a > 1e8:
         return density + math.log(mu) - 2 * math.log(a) if mu < a else density - math.log(a)
     return density + math.log(_mills_difference(a, mu))
