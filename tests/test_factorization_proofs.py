@@ -138,7 +138,7 @@ def test_bad_luck_of_the_first_certificate_is_paid_for(certified, monkeypatch):
     monkeypatch.setattr(proofs, "certify", unlucky)
     proofs.ensure(certified)
     assert asked[0] == (1e-3, None)
-    assert asked[1][0] == pytest.approx(0.99e-3) and asked[1][1] > 2**18
+    assert asked[1][0] == pytest.approx(0.999e-3) and asked[1][1] > 2**18
 
 
 def test_other_statements_are_accounted_for(certified, monkeypatch):

@@ -39,6 +39,9 @@ def test_the_largest_that_fits_is_said(machine):
         _sizes.require("bins", 5, lambda bins: 100 * GIB + bins)
 
 
+REFUSED = "GiB of memory|must be at most 2147483647 iterations"
+
+
 @pytest.mark.parametrize(
     ("kind", "epochs", "bins"),
     [
@@ -53,7 +56,7 @@ def test_the_largest_that_fits_is_said(machine):
 )
 def test_what_was_killed_is_refused_at_once(machine, kind, epochs, bins):
     begun = time.process_time()
-    with pytest.raises(UsageError, match="GiB of memory"):
+    with pytest.raises(UsageError, match=REFUSED):
         factorize(BallsInBins(bins, epochs), 2.0, strategy=kind)
     assert time.process_time() - begun < 5
 
@@ -77,12 +80,12 @@ def test_samples_that_do_not_fit(machine):
 
 
 def test_compare_refuses_before_it_starts(machine):
-    with pytest.raises(UsageError, match="GiB of memory"):
+    with pytest.raises(UsageError, match=REFUSED):
         comparison.Comparison(10**6, 10**6, (2.0,)).check()
     comparison.Comparison(128, 16, (2.0,)).check()
     for name in comparison.FAMILIES:
         with pytest.raises(UsageError, match="GiB of memory"):
-            comparison.Comparison(10**6, 10**6, (2.0,), include=(name,)).check()
+            comparison.Comparison(10**6, 2000, (2.0,), include=(name,)).check()
 
 
 def test_the_account_of_a_large_c(machine):
@@ -116,7 +119,7 @@ def test_the_estimate_is_that_of_the_compiled_program():
             number,
         )
         point = jax.ShapeDtypeStruct(mapping.start.shape, jnp.float64)
-        program = objective._evaluation(loss, mapping.build, scheme)
+        program = objective._evaluation(loss, mapping.build, objective.law(scheme))
         found = program.lower(point, frozen, number, number).compile().memory_analysis()
     compiled = found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes
     planned = sizes.memory("banded-toeplitz", 256, 2, samples=samples, bands=4) - sizes._BASE

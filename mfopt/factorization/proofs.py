@@ -28,7 +28,7 @@ import platformdirs
 from mfopt import _files
 from mfopt._version import __version__
 from mfopt.accounting import account
-from mfopt.accounting.verify import MOST_WORK
+from mfopt.accounting.verify import BETA_SHARE, MOST_WORK
 from mfopt.calibration import certify
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization.record import Factorization
@@ -39,7 +39,6 @@ from mfopt.sampling import BallsInBins
 
 _PROVED = ("certified", "exact", "bound")
 _KEY_BYTES = 32
-_BETA_SHARE = 1 / 100  # of δ, that a certificate may fail with and counts inside δ
 _MORE = 2**21  # samples of a second attempt
 
 
@@ -93,7 +92,7 @@ def ensure(factorization: Factorization, *, progress: Report = silent) -> Guaran
     """The guarantee of ``factorization``, proved again here unless it was already.
 
     Up to two certificates are run, the second with more samples; both together err with
-    at most the δ/50 that they count inside δ.
+    at most the share of δ that they count inside it.
 
     Raises:
       FailureError: it could not be proved.
@@ -127,7 +126,7 @@ def _prove(factorization: Factorization) -> None:
         certify(pair, sigma, stated.epsilon, stated.delta)
     except FailureError:
         # the first attempt may have failed by bad luck; what it could have erred with is paid for
-        rest = stated.delta * (1 - _BETA_SHARE)
+        rest = stated.delta * (1 - BETA_SHARE)
         certify(pair, sigma, stated.epsilon, rest, samples=min(_MORE, MOST_WORK // pair.bins))
 
 

@@ -91,7 +91,7 @@ class Checkpoints:
             reason = _check.printable(str(problem).split("\n")[0])
             raise FailureError(
                 f"a checkpoint in {self.folder} could not be written: {reason}. "
-                "--resume goes on from the last whole one."
+                "Resuming goes on from the last whole one."
             ) from problem
 
     @property
