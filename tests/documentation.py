@@ -75,7 +75,8 @@ def commands(block: Block) -> list[tuple[list[str], str]]:
             found[-1][1].append(line)
     result = []
     for command, output in found:
-        for part in command.split("&&"):
+        parts = command.split("&&")
+        for part in parts if parts[0].startswith("mfopt") else ():  # installing is the check's part
             words = shlex.split(part, comments=True)
             if words[:1] == ["mfopt"]:
                 result.append((words[1:], "\n".join(output)))

@@ -73,7 +73,7 @@ def test_optimize_prints_a_table(tmp_path):
         assert said in out, said
     shown = float(re.search(r"noise multiplier σ +([\d.]+)", out)[1])
     assert shown >= mfopt.load(path).noise_multiplier  # never rounded towards less privacy
-    assert "starting" in err  # progress goes to standard error
+    assert "certifying" in err  # progress goes to standard error
 
 
 def test_show(made):
@@ -302,7 +302,7 @@ def test_interrupt_saves_the_best_so_far_uncertified(tmp_path):
         "--buffers",
         2,
         "--samples",
-        20_000,
+        200_000,
         "--optimizer",
         "adam",
         "--steps",
