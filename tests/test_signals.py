@@ -26,6 +26,20 @@ SCHEME = BallsInBins(bins=4, epochs=2)
 POLITE = [signal.SIGTERM, signal.SIGHUP]
 
 
+@pytest.fixture(autouse=True)
+def usual_handlers():
+    """Those of a terminal: whoever started the tests may have had signals ignored."""
+    usual = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGHUP: signal.SIG_DFL,
+        signal.SIGTERM: signal.SIG_DFL,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 def raised(number):
     signal.raise_signal(number)
     time.sleep(1)  # the handler runs between two instructions of the main thread
@@ -174,7 +188,7 @@ def test_a_full_disk_does_not_end_the_search(tmp_path, monkeypatch):
         bands=2,
         steps=3,
         samples=64,
-        certify_samples=256,
+        certify_samples=2**15,
         seed=0,
         progress=so_far,
     )
