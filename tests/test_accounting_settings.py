@@ -15,9 +15,9 @@ CHEAP = [
 ]
 
 
-# Valid, but not what they should be: ε is found on a grid so coarse that it is up to three times
-# the ε that σ was found for. Larger groups, or many rounds at once.
-LOOSE = [setting for setting in SAMPLE if setting["group_size"] in (52, 104)]
+# Valid, but looser than they should be: ε from the σ that was found for an ε is above it, on a
+# coarser grid, by 0.03% to a factor of 3. Large groups, or very many rounds.
+LOOSE = [setting for setting in SAMPLE if setting["iterations"] in (651, 111132, 3159277, 6871932)]
 
 
 def wrong(setting):
@@ -43,7 +43,7 @@ def test_setting(setting):
 
 @pytest.mark.ci
 @pytest.mark.xfail(reason="ε from σ is looser than σ from ε for large groups", strict=True)
-@pytest.mark.parametrize("setting", LOOSE[:2], ids=str)
+@pytest.mark.parametrize("setting", LOOSE, ids=str)
 def test_loose_setting(setting):
     assert not wrong(setting)
 
