@@ -15,9 +15,10 @@ CHEAP = [
 ]
 
 
-# Valid, but looser than they should be: ε from the σ that was found for an ε is above it, on a
-# coarser grid, by 0.03% to a factor of 3. Large groups, or very many rounds.
-LOOSE = [setting for setting in SAMPLE if setting["iterations"] in (651, 111132, 3159277, 6871932)]
+# Valid, but looser than it should be: ε from the σ that was found for an ε is three times that ε, on
+# a coarser grid. So it is for large groups and for a million rounds; the benchmark lists them.
+LOOSE = [setting for setting in SAMPLE if setting["iterations"] == 651]
+MODEST = [s for s in SAMPLE if s["iterations"] <= 100_000 and s not in LOOSE][:40]
 
 
 def wrong(setting):
@@ -34,9 +35,7 @@ def test_cheap_setting(setting):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-    "setting", [setting for setting in SAMPLE[:60] if setting not in LOOSE], ids=str
-)
+@pytest.mark.parametrize("setting", MODEST, ids=str)
 def test_setting(setting):
     assert not wrong(setting)
 
