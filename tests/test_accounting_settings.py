@@ -15,8 +15,8 @@ CHEAP = [
 ]
 
 
-# Valid, but looser than it should be: ε from the σ that was found for an ε is three times that ε, on
-# a coarser grid. So it is for large groups and for a million rounds; the benchmark lists them.
+# Valid, but looser than it should be: ε from the σ that was found for an ε is three times that ε,
+# on a coarser grid. So it is for large groups and a million rounds; the benchmark lists them.
 LOOSE = [setting for setting in SAMPLE if setting["iterations"] == 651]
 MODEST = [s for s in SAMPLE if s["iterations"] <= 100_000 and s not in LOOSE][:40]
 
