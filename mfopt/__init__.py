@@ -42,6 +42,7 @@ _MODULES = (
     "workloads",
 )
 
+# the modules are listed too: they are public, and tools that read `__all__` document them
 __all__ = [
     "BallsInBins",
     "Factorization",
@@ -51,10 +52,11 @@ __all__ = [
     "__version__",
     "load",
 ]
+__all__ += _MODULES
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_MODULES})
+    return sorted(__all__)
 
 
 def __getattr__(name: str) -> Any:
