@@ -13,7 +13,7 @@ from mfopt.accounting.account import supporting
 from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
-from mfopt.sampling import Scheme
+from mfopt.sampling import Scheme, UnitSampler
 from mfopt.strategies import Strategy
 from mfopt.workloads import Workload
 
@@ -92,6 +92,21 @@ class Factorization:
         from mfopt.factorization import proofs
 
         return proofs.is_known(self)
+
+    def sampler(self, population: int, seed: int | None = None) -> UnitSampler:
+        """The batches that the guarantee is about: who takes part in each of the n iterations.
+
+        Args:
+          population: number of units in the data set, public.
+          seed: pins the batches, for experiments only; the default is a secret from the operating
+            system.
+
+        Raises:
+          UsageError: the scheme has nothing to draw, or no guarantee is known for a run of it.
+        """
+        sampler = UnitSampler(self.sampling, population, seed)
+        self.sampling.executed_adjacency(self.guarantee.adjacency)
+        return sampler
 
     def dominating_pair(self) -> dominating_pair.DominatingPair:
         """The pair whose hockey-stick divergences the guarantee bounds."""

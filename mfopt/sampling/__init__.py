@@ -21,6 +21,7 @@ from mfopt.sampling.fixed_batch import FixedBatch
 from mfopt.sampling.fixed_order import FixedOrder
 from mfopt.sampling.min_separation import MinSeparation
 from mfopt.sampling.poisson import Poisson
+from mfopt.sampling.sampler import Padded, UnitSampler, Users
 
 __all__ = [
     "Adjacency",
@@ -29,8 +30,11 @@ __all__ = [
     "FixedBatch",
     "FixedOrder",
     "MinSeparation",
+    "Padded",
     "Poisson",
     "Scheme",
+    "UnitSampler",
+    "Users",
     "from_description",
     "generator",
     "parse",

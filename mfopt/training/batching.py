@@ -33,7 +33,8 @@ from typing import Any, Literal
 import numpy as np
 
 from mfopt import _check
-from mfopt.sampling import Scheme, require
+from mfopt.sampling import Scheme, UnitSampler
+from mfopt.sampling.sampler import pad
 from mfopt.training.secrets import uniform_hash
 
 Truncation = Literal["charge", "double"]
@@ -75,8 +76,8 @@ class Sampler:
         batch_size: fixed number of units per step; None: no truncation.
         truncation: see the module's text. Only read where ``batch_size`` can truncate.
 
-    ``drawn(step)`` are the units that the scheme chose, equal to ``scheme.sample``. :meth:`batch`
-    is a pure function of the step: resuming at step t is calling it from t on.
+    ``drawn[step]`` are the units that the scheme chose (:class:`mfopt.sampling.UnitSampler`).
+    :meth:`batch` is a pure function of the step: resuming at step t is calling it from t on.
 
     Raises:
         UsageError: there is nothing to draw, or the scheme's batches cannot be cut to
@@ -95,22 +96,21 @@ class Sampler:
     ) -> None:
         if truncation not in ("charge", "double"):
             raise _check.reject("truncation", truncation, "must be 'charge' or 'double'")
-        self.scheme = require(scheme)
-        self.population = _check.integer("population", population)
+        drawn = UnitSampler(scheme, population, seed)
+        self.scheme, self.population, self.drawn = drawn.scheme, drawn.population, drawn
         self.microbatch = _check.integer("microbatch", microbatch)
         self.batch_size = None if batch_size is None else _check.integer("batch_size", batch_size)
         self.truncation = truncation
         self._seed = seed
         if self.batch_size is not None:
             scheme.check_batch_size(self.batch_size)
-        self.drawn = scheme.draws(self.population, seed)
         if self.can_truncate:
             scheme.check_truncation()
 
     @property
     def expected_batch(self) -> float:
         """Mean units per step over the scheme's own randomness: the default public normalizer."""
-        return self.scheme.expected_batch(self.population)
+        return self.drawn.expected_batch
 
     @property
     def can_truncate(self) -> bool:
@@ -139,7 +139,7 @@ class Sampler:
 
     def batch(self, step: int) -> Batch:
         """The units of ``step``, truncated and padded."""
-        drawn = self.drawn(step)
+        drawn = self.drawn[step]
         kept = drawn
         if self.batch_size is not None and len(drawn) > self.batch_size:
             if self.scheme.public_order:
@@ -149,10 +149,7 @@ class Sampler:
                 # unit more displaces at most one, and no unit is cut in every pass
                 priority = uniform_hash(self._seed, step, drawn)
                 kept = np.sort(drawn[np.argsort(priority, kind="stable")[: self.batch_size]])
-        slots = len(kept) if self.batch_size is None else self.batch_size
-        slots = max(1, -(-slots // self.microbatch)) * self.microbatch
-        units = np.full(slots, -1, dtype=np.int64)
-        units[: len(kept)] = kept
+        units = pad(kept, self.microbatch, slots=self.batch_size or 0, fill=-1).reshape(-1)
         return Batch(units, len(drawn), len(drawn) - len(kept), self.microbatch)
 
     def describe(self) -> dict[str, Any]:

@@ -1,0 +1,128 @@
+"""A run's batches: what the accounted scheme draws, whoever asks for them, from any step on."""
+
+import pickle
+
+import numpy as np
+import pytest
+from test_sampling import EXAMPLES
+
+from mfopt import sampling
+from mfopt.errors import UsageError
+from mfopt.factorization import Factorization
+from mfopt.guarantee import Guarantee
+from mfopt.sampling import BallsInBins, FixedBatch, FixedOrder, UnitSampler, Users
+from mfopt.strategies import Identity
+from mfopt.training.batching import Sampler
+from mfopt.workloads import PrefixSums
+
+EXECUTABLE = {k: v for k, v in EXAMPLES.items() if v[0].executable}
+
+
+def record(scheme, adjacency="add-remove"):
+    """A factorization of C = I at a σ that nobody proves anything with here."""
+    stated = Guarantee(1.0, 1e-5, 2.0, adjacency=adjacency, method="none", status="estimate")
+    return Factorization(Identity(), 2.0, scheme, PrefixSums(), stated)
+
+
+@pytest.mark.parametrize("kind", EXECUTABLE)
+def test_every_way_to_the_batches_gives_the_draws_of_the_scheme(kind):
+    scheme, population = EXECUTABLE[kind]
+    sampler = UnitSampler(scheme, population, seed=4)
+    drawn = [scheme.sample(t, population, 4) for t in range(scheme.length)]
+    parts = [sampler.part(rank, 3) for rank in range(3)]
+    trainer = Sampler(scheme, population, 4, microbatch=4)
+    again = pickle.loads(pickle.dumps(sampler))
+    ways = {
+        "indexed": [sampler[t] for t in range(len(sampler))],
+        "iterated": list(sampler),
+        "resumed": [*(sampler[t] for t in (0, 1)), *again.steps(2)],
+        "padded": [units[mask] for units, mask in sampler.padded(4)],
+        "parts": [np.sort(np.concatenate([p[t] for p in parts])) for t in range(len(sampler))],
+        "trainer": [(u := trainer.batch(t).units)[u >= 0] for t in range(scheme.length)],
+        "state": list(UnitSampler.from_state(sampler.state_dict())),
+    }
+    for way, batches in ways.items():
+        assert len(batches) == len(drawn)
+        for one, two in zip(batches, drawn, strict=True):
+            np.testing.assert_array_equal(one, two, err_msg=way)
+    assert [len(p[0]) for p in parts] == [len(drawn[0][r::3]) for r in range(3)]
+    assert sampler.expected_batch == parts[1].expected_batch == scheme.expected_batch(population)
+    # a factorization's sampler is one of its scheme
+    if kind != "fixed-batch":
+        own = record(scheme).sampler(population, seed=4)
+        np.testing.assert_array_equal(own[1], drawn[1])
+
+
+def test_a_seed_is_secret_and_new_unless_it_is_pinned():
+    scheme = BallsInBins(8, 2)
+    first, second = (record(scheme).sampler(200) for _ in "12")
+    assert not np.array_equal(first[0], second[0])
+    secret = first.state_dict()["seed"]
+    assert secret not in repr(first) and "secret" in repr(first)
+    assert len(secret) > 50  # of 64 hexadecimal digits
+    pinned = record(scheme).sampler(200, seed=3)
+    assert "not private" in repr(pinned) and pinned.pinned
+    assert "secret" in repr(UnitSampler.from_state(first.state_dict()))
+
+
+def test_padded_batches_have_one_shape_and_a_mask():
+    scheme = BallsInBins(40, 1)  # some bins are empty
+    sampler = UnitSampler(scheme, 50, seed=0)
+    sizes = [len(units) for units in sampler]
+    assert 0 in sizes and max(sizes) > 2
+    for (units, mask), size in zip(sampler.padded(2), sizes, strict=True):
+        assert units.shape == mask.shape == (max(1, -(-size // 2)), 2)
+        assert mask.sum() == size and units.min() >= 0 and not units[~mask].any()
+
+
+def test_an_epoch_is_as_many_steps_as_draw_each_unit_once_on_average():
+    expected = {"balls-in-bins": 7, "fixed-order": 7, "poisson": 3, "cyclic-poisson": 6}
+    for kind, steps in expected.items():
+        scheme, population = EXAMPLES[kind]
+        assert UnitSampler(scheme, population, 0).steps_per_epoch == steps, kind
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: UnitSampler(sampling.MinSeparation(9, 3, 3), 40), "not a random choice"),
+        (lambda: UnitSampler(BallsInBins(3, 2), 0), "population"),
+        (lambda: UnitSampler(BallsInBins(3, 2), 9.5), "population"),
+        (lambda: UnitSampler("balls-in-bins", 9), "spec of mfopt.sampling"),
+        (lambda: UnitSampler(BallsInBins(3, 2), 9, seed=-1), "seed"),
+        (lambda: UnitSampler(BallsInBins(3, 2), 9, ranks=2), "same seed"),
+        (lambda: UnitSampler(BallsInBins(3, 2), 9, 0, rank=2, ranks=2), "rank"),
+        (lambda: UnitSampler(BallsInBins(3, 2), 9, 0).part(0, 2).part(0, 2), "part itself"),
+        (lambda: UnitSampler(BallsInBins(3, 2), 9)[6], "ends after 6"),
+        (lambda: UnitSampler(BallsInBins(3, 2), 9)[-1], "step"),
+        (lambda: list(UnitSampler(BallsInBins(3, 2), 9).steps(0, 7)), "ends after 6"),
+        (lambda: UnitSampler(FixedBatch(2, 9, 4), 8)[0], "9 units"),
+        (lambda: UnitSampler(BallsInBins(3, 2), 9).padded(0), "microbatch"),
+        (lambda: UnitSampler.from_state({}), "state_dict"),
+        (lambda: record(FixedBatch(2, 9, 4)).sampler(9), "no account of a run"),
+        (lambda: Users([]), "user_of_record"),
+        (lambda: Users(["a", "b"]).records([2]), "2 users"),
+        (lambda: Users(["a", "b"]).records([0], most=0), "most"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(call, match):
+    with pytest.raises(UsageError, match=match):
+        call()
+
+
+def test_records_of_users_are_all_theirs_once_and_know_their_owner():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 30, size=200) * 10
+    users = Users(labels)
+    assert users.population == len(np.unique(labels))
+    sampler = UnitSampler(FixedOrder(4, 1), users.population)
+    seen = []
+    for units in sampler:
+        records, owner = users.records(units)
+        np.testing.assert_array_equal(labels[records], users.names[units[owner]])
+        seen.append(records)
+        few, of = users.records(units, most=2)
+        assert np.bincount(of, minlength=len(units)).max() <= 2
+        np.testing.assert_array_equal(few, records[np.isin(records, few)])
+    np.testing.assert_array_equal(np.sort(np.concatenate(seen)), np.arange(200))
+    assert [part.tolist() for part in users.records([])] == [[], []]
