@@ -1,5 +1,6 @@
 """The optimizer: gradients, drivers, starts, interrupts, and the order of the kinds."""
 
+import dataclasses
 import math
 import types
 
@@ -480,13 +481,49 @@ def test_starts_keep_what_they_can():
         expected = matrix if kind in ("toeplitz", "dense") else np.triu(matrix, -3)
         np.testing.assert_allclose(shaped.materialize(N), expected, atol=1e-12)
     assert kinds.find("blt").convert(blt, size) is blt
-    assert kinds.find("blt").convert(blt, size._replace(buffers=3)) is None
+    assert kinds.find("blt").convert(blt, size._replace(buffers=1)) is None
     assert kinds.find("toeplitz").convert(S.Tree(), size) is None
     for buffers in (1, 4, 7):
         for bins in (1, 6, 1024):
             for start in starts.spread_blts(buffers, bins):
                 start.check_entries(N)
                 assert start.buffers == buffers
+
+
+@pytest.mark.parametrize("decay", [[0.5, 0.9], [0.999, 0.2, 0.2], [0.7], [0.0]])
+def test_buffers_are_added_with_little_change(decay):
+    """Between the λ that lie farthest apart; the sum of all ω stays."""
+    blt = S.BLT(np.full(len(decay), 0.4 / len(decay)), np.array(decay), np.array(2.0))
+    grown = kinds.find("blt").convert(blt, kinds.Size(N, SCHEME.bins, bands=1, buffers=6))
+    grown.check_entries(N)
+    assert grown.buffers == 6 and set(decay) <= set(np.asarray(grown.decay).tolist())
+    assert np.sum(grown.scale) == pytest.approx(0.4, rel=1e-12)
+    change = np.asarray(grown.toeplitz_coefs(N)) - np.asarray(blt.toeplitz_coefs(N))
+    assert change[0] == 0 and 0 < np.max(np.abs(change)) + (decay == [0.0]) < 1.2
+
+
+def test_what_leads_to_a_kind():
+    """Smaller kinds first, each once; many buffers from a few; all between the same diagonals."""
+    size = kinds.Size(N, SCHEME.bins, bands=4, buffers=9)
+    names = [
+        (stage.kind.name, stage.size.buffers)
+        for stage in kinds.Stage(kinds.find("blt"), size).way()
+    ]
+    assert names == [("blt", 4), ("blt", 5), ("blt", 6), ("blt", 7), ("blt", 8), ("blt", 9)]
+    way = kinds.Stage(kinds.find("dense"), size).way()
+    assert [stage.kind.name for stage in way] == [
+        "blt scaled",
+        "banded-toeplitz scaled",
+        "toeplitz scaled",
+        "dense",
+    ]
+    assert way[1].size.bands == SCHEME.bins
+    (banded,) = kinds.find("banded").after(size)
+    assert banded.size.bands == 4 and banded.kind.name == "banded-toeplitz scaled"
+    with pytest.raises(UsageError, match="starts"):
+        kinds.register(
+            dataclasses.replace(kinds.find("blt"), name="x", starts=kinds._none, after=kinds._none)
+        )
 
 
 @pytest.mark.parametrize("name", ["rprop", "scale_by_rprop"])

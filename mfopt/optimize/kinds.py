@@ -4,6 +4,8 @@ A kind of one's own registers one entry; nothing else is edited::
 
     kinds.register(Kind("mine", starts=..., convert=..., parameterize=..., samples=2**11,
                         steps=100, tolerance=1e-4))
+
+Kinds come after one another: a search from the optimum of a smaller kind cannot end above it.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from mfopt.optimize import parameterization, starts, time_scale
 from mfopt.optimize.parameterization import Parameterization
 from mfopt.optimize.time_scale import Scaling
 from mfopt.strategies import Strategy, TimeScaled, fields
+
+_WARM_BUFFERS = 4  # of the BLT that other searches begin from
 
 
 class Size(NamedTuple):
@@ -33,6 +37,10 @@ class Size(NamedTuple):
     buffers: int
 
 
+def _none(size: Size) -> list[Any]:
+    return []
+
+
 @dataclasses.dataclass(frozen=True)
 class Kind:
     """How to optimize one kind of C.
@@ -44,7 +52,7 @@ class Kind:
         way back is differentiable and hashable, and equal for equal shapes, so that one compiled
         objective serves all starts.
       starts: where to begin without any other strategy.
-      after: unless there are ``starts``, the kind whose optimum is converted to one.
+      after: what is optimized before, for its optimum to be converted to a start.
       samples: frozen Monte Carlo samples. Few suffice for a handful of parameters; a free
         coefficient for every lag would fit the noise of a small sample.
       steps: evaluations of the objective at most.
@@ -62,19 +70,27 @@ class Kind:
     samples: int
     steps: int
     tolerance: float
-    starts: Callable[[Size], list[Strategy]] | None = None
-    after: str = "blt"
+    starts: Callable[[Size], list[Strategy]] = _none
+    after: Callable[[Size], list[Stage]] = _none
     warm_steps: int = 60
     scalable: bool = False
     tangents: bool = True
-    chain: tuple[Kind, ...] | None = None  # kinds to optimize before this one, instead of ``after``
 
-    def before(self) -> tuple[Kind, ...]:
-        """Kinds whose optima lead here, the one with ``starts`` first; none where this one has."""
-        if self.chain is not None or self.starts is not None:
-            return self.chain or ()
-        earlier = find(self.after)
-        return (*earlier.before(), earlier)
+
+class Stage(NamedTuple):
+    """One kind at one size: a step on the way to another."""
+
+    kind: Kind
+    size: Size
+
+    def way(self) -> list[Stage]:
+        """Every stage that leads here, each once and after those that it needs; this one last."""
+        found = {
+            (stage.kind.name, stage.size): stage
+            for before in self.kind.after(self.size)
+            for stage in before.way()
+        }
+        return [*found.values(), self]
 
 
 _KINDS: dict[str, Kind] = {}
@@ -84,13 +100,13 @@ def register(kind: Kind) -> Kind:
     """Add an entry; a name that is taken is refused.
 
     Raises:
-      UsageError: the name has an entry already, or ``after`` has none.
+      UsageError: the name has an entry already, or the entry says nowhere to begin.
     """
     known = _KINDS.get(kind.name)
     if known is not None and known.parameterize.__module__ != kind.parameterize.__module__:
         raise _check.reject("kind", kind.name, "can be optimized already: take another name")
-    if kind.starts is None and kind.after not in _KINDS:
-        raise _check.reject("after", kind.after, f"must be one of {', '.join(_KINDS)}")
+    if kind.starts is _none and kind.after is _none:
+        raise _check.reject("kind", kind.name, "needs `starts`, or another kind to come `after`")
     _KINDS[kind.name] = kind
     return kind
 
@@ -149,7 +165,7 @@ def of(strategy: Strategy, n: int) -> Parameterization:
 def scaled(kind: Kind, scaling: Scaling) -> Kind:
     """The entry of a kind between two diagonals that vary with time.
 
-    A kind without starts of its own begins at the optimum of a scaled BLT, with its diagonals.
+    What it comes after is scaled as well, and hands its diagonals on.
 
     Raises:
       UsageError: diagonals add nothing to this kind.
@@ -170,41 +186,64 @@ def scaled(kind: Kind, scaling: Scaling) -> Kind:
     def parameterize(strategy: TimeScaled, n: int) -> Parameterization:
         return time_scale.scaled(strategy, n, kind.parameterize(strategy.base, n), scaling)
 
-    own, chain = kind.starts, None
-    if own is None:
-        chain = (scaled(find("blt"), scaling),)
+    def after(size: Size) -> list[Stage]:
+        return [
+            Stage(scaled(stage.kind, scaling) if stage.kind.scalable else stage.kind, stage.size)
+            for stage in kind.after(size)
+        ]
+
     return dataclasses.replace(
         kind,
         name=f"{kind.name} scaled",
         convert=convert,
         parameterize=parameterize,
         # the first start is enough: the search comes from afar
-        starts=None if own is None else lambda size: [TimeScaled(own(size)[0])],
+        starts=lambda size: [TimeScaled(start) for start in kind.starts(size)[:1]],
+        after=after,
         samples=max(kind.samples, time_scale.SAMPLES),
         steps=time_scale.STEPS,
         warm_steps=time_scale.STEPS,
         tolerance=time_scale.TOLERANCE,
-        chain=chain,
         scalable=False,
     )
+
+
+def _blt(size: Size, buffers: int = _WARM_BUFFERS) -> Stage:
+    return Stage(find("blt"), size._replace(buffers=buffers, bands=1))  # one stage for all bands
+
+
+def _banded_toeplitz(size: Size, bands: int) -> Stage:
+    return Stage(find("banded-toeplitz"), size._replace(bands=min(bands, size.n)))
+
+
+def _scaled(stage: Stage) -> list[Stage]:
+    return [Stage(scaled(stage.kind, Scaling()), stage.size)]
 
 
 register(
     Kind(
         "blt",
         scalable=True,
-        starts=lambda size: [*starts.spread_blts(size.buffers, size.bins)],
-        convert=lambda strategy, size: starts.same_blt(strategy, size.buffers),
+        starts=lambda size: [
+            *(starts.spread_blts(size.buffers, size.bins) if size.buffers <= _WARM_BUFFERS else [])
+        ],
+        # many buffers from a few: spread evenly they end in a worse optimum
+        after=lambda size: [
+            *([_blt(size, starts.fewer(size.buffers))] if size.buffers > _WARM_BUFFERS else [])
+        ],
+        convert=lambda strategy, size: starts.as_blt(strategy, size.buffers),
         parameterize=parameterization.blt,
         samples=2**13,
         steps=150,
-        tolerance=2e-5,
+        tolerance=1e-5,
     )
 )
 register(
     Kind(
         "toeplitz",
         scalable=True,
+        # at a large ε the optimum is cut at the epoch, where a search from a smooth C ends too soon
+        after=lambda size: [_blt(size), _banded_toeplitz(size, size.bins)],
         convert=lambda strategy, size: starts.as_toeplitz(strategy, size.n),
         parameterize=parameterization.toeplitz,
         samples=2**14,
@@ -217,6 +256,7 @@ register(
     Kind(
         "banded-toeplitz",
         scalable=True,
+        after=lambda size: [_blt(size)],
         convert=lambda strategy, size: starts.as_banded_toeplitz(strategy, size.n, size.bands),
         parameterize=parameterization.banded_toeplitz,
         samples=2**13,
@@ -228,10 +268,11 @@ register(
     Kind(
         "banded",
         tangents=False,
+        after=lambda size: _scaled(_banded_toeplitz(size, size.bands)),
         convert=lambda strategy, size: starts.as_banded(strategy, size.n, size.bands),
         parameterize=parameterization.banded,
         samples=2**14,
-        steps=60,
+        steps=120,
         tolerance=2e-5,
     )
 )
@@ -239,9 +280,9 @@ register(
     Kind(
         "dense",
         tangents=False,
+        after=lambda size: _scaled(Stage(find("toeplitz"), size)),
         convert=lambda strategy, size: starts.as_dense(strategy, size.n),
         parameterize=parameterization.dense,
-        after="toeplitz",
         samples=2**14,
         steps=120,
         tolerance=2e-5,

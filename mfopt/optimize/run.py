@@ -25,7 +25,6 @@ from mfopt.strategies import Strategy
 from mfopt.workloads import PrefixSums, Workload
 
 _SCOUT_STEPS = 12
-_WARM_BUFFERS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,22 +164,30 @@ def normalized(strategy: Strategy, scheme: BallsInBins) -> tuple[Strategy, float
 
 
 def _own_starts(job: _Job, entry: Kind, size: kinds.Size, steps: int) -> list[Strategy]:
-    """The starts of a kind, or the converted optimum of the kind that it comes after."""
-    if entry.starts is not None:
-        return entry.starts(size)
-    chain = entry.before()
-    assert chain[0].starts is not None
-    candidates = chain[0].starts(size._replace(buffers=_WARM_BUFFERS))
-    job.later = _budget(len(candidates), chain[0].warm_steps) + steps
-    job.later += sum(warm.warm_steps for warm in chain[1:])
-    for warm, following in zip(chain, [*chain[1:], entry], strict=True):
-        stage = "warm start" if warm is chain[0] else f"warm start, {warm.name}"
-        trace = job.best_of(warm, candidates, warm.warm_steps, warm.samples, stage=stage)
-        start = following.convert(trace.result(), size)
-        if start is None:
-            raise FailureError(f"{warm.name} gives no start for {following.name}")
-        candidates = [start]
-    return candidates
+    """The starts of a kind, and the converted optima of what it comes after."""
+    *way, last = kinds.Stage(entry, size).way()
+    job.later = steps + sum(
+        _budget(len(stage.kind.starts(stage.size)) + len(stage.kind.after(stage.size)), limit)
+        for stage in way
+        for limit in [stage.kind.warm_steps]
+    )
+    found: dict[tuple[str, kinds.Size], Strategy] = {}
+
+    def candidates(stage: kinds.Stage) -> list[Strategy]:
+        made = list(stage.kind.starts(stage.size))
+        for before in stage.kind.after(stage.size):
+            start = stage.kind.convert(found[before.kind.name, before.size], stage.size)
+            if start is None:
+                raise FailureError(f"{before.kind.name} gives no start for {stage.kind.name}")
+            made.append(start)
+        return made
+
+    for number, stage in enumerate(way):
+        kind = stage.kind
+        text = f"warm start, {kind.name}" if number else "warm start"
+        trace = job.best_of(kind, candidates(stage), kind.warm_steps, kind.samples, stage=text)
+        found[kind.name, stage.size] = trace.result()
+    return candidates(last)
 
 
 def _budget(candidates: int, steps: int) -> int:

@@ -9,6 +9,7 @@ from mfopt.strategies import BLT, Banded, BandedToeplitz, Dense, Strategy, Toepl
 # 1 - λ of the slowest buffer, in units of 1/bins. Amplified optima were found between 1/bins and
 # 6/bins (the slower, the larger ε).
 _SLOWEST = (3.0, 0.5)
+_SHARE = 0.2  # of its neighbours' weight that a new buffer gets
 
 
 def spread_blts(buffers: int, bins: int) -> list[BLT]:
@@ -21,9 +22,33 @@ def spread_blts(buffers: int, bins: int) -> list[BLT]:
     return starts
 
 
-def same_blt(strategy: Strategy, buffers: int) -> BLT | None:
-    """``strategy`` where it is a BLT of that size: other strategies say nothing about λ."""
-    return strategy if isinstance(strategy, BLT) and strategy.buffers == buffers else None
+def as_blt(strategy: Strategy, buffers: int) -> BLT | None:
+    """``strategy`` where it is a BLT of at most that size: others say nothing about λ."""
+    if not isinstance(strategy, BLT) or strategy.buffers > buffers:
+        return None
+    while strategy.buffers < buffers:
+        strategy = _one_more(strategy)
+    return strategy
+
+
+def fewer(buffers: int) -> int:
+    """Buffers of the BLT that one with so many begins from."""
+    return buffers - max(1, buffers // 5)
+
+
+def _one_more(blt: BLT) -> BLT:
+    """Nearly the same C with a buffer more: in the widest gap between two λ, from their weight."""
+    order = np.argsort(np.asarray(blt.decay))
+    decay, scale = np.asarray(blt.decay)[order], np.asarray(blt.scale)[order]
+    # a λ faster than all has no weight yet, so that a single buffer has a neighbour too
+    gaps = np.log1p(-np.clip(np.append(decay[0] / 4, decay), 0, 1 - 1e-9))
+    after = int(np.argmax(gaps[:-1] - gaps[1:]))
+    between = -np.expm1((gaps[after] + gaps[after + 1]) / 2)
+    near = [k for k in (after - 1, after) if k >= 0]
+    given = _SHARE * scale[near]
+    scale = scale.copy()
+    scale[near] -= given
+    return BLT(np.insert(scale, after, np.sum(given)), np.insert(decay, after, between), blt.gain)
 
 
 def as_toeplitz(strategy: Strategy, n: int) -> Toeplitz | None:
