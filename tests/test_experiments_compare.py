@@ -11,7 +11,7 @@ from mfopt_cli.main import main
 from mfopt import FailureError, UsageError
 from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.experiments import cache as cache_module
-from mfopt.experiments import comparison, plots, runner, tasks
+from mfopt.experiments import comparison, families, plots, runner, tasks
 from mfopt.experiments.cache import Cache, Result, Task
 from mfopt.experiments.comparison import Comparison, Row
 from mfopt.experiments.runner import run_all
@@ -172,6 +172,17 @@ def test_sigmas_follow_their_definitions(sizes: dict, cache: Cache) -> None:
     accountant.compose(event)
     assert accountant.get_epsilon(1e-5) == pytest.approx(1.0, rel=1e-3)
 
+    # C = I under balls-in-bins is exact: no samples, and the accountant's own σ
+    from mfopt.accounting import Mechanism, account
+    from mfopt.strategies import Identity
+
+    for epsilon in SETTING.epsilons:
+        (row,) = sizes["dpsgd+balls-in-bins", epsilon]
+        mechanism = Mechanism(BallsInBins(BINS, EPOCHS), Identity())
+        exact = account(mechanism, epsilon=epsilon, delta=1e-5)
+        assert (row.status, row.relative_error) == ("exact", 0)
+        assert row.noise_multiplier == pytest.approx(exact.noise_multiplier, rel=1e-12)
+
     row = next(r for r in sizes["banded+poisson", 1.0] if r.size == 4)
     planned = dict(comparison.plan(SETTING)["banded+poisson", 1.0])
     optimum = tasks.strategy_of(cache.load(planned[4].needs[0]))  # type: ignore[arg-type]
@@ -206,8 +217,12 @@ def test_more_freedom_costs_no_error_under_amplification(cache: Cache) -> None:
         "blt-2",
         "blt-4",
         "sqrt",
+        "blt-2-scaled",
         "toeplitz",
+        "toeplitz-scaled",
+        "banded+amplified",
         "dense",
+        "blt-4+unamplified",
         "banded+unamplified",
         "dense+unamplified",
     )
@@ -217,6 +232,12 @@ def test_more_freedom_costs_no_error_under_amplification(cache: Cache) -> None:
     assert rows["blt-2"].rmse < rows["sqrt"].rmse
     assert rows["toeplitz"].rmse < rows["blt-4"].rmse * slack
     assert rows["dense"].rmse < rows["toeplitz"].rmse * slack
+    assert rows["blt-2-scaled"].rmse < rows["blt-2"].rmse
+    assert rows["toeplitz-scaled"].rmse < rows["toeplitz"].rmse
+    assert rows["banded+amplified"].rmse < rows["banded+unamplified"].rmse
+    assert rows["banded+amplified"].rmse < rows["toeplitz"].rmse
+    assert rows["blt-4"].rmse < rows["blt-4+unamplified"].rmse
+    assert rows["blt-2-scaled"].memory == 2 and rows["toeplitz-scaled"].memory == 0
     assert rows["dense+unamplified"].rmse < rows["banded+unamplified"].rmse
     assert rows["blt-2"].memory == 2 and rows["toeplitz"].memory == 0
     # no memory is paid for in time: the mean number of draws that a step makes
@@ -225,11 +246,15 @@ def test_more_freedom_costs_no_error_under_amplification(cache: Cache) -> None:
 
 
 def test_families_expand_and_unknown_ones_are_refused() -> None:
-    assert comparison.expand(["blt"]) == ("blt-2", "blt-3", "blt-4", "blt-5")
-    assert comparison.expand(["banded+poisson"]) == ("banded+poisson",)
-    assert set(comparison.expand(["all"])) == set(comparison.FAMILIES)
+    blts = families.expand(["blt"])
+    assert {"blt-4", "blt-4-scaled", "blt-4+unamplified"} < set(blts)
+    assert all(families.find(name).kind == "blt" for name in blts)
+    assert families.expand(["toeplitz-scaled"]) == ("toeplitz-scaled",)
+    assert all(len(family.label) <= 34 for family in families.FAMILIES.values())
+    assert families.expand(["banded+poisson"]) == ("banded+poisson",)
+    assert set(families.expand(["all"])) == set(families.FAMILIES)
     with pytest.raises(UsageError, match="include"):
-        comparison.expand(["bltt"])
+        families.expand(["bltt"])
 
 
 def test_command_writes_table_csv_json_and_plots(tmp_path, cache: Cache, sizes, capsys) -> None:

@@ -55,7 +55,7 @@ def test_recursion_gradient_against_finite_differences() -> None:
 def optima() -> dict[str, unamplified.UnamplifiedOptimum]:
     return {
         kind: unamplified.optimize(SCHEME, strategy=kind, bands=4, tolerance=1e-12)
-        for kind in ("banded", "banded-toeplitz", "dense")
+        for kind in ("banded", "banded-toeplitz", "blt", "dense")
     }
 
 
@@ -95,6 +95,8 @@ def test_more_freedom_never_costs(optima) -> None:
     dense = optima["dense"].rmse
     identity = float(query_error.rmse(PrefixSums(), Identity(), N)) * np.sqrt(SCHEME.epochs)
     assert dense < banded < toeplitz < identity
+    # four buffers against four bands: a BLT reaches over the whole run
+    assert dense < optima["blt"].rmse < identity
     unequal = unamplified.optimize(SCHEME, strategy="dense", equal_columns=False, tolerance=1e-12)
     assert unequal.rmse < dense
     assert sensitivity(unequal.strategy, SCHEME).value == pytest.approx(1, rel=1e-9)

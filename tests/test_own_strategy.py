@@ -11,7 +11,7 @@ from train_fixtures import bigram_model, synthetic_store
 from mfopt import load, optimize, query_error
 from mfopt.accounting import Mechanism, account
 from mfopt.errors import UsageError
-from mfopt.experiments import comparison
+from mfopt.experiments import comparison, families
 from mfopt.experiments.cache import Cache
 from mfopt.noise import NoiseStream, from_factorization
 from mfopt.sampling import BallsInBins, FixedOrder
@@ -72,7 +72,7 @@ def test_it_is_compared(tmp_path):
         SCHEME.epochs,
         (2.0,),
         1e-4,
-        include=comparison.expand(["fading", "dpsgd+balls-in-bins"]),
+        include=families.expand(["fading", "dpsgd+balls-in-bins"]),
         samples=2**12,
     )
     rows = {row.family: row for row in comparison.compare(setting, Cache(tmp_path), jobs=1)}

@@ -8,7 +8,7 @@ import pytest
 from mfopt import _sizes
 from mfopt import strategies as S
 from mfopt.errors import UsageError
-from mfopt.experiments import comparison
+from mfopt.experiments import comparison, families
 from mfopt.optimize import factorize, optimize, sizes
 from mfopt.sampling import BallsInBins
 
@@ -83,7 +83,7 @@ def test_compare_refuses_before_it_starts(machine):
     with pytest.raises(UsageError, match=REFUSED):
         comparison.Comparison(10**6, 10**6, (2.0,)).check()
     comparison.Comparison(128, 16, (2.0,)).check()
-    for name in comparison.FAMILIES:
+    for name in families.FAMILIES:
         with pytest.raises(UsageError, match="GiB of memory"):
             comparison.Comparison(10**6, 2000, (2.0,), include=(name,)).check()
 

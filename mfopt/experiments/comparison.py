@@ -1,7 +1,7 @@
 """Every mechanism side by side: σ, RMSE and memory at each ε, and improvements with error bars.
 
-A *family* is what a user chooses between (a kind of C with a sampling scheme). Where it has a
-size (bands), each point takes the size with the least RMSE.
+A *family* is what a user chooses between (:mod:`mfopt.experiments.families`). Where it has a size
+(bands), each point takes the size with the least RMSE.
 """
 
 from __future__ import annotations
@@ -13,18 +13,13 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mfopt import _check, _sizes
-from mfopt.experiments import tasks
+from mfopt import _check
+from mfopt.experiments import families
 from mfopt.experiments.cache import Cache, Task
 from mfopt.experiments.runner import run_all
-from mfopt.experiments.tasks import BALLS, POISSON
-from mfopt.optimize import kinds, sizes
 from mfopt.progress import Report, silent
-from mfopt.sampling import BallsInBins
-from mfopt.strategies import registered
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-BUFFERS = (2, 3, 4, 5)
 DEFAULT_BASELINE = "banded+poisson"
 Z95 = 1.959964
 
@@ -33,7 +28,7 @@ class Row(NamedTuple):
     """One mechanism at one ε.
 
     Attributes:
-      family: see :data:`FAMILIES`.
+      family: by name, see :mod:`mfopt.experiments.families`.
       epsilon: of (ε, δ)-DP, add-remove adjacency, one unit.
       size: bands or buffers, 0 where there is none; the best of those tried.
       noise_multiplier: σ relative to the clip norm, for C as stored.
@@ -56,31 +51,6 @@ class Row(NamedTuple):
     draws: float = 1.0
 
 
-# name -> what a reader sees; order is the order of tables
-FAMILIES: dict[str, str] = {
-    "dpsgd+unamplified": "DP-SGD, unamplified",
-    "dpsgd+poisson": "DP-SGD, Poisson",
-    "dpsgd+balls-in-bins": "DP-SGD, balls-in-bins",
-    "banded+unamplified": "banded, unamplified",
-    "banded+poisson": "banded, cyclic Poisson",
-    "banded+balls-in-bins": "banded, balls-in-bins",
-    "banded-toeplitz+unamplified": "banded Toeplitz, unamplified",
-    "banded-toeplitz+poisson": "banded Toeplitz, cyclic Poisson",
-    "banded-toeplitz+balls-in-bins": "banded Toeplitz, balls-in-bins",
-    "dense+unamplified": "dense multi-epoch, unamplified",
-    **{f"blt-{d}": f"BLT, {d} buffers (amplified)" for d in BUFFERS},
-    "toeplitz": "Toeplitz (amplified)",
-    "dense": "dense (amplified)",
-    "sqrt": "square root, balls-in-bins",
-    "banded-sqrt": "banded square root, balls-in-bins",
-    "banded-inverse-sqrt": "banded inverse square root, balls-in-bins",
-    "tree": "tree aggregation, balls-in-bins",
-}
-# Left out unless named: hours of O(n³) work at n = 2,048 for little insight.
-SLOW = ("dense", "dense+unamplified")
-DEFAULT = tuple(name for name in FAMILIES if name not in SLOW)
-
-
 class Comparison(NamedTuple):
     """What is compared where.
 
@@ -88,7 +58,7 @@ class Comparison(NamedTuple):
       bins, epochs: iterations an epoch, and epochs; n = bins · epochs.
       epsilons: targets.
       delta: target.
-      include: families, see :data:`FAMILIES`.
+      include: families, see :mod:`mfopt.experiments.families`.
       widths: numbers of bands to choose from.
       seed: pins the Monte Carlo samples.
       samples: of each reported σ.
@@ -98,7 +68,7 @@ class Comparison(NamedTuple):
     epochs: int
     epsilons: tuple[float, ...]
     delta: float = 1e-5
-    include: tuple[str, ...] = DEFAULT
+    include: tuple[str, ...] = families.DEFAULT
     widths: tuple[int, ...] = WIDTHS
     seed: int = 0
     samples: int = 2**15
@@ -112,55 +82,11 @@ class Comparison(NamedTuple):
             raise _check.reject("eps", "", "name at least one ε")
         for epsilon in self.epsilons:
             _check.epsilon("eps", epsilon)
-        for name in self.include:
-            if name not in FAMILIES and name not in _own_kinds():
-                raise _check.reject(
-                    "include", name, "is not a family", f"Choose from {', '.join(FAMILIES)}."
-                )
         for width in self.widths:
             _check.integer("bands", width)
         for name in self.include:
-            self._check_size(name)
+            families.find(name).require(self)
         return self
-
-    def _check_size(self, name: str) -> None:
-        """Refuse a family whose search or account does not fit into the memory that is free."""
-        kind, _, sampling = name.partition("+")
-        family = "blt" if kind.startswith("blt-") else kind
-        if sampling in ("", BALLS):
-            samples = kinds.find(family).samples if family in kinds.names() else 0
-            sizes.require(family, BallsInBins(self.bins, self.epochs), samples=samples, buffers=8)
-            return
-        # vectors over all steps, and all of X = CᵀC where C is dense
-        square = 12 if family == "dense" else 0
-        _sizes.require(
-            "bins",
-            self.bins,
-            lambda bins: 8.0 * bins * self.epochs * (60 + square * bins * self.epochs),
-        )
-
-
-def expand(names: Sequence[str]) -> tuple[str, ...]:
-    """Families for names as a user writes them: a family, or the part before its "+", or "all".
-
-    >>> expand(["blt-4", "dpsgd"])[:2]
-    ('blt-4', 'dpsgd+unamplified')
-    """
-    chosen: list[str] = []
-    for name in names:
-        if name == "all":
-            found = list(FAMILIES)
-        elif name in FAMILIES or name in _own_kinds():
-            found = [name]
-        else:
-            found = [f for f in FAMILIES if f.split("+")[0] == name]
-            found = found or [f for f in FAMILIES if f.startswith(f"{name}-")]
-        if not found:
-            raise _check.reject(
-                "include", name, "is not a family", f"Choose from {', '.join(FAMILIES)}, all."
-            )
-        chosen += found
-    return tuple(dict.fromkeys(chosen))
 
 
 def plan(setting: Comparison) -> dict[tuple[str, float], list[tuple[int, Task]]]:
@@ -170,59 +96,8 @@ def plan(setting: Comparison) -> dict[tuple[str, float], list[tuple[int, Task]]]
         (family, epsilon): found
         for family in setting.include
         for epsilon in setting.epsilons
-        if (found := _candidates(setting, family, epsilon))
+        if (found := families.find(family).candidates(setting, epsilon))
     }
-
-
-def _candidates(s: Comparison, family: str, epsilon: float) -> list[tuple[int, Task]]:
-    kind, _, sampling = family.partition("+")
-    sampling = sampling or BALLS
-    n = s.bins * s.epochs
-
-    def sigma(source: Task) -> Task:
-        return tasks.sigma_task(
-            source, sampling, s.bins, s.epochs, epsilon, s.delta, seed=s.seed, samples=s.samples
-        )
-
-    def amplified(kind: str, buffers: int = 0) -> Task:
-        return tasks.amplified_task(
-            kind, s.bins, s.epochs, epsilon, s.delta, buffers=buffers, seed=s.seed
-        )
-
-    if kind == "dpsgd":
-        return [(0, sigma(tasks.fixed_task("identity")))]
-    if kind in ("banded", "banded-toeplitz"):
-        # at bands = bins the rate within a group is 1: nothing is left to amplify
-        most = s.bins if sampling == POISSON else n
-        return [(w, sigma(_optimum(s, kind, w))) for w in s.widths if w <= most]
-    if family == "dense+unamplified":
-        return [(0, sigma(tasks.unamplified_task("dense", s.bins, s.epochs)))]
-    if kind.startswith("blt-"):
-        return [(buffers := int(kind[4:]), sigma(amplified("blt", buffers)))]
-    if family in ("toeplitz", "dense"):
-        return [(0, sigma(amplified(family)))]
-    if kind in ("banded-sqrt", "banded-inverse-sqrt"):
-        return [(w, sigma(tasks.fixed_task(kind, w))) for w in s.widths if 1 < w <= n]
-    if kind in kinds.names():
-        return [(0, sigma(amplified(kind, buffers=4)))]
-    return [(0, sigma(tasks.fixed_task(kind)))]
-
-
-def _own_kinds() -> set[str]:
-    """Kinds that a user has defined and that the optimizer, or nothing but a name, makes."""
-    own = {kind for kind, cls in registered().items() if not cls.__module__.startswith("mfopt.")}
-    return own & {*kinds.names(), *kinds.fixed_names()}
-
-
-def label(family: str) -> str:
-    """What a reader sees of a family."""
-    return FAMILIES.get(family, family)
-
-
-def _optimum(s: Comparison, kind: str, width: int) -> Task:
-    if width == 1:
-        return tasks.fixed_task("identity")
-    return tasks.unamplified_task(kind, s.bins, s.epochs, width)
 
 
 def compare(
@@ -332,12 +207,12 @@ def table(rows: Sequence[Row], baseline: str | None = None) -> tuple[list[str], 
     """
     found = by_key(rows)
     epsilons = list(dict.fromkeys(row.epsilon for row in rows))
-    families = list(dict.fromkeys(row.family for row in rows))
+    shown = list(dict.fromkeys(row.family for row in rows))
     gains = improvements(rows, baseline) if baseline else {}
     best = {e: min(row.rmse for row in rows if row.epsilon == e) for e in epsilons}
     lines = []
-    for family in families:
-        cells = [label(family)]
+    for family in shown:
+        cells = [families.label(family)]
         for epsilon in epsilons:
             row = found.get((family, epsilon))
             if row is None:

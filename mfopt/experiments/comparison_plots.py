@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from mfopt.experiments.comparison import Z95, Comparison, Row, by_key, improvements, label
+from mfopt.experiments.comparison import Z95, Comparison, Row, by_key, improvements
+from mfopt.experiments.families import label
 from mfopt.experiments.plots import Curve, Panel
 
 _LOWEST_SHOWN = -40  # percent: a far worse mechanism would squeeze all the others into one line

@@ -11,12 +11,13 @@ from typing import Any
 
 from mfopt import _check, query_error, strategies
 from mfopt.accounting import Mechanism, account
-from mfopt.accounting.monte_carlo import dominating_pair
+from mfopt.accounting.monte_carlo import balls_in_bins, dominating_pair
 from mfopt.accounting.unamplified import bands as column_bands
 from mfopt.calibration import calibrate, release
 from mfopt.experiments.cache import Result, Task
 from mfopt.noise.choice import choose
 from mfopt.optimize import kinds, optimize, unamplified
+from mfopt.optimize.time_scale import Scaling
 from mfopt.sampling import BallsInBins, CyclicPoisson, FixedOrder, Poisson
 from mfopt.strategies import Strategy
 from mfopt.workloads import PrefixSums
@@ -29,7 +30,15 @@ def fixed_task(kind: str, bands: int = 1) -> Task:
     return Task.of("fixed", kind=kind, bands=bands)
 
 
-def unamplified_task(kind: str, bins: int, epochs: int, bands: int = 0) -> Task:
+def unamplified_task(
+    kind: str,
+    bins: int,
+    epochs: int,
+    bands: int = 0,
+    *,
+    buffers: int = 0,
+    equal_columns: bool = True,
+) -> Task:
     """The C with the least error in fixed order, without amplification.
 
     Args:
@@ -37,11 +46,22 @@ def unamplified_task(kind: str, bins: int, epochs: int, bands: int = 0) -> Task:
       bins: iterations of an epoch.
       epochs: passes over the data.
       bands: bands of C; 0 where there are none.
+      buffers: of a BLT.
+      equal_columns: whether all columns have one norm, as cyclic Poisson sampling needs.
     """
     needs: tuple[Task, ...] = ()
     if kind == "dense":
         needs = (unamplified_task("banded", bins, epochs, min(32, bins)),)
-    return Task.of("unamplified", needs, kind=kind, bins=bins, epochs=epochs, bands=bands)
+    return Task.of(
+        "unamplified",
+        needs,
+        kind=kind,
+        bins=bins,
+        epochs=epochs,
+        bands=bands,
+        buffers=buffers,
+        equal_columns=equal_columns,
+    )
 
 
 def amplified_task(
@@ -51,11 +71,15 @@ def amplified_task(
     epsilon: float,
     delta: float,
     *,
+    scaled: bool = False,
+    bands: int = 1,
     buffers: int = 0,
     seed: int = 0,
     samples: int | None = None,
 ) -> Task:
     """The C with the least error under balls-in-bins amplification at (ε, δ).
+
+    It needs what the optimizer begins from, each a task of its own: kinds share them.
 
     Args:
       kind: kind of strategy.
@@ -63,27 +87,36 @@ def amplified_task(
       epochs: passes over the data.
       epsilon: ε of the statement.
       delta: δ of the statement.
+      scaled: whether C is put between two diagonals that vary with time.
+      bands: bands of a banded C.
       buffers: buffers of a BLT; 0 for other kinds.
       seed: pins the random choices.
       samples: Monte Carlo samples.
     """
-    chain = {"toeplitz": "blt", "dense": "toeplitz"}
-    needs: tuple[Task, ...] = ()
-    if kind in chain:
-        start = {"buffers": 4} if kind == "toeplitz" else {}
-        needs = (amplified_task(chain[kind], bins, epochs, epsilon, delta, seed=seed, **start),)
-    return Task.of(
-        "amplified",
-        needs,
-        kind=kind,
-        bins=bins,
-        epochs=epochs,
-        epsilon=float(epsilon),
-        delta=delta,
-        buffers=buffers,
-        seed=seed,
-        samples=samples,
+    entry = kinds.find(kind)
+    stage = kinds.Stage(
+        kinds.scaled(entry, Scaling()) if scaled else entry,
+        kinds.Size(bins * epochs, bins, min(bands, bins * epochs), buffers),
     )
+
+    def task(stage: kinds.Stage, samples: int | None) -> Task:
+        before = [] if stage.kind.starts(stage.size) else stage.kind.after(stage.size)
+        return Task.of(
+            "amplified",
+            tuple(task(needed, None) for needed in before),
+            kind=stage.kind.plain,
+            bins=bins,
+            epochs=epochs,
+            epsilon=float(epsilon),
+            delta=delta,
+            scaled=stage.kind.scaling is not None,
+            bands=stage.size.bands,
+            buffers=stage.size.buffers,
+            seed=seed,
+            samples=samples,
+        )
+
+    return task(stage, samples)
 
 
 def sigma_task(
@@ -148,7 +181,14 @@ def run_fixed(kind: str, bands: int) -> Result:
 
 
 def run_unamplified(
-    start: Result | None = None, *, kind: str, bins: int, epochs: int, bands: int
+    start: Result | None = None,
+    *,
+    kind: str,
+    bins: int,
+    epochs: int,
+    bands: int,
+    buffers: int,
+    equal_columns: bool,
 ) -> Result:
     """Optimize C in fixed order, without amplification.
 
@@ -158,29 +198,31 @@ def run_unamplified(
       bins: iterations of an epoch.
       epochs: passes over the data.
       bands: bands of C; 0 where there are none.
+      buffers: of a BLT.
+      equal_columns: whether all columns have one norm.
     """
-    scheme = FixedOrder(bins, epochs)
-    if kind == "dense":
-        assert start is not None
-        found = unamplified.optimize(
-            scheme, strategy="dense", init=strategy_of(start), equal_columns=False
-        )
-    else:
-        # columns of one norm, as cyclic Poisson sampling needs, while a unit's columns are apart
-        found = unamplified.optimize(scheme, strategy=kind, bands=bands)
+    found = unamplified.optimize(
+        FixedOrder(bins, epochs),
+        strategy=kind,
+        bands=max(bands, 1),
+        buffers=max(buffers, 1),
+        init=None if start is None else strategy_of(start),
+        equal_columns=equal_columns,
+    )
     return _with_strategy(
         found.strategy, evaluations=len(found.trace.history), status=found.trace.status
     )
 
 
 def run_amplified(
-    start: Result | None = None,
-    *,
+    *starts: Result,
     kind: str,
     bins: int,
     epochs: int,
     epsilon: float,
     delta: float,
+    scaled: bool,
+    bands: int,
     buffers: int,
     seed: int,
     samples: int | None,
@@ -188,12 +230,14 @@ def run_amplified(
     """Optimize C under balls-in-bins amplification.
 
     Args:
-      start: result that holds the C to start from.
+      starts: results that hold each a C to start from.
       kind: kind of strategy.
       bins: iterations of an epoch.
       epochs: passes over the data.
       epsilon: ε of the statement.
       delta: δ of the statement.
+      scaled: whether C is put between two diagonals that vary with time.
+      bands: bands of a banded C.
       buffers: buffers of a BLT; 0 for other kinds.
       seed: pins the random choices.
       samples: Monte Carlo samples.
@@ -203,10 +247,12 @@ def run_amplified(
         epsilon,
         delta,
         strategy=kind,
+        bands=max(bands, 1),
         buffers=max(buffers, 1),
+        time_scale=scaled,
         seed=2 * seed,
         samples=samples,
-        init=None if start is None else strategy_of(start),
+        init=[strategy_of(start) for start in starts] or None,
     )
     return _with_strategy(
         found.strategy,
@@ -244,7 +290,8 @@ def run_sigma(
     at_one = float(query_error.rmse(PrefixSums(), strategy, n))
     recursion = choose(strategy, n)
     relative_error = 0.0
-    if sampling == BALLS:
+    mechanism = Mechanism(_scheme(sampling, strategy, bins, epochs), strategy)
+    if sampling == BALLS and balls_in_bins.orthogonal_norm(mechanism) is None:
         pair = dominating_pair.exact(strategy, BallsInBins(bins, epochs))
         # an odd seed: the optimizer's frozen samples come from the even ones
         found = calibrate(
@@ -257,7 +304,6 @@ def run_sigma(
         )
         sigma, relative_error, status = found.noise_multiplier, found.relative_error, "estimate"
     else:
-        mechanism = Mechanism(_scheme(sampling, strategy, bins, epochs), strategy)
         guarantee = account(mechanism, epsilon=epsilon, delta=delta)
         sigma, status = guarantee.noise_multiplier, guarantee.status
     return Result(
@@ -310,6 +356,8 @@ def _scheme(sampling: str, strategy: Strategy, bins: int, epochs: int) -> Any:
     n = bins * epochs
     if sampling == UNAMPLIFIED:
         return FixedOrder(bins, epochs)
+    if sampling == BALLS:
+        return BallsInBins(bins, epochs)
     if sampling != POISSON:
         raise _check.reject("sampling", sampling, f"must be {UNAMPLIFIED}, {POISSON} or {BALLS}")
     bands = column_bands(strategy, n)

@@ -41,6 +41,9 @@ def _none(size: Size) -> list[Any]:
     return []
 
 
+_SUFFIX = " scaled"
+
+
 @dataclasses.dataclass(frozen=True)
 class Kind:
     """How to optimize one kind of C.
@@ -75,6 +78,12 @@ class Kind:
     warm_steps: int = 60
     scalable: bool = False
     tangents: bool = True
+    scaling: Scaling | None = None  # of this entry, where it is between two diagonals already
+
+    @property
+    def plain(self) -> str:
+        """Its name without the diagonals."""
+        return self.name.removesuffix(_SUFFIX) if self.scaling else self.name
 
 
 class Stage(NamedTuple):
@@ -194,7 +203,7 @@ def scaled(kind: Kind, scaling: Scaling) -> Kind:
 
     return dataclasses.replace(
         kind,
-        name=f"{kind.name} scaled",
+        name=kind.name + _SUFFIX,
         convert=convert,
         parameterize=parameterize,
         # the first start is enough: the search comes from afar
@@ -205,6 +214,7 @@ def scaled(kind: Kind, scaling: Scaling) -> Kind:
         warm_steps=time_scale.STEPS,
         tolerance=time_scale.TOLERANCE,
         scalable=False,
+        scaling=scaling,
     )
 
 

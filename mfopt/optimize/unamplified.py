@@ -8,7 +8,8 @@ C whose sensitivity is 1. Every kind keeps that constraint by its parameterizati
   than separation make a unit's columns overlap. With columns of one norm the problem is convex
   in CᵀC, and C is a smooth function of CᵀC, so there is no second optimum to stall in: only
   slow convergence.
-- "banded-toeplitz": free coefficients, divided by their largest mode norm.
+- "banded-toeplitz": free coefficients, divided by their largest mode norm; "blt": ω and λ free, the
+  same division (Dvijotham et al. 2024, for several participations McMahan and Xiao et al. 2024).
 - "dense": the multi-epoch optimum, convex in X = CᵀC (Choquette-Choo et al. 2022), where the
   columns of one unit are orthogonal.
 
@@ -36,10 +37,10 @@ from mfopt.optimize.drivers import Step, Trace
 from mfopt.optimize.objective import Evaluation
 from mfopt.progress import Report, silent
 from mfopt.sampling import BallsInBins, FixedOrder, MinSeparation, Scheme
-from mfopt.strategies import Banded, BandedToeplitz, Dense, SquareRoot, Strategy, Toeplitz
+from mfopt.strategies import BLT, Banded, BandedToeplitz, Dense, SquareRoot, Strategy, Toeplitz
 from mfopt.workloads import PrefixSums, Workload
 
-KINDS = ("banded", "banded-toeplitz", "toeplitz", "dense")
+KINDS = ("banded", "banded-toeplitz", "toeplitz", "blt", "dense")
 _STEPS = 1000
 _TOLERANCE = 1e-8  # relative decrease of the loss in one step at which the search ends
 _FLOOR = 1e-8
@@ -101,6 +102,7 @@ def optimize(
     *,
     strategy: str = "banded",
     bands: int = 16,
+    buffers: int = 4,
     workload: Workload | None = None,
     init: Strategy | None = None,
     equal_columns: bool = True,
@@ -114,6 +116,7 @@ def optimize(
       scheme: participation; its sensitivity is what is normalized.
       strategy: one of :data:`KINDS`.
       bands: of the banded kinds.
+      buffers: of a BLT.
       workload: A; prefix sums by default.
       init: a strategy to start from; by default the square root of the prefix sums, cut.
       equal_columns: give all columns of a banded or dense C one norm, as cyclic Poisson sampling
@@ -139,13 +142,14 @@ def optimize(
     if strategy == "dense":
         found: Strategy = _dense(scheme, workload, init, equal_columns, steps, tolerance, trace)
     else:
-        source = init or SquareRoot()
+        size = kinds.Size(n, scheme.bins if hasattr(scheme, "bins") else n, bands, buffers)
+        source = init or (kinds.find("blt").starts(size)[0] if strategy == "blt" else SquareRoot())
         if strategy == "banded" and init is None:
             # the best Toeplitz band is a few percent off and costs next to nothing
             source = optimize(
                 scheme, strategy="banded-toeplitz", bands=bands, workload=workload
             ).strategy
-        shaped = kinds.find(strategy).convert(source, kinds.Size(n, n, bands, 0))
+        shaped = kinds.find(strategy).convert(source, size)
         if shaped is None:
             raise _check.reject("init", source.kind, f"cannot start a {strategy} strategy")
         build, start, lowest = _PARAMETERIZED[strategy](shaped, scheme, equal_columns)
@@ -249,25 +253,50 @@ def _toeplitz(
     smooth function of the coefficients.
     """
     n, kind = scheme.iterations, type(start)
+    norm = _worst_norm(scheme)
     coefs = np.maximum(np.asarray(start.coefs)[:n], _FLOOR)
     ratios = np.clip(coefs[1:] / coefs[:-1], _FLOOR, 1 - 1e-6)
-    separation, most, _ = pattern(scheme)
 
     def build(x: jax.Array) -> Strategy:
         logs = jnp.cumsum(jax.nn.log_sigmoid(x))
         unscaled = jnp.concatenate([jnp.ones(1), jnp.exp(logs)])
-        column = jnp.pad(unscaled, (0, n - unscaled.shape[0]))
-        padded = jnp.pad(column, (0, most * separation - n if most * separation > n else 0))
-        worst = sum(jnp.pad(padded[: n - i * separation], (i * separation, 0)) for i in range(most))
-        return kind(unscaled / jnp.linalg.norm(jnp.asarray(worst)))
+        return kind(unscaled / norm(jnp.pad(unscaled, (0, n - unscaled.shape[0]))))
 
     return build, np.log(ratios) - np.log1p(-ratios), None
+
+
+def _blt(
+    start: BLT, scheme: Scheme, equal_columns: bool
+) -> tuple[Callable[[jax.Array], Strategy], np.ndarray, None]:
+    """log ω and the logit of λ; coefficients decrease where Σω <= 1, as at every optimum seen."""
+    inside, norm = kinds.of(start, scheme.iterations), _worst_norm(scheme)
+
+    def build(x: jax.Array) -> Strategy:
+        unscaled: Any = inside.build(x)
+        column = jnp.asarray(unscaled.toeplitz_coefs(scheme.iterations))
+        return BLT(unscaled.scale, unscaled.decay, unscaled.gain / norm(column))
+
+    return build, inside.start, None
+
+
+def _worst_norm(scheme: Scheme) -> Callable[[jax.Array], jax.Array]:
+    """First column (n,) of a Toeplitz C -> norm of C x for the earliest, densest participation."""
+    n = scheme.iterations
+    separation, most, _ = pattern(scheme)
+
+    def norm(column: jax.Array) -> jax.Array:
+        padded = jnp.pad(column, (0, max(most * separation - n, 0)))
+        worst = sum(jnp.pad(padded[: n - i * separation], (i * separation, 0)) for i in range(most))
+        return jnp.asarray(jnp.linalg.norm(jnp.asarray(worst)))
+
+    return norm
 
 
 _PARAMETERIZED: dict[str, Callable[..., Any]] = {
     "banded": _banded,
     "banded-toeplitz": _toeplitz,
     "toeplitz": _toeplitz,
+    "blt": _blt,
 }
 
 

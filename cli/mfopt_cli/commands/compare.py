@@ -78,7 +78,7 @@ def command(
       mfopt compare --epochs 8 --iters 32 --eps 2 --include dpsgd,blt-4 --baseline dpsgd+poisson
     """
     from mfopt import _check
-    from mfopt.experiments import artifacts, comparison
+    from mfopt.experiments import artifacts, comparison, families
     from mfopt.experiments.cache import Cache, default_folder
 
     chosen = [name for part in include for name in part.split(",") if name]
@@ -87,7 +87,7 @@ def command(
         epochs,
         tuple(dict.fromkeys(eps)),
         delta,
-        comparison.expand(chosen) if chosen else comparison.DEFAULT,
+        families.expand(chosen) if chosen else families.DEFAULT,
         tuple(dict.fromkeys(bands)),
         seed,
         samples,
@@ -123,7 +123,7 @@ def command(
         display.print_text(
             f"RMSE of {epochs} epochs × {iters} iterations at δ = {delta:g}; * the least", "bold"
         )
-        over = f", change against {comparison.label(baseline)}" if baseline else ""
+        over = f", change against {families.label(baseline)}" if baseline else ""
         display.print_text(f"(best number of bands or buffers){over}")
         display.columns(*comparison.table(rows, baseline))
 
