@@ -14,6 +14,7 @@ from mfopt.errors import FailureError
 from mfopt.factorization import Factorization, proofs
 from mfopt.guarantee import Guarantee
 from mfopt.optimize import kinds, sizes
+from mfopt.optimize.memory import options as within_memory
 from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
 from mfopt.optimize.time_scale import Scaling
 from mfopt.progress import Report, silent
@@ -28,6 +29,7 @@ def factorize(
     *,
     strategy: str = "blt",
     bands: int = 16,
+    memory: int | None = None,
     workload: Workload | None = None,
     time_scale: bool | Scaling | None = None,
     certify_samples: int | None = None,
@@ -47,6 +49,9 @@ def factorize(
       scheme, epsilon, delta, strategy, bands, workload, seed: as for
         :func:`mfopt.optimize.optimize`, which also takes ``options``; ``strategy`` may be one of
         the fixed kinds too.
+      memory: take the best of the kinds that keep at most so many model-sized arrays of noise, in
+        place of ``strategy``, ``bands`` and ``options`` (:mod:`mfopt.optimize.memory`);
+        ``provenance["memory"]`` then says what one array fewer and one more would give.
       time_scale: as for ``optimize``; by default, time-scaled where that makes more of the kind.
       certify_samples: iid samples of the certificate; by default as many as are worth it.
       provenance: more to put on record (command, date, ...).
@@ -63,27 +68,44 @@ def factorize(
     if seed is not None:
         _check.seed("seed", seed)
     workload = workload or PrefixSums()
+    if memory is not None and options:
+        raise _check.reject("memory", memory, f"leaves no choice of {', '.join(sorted(options))}")
     if time_scale is None:
-        time_scale = strategy in kinds.names() and kinds.find(strategy).scalable
+        time_scale = memory is not None or (
+            strategy in kinds.names() and kinds.find(strategy).scalable
+        )
     sizes.require(strategy, scheme, samples=0, bands=bands, buffers=int(options.get("buffers", 1)))
     compiling = threading.Thread(target=warm_up, args=(scheme.bins,), daemon=True)
     if strategy != "identity":  # whose certificate needs no samples
         compiling.start()
-    interrupted = False
-    if strategy in kinds.names():
+    interrupted, bounds = False, {}
+    if memory is not None or strategy in kinds.names():
         try:
-            found = optimize(
-                scheme,
-                epsilon,
-                delta,
-                strategy=strategy,
-                bands=bands,
-                workload=workload,
-                time_scale=time_scale,
-                seed=seed,
-                progress=progress,
-                **options,
-            )
+            if memory is not None:
+                bounds = within_memory(
+                    scheme,
+                    epsilon,
+                    delta,
+                    memory,
+                    workload=workload,
+                    time_scale=time_scale,
+                    seed=seed,
+                    progress=progress,
+                )
+                found = bounds[memory].found
+            else:
+                found = optimize(
+                    scheme,
+                    epsilon,
+                    delta,
+                    strategy=strategy,
+                    bands=bands,
+                    workload=workload,
+                    time_scale=time_scale,
+                    seed=seed,
+                    progress=progress,
+                    **options,
+                )
         except InterruptedOptimization as stopped:
             found, interrupted = stopped.best, True
     else:
@@ -96,6 +118,11 @@ def factorize(
         "optimizer_seconds": round(found.seconds, 3),
         "evaluations": len(found.history),
     }
+    if bounds:
+        record["memory"] = {
+            "at_most": memory,
+            "estimated_rmse": {str(bound): option.rmse for bound, option in bounds.items()},
+        }
     guarantee = None
     if not interrupted:
         try:

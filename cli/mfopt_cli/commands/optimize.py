@@ -37,6 +37,12 @@ from mfopt_cli.live import Live
     "--buffers", type=options.COUNT, default=4, show_default=True, help="Buffers of blt."
 )
 @options.option(
+    "--memory",
+    type=int,
+    help="Instead of a form of C: the least error with at most so many model-sized arrays of "
+    "noise, and what one array fewer or more would change.",
+)
+@options.option(
     "--time-scale/--no-time-scale",
     default=None,
     help="Let C vary with time, by two diagonals around the form above: less error at the same "
@@ -92,6 +98,7 @@ def command(
     strategy: str,
     bands: int,
     buffers: int,
+    memory: int | None,
     time_scale: bool | None,
     knots: int | None,
     workload: str,
@@ -129,7 +136,10 @@ def command(
     _check.probability("delta", delta)
     for name, value in [("bands", bands), ("buffers", buffers)]:
         _check.integer(name, value)
-    path = out or Path(f"mfopt-{strategy}-{epochs}x{iters}-eps{epsilon:g}.npz")
+    if memory is not None:
+        _check_memory(memory, [init, steps, samples], optimizer, objective)
+    form = strategy if memory is None else f"memory{memory}"
+    path = out or Path(f"mfopt-{form}-{epochs}x{iters}-eps{epsilon:g}.npz")
     from mfopt.factorization import check_output, load
 
     check_output(path, force=force)
@@ -139,7 +149,9 @@ def command(
     from mfopt_cli import mechanisms
 
     settings: dict[str, Any] = {}
-    if strategy in kinds.names():
+    if memory is not None:
+        settings = {"memory": memory, "time_scale": _scaling("blt", time_scale, knots)}
+    elif strategy in kinds.names():
         settings = {
             "buffers": buffers,
             "time_scale": _scaling(strategy, time_scale, knots),
@@ -190,6 +202,18 @@ def command(
     return _signals.exit_code()
 
 
+def _check_memory(memory: int, unused: list[Any], optimizer: str, objective: str) -> None:
+    """Refuse what says how a search goes on, where the kinds themselves are searched."""
+    source = click.get_current_context().get_parameter_source
+    given = click.core.ParameterSource.COMMANDLINE
+    named = [name for name in ("strategy", "bands", "buffers") if source(name) is given]
+    if named or any(value is not None for value in unused) or objective != "rmse":
+        words = ", ".join(f"--{name}" for name in named) or "the options of a single search"
+        raise click.UsageError(f"--memory {memory} chooses the form of C itself: leave out {words}")
+    if optimizer != "tangents":
+        raise click.UsageError(f"--memory {memory} goes with the default --optimizer only")
+
+
 def _scaling(strategy: str, wanted: bool | None, knots: int | None) -> Any:
     """What the diagonals may do, or False for none."""
     from mfopt.optimize import kinds
@@ -234,10 +258,26 @@ def _report(found: Any, path: Path, seconds: float) -> None:
             ("guarantee", mechanisms.statement(found.guarantee)),
             ("without amplification", _versus(found, against, "unamplified")),
             ("DP-SGD, same batching", _versus(found, against, "dpsgd")),
+            *_memory(found),
             ("stopped because", found.provenance["optimizer_status"]),
             ("saved", f"{path}  ({words.duration(seconds)})"),
         ],
     )
+
+
+def _memory(found: Any) -> list[tuple[str, str]]:
+    """What other amounts of memory would give, where they were looked at."""
+    looked_at = found.provenance.get("memory")
+    if looked_at is None:
+        return []
+    most = looked_at["at_most"]
+    errors = {int(bound): rmse for bound, rmse in looked_at["estimated_rmse"].items()}
+    others = [
+        f"with {bound}: {100 * (rmse / errors[most] - 1):+.2f}% error"
+        for bound, rmse in sorted(errors.items())
+        if bound != most
+    ]
+    return [("noise memory", "; ".join([f"at most {most} model-sized arrays", *others]))]
 
 
 def _versus(found: Any, against: dict[str, float], name: str) -> str:

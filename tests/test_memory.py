@@ -1,0 +1,104 @@
+"""The least error within so many arrays of noise memory."""
+
+import numpy as np
+import pytest
+
+from mfopt import optimize, query_error
+from mfopt import strategies as S
+from mfopt.accounting.monte_carlo import dominating_pair
+from mfopt.calibration import calibrate
+from mfopt.errors import UsageError
+from mfopt.noise.choice import choose
+from mfopt.optimize import memory
+from mfopt.optimize.run import InterruptedOptimization, Optimized
+from mfopt.sampling import BallsInBins
+from mfopt.workloads import PrefixSums
+
+SCHEME = BallsInBins(4, 4)
+N = SCHEME.iterations
+
+
+def search_stub(calls, stop_at=None):
+    """The first coefficients of the square root by few buffers or bands: no search at all."""
+
+    def stub(scheme, epsilon, delta, *, strategy, buffers, bands, init, **rest):
+        calls.append((strategy, buffers if strategy == "blt" else bands, init))
+        if strategy == "blt":
+            found = S.BLT(np.full(buffers, 0.06), np.linspace(0.8, 0.5, buffers))
+        else:
+            found = S.BandedToeplitz(np.asarray(S.SquareRoot().toeplitz_coefs(N))[:bands])
+        result = Optimized(found, 0.0, 1.0, "stub", np.zeros((0, 3)), 0.0)
+        if stop_at == calls[-1][:2]:
+            raise InterruptedOptimization(result)
+        return result
+
+    return stub
+
+
+def test_each_bound_is_kept_and_more_memory_is_never_worse(monkeypatch):
+    calls = []
+    monkeypatch.setattr(memory, "optimize", search_stub(calls))
+    found = memory.options(SCHEME, 2.0, 1e-4, 9)
+    assert [call[:2] for call in calls] == [
+        ("blt", memory.MOST_BUFFERS),  # once: more buffers gain nothing
+        ("banded-toeplitz", 9),
+        ("banded-toeplitz", 10),
+        ("banded-toeplitz", 11),
+    ]
+    assert all(isinstance(call[2], S.BLT) for call in calls[1:])
+    errors = [found[bound].rmse for bound in (8, 9, 10)]
+    assert errors == sorted(errors, reverse=True)
+    for bound, option in found.items():
+        strategy = option.found.strategy
+        assert option.memory == choose(strategy, N).slots <= bound
+        sigma = calibrate(dominating_pair.exact(strategy, SCHEME), 2.0, 1e-4, samples=2**14, seed=5)
+        rmse = query_error.rmse(PrefixSums(), strategy, N, sigma.noise_multiplier)
+        assert option.rmse == pytest.approx(float(rmse), rel=0.01)
+    # and without memory there is independent noise
+    calls.clear()
+    none = memory.options(SCHEME, 2.0, 1e-4, 0)
+    assert isinstance(none[0].found.strategy, S.Identity) and none[0].memory == 0
+    assert [call[:2] for call in calls] == [("blt", 1)] and set(none) == {0, 1}
+    assert none[1].rmse < none[0].rmse
+
+
+def test_an_interrupt_keeps_what_fits(monkeypatch):
+    calls = []
+    monkeypatch.setattr(memory, "optimize", search_stub(calls, stop_at=("blt", 3)))
+    with pytest.raises(InterruptedOptimization) as stop:
+        memory.options(SCHEME, 2.0, 1e-4, 2)  # 1, 2, and while 3 is looked at
+    assert stop.value.best.strategy.buffers == 2
+    monkeypatch.setattr(memory, "optimize", search_stub(calls, stop_at=("blt", 2)))
+    with pytest.raises(InterruptedOptimization) as stop:
+        memory.options(SCHEME, 2.0, 1e-4, 2)  # the one that was asked for, unfinished
+    assert stop.value.best.strategy.buffers == 2
+
+
+def test_what_leaves_no_choice_is_refused(capsys):
+    from mfopt_cli.main import main
+
+    with pytest.raises(UsageError, match="memory"):
+        memory.options(SCHEME, 2.0, 1e-4, -1)
+    with pytest.raises(UsageError, match="buffers"):
+        optimize.factorize(SCHEME, 2.0, 1e-4, memory=2, buffers=3)
+    for extra in ("--strategy toeplitz", "--buffers 4", "--steps 5", "--optimizer adam"):
+        with pytest.raises(SystemExit) as stop:
+            main(f"optimize --epochs 2 --iters 4 --eps 2 --memory 2 {extra}".split())
+        assert stop.value.code == 2 and "--memory 2" in capsys.readouterr().err
+
+
+def test_the_command_says_what_one_array_is_worth(monkeypatch, tmp_path, capsys):
+    from mfopt_cli.main import main
+
+    import mfopt
+
+    monkeypatch.setattr(memory, "optimize", search_stub([]))
+    path = tmp_path / "m.npz"
+    main(f"optimize --epochs 4 --iters 4 --eps 2 --delta 1e-4 --memory 2 --out {path}".split())
+    text = capsys.readouterr().out
+    assert "at most 2 model-sized arrays; with 1: " in text and "; with 3: " in text
+    found = mfopt.load(path)
+    assert found.guarantee.status == "certified" and found.strategy.buffers == 2
+    errors = found.provenance["memory"]["estimated_rmse"]
+    assert set(errors) == {"1", "2", "3"} and found.provenance["memory"]["at_most"] == 2
+    assert errors["2"] == pytest.approx(found.rmse, rel=0.03)
