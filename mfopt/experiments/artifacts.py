@@ -37,7 +37,24 @@ MANIFEST = "manifest.json"
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 SETTINGS = tuple((epochs, bins) for epochs in (8, 16, 32) for bins in (32, 64, 128))
 DELTA, SEED = 1e-5, 0
-KINDS = {"blt-4": ("blt", 4), "toeplitz": ("toeplitz", 0)}
+# of the grid: name -> kind, buffers, whether time-scaled
+KINDS = {
+    "blt-4": ("blt", 4, False),
+    "toeplitz": ("toeplitz", 0, False),
+    "blt-4-scaled": ("blt", 4, True),
+    "toeplitz-scaled": ("toeplitz", 0, True),
+}
+# the forms of C side by side, from the smallest memory to the yardstick
+FORMS = (
+    "blt-4",
+    "toeplitz",
+    "blt-2-scaled",
+    "blt-4-scaled",
+    "toeplitz-scaled",
+    "banded+amplified",
+    "dense",
+)
+STRATEGIES = {f"strategies-{e}x{b}": (e, b) for e, b in ((8, 32), (32, 32), (16, 128))}
 COMPARISON = "comparison-16x128"
 GRID = "grid"
 TRAINING, AUDIT = "train-comparison", "audit"
@@ -55,7 +72,7 @@ Build = Callable[[Path, Cache, int | None, Report], Built]
 
 def names() -> list[str]:
     """Every artifact, in the order in which they build on one another's cells."""
-    return [*_factorizations(), GRID, COMPARISON, TRAINING, AUDIT, *figures.FIGURES]
+    return [*_factorizations(), GRID, *STRATEGIES, COMPARISON, TRAINING, AUDIT, *figures.FIGURES]
 
 
 def _factorizations() -> dict[str, tuple[str, int, int, float]]:
@@ -76,8 +93,10 @@ def grid_tasks(kind: str, epochs: int, bins: int, epsilon: float) -> tuple[Task,
       bins: iterations of an epoch.
       epsilon: ε of the statement.
     """
-    form, buffers = KINDS[kind]
-    source = tasks.amplified_task(form, bins, epochs, epsilon, DELTA, buffers=buffers, seed=SEED)
+    form, buffers, scaled = KINDS[kind]
+    source = tasks.amplified_task(
+        form, bins, epochs, epsilon, DELTA, scaled=scaled, buffers=buffers, seed=SEED
+    )
     sigma = tasks.sigma_task(source, tasks.BALLS, bins, epochs, epsilon, DELTA, seed=SEED)
     return source, sigma, tasks.certified_task(source)
 
@@ -145,6 +164,8 @@ def _build(name: str, folder: Path, cache: Cache, jobs: int | None, progress: Re
     if name == COMPARISON:
         return _comparison(folder, cache, jobs, progress)
     recorder = _Recording(cache.folder)
+    if name in STRATEGIES:
+        return _strategies(name, folder, recorder, jobs, progress)
     if name == TRAINING:
         setting = training.TrainingComparison()
         runs = training.compare(setting, recorder, jobs=jobs, progress=progress)
@@ -173,7 +194,7 @@ class _Recording(Cache):
 
 
 def _grid(folder: Path, cache: Cache, jobs: int | None, progress: Report) -> Built:
-    """σ and RMSE of all cells, BLT-4 and Toeplitz."""
+    """σ and RMSE of all cells: BLT-4 and Toeplitz, plain and time-scaled."""
     cells = [
         (kind, epochs, bins, epsilon, grid_tasks(kind, epochs, bins, epsilon)[:2])
         for kind, epochs, bins, epsilon in _factorizations().values()
@@ -191,6 +212,21 @@ def _grid(folder: Path, cache: Cache, jobs: int | None, progress: Report) -> Bui
         )
     place = _made(folder / "tables") / "grid.csv"
     return Built([_files.write(place, "\n".join(lines) + "\n")], wanted)
+
+
+def _strategies(
+    name: str, folder: Path, recorder: _Recording, jobs: int | None, progress: Report
+) -> Built:
+    """The forms of C at one size, each against plain Toeplitz: how much time-scaling gains."""
+    epochs, bins = STRATEGIES[name]
+    setting = comparison.Comparison(bins, epochs, EPSILONS, DELTA, FORMS, (bins,), seed=SEED)
+    rows = comparison.compare(setting, recorder, jobs=jobs, progress=progress)
+    stem = _made(folder / "tables") / name
+    files = [
+        _files.write(stem.with_suffix(".csv"), comparison.csv_text(rows, "toeplitz")),
+        _files.write(stem.with_suffix(".txt"), comparison.text_table(rows, "toeplitz") + "\n"),
+    ]
+    return Built(files, list(recorder.seen))
 
 
 def _comparison(folder: Path, cache: Cache, jobs: int | None, progress: Report) -> Built:
