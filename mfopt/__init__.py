@@ -42,6 +42,8 @@ _MODULES = (
     "workloads",
 )
 
+_OPTIONAL = ("torch",)  # needs an extra: found by name, not listed
+
 # the modules are listed too: they are public, and tools that read `__all__` document them
 __all__ = [
     "BallsInBins",
@@ -62,6 +64,6 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name in _NAMES:
         return getattr(importlib.import_module(_NAMES[name]), name)
-    if name in _MODULES:
+    if name in _MODULES or name in _OPTIONAL:
         return importlib.import_module(f"mfopt.{name}")
     raise AttributeError(f"module 'mfopt' has no attribute {name!r}")

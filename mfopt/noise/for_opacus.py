@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Protocol
 
 from mfopt import _extras
 
@@ -19,7 +19,7 @@ except ModuleNotFoundError as problem:
     raise _extras.missing(problem) from None
 
 from mfopt import _check
-from mfopt.noise.for_torch import TorchNoise
+from mfopt.noise.for_torch import STATE, SilentNoise, TorchNoise, split_state
 from mfopt.noise.stream import NoiseStream
 
 _KNOWN = (
@@ -28,17 +28,28 @@ _KNOWN = (
     DistributedDPOptimizer,
     DistributedDPOptimizerFastGradientClipping,
 )
-_STATE = "mfopt_noise"
+
+
+class Source(Protocol):
+    """Where the noise of an optimizer comes from: a :class:`TorchNoise`, or a run around one."""
+
+    def next(self) -> list[Any] | None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def check_state_dict(self, state: Any) -> Any: ...
 
 
 def replace_noise(
     optimizer: DPOptimizer, stream: NoiseStream, *, seed: int | None = None, key: Any = None
-) -> TorchNoise:
+) -> TorchNoise | SilentNoise:
     """Make ``optimizer`` add the correlated noise of ``stream`` in place of its own.
 
-    Clipping, accumulation, scaling and the optimizer itself stay Opacus's. Noise is added once
-    per *logical* step: physical batches that Opacus skips (``signal_skip_step``) use none. With
-    several processes rank 0 adds the noise, as in Opacus.
+    :func:`mfopt.torch.make_private` does this and the rest: sampling, normalizer, refusals. Here
+    clipping, accumulation, scaling and the optimizer itself stay Opacus's, and so does the number
+    that the noised sum is divided by: Opacus sets ``expected_batch_size`` from the loader, and for
+    a loader that it does not know it is wrong. Noise is added once per *logical* step: physical
+    batches that Opacus skips (``signal_skip_step``) use none. With several processes rank 0 adds
+    the noise, as in Opacus, and only rank 0 keeps buffers.
 
     Opacus's accountant knows neither the matrix nor the sampling of the factorization: no ε that
     it prints holds for this mechanism. Make the optimizer with ``noise_multiplier=0``, for which
@@ -51,8 +62,14 @@ def replace_noise(
     afterwards: an optimizer that has loaded a state already is refused where it shows, and plain
     SGD does not show it.
 
+    Args:
+      optimizer: of Opacus, flat clipping, unused so far.
+      stream: strategy, scale and types; its clip norm is the optimizer's ``max_grad_norm``.
+      seed: pins the noise, for experiments only; the default key is the operating system's.
+      key: a secret key that the caller keeps, uint32 of shape (8,), never used before.
+
     Returns:
-      The noise, for ``save`` and ``load``.
+      The noise, for ``save`` and ``load``; on other ranks than 0 what stands in for it.
 
     Raises:
       UsageError: if the optimizer clips to another norm than ``stream``, has a noise multiplier
@@ -61,6 +78,16 @@ def replace_noise(
         (adaptive or per-layer clipping, FSDP). If the noise was replaced before, or the optimizer
         has gradients or a state: what it released had other noise.
     """
+    check_optimizer(optimizer, stream)
+    noise: TorchNoise | SilentNoise = SilentNoise(stream)
+    if getattr(optimizer, "rank", 0) == 0:
+        noise = TorchNoise(stream, optimizer.params, seed=seed, key=key)
+    install(optimizer, noise)
+    return noise
+
+
+def check_optimizer(optimizer: Any, stream: NoiseStream) -> None:
+    """Raise the errors of :func:`replace_noise`."""
     if type(optimizer) not in _KNOWN:
         raise _check.reject(
             "optimizer",
@@ -83,13 +110,20 @@ def replace_noise(
         )
     if optimizer.secure_mode:
         raise _check.reject("optimizer.secure_mode", True, "is not provided by correlated noise")
-    noise = TorchNoise(stream, optimizer.params, seed=seed, key=key)
-    rank = getattr(optimizer, "rank", 0)
+
+
+def install(optimizer: DPOptimizer, source: Source) -> None:
+    """Make the noise step, ``state_dict`` and ``load_state_dict`` of ``optimizer`` use ``source``.
+
+    ``source.next()`` gives one tensor for each of ``optimizer.params``, or None where another
+    process adds the noise.
+    """
 
     def add_noise() -> None:
-        made = noise.next() if rank == 0 else None
-        for i, parameter in enumerate(optimizer.params):
+        for parameter in optimizer.params:
             _check_processed_flag(parameter.summed_grad)
+        made = source.next()
+        for i, parameter in enumerate(optimizer.params):
             total = parameter.summed_grad
             if made is not None:
                 total = (total + made[i]).to(total.dtype)
@@ -99,26 +133,16 @@ def replace_noise(
     plain_state, plain_load = optimizer.state_dict, optimizer.load_state_dict
 
     def state_dict() -> dict[str, Any]:
-        return {**plain_state(), _STATE: noise.state_dict()}
+        return {**plain_state(), STATE: source.state_dict()}
 
     def load_state_dict(state: dict[str, Any]) -> None:
-        rest = dict(state)
-        found = rest.pop(_STATE, None)
-        if found is None:
-            raise _check.reject(
-                "state_dict",
-                sorted(rest),
-                "holds no noise state: the noise would start again, "
-                "with another key, on a run whose first steps are released",
-                "Load what this optimizer saved after replace_noise, or start a new run.",
-            )
-        noise.check_state_dict(found)
+        rest, found = split_state(state)
+        source.check_state_dict(found)
         plain_load(rest)
-        noise.load_state_dict(found)
+        source.load_state_dict(found)
 
     optimizer.add_noise = add_noise
     optimizer.state_dict, optimizer.load_state_dict = state_dict, load_state_dict
-    return noise
 
 
 def _refuse_used(optimizer: DPOptimizer) -> None:

@@ -24,6 +24,7 @@ from mfopt.noise import _draws, _keys, files
 from mfopt.noise.recursions import Modal, Ring, Rows
 from mfopt.noise.stream import NoiseExhaustedError, NoiseStream
 
+STATE = "mfopt_noise"  # where an optimizer's state_dict keeps the noise
 _TYPES = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
 
 
@@ -171,6 +172,13 @@ class TorchNoise:
         if not isinstance(state, dict):
             raise _check.reject("state", type(state).__name__, "must come from state_dict")
         files.refuse_other(state, self.stream)
+        if state.get("silent"):
+            raise _check.reject(
+                "state",
+                "of a process that adds no noise",
+                "holds neither key nor buffers",
+                "Save and load the optimizer of rank 0.",
+            )
         if state.get("shapes") != [list(shape) for shape in self._shapes]:
             raise _check.reject("state", state.get("shapes"), "belongs to other parameters")
         key, buffers = _words(state.get("key")), state.get("buffers")
@@ -202,6 +210,66 @@ class TorchNoise:
             for i in range(len(self._buffers))
         ]
         self.load_state_dict({**header, "key": key, "buffers": buffers})
+
+
+class SilentNoise:
+    """The place of the noise in processes that add none: counts the steps, and keeps no buffers."""
+
+    def __init__(self, stream: NoiseStream) -> None:
+        self.stream, self.step = stream, 0
+
+    def next(self) -> None:
+        """One step more; raises as :meth:`TorchNoise.next` past the last one."""
+        if self.step >= self.stream.iterations:
+            raise NoiseExhaustedError.after(self.stream.iterations)
+        self.step += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step, and what it belongs to."""
+        stream = self.stream
+        return {
+            "silent": True,
+            "step": self.step,
+            "digest": stream.digest,
+            "settings": stream.settings,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state of this class or of a :class:`TorchNoise`, whose secrets stay there.
+
+        Raises:
+          UsageError: the state is of another factorization, or its step none of this stream's.
+        """
+        self.check_state_dict(state)
+        self.step = state["step"]
+
+    def check_state_dict(self, state: Any) -> None:
+        """Raise the errors of :meth:`load_state_dict`."""
+        if not isinstance(state, dict):
+            raise _check.reject("state", type(state).__name__, "must come from state_dict")
+        files.refuse_other(state, self.stream)
+        step = state.get("step")
+        if type(step) is not int or not 0 <= step <= self.stream.iterations:
+            raise _check.reject("state: step", step, f"must be from 0 to {self.stream.iterations}")
+
+
+def split_state(state: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+    """(an optimizer's own ``state_dict``, that of the noise in it).
+
+    Raises:
+      UsageError: there is none of the noise.
+    """
+    rest = dict(state)
+    found = rest.pop(STATE, None)
+    if found is None:
+        raise _check.reject(
+            "state_dict",
+            sorted(rest),
+            "holds no noise state: the noise would start again, with another key, on a run whose "
+            "first steps are released",
+            "Load what this optimizer saved after its noise was replaced, or start a new run.",
+        )
+    return rest, found
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:

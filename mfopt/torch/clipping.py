@@ -1,0 +1,111 @@
+"""Sums of clipped gradients, one for each example, by ``torch.func``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.func import functional_call, grad_and_value, vmap
+from torch.utils import _pytree as pytree
+
+from mfopt import _check
+
+# as in the trainer: float32 norms are rounded, and what is added must stay below the bound
+_MARGIN = 1.0 - 2.0**-18
+
+
+def backward(
+    module: torch.nn.Module,
+    loss: Callable[[Any, Any], torch.Tensor],
+    batch: Any,
+    max_grad_norm: float,
+    *,
+    microbatch: int | None = None,
+) -> torch.Tensor:
+    """Add Σ clip(gradient of one example) to the ``grad`` of every trainable parameter.
+
+    In place of ``loss(module, batch).backward()``: the loss is computed for batches of one example
+    each, and each one's gradient is scaled down to norm ``max_grad_norm`` over all parameters
+    before they are added. An example whose gradient is not finite adds nothing.
+
+    Args:
+      module: without layers that mix examples (batch normalization).
+      loss: ``loss(module, batch)``, a scalar; ``module`` is to be called as usual.
+      batch: tensors, or nested tuples, lists and dictionaries of them, examples along the first
+        axis; one of no examples adds 0.
+      max_grad_norm: bound on one example's norm, in l2.
+      microbatch: examples whose gradients are held at once; all of them if left out.
+
+    Returns:
+      The mean loss, detached: not private.
+
+    Raises:
+      UsageError: no trainable parameters, batch normalization, or tensors of unequal length.
+    """
+    bound = _check.positive("max_grad_norm", max_grad_norm)
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    if not trained:
+        raise _check.reject("module", type(module).__name__, "has no trainable parameters")
+    for name, part in module.named_modules():
+        if isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and part.training:
+            raise _check.reject(
+                f"module.{name}",
+                type(part).__name__,
+                "mixes examples, so that no example's gradient is its own",
+                "Use torch.nn.GroupNorm, or opacus.validators.ModuleValidator.fix(module).",
+            )
+    if isinstance(batch, Mapping):
+        batch = dict(batch)  # kinds of dictionaries that PyTorch's trees do not know
+    leaves, structure = pytree.tree_flatten(batch)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    sizes = {leaf.shape[0] if leaf.ndim else None for leaf in tensors}
+    if len(tensors) != len(leaves) or len(sizes) != 1 or None in sizes:
+        raise _check.reject(
+            "batch",
+            [tuple(leaf.shape) for leaf in tensors],
+            "must be tensors with as many examples each along the first axis",
+        )
+    frozen = {name: p for name, p in module.named_parameters() if name not in trained}
+    fixed = {**frozen, **dict(module.named_buffers())}
+
+    def of_one(parameters: dict[str, torch.Tensor], *example: torch.Tensor) -> torch.Tensor:
+        alone = pytree.tree_unflatten([part.unsqueeze(0) for part in example], structure)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return functional_call(module, {**parameters, **fixed}, args, kwargs)
+
+        return loss(call, alone)
+
+    each = vmap(
+        grad_and_value(of_one), in_dims=(None, *(0 for _ in tensors)), randomness="different"
+    )
+    sums = []
+    for p in trained.values():
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        sums.append(p.grad)
+    examples = tensors[0].shape[0]
+    if not examples:
+        return torch.zeros(())
+    block = examples if microbatch is None else _check.integer("microbatch", microbatch)
+    detached = {name: p.detach() for name, p in trained.items()}
+    loss_sum = torch.zeros((), device=tensors[0].device)
+    for parts in zip(*(torch.split(leaf, block) for leaf in tensors), strict=True):
+        gradients, losses = each(detached, *parts)
+        loss_sum += losses.detach().sum()
+        with torch.no_grad():
+            # norms and sums in float32 or wider, whatever the model's type
+            flat = [_wide(gradients[name].reshape(len(losses), -1)) for name in trained]
+            norm = torch.stack([g.norm(dim=1) for g in flat]).norm(dim=0)
+            factor = _MARGIN * bound / norm.clamp(min=bound)
+            usable = torch.isfinite(norm)
+            factor, whole = torch.where(usable, factor, 0.0), bool(usable.all())
+            for total, g in zip(sums, flat, strict=True):
+                if not whole:  # 0 times infinity would be no number
+                    g = torch.where(usable[:, None], g, 0.0)
+                total += (factor.to(g.dtype) @ g).view_as(total).to(total.dtype)
+    return loss_sum / examples
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

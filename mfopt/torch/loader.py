@@ -1,0 +1,172 @@
+"""A run's batches as PyTorch's loaders want them, batches of nobody included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils import data
+
+from mfopt import _check
+from mfopt.sampling import UnitSampler
+
+# what a new loader takes over from a plain one; a collate function of the user's wins over it
+_KEPT = (
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "prefetch_factor",
+    "persistent_workers",
+    "multiprocessing_context",
+)
+
+
+class Progress(Protocol):
+    """What a loader asks of its run, and tells it.
+
+    Attributes:
+      sampler: draws the batches, of this process.
+      step: steps that were released.
+      drawn: steps whose batches were handed to the loader; for those fetched ahead too.
+      given: steps whose batches the training code has, where the loader knows.
+      ahead: whether loaders fetch batches before they are asked for.
+    """
+
+    sampler: UnitSampler
+    drawn: int
+    given: int | None
+    ahead: bool
+
+    @property
+    def step(self) -> int: ...
+
+    def restart(self) -> None:
+        """Forget what was summed of a step that was not released."""
+
+
+class UnitBatches(data.Sampler[list[int]]):
+    """A batch sampler for :class:`torch.utils.data.DataLoader`: one list of units for each step.
+
+    Iterating goes on at the first step that was not released, up to the end of its epoch: in
+    ``for epoch in ...: for batch in loader`` every step comes once, also after a break or a
+    checkpoint. A list may be empty.
+
+    Raises:
+      UsageError: on iteration, if all steps were released.
+    """
+
+    def __init__(self, run: Progress) -> None:
+        self.run = run
+
+    def _range(self) -> tuple[int, int]:
+        sampler, start = self.run.sampler, self.run.step
+        epoch = sampler.steps_per_epoch
+        return start, min((start // epoch + 1) * epoch, len(sampler))
+
+    def __len__(self) -> int:
+        start, stop = self._range()
+        return stop - start
+
+    def __iter__(self) -> Iterator[list[int]]:
+        start, stop = self._range()
+        if start >= stop:
+            raise _check.reject(
+                "loader",
+                f"step {start}",
+                f"the guarantee covers {len(self.run.sampler)} steps, and all were taken",
+                "A longer run needs a factorization for more iterations.",
+            )
+        self.run.restart()
+        self.run.drawn, self.run.given = start, None
+        for step in range(start, stop):
+            self.run.drawn = step + 1
+            yield self.run.sampler[step].tolist()
+
+
+class PrivateLoader(data.DataLoader[Any]):
+    """A DataLoader over :class:`UnitBatches` that tells the run which batch was given out."""
+
+    def __init__(self, dataset: Any, run: Progress, **options: Any) -> None:
+        super().__init__(dataset, batch_sampler=UnitBatches(run), **options)
+        self._run = run
+        run.ahead = self.num_workers > 0
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        start = self._run.step
+        for place, batch in enumerate(super().__iter__()):
+            self._run.given = start + place + 1
+            yield batch
+
+
+class EmptyBatches:
+    """A collate function that also makes the batch of no records.
+
+    That batch has the structure of a batch of the first record, each array cut to length 0 along
+    its first axis: shapes are public, values do not enter.
+
+    Args:
+      collate: of batches that are not empty.
+      dataset: gives the record whose structure is taken.
+    """
+
+    def __init__(self, collate: Callable[[list[Any]], Any], dataset: Any) -> None:
+        self.collate, self.dataset = collate, dataset
+
+    def __call__(self, records: list[Any]) -> Any:
+        return self.collate(records) if records else _emptied(self.collate([self.dataset[0]]))
+
+
+def _emptied(batch: Any) -> Any:
+    """``batch`` of one record without the record."""
+    if isinstance(batch, torch.Tensor | np.ndarray) and batch.ndim:
+        return batch[:0]
+    if isinstance(batch, Mapping):
+        return {name: _emptied(part) for name, part in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(_emptied, batch))
+    if isinstance(batch, list | tuple):
+        nested = all(
+            isinstance(p, torch.Tensor | np.ndarray | Mapping | list | tuple) for p in batch
+        )
+        return type(batch)(map(_emptied, batch) if nested else ())
+    raise _check.reject(
+        "collate_fn",
+        type(batch).__name__,
+        "a batch of no records cannot be made from what it gives",
+        "Let it give tensors, or lists, tuples and dictionaries of them.",
+    )
+
+
+def dataset_of(given: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """(dataset, options of the new loader) from a dataset, or from a loader of one.
+
+    Raises:
+      UsageError: the loader draws in a way of its own, or the data set has no numbered records.
+    """
+    if isinstance(given, data.DataLoader):
+        sampler, batches = given.sampler, given.batch_sampler
+        plain = type(sampler) in (data.SequentialSampler, data.RandomSampler)
+        plain = plain and not getattr(sampler, "replacement", False)
+        if not plain or type(batches) is not data.BatchSampler:
+            name = type(batches if plain else sampler).__name__
+            raise _check.reject(
+                "dataset",
+                f"DataLoader with {name}",
+                "has a sampler of its own, and the guarantee is about the factorization's",
+                "Give the data set itself.",
+            )
+        options = {**{name: getattr(given, name) for name in _KEPT}, **options}
+        given = given.dataset
+    if isinstance(given, data.IterableDataset) or not hasattr(given, "__len__"):
+        raise _check.reject(
+            "dataset", type(given).__name__, "must have numbered records: __getitem__ and __len__"
+        )
+    if drawn := {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"} & set(options):
+        raise _check.reject(
+            drawn.pop(), "given", "batches are drawn by the factorization's scheme", "Leave it out."
+        )
+    return given, options

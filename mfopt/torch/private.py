@@ -1,0 +1,161 @@
+"""``make_private`` in Opacus's manner, for a factorization."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from mfopt import _check, _extras
+
+try:
+    import opacus
+except ModuleNotFoundError as problem:
+    raise _extras.missing(problem) from None
+
+from mfopt.factorization import Factorization
+from mfopt.noise import for_opacus
+from mfopt.torch.run import PrivateRun
+
+_REFUSED = {
+    "poisson_sampling": "the batches are drawn by the factorization's own scheme",
+    "noise_multiplier": "σ is the factorization's",
+    "noise_generator": "the noise is the factorization's; `seed` pins it in experiments",
+    "data_loader": "the loader is made here, from the data set",
+    "target_epsilon": "ε is the factorization's: optimize or calibrate one for another ε",
+    "target_delta": "δ is the factorization's: optimize or calibrate one for another δ",
+    "epochs": "the number of steps is the factorization's",
+}
+
+
+def make_private(
+    module: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    dataset: Any,
+    factorization: Factorization,
+    max_grad_norm: float,
+    *,
+    criterion: Callable[..., Any] | None = None,
+    grad_sample_mode: str = "hooks",
+    loss_reduction: str = "mean",
+    batch_first: bool = True,
+    normalizer: float | None = None,
+    seed: int | None = None,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    **loader_options: Any,
+) -> tuple[Any, ...]:
+    """(module, optimizer, loader) whose steps are those that the factorization was proved for.
+
+    As ``opacus.PrivacyEngine.make_private``, with the factorization in place of Poisson sampling
+    and independent noise. An epoch is one pass over the loader; the loop is Opacus's::
+
+        for epoch in range(factorization.sampling.epochs):
+            for x, y in loader:  # may be empty: then the step adds noise only
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(module(x), y).backward()
+                optimizer.step()
+
+    Noised sums are divided by the scheme's expected batch, a public number. Large batches go
+    through ``opacus.utils.batch_memory_manager.BatchMemoryManager`` as ever: noise comes once for
+    each logical step. With ``opacus.distributed.DifferentiallyPrivateDistributedDataParallel`` each
+    process takes its part of every batch and rank 0 adds the noise. The optimizer's ``state_dict``
+    holds noise and batches of the run, and is as secret as the data: save it inside
+    :func:`mfopt.noise.owner_only`.
+
+    Formal guarantee: ``factorization.guarantee``; a unit is one record of the data set. Opacus's
+    own accountant knows neither C nor these batches: it is detached.
+
+    Args:
+      module: as for Opacus; a ``DifferentiallyPrivateDistributedDataParallel`` where there are
+        several processes.
+      optimizer: of the module's parameters, unused so far.
+      dataset: with numbered records, or a plain DataLoader of such, whose batch size is not used.
+      factorization: from ``mfopt.load``.
+      max_grad_norm: bound on the norm of one record's gradient.
+      criterion: for ``grad_sample_mode="ghost"``, the loss that Opacus wraps.
+      grad_sample_mode: "hooks", "ew", "functorch" or "ghost".
+      loss_reduction: of the loss that the module is trained on; with "sum" nothing is divided.
+      batch_first: whether examples lie along the first axis.
+      normalizer: another public number to divide by.
+      seed: pins batches and noise, for experiments and tests: such a run protects nothing.
+      collate_fn: of batches that are not empty.
+      loader_options: others of :class:`torch.utils.data.DataLoader`.
+
+    Returns:
+      (module, optimizer, loader), and with ghost clipping (module, optimizer, criterion, loader),
+      as Opacus does.
+
+    Raises:
+      UsageError: an option that contradicts the factorization (``poisson_sampling``,
+        ``noise_multiplier``, clipping other than flat), a loader with a sampler of its own, an
+        optimizer that has worked or whose noise was replaced. Later, on a step: past the last one,
+        or with other than one batch of the loader.
+    """
+    for name, reason in _REFUSED.items():
+        if loader_options.pop(name, None):
+            raise _check.reject(name, "given", reason, "Leave it out.")
+    if loader_options.pop("clipping", "flat") != "flat":
+        raise _check.reject(
+            "clipping", "not flat", "noise is calibrated to one norm over all parameters"
+        )
+    if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+        raise _check.reject(
+            "module",
+            "DistributedDataParallel",
+            "adds up gradients before they are clipped and noised",
+            "Wrap it in opacus.distributed.DifferentiallyPrivateDistributedDataParallel.",
+        )
+    if isinstance(optimizer, opacus.optimizers.DPOptimizer):
+        raise _check.reject(
+            "optimizer",
+            type(optimizer).__name__,
+            "was made private already: its noise would not be this factorization's",
+            "Give a new optimizer of PyTorch.",
+        )
+    if grad_sample_mode == "ghost" and criterion is None:
+        raise _check.reject("criterion", None, "ghost clipping needs the loss", "Give it.")
+    population = _size(dataset)
+    run = PrivateRun(factorization, population, max_grad_norm, normalizer=normalizer, seed=seed)
+    loader = run.loader(dataset, collate_fn=collate_fn, **loader_options)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Secure RNG turned off")  # its noise is not used
+        engine = opacus.PrivacyEngine(accountant="rdp")
+    options = {} if criterion is None else {"criterion": criterion}
+    wrapped, private, *rest = engine.make_private(
+        module=module,
+        optimizer=optimizer,
+        data_loader=loader,
+        noise_multiplier=0.0,
+        max_grad_norm=max_grad_norm,
+        batch_first=batch_first,
+        loss_reduction=loss_reduction,
+        poisson_sampling=False,
+        grad_sample_mode=grad_sample_mode,
+        **options,
+    )
+    private.expected_batch_size = run.normalizer / run.ranks  # Opacus's is for one process
+    private.step_hook = None
+    wrapped.forbid_grad_accumulation()
+    for_opacus.check_optimizer(private, run.stream)
+    run.start_noise(private.params)
+    for_opacus.install(private, run)
+
+    def forget() -> None:
+        # a break in the middle of a logical step: its batch comes again, whole
+        private._step_skip_queue.clear()
+        private._is_last_step_skipped = False
+        private.zero_grad(set_to_none=True)
+
+    run.on_restart(forget)
+    return (wrapped, private, *rest)
+
+
+def _size(dataset: Any) -> int:
+    inner = dataset.dataset if isinstance(dataset, torch.utils.data.DataLoader) else dataset
+    if not hasattr(inner, "__len__"):
+        raise _check.reject(
+            "dataset", type(inner).__name__, "must have numbered records: __getitem__ and __len__"
+        )
+    return len(inner)

@@ -1,0 +1,278 @@
+"""One private run in PyTorch: its batches, its clipping, its noise, and what was released."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate
+
+from mfopt import _check, noise
+from mfopt.factorization import Factorization
+from mfopt.noise.for_torch import STATE, SilentNoise, TorchNoise, split_state
+from mfopt.sampling import UnitSampler
+from mfopt.torch import clipping, loader
+
+
+class PrivateRun:
+    """The three parts of a factorization's mechanism in a PyTorch loop, without other libraries.
+
+    ::
+
+        run = PrivateRun(factorization, len(dataset), max_grad_norm=1.0)
+        run.attach(optimizer)  # from here on every step adds noise and divides
+        for batch in run.loader(dataset):  # one epoch; a batch may be empty
+            run.backward(model, loss, batch)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    Each part can be replaced by one's own: whatever puts the *sum* of gradients clipped to
+    ``max_grad_norm`` into ``grad`` will do for ``backward``. With several processes (an initialized
+    ``torch.distributed``) each one takes its part of every batch, the sums are added over the
+    processes, and rank 0 alone has a key, buffers and noise.
+
+    The optimizer's ``state_dict`` holds the run, **secret**: the key of the noise and the seed of
+    the batches. Save it inside :func:`mfopt.noise.owner_only`, and load it after ``attach``.
+
+    Formal guarantee: ``factorization.guarantee``, where a unit is one element of the data set, if
+    each step's sum is of gradients of that step's batch, each of norm at most ``max_grad_norm``.
+    What can be seen is refused: a step without its batch, with two, without noise, past the last.
+
+    Args:
+      factorization: C, σ and the sampling scheme.
+      population: number of units in the data set.
+      max_grad_norm: bound on the norm of one unit's contribution to a step's sum.
+      normalizer: what noised sums are divided by, a public number; the expected batch if left out.
+      seed: pins batches and noise, for experiments and tests: such a run protects nothing.
+      options: of :class:`mfopt.noise.NoiseStream` (``buffer_dtype``, ``past``).
+    """
+
+    def __init__(
+        self,
+        factorization: Factorization,
+        population: int,
+        max_grad_norm: float,
+        *,
+        normalizer: float | None = None,
+        seed: int | None = None,
+        **options: Any,
+    ) -> None:
+        self.factorization = factorization
+        self.stream = noise.from_factorization(factorization, clip_norm=max_grad_norm, **options)
+        self.rank, self.ranks = _place()
+        sampler = factorization.sampler(population, seed)
+        self.sampler = self._part(sampler.state_dict() if self.ranks > 1 else None) or sampler
+        expected = self.sampler.expected_batch
+        self.normalizer = _check.positive(
+            "normalizer", expected if normalizer is None else normalizer
+        )
+        self.noise: TorchNoise | SilentNoise | None = None
+        self.drawn, self.ahead = 0, False
+        self.given: int | None = None
+        self._seed = seed
+        self._summed: Callable[[], None] = lambda: None
+
+    def __repr__(self) -> str:
+        return f"PrivateRun({self.sampler!r}, step {self.step} of {self.stream.iterations})"
+
+    @property
+    def step(self) -> int:
+        """Steps that were released."""
+        return 0 if self.noise is None else self.noise.step
+
+    def loader(
+        self, dataset: Any, *, collate_fn: Callable[[list[Any]], Any] | None = None, **options: Any
+    ) -> loader.PrivateLoader:
+        """A DataLoader whose batches are those of the run, one pass over it an epoch.
+
+        Args:
+          dataset: with numbered records, one for each unit; or a plain DataLoader of such.
+          collate_fn: of batches that are not empty; PyTorch's default if left out.
+          options: others of :class:`torch.utils.data.DataLoader` (``num_workers``, ...).
+
+        Raises:
+          UsageError: a data set of another size than the population; a loader that samples by
+            itself.
+        """
+        if collate_fn is not None:
+            options["collate_fn"] = collate_fn
+        dataset, options = loader.dataset_of(dataset, options)
+        if len(dataset) != self.sampler.population:
+            raise _check.reject(
+                "dataset",
+                f"{len(dataset)} records",
+                f"the run is for a population of {self.sampler.population}",
+            )
+        collate = options.pop("collate_fn", None) or default_collate
+        return loader.PrivateLoader(
+            dataset, self, collate_fn=loader.EmptyBatches(collate, dataset), **options
+        )
+
+    def backward(
+        self,
+        module: torch.nn.Module,
+        loss: Callable[[Any, Any], torch.Tensor],
+        batch: Any,
+        *,
+        microbatch: int | None = None,
+    ) -> torch.Tensor:
+        """:func:`mfopt.torch.clipping.backward` with the run's clip norm."""
+        bound = self.stream.clip_norm
+        return clipping.backward(module, loss, batch, bound, microbatch=microbatch)
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        """From now on ``optimizer.step()`` adds noise to ``grad``, divides, and then steps.
+
+        It stays the same object: schedulers and trainers see an optimizer as before.
+
+        Raises:
+          UsageError: for an optimizer that has worked already; on a step, if it would release
+            something without this run's noise.
+        """
+        used = any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+        if optimizer.state or used:
+            raise _check.reject(
+                "optimizer",
+                type(optimizer).__name__,
+                "has gradients or a state from steps that were not this run's",
+                "Attach a new optimizer before the first backward pass.",
+            )
+        parameters = _trained(optimizer)
+        self.start_noise(parameters)
+
+        def before_step(optimizer: Any, arguments: Any, named: Any) -> None:
+            if any(x is not None for x in (*arguments[1:], *named.values())):
+                raise _check.reject(
+                    "closure",
+                    "given",
+                    "would compute gradients again, after the noise",
+                    "Call step() without arguments.",
+                )
+            if [id(p) for p in _trained(optimizer)] != [id(p) for p in parameters]:
+                raise _check.reject(
+                    "optimizer",
+                    type(optimizer).__name__,
+                    "has other parameters than when it was attached",
+                    "Freeze and add parameters before.",
+                )
+            made = self.next()
+            for i, p in enumerate(parameters):
+                total = torch.zeros_like(p) if p.grad is None else p.grad
+                if made is not None:
+                    total = (total + made[i]).to(total.dtype)
+                if self.ranks > 1:
+                    torch.distributed.all_reduce(total)
+                p.grad = total.div_(self.normalizer)
+
+        def forget() -> None:
+            for p in parameters:
+                p.grad = None
+
+        optimizer.register_step_pre_hook(before_step)
+        optimizer.register_state_dict_post_hook(
+            lambda _, state: {**state, STATE: self.state_dict()}
+        )
+        loaded: list[Any] = []
+
+        def before_load(_: Any, state: dict[str, Any]) -> dict[str, Any]:
+            rest, found = split_state(state)
+            self.check_state_dict(found)
+            loaded[:] = [found]
+            return rest
+
+        optimizer.register_load_state_dict_pre_hook(before_load)
+        optimizer.register_load_state_dict_post_hook(lambda _: self.load_state_dict(loaded.pop()))
+        self._summed = forget
+
+    def start_noise(self, parameters: list[torch.Tensor]) -> None:
+        """The noise for ``parameters``; once for a run."""
+        if self.noise is not None:
+            raise _check.reject(
+                "run",
+                repr(self),
+                "has an optimizer already: a second one would release other sums with its noise",
+                "Make a new run; both then count against privacy.",
+            )
+        if self.rank == 0:
+            self.noise = TorchNoise(self.stream, parameters, seed=self._seed)
+        else:
+            self.noise = SilentNoise(self.stream)
+
+    def on_restart(self, forget: Callable[[], None]) -> None:
+        """``forget()`` drops what was summed of a step that was not released."""
+        self._summed = forget
+
+    def restart(self) -> None:
+        """Called when a loader goes on after a break: the step's batch comes again, whole."""
+        self._summed()
+
+    def next(self) -> list[torch.Tensor] | None:
+        """The noise of the step, and one step more; None in processes that add none.
+
+        Raises:
+          NoiseExhaustedError: past the last step.
+          UsageError: the batches that were given out since the last step are not exactly one.
+        """
+        assert self.noise is not None
+        batches = self.drawn if self.given is None else self.given
+        if self.given is None and self.ahead:
+            batches = min(batches, self.step + 1)
+        if self.step < self.stream.iterations and batches != self.step + 1:
+            raise _check.reject(
+                "loader",
+                f"{batches - self.step} batches since the last step",
+                "every step must have exactly one batch of the run's loader, an empty one too",
+                "Take batches from the returned loader only, and step after each one.",
+            )
+        return self.noise.next()
+
+    def state_dict(self) -> dict[str, Any]:
+        """**Secret.** Noise and batches of the run, for PyTorch checkpoints."""
+        assert self.noise is not None
+        return {"noise": self.noise.state_dict(), "sampler": self.sampler.state_dict()}
+
+    def check_state_dict(self, state: Any) -> None:
+        """Raise the errors of :meth:`load_state_dict`; changes nothing."""
+        assert self.noise is not None
+        if not isinstance(state, dict) or set(state) != {"noise", "sampler"}:
+            raise _check.reject("state", type(state).__name__, "must come from a PrivateRun")
+        self.noise.check_state_dict(state["noise"])
+        saved = UnitSampler.from_state(state["sampler"])
+        if (saved.scheme, saved.population) != (self.sampler.scheme, self.sampler.population):
+            raise _check.reject(
+                "state: sampler", saved, f"belongs to other batches than {self.sampler!r}"
+            )
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with a run: its batches, its noise, its step.
+
+        Raises:
+          UsageError: a state of another factorization, population or parameters.
+        """
+        self.check_state_dict(state)
+        assert self.noise is not None
+        self.noise.load_state_dict(state["noise"])
+        whole = {**state["sampler"], "rank": self.rank, "ranks": self.ranks}
+        self.sampler = UnitSampler.from_state(whole)
+        self.drawn, self.given = self.step, None
+
+    def _part(self, state: dict[str, Any] | None) -> UnitSampler | None:
+        """This process's part of the batches of rank 0."""
+        if state is None:
+            return None
+        shared = [state]
+        torch.distributed.broadcast_object_list(shared, src=0)
+        return UnitSampler.from_state({**shared[0], "rank": self.rank, "ranks": self.ranks})
+
+
+def _place() -> tuple[int, int]:
+    """(rank, ranks) of this process."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return 0, 1
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def _trained(optimizer: Any) -> list[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]

@@ -1,0 +1,436 @@
+"""A factorization in a PyTorch loop, with Opacus and without: the sums, the noise, the batches."""
+
+import copy
+import functools
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_samplers import record
+
+from mfopt import noise
+from mfopt.errors import UsageError
+from mfopt.factorization import Factorization
+from mfopt.guarantee import Guarantee
+from mfopt.noise import NoiseExhaustedError
+from mfopt.sampling import BallsInBins
+from mfopt.strategies import BLT, Identity
+from mfopt.workloads import PrefixSums
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Full backward hook is firing"),
+    pytest.mark.filterwarnings("ignore:Optimal order is the"),
+    # of a loader's workers, which use no JAX
+    pytest.mark.filterwarnings("ignore:os.fork.. was called"),
+]
+RECORDS, CLIP, SEED = 12, 0.5, 20
+SCHEME = BallsInBins(bins=5, epochs=2)  # with this seed one bin is empty and one has five records
+
+
+def factorization(scheme=SCHEME):
+    stated = Guarantee(1.0, 1e-5, 2.0, method="none", status="estimate")
+    strategy = BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9]))
+    return Factorization(strategy, 2.0, scheme, PrefixSums(), stated)
+
+
+def data():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(RECORDS, 4, generator=generator)
+    return torch.utils.data.TensorDataset(x, torch.arange(RECORDS) % 3)
+
+
+def network():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
+
+
+def loss_of(model, batch):
+    return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def clipped_sum(model, units):
+    """Σ clip(gradient), one example after the other."""
+    total = [torch.zeros_like(p) for p in model.parameters()]
+    for unit in units:
+        x, y = data()[unit]
+        gradient = torch.autograd.grad(loss_of(model, (x[None], y[None])), list(model.parameters()))
+        norm = torch.sqrt(sum(g.square().sum() for g in gradient))
+        for t, g in zip(total, gradient, strict=True):
+            t += g * min(1.0, float(CLIP / norm))
+    return total
+
+
+@functools.cache
+def expected_path(steps=SCHEME.iterations, scheme=SCHEME):
+    """The parameters after each step, from the plain pieces: sampler, loop, JAX noise, division."""
+    made = factorization(scheme)
+    stream = noise.from_factorization(made, clip_norm=CLIP)
+    sampler = made.sampler(RECORDS, seed=SEED)
+    model, state, path = network(), None, []
+    for t in range(steps):
+        sums = clipped_sum(model, sampler[t])
+        state = state or stream.init([p.detach().numpy() for p in model.parameters()], seed=SEED)
+        drawn, state = stream.next(state)
+        with torch.no_grad():
+            for p, s, z in zip(model.parameters(), sums, drawn, strict=True):
+                p -= (s + torch.from_numpy(np.array(z))) / sampler.expected_batch
+        path.append([p.detach().clone() for p in model.parameters()])
+    return path
+
+
+def same(model, expected):
+    for p, e in zip(model.parameters(), expected, strict=True):
+        np.testing.assert_allclose(p.detach(), e, atol=3e-5)
+
+
+def with_opacus(mode="hooks", model=None, dataset=None, **options):
+    pytest.importorskip("opacus")
+    from mfopt.torch import make_private
+
+    model = network() if model is None else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    if mode == "ghost":
+        options["criterion"] = torch.nn.CrossEntropyLoss()
+    return make_private(
+        model,
+        optimizer,
+        data() if dataset is None else dataset,
+        factorization(),
+        CLIP,
+        grad_sample_mode=mode,
+        **{"seed": SEED, **options},
+    )
+
+
+def plain(**options):
+    from mfopt.torch import PrivateRun
+
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    run = PrivateRun(factorization(), RECORDS, CLIP, **{"seed": SEED, **options})
+    run.attach(optimizer)
+    return run, model, optimizer
+
+
+def epoch(model, optimizer, loader, criterion=torch.nn.functional.cross_entropy, stop=None):
+    for place, (x, y) in enumerate(loader):
+        optimizer.zero_grad()
+        criterion(model(x), y).backward()
+        optimizer.step()
+        if stop is not None and place + 1 == stop:
+            break
+
+
+def test_the_batches_are_uneven_and_one_is_empty():
+    sizes = [len(units) for units in factorization().sampler(RECORDS, seed=SEED)]
+    assert min(sizes) == 0 and max(sizes) >= 5, sizes
+
+
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
+def test_opacus_steps_are_those_of_the_plain_pieces(mode):
+    path = expected_path()
+    model, optimizer, *criterion, loader = with_opacus(mode)
+    for e in range(2):
+        epoch(model, optimizer, loader, *criterion)
+        same(model, path[5 * e + 4])
+    with pytest.raises(UsageError, match="covers 10 steps"):
+        epoch(model, optimizer, loader, *criterion)
+    assert optimizer.expected_batch_size == RECORDS / 5
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_physical_batches_of_opacus_make_one_noised_step(mode):
+    pytest.importorskip("opacus")
+    from opacus.utils.batch_memory_manager import BatchMemoryManager
+
+    path = expected_path()
+    model, optimizer, *criterion, loader = with_opacus(mode)
+    for e in range(2):
+        with BatchMemoryManager(
+            data_loader=loader, max_physical_batch_size=2, optimizer=optimizer
+        ) as physical:
+            if e == 0:  # a break inside a logical step: it comes again, whole
+                epoch(model, optimizer, physical, *criterion, stop=1)
+            epoch(model, optimizer, physical, *criterion)
+        same(model, path[5 * e + 4])
+
+
+@pytest.mark.parametrize(("microbatch", "workers"), [(None, 0), (2, 0), (None, 1)])
+def test_steps_without_opacus_are_those_of_the_plain_pieces(microbatch, workers):
+    path = expected_path()
+    run, model, optimizer = plain()
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    step = 0
+    loader = run.loader(data(), num_workers=workers)
+    for _ in range(2):
+        for batch in loader:
+            run.backward(model, loss_of, batch, microbatch=microbatch)
+            optimizer.step()
+            schedule.step()
+            same(model, path[step])
+            optimizer.zero_grad()
+            step += 1
+    assert step == run.step == 10
+    with pytest.raises(NoiseExhaustedError):
+        optimizer.step()
+
+
+def test_a_wrong_noise_would_be_seen():
+    """Control: the path of another scheme, or of other noise, is far away."""
+    path, other = expected_path(2), expected_path(2, BallsInBins(4, 3))
+    assert max(float((a - b).abs().max()) for a, b in zip(path[1], other[1], strict=True)) > 0.01
+
+
+@pytest.mark.parametrize("way", ["opacus", "plain"])
+def test_a_run_goes_on_from_the_state_of_its_optimizer(way, tmp_path):
+    path = expected_path()
+
+    def new():
+        if way == "opacus":
+            return with_opacus(seed=None)
+        run, model, optimizer = plain(seed=None)
+        return model, optimizer, run.loader(data())
+
+    def go(model, optimizer, loader, stop=None):
+        if way == "opacus":
+            return epoch(model, optimizer, loader, stop=stop)
+        for place, batch in enumerate(loader):
+            optimizer.zero_grad()
+            loader._run.backward(model, loss_of, batch)
+            optimizer.step()
+            if place + 1 == stop:
+                break
+        return None
+
+    first = new()
+    go(*first, stop=3)
+    with noise.owner_only():
+        torch.save([first[0].state_dict(), first[1].state_dict()], tmp_path / "run.pt")
+    go(*first)
+    go(*first)
+    second = new()
+    for part, state in zip(
+        second, torch.load(tmp_path / "run.pt", weights_only=True), strict=False
+    ):
+        part.load_state_dict(state)
+    assert len(second[2]) == 2  # of this epoch
+    go(*second)
+    go(*second)
+    for one, two in zip(first[0].parameters(), second[0].parameters(), strict=True):
+        assert torch.equal(one, two)
+    # the draws are new ones: not the pinned path
+    assert not torch.allclose(next(first[0].parameters()), path[-1][0], atol=1e-2)
+
+
+@pytest.mark.parametrize("way", ["opacus", "plain"])
+def test_states_that_are_not_of_this_run_are_refused(way):
+    def new(population=RECORDS):
+        if way == "opacus":
+            return with_opacus(dataset=torch.utils.data.Subset(data(), range(population)))[1]
+        run, _, optimizer = plain()
+        del run
+        return optimizer
+
+    good = new().state_dict()
+    plain_state = {k: v for k, v in good.items() if k != "mfopt_noise"}
+    broken = copy.deepcopy(good)
+    broken["mfopt_noise"]["sampler"]["population"] = 13
+    missing = {**good, "mfopt_noise": {"noise": good["mfopt_noise"]["noise"]}}
+    for state, match in (
+        (plain_state, "start again"),
+        (broken, "other batches"),
+        (missing, "PrivateRun"),
+    ):
+        with pytest.raises(UsageError, match=match):
+            new().load_state_dict(state)
+    new().load_state_dict(good)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"poisson_sampling": True}, "poisson_sampling"),
+        ({"noise_multiplier": 1.0}, "noise_multiplier"),
+        ({"clipping": "per_layer"}, "clipping"),
+        ({"shuffle": True}, "shuffle"),
+        ({"batch_size": 3}, "batch_size"),
+        ({"normalizer": 0}, "normalizer"),
+        ({"mode": "ghost", "criterion": None}, "criterion"),
+    ],
+)
+def test_options_that_contradict_the_factorization_are_refused(options, match):
+    if options.get("mode") == "ghost":
+        from mfopt.torch import make_private
+
+        with pytest.raises(UsageError, match=match):
+            make_private(network(), None, data(), factorization(), CLIP, grad_sample_mode="ghost")
+        return
+    with pytest.raises(UsageError, match=match):
+        with_opacus(**options)
+
+
+def test_loaders_and_data_sets_that_the_scheme_cannot_draw_from_are_refused():
+    loaders = torch.utils.data
+    weighted = loaders.WeightedRandomSampler(torch.ones(RECORDS), RECORDS)
+    replaced = loaders.RandomSampler(data(), replacement=True)
+
+    class Endless(loaders.IterableDataset):
+        def __iter__(self):
+            return iter(())
+
+    for given, match in (
+        (loaders.DataLoader(data(), sampler=weighted), "WeightedRandomSampler"),
+        (loaders.DataLoader(data(), sampler=replaced), "RandomSampler"),
+        (loaders.DataLoader(data(), batch_size=None), "sampler of its own"),
+        (Endless(), "numbered records"),
+    ):
+        with pytest.raises(UsageError, match=match):
+            with_opacus(dataset=given)
+        run, _, _ = plain()
+        with pytest.raises(UsageError, match=match):
+            run.loader(given)
+    with pytest.raises(UsageError, match="population of 12"):
+        run.loader(loaders.Subset(data(), range(5)))
+    # a plain loader gives its data set
+    model, optimizer, loader = with_opacus(dataset=loaders.DataLoader(data(), 4, shuffle=True))
+    epoch(model, optimizer, loader)
+    same(model, expected_path(5)[4])
+
+
+def test_a_second_replacement_is_refused():
+    model, optimizer, _ = with_opacus()
+    from mfopt.torch import make_private
+
+    with pytest.raises(UsageError, match="made private already"):
+        make_private(model, optimizer, data(), factorization(), CLIP)
+    run, model, optimizer = plain()
+    with pytest.raises(UsageError, match="has an optimizer already"):
+        run.attach(torch.optim.SGD(network().parameters(), lr=1.0))
+    used = torch.optim.SGD(network().parameters(), lr=1.0)
+    used.param_groups[0]["params"][0].grad = torch.zeros(5, 4)
+    other, _, _ = plain()
+    other.noise = None
+    with pytest.raises(UsageError, match="not this run's"):
+        other.attach(used)
+
+
+@pytest.mark.parametrize("way", ["opacus", "plain"])
+def test_a_step_needs_exactly_one_batch_of_the_loader(way):
+    if way == "opacus":
+        model, optimizer, loader = with_opacus()
+
+        def back(x, y):
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+    else:
+        run, model, optimizer = plain()
+        loader = run.loader(data())
+
+        def back(x, y):
+            run.backward(model, loss_of, (x, y))
+
+    # the user's own loader
+    for x, y in torch.utils.data.DataLoader(data(), 4):
+        back(x, y)
+        with pytest.raises(UsageError, match="exactly one batch"):
+            optimizer.step()
+        optimizer.zero_grad()
+        break
+    # a batch that was left out
+    for place, (x, y) in enumerate(loader):
+        if place == 0:
+            continue
+        back(x, y)
+        with pytest.raises(UsageError, match="exactly one batch"):
+            optimizer.step()
+        break
+    # a second step on one batch
+    for x, y in loader:
+        optimizer.zero_grad()
+        back(x, y)
+        optimizer.step()
+        optimizer.zero_grad()
+        back(x, y)
+        with pytest.raises(UsageError, match="exactly one batch"):
+            optimizer.step()
+        break
+
+
+def test_what_a_step_would_release_without_noise_is_refused():
+    run, model, optimizer = plain()
+    for batch in run.loader(data()):
+        run.backward(model, loss_of, batch)
+        with pytest.raises(UsageError, match="closure"):
+            optimizer.step(lambda: 0.0)
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
+        with pytest.raises(UsageError, match="other parameters"):
+            optimizer.step()
+        break
+
+
+def test_gradients_that_are_not_finite_add_nothing():
+    from mfopt.torch.clipping import backward
+
+    model = torch.nn.Linear(2, 1, bias=False)
+    x = torch.tensor([[1.0, 0.0], [float("inf"), 0.0], [0.0, 1e30], [0.1, 0.0]])
+    backward(model, lambda m, b: m(b).sum(), x, 0.5)
+    np.testing.assert_allclose(model.weight.grad, [[0.6, 0.0]], rtol=1e-5)
+    norm = torch.nn.BatchNorm1d(2)
+    with pytest.raises(UsageError, match="mixes examples"):
+        backward(norm, lambda m, b: m(b).sum(), x, 0.5)
+    for bad in (x[0, 0], [x, x[:2]], [x, "text"], []):
+        with pytest.raises(UsageError, match="batch"):
+            backward(model, lambda m, b: m(b).sum(), bad, 0.5)
+    # clipped sums of a half-precision model stay within the bound
+    half = torch.nn.Linear(64, 64, bias=False).to(torch.bfloat16)
+    backward(half, lambda m, b: 100 * m(b).sum(), torch.randn(1, 64, dtype=torch.bfloat16), 0.5)
+    assert float(half.weight.grad.float().norm()) <= 0.5 * (1 + 2**-9)
+
+
+def test_batches_of_nobody_keep_the_structure_of_a_batch():
+    from mfopt.torch.loader import EmptyBatches
+
+    records = [{"x": torch.ones(3), "names": "a", "pair": (1, 2.0)}]
+    collate = EmptyBatches(torch.utils.data.default_collate, records)
+    empty, full = collate([]), collate(records)
+    assert full["x"].shape == (1, 3) and empty["x"].shape == (0, 3)
+    assert full["names"] == ["a"] and empty["names"] == []
+    assert [part.shape for part in empty["pair"]] == [(0,), (0,)]
+    with pytest.raises(UsageError, match="collate_fn"):
+        EmptyBatches(lambda records: "text", records)([])
+
+
+def test_a_fixed_batch_run_is_refused():
+    from mfopt.sampling import FixedBatch
+    from mfopt.torch import PrivateRun
+
+    with pytest.raises(UsageError, match="no account of a run"):
+        PrivateRun(record(FixedBatch(2, 9, 4)), 9, 1.0)
+    assert Identity() is not None
+
+
+@pytest.mark.ci
+def test_two_processes_make_the_step_of_one(tmp_path):
+    pytest.importorskip("opacus")
+    child = Path(__file__).parent / "torch_two_processes.py"
+    store = tmp_path / "store"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, child, str(rank), str(store), str(tmp_path / f"out{rank}.pt")],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for process in processes:
+        _, errors = process.communicate(timeout=240)
+        assert process.returncode == 0, errors
+    path = expected_path(3)
+    for rank in range(2):
+        found = torch.load(tmp_path / f"out{rank}.pt", weights_only=True)
+        for way in ("opacus", "plain"):
+            for p, e in zip(found[way], path[2], strict=True):
+                np.testing.assert_allclose(p, e, atol=3e-5, err_msg=f"{way} {rank}")
+        assert found["buffers"] == (rank == 0)

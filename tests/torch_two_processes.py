@@ -1,0 +1,42 @@
+"""One of two processes of a private run over gloo: RANK STORE OUT."""
+
+import sys
+import warnings
+
+import torch
+
+warnings.filterwarnings("ignore")
+
+
+def main(rank: int, store: str, out: str) -> None:
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2
+    )
+    from opacus.distributed import DifferentiallyPrivateDistributedDataParallel as Distributed
+    from test_torch_run import data, epoch, loss_of, plain, with_opacus
+
+    found = {}
+    model, optimizer, loader = with_opacus(model=Distributed(network()))
+    epoch(model, optimizer, loader, stop=3)
+    found["opacus"] = [p.detach() for p in model.parameters()]
+    found["buffers"] = "key" in optimizer.state_dict()["mfopt_noise"]["noise"]
+    run, model, optimizer = plain()
+    for place, batch in enumerate(run.loader(data())):
+        run.backward(model, loss_of, batch)
+        optimizer.step()
+        optimizer.zero_grad()
+        if place == 2:
+            break
+    found["plain"] = [p.detach() for p in model.parameters()]
+    torch.save(found, out)
+    torch.distributed.destroy_process_group()
+
+
+def network() -> torch.nn.Module:
+    from test_torch_run import network
+
+    return network()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), *sys.argv[2:])
