@@ -11,7 +11,7 @@ from mfopt_cli.main import main
 from mfopt import FailureError, UsageError
 from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.experiments import cache as cache_module
-from mfopt.experiments import comparison, families, plots, runner, tasks
+from mfopt.experiments import comparison, families, plots, recommendation, runner, tasks
 from mfopt.experiments.cache import Cache, Result, Task
 from mfopt.experiments.comparison import Comparison, Row
 from mfopt.experiments.runner import run_all
@@ -245,6 +245,57 @@ def test_more_freedom_costs_no_error_under_amplification(cache: Cache) -> None:
     assert 0 < rows["blt-2"].relative_error < 0.02
 
 
+def row(family, rmse, memory, *, draws=1.0, epsilon=2.0, size=0) -> Row:
+    return Row(family, epsilon, size, 1.0, rmse, 0.0, memory, "exact", draws)
+
+
+def test_a_recommendation_weighs_error_against_memory_and_time() -> None:
+    rows = [
+        row("dpsgd+poisson", 30.0, 0),
+        row("dpsgd+unamplified", 90.0, 0),
+        row("banded+poisson", 25.0, 7, size=8),
+        row("blt-4-scaled", 22.99, 4),
+        row("blt-2-scaled", 23.0, 2),  # as good, and smaller
+        row("banded+amplified", 22.0, 127, size=128),
+        row("toeplitz-scaled", 20.0, 0, draws=1024.5),
+        row("blt-4-scaled", 5.0, 4, epsilon=16.0),
+    ]
+    two, sixteen = recommendation.recommend(rows)
+    assert two.light.family == "blt-2-scaled" and two.best.family == "toeplitz-scaled"
+    assert set(two.rivals) == {"poisson", "unamplified"}
+    text = two.text()
+    assert text.startswith("ε = 2: BLT-2, time-scaled, RMSE 23.00 at 2 arrays with balls-in-bins")
+    assert "8.0% below the best with Poisson sampling" in text  # 1 - 23/25
+    assert "74.4% below the best without" in text
+    assert "13.0% lower with more: Toeplitz, time-scaled, RMSE 20.00 at 0 arrays and 1,024" in text
+    assert sixteen.text().endswith("nothing here is better") and not sixteen.rivals
+    # an error that is above is said to be above
+    poorer = [row("blt-2", 11.0, 2), row("banded+poisson", 10.0, 31, size=32)]
+    (found,) = recommendation.recommend(poorer)
+    assert "10.0% above the best with Poisson sampling" in found.text()
+    assert found.text().endswith(
+        "banded (32 bands), RMSE 10.00 at 31 arrays with Poisson sampling (cyclic for bands)"
+    )
+
+
+def test_a_block_for_each_epsilon_fits_eighty_columns() -> None:
+    rows = [
+        row(family, 1e5 + number, 2047, draws=1024.5, epsilon=epsilon, size=256)
+        for number, family in enumerate(families.FAMILIES)
+        for epsilon in (0.5, 16.0)
+    ]
+    text = recommendation.blocks(rows, "banded+poisson")
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80 and len(lines) == 2 * (len(families.FAMILIES) + 1) + 1
+    assert lines[0].startswith("ε = 0.5") and lines[0].split()[-4:] == [
+        "RMSE",
+        "change",
+        "arrays",
+        "draws",
+    ]
+    assert all(len(line) == len(lines[0]) for line in lines if line)
+
+
 def test_families_expand_and_unknown_ones_are_refused() -> None:
     blts = families.expand(["blt"])
     assert {"blt-4", "blt-4-scaled", "blt-4+unamplified"} < set(blts)
@@ -282,6 +333,8 @@ def test_command_writes_table_csv_json_and_plots(tmp_path, cache: Cache, sizes, 
     main(arguments)
     text = capsys.readouterr().out
     assert "DP-SGD, Poisson" in text and "ε = 8" in text
+    assert max(map(len, text.split("ε = 1: ")[0].splitlines()[1:])) <= 80
+    assert text.count("with balls-in-bins") >= 2  # one sentence for each ε
     listed = list(csv.DictReader(io.StringIO((tmp_path / "c.csv").read_text())))
     assert len(listed) == 2 * len(FAMILIES)
     for stem in ("c-rmse", "c-improvement", "c-memory"):

@@ -45,6 +45,7 @@ from mfopt_cli.live import Live
     "Stem of the files STEM.csv, STEM.json, STEM.txt, and of the plots STEM-rmse, "
     "STEM-improvement and STEM-memory (.png and .svg)."
 )
+@options.option("--wide", is_flag=True, help="One row a mechanism, one column an ε.")
 @options.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of the table.")
 @options.force
 @options.output
@@ -61,6 +62,7 @@ def command(
     jobs: int | None,
     cache: Path | None,
     out: Path | None,
+    wide: bool,
     as_csv: bool,
     force: bool,
     as_json: bool,
@@ -78,7 +80,7 @@ def command(
       mfopt compare --epochs 8 --iters 32 --eps 2 --include dpsgd,blt-4 --baseline dpsgd+poisson
     """
     from mfopt import _check
-    from mfopt.experiments import artifacts, comparison, families
+    from mfopt.experiments import artifacts, comparison, families, recommendation
     from mfopt.experiments.cache import Cache, default_folder
 
     chosen = [name for part in include for name in part.split(",") if name]
@@ -120,12 +122,23 @@ def command(
     elif as_csv:
         click.echo(comparison.csv_text(rows, baseline), nl=False)
     elif not quiet:
+        over = f"; change of RMSE against {families.label(baseline)}" if baseline else ""
         display.print_text(
-            f"RMSE of {epochs} epochs × {iters} iterations at δ = {delta:g}; * the least", "bold"
+            f"RMSE of {epochs} epochs × {iters} iterations at δ = {delta:g} "
+            f"(best number of bands){over}",
+            "bold",
         )
-        over = f", change against {families.label(baseline)}" if baseline else ""
-        display.print_text(f"(best number of bands or buffers){over}")
-        display.columns(*comparison.table(rows, baseline))
+        if wide:
+            display.columns(*comparison.table(rows, baseline))
+        else:
+            display.print_text(recommendation.blocks(rows, baseline))
+        click.echo()
+        for advice in recommendation.recommend(rows):
+            display.print_text(advice.text())
+        display.print_text(
+            "(arrays: memory of the noise, in model sizes; draws: white draws of a step, where it "
+            "makes past ones again instead of keeping them)"
+        )
 
 
 def _check_outputs(out: Path, force: bool) -> None:

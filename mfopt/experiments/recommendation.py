@@ -1,0 +1,128 @@
+"""What a comparison comes to: one sentence for each ε, and a table for each ε in 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mfopt.experiments import families
+from mfopt.experiments.comparison import Row, improvement
+from mfopt.experiments.tasks import BALLS, POISSON, UNAMPLIFIED
+
+LITTLE = 8  # model-sized arrays that count as little memory
+_TIE = 0.0025  # relative: errors so close count as equal, and the least memory decides
+# what must be executed, in the words of `mfopt train --sampling`
+SAMPLING = {
+    BALLS: "balls-in-bins",
+    POISSON: "Poisson sampling (cyclic for bands)",
+    UNAMPLIFIED: "any fixed order",
+}
+
+
+class Recommendation(NamedTuple):
+    """What to take at one ε.
+
+    Attributes:
+      epsilon: ε.
+      best: the least error of all.
+      light: of those that keep little memory and make no draw again, the least error, and the
+        least memory where errors are practically equal.
+      rivals: the best of those run under any other sampling than ``light``'s, by sampling.
+    """
+
+    epsilon: float
+    best: Row
+    light: Row
+    rivals: dict[str, Row]
+
+    def text(self) -> str:
+        """One sentence: mechanism, error, cost, sampling, and what else there is."""
+        sentence = f"ε = {self.epsilon:g}: {_named(self.light)} with {_sampling(self.light)}"
+        for sampling, row in self.rivals.items():
+            change = improvement(self.light, row).percent
+            against = (
+                "the best with Poisson sampling" if sampling == POISSON else "the best without"
+            )
+            if sampling in (POISSON, UNAMPLIFIED):
+                side = "below" if change >= 0 else "above"
+                sentence += f", {abs(change):.1f}% {side} {against}"
+        if self.best.rmse >= self.light.rmse * (1 - _TIE):
+            return f"{sentence}; nothing here is better"
+        lower = improvement(self.best, self.light).percent
+        return f"{sentence}; {lower:.1f}% lower with more: {_named(self.best)}" + (
+            "" if _scheme(self.best) == _scheme(self.light) else f" with {_sampling(self.best)}"
+        )
+
+
+def recommend(rows: Sequence[Row]) -> list[Recommendation]:
+    """What to take at each ε, from all rows of a comparison."""
+    found = []
+    for epsilon in dict.fromkeys(row.epsilon for row in rows):
+        here = sorted((row for row in rows if row.epsilon == epsilon), key=lambda row: row.rmse)
+        cheap = [row for row in here if row.memory <= LITTLE and row.draws <= 1] or here[:1]
+        tied = [row for row in cheap if row.rmse <= cheap[0].rmse * (1 + _TIE)]
+        light = min(tied, key=lambda row: (row.memory, row.rmse))
+        rivals: dict[str, Row] = {}
+        for row in here:
+            if _scheme(row) != _scheme(light):
+                rivals.setdefault(_scheme(row), row)
+        found.append(Recommendation(epsilon, here[0], light, rivals))
+    return found
+
+
+def blocks(rows: Sequence[Row], baseline: str | None = None) -> str:
+    """A table for each ε, best first, at most 80 columns wide.
+
+    ``arrays`` is the memory of the noise in model sizes, ``draws`` the model-sized white draws of
+    a step where it is more than one: what no memory is paid for with.
+    """
+    parts = []
+    for epsilon in dict.fromkeys(row.epsilon for row in rows):
+        here = sorted((row for row in rows if row.epsilon == epsilon), key=lambda row: row.rmse)
+        base = next((row for row in here if row.family == baseline), None)
+        lines = [
+            f"{f'ε = {epsilon:g}':<42}{'RMSE':>10}"
+            f"{'' if base is None else 'change':>9}{'arrays':>8}{'draws':>8}"
+        ]
+        for row in here:
+            size = f" ({row.size})" if row.size and families.find(row.family).bands else ""
+            change = "" if base is None else _change(improvement(row, base).percent)
+            draws = "" if row.draws <= 1 else f"{row.draws:,.0f}"
+            name = f"{families.label(row.family)}{size}"
+            lines.append(f"{name:<42}{_number(row.rmse):>10}{change:>9}{row.memory:>8}{draws:>8}")
+        parts.append("\n".join(line.rstrip() for line in lines))
+    return "\n\n".join(parts)
+
+
+def _change(percent: float) -> str:
+    """RMSE below the baseline's in percent, or how many times it is above."""
+    if percent > -100:
+        return f"{-percent:+.1f}%"
+    return f"×{1 - percent / 100:.3g}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if 0.01 <= value < 1e6 else f"{value:.3g}"
+
+
+def _scheme(row: Row) -> str:
+    return families.find(row.family).sampling
+
+
+def _sampling(row: Row) -> str:
+    scheme = _scheme(row)
+    return SAMPLING.get(scheme, scheme)
+
+
+def _named(row: Row) -> str:
+    size = f" ({row.size} bands)" if families.find(row.family).bands and row.size > 1 else ""
+    cost = f"{row.memory} array{'s' * (row.memory != 1)}"
+    if row.draws > 1:
+        cost += f" and {row.draws:,.0f} draws a step"
+    # the sampling is said where it matters
+    name = families.label(row.family).partition(", ")
+    kept = name[0] if name[2] in SAMPLING.values() or name[2] in _SAMPLED else "".join(name)
+    return f"{kept}{size}, RMSE {_number(row.rmse)} at {cost}"
+
+
+_SAMPLED = ("unamplified", "Poisson", "cyclic Poisson", "balls-in-bins")
