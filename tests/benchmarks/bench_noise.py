@@ -30,12 +30,21 @@ BANDS = 16
 ITERATIONS = 2048
 
 # contender -> mechanisms; "floor" and "draw" are parts of the least time
-CONTENDERS = ("mfopt", "jax-privacy", "mfopt-torch", "opake-dpftrl", "floor", "jax.random.normal")
+CONTENDERS = (
+    "mfopt",
+    "mfopt-scaled",
+    "jax-privacy",
+    "mfopt-torch",
+    "opake-dpftrl",
+    "floor",
+    "jax.random.normal",
+)
 MECHANISMS = ("blt", "banded")
 SLOTS = {"blt": len(DECAYS), "banded": BANDS - 1}
 # copies of the parameters that a contender was seen to need, to refuse before swapping
 COPIES = {
     "mfopt": lambda slots: slots + 4,
+    "mfopt-scaled": lambda slots: slots + 4,
     "mfopt-torch": lambda slots: slots + 4,
     "jax-privacy": lambda slots: 5 * slots // 2 + 4,
     "opake-dpftrl": lambda slots: 2 * slots + 6,
@@ -50,14 +59,20 @@ def coefs() -> np.ndarray:
     return np.concatenate([[1.0], np.cumprod((2 * t - 1) / (2 * t))])
 
 
-def mfopt_stream(mechanism: str) -> Any:
-    """Our stream of the mechanism."""
+def mfopt_stream(mechanism: str, *, scaled: bool = False) -> Any:
+    """Our stream of the mechanism, between two diagonals that vary with time where ``scaled``."""
     from mfopt import strategies
     from mfopt.noise import NoiseStream
 
     strategy = (
         strategies.BLT(SCALES, DECAYS) if mechanism == "blt" else strategies.BandedToeplitz(coefs())
     )
+    if scaled:
+        rows, columns = (
+            np.exp(np.sin(np.arange(ITERATIONS) / 100)),
+            np.linspace(1.7, 0.6, ITERATIONS),
+        )
+        strategy = strategies.TimeScaled(strategy, rows, columns)
     return NoiseStream(strategy, iterations=ITERATIONS, noise_multiplier=1.0, clip_norm=1.0)
 
 
@@ -83,6 +98,13 @@ def mfopt_step(mechanism: str, size: int) -> Callable[[], None]:
     from mfopt.noise.for_optax import add_noise
 
     return optax_step(add_noise(mfopt_stream(mechanism)), size)
+
+
+def scaled_step(mechanism: str, size: int) -> Callable[[], None]:
+    """mfopt in JAX, the same C between two diagonals."""
+    from mfopt.noise.for_optax import add_noise
+
+    return optax_step(add_noise(mfopt_stream(mechanism, scaled=True)), size)
 
 
 def jax_privacy_step(mechanism: str, size: int) -> Callable[[], None]:
@@ -184,6 +206,7 @@ def random_normal_step(mechanism: str, size: int) -> Callable[[], None]:
 
 STEPS = {
     "mfopt": mfopt_step,
+    "mfopt-scaled": scaled_step,
     "jax-privacy": jax_privacy_step,
     "mfopt-torch": torch_step,
     "opake-dpftrl": opake_step,
@@ -252,6 +275,7 @@ def verdicts(found: dict[str, dict[str, Any]]) -> dict[str, float]:
         "mfopt / jax-privacy (<= 1)": ("mfopt", "jax-privacy"),
         "mfopt-torch / opake-dpftrl (<= 1)": ("mfopt-torch", "opake-dpftrl"),
         "mfopt / floor (<= 2)": ("mfopt", "floor"),
+        "mfopt-scaled / mfopt (<= 1.05)": ("mfopt-scaled", "mfopt"),
     }
     return {
         name: found[a]["seconds"] / found[b]["seconds"]
