@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 
 def round_up(value: float, digits: int = 5) -> str:
@@ -77,3 +78,20 @@ def against(value: float, other: float, noun: str = "error") -> str:
     if percent == 0:
         return f"the same {noun}"
     return f"{abs(percent):.1f}% {'less' if percent > 0 else 'more'} {noun}"
+
+
+def described(description: dict[str, Any]) -> str:
+    """A strategy's or workload's description in a line: kind, then its numbers.
+
+    >>> described({"kind": "blt", "buffers": 4})
+    'blt, buffers 4'
+    >>> described({"kind": "time-scaled", "base": {"kind": "blt", "buffers": 4}})
+    'blt, buffers 4, time-scaled'
+    """
+    if "base" in description:
+        return f"{described(description['base'])}, {description['kind']}"
+    kind, *rest = (
+        str(value) if name == "kind" else f"{name.replace('_', ' ')} {value}"
+        for name, value in sorted(description.items(), key=lambda item: item[0] != "kind")
+    )
+    return ", ".join([kind, *(text if len(text) < 60 else f"{text[:57]}..." for text in rest)])

@@ -18,6 +18,7 @@ COMMANDS: dict[str, str] = {
     "show": "What a factorization file holds.",
     "noise": "Memory and time per step of a file's noise on this machine.",
     "plot": "Coefficients, error per step and optimization history of a file.",
+    "report": "One HTML page about a file: guarantee, sampling, error, cost, alternatives.",
     "bench": "Run a benchmark of the source tree.",
     "compare": "σ, RMSE and memory of every mechanism side by side.",
     "figures": "The tables and figures of the papers, from this library's own code.",

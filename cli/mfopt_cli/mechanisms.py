@@ -121,23 +121,6 @@ def summary(factorization: Any) -> dict[str, Any]:
     }
 
 
-def described(description: dict[str, Any]) -> str:
-    """A strategy's or workload's description in a line: kind, then its numbers.
-
-    >>> described({"kind": "blt", "buffers": 4})
-    'blt, buffers 4'
-    >>> described({"kind": "time-scaled", "base": {"kind": "blt", "buffers": 4}})
-    'blt, buffers 4, time-scaled'
-    """
-    if "base" in description:
-        return f"{described(description['base'])}, {description['kind']}"
-    kind, *rest = (
-        str(value) if name == "kind" else f"{name.replace('_', ' ')} {value}"
-        for name, value in sorted(description.items(), key=lambda item: item[0] != "kind")
-    )
-    return ", ".join([kind, *(text if len(text) < 60 else f"{text[:57]}..." for text in rest)])
-
-
 def statement(guarantee: Any) -> str:
     """One line: the guarantee in words, nothing rounded towards less privacy."""
     from mfopt.words import round_up

@@ -15,6 +15,15 @@ _BLUE, _ORANGE, _GREEN = "#0072B2", "#D55E00", "#009E73"  # Okabe and Ito: colou
 
 def plot(factorization: Factorization, path: Path) -> None:
     """Draw the four panels and write them atomically to ``path`` (.png, .svg or .pdf)."""
+    import matplotlib.pyplot as plt
+
+    figure = draw(factorization)
+    plots.write_figure(figure, path)
+    plt.close(figure)
+
+
+def draw(factorization: Factorization) -> Any:
+    """The four panels as a figure of matplotlib."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -35,8 +44,7 @@ def plot(factorization: Factorization, path: Path) -> None:
         f"RMSE {factorization.rmse:.4g}, σ {factorization.noise_multiplier:.4g}, "
         f"ε = {guarantee.epsilon:g}, δ = {guarantee.delta:g} ({guarantee.status})"
     )
-    plots.write_figure(figure, path)
-    plt.close(figure)
+    return figure
 
 
 def _coefficients(panel: Any, values: np.ndarray, name: str, title: str) -> None:

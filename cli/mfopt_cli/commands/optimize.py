@@ -248,7 +248,7 @@ def _report(found: Any, path: Path, seconds: float) -> None:
     if abs(against["mode_norm"] - 1) > 1e-9:  # a kind whose definition fixes its scale
         at_one = words.round_up(found.noise_multiplier / against["mode_norm"], 6)
         sigma += f"; {at_one} for C at a largest mode norm of 1"
-    form = mechanisms.described(found.strategy.describe())
+    form = words.described(found.strategy.describe())
     display.table(
         f"{form}: {found.sampling.epochs} epochs × {found.sampling.bins} bins, "
         f"{found.workload.kind} workload",

@@ -29,9 +29,9 @@ def command(path: Path, as_json: bool) -> None:
         return
     sigma = f"{words.round_up(found.noise_multiplier, 6)}  (× clip norm, C as stored)"
     rows = [
-        ("strategy", mechanisms.described(found.strategy.describe())),
+        ("strategy", words.described(found.strategy.describe())),
         ("sampling", found.sampling.words()),
-        ("workload", mechanisms.described(found.workload.describe())),
+        ("workload", words.described(found.workload.describe())),
         ("noise multiplier σ", sigma),
         ("RMSE", f"{found.rmse:.6g}  (clip norms, per coordinate)"),
         ("max error", f"{found.max_error:.6g}"),

@@ -1,0 +1,277 @@
+"""One HTML page about a factorization, whole in itself: no script, no network, no other file.
+
+What it guarantees and how that was proven, the sampling that must be executed, C and its inverse,
+the error of each step, what the noise costs, what the alternatives cost at the same (ε, δ), and the
+code that loads it.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from mfopt import query_error, words
+from mfopt._version import __version__
+from mfopt.accounting import Mechanism, account
+from mfopt.accounting.closed_form import gaussian
+from mfopt.accounting.unamplified import sensitivity
+from mfopt.experiments import mechanism_plot
+from mfopt.factorization import Factorization
+from mfopt.noise.choice import choose
+from mfopt.sampling import BallsInBins, FixedOrder, Poisson
+from mfopt.strategies import Identity
+
+_STATUS = {
+    "exact": "exact up to a discretization that is rounded to the private side",
+    "certified": "proven, except with the failure probability below over the accountant's own "
+    "random numbers, which is counted inside δ",
+    "bound": "proven with certainty; the true loss may be smaller",
+    "estimate": "an estimate: it proves NOTHING. Run `mfopt certify` before training",
+}
+
+
+class Alternative(NamedTuple):
+    """Another mechanism at the same (ε, δ), adjacency and number of steps.
+
+    Attributes:
+      name: what it is.
+      noise_multiplier: σ.
+      rmse: on the same workload, in clip norms per coordinate.
+      memory: model-sized arrays of noise.
+    """
+
+    name: str
+    noise_multiplier: float
+    rmse: float
+    memory: int
+
+
+def alternatives(found: Factorization) -> list[Alternative]:
+    """Independent noise and the same C without amplification: what needs no search.
+
+    Only for balls-in-bins, where σ of each is exact; elsewhere there is nothing to compare with.
+    """
+    scheme = found.sampling
+    if not isinstance(scheme, BallsInBins):
+        return []
+    n, stated = found.iterations, found.guarantee
+
+    def independent(name: str, sampling: Any) -> Alternative:
+        mechanism = Mechanism(sampling, Identity())
+        sigma = account(mechanism, epsilon=stated.epsilon, delta=stated.delta).noise_multiplier
+        rmse = float(np.asarray(query_error.rmse(found.workload, Identity(), n, sigma)))
+        return Alternative(name, sigma, rmse, 0)
+
+    norm = sensitivity(found.strategy, FixedOrder(scheme.bins, scheme.epochs)).value
+    plain = norm / gaussian.largest_mu(stated.epsilon, stated.delta)
+    return [
+        independent("independent noise (DP-SGD), same batches", scheme),
+        independent("independent noise (DP-SGD), Poisson batches", Poisson(1 / scheme.bins, n)),
+        Alternative(
+            "this C, fixed order of batches (no amplification)",
+            plain,
+            found.rmse * plain / found.noise_multiplier,
+            choose(found.strategy, n).slots,
+        ),
+    ]
+
+
+def page(found: Factorization, name: str = "mechanism.npz") -> str:
+    """The page as text.
+
+    Args:
+      found: what it is about.
+      name: of the file, for the code that loads it.
+    """
+    stated, recursion = found.guarantee, choose(found.strategy, found.iterations)
+    draws, sigma = recursion.draws(found.iterations), words.round_up(found.noise_multiplier, 6)
+    cost = f"{recursion.slots} arrays of the model's size, {draws:,.4g} white draws a step"
+    title = (
+        f"{words.described(found.strategy.describe())}: ({stated.epsilon:g}, {stated.delta:g})-DP"
+    )
+    parts = [
+        _section("What is guaranteed", _guarantee(found)),
+        _section(
+            "The sampling you must execute",
+            f"<p>{_text(found.sampling.words())}.</p><p>The guarantee is about this sampling and "
+            "no other. Shuffling, throwing units afresh in each epoch, or Poisson sampling have "
+            "guarantees of their own. Batches have random sizes: divide by a fixed public "
+            f"number. At most {found.iterations:,} steps; every prefix of the run is covered.</p>",
+        ),
+        _section(
+            "Error and cost",
+            _facts(
+                [
+                    ("RMSE of the queries", f"{found.rmse:.5g} clip norms, per coordinate"),
+                    ("largest error of a query", f"{found.max_error:.5g} clip norms"),
+                    ("workload", words.described(found.workload.describe())),
+                    (
+                        "noise multiplier σ",
+                        f"{sigma} × clip norm",
+                    ),
+                    ("noise", cost),
+                ]
+            )
+            + _figure(found),
+        ),
+    ]
+    if others := alternatives(found):
+        parts.append(_section("At the same ε and δ", _compared(found, recursion.slots, others)))
+    parts.append(_section("Load it", _code(name)))
+    parts.append(
+        _section("Where it comes from", _facts([(k, v) for k, v in _origin(found).items()]))
+    )
+    return _PAGE.replace("TITLE", _text(title)).replace("BODY", "\n".join(parts))
+
+
+def _guarantee(found: Factorization) -> str:
+    stated = found.guarantee
+    unit = (
+        stated.privacy_unit
+        if stated.group_size == 1
+        else (f"group of {stated.group_size} ({stated.privacy_unit})")
+    )
+    rows = [
+        ("ε, δ", f"{words.round_up(stated.epsilon, 6)}, {words.round_up(stated.delta, 6)}"),
+        (
+            "for",
+            f"adding or removing one {unit}"
+            if stated.adjacency == "add-remove"
+            else f"one {unit}, {stated.adjacency} adjacency",
+        ),
+        ("status", f"{stated.status}: {_STATUS[stated.status]}"),
+        ("method", stated.method),
+        ("failure probability", f"{stated.failure_probability:.2g}"),
+        (
+            "proved on this machine",
+            "yes" if found.proved_here else "no: the file says so. `mfopt certify` proves it here",
+        ),
+    ]
+    return _facts(rows)
+
+
+def _compared(found: Factorization, slots: int, others: Sequence[Alternative]) -> str:
+    here = Alternative("this mechanism", found.noise_multiplier, found.rmse, slots)
+    longest = max(option.rmse for option in (here, *others))
+    rows = []
+    for option in (here, *others):
+        change = "" if option is here else f"{100 * (option.rmse / here.rmse - 1):+.0f}%"
+        sigma = words.round_up(option.noise_multiplier, 4)
+        width = max(1.0, 100 * option.rmse / longest)
+        rows.append(
+            f"<tr><td>{_text(option.name)}</td><td class=n>{option.rmse:.4g}</td>"
+            f"<td class=n>{change}</td><td class=n>{sigma}</td>"
+            f"<td class=n>{option.memory}</td>"
+            f"<td class=bar><span style='width:{width:.1f}%'></span></td></tr>"
+        )
+    return (
+        "<div class=wide><table><thead><tr><th>mechanism</th><th class=n>RMSE</th><th class=n>more"
+        "</th><th class=n>σ</th><th class=n>arrays</th><th></th></tr></thead><tbody>"
+        + "".join(rows)
+        + "</tbody></table></div>"
+        + f"<p>{_text('Each at its smallest exact σ. `mfopt compare` has more of them.')}</p>"
+    )
+
+
+def _figure(found: Factorization) -> str:
+    figure = mechanism_plot.draw(found)
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": "mfopt", "svg.fonttype": "path"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    _close(figure)
+    image = buffer.getvalue()
+    return f"<figure>{image[image.index('<svg') :]}</figure>"
+
+
+def _close(figure: Figure) -> None:
+    import matplotlib.pyplot as plt
+
+    plt.close(figure)
+
+
+def _code(name: str) -> str:
+    code = (
+        "import mfopt\n"
+        "from mfopt import noise\n\n"
+        f"factorization = mfopt.load({name!r})\n"
+        "stream = noise.from_factorization(factorization, clip_norm=1.0)\n"
+        "state = stream.init(parameters)  # a secret key from the operating system\n"
+        "step_noise, state = stream.next(state)  # add it to the sum of clipped gradients"
+    )
+    return f"<pre>{_text(code)}</pre>"
+
+
+def _origin(found: Factorization) -> dict[str, str]:
+    shown = {key.replace("_", " "): _value(value) for key, value in found.provenance.items()}
+    return {**shown, "digest": found.digest, "page made by": f"mfopt {__version__}"}
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, float) and math.isfinite(value):
+        return f"{value:.6g}"
+    return str(value)
+
+
+def _section(title: str, body: str) -> str:
+    return f"<section><h2>{_text(title)}</h2>{body}</section>"
+
+
+def _facts(rows: Sequence[tuple[str, str]]) -> str:
+    lines = "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in rows)
+    return f"<dl>{lines}</dl>"
+
+
+def _text(value: str) -> str:
+    """Escaped; what stands in backquotes becomes code."""
+    parts = html.escape(value).split("`")
+    return "".join(
+        f"<code>{part}</code>" if place % 2 and place < len(parts) - 1 else part
+        for place, part in enumerate(parts)
+    )
+
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>TITLE</title>
+<style>
+:root { color-scheme: light; }
+body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff;
+  max-width: 60rem; margin: 0 auto; padding: 1rem; }
+h1 { font-size: 1.5rem; line-height: 1.25; }
+h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
+dl { display: grid; grid-template-columns: minmax(9rem, 14rem) 1fr; gap: .3rem 1rem; margin: 0; }
+dt { color: #555; }
+dd { margin: 0; overflow-wrap: anywhere; }
+figure { margin: 1rem 0; }
+figure svg { width: 100%; height: auto; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; }
+th, td { text-align: left; padding: .25rem .6rem .25rem 0; border-bottom: 1px solid #ddd; }
+.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.bar { width: 25%; min-width: 5rem; }
+.bar span { display: block; height: .8rem; background: #0072B2; }
+pre { background: #f4f4f4; padding: .8rem; overflow-x: auto; }
+code { background: #f4f4f4; padding: 0 .2rem; }
+@media (max-width: 36rem) {
+  dl { grid-template-columns: 1fr; gap: 0; }
+  dd { margin-bottom: .5rem; }
+  .bar { display: none; }
+}
+</style>
+</head>
+<body>
+<h1>TITLE</h1>
+BODY
+</body>
+</html>
+"""

@@ -1,0 +1,90 @@
+"""One HTML page about a factorization."""
+
+import html.parser
+
+import pytest
+from mfopt_cli.main import main
+
+import mfopt
+from mfopt import query_error
+from mfopt.accounting import Mechanism, account
+from mfopt.experiments import report
+from mfopt.guarantee import Guarantee
+from mfopt.sampling import BallsInBins, FixedOrder
+from mfopt.strategies import BLT, Identity, TimeScaled
+from mfopt.workloads import PrefixSums
+
+SCHEME = BallsInBins(4, 2)
+
+
+def made(status="certified", unit="example", **record):
+    strategy = TimeScaled(BLT([0.3, 0.1], [0.5, 0.9]), [1.0] * 8, [1.2, *[1.0] * 6, 0.8])
+    stated = Guarantee(2.0, 1e-5, 3.0, unit, method="a <method>", status=status)
+    return mfopt.Factorization(strategy, 3.0, SCHEME, PrefixSums(), stated, provenance=record)
+
+
+class Page(html.parser.HTMLParser):
+    """Text of the page; tags that are not closed, and addresses, are noted."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.text, self.addresses = [], "", []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.addresses += [v for k, v in attributes if k in ("src", "href", "xlink:href")]
+        if tag not in ("meta", "br", "!doctype"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, tag
+
+    def handle_startendtag(self, tag, attributes):
+        self.addresses += [v for k, v in attributes if k in ("src", "href", "xlink:href")]
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_the_page_is_whole_and_says_what_holds():
+    page = Page(report.page(made(command="mfopt <b>", seed=1), "m.npz"))
+    assert page.open == []
+    assert all(address.startswith("#") for address in page.addresses)  # nothing is fetched
+    for said in (
+        "adding or removing one example",
+        "certified: proven, except",
+        "a <method>",
+        "bins fixed over all epochs",
+        "At most 8 steps",
+        "2 arrays of the model's size, 1 white draws a step",
+        "mfopt.load('m.npz')",
+        "mfopt <b>",
+        "no: the file says so",
+    ):
+        assert said in page.text, said
+    estimate = Page(report.page(made("estimate", unit="user"))).text
+    assert "it proves NOTHING" in estimate and "one user" in estimate
+
+
+def test_alternatives_are_at_their_exact_noise():
+    found = made()
+    same, poisson, fixed = report.alternatives(found)
+    exact = account(Mechanism(SCHEME, Identity()), epsilon=2.0, delta=1e-5).noise_multiplier
+    assert same.noise_multiplier == pytest.approx(exact)
+    assert same.rmse == pytest.approx(float(query_error.rmse(PrefixSums(), Identity(), 8, exact)))
+    order = Mechanism(FixedOrder(4, 2), found.strategy)
+    plain = account(order, epsilon=2.0, delta=1e-5).noise_multiplier
+    assert fixed.noise_multiplier == pytest.approx(plain, rel=1e-6) and fixed.memory == 2
+    assert fixed.rmse == pytest.approx(found.rmse * plain / 3.0, rel=1e-6)
+    assert poisson.noise_multiplier < plain
+
+
+def test_the_command_writes_beside_the_file(tmp_path, capsys):
+    path = made().save(tmp_path / "m.npz")
+    main(["report", str(path)])
+    text = (tmp_path / "m.html").read_text()
+    assert text.startswith("<!doctype html>") and "saved" in capsys.readouterr().out
+    assert "<script" not in text and "<link" not in text and "@import" not in text
+    with pytest.raises(SystemExit) as stop:
+        main(["report", str(path)])
+    assert stop.value.code == 2 and "--force" in capsys.readouterr().err
