@@ -10,18 +10,37 @@ law of a draw is within 2⁻⁸⁰ of that of a *rounded normal draw*, in total 
 
 **Why rounded draws are as good.** What is added up lies on a grid γℤ that depends on no data: the
 sum q of clipped gradients is rounded to it, and so is ρ, what the recursion makes of past noise
-(gradients do not enter it). With q and ρ on the grid, q + ρ + ⌊w⌉ = ⌊q + ρ + w⌉: the release is a
-function of the Gaussian mechanism's, and no property of floating-point noise (Mironov 2012) or of
-sums (Haney, Desfontaines, Hartman, Shrestha, Hay 2022) is left to attack. Sums of draws, as in
-Opacus's secure mode (Holohan and Braghin 2021), make such attacks expensive; that they are
-impossible is proven there for no case, so they are not used.
+(this step's gradients do not enter it). With q and ρ on the grid, q + ρ + ⌊w⌉ = ⌊q + ρ + w⌉: the
+release is a function of the Gaussian mechanism's, and no property of floating-point noise (Mironov
+2012) or of sums (Haney, Desfontaines, Hartman, Shrestha, Hay 2022) is left to attack. Sums of
+draws, as in Opacus's secure mode (Holohan and Braghin 2021), make such attacks expensive; that they
+are impossible is proven there for no case, so they are not used.
 
-**What is counted** (:class:`SecureCost`). The rounding of q and ρ and the float64 arithmetic of the
-recursion move the query of the Gaussian mechanism by at most r in all n steps together, whatever
-the data. A part θ = 2⁻⁹ of additional variance answers for r as a second Gaussian mechanism, run
-concurrently (Vadhan and Zhang 2023): with (ε, δ) for the stream itself, (ε + ε₂, e^ε₂ δ + e^ε δ₂ +
-(1 + e^(ε + ε₂)) 2⁻⁸⁰ N) for N draws. What is *not* counted is how the caller formed the sum: the
-norm of what one unit adds is ``clip_norm`` only up to the float rounding of the caller's own sum.
+**What is counted** (:class:`SecureCost`). Four laws of all n outputs are compared: R and R', of
+what runs on two neighbouring data sets, and I and I', where rounded normals are drawn and each
+step's mean, given the outputs so far, is that of exact arithmetic.
+
+1. *I against I'.* In I, step t puts out a rounding of x_t minus a function of earlier outputs, with
+   x = C q + σ z: it is computed from what the factorization's mechanism releases and has its
+   (ε, δ), whatever the sampling of batches and however q depends on earlier outputs.
+2. *R against I.* Same data, same batches, same outputs so far: the means differ by σ d_t, of which
+   Σ_t ‖d_t‖² <= r² (:func:`bounds`) except with a probability that the distance has room for. For
+   each choice of batches the log-likelihood ratio is Σ d_t·z_t ± r²/2 (with a last step that uses
+   up what is left of r²), and E exp(iλ Σ d_t·z_t) = exp(-λ² r²/2) since the d_t are functions of
+   the past: the law of *one* Gaussian mechanism, as for any adaptive queries of bounded total
+   (Smith and Thakurta 2022). So it is (ε₂, δ₂), ε₂ = r (r/2 - Φ⁻¹(δ₂)), and so is I against R.
+   Nothing here asks for mechanisms with randomness of their own, as composition theorems do: the
+   batches are shared by all four laws. And no noise is spent on it.
+
+From R over I and I' to R', for N draws that are together within τ = 2⁻⁸⁰ N of rounded normals:
+
+    (ε + 2 ε₂, e^ε₂ δ + (1 + e^(ε + ε₂)) δ₂ + (1 + e^(ε + 2 ε₂)) τ).
+
+Since d is bounded whatever the data are, this holds for groups and for every adjacency alike.
+
+**What is not counted.** How the caller formed the sum: the norm of what one unit adds is
+``clip_norm`` only up to the float rounding of the caller's own sum, and a sum that is not a number
+is put out as such. ChaCha20's output is taken for random bits: 2⁻⁸⁰ is a statement about ideal ones.
 """
 
 from __future__ import annotations
@@ -49,7 +68,7 @@ FACTOR = 256  # k
 LEVELS = 5
 STEPS = BASE * math.sqrt((FACTOR ** (2 * LEVELS) - 1) / (FACTOR**2 - 1))  # S, grid steps in a σ
 CUT = 12  # deviations
-SHARE = 2.0**-9  # θ
+UNIT = (1 + 2.0**-50) / STEPS  # a grid step in units of σ, rounded up
 DISTANCE = 2.0**-80  # of one draw, in total variation
 _DELTA = 2.0**-60  # δ₂
 _LARGEST = 2**51  # grid steps that a float64 adds exactly, with a factor 2 to spare
@@ -188,28 +207,26 @@ class SecureCost:
     """What the grid and the draws cost a guarantee, for so many parameters and steps.
 
     Attributes:
-      noise_factor: by which the noise is larger, √(1 + θ).
-      epsilon: ε₂, to be added to ε.
-      distance: N 2⁻⁸⁰, of all draws together.
+      epsilon: 2 ε₂, to be added to ε.
+      distance: τ = N 2⁻⁸⁰, of all draws together.
     """
 
-    noise_factor: float
     epsilon: float
     distance: float
 
     def total(self, epsilon: float, delta: float) -> tuple[float, float]:
         """(ε, δ) of what is released, where the factorization has ``epsilon`` and ``delta``."""
-        above = epsilon + self.epsilon
-        spent = math.exp(epsilon) * _DELTA + (1 + math.exp(above)) * self.distance
-        return above, math.exp(self.epsilon) * delta + spent
+        above, half = epsilon + self.epsilon, self.epsilon / 2
+        spent = (1 + math.exp(epsilon + half)) * _DELTA + (1 + math.exp(above)) * self.distance
+        return above, math.exp(half) * delta + spent
 
 
 @dataclasses.dataclass(frozen=True)
 class GridBounds:
-    """By how much rounding moves what one step asks for, in units of σ and per parameter.
+    """How far the means of what runs lie from those of exact arithmetic.
 
     Attributes:
-      shift: bound on the query's move in any coordinate and step, times ‖C‖₂.
+      shift: bound on it in any coordinate and step, in units of σ (as a shift of z).
       iterations: n.
     """
 
@@ -217,29 +234,36 @@ class GridBounds:
     iterations: int
 
     def cost(self, parameters: int) -> SecureCost:
-        """See :class:`SecureCost`. r = shift · √(parameters · n), against a deviation of √θ."""
+        """What it costs so many parameters: r = shift · √(parameters · n)."""
         draws = parameters * self.iterations
-        moved = self.shift * math.sqrt(draws) / math.sqrt(SHARE)
+        moved = self.shift * math.sqrt(draws)
         epsilon = moved * (moved / 2 - float(special.ndtri(_DELTA)))
-        return SecureCost(math.sqrt(1 + SHARE), epsilon, draws * DISTANCE)
+        return SecureCost(2 * epsilon, draws * DISTANCE)
 
 
 _MOST_STEPS = 8192  # the bounds are read off dense matrices
+_LARGEST_DRAW = CUT * 1.01  # of |K|/S: with the sum over the levels it is 12.05
 
 
-def bounds(strategy: Strategy, recursion: Recursion, iterations: int, reach: float) -> GridBounds:
-    """Bounds that hold for every run, up to a probability that :data:`DISTANCE` covers.
+def bounds(strategy: Strategy, recursion: Recursion, iterations: int) -> GridBounds:
+    """Bounds that hold for every run and all data, up to a probability in :data:`DISTANCE`.
 
-    With A = C⁻¹, |w_t| <= 12 ‖A[t]‖, and likewise what is kept. Between two data sets that give
-    the same outputs, rounding moves q by 2γ (its division included) and ρ by γ, arithmetic moves ρ
-    by twice 2⁻⁵³ for each of its operations, and the query C(q + ρ) moves by ‖C‖₂ times that.
+    Let à be what the recursion, with the coefficients that it has, makes of unit draws, E = CÃ - I,
+    and let everything else go wrong by e: w = Ã z + e, so C w = z + E z + C e (where past outputs
+    are fed back, e goes through à first, and the last term is smaller). The mean differs by
+
+    - C times the rounding of q to the grid, γ/2, and of the division before it, γ/4; beyond 2⁵¹
+      grid steps q is cut off there, which brings no two sums further apart;
+    - C times the rounding of ρ, γ/2, and 2⁻⁵³ of every operation's result before it;
+    - E z, of which this step's draw takes no part in a mean: E's diagonal stands for a grid that
+      is not quite C⁻¹[t, t] times the unit, and multiplies q and ρ, 2⁵¹ grid steps each.
+
+    A linear combination a·z of draws stays below 12 ‖a‖, and each single one below 12.05.
 
     Args:
       strategy: C.
       recursion: of C⁻¹z.
       iterations: n.
-      reach: most that one unit can change a coordinate of a step's sum by, in units of σ: past
-        noise is by so much another for the other data set.
 
     Raises:
       UsageError: more than 8,192 steps, or noise beyond what float64 holds exactly.
@@ -249,46 +273,97 @@ def bounds(strategy: Strategy, recursion: Recursion, iterations: int, reach: flo
             "iterations", iterations, f"secure noise is for at most {_MOST_STEPS} steps"
         )
     matrix = np.asarray(strategy.materialize(iterations), np.float64)
-    inverse = np.asarray(strategy.solve(np.eye(iterations)), np.float64)
-    size = np.abs(matrix)
-    norm = math.sqrt(np.max(np.sum(size, 0)) * np.max(np.sum(size, 1)))
-    gain = float(np.max(np.abs(np.diagonal(inverse))))
-    noise = CUT * float(np.max(np.linalg.norm(inverse, axis=1))) * 1.01
-    smallest = float(np.min(np.abs(np.diagonal(inverse))))
-    if not noise / smallest * STEPS <= _LARGEST:
+    inverse = _responses(recursion, iterations)
+    norm = math.sqrt(_row_sum(matrix) * _row_sum(matrix.T))
+    gains = np.abs(np.diagonal(inverse))
+    noise = _LARGEST_DRAW * float(np.max(np.linalg.norm(inverse, axis=1)))
+    if not noise / float(np.min(gains)) * STEPS <= _LARGEST:
         raise _check.reject(
             "strategy", strategy.describe(), "its noise is too large for a grid in float64"
         )
-    width = gain * math.sqrt(1 + SHARE) / STEPS
-    drawn = CUT * 1.01 + reach * float(np.max(np.sum(size, 1)))
-    arithmetic = 2.0**-53 * _operations(recursion, inverse, noise, drawn, reach)
-    return GridBounds(norm * (3 * width + 2 * arithmetic), iterations)
+    arithmetic = _EPSILON * _operations(
+        recursion, inverse, lambda rows: _LARGEST_DRAW * np.linalg.norm(rows, axis=-1)
+    )
+    # the responses are themselves computed: their own errors, summed over all unit draws
+    unsure = _EPSILON * _operations(recursion, inverse, lambda rows: np.sum(np.abs(rows), axis=-1))
+    residual, error = _residual(matrix, inverse)
+    error += norm * unsure
+    diagonal = float(np.max(np.abs(np.diagonal(residual)))) + 4 * _EPSILON
+    shift = norm * (1.26 * float(np.max(gains)) * UNIT + arithmetic)
+    shift += _LARGEST_DRAW * (_row_sum(np.tril(residual, -1)) + error)
+    return GridBounds(shift + 2.01 * _LARGEST * diagonal * UNIT, iterations)
+
+
+_EPSILON = 2.0**-53
+
+
+def _row_sum(matrix: np.ndarray) -> float:
+    return float(np.max(np.sum(np.abs(matrix), axis=1)))
+
+
+def _residual(matrix: np.ndarray, inverse: np.ndarray) -> tuple[np.ndarray, float]:
+    """C Ã - I, and a bound on how far a row of it is off, in sum: products of halves are exact."""
+    n = len(matrix)
+
+    def halves(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        grid = 2.0 ** (math.frexp(float(np.max(np.abs(values))))[1] - 20)  # n 2⁴⁰ <= 2⁵³
+        high = np.round(values / grid) * grid
+        return high, values - high
+
+    (high, low), (upper, lower) = halves(matrix), halves(inverse)
+    found = (high @ upper - np.eye(n)) + (high @ lower + low @ inverse)
+    size = _row_sum(matrix) * np.max(np.abs(inverse)) + _row_sum(inverse) * np.max(np.abs(matrix))
+    return found, float(n * (n + 2) * _EPSILON * 2.0**-20 * size) + n * _EPSILON * np.max(
+        np.abs(found)
+    )
+
+
+def _responses(recursion: Recursion, n: int) -> np.ndarray:
+    """Ã: the outputs of all steps (rows) for a draw of 1 in each step (columns)."""
+    made = np.zeros((n, n))
+    if isinstance(recursion, Modal):
+        kept = np.zeros((recursion.read.shape[1], n))
+        for t in range(n):
+            gain, read, decay, feed = (np.asarray(c) for c in recursion.at(t))
+            made[t] = -(read @ kept)
+            made[t, t] = gain
+            kept = decay[:, None] * kept + feed[:, None] * made[t]
+        return made
+    feedback = isinstance(recursion, Ring) and recursion.feedback
+    for t in range(n):
+        row = np.asarray(recursion.at(t)[0], np.float64)[: t + 1]
+        if feedback:
+            made[t] = row[:0:-1] @ made[t + 1 - len(row) : t]
+            made[t, t] = row[0]
+        else:
+            made[t, t + 1 - len(row) : t + 1] = row[::-1]
+    return made
 
 
 def _operations(
-    recursion: Recursion, inverse: np.ndarray, noise: float, drawn: float, reach: float
+    recursion: Recursion, inverse: np.ndarray, size: Callable[[np.ndarray], Any]
 ) -> float:
-    """Σ of |terms| over the operations of one step, each of which errs by 2⁻⁵³ of it.
+    """Σ of |terms| over the operations of one step, each of which errs by 2⁻⁵³ of it; the most.
 
-    ``noise`` and ``drawn`` bound |w| and |z|.
+    ``size`` bounds what linear combinations of draws, in rows, can be.
     """
     n = len(inverse)
-    steps = range(n)
+    outputs = size(inverse)
     if isinstance(recursion, Modal):
         most = 0.0
         kept = np.zeros((recursion.read.shape[1], n))  # what s_k is of z
         error = np.zeros(len(kept))  # of s_k, in units of 2⁻⁵³
-        other = np.zeros(len(kept))  # by which s_k differs for the other data set
-        for t in steps:
+        for t in range(n):
             _, read, decay, feed = (np.asarray(c) for c in recursion.at(t))
-            size = 1.01 * CUT * np.linalg.norm(kept, axis=1) + other
-            terms = (len(read) + 4) * size + error
+            terms = (len(read) + 4) * size(kept) + error
             most = max(most, float(np.sum(np.abs(read) * terms)))
-            error = np.abs(decay) * error + 3 * size + 4 * np.abs(feed) * (noise + reach)
-            other = np.abs(decay) * other + np.abs(feed) * reach
+            error = np.abs(decay) * (error + 3 * size(kept)) + 4 * np.abs(feed) * outputs[t]
             kept = decay[:, None] * kept + feed[:, None] * inverse[t]
         return most
-    rows = [np.abs(np.asarray(recursion.at(t)[0], np.float64))[1 : t + 1] for t in steps]
-    feedback = isinstance(recursion, Ring) and recursion.feedback
-    largest = noise + reach if feedback else drawn
-    return max((len(row) + 5) * float(np.sum(row)) * largest for row in rows)
+    if not (isinstance(recursion, Ring) and recursion.feedback):
+        outputs = np.full(n, float(size(np.ones(1))))  # the draws themselves
+    most = 0.0
+    for t in range(n):
+        row = np.abs(np.asarray(recursion.at(t)[0], np.float64))[1 : t + 1]
+        most = max(most, (len(row) + 5) * float(row @ outputs[t - len(row) : t][::-1]))
+    return most

@@ -187,8 +187,7 @@ class NoiseStream:
     def _secure_bounds(self) -> secure.GridBounds | None:
         if not self.secure:
             return None
-        reach = 1 / self.noise_multiplier
-        return secure.bounds(self.strategy, self.recursion, self.iterations, reach)
+        return secure.bounds(self.strategy, self.recursion, self.iterations)
 
     def init(self, params: Any, *, seed: int | None = None, key: Any = None) -> NoiseState:
         """The state before step 0, for ``params``: arrays or ``jax.ShapeDtypeStruct``.
@@ -418,7 +417,7 @@ class NoiseStream:
         """The part of leaf ``index`` that starts at ``offset`` and has shape ``block``."""
         if self.secure:
             words = counters.words(block, offset)
-            unit = scale * (math.sqrt(1 + secure.SHARE) / secure.STEPS)
+            unit = scale * secure.UNIT
             noise, width, buffer = secure.advance(
                 self.recursion,
                 coefficients,

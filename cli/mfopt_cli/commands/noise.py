@@ -24,10 +24,10 @@ def _method(about: dict[str, Any]) -> str:
 
 
 def _price(stream: NoiseStream, parameters: int, guarantee: Guarantee) -> dict[str, float]:
-    """What secure noise changes: how much louder it is, and what is promised with it."""
+    """What is promised with secure noise."""
     cost = stream.secure_cost(parameters)
     epsilon, delta = cost.total(guarantee.epsilon, guarantee.delta)
-    return {"noise_factor": cost.noise_factor, "secure_epsilon": epsilon, "secure_delta": delta}
+    return {"secure_epsilon": epsilon, "secure_delta": delta}
 
 
 @click.command(name="noise", cls=options.Command)
