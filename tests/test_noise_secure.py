@@ -3,6 +3,7 @@
 import bisect
 import dataclasses
 import fractions
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -275,15 +276,16 @@ def test_responses_are_what_the_recursion_makes_of_unit_draws(kind):
     residual, error = secure._residual(matrix, made)
     exact = [
         [
-            sum(
-                (fractions.Fraction(a) * fractions.Fraction(b) for a, b in zip(row, column)),
-                fractions.Fraction(-1 if i == j else 0),
-            )
-            for j, column in enumerate(made.T.tolist())
+            sum(fractions.Fraction(a) * fractions.Fraction(b) for a, b in zip(*pair, strict=True))
+            for pair in itertools.product([row], made.T.tolist())
         ]
-        for i, row in enumerate(matrix.tolist())
+        for row in matrix.tolist()
     ]
-    assert np.max(np.sum(np.abs(residual - np.array(exact, float)), 1)) <= error < 1e-16
+    assert (
+        np.max(np.sum(np.abs(residual - np.array(exact - np.eye(N, dtype=int), float)), 1))
+        <= error
+        < 1e-16
+    )
 
 
 def test_coefficients_that_are_off_are_paid_for():

@@ -40,7 +40,7 @@ Since d is bounded whatever the data are, this holds for groups and for every ad
 
 **What is not counted.** How the caller formed the sum: the norm of what one unit adds is
 ``clip_norm`` only up to the float rounding of the caller's own sum, and a sum that is not a number
-is put out as such. ChaCha20's output is taken for random bits: 2⁻⁸⁰ is a statement about ideal ones.
+is put out as such. ChaCha20's output is taken for random bits.
 """
 
 from __future__ import annotations
