@@ -213,6 +213,14 @@ class TestComposition:
         model = composition.ComposedModel(self.pair, composition.approximate(0.2, 1e-4), 2**12)
         assert max(both(model, 50.0, 3.0, 1e-8, 0).values()) >= 1e-4
 
+    def test_a_constant_is_added_in_both_directions(self):
+        with_it, without = (
+            both(composition.ComposedModel(self.pair, other, 2**12), 50.0, 3.0, 1e-8, 0)
+            for other in (composition.approximate(0.2, 1e-4), composition.pure(0.2))
+        )
+        for direction in ("remove", "add"):
+            assert with_it[direction] >= 1e-4 > without[direction]
+
     def test_table_of_a_wide_loss_has_no_overflow(self):
         loss, mass = np.array([0.0, 800.0]), np.array([0.25, 0.75])
         part = loss_distribution.from_atoms(0.5, loss, mass, 0.0, 0.75)

@@ -1,5 +1,6 @@
 """Composed mixtures of Gaussians against dp_accounting, closed forms and direct summation."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -142,6 +143,18 @@ def test_a_lost_tail_is_counted():
     )
     assert without.convolve(tilt).log_delta(8.0) < exact
     assert with_tail.infinite > 1e-4
+
+
+def test_what_the_window_loses_and_infinite_losses_are_added():
+    part = Mixture.binomial(1, 0.1).discretize(1.0, 0.01, 0.01, -60.0)
+    composition = Composition(((part, 10),))
+    composed = composition.convolve(composition.tilt_for_epsilon(6.0))
+    alone = math.exp(composed.log_delta(6.0))
+    for more in ({"log_lost": math.log(1e-3)}, {"infinite": 1e-3}):
+        with_it = math.exp(dataclasses.replace(composed, **more).log_delta(6.0))
+        assert with_it == pytest.approx(alone + 1e-3, rel=1e-6)
+    unsure = dataclasses.replace(composed, rounding=1e-3).log_delta(6.0)
+    assert unsure > composed.log_delta(6.0)
 
 
 def test_window_rejects_epsilons_it_does_not_cover():

@@ -13,7 +13,14 @@ from test_strategies import every_strategy
 from mfopt import strategies as S
 from mfopt.accounting import Mechanism, account, verify
 from mfopt.accounting.closed_form import gaussian
-from mfopt.accounting.monte_carlo import balls_in_bins, dominating_pair
+from mfopt.accounting.monte_carlo import (
+    _chunks,
+    balls_in_bins,
+    dominating_pair,
+    protocol,
+    sampled,
+    tilted,
+)
 from mfopt.accounting.monte_carlo._root import decreasing_root
 from mfopt.calibration import calibrate, certify, release
 from mfopt.errors import FailureError, UsageError
@@ -254,6 +261,27 @@ def test_too_few_samples_fail_or_inflate_but_never_lie(one_bin):
                     pair, 2.0, delta, samples=256, calibrate_samples=64, seed=seed
                 )
                 assert certificate.noise_multiplier > norm / gaussian.largest_mu(2.0, delta)
+
+
+def test_a_plan_made_elsewhere_is_taken_to_the_ceiling_of_this_sigma(pair, monkeypatch):
+    seen = []
+
+    def watch(pair, sigma, epsilon, tilt, **options):
+        seen.append((sigma, tilt))
+        return original(pair, sigma, epsilon, tilt, **options)
+
+    original = tilted.bound
+    monkeypatch.setattr(tilted, "bound", watch)
+    model = sampled.OneUnit(protocol.loss_of(pair))
+    key = _chunks.seed_key(0)
+    with jax.enable_x64(True):
+        plan = model.pilot(2.0, 1.0, 4096, 1e-8, key)
+        for sigma in (1.9, 2.1):
+            model.bounds(sigma, 1.0, plan, 4096, 1e-8, key)
+    assert {sigma for sigma, _ in seen} == {1.9, 2.1}
+    for sigma, tilt in seen:
+        proven = tilted.tilt(tilt.kind, tilt.order, pair, sigma, 1.0)
+        assert tilt.log_ceiling == pytest.approx(proven.log_ceiling, rel=1e-12)
 
 
 def test_pinned_seeds_reproduce_and_unpinned_do_not(pair):

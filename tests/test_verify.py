@@ -63,7 +63,8 @@ class Known(LossModel):
 
     def __init__(self, answer=lambda truth, number, key: (truth, truth / 2), samples=2**16):
         self.answer, self.samples = answer, samples
-        self.asked, self.keys, self.sizes, self.pilots = [], [], [], 0
+        self.asked, self.keys, self.sizes, self.betas, self.pilots = [], [], [], [], 0
+        self.pilot_keys = []
         self.excess, self.free = 0.01, ()
 
     @staticmethod
@@ -79,12 +80,14 @@ class Known(LossModel):
     def pilot(self, noise_multiplier, epsilon, samples, beta, key):
         assert not self.asked or self.pilots  # every pilot of a round comes before its tests
         self.pilots += 1
+        self.pilot_keys.append(tuple(np.asarray(jax.random.key_data(key)).tolist()))
         log_mean = self.log_estimate(noise_multiplier, epsilon)
         return Plan((Side(log_mean, lambda n, b: self.excess * 256 / math.sqrt(n), 1.0, 2**15),))
 
     def bounds(self, noise_multiplier, epsilon, plan, samples, beta, key):
         self.asked.append((noise_multiplier, epsilon))
         self.sizes.append(samples)
+        self.betas.append(beta)
         self.keys.append(tuple(np.asarray(jax.random.key_data(key)).tolist()))
         truth = self.truth(noise_multiplier, epsilon)
         return Bounds(*self.answer(truth, len(self.asked) - 1, key), {})
@@ -163,6 +166,41 @@ def test_a_refused_first_value_starts_a_new_round_that_is_charged():
     model = Known(lambda truth, number, key: refuse if number == 0 else (good, 0.0))
     found = Engine(model, 0).noise_multiplier(1.0, DELTA)
     assert found.beta == 2 * DELTA / 1000 and len(set(model.keys)) == len(model.keys)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_tests_take_fresh_samples_and_the_failure_probability_that_is_charged(question):
+    refuse, good = (2 * DELTA, 0.0), (0.5 * DELTA, 0.0)
+    model = Known(lambda truth, number, key: refuse if number == 0 else good)
+    if question == "certify":
+        model = Known(lambda *_: good)
+    QUESTIONS[question](model)
+    used = model.keys + model.pilot_keys
+    assert len(set(used)) == len(used) >= 2  # of pilots, of tests, of rounds
+    assert model.betas == [pytest.approx(DELTA / 1000)] * len(model.keys)
+
+
+class Certain(Known):
+    """The same, its bounds computed and not sampled."""
+
+    sampled = False
+
+
+def test_deterministic_bounds_are_looked_at_in_both_directions():
+    for number, place in (("noise_multiplier", 0), ("epsilon", 1)):
+        for both in (lambda truth: (truth, truth / 9), lambda truth: (truth / 9, truth)):
+            model = Certain(lambda truth, *_, both=both: both(1.1 * truth))
+            found = QUESTIONS[number](model)
+            assert 1.1 * Known.truth(*model.asked[-1]) <= DELTA and found.beta == 0
+            assert (found.noise_multiplier, found.epsilon)[place] == model.asked[-1][place]
+            delta = Engine(model, 0).delta(3.0, 1.0).delta
+            assert delta == pytest.approx(1.1 * DELTA)
+            with pytest.raises(FailureError, match="not certified"):
+                Engine(model, 0).certify(3.0, 1.0, DELTA)
+        for value in NO_BOUND:
+            for both in ((value, 0.0), (0.0, value)):
+                with pytest.raises(FailureError, match="not verified"):
+                    QUESTIONS[number](Certain(lambda *_, both=both: both))
 
 
 def test_released_values_are_close_to_what_the_pilot_allows():

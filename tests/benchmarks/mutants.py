@@ -1,131 +1,518 @@
 """Mutants of accept rules and bounds: each changes one line so that a reported ε or σ could fall.
 
-    python tests/benchmarks/mutants.py [--only NAME]
+    python tests/benchmarks/mutants.py --out artifacts/mutants.json
 
-Every mutant is written into a copy of the package, and the tests that should notice it are run
-there; a mutant that passes them all survives. The exit code is the number of survivors. Lines are
-chosen by hand, where a wrong sign, bound or share would show as too little noise.
+Every mutant is written into a copy of the package and the tests that should notice it are run
+there, those alone: what they kill, the whole suite kills. A mutant that passes them survives, and
+the exit code is their number. Lines are chosen by hand, where a wrong sign, bound or share would
+show as too little noise.
+
+One change that looks like a mutant is none: a ceiling instead of samples (``_ALONE`` in
+``sampled.py``), more samples or another proposal, order or bet only change what a bound costs. And
+what survives is listed here with the reason, under :data:`HARMLESS`; the script checks that it does
+survive, so that the reasons are looked at again when it no longer does.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
+
+from mfopt import _files
 
 ROOT = Path(__file__).resolve().parents[2]
-VERIFY, MODEL = "mfopt/accounting/verify.py", "mfopt/accounting/model.py"
-TILTED = "mfopt/accounting/monte_carlo/tilted.py"
-BETTING = "mfopt/accounting/monte_carlo/betting.py"
-TABLE = "mfopt/accounting/monte_carlo/composition.py"
-ENGINE_TESTS, SAMPLING_TESTS = ("tests/test_verify.py",), ("tests/test_montecarlo.py",)
+ACCOUNTING = "mfopt/accounting"
+VERIFY, MODEL = f"{ACCOUNTING}/verify.py", f"{ACCOUNTING}/model.py"
+MONTE_CARLO = f"{ACCOUNTING}/monte_carlo"
+TILTED, BETTING = f"{MONTE_CARLO}/tilted.py", f"{MONTE_CARLO}/betting.py"
+SAMPLED, PAIR = f"{MONTE_CARLO}/sampled.py", f"{MONTE_CARLO}/dominating_pair.py"
+TABLE, FREE = f"{MONTE_CARLO}/composition.py", f"{MONTE_CARLO}/free.py"
+LOSSES = f"{ACCOUNTING}/loss_distribution"
+DISTRIBUTION, CONVOLUTION = f"{LOSSES}/distribution.py", f"{LOSSES}/convolution.py"
+MIXTURE, POISSON, ROUNDS = f"{LOSSES}/mixture.py", f"{LOSSES}/poisson.py", f"{LOSSES}/rounds.py"
+GAUSSIAN, GROUP = f"{ACCOUNTING}/closed_form/gaussian.py", f"{ACCOUNTING}/closed_form/group.py"
+MOMENTS, UNAMPLIFIED = f"{ACCOUNTING}/closed_form/moments.py", f"{ACCOUNTING}/unamplified.py"
+SECURE, DRAWS = "mfopt/noise/secure.py", "mfopt/noise/_draws.py"
 
-# name: (file, as it is, as the mutant has it, tests)
-MUTANTS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
-    "accept on remove alone": (
-        VERIFY,
-        "for bound in bounds)",
-        "for bound in bounds[:1])",
-        ENGINE_TESTS,
+
+class Mutant(NamedTuple):
+    """A line as it is and as the mutant has it, and the tests that should fail."""
+
+    path: str
+    before: str
+    after: str
+    tests: str
+
+
+def engine(names: str) -> str:
+    return f"tests/test_verify.py -k '{names}'"
+
+
+def sampling(names: str) -> str:
+    return f"tests/test_montecarlo.py -k '{names}'"
+
+
+def rounds(names: str) -> str:
+    return f"tests/test_accounting_rounds.py -k '{names}'"
+
+
+CHARGES = engine("charges_its_failure or reported_delta or failure_probability_count")
+SEQUENCE = engine("sequence_descends or refused_first")
+UNBIASED = sampling("unbiased and not wherever")
+
+MUTANTS: dict[str, Mutant] = {
+    # accept rules
+    "accept on remove alone": Mutant(
+        VERIFY, "for bound in bounds)", "for bound in bounds[:1])", engine("looks_at_both")
     ),
-    "drop the spent β": (VERIFY, "bound + spent <= delta", "bound <= delta", ENGINE_TESTS),
-    "a round charges nothing": (
-        VERIFY,
-        "number * delta * BETA_SHARE",
-        "0.0 * delta * BETA_SHARE",
-        ENGINE_TESTS,
+    "accept on add alone": Mutant(
+        VERIFY, "for bound in bounds)", "for bound in bounds[1:])", engine("looks_at_both")
     ),
-    "δ reported without β": (
-        VERIFY,
-        "largest(found.both) + beta\n        if not total",
-        "largest(found.both)\n        if not total",
-        ENGINE_TESTS,
+    "accept if either is below": Mutant(
+        VERIFY, "bool(bounds) and all(bound", "any(bound", engine("looks_at_both")
     ),
-    "NaN is below": (
+    "no bound is below": Mutant(VERIFY, "bool(bounds) and all", "all", engine("count")),
+    "drop the spent β": Mutant(VERIFY, "bound + spent <= delta", "bound <= delta", CHARGES),
+    "NaN is below": Mutant(
         VERIFY,
         "bound >= 0 and bound + spent <= delta",
         "not bound + spent > delta",
-        ENGINE_TESTS,
+        engine("broken_bound or looks_at_both"),
     ),
-    "the first bound is the largest": (
-        MODEL,
-        "max(bounds) if fair",
-        "bounds[0] if fair",
-        ENGINE_TESTS,
+    "negative is below": Mutant(VERIFY, "bound >= 0 and bound", "bound", engine("broken_bound")),
+    "the first bound is the largest": Mutant(
+        MODEL, "max(bounds) if fair", "bounds[0] if fair", engine("count or reported_delta")
     ),
-    "go on after a refusal": (
+    "an infinite bound is fair": Mutant(
+        MODEL, "fair = bool(bounds) and all(", "fair = bool(bounds) or all(", engine("broken_bound")
+    ),
+    # the procedure
+    "a round charges nothing": Mutant(
+        VERIFY, "number * delta * BETA_SHARE", "0.0 * delta * BETA_SHARE", SEQUENCE
+    ),
+    "every round charges the same": Mutant(
+        VERIFY, "number * delta * BETA_SHARE", "1 * delta * BETA_SHARE", SEQUENCE
+    ),
+    "δ reported without β": Mutant(
+        VERIFY,
+        "largest(found.both) + beta\n        if not total",
+        "largest(found.both)\n        if not total",
+        CHARGES,
+    ),
+    "certify charges nothing": Mutant(
+        VERIFY,
+        "accepts(found_bounds.both, beta, delta)",
+        "accepts(found_bounds.both, 0.0, delta)",
+        CHARGES,
+    ),
+    "go on after a refusal": Mutant(
         VERIFY,
         "spent, delta):\n                break",
         "spent, delta):\n                continue",
-        ENGINE_TESTS,
+        SEQUENCE,
     ),
-    "floor lost in the composed loss": (
-        TABLE,
-        "low * (1 - share) + high * share",
-        "high",
-        ENGINE_TESTS,
+    "release what was refused": Mutant(
+        VERIFY,
+        "if not accepts(found.both, spent, delta):\n                break",
+        "if False:\n                break",
+        engine("looks_at_both or sequence_descends"),
     ),
-    "bound without log 1/β": (BETTING, "math.log(beta)", "0.0", SAMPLING_TESTS),
-    "values above 1 pass": (TILTED, "value <= 1 + _ABOVE", "value <= jnp.inf", SAMPLING_TESTS),
-    "chain without normalizers": (
+    "release the next of the sequence": Mutant(
+        VERIFY,
+        "            sigma, epsilon = at(x)\n            accepted",
+        "            sigma, epsilon = at(sequence[-1][0])\n            accepted",
+        SEQUENCE,
+    ),
+    "one key for all tests": Mutant(
+        VERIFY, "self._key(2, number, position)", "self._key(2, number, 0)", SEQUENCE
+    ),
+    "one key for all rounds": Mutant(
+        VERIFY,
+        "self._key(2, number, position)",
+        "self._key(2, 0, position)",
+        engine("refused_first or fresh"),
+    ),
+    "test on the pilot's samples": Mutant(
+        VERIFY, "self._key(2, number, position)", "self._key(1, number, position)", engine("fresh")
+    ),
+    "certify on the pilot's samples": Mutant(
+        VERIFY,
+        "found_bounds = self.model.bounds(sigma, epsilon, plan, samples, beta, self._key(2))",
+        "found_bounds = self.model.bounds(sigma, epsilon, plan, samples, beta, self._key(1, 0))",
+        engine("fresh"),
+    ),
+    "bounds at ten times β": Mutant(
+        VERIFY,
+        "self.model.bounds(*at(x), plan, size, beta,",
+        "self.model.bounds(*at(x), plan, size, 10 * beta,",
+        engine("fresh"),
+    ),
+    "free bounds are believed": Mutant(
+        VERIFY,
+        "if not accepts(found.bounds.both, 0.0, delta):\n                continue",
+        "if False:\n                continue",
+        engine("free_bound_that_is_no_number"),
+    ),
+    "a deterministic bound is not looked at": Mutant(
+        VERIFY,
+        "if accepts(found.both, 0.0, delta):\n                sigma, epsilon = at(x)",
+        "if accepts((found.remove,), 0.0, delta):\n                sigma, epsilon = at(x)",
+        engine("deterministic"),
+    ),
+    "a deterministic δ is that of removing": Mutant(
+        VERIFY,
+        "total = min(largest(found.both), 1.0)",
+        "total = min(found.remove, 1.0)",
+        engine("deterministic"),
+    ),
+    # the confidence bound
+    "bound without log 1/β": Mutant(BETTING, "math.log(beta)", "0.0", sampling("coin_flips")),
+    "β counted twice as large": Mutant(
+        BETTING, "math.log(beta)", "math.log(10 * beta)", sampling("coin_flips")
+    ),
+    "samples counted twice": Mutant(
+        BETTING,
+        "math.log(beta)) / samples",
+        "math.log(beta)) / (2 * samples)",
+        sampling("coin_flips"),
+    ),
+    "the mean for a bound": Mutant(
+        TILTED,
+        "betting.upper_bound(float(found.log_wealth[bet]), bet, used, beta)",
+        "float(found.total) / used",
+        sampling("fail_no_more"),
+    ),
+    "values above 1 pass": Mutant(
+        TILTED, "value <= 1 + _ABOVE", "value <= jnp.inf", sampling("does_not_hold_leaves")
+    ),
+    # proposals and their ceilings
+    "chain without normalizers": Mutant(
         TILTED,
         "return log_normalizers - order * epsilon",
         "return -order * epsilon",
-        SAMPLING_TESTS,
+        sampling("exceeds_the_range"),
     ),
-    "shift's ceiling with half the norm": (
+    "mean for the largest normalizer": Mutant(
+        TILTED,
+        "jnp.max(jax.scipy.special.logsumexp",
+        "jnp.mean(jax.scipy.special.logsumexp",
+        sampling("exceeds_the_range"),
+    ),
+    "shift's ceiling with half the norm": Mutant(
         TILTED,
         "order * (1 + order) * top / 2 -",
         "order * (1 + order) * top / 4 -",
-        SAMPLING_TESTS,
+        sampling("exceeds_the_range"),
     ),
-    "square of the direction": (
+    "mean's ceiling without its square": Mutant(
         TILTED,
-        "square + 2 * products[rows, chosen]",
-        "square + products[rows, chosen]",
-        SAMPLING_TESTS,
+        "order * (half - epsilon) + order**2 * square / 2 +",
+        "order * (half - epsilon) +",
+        sampling("exceeds_the_range"),
+    ),
+    "square of the direction": Mutant(
+        TILTED, "square + 2 * products[rows, chosen]", "square + products[rows, chosen]", UNBIASED
+    ),
+    "chain's weight without a normalizer": Mutant(
+        TILTED, "log_normalizers + top[:, 0] + jnp.log(mass / bins)", "log_normalizers", UNBIASED
+    ),
+    "chain's weight with half the loss": Mutant(
+        TILTED, "log_normalizers - order * loss", "log_normalizers - order * loss - 0.05", UNBIASED
+    ),
+    "shift's density at the wrong place": Mutant(
+        TILTED, "far * exponents - far**2 * half", "far * exponents - far * half", UNBIASED
+    ),
+    "mean's weight without its square": Mutant(
+        TILTED,
+        "order * jnp.mean(exponents, axis=1) + order**2 * square / 2",
+        "order * jnp.mean(exponents, axis=1)",
+        UNBIASED,
+    ),
+    "points in the middle of their cells": Mutant(
+        TILTED,
+        "(j + uniform) / POINTS",
+        "(j + 0.5 + 0 * uniform) / POINTS",
+        sampling("systematic or unbiased"),
+    ),
+    "a loss without the number of bins": Mutant(
+        PAIR,
+        "axis=-1) - jnp.log(bins)",
+        "axis=-1) - 1.1 * jnp.log(bins)",
+        sampling("quadrature or unbiased or known_noise or plain_estimator"),
+    ),
+    "a loss that is no number counts as 0": Mutant(
+        PAIR, "jnp.where(jnp.isnan(excess), jnp.nan, -jnp.inf)", "-jnp.inf", engine("no_number")
+    ),
+    "a mode is left out of G": Mutant(
+        PAIR,
+        "return DominatingPair(factor @ factor.T * largest**2, factor * largest), largest",
+        "factor = factor.at[0].multiply(0.9)\n"
+        "    return DominatingPair(factor @ factor.T * largest**2, factor * largest), largest",
+        sampling("gram_matrix_of_dense") + " tests/test_verify.py",
+    ),
+    "a pair that is none": Mutant(
+        PAIR,
+        "if not off <= dust or float(gram.min()) < -dust:",
+        "if False:",
+        engine("what_is_no_pair"),
+    ),
+    "orthogonal by a diagonal alone": Mutant(
+        PAIR,
+        "np.abs(gram).sum(axis=1).max()",
+        "np.diagonal(gram).max()",
+        "tests/test_calibration.py -k 'overlapping or orthogonal'",
+    ),
+    "an orthogonal norm rounded down": Mutant(
+        PAIR,
+        "return math.ceil(raised / unit) * unit",
+        "return math.floor(raised / unit) * unit",
+        "tests/test_calibration.py -k 'orthogonal' tests/test_accounting_balls_in_bins.py",
+    ),
+    "the proposal of another σ": Mutant(
+        SAMPLED,
+        "tilt = self.loss.at(chosen.pilot.tilt, sigma, epsilon, payoff)",
+        "tilt = chosen.pilot.tilt",
+        "tests/test_calibration.py -k 'plan_made_elsewhere'",
+    ),
+    # companions
+    "a companion's constant is lost": Mutant(
+        SAMPLED,
+        'remove.value + self.companions["remove"].constant',
+        "remove.value",
+        "tests/test_accounting_balls_in_bins.py -k 'Composed or revealed or dp_accounting'",
+    ),
+    "a companion's constant is lost, add": Mutant(
+        SAMPLED,
+        'add.value + self.companions["add"].constant',
+        "add.value",
+        "tests/test_accounting_balls_in_bins.py -k 'constant'",
+    ),
+    "floor lost in the composed loss": Mutant(
+        TABLE, "low * (1 - share) + high * share", "high", engine("table_of_a_companion")
+    ),
+    "revealing companions reveal nothing": Mutant(
+        TABLE,
+        "from_atoms(step, loss, mass, delta, delta)",
+        "from_atoms(step, loss, mass, 0.0, 0)",
+        "tests/test_accounting_balls_in_bins.py -k 'response or companion or revealed or constant'",
+    ),
+    # loss distributions
+    "losses rounded down": Mutant(
+        DISTRIBUTION,
+        "total = np.bincount(offset, mass * (1 - share), size)\n"
+        "    total += np.bincount(offset + 1, mass * share, size)",
+        "total = np.bincount(offset, mass, size)",
+        rounds("closed_form or dominates or rounded_up"),
+    ),
+    "a truncated tail is lost": Mutant(
+        MIXTURE,
+        "result, infinite=result.infinite + lost)",
+        "result, infinite=result.infinite)",
+        rounds("lost_tail"),
+    ),
+    "an open end is lost": Mutant(
+        DISTRIBUTION,
+        "infinite = faint_p + (float(at_border[-1]) if np.isposinf(loss[-1]) else 0.0)",
+        "infinite = faint_p",
+        rounds("lost_tail or dominates"),
+    ),
+    "what the window loses is lost": Mutant(
+        CONVOLUTION,
+        "math.log(total + rounding), self.log_lost]",
+        "math.log(total + rounding)]",
+        rounds("window_loses"),
+    ),
+    "infinite losses are no part of δ": Mutant(
+        CONVOLUTION,
+        "terms.append(math.log(self.infinite))\n        return min(float(special",
+        "pass\n        return min(float(special",
+        rounds("lost_tail or infinite"),
+    ),
+    "ε below the window is believed": Mutant(
+        CONVOLUTION, "if epsilon < self.low - 1e-9 * self.step:", "if False:", rounds("window_rej")
+    ),
+    "half the rounds": Mutant(
+        CONVOLUTION,
+        "_power(fft.rfft(wrapped, overwrite_x=True), count)",
+        "_power(fft.rfft(wrapped, overwrite_x=True), max(count - 1, 1))",
+        rounds("recorded_dp_accounting or probability_one"),
+    ),
+    "one direction decides": Mutant(
+        ROUNDS,
+        'found = max(found, self._log_delta(epsilon, "add")[0])',
+        "pass",
+        rounds("closed_form_both_ways") + " tests/test_accounting_conformance.py",
+    ),
+    "cyclic rounds at half the probability": Mutant(
+        POISSON,
+        "Mixture.binomial(1, scheme.probability), scheme.rounds",
+        "Mixture.binomial(1, scheme.probability / 2), scheme.rounds",
+        "tests/test_accounting_conformance.py",
+    ),
+    "overlapping participations are accounted": Mutant(
+        POISSON,
+        "if width > scheme.bands:",
+        "if False:",
+        "tests/test_accounting_unamplified.py -k 'believes or refusals'",
+    ),
+    "mean column norm": Mutant(
+        POISSON,
+        "largest = float(np.max(norms))",
+        "largest = float(np.mean(norms))",
+        "tests/test_accounting_conformance.py tests/test_accounting_unamplified.py",
+    ),
+    "fixed batches without doubling": Mutant(
+        MIXTURE,
+        "return cls._kept(2 * count, log_weights)",
+        "return cls._kept(count, log_weights)",
+        "tests/test_accounting_group.py -k 'jax_privacy' tests/test_accounting_conformance.py",
+    ),
+    # closed forms
+    "a Gaussian's ε rounded down": Mutant(
+        GAUSSIAN,
+        "return _private_side(float(found), 1e-14, lambda e: log_delta(mu, e) <= target)",
+        "return float(found) * (1 - 1e-9)",
+        "tests/test_accounting_gaussian.py -k inverses",
+    ),
+    "groups without their factor": Mutant(
+        GROUP,
+        "self.epsilons[line] + log_delta, self.log_deltas[line]",
+        "0.5 * self.epsilons[line] + log_delta, self.log_deltas[line]",
+        "tests/test_accounting_group.py -k 'splits or whole_profile'",
+    ),
+    "the lemma without its factor": Mutant(
+        GROUP,
+        "target -= black_box_log_factor(one, group_size, form)",
+        "pass",
+        "tests/test_accounting_group.py -k 'lemma or every_method'",
+    ),
+    "moments without their sampling": Mutant(
+        MOMENTS,
+        "special.xlogy(k, q) +",
+        "special.xlogy(k, q / 2) +",
+        "tests/test_accounting_moments.py -k 'table or sampled_gaussian'",
+    ),
+    "separated participations half as often": Mutant(
+        UNAMPLIFIED,
+        "for start in range(0, k * b, b):",
+        "for start in range(0, k * b, 2 * b):",
+        "tests/test_accounting_unamplified.py -k 'pattern'",
+    ),
+    "negative entries cancel": Mutant(
+        UNAMPLIFIED,
+        "products = np.abs(_products(strategy, n))\n    worst",
+        "products = _products(strategy, n)\n    worst",
+        "tests/test_accounting_unamplified.py -k negative",
+    ),
+    "a free bound with half the norm": Mutant(
+        FREE,
+        "return self.sensitivity * (1 + _NUDGE)",
+        "return self.sensitivity / 2",
+        "tests/test_calibration.py -k 'absurd or one_bin'",
+    ),
+    # noise
+    "secure noise below a grid step": Mutant(
+        SECURE,
+        "UNIT = (1 + 2.0**-50) / STEPS",
+        "UNIT = (1 - 2.0**-50) / STEPS",
+        "tests/test_noise_secure.py -k 'discrete_gaussians'",
+    ),
+    "rounding spends half": Mutant(
+        SECURE,
+        "return SecureCost(2 * epsilon,",
+        "return SecureCost(epsilon,",
+        "tests/test_noise_secure.py -k 'cost or three_steps'",
+    ),
+    "coefficients are believed": Mutant(
+        SECURE,
+        "shift += _LARGEST_DRAW * (_row_sum(np.tril(residual, -1)) + error)",
+        "pass",
+        "tests/test_noise_secure.py -k 'coefficients'",
+    ),
+    "a draw that ends at 5.4": Mutant(
+        DRAWS,
+        "lower = low.astype(dtype) + jnp.asarray(offset, dtype)",
+        "lower = jnp.asarray(2.0**31, dtype) + 0 * low.astype(dtype)",
+        "tests/test_noise_draws.py",
+    ),
+}
+
+# name: (mutant, why no reported number falls)
+HARMLESS: dict[str, tuple[Mutant, str]] = {
+    "a sum that is no number passes": (
+        Mutant(
+            TILTED,
+            "if not (math.isfinite(float(found.total)) and math.isfinite(scaled)):",
+            "if False:",
+            sampling("does_not_hold_leaves"),
+        ),
+        "a value that is no number is one in every wealth too, and min(nan, 1) is nan: the line "
+        "says what holds anyway",
     ),
 }
 
 
-def survives(name: str) -> bool:
-    """Whether all tests pass with this mutant."""
-    path, before, after, tests = MUTANTS[name]
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder)
-        for part in ("mfopt", "tests", "cli", "pyproject.toml"):
-            source = ROOT / part
-            if source.is_dir():
-                shutil.copytree(source, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copy(source, copy / part)
-        text = (copy / path).read_text(encoding="utf-8")
-        if text.count(before) != 1:
-            raise SystemExit(f"{name}: {before!r} stands {text.count(before)} times in {path}")
-        (copy / path).write_text(text.replace(before, after), encoding="utf-8")
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, str(copy / "cli")])}
+def survives(mutant: Mutant, copy: Path) -> bool:
+    """Whether all its tests pass with this mutant, written into ``copy`` of the project."""
+    source = copy / mutant.path
+    text = source.read_text(encoding="utf-8")
+    if text.count(mutant.before) != 1:
+        raise SystemExit(
+            f"{mutant.before!r} stands {text.count(mutant.before)} times in {mutant.path}"
+        )
+    source.write_text(text.replace(mutant.before, mutant.after), encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(copy), str(copy / "cli")])}
+    options = ["-x", "-q", "-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    try:
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests],
+            [sys.executable, "-m", "pytest", *options, *shlex.split(mutant.tests)],
             cwd=copy,
             env=environment,
             capture_output=True,
+            text=True,
             check=False,
         )
+    finally:
+        source.write_text(text, encoding="utf-8")
+    if done.returncode not in (0, 1):  # no tests, a bad option: no verdict
+        raise SystemExit(f"{mutant.tests}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
     return done.returncode == 0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=MUTANTS, action="append")
-    left = []
-    for name in parser.parse_args().only or MUTANTS:
-        alive = survives(name)
-        print(f"{'SURVIVES' if alive else 'killed':9} {name}", flush=True)
-        left += [name] * alive
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=[*MUTANTS, *HARMLESS], action="append")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    left: list[str] = []
+    names = options.only or [*MUTANTS, *HARMLESS]
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        skipped = shutil.ignore_patterns("__pycache__")
+        for part in ("mfopt", "tests", "cli"):
+            shutil.copytree(ROOT / part, copy / part, ignore=skipped)
+        shutil.copy(ROOT / "pyproject.toml", copy)
+        for name in names:
+            mutant = MUTANTS[name] if name in MUTANTS else HARMLESS[name][0]
+            alive = survives(mutant, copy)
+            print(f"{'SURVIVES' if alive else 'killed':9} {name}", flush=True)
+            left += [name] * (alive != (name in HARMLESS))
+    facts = {
+        "mutants": len(names),
+        "killed": len(names) - len(left) - len(set(names) & set(HARMLESS)),
+        "survivors": left,
+        "harmless": {name: why for name, (_, why) in HARMLESS.items() if name in names},
+    }
+    if options.out:
+        _files.write(options.out, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
     sys.exit(len(left))
 
 
