@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
-from scipy import interpolate
 
 from mfopt.accounting.closed_form.group import GroupProfile
 from mfopt.accounting.loss_distribution.rounds import COARSE, FINE, Direction
@@ -101,6 +100,8 @@ class DeterministicUnit:
                 for e in points
             ]
             self._curves.clear()  # searches move on from σ to σ
+            from scipy import interpolate  # slow to import, and few ask
+
             self._curves[sigma] = reach, interpolate.PchipInterpolator(points, values)
         return self._curves[sigma]
 

@@ -10,15 +10,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
 from mfopt import _sizes
 from mfopt.accounting import loss_distribution
 from mfopt.accounting.loss_distribution import LossDistribution
 
 _MOST_CELLS = 1_000_000
+
+
+def _stats() -> Any:
+    from scipy import stats  # slow to import, and not needed to load a file
+
+    return stats
 
 
 def _counts(group_size: int) -> np.ndarray:
@@ -44,13 +51,13 @@ class Mixture:
     def binomial(cls, group_size: int, probability: float) -> Mixture:
         """Number of a group's units in a Poisson-sampled batch (Ganesh 2024, Theorem 3.1)."""
         count = _counts(group_size)
-        return cls._kept(count, stats.binom.logpmf(count, group_size, probability))
+        return cls._kept(count, _stats().binom.logpmf(count, group_size, probability))
 
     @classmethod
     def poisson(cls, mean: float) -> Mixture:
         """A Poisson number of units; counts of probability below 1e-300 are left out."""
         count = np.arange(int(mean + 40 * math.sqrt(mean)) + 200)
-        log_weights = stats.poisson.logpmf(count, mean)
+        log_weights = _stats().poisson.logpmf(count, mean)
         return cls._kept(count, np.where(log_weights > -690, log_weights, -math.inf))
 
     @classmethod
@@ -60,7 +67,7 @@ class Mixture:
         ``population`` counts the data set that contains the group.
         """
         count = _counts(group_size)
-        log_weights = stats.hypergeom.logpmf(count, population, group_size, batch_size)
+        log_weights = _stats().hypergeom.logpmf(count, population, group_size, batch_size)
         return cls._kept(2 * count, log_weights)
 
     @classmethod

@@ -21,7 +21,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import signal
 
 from mfopt import _check
 from mfopt._float64 import float64
@@ -116,6 +115,8 @@ class HockeyStick:
     @classmethod
     def of(cls, composition: Composition) -> HockeyStick:
         """The table of a composition, in its own direction."""
+        from scipy import signal  # slow to import, and few ask
+
         composed = composition.convolve(0.0)
         # the law of the window is normalized: its scale is the mass that is not infinite
         law = composed.law * math.exp(min(composed.log_scale + composed.allowance, 0.0))
