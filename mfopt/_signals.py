@@ -4,19 +4,28 @@ SIGTERM (a batch system's time limit, ``kill``) and SIGHUP (a terminal that clos
 KeyboardInterrupt in the main thread, so there is one way in which work is interrupted and one place
 where its best result so far is kept. A signal that the process was told to ignore (``nohup``) stays
 ignored.
+
+An exception that is raised inside a garbage collector's callback or a ``__del__`` is printed and
+dropped by Python, and the signal with it: one that comes there is sent once more, a moment later.
 """
 
 from __future__ import annotations
 
+import _thread
 import contextlib
+import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
 _POLITE = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
+
+_DROPPED = ("_xla_gc_callback", "__del__")  # functions out of which no exception gets
+_SOON = 0.05  # seconds
 
 _last = int(signal.SIGINT)
 
@@ -29,15 +38,26 @@ def exit_code() -> int:
 def _interrupt(number: int, frame: FrameType | None) -> None:
     global _last
     _last = number
+    while frame is not None:
+        if frame.f_code.co_name in _DROPPED:
+            # not threading.Thread, whose locks the interrupted code may hold
+            _thread.start_new_thread(_send, (number,))
+            return
+        frame = frame.f_back
     raise KeyboardInterrupt
+
+
+def _send(number: int) -> None:
+    time.sleep(_SOON)
+    os.kill(os.getpid(), number)
 
 
 @contextlib.contextmanager
 def as_interrupts() -> Iterator[None]:
-    """SIGTERM and SIGHUP as KeyboardInterrupt. Without effect outside the main thread."""
+    """SIGTERM and SIGHUP as Ctrl-C: KeyboardInterrupt. Without effect outside the main thread."""
     global _last
     _last = int(signal.SIGINT)
-    with _handlers(dict.fromkeys(_POLITE, _interrupt)):
+    with _handlers(dict.fromkeys([signal.SIGINT, *_POLITE], _interrupt)):
         yield
 
 

@@ -53,6 +53,26 @@ def test_polite_signals_are_interrupts(number):
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, *POLITE])
+def test_a_signal_inside_a_finalizer_is_not_lost(number):
+    # Python prints and drops what is raised there
+    class Finalized:
+        def __del__(self):
+            signal.raise_signal(number)
+            time.sleep(0.01)
+            done.append("finalized")
+
+    def block():
+        Finalized()
+        done.append("went on")
+        time.sleep(5)
+
+    done = []
+    with pytest.raises(KeyboardInterrupt), _signals.as_interrupts():
+        block()
+    assert done == ["finalized", "went on"]
+
+
 def test_ignored_signals_stay_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:

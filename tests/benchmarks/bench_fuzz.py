@@ -1,6 +1,6 @@
 """Damages factorization and noise-state files in every way and looks at what still loads.
 
-    python tests/benchmarks/bench_fuzz.py --minutes 60 --out fuzz.json
+    mfopt bench fuzz --minutes 60 --out artifacts/bench-fuzz.json
 
 Three ways, drawn by hypothesis: bytes (flipped, cut out, inserted, zeroed, blocks swapped), members
 of the zip (headers and data of arrays exchanged for other ones, members left out, doubled, renamed,
@@ -307,12 +307,15 @@ def attack(target: Target, way: Any, counts: Counter[str], *, examples: int, num
     once()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(arguments: list[str] | None = None) -> int:
+    """Damage files for so many minutes; exit code 1 where memory grew too much."""
+    parser = argparse.ArgumentParser(
+        prog="mfopt bench fuzz", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     folder = Path(tempfile.mkdtemp(prefix="mfopt-fuzz-"))
     known = targets(folder)
     before, begun, counts = peak(), time.monotonic(), Counter[str]()

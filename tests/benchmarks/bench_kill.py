@@ -1,16 +1,22 @@
 """Ends whole commands at random moments, in every way there is, and looks at what is left.
 
-    python tests/benchmarks/bench_kill.py --moments 200 --out kills.json
+    mfopt bench kill --moments 200 --out artifacts/bench-kill.json
 
 Each moment runs `mfopt optimize`, `compare` or `train` at a tiny size in an empty folder and ends
 it by kill -9, SIGTERM, SIGHUP, Ctrl-C or a full disk (a limit on the size of files), at a time
 drawn uniformly from the time that the undisturbed command takes. Afterwards
 
-- every file whose name is not hidden can be read whole: factorizations load, CSV and JSON parse;
-- exit code 0 comes only with the complete output; a polite signal gives 130 or what the command
-  itself would have given; a full disk gives 1;
+- every file whose name is not hidden can be read whole: factorizations load, CSV and JSON parse,
+  and so do the notes of what was proved on this machine;
+- exit code 0 comes only with the complete output; a polite signal gives 128 + its number or 0; a
+  full disk gives 0, 1 or 2;
 - no traceback was printed;
 - the same command, run again, ends well (with --resume for training that has begun).
+
+A command begins as a copy of this process (``os.fork``), in which Python and JAX are imported but
+no device was used: 200 moments then cost their work and not their imports. One in eight is a
+process of its own from the first instruction on; while Python itself is still starting, a signal
+is answered by the interpreter, so there only the files and the second run are judged.
 
 Exit code 1 if any of this fails.
 """
@@ -19,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import importlib
 import json
 import os
 import random
@@ -30,12 +37,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import mfopt
-from mfopt import _files
-
-MFOPT = [sys.executable, "-c", "from mfopt_cli.main import main; main()"]
 COMMANDS = {
     "optimize": "optimize --epochs 2 --iters 4 --eps 2 --strategy banded-toeplitz --bands 2 "
     "--steps 12 --samples 64 --certify-samples 4096 --out {0}/one.npz --quiet",
@@ -45,51 +52,163 @@ COMMANDS = {
     "--data {1} --width 16 --layers 1 --heads 2 --length 16 --checkpoint-every 2 "
     "--no-tensorboard --quiet --output {0}/run",
 }
-WAYS = ["kill -9", "SIGTERM", "SIGHUP", "Ctrl-C", "disk full"]
 SIGNALS = {
     "kill -9": signal.SIGKILL,
     "SIGTERM": signal.SIGTERM,
     "SIGHUP": signal.SIGHUP,
     "Ctrl-C": signal.SIGINT,
 }
+WAYS = [*SIGNALS, "disk full"]
+LIMITS = (0, 64, 512, 2000, 4000, 20_000)  # bytes of a file on the full disk
+COLD = 8  # one moment in so many is a process of its own
+LONGEST = 300.0  # seconds before a command counts as hanging
+
+_COLD = (
+    "import resource, sys; limit = int(sys.argv.pop(1)); "
+    "limit < 0 or resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)); "
+    "from mfopt_cli.main import main; main()"
+)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+class Running:
+    """A command at work.
+
+    What it says goes through a pipe, which a full disk leaves alone and which holds 64 KiB.
+
+    Args:
+      command: its words, after ``mfopt``.
+      limit: bytes that a file may have.
+      cold: a process of its own, not a copy of this one.
+    """
+
+    def __init__(self, command: str, *, limit: int | None = None, cold: bool = False) -> None:
+        words, self._cold = shlex.split(command), cold
+        self._said, error = os.pipe()
+        if cold:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _COLD, str(-1 if limit is None else limit), *words],
+                stdout=subprocess.DEVNULL,
+                stderr=error,
+            )
+            self._pid = self._process.pid
+        else:
+            self._pid = copied(lambda: told(words), error, limit)
+        os.close(error)
+
+    def end(self, number: int) -> None:
+        """Send a signal, if it still runs."""
+        os.kill(self._pid, number)  # it was not waited for: the number is still its own
+
+    def wait(self) -> tuple[int, str]:
+        """(exit code, or minus the signal that ended it; what it said)."""
+        begun = time.monotonic()
+        while True:
+            code = self._process.poll() if self._cold else ended(self._pid)
+            if code is not None:
+                return code, heard(self._said)
+            if time.monotonic() - begun > LONGEST:
+                os.kill(self._pid, signal.SIGKILL)
+            time.sleep(0.02)
+
+
+def ended(pid: int) -> int | None:
+    found, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if found else None
+
+
+def heard(pipe: int) -> str:
+    """What came through, after its writer has ended."""
+    with open(pipe, errors="replace") as stream:
+        return stream.read()
+
+
+def copied(function: Callable[[], int], error: int, limit: int | None = None) -> int:
+    """The number of a copy of this process that runs ``function`` and ends with what it gives."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # JAX: no device is in use yet, so no thread is lost
+        pid = os.fork()
+    if pid:
+        return pid
+    code = 70
+    try:
+        # whoever started this script may have had signals ignored
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        os.dup2(error, 2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        code = function()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def told(words: list[str]) -> int:
+    """The exit code of a command."""
+    from mfopt_cli.main import main
+
+    try:
+        code = main(words)
+    except SystemExit as stop:
+        code = stop.code
+    sys.stderr.flush()
+    return code if isinstance(code, int) else int(bool(code))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the moments; exit code 1 where something was wrong after one of them."""
+    parser = argparse.ArgumentParser(
+        prog="mfopt bench kill", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--moments", type=int, default=30)
     parser.add_argument("--commands", nargs="*", default=list(COMMANDS), choices=list(COMMANDS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     rng = random.Random(options.seed)
     root = Path(tempfile.mkdtemp(prefix="mfopt-kill-"))
     os.environ["MFOPT_DATA"] = str(root / "proofs")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(root / "compiled")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    for module in ("mfopt_cli.main", "mfopt.optimize", "mfopt.experiments.comparison"):
+        importlib.import_module(module)
+    if "train" in options.commands:
+        importlib.import_module("mfopt.training.execute")
+    from mfopt import _files
+
     data = root / "data"
     if "train" in options.commands:
-        code, said = run(tiny_data(root, data))
+        code, said = Running(tiny_data(root, data)).wait()
         if code:
             print(f"no data to train on: {said}")
             return 1
     lasts = {}
     for name in options.commands:
-        begun = time.monotonic()
-        code, said = run(COMMANDS[name].format(fresh(root), data))
-        lasts[name] = time.monotonic() - begun
-        if code:
-            print(f"{name} does not even run undisturbed: {said}")
-            return 1
+        for _ in range(2):  # the first one compiles
+            begun = time.monotonic()
+            code, said = Running(COMMANDS[name].format(fresh(root), data)).wait()
+            lasts[name] = time.monotonic() - begun
+            if code:
+                print(f"{name} does not even run undisturbed: {said}")
+                return 1
     counts: collections.Counter[str] = collections.Counter()
     faults: list[str] = []
     for number in range(options.moments):
         name, way = options.commands[number % len(options.commands)], rng.choice(WAYS)
-        faults += one(name, way, rng, fresh(root), data, lasts[name], counts)
+        cold = rng.randrange(COLD) == 0
+        faults += one(name, way, cold, rng, root, data, lasts[name], counts)
         print(f"{number + 1}/{options.moments} {name}, {way}: {len(faults)} faults", flush=True)
     shutil.rmtree(root)
     facts = {
+        "command": f"mfopt bench kill --moments {options.moments} --seed {options.seed}",
         "moments": options.moments,
-        "seed": options.seed,
+        "seconds_undisturbed": {name: round(value, 1) for name, value in lasts.items()},
         "outcomes": dict(counts),
-        "faults": faults,
+        "faults": [fault.replace(str(root), "ROOT") for fault in faults],
     }
     text = json.dumps(facts, indent=2, sort_keys=True) + "\n"
     print(text)
@@ -119,69 +238,74 @@ def fresh(root: Path) -> Path:
     return folder
 
 
-def run(command: str, *, limit: int | None = None) -> tuple[int, str]:
-    done = subprocess.run(
-        [*MFOPT, *shlex.split(command)],
-        capture_output=True,
-        text=True,
-        check=False,
-        preexec_fn=None if limit is None else lambda: full_after(limit),
-    )
-    return done.returncode, done.stderr
-
-
-def full_after(limit: int) -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-
 def one(
     name: str,
     way: str,
+    cold: bool,
     rng: random.Random,
-    folder: Path,
+    root: Path,
     data: Path,
     lasts: float,
     counts: collections.Counter[str],
 ) -> list[str]:
     """What was wrong after one moment."""
+    folder = fresh(root)
     command = COMMANDS[name].format(folder, data)
     if way == "disk full":
-        moment = float(rng.choice([0, 64, 512, 2000, 4000]))
-        # nothing but what the command itself writes is to meet the limit
-        os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
-        code, said = run(command, limit=int(moment))
-        os.environ.pop("JAX_ENABLE_COMPILATION_CACHE")
+        moment = float(rng.choice(LIMITS))
+        code, said = Running(command, limit=int(moment), cold=cold).wait()
         allowed = {0, 1, 2}
     else:
         moment = rng.uniform(0.0, lasts)
-        process = subprocess.Popen(
-            [*MFOPT, *shlex.split(command)],
-            stderr=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        running = Running(command, cold=cold)
         time.sleep(moment)
-        process.send_signal(SIGNALS[way])
-        _, said = process.communicate(timeout=600)
-        code = process.returncode
-        # before the command has taken over the signals, the interpreter answers them
-        allowed = {0, 130, -SIGNALS[way]}
-    counts[f"{name}, {way}: exit {code}"] += 1
+        running.end(SIGNALS[way])
+        code, said = running.wait()
+        allowed = {0, -9} if way == "kill -9" else {0, 128 + SIGNALS[way]}
+    counts[f"{name}, {way}{', cold' if cold else ''}: exit {code}"] += 1
     where = f"{name}, {way} at {moment:.2f}: "
-    faults = [where + text for text in wrong(folder)]
-    early = way != "disk full" and moment < 3.0  # while Python itself is still starting
-    if code not in allowed and not (early and code in (1, -SIGNALS[way])):
+    faults = []
+    if code not in allowed and not cold:
         faults.append(f"{where}exit code {code}: {said[-300:]}")
-    if "Traceback" in said and not early:
+    if "Traceback" in said and not (cold and way != "disk full"):
         faults.append(f"{where}traceback: {said[-1500:]}")
     if code == 0 and not complete(name, folder):
         faults.append(f"{where}exit code 0 without the whole output")
-    faults += [where + text for text in again(name, command, folder)]
-    return faults
+    return faults + [where + text for text in afterwards(name, command, root, folder)]
+
+
+def afterwards(name: str, command: str, root: Path, folder: Path) -> list[str]:
+    """What is damaged, and what the same command says to it, run once more by another copy."""
+    report = root / "report.json"
+    report.unlink(missing_ok=True)
+    if name == "train" and (folder / "run" / "checkpoints").is_dir():
+        command += " --resume"
+    elif name != "train":
+        command += " --force"
+
+    def look() -> int:
+        found = wrong(folder) + wrong(root / "proofs")
+        code = told(shlex.split(command))
+        if code or not complete(name, folder):
+            found.append(f"run again it gives exit code {code}")
+        found += wrong(folder)
+        report.write_text(json.dumps(found))
+        return 0
+
+    said, error = os.pipe()
+    pid = copied(look, error)
+    os.close(error)
+    os.waitpid(pid, 0)
+    words = heard(said)[-600:]
+    if not report.is_file():
+        return [f"looking at it fails: {words}"]
+    return [f"{text} ({words})" for text in json.loads(report.read_text())]
 
 
 def wrong(folder: Path) -> list[str]:
     """Files that cannot be read whole."""
+    import mfopt
+
     found = []
     for path in folder.rglob("*"):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
@@ -199,21 +323,9 @@ def wrong(folder: Path) -> list[str]:
     return found
 
 
-def complete(name: str, folder: Path) -> bool:
+def complete(name: str, folder: Path) -> Any:
     expected = {"optimize": "one.npz", "compare": "comparison.json", "train": "run/loss.png"}
     return (folder / expected[name]).is_file()
-
-
-def again(name: str, command: str, folder: Path) -> list[str]:
-    """The same command once more: it must end well, whatever was left."""
-    if name == "train" and (folder / "run" / "checkpoints").is_dir():
-        command += " --resume"
-    elif name != "train":
-        command += " --force"
-    code, said = run(command)
-    if code or not complete(name, folder):
-        return [f"run again it gives exit code {code}: {said[-600:]}"]
-    return wrong(folder)
 
 
 if __name__ == "__main__":

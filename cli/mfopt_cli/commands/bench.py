@@ -28,8 +28,8 @@ def _folder() -> Path | None:
 )
 @click.argument("name")
 @click.pass_context
-def command(context: click.Context, name: str) -> None:
-    """Run benchmark NAME (account, compare, noise, optimize, train) with its own options.
+def command(context: click.Context, name: str) -> int:
+    """Run benchmark NAME (account, compare, noise, optimize, train, …) with its own options.
 
     Ratios are measured within one run; a figure is worth what the machine's quiet was worth.
 
@@ -49,4 +49,4 @@ def command(context: click.Context, name: str) -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
-    module.main(context.args)
+    return int(module.main(context.args) or 0)

@@ -1,6 +1,6 @@
 """Mutants of accept rules and bounds: each changes one line so that a reported ε or σ could fall.
 
-    python tests/benchmarks/mutants.py --out artifacts/mutants.json
+    mfopt bench mutants --out artifacts/bench-mutants.json
 
 Every mutant is written into a copy of the package and the tests that should notice it are run
 there, those alone: what they kill, the whole suite kills. A mutant that passes them survives, and
@@ -487,11 +487,14 @@ def survives(mutant: Mutant, copy: Path) -> bool:
     return done.returncode == 0
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(arguments: list[str] | None = None) -> int:
+    """Run the chosen mutants; returns the number of survivors that should have been killed."""
+    parser = argparse.ArgumentParser(
+        prog="mfopt bench mutants", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--only", choices=[*MUTANTS, *HARMLESS], action="append")
     parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     left: list[str] = []
     names = options.only or [*MUTANTS, *HARMLESS]
     with tempfile.TemporaryDirectory() as folder:
@@ -513,8 +516,8 @@ def main() -> None:
     }
     if options.out:
         _files.write(options.out, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
-    sys.exit(len(left))
+    return len(left)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
