@@ -258,7 +258,8 @@ def standard_normal(low: Any, high: Any, offset: Any, dtype: Any) -> jax.Array:
     value = choose(2.0**-31 * kind.center[-1], 2.0**-31 * kind.tail[-1])
     for one, other in zip(kind.center[-2::-1], kind.tail[-2::-1], strict=True):
         value = value * t + choose(2.0**-31 * one, 2.0**-31 * other)
-    return x * jnp.where(center, value, value * (w * root))
+    result: jax.Array = x * jnp.where(center, value, value * (w * root))
+    return result
 
 
 @dataclasses.dataclass(frozen=True)
