@@ -23,28 +23,52 @@ def plot(factorization: Factorization, path: Path) -> None:
 
 
 def draw(factorization: Factorization) -> Any:
-    """The four panels as a figure of matplotlib."""
+    """The four panels as one figure of matplotlib."""
+    figure, panels = _axes(2, (11, 7.5))
+    for panel, fill in zip(panels.ravel(), _PANELS, strict=True):
+        fill(panel, factorization)
+    guarantee = factorization.guarantee
+    figure.suptitle(
+        f"{factorization.strategy.kind}, {factorization.sampling.words()}\n"
+        f"RMSE {factorization.rmse:.4g}, σ {factorization.noise_multiplier:.4g}, "
+        f"ε = {guarantee.epsilon:g}, δ = {guarantee.delta:g} ({guarantee.status})"
+    )
+    return figure
+
+
+def apart(factorization: Factorization) -> list[Any]:
+    """The four panels as four figures, each readable on a narrow screen."""
+    figures = []
+    for fill in _PANELS:
+        figure, panel = _axes(1, (5.2, 3.6))
+        fill(panel, factorization)
+        figures.append(figure)
+    return figures
+
+
+def _axes(count: int, size: tuple[float, float]) -> tuple[Any, Any]:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(2, 2, figsize=(11, 7.5), layout="constrained")
-    strategy, n = factorization.strategy, factorization.iterations
-    unit = np.zeros(n)
+    return plt.subplots(count, count, figsize=size, layout="constrained")
+
+
+def _column(panel: Any, factorization: Factorization) -> None:
+    column = np.asarray(factorization.strategy.multiply(_first(factorization)))
+    _coefficients(panel, column, "C", "first column of C")
+
+
+def _inverse(panel: Any, factorization: Factorization) -> None:
+    inverse = np.asarray(factorization.strategy.solve(_first(factorization)))
+    _coefficients(panel, np.abs(inverse), "|C⁻¹|", "first column of C⁻¹, absolute value")
+
+
+def _first(factorization: Factorization) -> np.ndarray:
+    unit = np.zeros(factorization.iterations)
     unit[0] = 1.0
-    column, inverse = np.asarray(strategy.multiply(unit)), np.asarray(strategy.solve(unit))
-    _coefficients(panels[0, 0], column, "C", "first column of C")
-    _coefficients(panels[0, 1], np.abs(inverse), "|C⁻¹|", "first column of C⁻¹, absolute value")
-    _errors(panels[1, 0], factorization)
-    _history(panels[1, 1], factorization)
-    guarantee = factorization.guarantee
-    figure.suptitle(
-        f"{strategy.kind}, {factorization.sampling.words()}\n"
-        f"RMSE {factorization.rmse:.4g}, σ {factorization.noise_multiplier:.4g}, "
-        f"ε = {guarantee.epsilon:g}, δ = {guarantee.delta:g} ({guarantee.status})"
-    )
-    return figure
+    return unit
 
 
 def _coefficients(panel: Any, values: np.ndarray, name: str, title: str) -> None:
@@ -85,3 +109,6 @@ def _history(panel: Any, factorization: Factorization) -> None:
     low, high = np.nanmin(value), np.nanmin(value) * 1.25
     panel.set_ylim(low - 0.05 * (high - low), high)
     panel.legend(loc="upper right")
+
+
+_PANELS = (_column, _inverse, _errors, _history)

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
 
 from mfopt import query_error, words
 from mfopt._version import __version__
@@ -92,7 +91,8 @@ def page(found: Factorization, name: str = "mechanism.npz") -> str:
     """
     stated, recursion = found.guarantee, choose(found.strategy, found.iterations)
     draws, sigma = recursion.draws(found.iterations), words.round_up(found.noise_multiplier, 6)
-    cost = f"{recursion.slots} arrays of the model's size, {draws:,.4g} white draws a step"
+    made = "1 white draw" if draws <= 1 else f"{draws:,.0f} white draws"
+    cost = f"{recursion.slots} arrays of the model's size, {made} a step"
     title = (
         f"{words.described(found.strategy.describe())}: ({stated.epsilon:g}, {stated.delta:g})-DP"
     )
@@ -119,7 +119,7 @@ def page(found: Factorization, name: str = "mechanism.npz") -> str:
                     ("noise", cost),
                 ]
             )
-            + _figure(found),
+            + _figures(found),
         ),
     ]
     if others := alternatives(found):
@@ -167,33 +167,31 @@ def _compared(found: Factorization, slots: int, others: Sequence[Alternative]) -
         width = max(1.0, 100 * option.rmse / longest)
         rows.append(
             f"<tr><td>{_text(option.name)}</td><td class=n>{option.rmse:.4g}</td>"
-            f"<td class=n>{change}</td><td class=n>{sigma}</td>"
+            f"<td class=n>{change}</td><td class='n sigma'>{sigma}</td>"
             f"<td class=n>{option.memory}</td>"
             f"<td class=bar><span style='width:{width:.1f}%'></span></td></tr>"
         )
     return (
         "<div class=wide><table><thead><tr><th>mechanism</th><th class=n>RMSE</th><th class=n>more"
-        "</th><th class=n>σ</th><th class=n>arrays</th><th></th></tr></thead><tbody>"
+        "</th><th class='n sigma'>σ</th><th class=n>arrays</th><th></th></tr></thead><tbody>"
         + "".join(rows)
         + "</tbody></table></div>"
         + f"<p>{_text('Each at its smallest exact σ. `mfopt compare` has more of them.')}</p>"
     )
 
 
-def _figure(found: Factorization) -> str:
-    figure = mechanism_plot.draw(found)
-    buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": "mfopt", "svg.fonttype": "path"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    _close(figure)
-    image = buffer.getvalue()
-    return f"<figure>{image[image.index('<svg') :]}</figure>"
-
-
-def _close(figure: Figure) -> None:
+def _figures(found: Factorization) -> str:
     import matplotlib.pyplot as plt
 
-    plt.close(figure)
+    images = []
+    for figure in mechanism_plot.apart(found):
+        buffer = io.StringIO()
+        with matplotlib.rc_context({"svg.hashsalt": "mfopt", "svg.fonttype": "path"}):
+            figure.savefig(buffer, format="svg", metadata={"Date": None})
+        plt.close(figure)
+        image = buffer.getvalue()
+        images.append(f"<figure>{image[image.index('<svg') :]}</figure>")
+    return f"<div class=figures>{''.join(images)}</div>"
 
 
 def _code(name: str) -> str:
@@ -252,7 +250,8 @@ h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
 dl { display: grid; grid-template-columns: minmax(9rem, 14rem) 1fr; gap: .3rem 1rem; margin: 0; }
 dt { color: #555; }
 dd { margin: 0; overflow-wrap: anywhere; }
-figure { margin: 1rem 0; }
+.figures { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem; margin: 1rem 0; }
+figure { margin: 0; }
 figure svg { width: 100%; height: auto; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; }
@@ -265,7 +264,8 @@ code { background: #f4f4f4; padding: 0 .2rem; }
 @media (max-width: 36rem) {
   dl { grid-template-columns: 1fr; gap: 0; }
   dd { margin-bottom: .5rem; }
-  .bar { display: none; }
+  .bar, .sigma { display: none; }
+  .figures { grid-template-columns: 1fr; }
 }
 </style>
 </head>
