@@ -106,6 +106,29 @@ def test_curvature_that_the_tangents_lack_is_learned(bend):
     assert valley.calls <= 25
 
 
+class Wall:
+    """A flat hollow between walls, whose tangents are lines: their minimum is behind a wall."""
+
+    def refresh(self, parameters):
+        pass
+
+    def tangent(self, x):
+        def wall(y):
+            return np.maximum(np.abs(y) - 1.5, 0)
+
+        value = float(np.sum(0.05 * x**2 + 5 * wall(x) ** 4))
+        gradient = 0.1 * x + 20 * np.sign(x) * wall(x) ** 3
+        evaluation = Evaluation(value, gradient, 1.0)
+        return tangent.Tangent(evaluation, lambda y: (value + gradient @ (y - x), gradient))
+
+
+def test_a_step_far_too_long_does_not_end_the_search():
+    """What is learned behind the wall would forbid all further steps."""
+    trace = Trace()
+    tangent.minimize(Wall(), np.array([1.0, -0.9, 0.8]), trace, steps=40, tolerance=3e-5)
+    assert trace.best_value < 2e-3 and "step limit" not in trace.status
+
+
 def test_step_limit_of_tangents_is_kept():
     trace = Trace()
     tangent.minimize(Valley(300.0), np.full(3, 4.0), trace, steps=3, tolerance=1e-9)

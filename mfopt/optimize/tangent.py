@@ -38,6 +38,7 @@ Model = Callable[[np.ndarray], tuple[float, np.ndarray]]
 # Tangents of each round: short at first, while C still moves far and the shifts must follow.
 _ROUNDS = (2, 2, 4, 8, 16, 32)
 _REACH = 5.0  # of a step, in each parameter
+_WILD = 0.1  # relative increase of the error beyond which a step tells nothing but that it was long
 _RESOLVED = 5  # tolerances: a promise that another placement of the shifts makes as well
 _INNER = 150  # evaluations of one model at most
 
@@ -174,7 +175,9 @@ def minimize(
                 bend.learn(reached - point, there.at.gradient - anchor.model(reached)[1])
                 point, anchor, reach = reached, there, min(2 * reach, _REACH)
             else:
-                known = np.all(np.isfinite(there.at.gradient)) and math.isfinite(there.at.value)
+                # a curvature read far outside the tangent's range would forbid all further steps
+                near = there.at.value < anchor.at.value + _WILD
+                known = near and np.all(np.isfinite(there.at.gradient))
                 change = there.at.gradient - anchor.model(reached)[1] if known else 0 * point
                 if not bend.learn(reached - point, change):
                     reach = float(np.max(np.abs(reached - point))) / 4
