@@ -1,6 +1,7 @@
 """Calibration: the root finder's promises, σ against exact values, and what is released."""
 
 import contextlib
+import itertools
 import math
 
 import jax
@@ -261,6 +262,23 @@ def test_too_few_samples_fail_or_inflate_but_never_lie(one_bin):
                     pair, 2.0, delta, samples=256, calibrate_samples=64, seed=seed
                 )
                 assert certificate.noise_multiplier > norm / gaussian.largest_mu(2.0, delta)
+
+
+def test_every_stage_tells_how_far_it_is(pair):
+    events = []
+    told = release(pair, 1.0, 1e-5, samples=2**14, seed=4, progress=events.append)
+    assert told == release(pair, 1.0, 1e-5, samples=2**14, seed=4)
+    stages = [name for name, _ in itertools.groupby(event.stage for event in events)]
+    begin = stages.index("calibrating on fresh samples")
+    assert stages[begin:] == ["calibrating on fresh samples", "choosing the tests", "certifying"]
+    for stage in stages[begin:]:
+        done = [event.done for event in events if event.stage == stage]
+        assert done == sorted(done) and done[0] == 0 < done[-1]
+    last = events[-1]
+    assert last.unit == "samples" and last.done == last.total and last.at_most
+    events.clear()
+    certify(pair, 1.02 * told[0].noise_multiplier, 1.0, 1e-5, samples=2**14, progress=events.append)
+    assert events[-1].stage == "certifying" and events[-1].done == events[-1].total >= 2**14
 
 
 def test_a_plan_made_elsewhere_is_taken_to_the_ceiling_of_this_sigma(pair, monkeypatch):

@@ -140,7 +140,7 @@ class Live:
     def _count(self) -> str:
         event = self._event
         if event.total is None:
-            return ""
+            return f"{event.done:,.10g} {event.unit}" if event.done else ""
         of = "of at most" if event.at_most else "of"
         if event.unit == "bytes":
             return f"{words.size(event.done)} {of} {words.size(event.total)}"

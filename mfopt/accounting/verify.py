@@ -29,9 +29,10 @@ accepted as it is, so no σ is ever released above the exact unamplified one.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 import jax
@@ -219,14 +220,15 @@ class Engine:
                 return 0.0, 0.0, 0.0
             return plan.expected(samples, beta, 2.0) - target, 0.0, 0.0
 
-        plan, samples = self._plan(sigma, epsilon, beta, judged)
+        with self._stage("choosing the test"):
+            plan, samples = self._plan(sigma, epsilon, beta, judged)
         if plan.log_mean - math.log1p(_FAR * min(plan.error, 1e3)) > math.log(delta):
             about = math.exp(min(plan.log_mean, 0.0))
             raise FailureError(
                 refused.format(bound=about, delta=delta, why=": a pilot estimates as much")
             )
-        self.progress(Progress("certifying", note=f"σ = {sigma:.6g}"))
-        found_bounds = self.model.bounds(sigma, epsilon, plan, samples, beta, self._key(2))
+        with self._stage("certifying", samples * len(plan.sides), f"σ = {sigma:.6g}"):
+            found_bounds = self.model.bounds(sigma, epsilon, plan, samples, beta, self._key(2))
         if accepts(found_bounds.both, beta, delta):
             return Verified(
                 sigma, epsilon, delta, found_bounds, beta, samples, 1, self.model.method
@@ -257,9 +259,9 @@ class Engine:
                 return found
             if fallback is None or x < fallback[0]:
                 fallback = x, found
-        self.progress(Progress("calibrating on fresh samples"))
         try:
-            estimate = find()
+            with self._stage("calibrating on fresh samples"):
+                estimate = find()
         except FailureError:
             if fallback is None:
                 raise
@@ -292,18 +294,19 @@ class Engine:
         def slack(plan: Plan, samples: int) -> float:
             return (plan.expected(samples, beta, _RUNGS[-1][1]) - plan.log_mean) / slope
 
-        for attempt in range(4):
-            plan, samples = self._plan(
-                *at(centre),
-                beta,
-                lambda plan, n: (slack(plan, n), _WORTH, _COSTLY),
-                path=(number, attempt),
-            )
-            # the pilot belongs where the last value of the sequence will be
-            move = (plan.expected(samples, beta, _RUNGS[-1][1]) - target) / slope
-            if not math.isfinite(move) or abs(move) < _MOST_MOVE:
-                break
-            centre *= math.exp(max(-0.3, min(move, 0.3)))
+        with self._stage("choosing the tests"):
+            for attempt in range(4):
+                plan, samples = self._plan(
+                    *at(centre),
+                    beta,
+                    lambda plan, n: (slack(plan, n), _WORTH, _COSTLY),
+                    path=(number, attempt),
+                )
+                # the pilot belongs where the last value of the sequence will be
+                move = (plan.expected(samples, beta, _RUNGS[-1][1]) - target) / slope
+                if not math.isfinite(move) or abs(move) < _MOST_MOVE:
+                    break
+                centre *= math.exp(max(-0.3, min(move, 0.3)))
         near = fallback is not None and fallback[0] <= (1 + _MOST_SLACK) * centre
         if not slack(plan, samples) < _MOST_SLACK:
             return self._or_refuse(
@@ -330,9 +333,12 @@ class Engine:
             if x < last:
                 sequence.append((x, size))
                 last = x
+        total = sum(size for _, size in sequence) * len(plan.sides)
+        done = 0
         for position, (x, size) in enumerate(sequence):
-            self.progress(Progress("certifying", note=f"{_words(name)} = {x:.6g}"))
-            found = self.model.bounds(*at(x), plan, size, beta, self._key(2, number, position))
+            with self._stage("certifying", total, f"{_words(name)} = {x:.6g}", done):
+                found = self.model.bounds(*at(x), plan, size, beta, self._key(2, number, position))
+            done += size * len(plan.sides)
             if not accepts(found.both, spent, delta):
                 break
             sigma, epsilon = at(x)
@@ -342,6 +348,23 @@ class Engine:
         if accepted is None and near and fallback is not None:
             return fallback[1]
         return accepted
+
+    @contextlib.contextmanager
+    def _stage(
+        self, stage: str, total: int | None = None, note: str = "", done: int = 0
+    ) -> Iterator[None]:
+        """Report the samples that the block looks at, on top of ``done``."""
+        seen = done
+
+        def tell(count: int) -> None:
+            nonlocal seen
+            seen += count
+            shown = seen if total is None else min(seen, total)  # whole chunks are drawn
+            self.progress(Progress(stage, shown, total, "samples", at_most=True, note=note))
+
+        tell(0)
+        with _chunks.counting(tell):
+            yield
 
     def _plan(
         self,

@@ -82,6 +82,7 @@ def certify(
     *,
     samples: int | None = None,
     seed: int | None = None,
+    progress: Report = silent,
 ) -> Certificate:
     """Prove (ε, δ) for a σ that is already chosen, in one test.
 
@@ -92,13 +93,14 @@ def certify(
       samples: iid samples for each direction; by default as many as are needed, and none where
         the statement follows without.
       seed: pinned seed, or None for the operating system's entropy.
+      progress: told what is being done.
 
     Raises:
       UsageError: an argument out of range.
       FailureError: the bound at this σ is above δ: the statement is false, or true by less
         than the bound's slack (more ``samples`` shrink it).
     """
-    engine = Engine(OneUnit(loss_of(pair), samples), seed)
+    engine = Engine(OneUnit(loss_of(pair), samples), seed, progress)
     return _certificate(engine.certify(noise_multiplier, epsilon, delta), seed)
 
 

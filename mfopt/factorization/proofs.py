@@ -102,7 +102,7 @@ def ensure(factorization: Factorization, *, progress: Report = silent) -> Guaran
         return stated
     progress(Progress("proving the file's guarantee on this machine"))
     try:
-        _prove(factorization)
+        _prove(factorization, progress)
     except (FailureError, UsageError) as problem:
         raise FailureError(
             f"the file says {stated}, and this machine could not prove it: {problem} "
@@ -113,7 +113,7 @@ def ensure(factorization: Factorization, *, progress: Report = silent) -> Guaran
     return stated
 
 
-def _prove(factorization: Factorization) -> None:
+def _prove(factorization: Factorization, progress: Report) -> None:
     stated, sigma = factorization.guarantee, factorization.noise_multiplier
     plain = stated.group_size == 1 and stated.adjacency == "add-remove"
     if factorization.sampling.kind != BallsInBins.kind or not plain:
@@ -123,11 +123,12 @@ def _prove(factorization: Factorization) -> None:
         return
     pair = factorization.dominating_pair()
     try:
-        certify(pair, sigma, stated.epsilon, stated.delta)
+        certify(pair, sigma, stated.epsilon, stated.delta, progress=progress)
     except FailureError:
         # the first attempt may have failed by bad luck; what it could have erred with is paid for
         rest = stated.delta * (1 - BETA_SHARE)
-        certify(pair, sigma, stated.epsilon, rest, samples=min(_MORE, MOST_WORK // pair.bins))
+        more = min(_MORE, MOST_WORK // pair.bins)
+        certify(pair, sigma, stated.epsilon, rest, samples=more, progress=progress)
 
 
 def _statement(factorization: Factorization) -> str:

@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from mfopt import words
-from mfopt.progress import Progress
 from mfopt_cli import display, options
 from mfopt_cli.live import Live
 
@@ -48,7 +47,6 @@ def command(
     if out is not None:
         check_output(out, force=force)
     with Live(not quiet and not as_json) as live:
-        live(Progress("sampling"))
         certificate = certify(
             found.dominating_pair(),
             found.noise_multiplier,
@@ -56,6 +54,7 @@ def command(
             found.guarantee.delta if delta is None else delta,
             samples=certify_samples,
             seed=seed,
+            progress=live,
         )
     guarantee = certificate.guarantee(found.guarantee.privacy_unit)
     record = {**found.provenance, "certified_by": mechanisms.provenance(seed)}

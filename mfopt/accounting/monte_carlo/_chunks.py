@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -18,6 +20,28 @@ _LIVE_ARRAYS = 8  # float64 arrays of shape (chunk, bins) alive at once in the k
 _LARGEST = 8192  # samples in a chunk: pilots and tests of any size share one compilation
 _CALL = 64  # chunks per device in one call: how often progress is shown
 
+_listener: ContextVar[Callable[[int], None] | None] = ContextVar("listener", default=None)
+
+
+@contextlib.contextmanager
+def counting(listener: Callable[[int], None]) -> Iterator[None]:
+    """Tell ``listener`` how many samples were looked at, call by call, while the block lasts.
+
+    By context and not by argument: whoever wants to know is far above whoever draws, and a sampled
+    loss of a third party is between the two.
+    """
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def looked_at(samples: int) -> None:
+    """So many samples were looked at."""
+    if (listener := _listener.get()) is not None:
+        listener(samples)
+
 
 def chunk_size(samples: int, bins: int) -> int:
     """Samples per chunk: fixed by the problem alone, so results do not depend on the machine."""
@@ -31,7 +55,6 @@ def total(
     samples: int,
     bins: int,
     *args: Any,
-    progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Any, int]:
     """Sum of ``kernel(key_i, size, *args)`` over chunks i, and the number of samples used.
 
@@ -51,8 +74,7 @@ def total(
         # device d holds its chunks at d·_CALL ..; the rest of its block is unused
         kept = np.concatenate([d * _CALL + np.arange(per_device) for d in range(len(devices))])
         results.append(jax.tree.map(lambda x, k=kept[:count]: np.asarray(x)[k], part))
-        if progress is not None:
-            progress(min(start + count, chunks) * size, chunks * size)
+        looked_at(count * size)
     joined = jax.tree.map(lambda *leaves: np.concatenate(leaves).sum(axis=0), *results)
     return joined, chunks * size
 

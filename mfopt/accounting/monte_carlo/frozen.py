@@ -64,7 +64,10 @@ class FrozenSamples:
     def evaluate(self, log_sigma: float) -> LogDelta:
         """log δ̂, its slope, and its relative standard error (antithetic pairs as units)."""
         chunks = self._terms if self._terms is not None else map(self._make, self._keys)
-        parts = [np.asarray(_moments(terms, log_sigma, self.epsilon)) for terms in chunks]
+        parts = []
+        for terms in chunks:
+            parts.append(np.asarray(_moments(terms, log_sigma, self.epsilon)))
+            _chunks.looked_at(self._size)
         top, total, square, slope = np.array(parts).T
         peak = np.max(top)
         if not np.isfinite(peak):  # no sample reached ε: δ̂ = 0, σ is far too large
