@@ -45,7 +45,14 @@ def row_variances(workload: Workload, strategy: TimeScaled, n: int) -> jax.Array
 def through(
     base: Strategy, rows: jax.Array, columns: jax.Array, rates: jax.Array, momentum: float
 ) -> jax.Array | None:
-    """Var y_t by the class of the base; None where no short way is known."""
+    """Var y_t by the class of the base; None where no short way is known.
+
+    Args:
+      base: B.
+      rows, columns: r and d, shape (n,).
+      rates: η, shape (n,).
+      momentum: β.
+    """
     return None
 
 
@@ -102,6 +109,12 @@ def by_lags(
 
     The draw of step s reaches w_{s+k} as inverse[k] / (r_s d_{s+k}); at lag k the two running
     numbers of all s are two vectors.
+
+    Args:
+      inverse: first column of B⁻¹, shape (n,).
+      rows, columns: r and d, shape (n,).
+      rates: η, shape (n,).
+      momentum: β.
     """
     n = len(inverse)
     padding = -n % _SEGMENT

@@ -46,7 +46,14 @@ def of_delta(profile: Any, delta: float, epsilon: float) -> Bracket:
 
 
 def of_sigma(make: Callable[[float], Any], sigma: float, epsilon: float, delta: float) -> Bracket:
-    """The bracket of a σ found for (ε, δ): the least σ is above one that is proven too small."""
+    """The bracket of a σ found for (ε, δ): the least σ is above one that is proven too small.
+
+    Args:
+      make: σ -> its profile; one with ``log_delta_below`` gives a bracket that does not begin at
+        0.
+      sigma: the answer, safe for the target.
+      epsilon, delta: the target.
+    """
     if sigma > 0 and hasattr(make(sigma), "log_delta_below"):
         for share in _SHORTER:
             below = sigma * (1 - share)

@@ -36,6 +36,16 @@ def group_methods(
     (tight), the whole one-example profile, the textbook lemma in its two forms with ``floor`` as
     the smallest one-example δ that it may use (infinite where it needs less: beyond numerical
     range), and last the line K ε_1, with status "estimate" as it proves nothing.
+
+    Args:
+      probability: chance that an example is in a batch.
+      iterations: n.
+      noise_multiplier: σ in clip norms, or None where ``epsilon`` is given.
+      delta: δ of the group.
+      group_size: K, examples that change together.
+      epsilon: ε of the group, to find σ for.
+      floor: smallest one-example δ that the textbook lemma may use; 1e-15 is what accountants on
+        plain float64 probabilities resolve.
     """
     mechanism = Mechanism(Poisson(probability, iterations), group_size=group_size)
     floor = _check.probability("floor", floor, closed=True)

@@ -172,6 +172,12 @@ def over_training(
     The prefix of a run is the same mechanism with fewer iterations, or whole epochs where the
     scheme has epochs. The last point is the whole run's account.
 
+    Args:
+      mechanism: the whole run.
+      noise_multiplier: σ, in clip norms.
+      delta: δ of every point.
+      points: how many, evenly spread over the run; fewer where it has fewer iterations or epochs.
+
     Raises:
       UsageError: C is a matrix of one size, which has no shorter one of its kind.
     """

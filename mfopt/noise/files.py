@@ -61,6 +61,12 @@ def save_state(
     the file was written were released already, their data must be the same as before, or the
     difference of the two outputs shows it.
 
+    Args:
+      path: of the ``.npz``.
+      stream: the stream that the state belongs to; checked.
+      state: what :meth:`~mfopt.noise.NoiseStream.next` gave; secret.
+      force: replace a file that is there.
+
     Raises:
       UsageError: the file exists and ``force`` is not set, or the buffers are spread over several
         processes (then checkpoint the state, a pytree, with a library for such arrays, and
@@ -157,7 +163,14 @@ def check_saved(
     stream: NoiseStream,
     shapes: tuple[tuple[int, ...], ...],
 ) -> None:
-    """Raise :class:`UsageError` unless key, step and buffers are what ``stream`` would save."""
+    """Raise :class:`UsageError` unless key, step and buffers are what ``stream`` would save.
+
+    Args:
+      header: of the file: ``step`` and ``pinned`` are looked at.
+      arrays: the key and the buffers, by name.
+      stream: that would go on from them.
+      shapes: of the parameters, leaf by leaf.
+    """
     step, pinned = header.get("step"), header.get("pinned")
     if type(step) is not int or not 0 <= step <= stream.iterations:
         raise _check.reject("state: step", step, f"must be from 0 to {stream.iterations}")
@@ -178,7 +191,14 @@ def write_secret(
     *,
     force: bool,
 ) -> None:
-    """An ``.npz`` with mode 0600 from its first byte on, renamed into place."""
+    """An ``.npz`` with mode 0600 from its first byte on, renamed into place.
+
+    Args:
+      path: of the file; its folder must exist.
+      header: facts that JSON keeps; what says which run the arrays belong to.
+      arrays: of any dtype, also those that numpy alone lacks.
+      force: replace a file that is there.
+    """
     path = Path(path)
     if path.exists() and not force:
         raise _check.reject("path", str(path), "exists", "Use force=True to replace it.")

@@ -114,7 +114,14 @@ def sample(upper_bits: jax.Array, lower_bits: jax.Array) -> jax.Array:
 
 
 def integers(key: Any, step: Any, leaf: Any, low: Any, high: Any) -> jax.Array:
-    """Discrete Gaussians of deviation S for elements (low, high) of a leaf: float64 integers."""
+    """Discrete Gaussians of deviation S for elements (low, high) of a leaf: float64 integers.
+
+    Args:
+      key: 256 bits, uint32 (8,).
+      step: of the stream.
+      leaf: number of the parameter in its pytree.
+      low, high: halves of the index of each element in its leaf, uint32, of one shape.
+    """
     shape = low.shape
     low, high = low.ravel(), jnp.broadcast_to(high, shape).ravel()
     size = low.shape[0]

@@ -70,6 +70,14 @@ def lbfgs(
 
     A point where the objective is not a number is answered with a value above the best one, so
     the line search backs off.
+
+    Args:
+      objective: what is minimized.
+      start: parameters, shape (p,).
+      trace: is told of every evaluation, and keeps the best.
+      steps: evaluations at most.
+      tolerance: decrease of the objective over a round that counts as progress, a third of it over
+        a step.
     """
     parameters = start
     for number, (length, first_step) in enumerate(_ROUNDS):
@@ -157,6 +165,15 @@ def optax_method(
     ``name`` is any optimizer factory of optax that takes a learning rate (adam, sgd, adamw,
     lion, …), or "lbfgs" (with optax's own line search). The default schedule is a cosine decay
     from 0.05. Stops early when 50 steps bring less than ``tolerance``.
+
+    Args:
+      objective: what is minimized.
+      start: parameters, shape (p,).
+      trace: is told of every evaluation, and keeps the best.
+      name: of a factory in :mod:`optax`.
+      steps: evaluations at most.
+      tolerance: decrease of the objective over 50 steps that counts as progress.
+      learning_rate: of the optimizer, a number or a schedule; not used by "lbfgs".
     """
     factory = getattr(optax, name, None)
     if not callable(factory):

@@ -44,6 +44,13 @@ def log_sigma(
 
     NaN where no such σ lies near ``frozen.centre``: with shifts placed for a very different
     mechanism the estimator has no precision left, and far away it is not even monotone.
+
+    Args:
+      law: the sampled law of the scheme; static.
+      reduced: what δ depends on, differentiable in C.
+      frozen: samples, and where they were put.
+      epsilon: ε.
+      log_delta: log δ.
     """
     terms = law.frozen(reduced, frozen.proposal, frozen.draws)
     centre = frozen.centre + law.log_scale(reduced)

@@ -147,6 +147,13 @@ def minimize(
     """At most ``steps`` tangents, in rounds; between rounds the frozen shifts follow.
 
     The search ends where the first tangent of a round promises less than the samples resolve.
+
+    Args:
+      objective: what is minimized.
+      start: parameters, shape (p,).
+      trace: is told of every tangent, and keeps the best.
+      steps: tangents at most.
+      tolerance: relative change of the error that the samples resolve.
     """
     point, reach, bend = start, _REACH, _Bend()
     for number, length in enumerate(_ROUNDS):

@@ -69,7 +69,14 @@ def check_accountant(
 def drawn_patterns(
     mechanism: Mechanism, runs: int, population: int | None = None, seed: int = 0
 ) -> np.ndarray:
-    """How many of a group's units take part in each iteration, (runs, n), drawn by the scheme."""
+    """How many of a group's units take part in each iteration, (runs, n), drawn by the scheme.
+
+    Args:
+      mechanism: whose scheme draws, and whose group is followed.
+      runs: how many.
+      population: units of each run, where the scheme prescribes it.
+      seed: of the first run.
+    """
     scheme, group = mechanism.sampling, mechanism.group_size
     counts = np.zeros((runs, scheme.length))
     if scheme.independent and population is None:
@@ -92,6 +99,12 @@ def shown_delta(
 
     Along the mean of C x the release is a mixture of Gaussians; a threshold tells it from noise.
     The uncertainty is that of an empirical law (Massart 1990), for all thresholds at once.
+
+    Args:
+      mechanism: whose C is streamed.
+      sigma: σ, in clip norms.
+      epsilon: ε.
+      patterns: participations, shape (runs, n), half of which choose the direction.
     """
     signal = np.asarray(mechanism.strategy.materialize(mechanism.iterations)) @ patterns.T
     # the direction is chosen on one half, and the law along it measured on the other

@@ -32,7 +32,15 @@ class PublicParticipation(Accountant):
 def gaussian_release(
     mechanism: Mechanism, sensitivity: float, method: str, *, exact: bool = False
 ) -> GaussianAnalysis:
-    """One Gaussian release that moves by at most ``sensitivity``, in clip norms."""
+    """One Gaussian release that moves by at most ``sensitivity``, in clip norms.
+
+    Args:
+      mechanism: what the statement is about.
+      sensitivity: most that C x moves, for the whole group and its adjacency.
+      method: for the record.
+      exact: whether some pair of data sets attains the sensitivity, so that the answer is no mere
+        bound.
+    """
     return GaussianAnalysis(
         mechanism, method, "exact" if exact else "bound", {"sensitivity": sensitivity}, sensitivity
     )

@@ -60,6 +60,14 @@ def filter_noise(
     """Standard deviation of Algorithm 3's noise on the mean of all ``users``' gradients.
 
     ``threshold`` is τ, in the units of the gradients.
+
+    Args:
+      epsilon, delta: the target of the whole algorithm, user level; half of each is left to the
+        Gaussian part.
+      iterations: T, full-batch steps.
+      users: n, all of whom take part in each step.
+      threshold: τ, how far apart the gradients of good users may lie, in the units of the
+        gradients.
     """
     sigma = filter_multiplier(epsilon, delta, iterations)
     users = _check.integer("users", users)
@@ -76,7 +84,15 @@ def compare(
     user_batch: float,
     clip_norm: float = 1.0,
 ) -> FilterComparison:
-    """Noise of Algorithm 3 and of user-wise DP-SGD with ``user_batch`` Poisson-sampled users."""
+    """Noise of Algorithm 3 and of user-wise DP-SGD with ``user_batch`` Poisson-sampled users.
+
+    Args:
+      epsilon, delta: the target of either algorithm, user level.
+      iterations: T, steps of either.
+      users: n.
+      user_batch: expected number of users in a step of DP-SGD; Algorithm 3 takes all.
+      clip_norm: C, most that one user adds to a sum of DP-SGD.
+    """
     users = _check.integer("users", users)
     batch = _check.positive("user_batch", user_batch)
     if batch > users:

@@ -126,6 +126,14 @@ def epsilon(
     "moments" is the published bound ε = (T α(λ) + log(1/δ))/λ with λ up to 32; "improved"
     converts each Rényi order α = λ + 1 as Canonne, Kamath, Steinke 2020 (Proposition 12) do, over
     :data:`MANY_ORDERS`. A unit that never takes part has ε = 0.
+
+    Args:
+      noise_scale: z, the noise over the sensitivity of the estimator (:class:`Estimator`).
+      probability: q, chance that a unit takes part in a round.
+      rounds: T.
+      delta: δ in (0, 1).
+      conversion: from moments to (ε, δ), as above.
+      orders: λ > 0 to take the least over; those of the conversion by default.
     """
     delta = _check.probability("delta", delta)
     rounds = _check.integer("rounds", rounds)
@@ -157,6 +165,14 @@ def fedavg(
 
     The noise multiplier of the guarantee is z, the noise's standard deviation over the
     estimator's sensitivity (see :class:`Estimator`).
+
+    Args:
+      noise_scale: z, or None to find the smallest.
+      probability: q, chance that a user takes part in a round.
+      rounds: T.
+      delta: δ, or None to find the smallest.
+      epsilon_target: ε, or None to find the smallest.
+      conversion: as for :func:`epsilon`.
     """
     given = (noise_scale, epsilon_target, delta)
     if sum(value is not None for value in given) != 2:

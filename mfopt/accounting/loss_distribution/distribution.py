@@ -209,7 +209,15 @@ def from_atoms(
     infinite: float = 0.0,
     reverse_infinite: float = 0.0,
 ) -> LossDistribution:
-    """The grid version of a discrete pair with P-mass ``mass`` at ``loss``, shapes (N,)."""
+    """The grid version of a discrete pair with P-mass ``mass`` at ``loss``, shapes (N,).
+
+    Args:
+      step: spacing of the grid of losses.
+      loss: finite losses log P/Q, shape (N,), in any order.
+      mass: their P-mass, shape (N,).
+      infinite: P-mass of the loss +∞.
+      reverse_infinite: Q-mass of the loss −∞, which the other direction needs.
+    """
     return _to_grid(step, loss, mass, np.zeros_like(mass), infinite, reverse_infinite)
 
 

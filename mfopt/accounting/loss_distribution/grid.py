@@ -55,7 +55,15 @@ class Law(Tilting):
     def of(
         cls, mixture: Mixture, noise_multiplier: float, rounds: int, log_tail: float, add: bool
     ) -> Law:
-        """The law of ``rounds`` rounds; tails below e^``log_tail`` are left out."""
+        """The law of ``rounds`` rounds; tails below e^``log_tail`` are left out.
+
+        Args:
+          mixture: sensitivities of one round.
+          noise_multiplier: σ, in clip norms.
+          rounds: compositions.
+          log_tail: log of the probability that may be left out.
+          add: whether the direction is that of adding a unit.
+        """
         cut, _ = mixture.cut(log_tail)
         low, high = cut.ends(noise_multiplier, log_tail)
         nodes = max(64, min(math.ceil((high - low) / _NODES), 1 << 16))
@@ -168,7 +176,14 @@ class Grid:
 
     @classmethod
     def plan(cls, law: Law, epsilon: float, accuracy: float, sensitivities: int) -> Grid:
-        """The coarsest grid that raises ε by no more than ``accuracy`` times ε; ``law`` is at ε."""
+        """The coarsest grid that raises ε by no more than ``accuracy`` times ε; ``law`` is at ε.
+
+        Args:
+          law: the composed rounds without a grid, tilted to about ``epsilon``.
+          epsilon: where the profile is wanted.
+          accuracy: relative rise of ε that the grid may cost.
+          sensitivities: components of the mixture: what a finer grid costs.
+        """
         tilt = law.tilt_for_epsilon(epsilon)
         deviation = math.sqrt(max(law.tilted_moments(tilt)[1], 0.0))
         at = max(epsilon, 1e-2 * deviation, _LEAST)

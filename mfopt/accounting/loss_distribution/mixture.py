@@ -124,6 +124,13 @@ class Mixture:
 
         ``log_tail`` is the log of the probability that each truncation may send to an infinite
         loss; losses beyond the two ``ends`` are split over the losses there and the extremes.
+
+        Args:
+          noise_multiplier: σ, in clip norms.
+          step: spacing of the grid of losses.
+          spacing: width of the cells of x, in noise standard deviations.
+          log_tail: log of the probability that each truncation may send to an infinite loss.
+          ends: the smallest and the largest loss that are told apart.
         """
         mixture, lost = self.cut(log_tail)
         borders = mixture.borders(noise_multiplier, spacing, log_tail, ends)
@@ -146,7 +153,16 @@ class Mixture:
         *,
         add: bool,
     ) -> LossDistribution:
-        """A pair on a grid of ``step`` that the round dominates, in one direction."""
+        """A pair on a grid of ``step`` that the round dominates, in one direction.
+
+        Args:
+          noise_multiplier: σ, in clip norms.
+          step: spacing of the grid of losses.
+          spacing: width of the cells of x, in noise standard deviations.
+          log_tail: log of the probability that each truncation may leave out.
+          ends: the smallest and the largest loss that are told apart.
+          add: whether the direction is that of adding a unit.
+        """
         mixture, _ = self.cut(log_tail)
         borders = mixture.borders(noise_multiplier, spacing, log_tail, ends)
         mass_p, mass_q = mixture.masses(noise_multiplier, borders)
@@ -170,7 +186,14 @@ class Mixture:
         log_tail: float,
         ends: tuple[float, float] = (-math.inf, math.inf),
     ) -> np.ndarray:
-        """Borders of cells of z, shape (J + 1,), the first and the last infinite."""
+        """Borders of cells of z, shape (J + 1,), the first and the last infinite.
+
+        Args:
+          noise_multiplier: σ, in clip norms.
+          spacing: width of the cells of x, in noise standard deviations.
+          log_tail: log of the probability that may lie beyond the finite borders.
+          ends: losses beyond which no cell is wanted.
+        """
         low, high = self.ends(noise_multiplier, log_tail)
         first = self._reach(noise_multiplier, low, high, ends[0])
         low, high = first, max(self._reach(noise_multiplier, low, high, ends[1]), first + 1e-9)

@@ -278,7 +278,13 @@ def _law(mixture: Mixture, sigma: float, rounds: int, tail: float, add: bool) ->
 
 
 def guess(mixture: Mixture, rounds: int, epsilon: float, delta: float) -> float:
-    """σ for (ε, δ) by the saddle-point estimate of the larger direction: where to begin."""
+    """σ for (ε, δ) by the saddle-point estimate of the larger direction: where to begin.
+
+    Args:
+      mixture: sensitivities of one round.
+      rounds: compositions.
+      epsilon, delta: the target.
+    """
     target = math.log(delta)
 
     def excess(sigma: float) -> float:

@@ -34,7 +34,14 @@ def log_wealth(values: jax.Array) -> jax.Array:
 
 
 def upper_bound(log_wealth: float, bet: int, samples: int, beta: float) -> float:
-    """μ is at most this, except with probability ``beta``; ``bet`` is an index of BETS."""
+    """μ is at most this, except with probability ``beta``; ``bet`` is an index of BETS.
+
+    Args:
+      log_wealth: Σ log(1 − λX) over the samples.
+      bet: index of λ in :data:`BETS`, chosen without these samples.
+      samples: how many they are.
+      beta: β.
+    """
     result: float = -math.expm1((log_wealth + math.log(beta)) / samples) / BETS[bet]
     return result
 
@@ -42,7 +49,14 @@ def upper_bound(log_wealth: float, bet: int, samples: int, beta: float) -> float
 def choose(
     pilot_log_wealth: np.ndarray, pilot: int, samples: int, beta: float
 ) -> tuple[int, float]:
-    """The bet that a pilot expects to bound best with ``samples``, and the bound it expects."""
+    """The bet that a pilot expects to bound best with ``samples``, and the bound it expects.
+
+    Args:
+      pilot_log_wealth: Σ log(1 − λX) over a pilot for each of :data:`BETS`.
+      pilot: samples of the pilot.
+      samples: samples that the bound will be drawn from.
+      beta: β of that bound.
+    """
     scaled = np.asarray(pilot_log_wealth) * (samples / pilot)
     expected = [upper_bound(total, j, samples, beta) for j, total in enumerate(scaled)]
     best = int(np.argmin(expected))

@@ -93,6 +93,12 @@ class Counts:
         fugacity ρ keeps the mean total of the counts at K, the tilt θ brings the mean loss to ε.
         Add: X ~ Q, shifted against the mean mode. Precise where many units share the loss; for
         few units the standard error tells how many ``samples`` are needed.
+
+        Args:
+          epsilon: ε of the hockey-stick divergence.
+          direction: "remove" or "add".
+          samples: importance samples.
+          seed: pins them: an estimate is the same number at each call.
         """
         rng = np.random.default_rng(seed)
         draw = self._draw_remove(epsilon) if direction == "remove" else self._draw_add(epsilon)

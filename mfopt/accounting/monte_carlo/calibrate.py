@@ -88,7 +88,14 @@ def rough(
     key: jax.Array,
     start: float | None = None,
 ) -> float:
-    """σ to about 1%: the proposal follows σ at every evaluation, so it works from anywhere."""
+    """σ to about 1%: the proposal follows σ at every evaluation, so it works from anywhere.
+
+    Args:
+      loss: of the mechanism.
+      epsilon, delta: the target, remove direction.
+      key: randomness of the few samples that each evaluation takes.
+      start: a σ to begin at; any will do.
+    """
 
     def function(log_sigma: float) -> tuple[float, float]:
         at = loss.frozen(math.exp(log_sigma), epsilon, _PILOT, key).evaluate(log_sigma)

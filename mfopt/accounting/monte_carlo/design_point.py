@@ -144,6 +144,12 @@ def log_delta_add(
     """log δ̂ of the other direction, H(Q, P), from samples of N(−t m̄, σ²I).
 
     m̄ is the mean mode; t is :func:`add_tilt`, and any t is unbiased.
+
+    Args:
+      pair: the dominating pair.
+      draws: frozen normals, those of the remove direction.
+      log_sigma: log σ.
+      epsilon: ε of the hockey-stick divergence.
     """
     gram = pair.gram * jnp.exp(-2 * log_sigma)
     half = jnp.diagonal(gram) / 2

@@ -100,5 +100,11 @@ class Orthogonal:
 
 
 def guess_noise_multiplier(norm: float, bins: int, epsilon: float, delta: float) -> float:
-    """A σ to begin a search at: the Gaussian mechanism at ε + log b."""
+    """A σ to begin a search at: the Gaussian mechanism at ε + log b.
+
+    Args:
+      norm: largest norm of a mode of C.
+      bins: b.
+      epsilon, delta: the target.
+    """
     return norm / gaussian.largest_mu(epsilon + math.log(bins), delta)

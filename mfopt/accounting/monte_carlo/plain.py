@@ -36,7 +36,16 @@ def delta(
     samples: int = 2**17,
     seed: int | None = None,
 ) -> Estimate:
-    """H_{e^ε}(P, Q) ("remove") or H_{e^ε}(Q, P) ("add") by sampling from P or from Q."""
+    """H_{e^ε}(P, Q) ("remove") or H_{e^ε}(Q, P) ("add") by sampling from P or from Q.
+
+    Args:
+      pair: the dominating pair.
+      noise_multiplier: σ, for C as stored.
+      epsilon: ε of the hockey-stick divergence.
+      direction: "remove" or "add".
+      samples: iid samples, rounded up to whole chunks.
+      seed: a pinned seed, or None for the operating system's entropy.
+    """
     scaled = scale(pair, noise_multiplier)
     if direction not in _KERNELS:
         raise _check.reject("direction", direction, "must be 'remove' or 'add'")
