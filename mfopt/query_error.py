@@ -10,13 +10,14 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.linalg import solve_triangular
 
 from mfopt import time_scaled_error
 from mfopt._float64 import compiled
 from mfopt.strategies import Array, Banded, Strategy, TimeScaled, ToeplitzStrategy, _series
 from mfopt.strategies._prefix_recursion import prefix_row_variances
-from mfopt.workloads import Momentum, PrefixSums, ToeplitzWorkload, Workload
+from mfopt.workloads import Workload
 
 _BLOCK = 256  # columns of A C⁻¹ held at once for Momentum × Toeplitz
 
@@ -52,15 +53,15 @@ def dense(strategy: Strategy, workload: Workload, n: int) -> Array:
 @variances.register
 def _toeplitz(strategy: ToeplitzStrategy, workload: Workload, n: int) -> Array:
     inverse = jnp.asarray(strategy.inverse_coefs(n))
-    if isinstance(workload, PrefixSums):
-        return jnp.cumsum(jnp.cumsum(inverse) ** 2)
-    if isinstance(workload, ToeplitzWorkload):
-        coefs = jnp.asarray(workload.toeplitz_coefs(n))
-        return jnp.cumsum(_series.convolve(coefs, inverse) ** 2)
-    if isinstance(workload, Momentum):
-        velocity = jnp.asarray(float(workload.momentum) ** jnp.arange(n))
-        impulse = _series.convolve(velocity, inverse)
-        return _scheduled(jnp.asarray(workload.schedule(n)), impulse)
+    if (running := workload.recurrence(n)) is not None:
+        rates, momentum = running
+        velocity = jnp.asarray(momentum ** jnp.arange(n))
+        impulse = _series.convolve(velocity, inverse) if momentum else inverse
+        if np.ptp(rates) > 0:
+            return _scheduled(jnp.asarray(rates), impulse)
+        return jnp.cumsum((rates[0] * jnp.cumsum(impulse)) ** 2)
+    if (coefs := workload.toeplitz_coefs(n)) is not None:
+        return jnp.cumsum(_series.convolve(jnp.asarray(coefs), inverse) ** 2)
     return dense(strategy, workload, n)
 
 
@@ -74,7 +75,7 @@ def _time_scaled(strategy: TimeScaled, workload: Workload, n: int) -> Array:
 def _banded(strategy: Banded, workload: Workload, n: int) -> Array:
     entries = strategy.entries(n)
     # the recursion on covariances is sequential: it pays while its blocks are small
-    if isinstance(workload, PrefixSums) and strategy.bands**2 < n**2 // 4:
+    if _partial_sums(workload, n) and strategy.bands**2 < n**2 // 4:
         return prefix_row_variances(entries)
     return _band_norms(jnp.asarray(workload.materialize(n)), entries)
 
@@ -90,6 +91,11 @@ def rmse(
       strategy: kind of C.
       n: iterations.
       noise_multiplier: σ relative to the clip norm, for C as stored.
+
+    >>> from mfopt import strategies, workloads
+    >>> found = rmse(workloads.PrefixSums(), strategies.Identity(), 3, noise_multiplier=2.0)
+    >>> round(float(found), 6)  # 2 √((1 + 2 + 3)/3)
+    2.828427
     """
     return noise_multiplier * jnp.sqrt(jnp.mean(jnp.asarray(row_variances(workload, strategy, n))))
 
@@ -107,6 +113,12 @@ def max_error(
       noise_multiplier: σ relative to the clip norm, for C as stored.
     """
     return noise_multiplier * jnp.sqrt(jnp.max(jnp.asarray(row_variances(workload, strategy, n))))
+
+
+def _partial_sums(workload: Workload, n: int) -> bool:
+    """Whether A is prefix sums, whatever it is called."""
+    running = workload.recurrence(n)
+    return running is not None and running[1] == 0 and bool(np.all(running[0] == 1))
 
 
 def _scheduled(rates: jax.Array, impulse: jax.Array) -> jax.Array:

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from mfopt.strategies import BLT, Strategy, TimeScaled, ToeplitzStrategy
-from mfopt.workloads import Momentum, PrefixSums, Workload
+from mfopt.workloads import Workload
 
 _SEGMENT = 64  # lags whose running numbers the backward pass holds at once
 
@@ -28,17 +28,14 @@ _SEGMENT = 64  # lags whose running numbers the backward pass holds at once
 def row_variances(workload: Workload, strategy: TimeScaled, n: int) -> jax.Array | None:
     """Squared row norms of A C⁻¹, shape (n,), or None where no short way is known.
 
-    Short ways: prefix sums and momentum for a Toeplitz base. Differentiable in the strategy;
+    Short ways: workloads with a recurrence, for a Toeplitz base. Differentiable in the strategy;
     call it in a float64 scope.
     """
-    if isinstance(workload, PrefixSums):
-        rates, momentum = jnp.ones(n), 0.0
-    elif isinstance(workload, Momentum):
-        rates, momentum = jnp.asarray(workload.schedule(n)), float(workload.momentum)
-    else:
+    if (running := workload.recurrence(n)) is None:
         return None
+    rates, momentum = running
     rows, columns = map(jnp.asarray, strategy.diagonals(n))
-    return through(strategy.base, rows, columns, rates, momentum)
+    return through(strategy.base, rows, columns, jnp.asarray(rates), momentum)
 
 
 @functools.singledispatch

@@ -1,11 +1,13 @@
 """Workloads A: which linear queries of the per-step sums the error is measured on.
 
 Training with plain SGD is prefix sums; momentum and learning-rate schedules give other lower-
-triangular matrices. A workload is public and frozen.
+triangular matrices. A workload is public and frozen. It says what shape it has
+(:meth:`Workload.toeplitz_coefs`, :meth:`Workload.recurrence`), so that nobody asks for its class.
 """
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 import hashlib
@@ -16,19 +18,55 @@ import numpy as np
 
 from mfopt import _check
 
+_KINDS: dict[str, type[Workload]] = {}
 
-class _ByContent:
-    """Equality and hash by content: compiled functions are cached by workload.
 
-    An identity hash would let a new workload find what was compiled for a dead one at the same
+class Workload(abc.ABC):
+    """A lower-triangular, invertible A. A subclass with a ``kind`` is known to files.
+
+    Equality and hash are by content, because compiled functions are cached by workload: an
+    identity hash would let a new workload find what was compiled for a dead one at the same
     address. Array fields are copied and made read-only, so the content cannot change.
+
+    Attributes:
+      kind: the name in files.
+      dimensions: those of each array field, by name.
     """
 
-    def describe(self) -> dict[str, Any]:
-        raise NotImplementedError
+    kind: ClassVar[str]
+    dimensions: ClassVar[dict[str, int]] = {}
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "kind" not in cls.__dict__:
+            return
+        known = _KINDS.get(cls.kind, cls)
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise _check.reject(f"{cls.__name__}.kind", cls.kind, "is taken by another workload")
+        _KINDS[cls.kind] = cls
+
+    @abc.abstractmethod
+    def materialize(self, n: int) -> np.ndarray:
+        """Dense A, shape (n, n)."""
+
+    def toeplitz_coefs(self, n: int) -> np.ndarray | None:
+        """First column of A, shape (n,), where A is constant along diagonals; else None."""
+        return None
+
+    def recurrence(self, n: int) -> tuple[np.ndarray, float] | None:
+        """(η, β) where A x = y for m_t = β m_{t-1} + x_t, y_t = y_{t-1} + η_t m_t; else None.
+
+        η has shape (n,). Prefix sums have η = 1 and β = 0.
+        """
+        return None
+
+    @abc.abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """JSON-able description: the kind and every number but the arrays."""
+
+    @abc.abstractmethod
     def arrays(self) -> dict[str, np.ndarray]:
-        raise NotImplementedError
+        """Numbers that the description leaves out."""
 
     def _freeze(self, name: str) -> np.ndarray:
         value = getattr(self, name)
@@ -48,41 +86,41 @@ class _ByContent:
         return sha.digest()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ByContent) and self._content == other._content
+        return isinstance(other, Workload) and self._content == other._content
 
     def __hash__(self) -> int:
         return hash(self._content)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PrefixSums(_ByContent):
+class PrefixSums(Workload):
     """A[t, j] = 1 for j <= t: the partial sums that SGD with a constant learning rate follows."""
 
     kind: ClassVar[str] = "prefix"
 
     def toeplitz_coefs(self, n: int) -> np.ndarray:
-        """First column of A, shape (n,)."""
         return np.ones(n)
 
+    def recurrence(self, n: int) -> tuple[np.ndarray, float]:
+        return np.ones(n), 0.0
+
     def materialize(self, n: int) -> np.ndarray:
-        """Dense A, shape (n, n)."""
         return np.tril(np.ones((n, n)))
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able description."""
         return {"kind": self.kind}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Numbers that the description leaves out."""
         return {}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ToeplitzWorkload(_ByContent):
+class ToeplitzWorkload(Workload):
     """A with A[t, j] = coefs[t - j]; defined for n <= len(coefs)."""
 
     coefs: np.ndarray
     kind: ClassVar[str] = "toeplitz"
+    dimensions: ClassVar[dict[str, int]] = {"coefs": 1}
 
     def __post_init__(self) -> None:
         coefs = self._freeze("coefs")
@@ -92,25 +130,21 @@ class ToeplitzWorkload(_ByContent):
             raise _check.reject("coefs[0]", 0.0, "must not be 0: A must be invertible")
 
     def toeplitz_coefs(self, n: int) -> np.ndarray:
-        """First column of A, shape (n,)."""
         return self.coefs[: _at_most(n, len(self.coefs))]
 
     def materialize(self, n: int) -> np.ndarray:
-        """Dense A, shape (n, n)."""
         lag = np.subtract.outer(np.arange(n), np.arange(n))
         return np.where(lag >= 0, self.toeplitz_coefs(n)[np.maximum(lag, 0)], 0.0)
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able description."""
         return {"kind": self.kind}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Numbers that the description leaves out."""
         return {"coefs": self.coefs}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Momentum(_ByContent):
+class Momentum(Workload):
     """The iterates of SGD with heavy-ball momentum under a learning-rate schedule.
 
     v_t = momentum·v_{t-1} + x_t and θ_t = θ_{t-1} - learning_rates[t]·v_t, so
@@ -125,6 +159,7 @@ class Momentum(_ByContent):
     momentum: float
     learning_rates: np.ndarray
     kind: ClassVar[str] = "momentum"
+    dimensions: ClassVar[dict[str, int]] = {"learning_rates": 1}
 
     def __post_init__(self) -> None:
         if not 0 <= _check.finite("momentum", self.momentum) < 1:
@@ -134,31 +169,29 @@ class Momentum(_ByContent):
             raise _check.reject("learning_rates", rates.shape, "must be a vector of numbers > 0")
 
     def materialize(self, n: int) -> np.ndarray:
-        """Dense A, shape (n, n)."""
-        rates = self.schedule(n)
+        rates, _ = self.recurrence(n)
         lag = np.subtract.outer(np.arange(n), np.arange(n))
         velocity = np.where(lag >= 0, float(self.momentum) ** np.maximum(lag, 0), 0.0)
         return np.cumsum(rates[:, None] * velocity, axis=0)
 
-    def schedule(self, n: int) -> np.ndarray:
-        """η_0 .. η_{n-1}, shape (n,)."""
-        return self.learning_rates[: _at_most(n, len(self.learning_rates))]
+    def recurrence(self, n: int) -> tuple[np.ndarray, float]:
+        rates = self.learning_rates[: _at_most(n, len(self.learning_rates))]
+        return rates, float(self.momentum)
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able description."""
         return {"kind": self.kind, "momentum": float(self.momentum)}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Numbers that the description leaves out."""
         return {"learning_rates": self.learning_rates}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class DenseWorkload(_ByContent):
+class DenseWorkload(Workload):
     """Any invertible lower-triangular A, used for n = its size exactly."""
 
     matrix: np.ndarray
     kind: ClassVar[str] = "dense"
+    dimensions: ClassVar[dict[str, int]] = {"matrix": 2}
 
     def __post_init__(self) -> None:
         matrix = self._freeze("matrix")
@@ -170,20 +203,14 @@ class DenseWorkload(_ByContent):
             raise _check.reject("matrix", matrix.shape, "must have no 0 on its diagonal")
 
     def materialize(self, n: int) -> np.ndarray:
-        """Dense A, shape (n, n)."""
         n = _at_most(n, len(self.matrix))
         return self.matrix[:n, :n]
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able description."""
         return {"kind": self.kind}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Numbers that the description leaves out."""
         return {"matrix": self.matrix}
-
-
-Workload = PrefixSums | ToeplitzWorkload | Momentum | DenseWorkload
 
 
 def linear_cooldown(n: int, start: int, stop: int, final: float) -> np.ndarray:
@@ -228,32 +255,25 @@ def load(path: str | Path, n: int) -> ToeplitzWorkload | DenseWorkload:
 
 def dimensions(description: dict[str, Any]) -> dict[str, int]:
     """The arrays that a workload with this description has, and their number of dimensions."""
-    kinds: dict[str, dict[str, int]] = {
-        PrefixSums.kind: {},
-        ToeplitzWorkload.kind: {"coefs": 1},
-        Momentum.kind: {"learning_rates": 1},
-        DenseWorkload.kind: {"matrix": 2},
-    }
-    kind = description.get("kind")
-    if kind not in kinds:
-        raise _check.reject("workload kind", kind, f"must be one of {sorted(kinds)}")
-    return kinds[kind]
+    return _kind_of(description).dimensions
 
 
 def from_description(description: dict[str, Any], arrays: dict[str, np.ndarray]) -> Workload:
     """The workload that gave ``describe()`` and ``arrays()``; anything else is refused."""
     fields = {**description, **arrays}
-    kind = fields.pop("kind", None)
-    classes: dict[str, type] = {
-        cls.kind: cls for cls in (PrefixSums, ToeplitzWorkload, Momentum, DenseWorkload)
-    }
-    if kind not in classes:
-        raise _check.reject("workload kind", kind, f"must be one of {sorted(classes)}")
+    cls = _kind_of(fields)
+    del fields["kind"]
     try:
-        found: Workload = classes[kind](**fields)
-        return found
+        return cls(**fields)
     except TypeError as error:
         raise _check.reject("workload", description, f"is not a description ({error})") from None
+
+
+def _kind_of(description: dict[str, Any]) -> type[Workload]:
+    kind = description.get("kind")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise _check.reject("workload kind", kind, f"must be one of {sorted(_KINDS)}")
+    return _KINDS[kind]
 
 
 def _at_most(n: int, limit: int) -> int:

@@ -70,6 +70,7 @@ kinds.register(
         starts=lambda size: [Fading(0.3, 1 - 1 / size.bins, 0.1 / size.n)],
         convert=lambda strategy, size: strategy if isinstance(strategy, Fading) else None,
         parameterize=_parameterize,
+        parameters=lambda size: 3,
         samples=2**11,
         steps=60,
         tolerance=1e-4,

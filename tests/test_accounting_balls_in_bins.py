@@ -21,6 +21,7 @@ from mfopt.accounting.monte_carlo import (
     plain,
 )
 from mfopt.accounting.monte_carlo.bin_counts import Counts
+from mfopt.accounting.monte_carlo.evidence import Trial
 from mfopt.accounting.monte_carlo.protocol import loss_of
 from mfopt.accounting.monte_carlo.sampled import OneUnit
 from mfopt.errors import UsageError
@@ -162,7 +163,8 @@ def test_sampled_account_of_a_general_strategy():
 def both(model, sigma, epsilon, beta, seed):
     """Both directions' bounds, by name."""
     with jax.enable_x64(True):
-        found = model.bounds(sigma, epsilon, None, model.samples, beta, _chunks.seed_key(seed))
+        trial = Trial(model.samples, beta, _chunks.seed_key(seed))
+        found = model.bounds(sigma, epsilon, None, trial)
     return {"remove": found.remove, "add": found.add}
 
 

@@ -73,15 +73,20 @@ def test_moments_table_agrees_with_the_printed_one(context: Context) -> None:
 
 def test_black_box_is_finite_where_it_should_be() -> None:
     from mfopt.accounting import Mechanism, analysis
-    from mfopt.experiments.accounts import black_box
+    from mfopt.experiments.accounts import run_group_baseline
     from mfopt.sampling import Poisson
 
     scheme = Poisson(0.01, 200)
-    profile = analysis(Mechanism(scheme)).profile(4.0)  # type: ignore[attr-defined]
     exact = analysis(Mechanism(scheme, group_size=2)).epsilon(4.0, 1e-6).epsilon
-    found = black_box(profile, 2, 1e-6)
-    assert found is not None and exact < found < 3 * exact
-    assert black_box(profile, 2000, 1e-6) is None
+    asked = {
+        "scheme": scheme.describe(),
+        "adjacency": "add-remove",
+        "noise_multiplier": 4.0,
+        "delta": 1e-6,
+    }
+    found = run_group_baseline(group_size=2, **asked).record["epsilon"]
+    assert exact < found < 3 * exact
+    assert run_group_baseline(group_size=2000, **asked).record["epsilon"] is None
 
 
 def test_command_lists_and_writes(tmp_path, context: Context, capsys) -> None:

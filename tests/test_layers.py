@@ -1,10 +1,13 @@
-"""The import contract of pyproject.toml: each layer imports only downwards."""
+"""The import contract of pyproject.toml: each layer imports only downwards; no rings anywhere."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 
@@ -13,6 +16,37 @@ def test_layers_import_only_downwards():
     words = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as c; c()"]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def imports(path, modules):
+    """Modules that a file imports, anywhere in it: an import inside a function is one too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for name in node.names:
+                inside = f"{node.module}.{name.name}"
+                yield inside if inside in modules else node.module
+        elif isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+
+
+def graph():
+    """module -> what it imports. A package's face only passes names on: it is left out."""
+    found = {}
+    for root in (ROOT, ROOT / "cli"):
+        for path in sorted(root.glob("mfopt*/**/*.py")):
+            if path.name != "__init__.py":
+                found[".".join(path.relative_to(root).with_suffix("").parts)] = path
+    return {name: set(imports(path, found)) & found.keys() for name, path in found.items()}
+
+
+def test_no_module_imports_itself_through_others():
+    modules = graph()
+    assert len(modules) > 150 and "mfopt.factorization.record" in modules
+    assert "mfopt.factorization.files" in modules["mfopt.factorization.factorization"]
+    list(graphlib.TopologicalSorter(modules).static_order())  # CycleError names the ring
+    back = modules | {"mfopt.errors": {"mfopt.factorization.files"}}
+    with pytest.raises(graphlib.CycleError):  # control
+        list(graphlib.TopologicalSorter(back).static_order())
 
 
 def test_importing_mfopt_is_light_and_changes_no_global_flag():

@@ -23,7 +23,9 @@ from mfopt import strategies as S
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.monte_carlo import _chunks, betting, dominating_pair, plain, tilted
 from mfopt.accounting.monte_carlo import calibrate as calibration
+from mfopt.accounting.monte_carlo.evidence import Point, Trial, ceiling_alone
 from mfopt.accounting.monte_carlo.frozen import FrozenSamples, bytes_per_sample
+from mfopt.accounting.monte_carlo.protocol import law, loss_of
 from mfopt.errors import UsageError
 from mfopt.sampling import BallsInBins, FixedOrder
 
@@ -68,45 +70,50 @@ def design_point(pair, sigma, epsilon, samples=2**15, seed=2, placed=None):
 def tilted_remove(pair, sigma, epsilon, order, samples=2**16, seed=3):
     """(mean, standard error) of the certificate's estimator at Rényi order 1 + ``order``."""
     return estimate(
-        pair, sigma, epsilon, tilted.tilt("chain", order, pair, sigma, epsilon), samples, seed
+        pair,
+        sigma,
+        epsilon,
+        tilted.tilt("chain", order, pair, Point(sigma, epsilon)),
+        samples,
+        seed,
     )
 
 
 def estimate(pair, sigma, epsilon, tilt, samples=2**16, seed=3):
     """(mean, standard error) of a tilted proposal."""
-    found = tilted.pilot(pair, sigma, epsilon, tilt, samples=samples, key=_chunks.seed_key(seed))
+    found = loss_of(pair).pilot(tilt, Point(sigma, epsilon), samples, _chunks.seed_key(seed))
     mean = math.exp(found.log_mean)
     return mean, mean * found.deviation / math.sqrt(found.samples)
 
 
 def bound_of(pair, sigma, epsilon, tilt, *, samples, beta, key):
     """A bound whose bet was chosen on a pilot of its own."""
-    taken = tilted.pilot(
-        pair, sigma, epsilon, tilt, samples=min(samples, tilted.PILOT), key=_chunks.subkey(key, 0)
-    )
+    loss, point = loss_of(pair), Point(sigma, epsilon)
+    taken = loss.pilot(tilt, point, min(samples, tilted.PILOT), _chunks.subkey(key, 0))
     bet, _ = betting.choose(np.asarray(taken.sums.log_wealth), taken.samples, samples, beta)
-    return tilted.bound(
-        pair, sigma, epsilon, tilt, bet=bet, samples=samples, beta=beta, key=_chunks.subkey(key, 1)
-    )
+    return loss.bound(tilt, point, bet, Trial(samples, beta, _chunks.subkey(key, 1)))
 
 
 def chain_order(pair, sigma, epsilon, samples, key):
     """The best order of a chain, if one is worth a pilot; else that of the least ceiling."""
-    found = tilted.choose(pair, sigma, epsilon, samples=samples, beta=1e-6, key=key).tilt
+    point = Point(sigma, epsilon)
+    found = loss_of(pair).choose("remove", point, Trial(samples, 1e-6, key)).tilt
     if found.kind == "chain":
         return found.order
     with jax.enable_x64(True):
-        return tilted._least_chain(plain.scale(pair, sigma)[0], epsilon, tilted.HINGE).order
+        return tilted._least_chain(plain.scale(pair, sigma)[0], point).order
 
 
 def remove_bound(pair, sigma, epsilon, *, order, **rest):
     """Upper bound of the remove direction by a chain of this order."""
-    return bound_of(pair, sigma, epsilon, tilted.tilt("chain", order, pair, sigma, epsilon), **rest)
+    return bound_of(
+        pair, sigma, epsilon, tilted.tilt("chain", order, pair, Point(sigma, epsilon)), **rest
+    )
 
 
 def add_bound(pair, sigma, epsilon, **rest):
     """Upper bound of the add direction."""
-    return bound_of(pair, sigma, epsilon, tilted.mean_tilt(pair, sigma, epsilon), **rest)
+    return bound_of(pair, sigma, epsilon, tilted.mean_tilt(pair, Point(sigma, epsilon)), **rest)
 
 
 def apart(one, other):
@@ -124,7 +131,7 @@ def test_pair_is_the_gram_matrix_of_dense_modes(kind):
     np.testing.assert_allclose(pair.gram, modes.T @ modes, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(pair.factor @ pair.factor.T, modes.T @ modes, rtol=1e-12, atol=1e-12)
     with jax.enable_x64(True):
-        loose = dominating_pair.differentiable(every_strategy(15)[kind], SMALL)
+        loose = law(SMALL).reduced(every_strategy(15)[kind])
     np.testing.assert_allclose(loose.gram, modes.T @ modes, rtol=1e-12, atol=1e-12)
     factor = np.asarray(loose.factor)
     np.testing.assert_allclose(factor @ factor.T, loose.gram, rtol=1e-10, atol=1e-10)
@@ -429,16 +436,16 @@ def test_no_sample_exceeds_the_range_bound(seed, scale, order, epsilon):
     """A block of points above its ceiling would be NaN, and so would be its sum."""
     gram, factor = gram_and_factor(seed, scale)
     pair = dominating_pair.DominatingPair(gram, factor)
-    best = tilted.mean_tilt(pair, 1.0, epsilon)
+    best = tilted.mean_tilt(pair, Point(1.0, epsilon))
     for tilt in (
-        tilted.tilt("chain", order, pair, 1.0, epsilon),
-        tilted.tilt("shift", order / 3, pair, 1.0, epsilon),
-        tilted.tilt("mean", order / 3, pair, 1.0, epsilon),
-        tilted.tilt("shift", 0.0, pair, 1.0, epsilon),
-        tilted.tilt("mean", 0.0, pair, 1.0, epsilon),
+        tilted.tilt("chain", order, pair, Point(1.0, epsilon)),
+        tilted.tilt("shift", order / 3, pair, Point(1.0, epsilon)),
+        tilted.tilt("mean", order / 3, pair, Point(1.0, epsilon)),
+        tilted.tilt("shift", 0.0, pair, Point(1.0, epsilon)),
+        tilted.tilt("mean", 0.0, pair, Point(1.0, epsilon)),
         best,
     ):
-        found = tilted.pilot(pair, 1.0, epsilon, tilt, samples=2000, key=_chunks.seed_key(seed))
+        found = loss_of(pair).pilot(tilt, Point(1.0, epsilon), 2000, _chunks.seed_key(seed))
         assert 0 <= found.sums.total <= 2000 and found.sums.square <= found.sums.total
         assert np.all(np.isfinite(found.sums.log_wealth[1:]))
 
@@ -448,13 +455,16 @@ def test_a_ceiling_that_does_not_hold_leaves_no_number(kind):
     """Control: a ceiling e^6 times too low is noticed, and no bound is given."""
     gram, factor = gram_and_factor(3, 1.0)
     pair = dominating_pair.DominatingPair(gram, factor)
-    order = {"chain": 2, "shift": 1.0, "mean": float(tilted.mean_tilt(pair, 1.0, 1.0).order)}[kind]
-    good = tilted.tilt(kind, order, pair, 1.0, 1.0)
+    order = {
+        "chain": 2,
+        "shift": 1.0,
+        "mean": float(tilted.mean_tilt(pair, Point(1.0, 1.0)).order),
+    }[kind]
+    good = tilted.tilt(kind, order, pair, Point(1.0, 1.0))
     for shift in (0.0, -6.0):
         tilt = good._replace(log_ceiling=good.log_ceiling + shift)
-        found = tilted.bound(
-            pair, 1.0, 1.0, tilt, bet=4, samples=4096, beta=0.1, key=_chunks.seed_key(0)
-        )
+        trial = Trial(4096, 0.1, _chunks.seed_key(0))
+        found = loss_of(pair).bound(tilt, Point(1.0, 1.0), 4, trial)
         assert math.isnan(found.value) == (shift < 0)
 
 
@@ -466,7 +476,7 @@ def test_range_bound_is_attained_with_one_mode(kind):
     for order in (1, 4):
         epsilon = (1 + order) - 0.5  # where the proposal puts its samples
         pair = dominating_pair.DominatingPair(one, one)
-        tilt = tilted.tilt(kind, order, pair, 1.0, epsilon)
+        tilt = tilted.tilt(kind, order, pair, Point(1.0, epsilon))
         exponents = (1 + order) + np.linspace(-4, 4, 4001)[:, None]
         loss = exponents[:, 0] - 0.5
         log_weight = {
@@ -500,7 +510,7 @@ def test_add_tilt_is_near_the_least_ceiling(epsilon):
 def test_the_ceiling_alone_is_a_bound():
     pair = dominating_pair.exact(S.Identity(), SMALL)
     sampled_bound = add_bound(pair, 2.0, 2.0, samples=256, beta=0.1, key=_chunks.seed_key(0))
-    alone = tilted.ceiling_alone(tilted.mean_tilt(pair, 2.0, 2.0))
+    alone = ceiling_alone(tilted.mean_tilt(pair, Point(2.0, 2.0)))
     assert alone.samples == 0 < sampled_bound.samples
     assert alone.value >= sampled_bound.ceiling >= sampled_bound.value / (1 + 1e-6)
 
@@ -509,7 +519,7 @@ def test_the_ceiling_alone_is_a_bound():
 def test_shifted_mixture_is_unbiased_at_any_order(order):
     pair, sigma, epsilon, remove, add = two_bins()
     for kind, truth in (("shift", remove), ("mean", add)):
-        tilt = tilted.tilt(kind, order, pair, sigma, epsilon)
+        tilt = tilted.tilt(kind, order, pair, Point(sigma, epsilon))
         mean, error = estimate(pair, sigma, epsilon, tilt, 2**18)
         assert abs(mean - truth) < K * error < 0.2 * truth
         off = estimate(pair, 1.05 * sigma, epsilon, tilt, 2**18)
@@ -519,12 +529,12 @@ def test_shifted_mixture_is_unbiased_at_any_order(order):
 def test_systematic_points_lose_variance_and_no_mean():
     """Against the same proposal with one point drawn along the direction: POINTS = 1."""
     pair, sigma, epsilon, remove, _ = two_bins()
-    tilt = tilted.tilt("chain", 2, pair, sigma, epsilon)
-    many = tilted.pilot(pair, sigma, epsilon, tilt, samples=2**16, key=_chunks.seed_key(0))
+    tilt = tilted.tilt("chain", 2, pair, Point(sigma, epsilon))
+    many = loss_of(pair).pilot(tilt, Point(sigma, epsilon), 2**16, _chunks.seed_key(0))
     points, tilted.POINTS = tilted.POINTS, 1
     try:
         jax.clear_caches()
-        one = tilted.pilot(pair, sigma, epsilon, tilt, samples=2**16, key=_chunks.seed_key(0))
+        one = loss_of(pair).pilot(tilt, Point(sigma, epsilon), 2**16, _chunks.seed_key(0))
     finally:
         tilted.POINTS = points
         jax.clear_caches()

@@ -13,6 +13,7 @@ from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
 from mfopt.noise import _draws, _keys, from_factorization
 from mfopt.sampling import BallsInBins
+from mfopt.strategies import TimeScaled
 from mfopt.workloads import PrefixSums
 
 MARKER = "<!-- numpy-noise -->"
@@ -25,7 +26,7 @@ def correlated_noise():
     text = README.read_text()
     assert MARKER in text
     code = re.search(re.escape(MARKER) + r"\s*```python\n(.*?)```", text, re.DOTALL).group(1)
-    assert len([line for line in code.splitlines() if line.strip()]) <= 24
+    assert len([line for line in code.splitlines() if line.strip()]) <= 26
     assert re.findall(r"^\s*(?:import|from) (\w+)", code, re.MULTILINE) == ["numpy"]
     names = {}
     exec(compile(code, str(README), "exec"), names)
@@ -39,15 +40,34 @@ def white(n, size, seed):
     return np.array(rows, np.float64)
 
 
-# a tree and a time-scaled C are made by what their definition says
-WITH_ARRAYS = [kind for kind in EVERY_KIND if kind not in ("tree", "time-scaled")]
+# a tree is made by what its definition says
+WITH_ARRAYS = [kind for kind in EVERY_KIND if kind != "tree"]
+ROWS, COLUMNS = np.linspace(0.5, 1.0, 10), np.linspace(2.0, 0.7, 10)
+DIAGONALS = {"both": (ROWS, COLUMNS), "columns only": (np.ones(1), COLUMNS)}
 
 
-@pytest.mark.parametrize("kind", WITH_ARRAYS)
+def example(kind, n):
+    """The kind, or "rows+base" for a time-scaled one of that base."""
+    scaled, _, base = kind.rpartition("+")
+    strategy = every_strategy(n)[base]
+    return TimeScaled(strategy, *DIAGONALS[scaled]) if scaled else strategy
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *WITH_ARRAYS,
+        "both+blt",
+        "columns only+blt",
+        "both+toeplitz",
+        "both+banded",
+        "columns only+dense",
+    ],
+)
 def test_numpy_reference_makes_the_noise_of_the_stream(correlated_noise, tmp_path, kind):
     sampling = BallsInBins(bins=5, epochs=2)
     factorization = Factorization(
-        strategy=every_strategy(sampling.iterations)[kind],
+        strategy=example(kind, sampling.iterations),
         noise_multiplier=2.5,
         sampling=sampling,
         workload=PrefixSums(),

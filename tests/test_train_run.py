@@ -20,6 +20,7 @@ from train_fixtures import synthetic_store
 from train_oracles import write_store
 
 import mfopt
+from mfopt.accounting.closed_form.group import one_unit_target
 from mfopt.errors import UsageError
 from mfopt.training import config, metrics, privacy
 from mfopt.training.config import TrainConfig
@@ -322,7 +323,7 @@ def test_the_c_of_a_file_can_be_accounted_anew_for_groups(data, tmp_path, monkey
     assert tight.strategy.describe() == stored.strategy.describe()
     assert (tight.group_size, one.group_size) == (2, 1)
     assert target == [8.0, 1e-4]
-    assert smaller == list(privacy.one_unit_target(8.0, 1e-4, 2))
+    assert smaller == list(one_unit_target(8.0, 1e-4, 2))
 
 
 def test_a_strategy_is_optimized_for_balls_in_bins_over_users_only(tmp_path):

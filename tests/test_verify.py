@@ -14,6 +14,7 @@ from mfopt.accounting import verify
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.model import Bounds, LossModel, Plan, Side, largest
 from mfopt.accounting.monte_carlo import composition, dominating_pair
+from mfopt.accounting.monte_carlo.evidence import Trial
 from mfopt.accounting.verify import Engine
 from mfopt.calibration import certify, release
 from mfopt.errors import FailureError, UsageError
@@ -77,20 +78,20 @@ class Known(LossModel):
     def guess(self, epsilon, delta):
         return 1.0
 
-    def pilot(self, noise_multiplier, epsilon, samples, beta, key):
+    def pilot(self, noise_multiplier, epsilon, trial):
         assert not self.asked or self.pilots  # every pilot of a round comes before its tests
         self.pilots += 1
-        self.pilot_keys.append(tuple(np.asarray(jax.random.key_data(key)).tolist()))
+        self.pilot_keys.append(tuple(np.asarray(jax.random.key_data(trial.key)).tolist()))
         log_mean = self.log_estimate(noise_multiplier, epsilon)
         return Plan((Side(log_mean, lambda n, b: self.excess * 256 / math.sqrt(n), 1.0, 2**15),))
 
-    def bounds(self, noise_multiplier, epsilon, plan, samples, beta, key):
+    def bounds(self, noise_multiplier, epsilon, plan, trial):
         self.asked.append((noise_multiplier, epsilon))
-        self.sizes.append(samples)
-        self.betas.append(beta)
-        self.keys.append(tuple(np.asarray(jax.random.key_data(key)).tolist()))
+        self.sizes.append(trial.samples)
+        self.betas.append(trial.beta)
+        self.keys.append(tuple(np.asarray(jax.random.key_data(trial.key)).tolist()))
         truth = self.truth(noise_multiplier, epsilon)
-        return Bounds(*self.answer(truth, len(self.asked) - 1, key), {})
+        return Bounds(*self.answer(truth, len(self.asked) - 1, trial.key), {})
 
     def free_bounds(self):
         return self.free
@@ -231,7 +232,9 @@ def test_bad_values_are_released_no_more_often_than_beta(wrong, monkeypatch):
         try:
             if wrong:
                 plan = [
-                    Engine(model, seed).model.bounds(x, 1.0, None, 1, beta, jax.random.key(0))
+                    Engine(model, seed).model.bounds(
+                        x, 1.0, None, Trial(1, beta, jax.random.key(0))
+                    )
                     for x in (3.1, 2.95, 2.94, 2.93)
                 ]
                 accepted = [verify.accepts(one.both, beta * DELTA, DELTA) for one in plan]

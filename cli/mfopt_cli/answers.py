@@ -85,7 +85,17 @@ def run(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Evaluate all points with progress, then print a table or JSON and draw the plot."""
+    """Evaluate all points with progress, then print a table or JSON and draw the plot.
+
+    Args:
+      arguments: options by name; one may be a sweep.
+      compute: a point of the sweep -> one row for each method.
+      title: of the table, the plot and the progress.
+      plot: where to draw a sweep.
+      force: replace a plot that is there.
+      as_json: print one JSON object and nothing else.
+      quiet: no progress and no table.
+    """
     swept, rows = sweeps.points(arguments)
     given = [text for name, text in _NAMES.items() if arguments[name] is not None]
     if len(given) != 2:

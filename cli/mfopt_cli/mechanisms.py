@@ -15,7 +15,14 @@ from mfopt._version import __version__
 
 
 def workload(text: str, n: int, momentum: float | None, cooldown: str | None) -> Any:
-    """A workload from ``--workload``, ``--momentum`` and ``--cooldown``."""
+    """A workload from ``--workload``, ``--momentum`` and ``--cooldown``.
+
+    Args:
+      text: "prefix", "momentum" or a ``.npy`` file.
+      n: iterations.
+      momentum: β; of "momentum" only.
+      cooldown: START:STOP:FINAL of the learning rates.
+    """
     import numpy as np
 
     from mfopt import workloads

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from mfopt.errors import UsageError
+from mfopt_cli.option import Option
 
 # Names in Python -> how the commands call the same thing, first the one that a command may have.
 _MEANINGS = {
@@ -82,7 +83,6 @@ def translate(text: str, ctx: click.Context | None) -> str:
 
 def flag(name: str, ctx: click.Context | None) -> str | None:
     """The option or argument of the running command that ``name`` stands for, as typed."""
-    from mfopt_cli.options import Option
 
     if ctx is None:
         return None

@@ -12,64 +12,11 @@ from typing import Any
 
 import click
 
-# main form -> the older names that mean the same
-ALIASES = {
-    "--iters": ("--bins",),
-    "--eps": ("--epsilon",),
-    "--out": ("--output",),
-    "--unit": ("--privacy-unit",),
-}
+from mfopt.errors import FailureError, UsageError
+from mfopt_cli import messages
+from mfopt_cli.option import WORDS, Option
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-class Option(click.Option):
-    """An option with older names that help does not show; errors name it as it was typed.
-
-    ``help`` may be a function, called when help is shown.
-    """
-
-    def __init__(
-        self,
-        names: list[str],
-        *,
-        aliases: tuple[str, ...] = (),
-        help: str | Callable[[], str] = "",
-        **more: Any,
-    ) -> None:
-        main = next(name for name in names if name.startswith("--"))
-        self.older = tuple(aliases) or ALIASES.get(main, ())
-        self._text = help
-        super().__init__([*names, *self.older], help=None if callable(help) else help, **more)
-
-    @property
-    def main(self) -> str:
-        """The name that help shows."""
-        return next(name for name in self.opts if name.startswith("--"))
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        if callable(self._text):
-            self.help = self._text()
-        every, self.opts = self.opts, [name for name in self.opts if name not in self.older]
-        try:
-            return super().get_help_record(ctx)
-        finally:
-            self.opts = every
-
-    def get_error_hint(self, ctx: click.Context | None) -> str:
-        return f"'{self.typed(ctx)}'"
-
-    def given(self, ctx: click.Context | None) -> str | None:
-        """The name under which the option was given, None if it was not."""
-        words = [] if ctx is None else [word.split("=")[0] for word in ctx.meta.get(WORDS, ())]
-        return next((name for name in self.opts if name in words), None)
-
-    def typed(self, ctx: click.Context | None) -> str:
-        """The name under which the option was given, its main one if it was not."""
-        return self.given(ctx) or self.main
-
-
-WORDS = "mfopt_cli.words"  # where a context's meta keeps what was typed
 
 
 class Command(click.Command):
@@ -80,9 +27,6 @@ class Command(click.Command):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        from mfopt.errors import FailureError, UsageError
-        from mfopt_cli import messages
-
         try:
             return super().invoke(ctx)
         except UsageError as problem:
@@ -232,5 +176,11 @@ cache = option(
     help="Folder of finished cells: a stopped run resumes. [default: $MFOPT_CACHE, or the user's "
     "cache folder]",
 )
+
+
+def certificate(text: str) -> Decorator:
+    """What every command has that proves a statement about a file; ``text`` is of ``--out``."""
+    return apply(certify_samples, seed(), out(text), force, output)
+
 
 file_argument = click.argument("path", metavar="FILE", type=click.Path(path_type=Path))

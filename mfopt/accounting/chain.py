@@ -19,6 +19,7 @@ import numpy as np
 from mfopt.accounting.closed_form.group import GroupProfile
 from mfopt.accounting.loss_distribution.rounds import COARSE, FINE, Direction
 from mfopt.accounting.model import Bounds, LossModel, Numbers, Plan
+from mfopt.accounting.monte_carlo.evidence import Trial
 from mfopt.guarantee import Status
 
 # points of the profile that a split may use: as many as are cheap to estimate
@@ -38,15 +39,16 @@ class Unit(Protocol):
         """log δ̂ of the remove and of the add direction."""
 
     def direction_bound(
-        self,
-        direction: Direction,
-        sigma: float,
-        epsilon: float,
-        beta: float,
-        key: jax.Array,
-        samples: int,
+        self, direction: Direction, noise_multiplier: float, epsilon: float, trial: Trial
     ) -> float:
-        """Upper bound of δ in one direction except with probability ``beta``."""
+        """Upper bound of δ in one direction, except with the trial's probability β.
+
+        Args:
+          direction: "remove" or "add".
+          noise_multiplier: σ, for C as stored.
+          epsilon: ε.
+          trial: samples, β and key; a deterministic profile ignores it.
+        """
 
     def guess(self, epsilon: float, delta: float) -> float:
         """A σ to begin a search at, for one unit."""
@@ -106,15 +108,9 @@ class DeterministicUnit:
         return self._curves[sigma]
 
     def direction_bound(
-        self,
-        direction: Direction,
-        sigma: float,
-        epsilon: float,
-        beta: float,
-        key: jax.Array,
-        samples: int,
+        self, direction: Direction, noise_multiplier: float, epsilon: float, trial: Trial
     ) -> float:
-        return math.exp(self.profile(sigma, FINE).log_delta(epsilon, direction))
+        return math.exp(self.profile(noise_multiplier, FINE).log_delta(epsilon, direction))
 
     def guess(self, epsilon: float, delta: float) -> float:
         return self.start(epsilon, delta)
@@ -144,13 +140,7 @@ class Chain(LossModel):
         return max(self._total(profile, epsilon, profile.log_deltas) for profile in profiles)
 
     def bounds(
-        self,
-        noise_multiplier: float,
-        epsilon: float,
-        plan: Plan | None,
-        samples: int,
-        beta: float,
-        key: jax.Array,
+        self, noise_multiplier: float, epsilon: float, plan: Plan | None, trial: Trial
     ) -> Bounds:
         numbers: Numbers = {}
         profiles = self._profiles(noise_multiplier, epsilon)
@@ -158,15 +148,11 @@ class Chain(LossModel):
             used = sorted(set(profile.lines_within(epsilon)))
             log_bounds = profile.log_deltas.copy()
             for line in used:
-                value = self.unit.direction_bound(
-                    direction,
-                    noise_multiplier,
-                    float(profile.epsilons[line]),
-                    # each direction holds except with β, together over its points
-                    beta / len(used),
-                    jax.random.fold_in(jax.random.fold_in(key, side), line),
-                    samples,
-                )
+                # each direction holds except with β, together over its points
+                key = jax.random.fold_in(jax.random.fold_in(trial.key, side), line)
+                share = Trial(trial.samples, trial.beta / len(used), key)
+                at = float(profile.epsilons[line])
+                value = self.unit.direction_bound(direction, noise_multiplier, at, share)
                 log_bounds[line] = math.log(max(value, 1e-300))
             numbers[direction] = min(math.exp(self._total(profile, epsilon, log_bounds)), 1.0)
         return Bounds(numbers["remove"], numbers["add"], {})

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import jax
 
 from mfopt.accounting import solve
+from mfopt.accounting.monte_carlo.evidence import Trial
 from mfopt.accounting.monte_carlo.protocol import FreeBound
 from mfopt.guarantee import Status
 
@@ -132,32 +133,32 @@ class LossModel(abc.ABC):
 
     @abc.abstractmethod
     def bounds(
-        self,
-        noise_multiplier: float,
-        epsilon: float,
-        plan: Plan | None,
-        samples: int,
-        beta: float,
-        key: jax.Array,
+        self, noise_multiplier: float, epsilon: float, plan: Plan | None, trial: Trial
     ) -> Bounds:
-        """Upper bounds of δ in both directions, each except with probability ``beta``.
+        """Upper bounds of δ in both directions, each except with the trial's probability β.
 
-        ``plan`` comes from :meth:`pilot`, on other samples. Deterministic models ignore all but
-        σ and ε.
+        Args:
+          noise_multiplier: σ, for C as stored.
+          epsilon: ε.
+          plan: from :meth:`pilot`, on other samples; None to make one on the way.
+          trial: samples, β and key. Deterministic models ignore it, and the plan.
         """
 
-    def pilot(
-        self, noise_multiplier: float, epsilon: float, samples: int, beta: float, key: jax.Array
-    ) -> Plan:
-        """What bounds near here will cost: by default, what they cost once."""
-        taken = min(samples, _PILOT)
+    def pilot(self, noise_multiplier: float, epsilon: float, trial: Trial) -> Plan:
+        """What bounds near here will cost: by default, what they cost once.
+
+        Args:
+          noise_multiplier, epsilon: the middle of where they will be asked for.
+          trial: samples and β of the bounds to come; the key is the pilot's, not theirs.
+        """
+        taken = min(trial.samples, _PILOT)
         log_mean = self.log_search(noise_multiplier, epsilon)
-        found = self.bounds(noise_multiplier, epsilon, None, taken, beta, key)
+        found = self.bounds(noise_multiplier, epsilon, None, trial._replace(samples=taken))
         cost = math.log(max(largest(found.both), 1e-300)) - log_mean
         if not self.sampled:
             return Plan((Side(log_mean, lambda *_: cost, 0.0, 1),))
         # a bound is some √(2 log 1/β) standard errors above the mean
-        deviation = max(cost, 0.0) * math.sqrt(taken / (-2 * math.log(beta)))
+        deviation = max(cost, 0.0) * math.sqrt(taken / (-2 * math.log(trial.beta)))
 
         def excess(samples: int, beta: float) -> float:
             return max(cost, 0.0) * math.sqrt(taken / samples)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mfopt import _check
@@ -54,23 +54,50 @@ class Phase:
         mechanism, scheme = self.mechanism, self.mechanism.sampling
         if mechanism.adjacency == "replace":
             raise _check.reject("adjacency", "replace", "phases are composed for 'add-remove'")
-        strategy, units = mechanism.strategy, mechanism.group_size
-        if type(scheme) is Poisson:
-            return poisson.poisson(strategy, scheme, units)
-        if type(scheme) is FixedBatch and mechanism.adjacency == "add-remove":
-            return poisson.fixed_batch(strategy, scheme, units)
-        if type(scheme) is CyclicPoisson and units == 1:
-            return poisson.cyclic_poisson(strategy, scheme)
-        if type(scheme) in (FixedOrder, MinSeparation):
-            one = unamplified.sensitivity(strategy, scheme)
-            return poisson.Rounds(Mixture.binomial(1, 1.0), 1, one.value * units, one.exact)
-        raise _check.reject(
-            "sampling",
-            scheme,
-            "its account is no composition of rounds",
-            "Phases may be Poisson, cyclic Poisson (one unit), fixed batches or fixed order; "
-            "balls-in-bins composes by mfopt.accounting.monte_carlo.composition.",
-        )
+        # by exact class: a subclass may let units take part otherwise
+        known = _ROUNDS.get(type(scheme))
+        rounds = None if known is None else known(mechanism)
+        if rounds is None:
+            raise _check.reject(
+                "sampling",
+                scheme,
+                "its account is no composition of rounds",
+                "Phases may be Poisson, cyclic Poisson (one unit), fixed batches or fixed order; "
+                "balls-in-bins composes by mfopt.accounting.monte_carlo.composition.",
+            )
+        return rounds
+
+
+def _poisson(mechanism: Any) -> poisson.Rounds:
+    return poisson.poisson(mechanism.strategy, mechanism.sampling, mechanism.group_size)
+
+
+def _fixed_batch(mechanism: Any) -> poisson.Rounds | None:
+    if mechanism.adjacency != "add-remove":
+        return None
+    return poisson.fixed_batch(mechanism.strategy, mechanism.sampling, mechanism.group_size)
+
+
+def _cyclic_poisson(mechanism: Any) -> poisson.Rounds | None:
+    if mechanism.group_size != 1:
+        return None
+    return poisson.cyclic_poisson(mechanism.strategy, mechanism.sampling)
+
+
+def _unsampled(mechanism: Any) -> poisson.Rounds:
+    one = unamplified.sensitivity(mechanism.strategy, mechanism.sampling)
+    moved = one.value * mechanism.group_size
+    return poisson.Rounds(Mixture.binomial(1, 1.0), 1, moved, one.exact)
+
+
+# what composes in a phase; None where a group or an adjacency has no rounds
+_ROUNDS: dict[type, Callable[[Any], poisson.Rounds | None]] = {
+    Poisson: _poisson,
+    FixedBatch: _fixed_batch,
+    CyclicPoisson: _cyclic_poisson,
+    FixedOrder: _unsampled,
+    MinSeparation: _unsampled,
+}
 
 
 def compose(

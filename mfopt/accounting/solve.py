@@ -35,6 +35,7 @@ def smallest(
       largest, least: x is sought between these.
       growth: factor of the first step of the bracket, close to 1 for a good guess; it squares
         from step to step.
+      most_steps: halvings of the bracket at most; the upper end holds after any number of them.
 
     Returns:
       The upper end of the bracket: ``excess`` was evaluated there and is <= 0.

@@ -40,6 +40,7 @@ import jax
 from mfopt import _check
 from mfopt.accounting.model import Bounds, Found, LossModel, Plan, largest
 from mfopt.accounting.monte_carlo import _chunks
+from mfopt.accounting.monte_carlo.evidence import Trial
 from mfopt.accounting.monte_carlo.protocol import FreeBound
 from mfopt.errors import FailureError
 from mfopt.progress import Progress, Report, silent
@@ -159,7 +160,7 @@ class Engine:
         if any(bound.exact and bound.method == best.method for bound in self.model.free_bounds()):
             return best
         if not self.model.sampled:
-            found = self.model.bounds(sigma, epsilon, None, 0, 0.0, self._key(2))
+            found = self.model.bounds(sigma, epsilon, None, self._trial())
             total = min(largest(found.both), 1.0)
             return Verified(sigma, epsilon, total, found, 0.0, 0, 1, self.model.method)
         log_delta = min(self.model.log_search(sigma, epsilon), 0.0)
@@ -174,7 +175,7 @@ class Engine:
             return self._or_refuse(
                 best, best.delta < 1, f"no sample says much about δ at σ = {sigma:.6g}"
             )
-        found = self.model.bounds(sigma, epsilon, plan, samples, beta, self._key(2))
+        found = self.model.bounds(sigma, epsilon, plan, self._trial(samples, beta))
         total = largest(found.both) + beta
         if not total < best.delta:
             return best
@@ -204,7 +205,7 @@ class Engine:
                     refused.format(bound=largest(found.bounds.both), delta=delta, why="")
                 )
         if not self.model.sampled:
-            found_bounds = self.model.bounds(sigma, epsilon, None, 0, 0.0, self._key(2))
+            found_bounds = self.model.bounds(sigma, epsilon, None, self._trial())
             if accepts(found_bounds.both, 0.0, delta):
                 return Verified(sigma, epsilon, delta, found_bounds, 0.0, 0, 1, self.model.method)
             raise FailureError(
@@ -228,7 +229,7 @@ class Engine:
                 refused.format(bound=about, delta=delta, why=": a pilot estimates as much")
             )
         with self._stage("certifying", samples * len(plan.sides), f"σ = {sigma:.6g}"):
-            found_bounds = self.model.bounds(sigma, epsilon, plan, samples, beta, self._key(2))
+            found_bounds = self.model.bounds(sigma, epsilon, plan, self._trial(samples, beta))
         if accepts(found_bounds.both, beta, delta):
             return Verified(
                 sigma, epsilon, delta, found_bounds, beta, samples, 1, self.model.method
@@ -337,7 +338,7 @@ class Engine:
         done = 0
         for position, (x, size) in enumerate(sequence):
             with self._stage("certifying", total, f"{_words(name)} = {x:.6g}", done):
-                found = self.model.bounds(*at(x), plan, size, beta, self._key(2, number, position))
+                found = self.model.bounds(*at(x), plan, self._trial(size, beta, number, position))
             done += size * len(plan.sides)
             if not accepts(found.both, spent, delta):
                 break
@@ -379,7 +380,7 @@ class Engine:
         ``judged`` gives (slack, what is worth more samples up to SAMPLES, and beyond them).
         """
         samples = LEAST_SAMPLES if self.model.samples is None else self.model.samples
-        plan = self.model.pilot(sigma, epsilon, samples, beta, self._key(1, *path))
+        plan = self.model.pilot(sigma, epsilon, Trial(samples, beta, self._key(1, *path)))
         while 2 * samples <= self._most_samples():
             slack, worth, costly = judged(plan, samples)
             if not slack > (worth if samples < SAMPLES else costly):
@@ -400,7 +401,7 @@ class Engine:
         """A deterministic bound is checked at growing x until it is met."""
         x, slope, missed = estimate.value, abs(estimate.slope), math.inf
         for attempt in range(1, 9):
-            found = self.model.bounds(*at(x), None, 0, 0.0, self._key(2))
+            found = self.model.bounds(*at(x), None, self._trial())
             if accepts(found.both, 0.0, delta):
                 sigma, epsilon = at(x)
                 return Verified(
@@ -443,6 +444,10 @@ class Engine:
         raise FailureError(
             f"not certified: {why}.{tail} Use more certify samples, a larger δ, or a smaller ε."
         )
+
+    def _trial(self, samples: int = 0, beta: float = 0.0, *path: int) -> Trial:
+        """Fresh randomness for a test; none for what is deterministic."""
+        return Trial(samples, beta, self._key(2, *path))
 
     def _key(self, *path: int) -> jax.Array:
         result: jax.Array = _chunks.subkey(self._root, _DOMAIN, *path)

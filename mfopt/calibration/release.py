@@ -99,6 +99,13 @@ def certify(
       UsageError: an argument out of range.
       FailureError: the bound at this σ is above δ: the statement is false, or true by less
         than the bound's slack (more ``samples`` shrink it).
+
+    >>> from mfopt import sampling, strategies
+    >>> from mfopt.accounting.monte_carlo import dominating_pair
+    >>> pair = dominating_pair.exact(strategies.Identity(), sampling.BallsInBins(bins=8, epochs=2))
+    >>> found = certify(pair, 3.0, 2.0, 1e-5)
+    >>> max(found.remove, found.add) <= 1e-5, found.samples
+    (True, 0)
     """
     engine = Engine(OneUnit(loss_of(pair), samples), seed, progress)
     return _certificate(engine.certify(noise_multiplier, epsilon, delta), seed)
@@ -130,6 +137,13 @@ def release(
     Raises:
       UsageError: ε or δ out of range.
       FailureError: no σ was accepted, or its bound would cost several percent.
+
+    >>> from mfopt import sampling, strategies
+    >>> from mfopt.accounting.monte_carlo import dominating_pair
+    >>> pair = dominating_pair.exact(strategies.Identity(), sampling.BallsInBins(bins=8, epochs=2))
+    >>> certificate, estimate = release(pair, 2.0, 1e-5)
+    >>> round(certificate.noise_multiplier, 3), certificate.samples
+    (1.549, 0)
     """
     model = OneUnit(loss_of(pair), samples, calibrate_samples=calibrate_samples)
     found = Engine(model, seed, progress).noise_multiplier(epsilon, delta)

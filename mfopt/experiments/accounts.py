@@ -9,7 +9,7 @@ from mfopt import sampling
 from mfopt.accounting import Mechanism, account, analysis
 from mfopt.accounting.analyses import DeterministicAnalysis
 from mfopt.accounting.closed_form import filter as concentration
-from mfopt.accounting.closed_form.group import Profile, black_box_log_factor, lower_line
+from mfopt.accounting.closed_form.group import black_box_epsilon, lower_line
 from mfopt.experiments.cache import Result, Task
 
 # Below this one-unit δ the accountants that Ganesh and Charles et al. plot have lost all digits.
@@ -124,36 +124,14 @@ def run_group_baseline(
     one = analysis(Mechanism(sampling.from_description(scheme), adjacency=adjacency))
     assert isinstance(one, DeterministicAnalysis)
     profile = one.profile(noise_multiplier)
+    epsilon = black_box_epsilon(profile, group_size, delta, floor=BLACK_BOX_FLOOR)
     return Result(
         {
-            "epsilon": black_box(profile, group_size, delta),
+            # beyond numerical range, which says nothing about the privacy loss
+            "epsilon": None if math.isinf(epsilon) else epsilon,
             "line": lower_line(profile, group_size, delta),
         }
     )
-
-
-def black_box(profile: Profile, group_size: int, delta: float) -> float | None:
-    """K ε for the least ε with δ(ε)·(e^{Kε} - 1)/(e^ε - 1) <= δ and δ(ε) above the floor.
-
-    The left side need not be monotone, so the range is scanned before it is halved. None where
-    no ε qualifies: beyond numerical range, which says nothing about the privacy loss.
-    """
-    first, last = profile.epsilon(delta), profile.epsilon(BLACK_BOX_FLOOR) * 0.999
-
-    def holds(epsilon: float) -> bool:
-        log_delta = profile.log_delta(epsilon)
-        return log_delta + black_box_log_factor(epsilon, group_size, "geometric") <= math.log(delta)
-
-    points = [first + (last - first) * i / 20 for i in range(21)]
-    high = next((i for i, point in enumerate(points) if holds(point)), None)
-    if high is None:
-        return None
-    upper = points[high]
-    lower = points[high - 1] if high else upper
-    while upper - lower > 1e-4 * upper:
-        middle = (lower + upper) / 2
-        lower, upper = (lower, middle) if holds(middle) else (middle, upper)
-    return group_size * upper
 
 
 def filter_task(

@@ -41,14 +41,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from mfopt import _check, _files, _signals, strategies, workloads
 from mfopt._archive import MALFORMED, Archive, Header
 from mfopt.errors import FailureError
-from mfopt.factorization.record import Factorization
+from mfopt.factorization.record import Record
 from mfopt.guarantee import Guarantee
 from mfopt.mechanism import content_digest, stream_digest
 from mfopt.sampling import Scheme, from_description
@@ -62,6 +62,7 @@ _MAX_HISTORY = 2**16  # evaluations; of a longer optimization every second, thir
 _SHORT = 64  # parameters that do not grow with n may be so many even where n is less
 _ROUNDING = 1e-6  # relative: what a number that is computed again may differ by
 _FLOAT = np.dtype("<f8")
+_Loaded = TypeVar("_Loaded", bound=Record)
 # of files written by version 0.1.0; a file may lack arrays of noise/, which nothing here reads
 _RENAMED = {"noise/scale": "noise/blt_scale", "noise/decay": "noise/blt_decay"}
 
@@ -71,7 +72,7 @@ def check_output(path: Path, *, force: bool) -> None:
     _files.check_output(path, force=force, suffixes=(".npz",))
 
 
-def save(factorization: Factorization, path: Path, *, force: bool = False) -> Path:
+def save(factorization: Record, path: Path, *, force: bool = False) -> Path:
     """Write the file and read it again before it takes its place: never half a file.
 
     Raises:
@@ -84,7 +85,7 @@ def save(factorization: Factorization, path: Path, *, force: bool = False) -> Pa
     text = np.array(json.dumps(metadata, sort_keys=True, allow_nan=False))
 
     def check(written: Path) -> None:
-        if load(written).digest != factorization.digest:
+        if load(written, type(factorization)).digest != factorization.digest:
             raise FailureError(f"cannot save {path}: what was written reads as something else")
 
     try:
@@ -98,7 +99,7 @@ def save(factorization: Factorization, path: Path, *, force: bool = False) -> Pa
         raise _check.reject("path", str(path), "appeared meanwhile", _files.EXISTS) from None
 
 
-def keep(factorization: Factorization, path: Path, *, force: bool = False) -> Path:
+def keep(factorization: Record, path: Path, *, force: bool = False) -> Path:
     """Save a result that took long, wherever that is possible; returns where.
 
     An interrupt meanwhile comes through once it is saved. See :func:`mfopt._files.write_beside`.
@@ -109,11 +110,8 @@ def keep(factorization: Factorization, path: Path, *, force: bool = False) -> Pa
         )
 
 
-def load(path: str | Path) -> Factorization:
-    """Read a file and check all of it that can be computed again. Nothing in it is executed.
-
-    That the guarantee was ever proved is not among it: :func:`mfopt.factorization.proofs.is_known`
-    says whether this machine did.
+def load(path: str | Path, cls: type[_Loaded]) -> _Loaded:
+    """Read a file into a record of class ``cls``: see :func:`mfopt.factorization.load`.
 
     Raises:
       UsageError: the file is missing.
@@ -130,7 +128,7 @@ def load(path: str | Path) -> Factorization:
             stated = metadata.pop("digest", None)
             if stated != _digest(archive, metadata):
                 raise ValueError("its digest does not match its contents: the file is damaged")
-            return _restore(archive, metadata, sampling)
+            return _restore(archive, metadata, sampling, cls)
     except MALFORMED as problem:
         reason = _check.printable(str(problem) or type(problem).__name__)
         raise FailureError(f"cannot load {path}: {reason}") from None
@@ -219,7 +217,7 @@ def _check_headers(
             raise ValueError(f"it has no array {name!r}")
 
 
-def _contents(factorization: Factorization) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def _contents(factorization: Record) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     strategy, n = factorization.strategy, factorization.iterations
     arrays: dict[str, np.ndarray] = {
         "noise_multiplier": np.array(factorization.noise_multiplier, np.float64),
@@ -248,7 +246,9 @@ def _contents(factorization: Factorization) -> tuple[dict[str, np.ndarray], dict
     )
 
 
-def _restore(archive: Archive, metadata: dict[str, Any], sampling: Scheme) -> Factorization:
+def _restore(
+    archive: Archive, metadata: dict[str, Any], sampling: Scheme, cls: type[_Loaded]
+) -> _Loaded:
     def part(prefix: str) -> dict[str, np.ndarray]:
         return {
             name.removeprefix(prefix): archive.read(name)
@@ -259,7 +259,7 @@ def _restore(archive: Archive, metadata: dict[str, Any], sampling: Scheme) -> Fa
     for name in ("guarantee", "provenance"):
         if not isinstance(metadata[name], dict):
             raise ValueError(f"its {name} is not an object")
-    factorization = Factorization(
+    factorization = cls(
         strategy=strategies.from_description(metadata["strategy"], part("strategy/")),
         noise_multiplier=float(archive.read("noise_multiplier")),
         sampling=sampling,
@@ -272,7 +272,7 @@ def _restore(archive: Archive, metadata: dict[str, Any], sampling: Scheme) -> Fa
     return factorization
 
 
-def _prove(archive: Archive, metadata: dict[str, Any], factorization: Factorization) -> None:
+def _prove(archive: Archive, metadata: dict[str, Any], factorization: Record) -> None:
     """Refuse a file that is not, but for rounding, what saving ``factorization`` would write."""
     if factorization.digest != metadata["mechanism_digest"]:
         raise ValueError("its mechanism digest does not match C, σ and the sampling scheme")

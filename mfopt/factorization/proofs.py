@@ -28,14 +28,14 @@ import platformdirs
 from mfopt import _files
 from mfopt._version import __version__
 from mfopt.accounting import account
+from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.accounting.verify import BETA_SHARE, MOST_WORK
 from mfopt.calibration import certify
 from mfopt.errors import FailureError, UsageError
-from mfopt.factorization.record import Factorization
+from mfopt.factorization.record import Record
 from mfopt.guarantee import Guarantee
 from mfopt.mechanism import content_digest
 from mfopt.progress import Progress, Report, silent
-from mfopt.sampling import BallsInBins
 
 _PROVED = ("certified", "exact", "bound")
 _KEY_BYTES = 32
@@ -49,7 +49,7 @@ def folder() -> Path:
     return platformdirs.user_data_path("mfopt", appauthor=False) / "proofs"
 
 
-def note(factorization: Factorization) -> bool:
+def note(factorization: Record) -> bool:
     """Put on record that this process has just proved the guarantee of ``factorization``.
 
     Only for the code that ran the proof: what was read from a file is never noted.
@@ -74,7 +74,7 @@ def note(factorization: Factorization) -> bool:
     return True
 
 
-def is_known(factorization: Factorization) -> bool:
+def is_known(factorization: Record) -> bool:
     """Whether the guarantee of ``factorization`` was proved on this machine by this user."""
     statement = _statement(factorization)
     try:
@@ -88,7 +88,7 @@ def is_known(factorization: Factorization) -> bool:
     )
 
 
-def ensure(factorization: Factorization, *, progress: Report = silent) -> Guarantee:
+def ensure(factorization: Record, *, progress: Report = silent) -> Guarantee:
     """The guarantee of ``factorization``, proved again here unless it was already.
 
     Up to two certificates are run, the second with more samples; both together err with
@@ -113,10 +113,10 @@ def ensure(factorization: Factorization, *, progress: Report = silent) -> Guaran
     return stated
 
 
-def _prove(factorization: Factorization, progress: Report) -> None:
+def _prove(factorization: Record, progress: Report) -> None:
     stated, sigma = factorization.guarantee, factorization.noise_multiplier
     plain = stated.group_size == 1 and stated.adjacency == "add-remove"
-    if factorization.sampling.kind != BallsInBins.kind or not plain:
+    if not (dominating_pair.covers(factorization.sampling) and plain):
         found = account(factorization.mechanism, noise_multiplier=sigma, delta=stated.delta)
         if not (found.status in _PROVED and found.epsilon <= stated.epsilon):
             raise FailureError(f"what could be proved is {found}.")
@@ -131,7 +131,7 @@ def _prove(factorization: Factorization, progress: Report) -> None:
         certify(pair, sigma, stated.epsilon, rest, samples=more, progress=progress)
 
 
-def _statement(factorization: Factorization) -> str:
+def _statement(factorization: Record) -> str:
     stated = factorization.guarantee
     facts: dict[str, Any] = {
         "mechanism": factorization.digest,

@@ -1,9 +1,8 @@
-"""The record of an optimized mechanism: what training code loads."""
+"""The record of an optimized mechanism, without its files."""
 
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from mfopt.workloads import Workload
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Factorization:
+class Record:
     """A strategy matrix C with the noise multiplier and the statement that belong together.
 
     The mechanism adds σ·clip_norm·(C⁻¹ z)_t, z standard normal, to the *sum* of clipped
@@ -86,13 +85,6 @@ class Factorization:
         """Of C, σ and the sampling: two files with one digest give the same noise."""
         return self.mechanism.digest(self.noise_multiplier)
 
-    @property
-    def proved_here(self) -> bool:
-        """Whether the guarantee was proved on this machine: a file can say what it likes."""
-        from mfopt.factorization import proofs
-
-        return proofs.is_known(self)
-
     def sampler(self, population: int, seed: int | None = None) -> UnitSampler:
         """The batches that the guarantee is about: who takes part in each of the n iterations.
 
@@ -111,9 +103,3 @@ class Factorization:
     def dominating_pair(self) -> dominating_pair.DominatingPair:
         """The pair whose hockey-stick divergences the guarantee bounds."""
         return dominating_pair.exact(self.strategy, self.sampling)
-
-    def save(self, path: str | Path, *, force: bool = False) -> Path:
-        """Write the ``.npz`` file atomically; see :mod:`mfopt.factorization.files`."""
-        from mfopt.factorization import files
-
-        return files.save(self, Path(path), force=force)

@@ -451,6 +451,12 @@ def from_factorization(factorization: Any, *, clip_norm: float, **options: Any) 
 
     ``clip_norm`` is the bound that the training code clips to: the standard deviation of z is
     the factorization's noise multiplier times it. ``options`` are those of :class:`NoiseStream`.
+
+    >>> from mfopt import optimize, sampling
+    >>> made = optimize.factorize(sampling.BallsInBins(bins=8, epochs=2), 2.0, strategy="identity")
+    >>> stream = from_factorization(made, clip_norm=0.5)
+    >>> stream.iterations, stream.stddev == 0.5 * made.noise_multiplier
+    (16, True)
     """
     return NoiseStream(
         factorization.strategy,

@@ -2,8 +2,8 @@
 
 A kind of one's own registers one entry; nothing else is edited::
 
-    kinds.register(Kind("mine", starts=..., convert=..., parameterize=..., samples=2**11,
-                        steps=100, tolerance=1e-4))
+    kinds.register(Kind("mine", starts=..., convert=..., parameterize=..., parameters=...,
+                        samples=2**11, steps=100, tolerance=1e-4))
 
 Kinds come after one another: a search from the optimum of a smaller kind cannot end above it.
 """
@@ -54,6 +54,7 @@ class Kind:
       parameterize: (strategy of this kind, n) -> unconstrained parameters and the way back. The
         way back is differentiable and hashable, and equal for equal shapes, so that one compiled
         objective serves all starts.
+      parameters: how many free numbers a C of this size has.
       starts: where to begin without any other strategy.
       after: what is optimized before, for its optimum to be converted to a start.
       samples: frozen Monte Carlo samples. Few suffice for a handful of parameters; a free
@@ -65,11 +66,14 @@ class Kind:
       scalable: whether diagonals that vary with time make more of it: not where C has them already.
       tangents: whether :mod:`mfopt.optimize.tangent` is the better search: not where one cheap
         evaluation costs as much as the samples.
+      working: numbers that an evaluation holds beside C's modes and the samples (estimates of
+        memory, :mod:`mfopt.optimize.sizes`).
     """
 
     name: str
     convert: Callable[[Strategy, Size], Strategy | None]
     parameterize: Callable[[Any, int], Parameterization]
+    parameters: Callable[[Size], float]
     samples: int
     steps: int
     tolerance: float
@@ -78,6 +82,7 @@ class Kind:
     warm_steps: int = 60
     scalable: bool = False
     tangents: bool = True
+    working: Callable[[Size], float] = lambda size: 0.0
     scaling: Scaling | None = None  # of this entry, where it is between two diagonals already
 
     @property
@@ -109,8 +114,11 @@ def register(kind: Kind) -> Kind:
     """Add an entry; a name that is taken is refused.
 
     Raises:
-      UsageError: the name has an entry already, or the entry says nowhere to begin.
+      UsageError: no strategy has this kind, the name has an entry already, or the entry says nowhere to
+        begin.
     """
+    if kind.name not in strategies.registered():
+        raise _check.reject("kind", kind.name, "must be the kind of a strategy that is defined")
     known = _KINDS.get(kind.name)
     if known is not None and known.parameterize.__module__ != kind.parameterize.__module__:
         raise _check.reject("kind", kind.name, "can be optimized already: take another name")
@@ -206,6 +214,7 @@ def scaled(kind: Kind, scaling: Scaling) -> Kind:
         name=kind.name + _SUFFIX,
         convert=convert,
         parameterize=parameterize,
+        parameters=lambda size: kind.parameters(size) + 2 * scaling.knots,
         # the first start is enough: the search comes from afar
         starts=lambda size: [TimeScaled(start) for start in kind.starts(size)[:1]],
         after=after,
@@ -243,6 +252,8 @@ register(
         ],
         convert=lambda strategy, size: starts.as_blt(strategy, size.buffers),
         parameterize=parameterization.blt,
+        parameters=lambda size: 2 * size.buffers,
+        working=lambda size: 4.0 * size.n * size.buffers,
         samples=2**13,
         steps=150,
         tolerance=1e-5,
@@ -256,6 +267,7 @@ register(
         after=lambda size: [_blt(size), _banded_toeplitz(size, size.bins)],
         convert=lambda strategy, size: starts.as_toeplitz(strategy, size.n),
         parameterize=parameterization.toeplitz,
+        parameters=lambda size: size.n,
         samples=2**14,
         steps=100,
         tolerance=1e-5,
@@ -269,6 +281,7 @@ register(
         after=lambda size: [_blt(size)],
         convert=lambda strategy, size: starts.as_banded_toeplitz(strategy, size.n, size.bands),
         parameterize=parameterization.banded_toeplitz,
+        parameters=lambda size: size.bands,
         samples=2**13,
         steps=80,
         tolerance=2e-5,
@@ -281,6 +294,7 @@ register(
         after=lambda size: _scaled(_banded_toeplitz(size, size.bands)),
         convert=lambda strategy, size: starts.as_banded(strategy, size.n, size.bands),
         parameterize=parameterization.banded,
+        parameters=lambda size: float(size.bands) * size.n,
         samples=2**14,
         steps=120,
         tolerance=2e-5,
@@ -293,6 +307,7 @@ register(
         after=lambda size: _scaled(Stage(find("toeplitz"), size)),
         convert=lambda strategy, size: starts.as_dense(strategy, size.n),
         parameterize=parameterization.dense,
+        parameters=lambda size: float(size.n) ** 2,
         samples=2**14,
         steps=120,
         tolerance=2e-5,

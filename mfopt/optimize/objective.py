@@ -83,7 +83,7 @@ class AmplifiedObjective:
         samples: int,
         seed: int | None,
     ) -> None:
-        self._build, self._scheme, self._law = parameterization.build, scheme, law(scheme)
+        self._build, self._law = parameterization.build, law(scheme)
         self._epsilon, self._delta = epsilon, delta
         samples = _check.integer("samples", samples, at_least=64)
         key = _chunks.seed_key(seed)

@@ -54,12 +54,17 @@ def factorize(
         ``provenance["memory"]`` then says what one array fewer and one more would give.
       time_scale: as for ``optimize``; by default, time-scaled where that makes more of the kind.
       certify_samples: iid samples of the certificate; by default as many as are worth it.
+      privacy_unit: what the guarantee protects, by name.
       provenance: more to put on record (command, date, ...).
       progress: told of every evaluation and of the stages of the certificate.
 
     Raises:
       UsageError: an argument out of range.
       FailureError: no σ could be certified.
+
+    >>> made = factorize(BallsInBins(bins=8, epochs=2), 2.0, strategy="identity")
+    >>> print(made.guarantee.status, made.iterations, made.strategy.kind)
+    certified 16 identity
     """
     _check.epsilon("epsilon", epsilon)
     _check.probability("delta", delta)

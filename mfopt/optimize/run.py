@@ -13,6 +13,7 @@ import numpy as np
 
 from mfopt import _check
 from mfopt._float64 import float64
+from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.errors import FailureError
 from mfopt.optimize import drivers, kinds, objective, sizes, tangent
 from mfopt.optimize.drivers import Step, Trace
@@ -106,6 +107,10 @@ def optimize(
       UsageError: an argument out of range, or a kind without free parameters.
       FailureError: the objective is not a number at any start.
       InterruptedOptimization: at a KeyboardInterrupt, with the best C so far.
+
+    >>> found = optimize(BallsInBins(bins=4, epochs=2), 2.0, 1e-3, buffers=1, steps=6, seed=0)
+    >>> found.strategy.kind, found.strategy.buffers, found.noise_multiplier < 1.6
+    ('blt', 1, True)
     """
     _check.epsilon("epsilon", epsilon)
     _check.probability("delta", delta)
@@ -151,6 +156,7 @@ def optimize(
     return optimum
 
 
+@float64
 def normalized(strategy: Strategy, scheme: BallsInBins) -> tuple[Strategy, float]:
     """C scaled to a largest mode norm of 1, and that norm.
 
@@ -158,7 +164,8 @@ def normalized(strategy: Strategy, scheme: BallsInBins) -> tuple[Strategy, float
     mechanism that this is without amplification, so the σ of two runs can be compared. A kind
     whose scale is part of its definition stays as it is, with the norm that it has.
     """
-    norm = math.sqrt(float(np.max(np.diagonal(np.asarray(strategy.gram(scheme))))))
+    sampled = law(scheme)
+    norm = float(sampled.norm(sampled.reduced(strategy)))
     rescaled = strategy.rescaled(1 / norm)
     return (strategy, norm) if rescaled is None else (rescaled, 1.0)
 

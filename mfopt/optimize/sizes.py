@@ -6,8 +6,11 @@ sizes, most within a few percent) and off SciPy's L-BFGS-B; they are of float64 
 
 from __future__ import annotations
 
-from mfopt import _check, _sizes
+from mfopt import _check, _sizes, strategies
+from mfopt.optimize import kinds
+from mfopt.optimize.kinds import Size
 from mfopt.sampling import BallsInBins
+from mfopt.strategies import Strategy
 
 _BASE = 2**29  # bytes: Python, JAX and what it compiles
 _PAIRS = {True: 20, False: 8}  # of vectors kept by L-BFGS-B, for few and for many parameters
@@ -19,24 +22,26 @@ def memory(
     """Bytes at the peak of optimizing and certifying a C of ``kind``.
 
     Args:
-      kind: of C; one that is not known here is taken for a structured one with n parameters.
+      kind: of C. What it holds is read off its entry in :mod:`mfopt.optimize.kinds`, and off its
+        class: one without modes of its own forms them from the n×n matrix.
       bins, epochs: n = bins · epochs.
       samples: frozen Monte Carlo samples; 0 for a C that is not optimized.
-      bands, buffers: of banded kinds and of BLT.
+      bands, buffers: of kinds that have such a number.
+
+    Raises:
+      UsageError: an unknown kind, or one that cannot be optimized and has ``samples``.
     """
     n = float(bins) * epochs
-    parameters = {
-        "blt": 2 * buffers,
-        "banded-toeplitz": bands,
-        "banded": bands * n,
-        "dense": n * n,
-    }.get(kind, n)
-    whole = n * n if kind in ("dense", "tree") else 0.0
+    known = dict.fromkeys((*kinds.names(), *kinds.fixed_names()))
+    if kind not in known:
+        raise _check.reject("strategy", kind, f"must be one of {', '.join(known)}")
+    whole = n * n if strategies.registered()[kind].modes is Strategy.modes else 0.0
     pair = 2 * n * bins + 12 * float(bins) ** 2 + 5 * whole
-    powers = 4 * n * buffers if kind == "blt" else 0.0
     if not samples:
         return _BASE + 8 * (pair + 30 * n)
-    search = 16 * float(samples) * bins + 14 * float(bins) ** 2 + 4 * whole + powers
+    entry, size = kinds.find(kind), Size(bins * epochs, bins, bands, buffers)
+    parameters = entry.parameters(size)
+    search = 16 * float(samples) * bins + 14 * float(bins) ** 2 + 4 * whole + entry.working(size)
     driver = (2 * _PAIRS[parameters < 10**5] + 12) * parameters
     # the pair is made again while the search's vectors are held
     return _BASE + 8 * (max(search, pair) + driver + 30 * n)
@@ -47,10 +52,15 @@ def require(
 ) -> None:
     """Refuse an optimization that does not fit into the memory that is free.
 
+    Args:
+      kind, samples, bands, buffers: as for :func:`memory`.
+      scheme: bins and epochs.
+
     Raises:
       UsageError: with what would fit.
     """
-    if kind == "blt" and buffers > scheme.iterations:
+    size = Size(scheme.iterations, scheme.bins, bands, buffers)
+    if buffers > scheme.iterations and _has_buffers(kind, size):
         raise _check.reject(
             "buffers",
             buffers,
@@ -69,3 +79,11 @@ def require(
         )
 
     _sizes.require("bins", scheme.bins, need)
+
+
+def _has_buffers(kind: str, size: Size) -> bool:
+    """Whether another number of buffers is another C of this kind."""
+    if kind not in kinds.names():
+        return False
+    parameters, more = kinds.find(kind).parameters, size._replace(buffers=size.buffers + 1)
+    return parameters(size) != parameters(more)

@@ -1,8 +1,8 @@
 """Minimization by tangents of σ: few Monte Carlo evaluations, many cheap ones in between.
 
-All that σ knows of C is the Gram matrix G of its modes, and over long ways in C log σ is nearly
-the logarithm of a linear function of G. With H = ∂ log σ/∂G at G₀, and <H, G₀> = 1/2 because σ
-grows like the square root of G,
+All that σ knows of C is ``SampledLaw.quadratic``: under balls-in-bins the Gram matrix G of its
+modes. Over long ways in C log σ is nearly the logarithm of a linear function of G. With
+H = ∂ log σ/∂G at G₀, and <H, G₀> = 1/2 because σ grows like the square root of G,
 
     log σ(G) ≈ log σ₀ + log(2 <H, G>)/2
 
@@ -25,12 +25,10 @@ import numpy as np
 import scipy.optimize
 
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.accounting.monte_carlo.protocol import SampledLaw
 from mfopt.optimize import implicit
 from mfopt.optimize.drivers import Trace
 from mfopt.optimize.objective import AmplifiedObjective, Evaluation, Loss, Objective
-from mfopt.sampling import BallsInBins
 from mfopt.strategies import Strategy
 
 Model = Callable[[np.ndarray], tuple[float, np.ndarray]]
@@ -87,12 +85,12 @@ class TangentObjective(AmplifiedObjective):
             self._draws, self._proposal, jnp.asarray(self._centre), jnp.asarray(self._start)
         )
         target = jnp.asarray(self._epsilon), jnp.asarray(math.log(self._delta))
-        gram = _gram(self._build, self._scheme)(jnp.asarray(parameters))
-        log_sigma, slope = _slope(self._law, gram, frozen, *target)
+        quadratic = _quadratic(self._law, self._build)(jnp.asarray(parameters))
+        (log_sigma, norm), slope = _slope(self._law, quadratic, frozen, *target)
         if math.isfinite(float(log_sigma)):
             self._start = float(log_sigma)
-        compiled = _model(self._loss, self._build, self._scheme)
-        where = jnp.asarray(log_sigma), jnp.asarray(slope)
+        compiled = _model(self._loss, self._law, self._build)
+        where = jnp.asarray(log_sigma), slope
 
         @float64
         def model(x: np.ndarray) -> tuple[float, np.ndarray]:
@@ -100,8 +98,7 @@ class TangentObjective(AmplifiedObjective):
             return float(value), np.asarray(gradient)
 
         value, gradient = model(parameters)
-        norm = math.sqrt(float(jnp.max(jnp.diagonal(gram))))
-        at = Evaluation(value, gradient, math.exp(float(log_sigma)), norm)
+        at = Evaluation(value, gradient, math.exp(float(log_sigma)), float(norm))
         self._last = np.asarray(parameters).tobytes(), at
         return Tangent(at, model)
 
@@ -109,33 +106,36 @@ class TangentObjective(AmplifiedObjective):
 @functools.partial(jax.jit, static_argnums=0)
 def _slope(
     law: SampledLaw,
-    gram: jax.Array,
+    quadratic: Any,
     frozen: implicit.Frozen,
     epsilon: jax.Array,
     log_delta: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    """(log σ, ∂ log σ/∂G); compiled once for all strategies."""
+) -> tuple[tuple[jax.Array, jax.Array], Any]:
+    """((log σ, norm of C), ∂ log σ/∂G); compiled once for all strategies."""
 
-    def value(gram: jax.Array) -> jax.Array:
-        return implicit.log_sigma(law, dominating_pair.jittered(gram), frozen, epsilon, log_delta)
+    def value(quadratic: Any) -> tuple[jax.Array, jax.Array]:
+        reduced = law.prepared(quadratic)
+        log_sigma = implicit.log_sigma(law, reduced, frozen, epsilon, log_delta)
+        return log_sigma, law.norm(reduced)
 
-    return jax.value_and_grad(value)(gram)
+    return jax.value_and_grad(value, has_aux=True)(quadratic)
 
 
 @functools.lru_cache(maxsize=16)
-def _gram(build: Callable[[jax.Array], Strategy], scheme: BallsInBins) -> Callable[..., jax.Array]:
-    return jax.jit(lambda x: build(x).gram(scheme))
+def _quadratic(law: SampledLaw, build: Callable[[jax.Array], Strategy]) -> Callable[..., Any]:
+    return jax.jit(lambda x: law.quadratic(build(x)))
 
 
 @functools.lru_cache(maxsize=16)
 def _model(
-    loss: Loss, build: Callable[[jax.Array], Strategy], scheme: BallsInBins
+    loss: Loss, law: SampledLaw, build: Callable[[jax.Array], Strategy]
 ) -> Callable[..., tuple[Any, ...]]:
     """(loss, gradient) with log σ ≈ ``log_sigma`` + log(2 <slope, G>)/2."""
 
-    def value(x: jax.Array, log_sigma: jax.Array, slope: jax.Array) -> jax.Array:
+    def value(x: jax.Array, log_sigma: jax.Array, slope: Any) -> jax.Array:
         strategy = build(x)
-        weight = 2 * jnp.sum(slope * jnp.asarray(strategy.gram(scheme)))
+        products = jax.tree.map(lambda h, g: jnp.sum(h * g), slope, law.quadratic(strategy))
+        weight = 2 * jax.tree.reduce(jnp.add, products)
         return loss(strategy, jnp.exp(log_sigma) * jnp.sqrt(weight))
 
     return jax.jit(jax.value_and_grad(value))

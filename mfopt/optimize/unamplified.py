@@ -321,7 +321,8 @@ def _dense(
     lag = np.subtract.outer(np.arange(n), np.arange(n))
     free = np.flatnonzero(((lag > 0) & (lag % bins != 0)).ravel())
     query = np.asarray(workload.materialize(n))
-    prefix = isinstance(workload, PrefixSums)
+    coefs = workload.toeplitz_coefs(n)
+    prefix = coefs is not None and bool(np.all(coefs == 1))
 
     def matrix(x: np.ndarray) -> np.ndarray:
         entries = np.zeros(n * n)

@@ -6,7 +6,8 @@ they refuse is wrong.
 """
 
 from mfopt.testing.accountants import check_accountant
+from mfopt.testing.sampled_laws import check_sampled_law
 from mfopt.testing.schemes import check_scheme
 from mfopt.testing.strategies import check_strategy
 
-__all__ = ["check_accountant", "check_scheme", "check_strategy"]
+__all__ = ["check_accountant", "check_sampled_law", "check_scheme", "check_strategy"]

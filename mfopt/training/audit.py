@@ -180,6 +180,9 @@ def log_likelihood_ratios(
 
     Args:
         releases: (n, m) noised sums in units of the bound; column i belongs to canary i alone.
+        strategy: C of the run's noise.
+        scheme: how canaries were sampled.
+        noise_multiplier: σ of the run, in units of the bound.
 
     Returns:
         (m,). Exact for balls-in-bins and fixed order; for schemes that draw afresh in each

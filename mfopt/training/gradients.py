@@ -59,6 +59,9 @@ def unit_loss(
     """Mean loss over one unit's records, and (Σ loss·targets, Σ targets) for reporting.
 
     Args:
+        model: whose loss.
+        params: trained parameters, of any one dtype.
+        frozen: the other parameters.
         tokens: (G, L) int32.
         mask: (G, L) bool; a row without a real token is padding and does not count in the mean.
 

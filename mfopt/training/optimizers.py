@@ -61,6 +61,7 @@ def make_optimizer(
     """The optax optimizer ``name``.
 
     Args:
+        name: "sgd", "momentum", "adam", "adamw" or "adafactor".
         learning_rate: a number or a schedule.
         momentum: of "momentum".
         beta1, beta2: of "adam" and "adamw".

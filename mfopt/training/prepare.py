@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from mfopt import _check, _files
+from mfopt.accounting.closed_form.group import one_unit_target
 from mfopt.factorization import Factorization, proofs
 from mfopt.factorization import load as load_factorization
 from mfopt.guarantee import Guarantee
@@ -171,7 +172,7 @@ def _account(config: TrainConfig, folder: Path, progress: Report) -> privacy.Acc
     if config.algorithm in ("els", "group") and config.privacy_unit == "user":
         group = config.records_per_user
     if config.algorithm == "group":
-        epsilon, delta = privacy.one_unit_target(epsilon, delta, group)
+        epsilon, delta = one_unit_target(epsilon, delta, group)
         group = 1
     accounted = Mechanism(
         scheme or config.scheme(),

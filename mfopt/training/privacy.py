@@ -15,6 +15,7 @@ import numpy as np
 
 from mfopt import _check, query_error
 from mfopt.accounting import account as account_of
+from mfopt.accounting.closed_form import group as lemma
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
@@ -89,8 +90,11 @@ def statement(
     """The (ε, δ) statement about a run of ``execution``.
 
     Args:
+        accounted: the statement to hold the run against.
+        execution: what will run.
         black_box: derive the statement for a user of several units from an account for one unit,
-            by :func:`black_box_group` (Chua et al. 2024, Algorithm 1).
+            by :func:`~mfopt.accounting.closed_form.group.black_box_group` (Chua et al. 2024,
+            Algorithm 1).
         privacy_unit: "user", or "record" for a statement about single records (record units only).
         delta_share: most that truncation may add to δ, as a share of it.
 
@@ -133,7 +137,7 @@ def statement(
         )
     group = _group_size(units, privacy_unit)
     if black_box and guarantee.group_size == 1:
-        guarantee = black_box_group(guarantee, group)
+        guarantee = lemma.black_box_group(guarantee, group)
     if guarantee.group_size < group:
         raise _check.reject(
             "group_size",
@@ -178,39 +182,6 @@ def statement(
         adjacency=adjacency,
         details=details | {"accounted_group_size": guarantee.group_size},
     )
-
-
-def black_box_group(guarantee: Guarantee, group_size: int) -> Guarantee:
-    """For groups of K: (K ε, δ Σ_{j<K} e^{jε}), whatever the mechanism (Vadhan 2017, lemma 2.2).
-
-    Raises:
-        UsageError: the resulting δ is 1 or more, which says nothing.
-    """
-    if group_size == 1:
-        return guarantee
-    powers = guarantee.epsilon * np.arange(group_size)
-    log_delta = float(np.log(guarantee.delta) + np.logaddexp.reduce(powers))
-    if log_delta >= 0:
-        raise _check.reject(
-            "group_size",
-            group_size,
-            f"black-box group privacy of {guarantee} gives a δ above 1, which says nothing",
-            "Use tight group accounting, a smaller group, or much more noise.",
-        )
-    return dataclasses.replace(
-        guarantee,
-        epsilon=group_size * guarantee.epsilon,
-        delta=float(np.exp(log_delta)),
-        group_size=group_size,
-        method=f"black-box group privacy of: {guarantee.method}",
-        status="bound" if guarantee.status == "exact" else guarantee.status,
-    )
-
-
-def one_unit_target(epsilon: float, delta: float, group_size: int) -> tuple[float, float]:
-    """(ε, δ) of one unit from which :func:`black_box_group` gives (``epsilon``, ``delta``)."""
-    share = epsilon / group_size
-    return share, float(delta / np.exp(np.logaddexp.reduce(share * np.arange(group_size))))
 
 
 def _group_size(units: Units, privacy_unit: str) -> int:

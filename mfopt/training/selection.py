@@ -47,6 +47,7 @@ def select(
     """At most ``group_size`` records of each user, without replacement.
 
     Args:
+        store: token store.
         users: (B,) user numbers; -1 stands for nobody.
         group_size: G, most records per user.
         rule: "random" (uniform over subsets, fresh for each ``step``), "longest" or "shortest" (by

@@ -15,11 +15,7 @@ from mfopt_cli.live import Live
 @click.command(name="calibrate", cls=options.Command)
 @options.file_argument
 @options.privacy
-@options.certify_samples
-@options.seed()
-@options.out("Save C with the new σ.")
-@options.force
-@options.output
+@options.certificate("Save C with the new σ.")
 def command(
     path: Path,
     epsilon: float,

@@ -15,11 +15,7 @@ from mfopt_cli.live import Live
 @options.file_argument
 @options.eps("ε to prove [default: the file's].")
 @options.delta("δ to prove [default: the file's].")
-@options.certify_samples
-@options.seed()
-@options.out("Save the file with this statement.")
-@options.force
-@options.output
+@options.certificate("Save the file with this statement.")
 def command(
     path: Path,
     epsilon: float | None,

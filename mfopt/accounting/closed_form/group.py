@@ -22,7 +22,9 @@ from scipy import special
 
 from mfopt import _check
 from mfopt.accounting import solve
+from mfopt.guarantee import Guarantee
 
+_POINTS = 21  # at which the textbook lemma is tried before its ε is refined
 _SMALLEST_DELTA = 1e-250  # what the library's own profiles resolve
 Form = Literal["geometric", "exponential"]
 
@@ -208,6 +210,13 @@ def black_box_epsilon(
     that the one-unit accountant resolves (1e-15 for accountants that work with plain float64
     probabilities); below it nothing is known.
 
+    Args:
+      profile: one unit's.
+      group_size: K.
+      delta: δ of the group.
+      form: "geometric" or "exponential", see :func:`black_box_log_factor`.
+      floor: as above.
+
     Returns:
       ε, or infinity where the lemma needs a one-unit δ below ``floor``: beyond numerical range,
       and no statement that the privacy loss is infinite.
@@ -222,12 +231,48 @@ def black_box_epsilon(
         return 0.0
     # nothing is known below the floor, so the search may not pass the ε at which it is reached
     largest = max(profile.epsilon(max(floor, _SMALLEST_DELTA)), 1e-8)
-    if excess(largest) > 0:
+    # one unit needs less than δ; past that the left side need not be monotone
+    least = min(max(profile.epsilon(delta), 1e-6), largest)
+    points = np.linspace(least, largest, _POINTS)
+    guess = next((float(point) for point in points if excess(float(point)) <= 0), None)
+    if guess is None:
         return math.inf
-    guess = min(max(profile.epsilon(max(delta / group_size, 1e-300)), 1e-6), largest)
     return group_size * solve.smallest(
         excess, guess, name="epsilon", relative=1e-7, largest=largest
     )
+
+
+def black_box_group(guarantee: Guarantee, group_size: int) -> Guarantee:
+    """The statement for groups of K by the textbook lemma: (K ε, δ Σ_{j<K} e^{jε}).
+
+    Raises:
+      UsageError: the resulting δ is 1 or more, which says nothing.
+    """
+    if group_size == 1:
+        return guarantee
+    log_factor = black_box_log_factor(guarantee.epsilon, group_size, "geometric")
+    log_delta = math.log(guarantee.delta) + log_factor
+    if log_delta >= 0:
+        raise _check.reject(
+            "group_size",
+            group_size,
+            f"black-box group privacy of {guarantee} gives a δ above 1, which says nothing",
+            "Use tight group accounting, a smaller group, or much more noise.",
+        )
+    return dataclasses.replace(
+        guarantee,
+        epsilon=group_size * guarantee.epsilon,
+        delta=math.exp(log_delta),
+        group_size=group_size,
+        method=f"black-box group privacy of: {guarantee.method}",
+        status="bound" if guarantee.status == "exact" else guarantee.status,
+    )
+
+
+def one_unit_target(epsilon: float, delta: float, group_size: int) -> tuple[float, float]:
+    """(ε, δ) of one unit from which :func:`black_box_group` gives (``epsilon``, ``delta``)."""
+    one = epsilon / group_size
+    return one, delta * math.exp(-black_box_log_factor(one, group_size, "geometric"))
 
 
 def lower_line(profile: Profile, group_size: int, delta: float) -> float:

@@ -11,11 +11,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mfopt._float64 import float64
 from mfopt.accounting.chain import Chain, DeterministicUnit
 from mfopt.accounting.model import LossModel
-from mfopt.accounting.monte_carlo import design_point, dominating_pair, tilted
+from mfopt.accounting.monte_carlo import _chunks, design_point, dominating_pair, tilted
 from mfopt.accounting.monte_carlo.bin_counts import CountModel
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
+from mfopt.accounting.monte_carlo.evidence import (
+    Pilot,
+    Point,
+    Tilt,
+    Trial,
+    UpperBound,
+    upper_bound,
+)
 from mfopt.accounting.monte_carlo.free import Orthogonal, Unamplified, guess_noise_multiplier
 from mfopt.accounting.monte_carlo.frozen import FrozenSamples
 from mfopt.accounting.monte_carlo.protocol import (
@@ -27,7 +36,6 @@ from mfopt.accounting.monte_carlo.protocol import (
     loss_of,
 )
 from mfopt.accounting.monte_carlo.sampled import OneUnit
-from mfopt.accounting.monte_carlo.tilted import HINGE, Payoff, Pilot, Tilt, UpperBound
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import Strategy
 
@@ -62,87 +70,52 @@ class BallsInBinsLoss(SampledLoss):
     ) -> FrozenSamples:
         return FrozenSamples(self.pair, noise_multiplier, epsilon, samples, key)
 
+    @float64
     def choose(
         self,
         direction: SampledDirection,
-        noise_multiplier: float,
-        epsilon: float,
-        *,
-        samples: int,
-        beta: float,
-        key: jax.Array,
+        point: Point,
+        trial: Trial,
         log_mean: float | None = None,
-        payoff: Payoff = HINGE,
     ) -> Pilot:
+        # remove: from the order of least ceiling upwards (below it the second moment grows too) as
+        # long as the bound falls
+        if direction == "add":
+            return self.pilot(self.least("add", point), point, tilted.PILOT, trial.key)
+        best: tuple[float, Pilot] | None = None
+        count = 0
+        for first in tilted.remove_tilts(self.pair, point):
+            order: float | None = first.order
+            least, misses = math.inf, 0
+            while order is not None and misses < 2:  # one miss may be the pilot's noise
+                here = tilted.tilt(first.kind, order, self.pair, point)
+                key = _chunks.subkey(trial.key, count)
+                taken = self.pilot(here, point, tilted.PILOT, key)
+                count += 1
+                seen = taken.log_mean > -math.inf and (log_mean is None or taken.agrees(log_mean))
+                expected = taken.expected(trial.samples, trial.beta)[1] if seen else math.inf
+                if best is None or expected < best[0]:
+                    best = expected, taken
+                misses = 0 if expected < least else misses + 1
+                least = min(least, expected)
+                order = tilted.next_order(first.kind, order)
+        assert best is not None
+        return best[1]
+
+    def least(self, direction: SampledDirection, point: Point) -> Tilt:
         if direction == "remove":
-            return tilted.choose(
-                self.pair,
-                noise_multiplier,
-                epsilon,
-                samples=samples,
-                beta=beta,
-                key=key,
-                log_mean=log_mean,
-                payoff=payoff,
-            )
-        tilt = self.least("add", noise_multiplier, epsilon, payoff)
-        return self.pilot(
-            tilt, noise_multiplier, epsilon, samples=tilted.PILOT, key=key, payoff=payoff
-        )
+            return tilted.remove_tilts(self.pair, point)[0]
+        return tilted.mean_tilt(self.pair, point)
 
-    def least(
-        self,
-        direction: SampledDirection,
-        noise_multiplier: float,
-        epsilon: float,
-        payoff: Payoff = HINGE,
-    ) -> Tilt:
-        if direction == "remove":
-            return tilted.remove_tilts(self.pair, noise_multiplier, epsilon, payoff)[0]
-        return tilted.mean_tilt(self.pair, noise_multiplier, epsilon, payoff)
+    def pilot(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> Pilot:
+        return Pilot(tilt, *tilted.total(self.pair, tilt, point, samples, key))
 
-    def pilot(
-        self,
-        tilt: Tilt,
-        noise_multiplier: float,
-        epsilon: float,
-        *,
-        samples: int,
-        key: jax.Array,
-        payoff: Payoff = HINGE,
-    ) -> Pilot:
-        return tilted.pilot(
-            self.pair, noise_multiplier, epsilon, tilt, samples=samples, key=key, payoff=payoff
-        )
+    def at(self, tilt: Tilt, point: Point) -> Tilt:
+        return tilted.tilt(tilt.kind, tilt.order, self.pair, point)
 
-    def at(
-        self, tilt: Tilt, noise_multiplier: float, epsilon: float, payoff: Payoff = HINGE
-    ) -> Tilt:
-        return tilted.tilt(tilt.kind, tilt.order, self.pair, noise_multiplier, epsilon, payoff)
-
-    def bound(
-        self,
-        tilt: Tilt,
-        noise_multiplier: float,
-        epsilon: float,
-        *,
-        bet: int,
-        samples: int,
-        beta: float,
-        key: jax.Array,
-        payoff: Payoff = HINGE,
-    ) -> UpperBound:
-        return tilted.bound(
-            self.pair,
-            noise_multiplier,
-            epsilon,
-            tilt,
-            bet=bet,
-            samples=samples,
-            beta=beta,
-            key=key,
-            payoff=payoff,
-        )
+    def bound(self, tilt: Tilt, point: Point, bet: int, trial: Trial) -> UpperBound:
+        sums, used = tilted.total(self.pair, tilt, point, trial.samples, trial.key)
+        return upper_bound(tilt, sums, used, bet=bet, beta=trial.beta)
 
     def free_bounds(self) -> Sequence[FreeBound]:
         squared = dominating_pair.orthogonal_norm(self.pair)
@@ -172,8 +145,12 @@ class BallsInBinsLaw(SampledLaw):
         result: design_point.Draws = design_point.draw(key, samples + samples % 2, self.scheme.bins)
         return result
 
-    def reduced(self, strategy: Strategy) -> DominatingPair:
-        return dominating_pair.differentiable(strategy, self.scheme)
+    def quadratic(self, strategy: Strategy) -> jax.Array:
+        """G."""
+        return jnp.asarray(strategy.gram(self.scheme))
+
+    def prepared(self, quadratic: jax.Array) -> DominatingPair:
+        return dominating_pair.jittered(quadratic)
 
     def log_scale(self, reduced: DominatingPair) -> jax.Array:
         """log of the root mean square norm of the modes."""
@@ -237,8 +214,7 @@ def model(mechanism: Any, samples: int | None = None) -> LossModel:
     group_size, bins = mechanism.group_size, mechanism.sampling.bins
     squared_norm = orthogonal_norm(mechanism) if group_size > 1 else None
     if squared_norm is not None:
-        chain = Chain(allocation(bins, squared_norm), group_size, "balls-in-bins with C = I")
-        return CountModel(chain, bins, squared_norm)
+        return CountModel(allocation(bins, squared_norm), group_size, bins, squared_norm)
     one = OneUnit(law(mechanism.sampling).loss(mechanism.strategy), samples)
     if group_size == 1:
         return one

@@ -20,12 +20,10 @@ import dataclasses
 import functools
 import math
 
-import jax
 import numpy as np
 from scipy import special
 
-from mfopt.accounting.chain import Chain
-from mfopt.accounting.model import Bounds, LossModel, Plan
+from mfopt.accounting.chain import Chain, Unit
 from mfopt.accounting.monte_carlo.plain import Estimate
 
 _CELL = 0.02  # of the proposal's histogram, in noise units
@@ -200,25 +198,24 @@ class Counts:
         return min(-t * (epsilon - half) + 0.5 * t**2 * self._mean_square + peak, 0.0), t
 
 
-class CountModel(LossModel):
+class CountModel(Chain):
     """K units with C = I: bounded by the chain, estimated by the exact mixture.
 
     Args:
-      chain: the bound.
+      unit: the exact one-unit profile.
+      group_size: K.
       bins: b.
       squared_norm: of each mode, before division by σ².
     """
 
-    estimator = "balls-in-bins, exact mixture over bin counts, importance sampled"
-
-    def __init__(self, chain: Chain, bins: int, squared_norm: float) -> None:
-        self.chain, self.bins, self.squared_norm = chain, bins, squared_norm
-        self.method, self.status, self.sampled = chain.method, chain.status, chain.sampled
+    def __init__(self, unit: Unit, group_size: int, bins: int, squared_norm: float) -> None:
+        super().__init__(unit, group_size, "balls-in-bins with C = I")
+        self.estimator = "balls-in-bins, exact mixture over bin counts, importance sampled"
+        self.bins, self.squared_norm = bins, squared_norm
 
     def counts(self, noise_multiplier: float) -> Counts:
         """The exact mixture at this σ."""
-        gram = self.squared_norm / noise_multiplier**2
-        return Counts(self.bins, self.chain.group_size, gram)
+        return Counts(self.bins, self.group_size, self.squared_norm / noise_multiplier**2)
 
     def log_estimate(self, noise_multiplier: float, epsilon: float) -> float:
         counts = self.counts(noise_multiplier)
@@ -229,18 +226,4 @@ class CountModel(LossModel):
         return log_delta
 
     def log_search(self, noise_multiplier: float, epsilon: float) -> float:
-        return self.chain.log_estimate(noise_multiplier, epsilon)
-
-    def bounds(
-        self,
-        noise_multiplier: float,
-        epsilon: float,
-        plan: Plan | None,
-        samples: int,
-        beta: float,
-        key: jax.Array,
-    ) -> Bounds:
-        return self.chain.bounds(noise_multiplier, epsilon, plan, samples, beta, key)
-
-    def guess(self, epsilon: float, delta: float) -> float:
-        return self.chain.guess(epsilon, delta)
+        return super().log_estimate(noise_multiplier, epsilon)

@@ -129,16 +129,11 @@ def _exact(strategy: Strategy, scheme: BallsInBins) -> tuple[DominatingPair, jax
     return DominatingPair(factor @ factor.T * largest**2, factor * largest), largest
 
 
-def differentiable(strategy: Strategy, scheme: BallsInBins) -> DominatingPair:
-    """The pair for optimizing: a jittered Cholesky factor, cheap to differentiate.
-
-    Call it inside a float64 scope. Not for certificates.
-    """
-    return jittered(jnp.asarray(strategy.gram(scheme)))
-
-
 def jittered(gram: jax.Array) -> DominatingPair:
-    """The pair of a Gram matrix, for optimizing: see :func:`differentiable`."""
+    """The pair of a Gram matrix for optimizing: a Cholesky factor, cheap to differentiate.
+
+    Call it inside a float64 scope. Not for certificates: the diagonal is raised by 1e-12.
+    """
     jitter = _JITTER * jnp.mean(jnp.diagonal(gram)) * jnp.eye(gram.shape[0])
     return DominatingPair(gram, jnp.linalg.cholesky(gram + jitter))
 

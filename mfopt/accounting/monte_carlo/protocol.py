@@ -9,6 +9,7 @@ Two objects, both found by dispatch:
 
 Balls-in-bins is the implementation in :mod:`mfopt.accounting.monte_carlo.balls_in_bins`. Another
 scheme registers its own: ``@law.register(MyScheme)`` on a function of the scheme.
+:func:`mfopt.testing.check_sampled_law` is the conformance test.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, Literal, Protocol
 import jax
 
 from mfopt import _check
-from mfopt.accounting.monte_carlo.tilted import HINGE, Payoff, Pilot, Tilt, UpperBound
+from mfopt.accounting.monte_carlo.evidence import Pilot, Point, Tilt, Trial, UpperBound
 from mfopt.strategies import Strategy
 
 SampledDirection = Literal["remove", "add"]
@@ -82,66 +83,62 @@ class SampledLoss(abc.ABC):
     def frozen(
         self, noise_multiplier: float, epsilon: float, samples: int, key: jax.Array
     ) -> FrozenEstimate:
-        """An estimate whose proposal is placed at this σ and ε."""
+        """An estimate whose proposal is placed at this σ and ε.
+
+        Args:
+          noise_multiplier: σ near the one that is sought; any is unbiased.
+          epsilon: ε of the estimate.
+          samples: at least so many.
+          key: randomness.
+        """
 
     @abc.abstractmethod
     def choose(
         self,
         direction: SampledDirection,
-        noise_multiplier: float,
-        epsilon: float,
-        *,
-        samples: int,
-        beta: float,
-        key: jax.Array,
+        point: Point,
+        trial: Trial,
         log_mean: float | None = None,
-        payoff: Payoff = HINGE,
     ) -> Pilot:
-        """The proposal that should bound best with ``samples``, and what a pilot saw of it."""
+        """The proposal that should bound best, and what a pilot saw of it.
+
+        Args:
+          direction: of the bound.
+          point: where.
+          trial: samples and β of the bound to come; the key is the pilots', not its.
+          log_mean: log H where it is known about: a pilot that misses it is passed over.
+        """
 
     @abc.abstractmethod
-    def least(
-        self,
-        direction: SampledDirection,
-        noise_multiplier: float,
-        epsilon: float,
-        payoff: Payoff = HINGE,
-    ) -> Tilt:
+    def least(self, direction: SampledDirection, point: Point) -> Tilt:
         """The proposal of least ceiling."""
 
     @abc.abstractmethod
-    def pilot(
-        self,
-        tilt: Tilt,
-        noise_multiplier: float,
-        epsilon: float,
-        *,
-        samples: int,
-        key: jax.Array,
-        payoff: Payoff = HINGE,
-    ) -> Pilot:
-        """iid values of a proposal that prove nothing."""
+    def pilot(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> Pilot:
+        """iid values of a proposal that prove nothing.
+
+        Args:
+          tilt: the proposal, with its ceiling at ``point``.
+          point: where.
+          samples: at least so many.
+          key: randomness.
+        """
 
     @abc.abstractmethod
-    def at(
-        self, tilt: Tilt, noise_multiplier: float, epsilon: float, payoff: Payoff = HINGE
-    ) -> Tilt:
-        """The same proposal with its proven ceiling at another σ and ε."""
+    def at(self, tilt: Tilt, point: Point) -> Tilt:
+        """The same proposal with its proven ceiling at another point."""
 
     @abc.abstractmethod
-    def bound(
-        self,
-        tilt: Tilt,
-        noise_multiplier: float,
-        epsilon: float,
-        *,
-        bet: int,
-        samples: int,
-        beta: float,
-        key: jax.Array,
-        payoff: Payoff = HINGE,
-    ) -> UpperBound:
-        """Upper bound of the tilt's direction except with probability ``beta``."""
+    def bound(self, tilt: Tilt, point: Point, bet: int, trial: Trial) -> UpperBound:
+        """Upper bound of the tilt's direction except with probability β, on fresh samples.
+
+        Args:
+          tilt: the proposal, with its ceiling at ``point``.
+          point: where.
+          bet: index of λ in :data:`~mfopt.accounting.monte_carlo.betting.BETS`; neither it nor the
+            tilt may depend on these samples.
+          trial: samples, β and key.
+        """
 
     @abc.abstractmethod
     def free_bounds(self) -> Sequence[FreeBound]:
@@ -168,8 +165,19 @@ class SampledLaw(abc.ABC):
         """Frozen randomness, a pytree."""
 
     @abc.abstractmethod
+    def quadratic(self, strategy: Strategy) -> Any:
+        """What δ depends on: a pytree, differentiable in the strategy.
+
+        Of degree two: that of a·C is a² times that of C, so that σ grows like its square root.
+        """
+
+    @abc.abstractmethod
+    def prepared(self, quadratic: Any) -> Any:
+        """``quadratic`` with what sampling needs beside it (a factor, say), differentiable."""
+
     def reduced(self, strategy: Strategy) -> Any:
-        """What δ depends on, a pytree that is differentiable in the strategy."""
+        """What the methods below take."""
+        return self.prepared(self.quadratic(strategy))
 
     @abc.abstractmethod
     def log_scale(self, reduced: Any) -> jax.Array:

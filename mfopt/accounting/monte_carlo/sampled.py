@@ -14,15 +14,24 @@ import jax
 
 from mfopt._float64 import float64
 from mfopt.accounting.model import Bounds, Found, LossModel, Plan, Side
-from mfopt.accounting.monte_carlo import _chunks, tilted
+from mfopt.accounting.monte_carlo import _chunks
 from mfopt.accounting.monte_carlo.calibrate import calibrate
+from mfopt.accounting.monte_carlo.evidence import (
+    Hinge,
+    Payoff,
+    Pilot,
+    Point,
+    Sums,
+    Trial,
+    UpperBound,
+    ceiling_alone,
+)
 from mfopt.accounting.monte_carlo.protocol import (
     DIRECTIONS,
     FreeBound,
     SampledDirection,
     SampledLoss,
 )
-from mfopt.accounting.monte_carlo.tilted import Hinge, Payoff, Pilot
 from mfopt.guarantee import Status
 
 CALIBRATE_SAMPLES = 2**15  # of the estimate of σ that a certificate starts from
@@ -88,21 +97,22 @@ class OneUnit(LossModel):
             frozen = self.loss.frozen(noise_multiplier, epsilon, _SEARCH_SAMPLES, key)
             log_sigma = math.log(noise_multiplier)
             return frozen.evaluate(log_sigma).value, frozen.log_delta_add(log_sigma)
+        points = {
+            direction: self._at(direction, noise_multiplier, epsilon) for direction in DIRECTIONS
+        }
         remove, add = (
             self._with_constant(
                 direction,
                 self.loss.pilot(
-                    self.loss.least(direction, noise_multiplier, epsilon, companion.payoff),
-                    noise_multiplier,
-                    epsilon,
-                    samples=_SEARCH_SAMPLES,
-                    key=key,
-                    payoff=companion.payoff,
+                    self.loss.least(direction, point), point, _SEARCH_SAMPLES, key
                 ).log_mean,
             )
-            for direction, companion in self.companions.items()
+            for direction, point in points.items()
         )
         return remove, add
+
+    def _at(self, direction: SampledDirection, noise_multiplier: float, epsilon: float) -> Point:
+        return Point(noise_multiplier, epsilon, self.companions[direction].payoff)
 
     def guess(self, epsilon: float, delta: float) -> float:
         return self.loss.start(epsilon, delta)
@@ -115,44 +125,32 @@ class OneUnit(LossModel):
 
     # --- bounds ----------------------------------------------------------------------------------
 
-    def pilot(
-        self, noise_multiplier: float, epsilon: float, samples: int, beta: float, key: jax.Array
-    ) -> Plan:
+    def pilot(self, noise_multiplier: float, epsilon: float, trial: Trial) -> Plan:
         known = None
         if self.alone:
             frozen = self.loss.frozen(
-                noise_multiplier, epsilon, _SEARCH_SAMPLES, _chunks.subkey(key, 0)
+                noise_multiplier, epsilon, _SEARCH_SAMPLES, _chunks.subkey(trial.key, 0)
             )
             known = frozen.evaluate(math.log(noise_multiplier)).value
         chosen: dict[SampledDirection, Chosen] = {}
         sides: list[Side] = []
         for position, direction in enumerate(DIRECTIONS, 1):
-            payoff = self.companions[direction].payoff
+            point = self._at(direction, noise_multiplier, epsilon)
             if direction == "add":
-                least = self.loss.least(direction, noise_multiplier, epsilon, payoff)
+                least = self.loss.least(direction, point)
                 if least.log_ceiling <= sides[0].log_mean + math.log(_ALONE):
-                    nothing = tilted.Sums(*(jax.numpy.zeros(()),) * 3)
+                    nothing = Sums(*(jax.numpy.zeros(()),) * 3)
                     chosen[direction] = Chosen(Pilot(least, nothing, 1), False)
                     continue
             first = self.loss.choose(
                 direction,
-                noise_multiplier,
-                epsilon,
-                samples=samples,
-                beta=beta,
-                key=_chunks.subkey(key, position, 0),
-                payoff=payoff,
-                log_mean=known if direction == "remove" else None,
+                point,
+                trial._replace(key=_chunks.subkey(trial.key, position, 0)),
+                known if direction == "remove" else None,
             )
             # the choice was the best looking of a few: what it costs is seen on samples of its own
-            taken = self.loss.pilot(
-                first.tilt,
-                noise_multiplier,
-                epsilon,
-                samples=max(samples // 2, 256),
-                key=_chunks.subkey(key, position, 1),
-                payoff=payoff,
-            )
+            size, key = max(trial.samples // 2, 256), _chunks.subkey(trial.key, position, 1)
+            taken = self.loss.pilot(first.tilt, point, size, key)
             chosen[direction] = Chosen(taken, True)
             sides.append(self._side(direction, taken))
         return Plan(tuple(sides), chosen)
@@ -174,25 +172,16 @@ class OneUnit(LossModel):
         return min(math.log(math.exp(min(log_value, 0.0)) + constant), 0.0)
 
     def bounds(
-        self,
-        noise_multiplier: float,
-        epsilon: float,
-        plan: Plan | None,
-        samples: int,
-        beta: float,
-        key: jax.Array,
+        self, noise_multiplier: float, epsilon: float, plan: Plan | None, trial: Trial
     ) -> Bounds:
         if plan is None:
-            plan = self.pilot(noise_multiplier, epsilon, samples, beta, _chunks.subkey(key, 0))
+            first = trial._replace(key=_chunks.subkey(trial.key, 0))
+            plan = self.pilot(noise_multiplier, epsilon, first)
         found = {
             direction: self._bound(
-                direction,
                 plan.detail[direction],
-                noise_multiplier,
-                epsilon,
-                samples,
-                beta,
-                _chunks.subkey(key, position),
+                self._at(direction, noise_multiplier, epsilon),
+                trial._replace(key=_chunks.subkey(trial.key, position)),
             )
             for position, direction in enumerate(DIRECTIONS, 1)
         }
@@ -209,52 +198,24 @@ class OneUnit(LossModel):
             numbers,
         )
 
-    def _bound(
-        self,
-        direction: SampledDirection,
-        chosen: Chosen,
-        sigma: float,
-        epsilon: float,
-        samples: int,
-        beta: float,
-        key: jax.Array,
-    ) -> tilted.UpperBound:
-        payoff = self.companions[direction].payoff
-        tilt = self.loss.at(chosen.pilot.tilt, sigma, epsilon, payoff)
+    def _bound(self, chosen: Chosen, point: Point, trial: Trial) -> UpperBound:
+        tilt = self.loss.at(chosen.pilot.tilt, point)
         if not chosen.sampled:
-            return tilted.ceiling_alone(tilt)
-        bet, _ = chosen.pilot.expected(samples, beta)
-        return self.loss.bound(
-            tilt, sigma, epsilon, bet=bet, samples=samples, beta=beta, key=key, payoff=payoff
-        )
+            return ceiling_alone(tilt)
+        bet, _ = chosen.pilot.expected(trial.samples, trial.beta)
+        return self.loss.bound(tilt, point, bet, trial)
 
     def direction_bound(
-        self,
-        direction: SampledDirection,
-        sigma: float,
-        epsilon: float,
-        beta: float,
-        key: jax.Array,
-        samples: int,
+        self, direction: SampledDirection, noise_multiplier: float, epsilon: float, trial: Trial
     ) -> float:
-        """Upper bound of δ in one direction except with probability ``beta``."""
-        payoff = self.companions[direction].payoff
-        least = self.loss.least(direction, sigma, epsilon, payoff)
+        point = self._at(direction, noise_multiplier, epsilon)
+        least = self.loss.least(direction, point)
         # β is a small part of δ: a ceiling of that size needs no sampling
-        if direction == "add" and least.log_ceiling <= math.log(beta):
-            return tilted.ceiling_alone(least).value
-        pilot = self.loss.choose(
-            direction,
-            sigma,
-            epsilon,
-            samples=samples,
-            beta=beta,
-            key=_chunks.subkey(key, 0),
-            payoff=payoff,
-        )
-        found = self._bound(
-            direction, Chosen(pilot, True), sigma, epsilon, samples, beta, _chunks.subkey(key, 1)
-        )
+        if direction == "add" and least.log_ceiling <= math.log(trial.beta):
+            return ceiling_alone(least).value
+        pilot_key, key = (_chunks.subkey(trial.key, i) for i in (0, 1))
+        pilot = self.loss.choose(direction, point, trial._replace(key=pilot_key))
+        found = self._bound(Chosen(pilot, True), point, trial._replace(key=key))
         return found.value + self.companions[direction].constant
 
     def free_bounds(self) -> Sequence[FreeBound]:

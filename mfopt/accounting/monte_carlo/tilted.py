@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,11 +48,10 @@ from mfopt.accounting.monte_carlo import _chunks, betting
 from mfopt.accounting.monte_carlo.dominating_pair import (
     DominatingPair,
     add_tilt,
-    log_hinge,
     privacy_loss,
 )
+from mfopt.accounting.monte_carlo.evidence import Hinge, Point, Sums, Tilt
 from mfopt.accounting.monte_carlo.plain import scale
-from mfopt.strategies.fields import Array
 
 MAX_ORDER = 256
 POINTS = 8
@@ -60,290 +59,98 @@ PILOT = 8192
 _ORDERS = 32  # ceilings that are computed at once in the search for an order
 _GROWTH = 1.15
 _SHIFT_WORTH = 3.0  # log: a shift is tried where its ceiling is at most so far above a chain's
-_ROUNDING = 1e-9  # relative slack for float64 rounding in sums of logarithms and exponentials
-_COARSE = 2.0**-46  # absolute, on f/B: uniforms have 52 bits, so tails end 8 σ out
 _ABOVE = 1e-6  # a value of f/B this far above 1 is no rounding: the ceiling does not hold
-
-
-class Payoff(Protocol):
-    """δ₂(t), decreasing, with 0 <= δ₂ <= 1: a JAX pytree."""
-
-    def log_value(self, t: Array) -> Array:
-        """log δ₂(t), or an upper bound of it; NaN where t is NaN."""
-
-    def log_peak(self, order: float) -> float:
-        """log sup_t e^(order·t) δ₂(t) of what :meth:`log_value` gives, order >= 0."""
-
-
-class Hinge(NamedTuple):
-    """δ₂(t) = (1 − e^t)₊: the mechanism alone."""
-
-    def log_value(self, t: Array) -> Array:
-        return log_hinge(-jnp.asarray(t))
-
-    def log_peak(self, order: float) -> float:
-        # at e^t = s/(1+s)
-        return order * math.log(order / (1 + order)) - math.log1p(order) if order > 0 else 0.0
-
-
-HINGE = Hinge()
-
-
-class Tilt(NamedTuple):
-    """A proposal at one σ and ε.
-
-    Attributes:
-      kind: "chain" or "shift" (remove direction), "mean" (add direction).
-      order: s of the remove direction, t of the add direction.
-      log_ceiling: log B.
-    """
-
-    kind: str
-    order: float
-    log_ceiling: float
-
-
-class Sums(NamedTuple):
-    """Over iid samples: Σ f/B, Σ (f/B)², and Σ log(1 − λ f/B) for each bet λ."""
-
-    total: jax.Array
-    square: jax.Array
-    log_wealth: jax.Array
-
-
-class UpperBound(NamedTuple):
-    """H <= ``value`` except with probability ``beta`` over the samples drawn here.
-
-    Attributes:
-      value: the bound on the hockey-stick divergence.
-      mean: the point estimate.
-      ceiling: the proven range bound B; the divergence never exceeds it.
-      samples: 0 where the ceiling alone was small enough.
-      order: s for "remove", t for "add".
-    """
-
-    value: float
-    mean: float
-    ceiling: float
-    samples: int
-    order: float
-
-
-class Pilot(NamedTuple):
-    """What a sample taken beforehand says about the samples of a bound."""
-
-    tilt: Tilt
-    sums: Sums
-    samples: int
-
-    @property
-    def log_mean(self) -> float:
-        """log of the estimate of H; −inf where no sample was above 0."""
-        mean = float(self.sums.total) / self.samples
-        return math.log(mean) + self.tilt.log_ceiling if mean > 0 else -math.inf
-
-    @property
-    def deviation(self) -> float:
-        """Relative standard deviation of one sample; infinite where none was above 0."""
-        mean = float(self.sums.total) / self.samples
-        if not mean > 0:
-            return math.inf
-        return math.sqrt(max(float(self.sums.square) / self.samples - mean**2, 0.0)) / mean
-
-    def expected(self, samples: int, beta: float) -> tuple[int, float]:
-        """The bet to take with so many samples, and log of the bound it should give over H.
-
-        Infinite where no sample was above 0: that is no evidence.
-        """
-        bet, scaled = betting.choose(np.asarray(self.sums.log_wealth), self.samples, samples, beta)
-        mean = float(self.sums.total) / self.samples
-        return bet, math.log(max(scaled / mean, 1.0)) if mean > 0 else math.inf
-
-    def agrees(self, log_mean: float) -> bool:
-        """Whether H = e^``log_mean`` lies within five standard errors of what was seen."""
-        error = self.deviation / math.sqrt(self.samples)
-        return abs(math.expm1(min(log_mean - self.log_mean, 50.0))) <= 5 * error + 0.05
-
-
-@float64
-def pilot(
-    pair: DominatingPair,
-    noise_multiplier: float,
-    epsilon: float,
-    tilt: Tilt,
-    *,
-    samples: int,
-    key: jax.Array,
-    payoff: Payoff = HINGE,
-) -> Pilot:
-    """Samples that prove nothing: they choose the bet, and say what a bound would cost."""
-    return Pilot(tilt, *_total(pair, noise_multiplier, epsilon, tilt, samples, key, payoff))
-
-
-@float64
-def bound(
-    pair: DominatingPair,
-    noise_multiplier: float,
-    epsilon: float,
-    tilt: Tilt,
-    *,
-    bet: int,
-    samples: int,
-    beta: float,
-    key: jax.Array,
-    payoff: Payoff = HINGE,
-) -> UpperBound:
-    """Upper confidence bound on H. Neither ``tilt`` nor ``bet`` may depend on these samples."""
-    found, used = _total(pair, noise_multiplier, epsilon, tilt, samples, key, payoff)
-    ceiling = math.exp(min(tilt.log_ceiling, 700.0)) * (1 + _ROUNDING)
-    scaled = betting.upper_bound(float(found.log_wealth[bet]), bet, used, beta) + _COARSE
-    value = min(scaled, 1.0) * ceiling * (1 + _ROUNDING)
-    if not (math.isfinite(float(found.total)) and math.isfinite(scaled)):
-        value = math.nan  # a sample was no number: there is no bound
-    return UpperBound(value, float(found.total) / used * ceiling, ceiling, used, tilt.order)
-
-
-def ceiling_alone(tilt: Tilt) -> UpperBound:
-    """The bound that needs no samples."""
-    ceiling = math.exp(min(tilt.log_ceiling, 700.0)) * (1 + _ROUNDING)
-    return UpperBound(ceiling, 0.0, ceiling, 0, tilt.order)
 
 
 # --- proposals -----------------------------------------------------------------------------------
 
 
 @float64
-def tilt(
-    kind: str,
-    order: float,
-    pair: DominatingPair,
-    noise_multiplier: float,
-    epsilon: float,
-    payoff: Payoff = HINGE,
-) -> Tilt:
-    """The proposal of this kind and order, with its ceiling at this σ and ε."""
-    gram, _ = scale(pair, noise_multiplier)
+def tilt(kind: str, order: float, pair: DominatingPair, point: Point) -> Tilt:
+    """The proposal of this kind and order, with its ceiling at a point.
+
+    Args:
+      kind: "chain", "shift" or "mean".
+      order: s, whole for a chain, or t.
+      pair: the dominating pair.
+      point: σ, ε and payoff.
+    """
+    gram, _ = scale(pair, point.noise_multiplier)
     if kind == "chain":
         log_normalizers = float(_log_normalizer(gram, int(order)))
-        return Tilt(kind, int(order), _chain_ceiling(log_normalizers, int(order), epsilon, payoff))
+        return Tilt(kind, int(order), _chain_ceiling(log_normalizers, int(order), point))
     if kind == "shift":
-        return Tilt(kind, order, _shift_ceiling(gram, order, epsilon, payoff))
+        return Tilt(kind, order, _shift_ceiling(gram, order, point))
     square, half = float(np.mean(gram)), float(np.mean(np.diagonal(gram)) / 2)
-    log_ceiling = order * (half - epsilon) + order**2 * square / 2 + payoff.log_peak(order)
-    return Tilt("mean", order, log_ceiling)
+    log_ceiling = order * (half - point.epsilon) + order**2 * square / 2
+    return Tilt("mean", order, log_ceiling + point.payoff.log_peak(order))
 
 
 @float64
-def remove_tilts(
-    pair: DominatingPair, noise_multiplier: float, epsilon: float, payoff: Payoff = HINGE
-) -> list[Tilt]:
+def remove_tilts(pair: DominatingPair, point: Point) -> list[Tilt]:
     """The proposal of least ceiling of each kind that may be best; the least of all first."""
-    gram, _ = scale(pair, noise_multiplier)
-    chain = _least_chain(gram, epsilon, payoff)
+    gram, _ = scale(pair, point.noise_multiplier)
+    chain = _least_chain(gram, point)
     top = float(np.max(np.diagonal(gram)))
 
     def log_ceiling(log_order: float) -> float:
-        return _shift_ceiling(gram, math.exp(log_order), epsilon, payoff)
+        return _shift_ceiling(gram, math.exp(log_order), point)
 
     # without log_peak the least is at (1+2s)g/2 = ε: the search is around it
-    near = math.log(max(epsilon / top, 1e-3))
+    near = math.log(max(point.epsilon / top, 1e-3))
     found = optimize.minimize_scalar(
         log_ceiling, bounds=(min(near, -7.0) - 5, near + 5), method="bounded"
     )
-    candidates = [
-        chain,
-        *(
-            Tilt("shift", order, _shift_ceiling(gram, order, epsilon, payoff))
+    shift = min(
+        (
+            Tilt("shift", order, _shift_ceiling(gram, order, point))
             for order in (math.exp(float(found.x)), 0.0)
         ),
-    ]
-    shift = min(candidates[1:], key=lambda tilt: tilt.log_ceiling)
+        key=lambda tilt: tilt.log_ceiling,
+    )
     kept = [chain] if chain.log_ceiling <= shift.log_ceiling + _SHIFT_WORTH else []
     kept += [shift] if shift.log_ceiling <= chain.log_ceiling + _SHIFT_WORTH else []
     return sorted(kept, key=lambda tilt: tilt.log_ceiling)
 
 
 @float64
-def mean_tilt(
-    pair: DominatingPair, noise_multiplier: float, epsilon: float, payoff: Payoff = HINGE
-) -> Tilt:
+def mean_tilt(pair: DominatingPair, point: Point) -> Tilt:
     """The add direction's proposal of (about) the least ceiling."""
-    gram, _ = scale(pair, noise_multiplier)
-    start = float(add_tilt(gram, epsilon))
+    gram, _ = scale(pair, point.noise_multiplier)
+    start = float(add_tilt(gram, point.epsilon))
     orders = [0.0, start]
-    if not isinstance(payoff, Hinge):  # whose start is near the best already
+    if not isinstance(point.payoff, Hinge):  # whose start is near the best already
         orders += [start * factor for factor in np.geomspace(0.25, 4, 17)]
         orders += list(np.geomspace(1e-2, 1e3, 31))
-    found = [tilt("mean", order, pair, noise_multiplier, epsilon, payoff) for order in orders]
+    found = [tilt("mean", order, pair, point) for order in orders]
     return min(found, key=lambda one: one.log_ceiling)
 
 
-@float64
-def choose(
-    pair: DominatingPair,
-    noise_multiplier: float,
-    epsilon: float,
-    *,
-    samples: int,
-    beta: float,
-    key: jax.Array,
-    log_mean: float | None = None,
-    payoff: Payoff = HINGE,
-) -> Pilot:
-    """The remove direction's proposal with the least expected bound for so many samples.
-
-    From the order of least ceiling upwards (below it the second moment grows too) as long as the
-    bound falls. The choice is made before, and on other samples than, the certificate's. Where H is
-    known about, ``log_mean``, a proposal whose samples miss it is passed over.
-    """
-    best: tuple[float, Pilot] | None = None
-    count = 0
-    for first in remove_tilts(pair, noise_multiplier, epsilon, payoff):
-        order, least, misses = first.order, math.inf, 0
-        while first.kind == "shift" or order <= MAX_ORDER:
-            here = tilt(first.kind, order, pair, noise_multiplier, epsilon, payoff)
-            taken = pilot(
-                pair,
-                noise_multiplier,
-                epsilon,
-                here,
-                samples=PILOT,
-                key=_chunks.subkey(key, count),
-                payoff=payoff,
-            )
-            count += 1
-            seen = taken.log_mean > -math.inf and (log_mean is None or taken.agrees(log_mean))
-            expected = taken.expected(samples, beta)[1] if seen else math.inf
-            if best is None or expected < best[0]:
-                best = expected, taken
-            # one miss may be the pilot's noise
-            misses = 0 if expected < least else misses + 1
-            least = min(least, expected)
-            if misses == 2 or order == 0:
-                break
-            grown = order * _GROWTH
-            order = max(round(grown), order + 1) if first.kind == "chain" else grown
-    assert best is not None
-    return best[1]
+def next_order(kind: str, order: float) -> float | None:
+    """The next larger order that is worth a pilot; None where the kind ends."""
+    if kind != "chain":
+        return order * _GROWTH if order > 0 else None
+    larger = max(round(order * _GROWTH), order + 1)
+    return larger if larger <= MAX_ORDER else None
 
 
-def _chain_ceiling(log_normalizers: float, order: int, epsilon: float, payoff: Payoff) -> float:
-    return log_normalizers - order * epsilon + payoff.log_peak(order)
+def _chain_ceiling(log_normalizers: float, order: int, point: Point) -> float:
+    return log_normalizers - order * point.epsilon + point.payoff.log_peak(order)
 
 
-def _shift_ceiling(gram: np.ndarray, order: float, epsilon: float, payoff: Payoff) -> float:
+def _shift_ceiling(gram: np.ndarray, order: float, point: Point) -> float:
     top = float(np.max(np.diagonal(gram)))
-    return order * (1 + order) * top / 2 - order * epsilon + payoff.log_peak(order)
+    return order * (1 + order) * top / 2 - order * point.epsilon + point.payoff.log_peak(order)
 
 
-def _least_chain(gram: np.ndarray, epsilon: float, payoff: Payoff) -> Tilt:
+def _least_chain(gram: np.ndarray, point: Point) -> Tilt:
     best = Tilt("chain", 1, math.inf)
     before = 0.0
     for first in range(1, MAX_ORDER + 1, _ORDERS):
         ahead = before + np.cumsum(_log_normalizers(gram, first))
         before = float(ahead[-1])
         for order, value in enumerate(ahead, first):
-            log_ceiling = _chain_ceiling(float(value), order, epsilon, payoff)
+            log_ceiling = _chain_ceiling(float(value), order, point)
             if log_ceiling < best.log_ceiling:
                 best = Tilt("chain", order, log_ceiling)
         if best.order < first:
@@ -376,16 +183,20 @@ def _log_normalizer(gram: jax.Array, order: int) -> jax.Array:
 # --- kernels -------------------------------------------------------------------------------------
 
 
-def _total(
-    pair: DominatingPair,
-    noise_multiplier: float,
-    epsilon: float,
-    tilt: Tilt,
-    samples: int,
-    key: jax.Array,
-    payoff: Payoff,
+@float64
+def total(
+    pair: DominatingPair, tilt: Tilt, point: Point, samples: int, key: jax.Array
 ) -> tuple[Sums, int]:
-    gram, factor = scale(pair, noise_multiplier)
+    """:class:`Sums` over at least so many samples, and how many they were.
+
+    Args:
+      pair: the dominating pair.
+      tilt: the proposal, with its ceiling at this point.
+      point: σ, ε and payoff.
+      samples: iid samples; a part chunk is made whole.
+      key: randomness.
+    """
+    gram, factor = scale(pair, point.noise_multiplier)
     return _chunks.total(
         _KERNELS[tilt.kind],
         key,
@@ -393,10 +204,10 @@ def _total(
         pair.bins,
         gram,
         factor,
-        float(epsilon),
+        float(point.epsilon),
         float(tilt.order),
         tilt.log_ceiling,
-        payoff,
+        point.payoff,
     )
 
 

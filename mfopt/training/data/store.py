@@ -256,6 +256,9 @@ class TokenStore:
 
         Args:
             users: (B,) user numbers; -1 stands for nobody (all padding).
+            length: L, tokens of a row.
+            pad_id: the token where there is none.
+            rng: the run's own; advanced by one draw per row.
 
         Returns:
             (tokens (B, L) int32, mask (B, L) bool).

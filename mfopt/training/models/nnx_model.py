@@ -67,6 +67,10 @@ def from_nnx(
         module: any NNX module with that call. Its forward pass must not change its state.
         trainable: an NNX filter: ``nnx.Param`` trains all parameters, ``nnx.LoRAParam`` the
             adapters only. All other state becomes ``frozen``.
+        name: of the model, for reports.
+        vocab_size: number of tokens, where it is known: the data's is checked against it.
+        max_length: longest row of tokens, where there is a limit.
+        export: writes (params, frozen, folder) in the module's own form.
         partition: maps a parameter's path to its ``PartitionSpec``; None: all replicated.
 
     Raises:

@@ -1,0 +1,65 @@
+"""One option: its main name, the older ones that go on working, and how it was typed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+# main form -> the older names that mean the same
+ALIASES = {
+    "--iters": ("--bins",),
+    "--eps": ("--epsilon",),
+    "--out": ("--output",),
+    "--unit": ("--privacy-unit",),
+}
+
+
+class Option(click.Option):
+    """An option with older names that help does not show; errors name it as it was typed.
+
+    ``help`` may be a function, called when help is shown.
+    """
+
+    def __init__(
+        self,
+        names: list[str],
+        *,
+        aliases: tuple[str, ...] = (),
+        help: str | Callable[[], str] = "",
+        **more: Any,
+    ) -> None:
+        main = next(name for name in names if name.startswith("--"))
+        self.older = tuple(aliases) or ALIASES.get(main, ())
+        self._text = help
+        super().__init__([*names, *self.older], help=None if callable(help) else help, **more)
+
+    @property
+    def main(self) -> str:
+        """The name that help shows."""
+        return next(name for name in self.opts if name.startswith("--"))
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        if callable(self._text):
+            self.help = self._text()
+        every, self.opts = self.opts, [name for name in self.opts if name not in self.older]
+        try:
+            return super().get_help_record(ctx)
+        finally:
+            self.opts = every
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        return f"'{self.typed(ctx)}'"
+
+    def given(self, ctx: click.Context | None) -> str | None:
+        """The name under which the option was given, None if it was not."""
+        words = [] if ctx is None else [word.split("=")[0] for word in ctx.meta.get(WORDS, ())]
+        return next((name for name in self.opts if name in words), None)
+
+    def typed(self, ctx: click.Context | None) -> str:
+        """The name under which the option was given, its main one if it was not."""
+        return self.given(ctx) or self.main
+
+
+WORDS = "mfopt_cli.words"  # where a context's meta keeps what was typed

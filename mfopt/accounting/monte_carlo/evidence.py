@@ -1,0 +1,180 @@
+"""What sampling a privacy loss gives: the records and the rule that every sampled loss shares.
+
+A loss is sampled by a *tilt*, a proposal whose values lie in [0, B] with a proven ceiling B and
+have mean H, at a *point* (σ, ε and what is paid for a loss). A *pilot* sees what its samples look
+like and proves nothing; a *trial* of fresh samples gives the :class:`UpperBound`. How the values
+are made is the scheme's business (:mod:`mfopt.accounting.monte_carlo.tilted` for balls-in-bins).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mfopt.accounting.monte_carlo import betting
+from mfopt.accounting.monte_carlo.dominating_pair import log_hinge
+from mfopt.strategies.fields import Array
+
+_ROUNDING = 1e-9  # relative slack for float64 rounding in sums of logarithms and exponentials
+_COARSE = 2.0**-46  # absolute, on f/B: uniforms have 52 bits, so tails end 8 σ out
+
+
+class Payoff(Protocol):
+    """δ₂(t), decreasing, with 0 <= δ₂ <= 1: a JAX pytree."""
+
+    def log_value(self, t: Array) -> Array:
+        """log δ₂(t), or an upper bound of it; NaN where t is NaN."""
+
+    def log_peak(self, order: float) -> float:
+        """log sup_t e^(order·t) δ₂(t) of what :meth:`log_value` gives, order >= 0."""
+
+
+class Hinge(NamedTuple):
+    """δ₂(t) = (1 − e^t)₊: the mechanism alone."""
+
+    def log_value(self, t: Array) -> Array:
+        return log_hinge(-jnp.asarray(t))
+
+    def log_peak(self, order: float) -> float:
+        # at e^t = s/(1+s)
+        return order * math.log(order / (1 + order)) - math.log1p(order) if order > 0 else 0.0
+
+
+HINGE = Hinge()
+
+
+class Point(NamedTuple):
+    """Where a divergence is asked for.
+
+    Attributes:
+      noise_multiplier: σ, for C as stored.
+      epsilon: ε.
+      payoff: δ₂, what is paid for a loss: by the mechanism alone, or by what it is composed with.
+    """
+
+    noise_multiplier: float
+    epsilon: float
+    payoff: Payoff = HINGE
+
+
+class Trial(NamedTuple):
+    """How a bound is drawn.
+
+    Attributes:
+      samples: iid samples, for each direction.
+      beta: largest probability that the bound is below the truth.
+      key: randomness. Nothing that is fixed before the trial may depend on it.
+    """
+
+    samples: int
+    beta: float
+    key: jax.Array
+
+
+class Tilt(NamedTuple):
+    """A proposal at one σ and ε.
+
+    Attributes:
+      kind: "chain" or "shift" (remove direction), "mean" (add direction).
+      order: s of the remove direction, t of the add direction.
+      log_ceiling: log B.
+    """
+
+    kind: str
+    order: float
+    log_ceiling: float
+
+
+class Sums(NamedTuple):
+    """Over iid samples: Σ f/B, Σ (f/B)², and Σ log(1 − λ f/B) for each bet λ."""
+
+    total: jax.Array
+    square: jax.Array
+    log_wealth: jax.Array
+
+
+class UpperBound(NamedTuple):
+    """H <= ``value`` except with probability ``beta`` over the samples drawn here.
+
+    Attributes:
+      value: the bound on the hockey-stick divergence.
+      mean: the point estimate.
+      ceiling: the proven range bound B; the divergence never exceeds it.
+      samples: 0 where the ceiling alone was small enough.
+      order: s for "remove", t for "add".
+    """
+
+    value: float
+    mean: float
+    ceiling: float
+    samples: int
+    order: float
+
+
+class Pilot(NamedTuple):
+    """What a sample taken beforehand says about the samples of a bound."""
+
+    tilt: Tilt
+    sums: Sums
+    samples: int
+
+    @property
+    def log_mean(self) -> float:
+        """log of the estimate of H; −inf where no sample was above 0."""
+        mean = float(self.sums.total) / self.samples
+        return math.log(mean) + self.tilt.log_ceiling if mean > 0 else -math.inf
+
+    @property
+    def deviation(self) -> float:
+        """Relative standard deviation of one sample; infinite where none was above 0."""
+        mean = float(self.sums.total) / self.samples
+        if not mean > 0:
+            return math.inf
+        return math.sqrt(max(float(self.sums.square) / self.samples - mean**2, 0.0)) / mean
+
+    def expected(self, samples: int, beta: float) -> tuple[int, float]:
+        """The bet to take with so many samples, and log of the bound it should give over H.
+
+        Infinite where no sample was above 0: that is no evidence.
+        """
+        bet, scaled = betting.choose(np.asarray(self.sums.log_wealth), self.samples, samples, beta)
+        mean = float(self.sums.total) / self.samples
+        return bet, math.log(max(scaled / mean, 1.0)) if mean > 0 else math.inf
+
+    def agrees(self, log_mean: float) -> bool:
+        """Whether H = e^``log_mean`` lies within five standard errors of what was seen."""
+        error = self.deviation / math.sqrt(self.samples)
+        return abs(math.expm1(min(log_mean - self.log_mean, 50.0))) <= 5 * error + 0.05
+
+
+def upper_bound(tilt: Tilt, sums: Sums, samples: int, *, bet: int, beta: float) -> UpperBound:
+    """Upper confidence bound on H from the samples of a trial.
+
+    Args:
+      tilt: the proposal, its ceiling proven at the point that was sampled.
+      sums: over the samples. A value above the ceiling must have made them NaN: there is no bound
+        then.
+      samples: how many.
+      bet: index of λ in :data:`~mfopt.accounting.monte_carlo.betting.BETS`, chosen without them.
+      beta: failure probability.
+    """
+    ceiling = _ceiling(tilt)
+    scaled = betting.upper_bound(float(sums.log_wealth[bet]), bet, samples, beta) + _COARSE
+    value = min(scaled, 1.0) * ceiling * (1 + _ROUNDING)
+    if not (math.isfinite(float(sums.total)) and math.isfinite(scaled)):
+        value = math.nan  # a sample was no number: there is no bound
+    return UpperBound(value, float(sums.total) / samples * ceiling, ceiling, samples, tilt.order)
+
+
+def ceiling_alone(tilt: Tilt) -> UpperBound:
+    """The bound that needs no samples."""
+    ceiling = _ceiling(tilt)
+    return UpperBound(ceiling, 0.0, ceiling, 0, tilt.order)
+
+
+def _ceiling(tilt: Tilt) -> float:
+    return math.exp(min(tilt.log_ceiling, 700.0)) * (1 + _ROUNDING)

@@ -1,0 +1,370 @@
+"""What every sampled privacy loss must satisfy (:mod:`mfopt.accounting.monte_carlo.protocol`)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mfopt._float64 import float64
+from mfopt.accounting.monte_carlo import _chunks
+from mfopt.accounting.monte_carlo.evidence import HINGE, Pilot, Point, Tilt, Trial
+from mfopt.accounting.monte_carlo.protocol import (
+    DIRECTIONS,
+    SampledDirection,
+    SampledLaw,
+    SampledLoss,
+    law,
+)
+from mfopt.accounting.monte_carlo.sampled import OneUnit
+from mfopt.accounting.verify import Engine
+from mfopt.mechanism import Mechanism
+from mfopt.sampling import Scheme, from_description
+from mfopt.strategies import Strategy
+from mfopt.testing._rules import ERRORS, rule
+from mfopt.testing.accountants import drawn_patterns, shown_delta
+
+_LARGER = 1.5  # factor of C
+_MISS, _RUNS = 0.02, 64  # β of bounds that are drawn again and again, and how often
+_KEYS = 16
+
+
+class _Half(NamedTuple):
+    """Half of what the mechanism alone pays: all estimates and bounds must halve."""
+
+    def log_value(self, t: Any) -> jax.Array:
+        return jnp.asarray(HINGE.log_value(t)) - math.log(2)
+
+    def log_peak(self, order: float) -> float:
+        return HINGE.log_peak(order) - math.log(2)
+
+
+@float64
+def check_sampled_law(
+    scheme: Scheme,
+    strategy: Strategy,
+    *,
+    noise_multiplier: float,
+    epsilon: float,
+    samples: int = 2**13,
+    seed: int = 0,
+    sampled: SampledLaw | None = None,
+) -> None:
+    """Hold a scheme's sampled privacy loss against what calibration, optimizer and release rely on.
+
+    Its estimates are smooth, agree with each other from wherever they are placed, and scale with C;
+    its proposals stay below their ceilings and have one mean; its bounds hold as often as they
+    say; and no bound is below what the scheme shows when it is executed.
+
+    Args:
+      scheme: an example, of few iterations.
+      strategy: a C that can be rescaled, with a parameter.
+      noise_multiplier, epsilon: where δ is about 1e-3 to 1e-1, so that samples see it.
+      samples: of each estimate.
+      seed: of all of them.
+      sampled: the law, if it is not the registered one.
+
+    Raises:
+      AssertionError: a rule is broken; the message says which.
+    """
+    if sampled is None:
+        sampled, again = law(scheme), law(from_description(scheme.describe()))
+        rule(
+            sampled == again and hash(sampled) == hash(again),
+            "the law must be equal for equal schemes: it is static in compiled code",
+        )
+    point, key = Point(noise_multiplier, epsilon), _chunks.seed_key(seed)
+    _scaling(sampled, strategy, point, samples, key)
+    log_law = _law(sampled, strategy, point, samples, key)
+    loss = sampled.loss(strategy)
+    reference = _frozen(loss, point, samples, key)
+    _agree("the law's estimate", log_law, "the loss's", reference)
+    found = {d: _proposals(loss, d, point, samples, _chunks.subkey(key, 7)) for d in DIRECTIONS}
+    _agree("the estimate", reference, "a proposal of the remove direction", found["remove"])
+    _free(loss, point, found)
+    if scheme.executable:
+        _executed(loss, scheme, strategy, point, seed)
+
+
+class _Mean(NamedTuple):
+    """An estimate of H and its standard error."""
+
+    value: float
+    error: float
+
+
+def _agree(one: str, first: _Mean, other: str, second: _Mean) -> None:
+    off = abs(first.value - second.value)
+    error = math.hypot(first.error, second.error)
+    rule(
+        off <= ERRORS * error,
+        f"{one}, {first.value:.4g}, and {other}, {second.value:.4g}, are "
+        f"{off / error if error else math.inf:.1f} standard errors apart",
+    )
+
+
+def _moved(strategy: Strategy, seed: int = 1) -> Any:
+    """step -> the strategy moved along a random direction of its parameters."""
+    leaves, structure = jax.tree.flatten(strategy)
+    rng = np.random.default_rng(seed)
+    along = [rng.normal(size=np.shape(leaf)) * np.asarray(leaf) for leaf in leaves]
+
+    def moved(step: Any) -> Strategy:
+        parts = [jnp.asarray(x) + step * d for x, d in zip(leaves, along, strict=True)]
+        built: Strategy = jax.tree.unflatten(structure, parts)
+        return built
+
+    return moved
+
+
+def _scaling(
+    sampled: SampledLaw, strategy: Strategy, point: Point, samples: int, key: jax.Array
+) -> None:
+    larger = strategy.rescaled(_LARGER)
+    if larger is None:
+        raise AssertionError("the example must be a C that can be rescaled")
+    both = sampled.quadratic(strategy), sampled.quadratic(larger)
+    pairs = zip(*map(jax.tree.leaves, both), strict=True)
+    rule(
+        all(np.allclose(_LARGER**2 * a, b, rtol=1e-9, atol=0) for a, b in pairs),
+        "`quadratic` must be of degree two: that of a·C is a² times that of C",
+    )
+    first, second = map(sampled.prepared, both)
+    rule(
+        math.isclose(
+            float(sampled.log_scale(second)) - float(sampled.log_scale(first)),
+            math.log(_LARGER),
+            rel_tol=1e-6,
+        ),
+        "`log_scale` must grow by log a with a·C",
+    )
+    rule(
+        math.isclose(
+            float(sampled.norm(second)), _LARGER * float(sampled.norm(first)), rel_tol=1e-6
+        ),
+        "`norm` must grow by the factor a with a·C",
+    )
+    draws = sampled.draws(key, samples)
+    values = [
+        float(
+            sampled.log_delta(
+                sampled.frozen(
+                    reduced,
+                    sampled.proposal(reduced, factor * point.noise_multiplier, point.epsilon),
+                    draws,
+                ),
+                math.log(factor * point.noise_multiplier),
+                point.epsilon,
+            )
+        )
+        for reduced, factor in ((first, 1.0), (second, _LARGER))
+    ]
+    rule(
+        math.isclose(*values, rel_tol=1e-6),
+        f"log δ̂ of (a·C, a·σ) is {values[1]:.8g}, of (C, σ) it is {values[0]:.8g}",
+    )
+
+
+def _law(
+    sampled: SampledLaw, strategy: Strategy, point: Point, samples: int, key: jax.Array
+) -> _Mean:
+    """The law's frozen estimate: smooth, decreasing, and the same from other proposals."""
+    draws = sampled.draws(key, samples)
+    same = jax.tree.map(np.array_equal, draws, sampled.draws(key, samples))
+    rule(all(jax.tree.leaves(same)), "`draws` must be a pure function of its key")
+    other = jax.tree.map(np.array_equal, draws, sampled.draws(_chunks.subkey(key, 1), samples))
+    rule(not all(jax.tree.leaves(other)), "`draws` must depend on its key")
+    reduced, log_sigma = sampled.reduced(strategy), math.log(point.noise_multiplier)
+    near = sampled.proposal(reduced, point.noise_multiplier, point.epsilon)
+
+    @jax.jit
+    def along(step: jax.Array, log_sigma: jax.Array) -> jax.Array:
+        terms = sampled.frozen(sampled.reduced(moved(step)), near, draws)
+        return sampled.log_delta(terms, log_sigma, point.epsilon)
+
+    moved = _moved(strategy)
+    values = [float(along(0.0, log_sigma + h)) for h in np.linspace(-0.2, 0.2, 9)]
+    rule(
+        bool(np.all(np.isfinite(values)) and np.all(np.diff(values) < 0)),
+        "log δ̂ must be finite and fall with log σ",
+    )
+    for argument, what in ((0, "the strategy"), (1, "log σ")):
+        slope = float(jax.grad(along, argument)(0.0, log_sigma))
+        h = np.eye(2)[argument] * 1e-6
+        numeric = float(along(h[0], log_sigma + h[1]) - along(-h[0], log_sigma - h[1])) / 2e-6
+        rule(
+            abs(slope - numeric) <= 1e-4 * max(1.0, abs(numeric)),
+            f"the derivative of log δ̂ in {what} is {slope:.8g}, by differences {numeric:.8g}",
+        )
+
+    @jax.jit
+    def estimate(key: jax.Array, proposal: Any) -> jax.Array:
+        terms = sampled.frozen(reduced, proposal, sampled.draws(key, samples))
+        return jnp.exp(sampled.log_delta(terms, log_sigma, point.epsilon))
+
+    means = []
+    for position, factor in enumerate((1.0, 1.15)):
+        placed = sampled.proposal(reduced, factor * point.noise_multiplier, point.epsilon)
+        keys = [_chunks.subkey(key, 2 + position, i) for i in range(_KEYS)]
+        found = np.array([float(estimate(k, placed)) for k in keys])
+        means.append(_Mean(float(found.mean()), float(found.std(ddof=1)) / math.sqrt(_KEYS)))
+    _agree("δ̂ of the law", means[0], "from a proposal placed elsewhere", means[1])
+    return means[0]
+
+
+def _frozen(loss: SampledLoss, point: Point, samples: int, key: jax.Array) -> _Mean:
+    """The loss's own estimate, with its standard error."""
+    sigma, epsilon = point.noise_multiplier, point.epsilon
+    begin = loss.start(epsilon, 1e-5)
+    rule(math.isfinite(begin) and begin > 0, f"`start` gives σ = {begin}")
+    rule(loss.work >= 1, "`work` must be at least 1")
+    frozen = loss.frozen(sigma, epsilon, 4 * samples, _chunks.subkey(key, 5))
+    rule(frozen.samples >= 4 * samples, "`frozen` must take at least the samples asked for")
+    at, h = frozen.evaluate(math.log(sigma)), 1e-5
+    ends = [frozen.evaluate(math.log(sigma) + step).value for step in (-h, h)]
+    numeric = (ends[1] - ends[0]) / (2 * h)
+    rule(
+        at.slope < 0 and abs(at.slope - numeric) <= 1e-3 * abs(numeric),
+        f"the slope of `frozen` is {at.slope:.6g}, by differences {numeric:.6g}",
+    )
+    rule(0 < at.relative_error < 0.2, f"its relative error is {at.relative_error}")
+    value = math.exp(at.value)
+    return _Mean(value, at.relative_error * value)
+
+
+def _mean(pilot: Pilot) -> _Mean:
+    value = math.exp(pilot.log_mean)
+    return _Mean(value, value * pilot.deviation / math.sqrt(pilot.samples))
+
+
+def _proposals(
+    loss: SampledLoss, direction: SampledDirection, point: Point, samples: int, key: jax.Array
+) -> _Mean:
+    """Ceilings hold, all proposals have one mean, and the bounds are right."""
+    least = loss.least(direction, point)
+    trial = Trial(samples, 1e-3, _chunks.subkey(key, 1))
+    chosen = loss.choose(direction, point, trial).tilt
+    rule(
+        least.log_ceiling <= chosen.log_ceiling + 1e-9,
+        f"`least` of {direction} has a larger ceiling than what `choose` found",
+    )
+    means = []
+    for number, tilt in enumerate((least, chosen)):
+        same = loss.at(tilt, point)
+        rule(
+            same[:2] == tilt[:2]
+            and math.isclose(same.log_ceiling, tilt.log_ceiling, rel_tol=1e-9, abs_tol=1e-9),
+            "`at` must give a proposal back at its own point",
+        )
+        means.append(_values(loss, tilt, point, samples, _chunks.subkey(key, 2, number)))
+        _elsewhere(loss, tilt, point, samples, _chunks.subkey(key, 3, number), means[-1])
+    _agree(f"the proposal of least ceiling ({direction})", means[0], "the chosen one", means[1])
+    best = min(means, key=lambda mean: mean.error)
+    _bounds(loss, chosen, point, trial, best)
+    return best
+
+
+def _values(loss: SampledLoss, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> _Mean:
+    seen = loss.pilot(tilt, point, samples, key)
+    total, square = float(seen.sums.total), float(seen.sums.square)
+    rule(seen.samples >= samples, "`pilot` must take at least the samples asked for")
+    rule(
+        0 < square <= total * (1 + 1e-6) and total <= seen.samples,
+        f"values of a {tilt.kind} proposal leave [0, ceiling], or none is above 0",
+    )
+    halved = Point(point.noise_multiplier, point.epsilon, _Half())
+    half = loss.pilot(loss.at(tilt, halved), halved, samples, key)
+    rule(
+        math.isclose(half.log_mean, seen.log_mean - math.log(2), rel_tol=1e-6),
+        "the payoff must be what is paid: half of it did not halve the mean",
+    )
+    return _mean(seen)
+
+
+def _elsewhere(
+    loss: SampledLoss, tilt: Tilt, point: Point, samples: int, key: jax.Array, here: _Mean
+) -> None:
+    """With more noise: fresh ceilings, no value above them, and a smaller mean."""
+    there = point._replace(noise_multiplier=1.1 * point.noise_multiplier)
+    seen = loss.pilot(loss.at(tilt, there), there, samples, key)
+    rule(math.isfinite(float(seen.sums.total)), "a ceiling from `at` does not hold elsewhere")
+    mean = _mean(seen)
+    rule(
+        mean.value < here.value + ERRORS * math.hypot(mean.error, here.error),
+        "more noise must give a smaller δ̂",
+    )
+
+
+def _bounds(loss: SampledLoss, tilt: Tilt, point: Point, trial: Trial, truth: _Mean) -> None:
+    seen = loss.pilot(tilt, point, trial.samples, _chunks.subkey(trial.key, 1))
+    bet, _ = seen.expected(trial.samples, trial.beta)
+    found = loss.bound(tilt, point, bet, trial)
+    rule(
+        found == loss.bound(tilt, point, bet, trial),
+        "`bound` must be a pure function of what it is given",
+    )
+    rule(
+        truth.value - ERRORS * truth.error < found.mean < found.value <= found.ceiling * (1 + 1e-6)
+        and found.samples >= trial.samples,
+        f"a bound must lie above its mean and below its ceiling: {found}",
+    )
+    # no ceiling at all: the mean itself is above it, so some value is
+    low = tilt._replace(log_ceiling=seen.log_mean - math.log(2))
+    rule(
+        not math.isfinite(loss.bound(low, point, bet, trial).value),
+        "a value above the ceiling leaves no proof: the bound must be no number",
+    )
+    low_truth = truth.value - ERRORS * truth.error
+    missed = sum(
+        not loss.bound(
+            tilt, point, bet, Trial(trial.samples, _MISS, _chunks.subkey(trial.key, 2, run))
+        ).value
+        >= low_truth
+        for run in range(_RUNS)
+    )
+    most = _MISS + ERRORS * math.sqrt(_MISS * (1 - _MISS) / _RUNS)
+    rule(
+        missed <= most * _RUNS,
+        f"{missed} of {_RUNS} bounds with β = {_MISS} are below the truth",
+    )
+
+
+def _free(loss: SampledLoss, point: Point, found: dict[SampledDirection, _Mean]) -> None:
+    sigma, epsilon = point.noise_multiplier, point.epsilon
+    bounds = loss.free_bounds()
+    rule(len(bounds) > 0, "there must be a free bound: at least without amplification")
+    for bound in bounds:
+        logs = bound.log_deltas(sigma, epsilon)
+        for direction, log_delta in zip(DIRECTIONS, logs, strict=True):
+            seen, stated = found[direction], math.exp(log_delta)
+            rule(
+                stated >= seen.value - ERRORS * seen.error,
+                f"{bound.method}: {direction} is {stated:.4g}, samples show {seen.value:.4g}",
+            )
+            if bound.exact:
+                _agree(f"{bound.method}, exact,", _Mean(stated, 1e-4 * stated), "samples", seen)
+        delta = math.exp(max(logs)) / 2
+        less = bound.noise_multiplier(epsilon, delta), bound.epsilon(sigma, delta)
+        rule(
+            max(bound.log_deltas(less[0], epsilon)) <= math.log(delta) + 1e-9
+            and max(bound.log_deltas(sigma, less[1])) <= math.log(delta) + 1e-9,
+            f"{bound.method}: a σ or ε that it gave does not satisfy its target",
+        )
+
+
+def _executed(
+    loss: SampledLoss, scheme: Scheme, strategy: Strategy, point: Point, seed: int
+) -> None:
+    mechanism = Mechanism(scheme, strategy)
+    patterns = drawn_patterns(mechanism, 4000, seed=seed)
+    for sigma in (point.noise_multiplier, 0.5 * point.noise_multiplier):
+        shown, uncertain = shown_delta(mechanism, sigma, point.epsilon, patterns)
+        stated = Engine(OneUnit(loss, 2**14), seed).delta(sigma, point.epsilon).delta
+        rule(
+            stated >= (shown - uncertain) * (1 - 1e-6),
+            f"at σ = {sigma:.4g} the bound is {stated:.4g}, and the scheme as it is executed "
+            f"shows {shown:.4g} (± {uncertain:.2g})",
+        )

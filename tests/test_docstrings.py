@@ -1,0 +1,128 @@
+"""Docstrings: parameters are explained, and what is used most has an example that runs."""
+
+import ast
+import doctest
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MANY = 4  # parameters, from which on each is explained
+SECTION = re.compile(r"\n *(?:Args|Returns|Raises|Yields|Attributes):\n")
+
+# name -> where
+MOST_USED = {
+    "load": "mfopt.factorization",
+    "factorize": "mfopt.optimize",
+    "optimize": "mfopt.optimize",
+    "account": "mfopt.accounting",
+    "release": "mfopt.calibration",
+    "certify": "mfopt.calibration",
+    "NoiseStream": "mfopt.noise",
+    "from_factorization": "mfopt.noise",
+    "BallsInBins": "mfopt.sampling",
+    "rmse": "mfopt.query_error",
+}
+
+
+def public_functions(source):
+    """(qualified name, function, parameters) of every public function and method."""
+
+    def walk(body, prefix=""):
+        for node in body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                yield from walk(node.body, f"{prefix}{node.name}.")
+            elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                given = node.args
+                found = [p.arg for p in given.posonlyargs + given.args + given.kwonlyargs]
+                if prefix and found[:1] in (["self"], ["cls"]):
+                    found = found[1:]
+                yield prefix + node.name, node, found
+
+    return walk(ast.parse(source).body)
+
+
+def explained(docstring):
+    """Names that the section ``Args`` explains."""
+    _, _, section = docstring.partition("Args:\n")
+    section = SECTION.split("\n" + section)[0]
+    lines = [re.match(r" {2,4}([\w*, ]+): \S", line) for line in section.splitlines()]
+    return {name for line in lines if line for name in re.findall(r"\w+", line[1])}
+
+
+def is_command(node):
+    """Whether click makes a command of it: its options have help texts."""
+    return any("command" in ast.unparse(decorator) for decorator in node.decorator_list)
+
+
+def unexplained(source, documented):
+    """(name, parameters without a text) of a module; methods may be explained where they are
+    first declared, ``documented``."""
+    for name, node, parameters in public_functions(source):
+        if len(parameters) < MANY or is_command(node):
+            continue
+        docstring = ast.get_docstring(node)
+        if docstring is None and "." in name and node.name in documented:
+            continue
+        missing = [p for p in parameters if p not in explained(docstring or "")]
+        if missing:
+            yield name, missing
+
+
+def sources():
+    for top in ("mfopt", "cli"):
+        for path in sorted((ROOT / top).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            if not any(part.startswith("_") and part != "__init__" for part in parts):
+                yield path.relative_to(ROOT).as_posix(), path.read_text()
+
+
+def test_parameters_are_explained_where_there_are_many():
+    documented = {
+        node.name
+        for _, source in sources()
+        for name, node, parameters in public_functions(source)
+        if "." in name
+        and len(parameters) >= MANY
+        and set(parameters) <= explained(ast.get_docstring(node) or "")
+    }
+    found = [
+        f"{path}: {name}: {', '.join(missing)}"
+        for path, source in sources()
+        for name, missing in unexplained(source, documented)
+    ]
+    assert not found, "\n".join(["no text in an Args section:", *found])
+
+
+def test_what_the_rule_sees():
+    text = '''
+def f(a, b, *, c, d=1):
+    """Does.
+
+    Args:
+      a, b: numbers.
+      c: a longer text
+        that goes on: here.
+
+    Returns:
+      d: nothing.
+    """
+class K:
+    def g(self, a, b, c, d): ...
+    def h(self, a, b, c): ...
+'''
+    assert dict(unexplained(text, set())) == {"f": ["d"], "K.g": ["a", "b", "c", "d"]}
+    assert dict(unexplained(text, {"g"})) == {"f": ["d"]}
+
+
+@pytest.mark.parametrize("name", MOST_USED)
+def test_the_most_used_have_an_example_that_runs(name):
+    module = importlib.import_module(MOST_USED[name])
+    found = getattr(module, name)
+    home = vars(importlib.import_module(found.__module__))
+    # by hand: pytest does not look behind decorators
+    example = doctest.DocTestParser().get_doctest(found.__doc__, dict(home), name, None, 0)
+    assert example.examples
+    assert doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(example).failed == 0
