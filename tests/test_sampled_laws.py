@@ -16,7 +16,7 @@ from mfopt.strategies import BLT
 from mfopt.testing import check_sampled_law
 
 C = BLT(np.array([0.3]), np.array([0.7]))
-AT = {"noise_multiplier": 1.5, "epsilon": 1.0}
+AT = {"noise_multiplier": 1.5, "epsilon": 1.0, "samples": 2**12}
 # for each scheme that a law is registered for, by the class's name
 EXAMPLES = {"BallsInBins": BallsInBins(bins=4, epochs=2)}
 SCHEME = EXAMPLES["BallsInBins"]
@@ -133,6 +133,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_law_is_refused(name):
     cls, match = BROKEN[name]

@@ -114,8 +114,8 @@ def register(kind: Kind) -> Kind:
     """Add an entry; a name that is taken is refused.
 
     Raises:
-      UsageError: no strategy has this kind, the name has an entry already, or the entry says nowhere
-        to begin.
+      UsageError: no strategy has this kind, the name has an entry already, or the entry says
+        nowhere to begin.
     """
     if kind.name not in strategies.registered():
         raise _check.reject("kind", kind.name, "must be the kind of a strategy that is defined")
