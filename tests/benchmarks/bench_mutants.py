@@ -33,6 +33,7 @@ ACCOUNTING = "mfopt/accounting"
 VERIFY, MODEL = f"{ACCOUNTING}/verify.py", f"{ACCOUNTING}/model.py"
 MONTE_CARLO = f"{ACCOUNTING}/monte_carlo"
 TILTED, BETTING = f"{MONTE_CARLO}/tilted.py", f"{MONTE_CARLO}/betting.py"
+EVIDENCE = f"{MONTE_CARLO}/evidence.py"
 SAMPLED, PAIR = f"{MONTE_CARLO}/sampled.py", f"{MONTE_CARLO}/dominating_pair.py"
 TABLE, FREE = f"{MONTE_CARLO}/composition.py", f"{MONTE_CARLO}/free.py"
 LOSSES = f"{ACCOUNTING}/loss_distribution"
@@ -132,27 +133,31 @@ MUTANTS: dict[str, Mutant] = {
         SEQUENCE,
     ),
     "one key for all tests": Mutant(
-        VERIFY, "self._key(2, number, position)", "self._key(2, number, 0)", SEQUENCE
+        VERIFY, "beta, number, position)", "beta, number, 0)", SEQUENCE
     ),
     "one key for all rounds": Mutant(
         VERIFY,
-        "self._key(2, number, position)",
-        "self._key(2, 0, position)",
+        "beta, number, position)",
+        "beta, 0, position)",
         engine("refused_first or fresh"),
     ),
     "test on the pilot's samples": Mutant(
-        VERIFY, "self._key(2, number, position)", "self._key(1, number, position)", engine("fresh")
+        VERIFY,
+        "self._trial(size, beta, number, position)",
+        "Trial(size, beta, self._key(1, number, position))",
+        engine("fresh"),
     ),
     "certify on the pilot's samples": Mutant(
         VERIFY,
-        "found_bounds = self.model.bounds(sigma, epsilon, plan, samples, beta, self._key(2))",
-        "found_bounds = self.model.bounds(sigma, epsilon, plan, samples, beta, self._key(1, 0))",
+        "found_bounds = self.model.bounds(sigma, epsilon, plan, self._trial(samples, beta))",
+        "found_bounds = self.model.bounds("
+        "sigma, epsilon, plan, Trial(samples, beta, self._key(1, 0)))",
         engine("fresh"),
     ),
     "bounds at ten times β": Mutant(
         VERIFY,
-        "self.model.bounds(*at(x), plan, size, beta,",
-        "self.model.bounds(*at(x), plan, size, 10 * beta,",
+        "self._trial(size, beta, number",
+        "self._trial(size, 10 * beta, number",
         engine("fresh"),
     ),
     "free bounds are believed": Mutant(
@@ -185,9 +190,9 @@ MUTANTS: dict[str, Mutant] = {
         sampling("coin_flips"),
     ),
     "the mean for a bound": Mutant(
-        TILTED,
-        "betting.upper_bound(float(found.log_wealth[bet]), bet, used, beta)",
-        "float(found.total) / used",
+        EVIDENCE,
+        "betting.upper_bound(float(sums.log_wealth[bet]), bet, samples, beta)",
+        "float(sums.total) / samples",
         sampling("fail_no_more"),
     ),
     "values above 1 pass": Mutant(
@@ -196,8 +201,8 @@ MUTANTS: dict[str, Mutant] = {
     # proposals and their ceilings
     "chain without normalizers": Mutant(
         TILTED,
-        "return log_normalizers - order * epsilon",
-        "return -order * epsilon",
+        "return log_normalizers - order * point.epsilon",
+        "return -order * point.epsilon",
         sampling("exceeds_the_range"),
     ),
     "mean for the largest normalizer": Mutant(
@@ -214,8 +219,8 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "mean's ceiling without its square": Mutant(
         TILTED,
-        "order * (half - epsilon) + order**2 * square / 2 +",
-        "order * (half - epsilon) +",
+        "order * (half - point.epsilon) + order**2 * square / 2",
+        "order * (half - point.epsilon)",
         sampling("exceeds_the_range"),
     ),
     "square of the direction": Mutant(
@@ -278,7 +283,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "the proposal of another σ": Mutant(
         SAMPLED,
-        "tilt = self.loss.at(chosen.pilot.tilt, sigma, epsilon, payoff)",
+        "tilt = self.loss.at(chosen.pilot.tilt, point)",
         "tilt = chosen.pilot.tilt",
         "tests/test_calibration.py -k 'plan_made_elsewhere'",
     ),
@@ -449,8 +454,8 @@ MUTANTS: dict[str, Mutant] = {
 HARMLESS: dict[str, tuple[Mutant, str]] = {
     "a sum that is no number passes": (
         Mutant(
-            TILTED,
-            "if not (math.isfinite(float(found.total)) and math.isfinite(scaled)):",
+            EVIDENCE,
+            "if not (math.isfinite(float(sums.total)) and math.isfinite(scaled)):",
             "if False:",
             sampling("does_not_hold_leaves"),
         ),
