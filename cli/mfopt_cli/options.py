@@ -14,7 +14,8 @@ import click
 
 from mfopt.errors import FailureError, UsageError
 from mfopt_cli import messages
-from mfopt_cli.option import WORDS, Option
+from mfopt_cli.option import WORDS
+from mfopt_cli.option import Option as Option
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
