@@ -19,8 +19,17 @@ def test_layers_import_only_downwards():
 
 
 def imports(path, modules):
-    """Modules that a file imports, anywhere in it: an import inside a function is one too."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    """Modules that a file imports, also inside functions, but what only a type checker sees."""
+    tree = ast.parse(path.read_text())
+    unseen = {
+        part
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for part in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if node in unseen:
+            continue
         if isinstance(node, ast.ImportFrom) and node.module:
             for name in node.names:
                 inside = f"{node.module}.{name.name}"
