@@ -30,7 +30,7 @@ _KNOWN = (
 )
 
 
-class Source(Protocol):
+class NoiseSource(Protocol):
     """Where the noise of an optimizer comes from: a :class:`TorchNoise`, or a run around one."""
 
     def next(self) -> list[Any] | None: ...
@@ -112,7 +112,7 @@ def check_optimizer(optimizer: Any, stream: NoiseStream) -> None:
         raise _check.reject("optimizer.secure_mode", True, "is not provided by correlated noise")
 
 
-def install(optimizer: DPOptimizer, source: Source) -> None:
+def install(optimizer: DPOptimizer, source: NoiseSource) -> None:
     """Make the noise step, ``state_dict`` and ``load_state_dict`` of ``optimizer`` use ``source``.
 
     ``source.next()`` gives one tensor for each of ``optimizer.params``, or None where another

@@ -31,7 +31,7 @@ _SEED = 1  # of the samples that options are compared on: the same for all
 _INDEPENDENT = Optimized(Identity(), np.nan, np.nan, "nothing to optimize", np.zeros((0, 3)), 0.0)
 
 
-class Option(NamedTuple):
+class WithinMemory(NamedTuple):
     """What is best with a number of arrays.
 
     Attributes:
@@ -58,7 +58,7 @@ def options(
     time_scale: bool | Scaling = True,
     seed: int | None = None,
     progress: Report = silent,
-) -> dict[int, Option]:
+) -> dict[int, WithinMemory]:
     """The best C with at most ``memory`` arrays, with one fewer and with one more, by that bound.
 
     Args:
@@ -76,7 +76,7 @@ def options(
     """
     memory = _check.integer("memory", memory, at_least=0)
     workload = workload or PrefixSums()
-    found: dict[int, Option] = {}
+    found: dict[int, WithinMemory] = {}
     blt: Optimized | None = None
 
     def search(kind: str, *, buffers: int = 1, bands: int = 1) -> Optimized:
@@ -127,8 +127,8 @@ def _memory(strategy: Strategy, scheme: BallsInBins) -> int:
 
 def _scored(
     one: Optimized, scheme: BallsInBins, epsilon: float, delta: float, workload: Workload
-) -> Option:
+) -> WithinMemory:
     pair = dominating_pair.exact(one.strategy, scheme)
     sigma = calibrate(pair, epsilon, delta, samples=_SAMPLES, seed=_SEED).noise_multiplier
     rmse = float(np.asarray(query_error.rmse(workload, one.strategy, scheme.iterations, sigma)))
-    return Option(_memory(one.strategy, scheme), one, sigma, rmse)
+    return WithinMemory(_memory(one.strategy, scheme), one, sigma, rmse)

@@ -189,7 +189,14 @@ class Padded:
 
 
 def pad(units: np.ndarray, microbatch: int, *, slots: int = 1, fill: int = 0) -> np.ndarray:
-    """``units``, then ``fill``, in rows of ``microbatch``: at least ``slots`` slots and one row."""
+    """``units``, then ``fill``, in rows of ``microbatch``: at least ``slots`` slots and one row.
+
+    Args:
+      units: numbers of those that take part.
+      microbatch: length of a row.
+      slots: at least so many in all: a fixed public number hides how many took part.
+      fill: what stands in slots that nobody has.
+    """
     rows = max(1, -(-max(slots, len(units)) // microbatch))
     padded = np.full(rows * microbatch, fill, dtype=np.int64)
     padded[: len(units)] = units

@@ -25,7 +25,7 @@ _KEPT = (
 )
 
 
-class Progress(Protocol):
+class RunProgress(Protocol):
     """What a loader asks of its run, and tells it.
 
     Attributes:
@@ -59,7 +59,7 @@ class UnitBatches(data.Sampler[list[int]]):
       UsageError: on iteration, if all steps were released.
     """
 
-    def __init__(self, run: Progress) -> None:
+    def __init__(self, run: RunProgress) -> None:
         self.run = run
 
     def _range(self) -> tuple[int, int]:
@@ -90,7 +90,7 @@ class UnitBatches(data.Sampler[list[int]]):
 class PrivateLoader(data.DataLoader[Any]):
     """A DataLoader over :class:`UnitBatches` that tells the run which batch was given out."""
 
-    def __init__(self, dataset: Any, run: Progress, **options: Any) -> None:
+    def __init__(self, dataset: Any, run: RunProgress, **options: Any) -> None:
         super().__init__(dataset, batch_sampler=UnitBatches(run), **options)
         self._run = run
         run.ahead = self.num_workers > 0

@@ -117,7 +117,14 @@ class PrivateRun:
         *,
         microbatch: int | None = None,
     ) -> torch.Tensor:
-        """:func:`mfopt.torch.clipping.backward` with the run's clip norm."""
+        """:func:`mfopt.torch.clipping.backward` with the run's clip norm.
+
+        Args:
+          module: the model.
+          loss: ``loss(module, batch)``, a scalar, for a batch of one example.
+          batch: examples along the first axis.
+          microbatch: examples whose gradients are held at once; all of them if left out.
+        """
         bound = self.stream.clip_norm
         return clipping.backward(module, loss, batch, bound, microbatch=microbatch)
 
