@@ -1,7 +1,11 @@
 """One vocabulary: commands and options have their help and an example, one name means one thing."""
 
+import argparse
 import ast
+import importlib.util
+import inspect
 import re
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -154,6 +158,69 @@ def test_the_design_cards_names(path):
             assert param.main == "--eps"
         if param.name in ("out", "output") and not isinstance(param, click.Argument):
             assert param.main == "--out"
+
+
+# --- benchmarks ----------------------------------------------------------------------------------
+
+BENCHMARKS = sorted((Path(__file__).parent / "benchmarks").glob("bench_*.py"))
+
+
+def benchmark(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def bench_meaning(action):
+    """What kind of value an option of a benchmark takes, in the words of :func:`meaning`."""
+    if action.nargs == 0:
+        return "flag"
+    if action.type is Path:
+        return "path"
+    one = action.default[0] if isinstance(action.default, list) else action.default
+    return "number" if isinstance(one, int | float) else "words"
+
+
+@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
+def test_benchmarks_speak_as_the_commands_do(path):
+    module, name = benchmark(path), path.stem.removeprefix("bench_")
+    assert re.search(rf"\b{name}\b", EVERY["bench",].help)
+    parser = module.parser()
+    assert parser.prog == f"mfopt bench {name}" and f"mfopt bench {name}" in parser.description
+    assert list(inspect.signature(module.main).parameters) == ["arguments"]  # as `bench` calls it
+    kinds = defaultdict(set)
+    for command in EVERY:
+        for main_name, option in visible(command).items():
+            kinds[main_name].add(meaning(option))
+    for action in parser._actions:
+        assert action.nargs not in ("+", "*")  # a list is one word with commas
+        if action.help in (argparse.SUPPRESS, None) or action.dest == "help":
+            continue
+        (main_name,) = action.option_strings
+        assert main_name not in OLD - {"--samples"} and len(action.help) > 5
+        assert kinds.get(main_name, {bench_meaning(action)}) == {bench_meaning(action)}, main_name
+
+
+def test_lists_and_counts_of_benchmarks_are_those_of_the_commands(capsys):
+    from mfopt_cli.benchmarks import Parser, count, listed
+
+    parser = Parser("nothing", "mfopt bench nothing")
+    parser.word("--params", older=("--sizes",), type=listed(count), default=[1], help="sizes")
+    parser.word("--kinds", type=listed(str, "ab"), default=["a"], help="kinds")
+    parser.out()
+    assert parser.parse_args(["--params", "1e6,10M"]).params == [10**6, 10**7]
+    assert parser.parse_args(["--sizes", "3"]).params == [3]
+    assert parser.parse_args([]).params == [1]
+    for words, said in (
+        (["--params", "1.5"], "not a whole number"),
+        (["--kinds", "a,c"], "'c' is none of a, b"),
+        (["--out", "/no/such/folder/x.json"], "its folder does not exist"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            parser.parse_args(words)
+        assert stopped.value.code == 2 and said in capsys.readouterr().err
 
 
 # --- messages ------------------------------------------------------------------------------------

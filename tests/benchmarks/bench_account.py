@@ -19,10 +19,10 @@ import sys
 import time
 from collections.abc import Callable
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from mfopt_cli.benchmarks import Parser, count, listed
 from scipy import stats
 
 DELTA = 1e-6
@@ -122,31 +122,40 @@ def sweep(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def parser() -> Parser:
+    """Its options."""
+    words = Parser("account", __doc__)
+    words.word(
+        "--group-size", dest="most", older=("--most",), type=count, default=128, help="Largest K."
+    )
+    words.word(
+        "--timed",
+        dest="sizes",
+        older=("--sizes",),
+        type=listed(count),
+        default=[16, 32, 64, 96],
+        help="K at which dp_accounting is timed, besides the first and last; a list.",
+    )
+    words.word("--all", action="store_true", help="Time dp_accounting at every K.")
+    words.word("--probability", type=float, default=0.001, help="Chance to be in a batch.")
+    words.word(
+        "--iters",
+        dest="iterations",
+        older=("--iterations",),
+        type=count,
+        default=10_000,
+        help="Iterations, n.",
+    )
+    words.word("--noise-multiplier", type=float, default=2.0, help="σ relative to the clip norm.")
+    words.out()
+    return words
+
+
 def main(arguments: list[str]) -> None:
     """Print or write one JSON object."""
     from mfopt.experiments import plots
 
-    parser = argparse.ArgumentParser(
-        prog="mfopt bench account",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--most", type=int, default=128, help="largest K")
-    parser.add_argument(
-        "--sizes",
-        type=int,
-        nargs="+",
-        default=[16, 32, 64, 96],
-        help="K at which dp_accounting is timed, besides the first and last",
-    )
-    parser.add_argument("--all", action="store_true", help="time dp_accounting at every K")
-    parser.add_argument("--probability", type=float, default=0.001)
-    parser.add_argument("--iterations", type=int, default=10_000)
-    parser.add_argument("--noise-multiplier", type=float, default=2.0)
-    parser.add_argument("--out", type=Path, help="JSON file")
-    options = parser.parse_args(arguments)
-    if options.out and not options.out.resolve().parent.is_dir():
-        parser.error(f"--out {options.out}: {options.out.parent} is not a folder")
+    options = parser().parse_args(arguments)
     found = {
         "sweep": sweep(options),
         "calibration": calibrated(options),

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from mfopt_cli.benchmarks import Parser, count
 
 Call = list[str]
 
@@ -455,17 +456,29 @@ def drive(calls: list[Call], options: argparse.Namespace) -> list[dict[str, Any]
     return results
 
 
+def parser() -> Parser:
+    """Its options."""
+    words = Parser("calls", __doc__)
+    words.word("--count", type=count, default=1500, help="Calls to generate.")
+    words.seed()
+    words.word("--seconds", type=float, default=10.0, help="Time before a call is stopped.")
+    words.word(
+        "--gib",
+        dest="memory",
+        older=("--memory",),
+        type=float,
+        default=8.0,
+        help="Memory that a call may need.",
+    )
+    words.word("--only", default="", help="Only calls of commands that start with this.")
+    words.out()
+    words.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    return words
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, prog="mfopt bench calls")
-    parser.add_argument("--count", type=int, default=1500)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=10.0, help="before a call is stopped")
-    parser.add_argument("--memory", type=float, default=8.0, help="GiB that a call may need")
-    parser.add_argument("--only", default="", help="only calls of commands that start with this")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
     if options.worker:
         worker([(index, call) for index, call in json.load(sys.stdin)], options)
         return

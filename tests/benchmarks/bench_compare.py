@@ -1,12 +1,13 @@
 """How long the comparison's parts take, and what quality they reach; no assertion on time.
 
+    mfopt bench compare --epochs 16 --iters 128 --bands 2,8,32
+
 Every line gives the time of this run; ratios compare methods within the run. Compilation is
 included, as a user meets it, unless a line says "again".
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from mfopt_cli.benchmarks import Parser, count, listed
 
 from mfopt.accounting import Mechanism, account
 from mfopt.optimize import unamplified
@@ -71,12 +73,19 @@ def baselines(bins: int, epochs: int, widths: list[int]) -> None:
         )
 
 
-def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="mfopt bench compare", description=__doc__)
-    parser.add_argument("--epochs", type=int, default=16)
-    parser.add_argument("--iters", type=int, default=128)
-    parser.add_argument("--bands", type=int, nargs="+", default=[2, 8, 32])
-    options = parser.parse_args(argv)
+def parser() -> Parser:
+    """Its options."""
+    words = Parser("compare", __doc__)
+    words.word("--epochs", type=count, default=16, help="Passes over the data, E.")
+    words.word("--iters", type=count, default=128, help="Iterations per epoch, b.")
+    words.word(
+        "--bands", type=listed(count), default=[2, 8, 32], help="Widths of banded C; a list."
+    )
+    return words
+
+
+def main(arguments: list[str]) -> None:
+    options = parser().parse_args(arguments)
     print(f"error of banded C, n = {options.epochs * options.iters}")
     recursion(options.epochs * options.iters, max(options.bands))
     print(f"baselines at {options.epochs} epochs × {options.iters} iterations, ε = 2, δ = 1e-5")

@@ -19,7 +19,6 @@ Old is the draw of 24 of Threefry's 64 bits (|z| <= 5.42), kept here and in the 
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import resource
@@ -30,6 +29,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from mfopt_cli.benchmarks import Parser, count
 from scipy import special, stats
 
 from mfopt.noise import _draws, _keys
@@ -156,15 +156,34 @@ def canary(which: str, size: int, runs: int) -> dict[str, Any]:
     }
 
 
-def main(argv: list[str]) -> None:
+def parser() -> Parser:
+    """Its options."""
+    words = Parser("draws", __doc__)
+    words.word(
+        "--params",
+        dest="size",
+        older=("--size",),
+        type=count,
+        default=10**7,
+        help="Parameters of cost and canary.",
+    )
+    words.word(
+        "--repeats",
+        dest="rounds",
+        older=("--rounds",),
+        type=count,
+        default=40,
+        help="Timed draws of each kind.",
+    )
+    words.word("--draws", type=count, default=10**8, help="Draws of the law.")
+    words.word("--runs", type=count, default=100, help="Runs of the canary; 0: none.")
+    words.out()
+    return words
+
+
+def main(arguments: list[str]) -> None:
     """Measure all three and print them as JSON."""
-    parser = argparse.ArgumentParser(prog="mfopt bench draws", description=__doc__.split("\n")[0])
-    parser.add_argument("--size", type=float, default=1e7, help="parameters of cost and canary")
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--draws", type=float, default=1e8, help="draws of the law")
-    parser.add_argument("--runs", type=int, default=100, help="of the canary; 0: none")
-    parser.add_argument("--out", help="write the report there as well")
-    options = parser.parse_args(argv)
+    options = parser().parse_args(arguments)
     size = int(options.size)
     report: dict[str, Any] = {
         "device": jax.devices()[0].device_kind,

@@ -19,7 +19,6 @@ Exit code 1 at the first file that breaks this; it is kept, and its path printed
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import sys
@@ -36,6 +35,7 @@ import jax
 import numpy as np
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from mfopt_cli.benchmarks import Parser
 
 import mfopt
 from mfopt import _files, workloads
@@ -307,15 +307,18 @@ def attack(target: Target, way: Any, counts: Counter[str], *, examples: int, num
     once()
 
 
+def parser() -> Parser:
+    """Its options."""
+    words = Parser("fuzz", __doc__)
+    words.word("--minutes", type=float, default=1.0, help="How long.")
+    words.seed()
+    words.out()
+    return words
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Damage files for so many minutes; exit code 1 where memory grew too much."""
-    parser = argparse.ArgumentParser(
-        prog="mfopt bench fuzz", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--minutes", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
     folder = Path(tempfile.mkdtemp(prefix="mfopt-fuzz-"))
     known = targets(folder)
     before, begun, counts = peak(), time.monotonic(), Counter[str]()

@@ -24,7 +24,6 @@ Exit code 1 if any of this fails.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import importlib
 import json
@@ -43,6 +42,8 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from mfopt_cli.benchmarks import Parser, count, listed
 
 COMMANDS = {
     "optimize": "optimize --epochs 2 --iters 4 --eps 2 --strategy banded-toeplitz --bands 2 "
@@ -161,16 +162,24 @@ def told(words: list[str]) -> int:
     return code if isinstance(code, int) else int(bool(code))
 
 
+def parser() -> Parser:
+    """Its options."""
+    words = Parser("kill", __doc__)
+    words.word("--moments", type=count, default=30, help="Interrupts in all.")
+    words.word(
+        "--commands",
+        type=listed(str, COMMANDS),
+        default=list(COMMANDS),
+        help=f"Which of {', '.join(COMMANDS)}; a list.",
+    )
+    words.seed()
+    words.out()
+    return words
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the moments; exit code 1 where something was wrong after one of them."""
-    parser = argparse.ArgumentParser(
-        prog="mfopt bench kill", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--moments", type=int, default=30)
-    parser.add_argument("--commands", nargs="*", default=list(COMMANDS), choices=list(COMMANDS))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
     rng = random.Random(options.seed)
     root = Path(tempfile.mkdtemp(prefix="mfopt-kill-"))
     os.environ["MFOPT_DATA"] = str(root / "proofs")

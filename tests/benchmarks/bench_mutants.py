@@ -15,7 +15,6 @@ survive, so that the reasons are looked at again when it no longer does.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shlex
@@ -25,6 +24,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
+
+from mfopt_cli.benchmarks import Parser
 
 from mfopt import _files
 
@@ -492,14 +493,22 @@ def survives(mutant: Mutant, copy: Path) -> bool:
     return done.returncode == 0
 
 
+def parser() -> Parser:
+    """Its options."""
+    words = Parser("mutants", __doc__)
+    words.word(
+        "--only",
+        choices=[*MUTANTS, *HARMLESS],
+        action="append",
+        help="This mutant; may be given several times.",
+    )
+    words.out()
+    return words
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the chosen mutants; returns the number of survivors that should have been killed."""
-    parser = argparse.ArgumentParser(
-        prog="mfopt bench mutants", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--only", choices=[*MUTANTS, *HARMLESS], action="append")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
     left: list[str] = []
     names = options.only or [*MUTANTS, *HARMLESS]
     with tempfile.TemporaryDirectory() as folder:

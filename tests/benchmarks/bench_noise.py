@@ -1,6 +1,6 @@
 """Noise per training step: mfopt, jax-privacy and opake-dpftrl, and the least it can take.
 
-    mfopt bench noise --sizes 1e6 1e7 1e8
+    mfopt bench noise --params 1e6,1e7,1e8
 
 Every measurement runs in a process of its own, contenders in turn, ``--rounds`` times; the least
 step time of each counts, so that other load on the machine spoils ratios as little as it can.
@@ -23,6 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from mfopt_cli.benchmarks import Parser, count, listed
 
 DECAYS = np.array([0.5, 0.9, 0.99, 0.999])
 SCALES = np.array([0.3, 0.1, 0.05, 0.02])
@@ -284,17 +285,46 @@ def verdicts(found: dict[str, dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def main(argv: list[str]) -> None:
+def parser() -> Parser:
+    """Its options."""
+    words = Parser("noise", __doc__)
+    words.word(
+        "--params",
+        dest="sizes",
+        older=("--sizes",),
+        type=listed(count),
+        default=[10**6, 10**7, 10**8],
+        help="Numbers of parameters; a list.",
+    )
+    words.word(
+        "--mechanisms",
+        type=listed(str, MECHANISMS),
+        default=list(MECHANISMS),
+        help=f"Which of {', '.join(MECHANISMS)}; a list.",
+    )
+    words.word(
+        "--contenders",
+        type=listed(str, CONTENDERS),
+        default=list(CONTENDERS),
+        help=f"Which of {', '.join(CONTENDERS)}; a list.",
+    )
+    words.word(
+        "--repeats",
+        dest="rounds",
+        older=("--rounds",),
+        type=count,
+        default=3,
+        help="Timed processes of each contender.",
+    )
+    words.word("--steps", type=count, default=8, help="Timed steps of a process.")
+    words.word("--json", action="store_true", help="Print one JSON object and nothing else.")
+    words.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
+    return words
+
+
+def main(arguments: list[str]) -> None:
     """Print one table per mechanism and size."""
-    parser = argparse.ArgumentParser(prog="mfopt bench noise", description=__doc__.split("\n")[0])
-    parser.add_argument("--sizes", nargs="+", type=float, default=[1e6, 1e7, 1e8])
-    parser.add_argument("--mechanisms", nargs="+", choices=MECHANISMS, default=list(MECHANISMS))
-    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=8, help="timed steps per round")
-    parser.add_argument("--json", action="store_true", help="print one JSON object only")
-    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
-    options = parser.parse_args(argv)
+    options = parser().parse_args(arguments)
     if options.child:
         contender, mechanism, size, steps = options.child
         print(json.dumps(child(contender, mechanism, int(size), int(steps))))

@@ -5,7 +5,6 @@ Every figure is written with the device and the date; nothing here asserts a tim
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import json
 import os
@@ -14,24 +13,32 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
+from mfopt_cli.benchmarks import Parser, listed
+
 PARTS = ("command", "objective", "error", "subsets", "certificate", "table", "large")
+
+
+def parser() -> Parser:
+    """Its options."""
+    words = Parser("optimize", __doc__)
+    words.word(
+        "--parts",
+        type=listed(str, PARTS),
+        default=["command", "objective"],
+        help=f"Which of {', '.join(PARTS)}; a list.",
+    )
+    words.out("JSON file; parts already in it are kept.")
+    return words
 
 
 def main(arguments: list[str]) -> None:
     """Run the chosen parts and print or write one JSON object."""
     from mfopt.experiments import plots
 
-    parser = argparse.ArgumentParser(prog="mfopt bench optimize", description=__doc__)
-    parser.add_argument("--parts", default="command,objective", help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--out", type=Path, help="JSON file; parts already in it are kept")
-    options = parser.parse_args(arguments)
-    chosen = options.parts.split(",")
-    for part in chosen:
-        if part not in PARTS:
-            parser.error(f"--parts {part}: must be of {', '.join(PARTS)}")
+    options = parser().parse_args(arguments)
+    chosen = options.parts
     results: dict[str, Any] = {}
     if options.out and options.out.exists():
         results = json.loads(options.out.read_text())

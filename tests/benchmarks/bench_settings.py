@@ -7,12 +7,11 @@ CPU time and 1 GiB for each question; the lower bound of the discretization belo
 ε falls with σ and δ and grows with p, T and K; and, where dp_accounting has an answer in time, ε
 between its optimistic and its pessimistic estimate.
 
-    python tests/benchmarks/bench_settings.py --settings 10000 --out settings.json
+    mfopt bench settings --count 10000 --out settings.json
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import math
@@ -24,10 +23,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from mfopt_cli.benchmarks import Parser, count
 
 from mfopt.accounting import account
 from mfopt.errors import FailureError, UsageError
@@ -198,19 +197,38 @@ def examine(setting: Setting, *, compare: bool) -> Setting:
     return found
 
 
-def main() -> None:
+def parser() -> Parser:
+    """Its options."""
+    words = Parser("settings", __doc__)
+    words.word(
+        "--count",
+        dest="settings",
+        older=("--settings",),
+        type=count,
+        default=200,
+        help="How many settings.",
+    )
+    words.word("--first", type=count, default=0, help="Number of the first.")
+    words.seed()
+    words.word(
+        "--compare-every",
+        dest="compare",
+        older=("--compare",),
+        type=count,
+        default=10,
+        help="Ask dp_accounting every so often; 0: never.",
+    )
+    words.out()
+    return words
+
+
+def main(arguments: list[str] | None = None) -> None:
     """Examine settings and write what was found."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--settings", type=int, default=200)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--compare", type=int, default=10, help="ask dp_accounting every so often")
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
+    options = parser().parse_args(arguments)
     results = []
-    chosen = settings(arguments.first + arguments.settings, arguments.seed)[arguments.first :]
-    for number, setting in enumerate(chosen, arguments.first):
-        compare = arguments.compare > 0 and number % arguments.compare == 0
+    chosen = settings(options.first + options.settings, options.seed)[options.first :]
+    for number, setting in enumerate(chosen, options.first):
+        compare = options.compare > 0 and number % options.compare == 0
         results.append({"number": number, **examine(setting, compare=compare)})
         if results[-1]["wrong"]:
             print(json.dumps(results[-1], ensure_ascii=False), flush=True)
@@ -236,8 +254,8 @@ def main() -> None:
         },
     }
     print(json.dumps(summary, indent=2))
-    if arguments.out is not None:
-        arguments.out.write_text(json.dumps({"summary": summary, "results": results}) + "\n")
+    if options.out is not None:
+        options.out.write_text(json.dumps({"summary": summary, "results": results}) + "\n")
     sys.exit(bool(wrong))
 
 

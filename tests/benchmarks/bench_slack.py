@@ -10,13 +10,13 @@ are those of one certificate, the first left out, whose time is compilation. The
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from mfopt_cli.benchmarks import Parser, count, listed
 
 import mfopt
 from mfopt import _files
@@ -55,22 +55,25 @@ def slack(
     }
 
 
+def parser() -> Parser:
+    """Its options."""
+    words = Parser("slack", __doc__)
+    words.word(
+        "--files",
+        type=listed(Path),
+        default=[Path("artifacts/factorizations/blt-4-16x128-eps2.npz")],
+        help="Factorizations; a list.",
+    )
+    words.word("--delta", type=listed(float), default=list(TARGETS), help="Targets δ; a list.")
+    words.word("--seeds", type=count, default=20, help="Certificates for each target.")
+    words.word("--samples", type=count, default=2**20, help="Samples of the estimate.")
+    words.out()
+    return words
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Certify with many seeds; exit code 1 where a seed missed its target."""
-    parser = argparse.ArgumentParser(
-        prog="mfopt bench slack", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument(
-        "--files",
-        nargs="*",
-        type=Path,
-        default=[Path("artifacts/factorizations/blt-4-16x128-eps2.npz")],
-    )
-    parser.add_argument("--delta", nargs="*", type=float, default=list(TARGETS))
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--samples", type=float, default=2**20, help="of the estimate")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
     rows = []
     for path in options.files:
         found = mfopt.load(path)

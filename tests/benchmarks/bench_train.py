@@ -1,7 +1,7 @@
 """Time of one training step: private algorithms against the non-private loop at equal compute.
 
-    mfopt bench train --sizes tiny small --out artifacts/bench-train.json
-    mfopt bench train --sizes gpt2-small --lora-rank 32 --users 64 --compute-dtype bfloat16
+    mfopt bench train --models tiny,small --out artifacts/bench-train.json
+    mfopt bench train --models gpt2-small --lora-rank 32 --users 64 --compute-dtype bfloat16
 
 All contenders take the same number of records of the same length in each step: ``none`` and
 ``uls`` the same users with the same G records, ``els`` as many records, one by one. The
@@ -19,10 +19,10 @@ import os
 import platform
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from mfopt_cli.benchmarks import Parser, count, listed
 
 SIZES = {
     "tiny": {"n_embd": 128, "n_layer": 2, "n_head": 4},
@@ -120,31 +120,56 @@ def measure(size: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def main(argv: list[str]) -> None:
+def parser() -> Parser:
+    """Its options."""
+    words = Parser("train", __doc__)
+    words.word(
+        "--models",
+        dest="sizes",
+        older=("--sizes",),
+        type=listed(str, SIZES),
+        default=["tiny"],
+        help=f"Which of {', '.join(SIZES)}; a list.",
+    )
+    words.word("--vocab-size", type=count, default=2048, help="Entries of the tokenizer.")
+    words.word("--length", type=count, default=64, help="Tokens of a record.")
+    words.word("--users", type=count, default=53, help="Users in a step.")
+    words.word(
+        "--records-per-user",
+        dest="records",
+        older=("--records",),
+        type=count,
+        default=4,
+        help="Records of a user, G.",
+    )
+    words.word("--microbatch", type=count, default=1, help="Users per gradient call.")
+    words.word(
+        "--lora-rank", type=count, default=0, help="Train adapters of this rank; 0: all parameters."
+    )
+    words.word(
+        "--compute-dtype",
+        choices=["float32", "bfloat16"],
+        default="float32",
+        help="Dtype of the forward and backward pass.",
+    )
+    words.word("--remat", action="store_true", help="Recompute blocks in the backward pass.")
+    words.word("--steps", type=count, default=6, help="Timed steps of each contender.")
+    words.word(
+        "--contenders",
+        type=listed(str, CONTENDERS),
+        default=list(CONTENDERS),
+        help=f"Which of {', '.join(CONTENDERS)}; a list.",
+    )
+    words.word("--json", action="store_true", help="Print one JSON object and nothing else.")
+    words.out()
+    return words
+
+
+def main(arguments: list[str]) -> None:
     """Entry point of ``mfopt bench train``."""
     from mfopt.experiments import plots
 
-    parser = argparse.ArgumentParser(
-        prog="mfopt bench train",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["tiny"])
-    parser.add_argument("--vocab-size", type=int, default=2048)
-    parser.add_argument("--length", type=int, default=64, help="tokens of a record")
-    parser.add_argument("--users", type=int, default=53, help="users in a step")
-    parser.add_argument("--records", type=int, default=4, help="records of a user, G")
-    parser.add_argument("--microbatch", type=int, default=1, help="users per gradient call")
-    parser.add_argument("--lora-rank", type=int, default=0, help="0: full fine-tuning")
-    parser.add_argument("--compute-dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--remat", action="store_true")
-    parser.add_argument("--steps", type=int, default=6, help="timed steps of each contender")
-    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--out", type=Path, help="JSON file to write, replacing what is there")
-    options = parser.parse_args(argv)
-    if options.out and not options.out.parent.is_dir():
-        parser.error(f"--out {options.out}: its folder does not exist")
+    options = parser().parse_args(arguments)
     settings = {name: value for name, value in vars(options).items() if name not in ("json", "out")}
     begun, load = time.perf_counter(), os.getloadavg()[0]
     results = {size: measure(size, options) for size in options.sizes}

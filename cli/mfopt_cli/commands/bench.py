@@ -24,7 +24,11 @@ def _folder() -> Path | None:
 @click.command(
     name="bench",
     cls=options.Command,
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    context_settings={
+        "ignore_unknown_options": True,
+        "allow_extra_args": True,
+        "allow_interspersed_args": False,  # what stands behind NAME is the benchmark's own
+    },
 )
 @click.argument("name")
 @click.pass_context

@@ -1,0 +1,86 @@
+"""The options of the benchmarks, in the vocabulary of the commands.
+
+A benchmark stands in tests/benchmarks/bench_NAME.py and has ``parser()`` and ``main(arguments)``.
+Whole numbers may be written 1e6 or 10M, a list is one word with commas, and what a command has too
+has its name.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mfopt_cli.options import whole
+
+T = TypeVar("T")
+
+
+def count(text: str) -> int:
+    """A whole number."""
+    try:
+        return whole(text)
+    except ValueError as problem:
+        raise argparse.ArgumentTypeError(f"{text!r} {problem}") from None
+
+
+def listed(item: Callable[[str], T], choices: Iterable[str] = ()) -> Callable[[str], list[T]]:
+    """A comma-separated list of what ``item`` reads, each of ``choices`` where there are any."""
+    known = list(choices)
+
+    def parse(text: str) -> list[T]:
+        words = [word.strip() for word in text.split(",")]
+        for word in words:
+            if known and word not in known:
+                raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(known)}")
+        return [item(word) for word in words]
+
+    parse.__name__ = f"list of {getattr(item, '__name__', 'values')}"
+    return parse
+
+
+class Parser(argparse.ArgumentParser):
+    """Reads the words after ``mfopt bench NAME``.
+
+    Args:
+      name: of the benchmark.
+      doc: its module's docstring, shown by --help.
+    """
+
+    def __init__(self, name: str, doc: str | None) -> None:
+        super().__init__(
+            prog=f"mfopt bench {name}",
+            description=doc,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def word(self, name: str, *, help: str, older: tuple[str, ...] = (), **more: Any) -> None:
+        """An option; names that it had before go on working, unseen.
+
+        Args:
+          name: with its dashes.
+          help: what it is.
+          older: earlier names.
+          more: as for :meth:`add_argument`.
+        """
+        action = self.add_argument(name, help=help, **more)
+        hidden = {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS, "dest": action.dest}
+        for known in older:
+            self.add_argument(known, **{**more, **hidden})
+
+    def out(self, text: str = "JSON file to write, replacing what is there.") -> None:
+        """``--out``."""
+        self.add_argument("--out", type=Path, help=text)
+
+    def seed(self) -> None:
+        """``--seed``."""
+        self.add_argument("--seed", type=count, default=0, help="Pin the randomness.")
+
+    def parse_args(self, *arguments: Any, **named: Any) -> Any:
+        """As the parent's; refuses an ``--out`` that could not be written before any work."""
+        found = super().parse_args(*arguments, **named)
+        out = getattr(found, "out", None)
+        if out is not None and not out.resolve().parent.is_dir():
+            self.error(f"--out {out}: its folder does not exist")
+        return found
