@@ -131,7 +131,7 @@ def test_ensure_proves_once_and_refuses_what_is_false(certified, monkeypatch):
 def test_bad_luck_of_the_first_certificate_is_paid_for(certified, monkeypatch):
     asked = []
 
-    def unlucky(pair, sigma, epsilon, delta, samples=None):
+    def unlucky(pair, sigma, epsilon, delta, samples=None, **_):
         asked.append((delta, samples))
         if len(asked) == 1:
             raise FailureError("not certified")
