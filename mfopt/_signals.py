@@ -80,6 +80,33 @@ def deferred() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def noted() -> Iterator[list[int]]:
+    """Signals that ask for an end are only noted: for a loop that ends at a good moment by itself.
+
+    The list that is yielded gets the number of each signal that comes. A second one is impatient,
+    and interrupts at once.
+    """
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if len(came) > 1:
+            _interrupt(number, frame)
+
+    with _handlers(dict.fromkeys([signal.SIGINT, *_POLITE], note)):
+        yield came
+
+
+def interrupted(number: int, note: str) -> KeyboardInterrupt:
+    """The interrupt for a signal that was :func:`noted`, with what its end has to say."""
+    global _last
+    _last = number
+    stop = KeyboardInterrupt()
+    stop.add_note(note)
+    return stop
+
+
+@contextlib.contextmanager
 def _handlers(wanted: dict[signal.Signals, Any]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # Python handles signals in the main thread only

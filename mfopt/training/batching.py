@@ -75,6 +75,8 @@ class Sampler:
         microbatch: units per compiled gradient call.
         batch_size: fixed number of units per step; None: no truncation.
         truncation: see the module's text. Only read where ``batch_size`` can truncate.
+        group_size: units that one privacy unit accounts for. The statement compares this run with
+            one that has so many units more, which must not be truncated unnoticed.
 
     ``drawn[step]`` are the units that the scheme chose (:class:`mfopt.sampling.UnitSampler`).
     :meth:`batch` is a pure function of the step: resuming at step t is calling it from t on.
@@ -93,6 +95,7 @@ class Sampler:
         microbatch: int,
         batch_size: int | None = None,
         truncation: Truncation = "charge",
+        group_size: int = 1,
     ) -> None:
         if truncation not in ("charge", "double"):
             raise _check.reject("truncation", truncation, "must be 'charge' or 'double'")
@@ -101,6 +104,7 @@ class Sampler:
         self.microbatch = _check.integer("microbatch", microbatch)
         self.batch_size = None if batch_size is None else _check.integer("batch_size", batch_size)
         self.truncation = truncation
+        self.group_size = _check.integer("group_size", group_size)
         self._seed = seed
         if self.batch_size is not None:
             scheme.check_batch_size(self.batch_size)
@@ -114,10 +118,12 @@ class Sampler:
 
     @property
     def can_truncate(self) -> bool:
-        """Whether some draw of the scheme exceeds ``batch_size``."""
+        """Whether some draw exceeds ``batch_size``, here or in the run with a group of units more."""
+        # where a number decides the batch, nobody is ever added: absent units keep their numbers
+        more = 0 if self.scheme.public_order else self.group_size
         return (
             self.batch_size is not None
-            and self.scheme.largest_batch(self.population) > self.batch_size
+            and self.scheme.largest_batch(self.population + more) > self.batch_size
         )
 
     @property
@@ -167,13 +173,16 @@ def displacement_probability(
 ) -> float:
     """Bound on the chance that one of ``group_size`` units ever meets a batch filled by others.
 
+    The units may be those that the data set has or, as adjacency goes both ways, as many more: each
+    then has the whole ``population`` beside it, and the rest of the group.
+
     Args:
-      scheme: sampling scheme, or its description.
-      population: units in the data set.
+      scheme: sampling scheme.
+      population: units in the data set, without the group.
       batch_size: units of a batch.
       group_size: K, units that change together.
     """
-    return min(1.0, group_size * scheme.displacement(population, batch_size))
+    return min(1.0, group_size * scheme.displacement(population + group_size, batch_size))
 
 
 def smallest_batch_size(
@@ -182,12 +191,12 @@ def smallest_batch_size(
     """The least ``batch_size`` whose displacement probability is at most ``probability``.
 
     Args:
-      scheme: sampling scheme, or its description.
-      population: units in the data set.
+      scheme: sampling scheme.
+      population: units in the data set, without the group.
       probability: largest displacement probability allowed.
       group_size: K, units that change together.
     """
-    low, high = 0, population  # a batch of the whole population displaces nobody
+    low, high = 0, population + group_size  # a batch that holds all displaces nobody
     while high - low > 1:
         middle = (low + high) // 2
         if displacement_probability(scheme, population, middle, group_size) <= probability:

@@ -1,23 +1,27 @@
-"""Checkpoints of a run: asynchronous, atomic, the last k kept, readable by their owner only.
+"""Checkpoints of a run: asynchronous, atomic, sealed, the last k kept, readable by their owner only.
 
-A checkpoint holds the secret of the run (sampling and noise keys, noise buffers): with it the
-noise can be subtracted from what was released. Its folder is made with mode 0700. What may leave
-the machine is written by :mod:`mfopt.training.export`.
+A checkpoint holds the noise keys and buffers: with it the noise can be subtracted from what was
+released. Its folder is made with mode 0700. What may leave the machine is written by
+:mod:`mfopt.training.export`.
 
-A checkpoint is complete or absent: Orbax writes into a temporary folder and renames it. After a
-kill at any moment the last complete one is found again, and the run continues from there with the
-same batches and the same noise.
+A checkpoint is complete or absent: Orbax writes into a temporary folder and renames it. It carries
+a seal, an HMAC-SHA256 under the run's secret over every bit of the state and of the facts beside it.
+What does not read back as it was written is never loaded: a run goes on from the newest checkpoint
+that does, with the same batches and the same noise, and the damaged ones are set aside.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import hmac
+import json
 import os
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,12 +35,27 @@ except ModuleNotFoundError as problem:
     raise _extras.missing(problem) from None
 
 from mfopt import _check
-from mfopt.errors import FailureError
+from mfopt.errors import FailureError, UsageError
 from mfopt.noise import NoiseState
 from mfopt.training.loop import TrainState
 from mfopt.training.secrets import RunSecret
 
 _OWNER_ONLY = 0o700
+_DAMAGED = "damaged-"
+
+
+class Restored(NamedTuple):
+    """A checkpoint that is whole: the ``state``, the ``facts`` saved with it, and what was passed
+    over for it: {step: what is wrong with that checkpoint}.
+    """
+
+    state: TrainState
+    facts: dict[str, Any]
+    damaged: dict[int, str]
+
+
+class Damaged(FailureError):
+    """No checkpoint, or not the one asked for, is what was written."""
 
 
 class Checkpoints:
@@ -54,10 +73,7 @@ class Checkpoints:
         if jax.process_index() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             os.chmod(self.folder, _OWNER_ONLY)
-        if jax.process_count() > 1:
-            from jax.experimental import multihost_utils
-
-            multihost_utils.sync_global_devices("checkpoint folder")
+        _wait("checkpoint folder")
         options = ocp.CheckpointManagerOptions(
             max_to_keep=_check.integer("keep", keep),
             cleanup_tmp_directories=True,
@@ -78,9 +94,19 @@ class Checkpoints:
 
     def close(self) -> None:
         """Wait for the save under way, then let go of the folder."""
+        try:
+            self.wait()
+        finally:
+            self._manager.close()
+
+    def wait(self) -> None:
+        """Return once what was saved is on disk.
+
+        Raises:
+            FailureError: it could not be written.
+        """
         with self._told():
             self._manager.wait_until_finished()
-        self._manager.close()
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
@@ -103,13 +129,14 @@ class Checkpoints:
         """Start to write ``state``; returns once the loop may go on.
 
         Args:
-            secret: what the run's streams are derived from.
+            state: of the run.
+            secret: of the run; seals what is written and is itself not written.
             facts: JSON-able; what a resumed run must agree with, the privacy report, ....
         """
-        items = {name: _leaves(part) for name, part in _parts(state).items()}
-        items["secret"] = [secret.words()]
-        items = {name: leaves for name, leaves in items.items() if leaves}
-        facts = {**facts, "structure": _structure(state)}
+        items = {name: leaves for name, part in _parts(state).items() if (leaves := _leaves(part))}
+        facts = {**facts, "structure": _structure(state), "secret": _name(secret)}
+        facts["check"] = _check_of(facts)
+        facts["seal"] = secret.seal(_message(items, facts))
         with self._told():  # of this save, or of the one before, which ends first
             self._manager.save(
                 int(state.step),
@@ -118,30 +145,65 @@ class Checkpoints:
                 ),
             )
 
-    def facts(self, step: int | None = None) -> dict[str, Any]:
-        """The facts of the newest checkpoint, or of ``step``."""
-        step = self._step(step)
-        restored = self._manager.restore(
-            step, args=ocp.args.Composite(facts=ocp.args.JsonRestore())
-        )
-        return dict(restored["facts"])
+    def restore(self, like: TrainState, secret: RunSecret, step: int | None = None) -> Restored:
+        """The newest checkpoint that is whole, or the one of ``step``.
 
-    def restore(
-        self, like: TrainState, step: int | None = None
-    ) -> tuple[TrainState, RunSecret, dict[str, Any]]:
-        """(state, secret, facts) of the newest checkpoint, or of ``step``.
+        Newer ones are taken out of the way: damaged ones set aside under another name, those after
+        ``step`` removed, since the run will write them again.
 
         Args:
             like: a state of the same run, for example the one before step 0: gives structure
                 and placement, and is not changed.
+            secret: of the run.
+            step: None: the newest.
 
         Raises:
-            UsageError: there is no checkpoint, or it is of another model, optimizer or noise.
+            UsageError: there is no checkpoint, or it is of another secret, model, optimizer or noise.
+            Damaged: none is whole, or not that of ``step``.
         """
-        step = self._step(step)
-        facts = self.facts(step)
-        saved, expected = facts.pop("structure"), _structure(like)
-        other = [name for name in expected if saved.get(name) != expected[name]]
+        wanted = list(reversed(self.steps)) if step is None else [self._known(step)]
+        if not wanted:
+            raise _check.reject("checkpoint", str(self.folder), "holds none")
+        damaged: dict[int, str] = {}
+        for candidate in wanted:
+            try:
+                state, facts = self._read(like, secret, candidate)
+            except (UsageError, MemoryError):
+                raise
+            # Whatever a reader of files raises on bytes that nobody wrote: there is no list of it.
+            except Exception as problem:
+                damaged[candidate] = _check.printable(str(problem).split("\n")[0][:200])
+                continue
+            self._clear(candidate, damaged)
+            return Restored(state, facts, damaged)
+        reasons = "; ".join(f"step {number}: {reason}" for number, reason in damaged.items())
+        raise Damaged(
+            f"no checkpoint asked for in {self.folder} reads as it was written ({reasons}). "
+            "Give another step with `resume_from`, or start a new run in another folder."
+        )
+
+    def _read(
+        self, like: TrainState, secret: RunSecret, step: int
+    ) -> tuple[TrainState, dict[str, Any]]:
+        """The state and facts of ``step``; any exception where they are not what was written."""
+        facts = dict(
+            self._manager.restore(step, args=ocp.args.Composite(facts=ocp.args.JsonRestore()))[
+                "facts"
+            ]
+        )
+        seal = facts.pop("seal")
+        body = {name: value for name, value in facts.items() if name != "check"}
+        if facts["check"] != _check_of(body):
+            raise ValueError("its facts are not what was written")
+        if facts["secret"] != _name(secret):
+            raise _check.reject(
+                "secret",
+                str(self.folder.parent / "secret"),
+                f"is not that of the checkpoint of step {step}",
+                "Put the run's own secret back; without it the run cannot go on.",
+            )
+        expected = _structure(like)
+        other = [name for name in expected if facts["structure"].get(name) != expected[name]]
         if other:
             raise _check.reject(
                 "checkpoint",
@@ -149,28 +211,82 @@ class Checkpoints:
                 f"its {' and '.join(other)} are not those of this run",
                 "Resume with the settings of the run that wrote it.",
             )
-        wanted = {name: _leaves(part) for name, part in _parts(like).items()}
-        wanted["secret"] = [np.zeros(8, np.uint32)]
-        wanted = {name: leaves for name, leaves in wanted.items() if leaves}
+        wanted = {name: leaves for name, part in _parts(like).items() if (leaves := _leaves(part))}
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, wanted)
         found = self._manager.restore(
             step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
         )["state"]
+        if not hmac.compare_digest(secret.seal(_message(found, facts)), seal):
+            raise ValueError("its seal does not hold")
         parts = {
             name: jax.tree.unflatten(jax.tree.structure(part), found.get(name, []))
             for name, part in _parts(like).items()
         }
-        return TrainState(**parts), RunSecret.from_words(found["secret"][0]), facts
+        for name in ("structure", "secret", "check"):
+            del facts[name]
+        return TrainState(**parts), facts
 
-    def _step(self, step: int | None) -> int:
-        known = self.steps
-        if step is None and known:
-            return known[-1]
-        if step is None or step not in known:
+    def _clear(self, step: int, damaged: Mapping[int, str]) -> None:
+        """Leave ``step`` as the newest checkpoint: the run is about to write later ones."""
+        later = [number for number in self.steps if number > step]
+        for number in later:
+            if number not in damaged:
+                self._manager.delete(number)
+            elif jax.process_index() == 0:
+                place = self.folder / str(number)
+                # kept, since a disk may only have failed to read: but under a name of its own
+                aside, again = self.folder / f"{_DAMAGED}{number}", 1
+                while aside.exists():
+                    again += 1
+                    aside = self.folder / f"{_DAMAGED}{number}-{again}"
+                place.rename(aside)
+        _wait("damaged checkpoints")
+        if later:
+            self._manager.reload()
+
+    def _known(self, step: int) -> int:
+        if step not in self.steps:
             raise _check.reject(
-                "checkpoint", step, f"not found in {self.folder} (found: {known or 'none'})"
+                "checkpoint", step, f"not found in {self.folder} (found: {self.steps or 'none'})"
             )
         return step
+
+
+def _wait(what: str) -> None:
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        multihost_utils.sync_global_devices(what)
+
+
+def _name(secret: RunSecret) -> str:
+    """Tells one secret from another, and nothing about it."""
+    return secret.derive("name").hex()[:16]
+
+
+def _check_of(facts: Mapping[str, Any]) -> str:
+    """A checksum of the facts alone: what they say of the run is read before the seal can be."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _message(items: Mapping[str, list[Any]], facts: Mapping[str, Any]) -> bytes:
+    """What is sealed: the facts, and a digest of each array."""
+    named = [(name, leaf) for name, leaves in sorted(items.items()) for leaf in leaves]
+    # hashing lets other threads run; several processes must gather in the same order
+    with ThreadPoolExecutor(1 if jax.process_count() > 1 else None) as threads:
+        digests = list(threads.map(lambda pair: _array_digest(*pair), named))
+    return "\n".join([json.dumps(facts, sort_keys=True), *digests]).encode()
+
+
+def _array_digest(name: str, leaf: Any) -> str:
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        from jax.experimental import multihost_utils
+
+        leaf = multihost_utils.process_allgather(leaf, tiled=True)
+    array = np.ascontiguousarray(np.asarray(leaf))
+    digest = hashlib.sha256(f"{name} {array.dtype.str} {np.shape(leaf)} ".encode())
+    digest.update(array.reshape(-1).view(np.uint8))
+    return digest.hexdigest()
 
 
 def _parts(state: TrainState) -> dict[str, Any]:

@@ -83,6 +83,12 @@ class TrainConfig:
         run=True,
     )
     length: int = _setting("data", 64, "Tokens of a record that are read.")
+    public_overlap: float = _setting(
+        "data",
+        0.1,
+        "Most of the public tokens that may stand in copies of private records.",
+        run=True,
+    )
     # algorithm
     algorithm: str = _setting(
         "algorithm",
@@ -148,11 +154,20 @@ class TrainConfig:
     output: str = _setting("run", "run", "Folder of the run.", run=True)
     steps: int = _setting("run", 0, "Stop after so many steps; 0: all that are covered.", run=True)
     checkpoint_every: int = _setting("run", 50, "Steps between checkpoints.", run=True)
+    checkpoint_minutes: float = _setting(
+        "run", 10.0, "Most minutes between checkpoints; 0: by steps alone.", run=True
+    )
     keep: int = _setting("run", 2, "Checkpoints kept.", run=True)
     evaluate_every: int = _setting("run", 50, "Steps between evaluations; 0: ends only.", run=True)
     evaluate_records: int = _setting("run", 1000, "Most held-out records per evaluation.", run=True)
     private_metrics: bool = _setting(
         "run", True, "Write training loss and the like, which are not private.", run=True
+    )
+    sign_key: str = _setting(
+        "run",
+        "",
+        "PEM file of an Ed25519 private key that signs the privacy report.",
+        run=True,
     )
     tensorboard: bool = _setting("run", True, "Write TensorBoard events.", run=True)
     model_parallel: int = _setting("run", 1, "Devices that share one copy of the parameters.")
@@ -167,8 +182,9 @@ class TrainConfig:
             choices = field.metadata["choices"]
             if choices and value not in choices:
                 raise _check.reject(field.name, value, f"must be one of {', '.join(choices)}")
+        # a record of one token has nothing to predict
+        _check.integer("length", self.length, at_least=2)
         for name in (
-            "length",
             "records_per_user",
             "width",
             "layers",
@@ -193,8 +209,18 @@ class TrainConfig:
             "evaluate_every",
         ):
             _check.integer(name, getattr(self, name), at_least=0)
-        for name in ("normalizer", "epsilon", "delta", "delta_share", "weight_decay"):
+        for name in (
+            "normalizer",
+            "epsilon",
+            "delta",
+            "delta_share",
+            "weight_decay",
+            "checkpoint_minutes",
+        ):
             _check.non_negative(name, getattr(self, name))
+        _check.probability("public_overlap", self.public_overlap, closed=True)
+        if not self.delta < 1:
+            raise _check.reject("delta", self.delta, "must be below 1")
         for name in ("momentum", "beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise _check.reject(name, getattr(self, name), "must lie in [0, 1)")

@@ -2,82 +2,119 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from mfopt import _check, _files
+from mfopt import _check, _files, _signals
+from mfopt.errors import FailureError
 from mfopt.progress import Progress, Report, silent
 from mfopt.training import mesh as meshes
-from mfopt.training import metrics, privacy
+from mfopt.training import metrics, signing
 from mfopt.training.checkpoint import Checkpoints
+from mfopt.training.config import TrainConfig
 from mfopt.training.evaluation import HeldOutLoss
 from mfopt.training.export import export_model
+from mfopt.training.health import Health
 from mfopt.training.loop import TrainState
 from mfopt.training.prepare import Prepared, placed
 
 HELD_OUT = ("held-out-users", "held-out-records")
 
 
-def execute(prepared: Prepared, *, progress: Report = silent) -> dict[str, Any]:
+def execute(
+    prepared: Prepared, *, resume_from: int | None = None, progress: Report = silent
+) -> dict[str, Any]:
     """Train, or go on training, and write everything into the run's folder.
+
+    A signal that asks for an end (Ctrl-C, SIGTERM, SIGHUP) is answered after the step or evaluation
+    that is under way: by a checkpoint, and KeyboardInterrupt with a note on how to go on.
+
+    Args:
+        prepared: the run; closed when this ends.
+        resume_from: the checkpoint to go on from; None: the newest that is whole.
+        progress: told of every step.
 
     Returns:
         A summary: steps done, slots padded and units truncated (since the start or resumption; as
         private as the metrics), evaluations before and after, the privacy report.
+
+    Raises:
+        UsageError: the run in the folder is another one.
+        FailureError: the disk is full, no checkpoint is whole, or the parameters are no longer
+            finite; ``model`` is then the last good one.
     """
+    try:
+        with Checkpoints(prepared.folder / "checkpoints", prepared.config.keep) as checkpoints:
+            return _execute(prepared, checkpoints, resume_from, progress)
+    finally:
+        prepared.close()
+
+
+def _execute(
+    prepared: Prepared, checkpoints: Checkpoints, resume_from: int | None, progress: Report
+) -> dict[str, Any]:
     config, folder, trainer = prepared.config, prepared.folder, prepared.trainer
     lead = jax.process_index() == 0
-    with Checkpoints(folder / "checkpoints", config.keep) as checkpoints:
-        state = trainer.init(prepared.secret.key("noise"))
-        if checkpoints.steps:
-            state, secret, facts = checkpoints.restore(state)
-            _check_same_run(
-                facts["run"] | {"secret": secret}, prepared.facts | {"secret": prepared.secret}
-            )
-            if facts["privacy"] is not None:
-                privacy.check_signature(facts["privacy"], secret)
-            note = f"going on after step {int(state.step)}"
-            progress(Progress("training", note=note, lasting=True))
-        else:
-            # before the first draw is used: a killed run goes on with its own draws
-            checkpoints.save(state, prepared.secret, _facts(prepared, 0))
-        start = int(state.step)
-        if lead:
-            _write_report(prepared, start)
-        evaluate = _evaluator(prepared)
-        with metrics.Recorder(
-            folder,
-            start=start,
-            total=prepared.steps,
-            private_metrics=config.private_metrics,
-            tensorboard=config.tensorboard and lead,
-            write=lead,
-            progress=progress if lead else silent,
-        ) as recorder:
-            first = evaluate(state) if start == 0 else {}
-            recorder.evaluations(start, first)
-            last, evaluated, padded, truncated = first, start, 0, 0
+    state = trainer.init(prepared.secret.key("noise"))
+    if checkpoints.steps or resume_from is not None:
+        state = _restored(prepared, checkpoints, state, resume_from, progress)
+    else:
+        # before the first draw is used: a killed run goes on with its own draws, on its own data
+        checkpoints.save(state, prepared.secret, _facts(prepared, 0))
+        checkpoints.wait()
+    start = saved = int(state.step)
+    if lead:
+        _write_report(prepared, start)
+    evaluate, healthy = _evaluator(prepared), _health(prepared)
+    with metrics.Recorder(
+        folder,
+        start=start,
+        total=prepared.steps,
+        private_metrics=config.private_metrics,
+        tensorboard=config.tensorboard and lead,
+        write=lead,
+        progress=progress if lead else silent,
+    ) as recorder:
+        first = evaluate(state) if start == 0 else {}
+        recorder.evaluations(start, first)
+        last, evaluated, padded, truncated = first, start, 0, 0
+        clock = time.monotonic()
+        with _asked_to_end() as signals:
             for result in trainer.run(state, prepared.steps):
                 recorder.step(result)
                 padded += result.batch.padded
                 truncated += result.batch.truncated
                 state, done = result.state, result.step + 1
+                if not healthy(state.params):
+                    checkpoints.wait()
+                    good = checkpoints.restore(trainer.init(), prepared.secret).state
+                    _finish(prepared, good)
+                    raise _diverged(prepared, done, int(good.step))
                 ends = done == prepared.steps
-                if ends or done % config.checkpoint_every == 0:
+                if ends or done % config.checkpoint_every == 0 or _overdue(config, clock):
                     checkpoints.save(state, prepared.secret, _facts(prepared, done))
+                    saved, clock = done, time.monotonic()
                 if ends or (config.evaluate_every and done % config.evaluate_every == 0):
                     last, evaluated = evaluate(state), done
                     recorder.evaluations(done, last)
-        done = int(state.step)
-    params = meshes.gather(prepared.mesh, state.params)
-    if lead:
-        _write_report(prepared, done)
-        export_model(prepared.model, params, folder / "model", force=True)
-        metrics.plot(folder, folder / "loss.png")
+                if signals and not ends:
+                    if saved != done:
+                        checkpoints.save(state, prepared.secret, _facts(prepared, done))
+                    checkpoints.wait()
+                    raise _signals.interrupted(
+                        signals[0],
+                        f"after step {done} of {prepared.steps}, which is saved; "
+                        "go on with --resume",
+                    )
+    checkpoints.wait()
+    _finish(prepared, state)
+    done = int(state.step)
     return {
         "steps": done,
         "padded": padded,
@@ -85,9 +122,67 @@ def execute(prepared: Prepared, *, progress: Report = silent) -> dict[str, Any]:
         "evaluated_after": evaluated,
         "before": {part: result._asdict() for part, result in first.items()},
         "after": {part: result._asdict() for part, result in last.items()},
-        "privacy": prepared.report(done),
+        "privacy": _signed(prepared, done),
         "output": str(folder),
     }
+
+
+def _restored(
+    prepared: Prepared,
+    checkpoints: Checkpoints,
+    like: TrainState,
+    step: int | None,
+    progress: Report,
+) -> TrainState:
+    """The state of a checkpoint of this very run."""
+    found = checkpoints.restore(like, prepared.secret, step)
+    for number, reason in found.damaged.items():
+        note = f"the checkpoint of step {number} is damaged ({reason}) and was set aside"
+        progress(Progress("training", note=note, lasting=True))
+    _check_same_run(found.facts["run"], prepared.facts)
+    note = f"going on after step {int(found.state.step)}"
+    progress(Progress("training", note=note, lasting=True))
+    return found.state
+
+
+def _asked_to_end() -> contextlib.AbstractContextManager[list[int]]:
+    # several processes cannot stop at the same step without asking each other at every one
+    return _signals.noted() if jax.process_count() == 1 else contextlib.nullcontext([])
+
+
+def _overdue(config: TrainConfig, clock: float) -> bool:
+    # by the clock of one process, so for one process only
+    minutes = config.checkpoint_minutes
+    return bool(minutes) and jax.process_count() == 1 and time.monotonic() - clock > 60 * minutes
+
+
+def _diverged(prepared: Prepared, step: int, good: int) -> FailureError:
+    config = prepared.config
+    return FailureError(
+        f"after step {step} the parameters, or the loss of a public row with them, are not finite: "
+        f"training has diverged. {prepared.folder / 'model'} is that of step {good}. Start a new "
+        f"run in another folder with a lower learning rate (now {config.learning_rate:g}), with "
+        "warm-up steps, or with a larger epsilon."
+    )
+
+
+def _finish(prepared: Prepared, state: TrainState) -> None:
+    """The report, the model and the plot of a run that has come to ``state``."""
+    params = meshes.gather(prepared.mesh, state.params)
+    if jax.process_index() != 0:
+        return
+    folder = prepared.folder
+    _write_report(prepared, int(state.step))
+    export_model(
+        prepared.model, params, folder / "model", force=True, tokenizer=prepared.tokenizer
+    )
+    if prepared.config.private_metrics:
+        metrics.plot(folder, folder / "loss.png")
+
+
+def _health(prepared: Prepared) -> Health:
+    _, _, frozen = placed(prepared.config, prepared.model, prepared.mesh)
+    return Health(prepared.model, frozen, prepared.config.length)
 
 
 def _evaluator(prepared: Prepared) -> Callable[[TrainState], dict[str, HeldOutLoss]]:
@@ -95,6 +190,8 @@ def _evaluator(prepared: Prepared) -> Callable[[TrainState], dict[str, HeldOutLo
     evaluator, _, frozen = placed(config, prepared.model, prepared.mesh)
 
     def evaluate(state: TrainState) -> dict[str, HeldOutLoss]:
+        if not config.private_metrics:  # held-out users and records are private too
+            return {}
         return {
             part: evaluator(state.params, frozen, prepared.parts[part], config.evaluate_records)
             for part in HELD_OUT
@@ -126,7 +223,12 @@ def _check_same_run(saved: dict[str, Any], now: dict[str, Any]) -> None:
 
 def _write_report(prepared: Prepared, done: int) -> None:
     _files.write(prepared.folder / "config.toml", prepared.config.to_toml())
-    report = prepared.report(done)
+    report = _signed(prepared, done)
     if report is not None:
         text = json.dumps(report, indent=2, sort_keys=True) + "\n"
         _files.write(prepared.folder / "privacy-report.json", text)
+
+
+def _signed(prepared: Prepared, done: int) -> dict[str, Any] | None:
+    report, key = prepared.report(done), prepared.config.sign_key
+    return signing.sign(report, signing.load_private(key)) if report and key else report

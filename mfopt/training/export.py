@@ -18,11 +18,18 @@ except ModuleNotFoundError as problem:
 
 from mfopt import _check, _files
 from mfopt.training.models import Model
+from mfopt.training.tokenizers import FILE_NAME, Tokenizer
 
 PyTree = Any
 
 
-def export_model(model: Model, params: PyTree, folder: str | Path, force: bool = False) -> Path:
+def export_model(
+    model: Model,
+    params: PyTree,
+    folder: str | Path,
+    force: bool = False,
+    tokenizer: Tokenizer | None = None,
+) -> Path:
     """Write ``params`` of ``model`` into ``folder``; returns it.
 
     A model with its own ``export`` writes what it likes (a Hugging Face folder); any other is
@@ -33,6 +40,7 @@ def export_model(model: Model, params: PyTree, folder: str | Path, force: bool =
       params: trainable parameters.
       folder: where files are written.
       force: replace what is there.
+      tokenizer: written beside the model as ``tokenizer.json``.
 
     Raises:
         UsageError: ``folder`` exists and ``force`` is not set.
@@ -48,6 +56,8 @@ def export_model(model: Model, params: PyTree, folder: str | Path, force: bool =
             model.export(params, model.frozen, part)
         else:
             save_file(named_arrays(params), part / "model.safetensors")
+        if tokenizer is not None:
+            tokenizer.save(part / FILE_NAME)
         os.chmod(part, 0o755)
     return folder
 

@@ -1,20 +1,77 @@
-"""The folder of a run: made once, read by its owner only, shared by its processes."""
+"""The folder of a run: made once, read by its owner only, one run at a time, shared by its processes."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
 import jax
 
 from mfopt import _check, _files
+from mfopt.errors import UsageError
 from mfopt.training.config import TrainConfig
 from mfopt.training.secrets import RunSecret
+
+try:
+    import fcntl
+except ImportError:  # Windows: the second run is not noticed
+    fcntl = None  # type: ignore[assignment]
+
+_SECRETS = ("secret", "secret.copy")  # the same content: one flipped bit must not lose a run
+
+
+class Lock:
+    """Holds a folder against other runs until it is closed or the process ends, however that ends.
+
+    The kernel's own lock on an open file (flock): after a kill -9 or a power cut it is free.
+
+    Raises:
+        UsageError: another run holds it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file: int | None = None
+        if fcntl is None or jax.process_index() != 0:
+            return
+        path = folder / "lock"
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(file, 100).decode("ascii", "replace").strip()
+            os.close(file)
+            raise _check.reject(
+                "output",
+                str(folder),
+                f"another run is at work in it (process {holder or 'unknown'})",
+                "Wait for it or end it, or choose another folder.",
+            ) from None
+        except OSError:  # a file system without locks
+            os.close(file)
+            return
+        os.ftruncate(file, 0)
+        os.write(file, f"{os.getpid()} on {os.uname().nodename}\n".encode())
+        self._file = file
+
+    def close(self) -> None:
+        """Let the folder go."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a run was begun there: it has a checkpoint, or a first one was being written."""
+    return (folder / "checkpoints").is_dir()
 
 
 def check_folder(folder: Path, resume: bool) -> bool:
     """Whether a run is gone on with; refuses to write over one."""
-    there = (folder / "checkpoints").is_dir()
+    there = holds_run(folder)
     if there and not resume:
         raise _check.reject(
             "output",
@@ -39,19 +96,37 @@ def make_folder(folder: Path) -> None:
 
 
 def secret_of(config: TrainConfig, folder: Path, resuming: bool) -> RunSecret:
+    """The run's secret: its own, or a new one, kept twice with a checksum.
+
+    Args:
+        config: a pinned seed stands in for the secret.
+        folder: of the run.
+        resuming: it must be there.
+
+    Raises:
+        UsageError: neither copy is there and whole.
+    """
     if config.seed >= 0:
         return RunSecret.pinned(config.seed)
-    path = folder / "secret"
-    if resuming and not path.is_file():
-        raise _check.reject("output", str(folder), "holds a run without its secret")
     if jax.process_index() == 0 and not resuming:
         # replaces that of a run that was killed before its first checkpoint
-        _files.write(path, RunSecret.fresh().words().tobytes(), private=True)
+        content = RunSecret.fresh().to_bytes()
+        for name in _SECRETS:
+            _files.write(folder / name, content, private=True)
     wait_for_lead("secret")
-    return RunSecret(path.read_bytes())
+    for name in _SECRETS:
+        with contextlib.suppress(OSError, UsageError):
+            return RunSecret.from_bytes((folder / name).read_bytes())
+    raise _check.reject(
+        "output",
+        str(folder),
+        "holds a run without its secret, or with a damaged one",
+        "Without it the run cannot go on: begin a new one in another folder.",
+    )
 
 
 def wait_for_lead(what: str) -> None:
+    """Several processes meet here, so that what the first has written is there for all."""
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
 

@@ -12,13 +12,15 @@ import numpy as np
 from jax.sharding import Mesh
 
 from mfopt import _check, _files
+from mfopt.errors import UsageError
 from mfopt.progress import Progress, Report
 from mfopt.training.config import TrainConfig
-from mfopt.training.data import TokenStore
+from mfopt.training.data import TokenStore, overlap
 from mfopt.training.export import export_model
 from mfopt.training.folder import wait_for_lead
 from mfopt.training.models import Model
 from mfopt.training.pretraining import pretrain
+from mfopt.training.tokenizers import Tokenizer
 
 
 def initial_model(
@@ -27,6 +29,7 @@ def initial_model(
     folder: Path,
     mesh: Mesh,
     progress: Report,
+    tokenizer: Tokenizer | None = None,
 ) -> Model:
     """The model that a run starts from: given, or pretrained on the public part.
 
@@ -36,6 +39,7 @@ def initial_model(
       folder: where files are written.
       mesh: devices.
       progress: told of pretraining steps.
+      tokenizer: of the data; kept with a pretrained model.
     """
     from mfopt.training.models.gpt2 import GPT2Config, LoRAConfig
     from mfopt.training.models.huggingface import gpt2_model, load_pretrained
@@ -46,7 +50,7 @@ def initial_model(
     if config.pretrain_steps:
         source = str(folder / "pretrained")
         if jax.process_index() == 0:
-            _pretrain(config, parts, Path(source), loading, progress)
+            _pretrain(config, parts, Path(source), loading, progress, tokenizer)
         wait_for_lead("pretraining")
     if source:
         return load_pretrained(source, lora=lora, seed=config.model_seed, **loading)
@@ -60,15 +64,11 @@ def _pretrain(
     target: Path,
     loading: dict[str, Any],
     progress: Report,
+    tokenizer: Tokenizer | None,
 ) -> None:
     """Make the pretrained model of these settings in ``target``, unless it is there."""
     if "public" not in parts:
-        raise _check.reject(
-            "pretrain_steps",
-            config.pretrain_steps,
-            "the data has no public part",
-            "Build it with a public part, or pretrain elsewhere and give `model`.",
-        )
+        raise no_public_part(config.pretrain_steps)
     public, record = parts["public"], target / "pretraining.json"
     names = (
         "length",
@@ -82,9 +82,16 @@ def _pretrain(
         "compute_dtype",
     )
     base = _plain_model(config, public.vocab_size, loading)
+    base.check_fits(public.vocab_size, config.length)
+    private = [store for name, store in parts.items() if name != "public"]
+    overlap.refuse_copies(public, private, config.public_overlap)
     wanted = {name: getattr(config, name) for name in names}
-    wanted |= {"data": public.digest, "model": digest_of(base.params)}
-    if record.is_file() and json.loads(record.read_text()) == wanted:
+    wanted |= {
+        "data": public.digest,
+        "model": digest_of(base.params),
+        "weights": None,
+    }
+    if _is_there(record, wanted, target):
         note = "using the pretrained model of these settings"
         progress(Progress("pretraining", note=note, lasting=True))
         return
@@ -98,8 +105,33 @@ def _pretrain(
         seed=config.model_seed,
         progress=progress,
     )
-    export_model(base, params, target, force=True)
+    export_model(base, params, target, force=True, tokenizer=tokenizer)
+    wanted["weights"] = _weights_digest(target)
     _files.write(record, json.dumps(wanted, indent=2) + "\n")
+
+
+def no_public_part(pretrain_steps: int) -> UsageError:
+    """The refusal to pretrain on private data."""
+    return _check.reject(
+        "pretrain_steps",
+        pretrain_steps,
+        "the data has no public part",
+        "Build it with a public part, or pretrain elsewhere and give `model`.",
+    )
+
+
+def _is_there(record: Path, wanted: dict[str, Any], target: Path) -> bool:
+    """Whether ``target`` holds, bit for bit, the model that was pretrained with these settings."""
+    try:
+        found = json.loads(record.read_text())
+        weights = _weights_digest(target)
+    except (OSError, ValueError):
+        return False
+    return bool(found == {**wanted, "weights": weights})
+
+
+def _weights_digest(folder: Path) -> str:
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
 def _plain_model(config: TrainConfig, vocab_size: int, loading: dict[str, Any]) -> Model:

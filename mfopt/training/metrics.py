@@ -2,7 +2,8 @@
 
 All of it is computed from the data without noise. It is *not* covered by the privacy guarantee
 and belongs to whoever holds the data: the files are readable by their owner only, and
-``private_metrics = false`` writes none of the numbers that depend on the training data.
+``private_metrics = false`` writes and shows none of them: no training loss, no evaluation on held-out
+users and records (which are private too), no events, no plot.
 """
 
 from __future__ import annotations
@@ -125,10 +126,10 @@ class Recorder:
         self._steps = Table(folder / "metrics.csv", STEP_FIELDS, start) if private else None
         # an evaluation belongs to the state after so many steps, so that of `start` is kept
         self._evaluations = (
-            Table(folder / "evaluation.csv", EVAL_FIELDS, start + 1) if write else None
+            Table(folder / "evaluation.csv", EVAL_FIELDS, start + 1) if private else None
         )
         self._events: Any = None
-        if tensorboard:
+        if tensorboard and private_metrics:
             from tensorboardX import SummaryWriter
 
             events = folder / "tensorboard"
@@ -214,4 +215,6 @@ def plot(folder: str | Path, output: str | Path) -> Path:
     if steps or evaluations:
         axes.legend()
     kind = output.suffix.lstrip(".") or "png"
-    return _files.write(output, lambda stream: figure.savefig(stream, format=kind))
+    return _files.write(
+        output, lambda stream: figure.savefig(stream, format=kind), private=True
+    )

@@ -18,32 +18,39 @@ from mfopt.factorization import load as load_factorization
 from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
 from mfopt.noise import NoiseStream
-from mfopt.progress import Report, silent, within
+from mfopt.progress import Progress, Report, silent, within
 from mfopt.sampling import Scheme
 from mfopt.strategies import Identity, Strategy
 from mfopt.training import mesh as meshes
-from mfopt.training import privacy
+from mfopt.training import privacy, signing
 from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping, NoClipping
 from mfopt.training.config import TrainConfig
-from mfopt.training.data import TokenStore, open_parts
+from mfopt.training.data import TokenStore, open_parts, verify_all
 from mfopt.training.evaluation import Evaluator
-from mfopt.training.folder import check_folder, secret_of, wait_for_lead
-from mfopt.training.initial_model import digest_of, initial_model
+from mfopt.training.folder import Lock, check_folder, secret_of, wait_for_lead
+from mfopt.training.initial_model import digest_of, initial_model, no_public_part
 from mfopt.training.loop import Execution, Trainer
 from mfopt.training.models import Model
 from mfopt.training.optimizers import make_optimizer, schedule
 from mfopt.training.secrets import RunSecret
 from mfopt.training.selection import PERPLEXITY_RULES
+from mfopt.training.tokenizers import FILE_NAME as TOKENIZER_FILE
+from mfopt.training.tokenizers import Tokenizer
 from mfopt.training.units import RecordUnits, Units, UserUnits
 
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """Everything a run needs, checked. ``guarantee`` is None for the non-private baseline."""
+    """Everything a run needs, checked. ``guarantee`` is None for the non-private baseline.
+
+    It holds the output folder against other runs until it is closed (or, at the latest, until the
+    process ends).
+    """
 
     config: TrainConfig
     parts: dict[str, TokenStore]
+    tokenizer: Tokenizer | None
     model: Model
     account: privacy.Account | None
     execution: Execution
@@ -53,6 +60,7 @@ class Prepared:
     mesh: Mesh
     facts: dict[str, Any]
     public_report: dict[str, Any] | None
+    lock: Lock
 
     @property
     def folder(self) -> Path:
@@ -65,52 +73,74 @@ class Prepared:
         return min(self.config.steps or self.execution.iterations, self.execution.iterations)
 
     def report(self, steps_done: int) -> dict[str, Any] | None:
-        """The signed privacy report after so many steps."""
+        """The privacy report after so many steps."""
         if self.public_report is None:
             return None
-        return privacy.sign(self.public_report | {"steps_done": steps_done}, self.secret)
+        return self.public_report | {"steps_done": steps_done}
+
+    def close(self) -> None:
+        """Let go of the output folder."""
+        self.lock.close()
+
+
+def preflight(config: TrainConfig, *, resume: bool = False) -> None:
+    """Refuse at once what :func:`prepare` would refuse after minutes of work.
+
+    Raises:
+        UsageError: the output folder holds a run, or data, model or key cannot be opened.
+    """
+    check_folder(Path(config.output), resume)
+    if config.data != "stdlib":
+        parts = open_parts(config.data)
+        if config.pretrain_steps and "public" not in parts:
+            raise no_public_part(config.pretrain_steps)
+    if config.model:
+        from mfopt.training.models.huggingface import read_config
+
+        read_config(config.model)
+    if config.sign_key:
+        signing.load_private(config.sign_key)
 
 
 def prepare(config: TrainConfig, *, resume: bool = False, progress: Report = silent) -> Prepared:
     """Read data, model and account; refuse what does not belong together.
 
+    All data is read and compared with its digests. What follows from settings and data alone is
+    checked before a model is pretrained.
+
     Args:
+        config: settings of the run.
         resume: go on with the run in ``config.output``, whose secret is then used.
         progress: told of what is built first, and of every ten steps of pretraining.
 
     Raises:
-        UsageError: see :class:`Execution` and :func:`privacy.statement`; also where the model does
-            not take the data, or the output folder holds a run and ``resume`` is not set.
+        UsageError: see :class:`Execution` and :func:`privacy.statement`; also where the data is not
+            what its digests say, the model does not take it, or the output folder holds a run and
+            ``resume`` is not set, or another process is at work in it.
     """
+    preflight(config, resume=resume)
+    lock = Lock(Path(config.output))
+    try:
+        return _prepare(config, resume, progress, lock)
+    except BaseException:
+        lock.close()
+        raise
+
+
+def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) -> Prepared:
     folder = Path(config.output)
     resuming = check_folder(folder, resume)
     mesh = meshes.make_mesh(config.model_parallel)
     account = _account(config, folder, progress)
-    parts = _open_data(config, folder, progress)
+    parts, tokenizer = _open_data(config, folder, progress)
     train = parts["train"]
-    model = initial_model(config, parts, folder, mesh, progress)
-    model.check_fits(train.vocab_size, config.length)
     secret = secret_of(config, folder, resuming)
     scheme = account.sampling if account else config.scheme()
-    units = _units(config, train, model, mesh, secret, scheme)
-    execution = _execution(config, account, scheme, units, secret, mesh)
-    guarantee = public_report = None
-    if account is not None:
-        guarantee = privacy.statement(
-            account,
-            execution,
-            privacy_unit=config.privacy_unit,
-            delta_share=config.delta_share,
-            black_box=config.algorithm == "group",
-        )
-        public_report = privacy.report(
-            account,
-            execution,
-            guarantee,
-            num_params=model.num_params,
-            steps_done=0,
-            pinned=config.seed >= 0,
-        )
+    # Which of a user's records are chosen changes no number that is checked here.
+    rule = "random" if config.selection in PERPLEXITY_RULES else config.selection
+    units = units_of(config, train, secret, scheme, rule)
+    execution = execution_of(config, account, scheme, units, secret, mesh)
+    guarantee = None if account is None else statement_of(config, account, execution)
     if config.steps > execution.iterations:
         raise _check.reject(
             "steps",
@@ -126,26 +156,62 @@ def prepare(config: TrainConfig, *, resume: bool = False, progress: Report = sil
         beta2=config.beta2,
         weight_decay=config.weight_decay,
     )
-    trainer = Trainer(model, execution, optimizer, mesh=mesh)
+    model = initial_model(config, parts, folder, mesh, progress, tokenizer)
+    model.check_fits(train.vocab_size, config.length)
+    if config.selection in PERPLEXITY_RULES:
+        losses = _record_losses(config, train, model, mesh)
+        units = units_of(config, train, secret, scheme, config.selection, losses)
+        execution = dataclasses.replace(execution, units=units)
+    public_report = None
+    if account is not None and guarantee is not None:
+        public_report = privacy.report(
+            account,
+            execution,
+            guarantee,
+            num_params=model.num_params,
+            steps_done=0,
+            pinned=config.seed >= 0,
+            black_box=config.algorithm == "group",
+        )
     facts = {
         "settings": config.fingerprint,
         "data": train.digest,
-        "model": digest_of(model.params),
+        "model": digest_of((model.params, model.frozen)),
+        "tokenizer": train.metadata.get("tokenizer_digest", ""),
         "mechanism": account.digest if account else "",
         "devices": [int(size) for size in mesh.devices.shape],
     }
     return Prepared(
-        config,
-        parts,
-        model,
+        config=config,
+        parts=parts,
+        tokenizer=tokenizer,
+        model=model,
+        account=account,
+        execution=execution,
+        guarantee=guarantee,
+        trainer=Trainer(model, execution, optimizer, mesh=mesh),
+        secret=secret,
+        mesh=mesh,
+        facts=facts,
+        public_report=public_report,
+        lock=lock,
+    )
+
+
+def statement_of(
+    config: TrainConfig, account: privacy.Account, execution: Execution
+) -> Guarantee:
+    """The statement about a run of ``execution`` with these settings, or a refusal.
+
+    Raises:
+        UsageError: as :func:`privacy.statement`.
+    """
+    return privacy.statement(
         account,
         execution,
-        guarantee,
-        trainer,
-        secret,
-        mesh,
-        facts,
-        public_report,
+        privacy_unit=config.privacy_unit,
+        delta_share=config.delta_share,
+        black_box=config.algorithm == "group",
     )
 
 
@@ -218,32 +284,58 @@ def _solved_once(
     return privacy.Account(accounted, Guarantee(**json.loads(path.read_text())["guarantee"]))
 
 
-def _open_data(config: TrainConfig, folder: Path, progress: Report) -> dict[str, TokenStore]:
-    if config.data != "stdlib":
-        return open_parts(config.data)
-    corpus = folder / "corpus"
-    if not corpus.is_dir() and jax.process_index() == 0:
-        from mfopt.training.data.stdlib import build_stdlib
+def _open_data(
+    config: TrainConfig, folder: Path, progress: Report
+) -> tuple[dict[str, TokenStore], Tokenizer | None]:
+    """The stores, every bit of them compared with their digests, and their one tokenizer."""
+    place = Path(config.data)
+    if config.data == "stdlib":
+        place = folder / "corpus"
+        if not place.is_dir() and jax.process_index() == 0:
+            from mfopt.training.data.stdlib import build_stdlib
 
-        build_stdlib(corpus, progress=within(progress, "embedded corpus"))
-    wait_for_lead("corpus")
-    return open_parts(corpus)
+            build_stdlib(place, progress=within(progress, "embedded corpus"))
+        wait_for_lead("corpus")
+    parts = open_parts(place)
+    progress(Progress("comparing the data with its digests"))
+    verify_all(parts)
+    train = parts["train"].metadata
+    for name, store in parts.items():
+        if store.metadata.get("tokenizer_digest") != train.get("tokenizer_digest"):
+            raise _check.reject("data", name, "was built with another tokenizer than train")
+    if not train.get("tokenizer_digest"):  # a store of tokens that come from no text
+        return parts, None
+    found = None
+    for file in (place / TOKENIZER_FILE, place.parent / TOKENIZER_FILE):
+        if file.is_file():
+            found = Tokenizer.of_data(file, train)
+            break
+    if config.model:  # another tokenizer of the same size would pass every other check
+        found = Tokenizer.of_data(config.model, train)
+    return parts, found
 
 
-def _units(
+def units_of(
     config: TrainConfig,
     train: TokenStore,
-    model: Model,
-    mesh: Mesh,
     secret: RunSecret,
     scheme: Scheme,
+    rule: str,
+    losses: np.ndarray | None = None,
 ) -> Units:
-    losses = None
-    if config.selection in PERPLEXITY_RULES:
-        losses = _record_losses(config, train, model, mesh)
+    """The privacy units that the run samples.
+
+    Args:
+        config: settings of the run.
+        train: the private store.
+        secret: of the run.
+        scheme: that samples them.
+        rule: which of a user's records are used.
+        losses: of each record under the initial model, for the perplexity rules.
+    """
     shared: dict[str, Any] = {
         "length": config.length,
-        "rule": config.selection,
+        "rule": rule,
         "seed": secret.seed("selection"),
         "losses": losses,
     }
@@ -262,7 +354,7 @@ def _record_losses(config: TrainConfig, train: TokenStore, model: Model, mesh: M
     return evaluator.record_losses(params, frozen, train, np.arange(train.num_records))[0]
 
 
-def _execution(
+def execution_of(
     config: TrainConfig,
     account: privacy.Account | None,
     scheme: Scheme,
@@ -270,15 +362,33 @@ def _execution(
     secret: RunSecret,
     mesh: Mesh,
 ) -> Execution:
+    """Sampler, clipping and noise of the run, for these units.
+
+    Args:
+        config: settings of the run.
+        account: what it executes; None: the non-private baseline.
+        scheme: that samples the units.
+        units: the privacy units.
+        secret: of the run.
+        mesh: devices.
+    """
+    devices = meshes.data_parallel(mesh)
     # a user's G records fill a device by themselves, single records do so together
     each = 1 if units.records > 1 else 8
+    if config.microbatch % devices:
+        raise _check.reject(
+            "microbatch",
+            config.microbatch,
+            f"must be a multiple of the {devices} devices along the data axis",
+        )
     sampler = Sampler(
         scheme,
         units.population,
         secret.seed("sampling"),
-        microbatch=config.microbatch or each * meshes.data_parallel(mesh),
+        microbatch=config.microbatch or each * devices,
         batch_size=config.batch_size or None,
         truncation="double" if config.truncation == "double" else "charge",
+        group_size=units.group_size,
     )
     normalizer = config.normalizer or sampler.expected_batch
     if account is None:

@@ -70,10 +70,12 @@ def pretrain(
       progress: told of each step.
 
     Raises:
-        UsageError: the store is marked as private.
+        UsageError: the store is not marked as public.
     """
-    if store.metadata.get("public") is False:
-        raise _check.reject("store", str(store.path), "is private: pretraining adds no noise")
+    if store.metadata.get("public") is not True:
+        raise _check.reject(
+            "store", str(store.path), "is not marked as public, and pretraining adds no noise"
+        )
     units = CorpusUnits(store, records=batch, length=length, seed=seed)
     sampler = Sampler(FixedOrder(bins=1, epochs=steps), 1, 0, microbatch=1)
     rate = schedule("cosine", learning_rate, steps, warmup=max(1, int(_WARMUP_SHARE * steps)))

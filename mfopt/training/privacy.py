@@ -8,12 +8,12 @@ everything else, and adds what only the run decides: the privacy unit, and the p
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
 
 import numpy as np
 
 from mfopt import _check, query_error
+from mfopt._version import __version__
 from mfopt.accounting import account as account_of
 from mfopt.accounting.closed_form import group as lemma
 from mfopt.factorization import Factorization
@@ -23,10 +23,14 @@ from mfopt.sampling import Scheme
 from mfopt.strategies import Strategy
 from mfopt.training.batching import charged_delta, smallest_batch_size
 from mfopt.training.loop import Execution
-from mfopt.training.secrets import RunSecret
-from mfopt.training.units import RecordUnits, Units
-from mfopt.workloads import ToeplitzWorkload
+from mfopt.training.units import Units
+from mfopt.workloads import PrefixSums, ToeplitzWorkload
 
+# Norm of the noise in the sum of all steps, in norms of the largest possible signal in it. Language
+# models still learn at 1 (noise spreads over all directions, the signal over few).
+HOPELESS = 10.0
+REPORT_FORMAT = 2
+_MOST_NUMBERS = 20_000  # of C in a report; a larger one is in its factorization file
 # A truncation that costs more than this share of δ is refused unless it is asked for.
 DELTA_SHARE = 0.1
 
@@ -190,7 +194,7 @@ def _group_size(units: Units, privacy_unit: str) -> int:
         return units.group_size
     if privacy_unit != "record":
         raise _check.reject("privacy_unit", privacy_unit, "must be 'user' or 'record'")
-    if not isinstance(units, RecordUnits):
+    if units.describe()["unit"] != "record":
         raise _check.reject(
             "privacy_unit", privacy_unit, "user-level sampling clips users, so the unit is the user"
         )
@@ -202,21 +206,54 @@ def noise_against_signal(execution: Execution, num_params: int) -> dict[str, flo
 
     ``noise_norm``: root mean square, over steps, of the expected noise norm; ``first_noise_norm``:
     that of step 0; ``largest_signal_norm``: what the sum of an expected batch of aligned, clipped
-    units would give; ``noise_per_coordinate``: standard deviation.
+    units would give; ``noise_per_coordinate``: standard deviation, ``sum_noise_per_coordinate``
+    that of the sums over all steps so far (what a model's parameters see), root mean squares over
+    steps; ``noise_of_all_steps`` and ``largest_signal_of_all_steps``: norms of the last sum.
     """
     noise, sampler = execution.noise, execution.sampler
     assert noise is not None
     n = execution.iterations
-    only_now = ToeplitzWorkload(np.eye(1, n)[0])
-    rows = np.asarray(query_error.row_variances(only_now, noise.strategy, n))
-    coordinate = noise.stddev * np.sqrt(rows) / execution.normalizer
-    bound = execution.clipping.sensitivity
+
+    def spread(workload: PrefixSums | ToeplitzWorkload) -> np.ndarray:
+        rows = np.asarray(query_error.row_variances(workload, noise.strategy, n))
+        return np.asarray(noise.stddev * np.sqrt(rows) / execution.normalizer)
+
+    coordinate, sums = spread(ToeplitzWorkload(np.eye(1, n)[0])), spread(PrefixSums())
+    signal = execution.clipping.sensitivity * sampler.expected_batch / execution.normalizer
     return {
         "noise_per_coordinate": float(np.sqrt(np.mean(coordinate**2))),
         "noise_norm": float(np.sqrt(np.mean(coordinate**2) * num_params)),
         "first_noise_norm": float(coordinate[0] * np.sqrt(num_params)),
-        "largest_signal_norm": float(bound * sampler.expected_batch / execution.normalizer),
+        "largest_signal_norm": float(signal),
+        "sum_noise_per_coordinate": float(np.sqrt(np.mean(sums**2))),
+        "noise_of_all_steps": float(sums[-1] * np.sqrt(num_params)),
+        "largest_signal_of_all_steps": float(signal * n),
     }
+
+
+def warnings_of(execution: Execution, sizes: dict[str, float]) -> list[str]:
+    """What in the public numbers of a run says that little or nothing can be learned.
+
+    Args:
+      execution: of the run.
+      sizes: of :func:`noise_against_signal`.
+    """
+    found = []
+    noise, signal = sizes["noise_of_all_steps"], sizes["largest_signal_of_all_steps"]
+    if not noise <= HOPELESS * signal:
+        found.append(
+            f"the noise in the sum of all steps has norm {noise:.3g}; if every unit pulled in one "
+            f"direction, their sum would be {signal:.3g}: {noise / signal:.3g} times less. Little "
+            "can be learned: take a larger epsilon, more units, more steps, or fewer parameters "
+            "(adapters)"
+        )
+    expected, normalizer = execution.sampler.expected_batch, execution.normalizer
+    if not 0.1 <= normalizer / expected <= 10:
+        found.append(
+            f"each sum is divided by {normalizer:.4g}, and {expected:.4g} units are expected in a "
+            "step: the learning rate is off by as much"
+        )
+    return found
 
 
 NOT_COVERED = (
@@ -237,8 +274,11 @@ def report(
     num_params: int,
     steps_done: int,
     pinned: bool = False,
+    black_box: bool = False,
 ) -> dict[str, Any]:
     """The privacy report: public numbers only, JSON-able.
+
+    It holds all that :mod:`mfopt.training.verification` needs to compute every number in it again.
 
     ``steps_done`` may be anything up to n: the statement is about the whole sequence of noised
     means, so it holds for every prefix.
@@ -250,14 +290,28 @@ def report(
       num_params: trainable parameters, their number.
       steps_done: steps that were run.
       pinned: whether a seed was pinned, so that nothing is protected.
+      black_box: whether the statement is by :func:`black_box_group`.
     """
+    sizes = noise_against_signal(execution, num_params)
+    arrays = accounted.strategy.arrays()
+    small = sum(array.size for array in arrays.values()) <= _MOST_NUMBERS
     return {
+        "format": REPORT_FORMAT,
+        "mfopt": __version__,
+        "account": accounted.guarantee.describe(),
+        "black_box": black_box,
         "guarantee": guarantee.describe(),
         "statement": str(guarantee),
         "holds": not pinned and guarantee.status != "estimate",
         "pinned": pinned,
         "mechanism_digest": accounted.digest,
         "strategy": accounted.strategy.describe(),
+        "strategy_arrays": {
+            name: {"shape": list(array.shape), "type": array.dtype.str, "values": _values(array)}
+            for name, array in arrays.items()
+        }
+        if small
+        else None,
         "noise_multiplier": accounted.noise_multiplier,
         "noise_multiplier_unit": "relative to the clip norm, for C as stored",
         "sampling": execution.sampler.describe(),
@@ -267,10 +321,16 @@ def report(
         "iterations_covered": execution.iterations,
         "steps_done": steps_done,
         "parameters": num_params,
-        "noise_against_signal": noise_against_signal(execution, num_params),
+        "noise_against_signal": sizes,
+        "warnings": warnings_of(execution, sizes),
         "treated_as_public": ["number of units", "all settings"],
         "not_covered": list(NOT_COVERED),
     }
+
+
+def _values(array: np.ndarray) -> list[Any]:
+    values: list[Any] = np.asarray(array).reshape(-1).tolist()  # JSON keeps every bit of a float
+    return values
 
 
 def report_text(facts: dict[str, Any]) -> str:
@@ -303,6 +363,7 @@ def report_text(facts: dict[str, Any]) -> str:
         lines.append("NO GUARANTEE      the seed is pinned: whoever knows it can remove the noise")
     if guarantee["status"] == "estimate":
         lines.append("NO GUARANTEE      the account is an estimate: certify the file first")
+    lines += [f"WARNING           {text}" for text in facts["warnings"]]
     lines += ["not covered:", *(f"  - {text}" for text in facts["not_covered"])]
     return "\n".join(lines)
 
@@ -310,21 +371,3 @@ def report_text(facts: dict[str, Any]) -> str:
 def _words(description: dict[str, Any]) -> str:
     rest = ", ".join(f"{key} {value}" for key, value in description.items() if key != "kind")
     return f"{description['kind']} ({rest})"
-
-
-def sign(facts: dict[str, Any], secret: RunSecret) -> dict[str, Any]:
-    """``facts`` with a signature that only holders of the run's secret can make or check."""
-    body = {name: value for name, value in facts.items() if name != "signature"}
-    return {**body, "signature": secret.sign(_canonical(body))}
-
-
-def check_signature(facts: dict[str, Any], secret: RunSecret) -> None:
-    """Raise :class:`UsageError` if the report was changed since it was signed."""
-    if sign(facts, secret)["signature"] != facts.get("signature"):
-        raise _check.reject(
-            "signature", facts.get("signature"), "the privacy report is not the one that was signed"
-        )
-
-
-def _canonical(body: dict[str, Any]) -> bytes:
-    return json.dumps(body, sort_keys=True).encode()

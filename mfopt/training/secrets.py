@@ -2,7 +2,7 @@
 
 The amplified guarantees hold while the sampling is secret, and the noise protects nothing once
 its key is known. Both come from one 256-bit secret that is drawn by the operating system, lives
-in the checkpoint (owner-only files) and never in a report. Every stream is a pure function of
+in the run's folder (owner-only files) and never in a report. Every stream is a pure function of
 (secret, purpose, step): a resumed run draws what an unbroken run draws.
 """
 
@@ -54,14 +54,21 @@ class RunSecret:
     def __hash__(self) -> int:
         return hash(self._value)
 
-    def words(self) -> np.ndarray:
-        """The secret itself, shape (8,) uint32, for the checkpoint."""
-        return np.frombuffer(self._value, dtype="<u4").copy()
+    def to_bytes(self) -> bytes:
+        """The secret itself and its checksum, 64 bytes, for a file of its owner."""
+        return self._value + hashlib.sha256(self._value).digest()
 
     @classmethod
-    def from_words(cls, words: np.ndarray) -> RunSecret:
-        """The inverse of :meth:`words`."""
-        return cls(np.asarray(words, dtype="<u4").tobytes())
+    def from_bytes(cls, content: bytes) -> RunSecret:
+        """The inverse of :meth:`to_bytes`.
+
+        Raises:
+            UsageError: the content is not what was written.
+        """
+        found = cls(content[:32])
+        if found.to_bytes() != content:
+            raise _check.reject("secret", "(not shown)", "is damaged: its checksum does not hold")
+        return found
 
     def derive(self, purpose: str) -> bytes:
         """32 bytes for ``purpose``, from which neither the secret nor another purpose's follow."""
@@ -75,9 +82,9 @@ class RunSecret:
         """:meth:`derive` as an integer seed."""
         return int.from_bytes(self.derive(purpose), "little")
 
-    def sign(self, message: bytes) -> str:
-        """HMAC-SHA256 of ``message`` under this run's signing key, hex."""
-        return hmac.new(self.derive("sign"), message, hashlib.sha256).hexdigest()
+    def seal(self, message: bytes) -> str:
+        """HMAC-SHA256 of ``message`` under this run's sealing key, hex."""
+        return hmac.new(self.derive("seal"), message, hashlib.sha256).hexdigest()
 
 
 def stream(seed: int, step: int, unit: int) -> np.random.Generator:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -74,6 +75,28 @@ class Tokenizer:
         except Exception as error:
             raise _check.reject("tokenizer", str(file), f"is no tokenizer: {error}") from error
         return cls(backend, end_of_text)
+
+    @classmethod
+    def of_data(cls, path: str | Path, metadata: Mapping[str, Any]) -> Tokenizer:
+        """The tokenizer at ``path``, if it is the one that a token store was made with.
+
+        Args:
+            path: as for :meth:`load`.
+            metadata: of the store; holds the tokenizer's digest.
+
+        Raises:
+            UsageError: no such file, or another tokenizer (of the same size, it may be).
+        """
+        found = cls.load(path, metadata.get("end_of_text") or END_OF_TEXT)
+        if found.digest != metadata["tokenizer_digest"]:
+            raise _check.reject(
+                "tokenizer",
+                str(path),
+                "is another tokenizer than the one that the data was built with",
+                "Tokens would stand for other words: build the data with this tokenizer, or put "
+                "the data's own tokenizer.json there.",
+            )
+        return found
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> Tokenizer:

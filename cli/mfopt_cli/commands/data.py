@@ -71,6 +71,12 @@ def command() -> None:
 )
 @options.seed("that of what is held out", default=0, show_default=True)
 @options.option("--drop-duplicates", is_flag=True, help="Keep one of a user's equal texts.")
+@options.option(
+    "--public-overlap",
+    default=0.1,
+    show_default=True,
+    help="Most of the public tokens that may stand in copies of private records.",
+)
 @options.option("--no-end", is_flag=True, help="Put no end token behind records.")
 @options.force
 @options.option("--restart", is_flag=True, help="Forget an unfinished build of OUT.")
@@ -106,6 +112,7 @@ def build(**given: Any) -> None:
         hold_out=HoldOut(**(defaults | shares), seed=given["seed"]),
         drop_duplicates=given["drop_duplicates"],
         end=not given["no_end"],
+        public_overlap=given["public_overlap"],
     )
     if embedded:
         if given["public"] or given["tokenizer"] or len(paths) > 1:
@@ -175,6 +182,12 @@ def _print(report: dict[str, Any]) -> None:
             for name, part in report["parts"].items()
         ],
     )
+    if "overlap" in report:
+        found = report["overlap"]
+        display.print_text(
+            f"public: {found['exact']:,} exact and {found['near']:,} near copies of private records "
+            f"among {found['records']:,}, {found['share']:.1%} of the tokens"
+        )
     for name, counts in report["reading"].items():
         for kind, words in (("filtered", "left out by rule"), ("bad", "bad, skipped")):
             for reason, count in sorted(counts[kind].items()):

@@ -67,6 +67,11 @@ class _TrainCommand(options.Command):
 @options.option("--iters", type=options.COUNT, help="With --epochs: iterations per epoch.")
 @options.option("--config", "path", type=click.Path(), help="TOML file; flags override it.")
 @options.option("--resume", is_flag=True, help="Go on with the run in the output folder.")
+@options.option(
+    "--resume-from",
+    type=options.COUNT,
+    help="Like --resume, from the checkpoint of this step; later ones are written again.",
+)
 @options.option("--show-config", is_flag=True, help="Print the resolved settings as TOML and stop.")
 @options.option("--report-only", is_flag=True, help="Check everything, print the report and stop.")
 @options.json_flag
@@ -83,6 +88,7 @@ def command(
     iters: int | None,
     path: str | None,
     resume: bool,
+    resume_from: int | None,
     show_config: bool,
     report_only: bool,
     as_json: bool,
@@ -115,9 +121,11 @@ def command(
         return
     _join(coordinator, processes, process)
     from mfopt.training.execute import execute
-    from mfopt.training.prepare import prepare
+    from mfopt.training.prepare import preflight, prepare
 
+    resume = resume or resume_from is not None
     with Live(not quiet) as live:
+        preflight(settings, resume=resume)
         if settings.optimizes:
             settings = _with_factorization(settings, live)
         prepared = prepare(settings, resume=resume, progress=live)
@@ -125,11 +133,12 @@ def command(
     if report is not None and not quiet:
         click.echo(privacy.report_text(report), err=True)
     if report_only:
+        prepared.close()
         if as_json:
             click.echo(json.dumps(report, indent=2, sort_keys=True))
         return
     with Live(not quiet) as live:
-        summary = execute(prepared, progress=live)
+        summary = execute(prepared, resume_from=resume_from, progress=live)
     if as_json:
         click.echo(json.dumps(summary, indent=2, sort_keys=True))
         return

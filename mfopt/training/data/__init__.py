@@ -1,6 +1,6 @@
 """User data: a memory-mapped token store, its writer, sources of text, and statistics."""
 
 from mfopt.training.data.builder import HoldOut, TokenStoreBuilder
-from mfopt.training.data.store import TokenStore, open_parts
+from mfopt.training.data.store import TokenStore, open_parts, verify_all
 
-__all__ = ["HoldOut", "TokenStore", "TokenStoreBuilder", "open_parts"]
+__all__ = ["HoldOut", "TokenStore", "TokenStoreBuilder", "open_parts", "verify_all"]

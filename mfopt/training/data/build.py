@@ -20,9 +20,10 @@ from typing import Any
 from mfopt import _check, _files
 from mfopt._version import __version__
 from mfopt.progress import Progress, Report, silent
+from mfopt.training.data import overlap
 from mfopt.training.data.builder import HoldOut, TokenStoreBuilder
 from mfopt.training.data.sources import Item, Source
-from mfopt.training.data.store import open_parts
+from mfopt.training.data.store import open_parts, verify_all
 from mfopt.training.tokenizers import FILE_NAME, Tokenizer
 
 REPORT = "report.json"
@@ -42,16 +43,19 @@ class Options:
         drop_duplicates: keep one of a user's records with the same text. Only within a user: across
             users it would let one user's data decide about another's.
         end: put the tokenizer's end-of-text token behind each record.
+        public_overlap: share of the public tokens that may stand in copies of private records.
     """
 
     on_bad: str = "skip"
     hold_out: HoldOut = dataclasses.field(default_factory=HoldOut)
     drop_duplicates: bool = False
     end: bool = True
+    public_overlap: float = overlap.MOST
 
     def __post_init__(self) -> None:
         if self.on_bad not in ("skip", "fail"):
             raise _check.reject("on_bad", self.on_bad, "must be skip or fail")
+        _check.probability("public_overlap", self.public_overlap, closed=True)
 
 
 def build(
@@ -84,7 +88,8 @@ def build(
 
     Raises:
         UsageError: no public text to train a tokenizer on; ``out`` exists; the unfinished build
-            found was another one; a bad line where ``on_bad`` is "fail".
+            found was another one; a bad line where ``on_bad`` is "fail"; public text that holds
+            private records.
         FailureError: no record is left.
     """
     options = options or Options()
@@ -123,12 +128,15 @@ def build(
                 "mfopt": __version__,
                 "source": origin.describe(),
                 "tokenizer_digest": tokenizer.digest,
+                "end_of_text": tokenizer.end_of_text,
                 "end_id": tokenizer.end_id if chosen.end else None,
                 "hold_out": dataclasses.asdict(chosen.hold_out),
                 "public": name == "public",
             }
             _group(builder, final, name, metadata, chosen, counts, progress)
         report["reading"][name] = counts
+    stores = open_parts(final)
+    verify_all(stores)
     report["parts"] = {
         name: {
             "users": store.num_users,
@@ -136,8 +144,13 @@ def build(
             "tokens": store.num_tokens,
             "content_digest": store.digest,
         }
-        for name, store in open_parts(final).items()
+        for name, store in stores.items()
     }
+    if public is not None:
+        private = [store for name, store in stores.items() if name != "public"]
+        progress(Progress("comparing the public part with the private ones"))
+        found = overlap.refuse_copies(stores["public"], private, options.public_overlap)
+        report["overlap"] = found.describe()
     tokenizer.save(final / FILE_NAME)
     _files.write(final / REPORT, json.dumps(report, indent=2, sort_keys=True) + "\n")
     _files.replace_folder(final, target)

@@ -18,9 +18,11 @@ user: all fetches are array operations.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -176,10 +178,14 @@ class TokenStore:
         """Entries of the tokenizer; every token is smaller."""
         return int(self.metadata["vocab_size"])
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of tokens and offsets, hex: what a resumed run must find unchanged."""
-        return str(self.metadata["content_digest"])
+        """SHA-256 of tokens and offsets, hex: what a resumed run must find unchanged.
+
+        Computed from the arrays, once for each object (about a second for a gigabyte of tokens); what
+        the metadata says of it is only compared with it, by :meth:`verify`.
+        """
+        return content_digest(self.tokens, self.record_offsets, self.user_offsets)
 
     def __repr__(self) -> str:
         return (
@@ -293,10 +299,13 @@ class TokenStore:
             largest = int(self.tokens[begin : begin + _CHUNK].max())
             if largest >= self.vocab_size:
                 raise _check.reject("tokens", largest, f"must be below {self.vocab_size}")
-        found = content_digest(self.tokens, self.record_offsets, self.user_offsets)
-        if found != self.digest:
+        stated = self.metadata["content_digest"]
+        if self.digest != stated:
             raise _check.reject(
-                "content_digest", found, f"metadata says {self.digest}", "Build the store again."
+                "content_digest",
+                self.digest,
+                f"metadata of {self.path} says {stated}: the data was changed or damaged",
+                "Build the store again; a run can only go on with the data it began with.",
             )
 
     def _indices(self, name: str, values: ArrayLike, count: int) -> np.ndarray:
@@ -317,6 +326,17 @@ class TokenStore:
             return np.full(mask.shape, pad_id, np.int32), mask
         index = np.where(mask, start[:, None] + position, 0)
         return np.where(mask, self.tokens[index], pad_id).astype(np.int32), mask
+
+
+def verify_all(stores: Mapping[str, TokenStore]) -> None:
+    """:meth:`TokenStore.verify` of every store, side by side (hashing lets other threads run).
+
+    Raises:
+        UsageError: as there, of the first store that does not hold what its metadata says.
+    """
+    with ThreadPoolExecutor() as threads:
+        for _ in threads.map(TokenStore.verify, stores.values()):
+            pass
 
 
 def map_array(path: Path) -> np.ndarray:

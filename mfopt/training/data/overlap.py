@@ -1,0 +1,151 @@
+"""How much of a text that is called public stands in the private data: exact and near copies.
+
+What is pretrained on, and what a tokenizer is trained on, adds no noise. A private file given as
+the public one by mistake would undo the guarantee without a trace in it, so the two are compared by
+content: a record is an *exact* copy if its tokens are a private record's, and a *near* copy if at
+least half of its runs of eight tokens stand in private records. Short records are passed over:
+they are alike by chance.
+
+Everything is hashes of windows of tokens, by differences of prefix sums of a polynomial modulo
+2^64 (Rabin and Karp 1987): a few array operations a block, no Python object a record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from mfopt import _check
+from mfopt.training.data.store import TokenStore
+from mfopt.training.secrets import uniform_hash
+
+WINDOW = 8  # tokens of a run
+SHORTEST = 16  # tokens of a record that is looked at
+NEAR = 0.5  # share of its runs that makes a record a near copy
+MOST = 0.1  # share of the public tokens in copies that chance and shared boilerplate explain
+_BLOCK = 1 << 21  # tokens worked on at once
+_KEPT = 1 << 24  # private runs kept; of more, a fixed share is sampled on both sides
+_BASE = 0x9E3779B97F4A7C15
+_INVERSE = pow(_BASE, -1, 2**64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Overlap:
+    """Copies of private records among the public ones; as private as the data it comes from.
+
+    Attributes:
+        records: public records of at least ``SHORTEST`` tokens.
+        exact, near: how many of them are copies; no record counts as both.
+        share: of their tokens, what the copies hold.
+    """
+
+    records: int
+    exact: int
+    near: int
+    share: float
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able."""
+        return dataclasses.asdict(self)
+
+
+def overlap(public: TokenStore, private: Sequence[TokenStore]) -> Overlap:
+    """Copies of records of ``private`` in ``public``; all with the same tokenizer."""
+    tokens = sum(store.num_tokens for store in private)
+    rate = np.uint64(max(1, -(-tokens // _KEPT)))
+    whole, runs = [], []
+    for store in private:
+        for block in _blocks(store):
+            whole.append(block.records)
+            runs.append(block.windows[block.windows % rate == 0])
+    known, known_runs = _set(whole), _set(runs)
+    records = exact = near = copied = total = 0
+    for block in _blocks(public):
+        same = np.isin(block.records, known)
+        sampled = block.windows % rate == 0
+        owner = block.owner[sampled]
+        count = np.bincount(owner, minlength=len(same))
+        hits = np.bincount(
+            owner, np.isin(block.windows[sampled], known_runs), minlength=len(same)
+        )
+        alike = ~same & (count > 0) & (hits >= NEAR * count)
+        records += len(same)
+        exact += int(same.sum())
+        near += int(alike.sum())
+        copied += int(block.lengths[same | alike].sum())
+        total += int(block.lengths.sum())
+    return Overlap(records, exact, near, copied / total if total else 0.0)
+
+
+def refuse_copies(public: TokenStore, private: Sequence[TokenStore], most: float = MOST) -> Overlap:
+    """:func:`overlap`, refused where copies hold more than ``most`` of the public tokens.
+
+    Raises:
+        UsageError: the public part is, or holds, private data.
+    """
+    found = overlap(public, private)
+    if not found.share <= most:
+        raise _check.reject(
+            "public",
+            f"{found.exact} exact and {found.near} near copies",
+            f"of private records among {found.records} hold {found.share:.1%} of the public tokens "
+            f"(at most {most:.1%} may)",
+            "What is learned from public text is released without noise: leave the private records "
+            "out of it, or, where they are alike by nature, raise `public_overlap`.",
+        )
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Block:
+    """Hashes of some records: of each (R,), and of each run of tokens (W,) with its record."""
+
+    records: np.ndarray
+    lengths: np.ndarray
+    windows: np.ndarray
+    owner: np.ndarray
+
+
+def _blocks(store: TokenStore) -> Iterator[_Block]:
+    offsets = np.asarray(store.record_offsets)
+    first, count = 0, store.num_records
+    while first < count:
+        # as many records as fit, at least one
+        end = int(np.searchsorted(offsets, offsets[first] + _BLOCK, side="right")) - 1
+        end = min(max(end, first + 1), count)
+        yield _hashed(store, first, end)
+        first = end
+
+
+def _hashed(store: TokenStore, first: int, end: int) -> _Block:
+    offsets = np.asarray(store.record_offsets[first : end + 1])
+    tokens = np.asarray(store.tokens[offsets[0] : offsets[-1]])
+    offsets = offsets - offsets[0]
+    lengths = np.diff(offsets)
+    powers = np.full(len(tokens) + 1, _BASE, np.uint64)
+    inverses = np.full(len(tokens) + 1, _INVERSE, np.uint64)
+    powers[0] = inverses[0] = 1
+    prefix = np.zeros(len(tokens) + 1, np.uint64)
+    with np.errstate(over="ignore"):
+        powers, inverses = np.cumprod(powers), np.cumprod(inverses)
+        np.cumsum(uniform_hash(0, 0, tokens) * powers[:-1], out=prefix[1:])
+
+        def hashes(begin: np.ndarray, stop: np.ndarray) -> np.ndarray:
+            return uniform_hash(0, 1, (prefix[stop] - prefix[begin]) * inverses[begin])
+
+        long = np.flatnonzero(lengths >= SHORTEST)
+        # the length goes in too: an empty sum would be any record of zeros
+        records = hashes(offsets[long], offsets[long + 1]) ^ uniform_hash(0, 2, lengths[long])
+        runs = lengths[long] - WINDOW + 1
+        owner = np.repeat(np.arange(len(long)), runs)
+        position = np.arange(runs.sum()) - np.repeat(np.cumsum(runs) - runs, runs)
+        begin = offsets[long][owner] + position
+        windows = hashes(begin, begin + WINDOW)
+    return _Block(records, lengths[long], windows, owner)
+
+
+def _set(parts: list[np.ndarray]) -> np.ndarray:
+    return np.unique(np.concatenate([np.empty(0, np.uint64), *parts]))

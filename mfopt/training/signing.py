@@ -1,0 +1,120 @@
+"""Signatures of a privacy report by a key pair: made with the private key, checked by anyone.
+
+Ed25519 (Bernstein et al. 2012; RFC 8032), by the ``cryptography`` package. A key pair is made with
+
+    openssl genpkey -algorithm ed25519 -out key.pem
+    openssl pkey -in key.pem -pubout -out key.pub.pem
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mfopt import _check, _extras
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+        Ed25519PrivateKey,
+        Ed25519PublicKey,
+    )
+
+_WAY_OUT = "Make one with `openssl genpkey -algorithm ed25519 -out key.pem`."
+
+
+def load_private(path: str | Path) -> Ed25519PrivateKey:
+    """The private key in a PEM file without a password.
+
+    Raises:
+        UsageError: no such file, or another kind of key.
+    """
+    serialization, ed25519 = _libraries()
+    try:
+        key = serialization.load_pem_private_key(Path(path).read_bytes(), password=None)
+    except (OSError, ValueError, TypeError) as problem:
+        raise _check.reject("sign_key", str(path), f"cannot be read ({problem})", _WAY_OUT) from None
+    if not isinstance(key, ed25519.Ed25519PrivateKey):
+        raise _check.reject("sign_key", str(path), "is no Ed25519 private key", _WAY_OUT)
+    return key
+
+
+def load_public(path: str | Path) -> Ed25519PublicKey:
+    """The public key in a PEM file.
+
+    Raises:
+        UsageError: no such file, or another kind of key.
+    """
+    serialization, ed25519 = _libraries()
+    try:
+        key = serialization.load_pem_public_key(Path(path).read_bytes())
+    except (OSError, ValueError) as problem:
+        raise _check.reject("public_key", str(path), f"cannot be read ({problem})") from None
+    if not isinstance(key, ed25519.Ed25519PublicKey):
+        raise _check.reject("public_key", str(path), "is no Ed25519 public key")
+    return key
+
+
+def sign(facts: dict[str, Any], key: Ed25519PrivateKey) -> dict[str, Any]:
+    """``facts`` with a signature over everything else in them."""
+    body = {name: value for name, value in facts.items() if name != "signature"}
+    signature = {
+        "algorithm": "ed25519",
+        "public_key": key.public_key().public_bytes_raw().hex(),
+        "value": key.sign(canonical(body)).hex(),
+    }
+    return {**body, "signature": signature}
+
+
+def signer(facts: dict[str, Any], public: Ed25519PublicKey | None = None) -> str | None:
+    """The fingerprint of the key that signed ``facts``; None where nobody did.
+
+    A signature by the key that stands in the report shows that the report is whole, and nothing
+    about whose key it is: compare the fingerprint, or give the ``public`` key that it must be.
+
+    Raises:
+        UsageError: the signature is not one of these facts, or by another key, or missing where
+            ``public`` is given.
+    """
+    signature = facts.get("signature")
+    if signature is None:
+        if public is not None:
+            raise _check.reject("signature", None, "is missing: the report is not signed")
+        return None
+    from cryptography.exceptions import InvalidSignature
+
+    _, ed25519 = _libraries()
+    body = {name: value for name, value in facts.items() if name != "signature"}
+    try:
+        if signature["algorithm"] != "ed25519":
+            raise ValueError("unknown algorithm")
+        raw = bytes.fromhex(signature["public_key"])
+        key = ed25519.Ed25519PublicKey.from_public_bytes(raw)
+        key.verify(bytes.fromhex(signature["value"]), canonical(body))
+    except (InvalidSignature, ValueError, KeyError, TypeError):
+        raise _check.reject(
+            "signature", "(of the report)", "is not one of this report: it was changed"
+        ) from None
+    if public is not None and public.public_bytes_raw() != raw:
+        raise _check.reject("public_key", fingerprint(raw), "is another key than the given one")
+    return fingerprint(raw)
+
+
+def fingerprint(raw: bytes) -> str:
+    """SHA-256 of the 32 bytes of a public key, its first 16 bytes in hex."""
+    return hashlib.sha256(raw).hexdigest()[:32]
+
+
+def canonical(body: dict[str, Any]) -> bytes:
+    """The bytes that are signed: JSON with sorted keys."""
+    return json.dumps(body, sort_keys=True).encode()
+
+
+def _libraries() -> tuple[Any, Any]:
+    try:
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+    except ModuleNotFoundError as problem:
+        raise _extras.missing(problem) from None
+    return serialization, ed25519
