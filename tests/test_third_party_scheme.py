@@ -157,7 +157,7 @@ def test_it_is_trained_with_its_own_statement(saved):
 def test_truncation_is_charged_by_the_scheme_s_own_bound(saved):
     account_ = privacy.Account.of(saved[0])
     assert Sampler(SCHEME, 40, 0, microbatch=4, batch_size=30).displacement_probability() == (
-        SCHEME.displacement(40, 30)
+        SCHEME.displacement(41, 30)  # a unit that is added, and 40 others
     )
     with pytest.raises(UsageError, match="truncation to it would raise"):
         privacy.statement(account_, execution(saved, batch_size=6))
@@ -177,7 +177,7 @@ def test_what_is_no_scheme_is_refused_where_it_enters(saved):
         NoiseStream(STRATEGY, iterations=8, noise_multiplier=1.0, clip_norm=1.0, sampling=8)
     # an audit needs an attack, which nobody has given for the lottery
     for ask in (
-        lambda: attack.log_likelihood_ratio(SCHEME, STRATEGY, np.zeros((8, 3)), 1.0),
+        lambda: attack.attack_on(SCHEME, STRATEGY),
         lambda: attack.participations(SCHEME, 3, np.random.default_rng(0)),
     ):
         with pytest.raises(UsageError, match=r"no attack is known.*balls-in-bins"):

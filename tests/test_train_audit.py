@@ -11,12 +11,15 @@ from mfopt.errors import UsageError
 from mfopt.mechanism import Mechanism
 from mfopt.noise import NoiseStream
 from mfopt.strategies import BLT, BandedToeplitz, Identity
+from mfopt.training import executed
+from mfopt.training.attack import attack_on
 from mfopt.training.audit import (
     audit,
     epsilon_from_guesses,
     guesses_p_value,
-    log_likelihood_ratios,
+    white_noise,
 )
+from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping
 from mfopt.training.privacy import Account
 
@@ -95,10 +98,10 @@ def test_the_attack_is_the_likelihood_ratio():
         places = [np.array([1.0, 0, 1, 0]), np.array([0, 1.0, 0, 1])]
         there = [stats.multivariate_normal(x, covariance).pdf(sequence) for x in places]
         expected.append(np.log(np.mean(there)) - absent.logpdf(sequence))
-    found = log_likelihood_ratios(releases, strategy, scheme, sigma)
+    found = attack_on(scheme, strategy)(white_noise(releases, strategy), sigma)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     # Poisson sampling with independent noise
-    found = log_likelihood_ratios(releases, Identity(), sampling.Poisson(0.3, 4), sigma)
+    found = attack_on(sampling.Poisson(0.3, 4), Identity())(releases, sigma)
     each = np.log(0.7 + 0.3 * np.exp((releases - 0.5) / sigma**2)).sum(axis=0)
     np.testing.assert_allclose(found, each, rtol=1e-6)
 
@@ -126,6 +129,143 @@ def test_what_cannot_be_audited_is_refused():
         run(ORDERED, canaries=10)
     with pytest.raises(UsageError, match="confidence"):
         run(ORDERED, confidence=1.0)
-    group = Account.solve(Mechanism(sampling.Poisson(0.1, 3), group_size=2), 3.0, 1e-6)
-    with pytest.raises(UsageError, match="one unit"):
-        audit(group)
+
+
+def test_groups_are_audited_as_one():
+    # a user with three records at Poisson sampling: the tight bound needs all three on one axis
+    group = Account.solve(
+        Mechanism(sampling.Poisson(0.4, 3), group_size=3, privacy_unit="record"), 3.0, 1e-6
+    )
+    options = {"canaries": CANARIES, "seed": 1, "microbatch": 500, "confidence": 0.99}
+    whole = audit(group, **options)
+    assert whole.passed and 1.0 < whole.epsilon_profile < 3.0 and whole.epsilon_claimed == 3.0
+    halved = audit(group, alter=lambda execution: with_noise(execution, 0.5), **options)
+    assert not halved.passed
+
+
+def test_the_group_attack_against_its_density():
+    # two units, each thrown into one of two bins: a mixture over four places of equal weight
+    scheme, sigma = sampling.BallsInBins(2, 2), 0.9
+    strategy = BandedToeplitz(np.array([1.0, 0.5]))
+    white = np.random.default_rng(2).normal(size=(4, 6))
+    modes = np.asarray(strategy.materialize(4)) @ np.kron(np.ones((2, 1)), np.eye(2))
+    ratios = [
+        np.exp((white.T @ x - 0.5 * x @ x) / sigma**2)
+        for x in (2 * modes[:, 0], 2 * modes[:, 1], modes.sum(axis=1), modes.sum(axis=1))
+    ]
+    found = attack_on(scheme, strategy, 2)(white, sigma)
+    # 512 multisets are thrown, so that the weights are 1/4 up to their spread
+    np.testing.assert_allclose(found, np.log(np.mean(ratios, axis=0)), atol=0.15)
+    # coins: the number of units of two in a step is binomial
+    found = attack_on(sampling.Poisson(0.3, 4), Identity(), 2)(white, sigma)
+    each = sum(
+        stats.binom.pmf(k, 2, 0.3) * np.exp((k * white - k**2 / 2) / sigma**2) for k in range(3)
+    )
+    np.testing.assert_allclose(found, np.log(each).sum(axis=0), rtol=1e-9)
+
+
+BINS = sampling.BallsInBins(bins=16, epochs=3)
+
+
+class Wrong(Sampler):
+    """Draws by ``rule(sampler, step)`` and says that it executes the scheme."""
+
+    def __init__(self, right, rule):
+        super().__init__(right.scheme, right.population, 0, microbatch=right.microbatch)
+        seed = right._seed
+
+        class Drawn:
+            def __getitem__(self, step):
+                return rule(right, seed, step)
+
+        self.drawn = Drawn()
+
+
+def by_number(right, seed, step):
+    return np.flatnonzero(np.arange(right.population) % 16 == step % 16)
+
+
+def shifted(right, seed, step):
+    return np.flatnonzero((np.arange(right.population) + seed) % 16 == step % 16)
+
+
+def one_seed(right, seed, step):
+    return right.scheme.sample(step, right.population, 5)
+
+
+def afresh(right, seed, step):
+    rng = np.random.default_rng([seed % 2**32, step // 16])
+    return np.flatnonzero(rng.integers(0, 16, right.population) == step % 16)
+
+
+def coins(right, seed, step):
+    rng = np.random.default_rng([seed % 2**32, step])
+    return np.flatnonzero(rng.random(right.population) < 1 / 16)
+
+
+@pytest.mark.parametrize(
+    ("rule", "name"),
+    [
+        (by_number, "batch sizes"),
+        (by_number, "another secret"),
+        (shifted, "neighbouring"),
+        (one_seed, "another secret"),
+        (afresh, "gaps"),
+        (coins, "number of participations"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_sampler_that_is_not_the_scheme_is_found(rule, name):
+    right, twin = (Sampler(BINS, 1600, seed, microbatch=8) for seed in (1, 2))
+    assert not any(
+        f.fault for f in executed.compare(BINS, *map(executed.participations_of, (right, twin)))
+    )
+    wrong = [executed.participations_of(Wrong(each, rule)) for each in (right, twin)]
+    assert any(f.fault and name in f.name for f in executed.compare(BINS, *wrong))
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [sampling.Poisson(0.1, 30), sampling.CyclicPoisson(0.4, 4, 8), sampling.FixedOrder(8, 3)],
+    ids=lambda scheme: scheme.kind,
+)
+def test_a_sampler_that_is_the_scheme_is_not(scheme):
+    for seed in range(5):
+        taken = [
+            executed.participations_of(Sampler(scheme, 800, seed, microbatch=8))
+            for seed in (seed, 100 + seed)
+        ]
+        assert not any(finding.fault for finding in executed.compare(scheme, *taken))
+
+
+def test_an_audit_fails_where_the_loader_forgets_to_be_random():
+    mechanism = Mechanism(sampling.BallsInBins(16, 1), Identity())
+    account = Account.solve(mechanism, 3.0, 1e-6)
+    options = {"canaries": 800, "seed": 1, "microbatch": 100}
+    assert audit(account, **options).passed
+    fault = audit(
+        account,
+        alter=lambda execution: dataclasses.replace(
+            execution, sampler=Wrong(execution.sampler, by_number)
+        ),
+        **options,
+    )
+    # the guesses show nothing, the participations do
+    assert fault.epsilon_profile <= 3.0 and not fault.passed
+
+
+def test_truncated_batches_are_as_full_as_the_run_s():
+    account = Account.solve(Mechanism(sampling.Poisson(0.2, 4), privacy_unit="user"), 3.0, 1e-5)
+    options = {"canaries": 200, "seed": 1, "microbatch": 20, "batch_size": 300}
+    seen = []
+
+    def look(execution):
+        seen.append(execution)
+        return execution
+
+    result = audit(account, alter=look, population=1000, **options)
+    assert seen[0].sampler.population == 1000 and seen[0].sampler.can_truncate
+    # what truncation costs is in the claim
+    assert 1e-5 < result.delta < 1.1e-5 and result.passed
+    with pytest.raises(UsageError, match="fewer canaries"):
+        audit(account, population=150, **options)

@@ -73,7 +73,8 @@ def test_truncation_cuts_and_one_unit_displaces_at_most_one(scheme, monkeypatch)
 
 
 def test_displacement_probability_against_simulation():
-    # the control is the same bound for one unit more, which must not hold
+    # `population` others, as when the unit is added; the control is the bound for one place more,
+    # which must not hold
     rng = np.random.default_rng(0)
     draws = 20_000
     for scheme, population, size in [
@@ -84,14 +85,14 @@ def test_displacement_probability_against_simulation():
         met = 0
         for _ in range(draws):
             if isinstance(scheme, sampling.BallsInBins):
-                bins = scheme.assign(population, rng)
+                bins = scheme.assign(population + 1, rng)
                 met += np.sum(bins[1:] == bins[0]) >= size
             elif isinstance(scheme, sampling.Poisson):
-                chosen = rng.random(population) < scheme.probability
+                chosen = rng.random(population + 1) < scheme.probability
                 met += chosen[0] and np.sum(chosen[1:]) >= size
             else:
-                groups = scheme.assign(population, rng)
-                chosen = (groups == groups[0]) & (rng.random(population) < scheme.probability)
+                groups = scheme.assign(population + 1, rng)
+                chosen = (groups == groups[0]) & (rng.random(population + 1) < scheme.probability)
                 met += chosen[0] and np.sum(chosen[1:]) >= size
         eta = displacement_probability(scheme, population, size)
         error = 4 * np.sqrt(eta / draws)
@@ -104,15 +105,20 @@ def test_truncation_is_charged_to_delta():
     size = smallest_batch_size(scheme, 1000, 1e-8)
     assert displacement_probability(scheme, 1000, size) <= 1e-8
     assert displacement_probability(scheme, 1000, size - 1) > 1e-8
-    assert size == stats.binom.isf(1e-8, 999, 0.1) + 1
+    # the unit that is added meets all 1,000 others
+    assert size == stats.binom.isf(1e-8, 1000, 0.1) + 1
+    assert displacement_probability(scheme, 1000, size) == stats.binom.sf(size - 1, 1000, 0.1)
     assert charged_delta(2.0, 1e-6, 0.0) == 1e-6
     assert charged_delta(2.0, 1e-6, 1e-8) == pytest.approx(1e-6 + (1 + np.exp(2)) * 1e-8)
     assert charged_delta(1000.0, 1e-6, 1e-8) == 1.0
-    # a group of k units has k chances, and a batch for everyone has none
+    # a group of k units has k chances, each with the rest of the group beside it; a batch for
+    # everyone, the unit that is added among them, has none
     assert displacement_probability(scheme, 1000, size, 5) == pytest.approx(
-        5 * displacement_probability(scheme, 1000, size)
+        5 * stats.binom.sf(size - 1, 1004, 0.1)
     )
-    assert displacement_probability(scheme, 1000, 1000) == 0.0
+    assert displacement_probability(scheme, 10, 10) == pytest.approx(0.1**10)
+    assert displacement_probability(scheme, 1000, 1001) == 0.0
+    assert displacement_probability(scheme, 1000, 1005, 5) == 0.0
 
 
 def test_noise_doubles_only_where_a_unit_can_displace_another():
@@ -122,7 +128,9 @@ def test_noise_doubles_only_where_a_unit_can_displace_another():
     assert doubled.sensitivity_factor == 2.0
     assert Sampler(scheme, 40, batch_size=8, **options).sensitivity_factor == 1.0
     assert Sampler(scheme, 40, truncation="double", **options).sensitivity_factor == 1.0
-    assert Sampler(scheme, 40, batch_size=40, truncation="double", **options).can_truncate is False
+    assert Sampler(scheme, 40, batch_size=41, **options).can_truncate is False
+    assert Sampler(scheme, 40, batch_size=40, **options).can_truncate  # with a unit more
+    assert Sampler(scheme, 40, batch_size=43, group_size=4, **options).can_truncate
     order = Sampler(sampling.FixedOrder(5, 3), 40, batch_size=6, truncation="double", **options)
     assert order.sensitivity_factor == 1.0 and order.displacement_probability() == 0.0
 
@@ -219,7 +227,11 @@ def test_record_units_are_single_rows_of_the_selected_records():
 
 def test_streams_of_a_run_are_independent_and_reproducible():
     secret = RunSecret.fresh()
-    assert RunSecret.from_words(secret.words()) == secret != RunSecret.fresh()
+    assert RunSecret.from_bytes(secret.to_bytes()) == secret != RunSecret.fresh()
+    damaged = bytearray(secret.to_bytes())
+    damaged[5] ^= 1
+    with pytest.raises(UsageError, match="damaged"):
+        RunSecret.from_bytes(bytes(damaged))
     assert len({secret.seed(p) for p in ("sampling", "noise", "selection")}) == 3
     assert secret.derive("noise").hex() not in repr(secret) == "RunSecret(...)"
     with pytest.raises(UsageError, match="32 bytes"):

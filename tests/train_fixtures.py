@@ -17,6 +17,7 @@ def synthetic_store(
     max_length: int = 20,
     seed: int = 0,
     empty_users: tuple[int, ...] = (),
+    **metadata: object,
 ) -> TokenStore:
     """A store in memory whose text a model can learn.
 
@@ -36,7 +37,7 @@ def synthetic_store(
             steps = np.where(jumps, rng.integers(0, vocab_size, length), step)
             records.append((rng.integers(vocab_size) + np.cumsum(steps)) % vocab_size)
         users.append(records)
-    return TokenStore.from_records(users, vocab_size=vocab_size, source="synthetic")
+    return TokenStore.from_records(users, vocab_size=vocab_size, source="synthetic", **metadata)
 
 
 def bigram_model(vocab_size: int = 32, width: int = 8, seed: int = 0) -> Model:

@@ -34,7 +34,7 @@ from mfopt.calibration import certify
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization.record import Record
 from mfopt.guarantee import Guarantee
-from mfopt.mechanism import content_digest
+from mfopt.mechanism import Mechanism, content_digest
 from mfopt.progress import Progress, Report, silent
 
 _PROVED = ("certified", "exact", "bound")
@@ -114,21 +114,47 @@ def ensure(factorization: Record, *, progress: Report = silent) -> Guarantee:
 
 
 def _prove(factorization: Record, progress: Report) -> None:
-    stated, sigma = factorization.guarantee, factorization.noise_multiplier
+    prove(
+        factorization.mechanism,
+        factorization.noise_multiplier,
+        factorization.guarantee,
+        progress=progress,
+    )
+
+
+def prove(
+    mechanism: Mechanism,
+    noise_multiplier: float,
+    stated: Guarantee,
+    *,
+    progress: Report = silent,
+) -> None:
+    """Prove what is stated of a mechanism with fresh randomness.
+
+    Args:
+      mechanism: C, sampling, unit, group size and adjacency.
+      noise_multiplier: σ relative to the clip norm, for C as stored.
+      stated: the statement.
+      progress: told of the samples.
+
+    Raises:
+      FailureError: it could not be proved.
+      UsageError: no accountant knows the mechanism.
+    """
     plain = stated.group_size == 1 and stated.adjacency == "add-remove"
-    if not (dominating_pair.covers(factorization.sampling) and plain):
-        found = account(factorization.mechanism, noise_multiplier=sigma, delta=stated.delta)
+    if not (dominating_pair.covers(mechanism.sampling) and plain):
+        found = account(mechanism, noise_multiplier=noise_multiplier, delta=stated.delta)
         if not (found.status in _PROVED and found.epsilon <= stated.epsilon):
             raise FailureError(f"what could be proved is {found}.")
         return
-    pair = factorization.dominating_pair()
+    pair = dominating_pair.exact(mechanism.strategy, mechanism.sampling)
     try:
-        certify(pair, sigma, stated.epsilon, stated.delta, progress=progress)
+        certify(pair, noise_multiplier, stated.epsilon, stated.delta, progress=progress)
     except FailureError:
         # the first attempt may have failed by bad luck; what it could have erred with is paid for
         rest = stated.delta * (1 - BETA_SHARE)
         more = min(_MORE, MOST_WORK // pair.bins)
-        certify(pair, sigma, stated.epsilon, rest, samples=more, progress=progress)
+        certify(pair, noise_multiplier, stated.epsilon, rest, samples=more, progress=progress)
 
 
 def _statement(factorization: Record) -> str:

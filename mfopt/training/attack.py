@@ -1,41 +1,61 @@
-"""The audit's attacker: what it knows of a unit's participations under each sampling scheme.
+"""The audit's attacker: what it computes of a canary's released sequence, by sampling scheme.
 
-Two tables, by scheme: the likelihood ratio of a released sequence with and without a unit, and the
-participations of a unit, to simulate with. A third party adds a scheme by registering both::
+Two tables, by scheme: :func:`attack_on`, the (near) likelihood ratio of a sequence with and without
+a unit, and :func:`participations` of a unit, to simulate with. A third party adds a scheme by
+registering both::
 
-    @attack.log_likelihood_ratio.register
-    def _(scheme: MyScheme, strategy, white, noise_multiplier): ...
+    @attack.attack_on.register
+    def _(scheme: MyScheme, strategy, group_size): ...
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from collections.abc import Callable
 
 import numpy as np
-from scipy import special
+from scipy import special, stats
 
 from mfopt import _check
 from mfopt.sampling import BallsInBins, CyclicPoisson, FixedBatch, FixedOrder, Poisson, Scheme
 from mfopt.strategies import Strategy
 
+_MOST_MULTISETS = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class Attack:
+    """Linear statistics of a canary's sequence, and a score from them.
+
+    Attributes:
+        rows: (d, n); ``rows @ white`` are the statistics, where ``white`` (n, m) is C times the
+            released sums in units of the bound, column i for canary i.
+        score: ``score(statistics (d, m), σ, first) -> (m,)``, log P(present) / P(absent) of the
+            canaries ``first``, ``first`` + 1, ..., up to a constant, or what comes near it.
+    """
+
+    rows: np.ndarray
+    score: Callable[[np.ndarray, float, int], np.ndarray]
+
+    def __call__(self, white: np.ndarray, noise_multiplier: float) -> np.ndarray:
+        """The score of each column of ``white`` (n, m)."""
+        return self.score(self.rows @ white, noise_multiplier, 0)
+
 
 @functools.singledispatch
-def log_likelihood_ratio(
-    scheme: Scheme, strategy: Strategy, white: np.ndarray, noise_multiplier: float
-) -> np.ndarray:
-    """log P(C y | unit present) / P(C y | absent) for each unit, up to a constant.
+def attack_on(scheme: Scheme, strategy: Strategy, group_size: int = 1) -> Attack:
+    """The attack on the presence of ``group_size`` units with one common axis.
 
-    Exact for balls-in-bins and fixed order; for schemes that draw afresh in each iteration, exact
-    where the columns of C that one unit can use are orthogonal.
+    The likelihood ratio for balls-in-bins with one unit and for fixed order; with groups, the
+    same over a sample of the multisets of bins. For schemes that draw afresh in each iteration, the
+    likelihood ratio where the columns of C that one unit can use are orthogonal. With anything less
+    than the likelihood ratio the audit stays valid, and finds less.
 
     Args:
         scheme: the sampling; picks the entry of this table.
         strategy: C.
-        white: (n, m), C times the released sums in units of the bound; column i for unit i.
-        noise_multiplier: σ.
-
-    Returns:
-        (m,).
+        group_size: units of one canary.
 
     Raises:
         UsageError: nothing is registered for the scheme.
@@ -53,11 +73,20 @@ def participations(scheme: Scheme, units: int, rng: np.random.Generator) -> np.n
     raise _unknown(scheme)
 
 
+def counts(scheme: Scheme, canaries: int, group_size: int, rng: np.random.Generator) -> np.ndarray:
+    """How often each simulated canary of ``group_size`` units takes part, (canaries, n) float64."""
+    each = participations(scheme, canaries * group_size, rng)
+    # the units of a canary have neighbouring numbers, as those of a user have in the loader
+    by_canary = each.reshape(canaries, group_size, -1)
+    if not scheme.public_order:
+        by_canary = rng.permutation(each).reshape(by_canary.shape)
+    result: np.ndarray = by_canary.sum(axis=1, dtype=np.float64)
+    return result
+
+
 def _unknown(scheme: Scheme) -> Exception:
     known = sorted(
-        cls.kind
-        for cls in log_likelihood_ratio.registry
-        if issubclass(cls, Scheme) and cls != Scheme
+        cls.kind for cls in attack_on.registry if issubclass(cls, Scheme) and cls != Scheme
     )
     return _check.reject(
         "sampling",
@@ -67,30 +96,45 @@ def _unknown(scheme: Scheme) -> Exception:
     )
 
 
-def _of_modes(
-    strategy: Strategy, scheme: BallsInBins | FixedOrder, white: np.ndarray, sigma: float
-) -> np.ndarray:
-    """log ratio for each bin that a unit could be in, shape (bins, m)."""
-    modes = np.asarray(strategy.modes(BallsInBins(scheme.bins, scheme.epochs)))
-    result: np.ndarray = (modes.T @ white - 0.5 * np.sum(modes**2, axis=0)[:, None]) / sigma**2
-    return result
+def _modes(strategy: Strategy, scheme: BallsInBins | FixedOrder) -> np.ndarray:
+    return np.asarray(strategy.modes(BallsInBins(scheme.bins, scheme.epochs)))  # (n, bins)
 
 
-@log_likelihood_ratio.register
-def _(
-    scheme: BallsInBins, strategy: Strategy, white: np.ndarray, noise_multiplier: float
-) -> np.ndarray:
-    each = _of_modes(strategy, scheme, white, noise_multiplier)
-    result: np.ndarray = special.logsumexp(each, axis=0) - np.log(scheme.bins)
-    return result
+@attack_on.register
+def _(scheme: BallsInBins, strategy: Strategy, group_size: int = 1) -> Attack:
+    modes, bins = _modes(strategy, scheme), scheme.bins
+    gram = modes.T @ modes
+    if group_size == 1:
+        places = np.eye(bins)
+    else:
+        rng = np.random.default_rng(0)
+        thrown = rng.integers(0, bins, (_MOST_MULTISETS, group_size))
+        places = np.zeros((_MOST_MULTISETS, bins))
+        np.add.at(places, (np.arange(_MOST_MULTISETS)[:, None], thrown), 1.0)
+    halves = 0.5 * np.einsum("ib,bc,ic->i", places, gram, places)
+
+    def score(statistics: np.ndarray, sigma: float, first: int) -> np.ndarray:
+        each = (places @ statistics - halves[:, None]) / sigma**2
+        result: np.ndarray = special.logsumexp(each, axis=0) - np.log(len(places))
+        return result
+
+    return Attack(modes.T, score)
 
 
-@log_likelihood_ratio.register
-def _(
-    scheme: FixedOrder, strategy: Strategy, white: np.ndarray, noise_multiplier: float
-) -> np.ndarray:
-    unit = np.arange(white.shape[1])
-    return _of_modes(strategy, scheme, white, noise_multiplier)[unit % scheme.bins, unit]
+@attack_on.register
+def _(scheme: FixedOrder, strategy: Strategy, group_size: int = 1) -> Attack:
+    modes, bins = _modes(strategy, scheme), scheme.bins
+    gram = modes.T @ modes
+
+    def score(statistics: np.ndarray, sigma: float, first: int) -> np.ndarray:
+        canaries = np.arange(statistics.shape[1])
+        members = ((first + canaries)[:, None] * group_size + np.arange(group_size)) % bins
+        signal = statistics[members, canaries[:, None]].sum(axis=1)
+        size = gram[members[:, :, None], members[:, None, :]].sum(axis=(1, 2))
+        result: np.ndarray = (signal - 0.5 * size) / sigma**2
+        return result
+
+    return Attack(modes.T, score)
 
 
 @participations.register(BallsInBins)
@@ -103,17 +147,25 @@ def _(scheme: BallsInBins | FixedOrder, units: int, rng: np.random.Generator) ->
     return result
 
 
-def _independent(
-    strategy: Strategy, white: np.ndarray, sigma: float, chance: float, groups: int
-) -> np.ndarray:
+def _independent(strategy: Strategy, n: int, chance: float, groups: int, group_size: int) -> Attack:
     """A coin of ``chance`` in every iteration of the unit's group, which is one of ``groups``."""
-    columns = np.asarray(strategy.materialize(len(white)))
-    each = (columns.T @ white - 0.5 * np.sum(columns**2, axis=0)[:, None]) / sigma**2
-    with np.errstate(divide="ignore"):
-        steps = np.logaddexp(np.log1p(-chance), np.log(chance) + each)
-    by_group = np.stack([steps[group::groups].sum(axis=0) for group in range(groups)])
-    result: np.ndarray = special.logsumexp(by_group, axis=0) - np.log(groups)
-    return result
+    columns = np.asarray(strategy.materialize(n))
+    halves = 0.5 * np.sum(columns**2, axis=0)
+    if group_size > 1:  # each unit of a canary has a group of its own: mixed over, step by step
+        chance, groups = chance / groups, 1
+    members = np.arange(group_size + 1)
+    weights = stats.binom.logpmf(members, group_size, chance)
+
+    def score(statistics: np.ndarray, sigma: float, first: int) -> np.ndarray:
+        steps = np.full(statistics.shape, -np.inf)
+        for k, weight in zip(members.tolist(), weights.tolist(), strict=True):
+            each = (k * statistics - k**2 * halves[:, None]) / sigma**2
+            steps = np.logaddexp(steps, weight + each)
+        by_group = np.stack([steps[group::groups].sum(axis=0) for group in range(groups)])
+        result: np.ndarray = special.logsumexp(by_group, axis=0) - np.log(groups)
+        return result
+
+    return Attack(columns.T, score)
 
 
 def _coins(n: int, units: int, rng: np.random.Generator, chance: float, groups: int) -> np.ndarray:
@@ -122,26 +174,20 @@ def _coins(n: int, units: int, rng: np.random.Generator, chance: float, groups: 
     return result
 
 
-@log_likelihood_ratio.register
-def _(
-    scheme: Poisson, strategy: Strategy, white: np.ndarray, noise_multiplier: float
-) -> np.ndarray:
-    return _independent(strategy, white, noise_multiplier, scheme.probability, 1)
+@attack_on.register
+def _(scheme: Poisson, strategy: Strategy, group_size: int = 1) -> Attack:
+    return _independent(strategy, scheme.length, scheme.probability, 1, group_size)
 
 
-@log_likelihood_ratio.register
-def _(
-    scheme: CyclicPoisson, strategy: Strategy, white: np.ndarray, noise_multiplier: float
-) -> np.ndarray:
-    return _independent(strategy, white, noise_multiplier, scheme.probability, scheme.bands)
+@attack_on.register
+def _(scheme: CyclicPoisson, strategy: Strategy, group_size: int = 1) -> Attack:
+    return _independent(strategy, scheme.length, scheme.probability, scheme.bands, group_size)
 
 
-@log_likelihood_ratio.register
-def _(
-    scheme: FixedBatch, strategy: Strategy, white: np.ndarray, noise_multiplier: float
-) -> np.ndarray:
+@attack_on.register
+def _(scheme: FixedBatch, strategy: Strategy, group_size: int = 1) -> Attack:
     chance = scheme.batch_size / scheme.population
-    return _independent(strategy, white, noise_multiplier, chance, 1)
+    return _independent(strategy, scheme.length, chance, 1, group_size)
 
 
 @participations.register

@@ -5,6 +5,11 @@ clipping, its sums, its noise) on m canary users, each present with probability 
 attacker who sees every noised mean guess who was present. It cannot prove that a trainer is right;
 it catches one that is wrong.
 
+What runs is what trains: the execution is wired from a run's own settings
+(:mod:`mfopt.training.wiring`), with its algorithm, sampling, truncation, clipping and noise, and
+the claim under test is the statement about that run. A canary is one privacy unit: with sampling by
+example it has as many records as a user may have, all along one axis.
+
 The canaries are the worst case: every canary's gradient is its own coordinate axis at full clip
 norm, so that one canary hides nothing of another, and its coordinate of the released sequence is
 a draw from the dominating pair of the account. The attack is the likelihood ratio. Two bounds come
@@ -22,7 +27,7 @@ out of the same guesses:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -32,23 +37,24 @@ from scipy import special, stats
 
 from mfopt import _check, _sizes
 from mfopt.accounting import account as account_of
-from mfopt.mechanism import Mechanism
-from mfopt.noise import NoiseStream
-from mfopt.sampling import Scheme
+from mfopt.guarantee import Guarantee
 from mfopt.strategies import Strategy
-from mfopt.training import attack
-from mfopt.training.batching import Sampler
-from mfopt.training.clipping import Clipping
+from mfopt.training import attack, executed
+from mfopt.training import mesh as meshes
+from mfopt.training.config import TrainConfig
 from mfopt.training.data import TokenStore
 from mfopt.training.loop import Execution, Trainer
 from mfopt.training.models import Model
 from mfopt.training.privacy import Account
 from mfopt.training.secrets import RunSecret
-from mfopt.training.units import UserUnits
+from mfopt.training.wiring import execution_of, statement_of, units_of
 
 # Shares of the canaries about which a guess is made, the rest is passed over. Fixed in advance;
 # the confidence is split evenly over them.
 GUESSED = (0.005, 0.02, 0.05, 0.2)
+_DRAWS = 40_000  # simulated canaries, for the accuracy to expect
+_NUMBERS = 1 << 24  # of their statistics kept
+_AT_ONCE = 2_000
 _LOUDNESS = 100.0  # a canary's gradient norm before clipping, in clip norms
 
 
@@ -63,8 +69,9 @@ class Audit:
         epsilon_claimed, delta, noise_multiplier_claimed: the statement under test.
         canaries: m, how many there were.
         guesses, correct: of the rule that gave ``epsilon_lower``.
-        accuracy, accuracy_claimed: share of right guesses about all canaries, and the most that
-            any attacker on the claimed mechanism can expect.
+        accuracy, accuracy_claimed: share of right guesses about all canaries, and what the same
+            attacker on the claimed mechanism can expect.
+        sampling: the comparisons of the executed participations with the scheme.
     """
 
     epsilon_lower: float
@@ -79,141 +86,177 @@ class Audit:
     correct: int
     accuracy: float
     accuracy_claimed: float
+    sampling: tuple[executed.Finding, ...] = ()
 
     @property
     def passed(self) -> bool:
-        """Whether the guesses are compatible with the claim."""
+        """Whether guesses and participations are compatible with the claim."""
         return (
             self.epsilon_lower <= self.epsilon_claimed
             and self.noise_multiplier_highest >= self.noise_multiplier_claimed
+            and not any(finding.fault for finding in self.sampling)
         )
 
 
 def canary_model(canaries: int) -> Model:
-    """loss = loudness · θ[first token]: canary i's gradient points along coordinate i."""
+    """loss = loudness · θ[first token]: canary i's gradient points along coordinate i.
+
+    Token ``canaries`` is that of units that only fill the population: their gradient is 0.
+    """
 
     def loss(params: Any, tokens: Any, mask: Any) -> Any:
-        return jnp.where(mask[0], _LOUDNESS * params["axes"][tokens[0]], 0.0)
+        there = mask[0] & (tokens[0] < canaries)
+        return jnp.where(there, _LOUDNESS * params["axes"][jnp.minimum(tokens[0], canaries - 1)], 0)
 
     return Model.of({"axes": jnp.zeros(canaries)}, loss, name="canaries")
 
 
+def settings_of(account: Account) -> TrainConfig:
+    """Settings of a run that executes ``account``, where no run's own are given."""
+    records = account.guarantee.group_size > 1 or account.guarantee.privacy_unit == "record"
+    return TrainConfig(
+        factorization="(an account)",
+        algorithm="els" if records else "uls",
+        records_per_user=account.guarantee.group_size,
+        microbatch=64,
+    )
+
+
 def audit(
     account: Account,
+    settings: TrainConfig | None = None,
     *,
     canaries: int = 4000,
     confidence: float = 0.95,
     seed: int | None = None,
-    clip_norm: float = 1.0,
-    normalized: bool = True,
-    per_layer: bool = False,
-    batch_size: int | None = None,
-    truncation: Any = "charge",
-    microbatch: int = 64,
+    population: int | None = None,
     alter: Callable[[Execution], Execution] = lambda execution: execution,
+    **changes: Any,
 ) -> Audit:
     """Run the loop of ``account`` on canaries and bound ε from below.
 
     Args:
-        account: the mechanism and the claim: (ε, δ) of ``account.guarantee``.
-        canaries: more give a tighter bound; time and memory grow with canaries² / bins.
+        account: the mechanism and what was accounted for.
+        settings: of the run; from them and the account follows the claim, (ε, δ) of the run. None:
+            :func:`settings_of` the account.
+        canaries: more give a tighter bound; time grows with canaries² / bins.
         confidence: chance that the bound is true.
         seed: pins the audit's randomness; None: from the operating system.
-        clip_norm, normalized, per_layer, batch_size, truncation, microbatch: as in training.
+        population: units of the run. Where batches are truncated, units that only fill are added
+            up to it, so that batches are as full as the run's.
         alter: exchanges the execution under test, the claim staying the same (how the audit is
             itself tested).
+        **changes: of the settings.
 
     Raises:
         UsageError: fewer than 100 canaries, or settings that do not fit the account.
     """
     canaries = _check.integer("canaries", canaries, at_least=100)
     _check.probability("confidence", confidence)
-    if account.guarantee.group_size != 1:
-        raise _check.reject(
-            "group_size", account.guarantee.group_size, "the audit is for accounts of one unit"
-        )
+    # a canary's record is its number, twice: the settings' shortest record
+    settings = dataclasses.replace(
+        settings or settings_of(account), **{"length": 2, "selection": "random", **changes}
+    )
+    steps, bound_of = account.sampling.length, settings.microbatch or 64
     # per-canary gradients of a microbatch, the released sums of every step and their scores
-    steps = account.sampling.length
-    _sizes.require("canaries", canaries, lambda m: 8.0 * m * (3 * steps + microbatch + 64))
+    _sizes.require("canaries", canaries, lambda m: 8.0 * m * (4 * steps + bound_of + 64))
     secret = RunSecret.fresh() if seed is None else RunSecret.pinned(seed)
     present = np.random.default_rng(secret.seed("coins")).random(canaries) < 0.5
-    # zero-out: who is absent keeps the number and has no records
-    store = TokenStore.from_records(
-        [[[unit]] if there else [] for unit, there in enumerate(present.tolist())],
-        vocab_size=canaries,
+    store = _store(settings, present, population)
+    mesh = meshes.make_mesh()
+    units = units_of(settings, store, secret, account.sampling, "random")
+    whole = execution_of(settings, account, account.sampling, units, secret, mesh)
+    claimed, execution = statement_of(settings, account, whole), alter(whole)
+    bound = execution.clipping.sensitivity * execution.sampler.sensitivity_factor
+    trainer = Trainer(
+        canary_model(canaries), execution, optax.sgd(0.1), mesh=mesh, keep_release=True
     )
-    units = UserUnits(store, records=1, length=1)
-    sampler = Sampler(
-        account.sampling,
-        canaries,
-        secret.seed("sampling"),
-        microbatch=microbatch,
-        batch_size=batch_size,
-        truncation=truncation,
+    releases = np.empty((steps, canaries), np.float32)
+    ran, truncated = np.zeros((units.population, steps), bool), 0
+    for result in trainer.run(trainer.init(secret.key("noise"))):
+        assert result.release is not None
+        releases[result.step] = np.asarray(result.release["axes"])
+        ran[result.batch.units[result.batch.units >= 0], result.step] = True
+        truncated += result.batch.truncated
+    released = releases.astype(np.float64) * (execution.normalizer / bound)
+    attacker = attack.attack_on(account.sampling, account.strategy, _group(settings))
+    scores = attacker(white_noise(released, account.strategy), account.noise_multiplier)
+    # the same execution under another secret
+    other = RunSecret(secret.derive("twin"))
+    twin = alter(execution_of(settings, account, account.sampling, units, other, mesh))
+    drawn = executed.participations_of(execution.sampler)
+    findings = executed.compare(
+        account.sampling, drawn if truncated else ran, executed.participations_of(twin.sampler)
     )
-    clipping = Clipping(clip_norm, per_layer, normalized)
-    bound = clipping.sensitivity * sampler.sensitivity_factor
-    noise = NoiseStream(
-        account.strategy,
-        iterations=account.sampling.length,
-        sampling=account.sampling,
-        noise_multiplier=account.noise_multiplier,
-        clip_norm=bound,
+    findings.append(
+        executed.Finding("units that were not drawn", np.inf if np.any(ran & ~drawn) else 0.0)
     )
-    execution = alter(Execution(units, sampler, clipping, noise, max(1.0, sampler.expected_batch)))
-    trainer = Trainer(canary_model(canaries), execution, optax.sgd(0.1), keep_release=True)
-    releases = [
-        np.asarray(result.release["axes"], np.float64) * execution.normalizer / bound
-        for result in trainer.run(trainer.init(secret.key("noise")))
-        if result.release is not None
-    ]
-    scores = log_likelihood_ratios(
-        np.stack(releases), account.strategy, account.sampling, account.noise_multiplier
-    )
-    return judge(scores, present, account, confidence=confidence)
+    return judge(scores, present, account, settings, claimed, findings, confidence=confidence)
 
 
-def log_likelihood_ratios(
-    releases: np.ndarray, strategy: Strategy, scheme: Scheme, noise_multiplier: float
-) -> np.ndarray:
-    """log P(sequence | canary present) / P(sequence | absent) for each canary, up to a constant.
+def _store(settings: TrainConfig, present: np.ndarray, population: int | None) -> TokenStore:
+    """A user a canary, without records where it is absent; and users that fill the batches."""
+    each = _group(settings)
+    users = [[[unit] * 2] * each if there else [] for unit, there in enumerate(present.tolist())]
+    if settings.batch_size and population is not None:
+        units = len(users) if each == 1 else each * int(present.sum())
+        if units > population:
+            raise _check.reject(
+                "canaries",
+                len(present),
+                f"are {units} units, and the run has {population} in its batches of at most "
+                f"{settings.batch_size}",
+                "Audit with fewer canaries.",
+            )
+        users += [[[len(present)] * 2] * each] * ((population - units) // each)
+    return TokenStore.from_records(users, vocab_size=len(present) + 1)
 
-    Args:
-        releases: (n, m) noised sums in units of the bound; column i belongs to canary i alone.
-        strategy: C of the run's noise.
-        scheme: how canaries were sampled.
-        noise_multiplier: σ of the run, in units of the bound.
 
-    Returns:
-        (m,). Exact for balls-in-bins and fixed order; for schemes that draw afresh in each
-        iteration, exact where the columns of C that one unit can use are orthogonal.
-    """
-    white = np.asarray(strategy.multiply(releases))  # C y = C x + σ z
-    return attack.log_likelihood_ratio(scheme, strategy, white, noise_multiplier)
+def _group(settings: TrainConfig) -> int:
+    """Sampled units of one canary."""
+    by_record = settings.algorithm in ("els", "group") and settings.privacy_unit == "user"
+    return settings.records_per_user if by_record else 1
 
 
-def judge(scores: np.ndarray, present: np.ndarray, account: Account, *, confidence: float) -> Audit:
+def white_noise(releases: np.ndarray, strategy: Strategy) -> np.ndarray:
+    """C y = C x + σ z of released sums y (n, m) in units of the bound."""
+    return np.asarray(strategy.multiply(releases))
+
+
+def judge(
+    scores: np.ndarray,
+    present: np.ndarray,
+    account: Account,
+    settings: TrainConfig,
+    claimed: Guarantee,
+    findings: Sequence[executed.Finding] = (),
+    *,
+    confidence: float,
+) -> Audit:
     """Both bounds from the scores of all canaries; half of the error probability for each.
 
     Args:
       scores: log-likelihood ratio of each canary, shape (canaries,).
       present: whether each canary took part, shape (canaries,).
-      account: the account that the run claims.
+      account: the account that the run executes.
+      settings: of the run.
+      claimed: the statement about the run.
+      findings: about its participations.
       confidence: of the bounds.
     """
-    delta, m = account.guarantee.delta, len(scores)
+    delta, m = claimed.delta, len(scores)
     level = (1 - confidence) / 2
     lower, guesses, correct = _best_rule(scores, present, delta, level)
     hits = int(np.sum((scores >= 0) == present))
     least = float(stats.beta.ppf(level, hits, m - hits + 1)) if hits else 0.0
-    optimum = _Optimum(account.strategy, account.sampling)
+    optimum = _Expected(account, _group(settings))
     sigma = account.noise_multiplier
     highest = optimum.largest_noise_multiplier(least, sigma)
     return Audit(
         epsilon_lower=lower,
-        epsilon_profile=_epsilon(account, highest),
+        epsilon_profile=_epsilon(account, settings, highest),
         noise_multiplier_highest=highest,
-        epsilon_claimed=account.guarantee.epsilon,
+        epsilon_claimed=claimed.epsilon,
         delta=delta,
         noise_multiplier_claimed=sigma,
         confidence=confidence,
@@ -222,6 +265,7 @@ def judge(scores: np.ndarray, present: np.ndarray, account: Account, *, confiden
         correct=correct,
         accuracy=hits / m,
         accuracy_claimed=optimum.accuracy(sigma)[0],
+        sampling=tuple(findings),
     )
 
 
@@ -247,30 +291,37 @@ def _best_rule(
     return best
 
 
-class _Optimum:
-    """The best attacker's accuracy on the mechanism at any noise multiplier, by simulation.
+class _Expected:
+    """The attacker's accuracy on the mechanism at any noise multiplier, by simulation.
 
     The same draws serve all noise multipliers, so that the accuracy is a smooth function of it.
+    Only the attacker's linear statistics of them are kept: memory does not grow with the steps.
     """
 
-    def __init__(self, strategy: Strategy, scheme: Scheme, draws: int = 40_000) -> None:
+    def __init__(self, account: Account, group_size: int) -> None:
+        scheme, strategy = account.sampling, account.strategy
+        self.attack = attack.attack_on(scheme, strategy, group_size)
+        rows, n = self.attack.rows.shape
+        draws = max(1000, min(_DRAWS, _NUMBERS // rows))
         rng = np.random.default_rng(0)
-        n = scheme.length
-        columns = np.asarray(strategy.materialize(n))
-        self.strategy, self.scheme = strategy, scheme
-        self.taking_part = attack.participations(scheme, draws, rng)
-        self.signal = self.taking_part @ columns.T  # (draws, n): C x of a unit
-        self.noise = rng.normal(size=(draws, n))
+        taking_part = attack.counts(scheme, draws, group_size, rng).T
+        signal, noise = np.empty((2, rows, draws), np.float32)
+        for begin in range(0, draws, _AT_ONCE):
+            part = slice(begin, begin + _AT_ONCE)
+            counts = taking_part[:, part].astype(np.float64)
+            signal[:, part] = self.attack.rows @ np.asarray(strategy.multiply(counts))
+            noise[:, part] = self.attack.rows @ rng.normal(size=(n, counts.shape[1]))
+        self.signal, self.noise = signal, noise
 
     def accuracy(self, noise_multiplier: float) -> tuple[float, float]:
         """(accuracy, its standard error) of guessing by the sign of the log-likelihood ratio."""
         rights = []
         for present in (True, False):
-            white = self.signal * present + noise_multiplier * self.noise
-            scores = attack.log_likelihood_ratio(
-                self.scheme, self.strategy, white.T, noise_multiplier
-            )
-            rights.append((scores >= 0) == present)
+            for begin in range(0, self.signal.shape[1], _AT_ONCE):
+                part = slice(begin, begin + _AT_ONCE)
+                seen = self.signal[:, part] * present + noise_multiplier * self.noise[:, part]
+                scores = self.attack.score(seen.astype(np.float64), noise_multiplier, begin)
+                rights.append((scores >= 0) == present)
         every = np.concatenate(rights)
         return float(every.mean()), float(every.std() / np.sqrt(len(every)))
 
@@ -294,15 +345,20 @@ class _Optimum:
         return high
 
 
-def _epsilon(account: Account, noise_multiplier: float) -> float:
-    """ε of the account's mechanism at another noise multiplier, at its own δ."""
+def _epsilon(account: Account, settings: TrainConfig, noise_multiplier: float) -> float:
+    """ε of the run's statement at another noise multiplier, at its own δ."""
     if np.isinf(noise_multiplier):
         return 0.0
-    one_unit = Mechanism(account.sampling, account.strategy)
     # an estimate where the account is sampled: the audit is a measurement, not a proof
-    return account_of(
-        one_unit, noise_multiplier=noise_multiplier, delta=account.guarantee.delta, certify=False
-    ).epsilon
+    found = account_of(
+        account.mechanism,
+        noise_multiplier=noise_multiplier,
+        delta=account.guarantee.delta,
+        certify=False,
+    )
+    if settings.algorithm == "group":
+        return found.epsilon * settings.records_per_user  # of black-box group privacy
+    return found.epsilon
 
 
 def epsilon_from_guesses(

@@ -118,9 +118,9 @@ class Sampler:
 
     @property
     def can_truncate(self) -> bool:
-        """Whether some draw exceeds ``batch_size``, here or in the run with a group of units more."""
-        # where a number decides the batch, nobody is ever added: absent units keep their numbers
-        more = 0 if self.scheme.public_order else self.group_size
+        """Whether a draw can exceed ``batch_size``, here or in the run with a group more."""
+        # elsewhere nobody is ever added: absent units keep their numbers
+        more = self.group_size if self.scheme.independent else 0
         return (
             self.batch_size is not None
             and self.scheme.largest_batch(self.population + more) > self.batch_size

@@ -1,11 +1,11 @@
-"""Checkpoints of a run: asynchronous, atomic, sealed, the last k kept, readable by their owner only.
+"""Checkpoints of a run: asynchronous, atomic, sealed, the last k kept, for their owner only.
 
 A checkpoint holds the noise keys and buffers: with it the noise can be subtracted from what was
 released. Its folder is made with mode 0700. What may leave the machine is written by
 :mod:`mfopt.training.export`.
 
-A checkpoint is complete or absent: Orbax writes into a temporary folder and renames it. It carries
-a seal, an HMAC-SHA256 under the run's secret over every bit of the state and of the facts beside it.
+A checkpoint is complete or absent: Orbax writes into a temporary folder and renames it. It has a
+seal, an HMAC-SHA256 under the run's secret over every bit of the state and of the facts beside it.
 What does not read back as it was written is never loaded: a run goes on from the newest checkpoint
 that does, with the same batches and the same noise, and the damaged ones are set aside.
 """
@@ -117,7 +117,7 @@ class Checkpoints:
             reason = _check.printable(str(problem).split("\n")[0])
             raise FailureError(
                 f"a checkpoint in {self.folder} could not be written: {reason}. "
-                "Resuming goes on from the last whole one."
+                "Make room, and go on from the last whole one with `resume=True`."
             ) from problem
 
     @property
@@ -158,7 +158,7 @@ class Checkpoints:
             step: None: the newest.
 
         Raises:
-            UsageError: there is no checkpoint, or it is of another secret, model, optimizer or noise.
+            UsageError: there is none, or it is of another secret, model, optimizer or noise.
             Damaged: none is whole, or not that of ``step``.
         """
         wanted = list(reversed(self.steps)) if step is None else [self._known(step)]
@@ -285,7 +285,7 @@ def _array_digest(name: str, leaf: Any) -> str:
         leaf = multihost_utils.process_allgather(leaf, tiled=True)
     array = np.ascontiguousarray(np.asarray(leaf))
     digest = hashlib.sha256(f"{name} {array.dtype.str} {np.shape(leaf)} ".encode())
-    digest.update(array.reshape(-1).view(np.uint8))
+    digest.update(array.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 

@@ -173,9 +173,7 @@ def _finish(prepared: Prepared, state: TrainState) -> None:
         return
     folder = prepared.folder
     _write_report(prepared, int(state.step))
-    export_model(
-        prepared.model, params, folder / "model", force=True, tokenizer=prepared.tokenizer
-    )
+    export_model(prepared.model, params, folder / "model", force=True, tokenizer=prepared.tokenizer)
     if prepared.config.private_metrics:
         metrics.plot(folder, folder / "loss.png")
 

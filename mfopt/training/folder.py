@@ -1,4 +1,4 @@
-"""The folder of a run: made once, read by its owner only, one run at a time, shared by its processes."""
+"""The folder of a run: its owner's alone, for one run at a time, shared by its processes."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 All of it is computed from the data without noise. It is *not* covered by the privacy guarantee
 and belongs to whoever holds the data: the files are readable by their owner only, and
-``private_metrics = false`` writes and shows none of them: no training loss, no evaluation on held-out
-users and records (which are private too), no events, no plot.
+``private_metrics = false`` writes and shows none of them: no training loss, no evaluation on
+held-out users and records (which are private too), no events, no plot.
 """
 
 from __future__ import annotations
@@ -215,6 +215,4 @@ def plot(folder: str | Path, output: str | Path) -> Path:
     if steps or evaluations:
         axes.legend()
     kind = output.suffix.lstrip(".") or "png"
-    return _files.write(
-        output, lambda stream: figure.savefig(stream, format=kind), private=True
-    )
+    return _files.write(output, lambda stream: figure.savefig(stream, format=kind), private=True)

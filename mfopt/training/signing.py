@@ -34,10 +34,13 @@ def load_private(path: str | Path) -> Ed25519PrivateKey:
     try:
         key = serialization.load_pem_private_key(Path(path).read_bytes(), password=None)
     except (OSError, ValueError, TypeError) as problem:
-        raise _check.reject("sign_key", str(path), f"cannot be read ({problem})", _WAY_OUT) from None
+        raise _check.reject(
+            "sign_key", str(path), f"cannot be read ({problem})", _WAY_OUT
+        ) from None
     if not isinstance(key, ed25519.Ed25519PrivateKey):
         raise _check.reject("sign_key", str(path), "is no Ed25519 private key", _WAY_OUT)
-    return key
+    private: Ed25519PrivateKey = key
+    return private
 
 
 def load_public(path: str | Path) -> Ed25519PublicKey:
@@ -53,7 +56,8 @@ def load_public(path: str | Path) -> Ed25519PublicKey:
         raise _check.reject("public_key", str(path), f"cannot be read ({problem})") from None
     if not isinstance(key, ed25519.Ed25519PublicKey):
         raise _check.reject("public_key", str(path), "is no Ed25519 public key")
-    return key
+    public: Ed25519PublicKey = key
+    return public
 
 
 def sign(facts: dict[str, Any], key: Ed25519PrivateKey) -> dict[str, Any]:

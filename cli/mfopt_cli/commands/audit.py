@@ -1,9 +1,10 @@
-"""``mfopt audit``: an empirical lower bound on ε from canaries in the real training loop."""
+"""``mfopt audit``: an empirical lower bound on ε from canaries in the run's own training loop."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,10 +13,8 @@ from mfopt_cli import display, options
 
 
 @click.command(cls=options.Command)
-@click.argument("factorization", type=click.Path())
-@options.option(
-    "--config", "path", type=click.Path(), help="TOML file of the training run to audit."
-)
+@click.argument("run", required=False, type=click.Path())
+@options.option("--config", "path", type=click.Path(), help="TOML file of a training run to audit.")
 @options.option(
     "--canaries",
     type=options.COUNT,
@@ -27,45 +26,45 @@ from mfopt_cli import display, options
 @options.seed("for reproduction")
 @options.json_flag
 def command(
-    factorization: str,
+    run: str | None,
     path: str | None,
     canaries: int,
     confidence: float,
     seed: int | None,
     as_json: bool,
 ) -> None:
-    """Try to refute the guarantee of FACTORIZATION by attacking the loop that trains with it.
+    """Try to refute the guarantee of RUN by attacking the loop that trains with it.
 
-    Canary users with worst-case gradients take part, each with probability 1/2, in a run of the
-    real sampler, clipping and noise; an attacker who sees every noised mean guesses who did.
-    Exit code 1 if the guesses are better than the guarantee allows.
+    RUN is the folder of a training run, or a factorization file. Canary users with worst-case
+    gradients take part, each with probability 1/2, in a run of the real sampler, clipping and
+    noise, wired from the run's own settings; an attacker who sees every noised mean guesses who
+    did. The participations that were executed are compared with the sampling accounted for. Exit code 1 if the guesses are better than the guarantee allows, or the sampling is another.
 
     \b
     Examples:
+      mfopt audit run
       mfopt audit best.npz
-      mfopt audit best.npz --config run/config.toml --canaries 20000
+      mfopt audit --config c.toml --canaries 20000
+      mfopt audit best.npz --config c.toml
     """
-    import mfopt
     from mfopt.errors import FailureError
-    from mfopt.training import config
     from mfopt.training.audit import audit
-    from mfopt.training.privacy import Account
 
-    chosen: dict[str, Any] = {}
-    if path is not None:
-        settings = config.load(path, {"factorization": factorization, "sampling": ""})
-        chosen = {
-            name: getattr(settings, name)
-            for name in ("clip_norm", "normalized", "per_layer", "truncation")
-        }
-        chosen["batch_size"] = settings.batch_size or None
-    account = Account.of(mfopt.load(factorization))
-    result = audit(account, canaries=canaries, confidence=confidence, seed=seed, **chosen)
+    account, settings, population = _subject(run, path)
+    result = audit(
+        account,
+        settings,
+        canaries=canaries,
+        confidence=confidence,
+        seed=seed,
+        population=population,
+    )
+    faults = [finding for finding in result.sampling if finding.fault]
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(result) | {"passed": result.passed}))
     else:
         display.table(
-            f"{factorization}: audit with {result.canaries} canaries",
+            f"{run or path}: audit with {result.canaries} canaries",
             [
                 (
                     "claimed",
@@ -74,7 +73,7 @@ def command(
                 ),
                 (
                     "right guesses",
-                    f"{result.accuracy:.4f}; the best attacker on the claimed "
+                    f"{result.accuracy:.4f}; the same attacker on the claimed "
                     f"mechanism expects {result.accuracy_claimed:.4f}",
                 ),
                 (
@@ -88,10 +87,57 @@ def command(
                     f"multiplier (at most {result.noise_multiplier_highest:.4g})",
                 ),
                 ("confidence", f"{result.confidence:g}"),
+                (
+                    "sampling",
+                    f"as accounted for, by {len(result.sampling)} comparisons of what was executed"
+                    if not faults
+                    else "; ".join(f"{f.name}: {f.deviation:.1f} deviations off" for f in faults),
+                ),
             ],
+        )
+    if faults:
+        raise FailureError(
+            "audit failed: the trainer does not execute the sampling that was accounted for ("
+            + ", ".join(finding.name for finding in faults)
+            + ")"
         )
     if not result.passed:
         raise FailureError(
             "audit failed: the trainer leaks more than the guarantee allows "
             f"(with confidence {result.confidence:g})"
         )
+
+
+def _subject(run: str | None, path: str | None) -> tuple[Any, Any, int | None]:
+    """(account, settings or None, population of the run if known)."""
+    import tempfile
+
+    import mfopt
+    from mfopt import _check
+    from mfopt.progress import silent
+    from mfopt.training import config, verification, wiring
+    from mfopt.training.privacy import Account
+
+    folder = Path(run) if run is not None and Path(run).is_dir() else None
+    if folder is not None:
+        if path is not None:
+            raise _check.reject("config", path, "is not needed: the run's folder has its own")
+        path = str(folder / "config.toml")
+    if path is None:
+        if run is None:
+            raise _check.reject("run", None, "give a run's folder, a factorization, or --config")
+        return Account.of(mfopt.load(run)), None, None
+    given = {} if folder or run is None else {"factorization": run, "sampling": ""}
+    settings = config.load(path, given)
+    if folder is not None and settings.factorization:
+        own = folder / "factorization.npz"
+        moved = not Path(settings.factorization).is_file() and own.is_file()
+        settings = dataclasses.replace(settings, factorization=str(own)) if moved else settings
+    with tempfile.TemporaryDirectory() as empty:
+        account = wiring.account_of(settings, folder or Path(empty), silent)
+    if account is None:
+        raise _check.reject("algorithm", "none", "claims nothing that an audit could refute")
+    report = folder / "privacy-report.json" if folder else None
+    if report is None or not report.is_file():
+        return account, settings, None
+    return account, settings, int(verification.read(report)["sampling"]["population"])

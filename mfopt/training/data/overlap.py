@@ -68,9 +68,7 @@ def overlap(public: TokenStore, private: Sequence[TokenStore]) -> Overlap:
         sampled = block.windows % rate == 0
         owner = block.owner[sampled]
         count = np.bincount(owner, minlength=len(same))
-        hits = np.bincount(
-            owner, np.isin(block.windows[sampled], known_runs), minlength=len(same)
-        )
+        hits = np.bincount(owner, np.isin(block.windows[sampled], known_runs), minlength=len(same))
         alike = ~same & (count > 0) & (hits >= NEAR * count)
         records += len(same)
         exact += int(same.sum())

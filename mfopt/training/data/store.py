@@ -182,8 +182,8 @@ class TokenStore:
     def digest(self) -> str:
         """SHA-256 of tokens and offsets, hex: what a resumed run must find unchanged.
 
-        Computed from the arrays, once for each object (about a second for a gigabyte of tokens); what
-        the metadata says of it is only compared with it, by :meth:`verify`.
+        Computed from the arrays, once for each object (seconds for a gigabyte of tokens); what the
+        metadata says of it is only compared with it, by :meth:`verify`.
         """
         return content_digest(self.tokens, self.record_offsets, self.user_offsets)
 

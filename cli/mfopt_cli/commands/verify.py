@@ -1,0 +1,60 @@
+"""``mfopt verify``: compute a privacy report's numbers again."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from mfopt_cli import display, options
+from mfopt_cli.live import Live
+
+
+@click.command(cls=options.Command)
+@click.argument("report", type=click.Path())
+@options.option(
+    "--public-key", type=click.Path(), help="PEM file of the key that must have signed the report."
+)
+@options.option(
+    "--factorization", type=click.Path(), help="The file with C, where C is too large for a report."
+)
+@options.json_flag
+@options.quiet
+def command(
+    report: str, public_key: str | None, factorization: str | None, as_json: bool, quiet: bool
+) -> None:
+    """Check the privacy report REPORT of a training run: whatever follows from its settings.
+
+    The mechanism, σ, ε, δ and the sizes of noise and signal are computed again here; what stays a
+    claim is listed. Exit code 1 if something is not as stated.
+
+    \b
+    Examples:
+      mfopt verify run/privacy-report.json
+      mfopt verify privacy-report.json --public-key lab.pub.pem
+    """
+    from mfopt.errors import FailureError
+    from mfopt.training import signing, verification
+
+    facts = verification.read(report)
+    key = signing.load_public(public_key) if public_key else None
+    with Live(not quiet and not as_json) as live:
+        found = verification.verify(
+            facts, public_key=key, factorization=factorization, progress=live
+        )
+    if as_json:
+        click.echo(json.dumps(found.describe(), indent=2))
+    elif not quiet:
+        rows = [
+            (check.name, f"{check.stated}" if check.holds else f"{check.stated}: {check.found}")
+            for check in found.checks
+        ]
+        display.table(f"{report}: computed again", rows)
+        display.print_text(
+            f"signed by the key with fingerprint {found.signer}" if found.signer else "not signed"
+        )
+        for claim in found.claims:
+            display.print_text(f"a claim that nothing here can check: {claim}")
+    if not found.holds:
+        wrong = ", ".join(check.name for check in found.checks if not check.holds)
+        raise FailureError(f"the report is not right: {wrong}")

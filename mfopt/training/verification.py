@@ -1,0 +1,263 @@
+"""A privacy report read by somebody else: what follows from it is computed again, the rest named.
+
+The report carries the mechanism (C, σ, sampling, clipping, population, truncation). From that
+follow the mechanism's digest, (ε, δ) by this library's own accountants, the price of truncation and
+of groups, and the sizes of noise and signal. What no arithmetic can show (that the run executed
+this, that its secret stayed secret, that the population is the number stated) stays a claim of
+whoever wrote, or signed, the report.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mfopt import _check, sampling, strategies
+from mfopt.errors import FailureError, UsageError
+from mfopt.factorization import load as load_factorization
+from mfopt.factorization import proofs
+from mfopt.guarantee import Guarantee
+from mfopt.mechanism import Mechanism
+from mfopt.noise import NoiseStream
+from mfopt.progress import Progress, Report, silent
+from mfopt.strategies import Strategy
+from mfopt.training import privacy, signing
+from mfopt.training.batching import Sampler
+from mfopt.training.clipping import Clipping
+from mfopt.training.loop import Execution
+from mfopt.training.units import Units
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+CLAIMS = (
+    "the run executed this mechanism, by an unchanged mfopt, on data with this many units",
+    "its secret (sampling and noise keys, checkpoints) was random and is known to nobody else",
+    "one unit holds all that one person contributed: a person with several is not seen here",
+    "only what the report covers was released, and nothing was chosen by looking at private data",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One thing in the report that was computed again."""
+
+    name: str
+    stated: str
+    found: str
+    holds: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Verification:
+    """Outcome: the checks, who signed, and what stays a claim."""
+
+    checks: tuple[Check, ...]
+    signer: str | None
+    claims: tuple[str, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether all that can be computed is as stated, and the report claims a guarantee."""
+        return all(check.holds for check in self.checks)
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able."""
+        return dataclasses.asdict(self) | {"holds": self.holds}
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """A privacy report from its file.
+
+    Raises:
+        UsageError: no such file, not JSON, or of a version that this mfopt does not read.
+    """
+    try:
+        facts = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as problem:
+        raise _check.reject("report", str(path), f"cannot be read ({problem})") from None
+    if not isinstance(facts, dict) or facts.get("format") != privacy.REPORT_FORMAT:
+        found = facts.get("format") if isinstance(facts, dict) else None
+        raise _check.reject(
+            "report",
+            str(path),
+            f"is of format {found}, and this mfopt reads {privacy.REPORT_FORMAT}",
+        )
+    return facts
+
+
+def verify(
+    facts: dict[str, Any],
+    *,
+    public_key: Ed25519PublicKey | None = None,
+    factorization: str | Path | None = None,
+    progress: Report = silent,
+) -> Verification:
+    """Compute again whatever follows from the public settings in a privacy report.
+
+    Args:
+        facts: the report.
+        public_key: the key that it must be signed with.
+        factorization: file with C, for a C that is too large for a report.
+        progress: told of the account, which takes longest.
+
+    Raises:
+        UsageError: the report is malformed, its signature is wrong, or C is missing.
+    """
+    signer = signing.signer(facts, public_key)
+    try:
+        stated, account, execution = _rebuilt(facts, factorization)
+        checks = [
+            _same("mechanism", facts["mechanism_digest"], account.digest),
+            _same("claims a guarantee", bool(facts["holds"]), not facts["pinned"]),
+        ]
+        progress(Progress("proving the account again"))
+        checks.append(_proved(account))
+        checks += _statement(facts, stated, account, execution)
+        sizes = privacy.noise_against_signal(execution, _check.integer("p", facts["parameters"]))
+        for name, value in sizes.items():
+            checks.append(_close(name, facts["noise_against_signal"][name], value))
+        warnings = privacy.warnings_of(execution, sizes)
+        checks.append(_same("warnings", len(facts["warnings"]), len(warnings)))
+        done, most = facts["steps_done"], execution.iterations
+        checks.append(Check("steps", f"{done}", f"at most {most}", 0 <= int(done) <= most))
+    except (KeyError, TypeError, AttributeError, ValueError) as problem:
+        if isinstance(problem, UsageError):
+            raise
+        raise _check.reject(
+            "report", type(problem).__name__, f"is not a privacy report of mfopt ({problem})"
+        ) from None
+    return Verification(tuple(checks), signer, CLAIMS)
+
+
+class _PublicUnits(Units):
+    """Units of which only the public numbers are known."""
+
+    def __init__(self, population: int, description: dict[str, Any]) -> None:
+        self.population = population
+        self.records = int(description.get("records", 1))
+        self.group_size = int(description.get("group_size", 1))
+        self._description = description
+
+    def fetch(self, units: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
+        raise NotImplementedError("a report holds no data")
+
+    def describe(self) -> dict[str, Any]:
+        return self._description
+
+
+def _rebuilt(
+    facts: dict[str, Any], factorization: str | Path | None
+) -> tuple[Guarantee, privacy.Account, Execution]:
+    """(the statement, the account, the execution) that the report describes."""
+    accounted = Guarantee(**facts["account"])
+    plan, clip = facts["sampling"], facts["clipping"]
+    scheme = sampling.from_description(plan["scheme"])
+    strategy = _strategy(facts, factorization)
+    mechanism = Mechanism(
+        scheme,
+        strategy,
+        group_size=accounted.group_size,
+        privacy_unit=accounted.privacy_unit,
+        adjacency=accounted.adjacency,
+    )
+    account = privacy.Account(mechanism, accounted)
+    units = _PublicUnits(int(plan["population"]), facts["units"])
+    sampler = Sampler(
+        scheme,
+        units.population,
+        0,  # nothing is drawn
+        microbatch=1,
+        batch_size=plan["batch_size"],
+        truncation=plan["truncation"] or "charge",
+        group_size=units.group_size,
+    )
+    clipping = Clipping(**clip)
+    noise = NoiseStream(
+        strategy,
+        iterations=scheme.length,
+        noise_multiplier=float(facts["noise_multiplier"]),
+        clip_norm=clipping.sensitivity * sampler.sensitivity_factor,
+        sampling=scheme,
+    )
+    execution = Execution(units, sampler, clipping, noise, float(facts["normalizer"]))
+    return Guarantee(**facts["guarantee"]), account, execution
+
+
+def _strategy(facts: dict[str, Any], factorization: str | Path | None) -> Strategy:
+    if factorization is not None:
+        return load_factorization(factorization).strategy  # its digest is compared below
+    stored = facts["strategy_arrays"]
+    if stored is None:
+        raise _check.reject(
+            "factorization",
+            None,
+            "is needed: this C is too large for a report, which has its digest",
+        )
+    arrays = {
+        name: np.array(part["values"], np.dtype(part["type"])).reshape(part["shape"])
+        for name, part in stored.items()
+    }
+    return strategies.from_description(facts["strategy"], arrays)
+
+
+def _proved(account: privacy.Account) -> Check:
+    stated = account.guarantee
+    words = f"({stated.epsilon:.6g}, {stated.delta:.6g})-DP at σ = {stated.noise_multiplier:.6g}"
+    if stated.status == "estimate":
+        return Check("account", words, "an estimate, which proves nothing", False)
+    try:
+        proofs.prove(account.mechanism, stated.noise_multiplier, stated)
+    except (FailureError, UsageError) as problem:
+        return Check("account", words, f"not proved here: {problem}", False)
+    return Check("account", words, "proved again here", True)
+
+
+def _statement(
+    facts: dict[str, Any], stated: Guarantee, account: privacy.Account, execution: Execution
+) -> list[Check]:
+    """The statement about the run: no better than what follows from the account."""
+    try:
+        found = privacy.statement(
+            account,
+            execution,
+            privacy_unit=stated.privacy_unit,
+            delta_share=math.inf,
+            black_box=bool(facts["black_box"]),
+        )
+    except UsageError as problem:
+        return [Check("statement", str(stated), str(problem), False)]
+    return [
+        _at_least("epsilon", stated.epsilon, found.epsilon),
+        _at_least("delta", stated.delta, found.delta),
+        _same("unit", stated.privacy_unit, found.privacy_unit),
+        _same("adjacency", stated.adjacency, found.adjacency),
+        _same("group size", stated.group_size, found.group_size),
+        _same("noise multiplier", stated.noise_multiplier, execution_sigma(execution)),
+    ]
+
+
+def execution_sigma(execution: Execution) -> float:
+    """σ of the noise that a run adds."""
+    assert execution.noise is not None
+    return execution.noise.noise_multiplier
+
+
+def _same(name: str, stated: Any, found: Any) -> Check:
+    return Check(name, str(stated), str(found), stated == found)
+
+
+def _close(name: str, stated: float, found: float) -> Check:
+    near = math.isfinite(found) and math.isclose(stated, found, rel_tol=1e-6)
+    return Check(name.replace("_", " "), f"{stated:.6g}", f"{found:.6g}", near)
+
+
+def _at_least(name: str, stated: float, found: float) -> Check:
+    # the same formula on another machine: the last bits may differ
+    holds = math.isfinite(found) and found <= stated * (1 + 1e-9)
+    return Check(name, f"{stated:.8g}", f"{found:.8g}", holds)

@@ -1,0 +1,207 @@
+"""From settings to what a run executes, and to the account of it: used by training and audit alike.
+
+What the audit attacks must be what trains: both are wired here, from the same settings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from mfopt import _check, _files
+from mfopt.accounting.closed_form.group import one_unit_target
+from mfopt.factorization import Factorization, proofs
+from mfopt.factorization import load as load_factorization
+from mfopt.guarantee import Guarantee
+from mfopt.mechanism import Mechanism
+from mfopt.noise import NoiseStream
+from mfopt.progress import Report
+from mfopt.sampling import Scheme
+from mfopt.strategies import Identity, Strategy
+from mfopt.training import mesh as meshes
+from mfopt.training import privacy
+from mfopt.training.batching import Sampler
+from mfopt.training.clipping import Clipping, NoClipping
+from mfopt.training.config import TrainConfig
+from mfopt.training.data import TokenStore
+from mfopt.training.folder import wait_for_lead
+from mfopt.training.loop import Execution
+from mfopt.training.secrets import RunSecret
+from mfopt.training.units import RecordUnits, Units, UserUnits
+
+
+def account_of(config: TrainConfig, folder: Path, progress: Report) -> privacy.Account | None:
+    """The account that the run has to execute: of the file, or solved for (ε, δ).
+
+    None for the non-private baseline. What is solved for is kept in ``folder``, for resumption.
+    """
+    if config.algorithm == "none":
+        if config.factorization:
+            raise _check.reject(
+                "algorithm",
+                "none",
+                "adds no noise, so it needs no factorization",
+                "Give its `sampling` instead, for example balls-in-bins:bins=16,epochs=4.",
+            )
+        return None
+    strategy: Strategy = Identity()
+    scheme, digest = None, ""
+    if config.factorization:
+        found = load_factorization(config.factorization)
+        if not config.epsilon:
+            return privacy.Account.of(_believed(found, config.trust, progress))
+        # the file's C at a target of the run's own: for groups, which the file is not made for
+        strategy, scheme, digest = found.strategy, found.sampling, found.digest
+    epsilon, delta, group = config.epsilon, config.delta, 1
+    if config.algorithm in ("els", "group") and config.privacy_unit == "user":
+        group = config.records_per_user
+    if config.algorithm == "group":
+        epsilon, delta = one_unit_target(epsilon, delta, group)
+        group = 1
+    accounted = Mechanism(
+        scheme or config.scheme(),
+        strategy,
+        group_size=group,
+        privacy_unit="user" if config.algorithm == "uls" else "record",
+    )
+    asked = [accounted.sampling.describe(), digest, group, accounted.privacy_unit, epsilon, delta]
+    return _solved_once(folder / "account.json", asked, accounted, epsilon, delta)
+
+
+def _believed(found: Factorization, trust: bool, progress: Report) -> Factorization:
+    """``found``, its guarantee proved on this machine or marked as taken on trust."""
+    if trust:
+        if found.proved_here:
+            return found
+        details = {**found.guarantee.details, "taken_on_trust": True}
+        return dataclasses.replace(
+            found, guarantee=dataclasses.replace(found.guarantee, details=details)
+        )
+    if jax.process_index() == 0:
+        proofs.ensure(found, progress=progress)
+    wait_for_lead("proof")
+    return found
+
+
+def _solved_once(
+    path: Path, asked: list[Any], accounted: Mechanism, epsilon: float, delta: float
+) -> privacy.Account:
+    """The account, kept with the run: a resumed run and every process must have the same σ."""
+    if path.is_file():
+        kept = json.loads(path.read_text())
+        if kept["asked"] == asked:
+            return privacy.Account(accounted, Guarantee(**kept["guarantee"]))
+    solved = None
+    if jax.process_index() == 0:
+        solved = privacy.Account.solve(accounted, epsilon, delta)
+        text = json.dumps({"asked": asked, "guarantee": solved.guarantee.describe()}, indent=2)
+        _files.write(path, text + "\n")
+    wait_for_lead("account")
+    if solved is not None and jax.process_count() == 1:
+        return solved
+    return privacy.Account(accounted, Guarantee(**json.loads(path.read_text())["guarantee"]))
+
+
+def units_of(
+    config: TrainConfig,
+    train: TokenStore,
+    secret: RunSecret,
+    scheme: Scheme,
+    rule: str,
+    losses: np.ndarray | None = None,
+) -> Units:
+    """The privacy units that the run samples.
+
+    Args:
+        config: settings of the run.
+        train: the private store.
+        secret: of the run.
+        scheme: that samples them.
+        rule: which of a user's records are used.
+        losses: of each record under the initial model, for the perplexity rules.
+    """
+    shared: dict[str, Any] = {
+        "length": config.length,
+        "rule": rule,
+        "seed": secret.seed("selection"),
+        "losses": losses,
+    }
+    if config.algorithm in ("els", "group"):
+        return RecordUnits(
+            train,
+            group_size=config.records_per_user,
+            reserve=not scheme.independent,
+            **shared,
+        )
+    return UserUnits(train, records=config.records_per_user, **shared)
+
+
+def execution_of(
+    config: TrainConfig,
+    account: privacy.Account | None,
+    scheme: Scheme,
+    units: Units,
+    secret: RunSecret,
+    mesh: Mesh,
+) -> Execution:
+    """Sampler, clipping and noise of the run, for these units.
+
+    Args:
+        config: settings of the run.
+        account: what it executes; None: the non-private baseline.
+        scheme: that samples the units.
+        units: the privacy units.
+        secret: of the run.
+        mesh: devices.
+    """
+    devices = meshes.data_parallel(mesh)
+    # a user's G records fill a device by themselves, single records do so together
+    each = 1 if units.records > 1 else 8
+    if config.microbatch % devices:
+        raise _check.reject(
+            "microbatch",
+            config.microbatch,
+            f"must be a multiple of the {devices} devices along the data axis",
+        )
+    sampler = Sampler(
+        scheme,
+        units.population,
+        secret.seed("sampling"),
+        microbatch=config.microbatch or each * devices,
+        batch_size=config.batch_size or None,
+        truncation="double" if config.truncation == "double" else "charge",
+        group_size=units.group_size,
+    )
+    normalizer = config.normalizer or sampler.expected_batch
+    if account is None:
+        return Execution(units, sampler, NoClipping(), None, normalizer)
+    clipping = Clipping(config.clip_norm, config.per_layer, config.normalized)
+    noise = NoiseStream(
+        account.strategy,
+        iterations=scheme.length,
+        noise_multiplier=account.noise_multiplier,
+        clip_norm=clipping.sensitivity * sampler.sensitivity_factor,
+        sampling=account.sampling,
+    )
+    return Execution(units, sampler, clipping, noise, normalizer)
+
+
+def statement_of(config: TrainConfig, account: privacy.Account, execution: Execution) -> Guarantee:
+    """The statement about a run of ``execution`` with these settings, or a refusal.
+
+    Raises:
+        UsageError: as :func:`privacy.statement`.
+    """
+    return privacy.statement(
+        account,
+        execution,
+        privacy_unit=config.privacy_unit,
+        delta_share=config.delta_share,
+        black_box=config.algorithm == "group",
+    )

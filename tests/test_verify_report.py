@@ -1,0 +1,144 @@
+"""A privacy report in other hands: what follows from it is computed again, and signatures hold."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from mfopt_cli.commands.verify import command
+from test_train_run import compiled, data, settings_for  # noqa: F401 (fixtures)
+
+from mfopt.errors import UsageError
+from mfopt.training import signing, verification
+from mfopt.training.execute import execute
+from mfopt.training.prepare import prepare
+
+FILE = Path(__file__).parents[1] / "artifacts" / "factorizations" / "blt-4-8x32-eps2.npz"
+POISSON = "poisson:probability=0.3,iterations=6"
+
+
+def report_of(data, folder, **changes):  # noqa: F811
+    prepared = prepare(settings_for(data, folder, **changes))
+    prepared.close()
+    return json.loads(json.dumps(prepared.report(0)))
+
+
+@pytest.fixture
+def keys(tmp_path):
+    made = []
+    for name in ("mine", "other"):
+        private, public = tmp_path / f"{name}.pem", tmp_path / f"{name}.pub.pem"
+        subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", private], check=True)
+        subprocess.run(["openssl", "pkey", "-in", private, "-pubout", "-out", public], check=True)
+        made += [private, public]
+    return made
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"algorithm": "els", "batch_size": 40},
+        {"algorithm": "group", "epsilon": 20.0},
+        {"sampling": "fixed-order:bins=3,epochs=2", "per_layer": True},
+        {"batch_size": 6, "truncation": "double"},
+    ],
+    ids=lambda c: "-".join(c) or "plain",
+)
+def test_an_honest_report_holds_and_a_better_one_does_not(data, tmp_path, changes):  # noqa: F811
+    facts = report_of(data, tmp_path / "run", **changes)
+    found = verification.verify(facts)
+    assert found.holds, [check for check in found.checks if not check.holds]
+    assert found.signer is None and found.claims
+    guarantee, account = facts["guarantee"], facts["account"]
+    lies = [
+        {"guarantee": guarantee | {"epsilon": 0.9 * guarantee["epsilon"]}},
+        {"guarantee": guarantee | {"delta": 0.5 * guarantee["delta"]}},
+        {"guarantee": guarantee | {"adjacency": "replace"}},
+        {"account": account | {"epsilon": 0.9 * account["epsilon"]}},
+        {"noise_multiplier": 1.1 * facts["noise_multiplier"]},
+        {"normalizer": 2 * facts["normalizer"]},
+        {"sampling": facts["sampling"] | {"population": 5}},
+        {"parameters": 10 * facts["parameters"]},
+        {"mechanism_digest": "0" * 64},
+        {"steps_done": 100},
+        {"pinned": True},
+    ]
+    for lie in lies:
+        assert not verification.verify(facts | lie).holds, lie
+
+
+def test_a_certified_file_is_proved_again(data, tmp_path):  # noqa: F811
+    changes = {"factorization": str(FILE), "sampling": "", "epsilon": 0.0, "delta": 0.0}
+    facts = report_of(data, tmp_path / "run", **changes)
+    # C is in the report, bit for bit
+    assert {len(part["values"]) for part in facts["strategy_arrays"].values()} <= {1, 4}
+    assert verification.verify(facts).holds
+    less = facts["account"] | {"epsilon": 1.7}
+    assert not verification.verify(facts | {"account": less}).holds
+    # a C that does not fit is looked up in its file, and must be that of the digest
+    without = facts | {"strategy_arrays": None}
+    with pytest.raises(UsageError, match="factorization"):
+        verification.verify(without)
+    assert verification.verify(without, factorization=FILE).holds
+    other = FILE.with_name("blt-4-16x128-eps2.npz")
+    if other.is_file():
+        assert not verification.verify(without, factorization=other).holds
+
+
+def test_signatures_are_checked_by_anyone(data, tmp_path, keys):  # noqa: F811
+    private, public, _, other = keys
+    settings = settings_for(data, tmp_path / "run", steps=1, sign_key=str(private))
+    execute(prepare(settings))
+    path = tmp_path / "run" / "privacy-report.json"
+    facts = verification.read(path)
+    key = signing.load_public(public)
+    assert verification.verify(facts, public_key=key).signer == signing.fingerprint(
+        key.public_bytes_raw()
+    )
+    with pytest.raises(UsageError, match="another key"):
+        verification.verify(facts, public_key=signing.load_public(other))
+    for change in (
+        {"steps_done": 0},
+        {"parameters": facts["parameters"] + 1},
+        {"signature": facts["signature"] | {"value": "00" * 64}},
+        {"signature": facts["signature"] | {"algorithm": "none"}},
+    ):
+        with pytest.raises(UsageError, match="changed"):
+            verification.verify(facts | change)
+    del facts["signature"]
+    with pytest.raises(UsageError, match="not signed"):
+        verification.verify(facts, public_key=key)
+    with pytest.raises(UsageError, match="public_key"):
+        signing.load_public(private)
+    # no secret stands in a report
+    secret = (tmp_path / "run" / "secret").read_bytes()
+    assert secret.hex()[:16] not in path.read_text()
+
+
+def test_the_command_line(data, tmp_path):  # noqa: F811
+    facts = report_of(data, tmp_path / "run")
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(facts))
+    runner = CliRunner()
+    shown = runner.invoke(command, [str(path), "--quiet"], catch_exceptions=False)
+    assert shown.exit_code == 0
+    said = runner.invoke(command, [str(path)], catch_exceptions=False)
+    assert "not signed" in said.stdout and "a claim" in said.stdout
+    asked = json.loads(runner.invoke(command, [str(path), "--json"]).stdout)
+    assert asked["holds"] and len(asked["checks"]) > 10
+    path.write_text(json.dumps(facts | {"parameters": 3}))
+    wrong = runner.invoke(command, [str(path), "--quiet"])
+    assert wrong.exit_code == 1 and "noise norm" in wrong.stderr
+    rng = np.random.default_rng(0)
+    for content in ("", "[]", "{}", '{"format": 2}', json.dumps(facts | {"sampling": 3})):
+        path.write_text(content)
+        bad = runner.invoke(command, [str(path), "--quiet"])
+        assert bad.exit_code == 2 and "report" in bad.stderr, content
+    for _ in range(20):  # a part of it gone
+        fewer = dict(facts)
+        del fewer[rng.choice(sorted(set(fewer) - {"signature"}))]
+        path.write_text(json.dumps(fewer))
+        assert runner.invoke(command, [str(path), "--quiet"]).exit_code in (0, 1, 2)
