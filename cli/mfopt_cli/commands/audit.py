@@ -38,7 +38,8 @@ def command(
     RUN is the folder of a training run, or a factorization file. Canary users with worst-case
     gradients take part, each with probability 1/2, in a run of the real sampler, clipping and
     noise, wired from the run's own settings; an attacker who sees every noised mean guesses who
-    did. The participations that were executed are compared with the sampling accounted for. Exit code 1 if the guesses are better than the guarantee allows, or the sampling is another.
+    did. The participations that were executed are compared with the sampling accounted for.
+    Exit code 1 if the guesses are better than the guarantee allows, or the sampling is another.
 
     \b
     Examples:
