@@ -74,7 +74,14 @@ def participations(scheme: Scheme, units: int, rng: np.random.Generator) -> np.n
 
 
 def counts(scheme: Scheme, canaries: int, group_size: int, rng: np.random.Generator) -> np.ndarray:
-    """How often each simulated canary of ``group_size`` units takes part, (canaries, n) float64."""
+    """How often each simulated canary takes part, (canaries, n) float64.
+
+    Args:
+        scheme: the sampling.
+        canaries: how many.
+        group_size: units of one canary.
+        rng: of the simulation.
+    """
     each = participations(scheme, canaries * group_size, rng)
     # the units of a canary have neighbouring numbers, as those of a user have in the loader
     by_canary = each.reshape(canaries, group_size, -1)

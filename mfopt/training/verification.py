@@ -117,7 +117,7 @@ def verify(
             _same("claims a guarantee", bool(facts["holds"]), not facts["pinned"]),
         ]
         progress(Progress("proving the account again"))
-        checks.append(_proved(account))
+        checks.append(_proved(account, progress))
         checks += _statement(facts, stated, account, execution)
         sizes = privacy.noise_against_signal(execution, _check.integer("p", facts["parameters"]))
         for name, value in sizes.items():
@@ -206,13 +206,13 @@ def _strategy(facts: dict[str, Any], factorization: str | Path | None) -> Strate
     return strategies.from_description(facts["strategy"], arrays)
 
 
-def _proved(account: privacy.Account) -> Check:
+def _proved(account: privacy.Account, progress: Report) -> Check:
     stated = account.guarantee
     words = f"({stated.epsilon:.6g}, {stated.delta:.6g})-DP at σ = {stated.noise_multiplier:.6g}"
     if stated.status == "estimate":
         return Check("account", words, "an estimate, which proves nothing", False)
     try:
-        proofs.prove(account.mechanism, stated.noise_multiplier, stated)
+        proofs.prove(account.mechanism, stated.noise_multiplier, stated, progress=progress)
     except (FailureError, UsageError) as problem:
         return Check("account", words, f"not proved here: {problem}", False)
     return Check("account", words, "proved again here", True)
