@@ -110,7 +110,7 @@ def _execute(
                     raise _signals.interrupted(
                         signals[0],
                         f"after step {done} of {prepared.steps}, which is saved; "
-                        "go on with --resume",
+                        "`mfopt train --resume` goes on",
                     )
     checkpoints.wait()
     _finish(prepared, state)
