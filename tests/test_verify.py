@@ -204,6 +204,22 @@ def test_deterministic_bounds_are_looked_at_in_both_directions():
                     QUESTIONS[number](Certain(lambda *_, both=both: both))
 
 
+def test_a_round_learns_from_the_one_before_how_far_off_the_pilot_is():
+    model = Known(lambda truth, number, key: (1.3 * truth, 0.0))  # the pilot expects 1% to 4%
+    found = Engine(model, 0).noise_multiplier(1.0, DELTA)
+    assert found.beta == 2 * DELTA / 1000 and model.asked[0][0] < found.noise_multiplier
+    assert 1.3 * Known.truth(found.noise_multiplier) <= DELTA * (1 - 2e-3)
+    assert found.noise_multiplier < 3 * 1.3 ** (1 / SLOPE) * 1.02
+
+
+def test_nothing_several_percent_off_is_tested():
+    model = Known(lambda truth, number, key: (4 * truth, 0.0))  # 7% of σ
+    with pytest.raises(FailureError, match="within 5% of the estimate"):
+        Engine(model, 0).noise_multiplier(1.0, DELTA)
+    assert len(model.asked) == verify.ROUNDS
+    assert 1.045 < max(sigma for sigma, _ in model.asked) / 3 < 1.055
+
+
 def test_released_values_are_close_to_what_the_pilot_allows():
     model = Known(lambda truth, number, key: (1.01 * truth, 0.0))
     for number, ask in enumerate((QUESTIONS["noise_multiplier"], QUESTIONS["epsilon"])):

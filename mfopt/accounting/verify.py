@@ -63,6 +63,8 @@ _WORTH_DELTA = 0.02
 _RUNGS = ((16, 5.0), (4, 3.0), (1, 1.6))  # (samples are divided by, standard errors of safety)
 _LEAST_RUNG = 8192
 _MOST_MOVE = 0.01  # of log x: a pilot that says the estimate is further off is taken again
+_MOST_AHEAD = 0.5  # of log δ: no pilot predicts a bound further ahead, if more samples can help
+_ALLOWED = 1.3  # times what a round missed by, for the next one
 _FAR = 6.0  # standard errors beyond which a statement is not worth a test
 _DOMAIN = 0x76657269  # keys of the engine: no other user of the same seed draws from them
 
@@ -269,13 +271,14 @@ class Engine:
             return fallback[1]  # nothing is known of the truth; this holds
         if not self.model.sampled:
             return self._inflate(estimate, at, delta)
+        short = 0.0
         for number in range(1, ROUNDS + 1):
-            accepted = self._round(name, number, estimate, at, delta, fallback)
+            accepted, short = self._round(name, number, estimate, at, delta, fallback, short)
             if accepted is not None:
                 return accepted
         raise FailureError(
-            f"not certified: the first of each of {ROUNDS} sequences of {_words(name)} near "
-            f"{estimate.value:.6g} was refused. Use more certify samples."
+            f"not certified: no {_words(name)} within {100 * _MOST_SLACK:g}% of the estimate, "
+            f"{estimate.value:.6g}, was accepted in {ROUNDS} sequences. Use more certify samples."
         )
 
     def _round(
@@ -286,8 +289,15 @@ class Engine:
         at: Callable[[float], tuple[float, float]],
         delta: float,
         fallback: tuple[float, Verified] | None,
-    ) -> Verified | None:
-        """One descending sequence; None where its first value was refused."""
+        short: float,
+    ) -> tuple[Verified | None, float]:
+        """One descending sequence, from no more than several percent off; None where its first
+        value was refused.
+
+        With it, by how much the bound that was refused missed, in log: what a pilot predicts falls
+        short where the ceiling falls with x more slowly than δ, and the next round allows for it
+        (``short``). Rounds may depend on earlier ones in any way: each has its own share of δ.
+        """
         beta, spent = delta * BETA_SHARE, number * delta * BETA_SHARE
         target = math.log(delta - spent)
         centre, slope = estimate.value, abs(estimate.slope)
@@ -310,20 +320,26 @@ class Engine:
                 centre *= math.exp(max(-0.3, min(move, 0.3)))
         near = fallback is not None and fallback[0] <= (1 + _MOST_SLACK) * centre
         if not slack(plan, samples) < _MOST_SLACK:
-            return self._or_refuse(
+            refused = self._or_refuse(
                 None if fallback is None else fallback[1],
                 near,
                 f"no sample says enough near {_words(name)} = {centre:.6g}, where its bound would "
                 f"cost more than {100 * _MOST_SLACK:g}%",
             )
+            return refused, 0.0
+        # several percent beyond where the pilot says that δ is met, nothing is worth a test
+        truth = centre * math.exp((plan.log_mean - math.log(delta)) / slope)
         rungs = []
         for divisor, errors in _RUNGS:
+
+            def ahead(size: int, errors: float = errors) -> float:
+                return plan.expected(size, beta, errors + number - 1) - target + short
+
             size = max(samples // divisor, min(samples, _LEAST_RUNG))
-            margin = (plan.expected(size, beta, errors + number - 1) - target) / slope
-            if margin > 2 * _MOST_MOVE:  # further off than the pilot can be trusted
-                size = samples
-                margin = (plan.expected(size, beta, errors + number - 1) - target) / slope
-            rungs.append((centre * math.exp(margin) * (1 + ROUNDING), size))
+            if ahead(size) > min(2 * _MOST_MOVE * slope, _MOST_AHEAD):
+                size = samples  # further off than the pilot can be trusted
+            x = centre * math.exp(ahead(size) / slope) * (1 + ROUNDING)
+            rungs.append((min(x, truth * (1 + _MOST_SLACK)), size))
         # fixed before the first test, and descending: a later one that is no smaller gains nothing
         accepted: Verified | None = None
         if fallback is not None and rungs[0][0] >= fallback[0]:
@@ -335,20 +351,22 @@ class Engine:
                 sequence.append((x, size))
                 last = x
         total = sum(size for _, size in sequence) * len(plan.sides)
-        done = 0
+        done, missed = 0, 0.0
         for position, (x, size) in enumerate(sequence):
             with self._stage("certifying", total, f"{_words(name)} = {x:.6g}", done):
                 found = self.model.bounds(*at(x), plan, self._trial(size, beta, number, position))
             done += size * len(plan.sides)
             if not accepts(found.both, spent, delta):
+                bound = largest(found.both)
+                missed = math.log(bound) - target if 0 < bound < math.inf else 0.0
                 break
             sigma, epsilon = at(x)
             accepted = Verified(
                 sigma, epsilon, delta, found, spent, size, position + 1, self.model.method, estimate
             )
         if accepted is None and near and fallback is not None:
-            return fallback[1]
-        return accepted
+            return fallback[1], 0.0
+        return accepted, short + _ALLOWED * missed
 
     @contextlib.contextmanager
     def _stage(
