@@ -1,10 +1,8 @@
 """The registry of accountants: who is asked, which answer is taken, and what is refused."""
 
-import ast
 import dataclasses
 import math
 import sys
-from pathlib import Path
 
 import pytest
 from scipy import stats
@@ -222,42 +220,3 @@ def test_profiles_of_several_are_the_least_at_every_point():
         assert both.profile(1.5).log_delta(epsilon, "add") == expected
     assert both.profile(1.5).epsilon(1e-5) == one.epsilon(1.5, 1e-5).epsilon
     assert both.epsilon(1.5, 1e-5).method == "a"
-
-
-# --- nobody asks a scheme for its class ----------------------------------------------------
-
-# where a table of schemes stands, or the one question whether something is a scheme at all
-TABLES = {"mfopt/sampling/base.py"}
-
-
-def questions(tree, names):
-    """Lines where isinstance, issubclass or a match asks for one of ``names``."""
-    for node in ast.walk(tree):
-        asked = []
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            if node.func.id in ("isinstance", "issubclass"):
-                asked = node.args[1:]
-        elif isinstance(node, ast.MatchClass):
-            asked = [node.cls]
-        for part in asked:
-            for leaf in ast.walk(part):
-                name = getattr(leaf, "id", getattr(leaf, "attr", None))
-                if name in names:
-                    yield node.lineno if hasattr(node, "lineno") else part.lineno
-
-
-def test_nobody_asks_a_scheme_for_its_class():
-    names = {cls.__name__ for cls in sampling.registered().values()} | {"SamplingScheme"}
-    root = Path(mfopt.__file__).parents[1]
-    found = {
-        f"{path.relative_to(root)}:{line}"
-        for package in ("mfopt", "cli")
-        for path in sorted((root / package).rglob("*.py"))
-        if str(path.relative_to(root)) not in TABLES
-        for line in questions(ast.parse(path.read_text()), names)
-    }
-    assert not found
-    # control: the ways of asking are seen
-    asked = "isinstance(a, Poisson | X)\nissubclass(a, (int, s.FixedOrder))\n"
-    asked += "match a:\n  case Poisson(): 1"
-    assert len(list(questions(ast.parse(asked), names))) == 3

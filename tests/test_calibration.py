@@ -2,13 +2,16 @@
 
 import contextlib
 import itertools
+import json
 import math
 
 import jax
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mfopt_cli.main import cli
 from test_strategies import every_strategy
 
 from mfopt import strategies as S
@@ -27,6 +30,7 @@ from mfopt.calibration import calibrate, certify, release
 from mfopt.errors import FailureError, UsageError
 from mfopt.optimize.pipeline import factorize
 from mfopt.sampling import BallsInBins
+from mfopt.training import privacy
 
 SMALL = BallsInBins(bins=5, epochs=3)
 ONE_BIN = BallsInBins(bins=1, epochs=3)
@@ -354,6 +358,35 @@ def test_one_question_has_one_answer(pair):
         made = factorize(scheme, 2.0, 1e-5, strategy=strategy.kind, seed=3)
         assert made.noise_multiplier == certificate.noise_multiplier
         assert made.guarantee.method == found.method == certificate.method
+
+
+def sigma_of(*words):
+    """The one σ of a command's JSON."""
+    done = CliRunner().invoke(cli, [*map(str, words), "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output)
+    (row,) = found.get("rows", [found])
+    return row["noise_multiplier"]
+
+
+@pytest.mark.parametrize("kind", ["identity", "sqrt"])
+def test_one_sigma_from_every_command(kind, tmp_path):
+    """To the last digit, as typed; one that samples is given one seed."""
+    target, length, seed = ("--eps", 2, "--delta", 1e-5), ("--epochs", 2, "--iters", 16), 3
+    file = tmp_path / "made.npz"
+    asked = (*target, "--seed", seed)
+    sigma = sigma_of("optimize", *length, *asked, "--strategy", kind, "--out", file)
+    assert sigma_of("calibrate", file, *asked) == sigma
+    assert sigma_of("certify", file, *asked) == sigma
+    assert sigma_of("show", file) == sigma
+    for strategy in (kind, file):
+        account_words = ("account", "balls-in-bins", *length, *asked, "--strategy", strategy)
+        assert sigma_of(*account_words) == sigma
+    if kind == "identity":  # without samples: commands that take no seed of a certificate, too
+        families = ("--include", "dpsgd+balls-in-bins", "--cache", tmp_path / "cells")
+        assert sigma_of("compare", *length, *target, *families) == sigma
+        mechanism = Mechanism(BallsInBins(16, 2), S.Identity())
+        assert privacy.Account.solve(mechanism, 2.0, 1e-5).noise_multiplier == sigma  # train's
 
 
 @pytest.mark.parametrize(

@@ -145,15 +145,7 @@ def banded(
     show_default=True,
     help="identity, sqrt, banded-sqrt:BANDS, or a factorization FILE.",
 )
-@options.option(
-    "--certify-samples",
-    "samples",
-    type=options.COUNT,
-    default=2**17,
-    show_default=True,
-    aliases=("--samples",),
-    help="iid samples of the certificate.",
-)
+@options.certify_samples_as("samples", aliases=("--samples",))
 @options.seed()
 @options.option("--estimate", is_flag=True, help="Estimate instead of bound: proves nothing.")
 @options.option(
@@ -170,7 +162,7 @@ def balls_in_bins(
     quiet: bool,
     privacy_unit: str,
     strategy: str,
-    samples: int,
+    samples: int | None,
     seed: int | None,
     estimate: bool,
     also: str | None,
