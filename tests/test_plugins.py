@@ -4,10 +4,15 @@ import importlib.metadata
 import sys
 
 import pytest
+from click.testing import CliRunner
+from mfopt_cli.main import cli
 
 from mfopt import _plugins, sampling, strategies
 from mfopt.accounting import Mechanism, account
 from mfopt.errors import FailureError, UsageError
+from mfopt.factorization import load
+from mfopt.optimize import kinds
+from mfopt.strategies import base
 
 SCHEME = """
 import dataclasses
@@ -33,6 +38,39 @@ class Known(Accountant):
 """
 
 
+STRATEGY = """
+import jax.numpy as jnp
+import numpy as np
+from mfopt.optimize import kinds
+from mfopt.optimize.parameterization import Parameterization
+from mfopt.strategies import ToeplitzStrategy
+from mfopt.strategies.fields import Array, parameter
+
+class Decaying(ToeplitzStrategy):
+    kind = "plugin-decaying"
+    power: Array = parameter(dimensions=0)
+
+    def toeplitz_coefs(self, n):
+        return (1.0 + jnp.arange(n)) ** -jnp.asarray(self.power)
+
+def build(x):
+    return Decaying(jnp.exp(x[0]))
+
+kinds.register(
+    kinds.Kind(
+        "plugin-decaying",
+        starts=lambda size: [Decaying(0.5)],
+        convert=lambda strategy, size: strategy if strategy.kind == Decaying.kind else None,
+        parameterize=lambda strategy, n: Parameterization(np.log([strategy.power]), build),
+        parameters=lambda size: 1,
+        samples=256,
+        steps=3,
+        tolerance=1e-3,
+    )
+)
+"""
+
+
 @pytest.fixture
 def install(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
@@ -49,7 +87,7 @@ def install(tmp_path, monkeypatch):
         entries.append(importlib.metadata.EntryPoint(name, name, _plugins.GROUP))
 
     yield add
-    for name in ("plugin_scheme", "plugin_accountant", "plugin_broken"):
+    for name in ("plugin_scheme", "plugin_accountant", "plugin_broken", "plugin_strategy"):
         sys.modules.pop(name, None)
 
 
@@ -77,3 +115,20 @@ def test_a_plugin_that_cannot_be_imported_is_named(install):
         with pytest.raises(FailureError, match=r"plugin_broken.*half installed"):
             ask()
     sampling.parse("poisson:probability=0.5,iterations=4")  # control: what is known needs none
+
+
+def test_a_strategy_of_a_plugin_is_optimized_by_name(install, tmp_path):
+    words = ["optimize", "--epochs", "2", "--iters", "4", "--eps", "2", "--delta", "1e-2"]
+    words += ["--strategy", "plugin-decaying", "--certify-samples", "4096", "--seed", "1"]
+    words += ["--out", str(tmp_path / "made.npz"), "--json"]
+    refused = CliRunner().invoke(cli, words)
+    assert refused.exit_code == 2 and "is none of blt" in refused.output
+    install("plugin_strategy", STRATEGY)
+    try:
+        done = CliRunner().invoke(cli, words)
+        assert done.exit_code == 0, done.output
+        made = load(tmp_path / "made.npz")
+        assert made.strategy.kind == "plugin-decaying" and made.guarantee.status == "certified"
+    finally:
+        kinds._KINDS.pop("plugin-decaying", None)
+        base._KINDS.pop("plugin-decaying", None)

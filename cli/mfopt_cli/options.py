@@ -52,12 +52,15 @@ class StrategyName(click.ParamType):  # type: ignore[type-arg]  # no runtime arg
         """Every kind that `mfopt optimize` takes."""
         from mfopt.optimize import kinds
 
-        return tuple(dict.fromkeys((*kinds.names(), *kinds.fixed_names())))
+        return kinds.every()
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value not in self.names():
+        from mfopt.optimize import kinds
+
+        try:
+            return kinds.check(str(value))
+        except UsageError:
             self.fail(f"{value!r} is none of {', '.join(self.names())}", param, ctx)
-        return str(value)
 
 
 class Count(click.ParamType):  # type: ignore[type-arg]  # no runtime argument in click 8.1

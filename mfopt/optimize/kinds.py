@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from mfopt import _check, strategies
+from mfopt import _check, _plugins, strategies
 from mfopt.optimize import parameterization, starts, time_scale
 from mfopt.optimize.parameterization import Parameterization
 from mfopt.optimize.time_scale import Scaling
@@ -142,13 +142,31 @@ def fixed_names() -> tuple[str, ...]:
     )
 
 
+def every() -> tuple[str, ...]:
+    """Kinds that can be asked for: optimized, or known once their size is."""
+    return tuple(dict.fromkeys((*_KINDS, *fixed_names())))
+
+
+def check(name: str) -> str:
+    """``name``; installed plugins are loaded where it is not known yet.
+
+    Raises:
+      UsageError: no kind of that name can be optimized or is known once its size is.
+    """
+    if name not in every():
+        _plugins.load()
+    if name not in every():
+        raise _check.reject("strategy", name, f"must be one of {', '.join(every())}")
+    return name
+
+
 def find(name: str) -> Kind:
     """The entry of that name.
 
     Raises:
       UsageError: there is none.
     """
-    if name not in _KINDS:
+    if check(name) not in _KINDS:
         raise _check.reject("strategy", name, f"must be one of {', '.join(_KINDS)}")
     return _KINDS[name]
 
@@ -159,9 +177,8 @@ def fixed(name: str, **sizes: int) -> Strategy:
     Raises:
       UsageError: no such kind, or one with parameters.
     """
-    if name not in fixed_names():
-        known = ", ".join(dict.fromkeys((*_KINDS, *fixed_names())))
-        raise _check.reject("strategy", name, f"must be one of {known}")
+    if check(name) not in fixed_names():
+        raise _check.reject("strategy", name, f"must be one of {', '.join(fixed_names())}")
     cls = strategies.registered()[name]
     return cls(**{key: value for key, value in sizes.items() if key in fields.roles(cls)})
 

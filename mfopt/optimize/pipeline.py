@@ -66,6 +66,7 @@ def factorize(
     >>> print(made.guarantee.status, made.iterations, made.strategy.kind)
     certified 16 identity
     """
+    kinds.check(strategy)
     _check.epsilon("epsilon", epsilon)
     _check.probability("delta", delta)
     if certify_samples is not None:

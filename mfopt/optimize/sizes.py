@@ -32,10 +32,8 @@ def memory(
       UsageError: an unknown kind, or one that cannot be optimized and has ``samples``.
     """
     n = float(bins) * epochs
-    known = dict.fromkeys((*kinds.names(), *kinds.fixed_names()))
-    if kind not in known:
-        raise _check.reject("strategy", kind, f"must be one of {', '.join(known)}")
-    whole = n * n if strategies.registered()[kind].modes is Strategy.modes else 0.0
+    cls = strategies.registered()[kinds.check(kind)]
+    whole = n * n if cls.modes is Strategy.modes else 0.0
     pair = 2 * n * bins + 12 * float(bins) ** 2 + 5 * whole
     if not samples:
         return _BASE + 8 * (pair + 30 * n)
