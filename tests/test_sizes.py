@@ -79,6 +79,42 @@ def test_samples_that_do_not_fit(machine):
         optimize(BallsInBins(8, 2), 2.0, 1e-5, samples=10**12)
 
 
+def test_long_work_is_announced_and_short_work_is_not(monkeypatch):
+    monkeypatch.setattr(sizes, "_speed", lambda: sizes._SPEED)
+    told = []
+
+    def announced(bins, samples=2048, evaluations=300):
+        told.clear()
+        scheme = BallsInBins(bins, 8)
+        sizes.announce(scheme, samples=samples, evaluations=evaluations, report=told.append)
+        return bool(told)
+
+    # measured: 11 to 40 s at 128 bins, 275 s at 1,024
+    assert not announced(128)
+    assert 90 < sizes.seconds(BallsInBins(1024, 8), samples=2048, evaluations=300) < 800
+    assert announced(1024) and told[0].lasting and " min" in told[0].note
+    assert announced(128, samples=2**19)
+    monkeypatch.setattr(sizes, "_speed", lambda: 100 * sizes._SPEED)
+    assert not announced(1024)
+
+
+def test_the_speed_of_this_machine_is_a_plausible_number():
+    assert 0.01 < sizes._speed() < 1e5
+
+
+def test_vocabularies_and_canaries_beyond_memory_are_refused(machine):
+    from mfopt.mechanism import Mechanism
+    from mfopt.training.audit import audit
+    from mfopt.training.privacy import Account
+    from mfopt.training.tokenizers import Tokenizer
+
+    with pytest.raises(UsageError, match="vocab_size = 1000000000: must be at most"):
+        Tokenizer.train(iter(()), 10**9)
+    mechanism = Mechanism(BallsInBins(4, 2), privacy_unit="user")
+    with pytest.raises(UsageError, match=r"canaries = 1000000000.*GiB of memory"):
+        audit(Account.solve(mechanism, 2.0, 1e-3), canaries=10**9)
+
+
 def test_compare_refuses_before_it_starts(machine):
     with pytest.raises(UsageError, match=REFUSED):
         comparison.Comparison(10**6, 10**6, (2.0,)).check()

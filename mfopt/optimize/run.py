@@ -131,6 +131,7 @@ def optimize(
     count = _check.integer("samples", entry.samples if samples is None else samples, at_least=64)
 
     sizes.require(strategy, scheme, samples=count, bands=bands, buffers=buffers)
+    sizes.announce(scheme, samples=count, evaluations=limit, report=progress)
     given = [init] if isinstance(init, Strategy) else list(init or [])
     candidates = [start for source in given if (start := entry.convert(source, size)) is not None]
     if given and not candidates:

@@ -1,19 +1,34 @@
-"""What an optimization holds in memory: told before it starts, in place of being killed in it.
+"""What an optimization takes, memory and time: told before it starts, not found out in it.
 
-The counts below were read off XLA's own account of the compiled programs (10 bins-by-epochs
-sizes, most within a few percent) and off SciPy's L-BFGS-B; they are of float64 numbers.
+The counts of memory were read off XLA's own account of the compiled programs (10 bins-by-epochs
+sizes, most within a few percent) and off SciPy's L-BFGS-B; they are of float64 numbers. The time is
+a rough one, from evaluations and certificates of 32 to 1,024 bins on two cores.
 """
 
 from __future__ import annotations
 
-from mfopt import _check, _sizes, strategies
+import functools
+import time
+
+import jax
+import numpy as np
+
+from mfopt import _check, _sizes, strategies, words
 from mfopt.optimize import kinds
 from mfopt.optimize.kinds import Size
+from mfopt.progress import Progress, Report
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import Strategy
 
 _BASE = 2**29  # bytes: Python, JAX and what it compiles
 _PAIRS = {True: 20, False: 8}  # of vectors kept by L-BFGS-B, for few and for many parameters
+# Seconds on the two cores that the counts below were taken on: to compile, of an evaluation for
+# each sample and bin, the same for each bin more, and likewise of a certificate.
+_COMPILING, _EVALUATION, _PER_BIN, _CERTIFICATE = 10.0, 1e-7, 1.2e-10, 2.5e-7
+_CERTIFIED = 2**18  # samples of a certificate
+_USUAL = 60  # evaluations after which most searches have ended
+_SPEED = 50.0  # products of doubles there, in 10⁹ a second
+_LONG = 120.0  # seconds worth telling of
 
 
 def memory(
@@ -43,6 +58,55 @@ def memory(
     driver = (2 * _PAIRS[parameters < 10**5] + 12) * parameters
     # the pair is made again while the search's vectors are held
     return _BASE + 8 * (max(search, pair) + driver + 30 * n)
+
+
+def seconds(scheme: BallsInBins, *, samples: int, evaluations: int) -> float:
+    """About how long an optimization with its certificate takes here, on a CPU.
+
+    Within a factor of three where it was compared; a busy machine takes longer.
+
+    Args:
+      scheme: bins and epochs; the latter hardly matter.
+      samples: frozen Monte Carlo samples.
+      evaluations: of the objective, at most.
+    """
+    bins = float(scheme.bins)
+    search = min(evaluations, _USUAL) * samples * bins * (_EVALUATION + _PER_BIN * bins)
+    proof = _CERTIFIED * bins * (_CERTIFICATE + 4 * _PER_BIN * bins)
+    return _COMPILING + (search + proof) * _SPEED / _speed()
+
+
+def announce(scheme: BallsInBins, *, samples: int, evaluations: int, report: Report) -> None:
+    """Tell how long it will take, where that is long and there is no accelerator.
+
+    Args:
+      scheme, samples, evaluations: as for :func:`seconds`.
+      report: told once, to be kept in view.
+    """
+    if jax.default_backend() != "cpu":
+        return
+    expected = seconds(scheme, samples=samples, evaluations=evaluations)
+    if expected >= _LONG:
+        report(
+            Progress(
+                "starting",
+                note=f"this may take about {words.duration(expected)} here "
+                "(Ctrl-C keeps the best so far)",
+                lasting=True,
+            )
+        )
+
+
+@functools.cache
+def _speed() -> float:
+    """Products of doubles that this machine makes now, in 10⁹ a second."""
+    size = 384
+    matrix, best = np.ones((size, size)), np.inf
+    for _ in range(4):
+        begun = time.perf_counter()
+        matrix @ matrix
+        best = min(best, time.perf_counter() - begun)
+    return float(2 * size**3 / best / 1e9)
 
 
 def require(

@@ -117,14 +117,14 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "go on after a refusal": Mutant(
         VERIFY,
-        "spent, delta):\n                break",
-        "spent, delta):\n                continue",
+        "else 0.0\n                break",
+        "else 0.0\n                continue",
         SEQUENCE,
     ),
     "release what was refused": Mutant(
         VERIFY,
-        "if not accepts(found.both, spent, delta):\n                break",
-        "if False:\n                break",
+        "if not accepts(found.both, spent, delta):\n                bound",
+        "if False:\n                bound",
         engine("looks_at_both or sequence_descends"),
     ),
     "release the next of the sequence": Mutant(
