@@ -20,11 +20,12 @@ from mfopt import query_error, words
 from mfopt._version import __version__
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.closed_form import gaussian
+from mfopt.accounting.monte_carlo.dominating_pair import covers
 from mfopt.accounting.unamplified import sensitivity
 from mfopt.experiments import mechanism_plot
 from mfopt.factorization import Factorization
 from mfopt.noise.choice import choose
-from mfopt.sampling import BallsInBins, FixedOrder, Poisson
+from mfopt.sampling import FixedOrder, Poisson
 from mfopt.strategies import Identity
 
 _STATUS = {
@@ -57,8 +58,8 @@ def alternatives(found: Factorization) -> list[Alternative]:
 
     Only for balls-in-bins, where σ of each is exact; elsewhere there is nothing to compare with.
     """
-    scheme = found.sampling
-    if not isinstance(scheme, BallsInBins):
+    scheme: Any = found.sampling
+    if not covers(scheme):
         return []
     n, stated = found.iterations, found.guarantee
 
