@@ -1,5 +1,7 @@
 """Errors of A C⁻¹ against the dense definition, and their gradients."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -105,3 +107,54 @@ def test_workloads_round_trip_and_refuse_nonsense(tmp_path):
     np.save(tmp_path / "pickled.npy", np.array([{}], object), allow_pickle=True)
     with pytest.raises(UsageError, match="not a readable"):
         workloads.load(tmp_path / "pickled.npy", 1)
+
+
+def test_what_a_workload_says_of_itself_is_what_it_is():
+    """Coefficients and recurrence against the dense matrix, and errors by them against it."""
+    flat = workloads.Momentum(0.6, np.full(N, 0.3))  # constant rates: Toeplitz in all but name
+    rng = np.random.default_rng(0)
+    for workload in [*every_workload(N), flat]:
+        matrix = workload.materialize(N)
+        if (coefs := workload.toeplitz_coefs(N)) is not None:
+            lag = np.subtract.outer(np.arange(N), np.arange(N))
+            np.testing.assert_array_equal(matrix, np.where(lag >= 0, coefs[np.abs(lag)], 0.0))
+        if (running := workload.recurrence(N)) is not None:
+            rates, momentum = running
+            x, velocity, total, path = rng.normal(size=N), 0.0, 0.0, []
+            for t in range(N):
+                velocity = momentum * velocity + x[t]
+                total += rates[t] * velocity
+                path.append(total)
+            np.testing.assert_allclose(matrix @ x, path, rtol=1e-12)
+        for kind in ("blt", "banded"):
+            strategy = every_strategy(N)[kind]
+            product = matrix @ np.linalg.inv(strategy.materialize(N))
+            found = query_error.row_variances(workload, strategy, N)
+            np.testing.assert_allclose(found, np.sum(product**2, axis=1), rtol=1e-9)
+
+
+def test_a_workload_of_ones_own_needs_its_matrix_only():
+    @dataclasses.dataclass(frozen=True, eq=False)
+    class Differences(workloads.Workload):
+        kind = "test-differences"
+
+        def materialize(self, n):
+            return np.eye(n) - np.eye(n, k=-1)
+
+        def describe(self):
+            return {"kind": self.kind}
+
+        def arrays(self):
+            return {}
+
+    own, strategy = Differences(), every_strategy(N)["blt"]
+    product = own.materialize(N) @ np.linalg.inv(strategy.materialize(N))
+    np.testing.assert_allclose(
+        query_error.row_variances(own, strategy, N), np.sum(product**2, axis=1), rtol=1e-9
+    )
+    assert workloads.from_description(own.describe(), {}) == own
+    with pytest.raises(UsageError, match="taken by another"):
+        type("Other", (workloads.Workload,), {"kind": "test-differences"})
+    del workloads._KINDS["test-differences"]
+    with pytest.raises(UsageError, match="must be one of"):
+        workloads.from_description(own.describe(), {})

@@ -9,7 +9,8 @@ from mfopt import _sizes
 from mfopt import strategies as S
 from mfopt.errors import UsageError
 from mfopt.experiments import comparison, families
-from mfopt.optimize import factorize, optimize, sizes
+from mfopt.optimize import factorize, kinds, optimize, sizes
+from mfopt.optimize.time_scale import Scaling
 from mfopt.sampling import BallsInBins
 
 GIB = 2**30
@@ -67,6 +68,32 @@ def test_common_sizes_fit(machine):
     machine(4)
     for kind in ("blt", "toeplitz", "banded"):
         sizes.require(kind, BallsInBins(128, 16), samples=2**14, bands=16)
+
+
+BUILT_IN = ("blt", "toeplitz", "banded-toeplitz", "banded", "dense")
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_kind_says_how_many_numbers_it_has(name):
+    size = kinds.Size(n=12, bins=4, bands=3, buffers=2)
+    entry = kinds.find(name)
+    start = entry.convert(S.BLT(np.array([0.2, 0.1]), np.array([0.9, 0.5])), size)
+    assert entry.parameters(size) == len(entry.parameterize(start, size.n).start)
+    if entry.scalable:
+        scaled = kinds.scaled(entry, Scaling())
+        count = len(scaled.parameterize(S.TimeScaled(start), size.n).start)
+        assert scaled.parameters(size) == count
+
+
+def test_unknown_kinds_are_refused_and_others_asked(machine):
+    for kind in ("no-such-kind", "time-scaled"):
+        with pytest.raises(UsageError, match="must be one of blt"):
+            sizes.memory(kind, 8, 2, samples=0)
+    with pytest.raises(UsageError, match="must be one of"):
+        sizes.memory("sqrt", 8, 2, samples=64)  # has no parameters to search for
+    # a class whose modes are formed from the dense matrix says so
+    dense, structured = (sizes.memory(k, 64, 64, samples=0) for k in ("tree", "sqrt"))
+    assert dense - structured == 8 * 5 * (64 * 64) ** 2
 
 
 def test_more_buffers_than_iterations(machine):

@@ -284,7 +284,7 @@ register(
         after=lambda size: [_blt(size), _banded_toeplitz(size, size.bins)],
         convert=lambda strategy, size: starts.as_toeplitz(strategy, size.n),
         parameterize=parameterization.toeplitz,
-        parameters=lambda size: size.n,
+        parameters=lambda size: size.n - 1,  # the first coefficient is 1
         samples=2**14,
         steps=100,
         tolerance=1e-5,
@@ -298,7 +298,7 @@ register(
         after=lambda size: [_blt(size)],
         convert=lambda strategy, size: starts.as_banded_toeplitz(strategy, size.n, size.bands),
         parameterize=parameterization.banded_toeplitz,
-        parameters=lambda size: size.bands,
+        parameters=lambda size: size.bands - 1,
         samples=2**13,
         steps=80,
         tolerance=2e-5,
