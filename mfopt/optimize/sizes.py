@@ -130,7 +130,7 @@ def require(
             "4 to 8 are near the optimum.",
         )
 
-    def need(bins: int) -> float:
+    def need(bins: int, samples: int = samples) -> float:
         return memory(
             kind,
             bins,
@@ -140,6 +140,9 @@ def require(
             buffers=buffers,
         )
 
+    # samples that no number of bins would leave room for are what is wrong
+    if samples and need(1, samples) > _sizes.free_memory() >= need(scheme.bins, 1):
+        _sizes.require("samples", samples, lambda samples: need(scheme.bins, max(samples, 1)))
     _sizes.require("bins", scheme.bins, need)
 
 
