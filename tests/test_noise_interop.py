@@ -89,23 +89,24 @@ def test_torch_noise_is_that_of_the_jax_stream(torch, kind, past):
         made = noise.next()
         expected, state = stream.next(state)
         for one, two in zip(made, expected, strict=True):
-            assert one.dtype == torch.float32 and tuple(one.shape) == two.shape
+            assert (
+                one.is_contiguous() and one.dtype == torch.float32 and tuple(one.shape) == two.shape
+            )
             np.testing.assert_allclose(one.numpy(), two, atol=3e-6)
     with pytest.raises(NoiseExhaustedError, match=f"covers {N} iterations"):
         noise.next()
 
 
-@pytest.mark.parametrize("kind", ["banded-toeplitz", "blt", "sqrt", "banded-inverse-sqrt", "tree"])
-def test_torch_noise_from_the_generator_of_other_devices(torch, kind, monkeypatch):
+@pytest.mark.parametrize("past", ["auto", "store"])
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_torch_noise_from_the_generator_of_other_devices(torch, kind, past, monkeypatch):
     # what devices without the counter-based draws use, run here on the CPU
+    from mfopt.noise import _torch_parts
     from mfopt.noise.for_torch import TorchNoise
 
-    def draw(self, leaf, step):
-        return self._draw_by_generator(*self._like[leaf], leaf, step)
-
-    monkeypatch.setattr(TorchNoise, "_draw", draw)
+    monkeypatch.setattr(_torch_parts, "part_for", lambda device: _torch_parts.OnDevice)
     strategy = every_strategy(N)[kind]
-    noise = TorchNoise(make(strategy), tensors(torch), seed=3)
+    noise = TorchNoise(make(strategy, past=past), tensors(torch), seed=3)
     white = TorchNoise(make(S.Identity()), tensors(torch), seed=3)
     made, plain = (
         np.array([torch.cat([t.flatten() for t in source.next()]).numpy() for _ in range(N)])
@@ -113,6 +114,44 @@ def test_torch_noise_from_the_generator_of_other_devices(torch, kind, monkeypatc
     )
     np.testing.assert_allclose(made, strategy.solve(plain), atol=1e-5)
     assert len(np.unique(plain)) == plain.size  # no draw of a step or parameter comes twice
+
+
+@pytest.mark.parametrize("kind", ["blt", "sqrt"])
+def test_torch_noise_of_other_devices_goes_on_from_its_state(torch, kind, monkeypatch):
+    from mfopt.noise import _torch_parts
+    from mfopt.noise.for_torch import TorchNoise
+
+    stream = make(every_strategy(N)[kind])
+    counted = TorchNoise(stream, tensors(torch), seed=3)
+    counted.next()
+    monkeypatch.setattr(_torch_parts, "part_for", lambda device: _torch_parts.OnDevice)
+    noise = TorchNoise(stream, tensors(torch), seed=3)
+    noise.next()
+    saved = noise.state_dict()
+    expected = noise.next()
+    other = TorchNoise(stream, tensors(torch))
+    other.load_state_dict(saved)
+    assert all(map(torch.equal, other.next(), expected))
+    if kind == "blt":
+        other.load_state_dict(counted.state_dict())  # its past is in the buffers
+    else:
+        with pytest.raises(UsageError, match="made again here"):
+            other.load_state_dict(counted.state_dict())
+
+
+def test_torch_noise_of_many_parameters_is_compiled_once(torch):
+    from mfopt.noise.for_torch import TorchNoise
+
+    parameters = [torch.zeros(*shape) for shape in [(3, 4), (5,), (2, 7, 3), (1,)] * 10]
+    stream = make(S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])))
+    noise = TorchNoise(stream, parameters, seed=3)
+    state = stream.init([p.numpy() for p in parameters], seed=3)
+    for _ in range(3):
+        made, (expected, state) = noise.next(), stream.next(state)
+        for one, two in zip(made, expected, strict=True):
+            np.testing.assert_allclose(one.numpy(), two, atol=3e-6)
+    assert stream._packed_jitted._cache_size() == 1
+    assert len(state.buffers) == 1
 
 
 def test_torch_noise_is_fresh_unless_pinned_and_hides_its_key(torch):

@@ -1,7 +1,7 @@
 """One step of a recursion in JAX, for one array. Elementwise along the parameters throughout.
 
 Shapes are static and the step is traced, so one compilation serves all steps. Where the new noise
-also updates a buffer, :func:`_once` keeps the compiler from making the draw again in every loop
+also updates a buffer, :func:`once` keeps the compiler from making the draw again in every loop
 that uses the noise, which would also keep it from updating the buffer in place.
 """
 
@@ -71,7 +71,7 @@ def _ring(
         lag = (step - jnp.arange(slots)) % slots  # of the draw that each slot holds
         return _weighted_sum(row[lag], buffer), buffer
     lag = 1 + (step - 1 - jnp.arange(slots)) % slots  # of the output that each slot holds
-    noise = _once(lambda: row[0] * draw(step) + _weighted_sum(row[lag], buffer), step)
+    noise = once(lambda: row[0] * draw(step) + _weighted_sum(row[lag], buffer), step)
     return noise, lax.dynamic_update_index_in_dim(
         buffer, noise.astype(buffer.dtype), step % slots, 0
     )
@@ -83,7 +83,7 @@ def _modal(
     gain, read, decay, feed = (jnp.asarray(c, dtype) for c in coefficients)
     if buffer is None:
         return gain * draw(step), None
-    noise = _once(lambda: gain * draw(step) - _weighted_sum(read, buffer), step)
+    noise = once(lambda: gain * draw(step) - _weighted_sum(read, buffer), step)
     column = (-1,) + (1,) * noise.ndim
     kept = decay.reshape(column) * buffer.astype(dtype) + feed.reshape(column) * noise
     return noise, kept.astype(buffer.dtype)
@@ -127,7 +127,7 @@ def _redrawn_rows(recursion: Rows, weights: Any, draw: Draw, step: Any, dtype: A
     return result
 
 
-def _once(compute: Callable[[], jax.Array], step: Any) -> jax.Array:
+def once(compute: Callable[[], jax.Array], step: Any) -> jax.Array:
     """``compute()``, as an array in memory that its users read and do not compute again.
 
     XLA on CPU drops optimization barriers before it fuses loops; what it cannot fuse into is a

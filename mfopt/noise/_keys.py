@@ -23,12 +23,8 @@ def choose(seed: Any, key: Any) -> np.ndarray:
     A new key is refused inside jit, where it would become a constant of the compiled function:
     every call of that function would draw the same noise.
     """
-    if seed is not None and key is not None:
-        raise _check.reject("seed", seed, "give a seed or a key, not both")
-    if seed is not None:
-        return pinned(seed)
-    if key is not None:
-        return given(key)
+    if seed is not None or key is not None:
+        return on_host(seed, key)
     if tracing():
         raise _check.reject(
             "seed",
@@ -37,6 +33,15 @@ def choose(seed: Any, key: Any) -> np.ndarray:
             "Call init outside of jit, where each call draws a new key.",
         )
     return fresh()
+
+
+def on_host(seed: Any, key: Any) -> np.ndarray:
+    """:func:`choose` for programs without JAX: no backend is started, no process asked."""
+    if seed is not None and key is not None:
+        raise _check.reject("seed", seed, "give a seed or a key, not both")
+    if seed is not None:
+        return pinned(seed)
+    return from_bytes(os.urandom(4 * KEY_WORDS)) if key is None else given(key)
 
 
 def tracing() -> bool:

@@ -23,7 +23,7 @@ from mfopt import _check, _files
 from mfopt._archive import MALFORMED, Archive
 from mfopt.mechanism import stream_digest
 from mfopt.noise._draws import KEY_WORDS
-from mfopt.noise.state import Layout, NoiseState, buffer_sharding, check_arrays, mark
+from mfopt.noise.state import Layout, NoiseState, check_arrays, mark
 from mfopt.noise.stream import NoiseStream, on_devices_of
 
 _FORMAT = "mfopt noise state 2"
@@ -75,9 +75,8 @@ def save_state(
     stream.check_state(state)
     arrays: dict[str, np.ndarray] = {"key": _local("key", state.key)}
     names = leaf_names(state.layout)
-    for i, buffer in enumerate(state.buffers):
-        if buffer is not None:
-            arrays[f"buffer/{i}"] = _local(names[i], buffer)
+    for i, buffer in stream.buffers_by_leaf(state).items():
+        arrays[f"buffer/{i}"] = _local(names[i], buffer)
     write_secret(
         path,
         {
@@ -116,16 +115,11 @@ def load_state(path: str | os.PathLike[str], stream: NoiseStream, params: Any) -
             f"{header.get('parameters')} of shapes {header.get('shapes')}",
         )
     check_saved(header, arrays, stream, layout.shapes)
-    buffers: list[Any] = []
-    for i, sharding in enumerate(layout.shardings):
-        stored = arrays.get(f"buffer/{i}")
-        if stored is not None and sharding is not None:
-            stored = jax.device_put(stored, buffer_sharding(sharding))
-        buffers.append(stored if stored is None else jax.numpy.asarray(stored))
+    stored = {i: arrays[n] for i in range(len(names)) if (n := f"buffer/{i}") in arrays}
     return NoiseState(
         key=on_devices_of(layout, arrays["key"]),
         step=np.asarray(header["step"], np.int32),
-        buffers=tuple(buffers),
+        buffers=stream.buffers_from_leaves(layout, stored),
         mark=mark(layout, stream.digest, stream.settings),
         layout=layout,
         digest=header["digest"],

@@ -95,7 +95,8 @@ class NoiseState:
     Attributes:
       key: shape (8,) uint32.
       step: steps done, int32; a host number outside of jit, so that reading it waits for nothing.
-      buffers: one array (or None) per parameter.
+      buffers: arrays (or None): one for all parameters that lie on one device, and one for each
+        that is spread over several.
       mark: of :func:`mark`, shape (8,) uint32.
       layout: of the parameters (static).
       digest: of the factorization (static).

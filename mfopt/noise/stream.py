@@ -15,6 +15,7 @@ from mfopt import _check
 from mfopt.mechanism import release_digest
 from mfopt.noise import _draws, _kernels, _keys, secure
 from mfopt.noise.choice import Past, choose
+from mfopt.noise.packing import Packing
 from mfopt.noise.state import Layout, NoiseState, buffer_sharding, check_arrays, mark, parts_of
 from mfopt.sampling import Scheme, require
 from mfopt.strategies import Strategy
@@ -125,6 +126,9 @@ class NoiseStream:
         self._advance_jitted = jax.jit(
             self._advance, static_argnames="layout", donate_argnames=("key", "buffers")
         )
+        self._packed_jitted = jax.jit(
+            self.advance_packed, static_argnames="packing", donate_argnames="buffer"
+        )
 
     @property
     def stddev(self) -> float:
@@ -212,10 +216,7 @@ class NoiseStream:
         _draws.allocate(layout.shapes, self.iterations)
         if self.secure:
             self.secure_cost(layout.size)
-        buffers = tuple(
-            self._zeros(shape, sharding)
-            for shape, sharding in zip(layout.shapes, layout.shardings, strict=True)
-        )
+        buffers = tuple(self._zeros(*block) for block in self._blocks(layout))
         return NoiseState(
             key=on_devices_of(layout, words),
             step=np.zeros((), np.int32),
@@ -343,7 +344,7 @@ class NoiseStream:
             "key": ((_draws.KEY_WORDS,), np.uint32),
             "step": ((), np.int32),
             "mark": ((8,), np.uint32),
-            **self.buffer_arrays(state.layout.shapes),
+            **self._arrays(state.layout),
         }
         check_arrays(parts_of(state), expected)
         if isinstance(state.step, jax.core.Tracer):
@@ -371,6 +372,53 @@ class NoiseStream:
             if shape is not None
         }
 
+    def buffers_by_leaf(self, state: NoiseState) -> dict[int, Any]:
+        """The buffers of each parameter, (slots, *its shape), by its number; for files."""
+        packing, alone = self._packing(state.layout)
+        buffers = list(state.buffers)
+        found: dict[int, Any] = {}
+        if packing is not None and (packed := buffers.pop(0)) is not None:
+            found.update(zip(packing.leaves, packing.unpacked(packed), strict=True))
+        found.update((i, b) for i, b in zip(alone, buffers, strict=True) if b is not None)
+        return found
+
+    def buffers_from_leaves(self, layout: Layout, found: dict[int, np.ndarray]) -> tuple[Any, ...]:
+        """The inverse of :meth:`buffers_by_leaf`, laid out over devices as ``layout`` says."""
+        packing, alone = self._packing(layout)
+        if not found:
+            return (None,) * ((packing is not None) + len(alone))
+        buffers: list[Any] = []
+        if packing is not None:
+            buffers.append(jnp.asarray(packing.packed([found[i] for i in packing.leaves])))
+        for i in alone:
+            sharding = layout.shardings[i]
+            where = None if sharding is None else buffer_sharding(sharding)
+            buffers.append(
+                jnp.asarray(found[i]) if where is None else jax.device_put(found[i], where)
+            )
+        return tuple(buffers)
+
+    def _packing(self, layout: Layout) -> tuple[Packing | None, tuple[int, ...]]:
+        """(the leaves that are streamed as one array, the others).
+
+        Sharded leaves have a layout of their own, and secure noise draws by leaf.
+        """
+        everything = tuple(range(len(layout.shapes)))
+        free = tuple(i for i in everything if layout.shardings[i] is None and not self.secure)
+        packing = Packing.of(layout.shapes, free)
+        together = () if packing is None else packing.leaves
+        return packing, tuple(i for i in everything if i not in together)
+
+    def _blocks(self, layout: Layout) -> list[tuple[tuple[int, ...], NamedSharding | None]]:
+        """(shape, sharding) of what each buffer of a state is for."""
+        packing, alone = self._packing(layout)
+        first = [] if packing is None else [(packing.shape, None)]
+        return [*first, *((layout.shapes[i], layout.shardings[i]) for i in alone)]
+
+    def _arrays(self, layout: Layout) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        """(shape, type) of every buffer of a state."""
+        return self.buffer_arrays(tuple(shape for shape, _ in self._blocks(layout)))
+
     def _advance(
         self,
         key: Any,
@@ -385,19 +433,70 @@ class NoiseStream:
         """One step for every leaf; traced."""
         scale = jnp.where(valid, np.asarray(self.stddev, self.dtype), jnp.nan)
         counters = _draws.allocate(layout.shapes, self.iterations)
-        seeds = _draws.seeds(key, step, np.arange(len(counters)))
         coefficients = tuple(jnp.asarray(c, self.dtype) for c in coefficients)
-        noise, new = [], []
-        for i, (leaf, sharding, buffer) in enumerate(
-            zip(counters, layout.shardings, buffers, strict=True)
-        ):
-            total = None if sums is None else sums[i]
-            step_leaf = _sharded(self._advance_leaf, leaf, sharding, buffer, total)
-            of = key, np.uint32(i), step, seeds.of(i)
-            made, kept = step_leaf(*of, scale, coefficients, buffer, total)
-            noise.append(made)
+        packing, alone = self._packing(layout)
+        rest, new = list(buffers), []
+        noise: dict[int, Any] = {}
+        if packing is not None:
+            made, kept = self.advance_packed(
+                key, rest.pop(0), step, scale, coefficients, packing=packing
+            )
+            noise.update(zip(packing.leaves, packing.cut(made, step), strict=True))
             new.append(kept)
-        return jax.tree.unflatten(layout.treedef, noise), key, tuple(new)
+        seeds = _draws.seeds(key, step, np.array(alone)) if alone else None
+        for place, (i, buffer) in enumerate(zip(alone, rest, strict=True)):
+            total = None if sums is None else sums[i]
+            step_leaf = _sharded(
+                self._advance_leaf, counters[i], layout.shardings[i], buffer, total
+            )
+            assert seeds is not None
+            of = key, np.uint32(i), step, seeds.of(place)
+            noise[i], kept = step_leaf(*of, scale, coefficients, buffer, total)
+            new.append(kept)
+        ordered = [noise[i] for i in range(len(counters))]
+        return jax.tree.unflatten(layout.treedef, ordered), key, tuple(new)
+
+    def step_packed(
+        self, key: np.ndarray, buffer: Any, step: Any, *, packing: Packing
+    ) -> tuple[jax.Array, Any]:
+        """:meth:`advance_packed` outside of jit, for adapters that keep their own state."""
+        coefficients = tuple(np.asarray(c, self.dtype) for c in self.recursion.at(int(step)))
+        scale = np.asarray(self.stddev, self.dtype)
+        result: tuple[jax.Array, Any] = self._packed_jitted(
+            key, buffer, step, scale, coefficients, packing=packing
+        )
+        return result
+
+    def advance_packed(
+        self,
+        key: Any,
+        buffer: Any,
+        step: Any,
+        scale: Any,
+        coefficients: tuple[Any, ...],
+        *,
+        packing: Packing,
+    ) -> tuple[jax.Array, Any]:
+        """(noise, new buffer) of the packed leaves, shapes (rows, width) and (slots, ...); traced.
+
+        ``scale`` is the standard deviation of the white draws, ``coefficients`` those of the step.
+        """
+
+        def draw(which: Any) -> jax.Array:
+            white: jax.Array = scale.astype(self.dtype) * packing.draw(key, which, self.dtype)
+            return white
+
+        def advance() -> tuple[jax.Array, Any]:
+            made: tuple[jax.Array, Any] = _kernels.advance(
+                self.recursion, coefficients, draw, step, buffer, self.dtype
+            )
+            return made
+
+        if buffer is None and len(packing.leaves) > 1:
+            # XLA would make the draw again inside every leaf that is cut out of it
+            cut: jax.Array = _kernels.once(lambda: advance()[0], step)
+            return cut, None
+        return advance()
 
     def _advance_leaf(
         self,

@@ -1,0 +1,233 @@
+"""The noise of the parameters of one device, in one array.
+
+On the CPU the step is the JAX stream's, compiled once for all parameters and handed over without a
+copy. (PyTorch's CPU generator keeps 32 bits of its seed, too few for draws that must not repeat.)
+Elsewhere PyTorch does everything on the device: coefficients are put there once, and a step copies
+nothing from the host.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+import torch
+
+from mfopt import _check
+from mfopt.noise.packing import Packing
+from mfopt.noise.recursions import Modal, Ring, Rows
+from mfopt.noise.stream import NoiseStream
+
+TYPES = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
+_BLOCK = 2**24  # elements that are drawn at once: their random bits are twice as wide
+
+
+class OnCPU:
+    """Parameters on the CPU.
+
+    Args:
+      stream: strategy, scale and types.
+      leaves: numbers of the parameters.
+      shapes: of all parameters.
+      device: not used.
+
+    Attributes:
+      draws: how the white draws are made, and for which parameters together.
+      slack_shapes: of what shares an offset in :mod:`mfopt.noise._draws`.
+    """
+
+    def __init__(
+        self,
+        stream: NoiseStream,
+        leaves: tuple[int, ...],
+        shapes: tuple[tuple[int, ...], ...],
+        device: torch.device,
+    ) -> None:
+        packing = Packing.of(shapes, leaves)
+        if packing is None or len(packing.leaves) != len(leaves):
+            raise _check.reject("parameters", "one of them", "has more than 2**32 elements")
+        self.stream, self.leaves, self.packing = stream, leaves, packing
+        self._buffer: Any = None
+        self.draws = ["counters", *map(int, leaves)]
+        self.slack_shapes = packing.shapes
+        self.load([])
+
+    def next(self, key: np.ndarray, step: int) -> list[torch.Tensor]:
+        """The noise of step, one tensor for each parameter."""
+        with jax.default_device(_cpu()), jax.enable_x64(self.stream.dtype == np.float64):
+            made, self._buffer = self.stream.step_packed(
+                key, self._buffer, np.int32(step), packing=self.packing
+            )
+        packed: torch.Tensor = torch.utils.dlpack.from_dlpack(made)
+        return self.packing.unpacked(packed)
+
+    def buffers(self) -> list[torch.Tensor] | None:
+        """Copies of the buffers of each parameter, (slots, *shape); None without any."""
+        if self._buffer is None:
+            return None
+        return [tensor(part.copy()) for part in self.packing.unpacked(np.asarray(self._buffer))]
+
+    def load(self, buffers: list[torch.Tensor]) -> None:
+        """Go on from what :meth:`buffers` gave; from 0 if empty."""
+        slots, dtype = self.stream.recursion.slots, self.stream.buffer_dtype
+        with jax.default_device(_cpu()), jax.enable_x64(dtype == np.float64):
+            if not slots:
+                self._buffer = None
+            elif buffers:
+                self._buffer = jax.numpy.array(self.packing.packed([viewed(b) for b in buffers]))
+            else:
+                self._buffer = jax.numpy.zeros((slots, *self.packing.shape), dtype)
+
+
+class OnDevice:
+    """Parameters on another device, laid end to end; arguments as :class:`OnCPU`."""
+
+    def __init__(
+        self,
+        stream: NoiseStream,
+        leaves: tuple[int, ...],
+        shapes: tuple[tuple[int, ...], ...],
+        device: torch.device,
+    ) -> None:
+        self.stream, self.leaves, self.device = stream, leaves, device
+        self.shapes = tuple(shapes[i] for i in leaves)
+        self._sizes = [math.prod(shape) for shape in self.shapes]
+        self._total = sum(self._sizes)
+        self._dtype = TYPES[stream.dtype]
+        recursion = stream.recursion
+        tables: tuple[np.ndarray, ...] = ()
+        if isinstance(recursion, Ring):
+            tables = (recursion.table,)
+        elif isinstance(recursion, Modal):
+            tables = (recursion.read, recursion.decay, recursion.feed)
+        elif isinstance(recursion, Rows) and recursion.store:
+            tables = (np.stack([recursion.at(t)[0] for t in range(stream.iterations)]),)
+            constant = recursion.inverse.ndim == 1 and recursion.inputs is None
+            tables = (tables[0][:1],) if constant else tables
+        # put on the device once: (n, k), or (1, k) where they are the same in all steps
+        self._tables = [torch.as_tensor(t.copy(), dtype=self._dtype, device=device) for t in tables]
+        self.draws = [device.type, *map(int, leaves)]
+        self.slack_shapes = ((self._total,),)
+        self._buffer: torch.Tensor | None = None
+        self.load([])
+
+    def next(self, key: np.ndarray, step: int) -> list[torch.Tensor]:
+        """The noise of step, one tensor for each parameter."""
+        noise = self._advance(key, step)
+        parts = torch.split(noise, self._sizes)
+        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+    def buffers(self) -> list[torch.Tensor] | None:
+        """Copies of the buffers of each parameter, (slots, *shape); None without any."""
+        if self._buffer is None:
+            return None
+        parts = torch.split(self._buffer, self._sizes, dim=1)
+        return [p.reshape(-1, *shape).clone() for p, shape in zip(parts, self.shapes, strict=True)]
+
+    def load(self, buffers: list[torch.Tensor]) -> None:
+        """Go on from what :meth:`buffers` gave; from 0 if empty."""
+        slots = self.stream.recursion.slots
+        if not slots:
+            return
+        if buffers:
+            flat = torch.cat([buffer.reshape(slots, -1) for buffer in buffers], dim=1)
+            self._buffer = flat.to(self.device)
+        else:
+            dtype = getattr(torch, str(self.stream.buffer_dtype))
+            self._buffer = torch.zeros((slots, self._total), dtype=dtype, device=self.device)
+
+    def _advance(self, key: np.ndarray, step: int) -> torch.Tensor:
+        recursion, white, buffer = self.stream.recursion, self._draw(key, step), self._buffer
+        if isinstance(recursion, Modal):
+            noise = white.mul_(float(recursion.at(step)[0]))
+            if buffer is None:
+                return noise
+            read, decay, feed = (_row(table, step) for table in self._tables)
+            add_products(noise, buffer, -read)
+            if buffer.dtype == noise.dtype:
+                buffer.mul_(decay[:, None]).addr_(feed, noise)
+            else:
+                for k in range(len(buffer)):
+                    buffer[k].copy_(decay[k] * buffer[k] + feed[k] * noise)
+            return noise
+        if isinstance(recursion, Rows) and buffer is None:
+            weights = recursion.at(step)[0]  # used as numbers of the host
+            noise = white.mul_(float(weights[0]))
+            for lag in range(1, min(step, recursion.window - 1) + 1):
+                noise.add_(self._draw(key, step - lag), alpha=float(weights[lag]))
+            return noise
+        weights = _row(self._tables[0], step)
+        if buffer is None:
+            return white.mul_(weights[0])
+        slots = len(buffer)
+        if isinstance(recursion, Ring) and recursion.feedback:
+            # slot k holds the output of lag 1 + (step - 1 - k) % slots
+            noise = add_products(white.mul_(weights[0]), buffer, weights[1:].flip(0).roll(step))
+            buffer[step % slots].copy_(noise)
+            return noise
+        # slot k holds the draw of lag (step - k) % slots; 0 where there was none yet
+        buffer[step % slots].copy_(white)
+        return add_products(white.zero_(), buffer, weights[:slots].flip(0).roll(step + 1))
+
+    def _draw(self, key: np.ndarray, step: int) -> torch.Tensor:
+        """White noise: PyTorch's generator, seeded with 64 bits of a hash for each step."""
+        text = f"mfopt torch noise {step} {self.leaves[0]}".encode()
+        digest = hashlib.sha256(key.tobytes() + text).digest()
+        generator = torch.Generator(device=self.device)
+        generator.manual_seed(int.from_bytes(digest[:8], "little"))
+        offset = (int.from_bytes(digest[8:12], "little") + 0.5) * 2.0**-32
+        made = torch.empty(self._total, dtype=self._dtype, device=self.device)
+        for part in torch.split(made, _BLOCK):
+            bits = torch.empty(len(part), dtype=torch.int64, device=self.device)
+            bits.random_(-(2**63), None, generator=generator)
+            part.copy_(inverted(bits, offset, self._dtype))
+        return made.mul_(self.stream.stddev)
+
+
+def part_for(device: torch.device) -> type[OnCPU] | type[OnDevice]:
+    """What makes the noise for parameters on ``device``."""
+    return OnCPU if device.type == "cpu" else OnDevice
+
+
+def inverted(bits: torch.Tensor, offset: float, dtype: torch.dtype) -> torch.Tensor:
+    """N(0, 1) from 64 random bits each, as :func:`mfopt.noise._draws.standard_normal`."""
+    negative = bits < 0
+    tail = bits.bitwise_and_(2**63 - 1).to(dtype).add_(offset).mul_(2.0**-64)
+    half = torch.special.ndtri(tail)
+    return torch.where(negative, half, -half)
+
+
+def add_products(total: torch.Tensor, buffer: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """``total += Σ_k weights[k] buffer[k]``, in place."""
+    if buffer.dtype == total.dtype:
+        return total.addmv_(buffer.T, weights)
+    for k in range(len(buffer)):
+        total.addcmul_(buffer[k].to(total.dtype), weights[k])
+    return total
+
+
+def tensor(array: np.ndarray) -> torch.Tensor:
+    """The inverse of :func:`viewed`."""
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def viewed(buffer: torch.Tensor) -> np.ndarray:
+    """A tensor as an array of its own type, bfloat16 included."""
+    buffer = buffer.detach().cpu()
+    if buffer.dtype == torch.bfloat16:
+        return buffer.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return buffer.numpy()
+
+
+def _row(table: torch.Tensor, step: int) -> torch.Tensor:
+    return table[0] if len(table) == 1 else table[step]
+
+
+def _cpu() -> Any:
+    return jax.devices("cpu")[0]
