@@ -19,6 +19,7 @@ from mfopt.sampling.base import Adjacency, Scheme, from_description, parse, regi
 from mfopt.sampling.cyclic_poisson import CyclicPoisson
 from mfopt.sampling.fixed_batch import FixedBatch
 from mfopt.sampling.fixed_order import FixedOrder
+from mfopt.sampling.fresh_bins import FreshBins
 from mfopt.sampling.min_separation import MinSeparation
 from mfopt.sampling.poisson import Poisson
 from mfopt.sampling.sampler import Padded, UnitSampler, Users
@@ -29,6 +30,7 @@ __all__ = [
     "CyclicPoisson",
     "FixedBatch",
     "FixedOrder",
+    "FreshBins",
     "MinSeparation",
     "Padded",
     "Poisson",

@@ -21,7 +21,8 @@ class BallsInBins(BinScheme):
     Iteration t (0-based) uses batch ``t % bins``; the assignment is kept for all ``epochs``
     passes (Choquette-Choo et al. 2024, Definition 3.1). A unit therefore takes part in exactly
     ``epochs`` iterations, ``bins`` apart. This is *not* the scheme in which bins are thrown
-    afresh in each epoch: the two have very different privacy, and their numbers never mix.
+    afresh in each epoch (:class:`~mfopt.sampling.FreshBins`): the two have very different
+    privacy, and their numbers never mix.
 
     >>> BallsInBins(bins=128, epochs=16).iterations
     2048

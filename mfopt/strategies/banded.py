@@ -114,6 +114,14 @@ class Banded(Strategy):
     def column_bands(self, n: int) -> int:
         return min(self.bands, self.check_size(n))
 
+    def most_bands(self, n: int) -> int:
+        return self.column_bands(n)
+
+    @compiled("n", "bands")
+    def banded_columns(self, n: int, bands: int) -> Array:
+        entries = self.entries(n)[:bands]
+        return jnp.pad(entries, ((0, bands - entries.shape[0]), (0, 0)))
+
     def rescaled(self, factor: float) -> Banded:
         return Banded(factor * self.columns)
 

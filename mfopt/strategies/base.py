@@ -127,6 +127,17 @@ class Strategy(abc.ABC):
         n is always a valid answer. Accountants compare a smaller one with the matrix.
         """
 
+    def most_bands(self, n: int) -> int:
+        """A bound on :meth:`column_bands` from settings and shapes alone, whatever the values."""
+        return self.check_size(n)
+
+    @compiled("n", "bands")
+    def banded_columns(self, n: int, bands: int) -> Array:
+        """The first ``bands`` diagonals: [d, j] = C[j + d, j], 0 below row n; shape (bands, n)."""
+        row = jnp.arange(bands)[:, None] + jnp.arange(n)[None, :]
+        entries = jnp.asarray(self.materialize(n))[jnp.clip(row, 0, n - 1), jnp.arange(n)]
+        return jnp.where(row < n, entries, 0)
+
     def toeplitz_column(self, n: int) -> Array | None:
         """First column of C, shape (n,), where its kind makes C Toeplitz; None otherwise."""
         return None
@@ -272,6 +283,12 @@ class ToeplitzStrategy(Strategy):
     def column_bands(self, n: int) -> int:
         """Counted in the coefficients, never declared."""
         return int(np.max(np.flatnonzero(np.asarray(self.toeplitz_coefs(n))), initial=0)) + 1
+
+    @compiled("n", "bands")
+    def banded_columns(self, n: int, bands: int) -> Array:
+        coefs = jnp.asarray(self.toeplitz_coefs(n))[:bands, None]
+        inside = jnp.arange(bands)[:, None] + jnp.arange(n)[None, :] < n
+        return jnp.where(inside, coefs, 0)
 
     def inverse_arrays(self, n: int) -> dict[str, np.ndarray]:
         return {"inverse_coefs": np.asarray(self.inverse_coefs(n))}

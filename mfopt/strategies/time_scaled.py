@@ -90,6 +90,15 @@ class TimeScaled(Strategy):
     def column_bands(self, n: int) -> int:
         return self.base.column_bands(self.check_size(n))
 
+    def most_bands(self, n: int) -> int:
+        return self.base.most_bands(self.check_size(n))
+
+    @compiled("n", "bands")
+    def banded_columns(self, n: int, bands: int) -> Array:
+        rows, columns = self.diagonals(n)
+        row = jnp.clip(jnp.arange(bands)[:, None] + jnp.arange(n)[None, :], 0, n - 1)
+        return jnp.asarray(rows)[row] * jnp.asarray(self.base.banded_columns(n, bands)) * columns
+
     def rescaled(self, factor: float) -> TimeScaled:
         return TimeScaled(self.base, self.rows, factor * self.columns)
 

@@ -58,6 +58,9 @@ class BandedToeplitz(ToeplitzStrategy):
         """Number of diagonals that may be non-zero."""
         return len(self.coefs)
 
+    def most_bands(self, n: int) -> int:
+        return min(self.bands, self.check_size(n))
+
     @compiled("n")
     def toeplitz_coefs(self, n: int) -> Array:
         kept = jnp.asarray(self.coefs)[: self.check_size(n)]

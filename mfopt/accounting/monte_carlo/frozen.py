@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -20,6 +21,22 @@ class LogDelta(NamedTuple):
     value: float
     slope: float
     relative_error: float
+
+    @classmethod
+    def joined(cls, parts: np.ndarray, pairs: int) -> LogDelta:
+        """From the :func:`paired_moments` of chunks, shape (chunks, 4), of so many pairs in all."""
+        top, total, square, slope = parts.T
+        peak = np.max(top)
+        if not np.isfinite(peak):  # no sample reached ε: δ̂ = 0, σ is far too large
+            return cls(-np.inf, -np.inf, np.inf)
+        weight = np.exp(top - peak)
+        first, second = np.sum(weight * total), np.sum(weight**2 * square)
+        variance = max(second / pairs - (first / pairs) ** 2, 0.0) / max(pairs - 1, 1)
+        return cls(
+            float(peak + np.log(first / pairs)),
+            float(np.sum(weight * slope) / first),
+            float(np.sqrt(variance) / (first / pairs)),
+        )
 
 
 class FrozenSamples:
@@ -68,19 +85,7 @@ class FrozenSamples:
         for terms in chunks:
             parts.append(np.asarray(_moments(terms, log_sigma, self.epsilon)))
             _chunks.looked_at(self._size)
-        top, total, square, slope = np.array(parts).T
-        peak = np.max(top)
-        if not np.isfinite(peak):  # no sample reached ε: δ̂ = 0, σ is far too large
-            return LogDelta(-np.inf, -np.inf, np.inf)
-        weight = np.exp(top - peak)
-        first, second = np.sum(weight * total), np.sum(weight**2 * square)
-        pairs = self.samples // 2
-        variance = max(second / pairs - (first / pairs) ** 2, 0.0) / max(pairs - 1, 1)
-        return LogDelta(
-            float(peak + np.log(first / pairs)),
-            float(np.sum(weight * slope) / first),
-            float(np.sqrt(variance) / (first / pairs)),
-        )
+        return LogDelta.joined(np.array(parts), self.samples // 2)
 
     @float64
     def log_delta_add(self, log_sigma: float) -> float:
@@ -120,10 +125,16 @@ def _terms(
 
 @jax.jit
 def _moments(terms: design_point.Terms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
-    """(top, Σ p, Σ p², Σ dp/dlogσ) with p the mean of an antithetic pair, all over e^top."""
-    values, tangents = jax.jvp(
-        lambda theta: design_point.log_values(terms, theta, epsilon), (log_sigma,), (1.0,)
+    return paired_moments(
+        lambda theta: design_point.log_values(terms, theta, epsilon), log_sigma
     )
+
+
+def paired_moments(
+    log_values: Callable[[jax.Array], jax.Array], log_sigma: jax.Array
+) -> jax.Array:
+    """(top, Σ p, Σ p², Σ dp/dlogσ) of samples z, then -z, p the mean of a pair, over e^top."""
+    values, tangents = jax.jvp(log_values, (log_sigma,), (jnp.ones_like(log_sigma),))
     top = jnp.max(values)
     safe = jnp.where(jnp.isfinite(top), top, 0.0)
     scaled = jnp.exp(values - safe)

@@ -1,0 +1,89 @@
+"""Products with banded matrices for many samples at once.
+
+A lower-banded matrix M (n×n) is stored by columns: ``band[d, j]`` = M[j + d, j], 0 from the last
+row on. A symmetric banded matrix is stored by its lower half. For products the band is cut into
+*tiles*, blocks of two tile widths by one, so that a product is one batched matrix product,
+whatever the number of bands; shapes (samples, n).
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
+
+_LEAST_WIDTH = 16  # of a tile: narrower ones are slower
+
+
+def tiles(band: jax.Array) -> jax.Array:
+    """Blocks B[t, r, c] = M[t·w + r, t·w + c], r < 2w, c < w; shape (n/w rounded up, 2w, w)."""
+    bands, n = band.shape
+    width = max(bands, _LEAST_WIDTH)
+    count = -(-n // width)
+    padded = jnp.pad(band, ((0, 0), (0, count * width - n))).reshape(bands, count, width)
+    column = jnp.arange(width)
+    lag = jnp.arange(2 * width)[:, None] - column[None, :]
+    inside = (lag >= 0) & (lag < bands)
+    gathered = padded[jnp.clip(lag, 0, bands - 1), :, column[None, :]]  # (2w, w, count)
+    return jnp.where(inside[None], jnp.moveaxis(gathered, 2, 0), 0)
+
+
+def transposed(blocks: jax.Array, x: jax.Array) -> jax.Array:
+    """Mᵀ x for each row x of ``x`` (samples, n)."""
+    count, width = blocks.shape[0], blocks.shape[2]
+    n = x.shape[1]
+    padded = jnp.pad(x, ((0, 0), (0, (count + 1) * width - n))).reshape(-1, count + 1, width)
+    here = jnp.einsum("str,trc->stc", padded[:, :-1], blocks[:, :width])
+    below = jnp.einsum("str,trc->stc", padded[:, 1:], blocks[:, width:])
+    return (here + below).reshape(-1, count * width)[:, :n]
+
+
+def product(blocks: jax.Array, x: jax.Array) -> jax.Array:
+    """M x for each row x of ``x`` (samples, n)."""
+    count, width = blocks.shape[0], blocks.shape[2]
+    n = x.shape[1]
+    padded = jnp.pad(x, ((0, 0), (0, count * width - n))).reshape(-1, count, width)
+    here = jnp.einsum("stc,trc->str", padded, blocks[:, :width])
+    below = jnp.einsum("stc,trc->str", padded, blocks[:, width:])
+    moved = jnp.pad(below[:, :-1], ((0, 0), (1, 0), (0, 0)))
+    return (here + moved).reshape(-1, count * width)[:, :n]
+
+
+def symmetric(blocks: jax.Array, diagonal: jax.Array, x: jax.Array) -> jax.Array:
+    """(M + Mᵀ - diag M) x for each row of ``x``, with the diagonal (n,) of M."""
+    return product(blocks, x) + transposed(blocks, x) - diagonal * x
+
+
+def gram(band: jax.Array) -> jax.Array:
+    """The lower half of MᵀM by columns, shape (bands, n): [d, j] = <M[:, j], M[:, j + d]>."""
+    bands, n = band.shape
+    padded = jnp.pad(band, ((0, bands), (0, bands)))
+
+    def one(d: jax.Array) -> jax.Array:
+        below = jax.lax.dynamic_slice(padded, (d, 0), (bands, n))  # M[j + d + r, j]
+        later = jax.lax.dynamic_slice(padded, (0, d), (bands, n))  # M[j + d + r, j + d]
+        return jnp.sum(below * later, axis=0)
+
+    result: jax.Array = jax.lax.map(one, jnp.arange(bands))
+    return result
+
+
+def factor(gram: jax.Array) -> jax.Array:
+    """The lower-banded M with positive diagonal and MᵀM as given: the inverse of :func:`gram`.
+
+    Columns follow from the last to the first: with W the block of the next columns, which is
+    triangular, column j below its diagonal is W⁻ᵀ of the overlaps with them.
+    """
+    reach = gram.shape[0] - 1
+    if reach == 0:
+        return jnp.sqrt(gram)
+
+    def step(block: jax.Array, overlaps: jax.Array) -> tuple[jax.Array, jax.Array]:
+        below = solve_triangular(block, overlaps[1:], trans=1, lower=True)
+        top = jnp.sqrt(overlaps[0] - below @ below)
+        column = jnp.concatenate([top[None], below])
+        moved = jnp.zeros_like(block).at[1:, 1:].set(block[:-1, :-1]).at[:, 0].set(column[:-1])
+        return moved, column
+
+    columns = jax.lax.scan(step, jnp.eye(reach), gram.T, reverse=True)[1]
+    return columns.T

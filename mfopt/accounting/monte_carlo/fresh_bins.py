@@ -1,0 +1,181 @@
+"""Fresh bins as a sampled privacy loss: patterns of bins, their chain and tilts behind it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mfopt._float64 import float64
+from mfopt.accounting.chain import Chain
+from mfopt.accounting.model import LossModel
+from mfopt.accounting.monte_carlo import _chunks, band, pattern_frozen, pattern_tilts, tilted
+from mfopt.accounting.monte_carlo import patterns as pattern
+from mfopt.accounting.monte_carlo.evidence import Pilot, Point, Tilt, Trial, UpperBound, upper_bound
+from mfopt.accounting.monte_carlo.free import Unamplified, guess_noise_multiplier
+from mfopt.accounting.monte_carlo.pattern_ceilings import Ceilings
+from mfopt.accounting.monte_carlo.pattern_frozen import Draws, FrozenPatterns, Proposal, Terms
+from mfopt.accounting.monte_carlo.patterns import Patterns
+from mfopt.accounting.monte_carlo.protocol import (
+    FreeBound,
+    SampledDirection,
+    SampledLaw,
+    SampledLoss,
+    law,
+    loss_of,
+)
+from mfopt.accounting.monte_carlo.sampled import OneUnit
+from mfopt.errors import FailureError
+from mfopt.sampling import FreshBins
+from mfopt.strategies import Strategy
+
+_PILOT = 2048  # samples that choose an order
+UNAMPLIFIED = "fresh bins, bounded without amplification: Gaussian mechanism, largest pattern"
+
+
+class FreshBinsLoss(SampledLoss):
+    """One unit, any C >= 0 with at most as many bands as bins.
+
+    Args:
+      patterns: C, for σ = 1.
+    """
+
+    name = "fresh bins"
+
+    def __init__(self, patterns: Patterns) -> None:
+        self.patterns = patterns
+        # a search asks many questions at few σ
+        self._ceilings = functools.lru_cache(maxsize=8)(self._ceilings_at)
+
+    def _ceilings_at(self, noise_multiplier: float) -> Ceilings:
+        found = Ceilings(self.patterns.scaled(noise_multiplier))
+        if not found.coupling() <= pattern.COUPLING:
+            raise FailureError(
+                f"σ = {noise_multiplier:.4g} is beyond numerical range: the contributions of two "
+                f"throws overlap by {found.coupling():.3g} in noise units, and the likelihood is "
+                f"known up to {pattern.COUPLING:g}. Ask for a larger σ, or a smaller ε."
+            )
+        return found
+
+    @property
+    def work(self) -> int:
+        return self.patterns.iterations
+
+    @functools.cached_property
+    def sensitivity(self) -> float:
+        """Largest norm of a pattern."""
+        with jax.enable_x64(True):
+            return math.sqrt(float(pattern.largest_square(self.patterns)))
+
+    def start(self, epsilon: float, delta: float) -> float:
+        patterns = self.patterns
+        return guess_noise_multiplier(self.sensitivity, patterns.bins, epsilon, delta)
+
+    def frozen(
+        self, noise_multiplier: float, epsilon: float, samples: int, key: jax.Array
+    ) -> FrozenPatterns:
+        return FrozenPatterns(self.patterns, noise_multiplier, epsilon, samples, key)
+
+    @float64
+    def choose(
+        self,
+        direction: SampledDirection,
+        point: Point,
+        trial: Trial,
+        log_mean: float | None = None,
+    ) -> Pilot:
+        if direction == "add":
+            return self.pilot(self.least("add", point), point, _PILOT, trial.key)
+        tilts = pattern_tilts.remove_tilts(self._ceilings(point.noise_multiplier), point)
+        return best_pilot(self, tilts, point, trial, _PILOT, log_mean)
+
+    def least(self, direction: SampledDirection, point: Point) -> Tilt:
+        ceilings = self._ceilings(point.noise_multiplier)
+        if direction == "remove":
+            return pattern_tilts.remove_tilts(ceilings, point)[0]
+        return pattern_tilts.mean_tilt(ceilings, point)
+
+    def pilot(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> Pilot:
+        return Pilot(tilt, *pattern_tilts.total(self.patterns, tilt, point, samples, key))
+
+    def at(self, tilt: Tilt, point: Point) -> Tilt:
+        ceilings = self._ceilings(point.noise_multiplier)
+        return pattern_tilts.tilt(tilt.kind, tilt.order, ceilings, point)
+
+    def bound(self, tilt: Tilt, point: Point, bet: int, trial: Trial) -> UpperBound:
+        sums, used = pattern_tilts.total(self.patterns, tilt, point, trial.samples, trial.key)
+        return upper_bound(tilt, sums, used, bet=bet, beta=trial.beta)
+
+    def free_bounds(self) -> Sequence[FreeBound]:
+        return (Unamplified(self.sensitivity, UNAMPLIFIED),)
+
+
+@loss_of.register
+def _of_patterns(given: Patterns) -> SampledLoss:
+    return FreshBinsLoss(given)
+
+
+@dataclasses.dataclass(frozen=True)
+class FreshBinsLaw(SampledLaw):
+    """δ̂ from the overlaps of C's columns within its bands.
+
+    Attributes:
+      scheme: fresh bins.
+    """
+
+    scheme: FreshBins
+
+    def loss(self, strategy: Strategy) -> FreshBinsLoss:
+        return FreshBinsLoss(pattern.exact(strategy, self.scheme))
+
+    def draws(self, key: jax.Array, samples: int) -> Draws:
+        at = self.scheme
+        result: Draws = pattern_frozen.draw(key, samples, (at.throws, at.bins, at.iterations))
+        return result
+
+    def quadratic(self, strategy: Strategy) -> jax.Array:
+        """Overlaps of columns, shape (bands, n)."""
+        n = self.scheme.iterations
+        bands = strategy.most_bands(n)
+        pattern.check_bands(bands, self.scheme)
+        return band.gram(jnp.asarray(strategy.banded_columns(n, bands)))
+
+    def prepared(self, quadratic: jax.Array) -> Patterns:
+        return pattern.from_gram(quadratic, self.scheme.bins, self.scheme.rethrow)
+
+    def log_scale(self, reduced: Patterns) -> jax.Array:
+        """log of the root mean square norm of the columns."""
+        return jnp.log(jnp.mean(jnp.asarray(reduced.gram)[0])) / 2
+
+    def norm(self, reduced: Patterns) -> jax.Array:
+        """Largest norm of a pattern."""
+        return jnp.sqrt(pattern.largest_square(reduced))
+
+    def proposal(self, reduced: Patterns, noise_multiplier: Any, epsilon: Any) -> Proposal:
+        return pattern_frozen.fit(reduced, float(noise_multiplier), float(epsilon))
+
+    def frozen(self, reduced: Patterns, proposal: Proposal, draws: Draws) -> Terms:
+        return Terms(reduced, proposal, draws)
+
+    def log_delta(self, terms: Terms, log_sigma: Any, epsilon: Any) -> jax.Array:
+        return pattern_frozen.log_delta(terms, log_sigma, epsilon)
+
+
+law.register(FreshBins)(FreshBinsLaw)
+
+
+def model(mechanism: Any, samples: int | None = None) -> LossModel:
+    """The model of a mechanism that is verified: one unit, or a group of them.
+
+    Raises:
+      UsageError: C has negative entries, or more bands than bins.
+    """
+    one = OneUnit(law(mechanism.sampling).loss(mechanism.strategy), samples)
+    if mechanism.group_size == 1:
+        return one
+    return Chain(one, mechanism.group_size, "sampled fresh bins", samples)

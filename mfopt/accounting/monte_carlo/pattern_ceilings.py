@@ -1,0 +1,117 @@
+"""Proven ceilings of the certificate's values where bins are thrown more than once.
+
+S is the Gram matrix of the modes in noise units, M_g[:, k] the modes of throw g, m_k the sum of the
+modes of pattern k; see :mod:`.patterns`. All numbers here are plain float64 sums and maxima of
+non-negative terms; the relative slack for rounding is that of :mod:`.evidence`.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+
+from mfopt._float64 import float64
+from mfopt.accounting.monte_carlo.patterns import (
+    Algebra,
+    Patterns,
+    corners,
+    largest_square,
+    mean_square,
+)
+
+
+class Ceilings:
+    """Maxima over all patterns, at one σ.
+
+    Args:
+      patterns: in noise units.
+    """
+
+    @float64
+    def __init__(self, patterns: Patterns) -> None:
+        self.bins, self.throws = patterns.bins, patterns.throws
+        self.corner = np.asarray(corners(patterns))
+        self.largest_square = float(largest_square(patterns))  # max_k |m_k|²
+        self.mean_square = float(mean_square(patterns))  # ḡ = E_k |m_k|²
+        uniform = jnp.full((1, patterns.numbers), 1 / patterns.bins)
+        # ρ = |m̄|²
+        self.square_of_mean = float(jnp.sum(uniform * Algebra(patterns).overlaps(uniform)))
+        self.within = _within(patterns)
+        self._log_normalizers = [0.0]
+
+    def log_normalizer(self, order: int) -> float:
+        """Σ_{l=1..order} log max_k' E_k exp(l <m_k, m_k'>/σ²)."""
+        while len(self._log_normalizers) <= order:
+            one = self._largest_moment(len(self._log_normalizers))
+            self._log_normalizers.append(self._log_normalizers[-1] + one)
+        return self._log_normalizers[order]
+
+    def _largest_moment(self, l: int) -> float:
+        """log of an upper bound of max_k' Π_g φ_g(k'_{g-1}, k'_g, k'_{g+1}), where
+
+        φ_g(p, c, q) = mean_k exp(l (A_p[k] + D_c[k] + B_q[k])) is the mean over the bins of throw
+        g of its overlaps with bin p of the throw before (A, on early bins k only), with bin c of
+        its own (D) and with bin q of the next (B, on late bins only). Exactly,
+
+            e^{A+D+B} = e^D + (e^A - 1) e^{D+B} + e^D (e^B - 1),
+
+        so that with B replaced by its maximum over q in the middle term (nothing is lost where no
+        bin is both early and late: 2·bands <= bins + 2)
+
+            φ_g(p, c, q) <= F_g(c) + P_g(p, c) + N_g(c, q).
+
+        The maximum of the product over all patterns is then one forward pass over the throws; its
+        state is (k'_g, k'_{g+1}), where a next bin that is not early is as good as any other.
+        """
+        bins, reach = self.bins, self.corner.shape[-1]
+        with np.errstate(over="ignore", invalid="ignore"):
+            inner = np.exp(l * self.within)  # (K, k, c)
+            outer = np.expm1(l * self.corner)  # (K - 1, i late, k' early)
+            own = np.mean(inner, axis=1)  # F: (K, c)
+            after = np.zeros((self.throws, bins, reach + 1))  # N: (K, c, q early or none)
+            before = np.zeros((self.throws, reach, bins))  # P: (K, p late, c)
+            if reach and self.throws > 1:
+                late, early = inner[:-1, bins - reach :], inner[1:, :reach]
+                after[:-1, :, :reach] = np.einsum("gic,giq->gcq", late, outer) / bins
+                largest = np.ones((self.throws, bins))
+                largest[:-1, bins - reach :] += np.max(outer, axis=2)
+                raised = outer * largest[1:, None, :reach]
+                before[1:] = np.einsum("gpk,gkc->gpc", raised, early) / bins
+            best = np.log(own[0][:, None] + after[0])  # (c, next early or none)
+            kind = np.minimum(np.arange(bins), reach)  # of a bin as the next one
+            for g in range(1, self.throws):
+                rest = np.max(best[: bins - reach], axis=0)[kind]  # (q,)
+                alone = own[g][:, None] + after[g]  # (q, r)
+                found = rest[:, None] + np.log(alone)
+                for i in range(reach):
+                    seen = best[bins - reach + i][kind]
+                    coupled = seen[:, None] + np.log(alone + before[g, i][:, None])
+                    found = np.maximum(found, coupled)
+                best = found
+            result = float(np.max(best[:, reach]))
+        return result if np.isfinite(result) else np.inf
+
+    def coupling(self) -> float:
+        """The largest overlap of modes of two throws."""
+        return float(np.max(self.corner, initial=0.0))
+
+
+def _within(patterns: Patterns) -> np.ndarray:
+    """<M_g[:, k], M_g[:, c]>, shape (K, bins, bins)."""
+    gram, bins = np.asarray(patterns.gram), patterns.bins
+    throws, rethrow, reach = patterns.throws, patterns.rethrow, patterns.gram.shape[0] - 1
+    by_epoch = gram.reshape(reach + 1, throws, rethrow, bins)
+    result = np.zeros((throws, bins, bins))
+    for lag in range(reach + 1):
+        # both columns in one epoch
+        first = np.arange(bins - lag)
+        overlap = by_epoch[lag, :, :, : bins - lag].sum(axis=1)
+        result[:, first, first + lag] += overlap
+        if lag:
+            result[:, first + lag, first] += overlap
+            # one late in an epoch, one early in the next one of the same throw
+            late = np.arange(bins - lag, bins)
+            wrapped = by_epoch[lag, :, :-1, bins - lag :].sum(axis=1)
+            result[:, late, late + lag - bins] += wrapped
+            result[:, late + lag - bins, late] += wrapped
+    return result

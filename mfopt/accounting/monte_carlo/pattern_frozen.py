@@ -1,0 +1,262 @@
+"""δ̂ where bins are thrown more than once, on frozen samples: for calibration and optimization.
+
+Samples come from R = Σ_j E_k N(α_j m_k + γ_j m̄, σ²I)/J, m̄ the mean mode: a unit's own columns are
+overshot by α, and all others are raised alike by γ. R over Q is a chain as P over Q is, with
+exponents α Z - α² |M|²/2 - αγ <M, m̄> and transitions T^{α²}, so a sample costs 1 + J forward
+passes. Any (α, γ) is unbiased; no bound on the weights is proven. They are fitted to samples of the
+certificate's proposal (:mod:`.pattern_tilts`), which misses nothing: the second moment of P(1 -
+e^{ε-Y})₊/R under R is the mean of the same ratio under its numerator.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import optimize
+
+from mfopt._float64 import float64
+from mfopt.accounting.monte_carlo import _chunks
+from mfopt.accounting.monte_carlo.dominating_pair import log_hinge
+from mfopt.accounting.monte_carlo.evidence import Point
+from mfopt.accounting.monte_carlo.frozen import LogDelta, paired_moments
+from mfopt.accounting.monte_carlo.pattern_ceilings import Ceilings
+from mfopt.accounting.monte_carlo.pattern_tilts import Drawn, add_order, remove_tilts
+from mfopt.accounting.monte_carlo.patterns import (
+    Algebra,
+    Patterns,
+    corners,
+    log_mean,
+    mean_square,
+    squared_norms,
+)
+
+COMPONENTS = 2
+_PAIRS = 64  # antithetic pairs in a chunk: a few MiB of arrays at 2,048 iterations
+_PILOT = 512
+_START = ((0.35, 0.65), (0.65, 0.35))  # of the order, the parts of α - 1 and γ
+
+
+class Proposal(NamedTuple):
+    """α and γ of the components, each of shape (J,)."""
+
+    alpha: jax.Array
+    gamma: jax.Array
+
+
+class Draws(NamedTuple):
+    """Frozen randomness; every row serves z and -z.
+
+    Attributes:
+      component: shape (pairs,).
+      bins: of each throw, shape (pairs, K).
+      normal: shape (pairs, n), float32: an estimate needs no more.
+    """
+
+    component: jax.Array
+    bins: jax.Array
+    normal: jax.Array
+
+
+class Terms(NamedTuple):
+    """What log δ̂ is computed from; samples are laid out in chunks and never held all at once."""
+
+    patterns: Patterns
+    proposal: Proposal
+    draws: Draws
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def draw(key: jax.Array, samples: int, shape: tuple[int, int, int]) -> Draws:
+    """At least ``samples`` frozen draws, in whole chunks; ``shape`` is (K, b, n)."""
+    throws, bins, n = shape
+    count = -(-samples // (2 * _PAIRS)) * _PAIRS
+    bin_key, noise_key = jax.random.split(key)
+    return Draws(
+        jnp.arange(count) % COMPONENTS,
+        jax.random.randint(bin_key, (count, throws), 0, bins),
+        jax.random.normal(noise_key, (count, n), jnp.float32),
+    )
+
+
+def _log_ratio(
+    patterns: Patterns, proposal: Proposal, exponents: jax.Array, scale: jax.Array
+) -> jax.Array:
+    """log R/Q at Z = ``exponents``; ``scale`` is 1/σ², which overlaps are multiplied by."""
+    half = scale * squared_norms(patterns) / 2
+    corner = scale * corners(patterns)
+    uniform = jnp.full((1, patterns.numbers), 1 / patterns.bins)
+    toward = scale * Algebra(patterns).overlaps(uniform)[0]
+    square = jnp.sum(toward) / patterns.bins
+    mean = jnp.sum(exponents, axis=1) / patterns.bins
+
+    def one(component: tuple[jax.Array, jax.Array]) -> jax.Array:
+        alpha, gamma = component
+        own = alpha * exponents - alpha**2 * half - alpha * gamma * toward
+        chain = log_mean(own, alpha**2 * corner, patterns.bins)
+        return chain + gamma * mean - gamma**2 * square / 2
+
+    parts = [one((proposal.alpha[j], proposal.gamma[j])) for j in range(len(proposal.alpha))]
+    return jax.scipy.special.logsumexp(jnp.stack(parts), axis=0) - np.log(len(parts))
+
+
+def log_values(terms: Terms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
+    """log f, f = (P/R)(1 - e^(ε-Y))₊, of one chunk: shape (2·pairs,), z first, then -z."""
+    patterns, proposal, draws = terms
+    algebra = Algebra(patterns)
+    x = jnp.exp(-log_sigma)
+    hot = draws.bins[:, :, None] == jnp.arange(patterns.bins)
+    counts = hot.reshape(-1, patterns.numbers).astype(float)
+    alpha, gamma = proposal.alpha[draws.component], proposal.gamma[draws.component]
+    uniform = jnp.full((1, patterns.numbers), 1 / patterns.bins)
+    centre = alpha[:, None] * algebra.overlaps(counts) + gamma[:, None] * algebra.overlaps(uniform)
+    noise = algebra.noise(draws.normal.astype(float))
+    exponents = jnp.concatenate([x**2 * centre + x * noise, x**2 * centre - x * noise])
+    half = x**2 * squared_norms(patterns) / 2
+    loss = log_mean(exponents - half, x**2 * corners(patterns), patterns.bins)
+    ratio = _log_ratio(patterns, proposal, exponents, x**2)
+    return loss - ratio + log_hinge(loss - epsilon)
+
+
+def log_delta(terms: Terms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
+    """log δ̂: smooth and decreasing in log σ, and differentiable in the patterns."""
+
+    @jax.checkpoint
+    def chunk(draws: Draws) -> jax.Array:
+        return log_values(Terms(terms.patterns, terms.proposal, draws), log_sigma, epsilon)
+
+    parts = jax.tree.map(lambda leaf: leaf.reshape(-1, _PAIRS, *leaf.shape[1:]), terms.draws)
+    values = jax.lax.map(chunk, parts)
+    return jax.scipy.special.logsumexp(values) - np.log(values.size)
+
+
+@float64
+def fit(patterns: Patterns, noise_multiplier: float, epsilon: float) -> Proposal:
+    """The (α, γ) of least variance at this σ and ε, from the same pilot samples at every call."""
+    scaled = patterns.scaled(noise_multiplier)
+    tilts = remove_tilts(Ceilings(scaled), Point(noise_multiplier, epsilon))
+    order = next((tilt.order for tilt in tilts if tilt.kind == "chain"), 1)
+    exponents, log_weight = _pilot(scaled, float(order), epsilon, _chunks.seed_key(0))
+    start = np.array([(math.log1p(order * own), order * rest) for own, rest in _START])[:COMPONENTS]
+    best = start
+    if np.any(np.isfinite(np.asarray(log_weight))):
+        least = math.inf
+
+        def function(flat: np.ndarray) -> tuple[float, np.ndarray]:
+            nonlocal best, least
+            value, slope = _second_moment(
+                jnp.asarray(flat.reshape(-1, 2)), scaled, exponents, log_weight
+            )
+            if float(value) < least:
+                least, best = float(value), flat.reshape(-1, 2).copy()
+            return float(value), np.asarray(slope).reshape(-1)
+
+        optimize.minimize(
+            function, start.reshape(-1), jac=True, method="L-BFGS-B", options={"maxfun": 20}
+        )
+    return Proposal(np.exp(best[:, 0]), best[:, 1])
+
+
+@jax.jit
+def _pilot(
+    scaled: Patterns, order: jax.Array, epsilon: jax.Array, key: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """(Z, log of weight times target) of samples from the certificate's chain."""
+    pattern_key, noise_key = jax.random.split(key)
+    algebra = Algebra(scaled)
+    drawn = Drawn(algebra, scaled, pattern_key, _PILOT, order)
+    normal = jax.random.normal(noise_key, (_PILOT, scaled.iterations))
+    exponents = drawn.products + algebra.noise(normal)
+    half = squared_norms(scaled) / 2
+    loss = log_mean(exponents - half, corners(scaled), scaled.bins)
+    hinge = log_hinge(loss - epsilon)
+    return exponents, drawn.log_normalizers - order * loss + hinge + loss + hinge
+
+
+@jax.jit
+@jax.value_and_grad
+def _second_moment(
+    parameters: jax.Array, scaled: Patterns, exponents: jax.Array, log_weight: jax.Array
+) -> jax.Array:
+    proposal = Proposal(jnp.exp(parameters[:, 0]), parameters[:, 1])
+    ratio = _log_ratio(scaled, proposal, exponents, jnp.ones(()))
+    return jax.scipy.special.logsumexp(log_weight - ratio)
+
+
+class FrozenPatterns:
+    """log δ̂ of one mechanism at any σ, on samples made again from their counters at each call.
+
+    Args:
+      patterns: C.
+      noise_multiplier: σ at which the proposal is placed.
+      epsilon: ε of the hockey-stick divergence.
+      samples: rounded up to whole chunks.
+      key: randomness.
+    """
+
+    def __init__(
+        self,
+        patterns: Patterns,
+        noise_multiplier: float,
+        epsilon: float,
+        samples: int,
+        key: jax.Array,
+    ) -> None:
+        self.patterns, self.epsilon = patterns, float(epsilon)
+        self._proposal = fit(patterns, noise_multiplier, epsilon)
+        self._keys = [_chunks.subkey(key, i) for i in range(-(-samples // (2 * _PAIRS)))]
+        self.samples = 2 * _PAIRS * len(self._keys)
+
+    @float64
+    def evaluate(self, log_sigma: float) -> LogDelta:
+        """log δ̂, its slope, and its relative standard error (antithetic pairs as units)."""
+        parts = [
+            np.asarray(_moments(self.patterns, self._proposal, key, log_sigma, self.epsilon))
+            for key in self._keys
+        ]
+        return LogDelta.joined(np.array(parts), self.samples // 2)
+
+    @float64
+    def log_delta_add(self, log_sigma: float) -> float:
+        """log δ̂ of the add direction from as many samples of its own."""
+        values = [
+            float(_log_delta_add(self.patterns, key, log_sigma, self.epsilon)) for key in self._keys
+        ]
+        return float(np.logaddexp.reduce(values) - np.log(len(values)))
+
+
+@jax.jit
+def _moments(
+    patterns: Patterns,
+    proposal: Proposal,
+    key: jax.Array,
+    log_sigma: jax.Array,
+    epsilon: jax.Array,
+) -> jax.Array:
+    shape = patterns.throws, patterns.bins, patterns.iterations
+    draws = draw(key, 2 * _PAIRS, shape)
+    terms = Terms(patterns, proposal, draws)
+    return paired_moments(lambda theta: log_values(terms, theta, epsilon), log_sigma)
+
+
+@jax.jit
+def _log_delta_add(
+    patterns: Patterns, key: jax.Array, log_sigma: jax.Array, epsilon: jax.Array
+) -> jax.Array:
+    """As :func:`.design_point.log_delta_add`: samples of N(-t m̄, σ²I)."""
+    at = patterns.scaled(jnp.exp(log_sigma))
+    algebra = Algebra(at)
+    uniform = jnp.full((1, at.numbers), 1 / at.bins)
+    toward = algebra.overlaps(uniform)[0]
+    square = jnp.sum(toward) / at.bins
+    t = add_order(mean_square(at), square, epsilon)
+    noise = algebra.noise(jax.random.normal(key, (_PAIRS, at.iterations)))
+    exponents = jnp.concatenate([noise, -noise]) - t * toward
+    loss = log_mean(exponents - squared_norms(at) / 2, corners(at), at.bins)
+    log_weight = t * jnp.sum(exponents, axis=1) / at.bins + t**2 * square / 2
+    values = log_weight + log_hinge(-epsilon - loss)
+    return jax.scipy.special.logsumexp(values) - np.log(2 * _PAIRS)

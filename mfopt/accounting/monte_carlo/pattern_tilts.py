@@ -1,0 +1,298 @@
+"""The certificate where bins are thrown more than once: values with a proven ceiling.
+
+Patterns k = (k_1, …, k_K) of K independent throws, modes M_g, m_k = Σ_g M_g[:, k_g], P = E_k
+N(m_k, σ²I), Q = N(0, σ²I), Y = log P/Q as in :mod:`.patterns`; <·,·> is in noise units (divided by
+σ²). δ₂ is a payoff (of the mechanism alone the hinge, δ₂(t) = (1 - e^t)₊), and what is sampled is
+H(P, Q) = E_P δ₂(ε - Y) and H(Q, P) = E_Q δ₂(ε + Y). It generalizes :mod:`.tilted`, which is K = 1.
+
+"chain", remove. Take an integer order s >= 1. Draw a pattern k⁰ uniformly and then k¹, …, k^s one
+after another: given the earlier ones, whose modes sum to V_l = Σ_{l'<l} m_{k^l'}, the bins of the
+throws are independent, k^l_g ∝ e^{h_g[k]} with h_g[k] = <M_g[:, k], V_l>. With
+
+    N_l = Π_g mean_k e^{h_g[k]} = E_k e^{<m_k, V_l>}                                           (1)
+
+(the second equality since throws are independent and <m_k, V> = Σ_g h_g[k_g]) and
+X ~ N(Σ_{l<=s} m_{k^l}, σ²I), the value
+
+    f = (Π_{l=1..s} N_l) · e^{-sY} · δ₂(ε - Y)                                                 (2)
+
+has mean H(P, Q). Proof. Extend P by s patterns drawn independently from the posterior of the
+pattern given X, which has density b^(-K) e^{<m_k, X> - |m_k|²/2} e^{-Y}. The extended density of
+(k⁰, …, k^s, X) is
+
+    Q(X) · b^{-K(1+s)} · e^{Σ_l (<m_{k^l}, X> - |m_{k^l}|²/2)} · e^{-sY},                        (3)
+
+and the marginal of X is that of P, so H(P, Q) is the mean of δ₂(ε - Y) under (3). The proposal has
+density b^(-K) Π_{l>=1} (b^(-K) e^{<m_{k^l}, V_l>}/N_l) · Q(X) e^{<V, X> - |V|²/2}, V = V_{s+1}.
+Since |V|² = Σ_l |m_{k^l}|² + 2 Σ_l <m_{k^l}, V_l>, (3) over it is e^{-sY} Π_l N_l.            ∎
+
+Ceiling. By Hölder's inequality over the l patterns in V_l, then term by term,
+
+    N_l = E_k Π_{l'<l} e^{<m_k, m_{k^l'}>} <= Π_{l'<l} (E_k e^{l <m_k, m_{k^l'}>})^{1/l}
+        <= max_k' E_k e^{l <m_k, m_k'>} =: R_l,                                                 (4)
+    e^{-sy} δ₂(ε - y) <= e^{-sε} sup_t e^{st} δ₂(t)         (with t = ε - y),                   (5)
+
+so 0 <= f <= B = e^{-sε} sup_t e^{st} δ₂(t) Π_{l<=s} R_l. R_l is bounded by one pass over the
+throws (:meth:`.pattern_ceilings.Ceilings.log_normalizer`).
+
+"shift", remove. For any real s >= 0, k uniform, X ~ N((1+s) m_k, σ²I). The proposal's density over
+Q is R = E_k e^{(1+s) <m_k, X> - (1+s)² |m_k|²/2}, a chain as well, and by the mean of powers
+
+    R >= e^{-s(1+s) g/2} E_k (e^{<m_k, X> - |m_k|²/2})^{1+s} >= e^{-s(1+s) g/2} e^{(1+s) Y},    (6)
+
+g = max_k |m_k|², so f = (e^Y/R) δ₂(ε - Y) <= e^{s(1+s) g/2 - sε} sup_t e^{st} δ₂(t). s = 0 is plain
+sampling from P.
+
+"mean", add. By Jensen Y >= <m̄, X> - ḡ/2 with the mean mode m̄ = E_k m_k and ḡ = E_k |m_k|²; so with
+X ~ N(-t m̄, σ²I), t >= 0, and ρ = |m̄|² the value f = e^{t <m̄, X> + t²ρ/2} δ₂(ε + Y) has mean H(Q, P)
+and
+
+    f <= e^{t (Y + ḡ/2) + t²ρ/2} δ₂(ε + Y) <= e^{-t (ε - ḡ/2) + t²ρ/2} sup_u e^{tu} δ₂(u).        (7)
+
+One sample is the mean of f over several points along the direction of the shift, as in
+:mod:`.tilted`; the mean and the ceiling stay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import optimize
+
+from mfopt._float64 import float64
+from mfopt.accounting.monte_carlo import _chunks, tilted
+from mfopt.accounting.monte_carlo.evidence import Hinge, Point, Sums, Tilt
+from mfopt.accounting.monte_carlo.pattern_ceilings import Ceilings
+from mfopt.accounting.monte_carlo.patterns import Algebra, Patterns, corners, log_mean, squared_norms
+
+_RISES = 3  # orders in a row whose ceiling is above the least: it rises from there on
+_SHIFT_WORTH = 3.0  # log: a shift is tried where its ceiling is at most so far above a chain's
+
+
+def tilt(kind: str, order: float, ceilings: Ceilings, point: Point) -> Tilt:
+    """The proposal of this kind and order, with its ceiling at a point.
+
+    Args:
+      kind: "chain", "shift" or "mean".
+      order: s, whole for a chain, or t.
+      ceilings: of the patterns at the point's σ.
+      point: σ, ε and payoff.
+    """
+    peak = point.payoff.log_peak(order) - order * point.epsilon
+    if kind == "chain":
+        return Tilt(kind, int(order), ceilings.log_normalizer(int(order)) + peak)
+    if kind == "shift":
+        return Tilt(kind, order, order * (1 + order) * ceilings.largest_square / 2 + peak)
+    half = ceilings.mean_square / 2
+    square = ceilings.square_of_mean
+    return Tilt("mean", order, order * half + order**2 * square / 2 + peak)
+
+
+def remove_tilts(ceilings: Ceilings, point: Point) -> list[Tilt]:
+    """The proposal of least ceiling of each kind that may be best; the least of all first."""
+
+    def at(kind: str, order: float) -> Tilt:
+        return tilt(kind, order, ceilings, point)
+
+    chain, rises = at("chain", 1), 0
+    for order in range(2, tilted.MAX_ORDER + 1):
+        here = at("chain", order)
+        rises = 0 if here.log_ceiling < chain.log_ceiling else rises + 1
+        chain = here if rises == 0 else chain
+        if rises == _RISES:
+            break
+    top = ceilings.largest_square
+    near = math.log(max(point.epsilon / top, 1e-3))
+    found = optimize.minimize_scalar(
+        lambda log_order: at("shift", math.exp(log_order)).log_ceiling,
+        bounds=(min(near, -7.0) - 5, near + 5),
+        method="bounded",
+    )
+    shift = min(
+        (at("shift", order) for order in (math.exp(float(found.x)), 0.0)),
+        key=lambda one: one.log_ceiling,
+    )
+    kept = [chain] if chain.log_ceiling <= shift.log_ceiling + _SHIFT_WORTH else []
+    kept += [shift] if shift.log_ceiling <= chain.log_ceiling + _SHIFT_WORTH else []
+    return sorted(kept, key=lambda one: one.log_ceiling)
+
+
+def add_order(mean_square: Any, square_of_mean: Any, epsilon: Any) -> Any:
+    """t near the least ceiling of "mean", as :func:`.dominating_pair.add_tilt` has it."""
+    crossing = epsilon - mean_square / 2
+    middle = crossing - square_of_mean / 2
+    inside = jnp.maximum(middle**2 + 4 * square_of_mean * (crossing / 2 + 1), 0)
+    return jnp.maximum((middle + jnp.sqrt(inside)) / (2 * square_of_mean), 0)
+
+
+@float64
+def mean_tilt(ceilings: Ceilings, point: Point) -> Tilt:
+    """The add direction's proposal of (about) the least ceiling."""
+    start = float(add_order(ceilings.mean_square, ceilings.square_of_mean, point.epsilon))
+    orders = [0.0, start]
+    if not isinstance(point.payoff, Hinge):  # whose start is near the best already
+        orders += [start * factor for factor in np.geomspace(0.25, 4, 17)]
+        orders += list(np.geomspace(1e-2, 1e3, 31))
+    found = [tilt("mean", order, ceilings, point) for order in orders]
+    return min(found, key=lambda one: one.log_ceiling)
+
+
+# --- kernels -------------------------------------------------------------------------------------
+
+
+@float64
+def total(
+    patterns: Patterns, tilt: Tilt, point: Point, samples: int, key: jax.Array
+) -> tuple[Sums, int]:
+    """:class:`Sums` over at least so many samples, and how many they were.
+
+    Args:
+      patterns: C, for σ = 1.
+      tilt: the proposal, with its ceiling at this point.
+      point: σ, ε and payoff.
+      samples: iid samples; a part chunk is made whole.
+      key: randomness.
+    """
+    return _chunks.total(
+        _KERNELS[tilt.kind],
+        key,
+        samples,
+        patterns.iterations,
+        patterns.scaled(point.noise_multiplier),
+        float(point.epsilon),
+        float(tilt.order),
+        tilt.log_ceiling,
+        point.payoff,
+    )
+
+
+class Drawn:
+    """Patterns drawn one after another, as sums over their modes; one compilation for any order.
+
+    Attributes:
+      counts: how often each mode was drawn, shape (size, K·b).
+      products: S·counts.
+      log_normalizers: Σ_l log N_l, shape (size,).
+    """
+
+    def __init__(
+        self, algebra: Algebra, patterns: Patterns, key: jax.Array, size: int, order: jax.Array
+    ) -> None:
+        throws, bins = patterns.throws, patterns.bins
+        first_key, chain_key = jax.random.split(key)
+
+        def modes(chosen: jax.Array) -> jax.Array:
+            hot = chosen.reshape(size, throws, 1) == jnp.arange(bins)
+            return hot.reshape(size, throws * bins).astype(float)
+
+        def extend(l: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            counts, products, log_normalizers = state
+            exponents = products.reshape(size * throws, bins)
+            top = jnp.max(exponents, axis=1, keepdims=True)
+            uniform = jax.random.uniform(jax.random.fold_in(chain_key, l), (size * throws,))
+            chosen, mass = tilted._pick(jnp.exp(exponents - top), uniform)
+            logs = (top[:, 0] + jnp.log(mass / bins)).reshape(size, throws)
+            added = modes(chosen)
+            return (
+                counts + added,
+                products + algebra.overlaps(added),
+                log_normalizers + jnp.sum(logs, axis=1),
+            )
+
+        start = modes(jax.random.randint(first_key, (size * throws,), 0, bins))
+        begin = start, algebra.overlaps(start), jnp.zeros(size)
+        self.counts, self.products, self.log_normalizers = jax.lax.fori_loop(
+            1, order.astype(int) + 1, extend, begin
+        )
+
+
+def _chain(
+    key: jax.Array,
+    size: int,
+    patterns: Patterns,
+    epsilon: jax.Array,
+    order: jax.Array,
+    log_ceiling: jax.Array,
+    payoff: Any,
+) -> Sums:
+    pattern_key, noise_key, point_key = jax.random.split(key, 3)
+    algebra = Algebra(patterns)
+    drawn = Drawn(algebra, patterns, pattern_key, size, order)
+    noise = algebra.noise(jax.random.normal(noise_key, (size, patterns.iterations)))
+    half, corner = squared_norms(patterns) / 2, corners(patterns)
+
+    def log_value(exponents: jax.Array) -> jax.Array:
+        loss = log_mean(exponents - half, corner, patterns.bins)
+        result: jax.Array = (
+            drawn.log_normalizers - order * loss + payoff.log_value(epsilon - loss) - log_ceiling
+        )
+        return result
+
+    along = jnp.sum(noise * drawn.counts, axis=1)
+    square = jnp.sum(drawn.products * drawn.counts, axis=1)
+    return tilted._sums(
+        point_key, log_value, drawn.products, noise, drawn.products, along, square
+    )
+
+
+def _shift(
+    key: jax.Array,
+    size: int,
+    patterns: Patterns,
+    epsilon: jax.Array,
+    order: jax.Array,
+    log_ceiling: jax.Array,
+    payoff: Any,
+) -> Sums:
+    pattern_key, noise_key, point_key = jax.random.split(key, 3)
+    algebra = Algebra(patterns)
+    drawn = Drawn(algebra, patterns, pattern_key, size, jnp.zeros(()))
+    noise = algebra.noise(jax.random.normal(noise_key, (size, patterns.iterations)))
+    half, corner, far = squared_norms(patterns) / 2, corners(patterns), 1 + order
+
+    def log_value(exponents: jax.Array) -> jax.Array:
+        loss = log_mean(exponents - half, corner, patterns.bins)
+        proposal = log_mean(far * exponents - far**2 * half, far**2 * corner, patterns.bins)
+        result: jax.Array = loss - proposal + payoff.log_value(epsilon - loss) - log_ceiling
+        return result
+
+    along = jnp.sum(noise * drawn.counts, axis=1)
+    square = jnp.sum(drawn.products * drawn.counts, axis=1)
+    centre = far * drawn.products
+    return tilted._sums(point_key, log_value, centre, noise, drawn.products, along, square)
+
+
+def _mean(
+    key: jax.Array,
+    size: int,
+    patterns: Patterns,
+    epsilon: jax.Array,
+    order: jax.Array,
+    log_ceiling: jax.Array,
+    payoff: Any,
+) -> Sums:
+    noise_key, point_key = jax.random.split(key)
+    algebra = Algebra(patterns)
+    noise = algebra.noise(jax.random.normal(noise_key, (size, patterns.iterations)))
+    half, corner = squared_norms(patterns) / 2, corners(patterns)
+    uniform = jnp.full((1, patterns.numbers), 1 / patterns.bins)
+    products = jnp.broadcast_to(algebra.overlaps(uniform), noise.shape)
+    square = jnp.sum(products[0] * uniform[0])
+
+    def log_value(exponents: jax.Array) -> jax.Array:
+        loss = log_mean(exponents - half, corner, patterns.bins)
+        log_weight = order * jnp.sum(exponents, axis=1) / patterns.bins + order**2 * square / 2
+        result: jax.Array = log_weight + payoff.log_value(epsilon + loss) - log_ceiling
+        return result
+
+    along = jnp.sum(noise, axis=1) / patterns.bins
+    squares = jnp.full(size, square)
+    return tilted._sums(point_key, log_value, -order * products, noise, products, along, squares)
+
+
+_KERNELS: dict[str, Callable[..., Sums]] = {"chain": _chain, "shift": _shift, "mean": _mean}

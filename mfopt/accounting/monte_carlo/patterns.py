@@ -1,0 +1,258 @@
+"""Bins that are thrown more than once: the likelihood ratio by one forward pass over the throws.
+
+Throw g of K puts a unit into bin k_g, and the bins of all throws are independent and uniform. With
+the *modes* M_g[:, k] = Σ of the columns of C that bin k of throw g uses (one column for each epoch
+until the next throw), a unit with the pattern k = (k_1, …, k_K) adds m_k = Σ_g M_g[:, k_g] to C x,
+and the dominating pair is
+
+    P = E_k N(m_k, σ²I)    against    Q = N(0, σ²I)
+
+for every C >= 0: given the pattern, row t of C x has norm at most (m_k)_t by the triangle
+inequality, the pattern does not depend on the data, and a mixture of Gaussians whose sensitivity is
+random is dominated by the one with the largest sensitivities (Choquette-Choo et al. 2024, Lemma
+3.2, which is the case K = 1; 2024b, Lemma 4.5). Adjacency: add-remove of one privacy unit whose
+per-iteration contribution is clipped to norm 1; σ is relative to that clip norm, for C as stored.
+
+There are b^K patterns, but where C has at most b bands the modes of throws that are not neighbours
+do not overlap. With Z = Mᵀ X/σ², which has K·b entries and covariance S = MᵀM/σ² under Q,
+
+    log P/Q (X) = log b^(-K) Σ_k Π_g e^{Z_g[k_g] - |M_g[:, k_g]|²/2σ²} · Π_g T_g[k_g, k_{g+1}],
+    T_g[k, k'] = exp(-S[(g, k), (g+1, k')]),
+
+a chain. T_g differs from 1 only where k is among the last and k' among the first bands - 1 bins:
+a corner. So a throw costs b + bands² operations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mfopt import _check, _sizes
+from mfopt._float64 import float64
+from mfopt.accounting import unamplified
+from mfopt.accounting.monte_carlo import band, dominating_pair
+from mfopt.sampling import FreshBins
+from mfopt.strategies import Array, Strategy
+
+_RANGE = 1e100  # of the largest entry of C: squares within float64, with room to spare
+COUPLING = 300.0  # largest overlap of two throws, in noise units: beyond it T is lost in float64
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("columns", "gram"),
+    meta_fields=("bins", "rethrow"),
+)
+@dataclasses.dataclass(frozen=True)
+class Patterns:
+    """C by its columns and their overlaps, and how often bins are thrown.
+
+    Attributes:
+      columns: shape (bands, n), [d, j] = C[j + d, j].
+      gram: shape (bands, n), [d, j] = <C[:, j], C[:, j + d]>.
+      bins: b; at least as many as bands.
+      rethrow: epochs until bins are thrown anew.
+    """
+
+    columns: Array
+    gram: Array
+    bins: int
+    rethrow: int
+
+    @property
+    def iterations(self) -> int:
+        """n."""
+        return self.columns.shape[1]
+
+    @property
+    def throws(self) -> int:
+        """K."""
+        return self.iterations // (self.bins * self.rethrow)
+
+    @property
+    def numbers(self) -> int:
+        """Entries of Z: K·b."""
+        return self.throws * self.bins
+
+    def scaled(self, noise_multiplier: Any) -> Patterns:
+        """In noise units: C/σ and its overlaps."""
+        return dataclasses.replace(
+            self,
+            columns=self.columns / noise_multiplier,
+            gram=self.gram / noise_multiplier**2,
+        )
+
+
+@float64
+def exact(strategy: Strategy, scheme: FreshBins) -> Patterns:
+    """The patterns of C for accounting, numpy float64.
+
+    Raises:
+      UsageError: C has negative or non-finite entries, more bands than there are bins, entries so
+        large or small that overlaps would leave float64, or parameters narrower than float32.
+    """
+    n = scheme.iterations
+    strategy = jax.tree.map(dominating_pair._wide, strategy)
+    bands = check(strategy, scheme)
+    # dense modes of one throw, in the ceilings
+    _sizes.require("bins", scheme.bins, lambda bins: 8 * 3.0 * scheme.throws * bins**2)
+    columns = np.asarray(strategy.banded_columns(n, bands))
+    largest = float(np.max(columns))
+    if not 1 / _RANGE <= largest <= _RANGE:
+        raise _check.reject(
+            "C",
+            largest,
+            f"its largest entry must lie in [{1 / _RANGE:g}, {_RANGE:g}]",
+            "Multiply C by a constant: σ scales with it, and the mechanism stays the same.",
+        )
+    return Patterns(columns, np.asarray(_gram(columns)), scheme.bins, scheme.rethrow)
+
+
+_gram = jax.jit(band.gram)
+
+
+def check(strategy: Strategy, scheme: FreshBins) -> int:
+    """The number of bands of C, where the dominating pair is known.
+
+    Raises:
+      UsageError: another scheme, negative or non-finite entries, or more bands than bins.
+    """
+    if type(scheme) is not FreshBins:
+        raise _check.reject("sampling", scheme, "this accountant covers FreshBins only")
+    strategy.check_entries(scheme.iterations)
+    bands = unamplified.bands(strategy, scheme.iterations)
+    check_bands(bands, scheme)
+    return bands
+
+
+def check_bands(bands: int, scheme: FreshBins) -> None:
+    """Refuse a C with more bands than bins.
+
+    Raises:
+      UsageError: columns of throws that are not neighbours would overlap.
+    """
+    if bands > scheme.bins:
+        raise _check.reject(
+            "bands",
+            bands,
+            f"bins thrown afresh are accounted for where C has at most as many bands as there are "
+            f"bins ({scheme.bins}): with more, a unit's columns of three throws overlap, and the "
+            "likelihood is no longer a chain",
+            "Use a banded C, or balls-in-bins.",
+        )
+
+
+def from_gram(gram: jax.Array, bins: int, rethrow: int) -> Patterns:
+    """The patterns of overlaps, for optimizing: C follows from them (:func:`band.factor`)."""
+    return Patterns(band.factor(gram), gram, bins, rethrow)
+
+
+class Algebra:
+    """Products with C and with the overlaps of the modes, at one :class:`Patterns`.
+
+    Vectors over modes have shape (samples, K·b), those over columns (samples, n).
+    """
+
+    def __init__(self, patterns: Patterns) -> None:
+        self._patterns = patterns
+        self._gram = band.tiles(jnp.asarray(patterns.gram))
+        self._columns = band.tiles(jnp.asarray(patterns.columns))
+
+    def _to_columns(self, x: jax.Array) -> jax.Array:
+        at = self._patterns
+        parts = x.reshape(-1, at.throws, 1, at.bins)
+        shape = (parts.shape[0], at.throws, at.rethrow, at.bins)
+        return jnp.broadcast_to(parts, shape).reshape(-1, at.iterations)
+
+    def _to_modes(self, y: jax.Array) -> jax.Array:
+        at = self._patterns
+        parts = y.reshape(-1, at.throws, at.rethrow, at.bins)
+        return jnp.sum(parts, axis=2).reshape(-1, at.numbers)
+
+    def overlaps(self, x: jax.Array) -> jax.Array:
+        """MᵀM x."""
+        diagonal = jnp.asarray(self._patterns.gram)[0]
+        return self._to_modes(band.symmetric(self._gram, diagonal, self._to_columns(x)))
+
+    def noise(self, z: jax.Array) -> jax.Array:
+        """Mᵀ z for white noise z (samples, n): covariance MᵀM."""
+        return self._to_modes(band.transposed(self._columns, z))
+
+
+def squared_norms(patterns: Patterns) -> jax.Array:
+    """|M_g[:, k]|², shape (K·b,): columns of one bin never overlap within b bands."""
+    each = jnp.asarray(patterns.gram)[0].reshape(patterns.throws, patterns.rethrow, patterns.bins)
+    return jnp.sum(each, axis=1).reshape(-1)
+
+
+def largest_square(patterns: Patterns) -> jax.Array:
+    """max_k |m_k|²: one pass over the throws, whose state is the last bin."""
+    own = squared_norms(patterns).reshape(patterns.throws, patterns.bins)
+    corner = corners(patterns)
+    reach = corner.shape[-1]
+
+    def step(best: jax.Array, throw: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        here, coupled = throw
+        early = jnp.max(best[patterns.bins - reach :, None] + 2 * coupled, axis=0, initial=0.0)
+        coming = jnp.full(patterns.bins, jnp.max(best))
+        # overlaps are >= 0, so that a late bin without any is no better than with one
+        return here + coming.at[:reach].max(early), None
+
+    result: jax.Array = jnp.max(jax.lax.scan(step, own[0], (own[1:], corner))[0])
+    return result
+
+
+def mean_square(patterns: Patterns) -> jax.Array:
+    """E_k |m_k|²."""
+    pairs = jnp.sum(corners(patterns)) / patterns.bins**2
+    return jnp.sum(squared_norms(patterns)) / patterns.bins + 2 * pairs
+
+
+def corners(patterns: Patterns) -> jax.Array:
+    """<M_g[:, b - c + i], M_{g+1}[:, k']>, c = bands - 1, shape (K - 1, c, c): late i, early k'."""
+    reach, bins = patterns.gram.shape[0] - 1, patterns.bins
+    last = bins * patterns.rethrow * jnp.arange(1, patterns.throws)[:, None, None] - reach
+    late, early = jnp.arange(reach)[:, None], jnp.arange(reach)[None, :]
+    lag = jnp.clip(reach - late + early, 0, reach)
+    return jnp.where(early <= late, jnp.asarray(patterns.gram)[lag, last + late], 0)
+
+
+def log_mean(exponents: jax.Array, corner: jax.Array, bins: int) -> jax.Array:
+    """log b^(-K) Σ_k e^{Σ_g exponents_g[k_g] - Σ_g corner_g[k_g, k_{g+1}]}, shape (samples,).
+
+    All terms are positive and those of a throw are scaled by their largest, so nothing cancels; a
+    pattern that float64 loses weighs less than e^(2·COUPLING - 745) of another.
+
+    Args:
+      exponents: shape (samples, K·b).
+      corner: shape (K - 1, c, c), see :func:`corners`; at most COUPLING.
+      bins: b.
+    """
+    reach = corner.shape[-1]
+    parts = jnp.moveaxis(exponents.reshape(-1, exponents.shape[1] // bins, bins), 1, 0)
+    peak = jax.lax.stop_gradient(jnp.max(parts, axis=2))
+    weights = jnp.exp(parts - peak[:, :, None])
+    passing = jnp.exp(-corner)
+
+    def normalized(unnormed: jax.Array) -> tuple[jax.Array, jax.Array]:
+        mass = jnp.sum(unnormed, axis=1)
+        return unnormed / mass[:, None], jnp.log(mass)
+
+    def step(before: jax.Array, throw: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        here, passed = throw
+        rest = jnp.sum(before[:, : bins - reach], axis=1, keepdims=True)
+        early = rest + before[:, bins - reach :] @ passed
+        late = jnp.ones((before.shape[0], bins - reach))
+        return normalized(here * jnp.concatenate([early, late], axis=1))
+
+    start, first = normalized(weights[0])
+    logs = jax.lax.scan(step, start, (weights[1:], passing))[1]
+    total = first + jnp.sum(logs, axis=0) + jnp.sum(peak, axis=0)
+    result: jax.Array = total - parts.shape[0] * jnp.log(bins)
+    return result
