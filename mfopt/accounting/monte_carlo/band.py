@@ -49,11 +49,6 @@ def product(blocks: jax.Array, x: jax.Array) -> jax.Array:
     return (here + moved).reshape(-1, count * width)[:, :n]
 
 
-def symmetric(blocks: jax.Array, diagonal: jax.Array, x: jax.Array) -> jax.Array:
-    """(M + Mᵀ - diag M) x for each row of ``x``, with the diagonal (n,) of M."""
-    return product(blocks, x) + transposed(blocks, x) - diagonal * x
-
-
 def gram(band: jax.Array) -> jax.Array:
     """The lower half of MᵀM by columns, shape (bands, n): [d, j] = <M[:, j], M[:, j + d]>."""
     bands, n = band.shape

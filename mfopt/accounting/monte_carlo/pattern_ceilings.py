@@ -7,16 +7,16 @@ non-negative terms; the relative slack for rounding is that of :mod:`.evidence`.
 
 from __future__ import annotations
 
-import jax.numpy as jnp
 import numpy as np
 
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo.patterns import (
-    Algebra,
     Patterns,
     corners,
     largest_square,
     mean_square,
+    toward_mean,
+    within,
 )
 
 
@@ -33,10 +33,8 @@ class Ceilings:
         self.corner = np.asarray(corners(patterns))
         self.largest_square = float(largest_square(patterns))  # max_k |m_k|²
         self.mean_square = float(mean_square(patterns))  # ḡ = E_k |m_k|²
-        uniform = jnp.full((1, patterns.numbers), 1 / patterns.bins)
-        # ρ = |m̄|²
-        self.square_of_mean = float(jnp.sum(uniform * Algebra(patterns).overlaps(uniform)))
-        self.within = _within(patterns)
+        self.square_of_mean = float(toward_mean(patterns)[1])  # ρ = |m̄|²
+        self.within = np.asarray(within(patterns))
         self._log_normalizers = [0.0]
 
     def log_normalizer(self, order: int) -> float:
@@ -94,24 +92,3 @@ class Ceilings:
     def coupling(self) -> float:
         """The largest overlap of modes of two throws."""
         return float(np.max(self.corner, initial=0.0))
-
-
-def _within(patterns: Patterns) -> np.ndarray:
-    """<M_g[:, k], M_g[:, c]>, shape (K, bins, bins)."""
-    gram, bins = np.asarray(patterns.gram), patterns.bins
-    throws, rethrow, reach = patterns.throws, patterns.rethrow, patterns.gram.shape[0] - 1
-    by_epoch = gram.reshape(reach + 1, throws, rethrow, bins)
-    result = np.zeros((throws, bins, bins))
-    for lag in range(reach + 1):
-        # both columns in one epoch
-        first = np.arange(bins - lag)
-        overlap = by_epoch[lag, :, :, : bins - lag].sum(axis=1)
-        result[:, first, first + lag] += overlap
-        if lag:
-            result[:, first + lag, first] += overlap
-            # one late in an epoch, one early in the next one of the same throw
-            late = np.arange(bins - lag, bins)
-            wrapped = by_epoch[lag, :, :-1, bins - lag :].sum(axis=1)
-            result[:, late, late + lag - bins] += wrapped
-            result[:, late + lag - bins, late] += wrapped
-    return result

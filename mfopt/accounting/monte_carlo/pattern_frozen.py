@@ -20,19 +20,21 @@ import numpy as np
 from scipy import optimize
 
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import _chunks
+from mfopt.accounting.monte_carlo import _chunks, pattern_tilts
 from mfopt.accounting.monte_carlo.dominating_pair import log_hinge
 from mfopt.accounting.monte_carlo.evidence import Point
 from mfopt.accounting.monte_carlo.frozen import LogDelta, paired_moments
 from mfopt.accounting.monte_carlo.pattern_ceilings import Ceilings
-from mfopt.accounting.monte_carlo.pattern_tilts import Drawn, add_order, remove_tilts
+from mfopt.accounting.monte_carlo.pattern_tilts import add_order, remove_tilts
 from mfopt.accounting.monte_carlo.patterns import (
-    Algebra,
+    Overlaps,
     Patterns,
     corners,
     log_mean,
     mean_square,
+    noise,
     squared_norms,
+    toward_mean,
 )
 
 COMPONENTS = 2
@@ -89,9 +91,7 @@ def _log_ratio(
     """log R/Q at Z = ``exponents``; ``scale`` is 1/σ², which overlaps are multiplied by."""
     half = scale * squared_norms(patterns) / 2
     corner = scale * corners(patterns)
-    uniform = jnp.full((1, patterns.numbers), 1 / patterns.bins)
-    toward = scale * Algebra(patterns).overlaps(uniform)[0]
-    square = jnp.sum(toward) / patterns.bins
+    toward, square = (scale * part for part in toward_mean(patterns))
     mean = jnp.sum(exponents, axis=1) / patterns.bins
 
     def one(component: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -107,15 +107,11 @@ def _log_ratio(
 def log_values(terms: Terms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
     """log f, f = (P/R)(1 - e^(ε-Y))₊, of one chunk: shape (2·pairs,), z first, then -z."""
     patterns, proposal, draws = terms
-    algebra = Algebra(patterns)
     x = jnp.exp(-log_sigma)
-    hot = draws.bins[:, :, None] == jnp.arange(patterns.bins)
-    counts = hot.reshape(-1, patterns.numbers).astype(float)
-    alpha, gamma = proposal.alpha[draws.component], proposal.gamma[draws.component]
-    uniform = jnp.full((1, patterns.numbers), 1 / patterns.bins)
-    centre = alpha[:, None] * algebra.overlaps(counts) + gamma[:, None] * algebra.overlaps(uniform)
-    noise = algebra.noise(draws.normal.astype(float))
-    exponents = jnp.concatenate([x**2 * centre + x * noise, x**2 * centre - x * noise])
+    alpha, gamma = (part[draws.component][:, None] for part in map(jnp.asarray, proposal))
+    centre = alpha * Overlaps(patterns).of(draws.bins) + gamma * toward_mean(patterns)[0]
+    moved = x * noise(patterns, draws.normal.astype(float))
+    exponents = jnp.concatenate([x**2 * centre + moved, x**2 * centre - moved])
     half = x**2 * squared_norms(patterns) / 2
     loss = log_mean(exponents - half, x**2 * corners(patterns), patterns.bins)
     ratio = _log_ratio(patterns, proposal, exponents, x**2)
@@ -167,10 +163,9 @@ def _pilot(
 ) -> tuple[jax.Array, jax.Array]:
     """(Z, log of weight times target) of samples from the certificate's chain."""
     pattern_key, noise_key = jax.random.split(key)
-    algebra = Algebra(scaled)
-    drawn = Drawn(algebra, scaled, pattern_key, _PILOT, order)
-    normal = jax.random.normal(noise_key, (_PILOT, scaled.iterations))
-    exponents = drawn.products + algebra.noise(normal)
+    moved = noise(scaled, jax.random.normal(noise_key, (_PILOT, scaled.iterations)))
+    drawn = pattern_tilts.draw(scaled, pattern_key, moved, order)
+    exponents = drawn.products + moved
     half = squared_norms(scaled) / 2
     loss = log_mean(exponents - half, corners(scaled), scaled.bins)
     hinge = log_hinge(loss - epsilon)
@@ -249,13 +244,10 @@ def _log_delta_add(
 ) -> jax.Array:
     """As :func:`.design_point.log_delta_add`: samples of N(-t m̄, σ²I)."""
     at = patterns.scaled(jnp.exp(log_sigma))
-    algebra = Algebra(at)
-    uniform = jnp.full((1, at.numbers), 1 / at.bins)
-    toward = algebra.overlaps(uniform)[0]
-    square = jnp.sum(toward) / at.bins
+    toward, square = toward_mean(at)
     t = add_order(mean_square(at), square, epsilon)
-    noise = algebra.noise(jax.random.normal(key, (_PAIRS, at.iterations)))
-    exponents = jnp.concatenate([noise, -noise]) - t * toward
+    moved = noise(at, jax.random.normal(key, (_PAIRS, at.iterations)))
+    exponents = jnp.concatenate([moved, -moved]) - t * toward
     loss = log_mean(exponents - squared_norms(at) / 2, corners(at), at.bins)
     log_weight = t * jnp.sum(exponents, axis=1) / at.bins + t**2 * square / 2
     values = log_weight + log_hinge(-epsilon - loss)

@@ -57,7 +57,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +68,16 @@ from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import _chunks, tilted
 from mfopt.accounting.monte_carlo.evidence import Hinge, Point, Sums, Tilt
 from mfopt.accounting.monte_carlo.pattern_ceilings import Ceilings
-from mfopt.accounting.monte_carlo.patterns import Algebra, Patterns, corners, log_mean, squared_norms
+from mfopt.accounting.monte_carlo.patterns import (
+    Overlaps,
+    Patterns,
+    corners,
+    entries,
+    log_mean,
+    squared_norms,
+    toward_mean,
+)
+from mfopt.accounting.monte_carlo.patterns import noise as modes_of
 
 _RISES = 3  # orders in a row whose ceiling is above the least: it rises from there on
 _SHIFT_WORTH = 3.0  # log: a shift is tried where its ceiling is at most so far above a chain's
@@ -171,44 +180,58 @@ def total(
     )
 
 
-class Drawn:
-    """Patterns drawn one after another, as sums over their modes; one compilation for any order.
+class Drawn(NamedTuple):
+    """Patterns k⁰, k¹, …, drawn one after another, by their sum V of modes.
 
     Attributes:
-      counts: how often each mode was drawn, shape (size, K·b).
-      products: S·counts.
-      log_normalizers: Σ_l log N_l, shape (size,).
+      products: <M, V>, shape (size, K·b).
+      along: <noise, counts of V>, shape (size,).
+      square: |V|².
+      log_normalizers: Σ_l log N_l.
     """
 
-    def __init__(
-        self, algebra: Algebra, patterns: Patterns, key: jax.Array, size: int, order: jax.Array
-    ) -> None:
-        throws, bins = patterns.throws, patterns.bins
-        first_key, chain_key = jax.random.split(key)
+    products: jax.Array
+    along: jax.Array
+    square: jax.Array
+    log_normalizers: jax.Array
 
-        def modes(chosen: jax.Array) -> jax.Array:
-            hot = chosen.reshape(size, throws, 1) == jnp.arange(bins)
-            return hot.reshape(size, throws * bins).astype(float)
 
-        def extend(l: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            counts, products, log_normalizers = state
-            exponents = products.reshape(size * throws, bins)
-            top = jnp.max(exponents, axis=1, keepdims=True)
-            uniform = jax.random.uniform(jax.random.fold_in(chain_key, l), (size * throws,))
-            chosen, mass = tilted._pick(jnp.exp(exponents - top), uniform)
-            logs = (top[:, 0] + jnp.log(mass / bins)).reshape(size, throws)
-            added = modes(chosen)
-            return (
-                counts + added,
-                products + algebra.overlaps(added),
-                log_normalizers + jnp.sum(logs, axis=1),
-            )
+def draw(patterns: Patterns, key: jax.Array, noise: jax.Array, order: jax.Array) -> Drawn:
+    """1 + ``order`` patterns for each row of ``noise``; one compilation for any order.
 
-        start = modes(jax.random.randint(first_key, (size * throws,), 0, bins))
-        begin = start, algebra.overlaps(start), jnp.zeros(size)
-        self.counts, self.products, self.log_normalizers = jax.lax.fori_loop(
-            1, order.astype(int) + 1, extend, begin
+    Args:
+      patterns: in noise units.
+      key: randomness.
+      noise: Mᵀz, shape (size, K·b).
+      order: s, whole.
+    """
+    overlaps, size = Overlaps(patterns), noise.shape[0]
+    shape = size, patterns.throws
+    first_key, chain_key = jax.random.split(key)
+
+    def added(pattern: jax.Array, before: Drawn, log_normalizers: jax.Array) -> Drawn:
+        own = overlaps.of(pattern)
+        cross = 2 * entries(before.products, pattern) + entries(own, pattern)
+        return Drawn(
+            before.products + own,
+            before.along + entries(noise, pattern),
+            before.square + cross,
+            log_normalizers,
         )
+
+    def extend(l: jax.Array, before: Drawn) -> Drawn:
+        exponents = before.products.reshape(-1, patterns.bins)
+        top = jnp.max(exponents, axis=1, keepdims=True)
+        uniform = jax.random.uniform(jax.random.fold_in(chain_key, l), (exponents.shape[0],))
+        chosen, mass = tilted._pick(jnp.exp(exponents - top), uniform)
+        logs = (top[:, 0] + jnp.log(mass / patterns.bins)).reshape(shape)
+        return added(chosen.reshape(shape), before, before.log_normalizers + jnp.sum(logs, axis=1))
+
+    nothing = Drawn(jnp.zeros_like(noise), *(jnp.zeros(size),) * 3)
+    first = jax.random.randint(first_key, shape, 0, patterns.bins)
+    start = added(first, nothing, nothing.log_normalizers)
+    result: Drawn = jax.lax.fori_loop(1, order.astype(int) + 1, extend, start)
+    return result
 
 
 def _chain(
@@ -221,9 +244,8 @@ def _chain(
     payoff: Any,
 ) -> Sums:
     pattern_key, noise_key, point_key = jax.random.split(key, 3)
-    algebra = Algebra(patterns)
-    drawn = Drawn(algebra, patterns, pattern_key, size, order)
-    noise = algebra.noise(jax.random.normal(noise_key, (size, patterns.iterations)))
+    noise = modes_of(patterns, jax.random.normal(noise_key, (size, patterns.iterations)))
+    drawn = draw(patterns, pattern_key, noise, order)
     half, corner = squared_norms(patterns) / 2, corners(patterns)
 
     def log_value(exponents: jax.Array) -> jax.Array:
@@ -233,11 +255,8 @@ def _chain(
         )
         return result
 
-    along = jnp.sum(noise * drawn.counts, axis=1)
-    square = jnp.sum(drawn.products * drawn.counts, axis=1)
-    return tilted._sums(
-        point_key, log_value, drawn.products, noise, drawn.products, along, square
-    )
+    products, along, square, _ = drawn
+    return tilted._sums(point_key, log_value, products, noise, products, along, square)
 
 
 def _shift(
@@ -250,9 +269,8 @@ def _shift(
     payoff: Any,
 ) -> Sums:
     pattern_key, noise_key, point_key = jax.random.split(key, 3)
-    algebra = Algebra(patterns)
-    drawn = Drawn(algebra, patterns, pattern_key, size, jnp.zeros(()))
-    noise = algebra.noise(jax.random.normal(noise_key, (size, patterns.iterations)))
+    noise = modes_of(patterns, jax.random.normal(noise_key, (size, patterns.iterations)))
+    drawn = draw(patterns, pattern_key, noise, jnp.zeros(()))
     half, corner, far = squared_norms(patterns) / 2, corners(patterns), 1 + order
 
     def log_value(exponents: jax.Array) -> jax.Array:
@@ -261,10 +279,8 @@ def _shift(
         result: jax.Array = loss - proposal + payoff.log_value(epsilon - loss) - log_ceiling
         return result
 
-    along = jnp.sum(noise * drawn.counts, axis=1)
-    square = jnp.sum(drawn.products * drawn.counts, axis=1)
-    centre = far * drawn.products
-    return tilted._sums(point_key, log_value, centre, noise, drawn.products, along, square)
+    products, along, square, _ = drawn
+    return tilted._sums(point_key, log_value, far * products, noise, products, along, square)
 
 
 def _mean(
@@ -277,12 +293,10 @@ def _mean(
     payoff: Any,
 ) -> Sums:
     noise_key, point_key = jax.random.split(key)
-    algebra = Algebra(patterns)
-    noise = algebra.noise(jax.random.normal(noise_key, (size, patterns.iterations)))
+    noise = modes_of(patterns, jax.random.normal(noise_key, (size, patterns.iterations)))
     half, corner = squared_norms(patterns) / 2, corners(patterns)
-    uniform = jnp.full((1, patterns.numbers), 1 / patterns.bins)
-    products = jnp.broadcast_to(algebra.overlaps(uniform), noise.shape)
-    square = jnp.sum(products[0] * uniform[0])
+    toward, square = toward_mean(patterns)
+    products = jnp.broadcast_to(toward, noise.shape)
 
     def log_value(exponents: jax.Array) -> jax.Array:
         loss = log_mean(exponents - half, corner, patterns.bins)

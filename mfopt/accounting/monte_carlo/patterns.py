@@ -153,36 +153,78 @@ def from_gram(gram: jax.Array, bins: int, rethrow: int) -> Patterns:
     return Patterns(band.factor(gram), gram, bins, rethrow)
 
 
-class Algebra:
-    """Products with C and with the overlaps of the modes, at one :class:`Patterns`.
+def noise(patterns: Patterns, z: jax.Array) -> jax.Array:
+    """Mᵀ z for white noise z (samples, n): covariance MᵀM, shape (samples, K·b)."""
+    blocks = band.tiles(jnp.asarray(patterns.columns))
+    return _to_modes(patterns, band.transposed(blocks, z))
 
-    Vectors over modes have shape (samples, K·b), those over columns (samples, n).
+
+def _to_modes(patterns: Patterns, x: jax.Array) -> jax.Array:
+    """Sums over the columns of each mode: (samples, n) -> (samples, K·b)."""
+    parts = x.reshape(-1, patterns.throws, patterns.rethrow, patterns.bins)
+    return jnp.sum(parts, axis=2).reshape(-1, patterns.numbers)
+
+
+def toward_mean(patterns: Patterns) -> tuple[jax.Array, jax.Array]:
+    """(Mᵀ m̄, |m̄|²) of the mean mode m̄ = C·1/b: shapes (K·b,) and ()."""
+    columns = band.tiles(jnp.asarray(patterns.columns))
+    mean = band.product(columns, jnp.full((1, patterns.iterations), 1 / patterns.bins))
+    toward = _to_modes(patterns, band.transposed(columns, mean))[0]
+    return toward, jnp.sum(mean**2)
+
+
+class Overlaps:
+    """Rows of MᵀM: gathered, since a pattern has one bin for each throw.
+
+    Args:
+      patterns: what they are of.
     """
 
     def __init__(self, patterns: Patterns) -> None:
-        self._patterns = patterns
-        self._gram = band.tiles(jnp.asarray(patterns.gram))
-        self._columns = band.tiles(jnp.asarray(patterns.columns))
+        self._bins = patterns.bins
+        self._within = within(patterns)
+        corner = corners(patterns)
+        rest = patterns.bins - corner.shape[-1]
+        # for each bin of a throw: what it adds to early bins of the next throw, to late of the one
+        # before
+        self._ahead = jnp.pad(corner, ((0, 0), (rest, 0), (0, 0)))
+        self._back = jnp.pad(jnp.swapaxes(corner, 1, 2), ((0, 0), (0, rest), (0, 0)))
 
-    def _to_columns(self, x: jax.Array) -> jax.Array:
-        at = self._patterns
-        parts = x.reshape(-1, at.throws, 1, at.bins)
-        shape = (parts.shape[0], at.throws, at.rethrow, at.bins)
-        return jnp.broadcast_to(parts, shape).reshape(-1, at.iterations)
+    def of(self, pattern: jax.Array) -> jax.Array:
+        """<M, m_k> for each pattern (samples, K): shape (samples, K·b)."""
+        throw = jnp.arange(pattern.shape[1])
+        total = self._within[throw, pattern]
+        reach = self._ahead.shape[2]
+        if reach:
+            total = total.at[:, 1:, :reach].add(self._ahead[throw[:-1], pattern[:, :-1]])
+            late = self._back[throw[:-1], pattern[:, 1:]]
+            total = total.at[:, :-1, self._bins - reach :].add(late)
+        return total.reshape(pattern.shape[0], -1)
 
-    def _to_modes(self, y: jax.Array) -> jax.Array:
-        at = self._patterns
-        parts = y.reshape(-1, at.throws, at.rethrow, at.bins)
-        return jnp.sum(parts, axis=2).reshape(-1, at.numbers)
 
-    def overlaps(self, x: jax.Array) -> jax.Array:
-        """MᵀM x."""
-        diagonal = jnp.asarray(self._patterns.gram)[0]
-        return self._to_modes(band.symmetric(self._gram, diagonal, self._to_columns(x)))
+def entries(x: jax.Array, pattern: jax.Array) -> jax.Array:
+    """<x, counts of the pattern>: the sum of the entries of x (samples, K·b) that it picks."""
+    parts = x.reshape(*pattern.shape, -1)
+    return jnp.sum(jnp.take_along_axis(parts, pattern[:, :, None], axis=2), axis=(1, 2))
 
-    def noise(self, z: jax.Array) -> jax.Array:
-        """Mᵀ z for white noise z (samples, n): covariance MᵀM."""
-        return self._to_modes(band.transposed(self._columns, z))
+
+def within(patterns: Patterns) -> jax.Array:
+    """<M_g[:, k], M_g[:, c]>, shape (K, bins, bins)."""
+    bins, reach = patterns.bins, patterns.gram.shape[0] - 1
+    shape = reach + 1, patterns.throws, patterns.rethrow, bins
+    by_epoch = jnp.asarray(patterns.gram).reshape(shape)
+    k, c = jnp.arange(bins)[:, None], jnp.arange(bins)[None, :]
+    lag = jnp.abs(k - c)
+    # the lag moves to the front: [k, c, throw]
+    same = jnp.sum(by_epoch[jnp.minimum(lag, reach), :, :, jnp.minimum(k, c)], axis=3)
+    total = jnp.where((lag <= reach)[:, :, None], same, 0)
+    if patterns.rethrow > 1:
+        # one column late in an epoch, one early in the next of the same throw
+        lag = bins + c - k
+        wrapped = jnp.sum(by_epoch[jnp.minimum(lag, reach), :, :-1, k], axis=3)
+        wrapped = jnp.where((lag <= reach)[:, :, None], wrapped, 0)
+        total = total + wrapped + jnp.swapaxes(wrapped, 0, 1)
+    return jnp.moveaxis(total, 2, 0)
 
 
 def squared_norms(patterns: Patterns) -> jax.Array:
