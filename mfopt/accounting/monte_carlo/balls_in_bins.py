@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ from mfopt.accounting.monte_carlo.protocol import (
     SampledDirection,
     SampledLaw,
     SampledLoss,
+    best_pilot,
     law,
     loss_of,
 )
@@ -49,6 +50,8 @@ class BallsInBinsLoss(SampledLoss):
     """
 
     pair: DominatingPair
+    name: ClassVar[str] = "balls-in-bins"
+    estimator: ClassVar[str] = "design-point importance sampling"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pair", dominating_pair.check(self.pair))
@@ -78,29 +81,10 @@ class BallsInBinsLoss(SampledLoss):
         trial: Trial,
         log_mean: float | None = None,
     ) -> Pilot:
-        # remove: from the order of least ceiling upwards (below it the second moment grows too) as
-        # long as the bound falls
         if direction == "add":
             return self.pilot(self.least("add", point), point, tilted.PILOT, trial.key)
-        best: tuple[float, Pilot] | None = None
-        count = 0
-        for first in tilted.remove_tilts(self.pair, point):
-            order: float | None = first.order
-            least, misses = math.inf, 0
-            while order is not None and misses < 2:  # one miss may be the pilot's noise
-                here = tilted.tilt(first.kind, order, self.pair, point)
-                key = _chunks.subkey(trial.key, count)
-                taken = self.pilot(here, point, tilted.PILOT, key)
-                count += 1
-                seen = taken.log_mean > -math.inf and (log_mean is None or taken.agrees(log_mean))
-                expected = taken.expected(trial.samples, trial.beta)[1] if seen else math.inf
-                if best is None or expected < best[0]:
-                    best = expected, taken
-                misses = 0 if expected < least else misses + 1
-                least = min(least, expected)
-                order = tilted.next_order(first.kind, order)
-        assert best is not None
-        return best[1]
+        tilts = tilted.remove_tilts(self.pair, point)
+        return best_pilot(self, tilts, point, trial, samples=tilted.PILOT, log_mean=log_mean)
 
     def least(self, direction: SampledDirection, point: Point) -> Tilt:
         if direction == "remove":

@@ -19,6 +19,8 @@ from mfopt.accounting.monte_carlo import betting
 from mfopt.accounting.monte_carlo.dominating_pair import log_hinge
 from mfopt.strategies.fields import Array
 
+MAX_ORDER = 256  # of a chain
+_GROWTH = 1.15  # from one order to the next that is tried
 _ROUNDING = 1e-9  # relative slack for float64 rounding in sums of logarithms and exponentials
 _COARSE = 2.0**-46  # absolute, on f/B: uniforms have 52 bits, so tails end 8 σ out
 
@@ -87,6 +89,15 @@ class Tilt(NamedTuple):
     kind: str
     order: float
     log_ceiling: float
+
+
+    @property
+    def next_order(self) -> float | None:
+        """The next larger order that is worth a pilot; None where the kind ends."""
+        if self.kind != "chain":
+            return self.order * _GROWTH if self.order > 0 else None
+        larger = max(round(self.order * _GROWTH), self.order + 1)
+        return larger if larger <= MAX_ORDER else None
 
 
 class Sums(NamedTuple):

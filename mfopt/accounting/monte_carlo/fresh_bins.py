@@ -26,6 +26,7 @@ from mfopt.accounting.monte_carlo.protocol import (
     SampledDirection,
     SampledLaw,
     SampledLoss,
+    best_pilot,
     law,
     loss_of,
 )
@@ -45,7 +46,7 @@ class FreshBinsLoss(SampledLoss):
       patterns: C, for σ = 1.
     """
 
-    name = "fresh bins"
+    name = "fresh-bins"
 
     def __init__(self, patterns: Patterns) -> None:
         self.patterns = patterns
@@ -92,7 +93,7 @@ class FreshBinsLoss(SampledLoss):
         if direction == "add":
             return self.pilot(self.least("add", point), point, _PILOT, trial.key)
         tilts = pattern_tilts.remove_tilts(self._ceilings(point.noise_multiplier), point)
-        return best_pilot(self, tilts, point, trial, _PILOT, log_mean)
+        return best_pilot(self, tilts, point, trial, samples=_PILOT, log_mean=log_mean)
 
     def least(self, direction: SampledDirection, point: Point) -> Tilt:
         ceilings = self._ceilings(point.noise_multiplier)

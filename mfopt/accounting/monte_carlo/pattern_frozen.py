@@ -38,8 +38,8 @@ from mfopt.accounting.monte_carlo.patterns import (
 )
 
 COMPONENTS = 2
-_PAIRS = 64  # antithetic pairs in a chunk: a few MiB of arrays at 2,048 iterations
-_PILOT = 512
+_CHUNK = 2**17  # numbers of a chunk's antithetic pairs: a few MiB of arrays
+_PILOT = 256
 _START = ((0.35, 0.65), (0.65, 0.35))  # of the order, the parts of α - 1 and γ
 
 
@@ -72,11 +72,23 @@ class Terms(NamedTuple):
     draws: Draws
 
 
+def _chunks_of(pairs: int, n: int) -> int:
+    """In how many chunks so many antithetic pairs are looked at."""
+    return -(-pairs // max(64, min(_CHUNK // n, 4096)))
+
+
+def _whole_pairs(samples: int, n: int) -> int:
+    """Pairs that make at least ``samples``, in chunks of one size."""
+    pairs = -(-samples // 2)
+    chunks = _chunks_of(pairs, n)
+    return -(-pairs // chunks) * chunks
+
+
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def draw(key: jax.Array, samples: int, shape: tuple[int, int, int]) -> Draws:
-    """At least ``samples`` frozen draws, in whole chunks; ``shape`` is (K, b, n)."""
+    """At least ``samples`` frozen draws; ``shape`` is (K, b, n)."""
     throws, bins, n = shape
-    count = -(-samples // (2 * _PAIRS)) * _PAIRS
+    count = _whole_pairs(samples, n)
     bin_key, noise_key = jax.random.split(key)
     return Draws(
         jnp.arange(count) % COMPONENTS,
@@ -125,7 +137,9 @@ def log_delta(terms: Terms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Arr
     def chunk(draws: Draws) -> jax.Array:
         return log_values(Terms(terms.patterns, terms.proposal, draws), log_sigma, epsilon)
 
-    parts = jax.tree.map(lambda leaf: leaf.reshape(-1, _PAIRS, *leaf.shape[1:]), terms.draws)
+    pairs, n = terms.draws.normal.shape
+    chunks = _chunks_of(pairs, n)
+    parts = jax.tree.map(lambda leaf: leaf.reshape(chunks, -1, *leaf.shape[1:]), terms.draws)
     values = jax.lax.map(chunk, parts)
     return jax.scipy.special.logsumexp(values) - np.log(values.size)
 
@@ -152,7 +166,7 @@ def fit(patterns: Patterns, noise_multiplier: float, epsilon: float) -> Proposal
             return float(value), np.asarray(slope).reshape(-1)
 
         optimize.minimize(
-            function, start.reshape(-1), jac=True, method="L-BFGS-B", options={"maxfun": 20}
+            function, start.reshape(-1), jac=True, method="L-BFGS-B", options={"maxfun": 12}
         )
     return Proposal(np.exp(best[:, 0]), best[:, 1])
 
@@ -203,52 +217,56 @@ class FrozenPatterns:
     ) -> None:
         self.patterns, self.epsilon = patterns, float(epsilon)
         self._proposal = fit(patterns, noise_multiplier, epsilon)
-        self._keys = [_chunks.subkey(key, i) for i in range(-(-samples // (2 * _PAIRS)))]
-        self.samples = 2 * _PAIRS * len(self._keys)
+        pairs = _whole_pairs(samples, patterns.iterations)
+        chunks = _chunks_of(pairs, patterns.iterations)
+        self.samples, self._size = 2 * pairs, 2 * pairs // chunks
+        self._keys = [_chunks.subkey(key, i) for i in range(chunks)]
 
     @float64
     def evaluate(self, log_sigma: float) -> LogDelta:
         """log δ̂, its slope, and its relative standard error (antithetic pairs as units)."""
-        parts = [
-            np.asarray(_moments(self.patterns, self._proposal, key, log_sigma, self.epsilon))
-            for key in self._keys
-        ]
+        parts = []
+        for key in self._keys:
+            at = self.patterns, self._proposal, key, log_sigma, self.epsilon
+            parts.append(np.asarray(_moments(*at, self._size)))
+            _chunks.looked_at(self._size)
         return LogDelta.joined(np.array(parts), self.samples // 2)
 
     @float64
     def log_delta_add(self, log_sigma: float) -> float:
         """log δ̂ of the add direction from as many samples of its own."""
         values = [
-            float(_log_delta_add(self.patterns, key, log_sigma, self.epsilon)) for key in self._keys
+            float(_log_delta_add(self.patterns, key, log_sigma, self.epsilon, self._size))
+            for key in self._keys
         ]
         return float(np.logaddexp.reduce(values) - np.log(len(values)))
 
 
-@jax.jit
+@functools.partial(jax.jit, static_argnums=5)
 def _moments(
     patterns: Patterns,
     proposal: Proposal,
     key: jax.Array,
     log_sigma: jax.Array,
     epsilon: jax.Array,
+    size: int,
 ) -> jax.Array:
-    shape = patterns.throws, patterns.bins, patterns.iterations
-    draws = draw(key, 2 * _PAIRS, shape)
+    draws = draw(key, size, (patterns.throws, patterns.bins, patterns.iterations))
     terms = Terms(patterns, proposal, draws)
     return paired_moments(lambda theta: log_values(terms, theta, epsilon), log_sigma)
 
 
-@jax.jit
+@functools.partial(jax.jit, static_argnums=4)
 def _log_delta_add(
-    patterns: Patterns, key: jax.Array, log_sigma: jax.Array, epsilon: jax.Array
+    patterns: Patterns, key: jax.Array, log_sigma: jax.Array, epsilon: jax.Array, size: int
 ) -> jax.Array:
     """As :func:`.design_point.log_delta_add`: samples of N(-t m̄, σ²I)."""
     at = patterns.scaled(jnp.exp(log_sigma))
     toward, square = toward_mean(at)
     t = add_order(mean_square(at), square, epsilon)
-    moved = noise(at, jax.random.normal(key, (_PAIRS, at.iterations)))
+    moved = noise(at, jax.random.normal(key, (size // 2, at.iterations)))
     exponents = jnp.concatenate([moved, -moved]) - t * toward
     loss = log_mean(exponents - squared_norms(at) / 2, corners(at), at.bins)
     log_weight = t * jnp.sum(exponents, axis=1) / at.bins + t**2 * square / 2
     values = log_weight + log_hinge(-epsilon - loss)
-    return jax.scipy.special.logsumexp(values) - np.log(2 * _PAIRS)
+    return jax.scipy.special.logsumexp(values) - np.log(values.size)

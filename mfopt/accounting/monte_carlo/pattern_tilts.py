@@ -66,7 +66,7 @@ from scipy import optimize
 
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import _chunks, tilted
-from mfopt.accounting.monte_carlo.evidence import Hinge, Point, Sums, Tilt
+from mfopt.accounting.monte_carlo.evidence import MAX_ORDER, Hinge, Point, Sums, Tilt
 from mfopt.accounting.monte_carlo.pattern_ceilings import Ceilings
 from mfopt.accounting.monte_carlo.patterns import (
     Overlaps,
@@ -109,7 +109,7 @@ def remove_tilts(ceilings: Ceilings, point: Point) -> list[Tilt]:
         return tilt(kind, order, ceilings, point)
 
     chain, rises = at("chain", 1), 0
-    for order in range(2, tilted.MAX_ORDER + 1):
+    for order in range(2, MAX_ORDER + 1):
         here = at("chain", order)
         rises = 0 if here.log_ceiling < chain.log_ceiling else rises + 1
         chain = here if rises == 0 else chain

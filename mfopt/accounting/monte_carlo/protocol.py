@@ -16,12 +16,15 @@ from __future__ import annotations
 
 import abc
 import functools
+import math
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import jax
 
 from mfopt import _check
+from mfopt._float64 import float64
+from mfopt.accounting.monte_carlo import _chunks
 from mfopt.accounting.monte_carlo.evidence import Pilot, Point, Tilt, Trial, UpperBound
 from mfopt.strategies import Strategy
 
@@ -68,7 +71,15 @@ class FreeBound(Protocol):
 
 
 class SampledLoss(abc.ABC):
-    """The privacy loss of one mechanism. Add-remove adjacency of one unit; σ for C as stored."""
+    """The privacy loss of one mechanism. Add-remove adjacency of one unit; σ for C as stored.
+
+    Attributes:
+      name: of the scheme, for the record.
+      estimator: what :meth:`frozen` is, for the record.
+    """
+
+    name: ClassVar[str] = "sampled"
+    estimator: ClassVar[str] = "importance sampling"
 
     @property
     @abc.abstractmethod
@@ -143,6 +154,47 @@ class SampledLoss(abc.ABC):
     @abc.abstractmethod
     def free_bounds(self) -> Sequence[FreeBound]:
         """Closed forms that hold anyway; at least the mechanism without amplification."""
+
+
+@float64
+def best_pilot(
+    loss: SampledLoss,
+    tilts: Sequence[Tilt],
+    point: Point,
+    trial: Trial,
+    *,
+    samples: int,
+    log_mean: float | None = None,
+) -> Pilot:
+    """The pilot whose tilt should bound best: what :meth:`SampledLoss.choose` asks for in "remove".
+
+    Of each kind of tilt, from the order of least ceiling upwards (below it the second moment grows
+    too) as long as the bound falls.
+
+    Args:
+      loss: whose tilts they are.
+      tilts: the one of least ceiling of each kind.
+      point, trial, log_mean: as for ``choose``.
+      samples: of one pilot.
+    """
+    best: tuple[float, Pilot] | None = None
+    count = 0
+    for first in tilts:
+        here: Tilt | None = first
+        least, misses = math.inf, 0
+        while here is not None and misses < 2:  # one miss may be the pilot's noise
+            taken = loss.pilot(here, point, samples, _chunks.subkey(trial.key, count))
+            count += 1
+            seen = taken.log_mean > -math.inf and (log_mean is None or taken.agrees(log_mean))
+            expected = taken.expected(trial.samples, trial.beta)[1] if seen else math.inf
+            if best is None or expected < best[0]:
+                best = expected, taken
+            misses = 0 if expected < least else misses + 1
+            least = min(least, expected)
+            order = here.next_order
+            here = None if order is None else loss.at(here._replace(order=order), point)
+    assert best is not None
+    return best[1]
 
 
 class SampledLaw(abc.ABC):

@@ -68,8 +68,6 @@ class OneUnit(LossModel):
       calibrate_samples: of the estimate of σ.
     """
 
-    method = "balls-in-bins Monte Carlo, Rényi-tilted, estimate-verify-release"
-    estimator = "balls-in-bins Monte Carlo, design-point importance sampling"
     status: Status = "certified"
 
     def __init__(
@@ -80,6 +78,8 @@ class OneUnit(LossModel):
         calibrate_samples: int = CALIBRATE_SAMPLES,
     ) -> None:
         self.loss, self.samples, self.work = loss, samples, loss.work
+        self.method = f"{loss.name} Monte Carlo, Rényi-tilted, estimate-verify-release"
+        self.estimator = f"{loss.name} Monte Carlo, {loss.estimator}"
         self.alone = companions is None
         self.companions = companions or {direction: Companion() for direction in DIRECTIONS}
         self._calibrate_samples = calibrate_samples

@@ -50,14 +50,12 @@ from mfopt.accounting.monte_carlo.dominating_pair import (
     add_tilt,
     privacy_loss,
 )
-from mfopt.accounting.monte_carlo.evidence import Hinge, Point, Sums, Tilt
+from mfopt.accounting.monte_carlo.evidence import MAX_ORDER, Hinge, Point, Sums, Tilt
 from mfopt.accounting.monte_carlo.plain import scale
 
-MAX_ORDER = 256
 POINTS = 8
 PILOT = 8192
 _ORDERS = 32  # ceilings that are computed at once in the search for an order
-_GROWTH = 1.15
 _SHIFT_WORTH = 3.0  # log: a shift is tried where its ceiling is at most so far above a chain's
 _ABOVE = 1e-6  # a value of f/B this far above 1 is no rounding: the ceiling does not hold
 
@@ -124,14 +122,6 @@ def mean_tilt(pair: DominatingPair, point: Point) -> Tilt:
         orders += list(np.geomspace(1e-2, 1e3, 31))
     found = [tilt("mean", order, pair, point) for order in orders]
     return min(found, key=lambda one: one.log_ceiling)
-
-
-def next_order(kind: str, order: float) -> float | None:
-    """The next larger order that is worth a pilot; None where the kind ends."""
-    if kind != "chain":
-        return order * _GROWTH if order > 0 else None
-    larger = max(round(order * _GROWTH), order + 1)
-    return larger if larger <= MAX_ORDER else None
 
 
 def _chain_ceiling(log_normalizers: float, order: int, point: Point) -> float:

@@ -1,0 +1,232 @@
+"""Fresh bins: scheme, chain likelihood, ceilings and estimators against all patterns written out."""
+
+import itertools
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import logsumexp
+
+from mfopt._float64 import float64
+from mfopt.accounting import Mechanism, account
+from mfopt.accounting.loss_distribution.allocation import AllocationProfile
+from mfopt.accounting.monte_carlo import _chunks, band, dominating_pair, pattern_tilts
+from mfopt.accounting.monte_carlo import patterns as pattern
+from mfopt.accounting.monte_carlo.evidence import Point
+from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLoss
+from mfopt.accounting.monte_carlo.pattern_ceilings import Ceilings
+from mfopt.errors import UsageError
+from mfopt.sampling import BallsInBins, FreshBins
+from mfopt.strategies import BLT, Banded, BandedToeplitz, Identity, TimeScaled
+
+SIGMA = 1.3
+CASES = [(4, 3, 1, 2), (4, 3, 1, 4), (4, 4, 2, 3), (5, 4, 4, 5), (4, 3, 1, 1), (4, 1, 1, 3)]
+
+
+def drawn(bins, epochs, bands, seed=0):
+    """A banded C with entries of its own, dense."""
+    n, rng = bins * epochs, np.random.default_rng(seed)
+    rows = np.arange(n)[:, None] - np.arange(n)[None, :]
+    return np.where((rows >= 0) & (rows < bands), rng.uniform(0.2, 1, (n, n)), 0)
+
+
+def modes_of(matrix, scheme):
+    """M by its definition, one column for each (throw, bin)."""
+    each = matrix.reshape(len(matrix), scheme.throws, scheme.rethrow, scheme.bins)
+    return each.sum(axis=2).reshape(len(matrix), -1)
+
+
+def all_patterns(matrix, scheme):
+    """Every m_k as a column, (n, b^K)."""
+    modes = modes_of(matrix, scheme)
+    chosen = itertools.product(range(scheme.bins), repeat=scheme.throws)
+    return np.stack(
+        [modes[:, [g * scheme.bins + k for g, k in enumerate(bins)]].sum(axis=1) for bins in chosen],
+        axis=1,
+    )
+
+
+def plain_loss(patterns, x, sigma):
+    """Y at the columns of x, by the sum over all patterns."""
+    exponents = patterns.T @ x / sigma**2 - (patterns**2).sum(axis=0)[:, None] / 2 / sigma**2
+    return logsumexp(exponents, axis=0) - math.log(patterns.shape[1])
+
+
+@pytest.mark.parametrize(("bins", "epochs", "rethrow", "bands"), CASES)
+def test_likelihood_and_ceilings_are_those_of_all_patterns(bins, epochs, rethrow, bands):
+    scheme, matrix = FreshBins(bins, epochs, rethrow), drawn(bins, epochs, bands)
+    found = pattern.exact(Banded.from_dense(matrix, bands), scheme)
+    every, modes = all_patterns(matrix, scheme), modes_of(matrix, scheme)
+    x = np.random.default_rng(1).normal(size=(scheme.iterations, 8)) * 3
+    scaled = found.scaled(SIGMA)
+    products = x.T @ modes / SIGMA**2
+
+    @float64
+    def loss(coupling):
+        exponents = products - pattern.squared_norms(scaled) / 2
+        return pattern.log_mean(exponents, coupling * pattern.corners(scaled), bins)
+
+    expected = plain_loss(every, x, SIGMA)
+    np.testing.assert_allclose(loss(1.0), expected, rtol=0, atol=1e-12)
+    if bands > 1 and scheme.throws > 1:  # the control: neighbours taken for independent
+        assert np.max(np.abs(loss(0.0) - expected)) > 1e-3
+
+    gram = modes.T @ modes
+    picked = np.random.default_rng(2).integers(0, bins, (5, scheme.throws))
+    hot = np.eye(bins)[picked].reshape(5, -1)
+    overlaps = float64(lambda: pattern.Overlaps(found).of(jnp.asarray(picked)))()
+    np.testing.assert_allclose(overlaps, hot @ gram, atol=1e-12)
+    np.testing.assert_allclose(float64(pattern.noise)(found, x.T), x.T @ modes, atol=1e-12)
+    toward, square = float64(pattern.toward_mean)(found)
+    mean = every.mean(axis=1)
+    np.testing.assert_allclose(toward, modes.T @ mean, atol=1e-12)
+    np.testing.assert_allclose(square, mean @ mean)
+    factor = float64(lambda: band.factor(jnp.asarray(found.gram)))()
+    np.testing.assert_allclose(factor, found.columns, atol=1e-9)
+
+    ceilings, inner = Ceilings(scaled), every.T @ every / SIGMA**2
+    np.testing.assert_allclose(ceilings.largest_square, np.diagonal(inner).max())
+    np.testing.assert_allclose(ceilings.mean_square, np.diagonal(inner).mean())
+    total = 0.0
+    for order in range(1, 5):
+        total += np.max(logsumexp(order * inner, axis=0)) - math.log(len(inner))
+        excess = ceilings.log_normalizer(order) - total
+        assert -1e-12 < excess
+        if 2 * bands <= bins + 2:  # no bin overlaps both neighbours: nothing is lost
+            assert excess < 1e-12
+
+
+def test_the_ceiling_holds_where_a_bin_overlaps_both_neighbours():
+    scheme, matrix = FreshBins(3, 6, 2), drawn(3, 6, 3)
+    every = all_patterns(matrix, scheme) / SIGMA
+    ceilings = Ceilings(pattern.exact(Banded.from_dense(matrix, 3), scheme).scaled(SIGMA))
+    total = 0.0
+    for order in range(1, 5):
+        total += np.max(logsumexp(order * every.T @ every, axis=0)) - math.log(every.shape[1])
+        assert total < ceilings.log_normalizer(order) < total + 0.1
+
+
+BINS, EPOCHS, BANDS, EPSILON = 4, 3, 3, 0.7
+
+
+@pytest.fixture(scope="module")
+def small():
+    """(loss, point, {direction: plain estimate}) of a C with b^K = 64 patterns."""
+    scheme, matrix, sigma = FreshBins(BINS, EPOCHS), drawn(BINS, EPOCHS, BANDS), 2.0
+    every, rng = all_patterns(matrix, scheme), np.random.default_rng(0)
+    noise = sigma * rng.normal(size=(scheme.iterations, 200_000))
+    moved = noise + every[:, rng.integers(0, every.shape[1], noise.shape[1])]
+    values = {
+        "remove": np.maximum(-np.expm1(EPSILON - plain_loss(every, moved, sigma)), 0),
+        "add": np.maximum(-np.expm1(EPSILON + plain_loss(every, noise, sigma)), 0),
+    }
+    plain = {key: (v.mean(), v.std() / math.sqrt(v.size)) for key, v in values.items()}
+    loss = FreshBinsLoss(pattern.exact(Banded.from_dense(matrix, BANDS), scheme))
+    return loss, Point(sigma, EPSILON), plain
+
+
+@pytest.mark.parametrize(
+    ("kind", "order", "direction"),
+    [("chain", 1, "remove"), ("chain", 2, "remove"), ("shift", 0.4, "remove"), ("mean", 0.6, "add")],
+)
+def test_every_proposal_has_the_mean_of_plain_sampling(small, kind, order, direction):
+    loss, point, plain = small
+    tilt = pattern_tilts.tilt(kind, order, loss._ceilings(point.noise_multiplier), point)
+    seen = loss.pilot(tilt, point, 2**14, _chunks.seed_key(3))
+    mean, error = plain[direction]
+    found = math.exp(seen.log_mean)
+    spread = math.hypot(found * seen.deviation / math.sqrt(seen.samples), error)
+    assert abs(found - mean) < 4 * spread < 0.03 * mean
+    # the control: the same samples at another σ
+    other = Point(1.05 * point.noise_multiplier, EPSILON)
+    moved = loss.pilot(loss.at(tilt, other), other, 2**14, _chunks.seed_key(3))
+    assert abs(math.exp(moved.log_mean) - mean) > 4 * spread
+
+
+def test_the_frozen_estimate_is_unbiased_and_knows_its_slope(small):
+    loss, point, plain = small
+    frozen = loss.frozen(point.noise_multiplier, EPSILON, 2**14, _chunks.seed_key(5))
+    theta = math.log(point.noise_multiplier)
+    at = frozen.evaluate(theta)
+    mean, error = plain["remove"]
+    assert abs(math.exp(at.value) - mean) < 4 * math.hypot(at.relative_error * mean, error)
+    ahead, behind = (frozen.evaluate(theta + h).value for h in (1e-4, -1e-4))
+    np.testing.assert_allclose(at.slope, (ahead - behind) / 2e-4, rtol=1e-3)
+    np.testing.assert_allclose(math.exp(frozen.log_delta_add(theta)), plain["add"][0], rtol=0.04)
+
+
+def test_one_throw_is_balls_in_bins():
+    for epochs in (1, 3):
+        strategy = Banded.from_dense(drawn(5, epochs, 4), 4)
+        once = pattern.exact(strategy, FreshBins(5, epochs, epochs))
+        pair = dominating_pair.exact(strategy, BallsInBins(5, epochs))
+        np.testing.assert_allclose(float64(pattern.within)(once)[0], pair.gram, atol=1e-12)
+
+
+def test_one_epoch_of_independent_noise_is_the_exact_sum_of_lognormals():
+    loss = FreshBinsLoss(pattern.exact(Identity(), FreshBins(6, 1)))
+    point, exact = Point(1.2, 1.0), AllocationProfile(6, 1 / 1.2**2)
+    for direction in ("remove", "add"):
+        tilt = loss.least(direction, point)
+        seen = loss.pilot(tilt, point, 2**14, _chunks.seed_key(1))
+        error = seen.deviation / math.sqrt(seen.samples)
+        known = exact.log_delta(1.0, direction)
+        assert abs(seen.log_mean - known) < 4 * error < 0.15
+        assert known < tilt.log_ceiling
+
+
+def test_more_bands_than_bins_negative_entries_and_subclasses_are_refused():
+    with pytest.raises(UsageError, match="at most as many bands"):
+        account(Mechanism(FreshBins(4, 3), BandedToeplitz(np.ones(5))), epsilon=1.0, delta=1e-2)
+    with pytest.raises(UsageError, match="at most as many bands"):
+        account(
+            Mechanism(FreshBins(4, 3), BLT(np.array([0.4]), np.array([0.6]))),
+            noise_multiplier=1.0,
+            delta=1e-2,
+        )
+    with pytest.raises(UsageError, match="entries must be >= 0"):
+        pattern.exact(BandedToeplitz(np.array([1.0, -0.1])), FreshBins(4, 3))
+    with pytest.raises(UsageError, match="must divide the number of epochs"):
+        FreshBins(4, 3, 2)
+
+
+def test_an_overlap_beyond_float64_is_refused_and_the_free_bound_holds():
+    mechanism = Mechanism(FreshBins(2, 2), BandedToeplitz(np.ones(2)))
+    found = account(mechanism, noise_multiplier=0.01, delta=1e-5)
+    assert "without amplification" in found.method
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Banded.from_dense(drawn(4, 3, 3), 3),
+        BandedToeplitz(np.array([1.0, 0.5, 0.2])),
+        TimeScaled(BandedToeplitz(np.array([1.0, 0.5])), np.linspace(1, 2, 12), np.linspace(2, 1, 12)),
+        BLT(np.array([0.4]), np.array([0.6])),
+    ],
+)
+def test_columns_of_a_strategy_are_those_of_its_matrix(strategy):
+    n = 12
+    bands = strategy.most_bands(n)
+    assert strategy.column_bands(n) <= bands <= n
+    dense, columns = np.asarray(strategy.materialize(n)), np.asarray(strategy.banded_columns(n, bands))
+    expected = np.array([[dense[j + d, j] if j + d < n else 0 for j in range(n)] for d in range(bands)])
+    np.testing.assert_allclose(columns, expected, atol=1e-15)
+
+
+def test_every_unit_takes_part_once_in_each_epoch_and_keeps_its_bin_until_the_next_throw():
+    scheme, population = FreshBins(bins=5, epochs=6, rethrow=2), 400
+    draw = scheme.draws(population, 7)
+    places = np.zeros((6, population), int)
+    for step in range(scheme.iterations):
+        epoch, place = divmod(step, 5)
+        np.testing.assert_array_equal(draw(step), scheme.sample(step, population, 7))
+        places[epoch, draw(step)] += place + 1
+    assert np.all((places >= 1) & (places <= 5))  # once: a sum of two places would be seen below
+    assert sum(len(draw(step)) for step in range(5)) == population
+    np.testing.assert_array_equal(places[0::2], places[1::2])
+    agree = np.mean(places[0] == places[2])
+    assert abs(agree - 1 / 5) < 4 * math.sqrt(0.16 / population)
+    # removing the last unit moves no other
+    np.testing.assert_array_equal(scheme.sample(3, 399, 7), draw(3)[draw(3) < 399])
