@@ -11,21 +11,29 @@ from mfopt.accounting.monte_carlo.balls_in_bins import BallsInBinsLaw, BallsInBi
 from mfopt.accounting.monte_carlo.free import Unamplified
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.errors import UsageError
-from mfopt.sampling import BallsInBins, Poisson
-from mfopt.strategies import BLT
+from mfopt.sampling import BallsInBins, FreshBins, Poisson
+from mfopt.strategies import BLT, BandedToeplitz
 from mfopt.testing import check_sampled_law
 
 C = BLT(np.array([0.3]), np.array([0.7]))
 AT = {"noise_multiplier": 1.5, "epsilon": 1.0, "samples": 2**12}
 # for each scheme that a law is registered for, by the class's name
-EXAMPLES = {"BallsInBins": BallsInBins(bins=4, epochs=2)}
-SCHEME = EXAMPLES["BallsInBins"]
-REGISTERED = [cls for cls in law.registry if cls is not object]
+EXAMPLES = {
+    "BallsInBins": (BallsInBins(bins=4, epochs=2), C),
+    "FreshBins": (FreshBins(bins=4, epochs=2), BandedToeplitz(np.array([1.0, 0.4, 0.2]))),
+}
+SCHEME, _ = EXAMPLES["BallsInBins"]
+REGISTERED = [
+    pytest.param(cls, id=cls.__name__, marks=[pytest.mark.ci] * (cls.__name__ == "FreshBins"))
+    for cls in law.registry
+    if cls is not object
+]
 
 
-@pytest.mark.parametrize("cls", REGISTERED, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", REGISTERED)
 def test_every_registered_law_passes(cls):
-    check_sampled_law(EXAMPLES[cls.__name__], C, **AT)
+    scheme, strategy = EXAMPLES[cls.__name__]
+    check_sampled_law(scheme, strategy, **AT)
 
 
 def test_a_scheme_without_one_is_refused_and_the_known_are_named():

@@ -13,6 +13,7 @@ from mfopt.sampling import (
     CyclicPoisson,
     FixedBatch,
     FixedOrder,
+    FreshBins,
     MinSeparation,
     Poisson,
 )
@@ -21,6 +22,7 @@ from mfopt.testing import check_scheme
 # an example of every kind, with the population that it is sampled from
 EXAMPLES = {
     "balls-in-bins": (BallsInBins(7, 3), 40),
+    "fresh-bins": (FreshBins(7, 4, 2), 40),
     "fixed-order": (FixedOrder(7, 3), 40),
     "poisson": (Poisson(0.3, 8), 40),
     "cyclic-poisson": (CyclicPoisson(0.5, 3, 8), 40),

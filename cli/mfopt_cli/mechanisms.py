@@ -65,29 +65,28 @@ def provenance(seed: int | None, arguments: list[str] | None = None) -> dict[str
 
 def comparison(factorization: Any) -> dict[str, float]:
     """σ and RMSE without amplification, and of independent noise with the same batching."""
-    import numpy as np
-
     from mfopt import query_error
     from mfopt.accounting.closed_form import gaussian
-    from mfopt.accounting.monte_carlo import dominating_pair
+    from mfopt.accounting.monte_carlo.dominating_pair import covers
     from mfopt.accounting.monte_carlo.free import Orthogonal
     from mfopt.strategies import Identity
 
     scheme, n = factorization.sampling, factorization.iterations
     epsilon, delta = factorization.guarantee.epsilon, factorization.guarantee.delta
-    # in a fixed, public order the sensitivity of C >= 0 is its largest mode norm, exactly
-    gram = dominating_pair.exact(factorization.strategy, scheme).gram
-    norm = float(np.sqrt(np.max(np.diagonal(gram))))
+    # in a fixed, public order the sensitivity of C >= 0 is the largest norm of what a unit adds
+    norm = factorization.loss().sensitivity
     plain = norm / gaussian.largest_mu(epsilon, delta)
-    sgd = Orthogonal(scheme.bins, float(scheme.epochs)).noise_multiplier(epsilon, delta)
     ratio = factorization.rmse / factorization.noise_multiplier
-    return {
+    found = {
         "mode_norm": norm,
         "unamplified_noise_multiplier": plain,
         "unamplified_rmse": plain * ratio,
-        "dpsgd_noise_multiplier": sgd,
-        "dpsgd_rmse": float(query_error.rmse(factorization.workload, Identity(), n, sgd)),
     }
+    if covers(scheme):  # where σ of independent noise costs no samples
+        sgd = Orthogonal(scheme.bins, float(scheme.epochs)).noise_multiplier(epsilon, delta)
+        rmse = float(query_error.rmse(factorization.workload, Identity(), n, sgd))
+        found |= {"dpsgd_noise_multiplier": sgd, "dpsgd_rmse": rmse}
+    return found
 
 
 def keep(factorization: Any, path: Path, *, force: bool) -> Path:

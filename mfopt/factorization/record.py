@@ -10,6 +10,7 @@ import numpy as np
 from mfopt import _check, query_error
 from mfopt.accounting.account import supporting
 from mfopt.accounting.monte_carlo import dominating_pair
+from mfopt.accounting.monte_carlo.protocol import SampledLoss, law
 from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
 from mfopt.sampling import Scheme, UnitSampler
@@ -101,5 +102,13 @@ class Record:
         return sampler
 
     def dominating_pair(self) -> dominating_pair.DominatingPair:
-        """The pair whose hockey-stick divergences the guarantee bounds."""
+        """The pair whose hockey-stick divergences the guarantee bounds, under balls-in-bins."""
         return dominating_pair.exact(self.strategy, self.sampling)
+
+    def loss(self) -> SampledLoss:
+        """The privacy loss that the guarantee is about, under a scheme that has a sampled one.
+
+        Raises:
+          UsageError: the scheme's accounts are computed without samples.
+        """
+        return law(self.sampling).loss(self.strategy)

@@ -13,13 +13,13 @@ import numpy as np
 
 from mfopt import _check, query_error
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import dominating_pair
+from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.calibration import calibrate
 from mfopt.noise.choice import choose
 from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
 from mfopt.optimize.time_scale import Scaling
 from mfopt.progress import Report, silent
-from mfopt.sampling import BallsInBins
+from mfopt.sampling import BinScheme
 from mfopt.strategies import Identity, Strategy
 from mfopt.workloads import PrefixSums, Workload
 
@@ -49,7 +49,7 @@ class WithinMemory(NamedTuple):
 
 @float64
 def options(
-    scheme: BallsInBins,
+    scheme: BinScheme,
     epsilon: float,
     delta: float,
     memory: int,
@@ -121,14 +121,14 @@ def options(
     return found
 
 
-def _memory(strategy: Strategy, scheme: BallsInBins) -> int:
+def _memory(strategy: Strategy, scheme: BinScheme) -> int:
     return choose(strategy, scheme.iterations).slots
 
 
 def _scored(
-    one: Optimized, scheme: BallsInBins, epsilon: float, delta: float, workload: Workload
+    one: Optimized, scheme: BinScheme, epsilon: float, delta: float, workload: Workload
 ) -> WithinMemory:
-    pair = dominating_pair.exact(one.strategy, scheme)
+    pair = law(scheme).loss(one.strategy)
     sigma = calibrate(pair, epsilon, delta, samples=_SAMPLES, seed=_SEED).noise_multiplier
     rmse = float(np.asarray(query_error.rmse(workload, one.strategy, scheme.iterations, sigma)))
     return WithinMemory(_memory(one.strategy, scheme), one, sigma, rmse)

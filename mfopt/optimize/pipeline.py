@@ -9,6 +9,7 @@ import numpy as np
 
 from mfopt import _check
 from mfopt.accounting.monte_carlo import dominating_pair
+from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.calibration import release, warm_up
 from mfopt.errors import FailureError
 from mfopt.factorization import Factorization, proofs
@@ -18,12 +19,12 @@ from mfopt.optimize.memory import options as within_memory
 from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
 from mfopt.optimize.time_scale import Scaling
 from mfopt.progress import Report, silent
-from mfopt.sampling import BallsInBins
+from mfopt.sampling import BinScheme
 from mfopt.workloads import PrefixSums, Workload
 
 
 def factorize(
-    scheme: BallsInBins,
+    scheme: BinScheme,
     epsilon: float,
     delta: float = 1e-5,
     *,
@@ -62,6 +63,7 @@ def factorize(
       UsageError: an argument out of range.
       FailureError: no σ could be certified.
 
+    >>> from mfopt.sampling import BallsInBins
     >>> made = factorize(BallsInBins(bins=8, epochs=2), 2.0, strategy="identity")
     >>> print(made.guarantee.status, made.iterations, made.strategy.kind)
     certified 16 identity
@@ -82,7 +84,8 @@ def factorize(
         )
     sizes.require(strategy, scheme, samples=0, bands=bands, buffers=int(options.get("buffers", 1)))
     compiling = threading.Thread(target=warm_up, args=(scheme.bins,), daemon=True)
-    if strategy != "identity":  # whose certificate needs no samples
+    # independent noise is certified without samples
+    if dominating_pair.covers(scheme) and strategy != "identity":
         compiling.start()
     interrupted, bounds = False, {}
     if memory is not None or strategy in kinds.names():
@@ -134,10 +137,10 @@ def factorize(
         try:
             if compiling.ident is not None:
                 compiling.join()
-            pair = dominating_pair.exact(found.strategy, scheme)
+            sampled = law(scheme).loss(found.strategy)
             certificate, estimate = release(
                 # the engine's samples are its own, also where the seed is the optimizer's
-                pair,
+                sampled,
                 epsilon,
                 delta,
                 samples=certify_samples,
@@ -166,13 +169,13 @@ def factorize(
 
 
 def _estimate(
-    found: Optimized, scheme: BallsInBins, epsilon: float, delta: float, privacy_unit: str
+    found: Optimized, scheme: BinScheme, epsilon: float, delta: float, privacy_unit: str
 ) -> Guarantee:
     """The uncertified statement of an interrupted run, from a quick fresh estimate of σ."""
     from mfopt.calibration import calibrate
 
-    pair = dominating_pair.exact(found.strategy, scheme)
-    estimate = calibrate(pair, epsilon, delta, samples=2**13)
+    sampled = law(scheme).loss(found.strategy)
+    estimate = calibrate(sampled, epsilon, delta, samples=2**13)
     if not np.isfinite(estimate.noise_multiplier):
         raise FailureError("interrupted before any usable strategy was found; nothing to keep")
     return Guarantee(
@@ -181,7 +184,7 @@ def _estimate(
         noise_multiplier=estimate.noise_multiplier,
         privacy_unit=privacy_unit,
         adjacency="add-remove",
-        method="balls-in-bins Monte Carlo, importance sampling (interrupted, not certified)",
+        method=f"{sampled.name} Monte Carlo, importance sampling (interrupted, not certified)",
         status="estimate",
         details={"relative_error": estimate.relative_error, "samples": estimate.samples},
     )

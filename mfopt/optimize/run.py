@@ -14,14 +14,14 @@ import numpy as np
 from mfopt import _check
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo.protocol import law
-from mfopt.errors import FailureError
+from mfopt.errors import FailureError, UsageError
 from mfopt.optimize import drivers, kinds, objective, sizes, tangent
 from mfopt.optimize.drivers import Step, Trace
 from mfopt.optimize.kinds import Kind
 from mfopt.optimize.parameterization import Parameterization
 from mfopt.optimize.time_scale import Scaling
 from mfopt.progress import Report, silent
-from mfopt.sampling import BallsInBins
+from mfopt.sampling import BinScheme
 from mfopt.strategies import Strategy
 from mfopt.workloads import PrefixSums, Workload
 
@@ -65,7 +65,7 @@ class InterruptedOptimization(KeyboardInterrupt):
 
 @float64
 def optimize(
-    scheme: BallsInBins,
+    scheme: BinScheme,
     epsilon: float,
     delta: float,
     *,
@@ -83,7 +83,7 @@ def optimize(
     seed: int | None = None,
     progress: Report = silent,
 ) -> Optimized:
-    """The strategy with the least error of (C, σ(C)) at (ε, δ) under balls-in-bins.
+    """The strategy with the least error of (C, σ(C)) at (ε, δ) under the scheme's amplification.
 
     Args:
       scheme: bins and epochs.
@@ -108,6 +108,7 @@ def optimize(
       FailureError: the objective is not a number at any start.
       InterruptedOptimization: at a KeyboardInterrupt, with the best C so far.
 
+    >>> from mfopt.sampling import BallsInBins
     >>> found = optimize(BallsInBins(bins=4, epochs=2), 2.0, 1e-3, buffers=1, steps=6, seed=0)
     >>> found.strategy.kind, found.strategy.buffers, found.noise_multiplier < 1.6
     ('blt', 1, True)
@@ -140,6 +141,7 @@ def optimize(
         )
     if not candidates:
         candidates = _own_starts(job, entry, size, limit)
+    law(scheme).check_shape(candidates[0])
     job.later = _budget(len(candidates), limit)
     trace = job.best_of(entry, candidates, limit, count)
     found, mode_norm = normalized(trace.result(), scheme)
@@ -158,7 +160,7 @@ def optimize(
 
 
 @float64
-def normalized(strategy: Strategy, scheme: BallsInBins) -> tuple[Strategy, float]:
+def normalized(strategy: Strategy, scheme: BinScheme) -> tuple[Strategy, float]:
     """C scaled to a largest mode norm of 1, and that norm.
 
     (C, σ) and (a·C, a·σ) are one mechanism. At norm 1, σ is the noise multiplier of the Gaussian
@@ -193,6 +195,10 @@ def _own_starts(job: _Job, entry: Kind, size: kinds.Size, steps: int) -> list[St
     for number, stage in enumerate(way):
         kind = stage.kind
         text = f"warm start, {kind.name}" if number else "warm start"
+        if not job.covers(candidates(stage)[0]):
+            # the scheme has no account of such a C: what leads on from it begins where it would
+            found[kind.name, stage.size] = candidates(stage)[0]
+            continue
         trace = job.best_of(kind, candidates(stage), kind.warm_steps, kind.samples, stage=text)
         found[kind.name, stage.size] = trace.result()
     return candidates(last)
@@ -210,7 +216,7 @@ class _Job:
     ``done`` evaluations lie behind, and ``later`` ones at most belong to runs not yet begun.
     """
 
-    scheme: BallsInBins
+    scheme: BinScheme
     epsilon: float
     delta: float
     loss: objective.Loss
@@ -221,6 +227,14 @@ class _Job:
     interrupted: bool = False
     done: int = 0
     later: int = 0
+
+    def covers(self, strategy: Strategy) -> bool:
+        """Whether the scheme's account takes a C of this form."""
+        try:
+            law(self.scheme).check_shape(strategy)
+        except UsageError:
+            return False
+        return True
 
     def best_of(
         self, kind: Kind, candidates: list[Strategy], steps: int, samples: int, stage: str = ""

@@ -17,7 +17,7 @@ from mfopt import _check, _sizes, strategies, words
 from mfopt.optimize import kinds
 from mfopt.optimize.kinds import Size
 from mfopt.progress import Progress, Report
-from mfopt.sampling import BallsInBins
+from mfopt.sampling import BinScheme
 from mfopt.strategies import Strategy
 
 _BASE = 2**29  # bytes: Python, JAX and what it compiles
@@ -60,7 +60,7 @@ def memory(
     return _BASE + 8 * (max(search, pair) + driver + 30 * n)
 
 
-def seconds(scheme: BallsInBins, *, samples: int, evaluations: int) -> float:
+def seconds(scheme: BinScheme, *, samples: int, evaluations: int) -> float:
     """About how long an optimization with its certificate takes here, on a CPU.
 
     Within a factor of three where it was compared; a busy machine takes longer.
@@ -76,7 +76,7 @@ def seconds(scheme: BallsInBins, *, samples: int, evaluations: int) -> float:
     return _COMPILING + (search + proof) * _SPEED / _speed()
 
 
-def announce(scheme: BallsInBins, *, samples: int, evaluations: int, report: Report) -> None:
+def announce(scheme: BinScheme, *, samples: int, evaluations: int, report: Report) -> None:
     """Tell how long it will take, where that is long and there is no accelerator.
 
     Args:
@@ -110,7 +110,7 @@ def _speed() -> float:
 
 
 def require(
-    kind: str, scheme: BallsInBins, *, samples: int, bands: int = 1, buffers: int = 1
+    kind: str, scheme: BinScheme, *, samples: int, bands: int = 1, buffers: int = 1
 ) -> None:
     """Refuse an optimization that does not fit into the memory that is free.
 

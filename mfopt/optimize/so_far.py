@@ -15,7 +15,7 @@ from mfopt.guarantee import Guarantee
 from mfopt.optimize.drivers import Step
 from mfopt.optimize.run import StartedTrace, normalized
 from mfopt.progress import Progress, Report
-from mfopt.sampling import BallsInBins
+from mfopt.sampling import BinScheme
 from mfopt.workloads import PrefixSums, Workload
 
 EVERY = 60.0  # seconds between two saves, at least
@@ -41,7 +41,7 @@ class BestSoFar:
     def __init__(
         self,
         path: Path,
-        scheme: BallsInBins,
+        scheme: BinScheme,
         epsilon: float,
         delta: float,
         *,

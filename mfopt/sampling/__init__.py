@@ -13,6 +13,7 @@ A new scheme is a subclass of :class:`Scheme`; being defined registers it. :mod:
 checks it, and :mod:`mfopt.accounting.account` says how an accountant is given to it.
 """
 
+from mfopt.sampling._bins import BinScheme
 from mfopt.sampling._generator import generator
 from mfopt.sampling.balls_in_bins import BallsInBins
 from mfopt.sampling.base import Adjacency, Scheme, from_description, parse, registered, require
@@ -27,6 +28,7 @@ from mfopt.sampling.sampler import Padded, UnitSampler, Users
 __all__ = [
     "Adjacency",
     "BallsInBins",
+    "BinScheme",
     "CyclicPoisson",
     "FixedBatch",
     "FixedOrder",

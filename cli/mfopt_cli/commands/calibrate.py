@@ -45,7 +45,7 @@ def command(
         check_output(out, force=force)
     with Live(not quiet and not as_json) as live:
         certificate, estimate = release(
-            found.dominating_pair(),
+            found.loss(),
             epsilon,
             delta,
             samples=certify_samples,

@@ -44,7 +44,7 @@ def command(
         check_output(out, force=force)
     with Live(not quiet and not as_json) as live:
         certificate = certify(
-            found.dominating_pair(),
+            found.loss(),
             found.noise_multiplier,
             found.guarantee.epsilon if epsilon is None else epsilon,
             found.guarantee.delta if delta is None else delta,

@@ -16,6 +16,9 @@ from mfopt_cli import display, options
 from mfopt_cli.live import Live
 
 
+_DEFAULTS = {"balls-in-bins": "blt", "fresh-bins": "banded-toeplitz"}  # form of C
+
+
 @click.command(name="optimize", cls=options.Command)
 @options.training_length
 @options.privacy
@@ -23,12 +26,24 @@ from mfopt_cli.live import Live
     "--strategy",
     type=options.StrategyName(),
     metavar="KIND",
-    default="blt",
-    show_default=True,
     help=lambda: (
         f"Form of C: {', '.join(options.StrategyName.names())}. "
-        "blt: a few buffers of memory, near the optimum."
+        "blt: a few buffers of memory, near the optimum "
+        "[default: blt; banded-toeplitz with fresh-bins]."
     ),
+)
+@options.option(
+    "--sampling",
+    type=click.Choice(["balls-in-bins", "fresh-bins"]),
+    default="balls-in-bins",
+    show_default=True,
+    help="How batches are drawn: one random bin for all epochs, or a new one in each epoch "
+    "(least error at small ε; C needs at most --iters bands).",
+)
+@options.option(
+    "--rethrow",
+    type=options.COUNT,
+    help="Epochs between two throws of fresh-bins [default: 1].",
 )
 @options.option(
     "--bands", type=options.COUNT, default=16, show_default=True, help="Bands of banded kinds."
@@ -95,7 +110,9 @@ def command(
     iters: int,
     epsilon: float,
     delta: float,
-    strategy: str,
+    strategy: str | None,
+    sampling: str,
+    rethrow: int | None,
     bands: int,
     buffers: int,
     memory: int | None,
@@ -119,25 +136,28 @@ def command(
 ) -> int:
     """Find the strategy matrix with the least error at (ε, δ), certify it, save it.
 
-    The guarantee is for add-remove adjacency under balls-in-bins batching: every unit is thrown
-    once into one of --iters bins and takes part in that iteration of each epoch. σ is relative to
-    the clip norm. Ctrl-C keeps and saves the best so far, marked uncertified (exit code 130).
+    The guarantee is for add-remove adjacency. Under balls-in-bins batching every unit is thrown
+    once into one of --iters bins and takes part in that iteration of each epoch; under fresh-bins
+    it is thrown anew in each epoch. σ is relative to the clip norm. Ctrl-C keeps and saves the best so far, marked uncertified (exit code 130).
 
     \b
     Example:
       mfopt optimize --epochs 16 --iters 128 --eps 2
+      mfopt optimize --epochs 16 --iters 128 --eps 1 --sampling fresh-bins --bands 8
     """
     started = time.perf_counter()
     from mfopt import _check
-    from mfopt.sampling import BallsInBins
 
-    scheme = BallsInBins(bins=iters, epochs=epochs)
+    scheme = _scheme(sampling, epochs, iters, rethrow)
+    given, strategy = strategy, strategy or _DEFAULTS[scheme.kind]
     _check.epsilon("epsilon", epsilon)
     _check.probability("delta", delta)
     for name, value in [("bands", bands), ("buffers", buffers)]:
         _check.integer(name, value)
     if memory is not None:
-        _check_memory(memory, [init, steps, samples], optimizer, objective)
+        if scheme.kind != "balls-in-bins":
+            raise click.UsageError("--memory chooses among forms of C for balls-in-bins only")
+        _check_memory(memory, [given, init, steps, samples], optimizer, objective)
     form = strategy if memory is None else f"memory{memory}"
     path = out or Path(f"mfopt-{form}-{epochs}x{iters}-eps{epsilon:g}.npz")
     from mfopt.factorization import check_output, load
@@ -202,6 +222,16 @@ def command(
     return _signals.exit_code()
 
 
+def _scheme(kind: str, epochs: int, iters: int, rethrow: int | None) -> Any:
+    from mfopt.sampling import BallsInBins, FreshBins
+
+    if kind == "fresh-bins":
+        return FreshBins(bins=iters, epochs=epochs, rethrow=1 if rethrow is None else rethrow)
+    if rethrow is not None:
+        raise click.UsageError("--rethrow does nothing without --sampling fresh-bins")
+    return BallsInBins(bins=iters, epochs=epochs)
+
+
 def _check_memory(memory: int, unused: list[Any], optimizer: str, objective: str) -> None:
     """Refuse what says how a search goes on, where the kinds themselves are searched."""
     source = click.get_current_context().get_parameter_source
@@ -250,14 +280,20 @@ def _report(found: Any, path: Path, seconds: float) -> None:
         sigma += f"; {at_one} for C at a largest mode norm of 1"
     form = words.described(found.strategy.describe())
     display.table(
-        f"{form}: {found.sampling.epochs} epochs × {found.sampling.bins} bins, "
+        f"{form}: {found.sampling.words()}, {found.workload.kind} workload"
+        if found.sampling.kind != "balls-in-bins"
+        else f"{form}: {found.sampling.epochs} epochs × {found.sampling.bins} bins, "
         f"{found.workload.kind} workload",
         [
             ("noise multiplier σ", sigma),
             ("RMSE", f"{found.rmse:.4f}  (clip norms, per coordinate)"),
             ("guarantee", mechanisms.statement(found.guarantee)),
             ("without amplification", _versus(found, against, "unamplified")),
-            ("DP-SGD, same batching", _versus(found, against, "dpsgd")),
+            *(
+                [("DP-SGD, same batching", _versus(found, against, "dpsgd"))]
+                if "dpsgd_rmse" in against
+                else []
+            ),
             *_memory(found),
             ("stopped because", found.provenance["optimizer_status"]),
             ("saved", f"{path}  ({words.duration(seconds)})"),

@@ -134,6 +134,9 @@ class FreshBinsLaw(SampledLaw):
     def loss(self, strategy: Strategy) -> FreshBinsLoss:
         return FreshBinsLoss(pattern.exact(strategy, self.scheme))
 
+    def check_shape(self, strategy: Strategy) -> None:
+        pattern.check_bands(strategy.most_bands(self.scheme.iterations), self.scheme)
+
     def draws(self, key: jax.Array, samples: int) -> Draws:
         at = self.scheme
         result: Draws = pattern_frozen.draw(key, samples, (at.throws, at.bins, at.iterations))
@@ -143,7 +146,6 @@ class FreshBinsLaw(SampledLaw):
         """Overlaps of columns, shape (bands, n)."""
         n = self.scheme.iterations
         bands = strategy.most_bands(n)
-        pattern.check_bands(bands, self.scheme)
         return band.gram(jnp.asarray(strategy.banded_columns(n, bands)))
 
     def prepared(self, quadratic: jax.Array) -> Patterns:

@@ -83,6 +83,11 @@ class SampledLoss(abc.ABC):
 
     @property
     @abc.abstractmethod
+    def sensitivity(self) -> float:
+        """Largest norm that one unit adds to C x, were its participations known."""
+
+    @property
+    @abc.abstractmethod
     def work(self) -> int:
         """Numbers that one sample takes: what sample counts are limited by."""
 
@@ -211,6 +216,9 @@ class SampledLaw(abc.ABC):
         Raises:
           UsageError: no dominating pair is known for this C.
         """
+
+    def check_shape(self, strategy: Strategy) -> None:  # noqa: B027 - most take any C
+        """Raise :class:`UsageError` for a form of C that no parameters make one that is covered."""
 
     @abc.abstractmethod
     def draws(self, key: jax.Array, samples: int) -> Any:
