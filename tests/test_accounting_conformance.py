@@ -16,6 +16,7 @@ from mfopt.sampling import (
     CyclicPoisson,
     FixedBatch,
     FixedOrder,
+    FreshBins,
     MinSeparation,
     Poisson,
 )
@@ -59,6 +60,15 @@ def mode_projection(mechanism):
         return means, np.full(scheme.bins, 1 / scheme.bins)
     assert np.ptp(means) < 1e-9  # orthogonal modes: every way to fall has the same projection
     return means[:1] * mechanism.group_size, np.ones(1)
+
+
+def pattern_projection(mechanism):
+    """Means along the mean of all patterns of two independent bins."""
+    bins = mechanism.sampling.bins
+    columns = np.asarray(mechanism.strategy.materialize(mechanism.iterations))
+    means = columns.mean(axis=1) @ columns / np.linalg.norm(columns.mean(axis=1))
+    both = means[:bins, None] + means[None, bins:]
+    return both.ravel(), np.full(bins**2, 1 / bins**2)
 
 
 def fixed_batch_projection(scheme, group_size):
@@ -158,9 +168,24 @@ CASES = {
         mode_projection,
         tolerance=3e-2,
     ),
+    "fresh bins": Case(
+        Mechanism(FreshBins(8, 2), BandedSquareRoot(3)),
+        2.0,
+        Mechanism(FreshBins(8, 3), BandedSquareRoot(3)),
+        "certified",
+        pattern_projection,
+        tolerance=3e-2,
+    ),
 }
 EXACT = {name: case for name, case in CASES.items() if case.tolerance < 1e-3}
-everyone = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+SLOW = {"fresh bins"}  # a certificate of many compiled parts
+everyone = pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name, marks=[pytest.mark.ci] * (name in SLOW))
+        for name, case in CASES.items()
+    ],
+)
 OPTIONS = {"samples": 2**14, "seed": 1}
 
 

@@ -1,4 +1,4 @@
-"""Fresh bins: scheme, chain likelihood, ceilings and estimators against all patterns written out."""
+"""Fresh bins: scheme, likelihood, ceilings and estimators against all patterns written out."""
 
 import itertools
 import math
@@ -42,7 +42,10 @@ def all_patterns(matrix, scheme):
     modes = modes_of(matrix, scheme)
     chosen = itertools.product(range(scheme.bins), repeat=scheme.throws)
     return np.stack(
-        [modes[:, [g * scheme.bins + k for g, k in enumerate(bins)]].sum(axis=1) for bins in chosen],
+        [
+            modes[:, [g * scheme.bins + k for g, k in enumerate(bins)]].sum(axis=1)
+            for bins in chosen
+        ],
         axis=1,
     )
 
@@ -92,7 +95,7 @@ def test_likelihood_and_ceilings_are_those_of_all_patterns(bins, epochs, rethrow
     for order in range(1, 5):
         total += np.max(logsumexp(order * inner, axis=0)) - math.log(len(inner))
         excess = ceilings.log_normalizer(order) - total
-        assert -1e-12 < excess
+        assert excess > -1e-12
         if 2 * bands <= bins + 2:  # no bin overlaps both neighbours: nothing is lost
             assert excess < 1e-12
 
@@ -128,7 +131,12 @@ def small():
 
 @pytest.mark.parametrize(
     ("kind", "order", "direction"),
-    [("chain", 1, "remove"), ("chain", 2, "remove"), ("shift", 0.4, "remove"), ("mean", 0.6, "add")],
+    [
+        ("chain", 1, "remove"),
+        ("chain", 2, "remove"),
+        ("shift", 0.4, "remove"),
+        ("mean", 0.6, "add"),
+    ],
 )
 def test_every_proposal_has_the_mean_of_plain_sampling(small, kind, order, direction):
     loss, point, plain = small
@@ -202,7 +210,9 @@ def test_an_overlap_beyond_float64_is_refused_and_the_free_bound_holds():
     [
         Banded.from_dense(drawn(4, 3, 3), 3),
         BandedToeplitz(np.array([1.0, 0.5, 0.2])),
-        TimeScaled(BandedToeplitz(np.array([1.0, 0.5])), np.linspace(1, 2, 12), np.linspace(2, 1, 12)),
+        TimeScaled(
+            BandedToeplitz(np.array([1.0, 0.5])), np.linspace(1, 2, 12), np.linspace(2, 1, 12)
+        ),
         BLT(np.array([0.4]), np.array([0.6])),
     ],
 )
@@ -210,8 +220,13 @@ def test_columns_of_a_strategy_are_those_of_its_matrix(strategy):
     n = 12
     bands = strategy.most_bands(n)
     assert strategy.column_bands(n) <= bands <= n
-    dense, columns = np.asarray(strategy.materialize(n)), np.asarray(strategy.banded_columns(n, bands))
-    expected = np.array([[dense[j + d, j] if j + d < n else 0 for j in range(n)] for d in range(bands)])
+    dense, columns = (
+        np.asarray(strategy.materialize(n)),
+        np.asarray(strategy.banded_columns(n, bands)),
+    )
+    expected = np.array(
+        [[dense[j + d, j] if j + d < n else 0 for j in range(n)] for d in range(bands)]
+    )
     np.testing.assert_allclose(columns, expected, atol=1e-15)
 
 

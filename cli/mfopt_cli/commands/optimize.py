@@ -15,7 +15,6 @@ from mfopt.progress import Progress, Report
 from mfopt_cli import display, options
 from mfopt_cli.live import Live
 
-
 _DEFAULTS = {"balls-in-bins": "blt", "fresh-bins": "banded-toeplitz"}  # form of C
 
 
@@ -138,7 +137,8 @@ def command(
 
     The guarantee is for add-remove adjacency. Under balls-in-bins batching every unit is thrown
     once into one of --iters bins and takes part in that iteration of each epoch; under fresh-bins
-    it is thrown anew in each epoch. σ is relative to the clip norm. Ctrl-C keeps and saves the best so far, marked uncertified (exit code 130).
+    it is thrown anew in each epoch. σ is relative to the clip norm. Ctrl-C keeps and saves the best
+    so far, marked uncertified (exit code 130).
 
     \b
     Example:

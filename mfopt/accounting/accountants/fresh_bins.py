@@ -6,6 +6,8 @@ of its pattern, and hockey-stick divergence is convex, so the largest norm bound
 
 from __future__ import annotations
 
+from typing import Any
+
 from mfopt import _check
 from mfopt.accounting.account import Accountant, Effort
 from mfopt.accounting.accountants.independent_rounds import (
@@ -30,7 +32,8 @@ class FreshBinsAccountant(Accountant):
 
     def check(self, mechanism: Mechanism) -> None:
         refuse_replacement(mechanism)
-        patterns.check(mechanism.strategy, mechanism.sampling)
+        scheme: Any = mechanism.sampling
+        patterns.check(mechanism.strategy, scheme)
 
     def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
         model = fresh_bins.model(mechanism, effort.samples)
@@ -45,7 +48,8 @@ class KnownPattern(Accountant):
 
     def check(self, mechanism: Mechanism) -> None:
         refuse_replacement(mechanism)
-        patterns.check(mechanism.strategy, mechanism.sampling)
+        scheme: Any = mechanism.sampling
+        patterns.check(mechanism.strategy, scheme)
         if mechanism.group_size == 1:
             raise _check.reject(
                 "group_size",
@@ -55,6 +59,7 @@ class KnownPattern(Accountant):
             )
 
     def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
-        loss = fresh_bins.FreshBinsLoss(patterns.exact(mechanism.strategy, mechanism.sampling))
+        scheme: Any = mechanism.sampling
+        loss = fresh_bins.FreshBinsLoss(patterns.exact(mechanism.strategy, scheme))
         norm = mechanism.group_size * loss.sensitivity * _ROUNDING
         return gaussian_release(mechanism, norm, WITHOUT_AMPLIFICATION)

@@ -14,7 +14,7 @@ import numpy as np
 from mfopt._float64 import float64
 from mfopt.accounting.chain import Chain, DeterministicUnit
 from mfopt.accounting.model import LossModel
-from mfopt.accounting.monte_carlo import _chunks, design_point, dominating_pair, tilted
+from mfopt.accounting.monte_carlo import design_point, dominating_pair, tilted
 from mfopt.accounting.monte_carlo.bin_counts import CountModel
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.evidence import (

@@ -90,7 +90,6 @@ class Tilt(NamedTuple):
     order: float
     log_ceiling: float
 
-
     @property
     def next_order(self) -> float | None:
         """The next larger order that is worth a pilot; None where the kind ends."""

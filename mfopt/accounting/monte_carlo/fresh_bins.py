@@ -14,12 +14,17 @@ import jax.numpy as jnp
 from mfopt._float64 import float64
 from mfopt.accounting.chain import Chain
 from mfopt.accounting.model import LossModel
-from mfopt.accounting.monte_carlo import _chunks, band, pattern_frozen, pattern_tilts, tilted
+from mfopt.accounting.monte_carlo import band, pattern_frozen, pattern_tilts
 from mfopt.accounting.monte_carlo import patterns as pattern
 from mfopt.accounting.monte_carlo.evidence import Pilot, Point, Tilt, Trial, UpperBound, upper_bound
 from mfopt.accounting.monte_carlo.free import Unamplified, guess_noise_multiplier
 from mfopt.accounting.monte_carlo.pattern_ceilings import Ceilings
-from mfopt.accounting.monte_carlo.pattern_frozen import Draws, FrozenPatterns, Proposal, Terms
+from mfopt.accounting.monte_carlo.pattern_frozen import (
+    FrozenPatterns,
+    PatternDraws,
+    PatternProposal,
+    PatternTerms,
+)
 from mfopt.accounting.monte_carlo.patterns import Patterns
 from mfopt.accounting.monte_carlo.protocol import (
     FreeBound,
@@ -137,9 +142,11 @@ class FreshBinsLaw(SampledLaw):
     def check_shape(self, strategy: Strategy) -> None:
         pattern.check_bands(strategy.most_bands(self.scheme.iterations), self.scheme)
 
-    def draws(self, key: jax.Array, samples: int) -> Draws:
+    def draws(self, key: jax.Array, samples: int) -> PatternDraws:
         at = self.scheme
-        result: Draws = pattern_frozen.draw(key, samples, (at.throws, at.bins, at.iterations))
+        result: PatternDraws = pattern_frozen.draw(
+            key, samples, (at.throws, at.bins, at.iterations)
+        )
         return result
 
     def quadratic(self, strategy: Strategy) -> jax.Array:
@@ -159,13 +166,15 @@ class FreshBinsLaw(SampledLaw):
         """Largest norm of a pattern."""
         return jnp.sqrt(pattern.largest_square(reduced))
 
-    def proposal(self, reduced: Patterns, noise_multiplier: Any, epsilon: Any) -> Proposal:
+    def proposal(self, reduced: Patterns, noise_multiplier: Any, epsilon: Any) -> PatternProposal:
         return pattern_frozen.fit(reduced, float(noise_multiplier), float(epsilon))
 
-    def frozen(self, reduced: Patterns, proposal: Proposal, draws: Draws) -> Terms:
-        return Terms(reduced, proposal, draws)
+    def frozen(
+        self, reduced: Patterns, proposal: PatternProposal, draws: PatternDraws
+    ) -> PatternTerms:
+        return PatternTerms(reduced, proposal, draws)
 
-    def log_delta(self, terms: Terms, log_sigma: Any, epsilon: Any) -> jax.Array:
+    def log_delta(self, terms: PatternTerms, log_sigma: Any, epsilon: Any) -> jax.Array:
         return pattern_frozen.log_delta(terms, log_sigma, epsilon)
 
 

@@ -125,14 +125,10 @@ def _terms(
 
 @jax.jit
 def _moments(terms: design_point.Terms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
-    return paired_moments(
-        lambda theta: design_point.log_values(terms, theta, epsilon), log_sigma
-    )
+    return paired_moments(lambda theta: design_point.log_values(terms, theta, epsilon), log_sigma)
 
 
-def paired_moments(
-    log_values: Callable[[jax.Array], jax.Array], log_sigma: jax.Array
-) -> jax.Array:
+def paired_moments(log_values: Callable[[jax.Array], jax.Array], log_sigma: jax.Array) -> jax.Array:
     """(top, Σ p, Σ p², Σ dp/dlogσ) of samples z, then -z, p the mean of a pair, over e^top."""
     values, tangents = jax.jvp(log_values, (log_sigma,), (jnp.ones_like(log_sigma),))
     top = jnp.max(values)

@@ -43,14 +43,14 @@ _PILOT = 256
 _START = ((0.35, 0.65), (0.65, 0.35))  # of the order, the parts of α - 1 and γ
 
 
-class Proposal(NamedTuple):
+class PatternProposal(NamedTuple):
     """α and γ of the components, each of shape (J,)."""
 
     alpha: jax.Array
     gamma: jax.Array
 
 
-class Draws(NamedTuple):
+class PatternDraws(NamedTuple):
     """Frozen randomness; every row serves z and -z.
 
     Attributes:
@@ -64,12 +64,12 @@ class Draws(NamedTuple):
     normal: jax.Array
 
 
-class Terms(NamedTuple):
+class PatternTerms(NamedTuple):
     """What log δ̂ is computed from; samples are laid out in chunks and never held all at once."""
 
     patterns: Patterns
-    proposal: Proposal
-    draws: Draws
+    proposal: PatternProposal
+    draws: PatternDraws
 
 
 def _chunks_of(pairs: int, n: int) -> int:
@@ -85,12 +85,12 @@ def _whole_pairs(samples: int, n: int) -> int:
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def draw(key: jax.Array, samples: int, shape: tuple[int, int, int]) -> Draws:
+def draw(key: jax.Array, samples: int, shape: tuple[int, int, int]) -> PatternDraws:
     """At least ``samples`` frozen draws; ``shape`` is (K, b, n)."""
     throws, bins, n = shape
     count = _whole_pairs(samples, n)
     bin_key, noise_key = jax.random.split(key)
-    return Draws(
+    return PatternDraws(
         jnp.arange(count) % COMPONENTS,
         jax.random.randint(bin_key, (count, throws), 0, bins),
         jax.random.normal(noise_key, (count, n), jnp.float32),
@@ -98,7 +98,7 @@ def draw(key: jax.Array, samples: int, shape: tuple[int, int, int]) -> Draws:
 
 
 def _log_ratio(
-    patterns: Patterns, proposal: Proposal, exponents: jax.Array, scale: jax.Array
+    patterns: Patterns, proposal: PatternProposal, exponents: jax.Array, scale: jax.Array
 ) -> jax.Array:
     """log R/Q at Z = ``exponents``; ``scale`` is 1/σ², which overlaps are multiplied by."""
     half = scale * squared_norms(patterns) / 2
@@ -113,10 +113,11 @@ def _log_ratio(
         return chain + gamma * mean - gamma**2 * square / 2
 
     parts = [one((proposal.alpha[j], proposal.gamma[j])) for j in range(len(proposal.alpha))]
-    return jax.scipy.special.logsumexp(jnp.stack(parts), axis=0) - np.log(len(parts))
+    result: jax.Array = jax.scipy.special.logsumexp(jnp.stack(parts), axis=0) - np.log(len(parts))
+    return result
 
 
-def log_values(terms: Terms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
+def log_values(terms: PatternTerms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
     """log f, f = (P/R)(1 - e^(ε-Y))₊, of one chunk: shape (2·pairs,), z first, then -z."""
     patterns, proposal, draws = terms
     x = jnp.exp(-log_sigma)
@@ -130,22 +131,23 @@ def log_values(terms: Terms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Ar
     return loss - ratio + log_hinge(loss - epsilon)
 
 
-def log_delta(terms: Terms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
+def log_delta(terms: PatternTerms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
     """log δ̂: smooth and decreasing in log σ, and differentiable in the patterns."""
 
     @jax.checkpoint
-    def chunk(draws: Draws) -> jax.Array:
-        return log_values(Terms(terms.patterns, terms.proposal, draws), log_sigma, epsilon)
+    def chunk(draws: PatternDraws) -> jax.Array:
+        return log_values(PatternTerms(terms.patterns, terms.proposal, draws), log_sigma, epsilon)
 
     pairs, n = terms.draws.normal.shape
     chunks = _chunks_of(pairs, n)
     parts = jax.tree.map(lambda leaf: leaf.reshape(chunks, -1, *leaf.shape[1:]), terms.draws)
     values = jax.lax.map(chunk, parts)
-    return jax.scipy.special.logsumexp(values) - np.log(values.size)
+    result: jax.Array = jax.scipy.special.logsumexp(values) - np.log(values.size)
+    return result
 
 
 @float64
-def fit(patterns: Patterns, noise_multiplier: float, epsilon: float) -> Proposal:
+def fit(patterns: Patterns, noise_multiplier: float, epsilon: float) -> PatternProposal:
     """The (α, γ) of least variance at this σ and ε, from the same pilot samples at every call."""
     scaled = patterns.scaled(noise_multiplier)
     tilts = remove_tilts(Ceilings(scaled), Point(noise_multiplier, epsilon))
@@ -168,7 +170,7 @@ def fit(patterns: Patterns, noise_multiplier: float, epsilon: float) -> Proposal
         optimize.minimize(
             function, start.reshape(-1), jac=True, method="L-BFGS-B", options={"maxfun": 12}
         )
-    return Proposal(np.exp(best[:, 0]), best[:, 1])
+    return PatternProposal(jnp.exp(jnp.asarray(best[:, 0])), jnp.asarray(best[:, 1]))
 
 
 @jax.jit
@@ -191,7 +193,7 @@ def _pilot(
 def _second_moment(
     parameters: jax.Array, scaled: Patterns, exponents: jax.Array, log_weight: jax.Array
 ) -> jax.Array:
-    proposal = Proposal(jnp.exp(parameters[:, 0]), parameters[:, 1])
+    proposal = PatternProposal(jnp.exp(parameters[:, 0]), parameters[:, 1])
     ratio = _log_ratio(scaled, proposal, exponents, jnp.ones(()))
     return jax.scipy.special.logsumexp(log_weight - ratio)
 
@@ -245,14 +247,14 @@ class FrozenPatterns:
 @functools.partial(jax.jit, static_argnums=5)
 def _moments(
     patterns: Patterns,
-    proposal: Proposal,
+    proposal: PatternProposal,
     key: jax.Array,
     log_sigma: jax.Array,
     epsilon: jax.Array,
     size: int,
 ) -> jax.Array:
     draws = draw(key, size, (patterns.throws, patterns.bins, patterns.iterations))
-    terms = Terms(patterns, proposal, draws)
+    terms = PatternTerms(patterns, proposal, draws)
     return paired_moments(lambda theta: log_values(terms, theta, epsilon), log_sigma)
 
 
@@ -269,4 +271,5 @@ def _log_delta_add(
     loss = log_mean(exponents - squared_norms(at) / 2, corners(at), at.bins)
     log_weight = t * jnp.sum(exponents, axis=1) / at.bins + t**2 * square / 2
     values = log_weight + log_hinge(-epsilon - loss)
-    return jax.scipy.special.logsumexp(values) - np.log(values.size)
+    result: jax.Array = jax.scipy.special.logsumexp(values) - np.log(values.size)
+    return result

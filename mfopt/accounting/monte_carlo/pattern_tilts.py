@@ -47,7 +47,7 @@ sampling from P.
 X ~ N(-t m̄, σ²I), t >= 0, and ρ = |m̄|² the value f = e^{t <m̄, X> + t²ρ/2} δ₂(ε + Y) has mean H(Q, P)
 and
 
-    f <= e^{t (Y + ḡ/2) + t²ρ/2} δ₂(ε + Y) <= e^{-t (ε - ḡ/2) + t²ρ/2} sup_u e^{tu} δ₂(u).        (7)
+    f <= e^{t (Y + ḡ/2) + t²ρ/2} δ₂(ε + Y) <= e^{-t (ε - ḡ/2) + t²ρ/2} sup_u e^{tu} δ₂(u).       (7)
 
 One sample is the mean of f over several points along the direction of the shift, as in
 :mod:`.tilted`; the mean and the ceiling stay.

@@ -41,6 +41,7 @@ from mfopt.sampling import FreshBins
 from mfopt.strategies import Array, Strategy
 
 _RANGE = 1e100  # of the largest entry of C: squares within float64, with room to spare
+_COVERED = (FreshBins,)
 COUPLING = 300.0  # largest overlap of two throws, in noise units: beyond it T is lost in float64
 
 
@@ -123,7 +124,7 @@ def check(strategy: Strategy, scheme: FreshBins) -> int:
     Raises:
       UsageError: another scheme, negative or non-finite entries, or more bands than bins.
     """
-    if type(scheme) is not FreshBins:
+    if type(scheme) not in _COVERED:  # a subclass may differ
         raise _check.reject("sampling", scheme, "this accountant covers FreshBins only")
     strategy.check_entries(scheme.iterations)
     bands = unamplified.bands(strategy, scheme.iterations)
