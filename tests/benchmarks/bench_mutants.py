@@ -19,12 +19,16 @@ import json
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
+import traceback
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
+import jax  # noqa: F401 (for the copies)
+import pytest
+import scipy.stats  # noqa: F401
 from mfopt_cli.benchmarks import Parser
 
 from mfopt import _files
@@ -475,22 +479,48 @@ def survives(mutant: Mutant, copy: Path) -> bool:
             f"{mutant.before!r} stands {text.count(mutant.before)} times in {mutant.path}"
         )
     source.write_text(text.replace(mutant.before, mutant.after), encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(copy), str(copy / "cli")])}
     options = ["-x", "-q", "-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", *options, *shlex.split(mutant.tests)],
-            cwd=copy,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        code, said = tried([*options, *shlex.split(mutant.tests)], copy)
     finally:
         source.write_text(text, encoding="utf-8")
-    if done.returncode not in (0, 1):  # no tests, a bad option: no verdict
-        raise SystemExit(f"{mutant.tests}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return done.returncode == 0
+    if code not in (0, 1):  # no tests, a bad option: no verdict
+        raise SystemExit(f"{mutant.tests}: {said[-3000:]}")
+    return code == 0
+
+
+def tried(words: list[str], copy: Path) -> tuple[int, str]:
+    """(exit code of pytest on the tests of ``copy``, what it said).
+
+    In a copy of this process, so that JAX and the rest are imported once for all mutants; of the
+    project nothing is kept.
+    """
+    log = copy / "log"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # JAX: no device is in use, so no thread is lost
+        pid = os.fork()
+    if pid:
+        _, status = os.waitpid(pid, 0)
+        return os.waitstatus_to_exitcode(status), log.read_text(errors="replace")
+    code = 70
+    try:
+        with log.open("wb") as stream:
+            os.dup2(stream.fileno(), 1)
+            os.dup2(stream.fileno(), 2)
+        for name in [*sys.modules]:
+            if name.partition(".")[0] in ("mfopt", "mfopt_cli"):
+                del sys.modules[name]
+        os.chdir(copy)
+        parts = [str(copy), str(copy / "cli")]
+        sys.path[:0], os.environ["PYTHONPATH"] = parts, os.pathsep.join(parts)
+        code = int(pytest.main(words))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def parser() -> Parser:
