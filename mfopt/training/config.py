@@ -121,18 +121,28 @@ class TrainConfig:
     normalized: bool = _setting("clipping", True, "Divide clipped gradients by the clip norm.")
     # optimizer
     optimizer: str = _setting("optimizer", "adam", "After the noise.", choices=OPTIMIZERS)
-    learning_rate: float = _setting("optimizer", 2e-3, "Largest learning rate.")
+    learning_rate: float = _setting(
+        "optimizer",
+        0.0,
+        "Largest learning rate; 0: fitted to the noise of the mechanism (without noise 0.002).",
+    )
     schedule: str = _setting("optimizer", "constant", "Of the learning rate.", choices=SCHEDULES)
     warmup: int = _setting("optimizer", 0, "Steps of linear rise.")
     momentum: float = _setting("optimizer", 0.9, "Of the momentum optimizer.")
     beta1: float = _setting("optimizer", 0.9, "Of adam and adamw.")
     beta2: float = _setting("optimizer", 0.999, "Of adam and adamw.")
     weight_decay: float = _setting("optimizer", 0.0, "Of adamw.")
+    average: float = _setting(
+        "optimizer",
+        0.0,
+        "Decay of an exponential mean of the parameters, which is then what is released; 0: none.",
+    )
     # model
     model: str = _setting(
         "model",
         "",
-        "Local Hugging Face folder of a GPT-2; empty: a new one of the sizes below.",
+        "Local Hugging Face folder of a GPT-2, or MODULE:FUNCTION that makes a Flax NNX model; "
+        "empty: a new GPT-2 of the sizes below.",
         run=True,
     )
     width: int = _setting("model", 64, "Of a new model: width.")
@@ -140,6 +150,14 @@ class TrainConfig:
     heads: int = _setting("model", 4, "Of a new model: attention heads.")
     model_seed: int = _setting("model", 0, "Of initial values; public.")
     lora_rank: int = _setting("model", 0, "Train adapters of this rank; 0: all parameters.")
+    lora_alpha: float = _setting(
+        "model", 0.0, "Adapters are scaled by alpha / rank; 0: alpha is the rank."
+    )
+    lora_layers: str = _setting(
+        "model",
+        "attn/c_attn",
+        "Layers with adapters, with commas: attn/c_attn, attn/c_proj, mlp/c_fc, mlp/c_proj.",
+    )
     compute_dtype: str = _setting(
         "model", "float32", "Of activations.", choices=("float32", "bfloat16")
     )
@@ -159,6 +177,12 @@ class TrainConfig:
     )
     keep: int = _setting("run", 2, "Checkpoints kept.", run=True)
     evaluate_every: int = _setting("run", 50, "Steps between evaluations; 0: ends only.", run=True)
+    patience: int = _setting(
+        "run",
+        0,
+        "Stop after so many evaluations without a lower loss on the public part; 0: never.",
+        run=True,
+    )
     evaluate_records: int = _setting("run", 1000, "Most held-out records per evaluation.", run=True)
     private_metrics: bool = _setting(
         "run", True, "Write training loss and the like, which are not private.", run=True
@@ -196,7 +220,7 @@ class TrainConfig:
             "model_parallel",
         ):
             _check.integer(name, getattr(self, name))
-        for name in ("clip_norm", "learning_rate", "pretrain_rate"):
+        for name in ("clip_norm", "pretrain_rate"):
             _check.positive(name, getattr(self, name))
         for name in (
             "batch_size",
@@ -206,6 +230,7 @@ class TrainConfig:
             "lora_rank",
             "pretrain_steps",
             "steps",
+            "patience",
             "evaluate_every",
         ):
             _check.integer(name, getattr(self, name), at_least=0)
@@ -215,13 +240,15 @@ class TrainConfig:
             "delta",
             "delta_share",
             "weight_decay",
+            "learning_rate",
+            "lora_alpha",
             "checkpoint_minutes",
         ):
             _check.non_negative(name, getattr(self, name))
         _check.probability("public_overlap", self.public_overlap, closed=True)
         if not self.delta < 1:
             raise _check.reject("delta", self.delta, "must be below 1")
-        for name in ("momentum", "beta1", "beta2"):
+        for name in ("momentum", "beta1", "beta2", "average"):
             if not 0 <= getattr(self, name) < 1:
                 raise _check.reject(name, getattr(self, name), "must lie in [0, 1)")
         if not self.model and self.width % self.heads:

@@ -22,7 +22,8 @@ from mfopt.training.evaluation import HeldOutLoss
 from mfopt.training.export import export_model
 from mfopt.training.health import Health
 from mfopt.training.loop import TrainState
-from mfopt.training.prepare import Prepared, placed
+from mfopt.training.optimizers import released
+from mfopt.training.prepare import Prepared, learning_rate_of, placed
 
 HELD_OUT = ("held-out-users", "held-out-records")
 
@@ -62,16 +63,17 @@ def _execute(
     config, folder, trainer = prepared.config, prepared.folder, prepared.trainer
     lead = jax.process_index() == 0
     state = trainer.init(prepared.secret.key("noise"))
+    history: list[float] = []  # of losses on the public part
     if checkpoints.steps or resume_from is not None:
-        state = _restored(prepared, checkpoints, state, resume_from, progress)
+        state, history = _restored(prepared, checkpoints, state, resume_from, progress)
     else:
         # before the first draw is used: a killed run goes on with its own draws, on its own data
-        checkpoints.save(state, prepared.secret, _facts(prepared, 0))
+        checkpoints.save(state, prepared.secret, _facts(prepared, 0, history))
         checkpoints.wait()
     start = saved = int(state.step)
     if lead:
         _write_report(prepared, start)
-    evaluate, healthy = _evaluator(prepared), _health(prepared)
+    evaluate, public_loss, healthy = *_evaluators(prepared), _health(prepared)
     with metrics.Recorder(
         folder,
         start=start,
@@ -86,26 +88,32 @@ def _execute(
         last, evaluated, padded, truncated = first, start, 0, 0
         clock = time.monotonic()
         with _asked_to_end() as signals:
-            for result in trainer.run(state, prepared.steps):
+            stop = start if _settled(history, config.patience) else prepared.steps
+            for result in trainer.run(state, max(start, stop)):
                 recorder.step(result)
                 padded += result.batch.padded
                 truncated += result.batch.truncated
                 state, done = result.state, result.step + 1
-                if not healthy(state.params):
+                if not healthy(released(state.params, state.optimizer)):
                     checkpoints.wait()
                     good = checkpoints.restore(trainer.init(), prepared.secret).state
                     _finish(prepared, good)
                     raise _diverged(prepared, done, int(good.step))
                 ends = done == prepared.steps
-                if ends or done % config.checkpoint_every == 0 or _overdue(config, clock):
-                    checkpoints.save(state, prepared.secret, _facts(prepared, done))
-                    saved, clock = done, time.monotonic()
                 if ends or (config.evaluate_every and done % config.evaluate_every == 0):
                     last, evaluated = evaluate(state), done
                     recorder.evaluations(done, last)
-                if signals and not ends:
+                    if config.patience:
+                        history.append(public_loss(state))
+                        ends |= _settled(history, config.patience)
+                if ends or done % config.checkpoint_every == 0 or _overdue(config, clock):
+                    checkpoints.save(state, prepared.secret, _facts(prepared, done, history))
+                    saved, clock = done, time.monotonic()
+                if ends:
+                    break
+                if signals:
                     if saved != done:
-                        checkpoints.save(state, prepared.secret, _facts(prepared, done))
+                        checkpoints.save(state, prepared.secret, _facts(prepared, done, history))
                     checkpoints.wait()
                     raise _signals.interrupted(
                         signals[0],
@@ -133,8 +141,8 @@ def _restored(
     like: TrainState,
     step: int | None,
     progress: Report,
-) -> TrainState:
-    """The state of a checkpoint of this very run."""
+) -> tuple[TrainState, list[float]]:
+    """The state of a checkpoint of this very run, and its losses on the public part."""
     found = checkpoints.restore(like, prepared.secret, step)
     for number, reason in found.damaged.items():
         note = f"the checkpoint of step {number} is damaged ({reason}) and was set aside"
@@ -142,7 +150,13 @@ def _restored(
     _check_same_run(found.facts["run"], prepared.facts)
     note = f"going on after step {int(found.state.step)}"
     progress(Progress("training", note=note, lasting=True))
-    return found.state
+    return found.state, list(found.facts["public_losses"])
+
+
+def _settled(history: list[float], patience: int) -> bool:
+    """Whether the last ``patience`` losses are no lower than an earlier one."""
+    before, after = history[:-patience], history[-patience:]
+    return bool(patience and before) and min(before) <= min(after)
 
 
 def _asked_to_end() -> contextlib.AbstractContextManager[list[int]]:
@@ -157,18 +171,18 @@ def _overdue(config: TrainConfig, clock: float) -> bool:
 
 
 def _diverged(prepared: Prepared, step: int, good: int) -> FailureError:
-    config = prepared.config
+    rate = learning_rate_of(prepared.config, prepared.execution)
     return FailureError(
         f"after step {step} the parameters, or the loss of a public row with them, are not finite: "
         f"training has diverged. {prepared.folder / 'model'} is that of step {good}. Start a new "
-        f"run in another folder with a lower learning rate (now {config.learning_rate:g}), with "
+        f"run in another folder with a lower learning rate (now {rate:g}), with "
         "warm-up steps, or with a larger epsilon."
     )
 
 
 def _finish(prepared: Prepared, state: TrainState) -> None:
     """The report, the model and the plot of a run that has come to ``state``."""
-    params = meshes.gather(prepared.mesh, state.params)
+    params = meshes.gather(prepared.mesh, released(state.params, state.optimizer))
     if jax.process_index() != 0:
         return
     folder = prepared.folder
@@ -183,7 +197,10 @@ def _health(prepared: Prepared) -> Health:
     return Health(prepared.model, frozen, prepared.config.length)
 
 
-def _evaluator(prepared: Prepared) -> Callable[[TrainState], dict[str, HeldOutLoss]]:
+def _evaluators(
+    prepared: Prepared,
+) -> tuple[Callable[[TrainState], dict[str, HeldOutLoss]], Callable[[TrainState], float]]:
+    """Losses on the held-out parts, and on the public one."""
     config = prepared.config
     evaluator, _, frozen = placed(config, prepared.model, prepared.mesh)
 
@@ -191,16 +208,27 @@ def _evaluator(prepared: Prepared) -> Callable[[TrainState], dict[str, HeldOutLo
         if not config.private_metrics:  # held-out users and records are private too
             return {}
         return {
-            part: evaluator(state.params, frozen, prepared.parts[part], config.evaluate_records)
+            part: evaluator(
+                released(state.params, state.optimizer),
+                frozen,
+                prepared.parts[part],
+                config.evaluate_records,
+            )
             for part in HELD_OUT
             if part in prepared.parts
         }
 
-    return evaluate
+    def public_loss(state: TrainState) -> float:
+        params = released(state.params, state.optimizer)
+        public = prepared.parts["public"]
+        return evaluator(params, frozen, public, config.evaluate_records).loss
+
+    return evaluate, public_loss
 
 
-def _facts(prepared: Prepared, done: int) -> dict[str, Any]:
+def _facts(prepared: Prepared, done: int, history: list[float]) -> dict[str, Any]:
     return {
+        "public_losses": history,
         "run": prepared.facts,
         "privacy": prepared.report(done),
         "settings": dataclasses.asdict(prepared.config),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -44,7 +45,12 @@ def initial_model(
     from mfopt.training.models.gpt2 import GPT2Config, LoRAConfig
     from mfopt.training.models.huggingface import gpt2_model, load_pretrained
 
-    lora = LoRAConfig(config.lora_rank) if config.lora_rank else None
+    if made_elsewhere(config.model):
+        return _imported(config, parts["train"].vocab_size)
+    lora = None
+    if config.lora_rank:
+        layers = tuple(name.strip() for name in config.lora_layers.split(","))
+        lora = LoRAConfig(config.lora_rank, config.lora_alpha or None, layers)
     loading: dict[str, Any] = {"compute_dtype": config.compute_dtype, "remat": config.remat}
     source = config.model
     if config.pretrain_steps:
@@ -58,6 +64,58 @@ def initial_model(
     return gpt2_model(GPT2Config(**shape), lora=lora, seed=config.model_seed)
 
 
+def made_elsewhere(model: str) -> bool:
+    """Whether ``model`` is an import path, MODULE:FUNCTION, and no folder."""
+    module, _, function = model.partition(":")
+    parts = [*module.split("."), function]
+    return not Path(model).exists() and all(part.isidentifier() for part in parts)
+
+
+def _imported(config: TrainConfig, vocab_size: int) -> Model:
+    """The model that ``config.model``, MODULE:FUNCTION, makes.
+
+    The function is called as ``function(vocab_size=V, length=L, seed=S)`` and gives a
+    :class:`Model`, or a Flax NNX module that maps tokens (L,) to logits (L, V) and is causal.
+    """
+    import importlib
+
+    from mfopt.training.models.nnx_model import from_nnx
+
+    if config.lora_rank or config.pretrain_steps:
+        raise _check.reject(
+            "model",
+            config.model,
+            "is made by a function, and adapters and pretraining are for the GPT-2 here",
+            "Let the function give adapters (its nnx.LoRAParam as the Model's params), or weights.",
+        )
+    name, _, function = config.model.partition(":")
+    try:
+        make = getattr(importlib.import_module(name), function)
+    except (ImportError, AttributeError) as problem:
+        raise _check.reject("model", config.model, f"cannot be imported ({problem})") from None
+    made = make(vocab_size=vocab_size, length=config.length, seed=config.model_seed)
+    if not isinstance(made, Model):
+        made = from_nnx(made, name=function, vocab_size=vocab_size)
+    _refuse_looking_ahead(made, config)
+    return made
+
+
+def _refuse_looking_ahead(model: Model, config: TrainConfig) -> None:
+    """Refuse logits that follow from later tokens: their loss would say nothing."""
+    if model.logits is None:
+        return
+    rows = np.zeros((2, config.length), np.int32)
+    rows[1, -1] = 1
+    first, second = (
+        np.asarray(model.logits(model.params, model.frozen, jnp.asarray(row))) for row in rows
+    )
+    # finite logits that a causal model computes from the same tokens differ by rounding at most
+    if not np.allclose(first[:-1], second[:-1], rtol=1e-3, atol=1e-4):
+        raise _check.reject(
+            "model", config.model, "looks ahead: its logits at a token follow from later tokens"
+        )
+
+
 def _pretrain(
     config: TrainConfig,
     parts: dict[str, TokenStore],
@@ -68,7 +126,7 @@ def _pretrain(
 ) -> None:
     """Make the pretrained model of these settings in ``target``, unless it is there."""
     if "public" not in parts:
-        raise no_public_part(config.pretrain_steps)
+        raise no_public_part("pretrain_steps", config.pretrain_steps)
     public, record = parts["public"], target / "pretraining.json"
     names = (
         "length",
@@ -110,11 +168,11 @@ def _pretrain(
     _files.write(record, json.dumps(wanted, indent=2) + "\n")
 
 
-def no_public_part(pretrain_steps: int) -> UsageError:
-    """The refusal to pretrain on private data."""
+def no_public_part(setting: str, value: int) -> UsageError:
+    """The refusal to use private data where public data is needed."""
     return _check.reject(
-        "pretrain_steps",
-        pretrain_steps,
+        setting,
+        value,
         "the data has no public part",
         "Build it with a public part, or pretrain elsewhere and give `model`.",
     )

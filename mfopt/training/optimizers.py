@@ -1,20 +1,34 @@
 """Optimizers by name, for the command line; any optax transformation works in the loop itself.
 
 The optimizer sees only the noised mean, so whatever it does is post-processing and costs no
-privacy.
+privacy. What it may know beside it is the noise: its variance is public. Two things follow.
+
+*Rates.* Correlated noise is larger in a single step than independent noise and smaller in the sums
+of steps, and the sums are what the parameters see. Adam divides by the size of a single step, which
+is mostly noise, so that one rate stands for different moves under different mechanisms.
+:func:`fitting_rate` gives the rate at which the noise alone moves a parameter as far as under any
+other mechanism.
+
+*Bias.* Adam's second moment estimates signal² + noise², and the second part is known:
+:func:`corrected_adam` takes it out.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+import numpy as np
 
 from mfopt import _check
 
 if TYPE_CHECKING:
     import optax
 
-OptimizerName = Literal["sgd", "momentum", "adam", "adamw", "adafactor"]
+OptimizerName = Literal["sgd", "momentum", "adam", "adamw", "adam-bc", "adafactor"]
 ScheduleName = Literal["constant", "cosine", "linear"]
+# How far the noise alone may move a parameter, root mean square over the steps of a run; a weight
+# of a language model has the size of 0.02 to 0.1.
+NOISE_MOVE = 0.006
 OPTIMIZERS: tuple[str, ...] = get_args(OptimizerName)
 SCHEDULES: tuple[str, ...] = get_args(ScheduleName)
 
@@ -57,15 +71,18 @@ def make_optimizer(
     beta1: float = 0.9,
     beta2: float = 0.999,
     weight_decay: float = 0.0,
+    noise_variance: np.ndarray | None = None,
 ) -> optax.GradientTransformation:
     """The optax optimizer ``name``.
 
     Args:
-        name: "sgd", "momentum", "adam", "adamw" or "adafactor".
+        name: "sgd", "momentum", "adam", "adamw", "adam-bc" or "adafactor".
         learning_rate: a number or a schedule.
         momentum: of "momentum".
         beta1, beta2: of "adam" and "adamw".
         weight_decay: of "adamw"; decoupled, for all parameters.
+        noise_variance: of "adam-bc": variance of the noise in each coordinate of the mean, by
+            step, shape (n,). None: there is no noise.
     """
     import optax
 
@@ -74,6 +91,9 @@ def make_optimizer(
         "momentum": lambda: optax.sgd(learning_rate, momentum=momentum),
         "adam": lambda: optax.adam(learning_rate, b1=beta1, b2=beta2),
         "adamw": lambda: optax.adamw(learning_rate, b1=beta1, b2=beta2, weight_decay=weight_decay),
+        "adam-bc": lambda: corrected_adam(
+            learning_rate, np.zeros(1) if noise_variance is None else noise_variance, beta1, beta2
+        ),
         "adafactor": lambda: optax.adafactor(learning_rate, multiply_by_parameter_scale=False),
     }
     if name not in makers:
@@ -81,3 +101,131 @@ def make_optimizer(
     if not 0 <= momentum < 1:
         raise _check.reject("momentum", momentum, "must lie in [0, 1)")
     return makers[name]()
+
+
+def fitting_rate(name: str, noise: float, noise_of_sums: float, *, momentum: float = 0.9) -> float:
+    """The learning rate at which the noise alone moves a parameter by ``NOISE_MOVE``.
+
+    With SGD the parameters are a sum of steps, so the rate is NOISE_MOVE / (noise of the sums).
+    Adam and its kin divide by the size of a step, which is about that of its noise.
+
+    Args:
+      name: the optimizer.
+      noise: standard deviation in a coordinate of the released mean, root mean square over steps.
+      noise_of_sums: the same of the sums of all means up to a step.
+      momentum: of "momentum", which multiplies moves by 1 / (1 - momentum).
+    """
+    if not noise > 0 or not noise_of_sums > 0:
+        raise _check.reject("noise", noise, "must be positive to fit a rate to it")
+    rate = NOISE_MOVE / noise_of_sums
+    if name == "sgd":
+        return rate
+    if name == "momentum":
+        return rate * (1 - momentum)
+    return rate * noise
+
+
+class CorrectedState(NamedTuple):
+    """Of :func:`corrected_adam`: steps, both moments, and the noise's part of the second."""
+
+    count: Any
+    mean: Any
+    square: Any
+    noise: Any
+
+
+def corrected_adam(
+    learning_rate: float | optax.Schedule,
+    noise_variance: np.ndarray,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+) -> optax.GradientTransformation:
+    """Adam whose second moment is freed of the known variance of the noise.
+
+    m̂ / sqrt(max(v̂ - φ̂, φ̂ sqrt(2 / k), 10⁻¹⁶)), where φ̂ is the mean of ``noise_variance`` with the
+    weights of v̂, and k the number of steps that v̂ is a mean over: what is left may be no smaller
+    than the standard error of the estimate v̂ of a Gaussian's variance φ̂.
+
+    Args:
+      learning_rate: a number or a schedule.
+      noise_variance: of each coordinate of the released mean, by step, shape (n,). The last entry
+        stands for all later steps.
+      beta1: decay of the first moment.
+      beta2: decay of the second moment.
+
+    Source: Tang, Shpilevskiy and Lécuyer 2024 (DP-AdamBC), with a fixed floor in place of k.
+    """
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    known = jnp.asarray(noise_variance, jnp.float32)
+
+    def init(params: Any) -> CorrectedState:
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return CorrectedState(jnp.int32(0), zeros, jax.tree.map(jnp.copy, zeros), jnp.float32(0))
+
+    def update(updates: Any, state: CorrectedState, params: Any = None) -> tuple[Any, Any]:
+        step = state.count + 1
+        now = known[jnp.minimum(state.count, len(known) - 1)]
+        mean = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state.mean, updates)
+        square = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * g**2, state.square, updates)
+        noise = beta2 * state.noise + (1 - beta2) * now
+        first, second = 1 - beta1**step, 1 - beta2**step
+        phi = noise / second
+        # the number of equal weights with the same sum of squares
+        steps = second**2 * (1 + beta2) / ((1 - beta2) * (1 - beta2 ** (2 * step)))
+        floor = jnp.maximum(phi * jnp.sqrt(2 / steps), 1e-16)
+        rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
+        moved = jax.tree.map(
+            lambda m, v: -rate * (m / first) / jnp.sqrt(jnp.maximum(v / second - phi, floor)),
+            mean,
+            square,
+        )
+        return moved, CorrectedState(step, mean, square, noise)
+
+    return optax.GradientTransformation(init, update)
+
+
+class AveragedState(NamedTuple):
+    """Of :func:`averaged`: the optimizer's own state, and the ``mean`` of the parameters so far."""
+
+    inner: Any
+    count: Any
+    mean: Any
+
+
+def averaged(optimizer: optax.GradientTransformation, decay: float) -> optax.GradientTransformation:
+    """``optimizer``, and an exponential mean of the parameters that it makes.
+
+    Post-processing, so free; it averages noise away. The weight of a new iterate is
+    max(1 - decay, 9 / (t + 10)), so that the first steps are forgotten at once.
+
+    Args:
+      optimizer: any; moves the parameters as before.
+      decay: in [0, 1).
+    """
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    if not 0 <= decay < 1:
+        raise _check.reject("average", decay, "must lie in [0, 1)")
+
+    def init(params: Any) -> AveragedState:
+        copy = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), params)
+        return AveragedState(optimizer.init(params), jnp.int32(0), copy)
+
+    def update(updates: Any, state: AveragedState, params: Any = None) -> tuple[Any, Any]:
+        moved, inner = optimizer.update(updates, state.inner, params)
+        fresh = jnp.maximum(1 - decay, 9 / (state.count + 10))
+        after = optax.apply_updates(params, moved)
+        mean = jax.tree.map(lambda old, new: old + fresh * (new - old), state.mean, after)
+        return moved, AveragedState(inner, state.count + 1, mean)
+
+    return optax.GradientTransformation(init, update)
+
+
+def released(params: Any, optimizer_state: Any) -> Any:
+    """The parameters to evaluate and to export: the mean of the iterates where one is kept."""
+    return optimizer_state.mean if isinstance(optimizer_state, AveragedState) else params

@@ -19,15 +19,22 @@ from mfopt.training.config import TrainConfig
 from mfopt.training.data import TokenStore, open_parts, verify_all
 from mfopt.training.evaluation import Evaluator
 from mfopt.training.folder import Lock, check_folder, secret_of, wait_for_lead
-from mfopt.training.initial_model import digest_of, initial_model, no_public_part
+from mfopt.training.initial_model import (
+    digest_of,
+    initial_model,
+    made_elsewhere,
+    no_public_part,
+)
 from mfopt.training.loop import Execution, Trainer
 from mfopt.training.models import Model
-from mfopt.training.optimizers import make_optimizer, schedule
+from mfopt.training.optimizers import averaged, fitting_rate, make_optimizer, schedule
 from mfopt.training.secrets import RunSecret
 from mfopt.training.selection import PERPLEXITY_RULES
 from mfopt.training.tokenizers import FILE_NAME as TOKENIZER_FILE
 from mfopt.training.tokenizers import Tokenizer
 from mfopt.training.wiring import account_of, execution_of, statement_of, units_of
+
+RATE_WITHOUT_NOISE = 2e-3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,9 +89,10 @@ def preflight(config: TrainConfig, *, resume: bool = False) -> None:
     check_folder(Path(config.output), resume)
     if config.data != "stdlib":
         parts = open_parts(config.data)
-        if config.pretrain_steps and "public" not in parts:
-            raise no_public_part(config.pretrain_steps)
-    if config.model:
+        for name in ("pretrain_steps", "patience"):
+            if getattr(config, name) and "public" not in parts:
+                raise no_public_part(name, getattr(config, name))
+    if config.model and not made_elsewhere(config.model):
         from mfopt.training.models.huggingface import read_config
 
         read_config(config.model)
@@ -138,14 +146,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
             f"the account covers {execution.iterations} steps",
             "A longer run needs an account of its own.",
         )
-    optimizer = make_optimizer(
-        config.optimizer,
-        schedule(config.schedule, config.learning_rate, execution.iterations, config.warmup),
-        momentum=config.momentum,
-        beta1=config.beta1,
-        beta2=config.beta2,
-        weight_decay=config.weight_decay,
-    )
+    optimizer = _optimizer(config, execution)
     model = initial_model(config, parts, folder, mesh, progress, tokenizer)
     model.check_fits(train.vocab_size, config.length)
     if config.selection in PERPLEXITY_RULES:
@@ -188,6 +189,36 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
     )
 
 
+def learning_rate_of(config: TrainConfig, execution: Execution) -> float:
+    """The learning rate of a run: as set, or fitted to its noise."""
+    if config.learning_rate:
+        return config.learning_rate
+    if execution.noise is None:
+        return RATE_WITHOUT_NOISE
+    sizes = privacy.noise_against_signal(execution, 1)
+    return fitting_rate(
+        config.optimizer,
+        sizes["noise_per_coordinate"],
+        sizes["sum_noise_per_coordinate"],
+        momentum=config.momentum,
+    )
+
+
+def _optimizer(config: TrainConfig, execution: Execution) -> Any:
+    rate, steps = learning_rate_of(config, execution), execution.iterations
+    known = execution.noise is not None and config.optimizer == "adam-bc"
+    optimizer = make_optimizer(
+        config.optimizer,
+        schedule(config.schedule, rate, steps, config.warmup),
+        momentum=config.momentum,
+        beta1=config.beta1,
+        beta2=config.beta2,
+        weight_decay=config.weight_decay,
+        noise_variance=privacy.noise_by_step(execution) ** 2 if known else None,
+    )
+    return averaged(optimizer, config.average) if config.average else optimizer
+
+
 def _open_data(
     config: TrainConfig, folder: Path, progress: Report
 ) -> tuple[dict[str, TokenStore], Tokenizer | None]:
@@ -214,7 +245,8 @@ def _open_data(
         if file.is_file():
             found = Tokenizer.of_data(file, train)
             break
-    if config.model:  # another tokenizer of the same size would pass every other check
+    if config.model and not made_elsewhere(config.model):
+        # another tokenizer of the same size would pass every other check
         found = Tokenizer.of_data(config.model, train)
     return parts, found
 

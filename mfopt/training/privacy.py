@@ -210,15 +210,9 @@ def noise_against_signal(execution: Execution, num_params: int) -> dict[str, flo
     that of the sums over all steps so far (what a model's parameters see), root mean squares over
     steps; ``noise_of_all_steps`` and ``largest_signal_of_all_steps``: norms of the last sum.
     """
-    noise, sampler = execution.noise, execution.sampler
-    assert noise is not None
+    sampler = execution.sampler
     n = execution.iterations
-
-    def spread(workload: PrefixSums | ToeplitzWorkload) -> np.ndarray:
-        rows = np.asarray(query_error.row_variances(workload, noise.strategy, n))
-        return np.asarray(noise.stddev * np.sqrt(rows) / execution.normalizer)
-
-    coordinate, sums = spread(ToeplitzWorkload(np.eye(1, n)[0])), spread(PrefixSums())
+    coordinate, sums = noise_by_step(execution), noise_by_step(execution, PrefixSums())
     signal = execution.clipping.sensitivity * sampler.expected_batch / execution.normalizer
     return {
         "noise_per_coordinate": float(np.sqrt(np.mean(coordinate**2))),
@@ -229,6 +223,22 @@ def noise_against_signal(execution: Execution, num_params: int) -> dict[str, flo
         "noise_of_all_steps": float(sums[-1] * np.sqrt(num_params)),
         "largest_signal_of_all_steps": float(signal * n),
     }
+
+
+def noise_by_step(
+    execution: Execution, workload: PrefixSums | ToeplitzWorkload | None = None
+) -> np.ndarray:
+    """Standard deviation of the noise in a coordinate of each released mean, shape (n,).
+
+    Args:
+      execution: of the run.
+      workload: sums of the means to look at instead.
+    """
+    noise, n = execution.noise, execution.iterations
+    assert noise is not None
+    workload = workload or ToeplitzWorkload(np.eye(1, n)[0])
+    rows = np.asarray(query_error.row_variances(workload, noise.strategy, n))
+    return np.asarray(noise.stddev * np.sqrt(rows) / execution.normalizer)
 
 
 def warnings_of(execution: Execution, sizes: dict[str, float]) -> list[str]:

@@ -30,10 +30,11 @@ def command() -> None:
 @options.option(
     "--format",
     "kind",
-    type=click.Choice(["auto", "jsonl", "parquet", "csv", "folder", "enron"]),
+    type=click.Choice(["auto", "jsonl", "parquet", "csv", "huggingface", "folder", "enron"]),
     default="auto",
     show_default=True,
-    help="auto: by file suffix; a folder is read as one file or folder per user.",
+    help="auto: by file suffix (.gz too for jsonl); a folder as `datasets` saves it, or else one "
+    "file or folder per user.",
 )
 @options.option("--user-column", default="user", show_default=True, help="Names the privacy unit.")
 @options.option("--text-column", default="text", show_default=True, help="Holds one record's text.")
@@ -157,18 +158,24 @@ def _source(paths: tuple[str, ...], given: dict[str, Any]) -> Any:
             ".parquet": "parquet",
             "/": "folder",
         }
-        found = {"/" if Path(path).is_dir() else Path(path).suffix.lower() for path in paths}
+        plain = [Path(path.removesuffix(".gz")) for path in paths]
+        found = {"/" if Path(path).is_dir() else path.suffix.lower() for path in plain}
         kinds = {suffixes.get(suffix) for suffix in found}
         if len(kinds) != 1 or None in kinds:
             raise _check.reject(
                 "data", list(paths), "tells no single format by its suffix", "Give --format."
             )
         kind = kinds.pop()
-    if kind in ("folder", "enron"):
+        saved = ("state.json", "dataset_dict.json")
+        if kind == "folder" and any((Path(paths[0]) / name).is_file() for name in saved):
+            kind = "huggingface"
+    if kind in ("folder", "enron", "huggingface"):
         if len(paths) != 1:
             raise _check.reject("data", list(paths), f"must be one folder for --format {kind}")
         if kind == "enron":
             return enron.Enron(paths[0])
+        if kind == "huggingface":
+            return sources.HuggingFace(paths[0], given["user_column"], given["text_column"])
         return sources.Folder(paths[0], given["records"])
     source = {"jsonl": sources.JsonLines, "csv": sources.Csv, "parquet": sources.Parquet}[kind]
     return source(paths, given["user_column"], given["text_column"])

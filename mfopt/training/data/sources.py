@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import hashlib
 import io
 import json
 import os
 import re
+import zlib
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -135,19 +137,28 @@ class _Files:
 
 
 class JsonLines(_Files):
-    """One JSON object per line; the place in a file is the byte behind the line."""
+    """One JSON object per line; the place in a file is the byte behind the line.
+
+    A file that ends in ``.gz`` is read through gzip; its places are those of the text inside.
+    """
 
     format = "jsonl"
 
     def _read_file(self, path: Path, place: int) -> Iterator[Item]:
-        with open(path, "rb") as file:
-            file.seek(place)
-            while line := file.readline():
-                begin, place = place, place + len(line)
-                if not line.strip():
-                    continue
-                user, text, reason = self._parse(line)
-                yield Item([place], place, user, text, reason, f"byte {begin}")
+        with open(path, "rb") as raw:
+            packed = path.suffix.lower() == ".gz"
+            file: Any = gzip.GzipFile(fileobj=raw) if packed else raw
+            try:
+                file.seek(place)
+                while line := file.readline():
+                    begin, place = place, place + len(line)
+                    if not line.strip():
+                        continue
+                    user, text, reason = self._parse(line)
+                    done = raw.tell() if packed else place
+                    yield Item([place], done, user, text, reason, f"byte {begin}")
+            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+                raise _check.reject("data", str(path), f"is damaged: {error}") from None
 
     def _parse(self, line: bytes) -> tuple[str | None, str | None, str | None]:
         try:
@@ -234,6 +245,61 @@ class Parquet(_Files):
                         if row > place:
                             done = size * row // rows
                             yield Item([row], done, *checked(user, text), f"row {row}")
+
+
+class HuggingFace(_Files):
+    """A data set as ``datasets.save_to_disk`` leaves it; the place in a file counts its rows.
+
+    Args:
+        folder: of one split: it holds ``state.json`` and Arrow files.
+        user_column: names the privacy unit.
+        text_column: holds one record's text.
+
+    Raises:
+        UsageError: no such folder, or one of several splits.
+    """
+
+    format = "huggingface"
+
+    def __init__(self, folder: str | Path, user_column: str, text_column: str) -> None:
+        place = Path(folder)
+        if (place / "dataset_dict.json").is_file():
+            splits = sorted(path.parent.name for path in place.glob("*/state.json"))
+            raise _check.reject(
+                "data", str(folder), f"holds the splits {', '.join(splits)}", "Give one of them."
+            )
+        try:
+            state = json.loads((place / "state.json").read_text(encoding="utf-8"))
+            names = [Path(entry["filename"]).name for entry in state["_data_files"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise _check.reject("data", str(folder), f"is no saved data set ({error})") from None
+        super().__init__([place / name for name in names], user_column, text_column)
+
+    def _read_file(self, path: Path, place: int) -> Iterator[Item]:
+        import pyarrow as arrow
+
+        size, row = path.stat().st_size, 0
+        with arrow.memory_map(str(path)) as file:
+            try:
+                batches = arrow.ipc.open_stream(file)
+            except arrow.ArrowInvalid as error:
+                raise _check.reject("data", str(path), f"is no Arrow stream: {error}") from None
+            for column in (self.user_column, self.text_column):
+                if column not in batches.schema.names:
+                    raise _check.reject(
+                        "column", column, f"{path.name} has columns {batches.schema.names}"
+                    )
+            for batch in batches:
+                if row + batch.num_rows <= place:
+                    row += batch.num_rows
+                    continue
+                users = batch.column(self.user_column).to_pylist()
+                texts = batch.column(self.text_column).to_pylist()
+                for user, text in zip(users, texts, strict=True):
+                    row += 1
+                    if row > place:
+                        done = min(size, file.tell())
+                        yield Item([row], done, *checked(user, text), f"row {row}")
 
 
 def walk(folder: Path, left_out: Collection[str] = ()) -> Iterator[Path]:

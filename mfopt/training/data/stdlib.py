@@ -1,6 +1,9 @@
 """The embedded corpus: the source of the running Python's standard library. No download.
 
-The privacy unit is the module; each function or method is one record. Whole top-level packages are
+The privacy unit is the module; each function or method is one record. There are two forms: in
+``stdlib`` the public part is code too, and little is left to learn; in ``stdlib-code`` it is prose,
+the docstrings of the public packages, and what code looks like has to be learned from the private
+modules. Whole top-level packages are
 public (for the tokenizer and for pretraining) or private, so that near-copies within a package
 never stand on both sides. The split depends on a package's name alone; what the library holds
 depends on the Python version, which is recorded with the store.
@@ -71,11 +74,24 @@ def functions_of(source: str) -> list[str]:
     return texts
 
 
+def docstrings_of(source: str) -> list[str]:
+    """The docstrings of a module, its classes and its functions.
+
+    >>> docstrings_of('class A:\\n    "Holds b."\\n    def b(self):\\n        "Gives 1."\\n')
+    ['Holds b.', 'Gives 1.']
+    """
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    found = [
+        ast.get_docstring(node) for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)
+    ]
+    return [text for text in found if text]
+
+
 class StandardLibrary(FileTree):
     """One part of the corpus; users are modules, named like ``json.decoder``.
 
     Args:
-        part: "private", "public", or "all".
+        part: "private", "public", "prose" (the docstrings of the public part), or "all".
         folder: the library; None: the running Python's.
     """
 
@@ -83,8 +99,8 @@ class StandardLibrary(FileTree):
 
     def __init__(self, part: str = "private", folder: str | Path | None = None) -> None:
         super().__init__(sysconfig.get_path("stdlib") if folder is None else folder)
-        if part not in ("private", "public", "all"):
-            raise _check.reject("part", part, "must be private, public or all")
+        if part not in ("private", "public", "prose", "all"):
+            raise _check.reject("part", part, "must be private, public, prose or all")
         self.part = part
 
     def describe(self) -> dict[str, Any]:
@@ -97,7 +113,7 @@ class StandardLibrary(FileTree):
             package = path.relative_to(self.folder).parts[0].removesuffix(".py")
             if path.suffix == ".py" and self.part in (
                 "all",
-                "public" if is_public(package) else "private",
+                *(("public", "prose") if is_public(package) else ("private",)),
             ):
                 yield path
 
@@ -106,7 +122,7 @@ class StandardLibrary(FileTree):
         module = ".".join(path.relative_to(self.folder).with_suffix("").parts)
         try:
             with tokenize.open(path) as file:
-                texts = functions_of(file.read())
+                texts = (docstrings_of if self.part == "prose" else functions_of)(file.read())
         except (SyntaxError, UnicodeDecodeError):
             yield None, None, "not Python", False
             return
@@ -117,6 +133,7 @@ class StandardLibrary(FileTree):
 def build_stdlib(
     out: str | Path,
     *,
+    public: str = "public",
     vocab_size: int = 2048,
     options: Options | None = None,
     force: bool = False,
@@ -130,6 +147,7 @@ def build_stdlib(
 
     Args:
       out: folder that appears whole or not at all.
+      public: the public part: "public" (code) or "prose" (docstrings).
       vocab_size: entries of the tokenizer.
       options: hold-outs and duplicates; the defaults above if None.
       force: replace what is there.
@@ -142,7 +160,7 @@ def build_stdlib(
         StandardLibrary("private"),
         out,
         tokenizer=vocab_size,
-        public=StandardLibrary("public"),
+        public=StandardLibrary(public),
         options=options or Options(hold_out=HoldOut(users=0.1, records=0.05)),
         force=force,
         restart=restart,

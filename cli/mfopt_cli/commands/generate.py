@@ -1,0 +1,68 @@
+"""``mfopt generate``: text from a trained model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from mfopt_cli import display, options
+
+
+@click.command(cls=options.Command)
+@click.argument("model", type=click.Path())
+@options.option("--prompt", default="", help="Begin with this text. [default: a new text]")
+@options.option(
+    "--tokens", type=options.COUNT, default=64, show_default=True, help="Most new tokens of a text."
+)
+@options.option("--texts", type=options.COUNT, default=1, show_default=True, help="How many texts.")
+@options.option(
+    "--temperature", default=1.0, show_default=True, help="Divides the logits; 0: the likeliest."
+)
+@options.seed("of the draws", default=0, show_default=True)
+@options.json_flag
+def command(
+    model: str,
+    prompt: str,
+    tokens: int,
+    texts: int,
+    temperature: float,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Let MODEL, the folder of a run or of its model, write a few texts.
+
+    What a model says follows from its parameters: the guarantee of its run covers it.
+
+    \b
+    Example:
+      mfopt generate run --prompt "def " --texts 3
+    """
+    from mfopt.training.generation import generate
+    from mfopt.training.models.huggingface import load_pretrained
+    from mfopt.training.tokenizers import Tokenizer
+
+    folder = Path(model)
+    if (folder / "model").is_dir():
+        folder = folder / "model"
+    loaded, tokenizer = load_pretrained(folder), Tokenizer.load(folder)
+    begin = tokenizer.encode(prompt, end=False).tolist() or [tokenizer.end_id]
+    said = []
+    for number in range(texts):
+        drawn = generate(
+            loaded,
+            begin,
+            tokens=tokens,
+            temperature=temperature,
+            end=tokenizer.end_id,
+            seed=seed + number,
+        )
+        said.append(prompt + tokenizer.decode(list(drawn)))
+    if as_json:
+        click.echo(json.dumps(said))
+        return
+    for number, text in enumerate(said):
+        if number:
+            display.print_text("-" * 8)
+        display.print_text(text)

@@ -1,0 +1,68 @@
+"""A look at what a trained model says: tokens drawn one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mfopt import _check
+from mfopt.training.models import Model
+
+
+def generate(
+    model: Model,
+    prompt: Sequence[int],
+    *,
+    tokens: int,
+    temperature: float = 1.0,
+    end: int | None = None,
+    seed: int = 0,
+) -> Iterator[int]:
+    """Up to ``tokens`` new tokens after ``prompt``, drawn from the model's own distribution.
+
+    The model sees its ``max_length`` latest tokens. What it says is post-processing of its
+    parameters: the guarantee of the run that made it covers it.
+
+    Args:
+        model: with logits; a causal one.
+        prompt: at least one token.
+        tokens: most new tokens.
+        temperature: divides the logits; 0 takes the likeliest token.
+        end: a token that ends the text, and is not given.
+        seed: of the draws.
+
+    Raises:
+        UsageError: an empty prompt, a token the model does not know, or a model without logits.
+    """
+    logits = model.logits
+    if logits is None:
+        raise _check.reject("model", model.name, "has no logits to draw from")
+    tokens = _check.integer("tokens", tokens)
+    temperature = _check.non_negative("temperature", temperature)
+    text, vocabulary = [int(token) for token in prompt], model.vocab_size or np.inf
+    if not text or not all(0 <= token < vocabulary for token in text):
+        raise _check.reject("prompt", text[:8], "must be tokens of the model, at least one")
+    length = min(model.max_length or 256, len(text) + tokens)
+
+    @jax.jit
+    def following(row: jax.Array, last: jax.Array) -> jax.Array:
+        found: jax.Array = logits(model.params, model.frozen, row)[last].astype(jnp.float32)
+        return found
+
+    rng = np.random.default_rng(_check.seed("seed", seed))
+    for _ in range(tokens):
+        seen = text[-length:]
+        row = np.zeros(length, np.int32)  # what comes after `last` is not seen by a causal model
+        row[: len(seen)] = seen
+        scores = np.asarray(following(row, np.int32(len(seen) - 1)), np.float64)
+        if temperature:
+            # the largest of the scores with Gumbel noise is a draw from their softmax
+            scores = scores / temperature + rng.gumbel(size=scores.shape)
+        token = int(np.argmax(scores))
+        if token == end:
+            return
+        text.append(token)
+        yield token

@@ -1,0 +1,115 @@
+"""Rates that fit the noise, a second moment freed of it, and means of iterates."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mfopt.errors import UsageError
+from mfopt.training.optimizers import (
+    NOISE_MOVE,
+    averaged,
+    corrected_adam,
+    fitting_rate,
+    make_optimizer,
+    released,
+)
+
+PARAMS = {"w": jnp.zeros(4000)}
+
+
+def moved(optimizer, gradients):
+    """Parameters after every step, (n, size)."""
+
+    def step(carry, gradient):
+        params, state = carry
+        update, state = optimizer.update({"w": gradient}, state, params)
+        params = optax.apply_updates(params, update)
+        return (params, state), params["w"]
+
+    (_, state), path = jax.lax.scan(step, (PARAMS, optimizer.init(PARAMS)), gradients)
+    return np.asarray(path), state
+
+
+def correlated(n, size=4000, seed=0):
+    """Noise whose sums are small: z_t - 0.8 z_{t-1}, and independent noise of the same z."""
+    z = np.random.default_rng(seed).normal(size=(n, size)).astype(np.float32)
+    before = np.vstack([np.zeros((1, size), np.float32), z[:-1]])
+    return z - 0.8 * before, z
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adamw"])
+def test_the_fitting_rate_makes_all_noise_move_alike(name):
+    n = 400
+    for noise in correlated(n):
+        sums = np.cumsum(noise, axis=0)
+        rate = fitting_rate(name, float(noise.std()), float(np.sqrt(np.mean(sums**2))))
+        # Adam's second moment over the run's own length: the size of a step is known early
+        path, _ = moved(make_optimizer(name, rate, beta2=0.99), noise)
+        size = np.sqrt(np.mean(path**2))
+        assert NOISE_MOVE / 1.5 < size < 1.5 * NOISE_MOVE
+    # the control: one rate for both is off by the ratio of the sums
+    first, second = (
+        np.sqrt(np.mean(moved(make_optimizer(name, 0.01), noise)[0] ** 2))
+        for noise in correlated(n)
+    )
+    assert max(first, second) > 1.5 * min(first, second)
+    with pytest.raises(UsageError, match="noise"):
+        fitting_rate(name, 0.0, 1.0)
+
+
+def test_corrected_adam_is_adam_where_there_is_no_noise():
+    gradients = np.random.default_rng(1).normal(size=(30, 4000)).astype(np.float32)
+    mine, _ = moved(corrected_adam(0.1, np.zeros(1), 0.9, 0.99), gradients)
+    plain, _ = moved(optax.adam(0.1, b1=0.9, b2=0.99, eps=0.0), gradients)
+    np.testing.assert_allclose(mine, plain, rtol=2e-4, atol=1e-5)
+
+
+def test_corrected_adam_finds_the_signal_s_second_moment():
+    # half of the coordinates have a signal of 1, the others of 0.1; noise of 0.5 in step 0..99
+    # and of 1 after: plain Adam makes the small signals' moves a tenth of the large ones'
+    rng = np.random.default_rng(2)
+    spread = np.where(np.arange(3000) < 100, 0.5, 1.0)
+    signal = np.where(np.arange(4000) < 2000, 1.0, 0.3)
+    gradients = signal + spread[:, None] * rng.normal(size=(3000, 4000))
+    gradients = gradients.astype(np.float32)
+    _, state = moved(corrected_adam(0.01, spread**2, 0.9, 0.999), gradients)
+    found = np.asarray(state.square["w"]) / (1 - 0.999**3000) - float(state.noise) / (
+        1 - 0.999**3000
+    )
+    assert np.mean(found[:2000]) == pytest.approx(1.0, abs=0.02)
+    assert np.mean(found[2000:]) == pytest.approx(0.09, abs=0.02)
+    path, _ = moved(corrected_adam(0.01, spread**2, 0.9, 0.999), gradients)
+    plain, _ = moved(optax.adam(0.01), gradients)
+
+    def ratio(path):
+        late = path[-1] - path[-500]
+        return late[:2000].mean() / late[2000:].mean()
+
+    assert ratio(path) < 1.5 < 2.0 < ratio(plain)
+
+
+def test_no_move_is_larger_than_the_estimate_allows():
+    # noise alone, of which some estimates come out below the known variance: the floor holds
+    noise = np.random.default_rng(3).normal(size=(50, 4000)).astype(np.float32)
+    path, _ = moved(corrected_adam(0.1, np.ones(1), 0.0, 0.999), noise)
+    steps = np.abs(np.diff(np.vstack([np.zeros((1, 4000)), path]), axis=0))
+    k = np.arange(1, 51)[:, None]
+    assert np.all(steps <= 0.1 * np.abs(noise) * (k / 2) ** 0.25 * 1.001 + 1e-7)
+
+
+def test_the_mean_of_iterates_is_released_and_free():
+    gradients = np.random.default_rng(4).normal(size=(60, 4000)).astype(np.float32) - 0.05
+    plain, _ = moved(optax.sgd(0.1), gradients)
+    path, state = moved(averaged(optax.sgd(0.1), 0.9), gradients)
+    np.testing.assert_array_equal(plain, path)  # the moves are as before
+    mean = np.zeros(4000)
+    for t, row in enumerate(path):
+        mean += max(0.1, 9 / (t + 10)) * (row - mean)
+    np.testing.assert_allclose(released(PARAMS, state)["w"], mean, rtol=1e-4, atol=1e-5)
+    assert released(PARAMS, optax.sgd(0.1).init(PARAMS)) is PARAMS
+    # the noise in it is less than in the last iterate
+    assert np.std(mean) < 0.95 * np.std(path[-1])
+    with pytest.raises(UsageError, match="average"):
+        averaged(optax.sgd(0.1), 1.0)

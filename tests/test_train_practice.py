@@ -1,0 +1,167 @@
+"""What practitioners bring: packed and saved data, models of their own; and what they look at."""
+
+import gzip
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from flax import nnx
+from mfopt_cli.commands.data import _source
+from mfopt_cli.commands.generate import command
+from test_train_run import compiled, data, settings_for  # noqa: F401 (fixtures)
+from train_fixtures import synthetic_store
+from train_oracles import write_store
+
+from mfopt.errors import UsageError
+from mfopt.training.data import sources
+from mfopt.training.execute import _settled, execute
+from mfopt.training.generation import generate
+from mfopt.training.models import Model
+from mfopt.training.prepare import prepare
+from mfopt.training.tokenizers import Tokenizer
+
+ROWS = [{"user": f"u{i % 3}", "text": f"words of {i}"} for i in range(50)]
+GIVEN = {"kind": "auto", "user_column": "user", "text_column": "text", "records": "file"}
+
+
+def read(source, behind=None):
+    return [(item.user, item.text) for item in source.read(behind)]
+
+
+def test_packed_lines_are_lines(tmp_path):
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS)
+    plain, packed = tmp_path / "a.jsonl", tmp_path / "a.jsonl.gz"
+    plain.write_text(lines)
+    packed.write_bytes(gzip.compress(lines.encode()))
+    first, second = (_source((str(path),), GIVEN) for path in (plain, packed))
+    assert isinstance(second, sources.JsonLines)
+    assert read(second) == read(first) == [(row["user"], row["text"]) for row in ROWS]
+    items = list(second.read())
+    assert read(second, items[30].position) == read(first)[31:]
+    assert items[-1].done <= second.total() == packed.stat().st_size
+    packed.write_bytes(packed.read_bytes()[:-20])
+    with pytest.raises(UsageError, match="damaged"):
+        read(second)
+
+
+def test_a_saved_data_set_is_read(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    folder = tmp_path / "saved" / "train"
+    folder.mkdir(parents=True)
+    names = [f"data-{part:05}-of-00002.arrow" for part in range(2)]
+    for part, name in enumerate(names):
+        table = arrow.Table.from_pylist(ROWS[25 * part : 25 * (part + 1)])
+        with arrow.ipc.new_stream(str(folder / name), table.schema) as stream:
+            stream.write_table(table, max_chunksize=10)
+    state = {"_data_files": [{"filename": name} for name in names]}
+    (folder / "state.json").write_text(json.dumps(state))
+    source = _source((str(folder),), GIVEN)
+    assert read(source) == [(row["user"], row["text"]) for row in ROWS]
+    items = list(source.read())
+    for behind in (3, 24, 37):
+        assert read(source, items[behind].position) == read(source)[behind + 1 :]
+    (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    with pytest.raises(UsageError, match="splits train"):
+        _source((str(tmp_path / "saved"),), GIVEN)
+    with pytest.raises(UsageError, match="columns"):
+        read(sources.HuggingFace(folder, "author", "text"))
+    (folder / names[0]).write_bytes(b"no arrow at all")
+    with pytest.raises(UsageError, match="Arrow"):
+        read(source)
+
+
+class Bigram(nnx.Module):
+    def __init__(self, vocab_size, rngs, ahead=False):
+        self.table = nnx.Embed(vocab_size, vocab_size, rngs=rngs)
+        self.ahead = ahead
+
+    def __call__(self, tokens):
+        logits = self.table(tokens)
+        return logits + logits[-1] if self.ahead else logits
+
+
+def make_bigram(vocab_size, length, seed):
+    return Bigram(vocab_size, nnx.Rngs(seed))
+
+
+def make_ahead(vocab_size, length, seed):
+    return Bigram(vocab_size, nnx.Rngs(seed), ahead=True)
+
+
+def test_a_model_by_its_import_path(data, tmp_path):  # noqa: F811
+    name = f"{__name__}:make_bigram"
+    summary = execute(prepare(settings_for(data, tmp_path / "run", model=name, steps=2)))
+    assert summary["steps"] == 2 and summary["privacy"]["parameters"] == 32 * 32
+    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
+    for changes, match in [
+        ({"model": f"{__name__}:make_ahead"}, "looks ahead"),
+        ({"model": f"{__name__}:nothing"}, "cannot be imported"),
+        ({"model": "no_such_module:make"}, "cannot be imported"),
+        ({"model": name, "lora_rank": 2}, "adapters"),
+        ({"model": str(tmp_path)}, "config.json"),
+    ]:
+        with pytest.raises(UsageError, match=match):
+            prepare(settings_for(data, tmp_path / "other", **changes))
+
+
+def test_adapters_have_their_layers_and_scale(data, tmp_path):  # noqa: F811
+    adapted = {"lora_rank": 2, "lora_layers": "attn/c_attn, mlp/c_fc", "lora_alpha": 8.0}
+    prepared = prepare(settings_for(data, tmp_path / "run", **adapted))
+    prepared.close()
+    # A (8, 2) and B (2, 24); A (8, 2) and B (2, 32)
+    assert prepared.model.num_params == 2 * (8 + 24) + 2 * (8 + 32)
+    with pytest.raises(UsageError, match="layers"):
+        prepare(settings_for(data, tmp_path / "run2", **adapted | {"lora_layers": "mlp"}))
+
+
+def test_text_is_drawn_from_the_model_s_distribution():
+    table = jnp.log(jnp.array([[0.1, 0.6, 0.3], [0.5, 0.25, 0.25], [0.2, 0.2, 0.6]]))
+    model = Model(
+        table,
+        lambda *_: 0.0,
+        logits=lambda params, _, tokens: params[tokens],
+        vocab_size=3,
+        max_length=4,
+    )
+    text = [0, *generate(model, [0], tokens=4000, seed=1)]
+    for token in range(3):
+        after = np.bincount([b for a, b in zip(text, text[1:], strict=False) if a == token])
+        shares, chances = after / after.sum(), np.exp(np.asarray(table[token]))
+        assert np.all(np.abs(shares - chances) < 4 * np.sqrt(chances / after.sum()))
+    assert list(generate(model, [0], tokens=4, temperature=0.0)) == [1, 0, 1, 0]
+    assert list(generate(model, [0], tokens=9, temperature=0.0, end=0)) == [1]
+    with pytest.raises(UsageError, match="prompt"):
+        next(generate(model, [3], tokens=1))
+
+
+def test_a_run_s_model_is_looked_at(tmp_path):
+    tokenizer = Tokenizer.train(["ab ab abc " * 9], 257)
+    store = synthetic_store(num_users=20, vocab_size=257, tokenizer_digest=tokenizer.digest)
+    write_store(store, tmp_path / "data" / "train")
+    tokenizer.save(tmp_path / "data" / "tokenizer.json")
+    execute(prepare(settings_for(tmp_path / "data", tmp_path / "run", steps=1)))
+    said = CliRunner().invoke(
+        command,
+        [str(tmp_path / "run"), "--prompt=ab", "--texts=2", "--tokens=3", "--json"],
+        catch_exceptions=False,
+    )
+    texts = json.loads(said.stdout)
+    assert len(texts) == 2 and all(text.startswith("ab") for text in texts)
+
+
+def test_early_stopping_looks_at_public_data_only(data, tmp_path):  # noqa: F811
+    assert not _settled([3.0, 2.0], 2) and not _settled([3.0, 2.0, 1.9], 1)
+    assert _settled([3.0, 2.0, 2.5, 2.1], 2) and not _settled([3.0, 2.0, 2.5, 1.9], 2)
+    assert not _settled([1.0, 2.0], 0)
+    # a rate so large that the loss rises at once
+    changes = {"patience": 1, "evaluate_every": 1, "learning_rate": 3.0, "seed": 2}
+    summary = execute(prepare(settings_for(data, tmp_path / "run", **changes)))
+    assert summary["steps"] < 6 and summary["privacy"]["steps_done"] == summary["steps"]
+    again = execute(prepare(settings_for(data, tmp_path / "run", **changes), resume=True))
+    assert again["steps"] == summary["steps"]  # it stays where it stopped
+    alone = tmp_path / "alone"
+    write_store(synthetic_store(num_users=20), alone / "train")
+    with pytest.raises(UsageError, match="no public part"):
+        prepare(settings_for(alone, tmp_path / "other", patience=1))
