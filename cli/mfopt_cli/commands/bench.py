@@ -33,9 +33,10 @@ def _folder() -> Path | None:
 @click.argument("name")
 @click.pass_context
 def command(context: click.Context, name: str) -> int:
-    """Run benchmark NAME (account, compare, noise, optimize, train, …) with its own options.
+    """Run benchmark NAME with its own options.
 
-    Ratios are measured within one run; a figure is worth what the machine's quiet was worth.
+    NAME is one of account, calls, compare, draws, faults, fuzz, kill, mutants, noise, optimize,
+    settings, slack, train. Ratios are measured within one run; a figure is worth what the machine's quiet was worth.
 
     \b
     Example:
