@@ -36,7 +36,8 @@ def command(context: click.Context, name: str) -> int:
     """Run benchmark NAME with its own options.
 
     NAME is one of account, calls, compare, draws, faults, fuzz, kill, mutants, noise, optimize,
-    settings, slack, train. Ratios are measured within one run; a figure is worth what the machine's quiet was worth.
+    settings, slack, train. Ratios are measured within one run; a figure is worth what the machine's
+    quiet was worth.
 
     \b
     Example:
