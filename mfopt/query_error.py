@@ -15,7 +15,15 @@ from jax.scipy.linalg import solve_triangular
 
 from mfopt import time_scaled_error
 from mfopt._float64 import compiled
-from mfopt.strategies import Array, Banded, Strategy, TimeScaled, ToeplitzStrategy, _series
+from mfopt.strategies import (
+    Array,
+    Banded,
+    CyclicBlocks,
+    Strategy,
+    TimeScaled,
+    ToeplitzStrategy,
+    _series,
+)
 from mfopt.strategies._prefix_recursion import prefix_row_variances
 from mfopt.workloads import Workload
 
@@ -69,6 +77,11 @@ def _toeplitz(strategy: ToeplitzStrategy, workload: Workload, n: int) -> Array:
 def _time_scaled(strategy: TimeScaled, workload: Workload, n: int) -> Array:
     found = time_scaled_error.row_variances(workload, strategy, n)
     return dense(strategy, workload, n) if found is None else found
+
+
+@variances.register
+def _cyclic_blocks(strategy: CyclicBlocks, workload: Workload, n: int) -> Array:
+    return _time_scaled(TimeScaled(strategy), workload, n)
 
 
 @variances.register

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mfopt.strategies import BLT, Strategy, TimeScaled, ToeplitzStrategy
+from mfopt.strategies import BLT, CyclicBlocks, Strategy, TimeScaled, ToeplitzStrategy
 from mfopt.workloads import Workload
 
 _SEGMENT = 64  # lags whose running numbers the backward pass holds at once
@@ -97,6 +97,43 @@ def by_covariances(
     gained = rates * velocity
     both = lasting(jnp.full(1, momentum), (entering + gained)[:, None])[:, 0]  # Cov(m_t, y_t)
     return jnp.cumsum(rates * (2 * both - gained))
+
+
+@through.register
+def by_state(
+    base: CyclicBlocks,
+    rows: jax.Array,
+    columns: jax.Array,
+    rates: jax.Array,
+    momentum: float,
+) -> jax.Array:
+    """Var y_t where the state of B⁻¹ moves otherwise at each step, shape (n,): O(n · buffers³).
+
+    The state (s, m, y) is one vector x_{t+1} = A_t x_t + b_t u_t, and its covariance is carried on.
+
+    Args:
+      base: B.
+      rows, columns: r and d, shape (n,).
+      rates: η, shape (n,).
+      momentum: β.
+    """
+    read, decay, feed = (jnp.asarray(table) for table in base.tables(len(rows)))
+    buffers = read.shape[1]
+    gain = 1 / jnp.asarray(base.gain)
+
+    def step(covariance: jax.Array, at: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        read, decay, feed, out, fresh, rate = at
+        velocity = jnp.concatenate([-read * out, jnp.array([momentum, 0.0])])
+        moved = jnp.pad(jnp.diag(decay) - jnp.outer(feed, read), ((0, 0), (0, 2)))
+        total = (rate * velocity).at[buffers + 1].add(1)
+        matrix = jnp.concatenate([moved, velocity[None], total[None]])
+        entering = gain * jnp.concatenate([feed, jnp.stack([out, rate * out])])
+        new = matrix @ covariance @ matrix.T + fresh * jnp.outer(entering, entering)
+        return new, new[-1, -1]
+
+    series = (read, decay, feed, 1 / columns, 1 / rows**2, rates)
+    variances: jax.Array = jax.lax.scan(step, jnp.zeros((buffers + 2, buffers + 2)), series)[1]
+    return variances
 
 
 def by_lags(

@@ -87,6 +87,7 @@ def well_conditioned(n):
         S.BandedSquareRoot(40),  # more buffers than are summed in one unrolled loop
         S.BandedInverseSquareRoot(40),
         S.Tree(),
+        S.CyclicBlocks(np.ones(24), root[:90] / 2, np.array([0.3]), np.array([0.4])),
         S.TimeScaled(
             S.BLT(np.array([0.3, 0.1, 0.03, 0.01]), np.array([0.3, 0.9, 0.99, 1.0])),
             np.linspace(0.7, 1.4, n),

@@ -23,7 +23,7 @@ from mfopt.sampling import BallsInBins, FixedOrder
 SCHEME = BallsInBins(bins=6, epochs=3)
 N = SCHEME.iterations
 PREFIX = workloads.PrefixSums()
-KINDS = ("toeplitz", "banded-toeplitz", "blt", "banded", "dense")
+KINDS = ("toeplitz", "banded-toeplitz", "blt", "cyclic-blocks", "banded", "dense")
 IDENTITY = types.SimpleNamespace(strategy=S.Identity())
 
 
@@ -43,7 +43,7 @@ def test_parameterization_round_trip(kind):
     strategy = every_strategy(N)[kind]
     mapping = of(strategy, N)
     matrix = np.asarray(strategy.materialize(N))
-    if kind in ("toeplitz", "banded-toeplitz"):
+    if kind in ("toeplitz", "banded-toeplitz", "cyclic-blocks"):
         matrix = matrix / matrix[0, 0]  # Toeplitz kinds fix the scale
     with jax.enable_x64(True):
         built = mapping.build(jnp.asarray(mapping.start))

@@ -35,6 +35,12 @@ def every_strategy(n, seed=0):
         S.BandedSquareRoot(bands),
         S.BandedInverseSquareRoot(bands),
         S.Tree(),
+        S.CyclicBlocks(
+            rng.uniform(0.1, 1.0, 3),
+            rng.uniform(0.1, 1.0, 4),  # the second block has one step
+            np.array([0.3, 0.02]),
+            np.array([0.5, 0.9]),
+        ),
         S.TimeScaled(
             S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])),
             rng.uniform(0.5, 2.0, n),
@@ -96,6 +102,23 @@ def test_gram_control_fails_without_the_wrapped_modes():
     strategy = S.BandedToeplitz(np.array([1.0, 0.5, 0.25]))
     single = strategy.gram(BallsInBins(bins=4, epochs=1))
     assert np.max(np.abs(strategy.gram(scheme) - 3 * single)) > 0.1
+
+
+def test_cyclic_blocks_forget_within_a_period():
+    """Only exponentials reach further than a period, and most of one is always kept."""
+    n, period = 40, 8
+    read, feed = np.linspace(2.0, 1.0, period), np.array([0.5, 0.7])
+    nothing = np.zeros(1)
+    matrix = S.CyclicBlocks(feed, read, nothing, nothing).materialize(n)
+    lag = np.subtract.outer(np.arange(n), np.arange(n))
+    assert not np.any(matrix[lag >= period])
+    assert np.all(matrix[(lag >= 0) & (lag <= period - len(feed))] > 0)
+    # step 11 is the second of the block that begins at 10: read 4 behind that, at step 14
+    assert matrix[14, 11] == pytest.approx(feed[1] * read[4]) and matrix[18, 11] == 0
+    near = S.CyclicBlocks(feed, read, np.array([0.3]), np.array([0.5])).materialize(n)
+    np.testing.assert_allclose((near - matrix)[14, :14], 0.3 * 0.5 ** np.arange(13, -1, -1))
+    with pytest.raises(UsageError, match="period"):
+        S.CyclicBlocks(np.ones(3), np.ones(2), nothing, nothing)
 
 
 def test_blt_inverse_is_a_blt_also_for_coinciding_decays():

@@ -161,6 +161,9 @@ FAMILIES: dict[str, Family] = {
     "banded-toeplitz-scaled": Family(
         "banded Toeplitz, time-scaled", "banded-toeplitz", BALLS, AMPLIFIED, True, bands=True
     ),
+    "cyclic-blocks-5-scaled": Family(
+        "cyclic blocks (5), time-scaled", "cyclic-blocks", BALLS, AMPLIFIED, True, 5
+    ),
     "banded+amplified": Family("banded", "banded", BALLS, AMPLIFIED, bands=True),
     "dense": Family("dense", "dense", BALLS, AMPLIFIED, slow=True),
     "sqrt": Family("square root, balls-in-bins", "sqrt", BALLS, FIXED),

@@ -87,6 +87,12 @@ def _blt(strategy: strategies.BLT, n: int, past: Past) -> Modal:
     return Modal(gain[None], scale[None], decay[None], np.ones((1, len(decay))))
 
 
+@recursion.register(strategies.CyclicBlocks)
+def _cyclic_blocks(strategy: strategies.CyclicBlocks, n: int, past: Past) -> Modal:
+    read, decay, feed = (np.array(table) for table in strategy.tables(n))
+    return Modal(1 / np.asarray(strategy.gain)[None], read, decay, feed)
+
+
 @recursion.register(strategies.BandedToeplitz)
 @recursion.register(strategies.BandedSquareRoot)
 def banded_toeplitz(strategy: ToeplitzStrategy, n: int, past: Past) -> Ring:

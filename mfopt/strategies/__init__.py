@@ -13,6 +13,7 @@ from mfopt.strategies.base import (
     registered,
 )
 from mfopt.strategies.blt import BLT
+from mfopt.strategies.cyclic_blocks import CyclicBlocks
 from mfopt.strategies.dense import Dense
 from mfopt.strategies.fields import Array, inner, parameter, setting
 from mfopt.strategies.fixed import BandedInverseSquareRoot, BandedSquareRoot, SquareRoot
@@ -28,6 +29,7 @@ __all__ = [
     "BandedInverseSquareRoot",
     "BandedSquareRoot",
     "BandedToeplitz",
+    "CyclicBlocks",
     "Dense",
     "Identity",
     "SquareRoot",

@@ -223,9 +223,14 @@ class Strategy(abc.ABC):
     @compiled("scheme")
     def modes(self, scheme: BallsInBins) -> Array:
         """Mode i = Σ_j C[:, bins·j + i], shape (n, bins): what a unit in bin i adds to C x."""
+        return self.weighted_modes(jnp.ones(scheme.iterations), scheme)
+
+    @compiled("scheme")
+    def weighted_modes(self, columns: Array, scheme: BallsInBins) -> Array:
+        """Modes of C diag(``columns``), shape (n, bins); ``columns`` has shape (n,)."""
         n = self.check_size(scheme.iterations)
-        columns = jnp.asarray(self.materialize(n))
-        return columns.reshape(n, scheme.epochs, scheme.bins).sum(axis=1)
+        weighted = jnp.asarray(self.materialize(n)) * jnp.asarray(columns)[None, :]
+        return weighted.reshape(n, scheme.epochs, scheme.bins).sum(axis=1)
 
     @compiled("scheme")
     def gram(self, scheme: BallsInBins) -> Array:

@@ -130,8 +130,7 @@ class TimeScaled(Strategy):
         rows, columns = self.diagonals(n)
         column = self.base.toeplitz_column(n)
         if column is None:
-            weighted = jnp.asarray(self.base.materialize(n)) * columns[None, :]
-            return rows[:, None] * weighted.reshape(n, epochs, bins).sum(axis=1)
+            return rows[:, None] * jnp.asarray(self.base.weighted_modes(columns, scheme))
         blocks = _blocks(jnp.asarray(column), epochs, bins)
         earlier = jnp.arange(epochs)[:, None] - jnp.arange(epochs)[None, :]
         # by epoch e, distance m and bin: d of epoch e - m

@@ -1,0 +1,145 @@
+"""C that forgets a step within one epoch, by blocks: near b-banded at the memory of a few models.
+
+At a large ε the best C is cut at lag b, one epoch: two participations of a unit must not overlap.
+A sum of exponentials cannot be cut, and keeping a band costs b - 1 arrays. Here the steps of an
+epoch fall into K blocks. Each block has one buffer, which is cleared when the same block begins
+again, so that nothing in it grows older than b, and at least b (1 - 1/K) of the past is kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mfopt import _check
+from mfopt._float64 import compiled, float64
+from mfopt.sampling import BallsInBins
+from mfopt.strategies.base import Strategy
+from mfopt.strategies.blt import _geometric
+from mfopt.strategies.fields import Array, parameter
+
+
+class CyclicBlocks(Strategy):
+    """C[t, s] = g·(1[t = s] + Σ_i ω_i λ_i^(t-s-1) + feed[u]·read[v] where v < period), for any n.
+
+    Step s lies u steps behind the beginning of its block, and t lies v behind that same beginning;
+    blocks of len(feed) steps fill a period of len(read) steps, the last one as far as it goes.
+    The exponentials carry what is near. Noise generation keeps one array a block and one a λ.
+
+    Attributes:
+      feed: weight with which a step enters its block's buffer, shape (block,).
+      read: weight with which the buffer is read, shape (period,); read[0] is never used.
+      scale, decay: ω >= 0 and λ in [0, 1], shape (exponentials,).
+      gain: g > 0, shape (): the diagonal of C.
+    """
+
+    feed: Array = parameter(dimensions=1)
+    read: Array = parameter(dimensions=1)
+    scale: Array = parameter(dimensions=1)
+    decay: Array = parameter(dimensions=1)
+    gain: Array = parameter(dimensions=0, default=1.0)
+    kind: ClassVar[str] = "cyclic-blocks"
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks K."""
+        return -(-len(self.read) // len(self.feed))
+
+    def check_parameters(self) -> None:
+        if len(self.feed) > len(self.read):
+            raise _check.reject("feed", len(self.feed), "a block is longer than the period")
+        if self.scale.shape != self.decay.shape:
+            raise _check.reject(
+                "scale, decay", (self.scale.shape, self.decay.shape), "must be equally long"
+            )
+
+    def rescaled(self, factor: float) -> CyclicBlocks:
+        return CyclicBlocks(self.feed, self.read, self.scale, self.decay, factor * self.gain)
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "blocks": self.blocks, "period": len(self.read)}
+
+    def column_bands(self, n: int) -> int:
+        return self.check_size(n)
+
+    @compiled("n")
+    def materialize(self, n: int) -> Array:
+        step = jnp.arange(self.check_size(n))
+        inside = step % len(self.read) % len(self.feed)
+        lag = step[:, None] - step[None, :]
+        behind = lag + inside[None, :]
+        kept = (lag > 0) & (behind < len(self.read))
+        read = jnp.asarray(self.read)[jnp.clip(behind, 0, len(self.read) - 1)]
+        blocks = jnp.where(kept, read * jnp.asarray(self.feed)[inside][None, :], 0)
+        tail = jnp.concatenate([jnp.ones(1), _geometric(self.scale, self.decay, n - 1)])
+        near = jnp.where(lag >= 0, tail[jnp.clip(lag, 0)], 0)
+        return jnp.asarray(self.gain) * (near + blocks)
+
+    @compiled()
+    def multiply(self, x: Array) -> Array:
+        x = jnp.asarray(x)
+        return jnp.asarray(self.gain) * self._stream(x, forward=True)
+
+    @compiled()
+    def solve(self, y: Array) -> Array:
+        return self._stream(jnp.asarray(y) / jnp.asarray(self.gain), forward=False)
+
+    @compiled("scheme")
+    def modes(self, scheme: BallsInBins) -> Array:
+        return self.weighted_modes(jnp.ones(scheme.iterations), scheme)
+
+    @compiled("scheme")
+    def weighted_modes(self, columns: Array, scheme: BallsInBins) -> Array:
+        """In O(n · bins · buffers): C times the steps of each bin, streamed."""
+        comb = jnp.arange(scheme.iterations)[:, None] % scheme.bins == jnp.arange(scheme.bins)
+        return self.multiply(jnp.asarray(columns)[:, None] * comb)
+
+    def _stream(self, x: jax.Array, *, forward: bool) -> jax.Array:
+        """C/g times ``x``, or its inverse, step by step; shape (n, ...)."""
+        flat = x.reshape(x.shape[0], -1)
+
+        def step(state: jax.Array, at: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+            read, decay, feed, entering = at
+            past = read @ state
+            out = entering + past if forward else entering - past
+            kept = entering if forward else out  # the buffers hold what C is applied to
+            return decay[:, None] * state + feed[:, None] * kept[None, :], out
+
+        tables = tuple(jnp.asarray(table) for table in self.tables(x.shape[0]))
+        empty = jnp.zeros((tables[0].shape[1], flat.shape[1]), flat.dtype)
+        result: jax.Array = jax.lax.scan(step, empty, (*tables, flat))[1]
+        return result.reshape(x.shape)
+
+    def check_entries(self, n: int) -> None:
+        decay = np.asarray(self.decay)
+        if not np.all((decay >= 0) & (decay <= 1)):
+            raise _check.reject("decay", decay.tolist(), "every λ must lie in [0, 1]")
+        super().check_entries(n)
+
+    @float64
+    def tables(self, n: int) -> tuple[Array, Array, Array]:
+        """(read, decay, feed) of every buffer at every step, each of shape (n, buffers).
+
+        With s the buffers and w the outputs, C w = z is w_t = z_t/g - read_t·s_t and
+        s_{t+1} = decay_t s_t + feed_t w_t. Blocks come first, exponentials after them.
+        """
+        period, length = len(self.read), len(self.feed)
+        first = length * np.arange(self.blocks)
+        phase = np.arange(self.check_size(n)) % period
+        behind = (phase[:, None] - first[None, :]) % period
+        open_now = behind < np.minimum(length, period - first)[None, :]
+        begins = behind == 0
+        shape = (n, len(self.scale))
+        tables = (
+            (jnp.where(begins, 0, jnp.asarray(self.read)[behind]), self.scale),
+            (jnp.where(begins, 0.0, 1.0), self.decay),
+            (jnp.where(open_now, jnp.asarray(self.feed)[behind % length], 0), jnp.ones(shape[1])),
+        )
+        read, decay, feed = (
+            jnp.concatenate([blocks, jnp.broadcast_to(jnp.asarray(each), shape)], axis=1)
+            for blocks, each in tables
+        )
+        return read, decay, feed
