@@ -48,7 +48,11 @@ _DEFAULTS = {"balls-in-bins": "blt", "fresh-bins": "banded-toeplitz"}  # form of
     "--bands", type=options.COUNT, default=16, show_default=True, help="Bands of banded kinds."
 )
 @options.option(
-    "--buffers", type=options.COUNT, default=4, show_default=True, help="Buffers of blt."
+    "--buffers",
+    type=options.COUNT,
+    default=4,
+    show_default=True,
+    help="Buffers of blt and cyclic-blocks.",
 )
 @options.option(
     "--memory",
@@ -60,7 +64,7 @@ _DEFAULTS = {"balls-in-bins": "blt", "fresh-bins": "banded-toeplitz"}  # form of
     "--time-scale/--no-time-scale",
     default=None,
     help="Let C vary with time, by two diagonals around the form above: less error at the same "
-    "memory [default: on for blt, toeplitz and banded-toeplitz].",
+    "memory [default: on for blt, toeplitz, banded-toeplitz and cyclic-blocks].",
 )
 @options.option(
     "--knots",
