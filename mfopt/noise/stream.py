@@ -459,7 +459,14 @@ class NoiseStream:
     def step_packed(
         self, key: np.ndarray, buffer: Any, step: Any, *, packing: Packing
     ) -> tuple[jax.Array, Any]:
-        """:meth:`advance_packed` outside of jit, for adapters that keep their own state."""
+        """:meth:`advance_packed` outside of jit, for adapters that keep their own state.
+
+        Args:
+          key: of the run, uint32 (8,); secret.
+          buffer: what is kept between steps, (slots, rows, width); None where nothing is.
+          step: number of the step, from 0.
+          packing: how the leaves lie in rows; static.
+        """
         coefficients = tuple(np.asarray(c, self.dtype) for c in self.recursion.at(int(step)))
         scale = np.asarray(self.stddev, self.dtype)
         result: tuple[jax.Array, Any] = self._packed_jitted(
@@ -479,7 +486,13 @@ class NoiseStream:
     ) -> tuple[jax.Array, Any]:
         """(noise, new buffer) of the packed leaves, shapes (rows, width) and (slots, ...); traced.
 
-        ``scale`` is the standard deviation of the white draws, ``coefficients`` those of the step.
+        Args:
+          key: of the run, uint32 (8,); secret.
+          buffer: what is kept between steps, (slots, rows, width); None where nothing is.
+          step: number of the step, from 0.
+          scale: standard deviation of the white draws, σ · clip_norm.
+          coefficients: of the recursion at this step.
+          packing: how the leaves lie in rows; static.
         """
 
         def draw(which: Any) -> jax.Array:

@@ -159,7 +159,9 @@ def command(
     for name, value in [("bands", bands), ("buffers", buffers)]:
         _check.integer(name, value)
     if memory is not None:
-        if scheme.kind != "balls-in-bins":
+        from mfopt.accounting.monte_carlo.dominating_pair import covers
+
+        if not covers(scheme):
             raise click.UsageError("--memory chooses among forms of C for balls-in-bins only")
         _check_memory(memory, [given, init, steps, samples], optimizer, objective)
     form = strategy if memory is None else f"memory{memory}"
