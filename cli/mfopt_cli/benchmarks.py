@@ -8,6 +8,8 @@ has its name.
 from __future__ import annotations
 
 import argparse
+import json
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -84,3 +86,31 @@ class Parser(argparse.ArgumentParser):
         if out is not None and not out.resolve().parent.is_dir():
             self.error(f"--out {out}: its folder does not exist")
         return found
+
+
+def keep(out: Path | None, report: Any, *, how: str, begun: float, seed: int | None = None) -> None:
+    """Write a report as JSON, and into the manifest of its folder where that has one.
+
+    Args:
+      out: the file, or None for none.
+      report: JSON-able.
+      how: the command that makes it again.
+      begun: ``time.perf_counter()`` at the start.
+      seed: pinned, or None.
+    """
+    if out is None:
+        return
+    from mfopt import _files
+    from mfopt.experiments import artifacts, runner
+
+    _files.write(out, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    if (out.parent / artifacts.MANIFEST).is_file():
+        artifacts.note(
+            out.parent,
+            out.stem,
+            [out],
+            how=f"{how} --out artifacts/{out.name}",
+            seed=seed,
+            device=[runner.device()],
+            seconds=time.perf_counter() - begun,
+        )

@@ -312,17 +312,52 @@ def rebuild(
 
 def _note(folder: Path, name: str, built: Built, cache: Cache) -> None:
     records = [found.record for task in built.tasks if (found := cache.load(task)) is not None]
+    note(
+        folder,
+        name,
+        built.files,
+        how=command(name),
+        seed=SEED,
+        device=sorted({r["device"] for r in records}),
+        seconds=sum(r["seconds"] for r in records),
+        made=max((r["made"] for r in records), default=None),
+    )
+
+
+def note(
+    folder: Path,
+    name: str,
+    files: Sequence[Path],
+    *,
+    how: str,
+    seed: int | None,
+    device: Sequence[str],
+    seconds: float,
+    made: str | None = None,
+) -> None:
+    """Say in the folder's manifest how an artifact was made, in place of what it said before.
+
+    Args:
+      folder: of the manifest.
+      name: of the artifact.
+      files: its files, in ``folder``.
+      how: the command that rebuilds them.
+      seed: pinned, or None.
+      device: what it was made on.
+      seconds: of computing.
+      made: the day; today if left out.
+    """
     entry = {
         "files": {
             path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted(built.files)
+            for path in sorted(files)
         },
-        "command": command(name),
+        "command": how,
         "version": __version__,
-        "seed": SEED,
-        "device": sorted({r["device"] for r in records}),
-        "seconds": round(sum(r["seconds"] for r in records), 1),
-        "made": max((r["made"] for r in records), default=time.strftime("%Y-%m-%d", time.gmtime())),
+        "seed": seed,
+        "device": list(device),
+        "seconds": round(seconds, 1),
+        "made": made or time.strftime("%Y-%m-%d", time.gmtime()),
     }
     manifest = {**read_manifest(folder), name: entry}
     text = json.dumps(manifest, indent=2, sort_keys=True) + "\n"

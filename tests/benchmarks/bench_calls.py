@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from mfopt_cli.benchmarks import Parser, count
+from mfopt_cli.benchmarks import Parser, count, keep
 
 Call = list[str]
 
@@ -479,6 +479,7 @@ def parser() -> Parser:
 def main(arguments: list[str] | None = None) -> None:
     """Run the benchmark."""
     options = parser().parse_args(arguments)
+    began = time.perf_counter()
     if options.worker:
         worker([(index, call) for index, call in json.load(sys.stdin)], options)
         return
@@ -502,8 +503,7 @@ def main(arguments: list[str] | None = None) -> None:
         "problems": [{k: entry[k] for k in ("call", "code", "problem")} for entry in wrong],
     }
     text = json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
-    if options.out is not None:
-        options.out.write_text(text)
+    keep(options.out, summary, how=summary["command"], begun=began, seed=options.seed)
     print(text)
     if wrong:
         raise SystemExit(1)

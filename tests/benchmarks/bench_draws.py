@@ -23,13 +23,13 @@ import functools
 import json
 import resource
 import sys
-from pathlib import Path
+import time
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from mfopt_cli.benchmarks import Parser, count
+from mfopt_cli.benchmarks import Parser, count, keep
 from scipy import special, stats
 
 from mfopt.noise import _draws, _keys
@@ -184,6 +184,7 @@ def parser() -> Parser:
 def main(arguments: list[str]) -> None:
     """Measure all three and print them as JSON."""
     options = parser().parse_args(arguments)
+    begun = time.perf_counter()
     size = int(options.size)
     report: dict[str, Any] = {
         "device": jax.devices()[0].device_kind,
@@ -197,8 +198,7 @@ def main(arguments: list[str]) -> None:
     if options.runs:
         report["canary"] = {which: canary(which, size, options.runs) for which in DRAWS}
         print(json.dumps(report["canary"], indent=2), flush=True)
-    if options.out:
-        Path(options.out).write_text(json.dumps(report, indent=2) + "\n")
+    keep(options.out, report, how=f"mfopt bench draws --runs {options.runs}", begun=begun)
 
 
 if __name__ == "__main__":

@@ -35,11 +35,11 @@ import jax
 import numpy as np
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from mfopt_cli.benchmarks import Parser
+from mfopt_cli.benchmarks import Parser, keep
 
 import mfopt
-from mfopt import _files, workloads
 from mfopt import strategies as S
+from mfopt import workloads
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
@@ -319,6 +319,7 @@ def parser() -> Parser:
 def main(arguments: list[str] | None = None) -> int:
     """Damage files for so many minutes; exit code 1 where memory grew too much."""
     options = parser().parse_args(arguments)
+    started = time.perf_counter()
     folder = Path(tempfile.mkdtemp(prefix="mfopt-fuzz-"))
     known = targets(folder)
     before, begun, counts = peak(), time.monotonic(), Counter[str]()
@@ -340,10 +341,9 @@ def main(arguments: list[str] | None = None) -> int:
         "peak_growth_mib": round(grown, 1),
         "outcomes": dict(sorted(counts.items())),
     }
-    text = json.dumps(facts, indent=2) + "\n"
-    print(text)
-    if options.out:
-        _files.write(options.out, text)
+    print(json.dumps(facts, indent=2))
+    how = f"mfopt bench fuzz --minutes {options.minutes:g} --seed {options.seed}"
+    keep(options.out, facts, how=how, begun=started, seed=options.seed)
     return 1 if grown > 200 else 0
 
 

@@ -43,7 +43,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mfopt_cli.benchmarks import Parser, count, listed
+from mfopt_cli.benchmarks import Parser, count, keep, listed
 
 COMMANDS = {
     "optimize": "optimize --epochs 2 --iters 4 --eps 2 --strategy banded-toeplitz --bands 2 "
@@ -180,6 +180,7 @@ def parser() -> Parser:
 def main(arguments: list[str] | None = None) -> int:
     """Run the moments; exit code 1 where something was wrong after one of them."""
     options = parser().parse_args(arguments)
+    started = time.perf_counter()
     rng = random.Random(options.seed)
     root = Path(tempfile.mkdtemp(prefix="mfopt-kill-"))
     os.environ["MFOPT_DATA"] = str(root / "proofs")
@@ -189,7 +190,6 @@ def main(arguments: list[str] | None = None) -> int:
         importlib.import_module(module)
     if "train" in options.commands:
         importlib.import_module("mfopt.training.execute")
-    from mfopt import _files
 
     data = root / "data"
     if "train" in options.commands:
@@ -221,10 +221,8 @@ def main(arguments: list[str] | None = None) -> int:
         "outcomes": dict(counts),
         "faults": [fault.replace(str(root), "ROOT") for fault in faults],
     }
-    text = json.dumps(facts, indent=2, sort_keys=True) + "\n"
-    print(text)
-    if options.out:
-        _files.write(options.out, text)
+    print(json.dumps(facts, indent=2))
+    keep(options.out, facts, how=facts["command"], begun=started, seed=options.seed)
     return 1 if faults else 0
 
 

@@ -15,12 +15,12 @@ survive, so that the reasons are looked at again when it no longer does.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from pathlib import Path
@@ -29,9 +29,7 @@ from typing import NamedTuple
 import jax  # noqa: F401 (for the copies)
 import pytest
 import scipy.stats  # noqa: F401
-from mfopt_cli.benchmarks import Parser
-
-from mfopt import _files
+from mfopt_cli.benchmarks import Parser, keep
 
 ROOT = Path(__file__).resolve().parents[2]
 ACCOUNTING = "mfopt/accounting"
@@ -539,6 +537,7 @@ def parser() -> Parser:
 def main(arguments: list[str] | None = None) -> int:
     """Run the chosen mutants; returns the number of survivors that should have been killed."""
     options = parser().parse_args(arguments)
+    begun = time.perf_counter()
     left: list[str] = []
     names = options.only or [*MUTANTS, *HARMLESS]
     with tempfile.TemporaryDirectory() as folder:
@@ -558,8 +557,7 @@ def main(arguments: list[str] | None = None) -> int:
         "survivors": left,
         "harmless": {name: why for name, (_, why) in HARMLESS.items() if name in names},
     }
-    if options.out:
-        _files.write(options.out, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+    keep(options.out, facts, how="mfopt bench mutants", begun=begun)
     return len(left)
 
 

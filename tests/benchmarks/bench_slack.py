@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mfopt_cli.benchmarks import Parser, count, listed
+from mfopt_cli.benchmarks import Parser, count, keep, listed
 
 import mfopt
-from mfopt import _files
 from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.calibration import calibrate, release
 
@@ -74,6 +73,7 @@ def parser() -> Parser:
 def main(arguments: list[str] | None = None) -> int:
     """Certify with many seeds; exit code 1 where a seed missed its target."""
     options = parser().parse_args(arguments)
+    begun = time.perf_counter()
     rows = []
     for path in options.files:
         found = mfopt.load(path)
@@ -81,8 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
         for delta in options.delta:
             row = slack(pair, found.guarantee.epsilon, delta, options.seeds, int(options.samples))
             rows.append({"file": path.name, "strategy": found.strategy.describe(), **row})
-            if options.out:
-                _files.write(options.out, json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
+    keep(options.out, rows, how=f"mfopt bench slack --seeds {options.seeds}", begun=begun)
     print(json.dumps(rows, indent=2, ensure_ascii=False))
     return int(any(row["within target"] < row["seeds"] for row in rows))
 
