@@ -195,6 +195,57 @@ def balls_in_bins(
     answers.run(arguments, compute, title, plot, force, as_json, quiet)
 
 
+@command.command("fresh-bins")
+@_noise
+@_target
+@sweeps.option("--epochs", int, "Passes over the data, E.", required=True)
+@sweeps.option("--iters", int, "Iterations per epoch, b: the bins.", required=True)
+@sweeps.option("--rethrow", int, "Epochs between two throws.", default="1", show_default=True)
+@_group_size
+@options.option(
+    "--strategy",
+    default="identity",
+    show_default=True,
+    help="identity, banded-sqrt:BANDS, or a factorization FILE; at most --iters bands.",
+)
+@options.certify_samples_as("samples", aliases=("--samples",))
+@options.seed()
+@options.option("--estimate", is_flag=True, help="Estimate instead of bound: proves nothing.")
+@options.unit
+@_results
+def fresh_bins(
+    plot: Path | None,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+    privacy_unit: str,
+    strategy: str,
+    samples: int | None,
+    seed: int | None,
+    estimate: bool,
+    **arguments: Any,
+) -> None:
+    """Every unit in a new random batch in each epoch; any banded C >= 0, certified by sampling.
+
+    \b
+    Example:
+      mfopt account fresh-bins --epochs 16 --iters 128 --strategy banded-sqrt:8 \\
+          --noise-multiplier 3 --delta 1e-5
+    """
+    from mfopt.accounting import Mechanism
+    from mfopt.sampling import FreshBins
+
+    matrix = _strategy(strategy)
+
+    def compute(row: Row) -> list[Row]:
+        scheme = FreshBins(row["iters"], row["epochs"], row["rethrow"])
+        mechanism = Mechanism(scheme, matrix, row["group_size"], privacy_unit)
+        more = {"samples": samples, "seed": seed, "certify": not estimate}
+        return analysed(mechanism, row, **more)
+
+    answers.run(arguments, compute, f"fresh-bins, {strategy}", plot, force, as_json, quiet)
+
+
 @command.command()
 @_noise
 @_target
