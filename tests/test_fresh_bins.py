@@ -19,6 +19,7 @@ from mfopt.accounting.monte_carlo.pattern_ceilings import Ceilings
 from mfopt.errors import UsageError
 from mfopt.sampling import BallsInBins, FreshBins
 from mfopt.strategies import BLT, Banded, BandedToeplitz, Identity, TimeScaled
+from mfopt.training import attack
 
 SIGMA = 1.3
 CASES = [(4, 3, 1, 2), (4, 3, 1, 4), (4, 4, 2, 3), (5, 4, 4, 5), (4, 3, 1, 1), (4, 1, 1, 3)]
@@ -228,6 +229,16 @@ def test_columns_of_a_strategy_are_those_of_its_matrix(strategy):
         [[dense[j + d, j] if j + d < n else 0 for j in range(n)] for d in range(bands)]
     )
     np.testing.assert_allclose(columns, expected, atol=1e-15)
+
+
+def test_the_audits_attack_is_the_likelihood_ratio():
+    scheme, matrix = FreshBins(3, 4, 2), drawn(3, 4, 3)
+    x = 3 * np.random.default_rng(4).normal(size=(12, 6))
+    found = attack.attack_on(scheme, Banded.from_dense(matrix, 3))(x, SIGMA)
+    np.testing.assert_allclose(found, plain_loss(all_patterns(matrix, scheme), x, SIGMA))
+    taken = attack.participations(scheme, 50, np.random.default_rng(5)).reshape(50, 4, 3)
+    assert np.all(taken.sum(axis=2) == 1)
+    np.testing.assert_array_equal(taken[:, 0], taken[:, 1])
 
 
 def test_every_unit_takes_part_once_in_each_epoch_and_keeps_its_bin_until_the_next_throw():

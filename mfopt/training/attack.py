@@ -18,7 +18,17 @@ import numpy as np
 from scipy import special, stats
 
 from mfopt import _check
-from mfopt.sampling import BallsInBins, CyclicPoisson, FixedBatch, FixedOrder, Poisson, Scheme
+from mfopt._float64 import float64
+from mfopt.accounting.monte_carlo import patterns
+from mfopt.sampling import (
+    BallsInBins,
+    CyclicPoisson,
+    FixedBatch,
+    FixedOrder,
+    FreshBins,
+    Poisson,
+    Scheme,
+)
 from mfopt.strategies import Strategy
 
 _MOST_MULTISETS = 512
@@ -47,10 +57,11 @@ class Attack:
 def attack_on(scheme: Scheme, strategy: Strategy, group_size: int = 1) -> Attack:
     """The attack on the presence of ``group_size`` units with one common axis.
 
-    The likelihood ratio for balls-in-bins with one unit and for fixed order; with groups, the
-    same over a sample of the multisets of bins. For schemes that draw afresh in each iteration, the
-    likelihood ratio where the columns of C that one unit can use are orthogonal. With anything less
-    than the likelihood ratio the audit stays valid, and finds less.
+    The likelihood ratio for balls-in-bins and fresh bins with one unit and for fixed order; with
+    groups, the same over a sample of the multisets of bins, for fresh bins that of one unit. For
+    schemes that draw afresh in each iteration, the likelihood ratio where the columns of C that one
+    unit can use are orthogonal. With anything less than the likelihood ratio the audit stays valid,
+    and finds less.
 
     Args:
         scheme: the sampling; picks the entry of this table.
@@ -129,6 +140,22 @@ def _(scheme: BallsInBins, strategy: Strategy, group_size: int = 1) -> Attack:
 
 
 @attack_on.register
+def _(scheme: FreshBins, strategy: Strategy, group_size: int = 1) -> Attack:
+    # the likelihood ratio of one unit; of a group it is less than that, and finds less
+    found = patterns.exact(strategy, scheme)
+    columns = np.asarray(strategy.materialize(scheme.iterations))
+    thrown = columns.reshape(-1, scheme.throws, scheme.rethrow, scheme.bins).sum(axis=2)
+
+    @float64
+    def score(statistics: np.ndarray, sigma: float, first: int) -> np.ndarray:
+        at = found.scaled(sigma)
+        exponents = statistics.T / sigma**2 - patterns.squared_norms(at) / 2
+        return np.asarray(patterns.log_mean(exponents, patterns.corners(at), scheme.bins))
+
+    return Attack(thrown.reshape(scheme.iterations, -1).T, score)
+
+
+@attack_on.register
 def _(scheme: FixedOrder, strategy: Strategy, group_size: int = 1) -> Attack:
     modes, bins = _modes(strategy, scheme), scheme.bins
     gram = modes.T @ modes
@@ -152,6 +179,13 @@ def _(scheme: BallsInBins | FixedOrder, units: int, rng: np.random.Generator) ->
         np.arange(scheme.iterations) % scheme.bins == (np.arange(units) % scheme.bins)[:, None]
     )
     return result
+
+
+@participations.register
+def _(scheme: FreshBins, units: int, rng: np.random.Generator) -> np.ndarray:
+    places = rng.integers(0, scheme.bins, (units, scheme.throws)).repeat(scheme.rethrow, axis=1)
+    hot = places[:, :, None] == np.arange(scheme.bins)
+    return hot.reshape(units, scheme.iterations)
 
 
 def _independent(strategy: Strategy, n: int, chance: float, groups: int, group_size: int) -> Attack:
