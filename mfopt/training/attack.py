@@ -14,6 +14,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
+import jax.numpy as jnp
 import numpy as np
 from scipy import special, stats
 
@@ -149,7 +150,7 @@ def _(scheme: FreshBins, strategy: Strategy, group_size: int = 1) -> Attack:
     @float64
     def score(statistics: np.ndarray, sigma: float, first: int) -> np.ndarray:
         at = found.scaled(sigma)
-        exponents = statistics.T / sigma**2 - patterns.squared_norms(at) / 2
+        exponents = jnp.asarray(statistics.T / sigma**2) - patterns.squared_norms(at) / 2
         return np.asarray(patterns.log_mean(exponents, patterns.corners(at), scheme.bins))
 
     return Attack(thrown.reshape(scheme.iterations, -1).T, score)
@@ -185,7 +186,8 @@ def _(scheme: BallsInBins | FixedOrder, units: int, rng: np.random.Generator) ->
 def _(scheme: FreshBins, units: int, rng: np.random.Generator) -> np.ndarray:
     places = rng.integers(0, scheme.bins, (units, scheme.throws)).repeat(scheme.rethrow, axis=1)
     hot = places[:, :, None] == np.arange(scheme.bins)
-    return hot.reshape(units, scheme.iterations)
+    result: np.ndarray = hot.reshape(units, scheme.iterations)
+    return result
 
 
 def _independent(strategy: Strategy, n: int, chance: float, groups: int, group_size: int) -> Attack:
