@@ -140,6 +140,8 @@ def copied(function: Callable[[], int], error: int, limit: int | None = None) ->
             signal.signal(number, signal.SIG_DFL)
         os.dup2(error, 2)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        # what the streams were of, a file perhaps, is no longer what they write to
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
         if limit is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         code = function()
