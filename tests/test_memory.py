@@ -9,7 +9,7 @@ from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.calibration import calibrate
 from mfopt.errors import UsageError
 from mfopt.noise.choice import choose
-from mfopt.optimize import memory
+from mfopt.optimize import memory, starts
 from mfopt.optimize.run import InterruptedOptimization, Optimized
 from mfopt.sampling import BallsInBins
 from mfopt.workloads import PrefixSums
@@ -22,9 +22,11 @@ def search_stub(calls, stop_at=None):
     """The first coefficients of the square root by few buffers or bands: no search at all."""
 
     def stub(scheme, epsilon, delta, *, strategy, buffers, bands, init, **rest):
-        calls.append((strategy, buffers if strategy == "blt" else bands, init))
+        calls.append((strategy, bands if strategy == "banded-toeplitz" else buffers, init))
         if strategy == "blt":
             found = S.BLT(np.full(buffers, 0.06), np.linspace(0.8, 0.5, buffers))
+        elif strategy == "cyclic-blocks":
+            found = starts.blocks(buffers, scheme.bins)
         else:
             found = S.BandedToeplitz(np.asarray(S.SquareRoot().toeplitz_coefs(N))[:bands])
         result = Optimized(found, 0.0, 1.0, "stub", np.zeros((0, 3)), 0.0)
@@ -41,11 +43,12 @@ def test_each_bound_is_kept_and_more_memory_is_never_worse(monkeypatch):
     found = memory.options(SCHEME, 2.0, 1e-4, 9)
     assert [call[:2] for call in calls] == [
         ("blt", memory.MOST_BUFFERS),  # once: more buffers gain nothing
+        ("cyclic-blocks", 5),  # once: an epoch has four steps, so more blocks are none
         ("banded-toeplitz", 9),
         ("banded-toeplitz", 10),
         ("banded-toeplitz", 11),
     ]
-    assert all(isinstance(call[2], S.BLT) for call in calls[1:])
+    assert all(isinstance(call[2], S.BLT) for call in calls[2:])
     errors = [found[bound].rmse for bound in (8, 9, 10)]
     assert errors == sorted(errors, reverse=True)
     for bound, option in found.items():

@@ -1,8 +1,9 @@
 """The least error within so many model-sized arrays of noise memory, and what one array is worth.
 
-A BLT keeps one array for each buffer and is near its optimum with a few; a banded Toeplitz C keeps
-one for each band but the first, needs many, and is then ahead at a large ε. Strategies that make
-past draws again instead of keeping them are no candidates: they pay in time.
+A BLT keeps one array for each buffer and is near its optimum with a few; cyclic blocks begin to pay
+at five, the more the larger ε is; a banded Toeplitz C keeps one array for each band but the first
+and needs many. Strategies that make past draws again instead of keeping them are no candidates:
+they pay in time.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from mfopt.sampling import BinScheme
 from mfopt.strategies import Identity, Strategy
 from mfopt.workloads import PrefixSums, Workload
 
-MOST_BUFFERS = 6  # more were never seen to gain 0.05%
-_FEWEST_BANDS = 9  # below that a BLT was ahead everywhere
+MOST_BUFFERS = 6  # of a BLT: at 8 × 32 four are at most 0.2% better than two
+FEWEST_BLOCKS, MOST_BLOCKS = 5, 9  # arrays of cyclic blocks
+_FEWEST_BANDS = 9  # a few bands see a few steps, a BLT of as many arrays the whole run
 _SAMPLES = 2**15
 _SEED = 1  # of the samples that options are compared on: the same for all
 
@@ -78,8 +80,9 @@ def options(
     workload = workload or PrefixSums()
     found: dict[int, WithinMemory] = {}
     blt: Optimized | None = None
+    blocks: Optimized | None = None
 
-    def search(kind: str, *, buffers: int = 1, bands: int = 1) -> Optimized:
+    def search(kind: str, init: Optimized | None, *, buffers: int = 1, bands: int = 1) -> Optimized:
         return optimize(
             scheme,
             epsilon,
@@ -90,8 +93,7 @@ def options(
             workload=workload,
             time_scale=time_scale,
             seed=seed,
-            # from one buffer fewer, where that is known: more memory cannot be worse
-            init=None if blt is None else blt.strategy,
+            init=None if init is None else init.strategy,
             progress=progress,
         )
 
@@ -105,10 +107,17 @@ def options(
                     Optimized(Identity(), np.nan, np.nan, "nothing to optimize", nothing, 0.0)
                 )
             elif blt is None or buffers > _memory(blt.strategy, scheme):
-                blt = search("blt", buffers=buffers)
+                # from one buffer fewer, where that is known: more memory cannot be worse
+                blt = search("blt", blt, buffers=buffers)
                 made.append(blt)
+            wanted = min(bound, MOST_BLOCKS, scheme.bins + 1)
+            if wanted >= FEWEST_BLOCKS and (
+                blocks is None or wanted > _memory(blocks.strategy, scheme)
+            ):
+                blocks = search("cyclic-blocks", None, buffers=wanted)
+                made.append(blocks)
             if bands >= _FEWEST_BANDS:
-                made.append(search("banded-toeplitz", bands=bands))
+                made.append(search("banded-toeplitz", blt, bands=bands))
             tried = [_scored(one, scheme, epsilon, delta, workload) for one in made]
             earlier = [found[bound - 1]] if bound - 1 in found else []
             found[bound] = min([*earlier, *tried], key=lambda option: option.rmse)
