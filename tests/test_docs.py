@@ -70,11 +70,13 @@ def run_page(page, tmp_path, monkeypatch, *, slow: bool) -> None:
 PLAIN = [page for page in PAGES if not any(block.slow for block in documentation.blocks(page))]
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # of Opacus
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
     run_page(page, tmp_path, monkeypatch, slow=False)
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # of Opacus
 @pytest.mark.ci
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in PLAIN], ids=str)
 def test_the_slow_blocks_run_too(page, tmp_path, monkeypatch):
