@@ -454,6 +454,13 @@ def test_orthogonal_modes_need_no_samples_and_agree_with_sampling(epsilon, delta
     assert asked.samples == 0 and asked.noise_multiplier == certificate.noise_multiplier
 
 
+def test_an_orthogonal_norm_is_never_rounded_down():
+    values = np.random.default_rng(0).uniform(1, 10, 1000) * 10.0 ** np.arange(-5, 5).repeat(100)
+    for value in values.tolist():
+        raised = dominating_pair.rounded_norm(value)
+        assert value * (1 + 0.99e-11) <= raised <= value * (1 + 2e-9)
+
+
 def test_one_bin_is_the_gaussian_mechanism_without_samples(one_bin):
     pair, norm = one_bin
     for delta in (1e-3, 1e-200):

@@ -64,7 +64,7 @@ SIGNALS = {
 WAYS = [*SIGNALS, "disk full"]
 LIMITS = (0, 64, 512, 2000, 4000, 20_000)  # bytes of a file on the full disk
 COLD = 8  # one moment in so many is a process of its own
-LONGEST = 300.0  # seconds before a command counts as hanging
+LONGEST = 1800.0  # seconds before a command counts as hanging
 
 _COLD = (
     "import resource, sys; limit = int(sys.argv.pop(1)); "
