@@ -79,7 +79,8 @@ class TrainConfig:
     data: str = _setting(
         "data",
         "stdlib",
-        "Folder of `mfopt data build`, or stdlib for the embedded corpus.",
+        "Folder of `mfopt data build`, or an embedded corpus: stdlib (code, after code), "
+        "stdlib-code (code, after docstrings).",
         run=True,
     )
     length: int = _setting("data", 64, "Tokens of a record that are read.")

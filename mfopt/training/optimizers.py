@@ -28,7 +28,7 @@ OptimizerName = Literal["sgd", "momentum", "adam", "adamw", "adam-bc", "adafacto
 ScheduleName = Literal["constant", "cosine", "linear"]
 # How far the noise alone may move a parameter, root mean square over the steps of a run; a weight
 # of a language model has the size of 0.02 to 0.1.
-NOISE_MOVE = 0.006
+NOISE_MOVE = 0.012
 OPTIMIZERS: tuple[str, ...] = get_args(OptimizerName)
 SCHEDULES: tuple[str, ...] = get_args(ScheduleName)
 

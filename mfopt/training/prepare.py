@@ -17,6 +17,7 @@ from mfopt.training import mesh as meshes
 from mfopt.training import privacy, signing
 from mfopt.training.config import TrainConfig
 from mfopt.training.data import TokenStore, open_parts, verify_all
+from mfopt.training.data.stdlib import EMBEDDED, build_stdlib
 from mfopt.training.evaluation import Evaluator
 from mfopt.training.folder import Lock, check_folder, secret_of, wait_for_lead
 from mfopt.training.initial_model import (
@@ -87,7 +88,7 @@ def preflight(config: TrainConfig, *, resume: bool = False) -> None:
         UsageError: the output folder holds a run, or data, model or key cannot be opened.
     """
     check_folder(Path(config.output), resume)
-    if config.data != "stdlib":
+    if config.data not in EMBEDDED:
         parts = open_parts(config.data)
         for name in ("pretrain_steps", "patience"):
             if getattr(config, name) and "public" not in parts:
@@ -224,12 +225,11 @@ def _open_data(
 ) -> tuple[dict[str, TokenStore], Tokenizer | None]:
     """The stores, every bit of them compared with their digests, and their one tokenizer."""
     place = Path(config.data)
-    if config.data == "stdlib":
+    if config.data in EMBEDDED:
         place = folder / "corpus"
         if not place.is_dir() and jax.process_index() == 0:
-            from mfopt.training.data.stdlib import build_stdlib
-
-            build_stdlib(place, progress=within(progress, "embedded corpus"))
+            public = EMBEDDED[config.data]
+            build_stdlib(place, public=public, progress=within(progress, "embedded corpus"))
         wait_for_lead("corpus")
     parts = open_parts(place)
     progress(Progress("comparing the data with its digests"))

@@ -25,7 +25,8 @@ def command() -> None:
     "paths",
     multiple=True,
     required=True,
-    help="Private data: files, one folder, or `stdlib` for the embedded corpus. Repeatable.",
+    help="Private data: files, one folder, or an embedded corpus, `stdlib` or `stdlib-code`. "
+    "Repeatable.",
 )
 @options.option(
     "--format",
@@ -98,10 +99,11 @@ def build(**given: Any) -> None:
     from mfopt.training.data.build import Options
     from mfopt.training.data.build import build as build_stores
     from mfopt.training.data.builder import HoldOut
-    from mfopt.training.data.stdlib import build_stdlib
+    from mfopt.training.data.stdlib import EMBEDDED, build_stdlib
     from mfopt.training.tokenizers import Tokenizer
 
-    paths, embedded = given["paths"], "stdlib" in given["paths"]
+    paths = given["paths"]
+    embedded = next((path for path in paths if path in EMBEDDED), None)
     shares = {
         name: given[f"held_out_{name}"]
         for name in ("users", "records")
@@ -120,11 +122,13 @@ def build(**given: Any) -> None:
             raise _check.reject(
                 "data",
                 list(paths),
-                "stdlib brings its own public part and tokenizer",
+                f"{embedded} brings its own public part and tokenizer",
                 "Leave --public, --tokenizer and other --data out.",
             )
         size = given["vocab_size"] or 2048
-        make = functools.partial(build_stdlib, given["out"], vocab_size=size)
+        make = functools.partial(
+            build_stdlib, given["out"], public=EMBEDDED[embedded], vocab_size=size
+        )
     else:
         if bool(given["tokenizer"]) == bool(given["vocab_size"]):
             raise _check.reject(
