@@ -97,7 +97,7 @@ def blocks(rows: Sequence[Row], baseline: str | None = None) -> str:
 def _change(percent: float) -> str:
     """RMSE below the baseline's in percent, or how many times it is above."""
     if percent > -100:
-        return f"{-percent:+.1f}%"
+        return f"{round(-percent, 1) + 0.0:+.1f}%"  # never -0.0
     return f"×{1 - percent / 100:.3g}"
 
 
