@@ -110,6 +110,7 @@ class LossModel(abc.ABC):
       sampled: whether ``bounds`` hold only with a probability.
       work: numbers that one sample takes.
       samples: samples of a test, where they were asked for; else as many as are worth it.
+      most_slack: of x, relative, that a bound may cost; beyond it the answer is refused.
     """
 
     method: str
@@ -118,6 +119,7 @@ class LossModel(abc.ABC):
     sampled: bool = True
     work: int = 1
     samples: int | None = None
+    most_slack: float = 0.05
 
     @abc.abstractmethod
     def log_estimate(self, noise_multiplier: float, epsilon: float) -> float:

@@ -57,7 +57,6 @@ LEAST_DELTA = 1e-280
 _WORTH, _COSTLY = 0.0011, 0.0025  # slack, relative to x, for which samples are doubled up to
 # SAMPLES, and beyond them
 _HELPS = 0.96  # twice the samples should bring the slack below this part of it
-_MOST_SLACK = 0.05  # of x: a larger one is refused
 _MOST_SLACK_DELTA = 0.5  # of log δ, where δ is asked for
 _WORTH_DELTA = 0.02
 _RUNGS = ((16, 5.0), (4, 3.0), (1, 1.6))  # (samples are divided by, standard errors of safety)
@@ -277,8 +276,9 @@ class Engine:
             if accepted is not None:
                 return accepted
         raise FailureError(
-            f"not certified: no {_words(name)} within {100 * _MOST_SLACK:g}% of the estimate, "
-            f"{estimate.value:.6g}, was accepted in {ROUNDS} sequences. Use more certify samples."
+            f"not certified: no {_words(name)} within {100 * self.model.most_slack:g}% of the "
+            f"estimate, {estimate.value:.6g}, was accepted in {ROUNDS} sequences. "
+            "Use more certify samples."
         )
 
     def _round(
@@ -318,13 +318,14 @@ class Engine:
                 if not math.isfinite(move) or abs(move) < _MOST_MOVE:
                     break
                 centre *= math.exp(max(-0.3, min(move, 0.3)))
-        near = fallback is not None and fallback[0] <= (1 + _MOST_SLACK) * centre
-        if not slack(plan, samples) < _MOST_SLACK:
+        most_slack = self.model.most_slack
+        near = fallback is not None and fallback[0] <= (1 + most_slack) * centre
+        if not slack(plan, samples) < most_slack:
             refused = self._or_refuse(
                 None if fallback is None else fallback[1],
                 near,
                 f"no sample says enough near {_words(name)} = {centre:.6g}, where its bound would "
-                f"cost more than {100 * _MOST_SLACK:g}%",
+                f"cost more than {100 * most_slack:g}%",
             )
             return refused, 0.0
         # several percent beyond where the pilot says that δ is met, nothing is worth a test
@@ -339,7 +340,7 @@ class Engine:
             if ahead(size) > min(2 * _MOST_MOVE * slope, _MOST_AHEAD):
                 size = samples  # further off than the pilot can be trusted
             x = centre * math.exp(ahead(size) / slope) * (1 + ROUNDING)
-            rungs.append((min(x, truth * (1 + _MOST_SLACK)), size))
+            rungs.append((min(x, truth * (1 + most_slack)), size))
         # fixed before the first test, and descending: a later one that is no smaller gains nothing
         accepted: Verified | None = None
         if fallback is not None and rungs[0][0] >= fallback[0]:

@@ -94,6 +94,23 @@ class KnownBins(Accountant):
         return gaussian_release(mechanism, mechanism.group_size * norm, WITHOUT_AMPLIFICATION)
 
 
+class WholeProfile(Accountant):
+    """Groups with independent noise from the one-unit profile, which takes no samples."""
+
+    schemes = (BallsInBins,)
+    free = True
+
+    def check(self, mechanism: Mechanism) -> None:
+        KnownBins().check(mechanism)
+        if balls_in_bins.orthogonal_norm(mechanism) is None:
+            raise _check.reject(
+                "strategy", mechanism.strategy, "the one-unit profile of this C is sampled itself"
+            )
+
+    def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
+        return VerifiedAnalysis(mechanism, balls_in_bins.whole_profile(mechanism))
+
+
 def largest_mode(mechanism: Mechanism) -> float:
     """The largest norm of a mode of C, rounded up."""
     scheme: Any = mechanism.sampling

@@ -15,7 +15,6 @@ from mfopt._float64 import float64
 from mfopt.accounting.chain import Chain, DeterministicUnit
 from mfopt.accounting.model import LossModel
 from mfopt.accounting.monte_carlo import design_point, dominating_pair, tilted
-from mfopt.accounting.monte_carlo.bin_counts import CountModel
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.evidence import (
     Pilot,
@@ -27,6 +26,7 @@ from mfopt.accounting.monte_carlo.evidence import (
 )
 from mfopt.accounting.monte_carlo.free import Orthogonal, Unamplified, guess_noise_multiplier
 from mfopt.accounting.monte_carlo.frozen import FrozenSamples
+from mfopt.accounting.monte_carlo.group import GroupLoss, GroupUnits
 from mfopt.accounting.monte_carlo.protocol import (
     FreeBound,
     SampledDirection,
@@ -189,6 +189,14 @@ def allocation(bins: int, squared_norm: float) -> DeterministicUnit:
     return DeterministicUnit(exact.profile, start)
 
 
+def whole_profile(mechanism: Any) -> LossModel:
+    """A group by the one-unit profile of orthogonal modes: a bound without samples."""
+    squared_norm = orthogonal_norm(mechanism)
+    assert squared_norm is not None
+    one = allocation(mechanism.sampling.bins, squared_norm)
+    return Chain(one, mechanism.group_size, "balls-in-bins with C = I")
+
+
 def model(mechanism: Any, samples: int | None = None) -> LossModel:
     """The model of a mechanism that is verified rather than computed: a general C, or a group.
 
@@ -196,9 +204,15 @@ def model(mechanism: Any, samples: int | None = None) -> LossModel:
       UsageError: C has negative entries (Lemma 3.2 of Choquette-Choo et al. 2024 needs C >= 0).
     """
     group_size, bins = mechanism.group_size, mechanism.sampling.bins
-    squared_norm = orthogonal_norm(mechanism) if group_size > 1 else None
-    if squared_norm is not None:
-        return CountModel(allocation(bins, squared_norm), group_size, bins, squared_norm)
+    if group_size > 1:
+        squared_norm = orthogonal_norm(mechanism)
+        if squared_norm is not None:
+            loss = GroupLoss.orthogonal(bins, squared_norm, group_size)
+            return GroupUnits(loss, samples) if loss.fits else whole_profile(mechanism)
+        pair = dominating_pair.exact(mechanism.strategy, mechanism.sampling)
+        loss = GroupLoss.of(np.asarray(pair.gram), group_size)
+        if loss.fits:
+            return GroupUnits(loss, samples)
     one = OneUnit(law(mechanism.sampling).loss(mechanism.strategy), samples)
     if group_size == 1:
         return one

@@ -10,8 +10,8 @@ a_i = <m_i, X>/σ²,
 the K-th coefficient of a product of b polynomials. (That P dominates follows as for one unit:
 Choquette-Choo et al. 2024, proof of Lemma 3.2, with the ways to fall as the mixture.)
 
-δ is sampled by importance. What is certified for a group is the bound by the whole one-unit
-profile (:mod:`mfopt.accounting.chain`); this shows how tight that is.
+δ is sampled by importance, in numpy and by a proposal of its own: the oracle of
+:mod:`mfopt.accounting.monte_carlo.count_mixture`, whose values have a proven ceiling.
 """
 
 from __future__ import annotations
@@ -23,13 +23,11 @@ import math
 import numpy as np
 from scipy import special
 
-from mfopt.accounting.chain import Chain, Unit
 from mfopt.accounting.monte_carlo.plain import Estimate
 
 _CELL = 0.02  # of the proposal's histogram, in noise units
 _MOST_COUNT = 40  # counts of one bin that the proposal takes into account
 _BLOCK = 2**21  # numbers alive at once in the product of polynomials
-_SEARCH_SAMPLES = 2**11
 _LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
 
 
@@ -196,34 +194,3 @@ class Counts:
         t = max((epsilon - half) / self._mean_square, 0.0)
         peak = float(special.xlogy(t, t) - special.xlog1py(1 + t, t))
         return min(-t * (epsilon - half) + 0.5 * t**2 * self._mean_square + peak, 0.0), t
-
-
-class CountModel(Chain):
-    """K units with C = I: bounded by the chain, estimated by the exact mixture.
-
-    Args:
-      unit: the exact one-unit profile.
-      group_size: K.
-      bins: b.
-      squared_norm: of each mode, before division by σ².
-    """
-
-    def __init__(self, unit: Unit, group_size: int, bins: int, squared_norm: float) -> None:
-        super().__init__(unit, group_size, "balls-in-bins with C = I")
-        self.estimator = "balls-in-bins, exact mixture over bin counts, importance sampled"
-        self.bins, self.squared_norm = bins, squared_norm
-
-    def counts(self, noise_multiplier: float) -> Counts:
-        """The exact mixture at this σ."""
-        return Counts(self.bins, self.group_size, self.squared_norm / noise_multiplier**2)
-
-    def log_estimate(self, noise_multiplier: float, epsilon: float) -> float:
-        counts = self.counts(noise_multiplier)
-        log_delta = math.log(max(counts.estimate(epsilon, samples=_SEARCH_SAMPLES).value, 1e-300))
-        if counts.add_ceiling(epsilon)[0] > log_delta:
-            add = counts.estimate(epsilon, direction="add", samples=_SEARCH_SAMPLES).value
-            log_delta = max(log_delta, math.log(max(add, 1e-300)))
-        return log_delta
-
-    def log_search(self, noise_multiplier: float, epsilon: float) -> float:
-        return super().log_estimate(noise_multiplier, epsilon)

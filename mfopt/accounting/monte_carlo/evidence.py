@@ -9,7 +9,7 @@ are made is the scheme's business (:mod:`mfopt.accounting.monte_carlo.tilted` fo
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ MAX_ORDER = 256  # of a chain
 _GROWTH = 1.15  # from one order to the next that is tried
 _ROUNDING = 1e-9  # relative slack for float64 rounding in sums of logarithms and exponentials
 _COARSE = 2.0**-46  # absolute, on f/B: uniforms have 52 bits, so tails end 8 σ out
+_ABOVE = 1e-6  # a value of f/B this far above 1 is no rounding: the ceiling does not hold
 
 
 class Payoff(Protocol):
@@ -84,11 +85,13 @@ class Tilt(NamedTuple):
       kind: "chain" or "shift" (remove direction), "mean" (add direction).
       order: s of the remove direction, t of the add direction.
       log_ceiling: log B.
+      detail: what else it is placed by, where there is more.
     """
 
     kind: str
     order: float
     log_ceiling: float
+    detail: Any = None
 
     @property
     def next_order(self) -> float | None:
@@ -105,6 +108,13 @@ class Sums(NamedTuple):
     total: jax.Array
     square: jax.Array
     log_wealth: jax.Array
+
+
+def sums(value: jax.Array) -> Sums:
+    """Of iid values f/B."""
+    # a value above the proven ceiling leaves no proof: no number, so that nothing is accepted
+    value = jnp.where(value <= 1 + _ABOVE, value, jnp.nan)
+    return Sums(jnp.sum(value), jnp.sum(value**2), betting.log_wealth(value))
 
 
 class UpperBound(NamedTuple):
@@ -161,7 +171,9 @@ class Pilot(NamedTuple):
         return abs(math.expm1(min(log_mean - self.log_mean, 50.0))) <= 5 * error + 0.05
 
 
-def upper_bound(tilt: Tilt, sums: Sums, samples: int, *, bet: int, beta: float) -> UpperBound:
+def upper_bound(
+    tilt: Tilt, sums: Sums, samples: int, *, bet: int, beta: float, uniforms: int = 1
+) -> UpperBound:
     """Upper confidence bound on H from the samples of a trial.
 
     Args:
@@ -171,9 +183,11 @@ def upper_bound(tilt: Tilt, sums: Sums, samples: int, *, bet: int, beta: float) 
       samples: how many.
       bet: index of λ in :data:`~mfopt.accounting.monte_carlo.betting.BETS`, chosen without them.
       beta: failure probability.
+      uniforms: how many a sample rests on whose tails matter.
     """
     ceiling = _ceiling(tilt)
-    scaled = betting.upper_bound(float(sums.log_wealth[bet]), bet, samples, beta) + _COARSE
+    scaled = betting.upper_bound(float(sums.log_wealth[bet]), bet, samples, beta)
+    scaled += uniforms * _COARSE
     value = min(scaled, 1.0) * ceiling * (1 + _ROUNDING)
     if not (math.isfinite(float(sums.total)) and math.isfinite(scaled)):
         value = math.nan  # a sample was no number: there is no bound

@@ -44,20 +44,19 @@ import numpy as np
 from scipy import optimize
 
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import _chunks, betting
+from mfopt.accounting.monte_carlo import _chunks
 from mfopt.accounting.monte_carlo.dominating_pair import (
     DominatingPair,
     add_tilt,
     privacy_loss,
 )
-from mfopt.accounting.monte_carlo.evidence import MAX_ORDER, Hinge, Point, Sums, Tilt
+from mfopt.accounting.monte_carlo.evidence import MAX_ORDER, Hinge, Point, Sums, Tilt, sums
 from mfopt.accounting.monte_carlo.plain import scale
 
 POINTS = 8
 PILOT = 8192
 _ORDERS = 32  # ceilings that are computed at once in the search for an order
 _SHIFT_WORTH = 3.0  # log: a shift is tried where its ceiling is at most so far above a chain's
-_ABOVE = 1e-6  # a value of f/B this far above 1 is no rounding: the ceiling does not hold
 
 
 # --- proposals -----------------------------------------------------------------------------------
@@ -345,10 +344,7 @@ def _sums(
         z = jax.scipy.special.ndtri(share)
         return total + jnp.exp(log_value(across + z[:, None] * direction))
 
-    value = jax.lax.fori_loop(0, POINTS, add, jnp.zeros(along.shape)) / POINTS
-    # a value above the proven ceiling leaves no proof: no number, so that nothing is accepted
-    value = jnp.where(value <= 1 + _ABOVE, value, jnp.nan)
-    return Sums(jnp.sum(value), jnp.sum(value**2), betting.log_wealth(value))
+    return sums(jax.lax.fori_loop(0, POINTS, add, jnp.zeros(along.shape)) / POINTS)
 
 
 def _pick(weights: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]:

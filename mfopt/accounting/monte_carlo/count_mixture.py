@@ -1,0 +1,505 @@
+"""K units under balls-in-bins with orthogonal modes, next to one Gaussian release: iid values
+with a proven ceiling.
+
+Modes are √d e_i, i = 1..b, in units where σ is the noise; g = d/σ². A group falls with counts
+n = (n_1, …, n_b), multinomial; z ~ N(√g n, I) is released, and beside it a Gaussian mechanism of
+shift μ. With z ~ N(0, I) under Q,
+
+    R(z) = P/Q = (K!/b^K) Σ_n Π_i e^(n_i √g z_i − n_i² g/2)/n_i!
+         = c · [x^K] Π_i F_i(x),   F_i(x) = Σ_j (xK/b)^j/j! · e^(j √g z_i − j² g/2),   c = K!/K^K,
+
+and with Y = log R and δ₂(t) = H_{e^t}(N(μ, 1), N(0, 1)) (the hinge at μ = 0),
+
+    H(P, Q) = E_P δ₂(ε − Y),    H(Q, P) = E_Q δ₂(ε + Y).
+
+**At most J to a bin.** Only counts n_i <= J are sampled, R' <= R being what is left of the sum. The
+others have probability p <= b·Pr[Bin(K, 1/b) > J], so
+
+    (1) E_Q[R δ₂(ε − log R)] <= E_Q[R' δ₂(ε − log R')] + p, as R δ₂(ε − log R) is convex in R with
+        slopes from 0 to 1 (it is a mean of (R e^a − e^b)₊, E e^a <= 1), and E_Q[R − R'] <= p;
+    (2) E_Q δ₂(ε + log R) <= E_Q δ₂(ε + log R'), as δ₂ falls and R' <= R.
+
+**Remove.** For θ > 0 and a cap y let G(z) >= min(F(z), e^y)^θ, F = F_i(1), be a step function of z.
+The counts are drawn ∝ multinomial(n)·Π_i Z(n_i), Z(n) = E G(N(√g n, 1)), then each z_i from
+N(√g n_i, 1) reweighted by G. The density of z over Q is R' Π G(z_i) / 𝒵 with
+𝒵 = c [x^K] (Σ_{j<=J} (xK/b)^j/j! Z(j))^b, so on an event A of z
+
+    f = 1_A · 𝒵 · Π_i G(z_i)^(−1) · δ₂(ε − Y)      has mean E_Q[R' 1_A δ₂(ε − log R')],
+
+and what A leaves out costs P'(not A), as in (1). The ceiling: coefficients are >= 0, so
+
+    (3) R' = c Π_i F_i(1) · q, with q the chance that independent counts with laws ∝ F_i add to K;
+    (4) q <= κ(s) = e^(−s) I₀(s), s = Σ_i w(z_i), w = Σ_j p_j p_{j+1} for the law p of a count: with
+        characteristic functions φ_i, q <= mean_t Π |φ_i(t)|, and |φ_i|² <= 1 − 4 w sin²(t/2)
+        <= e^(−4 w sin²(t/2)), as two copies differ by 1 with probability 2w. κ falls;
+    (5) F_i(1) >= 1, its term j = 0, so no factor G is below 1.
+
+A is s >= s₀ and Σ_i min(log F_i, τ) >= τ + w₀, τ <= y. By (3), q <= 1, and Chernoff's bound,
+
+    (6) P'(Σ h(z_i) < a) <= c e^(λa) (E_Q F e^(−λh))^b for every λ > 0,
+
+which gives s₀ and w₀ at a probability of our choice. On A, with c' = c κ(s₀),
+
+    (7) Π G >= e^(θ min(y + w₀, Y − log c')): if one F_i is above e^y, the others make up w₀; if
+        none is, Π G >= Π F^θ >= (R'/c')^θ by (3) and (4);
+    (8) f <= 𝒵 max(e^(−θ(y+w₀)), e^(θ log c' − θε) sup_t e^(θt) δ₂(t)), with t = ε − Y in (7).
+
+The cap is what keeps 𝒵 small: uncapped, it would be a Rényi moment, and those are ruled by groups
+that fall into one bin, however rarely they do. y is put where both terms of (8) are equal.
+
+**Add.** With the mean M̄ = (K/b) √g Σ_i e_i and h the mean of |M|²/2 over the ways to fall, Jensen
+gives Y >= log(1 − p) + <M̄, z> − h (fewer coincidences only shorten M). Drawn from N(−t M̄, I),
+
+    (9) f = e^(t<M̄, z> + t²|M̄|²/2) δ₂(ε + Y)
+          <= e^(t(h − log(1−p) − ε) + t²|M̄|²/2) sup_u e^(tu) δ₂(u).
+
+**That P dominates.** Bins are independent of all else, so other units may be taken to contribute
+nothing. Row r of C x then moves by at most Σ_j (m_{k_j})_r when the units fall into k_1..k_K
+(triangle inequality; C >= 0, contributions of norm <= 1, chosen adaptively), and the mixture of
+Gaussians with these movements dominates (Choquette-Choo et al. 2024, proof of Lemma 3.2: the lemma
+that it rests on holds for any mixture, here the one over the ways to fall).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import optimize, special, stats
+
+from mfopt._float64 import float64
+from mfopt.accounting.monte_carlo import _chunks
+from mfopt.accounting.monte_carlo.evidence import (
+    HINGE,
+    Payoff,
+    Pilot,
+    Sums,
+    Tilt,
+    Trial,
+    UpperBound,
+    sums,
+    upper_bound,
+)
+from mfopt.accounting.monte_carlo.protocol import SampledDirection
+from mfopt.strategies.fields import Array
+
+CELLS = 4096  # of the step function G
+MOST_TABLE = 2**23  # numbers in the table of counts
+_FAINT = 1e-18  # probability of more than J units in a bin that is not worth sampling
+_LEAST_LEVEL = 1e-6  # of log F in the cells of G
+_PART = 1.0  # τ
+_NUDGE = 1e-9  # relative, upwards: rounding of δ₂ and of sums of logarithms
+
+
+class Hockey(NamedTuple):
+    """δ₂(t) of a Gaussian release of shift μ > 0 (over its standard deviation)."""
+
+    mu: Any
+
+    def log_value(self, t: Array) -> Array:
+        """log (Φ(μ/2 − t/μ) − e^t Φ(−μ/2 − t/μ)), rounded up."""
+        log_ndtr = jax.scipy.special.log_ndtr
+        t = jnp.asarray(t)
+        first = log_ndtr(self.mu / 2 - t / self.mu)
+        ratio = t + log_ndtr(-self.mu / 2 - t / self.mu) - first
+        # NaN only where t is: XLA's minimum need not keep it
+        capped = jnp.where(ratio > -1e-12, -1e-12, ratio)
+        return first + jnp.log1p(-jnp.exp(capped)) + _NUDGE
+
+    def log_peak(self, order: float) -> float:
+        """At most E_P e^(order·Y₂) times the hinge's: δ₂(t) = E (1 − e^(t−Y₂))₊."""
+        moment = order * (1 + order) * float(self.mu) ** 2 / 2
+        return moment + HINGE.log_peak(order) + _NUDGE
+
+
+class CountPair(NamedTuple):
+    """What is bounded.
+
+    Attributes:
+      bins, group_size: b and K.
+      squared_norm: d of each orthogonal mode, before division by σ².
+      shift: of the Gaussian release beside it, before division by σ; 0 for none.
+      faint: probability that may be left out of A, twice.
+    """
+
+    bins: int
+    group_size: int
+    squared_norm: float
+    shift: float = 0.0
+    faint: float = 1e-18
+
+    @property
+    def most(self) -> int:
+        """J."""
+        law = stats.binom(self.group_size, 1 / self.bins)
+        most = 1
+        while most < self.group_size and self.bins * float(law.sf(most)) > _FAINT:
+            most += 1
+        return most
+
+    @property
+    def left_out(self) -> float:
+        """A bound on p."""
+        if self.most >= self.group_size:
+            return 0.0
+        return float(self.bins * stats.binom(self.group_size, 1 / self.bins).sf(self.most)) * 1.01
+
+    @property
+    def work(self) -> int:
+        """What one sample takes."""
+        return 2 * self.bins * (self.most + 1) * (self.group_size + 8)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the tables are of a size to be made."""
+        return self.bins * (self.group_size + 1) * (self.most + 1) <= MOST_TABLE
+
+    def payoff(self, sigma: float) -> Payoff:
+        """δ₂ at this σ."""
+        return Hockey(self.shift / sigma) if self.shift > 0 else HINGE
+
+
+class _Tables(NamedTuple):
+    """The remove direction's proposal; arrays only."""
+
+    edges: np.ndarray  # (cells + 1,), from −∞ to ∞
+    log_g: np.ndarray  # (cells,)
+    cells: np.ndarray  # ((J+1)·cells,): n plus the law of the cell given n, cumulated
+    counts: np.ndarray  # (b + 1, K + 1, J + 1): law of n given bins and units left, cumulated
+    base: np.ndarray  # (J+1,): log (K/b)^j/j! − j² g/2
+    empty: np.ndarray  # (K+1,): the polynomial 1
+    root: float  # √g
+    log_total: float  # log 𝒵
+    log_constant: float  # log c
+    log_ceiling: float
+    least_spread: float  # s₀
+    least_sum: float  # τ + w₀
+
+
+@float64
+def tilt(
+    pair: CountPair, direction: SampledDirection, order: float, sigma: float, epsilon: float
+) -> Tilt:
+    """The proposal of this order, with its ceiling.
+
+    Args:
+      pair: what is bounded.
+      direction: "remove" or "add".
+      order: θ > 0, or t >= 0.
+      sigma, epsilon: where.
+    """
+    if direction == "remove":
+        return Tilt("counts", order, float(_tables(pair, order, sigma, epsilon).log_ceiling))
+    payoff, g = pair.payoff(sigma), pair.squared_norm / sigma**2
+    k, b = pair.group_size, pair.bins
+    half = 0.5 * g * (k * (1 - 1 / b) + k**2 / b) - math.log1p(-pair.left_out)
+    log_ceiling = order * (half - epsilon) + 0.5 * order**2 * k**2 / b * g
+    return Tilt("counts-mean", order, log_ceiling + payoff.log_peak(order))
+
+
+def least(pair: CountPair, direction: SampledDirection, sigma: float, epsilon: float) -> Tilt:
+    """The proposal of about the least ceiling.
+
+    Args:
+      pair: what is bounded.
+      direction: "remove" or "add".
+      sigma, epsilon: where.
+    """
+    if direction == "add":
+        return add_tilt(pair, sigma, epsilon)
+
+    def log_ceiling(log_order: float) -> float:
+        return tilt(pair, "remove", math.exp(log_order), sigma, epsilon).log_ceiling
+
+    # convex enough, and wide at its least
+    found = optimize.minimize_scalar(
+        log_ceiling,
+        bounds=(math.log(0.1), math.log(100.0)),
+        method="bounded",
+        options={"xatol": 0.1},
+    )
+    return tilt(pair, "remove", math.exp(float(found.x)), sigma, epsilon)
+
+
+def add_tilt(pair: CountPair, sigma: float, epsilon: float) -> Tilt:
+    """The add direction's proposal of about the least ceiling."""
+    orders = [0.0, *np.geomspace(1e-2, 1e3, 61)]
+    found = [tilt(pair, "add", float(order), sigma, epsilon) for order in orders]
+    return min(found, key=lambda one: one.log_ceiling)
+
+
+def _log_constant(pair: CountPair) -> float:
+    k = pair.group_size
+    return math.lgamma(k + 1) - k * math.log(k)
+
+
+class _Shape(NamedTuple):
+    """What the tables of every order share: F, its cells, and the event A."""
+
+    grid: np.ndarray
+    level: np.ndarray  # log F on the grid
+    log_constant: float  # log c' = log c κ(s₀)
+    least_spread: float
+    beyond: float  # w₀
+
+
+@functools.lru_cache(maxsize=8)
+def _shape(pair: CountPair, sigma: float) -> _Shape:
+    base, root = _base(pair, sigma)
+    top = max(pair.group_size, 1) + 60.0
+    grid = np.linspace(min(-10.0, (-20.0 - base[1]) / root), (top - base[1]) / root, 4 * CELLS)
+    level, spread = _one_bin(base, root, grid)
+    level = np.maximum.accumulate(level)
+    # cells of the grid: F's mass in each is known, w and log F are at least so much
+    count = np.arange(base.size)
+    log_share = count * math.log(pair.group_size / pair.bins) - special.gammaln(count + 1)
+    mass = np.exp(log_share) @ _masses(np.concatenate([[-np.inf], grid, [np.inf]]), root, count)
+    steep = root * base.size * (grid[1] - grid[0])  # |w'| <= √g J w <= √g J/2
+    inside = np.maximum(np.minimum(spread[1:], spread[:-1]) - steep / 2, 0.0)
+    least_spread = _lower_tail(pair, mass, np.concatenate([[0.0], inside, [0.0]]))
+    capped = np.minimum(np.concatenate([[0.0], level]), _PART)
+    beyond = max(_lower_tail(pair, mass, capped) - _PART, 0.0)
+    log_constant = _log_constant(pair) + math.log(special.i0e(least_spread))
+    return _Shape(grid, level, log_constant, least_spread, beyond)
+
+
+def _lower_tail(pair: CountPair, mass: np.ndarray, least: np.ndarray) -> float:
+    """a with P'(Σ h < a) <= faint by (6), h >= ``least`` in cells of F's ``mass``; at least 0."""
+    if pair.faint <= 0:
+        return 0.0
+    best, budget = 0.0, math.log(pair.faint) - _log_constant(pair)
+    for rate in np.geomspace(0.1, 1e3, 30):
+        moment = float(mass @ np.exp(-rate * least)) * (1 + _NUDGE)
+        best = max(best, (budget - pair.bins * math.log(moment)) / rate)
+    return best
+
+
+def _base(pair: CountPair, sigma: float) -> tuple[np.ndarray, float]:
+    """log (K/b)^j/j! − j² g/2 for j <= J, and √g."""
+    g, count = pair.squared_norm / sigma**2, np.arange(pair.most + 1)
+    base = count * math.log(pair.group_size / pair.bins) - special.gammaln(count + 1)
+    return base - 0.5 * count**2 * g, math.sqrt(g)
+
+
+def _one_bin(base: np.ndarray, root: float, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """log F and w at z."""
+    powers = base + np.arange(base.size) * root * z[:, None]
+    level = special.logsumexp(powers, axis=1)
+    law = np.exp(powers - level[:, None])
+    small = special.logsumexp(powers[:, 1:], axis=1)  # log (F − 1), where F is near 1
+    level = np.where(small < -1, np.log1p(np.exp(np.minimum(small, 0.0))), level)
+    return level, np.sum(law[:, 1:] * law[:, :-1], axis=1)
+
+
+def _masses(edges: np.ndarray, root: float, count: np.ndarray) -> np.ndarray:
+    """Masses of cells under N(√g n, 1), shape (counts, cells): differences of the smaller tail."""
+    at = edges - root * count[:, None]
+    tail, head = special.ndtr(-at), special.ndtr(at)
+    right = at[:, :-1] > 0
+    mass = np.where(right, tail[:, :-1] - tail[:, 1:], head[:, 1:] - head[:, :-1])
+    result: np.ndarray = np.maximum(mass, 0.0)
+    return result
+
+
+@functools.lru_cache(maxsize=8)
+def _tables(pair: CountPair, order: float, sigma: float, epsilon: float) -> _Tables:
+    payoff, shape = pair.payoff(sigma), _shape(pair, sigma)
+    k, b, most = pair.group_size, pair.bins, pair.most
+    (base, root), count = _base(pair, sigma), np.arange(pair.most + 1)
+    log_peak = payoff.log_peak(order)
+    cap = max(epsilon - shape.log_constant - log_peak / order - shape.beyond, _PART)
+    # F rises with z: cells are ranges of log F, and the upper end of each bounds G there
+    wanted = np.geomspace(_LEAST_LEVEL, cap, CELLS - 1)
+    inner = np.interp(wanted, shape.level, shape.grid)
+    edges = np.concatenate([[-np.inf], inner, [np.inf]])
+    ends = np.append(np.minimum(_one_bin(base, root, inner)[0], cap), cap)
+    log_g = order * np.maximum.accumulate(ends) * (1 + 1e-12)
+    weighted = _masses(edges, root, count) * np.exp(log_g - log_g[-1])
+    total = weighted.sum(axis=1)
+    cells = np.cumsum(weighted, axis=1) / total[:, None]
+    cells = np.minimum(cells / cells[:, -1:], 1.0)
+    # the counts: coefficients of the power b, from the last bin backwards
+    log_p = count * math.log(k / b) - special.gammaln(count + 1) + np.log(total) + log_g[-1]
+    first = float(log_p[0])
+    p = np.exp(log_p - first)
+    power, log_scale = np.zeros(k + 1), 0.0
+    power[0] = 1.0
+    counts = np.ones((b + 1, k + 1, most + 1))
+    for m in range(1, b + 1):
+        parts = np.zeros((k + 1, most + 1))
+        for j in range(min(most, k) + 1):
+            parts[j:, j] = p[j] * power[: k + 1 - j]
+        following = parts.sum(axis=1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            cumulated = np.cumsum(parts, axis=1) / following[:, None]
+        counts[m] = np.where(following[:, None] > 0, cumulated, 1.0)
+        top = float(following.max())
+        power, log_scale = following / top, log_scale + math.log(top)
+    counts[:, :, -1] = 1.0
+    log_total = math.log(power[k]) + log_scale + b * first + _log_constant(pair)
+    aligned = order * (shape.log_constant - epsilon) + log_peak
+    return _Tables(
+        edges,
+        log_g,
+        (cells + count[:, None]).ravel(),
+        counts,
+        base,
+        np.eye(1, k + 1)[0],
+        root,
+        log_total,
+        _log_constant(pair),
+        log_total + max(-order * (cap + shape.beyond), aligned),
+        shape.least_spread,
+        shape.beyond + _PART if shape.beyond > 0 else 0.0,
+    )
+
+
+# --- samples -------------------------------------------------------------------------------------
+
+
+@float64
+def pilot(
+    pair: CountPair, tilt: Tilt, sigma: float, epsilon: float, samples: int, key: jax.Array
+) -> Pilot:
+    """iid values that prove nothing.
+
+    Args:
+      pair: what is bounded.
+      tilt: its proposal, with its ceiling at this σ and ε.
+      sigma, epsilon: where.
+      samples: at least so many.
+      key: randomness.
+    """
+    return Pilot(tilt, *_total(pair, tilt, sigma, epsilon, samples, key))
+
+
+@float64
+def bound(
+    pair: CountPair,
+    tilt: Tilt,
+    sigma: float,
+    epsilon: float,
+    bet: int,
+    trial: Trial,
+) -> UpperBound:
+    """Upper bound of the tilt's direction, except with probability β over fresh samples.
+
+    Args:
+      pair: what is bounded.
+      tilt: its proposal, with its ceiling at this σ and ε.
+      sigma, epsilon: where.
+      bet: index of λ, chosen without these samples.
+      trial: samples, β and key.
+    """
+    found, used = _total(pair, tilt, sigma, epsilon, trial.samples, trial.key)
+    result = upper_bound(tilt, found, used, bet=bet, beta=trial.beta, uniforms=3 * pair.bins)
+    aside = 2 * pair.faint if tilt.kind == "counts" else 0.0  # what A leaves out
+    return result._replace(value=result.value + pair.left_out + aside)
+
+
+def _total(
+    pair: CountPair, tilt: Tilt, sigma: float, epsilon: float, samples: int, key: jax.Array
+) -> tuple[Sums, int]:
+    # at least 128: chunks of one size, whatever is asked for, share their compiled code
+    payoff, row = pair.payoff(sigma), max(pair.group_size + pair.most + 2, 128)
+    if tilt.kind == "counts":
+        tables = _tables(pair, tilt.order, sigma, epsilon)
+        return _chunks.total(_remove, key, samples, row, tables, float(epsilon), payoff)
+    base, root = _base(pair, sigma)
+    bins, empty = np.zeros(pair.bins), np.eye(1, pair.group_size + 1)[0]
+    constants = (bins, base, empty, root, _log_constant(pair))
+    return _chunks.total(
+        _add, key, samples, row, constants, float(epsilon), tilt.order, tilt.log_ceiling, payoff
+    )
+
+
+def _times(
+    state: tuple[jax.Array, jax.Array], exponent: jax.Array, base: jax.Array
+) -> tuple[tuple[jax.Array, jax.Array], jax.Array, jax.Array]:
+    """The polynomial (K+1, samples) times one bin's F(x), rescaled, its log scale; log F and w."""
+    polynomial, log_scale = state
+    powers = base[:, None] + jnp.arange(base.shape[0])[:, None] * exponent
+    top = jnp.max(powers, axis=0)
+    factors = jnp.exp(powers - top)
+    following = polynomial * factors[0]
+    for j in range(1, min(base.shape[0], polynomial.shape[0])):
+        following = following.at[j:].add(polynomial[:-j] * factors[j])
+    largest = jnp.max(following, axis=0)
+    total = jnp.sum(factors, axis=0)
+    spread = jnp.sum(factors[1:] * factors[:-1], axis=0) / total**2
+    state = following / largest, log_scale + top + jnp.log(largest)
+    return state, top + jnp.log(total), spread
+
+
+def _remove(key: jax.Array, size: int, tables: _Tables, epsilon: jax.Array, payoff: Any) -> Sums:
+    bins, width, root = tables.counts.shape[0] - 1, tables.log_g.shape[0], tables.root
+    empty, ndtr = tables.empty, jax.scipy.special.ndtr
+
+    def one(i: jax.Array, state: tuple[Any, ...]) -> tuple[Any, ...]:
+        left, log_weight, level, spread, polynomial = state
+        uniform = jax.random.uniform(jax.random.fold_in(key, i), (3, size))
+        law = tables.counts[bins - i, left]  # (size, J+1)
+        n = jnp.sum(law[:, :-1] <= uniform[0][:, None], axis=1)
+        at = jnp.searchsorted(tables.cells, n + uniform[1], side="right")
+        cell = jnp.clip(at - n * width, 0, width - 1)
+        low, high = tables.edges[cell] - root * n, tables.edges[cell + 1] - root * n
+        sign = jnp.where(low > 0, -1.0, 1.0)  # in the smaller tail
+        start = ndtr(sign * low)
+        share = start + (ndtr(sign * high) - start) * uniform[2]
+        z = sign * jax.scipy.special.ndtri(jnp.clip(share, 1e-300, 1 - 2.0**-53))
+        z = jnp.clip(z, low, high) + root * n
+        polynomial, log_f, w = _times(polynomial, root * z, tables.base)
+        level = level + jnp.minimum(log_f, _PART)
+        return left - n, log_weight - tables.log_g[cell], level, spread + w, polynomial
+
+    zero = jnp.zeros(size)
+    start = jnp.broadcast_to(empty[:, None], (empty.shape[0], size)), zero
+    begin = jnp.full(size, empty.shape[0] - 1), zero, zero, zero, start
+    _, log_weight, level, spread, (polynomial, log_scale) = jax.lax.fori_loop(0, bins, one, begin)
+    # a coefficient below the smallest float would hide a loss: no number, so nothing is accepted
+    coefficient = jnp.where(polynomial[-1] > 0, polynomial[-1], jnp.nan)
+    loss = jnp.log(coefficient) + log_scale + tables.log_constant
+    log_value = tables.log_total + log_weight + payoff.log_value(epsilon - loss)
+    value = jnp.exp(log_value - tables.log_ceiling)
+    inside = (spread >= tables.least_spread) & (level >= tables.least_sum)
+    return sums(jnp.where(inside | jnp.isnan(loss), value, 0.0))
+
+
+def _add(
+    key: jax.Array,
+    size: int,
+    constants: tuple[Any, ...],
+    epsilon: jax.Array,
+    order: jax.Array,
+    log_ceiling: jax.Array,
+    payoff: Any,
+) -> Sums:
+    zeros, base, empty, root, log_constant = constants
+    bins, mean = zeros.shape[0], (empty.shape[0] - 1) / zeros.shape[0] * root
+
+    def one(i: jax.Array, state: tuple[Any, ...]) -> tuple[Any, ...]:
+        log_weight, polynomial = state
+        z = jax.random.normal(jax.random.fold_in(key, i), (size,)) - order * mean
+        log_weight = log_weight + order * mean * z + order**2 * mean**2 / 2
+        return log_weight, _times(polynomial, root * z, jnp.asarray(base))[0]
+
+    start = jnp.broadcast_to(empty[:, None], (empty.shape[0], size)), jnp.zeros(size)
+    log_weight, (polynomial, log_scale) = jax.lax.fori_loop(0, bins, one, (jnp.zeros(size), start))
+    # a coefficient below the smallest float would hide a loss: no number, so nothing is accepted
+    coefficient = jnp.where(polynomial[-1] > 0, polynomial[-1], jnp.nan)
+    loss = jnp.log(coefficient) + log_scale + log_constant
+    return sums(jnp.exp(log_weight + payoff.log_value(epsilon + loss) - log_ceiling))
+
+
+def loss(exponents: np.ndarray, pair: CountPair, sigma: float) -> np.ndarray:
+    """Y at a = √g z, shape (samples, bins): what the kernels compute, for tests."""
+    base = jnp.asarray(_base(pair, sigma)[0])
+    samples = exponents.shape[0]
+    state = jnp.eye(pair.group_size + 1)[:, :1] * jnp.ones(samples), jnp.zeros(samples)
+    for i in range(pair.bins):
+        state = _times(state, jnp.asarray(exponents[:, i]), base)[0]
+    return np.asarray(jnp.log(state[0][-1]) + state[1]) + _log_constant(pair)

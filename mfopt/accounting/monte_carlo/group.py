@@ -1,0 +1,261 @@
+"""K units under balls-in-bins and any C >= 0: the mixture over how they fall, bounded and sampled.
+
+The dominating pair of a group is P = E_k N(m_{k_1} + … + m_{k_K}, σ²I) against Q = N(0, σ²I), the
+bins k independent and uniform: the modes of a group are sums of modes, so G tells all. With C = I,
+modes of one length that never overlap, the likelihood ratio is a coefficient of a product of
+polynomials and :mod:`mfopt.accounting.monte_carlo.count_mixture` samples it as it is. Any other G
+is split: for every d >= 0,
+
+    (1) G <= d·I + B,  B = (G − d·I)₊, the positive part of a symmetric matrix.
+
+So with β_k of Gram matrix B the modes are a contraction of the vectors (√d e_k, β_k), and the pair
+of G is a post-processing of theirs (apply the contraction, and add what noise is missing): it is
+dominated. There X₁ = Σ_j √d e_{k_j} + noise and X₂ = Σ_j β_{k_j} + noise come from the same bins.
+Given X₁ the bins have some law, so X₂ is a mixture of Gaussians whose means are at most
+
+    (2) |Σ_j β_{k_j}| <= K max_k |β_k| = K √(max_k B_kk)
+
+long, against N(0, σ²I); by joint convexity it is dominated, both ways and for every X₁, by one
+Gaussian release with that shift. By adaptive composition the group is dominated by the count
+mixture of d next to that release: what ``count_mixture`` bounds. What all modes have in common is
+in B and costs nothing more than it must: no bin hides it. d is chosen by what it gives.
+
+C = I is exact (B = 0). One unit has a better account, which needs no split.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from mfopt import _check
+from mfopt._float64 import float64
+from mfopt.accounting.monte_carlo import _chunks, count_mixture
+from mfopt.accounting.monte_carlo.count_mixture import CountPair
+from mfopt.accounting.monte_carlo.evidence import Hinge, Pilot, Point, Tilt, Trial, UpperBound
+from mfopt.accounting.monte_carlo.free import Unamplified, guess_noise_multiplier
+from mfopt.accounting.monte_carlo.frozen import LogDelta
+from mfopt.accounting.monte_carlo.protocol import (
+    DIRECTIONS,
+    FreeBound,
+    SampledDirection,
+    SampledLoss,
+)
+from mfopt.accounting.monte_carlo.sampled import OneUnit
+
+_ROUNDING = 1e-9  # relative to the largest eigenvalue: of (1) in floating point
+_ANCHOR = 0.3  # of log σ and log ε: splits are chosen anew when they have moved so far
+_SLOPE = 0.02
+_GLANCE = 2048  # samples that choose a split, or tell a slope
+_USUAL = 2**17
+CALIBRATE_SAMPLES = 2**12
+
+
+def splits(gram: np.ndarray, group_size: int) -> list[tuple[float, float]]:
+    """(d, K √(max B_kk)) of some splits, each rounded up so that G <= d·I + B holds."""
+    values, vectors = np.linalg.eigh(np.asarray(gram, np.float64))
+    nudge = _ROUNDING * float(values[-1])
+    least, most = max(float(values[0]), nudge), float(values[-1])
+    # low eigenvalues lie close together; of those that stand out each may be the best
+    at = np.quantile(values, [0, 0.75, 0.9])
+    at = np.concatenate([at, values[-min(4, values.size) : -1]])
+    found = []
+    for d in np.unique(np.clip(at, least, most)):
+        positive = np.maximum(values - d, 0.0)
+        longest = float(np.max(np.sum(vectors**2 * positive, axis=1)))
+        # rounding of the eigenvectors moves d·I + B by less than the nudge
+        shift = group_size * math.sqrt(longest + nudge) if longest > nudge else 0.0
+        found.append((float(d) + 2 * nudge, shift))
+    return found
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GroupLoss(SampledLoss):
+    """A group of K units.
+
+    Attributes:
+      bins, group_size: b and K.
+      parts: (d, shift) of the splits to choose from.
+      sensitivity: K times the largest mode norm.
+    """
+
+    bins: int
+    group_size: int
+    parts: tuple[tuple[float, float], ...]
+    sensitivity: float
+
+    @classmethod
+    def of(cls, gram: np.ndarray, group_size: int) -> GroupLoss:
+        """Of the Gram matrix of the modes."""
+        norm = math.sqrt(float(np.max(np.diagonal(gram))))
+        return cls(len(gram), group_size, tuple(splits(gram, group_size)), group_size * norm)
+
+    @classmethod
+    def orthogonal(cls, bins: int, squared_norm: float, group_size: int) -> GroupLoss:
+        """Of modes that never overlap."""
+        norm = math.sqrt(squared_norm)
+        return cls(bins, group_size, ((squared_norm, 0.0),), group_size * norm)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the pair is the group's own."""
+        return len(self.parts) == 1 and self.parts[0][1] == 0.0
+
+    @property
+    def fits(self) -> bool:
+        """Whether this many units and bins can be tabulated."""
+        return self.bins > 1 and self._pair(0).fits
+
+    @property
+    def work(self) -> int:
+        return self._pair(0).work
+
+    def start(self, epsilon: float, delta: float) -> float:
+        return guess_noise_multiplier(self.sensitivity, self.bins, epsilon, delta)
+
+    # --- proposals -------------------------------------------------------------------------------
+
+    def _pair(self, part: int, faint: float | None = None) -> CountPair:
+        pair = CountPair(self.bins, self.group_size, *self.parts[part])
+        return pair if faint is None else pair._replace(faint=faint)
+
+    @functools.cached_property
+    def _chosen(self) -> dict[tuple[int, int], int]:
+        return {}
+
+    def _best(self, sigma: float, epsilon: float) -> int:
+        """The split that should bound best near here: a rule of σ and ε alone."""
+        if len(self.parts) == 1:
+            return 0
+        where = round(math.log(sigma) / _ANCHOR), round(math.log(max(epsilon, 1e-3)) / _ANCHOR)
+        if where not in self._chosen:
+            sigma, epsilon = (math.exp(_ANCHOR * step) for step in where)
+            bounds = [self._about(self._pair(part), sigma, epsilon) for part in self._parts]
+            self._chosen[where] = int(np.argmin(bounds))
+        return self._chosen[where]
+
+    @property
+    def _parts(self) -> range:
+        return range(len(self.parts))
+
+    @staticmethod
+    def _about(pair: CountPair, sigma: float, epsilon: float) -> float:
+        """log of the remove direction's bound from a usual number of samples, by a small pilot."""
+        tilt = count_mixture.least(pair, "remove", sigma, epsilon)
+        seen = count_mixture.pilot(pair, tilt, sigma, epsilon, _GLANCE, _chunks.seed_key(0))
+        beta = math.exp(max(seen.log_mean, -40.0)) / 1000
+        return seen.log_mean + seen.expected(_USUAL, beta)[1] if seen.log_mean > -40 else math.inf
+
+    @float64
+    def least(self, direction: SampledDirection, point: Point) -> Tilt:
+        _alone(point)
+        part = self._best(point.noise_multiplier, point.epsilon)
+        return self._placed(self._pair(part), direction, point)
+
+    @staticmethod
+    def _placed(pair: CountPair, direction: SampledDirection, point: Point) -> Tilt:
+        found = count_mixture.least(pair, direction, point.noise_multiplier, point.epsilon)
+        return found._replace(detail=pair)
+
+    def choose(
+        self,
+        direction: SampledDirection,
+        point: Point,
+        trial: Trial,
+        log_mean: float | None = None,
+    ) -> Pilot:
+        _alone(point)
+        part = self._best(point.noise_multiplier, point.epsilon)
+        tilt = self._placed(self._pair(part, min(trial.beta / 4, 1e-9)), direction, point)
+        return self.pilot(tilt, point, _GLANCE, trial.key)
+
+    def pilot(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> Pilot:
+        _alone(point)
+        return count_mixture.pilot(
+            tilt.detail, tilt, point.noise_multiplier, point.epsilon, samples, key
+        )
+
+    def at(self, tilt: Tilt, point: Point) -> Tilt:
+        _alone(point)
+        direction: SampledDirection = "remove" if tilt.kind == "counts" else "add"
+        found = count_mixture.tilt(
+            tilt.detail, direction, tilt.order, point.noise_multiplier, point.epsilon
+        )
+        return found._replace(detail=tilt.detail)
+
+    def bound(self, tilt: Tilt, point: Point, bet: int, trial: Trial) -> UpperBound:
+        _alone(point)
+        return count_mixture.bound(
+            tilt.detail, tilt, point.noise_multiplier, point.epsilon, bet, trial
+        )
+
+    def frozen(
+        self, noise_multiplier: float, epsilon: float, samples: int, key: jax.Array
+    ) -> FrozenGroup:
+        return FrozenGroup(self, noise_multiplier, epsilon, samples, key)
+
+    def free_bounds(self) -> Sequence[FreeBound]:
+        return (Unamplified(self.sensitivity),)
+
+
+class FrozenGroup:
+    """log δ̂ with the same random numbers at every σ, its proposals placed at one.
+
+    Args:
+      loss: the group's.
+      noise_multiplier: σ at which the proposals are placed.
+      epsilon: ε of the estimate.
+      samples: of each evaluation.
+      key: randomness.
+    """
+
+    def __init__(
+        self, loss: GroupLoss, noise_multiplier: float, epsilon: float, samples: int, key: jax.Array
+    ) -> None:
+        self.samples, self._loss, self._epsilon, self._key = samples, loss, epsilon, key
+        self._tilts = {
+            direction: loss.least(direction, Point(noise_multiplier, epsilon))
+            for direction in DIRECTIONS
+        }
+
+    def evaluate(self, log_sigma: float) -> LogDelta:
+        """The remove direction."""
+        here = self._pilot("remove", log_sigma, self.samples)
+        below, ahead = (self._pilot("remove", log_sigma + step, _GLANCE) for step in (0.0, _SLOPE))
+        slope = (ahead.log_mean - below.log_mean) / _SLOPE
+        if not math.isfinite(slope):
+            return LogDelta(here.log_mean, -math.inf, math.inf)
+        return LogDelta(here.log_mean, slope, here.deviation / math.sqrt(here.samples))
+
+    def log_delta_add(self, log_sigma: float) -> float:
+        """The add direction; its ceiling, where that is far below what could matter."""
+        return self._pilot("add", log_sigma, self.samples).log_mean
+
+    def _pilot(self, direction: SampledDirection, log_sigma: float, samples: int) -> Pilot:
+        point = Point(math.exp(log_sigma), self._epsilon)
+        tilt = self._loss.at(self._tilts[direction], point)
+        return self._loss.pilot(tilt, point, samples, self._key)
+
+
+class GroupUnits(OneUnit):
+    """A group, estimated, verified and released as one unit is."""
+
+    estimator = "balls-in-bins, groups by their bin counts, importance sampling"
+    most_slack = 0.25  # what holds otherwise, the whole profile or no amplification, costs more
+
+    def __init__(self, loss: GroupLoss, samples: int | None = None) -> None:
+        super().__init__(loss, samples, calibrate_samples=CALIBRATE_SAMPLES)
+        of = "exact mixture" if loss.exact else "mixture and a Gaussian release of what overlaps"
+        self.method = f"balls-in-bins, groups by their bin counts: {of}, estimate-verify-release"
+
+
+def _alone(point: Point) -> None:
+    if not isinstance(point.payoff, Hinge):
+        raise _check.reject(
+            "payoff", type(point.payoff).__name__, "groups are not accounted with companions"
+        )

@@ -1,0 +1,163 @@
+"""Groups under balls-in-bins: values with a proven ceiling, against oracles and exact limits."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import special
+
+from mfopt._float64 import float64
+from mfopt.accounting import Mechanism, account
+from mfopt.accounting.closed_form import gaussian
+from mfopt.accounting.loss_distribution.allocation import AllocationProfile
+from mfopt.accounting.monte_carlo import _chunks, bin_counts, count_mixture, group
+from mfopt.accounting.monte_carlo.bin_counts import Counts
+from mfopt.accounting.monte_carlo.count_mixture import CountPair, Hockey
+from mfopt.accounting.monte_carlo.evidence import Trial
+from mfopt.sampling import BallsInBins
+from mfopt.strategies import Dense, Identity
+
+KEY = _chunks.seed_key(5)
+PAIR = CountPair(8, 3, 4.0)
+
+
+@float64
+def test_the_loss_is_the_coefficient_of_the_polynomial() -> None:
+    a = 0.8 * np.random.default_rng(1).standard_normal((20, 8))
+    mine = count_mixture.loss(a, PAIR, 2.5)
+    oracle = bin_counts.log_ratio(a, 4.0 / 2.5**2, 3)
+    np.testing.assert_allclose(mine, oracle, rtol=1e-12, atol=1e-12)
+
+
+def test_the_chance_of_a_total_lies_below_its_bound() -> None:
+    """(4): q <= e^-s I0(s), with q = R/(c Π F) from the exact coefficient."""
+    rng = np.random.default_rng(2)
+    base, root = count_mixture._base(PAIR, 1.3)
+    for scale in (0.3, 2.0, 6.0):
+        # around where the mean total is K
+        z = 0.5 * root + 0.4 + scale * rng.standard_normal((50, PAIR.bins))
+        level, spread = count_mixture._one_bin(base, root, z.ravel())
+        level, spread = (part.reshape(z.shape).sum(axis=1) for part in (level, spread))
+        ratio = bin_counts.log_ratio(root * z, root**2, 3)
+        log_q = ratio - count_mixture._log_constant(PAIR) - level
+        bound = np.log(special.i0e(spread))
+        assert np.all(log_q <= bound + 1e-12)
+        assert not np.all(log_q <= bound - 0.5)  # and it says something
+
+
+@pytest.mark.parametrize("order", [0.5, 1.0, 2.0])
+def test_any_order_has_the_mean_of_the_exact_mixture(order: float) -> None:
+    sigma, epsilon = 3.0, 1.0
+    exact = Counts(8, 3, 4.0 / sigma**2).estimate(epsilon, samples=2**16, seed=3)
+    tilt = count_mixture.tilt(PAIR, "remove", order, sigma, epsilon)
+    seen = count_mixture.pilot(PAIR, tilt, sigma, epsilon, 2**15, KEY)
+    error = math.hypot(seen.deviation / math.sqrt(seen.samples), 1e-12)
+    error = math.hypot(error, exact.standard_error / exact.value)
+    assert abs(seen.log_mean - math.log(exact.value)) < 4 * error
+    # the control: 5% more noise is seen
+    other = Counts(8, 3, 4.0 / (1.05 * sigma) ** 2).estimate(epsilon, samples=2**16, seed=3)
+    if order == 2.0:
+        assert abs(seen.log_mean - math.log(other.value)) > 4 * error
+
+
+def test_the_add_direction_too() -> None:
+    sigma, epsilon = 3.0, 1.0
+    exact = Counts(8, 3, 4.0 / sigma**2).estimate(epsilon, direction="add", samples=2**16, seed=3)
+    tilt = count_mixture.least(PAIR, "add", sigma, epsilon)
+    seen = count_mixture.pilot(PAIR, tilt, sigma, epsilon, 2**15, KEY)
+    error = seen.deviation / math.sqrt(seen.samples) + exact.standard_error / exact.value
+    assert abs(seen.log_mean - math.log(exact.value)) < 4 * error
+    assert seen.log_mean <= tilt.log_ceiling
+
+
+def test_one_unit_is_the_sum_of_lognormals() -> None:
+    pair, sigma, epsilon = CountPair(8, 1, 4.0), 2.0, 1.0
+    exact = math.exp(AllocationProfile(8, 4.0 / sigma**2).log_delta(epsilon, "remove"))
+    tilt = count_mixture.least(pair, "remove", sigma, epsilon)
+    seen = count_mixture.pilot(pair, tilt, sigma, epsilon, 2**15, KEY)
+    assert abs(math.exp(seen.log_mean) / exact - 1) < 4 * seen.deviation / math.sqrt(seen.samples)
+    bet, _ = seen.expected(2**15, 1e-6)
+    bound = count_mixture.bound(
+        pair, tilt, sigma, epsilon, bet, Trial(2**15, 1e-6, _chunks.seed_key(6))
+    )
+    assert exact <= bound.value < 1.2 * exact
+
+
+def test_beside_a_gaussian_release() -> None:
+    """Modes that hardly move leave the release alone; its own shift does what a Gaussian's does."""
+    pair = CountPair(8, 3, 1e-6, 1.0)
+    tilt = count_mixture.least(pair, "remove", 1.0, 1.0)
+    seen = count_mixture.pilot(pair, tilt, 1.0, 1.0, 4096, KEY)
+    alone = gaussian.log_delta(1.0, 1.0)
+    assert abs(seen.log_mean - alone) < 4e-3
+    assert seen.log_mean <= tilt.log_ceiling
+    for t in (-2.0, 0.5, 3.0):
+        value = float(float64(Hockey(0.7).log_value)(t))
+        expected = special.ndtr(0.35 - t / 0.7) - math.exp(t) * special.ndtr(-0.35 - t / 0.7)
+        assert math.log(expected) <= value < math.log(expected) + 1e-8
+        assert 1.5 * t + value <= Hockey(0.7).log_peak(1.5)
+
+
+def test_a_split_lies_above_the_gram_matrix() -> None:
+    modes = np.abs(np.random.default_rng(4).standard_normal((12, 6)))
+    gram = modes.T @ modes
+    values, vectors = np.linalg.eigh(gram)
+    for d, shift in group.splits(gram, 3):
+        # each d is rounded up by this much: rounding cannot undo the inequality
+        unrounded = d - 2 * group._ROUNDING * values[-1]
+        positive = (vectors * np.maximum(values - unrounded, 0)) @ vectors.T
+        above = d * np.eye(6) + positive - gram
+        assert np.linalg.eigvalsh(above)[0] >= 0
+        assert 3 * math.sqrt(positive.diagonal().max()) <= shift + 1e-12
+
+
+@pytest.fixture(scope="module")
+def overlapping() -> tuple[np.ndarray, Dense]:
+    """C of 4 bins × 2 epochs, whose modes overlap."""
+    column = 0.6 ** np.arange(8)
+    c = np.array([[column[i - j] if i >= j else 0.0 for j in range(8)] for i in range(8)])
+    return c, Dense(c)
+
+
+def test_any_c_against_the_whole_mixture(overlapping: tuple[np.ndarray, Dense]) -> None:
+    """δ by enumerating the b^K ways to fall, sampled plainly in n dimensions."""
+    c, strategy = overlapping
+    sigma, epsilon = 4.0, 1.0
+    found = account(
+        Mechanism(BallsInBins(4, 2), strategy, group_size=2),
+        noise_multiplier=sigma,
+        epsilon=epsilon,
+        seed=7,
+        samples=2**13,
+    )
+    modes = np.stack([c[:, i] + c[:, i + 4] for i in range(4)])
+    sums = np.array([modes[i] + modes[j] for i, j in itertools.product(range(4), repeat=2)])
+    rng = np.random.default_rng(8)
+    x = sums[rng.integers(16, size=200_000)] + sigma * rng.standard_normal((200_000, 8))
+    exponents = (x @ sums.T - np.sum(sums**2, axis=1) / 2) / sigma**2
+    loss = special.logsumexp(exponents, axis=1) - math.log(16)
+    values = np.maximum(-np.expm1(epsilon - loss), 0.0)
+    truth, error = values.mean(), values.std() / math.sqrt(values.size)
+    assert truth - 4 * error < found.delta < 2 * truth
+    assert found.status == "certified" and "bin counts" in found.method
+
+
+def test_groups_of_independent_noise_are_near_the_exact_mixture() -> None:
+    """σ for (ε, δ): above the exact mixture's, and near it, where the profile's bound is not."""
+    found = account(
+        Mechanism(BallsInBins(8, 4), Identity(), group_size=3),
+        epsilon=2.0,
+        delta=1e-5,
+        seed=9,
+        samples=2**16,
+    )
+    sigma = found.noise_multiplier
+    below, here = (
+        Counts(8, 3, 4.0 / s**2).estimate(2.0, samples=2**15, seed=1) for s in (0.9 * sigma, sigma)
+    )
+    assert here.value - 4 * here.standard_error < 1e-5 < below.value + 4 * below.standard_error
+    assert "bin counts" in found.method and len(found.details["least_of"]) == 3
+    assert found.group_size == 3 and found.failure_probability == pytest.approx(1e-8)
