@@ -51,21 +51,21 @@ def test_the_chance_of_a_total_lies_below_its_bound() -> None:
 @pytest.mark.parametrize("order", [0.5, 1.0, 2.0])
 def test_any_order_has_the_mean_of_the_exact_mixture(order: float) -> None:
     sigma, epsilon = 3.0, 1.0
-    exact = Counts(8, 3, 4.0 / sigma**2).estimate(epsilon, samples=2**16, seed=3)
+    exact = Counts(8, 3, 4.0 / sigma**2).estimate(epsilon, samples=2**14, seed=3)
     tilt = count_mixture.tilt(PAIR, "remove", order, sigma, epsilon)
     seen = count_mixture.pilot(PAIR, tilt, sigma, epsilon, 2**15, KEY)
     error = math.hypot(seen.deviation / math.sqrt(seen.samples), 1e-12)
     error = math.hypot(error, exact.standard_error / exact.value)
     assert abs(seen.log_mean - math.log(exact.value)) < 4 * error
     # the control: 5% more noise is seen
-    other = Counts(8, 3, 4.0 / (1.05 * sigma) ** 2).estimate(epsilon, samples=2**16, seed=3)
+    other = Counts(8, 3, 4.0 / (1.05 * sigma) ** 2).estimate(epsilon, samples=2**14, seed=3)
     if order == 2.0:
         assert abs(seen.log_mean - math.log(other.value)) > 4 * error
 
 
 def test_the_add_direction_too() -> None:
     sigma, epsilon = 3.0, 1.0
-    exact = Counts(8, 3, 4.0 / sigma**2).estimate(epsilon, direction="add", samples=2**16, seed=3)
+    exact = Counts(8, 3, 4.0 / sigma**2).estimate(epsilon, direction="add", samples=2**14, seed=3)
     tilt = count_mixture.least(PAIR, "add", sigma, epsilon)
     seen = count_mixture.pilot(PAIR, tilt, sigma, epsilon, 2**15, KEY)
     error = seen.deviation / math.sqrt(seen.samples) + exact.standard_error / exact.value
@@ -152,12 +152,12 @@ def test_groups_of_independent_noise_are_near_the_exact_mixture() -> None:
         epsilon=2.0,
         delta=1e-5,
         seed=9,
-        samples=2**16,
+        samples=2**14,
     )
     sigma = found.noise_multiplier
     below, here = (
         Counts(8, 3, 4.0 / s**2).estimate(2.0, samples=2**15, seed=1) for s in (0.9 * sigma, sigma)
     )
     assert here.value - 4 * here.standard_error < 1e-5 < below.value + 4 * below.standard_error
-    assert "bin counts" in found.method and len(found.details["least_of"]) == 3
-    assert found.group_size == 3 and found.failure_probability == pytest.approx(1e-8)
+    # all three are asked; which is the least differs from case to case
+    assert found.group_size == 3 and len(found.details["least_of"]) == 3
