@@ -156,7 +156,7 @@ CASES = {
         Mechanism(BallsInBins(16, 4), group_size=3),
         4.0,
         Mechanism(BallsInBins(16, 6), group_size=3),
-        "certified",
+        "bound",
         mode_projection,
         tolerance=6e-2,
     ),
