@@ -452,7 +452,7 @@ def _remove(key: jax.Array, size: int, tables: _Tables, epsilon: jax.Array, payo
         share = start + (ndtr(sign * high) - start) * uniform[2]
         z = sign * jax.scipy.special.ndtri(jnp.clip(share, 1e-300, 1 - 2.0**-53))
         z = jnp.clip(z, low, high) + root * n
-        polynomial, log_f, w = _times(polynomial, root * z, tables.base)
+        polynomial, log_f, w = _times(polynomial, root * z, jnp.asarray(tables.base))
         level = level + jnp.minimum(log_f, _PART)
         return left - n, log_weight - tables.log_g[cell], level, spread + w, polynomial
 

@@ -81,13 +81,20 @@ class GroupLoss(SampledLoss):
     Attributes:
       bins, group_size: b and K.
       parts: (d, shift) of the splits to choose from.
-      sensitivity: K times the largest mode norm.
+      largest: K times the largest mode norm.
     """
 
     bins: int
     group_size: int
     parts: tuple[tuple[float, float], ...]
-    sensitivity: float
+    largest: float
+
+    name = "balls-in-bins"
+    estimator = "groups by their bin counts, importance sampling"
+
+    @property
+    def sensitivity(self) -> float:
+        return self.largest
 
     @classmethod
     def of(cls, gram: np.ndarray, group_size: int) -> GroupLoss:
@@ -245,7 +252,6 @@ class FrozenGroup:
 class GroupUnits(OneUnit):
     """A group, estimated, verified and released as one unit is."""
 
-    estimator = "balls-in-bins, groups by their bin counts, importance sampling"
     most_slack = 0.25  # what holds otherwise, the whole profile or no amplification, costs more
 
     def __init__(self, loss: GroupLoss, samples: int | None = None) -> None:
