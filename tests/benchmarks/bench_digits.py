@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from mfopt_cli.benchmarks import Parser, count, listed
 
-RATES = (0.25, 0.5, 1.0, 2.0)
+RATES = (0.0625, 0.125, 0.25, 0.5)
 EPOCHS, BINS, DELTA, CLIP = 8, 32, 1e-5, 1.0
 FILES = Path(__file__).resolve().parents[2] / "artifacts" / "factorizations"
 
