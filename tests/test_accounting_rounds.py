@@ -145,6 +145,14 @@ def test_a_lost_tail_is_counted():
     assert with_tail.infinite > 1e-4
 
 
+def test_sensitivities_that_are_left_out_count_as_infinite_losses():
+    mixture, log_tail = Mixture.binomial(30, 0.1), math.log(1e-6)
+    _, lost = mixture.cut(log_tail)
+    part = mixture.discretize(1.0, 0.01, 0.01, log_tail)
+    assert 1e-8 < lost < 1e-6 and part.infinite >= lost
+    assert part.mass.sum() + part.infinite == pytest.approx(1, abs=1e-3 * lost)
+
+
 def test_what_the_window_loses_and_infinite_losses_are_added():
     part = Mixture.binomial(1, 0.1).discretize(1.0, 0.01, 0.01, -60.0)
     composition = Composition(((part, 10),))
