@@ -35,9 +35,7 @@ def test_every_script_is_listed_and_short():
 def factorizations():
     """(the optimized one, independent noise at its ε and δ under its sampling)."""
     optimized = mfopt.load(FILE)
-    stated = account.account(
-        Mechanism(optimized.sampling), epsilon=optimized.guarantee.epsilon, delta=1e-5
-    )
+    stated = account(Mechanism(optimized.sampling), epsilon=optimized.guarantee.epsilon, delta=1e-5)
     sigma = stated.noise_multiplier
     return optimized, Factorization(
         Identity(), sigma, optimized.sampling, optimized.workload, stated
