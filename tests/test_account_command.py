@@ -2,8 +2,10 @@
 
 import json
 
+import click
 import pytest
 from mfopt_cli.main import main
+from mfopt_cli.sweeps import Sweep
 
 from mfopt.accounting import Mechanism, account
 from mfopt.sampling import BallsInBins, CyclicPoisson, FixedBatch, Poisson
@@ -224,3 +226,13 @@ def test_fedavg_needs_a_round_also_where_delta_is_sought():
                 ]
             )
         assert stopped.value.code == 2
+
+
+def test_ranges_have_both_ends_and_may_be_geometric():
+    assert Sweep(int).convert("1:10:4", None, None) == (1, 5, 9, 10)
+    assert Sweep(float).convert("0.5:2:0.5", None, None) == (0.5, 1.0, 1.5, 2.0)
+    found = Sweep(float).convert("1e-9:1e-5:x10", None, None)
+    assert found == pytest.approx([1e-9, 1e-8, 1e-7, 1e-6, 1e-5]) and found[-1] == 1e-5
+    for wrong in ("1e-9:1e-5", "3:1", "1:2:x1", "0:1:x2", "1:2:0"):
+        with pytest.raises(click.BadParameter):
+            Sweep(float).convert(wrong, None, None)

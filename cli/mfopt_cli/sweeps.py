@@ -1,4 +1,4 @@
-"""Arguments that may be swept: ``1:64``, ``1:64:9``, ``0.5:8:0.5``, ``1,2,4,8`` or one value."""
+"""Arguments that may be swept: ``1:64``, ``0.5:8:0.5``, ``1e-9:1e-5:x10``, ``1,2,4`` or one value."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ _MOST = 10_000
 
 
 class Sweep(click.ParamType):  # type: ignore[type-arg]  # no runtime argument in click 8.1
-    """A number, a range ``first:last[:step]`` (both ends included) or a list ``a,b,c``.
+    """A number, a range ``first:last[:step]`` or a list ``a,b,c``.
+
+    A range includes both its ends; a step ``xF`` multiplies by F.
 
     Converts to a tuple of values; an option that was not given stays None.
     """
@@ -35,7 +37,7 @@ class Sweep(click.ParamType):  # type: ignore[type-arg]  # no runtime argument i
             return (value,)
         try:
             if ":" in value:
-                return self._range([self._number(part) for part in value.split(":")])
+                return self._range(value.split(":"))
             return tuple(self._number(part) for part in value.split(","))
         except ValueError as problem:
             self.fail(f"{value!r}: {problem}", param, ctx)
@@ -43,17 +45,28 @@ class Sweep(click.ParamType):  # type: ignore[type-arg]  # no runtime argument i
     def _number(self, text: str) -> Any:
         return options.whole(text) if self.kind is int else float(text)
 
-    def _range(self, parts: list[Any]) -> tuple[Any, ...]:
+    def _range(self, parts: list[str]) -> tuple[Any, ...]:
         if len(parts) not in (2, 3):
-            raise ValueError("a range is FIRST:LAST or FIRST:LAST:STEP")
-        first, last = parts[0], parts[1]
-        step = parts[2] if len(parts) == 3 else 1
+            raise ValueError("a range is FIRST:LAST, FIRST:LAST:STEP or FIRST:LAST:xFACTOR")
+        first, last = self._number(parts[0]), self._number(parts[1])
+        by = parts[2] if len(parts) == 3 else "1"
+        factor = float(by[1:]) if by.startswith("x") else None
+        step = self._number(by) if factor is None else 1
         if not (math.isfinite(first) and math.isfinite(last) and step > 0 and last >= first):
             raise ValueError("a range needs FIRST <= LAST and STEP > 0")
-        count = math.floor((last - first) / step * (1 + 1e-12)) + 1
-        if count > _MOST:
-            raise ValueError(f"{count} values; a sweep has at most {_MOST}")
-        return tuple(first + i * step for i in range(count))
+        if factor is not None:
+            if not (first > 0 and 1 < factor < math.inf):
+                raise ValueError("xFACTOR needs FIRST > 0 and FACTOR > 1")
+            width = math.log(last / first) / math.log(factor)
+        else:
+            width = (last - first) / step
+        if len(parts) == 2 and 0 < width < 1:
+            raise ValueError("the step 1 leaves only the ends: say FIRST:LAST:STEP or :xFACTOR")
+        if width >= _MOST:
+            raise ValueError(f"{math.floor(width) + 1} values; a sweep has at most {_MOST}")
+        steps = range(math.ceil(width * (1 - 1e-12)))
+        inner = (first + i * step if factor is None else first * factor**i for i in steps)
+        return *(self.kind(value) for value in inner), last
 
 
 def option(name: str, kind: type[int] | type[float], text: str, **more: Any) -> Callable[..., Any]:

@@ -266,6 +266,11 @@ def els(plot: Path | None, force: bool, as_json: bool, quiet: bool, **arguments:
 
     def make(row: Row) -> Any:
         scheme = Poisson(probability(row), iterations(row))
+        if row["population"] is not None and row["group_size"] > row["population"]:
+            raise click.UsageError(
+                f"--group-size {row['group_size']} is above --population {row['population']}: "
+                "a user's examples are among the population's"
+            )
         return Mechanism(scheme, group_size=row["group_size"])
 
     answers.run(arguments, lambda row: analysed(make(row), row), "ELS", plot, force, as_json, quiet)
