@@ -1,4 +1,4 @@
-"""Arguments that may be swept: ``1:64``, ``0.5:8:0.5``, ``1e-9:1e-5:x10``, ``1,2,4`` or one value."""
+"""Arguments that may be swept: ``1:64``, ``0.5:8:0.5``, ``1e-9:1e-5:x10``, ``1,2,4``, one value."""
 
 from __future__ import annotations
 
