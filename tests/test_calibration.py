@@ -21,6 +21,7 @@ from mfopt.accounting.monte_carlo import (
     _chunks,
     balls_in_bins,
     dominating_pair,
+    evidence,
     protocol,
     sampled,
     tilted,
@@ -288,21 +289,22 @@ def test_every_stage_tells_how_far_it_is(pair):
 def test_a_plan_made_elsewhere_is_taken_to_the_ceiling_of_this_sigma(pair, monkeypatch):
     seen = []
 
-    def watch(pair, sigma, epsilon, tilt, **options):
-        seen.append((sigma, tilt))
-        return original(pair, sigma, epsilon, tilt, **options)
+    def watch(pair, tilt, point, samples, key):
+        seen.append((tilt, point))
+        return original(pair, tilt, point, samples, key)
 
-    original = tilted.bound
-    monkeypatch.setattr(tilted, "bound", watch)
+    original = tilted.total
+    monkeypatch.setattr(tilted, "total", watch)
     model = sampled.OneUnit(protocol.loss_of(pair))
-    key = _chunks.seed_key(0)
+    trial = evidence.Trial(4096, 1e-8, _chunks.seed_key(0))
     with jax.enable_x64(True):
-        plan = model.pilot(2.0, 1.0, 4096, 1e-8, key)
+        plan = model.pilot(2.0, 1.0, trial)
+        seen.clear()
         for sigma in (1.9, 2.1):
-            model.bounds(sigma, 1.0, plan, 4096, 1e-8, key)
-    assert {sigma for sigma, _ in seen} == {1.9, 2.1}
-    for sigma, tilt in seen:
-        proven = tilted.tilt(tilt.kind, tilt.order, pair, sigma, 1.0)
+            model.bounds(sigma, 1.0, plan, trial)
+    assert {point.noise_multiplier for _, point in seen} == {1.9, 2.1}
+    for tilt, point in seen:
+        proven = tilted.tilt(tilt.kind, tilt.order, pair, point)
         assert tilt.log_ceiling == pytest.approx(proven.log_ceiling, rel=1e-12)
 
 
