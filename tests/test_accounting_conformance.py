@@ -189,7 +189,7 @@ SLOW = {"fresh bins", "balls in bins, C = I, group of 3"}
 everyone = pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, id=name, marks=[pytest.mark.ci] * (name in SLOW))
+        pytest.param(case, id=name, marks=[pytest.mark.release] * (name in SLOW))
         for name, case in CASES.items()
     ],
 )

@@ -397,7 +397,7 @@ def test_one_sigma_from_every_command(kind, tmp_path):
         (100.0, 1e-5),
         (1000.0, 1e-5),
         (2.0, 0.99),
-        (2.0, 1e-50),
+        pytest.param(2.0, 1e-50, marks=pytest.mark.release),
         (2.0, 1e-100),
         (0.01, 1e-9),
         (1e-3, 1e-5),
@@ -411,10 +411,6 @@ def test_no_sigma_is_absurd(epsilon, delta):
     pair = dominating_pair.exact(S.SquareRoot(), scheme)
     norm = math.sqrt(np.max(np.diagonal(pair.gram)))
     plain = norm / gaussian.largest_mu(epsilon, delta)
-    if delta == 1e-50:  # a reason is an answer too
-        with pytest.raises(FailureError, match="not certified"):
-            release(pair, epsilon, delta, seed=1)
-        return
     certificate, _ = release(pair, epsilon, delta, seed=1)
     assert certificate.noise_multiplier <= plain * (1 + 1e-9)
     # one bin is met with probability 1/4: H >= (H of its mode at ε + log 4)/4

@@ -77,7 +77,7 @@ def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # of Opacus
-@pytest.mark.ci
+@pytest.mark.release
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in PLAIN], ids=str)
 def test_the_slow_blocks_run_too(page, tmp_path, monkeypatch):
     run_page(page, tmp_path, monkeypatch, slow=True)

@@ -59,7 +59,7 @@ def test_privacy_unit_filter_needs_concentration(context: Context) -> None:
         assert filtered[0.01] < curve[0.01]
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_moments_table_agrees_with_the_printed_one(context: Context) -> None:
     drawing = figures.FIGURES["fedavg-table-1"].build(context)
     rows = list(csv.DictReader((drawing.csv or "").splitlines()))

@@ -42,7 +42,7 @@ def factorizations():
     )
 
 
-@pytest.mark.ci
+@pytest.mark.release
 @pytest.mark.parametrize("name", SCRIPTS)
 @pytest.mark.filterwarnings("ignore")  # of other people's packages
 def test_a_script_reaches_the_accuracy_of_independent_noise(name, monkeypatch):

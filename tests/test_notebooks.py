@@ -24,7 +24,7 @@ def test_the_notebooks_are_there() -> None:
     }
 
 
-@pytest.mark.ci
+@pytest.mark.release
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")

@@ -24,7 +24,7 @@ EXAMPLES = {
 }
 SCHEME, _ = EXAMPLES["BallsInBins"]
 REGISTERED = [
-    pytest.param(cls, id=cls.__name__, marks=[pytest.mark.ci] * (cls.__name__ == "FreshBins"))
+    pytest.param(cls, id=cls.__name__, marks=[pytest.mark.release] * (cls.__name__ == "FreshBins"))
     for cls in law.registry
     if cls is not object
 ]

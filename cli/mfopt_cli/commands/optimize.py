@@ -147,7 +147,7 @@ def command(
     \b
     Example:
       mfopt optimize --epochs 16 --iters 128 --eps 2
-      mfopt optimize --epochs 16 --iters 128 --eps 1 --sampling fresh-bins --bands 8
+      mfopt optimize --epochs 4 --iters 64 --eps 1 --sampling fresh-bins --bands 8
     """
     started = time.perf_counter()
     from mfopt import _check
