@@ -247,7 +247,9 @@ def test_every_accountant_of_the_project_has_a_case():
 def test_never_below_a_lower_bound_in_closed_form(case):
     means, weights = case.projection(case.mechanism)
     for epsilon in (0.3, 1.0, 2.5):
-        found = account(case.mechanism, noise_multiplier=case.sigma, epsilon=epsilon, **case.options)
+        found = account(
+            case.mechanism, noise_multiplier=case.sigma, epsilon=epsilon, **case.options
+        )
         assert found.delta >= lower_bound(means, weights, case.sigma, epsilon) * (1 - 1e-6)
     if case.mechanism.sampling.kind == "fixed-order":
         # control: the lower bound is the truth here, so that a smaller claim would be seen
