@@ -45,6 +45,8 @@ GOOD: dict[str, str] = {
     "show": "FILE",
     "noise": "FILE --params 100 --repeats 1",
     "plot": "FILE --out NEW.png",
+    "report": "FILE --out NEW.html",
+    "verify": "TEXT",
     "bench": "no-such-benchmark",
     "compare": "--epochs 2 --iters 4 --eps 2 --include dpsgd+balls-in-bins --jobs 1 --cache CACHE",
     "figures": "--list",
@@ -60,6 +62,7 @@ GOOD: dict[str, str] = {
     "data stats": "CORPUS",
     "train": "--epochs 2 --iters 4 --eps 2 --delta 1e-5 --show-config",
     "audit": "FILE --canaries 64 --seed 1",
+    "generate": "FOLDER --texts 1",
 }
 NUMBERS = (
     "0",
