@@ -212,6 +212,7 @@ def test_best_size_and_improvement() -> None:
         comparison.improvements(rows, "tree")
 
 
+@pytest.mark.release
 def test_more_freedom_costs_no_error_under_amplification(cache: Cache) -> None:
     include = (
         "blt-2",

@@ -300,7 +300,7 @@ def test_command_line_refusals(tmp_path, capsys, monkeypatch, tokenizer, argumen
     assert run_cli(capsys, "data", "stats", "out")[0] == 2
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_command_line_builds_the_embedded_corpus(tmp_path, capsys):
     code, text, error = run_cli(
         capsys, "data", "build", tmp_path / "std", "--data", "stdlib", "--vocab-size", 512, "--json"

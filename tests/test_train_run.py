@@ -126,7 +126,7 @@ execute(prepare(settings, resume=True))
 """
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_a_run_killed_at_any_moment_goes_on_bit_for_bit(data, tmp_path, compiled):
     # seed pinned, so that the broken and the unbroken run can be compared
     changes = {
