@@ -294,10 +294,11 @@ def test_the_standard_library_has_the_promised_shape():
         part: Counter(item.user for item in source.read() if item.reason is None)
         for part, source in parts.items()
     }
-    # Sizes differ by Python version; the order of magnitude does not.
+    # Sizes differ by Python's version and by what a distribution packages apart (tkinter, say); the
+    # order of magnitude does not.
     assert 400 < len(users["all"]) < 700
     assert 10_000 < users["all"].total() < 18_000
-    assert max(users["all"].values()) > 400
+    assert max(users["all"].values()) > 200
     assert 5 <= sorted(users["all"].values())[len(users["all"]) // 2] <= 15
     assert users["private"] + users["public"] == users["all"]
     tops = [{user.split(".")[0] for user in users[part]} for part in ("private", "public")]
