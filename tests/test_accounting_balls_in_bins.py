@@ -134,7 +134,7 @@ def test_exact_mixture_estimate_against_plain_sampling_and_one_unit():
     assert abs(one.value - exact) < 4 * one.standard_error < 0.3 * exact
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_a_users_examples_bound_is_above_and_close_to_the_exact_mixture():
     mechanism = Mechanism(BallsInBins(32, 4), group_size=6)
     bound = account(mechanism, noise_multiplier=5.0, delta=1e-4, seed=2, samples=2**14)

@@ -52,6 +52,7 @@ def test_manifest_names_every_file_and_its_digest() -> None:
     assert present - listed == {"manifest.json", "README.md"}
 
 
+@pytest.mark.release
 def test_every_stored_factorization_loads_and_is_certified() -> None:
     paths = sorted((FOLDER / "factorizations").glob("*.npz"))
     assert paths
@@ -62,6 +63,7 @@ def test_every_stored_factorization_loads_and_is_certified() -> None:
         assert np.all(np.asarray(stored.strategy.modes(stored.sampling)) >= 0)
 
 
+@pytest.mark.release
 def test_a_small_one_is_rebuilt_within_monte_carlo_error(rebuilt: Path) -> None:
     old = mfopt.load(FOLDER / "factorizations" / f"{SMALL}.npz")
     new = mfopt.load(rebuilt / "factorizations" / f"{SMALL}.npz")

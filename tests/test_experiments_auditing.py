@@ -2,11 +2,14 @@
 
 import csv
 
+import pytest
+
 from mfopt.experiments import auditing
 from mfopt.experiments.auditing import NOISE, NORM, TrainerAudit
 from mfopt.experiments.cache import Cache
 
 
+@pytest.mark.release
 def test_faults_are_caught_and_a_whole_trainer_passes(tmp_path):
     setting = TrainerAudit(
         bins=2,

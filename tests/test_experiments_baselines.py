@@ -37,6 +37,7 @@ def test_dense_multi_epoch_optimum() -> None:
     assert scored(np.eye(N)) > theirs * 1.05
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("bands", [2, 8])
 def test_banded_optimum(bands: int) -> None:
     from jax_privacy.matrix_factorization import banded

@@ -2,6 +2,7 @@
 
 import csv
 
+import numpy as np
 import pytest
 from train_fixtures import synthetic_store
 from train_oracles import write_store
@@ -9,6 +10,7 @@ from train_oracles import write_store
 from mfopt.experiments import training
 from mfopt.experiments.cache import Cache
 from mfopt.experiments.training import CHOSEN_ON, REPORTED, Run, TrainingComparison
+from mfopt.training.data.store import TokenStore
 
 
 def made_up(strategy, rate, seed, records, users):
@@ -44,9 +46,13 @@ def test_learning_rates_are_chosen_on_records_and_losses_reported_on_users():
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
-    sizes = {"train": 16, "held-out-users": 5, "held-out-records": 6, "public": 9}
+    sizes = {"train": 16, "held-out-users": 5, "held-out-records": 6}
     for seed, (part, users) in enumerate(sizes.items()):
         write_store(synthetic_store(num_users=users, seed=seed), folder / part)
+    # walks on one ring are alike, and would be taken for copies of private text
+    texts = np.random.default_rng(9).integers(0, 32, (9, 4, 12))
+    public = TokenStore.from_records(list(map(list, texts)), vocab_size=32, public=True)
+    write_store(public, folder / "public")
     return folder
 
 

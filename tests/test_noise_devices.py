@@ -172,12 +172,13 @@ def finish(process):
     return json.loads(output.splitlines()[-1])
 
 
+@pytest.mark.release
 def test_eight_devices_make_the_noise_of_one_without_communication(tmp_path):
     result = finish(start(EIGHT_DEVICES, 8, tmp_path / "state.npz"))
     assert result == {"done": 7 + 4}
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_two_processes_make_the_noise_of_one(tmp_path):
     with socket.socket() as probe:
         probe.bind(("localhost", 0))

@@ -103,6 +103,7 @@ def well_conditioned(n):
     return {example.kind: example for example in examples}
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_stream_equals_dense_inverse_in_a_scan_of_2048_steps(kind):
     n = 2048

@@ -141,7 +141,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.ci
+@pytest.mark.release
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_law_is_refused(name):
     cls, match = BROKEN[name]

@@ -135,6 +135,7 @@ def test_step_limit_of_tangents_is_kept():
     assert len(trace.history) == 3 and trace.status == "step limit 3 reached"
 
 
+@pytest.mark.release
 def test_time_scaling_pays_and_every_kind_of_it_is_found():
     options = {"samples": 2048, "seed": 5, "bands": 3, "buffers": 2}
     plain = optimize.optimize(SCHEME, 2.0, 1e-4, strategy="blt", **options)

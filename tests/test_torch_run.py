@@ -411,7 +411,7 @@ def test_a_fixed_batch_run_is_refused():
     assert Identity() is not None
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_two_processes_make_the_step_of_one(tmp_path):
     pytest.importorskip("opacus")
     child = Path(__file__).parent / "torch_two_processes.py"

@@ -45,6 +45,7 @@ def test_a_run_goes_on_with_no_other_data_than_it_began_with(data, tmp_path):  #
     assert execute(prepare(settings, resume=True))["steps"] == 2
 
 
+@pytest.mark.release
 def test_frozen_weights_are_part_of_what_a_run_began_with(data, tmp_path):  # noqa: F811
     first = settings_for(data, tmp_path / "first", steps=1)
     execute(prepare(first))

@@ -69,6 +69,7 @@ def alone(tmp_path_factory):
     return folder
 
 
+@pytest.mark.release
 def test_data_parallel_devices_give_the_same_run(alone):
     (facts,) = finish(train(alone, "four.npz", devices=4, model_parallel=1))
     assert facts == {"devices": 4, "kernel_shards": 1}
@@ -86,7 +87,7 @@ def test_the_comparison_would_notice_another_run(alone):
         assert_same(alone / "noisy.npz", alone / "quiet.npz")
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_two_processes_train_together_by_the_command_line(tmp_path):
     write_store(synthetic_store(num_users=16, empty_users=(3,)), tmp_path / "data" / "train")
     write_store(synthetic_store(num_users=5, seed=1), tmp_path / "data" / "held-out-users")

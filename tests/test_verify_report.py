@@ -70,6 +70,7 @@ def test_an_honest_report_holds_and_a_better_one_does_not(data, tmp_path, change
         assert not verification.verify(facts | lie).holds, lie
 
 
+@pytest.mark.release
 def test_a_certified_file_is_proved_again(data, tmp_path):  # noqa: F811
     changes = {"factorization": str(FILE), "sampling": "", "epsilon": 0.0, "delta": 0.0}
     facts = report_of(data, tmp_path / "run", **changes)
