@@ -242,6 +242,25 @@ def test_help_lists_every_command_without_importing_jax():
         assert f"\n  {name} " in done.stdout
 
 
+def test_show_imports_only_what_a_file_takes(made):
+    slow = (
+        "scipy.stats",
+        "scipy.optimize",
+        "optax",
+        "matplotlib",
+        "flax",
+        "orbax",
+        "mfopt.optimize",
+    )
+    program = (
+        "import sys; from mfopt_cli.main import main\n"
+        f"main(['show', {str(made[0])!r}])\n"
+        f"print('\\n', [name for name in {slow!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1].strip() == "[]"
+
+
 @pytest.mark.parametrize("name", CORE)
 def test_help_fits_80_columns_and_has_an_example(name):
     result = CliRunner().invoke(cli, [name, "--help"], terminal_width=80, prog_name="mfopt")

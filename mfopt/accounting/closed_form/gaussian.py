@@ -12,7 +12,8 @@ import dataclasses
 import math
 
 import numpy as np
-from scipy import optimize, special
+import scipy
+from scipy import special
 
 from mfopt import _check
 
@@ -66,7 +67,7 @@ def epsilon(mu: float, delta: float) -> float:
     high = mu * mu / 2 + mu
     while log_delta(mu, high) > target:
         high *= 2
-    found = optimize.brentq(
+    found = scipy.optimize.brentq(
         lambda e: log_delta(mu, e) - target, 0.0, high, xtol=1e-300, rtol=1e-14, maxiter=500
     )
     return _private_side(float(found), 1e-14, lambda e: log_delta(mu, e) <= target)
@@ -80,7 +81,7 @@ def largest_mu(epsilon: float, delta: float) -> float:
         low, high = high, 2 * high
     while log_delta(low, epsilon) > target:
         low, high = low / 2, low
-    found = optimize.brentq(
+    found = scipy.optimize.brentq(
         lambda m: log_delta(m, epsilon) - target, low, high, xtol=1e-300, rtol=1e-14, maxiter=500
     )
     return _private_side(float(found), -1e-14, lambda m: log_delta(m, epsilon) <= target)

@@ -13,7 +13,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import fft, special
+import scipy
+from scipy import special
 
 from mfopt import _check
 from mfopt.accounting.loss_distribution.distribution import LARGEST_WINDOW, LossDistribution
@@ -81,7 +82,7 @@ class Composition(Tilting):
         low = max(self.chernoff(tilt, -1, self.step), lowest)
         start = math.floor((low - self.offset) / self.step)
         needed = math.ceil((high - self.offset) / self.step) - start + 1
-        size = fft.next_fast_len(max(needed, 16), real=True)
+        size = scipy.fft.next_fast_len(max(needed, 16), real=True)
         if size > LARGEST_WINDOW:
             raise _check.FailureError(
                 f"composing needs a window of {size} grid points of {self.step:.3g}; "
@@ -95,7 +96,7 @@ class Composition(Tilting):
             log_weight = tilt * part.losses + part.log_mass
             weight = np.exp(log_weight - special.logsumexp(log_weight))
             wrapped = np.bincount((part.index - part.index[0]) % size, weight, size)
-            spectrum *= _power(fft.rfft(wrapped, overwrite_x=True), count)
+            spectrum *= _power(scipy.fft.rfft(wrapped, overwrite_x=True), count)
             shift += int(part.index[0]) * count
             rounds += count
         # rounding of the transform and of the power, as an l1 distance of the tilted law
@@ -103,7 +104,7 @@ class Composition(Tilting):
         size_of = size_of[size_of > 0]
         power_norm = math.sqrt(2 * float(np.sum(size_of ** (2 - 2 / max(rounds, 1)))))
         rounding = 2 * _EPS * (rounds + 1) * (math.log2(size) + 4) * power_norm
-        law = fft.irfft(spectrum, size, overwrite_x=True)
+        law = scipy.fft.irfft(spectrum, size, overwrite_x=True)
         # law[k] is the mass of all losses step * (shift + k + m size); place them from start on
         law = np.roll(law, -((start - shift) % size))
         np.maximum(law, 0.0, out=law)

@@ -13,7 +13,7 @@ import math
 from typing import Literal
 
 import numpy as np
-from scipy import optimize
+import scipy
 
 from mfopt import _check
 from mfopt.accounting import solve
@@ -322,7 +322,7 @@ def smallest_epsilon(composed: ComposedLosses, log_delta: float) -> float:
         return low
     if composed.log_delta(high) > log_delta:
         return math.inf
-    found = optimize.brentq(
+    found = scipy.optimize.brentq(
         lambda e: max(composed.log_delta(e), -1e4) - log_delta, low, high, xtol=1e-13, rtol=1e-12
     )
     step = 1e-12

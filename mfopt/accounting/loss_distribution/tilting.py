@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
-from scipy import optimize, special
+import scipy
+from scipy import special
 
 # Tilted mass that may lie outside the FFT window on either side: e^-32 = 1e-14.
 LOG_WINDOW_TAIL = 32.0
@@ -135,4 +136,4 @@ def increasing_root(function: Callable[[float], float]) -> float:
         low, high = high, 4 * high
         if high > 1e12:
             return low
-    return float(optimize.brentq(function, low, high, xtol=1e-290, rtol=1e-2, maxiter=2000))
+    return float(scipy.optimize.brentq(function, low, high, xtol=1e-290, rtol=1e-2, maxiter=2000))

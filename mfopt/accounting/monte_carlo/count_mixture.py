@@ -69,7 +69,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import optimize, special, stats
+import scipy
+from scipy import special
 
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import _chunks
@@ -135,7 +136,7 @@ class CountPair(NamedTuple):
     @property
     def most(self) -> int:
         """J."""
-        law = stats.binom(self.group_size, 1 / self.bins)
+        law = scipy.stats.binom(self.group_size, 1 / self.bins)
         most = 1
         while most < self.group_size and self.bins * float(law.sf(most)) > _FAINT:
             most += 1
@@ -146,7 +147,10 @@ class CountPair(NamedTuple):
         """A bound on p."""
         if self.most >= self.group_size:
             return 0.0
-        return float(self.bins * stats.binom(self.group_size, 1 / self.bins).sf(self.most)) * 1.01
+        return (
+            float(self.bins * scipy.stats.binom(self.group_size, 1 / self.bins).sf(self.most))
+            * 1.01
+        )
 
     @property
     def work(self) -> int:
@@ -216,7 +220,7 @@ def least(pair: CountPair, direction: SampledDirection, sigma: float, epsilon: f
         return tilt(pair, "remove", math.exp(log_order), sigma, epsilon).log_ceiling
 
     # convex enough, and wide at its least
-    found = optimize.minimize_scalar(
+    found = scipy.optimize.minimize_scalar(
         log_ceiling,
         bounds=(math.log(0.1), math.log(100.0)),
         method="bounded",

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import optimize
+import scipy
 
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import _chunks, pattern_tilts
@@ -167,7 +167,7 @@ def fit(patterns: Patterns, noise_multiplier: float, epsilon: float) -> PatternP
                 least, best = float(value), flat.reshape(-1, 2).copy()
             return float(value), np.asarray(slope).reshape(-1)
 
-        optimize.minimize(
+        scipy.optimize.minimize(
             function, start.reshape(-1), jac=True, method="L-BFGS-B", options={"maxfun": 12}
         )
     return PatternProposal(jnp.exp(jnp.asarray(best[:, 0])), jnp.asarray(best[:, 1]))

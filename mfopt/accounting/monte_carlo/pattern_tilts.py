@@ -62,7 +62,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import optimize
+import scipy
 
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import _chunks, tilted
@@ -117,7 +117,7 @@ def remove_tilts(ceilings: Ceilings, point: Point) -> list[Tilt]:
             break
     top = ceilings.largest_square
     near = math.log(max(point.epsilon / top, 1e-3))
-    found = optimize.minimize_scalar(
+    found = scipy.optimize.minimize_scalar(
         lambda log_order: at("shift", math.exp(log_order)).log_ceiling,
         bounds=(min(near, -7.0) - 5, near + 5),
         method="bounded",

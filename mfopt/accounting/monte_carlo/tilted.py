@@ -41,7 +41,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import optimize
+import scipy
 
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import _chunks
@@ -95,7 +95,7 @@ def remove_tilts(pair: DominatingPair, point: Point) -> list[Tilt]:
 
     # without log_peak the least is at (1+2s)g/2 = ε: the search is around it
     near = math.log(max(point.epsilon / top, 1e-3))
-    found = optimize.minimize_scalar(
+    found = scipy.optimize.minimize_scalar(
         log_ceiling, bounds=(min(near, -7.0) - 5, near + 5), method="bounded"
     )
     shift = min(
