@@ -22,9 +22,9 @@ from mfopt.strategies import (
     Strategy,
     TimeScaled,
     ToeplitzStrategy,
-    _series,
+    series,
 )
-from mfopt.strategies._prefix_recursion import prefix_row_variances
+from mfopt.strategies.prefix_recursion import prefix_row_variances
 from mfopt.workloads import Workload
 
 _BLOCK = 256  # columns of A C⁻¹ held at once for Momentum × Toeplitz
@@ -64,12 +64,12 @@ def _toeplitz(strategy: ToeplitzStrategy, workload: Workload, n: int) -> Array:
     if (running := workload.recurrence(n)) is not None:
         rates, momentum = running
         velocity = jnp.asarray(momentum ** jnp.arange(n))
-        impulse = _series.convolve(velocity, inverse) if momentum else inverse
+        impulse = series.convolve(velocity, inverse) if momentum else inverse
         if np.ptp(rates) > 0:
             return _scheduled(jnp.asarray(rates), impulse)
         return jnp.cumsum((rates[0] * jnp.cumsum(impulse)) ** 2)
     if (coefs := workload.toeplitz_coefs(n)) is not None:
-        return jnp.cumsum(_series.convolve(jnp.asarray(coefs), inverse) ** 2)
+        return jnp.cumsum(series.convolve(jnp.asarray(coefs), inverse) ** 2)
     return dense(strategy, workload, n)
 
 

@@ -14,8 +14,8 @@ from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution import Composition
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
 from mfopt.accounting.monte_carlo import (
-    _chunks,
     bin_counts,
+    chunked,
     composition,
     dominating_pair,
     plain,
@@ -164,7 +164,7 @@ def test_sampled_account_of_a_general_strategy():
 def both(model, sigma, epsilon, beta, seed):
     """Both directions' bounds, by name."""
     with jax.enable_x64(True):
-        trial = Trial(model.samples, beta, _chunks.seed_key(seed))
+        trial = Trial(model.samples, beta, chunked.seed_key(seed))
         found = model.bounds(sigma, epsilon, None, trial)
     return {"remove": found.remove, "add": found.add}
 

@@ -13,14 +13,14 @@ from mfopt._float64 import float64
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
-from mfopt.accounting.monte_carlo import _chunks, bin_counts, count_mixture, group
+from mfopt.accounting.monte_carlo import bin_counts, chunked, count_mixture, group
 from mfopt.accounting.monte_carlo.bin_counts import Counts
 from mfopt.accounting.monte_carlo.count_mixture import CountPair, Hockey
 from mfopt.accounting.monte_carlo.evidence import Trial
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import Dense, Identity
 
-KEY = _chunks.seed_key(5)
+KEY = chunked.seed_key(5)
 PAIR = CountPair(8, 3, 4.0)
 
 
@@ -81,7 +81,7 @@ def test_one_unit_is_the_sum_of_lognormals() -> None:
     assert abs(math.exp(seen.log_mean) / exact - 1) < 4 * seen.deviation / math.sqrt(seen.samples)
     bet, _ = seen.expected(2**15, 1e-6)
     bound = count_mixture.bound(
-        pair, tilt, sigma, epsilon, bet, Trial(2**15, 1e-6, _chunks.seed_key(6))
+        pair, tilt, sigma, epsilon, bet, Trial(2**15, 1e-6, chunked.seed_key(6))
     )
     assert exact <= bound.value < 1.2 * exact
 

@@ -18,8 +18,8 @@ from mfopt import strategies as S
 from mfopt.accounting import Mechanism, account, verify
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.monte_carlo import (
-    _chunks,
     balls_in_bins,
+    chunked,
     dominating_pair,
     evidence,
     protocol,
@@ -129,11 +129,11 @@ def test_one_bin_has_the_gaussian_mechanisms_sigma(one_bin, epsilon, delta):
 
 def test_estimate_is_at_the_end_of_its_bracket(pair):
     """δ̂(σ) <= δ and δ̂(σ (1 - 1e-6)) > δ on the same frozen samples."""
-    from mfopt.accounting.monte_carlo import _chunks
+    from mfopt.accounting.monte_carlo import chunked
     from mfopt.accounting.monte_carlo.calibrate import _solve, _solve_add
     from mfopt.accounting.monte_carlo.frozen import FrozenSamples
 
-    frozen = FrozenSamples(pair, 5.0, 1.0, 2**12, _chunks.seed_key(0))
+    frozen = FrozenSamples(pair, 5.0, 1.0, 2**12, chunked.seed_key(0))
     log_sigma = _solve(frozen, 1.0, 1e-5)
     assert frozen.evaluate(log_sigma).value <= math.log(1e-5)
     assert frozen.evaluate(log_sigma - 1.001e-6).value > math.log(1e-5)
@@ -143,10 +143,10 @@ def test_estimate_is_at_the_end_of_its_bracket(pair):
 
 
 def test_slope_of_the_frozen_estimate_matches_finite_differences(pair):
-    from mfopt.accounting.monte_carlo import _chunks
+    from mfopt.accounting.monte_carlo import chunked
     from mfopt.accounting.monte_carlo.frozen import FrozenSamples
 
-    frozen = FrozenSamples(pair, 5.0, 1.0, 2**12, _chunks.seed_key(0))
+    frozen = FrozenSamples(pair, 5.0, 1.0, 2**12, chunked.seed_key(0))
     for log_sigma in (1.4, 1.6, 1.8):
         low, high = (frozen.evaluate(log_sigma + h).value for h in (-1e-5, 1e-5))
         assert frozen.evaluate(log_sigma).slope == pytest.approx((high - low) / 2e-5, rel=1e-5)
@@ -296,7 +296,7 @@ def test_a_plan_made_elsewhere_is_taken_to_the_ceiling_of_this_sigma(pair, monke
     original = tilted.total
     monkeypatch.setattr(tilted, "total", watch)
     model = sampled.OneUnit(protocol.loss_of(pair))
-    trial = evidence.Trial(4096, 1e-8, _chunks.seed_key(0))
+    trial = evidence.Trial(4096, 1e-8, chunked.seed_key(0))
     with jax.enable_x64(True):
         plan = model.pilot(2.0, 1.0, trial)
         seen.clear()
@@ -320,10 +320,10 @@ def test_pinned_seeds_reproduce_and_unpinned_do_not(pair):
 
 def test_estimate_and_certificate_share_no_sample(pair, monkeypatch):
     """σ is fixed before the certificate's samples are drawn: no key is used twice."""
-    from mfopt.accounting.monte_carlo import _chunks, frozen
+    from mfopt.accounting.monte_carlo import chunked, frozen
 
     used = []
-    original, subkey = _chunks.total, _chunks.subkey
+    original, subkey = chunked.total, chunked.subkey
 
     def watch(kernel, key, *arguments, **options):
         used.append(tuple(np.asarray(jax.random.key_data(key)).tolist()))
@@ -334,20 +334,20 @@ def test_estimate_and_certificate_share_no_sample(pair, monkeypatch):
             used.append(tuple(np.asarray(jax.random.key_data(key)).tolist()))
             super().__init__(pair, sigma, epsilon, samples, key)
 
-    monkeypatch.setattr(_chunks, "total", watch)
+    monkeypatch.setattr(chunked, "total", watch)
     monkeypatch.setattr(balls_in_bins, "FrozenSamples", Watched)
     release(pair, 1.0, 1e-4, samples=2**12, seed=2)
     # the search for σ looks again and again at one sample; nothing else does
     search = tuple(
         np.asarray(
-            jax.random.key_data(subkey(subkey(subkey(_chunks.seed_key(2), verify._DOMAIN, 0), 0)))
+            jax.random.key_data(subkey(subkey(subkey(chunked.seed_key(2), verify._DOMAIN, 0), 0)))
         ).tolist()
     )
     others = [key for key in used if key != search]
     assert search in used and len(others) >= 5 and len(set(others)) == len(others)
     # and the optimizer's, from the same seed, are none of them
     for path in (0, 1):
-        key = subkey(_chunks.seed_key(2), path)
+        key = subkey(chunked.seed_key(2), path)
         assert tuple(np.asarray(jax.random.key_data(key)).tolist()) not in used
 
 

@@ -13,7 +13,7 @@ from mfopt.accounting import sensitivity
 from mfopt.optimize import unamplified
 from mfopt.sampling import FixedOrder, MinSeparation
 from mfopt.strategies import Banded, Identity, SquareRoot
-from mfopt.strategies._prefix_recursion import prefix_row_variances
+from mfopt.strategies.prefix_recursion import prefix_row_variances
 from mfopt.workloads import Momentum, PrefixSums
 
 SCHEME = FixedOrder(bins=8, epochs=3)

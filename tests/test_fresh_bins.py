@@ -11,7 +11,7 @@ from scipy.special import logsumexp
 from mfopt._float64 import float64
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
-from mfopt.accounting.monte_carlo import _chunks, band, dominating_pair, pattern_tilts
+from mfopt.accounting.monte_carlo import band, chunked, dominating_pair, pattern_tilts
 from mfopt.accounting.monte_carlo import patterns as pattern
 from mfopt.accounting.monte_carlo.evidence import Point
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLoss
@@ -142,20 +142,20 @@ def small():
 def test_every_proposal_has_the_mean_of_plain_sampling(small, kind, order, direction):
     loss, point, plain = small
     tilt = pattern_tilts.tilt(kind, order, loss._ceilings(point.noise_multiplier), point)
-    seen = loss.pilot(tilt, point, 2**14, _chunks.seed_key(3))
+    seen = loss.pilot(tilt, point, 2**14, chunked.seed_key(3))
     mean, error = plain[direction]
     found = math.exp(seen.log_mean)
     spread = math.hypot(found * seen.deviation / math.sqrt(seen.samples), error)
     assert abs(found - mean) < 4 * spread < 0.03 * mean
     # the control: the same samples at another σ
     other = Point(1.05 * point.noise_multiplier, EPSILON)
-    moved = loss.pilot(loss.at(tilt, other), other, 2**14, _chunks.seed_key(3))
+    moved = loss.pilot(loss.at(tilt, other), other, 2**14, chunked.seed_key(3))
     assert abs(math.exp(moved.log_mean) - mean) > 4 * spread
 
 
 def test_the_frozen_estimate_is_unbiased_and_knows_its_slope(small):
     loss, point, plain = small
-    frozen = loss.frozen(point.noise_multiplier, EPSILON, 2**14, _chunks.seed_key(5))
+    frozen = loss.frozen(point.noise_multiplier, EPSILON, 2**14, chunked.seed_key(5))
     theta = math.log(point.noise_multiplier)
     at = frozen.evaluate(theta)
     mean, error = plain["remove"]
@@ -178,7 +178,7 @@ def test_one_epoch_of_independent_noise_is_the_exact_sum_of_lognormals():
     point, exact = Point(1.2, 1.0), AllocationProfile(6, 1 / 1.2**2)
     for direction in ("remove", "add"):
         tilt = loss.least(direction, point)
-        seen = loss.pilot(tilt, point, 2**14, _chunks.seed_key(1))
+        seen = loss.pilot(tilt, point, 2**14, chunked.seed_key(1))
         error = seen.deviation / math.sqrt(seen.samples)
         known = exact.log_delta(1.0, direction)
         assert abs(seen.log_mean - known) < 4 * error < 0.15

@@ -78,3 +78,27 @@ def test_no_two_public_classes_have_one_name():
                     places[node.name].append(str(path.relative_to(ROOT)))
     twice = {name: where for name, where in places.items() if len(where) > 1}
     assert len(places) > 100 and not twice
+
+
+def borrowed(path):
+    """Private names of other packages that a file imports; what stands at the top is shared."""
+    module = path.relative_to(ROOT).with_suffix("").parts
+    package = module[1:-1] if module[0] == "cli" else module[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mfopt"):
+            for name in node.names:
+                parts = (*node.module.split("."), name.name)
+                private = [i for i, part in enumerate(parts) if part.startswith("_")]
+                if private and private[0] > 1 and package[: private[0]] != parts[: private[0]]:
+                    yield ".".join(parts)
+
+
+def test_what_is_private_stays_in_its_package(tmp_path, monkeypatch):
+    files = [*(ROOT / "mfopt").rglob("*.py"), *(ROOT / "cli").rglob("*.py")]
+    found = {str(path): names for path in files if (names := list(borrowed(path)))}
+    assert len(files) > 150 and not found
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)  # control
+    (tmp_path / "mfopt" / "optimize").mkdir(parents=True)
+    outside = tmp_path / "mfopt" / "optimize" / "a.py"
+    outside.write_text("from mfopt.noise._draws import KEY_WORDS\nfrom mfopt import _check\n")
+    assert list(borrowed(outside)) == ["mfopt.noise._draws.KEY_WORDS"]

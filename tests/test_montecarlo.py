@@ -21,7 +21,7 @@ from test_strategies import EVERY_KIND, dense_modes, every_strategy
 
 from mfopt import strategies as S
 from mfopt.accounting.closed_form import gaussian
-from mfopt.accounting.monte_carlo import _chunks, betting, dominating_pair, plain, tilted
+from mfopt.accounting.monte_carlo import betting, chunked, dominating_pair, plain, tilted
 from mfopt.accounting.monte_carlo import calibrate as calibration
 from mfopt.accounting.monte_carlo.evidence import Point, Trial, ceiling_alone
 from mfopt.accounting.monte_carlo.frozen import FrozenSamples, bytes_per_sample
@@ -62,7 +62,7 @@ def pair_of(kind, scheme=SMALL):
 
 def design_point(pair, sigma, epsilon, samples=2**15, seed=2, placed=None):
     """(mean, standard error) of the importance sampler, shifts placed at another σ if asked."""
-    frozen = FrozenSamples(pair, placed or sigma, epsilon, samples, _chunks.seed_key(seed))
+    frozen = FrozenSamples(pair, placed or sigma, epsilon, samples, chunked.seed_key(seed))
     at = frozen.evaluate(math.log(sigma))
     return math.exp(at.value), at.relative_error * math.exp(at.value)
 
@@ -81,7 +81,7 @@ def tilted_remove(pair, sigma, epsilon, order, samples=2**16, seed=3):
 
 def estimate(pair, sigma, epsilon, tilt, samples=2**16, seed=3):
     """(mean, standard error) of a tilted proposal."""
-    found = loss_of(pair).pilot(tilt, Point(sigma, epsilon), samples, _chunks.seed_key(seed))
+    found = loss_of(pair).pilot(tilt, Point(sigma, epsilon), samples, chunked.seed_key(seed))
     mean = math.exp(found.log_mean)
     return mean, mean * found.deviation / math.sqrt(found.samples)
 
@@ -89,9 +89,9 @@ def estimate(pair, sigma, epsilon, tilt, samples=2**16, seed=3):
 def bound_of(pair, sigma, epsilon, tilt, *, samples, beta, key):
     """A bound whose bet was chosen on a pilot of its own."""
     loss, point = loss_of(pair), Point(sigma, epsilon)
-    taken = loss.pilot(tilt, point, min(samples, tilted.PILOT), _chunks.subkey(key, 0))
+    taken = loss.pilot(tilt, point, min(samples, tilted.PILOT), chunked.subkey(key, 0))
     bet, _ = betting.choose(np.asarray(taken.sums.log_wealth), taken.samples, samples, beta)
-    return loss.bound(tilt, point, bet, Trial(samples, beta, _chunks.subkey(key, 1)))
+    return loss.bound(tilt, point, bet, Trial(samples, beta, chunked.subkey(key, 1)))
 
 
 def chain_order(pair, sigma, epsilon, samples, key):
@@ -182,7 +182,7 @@ def test_design_point_add_direction(case):
     pair, sigma, truth = case
     values = [
         math.exp(
-            FrozenSamples(pair, sigma, EPSILON, 2**12, _chunks.seed_key(seed)).log_delta_add(
+            FrozenSamples(pair, sigma, EPSILON, 2**12, chunked.seed_key(seed)).log_delta_add(
                 math.log(scale * sigma)
             )
         )
@@ -204,7 +204,7 @@ def test_tilted_estimator_is_unbiased_at_every_order(case, order):
 
 def test_tilted_add_direction_is_unbiased(case):
     pair, sigma, truth = case
-    bound = add_bound(pair, sigma, EPSILON, samples=2**18, beta=1e-3, key=_chunks.seed_key(4))
+    bound = add_bound(pair, sigma, EPSILON, samples=2**18, beta=1e-3, key=chunked.seed_key(4))
     # the spread of f is at most that of [0, B]-valued samples with this mean
     error = math.sqrt(bound.mean * (bound.ceiling - bound.mean) / bound.samples)
     assert apart((bound.mean, error), truth["add"]) < K
@@ -241,11 +241,11 @@ def test_any_nonnegative_matrix(shape, seed, sparsity, epsilon, delta):
     found = calibration.calibrate(pair, epsilon, delta, samples=2**13, seed=seed)
     sigma = found.noise_multiplier
     estimate = design_point(pair, sigma, epsilon, 2**13, seed + 1)
-    order = chain_order(pair, sigma, epsilon, 2**14, _chunks.seed_key(seed))
+    order = chain_order(pair, sigma, epsilon, 2**14, chunked.seed_key(seed))
     # another sampler, another estimator
     assert apart(tilted_remove(pair, sigma, epsilon, order, 2**14, seed), estimate) < K
     bound = remove_bound(
-        pair, sigma, epsilon, order=order, samples=2**14, beta=1e-6, key=_chunks.seed_key(seed + 2)
+        pair, sigma, epsilon, order=order, samples=2**14, beta=1e-6, key=chunked.seed_key(seed + 2)
     )
     assert bound.value >= estimate[0] - K * estimate[1]
     assert bound.mean <= bound.value <= bound.ceiling * (1 + 1e-6)
@@ -265,7 +265,7 @@ KNOWN = {
 
 def solved(pair, epsilon, direction, near):
     """σ of one direction at δ = 1e-5, the search started 5% off."""
-    frozen = FrozenSamples(pair, near, epsilon, 2**15, _chunks.seed_key(6))
+    frozen = FrozenSamples(pair, near, epsilon, 2**15, chunked.seed_key(6))
     solve = calibration._solve if direction == "remove" else calibration._solve_add
     return math.exp(solve(frozen, math.log(1.05 * near), 1e-5))
 
@@ -311,11 +311,11 @@ def test_independent_noise_against_random_allocation_by_loss_distributions():
     mean, error = tilted_remove(pair, sigma, epsilon, 4)
     assert low - K * error < mean < high + K * error
     bound = remove_bound(
-        pair, sigma, epsilon, order=4, samples=2**16, beta=1e-6, key=_chunks.seed_key(0)
+        pair, sigma, epsilon, order=4, samples=2**16, beta=1e-6, key=chunked.seed_key(0)
     )
     assert low < bound.value < 1.2 * high
     low, high = interval(accountant.Direction.ADD)
-    frozen = FrozenSamples(pair, sigma, epsilon, 2**15, _chunks.seed_key(8))
+    frozen = FrozenSamples(pair, sigma, epsilon, 2**15, chunked.seed_key(8))
     assert 0.97 * low < math.exp(frozen.log_delta_add(math.log(sigma))) < 1.03 * high
     # control: bins thrown afresh in each epoch are another mechanism
     afresh = accountant.PrivacyParams(sigma=sigma, num_steps=8, num_epochs=3)
@@ -336,15 +336,15 @@ def test_one_bin_is_the_gaussian_mechanism(mu):
     sigma, truth = norm / mu, gaussian.delta(mu, epsilon)
     mean, error = design_point(pair, sigma, epsilon)
     assert abs(mean - truth) < K * error < 0.1 * truth
-    frozen = FrozenSamples(pair, sigma, epsilon, 2**15, _chunks.seed_key(9))
+    frozen = FrozenSamples(pair, sigma, epsilon, 2**15, chunked.seed_key(9))
     assert math.exp(frozen.log_delta_add(math.log(sigma))) == pytest.approx(truth, rel=0.05)
-    order = chain_order(pair, sigma, epsilon, 2**16, _chunks.seed_key(1))
+    order = chain_order(pair, sigma, epsilon, 2**16, chunked.seed_key(1))
     mean, error = tilted_remove(pair, sigma, epsilon, order)
     assert abs(mean - truth) < K * error < 0.1 * truth
     remove = remove_bound(
-        pair, sigma, epsilon, order=order, samples=2**16, beta=1e-6, key=_chunks.seed_key(2)
+        pair, sigma, epsilon, order=order, samples=2**16, beta=1e-6, key=chunked.seed_key(2)
     )
-    add = add_bound(pair, sigma, epsilon, samples=2**16, beta=1e-6, key=_chunks.seed_key(3))
+    add = add_bound(pair, sigma, epsilon, samples=2**16, beta=1e-6, key=chunked.seed_key(3))
     for bound in (remove, add):
         assert truth <= bound.value < 1.2 * truth and truth <= bound.ceiling
 
@@ -388,7 +388,7 @@ def test_bounds_fail_no_more_often_than_stated_and_are_unbiased():
     beta, repetitions = 0.3, 300
     results = {"remove": [], "add": []}
     for seed in range(repetitions):
-        key = _chunks.seed_key(seed)
+        key = chunked.seed_key(seed)
         results["remove"].append(
             remove_bound(pair, sigma, epsilon, order=2, samples=256, beta=beta, key=key)
         )
@@ -409,7 +409,7 @@ def test_samples_beside_the_bound_would_show():
     pair, sigma, epsilon, remove, _ = two_bins()
     wrong = [
         remove_bound(
-            pair, 1.3 * sigma, epsilon, order=2, samples=4096, beta=0.3, key=_chunks.seed_key(seed)
+            pair, 1.3 * sigma, epsilon, order=2, samples=4096, beta=0.3, key=chunked.seed_key(seed)
         ).value
         < remove
         for seed in range(20)
@@ -445,7 +445,7 @@ def test_no_sample_exceeds_the_range_bound(seed, scale, order, epsilon):
         tilted.tilt("mean", 0.0, pair, Point(1.0, epsilon)),
         best,
     ):
-        found = loss_of(pair).pilot(tilt, Point(1.0, epsilon), 2000, _chunks.seed_key(seed))
+        found = loss_of(pair).pilot(tilt, Point(1.0, epsilon), 2000, chunked.seed_key(seed))
         assert 0 <= found.sums.total <= 2000 and found.sums.square <= found.sums.total
         assert np.all(np.isfinite(found.sums.log_wealth[1:]))
 
@@ -463,7 +463,7 @@ def test_a_ceiling_that_does_not_hold_leaves_no_number(kind):
     good = tilted.tilt(kind, order, pair, Point(1.0, 1.0))
     for shift in (0.0, -6.0):
         tilt = good._replace(log_ceiling=good.log_ceiling + shift)
-        trial = Trial(4096, 0.1, _chunks.seed_key(0))
+        trial = Trial(4096, 0.1, chunked.seed_key(0))
         found = loss_of(pair).bound(tilt, Point(1.0, 1.0), 4, trial)
         assert math.isnan(found.value) == (shift < 0)
 
@@ -509,7 +509,7 @@ def test_add_tilt_is_near_the_least_ceiling(epsilon):
 
 def test_the_ceiling_alone_is_a_bound():
     pair = dominating_pair.exact(S.Identity(), SMALL)
-    sampled_bound = add_bound(pair, 2.0, 2.0, samples=256, beta=0.1, key=_chunks.seed_key(0))
+    sampled_bound = add_bound(pair, 2.0, 2.0, samples=256, beta=0.1, key=chunked.seed_key(0))
     alone = ceiling_alone(tilted.mean_tilt(pair, Point(2.0, 2.0)))
     assert alone.samples == 0 < sampled_bound.samples
     assert alone.value >= sampled_bound.ceiling >= sampled_bound.value / (1 + 1e-6)
@@ -530,11 +530,11 @@ def test_systematic_points_lose_variance_and_no_mean():
     """Against the same proposal with one point drawn along the direction: POINTS = 1."""
     pair, sigma, epsilon, remove, _ = two_bins()
     tilt = tilted.tilt("chain", 2, pair, Point(sigma, epsilon))
-    many = loss_of(pair).pilot(tilt, Point(sigma, epsilon), 2**16, _chunks.seed_key(0))
+    many = loss_of(pair).pilot(tilt, Point(sigma, epsilon), 2**16, chunked.seed_key(0))
     points, tilted.POINTS = tilted.POINTS, 1
     try:
         jax.clear_caches()
-        one = loss_of(pair).pilot(tilt, Point(sigma, epsilon), 2**16, _chunks.seed_key(0))
+        one = loss_of(pair).pilot(tilt, Point(sigma, epsilon), 2**16, chunked.seed_key(0))
     finally:
         tilted.POINTS = points
         jax.clear_caches()
@@ -589,9 +589,9 @@ def figures():
     pair = pair_of(BLT)[0]
     found = plain.delta(pair, 3.5, EPSILON, samples=300_000, seed=11)
     remove = remove_bound(
-        pair, 3.5, EPSILON, order=2, samples=300_000, beta=1e-6, key=_chunks.seed_key(12)
+        pair, 3.5, EPSILON, order=2, samples=300_000, beta=1e-6, key=chunked.seed_key(12)
     )
-    at = FrozenSamples(pair, 3.5, EPSILON, 4096, _chunks.seed_key(13)).evaluate(math.log(3.5))
+    at = FrozenSamples(pair, 3.5, EPSILON, 4096, chunked.seed_key(13)).evaluate(math.log(3.5))
     return [*found, *remove, *at]
 
 
@@ -612,19 +612,19 @@ def test_results_do_not_depend_on_the_number_of_devices():
 
 def test_sample_counts_are_rounded_up_never_down():
     pair = pair_of(BLT)[0]
-    size = _chunks.chunk_size(10**9, pair.bins)
+    size = chunked.chunk_size(10**9, pair.bins)
     for samples in (1000, size + 1):
         found = plain.delta(pair, 3.5, EPSILON, samples=samples, seed=0)
         assert samples <= found.samples < samples + size
-        frozen = FrozenSamples(pair, 3.5, EPSILON, samples, _chunks.seed_key(0))
+        frozen = FrozenSamples(pair, 3.5, EPSILON, samples, chunked.seed_key(0))
         assert samples <= frozen.samples
 
 
 def test_samples_beyond_the_budget_are_made_again_not_kept(monkeypatch):
-    pair, key = pair_of(BLT)[0], _chunks.seed_key(14)
-    monkeypatch.setattr(_chunks, "chunk_size", lambda samples, bins: 512)
+    pair, key = pair_of(BLT)[0], chunked.seed_key(14)
+    monkeypatch.setattr(chunked, "chunk_size", lambda samples, bins: 512)
     kept = FrozenSamples(pair, 3.5, EPSILON, 2048, key)
-    monkeypatch.setattr(_chunks, "MEMORY_BUDGET", 1000)
+    monkeypatch.setattr(chunked, "MEMORY_BUDGET", 1000)
     again = FrozenSamples(pair, 3.5, EPSILON, 2048, key)
     assert kept._terms is not None and again._terms is None
     for log_sigma in (1.2, 1.25, 1.2):
@@ -635,7 +635,7 @@ def test_samples_beyond_the_budget_are_made_again_not_kept(monkeypatch):
 def test_the_size_of_kept_samples_is_counted_in_full():
     for bins in (1, 5):
         pair = dominating_pair.exact(S.Identity(), BallsInBins(bins, 1))
-        kept = FrozenSamples(pair, 1.0, 1.0, 2048, _chunks.seed_key(0))
+        kept = FrozenSamples(pair, 1.0, 1.0, 2048, chunked.seed_key(0))
         size = sum(x.nbytes for x in jax.tree.leaves(kept._terms))
         tables = 8 * (2 * bins * bins + 4 * bins * bins)  # do not grow with the samples
         assert size - tables == 2048 * bytes_per_sample(bins)

@@ -63,9 +63,9 @@ class Still(BallsInBinsLaw):
 
 class Deaf(BallsInBinsLaw):
     def draws(self, key, samples):
-        from mfopt.accounting.monte_carlo import _chunks
+        from mfopt.accounting.monte_carlo import chunked
 
-        return super().draws(_chunks.seed_key(0), samples)
+        return super().draws(chunked.seed_key(0), samples)
 
 
 class Biased(BallsInBinsLaw):

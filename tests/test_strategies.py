@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mfopt import strategies as S
 from mfopt.errors import UsageError
 from mfopt.sampling import BallsInBins
-from mfopt.strategies import _series
+from mfopt.strategies import series
 from mfopt.strategies.fixed import inverse_square_root_coefs, square_root_coefs
 
 # (bins, epochs): every border case; few, since each shape is compiled anew
@@ -139,7 +139,7 @@ def test_blt_inverse_is_a_blt_also_for_coinciding_decays():
 def test_fixed_coefficients_are_square_roots():
     n = 300
     np.testing.assert_allclose(
-        _series.convolve(jnp.asarray(square_root_coefs(n)), jnp.asarray(square_root_coefs(n))),
+        series.convolve(jnp.asarray(square_root_coefs(n)), jnp.asarray(square_root_coefs(n))),
         np.ones(n),
         rtol=1e-5,
     )

@@ -39,7 +39,7 @@ import jax
 
 from mfopt import _check
 from mfopt.accounting.model import Bounds, Found, LossModel, Plan, largest
-from mfopt.accounting.monte_carlo import _chunks
+from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.evidence import Trial
 from mfopt.accounting.monte_carlo.protocol import FreeBound
 from mfopt.errors import FailureError
@@ -115,7 +115,7 @@ class Engine:
 
     def __init__(self, model: LossModel, seed: int | None = None, progress: Report = silent):
         self.model, self.seed, self.progress = model, seed, progress
-        self._root = _chunks.seed_key(seed)
+        self._root = chunked.seed_key(seed)
         if model.samples is not None:
             _check.integer("certify samples", model.samples, at_least=256)
 
@@ -383,7 +383,7 @@ class Engine:
             self.progress(Progress(stage, shown, total, "samples", at_most=True, note=note))
 
         tell(0)
-        with _chunks.counting(tell):
+        with chunked.counting(tell):
             yield
 
     def _plan(
@@ -469,7 +469,7 @@ class Engine:
         return Trial(samples, beta, self._key(2, *path))
 
     def _key(self, *path: int) -> jax.Array:
-        result: jax.Array = _chunks.subkey(self._root, _DOMAIN, *path)
+        result: jax.Array = chunked.subkey(self._root, _DOMAIN, *path)
         return result
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from mfopt import _check, query_error
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import _chunks
+from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.calibrate import rough
 from mfopt.accounting.monte_carlo.protocol import SampledLaw, law
 from mfopt.optimize import implicit
@@ -86,10 +86,10 @@ class AmplifiedObjective:
         self._build, self._law = parameterization.build, law(scheme)
         self._epsilon, self._delta = epsilon, delta
         samples = _check.integer("samples", samples, at_least=64)
-        key = _chunks.seed_key(seed)
-        self._calibration_key = _chunks.subkey(key, 1)
+        key = chunked.seed_key(seed)
+        self._calibration_key = chunked.subkey(key, 1)
         with jax.enable_x64(True):
-            self._draws = self._law.draws(_chunks.subkey(key, 0), samples)
+            self._draws = self._law.draws(chunked.subkey(key, 0), samples)
         known = loss if isinstance(loss, Hashable) else functools.partial(loss)
         self._loss = known
         self._evaluate = _evaluation(known, parameterization.build, self._law)

@@ -38,7 +38,7 @@ from mfopt import _check, _plugins
 from mfopt._float64 import compiled, float64, in_float64
 from mfopt.errors import FailureError
 from mfopt.sampling import BallsInBins
-from mfopt.strategies import _series, fields
+from mfopt.strategies import fields, series
 from mfopt.strategies.fields import Array, Inner, Parameter, inner, parameter, setting
 
 _KINDS: dict[str, type[Strategy]] = {}
@@ -279,11 +279,11 @@ class ToeplitzStrategy(Strategy):
     @compiled("n")
     def inverse_coefs(self, n: int) -> Array:
         """First column of C⁻¹, shape (n,)."""
-        return _series.reciprocal(jnp.asarray(self.toeplitz_coefs(n)))
+        return series.reciprocal(jnp.asarray(self.toeplitz_coefs(n)))
 
     @compiled("n")
     def materialize(self, n: int) -> Array:
-        return _series.toeplitz(jnp.asarray(self.toeplitz_coefs(n)))
+        return series.toeplitz(jnp.asarray(self.toeplitz_coefs(n)))
 
     def column_bands(self, n: int) -> int:
         """Counted in the coefficients, never declared."""
@@ -300,7 +300,7 @@ class ToeplitzStrategy(Strategy):
 
     def check_inverse(self, n: int) -> None:
         coefs, inverse = np.asarray(self.toeplitz_coefs(n)), np.asarray(self.inverse_coefs(n))
-        excess = _series.inverse_error(coefs, inverse)
+        excess = series.inverse_error(coefs, inverse)
         if not excess <= 1:  # NaN too
             raise FailureError(
                 f"C times its inverse is not the identity: off by {excess:.3g} times what rounding "
@@ -310,12 +310,12 @@ class ToeplitzStrategy(Strategy):
     @compiled()
     def multiply(self, x: Array) -> Array:
         x = jnp.asarray(x)
-        return _series.convolve(jnp.asarray(self.toeplitz_coefs(x.shape[0])), x)
+        return series.convolve(jnp.asarray(self.toeplitz_coefs(x.shape[0])), x)
 
     @compiled()
     def solve(self, y: Array) -> Array:
         y = jnp.asarray(y)
-        return _series.apply(jnp.asarray(self.inverse_coefs(y.shape[0])), y)
+        return series.apply(jnp.asarray(self.inverse_coefs(y.shape[0])), y)
 
     @compiled("scheme")
     def modes(self, scheme: BallsInBins) -> Array:
@@ -334,7 +334,7 @@ class ToeplitzStrategy(Strategy):
         n, b = scheme.iterations, scheme.bins
         first = self._first_mode(scheme)
         head = n - b + 1
-        size = _series._fft_size(n + head)
+        size = series.fft_size(n + head)
         spectrum = jnp.conj(jnp.fft.rfft(first[:head], size)) * jnp.fft.rfft(first, size)
         last_column = jnp.fft.irfft(spectrum, size)[:b]  # by lag d: G[b-1-d, b-1]
         tail = first[n - b :][::-1]  # tail[i] = u_{n-1-i}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mfopt import _check
 from mfopt._float64 import compiled
+from mfopt.strategies import series
 from mfopt.strategies.base import ToeplitzStrategy
 from mfopt.strategies.fields import Array, parameter
 
@@ -49,7 +49,7 @@ class BLT(ToeplitzStrategy):
     @compiled("n")
     def toeplitz_coefs(self, n: int) -> Array:
         n = self.check_size(n)
-        tail = _geometric(self.scale, self.decay, n - 1)
+        tail = series.geometric(self.scale, self.decay, n - 1)
         return jnp.asarray(self.gain) * jnp.concatenate([jnp.ones(1), tail])
 
     def inverse(self) -> tuple[np.ndarray, np.ndarray]:
@@ -92,9 +92,3 @@ class BLT(ToeplitzStrategy):
             raise _check.reject("decay", decay.tolist(), "every λ must lie in [0, 1]")
         if not 0 < float(self.gain) < np.inf:
             raise _check.reject("gain", float(self.gain), "must be a finite number > 0")
-
-
-def _geometric(scale: Array, decay: Array, length: int) -> jax.Array:
-    """Σ_i scale_i decay_i^t for t = 0..length-1, with a finite gradient at decay = 0."""
-    powers = jnp.asarray(decay)[None, :] ** jnp.arange(length)[:, None]
-    return powers @ jnp.asarray(scale)

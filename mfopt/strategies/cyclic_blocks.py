@@ -17,8 +17,8 @@ import numpy as np
 from mfopt import _check
 from mfopt._float64 import compiled, float64
 from mfopt.sampling import BallsInBins
+from mfopt.strategies import series
 from mfopt.strategies.base import Strategy
-from mfopt.strategies.blt import _geometric
 from mfopt.strategies.fields import Array, parameter
 
 
@@ -74,7 +74,7 @@ class CyclicBlocks(Strategy):
         kept = (lag > 0) & (behind < len(self.read))
         read = jnp.asarray(self.read)[jnp.clip(behind, 0, len(self.read) - 1)]
         blocks = jnp.where(kept, read * jnp.asarray(self.feed)[inside][None, :], 0)
-        tail = jnp.concatenate([jnp.ones(1), _geometric(self.scale, self.decay, n - 1)])
+        tail = jnp.concatenate([jnp.ones(1), series.geometric(self.scale, self.decay, n - 1)])
         near = jnp.where(lag >= 0, tail[jnp.clip(lag, 0)], 0)
         return jnp.asarray(self.gain) * (near + blocks)
 

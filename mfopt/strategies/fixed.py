@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt._float64 import compiled
-from mfopt.strategies import _series
+from mfopt.strategies import series
 from mfopt.strategies.base import ToeplitzStrategy
 from mfopt.strategies.fields import Array, setting
 
@@ -73,4 +73,4 @@ class BandedInverseSquareRoot(ToeplitzStrategy):
     @compiled("n")
     def toeplitz_coefs(self, n: int) -> Array:
         # the exact coefficients are >= 0; an FFT leaves rounding dust of either sign
-        return jnp.maximum(_series.reciprocal(jnp.asarray(self.inverse_coefs(n))), 0)
+        return jnp.maximum(series.reciprocal(jnp.asarray(self.inverse_coefs(n))), 0)

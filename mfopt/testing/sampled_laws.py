@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import _chunks
+from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.evidence import HINGE, Pilot, Point, Tilt, Trial
 from mfopt.accounting.monte_carlo.protocol import (
     DIRECTIONS,
@@ -76,13 +76,13 @@ def check_sampled_law(
             sampled == again and hash(sampled) == hash(again),
             "the law must be equal for equal schemes: it is static in compiled code",
         )
-    point, key = Point(noise_multiplier, epsilon), _chunks.seed_key(seed)
+    point, key = Point(noise_multiplier, epsilon), chunked.seed_key(seed)
     _scaling(sampled, strategy, point, samples, key)
     log_law = _law(sampled, strategy, point, samples, key)
     loss = sampled.loss(strategy)
     reference = _frozen(loss, point, samples, key)
     _agree("the law's estimate", log_law, "the loss's", reference)
-    found = {d: _proposals(loss, d, point, samples, _chunks.subkey(key, 7)) for d in DIRECTIONS}
+    found = {d: _proposals(loss, d, point, samples, chunked.subkey(key, 7)) for d in DIRECTIONS}
     _agree("the estimate", reference, "a proposal of the remove direction", found["remove"])
     _free(loss, point, found)
     if scheme.executable:
@@ -175,7 +175,7 @@ def _law(
     draws = sampled.draws(key, samples)
     same = jax.tree.map(np.array_equal, draws, sampled.draws(key, samples))
     rule(all(jax.tree.leaves(same)), "`draws` must be a pure function of its key")
-    other = jax.tree.map(np.array_equal, draws, sampled.draws(_chunks.subkey(key, 1), samples))
+    other = jax.tree.map(np.array_equal, draws, sampled.draws(chunked.subkey(key, 1), samples))
     rule(not all(jax.tree.leaves(other)), "`draws` must depend on its key")
     reduced, log_sigma = sampled.reduced(strategy), math.log(point.noise_multiplier)
     near = sampled.proposal(reduced, point.noise_multiplier, point.epsilon)
@@ -208,7 +208,7 @@ def _law(
     means = []
     for position, factor in enumerate((1.0, 1.15)):
         placed = sampled.proposal(reduced, factor * point.noise_multiplier, point.epsilon)
-        keys = [_chunks.subkey(key, 2 + position, i) for i in range(_KEYS)]
+        keys = [chunked.subkey(key, 2 + position, i) for i in range(_KEYS)]
         found = np.array([float(estimate(k, placed)) for k in keys])
         means.append(_Mean(float(found.mean()), float(found.std(ddof=1)) / math.sqrt(_KEYS)))
     _agree("δ̂ of the law", means[0], "from a proposal placed elsewhere", means[1])
@@ -221,7 +221,7 @@ def _frozen(loss: SampledLoss, point: Point, samples: int, key: jax.Array) -> _M
     begin = loss.start(epsilon, 1e-5)
     rule(math.isfinite(begin) and begin > 0, f"`start` gives σ = {begin}")
     rule(loss.work >= 1, "`work` must be at least 1")
-    frozen = loss.frozen(sigma, epsilon, 4 * samples, _chunks.subkey(key, 5))
+    frozen = loss.frozen(sigma, epsilon, 4 * samples, chunked.subkey(key, 5))
     rule(frozen.samples >= 4 * samples, "`frozen` must take at least the samples asked for")
     at, h = frozen.evaluate(math.log(sigma)), 1e-5
     ends = [frozen.evaluate(math.log(sigma) + step).value for step in (-h, h)]
@@ -245,7 +245,7 @@ def _proposals(
 ) -> _Mean:
     """Ceilings hold, all proposals have one mean, and the bounds are right."""
     least = loss.least(direction, point)
-    trial = Trial(samples, 1e-3, _chunks.subkey(key, 1))
+    trial = Trial(samples, 1e-3, chunked.subkey(key, 1))
     chosen = loss.choose(direction, point, trial).tilt
     rule(
         least.log_ceiling <= chosen.log_ceiling + 1e-9,
@@ -259,8 +259,8 @@ def _proposals(
             and math.isclose(same.log_ceiling, tilt.log_ceiling, rel_tol=1e-9, abs_tol=1e-9),
             "`at` must give a proposal back at its own point",
         )
-        means.append(_values(loss, tilt, point, samples, _chunks.subkey(key, 2, number)))
-        _elsewhere(loss, tilt, point, samples, _chunks.subkey(key, 3, number), means[-1])
+        means.append(_values(loss, tilt, point, samples, chunked.subkey(key, 2, number)))
+        _elsewhere(loss, tilt, point, samples, chunked.subkey(key, 3, number), means[-1])
     _agree(f"the proposal of least ceiling ({direction})", means[0], "the chosen one", means[1])
     best = min(means, key=lambda mean: mean.error)
     _bounds(loss, chosen, point, trial, best)
@@ -298,7 +298,7 @@ def _elsewhere(
 
 
 def _bounds(loss: SampledLoss, tilt: Tilt, point: Point, trial: Trial, truth: _Mean) -> None:
-    seen = loss.pilot(tilt, point, trial.samples, _chunks.subkey(trial.key, 1))
+    seen = loss.pilot(tilt, point, trial.samples, chunked.subkey(trial.key, 1))
     bet, _ = seen.expected(trial.samples, trial.beta)
     found = loss.bound(tilt, point, bet, trial)
     rule(
@@ -317,7 +317,7 @@ def _bounds(loss: SampledLoss, tilt: Tilt, point: Point, trial: Trial, truth: _M
         "a value above the ceiling leaves no proof: the bound must be no number",
     )
     runs = [
-        loss.bound(tilt, point, bet, Trial(trial.samples, _MISS, _chunks.subkey(trial.key, 2, run)))
+        loss.bound(tilt, point, bet, Trial(trial.samples, _MISS, chunked.subkey(trial.key, 2, run)))
         for run in range(_RUNS)
     ]
     # the mean of all is unbiased, and known far better than a bound's own

@@ -22,7 +22,7 @@ from mfopt.optimize import unamplified
 from mfopt.query_error import row_variances
 from mfopt.sampling import CyclicPoisson, FixedOrder, Poisson
 from mfopt.strategies import Banded, SquareRoot
-from mfopt.strategies._prefix_recursion import prefix_row_variances
+from mfopt.strategies.prefix_recursion import prefix_row_variances
 from mfopt.workloads import PrefixSums
 
 

@@ -9,7 +9,7 @@ import jax
 
 from mfopt import _check
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import _chunks
+from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo._root import decreasing_root
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.protocol import FrozenEstimate, SampledLoss, loss_of
@@ -67,9 +67,9 @@ def calibrate(
     epsilon, delta = _check.epsilon("epsilon", epsilon), _check.probability("delta", delta)
     _check.integer("samples", samples, at_least=64)
     loss = loss_of(pair)
-    key = _chunks.seed_key(seed) if key is None else key
-    near = rough(loss, epsilon, delta, _chunks.subkey(key, 0), start)
-    frozen = loss.frozen(near, epsilon, samples, _chunks.subkey(key, 1))
+    key = chunked.seed_key(seed) if key is None else key
+    near = rough(loss, epsilon, delta, chunked.subkey(key, 0), start)
+    frozen = loss.frozen(near, epsilon, samples, chunked.subkey(key, 1))
     log_sigma = _solve(frozen, math.log(near), delta)
     direction = "remove"
     if frozen.log_delta_add(log_sigma) > math.log(delta):

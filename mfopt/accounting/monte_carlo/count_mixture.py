@@ -73,7 +73,7 @@ import scipy
 from scipy import special
 
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import _chunks
+from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.evidence import (
     HINGE,
     Payoff,
@@ -412,11 +412,11 @@ def _total(
     payoff, row = pair.payoff(sigma), max(pair.group_size + pair.most + 2, 128)
     if tilt.kind == "counts":
         tables = _tables(pair, tilt.order, sigma, epsilon)
-        return _chunks.total(_remove, key, samples, row, tables, float(epsilon), payoff)
+        return chunked.total(_remove, key, samples, row, tables, float(epsilon), payoff)
     base, root = _base(pair, sigma)
     bins, empty = np.zeros(pair.bins), np.eye(1, pair.group_size + 1)[0]
     constants = (bins, base, empty, root, _log_constant(pair))
-    return _chunks.total(
+    return chunked.total(
         _add, key, samples, row, constants, float(epsilon), tilt.order, tilt.log_ceiling, payoff
     )
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import _chunks, design_point
+from mfopt.accounting.monte_carlo import chunked, design_point
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 
 
@@ -68,9 +68,9 @@ class FrozenSamples:
             jnp.asarray(pair.gram), float(noise_multiplier), self.epsilon
         )
         self._size = _even_chunk(samples, pair.bins)
-        self._keys = [_chunks.subkey(key, i) for i in range(-(-samples // self._size))]
+        self._keys = [chunked.subkey(key, i) for i in range(-(-samples // self._size))]
         self.samples = self._size * len(self._keys)
-        fits = self.samples * bytes_per_sample(pair.bins) <= _chunks.MEMORY_BUDGET
+        fits = self.samples * bytes_per_sample(pair.bins) <= chunked.MEMORY_BUDGET
         self._terms = [self._make(k) for k in self._keys] if fits else None
 
     def _make(self, key: jax.Array) -> design_point.Terms:
@@ -84,7 +84,7 @@ class FrozenSamples:
         parts = []
         for terms in chunks:
             parts.append(np.asarray(_moments(terms, log_sigma, self.epsilon)))
-            _chunks.looked_at(self._size)
+            chunked.looked_at(self._size)
         return LogDelta.joined(np.array(parts), self.samples // 2)
 
     @float64
@@ -101,13 +101,13 @@ class FrozenSamples:
 def warm_up(pair: DominatingPair, samples: int) -> None:
     """Compile the add direction for so many samples, on one chunk; its figure is thrown away."""
     jax.block_until_ready(
-        _log_delta_add(pair, _chunks.seed_key(0), _even_chunk(samples, pair.bins), 0.0, 1.0)
+        _log_delta_add(pair, chunked.seed_key(0), _even_chunk(samples, pair.bins), 0.0, 1.0)
     )
 
 
 def _even_chunk(samples: int, bins: int) -> int:
     """Samples per chunk, whole antithetic pairs."""
-    size = _chunks.chunk_size(samples, bins)
+    size = chunked.chunk_size(samples, bins)
     return size + size % 2
 
 

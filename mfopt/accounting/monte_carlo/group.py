@@ -35,7 +35,7 @@ import numpy as np
 
 from mfopt import _check
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import _chunks, count_mixture
+from mfopt.accounting.monte_carlo import chunked, count_mixture
 from mfopt.accounting.monte_carlo.count_mixture import CountPair
 from mfopt.accounting.monte_carlo.evidence import Hinge, Pilot, Point, Tilt, Trial, UpperBound
 from mfopt.accounting.monte_carlo.free import Unamplified, guess_noise_multiplier
@@ -154,7 +154,7 @@ class GroupLoss(SampledLoss):
     def _about(pair: CountPair, sigma: float, epsilon: float) -> float:
         """log of the remove direction's bound from a usual number of samples, by a small pilot."""
         tilt = count_mixture.least(pair, "remove", sigma, epsilon)
-        seen = count_mixture.pilot(pair, tilt, sigma, epsilon, _GLANCE, _chunks.seed_key(0))
+        seen = count_mixture.pilot(pair, tilt, sigma, epsilon, _GLANCE, chunked.seed_key(0))
         beta = math.exp(max(seen.log_mean, -40.0)) / 1000
         return seen.log_mean + seen.expected(_USUAL, beta)[1] if seen.log_mean > -40 else math.inf
 

@@ -20,7 +20,7 @@ import numpy as np
 import scipy
 
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import _chunks, pattern_tilts
+from mfopt.accounting.monte_carlo import chunked, pattern_tilts
 from mfopt.accounting.monte_carlo.dominating_pair import log_hinge
 from mfopt.accounting.monte_carlo.evidence import Point
 from mfopt.accounting.monte_carlo.frozen import LogDelta, paired_moments
@@ -152,7 +152,7 @@ def fit(patterns: Patterns, noise_multiplier: float, epsilon: float) -> PatternP
     scaled = patterns.scaled(noise_multiplier)
     tilts = remove_tilts(Ceilings(scaled), Point(noise_multiplier, epsilon))
     order = next((tilt.order for tilt in tilts if tilt.kind == "chain"), 1)
-    exponents, log_weight = _pilot(scaled, float(order), epsilon, _chunks.seed_key(0))
+    exponents, log_weight = _pilot(scaled, float(order), epsilon, chunked.seed_key(0))
     start = np.array([(math.log1p(order * own), order * rest) for own, rest in _START])[:COMPONENTS]
     best = start
     if np.any(np.isfinite(np.asarray(log_weight))):
@@ -222,7 +222,7 @@ class FrozenPatterns:
         pairs = _whole_pairs(samples, patterns.iterations)
         chunks = _chunks_of(pairs, patterns.iterations)
         self.samples, self._size = 2 * pairs, 2 * pairs // chunks
-        self._keys = [_chunks.subkey(key, i) for i in range(chunks)]
+        self._keys = [chunked.subkey(key, i) for i in range(chunks)]
 
     @float64
     def evaluate(self, log_sigma: float) -> LogDelta:
@@ -231,7 +231,7 @@ class FrozenPatterns:
         for key in self._keys:
             at = self.patterns, self._proposal, key, log_sigma, self.epsilon
             parts.append(np.asarray(_moments(*at, self._size)))
-            _chunks.looked_at(self._size)
+            chunked.looked_at(self._size)
         return LogDelta.joined(np.array(parts), self.samples // 2)
 
     @float64

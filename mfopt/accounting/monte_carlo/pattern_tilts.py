@@ -65,7 +65,7 @@ import numpy as np
 import scipy
 
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import _chunks, tilted
+from mfopt.accounting.monte_carlo import chunked, tilted
 from mfopt.accounting.monte_carlo.evidence import MAX_ORDER, Hinge, Point, Sums, Tilt
 from mfopt.accounting.monte_carlo.pattern_ceilings import Ceilings
 from mfopt.accounting.monte_carlo.patterns import (
@@ -167,7 +167,7 @@ def total(
       samples: iid samples; a part chunk is made whole.
       key: randomness.
     """
-    return _chunks.total(
+    return chunked.total(
         _KERNELS[tilt.kind],
         key,
         samples,

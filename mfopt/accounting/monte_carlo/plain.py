@@ -14,7 +14,7 @@ import numpy as np
 
 from mfopt import _check
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import _chunks
+from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair, privacy_loss
 
 
@@ -50,8 +50,8 @@ def delta(
     if direction not in _KERNELS:
         raise _check.reject("direction", direction, "must be 'remove' or 'add'")
     kernel = _KERNELS[direction]
-    key = _chunks.seed_key(seed)
-    sums, used = _chunks.total(kernel, key, samples, pair.bins, *scaled, epsilon)
+    key = chunked.seed_key(seed)
+    sums, used = chunked.total(kernel, key, samples, pair.bins, *scaled, epsilon)
     return from_sums(sums[0], sums[1], used)
 
 

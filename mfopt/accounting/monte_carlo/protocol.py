@@ -24,7 +24,7 @@ import jax
 
 from mfopt import _check
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import _chunks
+from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.evidence import Pilot, Point, Tilt, Trial, UpperBound
 from mfopt.strategies import Strategy
 
@@ -188,7 +188,7 @@ def best_pilot(
         here: Tilt | None = first
         least, misses = math.inf, 0
         while here is not None and misses < 2:  # one miss may be the pilot's noise
-            taken = loss.pilot(here, point, samples, _chunks.subkey(trial.key, count))
+            taken = loss.pilot(here, point, samples, chunked.subkey(trial.key, count))
             count += 1
             seen = taken.log_mean > -math.inf and (log_mean is None or taken.agrees(log_mean))
             expected = taken.expected(trial.samples, trial.beta)[1] if seen else math.inf

@@ -14,7 +14,7 @@ import jax
 
 from mfopt._float64 import float64
 from mfopt.accounting.model import Bounds, Found, LossModel, Plan, Side
-from mfopt.accounting.monte_carlo import _chunks
+from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.calibrate import calibrate
 from mfopt.accounting.monte_carlo.evidence import (
     Hinge,
@@ -92,7 +92,7 @@ class OneUnit(LossModel):
     @float64
     def log_estimates(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
         """log δ̂ of the remove and of the add direction, always from the same random numbers."""
-        key = _chunks.seed_key(0)
+        key = chunked.seed_key(0)
         if self.alone:
             frozen = self.loss.frozen(noise_multiplier, epsilon, _SEARCH_SAMPLES, key)
             log_sigma = math.log(noise_multiplier)
@@ -129,7 +129,7 @@ class OneUnit(LossModel):
         known = None
         if self.alone:
             frozen = self.loss.frozen(
-                noise_multiplier, epsilon, _SEARCH_SAMPLES, _chunks.subkey(trial.key, 0)
+                noise_multiplier, epsilon, _SEARCH_SAMPLES, chunked.subkey(trial.key, 0)
             )
             known = frozen.evaluate(math.log(noise_multiplier)).value
         chosen: dict[SampledDirection, Chosen] = {}
@@ -145,11 +145,11 @@ class OneUnit(LossModel):
             first = self.loss.choose(
                 direction,
                 point,
-                trial._replace(key=_chunks.subkey(trial.key, position, 0)),
+                trial._replace(key=chunked.subkey(trial.key, position, 0)),
                 known if direction == "remove" else None,
             )
             # the choice was the best looking of a few: what it costs is seen on samples of its own
-            size, key = max(trial.samples // 2, 256), _chunks.subkey(trial.key, position, 1)
+            size, key = max(trial.samples // 2, 256), chunked.subkey(trial.key, position, 1)
             taken = self.loss.pilot(first.tilt, point, size, key)
             chosen[direction] = Chosen(taken, True)
             sides.append(self._side(direction, taken))
@@ -175,13 +175,13 @@ class OneUnit(LossModel):
         self, noise_multiplier: float, epsilon: float, plan: Plan | None, trial: Trial
     ) -> Bounds:
         if plan is None:
-            first = trial._replace(key=_chunks.subkey(trial.key, 0))
+            first = trial._replace(key=chunked.subkey(trial.key, 0))
             plan = self.pilot(noise_multiplier, epsilon, first)
         found = {
             direction: self._bound(
                 plan.detail[direction],
                 self._at(direction, noise_multiplier, epsilon),
-                trial._replace(key=_chunks.subkey(trial.key, position)),
+                trial._replace(key=chunked.subkey(trial.key, position)),
             )
             for position, direction in enumerate(DIRECTIONS, 1)
         }
@@ -213,7 +213,7 @@ class OneUnit(LossModel):
         # β is a small part of δ: a ceiling of that size needs no sampling
         if direction == "add" and least.log_ceiling <= math.log(trial.beta):
             return ceiling_alone(least).value
-        pilot_key, key = (_chunks.subkey(trial.key, i) for i in (0, 1))
+        pilot_key, key = (chunked.subkey(trial.key, i) for i in (0, 1))
         pilot = self.loss.choose(direction, point, trial._replace(key=pilot_key))
         found = self._bound(Chosen(pilot, True), point, trial._replace(key=key))
         return found.value + self.companions[direction].constant

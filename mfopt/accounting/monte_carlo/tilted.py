@@ -44,7 +44,7 @@ import numpy as np
 import scipy
 
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import _chunks
+from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.dominating_pair import (
     DominatingPair,
     add_tilt,
@@ -186,7 +186,7 @@ def total(
       key: randomness.
     """
     gram, factor = scale(pair, point.noise_multiplier)
-    return _chunks.total(
+    return chunked.total(
         _KERNELS[tilt.kind],
         key,
         samples,
@@ -207,7 +207,7 @@ def warm_up(pair: DominatingPair) -> None:
     _log_normalizers(gram, 1)
     _log_normalizer(gram, 1)
     for kind in ("chain", "mean"):
-        _chunks.compile_only(_KERNELS[kind], 2**30, pair.bins, gram, factor, 1.0, 1.0, 0.0, Hinge())
+        chunked.compile_only(_KERNELS[kind], 2**30, pair.bins, gram, factor, 1.0, 1.0, 0.0, Hinge())
 
 
 def _chain(

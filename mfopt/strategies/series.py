@@ -23,7 +23,7 @@ def convolve(a: jax.Array, b: jax.Array) -> jax.Array:
     O(n log n): the product of a Toeplitz matrix with one or many vectors.
     """
     n = a.shape[0]
-    size = _fft_size(n + b.shape[0] - 1)
+    size = fft_size(n + b.shape[0] - 1)
     spectrum = jnp.fft.rfft(a, size).reshape((-1,) + (1,) * (b.ndim - 1))
     return jnp.fft.irfft(spectrum * jnp.fft.rfft(b, size, axis=0), size, axis=0)[:n]
 
@@ -130,7 +130,15 @@ def toeplitz(a: jax.Array) -> jax.Array:
     return jnp.where(lag >= 0, a[jnp.clip(lag, 0)], 0)
 
 
-def _fft_size(length: int) -> int:
+def geometric(
+    scale: jax.Array | np.ndarray, decay: jax.Array | np.ndarray, length: int
+) -> jax.Array:
+    """Σ_i scale_i decay_i^t for t = 0..length-1, with a finite gradient at decay = 0."""
+    powers = jnp.asarray(decay)[None, :] ** jnp.arange(length)[:, None]
+    return powers @ jnp.asarray(scale)
+
+
+def fft_size(length: int) -> int:
     """Smallest 2^i 3^j 5^k >= length: sizes that FFT libraries handle at full speed."""
     best = 1 << (length - 1).bit_length()
     five = 1
