@@ -4,7 +4,9 @@ import argparse
 import ast
 import importlib.util
 import inspect
+import json
 import re
+import shlex
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -206,6 +208,50 @@ def test_benchmarks_speak_as_the_commands_do(path):
         (main_name,) = action.option_strings
         assert main_name not in OLD - {"--samples"} and len(action.help) > 5
         assert kinds.get(main_name, {bench_meaning(action)}) == {bench_meaning(action)}, main_name
+
+
+def commands_of_the_manifest():
+    folder = Path(__file__).parent.parent / "artifacts"
+    for entry in json.loads((folder / "manifest.json").read_text()).values():
+        yield from entry["command"].split(" && ")
+
+
+def misspelt(text):
+    """What is no word of today's vocabulary in a command; it is parsed, and not run."""
+    program, name, *rest = shlex.split(text)
+    assert program == "mfopt"
+    if name == "bench":
+        bench, *rest = rest
+        parser = benchmark(Path(__file__).parent / "benchmarks" / f"bench_{bench}.py").parser()
+        parser.parse_args(rest)
+        shown = {
+            option
+            for action in parser._actions
+            if action.help != argparse.SUPPRESS
+            for option in action.option_strings
+        }
+    else:
+        command = EVERY[name,]
+        command.make_context(name, list(rest))
+        shown = set(visible((name,)))
+    return [word for word in rest if word.startswith("--") and word not in shown]
+
+
+def test_commands_of_the_manifest_are_spelt_as_today(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent.parent)  # folders of --out are looked for
+    commands = list(commands_of_the_manifest())
+    assert len(commands) > 100
+    # figures differ in their name alone, which another test compares
+    others = [text for text in commands if not text.startswith("mfopt figures")]
+    for text in [*others, next(text for text in commands if text not in others)]:
+        assert misspelt(text) == [], text
+    # controls that must fail: an older name, and one that was never there
+    assert misspelt("mfopt bench account --sizes 32") == ["--sizes"]
+    assert misspelt("mfopt optimize --epochs 2 --bins 4 --eps 2") == ["--bins"]
+    with pytest.raises(SystemExit):
+        misspelt("mfopt bench train --models tiny small")
+    with pytest.raises(click.UsageError):
+        misspelt("mfopt optimize --epoch-count 2")
 
 
 def test_lists_and_counts_of_benchmarks_are_those_of_the_commands(capsys):

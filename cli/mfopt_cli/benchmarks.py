@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -78,6 +79,16 @@ class Parser(argparse.ArgumentParser):
     def seed(self) -> None:
         """``--seed``."""
         self.add_argument("--seed", type=count, default=0, help="Pin the randomness.")
+
+    def command(self, arguments: Sequence[str]) -> str:
+        """The words that run this once more, but for where its report goes."""
+        words, left = [], iter(arguments)
+        for word in left:
+            if word == "--out":
+                next(left, None)
+            elif not word.startswith("--out="):
+                words.append(word)
+        return shlex.join([*self.prog.split(), *words])
 
     def parse_args(self, *arguments: Any, **named: Any) -> Any:
         """As the parent's; refuses an ``--out`` that could not be written before any work."""

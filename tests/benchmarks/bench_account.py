@@ -22,7 +22,7 @@ from importlib import metadata
 from typing import Any
 
 import numpy as np
-from mfopt_cli.benchmarks import Parser, count, listed
+from mfopt_cli.benchmarks import Parser, count, keep, listed
 from scipy import stats
 
 DELTA = 1e-6
@@ -153,9 +153,8 @@ def parser() -> Parser:
 
 def main(arguments: list[str]) -> None:
     """Print or write one JSON object."""
-    from mfopt.experiments import plots
-
-    options = parser().parse_args(arguments)
+    words, begun = parser(), time.perf_counter()
+    options = words.parse_args(arguments)
     found = {
         "sweep": sweep(options),
         "calibration": calibrated(options),
@@ -164,7 +163,5 @@ def main(arguments: list[str]) -> None:
         "date": datetime.date.today().isoformat(),
         "versions": {name: metadata.version(name) for name in ("mfopt", "dp_accounting")},
     }
-    text = json.dumps(found, indent=2)
-    if options.out:
-        plots.write(options.out, text + "\n")
-    print(text)
+    keep(options.out, found, how=words.command(arguments), begun=begun)
+    print(json.dumps(found, indent=2))

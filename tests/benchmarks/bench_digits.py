@@ -11,14 +11,14 @@ by Opacus's PRV accountant, that of mfopt from its certified factorization.
 from __future__ import annotations
 
 import functools
-import json
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mfopt_cli.benchmarks import Parser, count, listed
+from mfopt_cli.benchmarks import Parser, count, keep, listed
 
 RATES = (0.0625, 0.125, 0.25, 0.5)
 EPOCHS, BINS, DELTA, CLIP = 8, 32, 1e-5, 1.0
@@ -108,10 +108,9 @@ def parser() -> Parser:
 
 def main(arguments: list[str]) -> None:
     """Print one line for each ε and method."""
-    from mfopt.experiments import plots
-
     warnings.simplefilter("ignore")  # of PyTorch and Opacus
-    options = parser().parse_args(arguments)
+    words, begun = parser(), time.perf_counter()
+    options = words.parse_args(arguments)
     report: dict[str, Any] = {}
     for epsilon in options.eps:
         for method in ("mfopt", "opacus"):
@@ -131,8 +130,7 @@ def main(arguments: list[str]) -> None:
             print(
                 f"{method:<7} ε = {epsilon:g}: {mean:.1%} ± {error:.1%} at rate {rate}", flush=True
             )
-            if options.out:
-                plots.write(options.out, json.dumps(report, indent=2) + "\n")
+            keep(options.out, report, how=words.command(arguments), begun=begun)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mfopt_cli.benchmarks import Parser, count
+from mfopt_cli.benchmarks import Parser, count, keep
 
 KINDS = ("kill -9", "SIGTERM", "disk full", "bit flip")
 LIMITS = (0, 300, 4_000, 20_000)  # bytes of a file on the full disk
@@ -209,9 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     for module in ("mfopt_cli.main", "mfopt.training.execute", "mfopt.training.prepare"):
         importlib.import_module(module)
-    from mfopt import _files
-
-    begun = time.process_time()
+    started, begun = time.perf_counter(), time.process_time()
     faults = Faults(root, 3 * options.faults, rng)
     faults.begin()
     # every kind equally often, in random order
@@ -233,8 +231,6 @@ def main(arguments: list[str] | None = None) -> int:
         "refusals": faults.refusals,
         "wrong": [text.replace(str(root), "ROOT") for text in faults.wrong],
     }
-    text = json.dumps(facts, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-    print(text)
-    if options.out:
-        _files.write(options.out, text)
+    print(json.dumps(facts, indent=2, sort_keys=True, ensure_ascii=False))
+    keep(options.out, facts, how=facts["command"], begun=started, seed=options.seed)
     return 1 if faults.wrong else 0

@@ -349,8 +349,8 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "half the rounds": Mutant(
         CONVOLUTION,
-        "_power(fft.rfft(wrapped, overwrite_x=True), count)",
-        "_power(fft.rfft(wrapped, overwrite_x=True), max(count - 1, 1))",
+        "_power(scipy.fft.rfft(wrapped, overwrite_x=True), count)",
+        "_power(scipy.fft.rfft(wrapped, overwrite_x=True), max(count - 1, 1))",
         rounds("recorded_dp_accounting or probability_one"),
     ),
     "one direction decides": Mutant(

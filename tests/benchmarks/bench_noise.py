@@ -23,9 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from mfopt_cli.benchmarks import Parser, count, listed
-
-from mfopt.experiments import plots
+from mfopt_cli.benchmarks import Parser, count, keep, listed
 
 DECAYS = np.array([0.5, 0.9, 0.99, 0.999])
 SCALES = np.array([0.3, 0.1, 0.05, 0.02])
@@ -381,7 +379,8 @@ def parser() -> Parser:
 
 def main(arguments: list[str]) -> None:
     """Print one table per mechanism and size."""
-    options = parser().parse_args(arguments)
+    words, begun = parser(), time.perf_counter()
+    options = words.parse_args(arguments)
     if options.child:
         contender, mechanism, size, steps = options.child
         print(json.dumps(child(contender, mechanism, int(size), int(steps))))
@@ -398,8 +397,8 @@ def main(arguments: list[str]) -> None:
             report[f"{mechanism} {size}"] = {"contenders": found, "ratios": ratios}
             if not options.json:
                 show(mechanism, size, found, ratios)
-            if options.out:  # what was measured is kept, whatever stops the rest
-                plots.write(options.out, json.dumps(report, indent=2) + "\n")
+            # what was measured is kept, whatever stops the rest
+            keep(options.out, report, how=words.command(arguments), begun=begun)
     if options.json:
         print(json.dumps(report, indent=2))
 

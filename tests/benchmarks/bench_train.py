@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from mfopt_cli.benchmarks import Parser, count, listed
+from mfopt_cli.benchmarks import Parser, count, keep, listed
 
 SIZES = {
     "tiny": {"n_embd": 128, "n_layer": 2, "n_head": 4},
@@ -167,9 +167,8 @@ def parser() -> Parser:
 
 def main(arguments: list[str]) -> None:
     """Entry point of ``mfopt bench train``."""
-    from mfopt.experiments import plots
-
-    options = parser().parse_args(arguments)
+    words = parser()
+    options = words.parse_args(arguments)
     settings = {name: value for name, value in vars(options).items() if name not in ("json", "out")}
     begun, load = time.perf_counter(), os.getloadavg()[0]
     results = {size: measure(size, options) for size in options.sizes}
@@ -183,11 +182,9 @@ def main(arguments: list[str]) -> None:
         "seconds": round(time.perf_counter() - begun, 1),
         "results": results,
     }
-    text = json.dumps(found, indent=2) + "\n"
-    if options.out:
-        plots.write(options.out, text)
+    keep(options.out, found, how=words.command(arguments), begun=begun)
     if options.json:
-        print(text, end="")
+        print(json.dumps(found, indent=2))
         return
     print(f"{'':10} {'':6} {'least s':>9} {'median s':>9} {'ratio':>7}")
     for size, rows in results.items():
