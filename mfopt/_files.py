@@ -80,6 +80,10 @@ def write(
                 check(part)
             # still locked: nobody sweeps it away
             _place(part, path, force)
+    except OSError as problem:
+        if problem.filename is None and problem.errno is not None:  # a write does not name its file
+            problem.filename = str(path)
+        raise
     finally:
         part.unlink(missing_ok=True)
     _sync_folder(path.parent)

@@ -16,7 +16,10 @@ import contextlib
 import hashlib
 import hmac
 import json
+import logging
 import os
+import sys
+import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -77,9 +80,13 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             max_to_keep=_check.integer("keep", keep),
             cleanup_tmp_directories=True,
+            # otherwise threads wait minutes, and the process with them, for a folder that a full
+            # disk has no room for
+            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
             file_options=ocp.options.FileOptions(path_permission_mode=_OWNER_ONLY),
         )
         self._manager = ocp.CheckpointManager(self.folder, options=options)
+        _say_it_once()
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -90,14 +97,23 @@ class Checkpoints:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except FailureError:
+            if error is None:  # else it was told, and raised, before
+                raise
 
     def close(self) -> None:
-        """Wait for the save under way, then let go of the folder."""
-        try:
-            self.wait()
-        finally:
-            self._manager.close()
+        """Wait for the save under way, then let go of the folder.
+
+        Raises:
+            FailureError: it could not be written.
+        """
+        with self._told():
+            try:
+                self._manager.wait_until_finished()
+            finally:
+                self._manager.close()
 
     def wait(self) -> None:
         """Return once what was saved is on disk.
@@ -114,7 +130,7 @@ class Checkpoints:
         try:
             yield
         except (ValueError, OSError, RuntimeError) as problem:
-            reason = _check.printable(str(problem).split("\n")[0])
+            reason = _check.printable(str(problem).split("\n")[0].split(" [tensorstore")[0])
             raise FailureError(
                 f"a checkpoint in {self.folder} could not be written: {reason}. "
                 "Make room, and go on from the last whole one with `resume=True`."
@@ -250,6 +266,31 @@ class Checkpoints:
                 "checkpoint", step, f"not found in {self.folder} (found: {self.steps or 'none'})"
             )
         return step
+
+
+def _say_it_once() -> None:
+    """Keep the writer's threads from printing what a :class:`FailureError` says in one line.
+
+    When a disk is full, Orbax logs each thread's traceback before it raises the error, and what
+    TensorStore has still under way calls back into an event loop that is closed by then.
+    """
+    logging.getLogger("absl").addFilter(_is_not_told)  # the same filter twice is one
+    if sys.unraisablehook is not _without_late_calls:
+        global _unraisable
+        _unraisable, sys.unraisablehook = sys.unraisablehook, _without_late_calls
+
+
+def _is_not_told(record: logging.LogRecord) -> bool:
+    return record.exc_info is None or f"{os.sep}orbax{os.sep}" not in record.pathname
+
+
+def _without_late_calls(found: Any) -> None:
+    late = isinstance(found.exc_value, RuntimeError) and "Event loop is" in str(found.exc_value)
+    if not late or threading.current_thread() is threading.main_thread():
+        _unraisable(found)
+
+
+_unraisable = sys.unraisablehook
 
 
 def _wait(what: str) -> None:

@@ -3,8 +3,9 @@
     mfopt bench kill --moments 200 --out artifacts/bench-kill.json
 
 Each moment runs `mfopt optimize`, `compare` or `train` at a tiny size in an empty folder and ends
-it by kill -9, SIGTERM, SIGHUP, Ctrl-C or a full disk (a limit on the size of files), at a time
-drawn uniformly from the time that the undisturbed command takes. Afterwards
+it by kill -9, SIGTERM, SIGHUP, Ctrl-C or a full disk (a limit on the size of files), at a point
+drawn uniformly from the work of the undisturbed command, in CPU time where the system tells that of
+another process: what else the machine does moves no moment. Afterwards
 
 - every file whose name is not hidden can be read whole: factorizations load, CSV and JSON parse,
   and so do the notes of what was proved on this machine;
@@ -18,6 +19,9 @@ A command begins as a copy of this process (``os.fork``), in which Python and JA
 no device was used: 200 moments then cost their work and not their imports. One in eight is a
 process of its own from the first instruction on; while Python itself is still starting, a signal
 is answered by the interpreter, so there only the files and the second run are judged.
+
+Every moment is written down when it is over, and has a generator of its own: the same command with
+the same ``--out`` goes on after the last one, so ``--minutes`` can cut the work in parts.
 
 Exit code 1 if any of this fails.
 """
@@ -85,7 +89,7 @@ class Running:
     """
 
     def __init__(self, command: str, *, limit: int | None = None, cold: bool = False) -> None:
-        words, self._cold = shlex.split(command), cold
+        words, self._cold, self._begun = shlex.split(command), cold, time.monotonic()
         self._said, error = os.pipe()
         if cold:
             self._process = subprocess.Popen(
@@ -98,9 +102,30 @@ class Running:
             self._pid = copied(lambda: told(words), error, limit)
         os.close(error)
 
-    def end(self, number: int) -> None:
-        """Send a signal, if it still runs."""
+    def spent(self) -> float:
+        """Seconds that it has worked so far; that it has run, where nobody tells."""
+        try:
+            fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return time.monotonic() - self._begun
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def end_after(self, work: float, number: int) -> None:
+        """Send a signal once it has worked so long, or at its end."""
+        while self.spent() < work and time.monotonic() - self._begun < LONGEST:
+            # a process that has ended and was not waited for is still there, and works no more
+            if os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                break
+            time.sleep(0.005)
         os.kill(self._pid, number)  # it was not waited for: the number is still its own
+
+    def watched(self) -> float:
+        """Its work in seconds, to its end."""
+        work = 0.0
+        while not os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            work = max(work, self.spent())
+            time.sleep(0.02)
+        return work
 
     def wait(self) -> tuple[int, str]:
         """(exit code, or minus the signal that ended it; what it said)."""
@@ -168,6 +193,7 @@ def parser() -> Parser:
     """Its options."""
     words = Parser("kill", __doc__)
     words.word("--moments", type=count, default=30, help="Interrupts in all.")
+    words.word("--minutes", type=float, default=600.0, help="Time after which to stop early.")
     words.word(
         "--commands",
         type=listed(str, COMMANDS),
@@ -175,7 +201,7 @@ def parser() -> Parser:
         help=f"Which of {', '.join(COMMANDS)}; a list.",
     )
     words.seed()
-    words.out()
+    words.out("JSON file; the moments that it holds are not run again.")
     return words
 
 
@@ -183,15 +209,18 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the moments; exit code 1 where something was wrong after one of them."""
     options = parser().parse_args(arguments)
     started = time.perf_counter()
-    rng = random.Random(options.seed)
+    how = f"mfopt bench kill --moments {options.moments} --seed {options.seed}"
+    facts = earlier(options.out, how)
     root = Path(tempfile.mkdtemp(prefix="mfopt-kill-"))
     os.environ["MFOPT_DATA"] = str(root / "proofs")
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(root / "compiled")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    importing = time.process_time()
     for module in ("mfopt_cli.main", "mfopt.optimize", "mfopt.experiments.comparison"):
         importlib.import_module(module)
     if "train" in options.commands:
         importlib.import_module("mfopt.training.execute")
+    importing = time.process_time() - importing
 
     data = root / "data"
     if "train" in options.commands:
@@ -199,33 +228,52 @@ def main(arguments: list[str] | None = None) -> int:
         if code:
             print(f"no data to train on: {said}")
             return 1
-    lasts = {}
+    works = {}
     for name in options.commands:
         for _ in range(2):  # the first one compiles
-            begun = time.monotonic()
-            code, said = Running(COMMANDS[name].format(fresh(root), data)).wait()
-            lasts[name] = time.monotonic() - begun
+            running = Running(COMMANDS[name].format(fresh(root), data))
+            works[name] = running.watched()
+            code, said = running.wait()
             if code:
                 print(f"{name} does not even run undisturbed: {said}")
                 return 1
-    counts: collections.Counter[str] = collections.Counter()
-    faults: list[str] = []
-    for number in range(options.moments):
+    facts["seconds_undisturbed"] = {name: round(value, 1) for name, value in works.items()}
+    before = facts["seconds"]
+    while (number := len(facts["moments"])) < options.moments:
+        if time.perf_counter() - started > 60 * options.minutes:
+            print(f"{number} of {options.moments} moments; the same command goes on")
+            break
+        rng = random.Random(f"{options.seed} {number}")
         name, way = options.commands[number % len(options.commands)], rng.choice(WAYS)
         cold = rng.randrange(COLD) == 0
-        faults += one(name, way, cold, rng, root, data, lasts[name], counts)
-        print(f"{number + 1}/{options.moments} {name}, {way}: {len(faults)} faults", flush=True)
+        whole = works[name] + (importing if cold else 0.0)
+        row, faults = one(name, way, cold, rng, root, data, whole)
+        facts["moments"].append(row)
+        facts["faults"] += [fault.replace(str(root), "ROOT") for fault in faults]
+        facts["seconds"] = round(before + time.perf_counter() - started, 1)
+        print(f"{number + 1}/{options.moments} {row}: {len(facts['faults'])} faults", flush=True)
+        begun = started - before
+        keep(options.out, summed(facts), how=how, begun=begun, seed=options.seed)
     shutil.rmtree(root)
-    facts = {
-        "command": f"mfopt bench kill --moments {options.moments} --seed {options.seed}",
-        "moments": options.moments,
-        "seconds_undisturbed": {name: round(value, 1) for name, value in lasts.items()},
-        "outcomes": dict(counts),
-        "faults": [fault.replace(str(root), "ROOT") for fault in faults],
-    }
-    print(json.dumps(facts, indent=2))
-    keep(options.out, facts, how=facts["command"], begun=started, seed=options.seed)
-    return 1 if faults else 0
+    print(json.dumps({**summed(facts), "moments": len(facts["moments"])}, indent=2))
+    return 1 if facts["faults"] else 0
+
+
+def earlier(out: Path | None, how: str) -> dict[str, Any]:
+    """What the report of an earlier part says, or the beginning of one."""
+    if out is not None and out.is_file():
+        found: dict[str, Any] = json.loads(out.read_text())
+        if found.get("command") == how:
+            return found
+    return {"command": how, "seconds": 0.0, "moments": [], "faults": []}
+
+
+def summed(facts: dict[str, Any]) -> dict[str, Any]:
+    """The report, with how often each command ended how."""
+    outcomes: collections.Counter[str] = collections.Counter()
+    for name, way, _, code in facts["moments"]:
+        outcomes[f"{name}, {way}: exit {code}"] += 1
+    return {**facts, "outcomes": dict(sorted(outcomes.items()))}
 
 
 def tiny_data(root: Path, data: Path) -> str:
@@ -260,25 +308,31 @@ def one(
     rng: random.Random,
     root: Path,
     data: Path,
-    lasts: float,
-    counts: collections.Counter[str],
-) -> list[str]:
-    """What was wrong after one moment."""
+    whole: float,
+) -> tuple[list[Any], list[str]]:
+    """One moment: (command, way, share of the work or bytes of a file, exit code), what was wrong.
+
+    Args:
+      name: of the command.
+      way: how it is ended.
+      cold: in a process of its own.
+      rng: draws when.
+      root, data: folders.
+      whole: seconds of work of the undisturbed command.
+    """
     folder = fresh(root)
     command = COMMANDS[name].format(folder, data)
     if way == "disk full":
-        moment = float(rng.choice(LIMITS))
-        code, said = Running(command, limit=int(moment), cold=cold).wait()
+        at: float = rng.choice(LIMITS)
+        code, said = Running(command, limit=int(at), cold=cold).wait()
         allowed = {0, 1, 2}
     else:
-        moment = rng.uniform(0.0, lasts)
+        at = round(rng.random(), 3)
         running = Running(command, cold=cold)
-        time.sleep(moment)
-        running.end(SIGNALS[way])
+        running.end_after(at * whole, SIGNALS[way])
         code, said = running.wait()
         allowed = {0, -9} if way == "kill -9" else {0, 128 + SIGNALS[way]}
-    counts[f"{name}, {way}{', cold' if cold else ''}: exit {code}"] += 1
-    where = f"{name}, {way} at {moment:.2f}: "
+    where = f"{name}, {way} at {at:g}: "
     faults = []
     if code not in allowed and not cold:
         faults.append(f"{where}exit code {code}: {said[-300:]}")
@@ -286,7 +340,8 @@ def one(
         faults.append(f"{where}traceback: {said[-1500:]}")
     if code == 0 and not complete(name, folder):
         faults.append(f"{where}exit code 0 without the whole output")
-    return faults + [where + text for text in afterwards(name, command, root, folder)]
+    faults += [where + text for text in afterwards(name, command, root, folder)]
+    return [name, way + (", cold" if cold else ""), at, code], faults
 
 
 def afterwards(name: str, command: str, root: Path, folder: Path) -> list[str]:

@@ -199,7 +199,7 @@ MUTANTS: dict[str, Mutant] = {
         sampling("fail_no_more"),
     ),
     "values above 1 pass": Mutant(
-        TILTED, "value <= 1 + _ABOVE", "value <= jnp.inf", sampling("does_not_hold_leaves")
+        EVIDENCE, "value <= 1 + _ABOVE", "value <= jnp.inf", sampling("does_not_hold_leaves")
     ),
     # proposals and their ceilings
     "chain without normalizers": Mutant(
