@@ -135,10 +135,14 @@ class Mixture:
         mixture, lost = self.cut(log_tail)
         borders = mixture.borders(noise_multiplier, spacing, log_tail, ends)
         mass_p, mass_q = mixture.masses(noise_multiplier, borders)
-        # loss at x = -∞: log P(s = 0), the mixture's other components vanish there
+        finite = mixture.loss(borders[1:-1], noise_multiplier)
+        # loss at x = -∞: log P(s = 0), the mixture's other components vanish there. Far below the
+        # last border it would be a rare large loss of the other direction, where that has its
+        # saddle point; as an infinite loss it only has its mass.
         at_zero = mixture.log_weights[mixture.sensitivities == 0]
         lowest = float(at_zero[0]) if at_zero.size else -math.inf
-        finite = mixture.loss(borders[1:-1], noise_multiplier)
+        if lowest < finite[0] - step:
+            lowest = -math.inf
         loss = np.concatenate([[lowest], np.maximum(finite, lowest), [math.inf]])
         result = loss_distribution.from_cells(step, loss, mass_p, mass_q)
         return dataclasses.replace(result, infinite=result.infinite + lost)
