@@ -48,112 +48,114 @@ def rounds_analysis(mechanism: Mechanism, found: poisson.Rounds, of: str) -> Rou
 
 
 class RoundsAccountant(Accountant):
-    """Independent rounds of one mixture of Gaussians."""
+    """Independent rounds.
+
+    Groups whose number of units stays ("replace", or zeroed in fixed batches) go through the
+    whole profile of one unit.
+
+    Attributes:
+      of: what is composed, for the record.
+    """
+
+    of: ClassVar[str]
 
     @abc.abstractmethod
     def rounds(self, mechanism: Mechanism) -> poisson.Rounds:
-        """What composes, or :class:`UsageError`."""
+        """What composes, or :class:`UsageError`; one unit's where :meth:`chained`."""
+
+    def chained(self, mechanism: Mechanism) -> bool:
+        """Whether the account of a group goes through the whole profile of one unit."""
+        return mechanism.group_size > 1 and mechanism.adjacency == "replace"
+
+    def moved_by(self, mechanism: Mechanism) -> float:
+        """Most that one unit moves a round, in column norms, what is drawn known."""
+        return 2.0 if mechanism.adjacency == "replace" else 1.0
 
     def check(self, mechanism: Mechanism) -> None:
-        refuse_replacement(mechanism)
         self.rounds(mechanism)
+
+    def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
+        one = rounds_analysis(mechanism, self.rounds(mechanism), f" of {self.of}")
+        if not self.chained(mechanism):
+            return one
+        unit = DeterministicUnit(one.profile, one.guess)
+        chain = Chain(unit, mechanism.group_size, self.of)
+        return VerifiedAnalysis(mechanism, chain, certify=effort.certify, seed=effort.seed)
 
 
 class PoissonRounds(RoundsAccountant):
     """C = I and any group."""
 
     schemes = (Poisson,)
+    of = "Poisson-sampled rounds"
 
     def rounds(self, mechanism: Mechanism) -> poisson.Rounds:
         scheme: Any = mechanism.sampling
-        return poisson.poisson(mechanism.strategy, scheme, mechanism.group_size)
-
-    def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
-        return rounds_analysis(mechanism, self.rounds(mechanism), " of Poisson-sampled rounds")
+        return poisson.poisson(
+            mechanism.strategy, scheme, mechanism.group_size, mechanism.adjacency
+        )
 
 
 class CyclicRounds(RoundsAccountant):
     """A banded C. One band is plain Poisson sampling, with its exact account of any group."""
 
     schemes = (CyclicPoisson,)
+    of = "cyclic Poisson sampling"
 
     def rounds(self, mechanism: Mechanism) -> poisson.Rounds:
         scheme: Any = mechanism.sampling
-        if scheme.bands == 1:
-            plain = Poisson(scheme.probability, scheme.iterations)
-            return poisson.poisson(mechanism.strategy, plain, mechanism.group_size)
-        return poisson.cyclic_poisson(mechanism.strategy, scheme)
+        # names the bands that are needed
+        cyclic = poisson.cyclic_poisson(mechanism.strategy, scheme, mechanism.adjacency)
+        if scheme.bands > 1:
+            return cyclic
+        plain = Poisson(scheme.probability, scheme.iterations)
+        return poisson.poisson(mechanism.strategy, plain, mechanism.group_size, mechanism.adjacency)
 
-    def check(self, mechanism: Mechanism) -> None:
-        refuse_replacement(mechanism)
+    def chained(self, mechanism: Mechanism) -> bool:
         scheme: Any = mechanism.sampling
-        poisson.cyclic_poisson(mechanism.strategy, scheme)  # names the bands that are needed
-
-    def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
-        scheme: Any = mechanism.sampling
-        one = rounds_analysis(mechanism, self.rounds(mechanism), " of cyclic Poisson rounds")
-        if scheme.bands == 1 or mechanism.group_size == 1:
-            return one
-        unit = DeterministicUnit(one.profile, one.guess)
-        chain = Chain(unit, mechanism.group_size, "cyclic Poisson sampling")
-        return VerifiedAnalysis(mechanism, chain, certify=effort.certify, seed=effort.seed)
+        return super().chained(mechanism) or (mechanism.group_size > 1 and scheme.bands > 1)
 
 
 class FixedBatchRounds(RoundsAccountant):
     """C = I and any group that leaves a whole batch."""
 
     schemes = (FixedBatch,)
+    of = "fixed batches"
 
     def rounds(self, mechanism: Mechanism) -> poisson.Rounds:
         scheme: Any = mechanism.sampling
-        return poisson.fixed_batch(mechanism.strategy, scheme, mechanism.group_size)
-
-    def check(self, mechanism: Mechanism) -> None:
-        if mechanism.adjacency == "zero-out":
-            raise _check.reject(
-                "adjacency",
-                mechanism.adjacency,
-                "not analysed for fixed batches",
-                "Use 'add-remove'.",
-            )
-        super().check(mechanism)
-
-    def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
-        return rounds_analysis(
-            mechanism, self.rounds(mechanism), ", hypergeometric mixture of Gaussians"
+        return poisson.fixed_batch(
+            mechanism.strategy, scheme, mechanism.group_size, mechanism.adjacency
         )
+
+    def chained(self, mechanism: Mechanism) -> bool:
+        return mechanism.group_size > 1 and mechanism.adjacency != "add-remove"
+
+    def moved_by(self, mechanism: Mechanism) -> float:
+        # an added unit also takes the place of another
+        return 1.0 if mechanism.adjacency == "zero-out" else 2.0
 
 
 class FreeRounds(Accountant):
     """Participations at every opportunity: K units move each round by K columns."""
 
-    schemes: ClassVar[tuple[type[Scheme], ...]] = (Poisson, CyclicPoisson)
+    schemes: ClassVar[tuple[type[Scheme], ...]] = (Poisson, CyclicPoisson, FixedBatch)
     free = True
-    _accountants: tuple[type[RoundsAccountant], ...] = (PoissonRounds, CyclicRounds)
-    _moved_by = 1.0
 
     def check(self, mechanism: Mechanism) -> None:
-        self._one(mechanism).check(mechanism)
-        if self._rounds(mechanism).mixture.trivial:
+        if self._one(mechanism).rounds(mechanism).mixture.trivial:
             raise _check.reject("sampling", mechanism.sampling, "releases nothing of a unit")
 
     def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
-        found = self._rounds(mechanism)
+        one = self._one(mechanism)
+        found = one.rounds(mechanism)
+        moved = one.moved_by(mechanism) * mechanism.group_size
         # the last term covers the rounding of the product
-        moved = self._moved_by * mechanism.group_size * found.scale * math.sqrt(found.rounds)
-        return gaussian_release(mechanism, moved * (1 + 1e-14), WITHOUT_AMPLIFICATION)
+        moved *= found.scale * math.sqrt(found.rounds) * (1 + 1e-14)
+        return gaussian_release(mechanism, moved, WITHOUT_AMPLIFICATION)
 
-    def _one(self, mechanism: Mechanism) -> RoundsAccountant:
+    @staticmethod
+    def _one(mechanism: Mechanism) -> RoundsAccountant:
+        every = (PoissonRounds(), CyclicRounds(), FixedBatchRounds())
         kind = mechanism.sampling.kind
-        return next(a() for a in self._accountants if any(s.kind == kind for s in a.schemes))
-
-    def _rounds(self, mechanism: Mechanism) -> poisson.Rounds:
-        return self._one(mechanism).rounds(mechanism)
-
-
-class FreeFixedBatch(FreeRounds):
-    """As above, where each unit of the group also takes the place of another: twice the norm."""
-
-    schemes = (FixedBatch,)
-    _accountants = (FixedBatchRounds,)
-    _moved_by = 2.0
+        return next(one for one in every if any(s.kind == kind for s in one.schemes))

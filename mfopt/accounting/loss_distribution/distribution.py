@@ -171,7 +171,8 @@ def balanced_loss(step: float, mass_p: np.ndarray, mass_q: np.ndarray) -> float:
     mass_p, mass_q = mass_p[kept], mass_q[kept]
     loss = np.log(mass_p) - np.log(mass_q)
     near = np.round(loss / step).astype(np.int64)
-    at = float(near[0] + np.argmax(np.bincount(near - near[0], mass_p))) * step
+    least = near.min()
+    at = float(least + np.argmax(np.bincount(near - least, mass_p))) * step
     for _ in range(20):
         close = np.abs(loss - at) < step
         at = float(np.log(mass_p[close].sum()) - np.log(mass_q[close].sum()))

@@ -20,7 +20,7 @@ import numpy as np
 from scipy import special
 
 from mfopt.accounting import solve
-from mfopt.accounting.loss_distribution.mixture import Mixture
+from mfopt.accounting.loss_distribution.mixture import Round
 from mfopt.accounting.loss_distribution.tilting import Atoms, Tilting
 
 _NODES = 0.05  # spacing of the nodes of x, in noise standard deviations
@@ -33,7 +33,7 @@ _ROUNDING = 1e-12  # of the loss, relative to its largest value: no grid is fine
 
 @dataclasses.dataclass(frozen=True)
 class Law(Tilting):
-    """Rounds of a mixture without a grid, in one direction: for planning only.
+    """Rounds without a grid, in one direction: for planning only.
 
     Attributes:
       losses: shape (N,), increasing: the loss at the nodes.
@@ -53,24 +53,18 @@ class Law(Tilting):
 
     @classmethod
     def of(
-        cls, mixture: Mixture, noise_multiplier: float, rounds: int, log_tail: float, add: bool
+        cls, one: Round, noise_multiplier: float, rounds: int, log_tail: float, add: bool
     ) -> Law:
         """The law of ``rounds`` rounds; tails below e^``log_tail`` are left out.
 
         Args:
-          mixture: sensitivities of one round.
+          one: the round.
           noise_multiplier: σ, in clip norms.
           rounds: compositions.
           log_tail: log of the probability that may be left out.
           add: whether the direction is that of adding a unit.
         """
-        cut, _ = mixture.cut(log_tail)
-        low, high = cut.ends(noise_multiplier, log_tail)
-        nodes = max(64, min(math.ceil((high - low) / _NODES), 1 << 16))
-        z = np.linspace(low, high, nodes)
-        loss = cut.loss(z, noise_multiplier)
-        normal = -0.5 * z * z - 0.5 * math.log(2 * math.pi) + math.log((high - low) / (nodes - 1))
-        slopes = np.gradient(loss, z)
+        loss, normal, slopes = one.nodes(noise_multiplier, log_tail)
         if add:
             return cls(-loss[::-1], normal[::-1], slopes[::-1], rounds, True)
         return cls(loss, normal + loss, slopes, rounds)

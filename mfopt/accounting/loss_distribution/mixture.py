@@ -9,8 +9,10 @@ hypergeometric variable. The loss log P/Q is increasing in x, so cells of x are 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 from scipy import special
@@ -20,6 +22,7 @@ from mfopt.accounting import loss_distribution
 from mfopt.accounting.loss_distribution import LossDistribution
 
 _MOST_CELLS = 1_000_000
+_NODES = 0.05  # spacing of the nodes of x for planning, in noise standard deviations
 
 
 def _stats() -> Any:
@@ -35,7 +38,85 @@ def _counts(group_size: int) -> np.ndarray:
     return np.arange(group_size + 1)
 
 
-@dataclasses.dataclass(frozen=True)
+class Round(Protocol):
+    """What one round is, for a composition of such: :class:`Mixture`, or another dominating pair.
+
+    Compared by content, so that what was planned for one is found again.
+    """
+
+    @property
+    def trivial(self) -> bool:
+        """Whether nothing is released."""
+
+    @property
+    def components(self) -> int:
+        """How many Gaussians make up a round; with one it is a Gaussian release."""
+
+    @property
+    def largest(self) -> float:
+        """Most that a round moves, in clip norms, what is drawn known."""
+
+    @property
+    def mean(self) -> float:
+        """About how much a round moves: where searches begin."""
+
+    @property
+    def log_chance(self) -> float:
+        """log of the probability that a round moves at all."""
+
+    @property
+    def log_none(self) -> float:
+        """The least loss, -inf where there is none."""
+
+    def log_square(self, noise_multiplier: float) -> float:
+        """Upper bound of log(1 + χ²(P, Q)); infinite where none is known."""
+
+    def nodes(
+        self, noise_multiplier: float, log_tail: float
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(loss, log Q-mass, slope of the loss in z) at nodes, losses increasing; for planning."""
+
+    def discretize(
+        self,
+        noise_multiplier: float,
+        step: float,
+        spacing: float,
+        log_tail: float,
+        ends: tuple[float, float] = ...,
+    ) -> LossDistribution:
+        """A pair on a grid that dominates the round; see :meth:`Mixture.discretize`.
+
+        Args:
+          noise_multiplier: σ, in clip norms.
+          step: spacing of the grid of losses.
+          spacing: width of the cells of x, in noise standard deviations.
+          log_tail: log of the probability that each truncation may send to an infinite loss.
+          ends: the smallest and the largest loss that are told apart.
+        """
+
+    def discretize_below(
+        self,
+        noise_multiplier: float,
+        step: float,
+        spacing: float,
+        log_tail: float,
+        ends: tuple[float, float],
+        *,
+        add: bool,
+    ) -> LossDistribution:
+        """A pair on a grid that the round dominates; see :meth:`Mixture.discretize_below`.
+
+        Args:
+          noise_multiplier: σ, in clip norms.
+          step: spacing of the grid of losses.
+          spacing: width of the cells of x, in noise standard deviations.
+          log_tail: log of the probability that each truncation may leave out.
+          ends: the smallest and the largest loss that are told apart.
+          add: whether the direction is that of adding a unit.
+        """
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Mixture:
     """Sensitivities of one round and their probabilities.
 
@@ -75,10 +156,59 @@ class Mixture:
         kept = log_weights > -math.inf
         return cls(sensitivities[kept].astype(np.float64), log_weights[kept])
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mixture) and self._content == other._content
+
+    def __hash__(self) -> int:
+        return hash(self._content)
+
+    @functools.cached_property
+    def _content(self) -> tuple[bytes, bytes]:
+        return self.sensitivities.tobytes(), self.log_weights.tobytes()
+
     @property
     def trivial(self) -> bool:
         """Whether the sensitivity is always 0: nothing is released about the group."""
         return bool(np.all(self.sensitivities == 0))
+
+    @property
+    def components(self) -> int:
+        """How many sensitivities there are."""
+        return int(self.sensitivities.size)
+
+    @property
+    def largest(self) -> float:
+        """The largest sensitivity."""
+        return float(self.sensitivities[-1])
+
+    @property
+    def mean(self) -> float:
+        """The mean sensitivity."""
+        return float(np.exp(self.log_weights) @ self.sensitivities)
+
+    @property
+    def log_none(self) -> float:
+        """log of the probability that the sensitivity is 0: the least loss."""
+        return float(self.log_weights[0]) if self.sensitivities[0] == 0 else -math.inf
+
+    def log_square(self, noise_multiplier: float) -> float:
+        """log(1 + χ²(P, Q)) of a round; infinite where floats do not hold it."""
+        weights, shift = np.exp(self.log_weights), self.sensitivities
+        with np.errstate(over="ignore", invalid="ignore"):
+            products = np.expm1(np.outer(shift, shift) / noise_multiplier**2)
+            square = float(weights @ products @ weights)
+        return math.log1p(square) if math.isfinite(square) else math.inf
+
+    def nodes(
+        self, noise_multiplier: float, log_tail: float
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(loss, log Q-mass, slope of the loss in z) at nodes, losses increasing; for planning."""
+        cut, _ = self.cut(log_tail)
+        low, high = cut.ends(noise_multiplier, log_tail)
+        z = np.linspace(low, high, max(64, min(math.ceil((high - low) / _NODES), 1 << 16)))
+        loss = cut.loss(z, noise_multiplier)
+        normal = -0.5 * z * z - 0.5 * math.log(2 * math.pi) + math.log((high - low) / (z.size - 1))
+        return loss, normal, np.gradient(loss, z)
 
     @property
     def log_chance(self) -> float:
@@ -199,8 +329,12 @@ class Mixture:
           ends: losses beyond which no cell is wanted.
         """
         low, high = self.ends(noise_multiplier, log_tail)
-        first = self._reach(noise_multiplier, low, high, ends[0])
-        low, high = first, max(self._reach(noise_multiplier, low, high, ends[1]), first + 1e-9)
+
+        def loss(z: float) -> float:
+            return float(self.loss(np.array([z]), noise_multiplier)[0])
+
+        first = reach(loss, low, high, ends[0])
+        low, high = first, max(reach(loss, low, high, ends[1]), first + 1e-9)
         # more cells than this would cost more than the accuracy is worth; the result stays a bound
         spacing = max(spacing, (high - low) / _MOST_CELLS)
         z = high - spacing * np.arange(math.ceil((high - low) / spacing), -1, -1.0)
@@ -215,16 +349,23 @@ class Mixture:
             mass_p += math.exp(log_weight) * loss_distribution.normal_masses(borders - s)
         return mass_p, mass_q
 
-    def _reach(self, noise_multiplier: float, low: float, high: float, loss: float) -> float:
-        """The z between ``low`` and ``high`` at which the loss comes to ``loss``, or an end."""
-        if self.loss(np.array([low]), noise_multiplier)[0] >= loss:
-            return low
-        if self.loss(np.array([high]), noise_multiplier)[0] <= loss:
-            return high
-        for _ in range(60):
-            middle = 0.5 * (low + high)
-            if self.loss(np.array([middle]), noise_multiplier)[0] < loss:
-                low = middle
-            else:
-                high = middle
+
+def reach(loss: Callable[[float], float], low: float, high: float, target: float) -> float:
+    """The z between ``low`` and ``high`` at which an increasing loss comes to ``target``, or an end.
+
+    Args:
+      loss: of z.
+      low, high: where to look.
+      target: the loss that is sought.
+    """
+    if loss(low) >= target:
+        return low
+    if loss(high) <= target:
         return high
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        if loss(middle) < target:
+            low = middle
+        else:
+            high = middle
+    return high

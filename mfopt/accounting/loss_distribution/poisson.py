@@ -3,7 +3,9 @@
 Poisson sampling with independent noise (DP-SGD), a group of K under it (Ganesh 2024, Theorem
 3.1; Charles et al. 2024, Theorem 1), a banded C under cyclic Poisson sampling, and fixed batches
 (Ganesh 2024, Theorem 3.3). In all of them an iteration touches a unit with fresh randomness and
-the iterations' contributions do not overlap, so the account is a composition of rounds.
+the iterations' contributions do not overlap, so the account is a composition of rounds. Where
+the number of units stays ("replace", and fixed batches under "zero-out") a round is an
+:class:`~mfopt.accounting.loss_distribution.exchange.Exchange`, known for one unit.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ import numpy as np
 
 from mfopt import _check
 from mfopt.accounting import unamplified
-from mfopt.accounting.loss_distribution.mixture import Mixture
-from mfopt.sampling import CyclicPoisson, FixedBatch, Poisson
+from mfopt.accounting.loss_distribution.exchange import Exchange
+from mfopt.accounting.loss_distribution.mixture import Mixture, Round
+from mfopt.sampling import Adjacency, CyclicPoisson, FixedBatch, Poisson
 from mfopt.strategies import Strategy
 
 
@@ -24,20 +27,28 @@ class Rounds:
     """What composes: ``rounds`` times one mixture, at σ over ``scale``.
 
     Attributes:
-      mixture: random sensitivity of one round, in units of the clip norm.
+      mixture: one round: its random sensitivity, in units of the clip norm, or another pair.
       rounds: number of compositions.
       scale: largest norm of a column of C: the rounds have noise multiplier σ / scale.
       exact: whether some data attains the account, up to discretization.
     """
 
-    mixture: Mixture
+    mixture: Round
     rounds: int
     scale: float
     exact: bool
 
 
-def poisson(strategy: Strategy, scheme: Poisson, group_size: int) -> Rounds:
+def poisson(
+    strategy: Strategy, scheme: Poisson, group_size: int, adjacency: Adjacency = "add-remove"
+) -> Rounds:
     """DP-SGD and its groups: C must be diagonal, iterations then release independent sums.
+
+    Args:
+      strategy: C.
+      scheme: who takes part.
+      group_size: K; under "replace" the rounds are of one unit.
+      adjacency: how neighbours differ.
 
     Raises:
       UsageError: C has more than one band: a unit's participations overlap in C x, and no exact
@@ -52,10 +63,12 @@ def poisson(strategy: Strategy, scheme: Poisson, group_size: int) -> Rounds:
             "Use CyclicPoisson with as many bands as C has, or BallsInBins for any C >= 0.",
         )
     scale, even = _scale(strategy, n, 1)
-    return Rounds(Mixture.binomial(group_size, scheme.probability), n, scale, even)
+    return Rounds(_drawn(group_size, scheme.probability, adjacency), n, scale, even)
 
 
-def cyclic_poisson(strategy: Strategy, scheme: CyclicPoisson) -> Rounds:
+def cyclic_poisson(
+    strategy: Strategy, scheme: CyclicPoisson, adjacency: Adjacency = "add-remove"
+) -> Rounds:
     """Banded C: iterations / bands rounds at the probability within the group.
 
     A unit can take part only every ``scheme.bands`` iterations, where the columns of C do not
@@ -75,21 +88,30 @@ def cyclic_poisson(strategy: Strategy, scheme: CyclicPoisson) -> Rounds:
             f"Use CyclicPoisson with bands >= {width}, or BallsInBins for any C >= 0.",
         )
     scale, even = _scale(strategy, n, scheme.bands)
-    return Rounds(Mixture.binomial(1, scheme.probability), scheme.rounds, scale, even)
+    return Rounds(_drawn(1, scheme.probability, adjacency), scheme.rounds, scale, even)
 
 
-def fixed_batch(strategy: Strategy, scheme: FixedBatch, group_size: int) -> Rounds:
+def fixed_batch(
+    strategy: Strategy, scheme: FixedBatch, group_size: int, adjacency: Adjacency = "add-remove"
+) -> Rounds:
     """Batches of fixed size: twice a hypergeometric number of the group's units.
 
     The two data sets differ by the group; the larger has ``scheme.population`` units, so that
-    the account also covers data sets that are larger.
+    the account also covers data sets that are larger. Where both have as many, by contributions
+    that are taken away or replaced, the rounds are of one unit.
+
+    Args:
+      strategy: C.
+      scheme: who takes part.
+      group_size: K.
+      adjacency: how neighbours differ.
 
     Raises:
       UsageError: the group is larger than the data set, or a batch cannot be drawn without it.
     """
     if group_size > scheme.population:
         raise _check.reject("group_size", group_size, f"the data set has {scheme.population} units")
-    if scheme.batch_size > scheme.population - group_size:
+    if adjacency == "add-remove" and scheme.batch_size > scheme.population - group_size:
         raise _check.reject(
             "batch_size",
             scheme.batch_size,
@@ -104,8 +126,20 @@ def fixed_batch(strategy: Strategy, scheme: FixedBatch, group_size: int) -> Roun
             "Use BallsInBins for any C >= 0.",
         )
     scale, even = _scale(strategy, n, 1)
+    chance = scheme.batch_size / scheme.population
+    if adjacency == "zero-out":
+        return Rounds(Exchange.zeroed_in_fixed_batch(chance), n, scale, even)
+    if adjacency == "replace":
+        return Rounds(Exchange.replaced_in_fixed_batch(chance), n, scale, even)
     mixture = Mixture.hypergeometric(group_size, scheme.batch_size, scheme.population)
     return Rounds(mixture, n, scale, even)
+
+
+def _drawn(group_size: int, probability: float, adjacency: Adjacency) -> Round:
+    """One round in which units are drawn independently of each other."""
+    if adjacency == "replace" and probability > 0:
+        return Exchange.replaced_in_poisson_batch(probability)
+    return Mixture.binomial(group_size, probability)
 
 
 def _scale(strategy: Strategy, n: int, groups: int) -> tuple[float, bool]:

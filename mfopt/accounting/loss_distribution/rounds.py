@@ -12,7 +12,6 @@ import functools
 import math
 from typing import Literal
 
-import numpy as np
 import scipy
 
 from mfopt import _check
@@ -20,7 +19,7 @@ from mfopt.accounting import solve
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution.convolution import ComposedLosses, Composition
 from mfopt.accounting.loss_distribution.grid import Grid, Law
-from mfopt.accounting.loss_distribution.mixture import Mixture
+from mfopt.accounting.loss_distribution.mixture import Round
 from mfopt.errors import FailureError
 
 Direction = Literal["remove", "add"]
@@ -47,7 +46,7 @@ class RoundsProfile:
       accuracy: relative error of ε that the grid is chosen for.
     """
 
-    mixture: Mixture
+    mixture: Round
     rounds: int
     noise_multiplier: float
     accuracy: float = FINE
@@ -124,19 +123,16 @@ class RoundsProfile:
     @property
     def _largest_mu(self) -> float:
         """The Gaussian mechanism of a unit that always takes part with all it may be."""
-        largest = float(self.mixture.sensitivities[-1])
-        return largest * math.sqrt(self.rounds) / self.noise_multiplier
+        return self.mixture.largest * math.sqrt(self.rounds) / self.noise_multiplier
 
     @property
     def _one_gaussian(self) -> float | None:
-        return self._largest_mu if self.mixture.sensitivities.size == 1 else None
+        return self._largest_mu if self.mixture.components == 1 else None
 
     @property
     def _largest_added(self) -> float:
         """The largest loss of the direction that adds: nobody takes part, log Q/P = -log w_0."""
-        if self.mixture.sensitivities[0] > 0:
-            return math.inf
-        return -self.rounds * float(self.mixture.log_weights[0]) * (1 + 1e-12)
+        return -self.rounds * self.mixture.log_none * (1 + 1e-12)
 
     @property
     def log_chance(self) -> float:
@@ -160,13 +156,10 @@ class RoundsProfile:
 
         |P - Q| <= (KL/2)^½, KL <= log(1 + χ²) a round.
         """
-        weights, shift = np.exp(self.mixture.log_weights), self.mixture.sensitivities
-        with np.errstate(over="ignore", invalid="ignore"):
-            products = np.expm1(np.outer(shift, shift) / self.noise_multiplier**2)
-            square = float(weights @ products @ weights)
+        square = self.mixture.log_square(self.noise_multiplier)
         if not math.isfinite(square) or self.mixture.trivial:
             return self.log_chance
-        pinsker = 0.5 * math.log(max(self.rounds * math.log1p(square) / 2, 1e-300)) + 1e-9
+        pinsker = 0.5 * math.log(max(self.rounds * square / 2, 1e-300)) + 1e-9
         return min(pinsker, self.log_chance)
 
     def _law(self, direction: str, log_delta: float) -> Law:
@@ -222,7 +215,7 @@ class RoundsProfile:
     ) -> tuple[Composition, ComposedLosses, float]:
         """Rounds on a grid that is fine enough at ε, their sum, the largest loss kept apart."""
         law = self._law(direction, log_delta).at(epsilon)
-        grid = Grid.plan(law, epsilon, self.accuracy, self.mixture.sensitivities.size)
+        grid = Grid.plan(law, epsilon, self.accuracy, self.mixture.components)
         for coarser in (1, 8, 64, 512):
             try:
                 composition, composed = self._on(grid, coarser * grid.step, epsilon, log_delta, law)
@@ -254,7 +247,7 @@ class RoundsProfile:
 
     def _below(self, epsilon: float, law: Law, log_delta: float) -> ComposedLosses:
         """Composed losses that the rounds dominate, in the direction of ``law``."""
-        grid = Grid.plan(law.at(epsilon), epsilon, self.accuracy, self.mixture.sensitivities.size)
+        grid = Grid.plan(law.at(epsilon), epsilon, self.accuracy, self.mixture.components)
         part = self.mixture.discretize_below(
             self.noise_multiplier,
             grid.step,
@@ -267,17 +260,11 @@ class RoundsProfile:
 
 
 @functools.lru_cache(maxsize=16)
-def _planned(key: tuple[bytes, bytes], sigma: float, rounds: int, tail: float, add: bool) -> Law:
-    sensitivities, log_weights = (np.frombuffer(part, dtype=np.float64) for part in key)
-    return Law.of(Mixture(sensitivities, log_weights), sigma, rounds, tail, add)
+def _law(mixture: Round, sigma: float, rounds: int, tail: float, add: bool) -> Law:
+    return Law.of(mixture, sigma, rounds, tail, add)
 
 
-def _law(mixture: Mixture, sigma: float, rounds: int, tail: float, add: bool) -> Law:
-    key = (mixture.sensitivities.tobytes(), mixture.log_weights.tobytes())
-    return _planned(key, sigma, rounds, tail, add)
-
-
-def guess(mixture: Mixture, rounds: int, epsilon: float, delta: float) -> float:
+def guess(mixture: Round, rounds: int, epsilon: float, delta: float) -> float:
     """σ for (ε, δ) by the saddle-point estimate of the larger direction: where to begin.
 
     Args:
@@ -296,10 +283,8 @@ def guess(mixture: Mixture, rounds: int, epsilon: float, delta: float) -> float:
         )
         return min(max(found, -1e4), profile._log_ceiling(epsilon)) - target
 
-    weights = np.exp(mixture.log_weights)
-    mean = float(weights @ mixture.sensitivities)
-    moved = math.sqrt(rounds) * mean / gaussian.largest_mu(epsilon, delta)
-    largest = float(mixture.sensitivities[-1])
+    moved = math.sqrt(rounds) * mixture.mean / gaussian.largest_mu(epsilon, delta)
+    largest = mixture.largest
     start = min(
         max(moved, largest / 4), largest * math.sqrt(rounds) / gaussian.largest_mu(epsilon, delta)
     )

@@ -1,0 +1,245 @@
+"""Rounds that keep their number of units: a unit's contribution becomes 0, or another one.
+
+Here both laws of a round are mixtures, and no one pair of data sets is worst at every ε. With q the
+chance of the unit, x what it gives, x' what it gives in the other data set (0, or anything), and v
+what the batch without the unit has in its place (nothing under Poisson sampling, one more of the
+others where the batch's size is fixed), all of norm at most 1 and up to a common shift:
+
+    P = (1-q) N(v) + q N(x),    Q = (1-q) N(v) + q N(x').
+
+Given what is drawn of the others, which is independent of the unit; divergences are convex. For
+α >= 1 and any set A of N(x)-measure Φ(u), by the lemma of Neyman and Pearson (σ = 1),
+
+    P(A) - α Q(A) = q N(x)(A) - q α N(x')(A) - (α-1) (1-q) N(v)(A)
+                 <= q Φ(u) - q α Φ(u - |x-x'|) - (α-1) (1-q) Φ(u - |x-v|),
+
+which half-spaces attain where x', v and x lie on a line with the largest distances at once. For
+α < 1 the same holds with the roles of P and Q, x and x' exchanged. So at every α the larger of two
+pairs is the supremum over all data, and where the largest distances are
+
+    |x-x'| = |x'-v| = 1, |x-v| = 2    a fixed batch, the unit zeroed (x' = 0, v = -x, or v = x)
+    |x-x'| = |x-v| = |x'-v| = 2       a fixed batch, the unit replaced
+    |x-x'| = 2, |x-v| = |x'-v| = 1    Poisson sampling, the unit replaced
+
+Such a supremum is the profile of one pair that dominates all (Zhu, Dong, Wang 2022, Proposition 8),
+and what dominates each round dominates adaptive compositions (ibid., Theorem 10): its positive
+losses are those of the first pair, its negative ones those of the second, and the rest, as much
+under P as under Q, has loss 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+from scipy import special
+
+from mfopt.accounting import loss_distribution
+from mfopt.accounting.loss_distribution import LossDistribution
+from mfopt.accounting.loss_distribution.mixture import reach
+
+_MOST_CELLS = 500_000
+_NODES = 0.05  # spacing of the nodes for planning, in noise standard deviations
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """P = (1-q) N(0) + q N(with_it), Q = (1-q) N(0) + q N(without), with_it > without.
+
+    Its losses are positive and increasing above the midpoint of the two.
+
+    Attributes:
+      probability: q.
+      with_it, without: in clip norms.
+    """
+
+    probability: float
+    with_it: float
+    without: float
+
+    def loss(self, z: np.ndarray, sigma: float) -> np.ndarray:
+        """log P/Q at x = σ z, shape of ``z``."""
+        with np.errstate(divide="ignore"):
+            other, log_q = np.log1p(-self.probability), math.log(self.probability)
+        shifts = (self.with_it / sigma, self.without / sigma)
+        top, bottom = (np.logaddexp(other, log_q + s * z - 0.5 * s * s) for s in shifts)
+        result: np.ndarray = top - bottom
+        return result
+
+    def log_density(self, z: np.ndarray, sigma: float) -> np.ndarray:
+        """log of Q's density in z."""
+        with np.errstate(divide="ignore"):
+            other, log_q = np.log1p(-self.probability), math.log(self.probability)
+        shift = self.without / sigma
+        bottom = np.logaddexp(other, log_q + shift * z - 0.5 * shift * shift)
+        result: np.ndarray = bottom - 0.5 * z * z - 0.5 * math.log(2 * math.pi)
+        return result
+
+    def masses(self, borders: np.ndarray, sigma: float) -> tuple[np.ndarray, np.ndarray]:
+        """P- and Q-mass of the cells between ``borders`` of z."""
+        q = self.probability
+        rest = (1 - q) * loss_distribution.normal_masses(borders)
+        shifts = (self.with_it / sigma, self.without / sigma)
+        top, bottom = (rest + q * loss_distribution.normal_masses(borders - s) for s in shifts)
+        return top, bottom
+
+    def ends(self, sigma: float, log_tail: float, largest: float) -> tuple[float, float]:
+        """z where losses begin to be positive, and beyond which little mass or no use is."""
+        first = 0.5 * (self.with_it + self.without) / sigma
+        q = self.probability
+        high = float(-special.ndtri_exp(log_tail))
+        likely = min(log_tail - math.log(q), -1e-9)
+        high = max(high, self.with_it / sigma - float(special.ndtri_exp(likely)), first + 1e-6)
+        high = reach(lambda z: float(self.loss(np.array([z]), sigma)[0]), first, high, largest)
+        return first, max(high, first + 1e-9)
+
+    def borders(
+        self, sigma: float, spacing: float, log_tail: float, largest: float = math.inf
+    ) -> np.ndarray:
+        """Borders of the cells with positive losses, the last infinite."""
+        first, last = self.ends(sigma, log_tail, largest)
+        cells = math.ceil(min((last - first) / spacing, _MOST_CELLS))
+        return np.append(np.linspace(first, last, cells + 1), math.inf)
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """The pair whose profile is the larger of two at every order; see the module's text.
+
+    Attributes:
+      remove: where its losses are positive.
+      add: of Q against P, where they are negative.
+      largest: most that the sum moves, the batch known.
+    """
+
+    remove: Pair
+    add: Pair
+    largest: float
+
+    @classmethod
+    def zeroed_in_fixed_batch(cls, probability: float) -> Exchange:
+        """One unit's contribution becomes 0, the batch's size stays: the others fill its place."""
+        return cls(Pair(probability, 2, 1), Pair(probability, 1, 0), 1.0)
+
+    @classmethod
+    def replaced_in_fixed_batch(cls, probability: float) -> Exchange:
+        """One unit's contribution becomes another, the batch's size stays."""
+        return cls(Pair(probability, 2, 0), Pair(probability, 2, 0), 2.0)
+
+    @classmethod
+    def replaced_in_poisson_batch(cls, probability: float) -> Exchange:
+        """One unit's contribution becomes another, drawn independently of the others."""
+        return cls(Pair(probability, 1, -1), Pair(probability, 1, -1), 2.0)
+
+    @property
+    def trivial(self) -> bool:
+        """Never: a unit that takes no part has no such round."""
+        return False
+
+    @property
+    def components(self) -> int:
+        """Kinds of outcomes; one where the unit always takes part: a Gaussian release."""
+        return 1 if self.remove.probability == 1 else 2
+
+    @property
+    def log_chance(self) -> float:
+        """log of the probability that the unit takes part."""
+        return math.log(self.remove.probability)
+
+    @property
+    def log_none(self) -> float:
+        """Both directions have losses without end."""
+        return -math.inf
+
+    @property
+    def mean(self) -> float:
+        """About how much a round moves."""
+        return self.remove.probability * self.largest
+
+    def log_square(self, noise_multiplier: float) -> float:
+        """No bound on the χ² divergence of the two that is of use."""
+        return math.inf
+
+    def nodes(
+        self, noise_multiplier: float, log_tail: float
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(loss, log Q-mass, slope of the loss in z) at nodes, losses increasing; for planning."""
+        parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        for pair in (self.remove, self.add):
+            z = pair.borders(noise_multiplier, _NODES, log_tail)[:-1]
+            loss = pair.loss(z, noise_multiplier)
+            mass = pair.log_density(z, noise_multiplier) + math.log(z[1] - z[0])
+            parts.append((loss, mass, np.gradient(loss, z)))
+        (up, up_q, up_slope), (down, down_p, down_slope) = parts
+        # of the second pair P has what Q has of the first, and log Q = log P + loss
+        down_q = (down_p + down)[::-1]
+        rest = 1 - float(np.exp(special.logsumexp(np.concatenate([up_q, down_q]))))
+        atom = [math.log(max(rest, 1e-300))]
+        return (
+            np.concatenate([-down[::-1], [0.0], up]),
+            np.concatenate([down_q, atom, up_q]),
+            np.concatenate([down_slope[::-1], [0.0], up_slope]),
+        )
+
+    def discretize(
+        self,
+        noise_multiplier: float,
+        step: float,
+        spacing: float,
+        log_tail: float,
+        ends: tuple[float, float] = (-math.inf, math.inf),
+    ) -> LossDistribution:
+        """The loss of one round on a grid of ``step``, as :meth:`Mixture.discretize` does it.
+
+        Args:
+          noise_multiplier: σ, in clip norms.
+          step: spacing of the grid of losses.
+          spacing: width of the cells of x, in noise standard deviations.
+          log_tail: log of the probability that each truncation may send to an infinite loss.
+          ends: the smallest and the largest loss that are told apart.
+        """
+        sigma = noise_multiplier
+        borders = self.remove.borders(sigma, spacing, log_tail, ends[1])
+        up_p, up_q = self.remove.masses(borders, sigma)
+        up = self.remove.loss(borders[:-1], sigma)
+        borders = self.add.borders(sigma, spacing, log_tail, -ends[0])
+        down_q, down_p = (mass[::-1] for mass in self.add.masses(borders, sigma))
+        down = -self.add.loss(borders[:-1], sigma)[::-1]
+        # rounding aside the rest is the same under P and under Q; its loss is 0
+        rest = max(1 - math.fsum(up_p) - math.fsum(down_p), 0.0)
+        up[0] = down[-1] = 0.0
+        loss = np.concatenate([[-math.inf], down, up, [math.inf]])
+        mass_p = np.concatenate([down_p, [rest], up_p])
+        mass_q = np.concatenate([down_q, [rest], up_q])
+        return loss_distribution.from_cells(step, np.maximum.accumulate(loss), mass_p, mass_q)
+
+    def discretize_below(
+        self,
+        noise_multiplier: float,
+        step: float,
+        spacing: float,
+        log_tail: float,
+        ends: tuple[float, float],
+        *,
+        add: bool,
+    ) -> LossDistribution:
+        """A pair that the round dominates: one of the two alone, which some data attain.
+
+        Args:
+          noise_multiplier: σ, in clip norms.
+          step: spacing of the grid of losses.
+          spacing: width of the cells of x, in noise standard deviations.
+          log_tail: log of the probability that each truncation may leave out.
+          ends: not used: all losses are told apart.
+          add: whether the direction is that of adding a unit.
+        """
+        pair = self.add if add else self.remove
+        low = float(special.ndtri_exp(log_tail)) + min(pair.without, 0) / noise_multiplier
+        high = pair.ends(noise_multiplier, log_tail, math.inf)[1]
+        cells = math.ceil(min((high - low) / spacing, 2 * _MOST_CELLS))
+        borders = np.concatenate([[-math.inf], np.linspace(low, high, cells + 1), [math.inf]])
+        mass_p, mass_q = pair.masses(borders, noise_multiplier)
+        centre = loss_distribution.balanced_loss(step, mass_p, mass_q)
+        return loss_distribution.from_below(step, mass_p, mass_q, centre)
+
