@@ -242,4 +242,3 @@ class Exchange:
         mass_p, mass_q = pair.masses(borders, noise_multiplier)
         centre = loss_distribution.balanced_loss(step, mass_p, mass_q)
         return loss_distribution.from_below(step, mass_p, mass_q, centre)
-

@@ -351,7 +351,7 @@ class Mixture:
 
 
 def reach(loss: Callable[[float], float], low: float, high: float, target: float) -> float:
-    """The z between ``low`` and ``high`` at which an increasing loss comes to ``target``, or an end.
+    """The z from ``low`` to ``high`` at which an increasing loss comes to ``target``, or an end.
 
     Args:
       loss: of z.
