@@ -175,7 +175,7 @@ def _value(
     alone = [law.epsilon(log_delta) for law in laws]
     at = epsilon if epsilon is not None else max(math.hypot(*alone), 1e-4)
     grids = [
-        Grid.plan(law, at, accuracy / len(parts), part.mixture.sensitivities.size)
+        Grid.plan(law, at, accuracy / len(parts), part.mixture.components)
         for law, (part, _) in zip(laws, parts, strict=True)
     ]
     step = min(grid.step for grid in grids)
@@ -226,7 +226,8 @@ def to_event(phases: Sequence[Phase]) -> Any:
     for phase in phases:
         found = phase.rounds
         sigma = phase.noise_multiplier / found.scale
-        shift = found.mixture.sensitivities
+        one: Any = found.mixture
+        shift = one.sensitivities
         if phase.mechanism.group_size > 1 or not set(shift.tolist()) <= {0.0, 1.0}:
             raise _check.reject(
                 "phases",

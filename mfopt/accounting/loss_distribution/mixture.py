@@ -44,6 +44,8 @@ class Round(Protocol):
     Compared by content, so that what was planned for one is found again.
     """
 
+    def __hash__(self) -> int: ...
+
     @property
     def trivial(self) -> bool:
         """Whether nothing is released."""
