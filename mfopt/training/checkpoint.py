@@ -80,8 +80,7 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             max_to_keep=_check.integer("keep", keep),
             cleanup_tmp_directories=True,
-            # otherwise threads wait minutes, and the process with them, for a folder that a full
-            # disk has no room for
+            # threads would wait minutes for a folder that cannot be made, and the exit with them
             async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
             file_options=ocp.options.FileOptions(path_permission_mode=_OWNER_ONLY),
         )
