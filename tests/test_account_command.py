@@ -46,6 +46,7 @@ def first(shown):
     return found["results"][0] if "results" in found else found
 
 
+@pytest.mark.ci
 @everyone
 def test_epsilon_from_sigma_and_sigma_from_epsilon_are_the_librarys(name, capsys):
     words, mechanism = CASES[name]
@@ -108,6 +109,7 @@ def test_group_shows_every_method_and_what_is_beyond_range(capsys):
     assert "beyond numerical range" in run(capsys, "group", *words, "--floor", "1e-15")
 
 
+@pytest.mark.ci
 def test_what_else_touches_the_data_costs_epsilon(capsys):
     words = [
         "--bins",

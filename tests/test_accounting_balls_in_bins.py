@@ -147,6 +147,7 @@ def test_a_users_examples_bound_is_above_and_close_to_the_exact_mixture():
     assert 0.9 * bound.epsilon < estimate.epsilon < bound.epsilon * 1.005
 
 
+@pytest.mark.ci
 def test_sampled_account_of_a_general_strategy():
     mechanism = Mechanism(BallsInBins(8, 2), BandedSquareRoot(3))
     found = account(mechanism, epsilon=2.0, delta=1e-4, samples=2**14, seed=3)
@@ -172,6 +173,7 @@ def both(model, sigma, epsilon, beta, seed):
 class TestComposition:
     pair = dominating_pair.exact(BandedSquareRoot(2), BallsInBins(4, 2))
 
+    @pytest.mark.ci
     def test_gaussians_compose_to_a_gaussian(self):
         pair = dominating_pair.exact(Identity(), BallsInBins(1, 1))
         model = composition.ComposedModel(pair, composition.gaussian(2.0), 2**14)
@@ -204,6 +206,7 @@ class TestComposition:
             assert values.mean() - 4 * error < numbers[direction]
             assert numbers[direction] < 1.25 * values.mean() + 4 * error
 
+    @pytest.mark.ci
     def test_reads_dp_accounting_and_keeps_what_is_revealed(self):
         theirs = composition.from_dp_accounting(
             reference.from_randomized_response(0.5, 2, value_discretization_interval=1e-3)
@@ -250,6 +253,7 @@ class TestComposition:
             scanned = np.max(order * dense + stick.log_value(dense))
             assert scanned - 1e-9 <= stick.log_peak(order) <= scanned + 2e-4 * max(order, 1)
 
+    @pytest.mark.ci
     def test_companion_that_reveals_little_costs_little_and_more_costs_more(self):
         """Down to nothing: composed with ε₂ = 1e-9 the answer is the one without a companion."""
         pair = dominating_pair.exact(Identity(), BallsInBins(16, 16))
@@ -268,6 +272,7 @@ class TestComposition:
         assert 1e-5 < bounds[0] < 1.05 * uncomposed < 1.4e-5
         assert all(low < high for low, high in itertools.pairwise(bounds))
 
+    @pytest.mark.ci
     def test_interface(self):
         mechanism = Mechanism(BallsInBins(4, 2), BandedSquareRoot(2))
         alone = account(mechanism, noise_multiplier=2.5, delta=1e-3, samples=2**13, seed=1)
@@ -295,6 +300,7 @@ def test_profile_refuses_bad_arguments():
         AllocationProfile(4, 1.0).epsilon(0.0)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("sigma", "delta"), [(2.782, 1e-5), (0.6, 1e-9), (0.05, 1e-6), (8, 1e-3)])
 def test_bracket_of_orthogonal_modes_holds_and_is_narrow(sigma, delta):
     profile = AllocationProfile(16, 4 / sigma**2)

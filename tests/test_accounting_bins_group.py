@@ -122,6 +122,7 @@ def overlapping() -> tuple[np.ndarray, Dense]:
     return c, Dense(c)
 
 
+@pytest.mark.ci
 def test_any_c_against_the_whole_mixture(overlapping: tuple[np.ndarray, Dense]) -> None:
     """δ by enumerating the b^K ways to fall, sampled plainly in n dimensions."""
     c, strategy = overlapping
@@ -145,6 +146,7 @@ def test_any_c_against_the_whole_mixture(overlapping: tuple[np.ndarray, Dense]) 
     assert found.status == "certified" and "bin counts" in found.method
 
 
+@pytest.mark.ci
 def test_groups_of_independent_noise_are_near_the_exact_mixture() -> None:
     """σ for (ε, δ): above the exact mixture's, and near it, where the profile's bound is not."""
     found = account(

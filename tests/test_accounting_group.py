@@ -53,6 +53,7 @@ def test_black_box_is_infinite_where_the_mixture_is_finite():
     assert math.isinf(resolved) or resolved > 5 * tight
 
 
+@pytest.mark.ci
 def test_growth_in_group_size_is_close_to_linear():
     """Charles et al. 2024, Figure 1: T = 2000, p = 1/100, δ = 1e-6; the lemma grows much faster."""
     sizes = (1, 2, 4, 8)
@@ -122,6 +123,7 @@ def test_whole_profile_lies_between_the_truth_and_the_lemma():
     assert methods[-1].status == "estimate" and "no guarantee" in methods[-1].method
 
 
+@pytest.mark.ci
 def test_sigma_for_a_group_by_every_method():
     found = group_methods(0.01, 500, None, 1e-6, 4, epsilon=3.0)
     assert [one.epsilon for one in found] == [3.0] * 5

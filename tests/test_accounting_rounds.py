@@ -211,6 +211,7 @@ def test_bracket_holds_the_closed_form_of_one_round(probability, sigma, directio
         assert profile.log_delta(epsilon, direction) - below < 1e-2
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("mixture", "rounds", "sigma", "delta"),
     [
@@ -234,6 +235,7 @@ def test_bracket_is_narrow_and_holds_finer_answers(mixture, rounds, sigma, delta
     assert RoundsProfile(mixture, rounds // 2, sigma).epsilon(delta) < below
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("rounds", [1, 300])
 def test_bracket_holds_a_gaussian_mechanism(rounds):
     """All of two equal components: the mixture code on a law with a closed form."""

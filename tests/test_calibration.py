@@ -222,6 +222,7 @@ def test_bad_sample_counts_seeds_and_sigmas_are_refused(pair):
 # --- release -------------------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 1e-5), (4.0, 1e-12), (0.3, 1e-3)])
 def test_released_sigma_is_a_little_above_the_estimate(pair, epsilon, delta):
     certificate, estimate = release(pair, epsilon, delta, samples=2**17, seed=4)
@@ -351,6 +352,7 @@ def test_estimate_and_certificate_share_no_sample(pair, monkeypatch):
         assert tuple(np.asarray(jax.random.key_data(key)).tolist()) not in used
 
 
+@pytest.mark.ci
 def test_one_question_has_one_answer(pair):
     """From every entrance, to the last digit, with the same seed; and without samples."""
     for strategy, scheme in ((S.SquareRoot(), BallsInBins(16, 2)), (S.Identity(), SMALL)):

@@ -16,6 +16,7 @@ from mfopt.testing import check_strategy
 SCHEME = BallsInBins(bins=4, epochs=3)  # 12 iterations, no power of two
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_every_registered_kind_conforms(kind):
     example = every_strategy(12)[kind]
@@ -132,6 +133,7 @@ def _(strategy: WrongNoise, n: int, past: str) -> Ring:
     return Ring(np.array([[1.0, float(strategy.level)]]), feedback=True)  # a sign is wrong
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("broken", "words", "past"),
     [

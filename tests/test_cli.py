@@ -57,6 +57,7 @@ def test_optimize_json_is_one_object_that_agrees_with_the_file(made):
     assert printed["provenance"]["seed"] == "pinned 3"
 
 
+@pytest.mark.ci
 def test_optimize_prints_a_table(tmp_path):
     path = tmp_path / "blt.npz"
     code, out, err = run(*TINY, "--buffers", 1, "--samples", 256, "--steps", 5, "--out", path)
@@ -305,6 +306,7 @@ def process(*arguments, cwd):
     )
 
 
+@pytest.mark.ci
 def test_as_a_process_with_the_default_name(tmp_path):
     child = process(*TINY, "--buffers", 1, "--samples", 256, "--steps", 5, "--json", cwd=tmp_path)
     out, err = child.communicate()
@@ -315,6 +317,7 @@ def test_as_a_process_with_the_default_name(tmp_path):
     assert mfopt.load(path).guarantee.status == "certified"
 
 
+@pytest.mark.ci
 def test_interrupt_saves_the_best_so_far_uncertified(tmp_path):
     child = process(
         *TINY,

@@ -70,6 +70,7 @@ def run_page(page, tmp_path, monkeypatch, *, slow: bool) -> None:
 PLAIN = [page for page in PAGES if not any(block.slow for block in documentation.blocks(page))]
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # of Opacus
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):

@@ -26,6 +26,7 @@ def scored(matrix: np.ndarray) -> float:
     return float(np.sqrt(sensitivity) * query_error.rmse(PrefixSums(), Dense(np.tril(matrix)), N))
 
 
+@pytest.mark.ci
 def test_dense_multi_epoch_optimum() -> None:
     from jax_privacy.matrix_factorization import dense
 

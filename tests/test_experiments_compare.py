@@ -104,6 +104,7 @@ def test_a_failing_task_raises_and_keeps_the_finished(tmp_path) -> None:
         runner._work(str(tmp_path / "other"), bad)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", ["amplified", "unamplified"])
 def test_an_interrupted_cell_is_never_kept(kind: str, tmp_path, monkeypatch) -> None:
     """An optimizer that is stopped early has a C to give; the table must not take it."""

@@ -57,6 +57,7 @@ def plain_loss(patterns, x, sigma):
     return logsumexp(exponents, axis=0) - math.log(patterns.shape[1])
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("bins", "epochs", "rethrow", "bands"), CASES)
 def test_likelihood_and_ceilings_are_those_of_all_patterns(bins, epochs, rethrow, bands):
     scheme, matrix = FreshBins(bins, epochs, rethrow), drawn(bins, epochs, bands)
@@ -130,6 +131,7 @@ def small():
     return loss, Point(sigma, EPSILON), plain
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("kind", "order", "direction"),
     [
@@ -153,6 +155,7 @@ def test_every_proposal_has_the_mean_of_plain_sampling(small, kind, order, direc
     assert abs(math.exp(moved.log_mean) - mean) > 4 * spread
 
 
+@pytest.mark.ci
 def test_the_frozen_estimate_is_unbiased_and_knows_its_slope(small):
     loss, point, plain = small
     frozen = loss.frozen(point.noise_multiplier, EPSILON, 2**14, chunked.seed_key(5))
@@ -173,6 +176,7 @@ def test_one_throw_is_balls_in_bins():
         np.testing.assert_allclose(float64(pattern.within)(once)[0], pair.gram, atol=1e-12)
 
 
+@pytest.mark.ci
 def test_one_epoch_of_independent_noise_is_the_exact_sum_of_lognormals():
     loss = FreshBinsLoss(pattern.exact(Identity(), FreshBins(6, 1)))
     point, exact = Point(1.2, 1.0), AllocationProfile(6, 1 / 1.2**2)
@@ -200,6 +204,7 @@ def test_more_bands_than_bins_negative_entries_and_subclasses_are_refused():
         FreshBins(4, 3, 2)
 
 
+@pytest.mark.ci
 def test_an_overlap_beyond_float64_is_refused_and_the_free_bound_holds():
     mechanism = Mechanism(FreshBins(2, 2), BandedToeplitz(np.ones(2)))
     found = account(mechanism, noise_multiplier=0.01, delta=1e-5)

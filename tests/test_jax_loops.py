@@ -33,6 +33,7 @@ def close(found, expected):
     jax.tree.map(lambda f, e: np.testing.assert_allclose(f, e, atol=2e-6), found, expected)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("jitted", [True, False])
 def test_multi_steps_add_noise_once_to_the_sum_of_a_step(jitted):
     inner = optax.chain(add_noise(make(), seed=3), optax.scale(SCALE))

@@ -124,6 +124,7 @@ def apart(one, other):
 # --- the dominating pair -------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_pair_is_the_gram_matrix_of_dense_modes(kind):
     pair, matrix = pair_of(kind)
@@ -224,6 +225,7 @@ def test_dropping_a_participation_is_noticed(case):
 
 
 # few shapes, since each number of bins is compiled anew; any non-negative C
+@pytest.mark.ci
 @settings(max_examples=25, deadline=None)
 @given(
     shape=st.sampled_from([(1, 1), (1, 4), (5, 1), (5, 3)]),
@@ -270,6 +272,7 @@ def solved(pair, epsilon, direction, near):
     return math.exp(solve(frozen, math.log(1.05 * near), 1e-5))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", KNOWN)
 def test_known_noise_multipliers(name):
     # two independent implementations agree on these to 0.1%
@@ -288,6 +291,7 @@ def test_known_noise_multipliers_of_independent_noise(epsilon, expected):
     assert found.direction == "remove" and found.relative_error < 0.003
 
 
+@pytest.mark.ci
 def test_independent_noise_against_random_allocation_by_loss_distributions():
     """Feldman and Shenfeld's accountant: a unit's E steps in one bin are one step at σ/√E."""
     accountant = pytest.importorskip("PLD_accounting")
@@ -368,6 +372,7 @@ def two_bins():
     return pair, sigma, epsilon, remove, add
 
 
+@pytest.mark.ci
 def test_two_bins_by_quadrature():
     pair, sigma, epsilon, remove, add = two_bins()
     mean, error = design_point(pair, sigma, epsilon)
@@ -383,6 +388,7 @@ def test_two_bins_by_quadrature():
 # --- the certificate's bounds --------------------------------------------------------------------
 
 
+@pytest.mark.ci
 def test_bounds_fail_no_more_often_than_stated_and_are_unbiased():
     pair, sigma, epsilon, remove, add = two_bins()
     beta, repetitions = 0.3, 300
@@ -425,6 +431,7 @@ def gram_and_factor(seed, scale, bins=5):
     return factor @ factor.T, factor
 
 
+@pytest.mark.ci
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
@@ -515,6 +522,7 @@ def test_the_ceiling_alone_is_a_bound():
     assert alone.value >= sampled_bound.ceiling >= sampled_bound.value / (1 + 1e-6)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("order", [0.0, 0.4, 2.0])
 def test_shifted_mixture_is_unbiased_at_any_order(order):
     pair, sigma, epsilon, remove, add = two_bins()
@@ -526,6 +534,7 @@ def test_shifted_mixture_is_unbiased_at_any_order(order):
         assert abs(off[0] - truth) > K * off[1]  # control: 5% more noise
 
 
+@pytest.mark.ci
 def test_systematic_points_lose_variance_and_no_mean():
     """Against the same proposal with one point drawn along the direction: POINTS = 1."""
     pair, sigma, epsilon, remove, _ = two_bins()
@@ -595,6 +604,7 @@ def figures():
     return [*found, *remove, *at]
 
 
+@pytest.mark.ci
 def test_results_do_not_depend_on_the_number_of_devices():
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
     environment["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), *sys.path])

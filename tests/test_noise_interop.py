@@ -21,6 +21,7 @@ def make(strategy, n=N, **options):
 # --- jax_privacy ---------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_jax_privacy_streaming_matrix_is_the_dense_inverse(kind):
     pytest.importorskip("jax_privacy")
@@ -34,6 +35,7 @@ def test_jax_privacy_streaming_matrix_is_the_dense_inverse(kind):
     assert np.all(np.isnan(matrix.materialize(N + 1)[N]))
 
 
+@pytest.mark.ci
 def test_jax_privacy_makes_the_same_noise_step_by_step():
     jax_privacy = pytest.importorskip("jax_privacy")
     from jax_privacy.matrix_factorization import buffered_toeplitz, toeplitz
@@ -77,6 +79,7 @@ def tensors(torch, dtype="float32"):
 ARRAYS = [np.zeros((3, 4), np.float32), np.zeros(5, np.float32), np.zeros((), np.float32)]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("past", ["auto", "store"])
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_torch_noise_is_that_of_the_jax_stream(torch, kind, past):

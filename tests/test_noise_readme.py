@@ -73,6 +73,7 @@ def test_numpy_reference_refuses_what_is_not_in_the_file(correlated_noise, tmp_p
         correlated_noise(tmp_path / "f.npz", np.zeros((10, 2)), 1.0)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "kind",
     [

@@ -157,6 +157,7 @@ def white(n, seed=1):
     )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("kind", "past"),
     [

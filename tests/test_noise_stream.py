@@ -130,6 +130,7 @@ def _white_by_scan(n, seed):
     return np.asarray(jax.lax.map(draw, jnp.arange(n)), np.float64)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_float64_stream_equals_dense_inverse_to_rounding(kind):
     n = 13
@@ -162,6 +163,7 @@ def test_methods_and_buffers_are_those_of_the_structure():
     assert make(S.BLT(np.ones(3), np.zeros(3)), n).buffer_bytes(10) == 3 * 10 * 4
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("past", ["auto", "store"])
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_a_scaled_recursion_streams_the_scaled_matrix(kind, past):

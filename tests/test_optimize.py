@@ -66,6 +66,7 @@ def test_kinds_without_parameters_are_refused():
 # --- gradients -----------------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", KINDS)
 def test_objective_gradient_matches_finite_differences(kind):
     """Each value re-solves for σ on the same frozen samples: this checks dσ/dC and the error."""
@@ -82,6 +83,7 @@ def test_objective_gradient_matches_finite_differences(kind):
         assert at.gradient @ direction == pytest.approx(numeric, rel=1e-5, abs=1e-8)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", ["blt", "banded", "dense"])
 def test_sigma_gradient_is_implicit_differentiation(kind):
     """d log σ/dC alone, against re-solving with the public calibration's estimator."""
@@ -153,6 +155,7 @@ def run(name, target, start, steps=120, rate=None):
     return trace
 
 
+@pytest.mark.ci
 def test_all_drivers_reach_nearly_the_same_optimum():
     strategy = S.BandedToeplitz(np.array([1.0, 0.5, 0.3]))
     target, mapping = objective_for(strategy)
@@ -384,6 +387,7 @@ def test_a_loss_that_is_never_a_number_is_an_error_with_words():
 # --- interrupts ----------------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("kind", "optimizer", "after"),
     [
@@ -420,6 +424,7 @@ def test_interrupt_keeps_the_best_so_far(kind, optimizer, after):
     assert error_of(found) < error_of(IDENTITY) + 0.5
 
 
+@pytest.mark.ci
 def test_interrupted_factorization_is_an_estimate_and_says_so():
     def progress(step):
         if step.done == 4:
@@ -453,6 +458,7 @@ def test_a_file_of_an_early_interrupt_can_be_loaded(kind, tmp_path):
     assert kept.guarantee.status == "estimate"
 
 
+@pytest.mark.ci
 def test_factorization_is_certified():
     found = optimize.factorize(
         SCHEME,

@@ -25,6 +25,7 @@ def every_workload(n):
     ]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_row_variances_match_the_dense_product(kind):
     strategy = every_strategy(N)[kind]
@@ -41,6 +42,7 @@ def test_row_variances_match_the_dense_product(kind):
         )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", ["toeplitz", "banded-toeplitz", "blt", "banded", "dense"])
 def test_gradients_match_finite_differences(kind):
     strategy = every_strategy(N)[kind]
@@ -77,6 +79,7 @@ def test_momentum_workload_is_what_the_optimizer_does():
     assert rates[3] == 1 and rates[10] == pytest.approx(0.05) and rates[-1] == pytest.approx(0.05)
 
 
+@pytest.mark.ci
 def test_equal_workloads_share_what_is_compiled_and_others_never_do():
     first, second = every_workload(N), every_workload(N)
     assert [hash(w) for w in first] == [hash(w) for w in second] and first == second

@@ -30,6 +30,7 @@ REGISTERED = [
 ]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("cls", REGISTERED)
 def test_every_registered_law_passes(cls):
     scheme, strategy = EXAMPLES[cls.__name__]

@@ -218,6 +218,7 @@ def test_a_full_disk_does_not_end_the_search(tmp_path, monkeypatch):
 # --- the whole command ----------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 def test_sigterm_keeps_the_best_so_far_and_exits_143(tmp_path):
     out = tmp_path / "one.npz"
     code = "from mfopt_cli.main import main; main()"

@@ -63,6 +63,7 @@ def dense_modes(matrix, scheme):
     return modes
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", EVERY_KIND)
 @settings(max_examples=5, deadline=None)
 @given(shape=st.sampled_from(SHAPES), seed=st.integers(0, 99))
@@ -168,6 +169,7 @@ def test_column_normalization_counts_the_cut_columns():
     np.testing.assert_allclose(np.linalg.norm(matrix, axis=0), 1, atol=1e-6)
 
 
+@pytest.mark.ci
 def test_gradient_through_gram_matches_finite_differences():
     scheme = BallsInBins(bins=5, epochs=3)
     weight = np.random.default_rng(1).normal(size=(5, 5))

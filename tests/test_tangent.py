@@ -23,6 +23,7 @@ def scaled_blt(n=N, seed=0):
     return S.TimeScaled(S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])), rows, columns)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "strategy", [every_strategy(N)["blt"], every_strategy(N)["toeplitz"], scaled_blt()]
 )

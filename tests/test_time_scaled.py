@@ -38,6 +38,7 @@ def every_scaled(n, seed=0):
 NAMES = [f"{s.base.kind}-{i}" for i, s in enumerate(every_scaled(4))]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", range(len(NAMES)), ids=NAMES)
 def test_structure_matches_dense(kind):
     strategy = every_scaled(N)[kind]
@@ -67,6 +68,7 @@ def test_modes_at_the_borders(shape):
     np.testing.assert_allclose(strategy.modes(scheme), modes, atol=1e-12)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", range(len(NAMES)), ids=NAMES)
 @pytest.mark.parametrize("n", [1, N])
 def test_row_variances_match_the_dense_product(kind, n):
@@ -103,6 +105,7 @@ def moved(strategy, step, seed=4):
     return jax.tree.unflatten(tree, [x + step * 0.1 * rng.normal(size=x.shape) for x in leaves])
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", [1, 3, 10, 11], ids=[NAMES[k] for k in (1, 3, 10, 11)])
 def test_gradients_match_finite_differences(kind):
     strategy = every_scaled(N)[kind]
@@ -161,6 +164,7 @@ def test_what_does_not_fit_is_refused():
         S.TimeScaled(negative, rows, columns).check_entries(N)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", range(len(NAMES)), ids=NAMES)
 def test_noise_is_streamed_in_the_memory_of_the_base(kind):
     from test_noise_stream import make, streamed, white

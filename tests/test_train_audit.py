@@ -37,6 +37,7 @@ def run(mechanism, **options):
     return audit(account_for(mechanism), **options)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("mechanism", "factor"), [(ORDERED, 1.6), (SAMPLED, 3.0)])
 def test_the_bound_is_below_the_claim_and_within_a_factor_of_it(mechanism, factor):
     result = run(mechanism)
@@ -66,6 +67,7 @@ class Unclipped(Clipping):
         return super().__call__(gradient)._replace(gradient=gradient)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("mechanism", [ORDERED, SAMPLED], ids=["fixed-order", "poisson"])
 @pytest.mark.parametrize(
     "fault",

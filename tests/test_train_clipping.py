@@ -104,6 +104,7 @@ def slow_sum(model, store, groups, length, clip_norm):
     return total
 
 
+@pytest.mark.ci
 def test_microbatched_sum_against_one_record_at_a_time():
     store = synthetic_store(empty_users=(3,), num_users=7)
     model = bigram_model()

@@ -23,6 +23,7 @@ from mfopt.training.prepare import prepare
 from mfopt.training.tokenizers import Tokenizer
 
 
+@pytest.mark.ci
 def test_a_run_goes_on_with_no_other_data_than_it_began_with(data, tmp_path):  # noqa: F811
     mine = tmp_path / "data"
     write_store(synthetic_store(num_users=20), mine / "train")
@@ -155,6 +156,7 @@ def test_a_folder_is_held_by_one_run(data, tmp_path):  # noqa: F811
     Lock(tmp_path / "run").close()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_run_with_a_checkpoint(data, tmp_path, number):  # noqa: F811
     whole = settings_for(data, tmp_path / "whole", seed=3)

@@ -70,6 +70,7 @@ def assert_close(mine, slow):
 SLOW = {"length": LENGTH, "normalizer": 5.0, "rate": 0.3}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("noise", [True, False], ids=["uls", "non-private"])
 @pytest.mark.parametrize("rule", ["random", "longest"])
 def test_user_level_sampling_against_algorithm_2(noise, rule):

@@ -79,6 +79,7 @@ def exported(folder):
     return load_file(folder / "model" / "model.safetensors")
 
 
+@pytest.mark.ci
 def test_a_run_writes_all_it_promises(data, tmp_path):
     settings = settings_for(data, tmp_path / "run", tensorboard=True, pretrain_steps=3)
     summary = execute(prepare(settings))
@@ -161,6 +162,7 @@ def test_a_run_killed_at_any_moment_goes_on_bit_for_bit(data, tmp_path, compiled
         assert a == b
 
 
+@pytest.mark.ci
 def test_a_resumed_run_must_be_the_same_run(data, tmp_path):
     settings = settings_for(data, tmp_path / "run", steps=2)
     execute(prepare(settings))
@@ -190,6 +192,7 @@ def test_a_resumed_run_must_be_the_same_run(data, tmp_path):
         prepare(settings_for(data, tmp_path / "run", steps=7), resume=True)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "changes",
     [
@@ -286,6 +289,7 @@ def test_the_command_line(data, tmp_path):
 FILE = Path(__file__).parents[1] / "artifacts" / "factorizations" / "blt-4-8x32-eps2.npz"
 
 
+@pytest.mark.ci
 def test_a_factorization_file_brings_its_sampling_and_its_guarantee(data, tmp_path):
     changes = {"factorization": str(FILE), "sampling": "", "epsilon": 0.0, "delta": 0.0, "steps": 2}
     settings = settings_for(data, tmp_path / "run", evaluate_every=0, **changes)
@@ -367,6 +371,7 @@ def test_a_run_that_optimized_its_strategy_goes_on_by_its_written_settings(data,
     assert json.loads(gone_on.stdout)["steps"] == 3
 
 
+@pytest.mark.ci
 def test_an_account_is_made_once_for_a_run(data, tmp_path, monkeypatch):
     settings = settings_for(data, tmp_path / "run", steps=2, evaluate_every=0)
     begun = execute(prepare(settings))

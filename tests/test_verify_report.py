@@ -89,6 +89,7 @@ def test_a_certified_file_is_proved_again(data, tmp_path):  # noqa: F811
         assert not verification.verify(without, factorization=other).holds
 
 
+@pytest.mark.ci
 def test_signatures_are_checked_by_anyone(data, tmp_path, keys):  # noqa: F811
     private, public, _, other = keys
     settings = settings_for(data, tmp_path / "run", steps=1, sign_key=str(private))
