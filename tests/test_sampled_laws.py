@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -57,6 +58,14 @@ class Linear(BallsInBinsLaw):
         return jnp.sqrt(super().quadratic(strategy))
 
 
+class Halved(BallsInBinsLaw):
+    """The value is right, the derivative is not."""
+
+    def product(self, slope, strategy):
+        value = super().product(slope, strategy)
+        return (value + jax.lax.stop_gradient(value)) / 2
+
+
 class Still(BallsInBinsLaw):
     def log_scale(self, reduced):
         return jnp.zeros(())
@@ -76,8 +85,6 @@ class Biased(BallsInBinsLaw):
 
 class Detached(BallsInBinsLaw):
     def quadratic(self, strategy):
-        import jax
-
         return jax.lax.stop_gradient(super().quadratic(strategy))
 
 
@@ -127,6 +134,7 @@ def less_noise_is_free(self):
 BROKEN = {
     "weaker": (Weaker, "executed"),
     "linear": (Linear, "degree two"),
+    "halved": (Halved, "`product` must be"),
     "still": (Still, "log_scale"),
     "deaf": (Deaf, "depend on its key"),
     "biased": (Biased, "standard errors apart"),

@@ -7,16 +7,19 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import scipy.optimize
 
 from mfopt import _check
 from mfopt.optimize.objective import Evaluation, Objective
 from mfopt.progress import Progress
+
+if TYPE_CHECKING:
+    import optax
 
 # (evaluations, length of the first step) of each round. The frozen shifts follow the optimum
 # between rounds: often at first, while C still moves far, so that no round can exploit shifts
@@ -175,6 +178,8 @@ def optax_method(
       tolerance: decrease of the objective over 50 steps that counts as progress.
       learning_rate: of the optimizer, a number or a schedule; not used by "lbfgs".
     """
+    import optax  # a second of imports that the other drivers do without
+
     factory = getattr(optax, name, None)
     if not callable(factory):
         raise _check.reject("optimizer", name, "is not an optax optimizer", "Try adam or sgd.")

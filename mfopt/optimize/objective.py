@@ -17,7 +17,7 @@ from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.calibrate import rough
 from mfopt.accounting.monte_carlo.protocol import SampledLaw, law
 from mfopt.optimize import implicit
-from mfopt.optimize.parameterization import Parameterization
+from mfopt.optimize.parameterization import Parameterization, built
 from mfopt.strategies import Strategy
 from mfopt.workloads import Workload
 
@@ -99,15 +99,19 @@ class AmplifiedObjective:
     @float64
     def refresh(self, parameters: np.ndarray) -> None:
         """Place the proposal at the σ that these parameters need."""
-        strategy = self._build(jnp.asarray(parameters))
-        loss = self._law.loss(strategy)
         sigma = math.nan if self._proposal is None else self(parameters).noise_multiplier
         if not math.isfinite(sigma):
+            loss = self._law.loss(built(self._build, parameters))
             sigma = rough(loss, self._epsilon, self._delta, self._calibration_key)
-        reduced = self._law.reduced(strategy)
+        reduced, log_scale = _reduced(self._law, self.quadratic(parameters))
         self._proposal = self._law.proposal(reduced, sigma, self._epsilon)
         self._start = math.log(sigma)
-        self._centre = self._start - float(self._law.log_scale(reduced))
+        self._centre = self._start - float(log_scale)
+
+    @float64
+    def quadratic(self, parameters: np.ndarray) -> Any:
+        """All that σ knows of C at ``parameters``."""
+        return _quadratic(self._law, self._build)(jnp.asarray(parameters))
 
     @float64
     def __call__(self, parameters: np.ndarray) -> Evaluation:
@@ -124,6 +128,17 @@ class AmplifiedObjective:
             self._start = float(log_sigma)
         sigma = math.exp(float(log_sigma))
         return Evaluation(float(value), np.asarray(gradient), sigma, float(norm))
+
+
+@functools.lru_cache(maxsize=16)
+def _quadratic(law: SampledLaw, build: Callable[[jax.Array], Strategy]) -> Callable[..., Any]:
+    return jax.jit(lambda x: law.quadratic(build(x)))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _reduced(law: SampledLaw, quadratic: Any) -> tuple[Any, jax.Array]:
+    reduced = law.prepared(quadratic)
+    return reduced, law.log_scale(reduced)
 
 
 @functools.lru_cache(maxsize=16)

@@ -10,6 +10,7 @@ Maps compare equal when they do the same, so that one compiled objective serves 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -29,6 +30,20 @@ class Parameterization(NamedTuple):
 
     start: np.ndarray
     build: Callable[[jax.Array], Strategy]
+
+
+@float64
+def built(build: Callable[[jax.Array], Strategy], parameters: np.ndarray) -> Strategy:
+    """The strategy of these parameters, of numpy arrays.
+
+    Compiled as one: operation by operation its first call would take seconds.
+    """
+    return _compiled(build)(jnp.asarray(parameters))
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(build: Callable[[jax.Array], Strategy]) -> Callable[[jax.Array], Strategy]:
+    return jax.jit(build)
 
 
 def _log(coefs: np.ndarray) -> np.ndarray:

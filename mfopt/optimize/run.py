@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from mfopt import _check
@@ -18,7 +17,7 @@ from mfopt.errors import FailureError, UsageError
 from mfopt.optimize import drivers, kinds, objective, sizes, tangent
 from mfopt.optimize.drivers import Step, Trace
 from mfopt.optimize.kinds import Kind
-from mfopt.optimize.parameterization import Parameterization
+from mfopt.optimize.parameterization import Parameterization, built
 from mfopt.optimize.time_scale import Scaling
 from mfopt.progress import Report, silent
 from mfopt.sampling import BinScheme
@@ -340,6 +339,4 @@ class StartedTrace(Trace):
             raise FailureError(
                 "the objective is not a number at any start: is the loss defined there?"
             )
-        built = self.build(jnp.asarray(self.best))
-        result: Strategy = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), built)
-        return result
+        return built(self.build, self.best)

@@ -85,7 +85,7 @@ class TangentObjective(AmplifiedObjective):
             self._draws, self._proposal, jnp.asarray(self._centre), jnp.asarray(self._start)
         )
         target = jnp.asarray(self._epsilon), jnp.asarray(math.log(self._delta))
-        quadratic = _quadratic(self._law, self._build)(jnp.asarray(parameters))
+        quadratic = jax.tree.map(jnp.asarray, self.quadratic(parameters))
         (log_sigma, norm), slope = _slope(self._law, quadratic, frozen, *target)
         if math.isfinite(float(log_sigma)):
             self._start = float(log_sigma)
@@ -122,11 +122,6 @@ def _slope(
 
 
 @functools.lru_cache(maxsize=16)
-def _quadratic(law: SampledLaw, build: Callable[[jax.Array], Strategy]) -> Callable[..., Any]:
-    return jax.jit(lambda x: law.quadratic(build(x)))
-
-
-@functools.lru_cache(maxsize=16)
 def _model(
     loss: Loss, law: SampledLaw, build: Callable[[jax.Array], Strategy]
 ) -> Callable[..., tuple[Any, ...]]:
@@ -134,8 +129,7 @@ def _model(
 
     def value(x: jax.Array, log_sigma: jax.Array, slope: Any) -> jax.Array:
         strategy = build(x)
-        products = jax.tree.map(lambda h, g: jnp.sum(h * g), slope, law.quadratic(strategy))
-        weight = 2 * jax.tree.reduce(jnp.add, products)
+        weight = 2 * law.product(slope, strategy)
         return loss(strategy, jnp.exp(log_sigma) * jnp.sqrt(weight))
 
     return jax.jit(jax.value_and_grad(value))

@@ -132,6 +132,7 @@ def _scaling(
         all(np.allclose(_LARGER**2 * a, b, rtol=1e-9, atol=0) for a, b in pairs),
         "`quadratic` must be of degree two: that of a·C is a² times that of C",
     )
+    _product(sampled, strategy)
     first, second = map(sampled.prepared, both)
     rule(
         math.isclose(
@@ -168,6 +169,26 @@ def _scaling(
     )
 
 
+def _product(sampled: SampledLaw, strategy: Strategy) -> None:
+    """`product` is linear in what `quadratic` gives, in value and derivative."""
+    rng, moved = np.random.default_rng(2), _moved(strategy)
+    slope = jax.tree.map(
+        lambda leaf: jnp.asarray(rng.normal(size=np.shape(leaf))), sampled.quadratic(strategy)
+    )
+
+    def fast(step: jax.Array) -> jax.Array:
+        return sampled.product(slope, moved(step))
+
+    def plain(step: jax.Array) -> jax.Array:
+        return SampledLaw.product(sampled, slope, moved(step))
+
+    pairs = zip(*(jax.jvp(f, (0.0,), (1.0,)) for f in (fast, plain)), strict=True)
+    rule(
+        all(math.isclose(float(a), float(b), rel_tol=1e-6, abs_tol=1e-9) for a, b in pairs),
+        "`product` must be the inner product with `quadratic`, and have its derivative",
+    )
+
+
 def _law(
     sampled: SampledLaw, strategy: Strategy, point: Point, samples: int, key: jax.Array
 ) -> _Mean:
@@ -201,15 +222,15 @@ def _law(
         )
 
     @jax.jit
-    def estimate(key: jax.Array, proposal: Any) -> jax.Array:
-        terms = sampled.frozen(reduced, proposal, sampled.draws(key, samples))
+    def estimate(draws: Any, proposal: Any) -> jax.Array:
+        terms = sampled.frozen(reduced, proposal, draws)
         return jnp.exp(sampled.log_delta(terms, log_sigma, point.epsilon))
 
     means = []
     for position, factor in enumerate((1.0, 1.15)):
         placed = sampled.proposal(reduced, factor * point.noise_multiplier, point.epsilon)
-        keys = [chunked.subkey(key, 2 + position, i) for i in range(_KEYS)]
-        found = np.array([float(estimate(k, placed)) for k in keys])
+        fresh = (sampled.draws(chunked.subkey(key, 2 + position, i), samples) for i in range(_KEYS))
+        found = np.array([float(estimate(draws, placed)) for draws in fresh])
         means.append(_Mean(float(found.mean()), float(found.std(ddof=1)) / math.sqrt(_KEYS)))
     _agree("δ̂ of the law", means[0], "from a proposal placed elsewhere", means[1])
     return means[0]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -102,11 +102,19 @@ def draw(key: jax.Array, samples: int, bins: int) -> Draws:
     """Frozen draws; ``samples`` must be even."""
     offset_key, noise_key = jax.random.split(key)
     half = samples // 2
-    offset = jax.random.randint(offset_key, (), 0, 2 * bins)
+    component = components(jax.random.randint(offset_key, (), 0, 2 * bins), half, bins)
+    return paired(component, jax.random.normal(noise_key, (half, bins)))
+
+
+def components(offset: Any, count: int, bins: int) -> jax.Array:
+    """So many components from ``offset`` on, all of them about equally often."""
     # a stride near the golden ratio and coprime to 2·bins spreads a part cycle evenly
     stride = next(k for k in range(round(1.236 * bins), 4 * bins) if math.gcd(k, 2 * bins) == 1)
-    component = (offset + stride * jnp.arange(half)) % (2 * bins)
-    normal = jax.random.normal(noise_key, (half, bins))
+    return (offset + stride * jnp.arange(count)) % (2 * bins)
+
+
+def paired(component: jax.Array, normal: jax.Array) -> Draws:
+    """Draws and their opposites."""
     return Draws(jnp.concatenate([component, component]), jnp.concatenate([normal, -normal]))
 
 

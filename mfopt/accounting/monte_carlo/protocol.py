@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Protocol
 
 import jax
+import jax.numpy as jnp
 
 from mfopt import _check
 from mfopt._float64 import float64
@@ -205,8 +206,8 @@ def best_pilot(
 class SampledLaw(abc.ABC):
     """What an optimizer needs of a scheme. Hashable: it is static in compiled code.
 
-    All methods run inside a float64 scope and may be traced; draws and proposal are constants of
-    the differentiation.
+    All methods run inside a float64 scope, and all but ``loss`` and ``draws`` may be traced; draws
+    and proposal are constants of the differentiation.
     """
 
     @abc.abstractmethod
@@ -230,6 +231,11 @@ class SampledLaw(abc.ABC):
 
         Of degree two: that of a·C is a² times that of C, so that σ grows like its square root.
         """
+
+    def product(self, slope: Any, strategy: Strategy) -> jax.Array:
+        """<slope, quadratic>, differentiable in the strategy; override where that is cheaper."""
+        parts = jax.tree.map(lambda h, q: jnp.sum(h * q), slope, self.quadratic(strategy))
+        return jax.tree.reduce(jnp.add, parts)
 
     @abc.abstractmethod
     def prepared(self, quadratic: Any) -> Any:
