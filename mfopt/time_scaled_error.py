@@ -19,7 +19,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mfopt.strategies import BLT, CyclicBlocks, Strategy, TimeScaled, ToeplitzStrategy
+from mfopt.strategies import (
+    BLT,
+    CyclicBlocks,
+    Strategy,
+    TimeScaled,
+    ToeplitzStrategy,
+    WaveBLT,
+)
 from mfopt.workloads import Workload
 
 _SEGMENT = 64  # lags whose running numbers the backward pass holds at once
@@ -99,9 +106,10 @@ def by_covariances(
     return jnp.cumsum(rates * (2 * both - gained))
 
 
-@through.register
+@through.register(CyclicBlocks)
+@through.register(WaveBLT)
 def by_state(
-    base: CyclicBlocks,
+    base: CyclicBlocks | WaveBLT,
     rows: jax.Array,
     columns: jax.Array,
     rates: jax.Array,

@@ -157,7 +157,7 @@ def run(name, target, start, steps=120, rate=None):
 
 @pytest.mark.ci
 def test_all_drivers_reach_nearly_the_same_optimum():
-    strategy = S.BandedToeplitz(np.array([1.0, 0.5, 0.3]))
+    strategy = S.BandedToeplitz(np.array([1.0, 0.2, 0.1]))
     target, mapping = objective_for(strategy)
     best = run("lbfgs", target, mapping.start)
     assert best.best_value < best.history[0][1] - 0.005

@@ -320,6 +320,20 @@ register(
 )
 register(
     Kind(
+        "wave-blt",
+        scalable=True,
+        starts=lambda size: [starts.wave(size.buffers, size.bins)],
+        convert=lambda strategy, size: starts.same_wave(strategy, size.buffers),
+        parameterize=parameterization.wave_blt,
+        parameters=lambda size: 2 * size.buffers - 1,
+        working=lambda size: float(size.n) * (size.buffers + 2) ** 2,
+        samples=2**13,
+        steps=100,
+        tolerance=2e-5,
+    )
+)
+register(
+    Kind(
         "banded",
         tangents=False,
         after=lambda size: _scaled(_banded_toeplitz(size, size.bands)),

@@ -19,7 +19,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt._float64 import float64
-from mfopt.strategies import BLT, Banded, BandedToeplitz, CyclicBlocks, Dense, Strategy, Toeplitz
+from mfopt.strategies import (
+    BLT,
+    Banded,
+    BandedToeplitz,
+    CyclicBlocks,
+    Dense,
+    Strategy,
+    Toeplitz,
+    WaveBLT,
+)
 
 _READ_KNOTS, _FEED_KNOTS = 7, 4  # of cyclic blocks
 _FLOOR = 1e-12  # a zero entry starts here: exp() cannot reach 0, and the result is as good
@@ -88,6 +97,38 @@ def blt(strategy: BLT, n: int) -> Parameterization:
 def _build_blt(x: jax.Array) -> Strategy:
     scale, decay = jnp.split(x, 2)
     return BLT(jnp.exp(scale), jax.nn.sigmoid(decay))
+
+
+@float64
+def wave_blt(strategy: WaveBLT, n: int) -> Parameterization:
+    """log ω, the logit of λ, and the wave's log w, logit of ρ and m, log θ and φ."""
+    scale = np.maximum(np.append(strategy.scale, strategy.weight), _FLOOR)
+    shares = np.clip(
+        np.concatenate([np.asarray(strategy.decay), [strategy.damping, strategy.depth]]),
+        _FLOOR,
+        1 - _FLOOR,
+    )
+    turning = [np.log(max(float(strategy.frequency), _FLOOR)), float(strategy.phase)]
+    start = [np.log(scale), np.log(shares) - np.log1p(-shares), turning]
+    return Parameterization(np.concatenate(start), _BuildWave(len(strategy.scale)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _BuildWave:
+    exponentials: int
+
+    def __call__(self, x: jax.Array) -> Strategy:
+        scale, shares, turning = jnp.split(x, np.cumsum([self.exponentials + 1, self.exponentials + 2]))
+        scale, shares = jnp.exp(scale), jax.nn.sigmoid(shares)
+        return WaveBLT(
+            scale[:-1],
+            shares[:-2],
+            scale[-1],
+            shares[-2],
+            shares[-1],
+            jnp.exp(turning[0]),
+            turning[1],
+        )
 
 
 @float64

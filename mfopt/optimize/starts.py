@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from mfopt.strategies import BLT, Banded, BandedToeplitz, CyclicBlocks, Dense, Strategy, Toeplitz
+from mfopt import _check
+from mfopt.strategies import (
+    BLT,
+    Banded,
+    BandedToeplitz,
+    CyclicBlocks,
+    Dense,
+    Strategy,
+    Toeplitz,
+    WaveBLT,
+)
 
 # 1 - λ of the slowest buffer, in units of 1/bins. Amplified optima were found between 1/bins and
 # 6/bins (the slower, the larger ε).
@@ -66,6 +76,34 @@ def same_blocks(strategy: Strategy, buffers: int, bins: int) -> CyclicBlocks | N
     wanted = blocks(buffers, bins)
     same = strategy.feed.shape == wanted.feed.shape and strategy.read.shape == wanted.read.shape
     return strategy if same else None
+
+
+def wave(buffers: int, bins: int) -> WaveBLT:
+    """Exponentials spread down to a part of an epoch, and a wave that ends with it.
+
+    Near the optima found at 8 × 32 and 16 × 128, ε from 1 to 16: the wave rises from a trough at
+    lag 0 to its crest in the middle of the epoch.
+    """
+    if buffers < 3:
+        raise _check.reject("buffers", buffers, "must be at least 3 for a wave", "blt takes fewer.")
+    exponentials = buffers - 3
+    last = min(4 / bins, 0.4)
+    gaps = np.geomspace(0.9, last, exponentials) if exponentials > 1 else np.full(exponentials, last)
+    size = np.sqrt(32 / max(bins, 4))
+    return WaveBLT(
+        np.full(exponentials, 0.4 * size / max(exponentials, 1)),
+        1 - gaps,
+        0.22 * size,
+        1 - min(2.5 / bins, 0.4),
+        0.9,
+        1.85 * np.pi / bins,
+        -3.4,
+    )
+
+
+def same_wave(strategy: Strategy, buffers: int) -> WaveBLT | None:
+    """``strategy`` where it is a BLT with a wave and so many buffers."""
+    return strategy if isinstance(strategy, WaveBLT) and strategy.buffers == buffers else None
 
 
 def as_toeplitz(strategy: Strategy, n: int) -> Toeplitz | None:

@@ -21,6 +21,7 @@ from mfopt.strategies.identity import Identity
 from mfopt.strategies.time_scaled import TimeScaled
 from mfopt.strategies.toeplitz import BandedToeplitz, Toeplitz
 from mfopt.strategies.tree import Tree
+from mfopt.strategies.wave_blt import WaveBLT
 
 __all__ = [
     "BLT",
@@ -38,6 +39,7 @@ __all__ = [
     "Toeplitz",
     "ToeplitzStrategy",
     "Tree",
+    "WaveBLT",
     "dimensions",
     "from_description",
     "inner",

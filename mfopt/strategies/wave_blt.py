@@ -1,0 +1,114 @@
+"""A BLT one of whose parts swings: C that all but ends after an epoch, at the memory of a BLT.
+
+At a large ε the best C is cut at lag b, one epoch: two participations of a unit must not overlap. A
+sum of exponentials falls too slowly for that, and a band costs b - 1 arrays. A damped wave that has
+its trough at the end of an epoch costs three.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+
+from mfopt import _check
+from mfopt._float64 import compiled, float64
+from mfopt.strategies.base import ToeplitzStrategy
+from mfopt.strategies.blt import _geometric
+from mfopt.strategies.fields import Array, parameter
+
+
+class WaveBLT(ToeplitzStrategy):
+    """C with coefficients g·(1, Σ_i ω_i λ_i^(t-1) + w ρ^(t-1) (1 + m cos(θ (t-1) + φ)), …), any n.
+
+    The wave is the complex pair of decays ρ e^(±iθ) beside the real ρ, so written that no entry is
+    negative. Noise generation keeps one array for each λ and three for the wave.
+
+    Attributes:
+      scale, decay: ω >= 0 and λ in [0, 1], shape (exponentials,).
+      weight, damping, depth: w >= 0, ρ in [0, 1] and m in [0, 1], shape ().
+      frequency, phase: θ and φ, any numbers, shape ().
+      gain: g > 0, shape (): the diagonal of C.
+    """
+
+    scale: Array = parameter(dimensions=1)
+    decay: Array = parameter(dimensions=1)
+    weight: Array = parameter(dimensions=0)
+    damping: Array = parameter(dimensions=0)
+    depth: Array = parameter(dimensions=0)
+    frequency: Array = parameter(dimensions=0)
+    phase: Array = parameter(dimensions=0)
+    gain: Array = parameter(dimensions=0, default=1.0)
+    kind: ClassVar[str] = "wave-blt"
+
+    @property
+    def buffers(self) -> int:
+        """Arrays that streaming its noise keeps."""
+        return len(self.scale) + 3
+
+    def check_parameters(self) -> None:
+        if self.scale.shape != self.decay.shape:
+            raise _check.reject(
+                "scale, decay", (self.scale.shape, self.decay.shape), "must be equally long"
+            )
+
+    def rescaled(self, factor: float) -> WaveBLT:
+        return WaveBLT(
+            self.scale,
+            self.decay,
+            self.weight,
+            self.damping,
+            self.depth,
+            self.frequency,
+            self.phase,
+            factor * self.gain,
+        )
+
+    @compiled("n")
+    def toeplitz_coefs(self, n: int) -> Array:
+        n = self.check_size(n)
+        lag = jnp.arange(n - 1)
+        angle = jnp.asarray(self.frequency) * lag + self.phase
+        wave = self.weight * jnp.asarray(self.damping) ** lag * (1 + self.depth * jnp.cos(angle))
+        tail = _geometric(self.scale, self.decay, n - 1) + wave
+        return jnp.asarray(self.gain) * jnp.concatenate([jnp.ones(1), tail])
+
+    @float64
+    def tables(self, n: int) -> tuple[Array, Array, Array]:
+        """(read, decay, feed) of every buffer at every step, each of shape (n, buffers).
+
+        With s the buffers and w the outputs, C w = z is w_t = z_t/g - read_t·s_t and
+        s_{t+1} = decay_t s_t + feed_t w_t. The cosine of a difference is split into products, so
+        that no buffer depends on another.
+        """
+        exponentials = len(self.scale)
+        angle = jnp.asarray(self.frequency) * jnp.arange(self.check_size(n))
+        behind = angle - self.frequency + self.phase
+        swing = jnp.asarray(self.weight) * self.depth
+        ones = jnp.ones_like(angle)
+        read = [jnp.asarray(self.weight) * ones, swing * jnp.cos(behind), swing * jnp.sin(behind)]
+        feed = [ones, jnp.cos(angle), jnp.sin(angle)]
+        decay = jnp.concatenate([jnp.asarray(self.decay), jnp.repeat(self.damping, 3)])
+
+        def rows(first: Array, wave: list[Array]) -> Array:
+            near = jnp.broadcast_to(jnp.asarray(first), (n, exponentials))
+            return jnp.concatenate([near, jnp.stack(wave, axis=1)], axis=1)
+
+        return (
+            rows(self.scale, read),
+            jnp.broadcast_to(decay, (n, exponentials + 3)),
+            rows(jnp.ones(exponentials), feed),
+        )
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "buffers": self.buffers}
+
+    def check_entries(self, n: int) -> None:
+        for name in ("decay", "damping", "depth"):
+            values = np.asarray(getattr(self, name))
+            if not np.all((values >= 0) & (values <= 1)):
+                raise _check.reject(name, values.tolist(), "must lie in [0, 1]")
+        if not 0 < float(self.gain) < np.inf:
+            raise _check.reject("gain", float(self.gain), "must be a finite number > 0")
+        super().check_entries(n)
