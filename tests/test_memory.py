@@ -25,6 +25,8 @@ def search_stub(calls, stop_at=None):
         calls.append((strategy, bands if strategy == "banded-toeplitz" else buffers, init))
         if strategy == "blt":
             found = S.BLT(np.full(buffers, 0.06), np.linspace(0.8, 0.5, buffers))
+        elif strategy == "wave-blt":
+            found = starts.wave(buffers, scheme.bins)
         elif strategy == "cyclic-blocks":
             found = starts.blocks(buffers, scheme.bins)
         else:
@@ -44,12 +46,13 @@ def test_each_bound_is_kept_and_more_memory_is_never_worse(monkeypatch):
     found = memory.options(SCHEME, 2.0, 1e-4, 9)
     assert [call[:2] for call in calls] == [
         ("blt", memory.MOST_BUFFERS),  # once: more buffers gain nothing
+        ("wave-blt", memory.MOST_BUFFERS),
         ("cyclic-blocks", 5),  # once: an epoch has four steps, so more blocks are none
         ("banded-toeplitz", 9),
         ("banded-toeplitz", 10),
         ("banded-toeplitz", 11),
     ]
-    assert all(isinstance(call[2], S.BLT) for call in calls[2:])
+    assert all(isinstance(call[2], S.BLT) for call in calls[3:])
     errors = [found[bound].rmse for bound in (8, 9, 10)]
     assert errors == sorted(errors, reverse=True)
     for bound, option in found.items():

@@ -94,6 +94,7 @@ def well_conditioned(n):
         S.BandedInverseSquareRoot(40),
         S.Tree(),
         S.CyclicBlocks(np.ones(24), root[:90] / 2, np.array([0.3]), np.array([0.4])),
+        S.WaveBLT(np.array([0.3, 0.1]), np.array([0.3, 0.9]), 0.01, 0.998, 0.9, 0.01, -3.4),
         S.TimeScaled(
             S.BLT(np.array([0.3, 0.1, 0.03, 0.01]), np.array([0.3, 0.9, 0.99, 1.0])),
             np.linspace(0.7, 1.4, n),
@@ -158,6 +159,7 @@ def test_methods_and_buffers_are_those_of_the_structure():
         "banded-inverse-sqrt": (Ring, 4),
         "tree": (Modal, 5),
         "cyclic-blocks": (Modal, 4),
+        "wave-blt": (Modal, 4),
         "time-scaled": (Modal, 2),
     }
     assert make(S.BLT(np.ones(3), np.zeros(3)), n).buffer_bytes(10) == 3 * 10 * 4

@@ -41,6 +41,7 @@ def every_strategy(n, seed=0):
             np.array([0.3, 0.02]),
             np.array([0.5, 0.9]),
         ),
+        S.WaveBLT(np.array([0.3]), np.array([0.5]), 0.2, 0.9, 0.8, 0.7, -3.0, 1.3),
         S.TimeScaled(
             S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])),
             rng.uniform(0.5, 2.0, n),
@@ -103,6 +104,21 @@ def test_gram_control_fails_without_the_wrapped_modes():
     strategy = S.BandedToeplitz(np.array([1.0, 0.5, 0.25]))
     single = strategy.gram(BallsInBins(bins=4, epochs=1))
     assert np.max(np.abs(strategy.gram(scheme) - 3 * single)) > 0.1
+
+
+def test_a_wave_is_never_negative_and_what_could_be_is_refused():
+    """Its trough touches 0; with a depth above 1 it would be below."""
+    values = {"weight": 1.0, "damping": 1.0, "depth": 1.0, "frequency": np.pi / 4, "phase": 0.0}
+    nothing = np.zeros(1)
+    wave = S.WaveBLT(nothing, nothing, **values)
+    coefs = np.asarray(wave.toeplitz_coefs(14))
+    np.testing.assert_allclose(coefs[[1, 5, 9, 13]], [2, 0, 2, 0], atol=1e-15)
+    wave.check_entries(14)
+    for name, value in (("depth", 1.01), ("depth", np.nan), ("damping", -0.1), ("weight", -1.0)):
+        with pytest.raises(UsageError, match=r"must lie in|must be"):
+            S.WaveBLT(nothing, nothing, **{**values, name: value}).check_entries(14)
+    with pytest.raises(UsageError, match="equally long"):
+        S.WaveBLT(np.ones(2), np.ones(1), **values)
 
 
 def test_cyclic_blocks_forget_within_a_period():

@@ -32,6 +32,7 @@ def every_scaled(n, seed=0):
         ),
         S.TimeScaled(blt, rows=rows),
         S.TimeScaled(blt, columns=columns),
+        S.TimeScaled(every_strategy(n, seed)["wave-blt"], rows, columns),
     ]
 
 
@@ -106,7 +107,7 @@ def moved(strategy, step, seed=4):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("kind", [1, 3, 10, 11], ids=[NAMES[k] for k in (1, 3, 10, 11)])
+@pytest.mark.parametrize("kind", [1, 3, 10, 11, 12], ids=[NAMES[k] for k in (1, 3, 10, 11, 12)])
 def test_gradients_match_finite_differences(kind):
     strategy = every_scaled(N)[kind]
     rng = np.random.default_rng(3)

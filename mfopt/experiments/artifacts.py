@@ -50,6 +50,7 @@ FORMS = (
     "toeplitz",
     "blt-2-scaled",
     "blt-4-scaled",
+    "wave-blt-4-scaled",
     "toeplitz-scaled",
     "banded+amplified",
     "dense",

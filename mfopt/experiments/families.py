@@ -164,6 +164,9 @@ FAMILIES: dict[str, Family] = {
     "cyclic-blocks-5-scaled": Family(
         "cyclic blocks (5), time-scaled", "cyclic-blocks", BALLS, AMPLIFIED, True, 5
     ),
+    "wave-blt-4-scaled": Family(
+        "BLT with a wave (4), time-scaled", "wave-blt", BALLS, AMPLIFIED, True, 4
+    ),
     "banded+amplified": Family("banded", "banded", BALLS, AMPLIFIED, bands=True),
     "dense": Family("dense", "dense", BALLS, AMPLIFIED, slow=True),
     "sqrt": Family("square root, balls-in-bins", "sqrt", BALLS, FIXED),

@@ -1,9 +1,9 @@
 """The least error within so many model-sized arrays of noise memory, and what one array is worth.
 
-A BLT keeps one array for each buffer and is near its optimum with a few; cyclic blocks begin to pay
-at five, the more the larger ε is; a banded Toeplitz C keeps one array for each band but the first
-and needs many. Strategies that make past draws again instead of keeping them are no candidates:
-they pay in time.
+A BLT keeps one array for each buffer and is near its optimum with a few; with a wave it begins to
+pay at four, the more the larger ε is, and cyclic blocks go on from five; a banded Toeplitz C keeps
+one array for each band but the first and needs many. Strategies that make past draws again instead
+of keeping them are no candidates: they pay in time.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from mfopt.strategies import Identity, Strategy
 from mfopt.workloads import PrefixSums, Workload
 
 MOST_BUFFERS = 6  # of a BLT: at 8 × 32 four are at most 0.2% better than two
+FEWEST_WAVE = 4  # one exponential and the three arrays of a wave
 FEWEST_BLOCKS, MOST_BLOCKS = 5, 9  # arrays of cyclic blocks
 _FEWEST_BANDS = 9  # a few bands see a few steps, a BLT of as many arrays the whole run
 _SAMPLES = 2**15
@@ -80,6 +81,7 @@ def options(
     workload = workload or PrefixSums()
     found: dict[int, WithinMemory] = {}
     blt: Optimized | None = None
+    wave: Optimized | None = None
     blocks: Optimized | None = None
 
     def search(kind: str, init: Optimized | None, *, buffers: int = 1, bands: int = 1) -> Optimized:
@@ -110,6 +112,9 @@ def options(
                 # from one buffer fewer, where that is known: more memory cannot be worse
                 blt = search("blt", blt, buffers=buffers)
                 made.append(blt)
+            if bound >= FEWEST_WAVE and (wave is None or buffers > _memory(wave.strategy, scheme)):
+                wave = search("wave-blt", None, buffers=buffers)
+                made.append(wave)
             wanted = min(bound, MOST_BLOCKS, scheme.bins + 1)
             if wanted >= FEWEST_BLOCKS and (
                 blocks is None or wanted > _memory(blocks.strategy, scheme)

@@ -118,7 +118,9 @@ class _BuildWave:
     exponentials: int
 
     def __call__(self, x: jax.Array) -> Strategy:
-        scale, shares, turning = jnp.split(x, np.cumsum([self.exponentials + 1, self.exponentials + 2]))
+        scale, shares, turning = jnp.split(
+            x, np.cumsum([self.exponentials + 1, self.exponentials + 2])
+        )
         scale, shares = jnp.exp(scale), jax.nn.sigmoid(shares)
         return WaveBLT(
             scale[:-1],

@@ -84,14 +84,16 @@ def wave(buffers: int, bins: int) -> WaveBLT:
     Near the optima found at 8 × 32 and 16 × 128, ε from 1 to 16: the wave rises from a trough at
     lag 0 to its crest in the middle of the epoch.
     """
-    if buffers < 3:
-        raise _check.reject("buffers", buffers, "must be at least 3 for a wave", "blt takes fewer.")
+    if buffers < 4:
+        raise _check.reject(
+            "buffers", buffers, "must be at least 4 for a BLT with a wave", "blt takes fewer."
+        )
     exponentials = buffers - 3
     last = min(4 / bins, 0.4)
-    gaps = np.geomspace(0.9, last, exponentials) if exponentials > 1 else np.full(exponentials, last)
+    gaps = np.geomspace(0.9, last, exponentials) if exponentials > 1 else np.array([last])
     size = np.sqrt(32 / max(bins, 4))
     return WaveBLT(
-        np.full(exponentials, 0.4 * size / max(exponentials, 1)),
+        np.full(exponentials, 0.4 * size / exponentials),
         1 - gaps,
         0.22 * size,
         1 - min(2.5 / bins, 0.4),

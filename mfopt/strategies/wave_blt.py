@@ -14,8 +14,8 @@ import numpy as np
 
 from mfopt import _check
 from mfopt._float64 import compiled, float64
+from mfopt.strategies import series
 from mfopt.strategies.base import ToeplitzStrategy
-from mfopt.strategies.blt import _geometric
 from mfopt.strategies.fields import Array, parameter
 
 
@@ -71,7 +71,7 @@ class WaveBLT(ToeplitzStrategy):
         lag = jnp.arange(n - 1)
         angle = jnp.asarray(self.frequency) * lag + self.phase
         wave = self.weight * jnp.asarray(self.damping) ** lag * (1 + self.depth * jnp.cos(angle))
-        tail = _geometric(self.scale, self.decay, n - 1) + wave
+        tail = series.geometric(self.scale, self.decay, n - 1) + wave
         return jnp.asarray(self.gain) * jnp.concatenate([jnp.ones(1), tail])
 
     @float64

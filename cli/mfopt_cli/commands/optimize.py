@@ -52,7 +52,7 @@ _DEFAULTS = {"balls-in-bins": "blt", "fresh-bins": "banded-toeplitz"}  # form of
     type=options.COUNT,
     default=4,
     show_default=True,
-    help="Buffers of blt and cyclic-blocks.",
+    help="Buffers of blt, wave-blt (at least 4) and cyclic-blocks.",
 )
 @options.option(
     "--memory",
@@ -64,7 +64,7 @@ _DEFAULTS = {"balls-in-bins": "blt", "fresh-bins": "banded-toeplitz"}  # form of
     "--time-scale/--no-time-scale",
     default=None,
     help="Let C vary with time, by two diagonals around the form above: less error at the same "
-    "memory [default: on for blt, toeplitz, banded-toeplitz and cyclic-blocks].",
+    "memory [default: on for blt, wave-blt, toeplitz, banded-toeplitz, cyclic-blocks].",
 )
 @options.option(
     "--knots",
