@@ -92,15 +92,9 @@ def wave(buffers: int, bins: int) -> WaveBLT:
     last = min(4 / bins, 0.4)
     gaps = np.geomspace(0.9, last, exponentials) if exponentials > 1 else np.array([last])
     size = np.sqrt(32 / max(bins, 4))
-    return WaveBLT(
-        np.full(exponentials, 0.4 * size / exponentials),
-        1 - gaps,
-        0.22 * size,
-        1 - min(2.5 / bins, 0.4),
-        0.9,
-        1.85 * np.pi / bins,
-        -3.4,
-    )
+    wave = (0.22 * size, 1 - min(2.5 / bins, 0.4), 0.9, 1.85 * np.pi / bins, -3.4)
+    scale = np.full(exponentials, 0.4 * size / exponentials)
+    return WaveBLT(scale, 1 - gaps, *map(np.asarray, wave))
 
 
 def same_wave(strategy: Strategy, buffers: int) -> WaveBLT | None:

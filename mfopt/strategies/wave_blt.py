@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -91,7 +92,7 @@ class WaveBLT(ToeplitzStrategy):
         feed = [ones, jnp.cos(angle), jnp.sin(angle)]
         decay = jnp.concatenate([jnp.asarray(self.decay), jnp.repeat(self.damping, 3)])
 
-        def rows(first: Array, wave: list[Array]) -> Array:
+        def rows(first: Array, wave: list[jax.Array]) -> Array:
             near = jnp.broadcast_to(jnp.asarray(first), (n, exponentials))
             return jnp.concatenate([near, jnp.stack(wave, axis=1)], axis=1)
 

@@ -110,7 +110,8 @@ def components(offset: Any, count: int, bins: int) -> jax.Array:
     """So many components from ``offset`` on, all of them about equally often."""
     # a stride near the golden ratio and coprime to 2·bins spreads a part cycle evenly
     stride = next(k for k in range(round(1.236 * bins), 4 * bins) if math.gcd(k, 2 * bins) == 1)
-    return (offset + stride * jnp.arange(count)) % (2 * bins)
+    found: jax.Array = (offset + stride * jnp.arange(count)) % (2 * bins)
+    return found
 
 
 def paired(component: jax.Array, normal: jax.Array) -> Draws:
