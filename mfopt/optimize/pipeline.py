@@ -15,10 +15,11 @@ from mfopt.errors import FailureError
 from mfopt.factorization import Factorization, proofs
 from mfopt.guarantee import Guarantee
 from mfopt.optimize import kinds, sizes
+from mfopt.optimize.drivers import Step
 from mfopt.optimize.memory import options as within_memory
 from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
 from mfopt.optimize.time_scale import Scaling
-from mfopt.progress import Report, silent
+from mfopt.progress import Progress, Report, silent
 from mfopt.sampling import BinScheme
 from mfopt.workloads import PrefixSums, Workload
 
@@ -85,8 +86,14 @@ def factorize(
     sizes.require(strategy, scheme, samples=0, bands=bands, buffers=int(options.get("buffers", 1)))
     compiling = threading.Thread(target=warm_up, args=(scheme.bins,), daemon=True)
     # independent noise is certified without samples
-    if dominating_pair.covers(scheme) and strategy != "identity":
-        compiling.start()
+    sampled_proof = dominating_pair.covers(scheme) and strategy != "identity"
+
+    def searching(event: Progress) -> None:
+        # beside the search, whose own programs come first
+        if sampled_proof and compiling.ident is None and isinstance(event, Step):
+            compiling.start()
+        progress(event)
+
     interrupted, bounds = False, {}
     if memory is not None or strategy in kinds.names():
         try:
@@ -99,7 +106,7 @@ def factorize(
                     workload=workload,
                     time_scale=time_scale,
                     seed=seed,
-                    progress=progress,
+                    progress=searching,
                 )
                 found = bounds[memory].found
             else:
@@ -112,7 +119,7 @@ def factorize(
                     workload=workload,
                     time_scale=time_scale,
                     seed=seed,
-                    progress=progress,
+                    progress=searching,
                     **options,
                 )
         except InterruptedOptimization as stopped:

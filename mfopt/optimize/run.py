@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ import numpy as np
 
 from mfopt import _check
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo.protocol import law
+from mfopt.accounting.monte_carlo.protocol import SampledLaw, law
 from mfopt.errors import FailureError, UsageError
 from mfopt.optimize import drivers, kinds, objective, sizes, tangent
 from mfopt.optimize.drivers import Step, Trace
@@ -166,10 +167,14 @@ def normalized(strategy: Strategy, scheme: BinScheme) -> tuple[Strategy, float]:
     mechanism that this is without amplification, so the σ of two runs can be compared. A kind
     whose scale is part of its definition stays as it is, with the norm that it has.
     """
-    sampled = law(scheme)
-    norm = float(sampled.norm(sampled.reduced(strategy)))
+    norm = float(_norm(law(scheme), strategy))
     rescaled = strategy.rescaled(1 / norm)
     return (strategy, norm) if rescaled is None else (rescaled, 1.0)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _norm(sampled: SampledLaw, strategy: Strategy) -> jax.Array:
+    return sampled.norm(sampled.reduced(strategy))
 
 
 def _own_starts(job: _Job, entry: Kind, size: kinds.Size, steps: int) -> list[Strategy]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -29,6 +30,7 @@ from mfopt.accounting.monte_carlo.protocol import SampledLaw
 from mfopt.optimize import implicit
 from mfopt.optimize.drivers import Trace
 from mfopt.optimize.objective import AmplifiedObjective, Evaluation, Loss, Objective
+from mfopt.optimize.parameterization import Parameterization
 from mfopt.strategies import Strategy
 
 Model = Callable[[np.ndarray], tuple[float, np.ndarray]]
@@ -39,6 +41,8 @@ _REACH = 5.0  # of a step, in each parameter
 _WILD = 0.1  # relative increase of the error beyond which a step tells nothing but that it was long
 _RESOLVED = 5  # tolerances: a promise that another placement of the shifts makes as well
 _INNER = 150  # evaluations of one model at most
+
+_beside = ThreadPoolExecutor(1, "compiling")
 
 
 class Tangent(NamedTuple):
@@ -65,6 +69,14 @@ class TangentObjective(AmplifiedObjective):
 
     _last: tuple[bytes, Evaluation] | None = None
 
+    @float64
+    def __init__(self, loss: Loss, parameterization: Parameterization, *job: Any, **more: Any):
+        super().__init__(loss, parameterization, *job, **more)
+        leaves, structure = jax.tree.flatten(self._draws)
+        shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
+        parts = self._loss, self._law, self._build, len(parameterization.start)
+        self._compiled = _programs(*parts, structure, shapes)
+
     def __call__(self, parameters: np.ndarray) -> Evaluation:
         """As the parent's, from the compiled parts of the tangent: nothing else is compiled."""
         if self._last is not None and self._last[0] == np.asarray(parameters).tobytes():
@@ -86,10 +98,10 @@ class TangentObjective(AmplifiedObjective):
         )
         target = jnp.asarray(self._epsilon), jnp.asarray(math.log(self._delta))
         quadratic = jax.tree.map(jnp.asarray, self.quadratic(parameters))
-        (log_sigma, norm), slope = _slope(self._law, quadratic, frozen, *target)
+        touch, compiled = self._compiled.result()
+        (log_sigma, norm), slope = touch(quadratic, frozen, *target)
         if math.isfinite(float(log_sigma)):
             self._start = float(log_sigma)
-        compiled = _model(self._loss, self._law, self._build)
         where = jnp.asarray(log_sigma), slope
 
         @float64
@@ -101,6 +113,39 @@ class TangentObjective(AmplifiedObjective):
         at = Evaluation(value, gradient, math.exp(float(log_sigma)), float(norm))
         self._last = np.asarray(parameters).tobytes(), at
         return Tangent(at, model)
+
+
+@functools.lru_cache(maxsize=16)
+def _programs(
+    loss: Loss,
+    law: SampledLaw,
+    build: Callable[[jax.Array], Strategy],
+    parameters: int,
+    structure: Any,
+    draws: tuple[jax.ShapeDtypeStruct, ...],
+) -> Future[tuple[Callable[..., Any], Callable[..., Any]]]:
+    """:func:`_slope` and :func:`_model`, compiled beside whatever comes before their first use.
+
+    Args:
+      loss, law, build: static in them.
+      parameters: how many.
+      structure, draws: the tree of frozen draws, and its leaves.
+    """
+
+    @float64
+    def compiled() -> tuple[Callable[..., Any], Callable[..., Any]]:
+        number: Any = jax.ShapeDtypeStruct((), jnp.float64)
+        point = jax.ShapeDtypeStruct((parameters,), jnp.float64)
+        quadratic = jax.eval_shape(lambda x: law.quadratic(build(x)), point)
+        proposal = jax.eval_shape(
+            lambda q, sigma: law.proposal(law.prepared(q), sigma, sigma), quadratic, number
+        )
+        frozen = implicit.Frozen(jax.tree.unflatten(structure, draws), proposal, number, number)
+        touch = _slope.lower(law, quadratic, frozen, number, number)
+        model = _model(loss, law, build).lower(point, number, quadratic)
+        return touch.compile(), model.compile()
+
+    return _beside.submit(compiled)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -122,9 +167,7 @@ def _slope(
 
 
 @functools.lru_cache(maxsize=16)
-def _model(
-    loss: Loss, law: SampledLaw, build: Callable[[jax.Array], Strategy]
-) -> Callable[..., tuple[Any, ...]]:
+def _model(loss: Loss, law: SampledLaw, build: Callable[[jax.Array], Strategy]) -> Any:
     """(loss, gradient) with log σ ≈ ``log_sigma`` + log(2 <slope, G>)/2."""
 
     def value(x: jax.Array, log_sigma: jax.Array, slope: Any) -> jax.Array:

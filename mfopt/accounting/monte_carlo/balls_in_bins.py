@@ -129,8 +129,10 @@ class BallsInBinsLaw(SampledLaw):
         """By NumPy: to compile a program of so many draws takes longer than to make them."""
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
         half, bins = (samples + 1) // 2, self.scheme.bins
-        component = design_point.components(rng.integers(2 * bins), half, bins)
-        return design_point.paired(component, jnp.asarray(rng.normal(size=(half, bins))))
+        component = np.tile(design_point.components(rng.integers(2 * bins), half, bins), 2)
+        normal = rng.normal(size=(half, bins))
+        both = np.concatenate([normal, -normal])
+        return design_point.Draws(jnp.asarray(component), jnp.asarray(both))
 
     def quadratic(self, strategy: Strategy) -> jax.Array:
         """G."""

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mfopt.accounting.monte_carlo.dominating_pair import (
     DominatingPair,
@@ -103,20 +104,15 @@ def draw(key: jax.Array, samples: int, bins: int) -> Draws:
     offset_key, noise_key = jax.random.split(key)
     half = samples // 2
     component = components(jax.random.randint(offset_key, (), 0, 2 * bins), half, bins)
-    return paired(component, jax.random.normal(noise_key, (half, bins)))
+    normal = jax.random.normal(noise_key, (half, bins))
+    return Draws(jnp.concatenate([component, component]), jnp.concatenate([normal, -normal]))
 
 
-def components(offset: Any, count: int, bins: int) -> jax.Array:
+def components(offset: Any, count: int, bins: int) -> Any:
     """So many components from ``offset`` on, all of them about equally often."""
     # a stride near the golden ratio and coprime to 2·bins spreads a part cycle evenly
     stride = next(k for k in range(round(1.236 * bins), 4 * bins) if math.gcd(k, 2 * bins) == 1)
-    found: jax.Array = (offset + stride * jnp.arange(count)) % (2 * bins)
-    return found
-
-
-def paired(component: jax.Array, normal: jax.Array) -> Draws:
-    """Draws and their opposites."""
-    return Draws(jnp.concatenate([component, component]), jnp.concatenate([normal, -normal]))
+    return (offset + stride * np.arange(count)) % (2 * bins)
 
 
 def exponents(pair: DominatingPair, weights: jax.Array, draws: Draws) -> Terms:
