@@ -1,15 +1,26 @@
-"""How much memory there is, and a refusal before the work of what cannot fit into it."""
+"""What work needs, before it is begun: a refusal of what cannot fit, a word about what takes long.
+
+Costs are counted at their modules; here is how much memory is free, and how fast this machine is
+against the one that they were measured on.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mfopt import _check
+import numpy as np
+
+from mfopt import _check, words
+from mfopt.progress import Progress, Report
 
 GIB = 2**30
+SPEED = 50.0  # of the two cores that costs were measured on, as :func:`speed`
 _SPARE = 0.9  # share of what is free that may be planned with
+_LONG = 120.0  # seconds worth telling of
 
 
 def free_memory() -> int:
@@ -40,6 +51,11 @@ def free_memory() -> int:
     return min(found)
 
 
+def usable_memory() -> float:
+    """Bytes that may be planned with."""
+    return free_memory() * _SPARE
+
+
 def require(name: str, value: int, need: Callable[[int], float]) -> None:
     """Refuse ``value`` if the memory it needs is not free, and say what would fit.
 
@@ -51,7 +67,7 @@ def require(name: str, value: int, need: Callable[[int], float]) -> None:
     Raises:
       UsageError: with the need, what is free, and the largest value that fits.
     """
-    free = free_memory() * _SPARE
+    free = usable_memory()
     if need(value) <= free:
         return
     low, high = 0, value
@@ -64,3 +80,34 @@ def require(name: str, value: int, need: Callable[[int], float]) -> None:
         f"needs about {need(value) / GIB:,.1f} GiB of memory, and {free / GIB:,.1f} GiB are free",
         f"Here {low} would fit." if low else "Nothing as large as this fits on this machine.",
     )
+
+
+@functools.cache
+def speed() -> float:
+    """Operations on doubles, in matrix products, that this machine makes now: 10⁹ a second."""
+    size = 384
+    matrix, best = np.ones((size, size)), np.inf
+    for _ in range(4):
+        begun = time.perf_counter()
+        matrix @ matrix
+        best = min(best, time.perf_counter() - begun)
+    return float(2 * size**3 / best / 1e9)
+
+
+def here(seconds: float) -> float:
+    """What took so long where costs were measured, on this machine: on its CPU, and roughly."""
+    return seconds * SPEED / speed()
+
+
+def announce(seconds: float, report: Report, *, of: str = "this", note: str = "") -> None:
+    """Say in one line about how long work takes, where that is worth telling.
+
+    Args:
+      seconds: estimated, on this machine.
+      report: told once, to be kept in view.
+      of: what takes so long.
+      note: what the user can do about it, or what is kept.
+    """
+    if seconds >= _LONG:
+        text = f"{of} may take about {words.duration(seconds)} here"
+        report(Progress("starting", note=f"{text} ({note})" if note else text, lasting=True))

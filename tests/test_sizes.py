@@ -107,7 +107,7 @@ def test_samples_that_do_not_fit(machine):
 
 
 def test_long_work_is_announced_and_short_work_is_not(monkeypatch):
-    monkeypatch.setattr(sizes, "_speed", lambda: sizes._SPEED)
+    monkeypatch.setattr(_sizes, "speed", lambda: _sizes.SPEED)
     told = []
 
     def announced(bins, samples=2048, evaluations=300):
@@ -121,12 +121,12 @@ def test_long_work_is_announced_and_short_work_is_not(monkeypatch):
     assert 90 < sizes.seconds(BallsInBins(1024, 8), samples=2048, evaluations=300) < 800
     assert announced(1024) and told[0].lasting and " min" in told[0].note
     assert announced(128, samples=2**19)
-    monkeypatch.setattr(sizes, "_speed", lambda: 100 * sizes._SPEED)
+    monkeypatch.setattr(_sizes, "speed", lambda: 100 * _sizes.SPEED)
     assert not announced(1024)
 
 
 def test_the_speed_of_this_machine_is_a_plausible_number():
-    assert 0.01 < sizes._speed() < 1e5
+    assert 0.01 < _sizes.speed() < 1e5
 
 
 def test_vocabularies_and_canaries_beyond_memory_are_refused(machine):

@@ -7,16 +7,12 @@ a rough one, from evaluations and certificates of 32 to 1,024 bins on two cores.
 
 from __future__ import annotations
 
-import functools
-import time
-
 import jax
-import numpy as np
 
-from mfopt import _check, _sizes, strategies, words
+from mfopt import _check, _sizes, strategies
 from mfopt.optimize import kinds
 from mfopt.optimize.kinds import Size
-from mfopt.progress import Progress, Report
+from mfopt.progress import Report
 from mfopt.sampling import BinScheme
 from mfopt.strategies import Strategy
 
@@ -27,8 +23,6 @@ _PAIRS = {True: 20, False: 8}  # of vectors kept by L-BFGS-B, for few and for ma
 _COMPILING, _EVALUATION, _PER_BIN, _CERTIFICATE = 10.0, 1e-7, 1.2e-10, 2.5e-7
 _CERTIFIED = 2**18  # samples of a certificate
 _USUAL = 60  # evaluations after which most searches have ended
-_SPEED = 50.0  # products of doubles there, in 10⁹ a second
-_LONG = 120.0  # seconds worth telling of
 
 
 def memory(
@@ -60,20 +54,32 @@ def memory(
     return _BASE + 8 * (max(search, pair) + driver + 30 * n)
 
 
+def search_seconds(bins: int, *, samples: int, evaluations: int) -> float:
+    """A search under amplification, without compilation, where costs were measured.
+
+    Args:
+      bins: of the scheme; the number of epochs hardly matters.
+      samples: frozen Monte Carlo samples.
+      evaluations: of the objective, at most.
+    """
+    each = samples * float(bins) * (_EVALUATION + _PER_BIN * bins)
+    return min(evaluations, _USUAL) * each
+
+
 def seconds(scheme: BinScheme, *, samples: int, evaluations: int) -> float:
     """About how long an optimization with its certificate takes here, on a CPU.
 
     Within a factor of three where it was compared; a busy machine takes longer.
 
     Args:
-      scheme: bins and epochs; the latter hardly matter.
+      scheme: bins and epochs.
       samples: frozen Monte Carlo samples.
       evaluations: of the objective, at most.
     """
     bins = float(scheme.bins)
-    search = min(evaluations, _USUAL) * samples * bins * (_EVALUATION + _PER_BIN * bins)
+    search = search_seconds(scheme.bins, samples=samples, evaluations=evaluations)
     proof = _CERTIFIED * bins * (_CERTIFICATE + 4 * _PER_BIN * bins)
-    return _COMPILING + (search + proof) * _SPEED / _speed()
+    return _COMPILING + _sizes.here(search + proof)
 
 
 def announce(scheme: BinScheme, *, samples: int, evaluations: int, report: Report) -> None:
@@ -83,30 +89,9 @@ def announce(scheme: BinScheme, *, samples: int, evaluations: int, report: Repor
       scheme, samples, evaluations: as for :func:`seconds`.
       report: told once, to be kept in view.
     """
-    if jax.default_backend() != "cpu":
-        return
-    expected = seconds(scheme, samples=samples, evaluations=evaluations)
-    if expected >= _LONG:
-        report(
-            Progress(
-                "starting",
-                note=f"this may take about {words.duration(expected)} here "
-                "(Ctrl-C keeps the best so far)",
-                lasting=True,
-            )
-        )
-
-
-@functools.cache
-def _speed() -> float:
-    """Products of doubles that this machine makes now, in 10⁹ a second."""
-    size = 384
-    matrix, best = np.ones((size, size)), np.inf
-    for _ in range(4):
-        begun = time.perf_counter()
-        matrix @ matrix
-        best = min(best, time.perf_counter() - begun)
-    return float(2 * size**3 / best / 1e9)
+    if jax.default_backend() == "cpu":
+        expected = seconds(scheme, samples=samples, evaluations=evaluations)
+        _sizes.announce(expected, report, note="Ctrl-C keeps the best so far")
 
 
 def require(

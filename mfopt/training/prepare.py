@@ -14,7 +14,7 @@ from mfopt import _check
 from mfopt.guarantee import Guarantee
 from mfopt.progress import Progress, Report, silent, within
 from mfopt.training import mesh as meshes
-from mfopt.training import privacy, signing
+from mfopt.training import privacy, signing, sizes
 from mfopt.training.config import TrainConfig
 from mfopt.training.data import TokenStore, open_parts, verify_all
 from mfopt.training.data.stdlib import EMBEDDED, build_stdlib
@@ -148,7 +148,12 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
             "A longer run needs an account of its own.",
         )
     optimizer = _optimizer(config, execution)
+    work = sizes.work(config, train.vocab_size)
+    if work.trained:
+        _afford(work, execution, config, progress)
     model = initial_model(config, parts, folder, mesh, progress, tokenizer)
+    if not work.trained:  # a function made it: nobody could tell before
+        _afford(sizes.work(config, train.vocab_size, model), execution, config, progress)
     model.check_fits(train.vocab_size, config.length)
     if config.selection in PERPLEXITY_RULES:
         losses = _record_losses(config, train, model, mesh)
@@ -190,17 +195,22 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
     )
 
 
+def _afford(work: sizes.Work, execution: Execution, config: TrainConfig, progress: Report) -> None:
+    sizes.require(work, execution, config)
+    sizes.announce(work, execution, config, progress)
+
+
 def learning_rate_of(config: TrainConfig, execution: Execution) -> float:
     """The learning rate of a run: as set, or fitted to its noise."""
     if config.learning_rate:
         return config.learning_rate
     if execution.noise is None:
         return RATE_WITHOUT_NOISE
-    sizes = privacy.noise_against_signal(execution, 1)
+    noise = privacy.noise_against_signal(execution, 1)
     return fitting_rate(
         config.optimizer,
-        sizes["noise_per_coordinate"],
-        sizes["sum_noise_per_coordinate"],
+        noise["noise_per_coordinate"],
+        noise["sum_noise_per_coordinate"],
         momentum=config.momentum,
     )
 
