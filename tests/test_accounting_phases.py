@@ -2,15 +2,16 @@
 
 import math
 
+import dp_accounting
 import pytest
 from dp_accounting import dp_event
 from dp_accounting.pld import pld_privacy_accountant
 
-from mfopt.accounting import Mechanism, account, phases
+from mfopt.accounting import Mechanism, account, events, phases
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.phases import Phase
 from mfopt.errors import UsageError
-from mfopt.sampling import BallsInBins, CyclicPoisson, FixedOrder, Poisson
+from mfopt.sampling import BallsInBins, CyclicPoisson, FixedBatch, FixedOrder, Poisson
 from mfopt.strategies import BandedSquareRoot
 
 POISSON = Phase(Mechanism(Poisson(0.02, 200)), 1.1)
@@ -19,18 +20,18 @@ SECOND = Phase(Mechanism(Poisson(0.05, 100)), 1.6)
 
 def test_two_phases_agree_with_dp_accounting_and_come_back_from_its_events():
     both = [POISSON, SECOND]
-    event = phases.to_event(both)
+    event = events.to_event(both)
     accountant = pld_privacy_accountant.PLDAccountant(value_discretization_interval=1e-4)
     accountant.compose(event)
     theirs = accountant.get_epsilon(1e-6)
     found = phases.compose(both, delta=1e-6)
     assert found.epsilon == pytest.approx(theirs, rel=1e-3) and found.status == "bound"
     assert phases.compose(both, epsilon=found.epsilon).delta == pytest.approx(1e-6, rel=2e-3)
-    assert phases.from_event(event) == both
+    assert events.from_event(event) == both
     repeated = dp_event.SelfComposedDpEvent(dp_event.ComposedDpEvent([event, event]), 3)
-    assert sum(one.mechanism.iterations for one in phases.from_event(repeated)) == 6 * 300
+    assert sum(one.mechanism.iterations for one in events.from_event(repeated)) == 6 * 300
     with pytest.raises(UsageError, match="LaplaceDpEvent"):
-        phases.from_event(dp_event.LaplaceDpEvent(1.0))
+        events.from_event(dp_event.LaplaceDpEvent(1.0))
 
 
 def test_one_phase_is_its_own_account_and_order_does_not_matter():
@@ -53,9 +54,65 @@ def test_gaussians_compose_to_a_gaussian_and_banded_phases_count():
     assert alone < phases.compose([banded, order], delta=1e-5).epsilon < alone + exact
 
 
+def test_groups_and_replacement_go_to_dp_accounting_and_back():
+    group = Phase(Mechanism(Poisson(0.05, 20), group_size=3), 2.0)
+    event = events.to_event([group])
+    accountant = pld_privacy_accountant.PLDAccountant(value_discretization_interval=1e-3)
+    theirs = accountant.compose(event).get_epsilon(1e-5)
+    assert phases.compose([group], delta=1e-5).epsilon == pytest.approx(theirs, rel=1e-3)
+    assert events.from_event(event)[0].mechanism.group_size == 3
+    assert events.from_event(event)[0].mechanism.sampling.probability == pytest.approx(0.05)
+    other = dp_event.MixtureOfGaussiansDpEvent(2.0, [0, 1, 3], [0.8, 0.1, 0.1])
+    with pytest.raises(UsageError, match="binomially"):
+        events.from_event(other)
+
+    replaced = Phase(Mechanism(Poisson(0.05, 20), adjacency="replace"), 1.5)
+    event = events.to_event([replaced])
+    accountant = pld_privacy_accountant.PLDAccountant(
+        neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE,
+        value_discretization_interval=1e-3,
+    )
+    theirs = accountant.compose(event).get_epsilon(1e-5)
+    found = phases.compose([replaced], delta=1e-5)
+    assert found.epsilon == pytest.approx(theirs, rel=1e-3) and found.adjacency == "replace"
+    assert events.from_event(event, adjacency="replace") == [replaced]
+    fixed = dp_event.SampledWithoutReplacementDpEvent(100, 5, dp_event.GaussianDpEvent(1.0))
+    with pytest.raises(UsageError, match="SampledWithoutReplacement"):
+        events.from_event(fixed, adjacency="replace")
+    zeroed = Phase(Mechanism(FixedBatch(5, 100, 20), adjacency="zero-out"), 1.5)
+    with pytest.raises(UsageError, match="zero-out"):
+        events.to_event([zeroed])
+
+
+def test_a_sampled_phase_composes_with_rounds():
+    bins = Phase(Mechanism(BallsInBins(4, 2)), 3.0)
+    effort = {"samples": 8192, "seed": 1}
+    alone = account(bins.mechanism, noise_multiplier=3.0, delta=1e-3).epsilon
+    rounds = phases.compose([POISSON], delta=1e-3).epsilon
+    both = phases.compose([POISSON, bins], delta=1e-3, **effort)
+    assert both.status == "certified" and both.failure_probability > 0
+    assert max(alone, rounds) < both.epsilon < alone + rounds
+    # bins that are not random are worse, and sampling as much as bins of one epoch do is close
+    known = Phase(Mechanism(FixedOrder(4, 2)), 3.0)
+    assert both.epsilon < phases.compose([POISSON, known], delta=1e-3).epsilon
+    back = phases.compose([POISSON, bins], epsilon=both.epsilon, **effort)
+    assert back.delta == pytest.approx(1e-3, rel=0.1)
+    with pytest.raises(UsageError, match="only one phase"):
+        phases.compose([bins, bins], delta=1e-3)
+
+
+def test_epsilon_over_a_run_of_two_phases():
+    found = list(phases.over_training([POISSON, SECOND], delta=1e-6, points=6))
+    assert [at for at, _ in found] == [50, 100, 150, 200, 250, 300]
+    values = [guarantee.epsilon for _, guarantee in found]
+    assert values == sorted(values) and len(set(values)) == 6
+    assert values[-1] == phases.compose([POISSON, SECOND], delta=1e-6).epsilon
+    assert values[3] == phases.compose([POISSON], delta=1e-6).epsilon
+
+
 def test_what_does_not_compose_is_refused():
-    with pytest.raises(UsageError, match="no composition of rounds"):
-        Phase(Mechanism(BallsInBins(4, 2)), 1.0)
+    with pytest.raises(UsageError, match="composed for one unit"):
+        Phase(Mechanism(BallsInBins(4, 2), group_size=2), 1.0)
     user = Phase(Mechanism(Poisson(0.1, 3), privacy_unit="user"), 1.0)
     with pytest.raises(UsageError, match="the first phase has example"):
         phases.compose([POISSON, user], delta=1e-5)

@@ -1,26 +1,38 @@
 """Runs in phases: different noise, rates, schemes, one after the other on the same data.
 
-Each phase is a mechanism with its σ whose account is a composition of rounds: Poisson sampling,
-fixed batches, a banded C under cyclic Poisson sampling, or no sampling at all. Their losses add
-up on one grid. A later phase may depend on what an earlier one released. Phases are exchanged
-with ``dp_accounting`` as its events.
+Each phase is a mechanism with its σ. Those whose account is a composition of rounds (Poisson
+sampling, fixed batches, a banded C under cyclic Poisson sampling, no sampling at all) add up on
+one grid. One phase may have a sampled account (balls-in-bins, bins thrown afresh): the others are
+its companion, see :mod:`mfopt.accounting.monte_carlo.composition`. A later phase may depend on
+what an earlier one released. :mod:`mfopt.accounting.events` exchanges phases with
+``dp_accounting``.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 from mfopt import _check
 from mfopt.accounting import unamplified
-from mfopt.accounting.account import account
+from mfopt.accounting.account import Effort, account, analysis
+from mfopt.accounting.accountants.independent_rounds import (
+    CyclicRounds,
+    FixedBatchRounds,
+    PoissonRounds,
+    RoundsAccountant,
+    refuse_replacement,
+)
 from mfopt.accounting.loss_distribution import poisson
 from mfopt.accounting.loss_distribution.convolution import Composition
 from mfopt.accounting.loss_distribution.grid import Grid, Law
 from mfopt.accounting.loss_distribution.mixture import Mixture
-from mfopt.accounting.loss_distribution.rounds import FINE, smallest_epsilon
+from mfopt.accounting.loss_distribution.rounds import COARSE, FINE, smallest_epsilon
+from mfopt.accounting.monte_carlo import composition
+from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
 from mfopt.sampling import CyclicPoisson, FixedBatch, FixedOrder, MinSeparation, Poisson
@@ -42,59 +54,51 @@ class Phase:
 
     def __post_init__(self) -> None:
         _check.positive("noise_multiplier", self.noise_multiplier)
-        self.rounds  # noqa: B018  refuses a mechanism without rounds when it is given
+        self.rounds  # noqa: B018  refuses a mechanism that does not compose when it is given
 
-    @property
-    def rounds(self) -> poisson.Rounds:
-        """What composes in this phase.
+    @functools.cached_property
+    def rounds(self) -> poisson.Rounds | None:
+        """What composes in this phase; None where its loss is sampled.
 
         Raises:
-          UsageError: its account is no composition of rounds.
+          UsageError: it has neither.
         """
         mechanism, scheme = self.mechanism, self.mechanism.sampling
-        if mechanism.adjacency == "replace":
-            raise _check.reject("adjacency", "replace", "phases are composed for 'add-remove'")
         # by exact class: a subclass may let units take part otherwise
         known = _ROUNDS.get(type(scheme))
-        rounds = None if known is None else known(mechanism)
-        if rounds is None:
-            raise _check.reject(
-                "sampling",
-                scheme,
-                "its account is no composition of rounds",
-                "Phases may be Poisson, cyclic Poisson (one unit), fixed batches or fixed order; "
-                "balls-in-bins composes by mfopt.accounting.monte_carlo.composition.",
-            )
-        return rounds
+        if known is None:
+            refuse_replacement(mechanism)
+            law(scheme)  # refuses what has none
+            if mechanism.group_size != 1:
+                raise _check.reject(
+                    "group_size",
+                    mechanism.group_size,
+                    f"a phase of {scheme.kind} is composed for one unit",
+                )
+            return None
+        if isinstance(known, RoundsAccountant):
+            if known.chained(mechanism):
+                raise _check.reject(
+                    "group_size",
+                    mechanism.group_size,
+                    f"a group's account under {scheme.kind} and {mechanism.adjacency!r} is no "
+                    "composition of rounds",
+                    "Compose for one unit, or account for the phases one by one.",
+                )
+            return known.rounds(mechanism)
+        return known(mechanism)
 
 
-def _poisson(mechanism: Any) -> poisson.Rounds:
-    return poisson.poisson(mechanism.strategy, mechanism.sampling, mechanism.group_size)
-
-
-def _fixed_batch(mechanism: Any) -> poisson.Rounds | None:
-    if mechanism.adjacency != "add-remove":
-        return None
-    return poisson.fixed_batch(mechanism.strategy, mechanism.sampling, mechanism.group_size)
-
-
-def _cyclic_poisson(mechanism: Any) -> poisson.Rounds | None:
-    if mechanism.group_size != 1:
-        return None
-    return poisson.cyclic_poisson(mechanism.strategy, mechanism.sampling)
-
-
-def _unsampled(mechanism: Any) -> poisson.Rounds:
+def _unsampled(mechanism: Mechanism) -> poisson.Rounds:
     one = unamplified.sensitivity(mechanism.strategy, mechanism.sampling)
-    moved = one.value * mechanism.group_size
+    moved = one.value * mechanism.group_size * (2 if mechanism.adjacency == "replace" else 1)
     return poisson.Rounds(Mixture.binomial(1, 1.0), 1, moved, one.exact)
 
 
-# what composes in a phase; None where a group or an adjacency has no rounds
-_ROUNDS: dict[type, Callable[[Any], poisson.Rounds | None]] = {
-    Poisson: _poisson,
-    FixedBatch: _fixed_batch,
-    CyclicPoisson: _cyclic_poisson,
+_ROUNDS: dict[type, RoundsAccountant | Callable[[Mechanism], poisson.Rounds]] = {
+    Poisson: PoissonRounds(),
+    FixedBatch: FixedBatchRounds(),
+    CyclicPoisson: CyclicRounds(),
     FixedOrder: _unsampled,
     MinSeparation: _unsampled,
 }
@@ -106,16 +110,21 @@ def compose(
     epsilon: float | None = None,
     delta: float | None = None,
     accuracy: float = FINE,
+    samples: int | None = None,
+    seed: int | None = None,
+    certify: bool = True,
 ) -> Guarantee:
-    """ε for δ, or δ for ε, of all phases together; an upper bound.
+    """ε for δ, or δ for ε, of all phases together; an upper bound, or certified.
 
     Args:
-      phases: the parts of the run, with one privacy unit, group size and adjacency.
+      phases: the parts of the run, with one privacy unit, group size and adjacency; at most one
+        of them with a sampled account.
       epsilon, delta: exactly one of the two.
       accuracy: relative error of ε that the grid is chosen for.
+      samples, seed, certify: for a sampled account, see :class:`mfopt.accounting.Effort`.
 
     Raises:
-      UsageError: the phases protect different things, or one has no rounds to compose.
+      UsageError: the phases protect different things, or do not compose.
     """
     if not phases or (epsilon is None) == (delta is None):
         raise _check.reject(
@@ -132,144 +141,180 @@ def compose(
                     getattr(phase.mechanism, name),
                     f"the first phase has {getattr(first, name)}",
                 )
-    found = [_value(phases, add, epsilon, delta, accuracy) for add in (False, True)]
-    solved = max(found)
-    given = {"epsilon": epsilon, "delta": math.exp(solved) if delta is None else delta}
+    details = {
+        "phases": [
+            {
+                "sampling": phase.mechanism.sampling.describe(),
+                "strategy": phase.mechanism.strategy.describe(),
+                "noise_multiplier": phase.noise_multiplier,
+            }
+            for phase in phases
+        ]
+    }
+    sampled = [phase for phase in phases if phase.rounds is None]
+    if sampled:
+        effort = Effort(samples, seed, certify)
+        found = _with_sampled(phases, sampled, epsilon, delta, effort)
+        return dataclasses.replace(found, details={**found.details, **details})
+    at, log_delta = epsilon, -60.0
+    if epsilon is None:
+        log_delta = math.log(_check.probability("delta", delta))
+    else:
+        _check.non_negative("epsilon", epsilon)
+    solved = max(_value(_parts(phases), add, at, log_delta, accuracy) for add in (False, True))
     return Guarantee(
         epsilon=solved if epsilon is None else epsilon,
-        delta=float(given["delta"] or 0.0),
+        delta=math.exp(solved) if delta is None else delta,
         noise_multiplier=min(phase.noise_multiplier for phase in phases),
         privacy_unit=first.privacy_unit,
         group_size=first.group_size,
         adjacency=first.adjacency,
         method="privacy loss distribution of phases",
         status="bound",
-        details={
-            "phases": [
-                {
-                    "sampling": phase.mechanism.sampling.describe(),
-                    "strategy": phase.mechanism.strategy.describe(),
-                    "noise_multiplier": phase.noise_multiplier,
-                }
-                for phase in phases
-            ]
-        },
+        details=details,
     )
 
 
-def _value(
-    phases: Sequence[Phase], add: bool, epsilon: float | None, delta: float | None, accuracy: float
-) -> float:
-    """ε, or log δ, in one direction."""
-    parts = [(phase.rounds, phase.noise_multiplier / phase.rounds.scale) for phase in phases]
-    parts = [(part, sigma) for part, sigma in parts if not part.mixture.trivial]
-    if not parts:
-        return 0.0 if epsilon is None else -math.inf
-    log_delta = -60.0 if delta is None else math.log(_check.probability("delta", delta))
+_Parts = list[tuple[poisson.Rounds, float]]
+
+
+def _parts(phases: Sequence[Phase]) -> _Parts:
+    """(rounds, σ over their scale) of the phases that release something by rounds."""
+    found = [(phase.rounds, phase.noise_multiplier) for phase in phases]
+    return [
+        (rounds, sigma / rounds.scale)
+        for rounds, sigma in found
+        if rounds is not None and not rounds.mixture.trivial
+    ]
+
+
+def _with_sampled(
+    phases: Sequence[Phase],
+    sampled: Sequence[Phase],
+    epsilon: float | None,
+    delta: float | None,
+    effort: Effort,
+) -> Guarantee:
+    """The phases that are rounds are the companion of the one whose loss is sampled."""
+    if len(sampled) > 1:
+        raise _check.reject(
+            "phases",
+            " and ".join(phase.mechanism.sampling.kind for phase in sampled),
+            "only one phase may have a sampled account",
+            "Train on with the same bins: one mechanism of more epochs.",
+        )
+    (one,) = sampled
+    parts, sigma = _parts(phases), one.noise_multiplier
+    if parts:
+        target = -30.0 if delta is None else math.log(_check.probability("delta", delta))
+        other = _companion(parts, target)
+        found: Any = composition.analysis(one.mechanism, other, **dataclasses.asdict(effort))
+    else:
+        found = analysis(one.mechanism, **dataclasses.asdict(effort))
+    if epsilon is None:
+        return cast(Guarantee, found.epsilon(sigma, delta))
+    return cast(Guarantee, found.delta(sigma, epsilon))
+
+
+def _companion(parts: _Parts, log_delta: float) -> Composition:
+    """The composition of rounds, on a grid made for their own ε at δ, both ways."""
+    laws, tails = _laws(parts, log_delta, add=False)
+    at = max(math.hypot(*(law.epsilon(log_delta) for law in laws)), 1e-4)
+    return _discretized(parts, laws, tails, at, COARSE)
+
+
+def _laws(parts: _Parts, log_delta: float, add: bool) -> tuple[list[Law], list[float]]:
+    """The law of each part without a grid, and what of it may be left out."""
     tails = [log_delta - math.log(len(parts) * part.rounds) - _TRUNCATED for part, _ in parts]
     laws = [
         Law.of(part.mixture, sigma, part.rounds, tail, add)
         for (part, sigma), tail in zip(parts, tails, strict=True)
     ]
-    # where ε will be: at least that of each phase alone, at most the sum of all
-    alone = [law.epsilon(log_delta) for law in laws]
-    at = epsilon if epsilon is not None else max(math.hypot(*alone), 1e-4)
+    return laws, tails
+
+
+def _discretized(
+    parts: _Parts, laws: list[Law], tails: list[float], at: float, accuracy: float
+) -> Composition:
+    """All parts on one grid that is fine enough at ε = ``at``; the remove direction."""
     grids = [
         Grid.plan(law, at, accuracy / len(parts), part.mixture.components)
         for law, (part, _) in zip(laws, parts, strict=True)
     ]
     step = min(grid.step for grid in grids)
-    composition = Composition(
+    return Composition(
         tuple(
             (part.mixture.discretize(sigma, step, grid.spacing, tail), part.rounds)
             for (part, sigma), grid, tail in zip(parts, grids, tails, strict=True)
         )
     )
-    composition = composition.reverse() if add else composition
+
+
+def _value(
+    parts: _Parts, add: bool, epsilon: float | None, log_delta: float, accuracy: float
+) -> float:
+    """ε, or log δ, in one direction."""
+    if not parts:
+        return 0.0 if epsilon is None else -math.inf
+    laws, tails = _laws(parts, log_delta, add)
+    # where ε will be: at least that of each phase alone, at most the sum of all
+    at = epsilon or max(math.hypot(*(law.epsilon(log_delta) for law in laws)), 1e-4)
+    composed = _discretized(parts, laws, tails, at, accuracy)
+    composed = composed.reverse() if add else composed
     if epsilon is not None:
-        return composition.convolve(composition.tilt_for_epsilon(at)).log_delta(epsilon)
-    return smallest_epsilon(composition.convolve(composition.tilt_for_delta(log_delta)), log_delta)
+        return composed.convolve(composed.tilt_for_epsilon(at)).log_delta(epsilon)
+    return smallest_epsilon(composed.convolve(composed.tilt_for_delta(log_delta)), log_delta)
 
 
 def over_training(
-    mechanism: Mechanism, noise_multiplier: float, delta: float, points: int = 20
+    phases: Mechanism | Sequence[Phase],
+    noise_multiplier: float | None = None,
+    delta: float | None = None,
+    points: int = 20,
+    *,
+    epsilon: float | None = None,
+    **effort: Any,
 ) -> Iterator[tuple[int, Guarantee]]:
     """(iterations done, what they have cost): what a user watches during a run.
 
-    The prefix of a run is the same mechanism with fewer iterations, or whole epochs where the
-    scheme has epochs. The last point is the whole run's account.
+    The beginning of a run is the same mechanism with fewer iterations; with whole epochs where the
+    scheme has epochs, so that what holds at the end of one holds within it.
 
     Args:
-      mechanism: the whole run.
-      noise_multiplier: σ, in clip norms.
+      phases: the whole run: a mechanism, or phases one after the other.
+      noise_multiplier: σ, in clip norms, of a mechanism; phases have their own.
       delta: δ of every point.
       points: how many, evenly spread over the run; fewer where it has fewer iterations or epochs.
+      epsilon: ε of every point, whose δ is wanted, in place of ``delta``.
+      effort: ``samples``, ``seed`` and ``certify`` of sampled accounts.
 
     Raises:
-      UsageError: C is a matrix of one size, which has no shorter one of its kind.
+      UsageError: neither or both of ε and δ are given, or an argument is out of range.
     """
+    if isinstance(phases, Mechanism):
+        if noise_multiplier is None:
+            raise _check.reject("noise_multiplier", None, "must be given for a mechanism")
+        alone, sigma = phases, noise_multiplier
+        for part in _beginnings(alone, _check.integer("points", points)):
+            asked = {"epsilon": epsilon, "delta": delta}
+            yield part.iterations, account(part, noise_multiplier=sigma, **asked, **effort)
+        return
+    total = sum(phase.mechanism.iterations for phase in phases)
+    before: list[Phase] = []
+    for phase in phases:
+        share = max(1, round(points * phase.mechanism.iterations / total))
+        done = sum(one.mechanism.iterations for one in before)
+        for part in _beginnings(phase.mechanism, share):
+            cut = dataclasses.replace(phase, mechanism=part)
+            found = compose([*before, cut], epsilon=epsilon, delta=delta, **effort)
+            yield done + part.iterations, found
+        before.append(phase)
+
+
+def _beginnings(mechanism: Mechanism, points: int) -> Iterator[Mechanism]:
     scheme: Any = mechanism.sampling
     field = "epochs" if hasattr(scheme, "epochs") else "iterations"
     total = getattr(scheme, field)
-    done = sorted({max(1, round(total * (k + 1) / points)) for k in range(points)})
-    for count in done:
+    for count in sorted({max(1, round(total * (k + 1) / points)) for k in range(points)}):
         shorter = dataclasses.replace(scheme, **{field: count})
-        part = dataclasses.replace(mechanism, sampling=shorter)
-        yield part.iterations, account(part, noise_multiplier=noise_multiplier, delta=delta)
-
-
-def to_event(phases: Sequence[Phase]) -> Any:
-    """The ``dp_accounting`` event of Poisson-sampled or unsampled phases, one unit."""
-    from dp_accounting import dp_event
-
-    events = []
-    for phase in phases:
-        found = phase.rounds
-        sigma = phase.noise_multiplier / found.scale
-        one: Any = found.mixture
-        shift = one.sensitivities
-        if phase.mechanism.group_size > 1 or not set(shift.tolist()) <= {0.0, 1.0}:
-            raise _check.reject(
-                "phases",
-                phase.mechanism.sampling,
-                "no event for groups or for fixed batches under 'add-remove'",
-            )
-        event: Any = dp_event.GaussianDpEvent(sigma)
-        if shift.size == 2:
-            scheme: Any = phase.mechanism.sampling
-            event = dp_event.PoissonSampledDpEvent(scheme.probability, event)
-        events.append(dp_event.SelfComposedDpEvent(event, found.rounds))
-    return events[0] if len(events) == 1 else dp_event.ComposedDpEvent(events)
-
-
-def from_event(event: Any, *, privacy_unit: str = "example") -> list[Phase]:
-    """The phases of a ``dp_accounting`` event: Gaussian, Poisson-sampled, and compositions.
-
-    Raises:
-      UsageError: the event has a part that is none of these.
-    """
-    return list(_phases(event, 1, privacy_unit))
-
-
-def _phases(event: Any, count: int, unit: str) -> Iterator[Phase]:
-    kind = type(event).__name__
-    if kind == "NoOpDpEvent":
-        return
-    if kind == "SelfComposedDpEvent":
-        yield from _phases(event.event, count * event.count, unit)
-    elif kind == "ComposedDpEvent":
-        if count > 1:  # the order of independent rounds does not matter
-            for one in event.events:
-                yield from _phases(one, count, unit)
-            return
-        for one in event.events:
-            yield from _phases(one, 1, unit)
-    elif kind == "GaussianDpEvent":
-        yield Phase(Mechanism(Poisson(1.0, count), privacy_unit=unit), event.noise_multiplier)
-    elif kind == "PoissonSampledDpEvent" and type(event.event).__name__ == "GaussianDpEvent":
-        scheme = Poisson(event.sampling_probability, count)
-        yield Phase(Mechanism(scheme, privacy_unit=unit), event.event.noise_multiplier)
-    else:
-        raise _check.reject(
-            "event", kind, "phases are Gaussian, Poisson-sampled Gaussian, or compositions of these"
-        )
+        yield dataclasses.replace(mechanism, sampling=shorter)

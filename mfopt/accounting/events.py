@@ -1,0 +1,122 @@
+"""Phases of a run as events of ``dp_accounting``, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from mfopt import _check
+from mfopt.accounting.loss_distribution.mixture import Mixture
+from mfopt.accounting.phases import Phase
+from mfopt.mechanism import Mechanism
+from mfopt.sampling import Adjacency, Poisson
+
+
+def to_event(phases: Sequence[Phase]) -> Any:
+    """The ``dp_accounting`` event of phases, whose account there is the same question.
+
+    Poisson-sampled and unsampled phases become Gaussian events, groups and fixed batches under
+    "add-remove" mixtures of Gaussians. Phases under "replace" are for its accountant of privacy
+    loss distributions with "replace one".
+
+    Raises:
+      UsageError: a phase has no event: its loss is sampled, or its adjacency is none there.
+    """
+    from dp_accounting import dp_event
+
+    events = []
+    for phase in phases:
+        found, scheme = phase.rounds, phase.mechanism.sampling
+        if found is None:
+            raise _check.reject("phases", scheme, "dp_accounting has no event for this scheme")
+        sigma = phase.noise_multiplier / found.scale
+        event: Any = dp_event.GaussianDpEvent(sigma)
+        if isinstance(found.mixture, Mixture):
+            shift, weight = found.mixture.sensitivities, np.exp(found.mixture.log_weights)
+            if set(shift.tolist()) == {0.0, 1.0} and isinstance(scheme, Poisson):
+                event = dp_event.PoissonSampledDpEvent(scheme.probability, event)
+            elif shift.tolist() != [1.0]:
+                event = dp_event.MixtureOfGaussiansDpEvent(sigma, shift.tolist(), weight.tolist())
+        elif phase.mechanism.adjacency == "replace" and isinstance(scheme, Poisson):
+            event = dp_event.PoissonSampledDpEvent(scheme.probability, event)
+        else:
+            raise _check.reject(
+                "adjacency",
+                phase.mechanism.adjacency,
+                f"dp_accounting has no event for it under {scheme.kind}",
+            )
+        events.append(dp_event.SelfComposedDpEvent(event, found.rounds))
+    return events[0] if len(events) == 1 else dp_event.ComposedDpEvent(events)
+
+
+def from_event(
+    event: Any, *, privacy_unit: str = "example", adjacency: Adjacency = "add-remove"
+) -> list[Phase]:
+    """The phases of a ``dp_accounting`` event.
+
+    Args:
+      event: Gaussian, Poisson-sampled, a group's mixture of Gaussians, or compositions of these.
+      privacy_unit: what a record is.
+      adjacency: of its accountant; dp_accounting's "add or remove one" by default, "replace" for
+        its "replace one".
+
+    Raises:
+      UsageError: the event has a part that is none of these.
+    """
+    return list(_phases(event, 1, {"privacy_unit": privacy_unit, "adjacency": adjacency}))
+
+
+def _phases(event: Any, count: int, of: dict[str, Any]) -> Iterator[Phase]:
+    kind = type(event).__name__
+    if kind == "NoOpDpEvent":
+        return
+    inner = getattr(event, "event", None)
+    gaussian = type(inner).__name__ == "GaussianDpEvent"
+    if kind == "SelfComposedDpEvent":
+        yield from _phases(inner, count * event.count, of)
+    elif kind == "ComposedDpEvent":
+        for one in event.events:  # the order of independent rounds does not matter
+            yield from _phases(one, count, of)
+    elif kind == "GaussianDpEvent":
+        yield Phase(Mechanism(Poisson(1.0, count), **of), event.noise_multiplier)
+    elif kind == "PoissonSampledDpEvent" and gaussian:
+        scheme = Poisson(event.sampling_probability, count)
+        yield Phase(Mechanism(scheme, **of), inner.noise_multiplier)
+    elif kind == "MixtureOfGaussiansDpEvent":
+        group, chance = _binomial(event)
+        mechanism = Mechanism(Poisson(chance, count), group_size=group, **of)
+        yield Phase(mechanism, event.standard_deviation)
+    else:
+        raise _check.reject(
+            "event",
+            kind,
+            "phases are Gaussian, Poisson-sampled Gaussian, mixtures of Gaussians of a "
+            "Poisson-sampled group, or compositions of these",
+            "Sampling without replacement is left out: its accountant there reads the noise "
+            "multiplier relative to what a replacement changes, not to the clip norm.",
+        )
+
+
+def _binomial(event: Any) -> tuple[int, float]:
+    """(K, p) of the group whose number of sampled units has the event's law."""
+    order = np.argsort(event.sensitivities)
+    shift = np.asarray(event.sensitivities, dtype=np.float64)[order]
+    weight = np.asarray(event.sampling_probs, dtype=np.float64)[order]
+    group = int(shift[-1])
+    chance = float(weight @ shift) / max(group, 1)
+    if group >= 1 and 0 < chance <= 1:
+        one = Mixture.binomial(group, chance)
+        given = np.zeros(group + 1)
+        if np.array_equal(shift, np.round(shift)) and shift[0] >= 0:
+            given[shift.astype(int)] = weight
+        known = np.zeros(group + 1)
+        known[one.sensitivities.astype(int)] = np.exp(one.log_weights)
+        if np.allclose(given, known, rtol=1e-6, atol=1e-15):
+            return group, chance
+    raise _check.reject(
+        "event",
+        "MixtureOfGaussiansDpEvent",
+        "its sensitivities are not those of a Poisson-sampled group: 0..K, binomially distributed",
+    )
