@@ -101,7 +101,7 @@ def run(
     if len(given) != 2:
         raise click.UsageError(f"give exactly two of {', '.join(_NAMES.values())}")
     if plot is not None:
-        _check_plot(plot, swept, force)
+        check_plot(plot, swept, force)
     results: list[Row] = []
     started = time.perf_counter()
     with Live(not quiet and not as_json) as live:
@@ -136,7 +136,8 @@ def _print(results: list[Row], swept: str | None, title: str) -> None:
     display.columns(*accounted.table(results, swept))
 
 
-def _check_plot(path: Path, swept: str | None, force: bool) -> None:
+def check_plot(path: Path, swept: str | None, force: bool) -> None:
+    """Refuse a plot that cannot be drawn or written before any work is done."""
     from mfopt import _files
 
     if swept is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -11,6 +12,8 @@ from mfopt.accounting.verify import Engine, Verified, check_delta
 from mfopt.guarantee import Guarantee, Status
 
 __all__ = ["LossModel", "Numbers", "VerifiedAnalysis"]
+
+_LEAST_EPSILON = 1e-9
 
 
 class VerifiedAnalysis:
@@ -57,14 +60,22 @@ class VerifiedAnalysis:
         return self._estimate(found.value, epsilon, delta)
 
     def delta(self, noise_multiplier: float, epsilon: float) -> Guarantee:
-        """A verified δ at this σ and ε, its failure probability included."""
+        """A verified δ at this σ and ε >= 0, its failure probability included.
+
+        Sampled accounts need ε > 0. For smaller ones P(A) - e^ε Q(A) is at most
+        P(A) - e^t Q(A) + (e^t - e^ε), with t the least that they take.
+        """
+        epsilon = _check.non_negative("epsilon", epsilon)
+        at = max(epsilon, _LEAST_EPSILON)
+        more = math.exp(epsilon) * math.expm1(at - epsilon)
         if self.certify:
-            return self._verified(Engine(self.model, self.seed).delta(noise_multiplier, epsilon))
-        sigma = _check.positive("noise_multiplier", noise_multiplier)
-        epsilon = _check.epsilon("epsilon", epsilon)
-        return self._estimate(
-            sigma, epsilon, math.exp(min(self.model.log_estimate(sigma, epsilon), 0.0))
-        )
+            verified = Engine(self.model, self.seed).delta(noise_multiplier, at)
+            found = self._verified(verified)
+        else:
+            sigma = _check.positive("noise_multiplier", noise_multiplier)
+            log_delta = min(self.model.log_estimate(sigma, _check.epsilon("epsilon", at)), 0.0)
+            found = self._estimate(sigma, at, math.exp(log_delta))
+        return dataclasses.replace(found, epsilon=epsilon, delta=min(found.delta + more, 1.0))
 
     def _verified(self, found: Verified) -> Guarantee:
         free = found.method != self.model.method

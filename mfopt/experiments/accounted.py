@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from mfopt.experiments import plots
 Row = dict[str, Any]
 _NOISE_UNIT = "× clip norm, for C as stored"
 _ROUNDED_UP = ("epsilon", "delta", "noise_multiplier")
+_LABELS = {"epsilon": "ε", "delta": "δ", "noise_multiplier": "noise multiplier σ"}
 
 
 def described(row: Row) -> list[tuple[str, str]]:
@@ -82,7 +84,6 @@ def draw(results: Sequence[Row], swept: str, title: str, path: Path) -> Path:
         name for name in _ROUNDED_UP if name != of_swept and len({row[name] for row in results}) > 1
     ]
     solved = varying[0] if varying else "epsilon"
-    labels = {"epsilon": "ε", "delta": "δ", "noise_multiplier": "noise multiplier σ"}
     finite = [row for row in results if math.isfinite(row[solved])]
     curves = []
     if len({row[swept] for row in results}) == len(results) and len(_methods(finite)) > 1:
@@ -90,17 +91,73 @@ def draw(results: Sequence[Row], swept: str, title: str, path: Path) -> Path:
         curves.append(_curve("all", finite, swept, solved))
     for method in _methods(finite):
         curves.append(_curve(method, [r for r in finite if r["method"] == method], swept, solved))
-    at = [row[swept] for row in results]
-    values = [row[solved] for row in finite if row[solved] > 0]
     panel = plots.Panel(
         curves,
         title,
         swept.replace("_", " "),
-        labels[solved],
-        log_x=min(at) > 0 and max(at) > 100 * min(at),
-        log_y=bool(values) and max(values) > 30 * min(values),
+        _LABELS[solved],
+        log_x=_spans(results, swept, 100),
+        log_y=_spans(finite, solved, 30),
     )
     return plots.write_figure(plots.draw([panel]), path)
+
+
+def draw_values(results: Sequence[Row], swept: str, shown: str, title: str, path: Path) -> Path:
+    """One value against what was swept, as a file.
+
+    Args:
+      results: an entry for each value of ``swept``.
+      swept, shown: names of the arguments on the horizontal and on the vertical axis.
+      title: heading.
+      path: file to write.
+    """
+    panel = plots.Panel(
+        [_curve(shown.replace("_", " "), results, swept, shown)],
+        title,
+        swept.replace("_", " "),
+        shown.replace("_", " "),
+        log_x=_spans(results, swept, 30),
+        log_y=_spans(results, shown, 30),
+    )
+    return plots.write_figure(plots.draw([panel]), path)
+
+
+def draw_run(results: Sequence[Row], ends: Sequence[int], path: Path) -> Path:
+    """What a run has cost after so many iterations, as a file; a point holds up to itself.
+
+    Args:
+      results: what holds after each number of ``iterations``.
+      ends: iterations after which a phase ended and another began.
+      path: file to write.
+    """
+    solved = "delta" if len({row["epsilon"] for row in results}) == 1 else "epsilon"
+    finite = [row for row in results if math.isfinite(row[solved])]
+    pieces = [0, *ends, max(row["iterations"] for row in results)]
+    curves = []
+    for number, (first, last) in enumerate(itertools.pairwise(pieces), 1):
+        label = "the run" if len(pieces) == 2 else f"phase {number}"
+        begun = [row for row in finite if row["iterations"] <= first][-1:]
+        part = begun + [row for row in finite if first < row["iterations"] <= last]
+        nothing = [] if begun else [0]
+        at = nothing + [row["iterations"] for row in part]
+        value = nothing + [row[solved] for row in part]
+        curves.append(plots.Curve(label, at, value, steps=True))
+    given = "epsilon" if solved == "delta" else "delta"
+    panel = plots.Panel(
+        curves,
+        f"{_LABELS[solved]} over the run at {_LABELS[given]} = {results[0][given]:g}",
+        "iterations done",
+        _LABELS[solved],
+        log_x=False,
+        log_y=False,
+    )
+    return plots.write_figure(plots.draw([panel]), path)
+
+
+def _spans(rows: Sequence[Row], name: str, factor: float) -> bool:
+    """Whether values cover so much that a logarithmic axis shows them better."""
+    values = [row[name] for row in rows if row[name] > 0]
+    return len(values) == len(rows) > 0 and max(values) > factor * min(values)
 
 
 def _methods(rows: Sequence[Row]) -> list[str]:

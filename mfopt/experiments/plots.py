@@ -32,6 +32,7 @@ class Curve(NamedTuple):
       x, y: points.
       low, high: borders of a 95% band, or None.
       like: label of a curve whose colour this one shares, dashed.
+      steps: a point's value is that of all x since the point before.
     """
 
     label: str
@@ -40,6 +41,7 @@ class Curve(NamedTuple):
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
     like: str | None = None
+    steps: bool = False
 
 
 class Panel(NamedTuple):
@@ -117,6 +119,7 @@ def _panel(axis: Axes, panel: Panel, labels: Sequence[str], handles: dict[str, A
             curve.x,
             curve.y,
             color=colour,
+            drawstyle="steps-pre" if curve.steps else "default",
             linestyle=style if panel.lines else "",
             marker=mark,
             markersize=5,

@@ -75,8 +75,9 @@ class RoundsAccountant(Accountant):
         self.rounds(mechanism)
 
     def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
-        one = rounds_analysis(mechanism, self.rounds(mechanism), f" of {self.of}")
-        if not self.chained(mechanism):
+        found = self.rounds(mechanism)
+        one = rounds_analysis(mechanism, found, f" of {self.of}")
+        if not self.chained(mechanism) or found.mixture.trivial:
             return one
         unit = DeterministicUnit(one.profile, one.guess)
         chain = Chain(unit, mechanism.group_size, self.of)

@@ -192,13 +192,15 @@ def fedavg(
     elif noise_scale is None:
         assert epsilon_target is not None
         target, level = _check.epsilon("epsilon", epsilon_target), delta
-        noise_scale = solve.smallest(
-            lambda z: epsilon(z, probability, rounds, level, conversion=conversion) - target,
-            1.0,
-            name="noise scale",
-            relative=1e-7,
-            largest=1e6,
-        )
+        noise_scale = 0.0  # nobody takes part
+        if _check.probability("probability", probability, closed=True) > 0:
+            noise_scale = solve.smallest(
+                lambda z: epsilon(z, probability, rounds, level, conversion=conversion) - target,
+                1.0,
+                name="noise scale",
+                relative=1e-7,
+                largest=1e6,
+            )
     else:
         target = epsilon(noise_scale, probability, rounds, delta, conversion=conversion)
     return Guarantee(

@@ -1,0 +1,1 @@
+"""The parts of ``mfopt account``: shared options, and its subcommands by kind of mechanism."""

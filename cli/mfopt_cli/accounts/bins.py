@@ -1,0 +1,146 @@
+"""mfopt account balls-in-bins and fresh-bins: batching by bins, with any C >= 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mfopt_cli import answers, options, sweeps
+from mfopt_cli.accounts import shared
+from mfopt_cli.answers import Row, analysed
+from mfopt_cli.options import apply
+
+_binned = apply(
+    shared.noise,
+    shared.target,
+    shared.bins,
+    shared.protects,
+    shared.verified,
+    shared.results,
+)
+
+
+@click.command("balls-in-bins", cls=options.Command)
+@_binned
+@shared.strategy("identity, sqrt, banded-sqrt:BANDS, or a factorization FILE.")
+@options.option(
+    "--also",
+    metavar="MECHANISM",
+    help="What else touches the same data: pure:ε, approximate:ε:δ or gaussian:σ (sensitivity 1).",
+)
+def balls_in_bins(
+    plot: Path | None,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+    privacy_unit: str,
+    adjacency: str,
+    strategy: str,
+    samples: int | None,
+    seed: int | None,
+    estimate: bool,
+    also: str | None,
+    **arguments: Any,
+) -> None:
+    """Any C >= 0 with balls-in-bins batching; exact for C = I, certified by sampling otherwise.
+
+    \b
+    Example:
+      mfopt account balls-in-bins --epochs 16 --iters 128 --eps 2 --delta 1e-5
+    """
+    from mfopt.accounting import Mechanism
+    from mfopt.sampling import BallsInBins
+
+    effort = shared.effort(samples, seed, estimate)
+    found, file = shared.matrix(strategy, ("identity", "sqrt", "banded-sqrt"))
+    other = None if also is None else _other(also)
+
+    def compute(row: Row) -> list[Row]:
+        of: Any = {"privacy_unit": privacy_unit, "adjacency": adjacency}
+        scheme = BallsInBins(*shared.bins_of(row, file))
+        mechanism = Mechanism(scheme, found, row["group_size"], **of)
+        if other is not None:
+            return [_composed(mechanism, other, row, **effort).describe()]
+        return analysed(mechanism, row, **effort)
+
+    title = f"balls-in-bins, {strategy}" + ("" if also is None else f", and {also}")
+    answers.run(arguments, compute, title, plot, force, as_json, quiet)
+
+
+@click.command("fresh-bins", cls=options.Command)
+@_binned
+@sweeps.option("--rethrow", int, "Epochs between two throws. [default: 1, or that of a FILE]")
+@shared.strategy("identity, banded-sqrt:BANDS, or a factorization FILE; at most --iters bands.")
+def fresh_bins(
+    plot: Path | None,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+    privacy_unit: str,
+    adjacency: str,
+    strategy: str,
+    samples: int | None,
+    seed: int | None,
+    estimate: bool,
+    **arguments: Any,
+) -> None:
+    """Every unit in a new random batch in each epoch; any banded C >= 0, certified by sampling.
+
+    \b
+    Example:
+      mfopt account fresh-bins --epochs 16 --iters 128 --strategy banded-sqrt:8 \\
+          --noise-multiplier 3 --delta 1e-5
+    """
+    from mfopt.accounting import Mechanism
+    from mfopt.sampling import FreshBins
+
+    effort = shared.effort(samples, seed, estimate)
+    found, file = shared.matrix(strategy, ("identity", "banded-sqrt"))
+
+    def compute(row: Row) -> list[Row]:
+        bins, epochs = shared.bins_of(row, file)
+        if isinstance(getattr(file, "sampling", None), FreshBins):
+            rethrow = shared.own(row, "rethrow", file.sampling.rethrow, file)
+        else:
+            rethrow = 1 if row["rethrow"] is None else row["rethrow"]
+        of: Any = {"privacy_unit": privacy_unit, "adjacency": adjacency}
+        mechanism = Mechanism(FreshBins(bins, epochs, rethrow), found, row["group_size"], **of)
+        return analysed(mechanism, row, **effort)
+
+    answers.run(arguments, compute, f"fresh-bins, {strategy}", plot, force, as_json, quiet)
+
+
+def _other(text: str) -> Any:
+    """The mechanism of ``--also``."""
+    from mfopt import _check
+    from mfopt.accounting.monte_carlo import composition
+
+    kinds: dict[tuple[str, int], Callable[..., Any]] = {
+        ("pure", 1): composition.pure,
+        ("approximate", 2): composition.approximate,
+        ("gaussian", 1): composition.gaussian,
+    }
+    name, *numbers = text.split(":")
+    try:
+        return kinds[name, len(numbers)](*map(float, numbers))
+    except (KeyError, ValueError) as problem:
+        if isinstance(problem, _check.UsageError):
+            raise
+        raise _check.reject(
+            "also", text, "must be pure:EPS, approximate:EPS:DELTA or gaussian:SIGMA"
+        ) from None
+
+
+def _composed(mechanism: Any, other: Any, row: Row, **more: Any) -> Any:
+    """The guarantee of a mechanism together with what else touches the data."""
+    from mfopt.accounting.monte_carlo import composition
+
+    found = composition.analysis(mechanism, other, **more)
+    if row["eps"] is None:
+        return found.epsilon(row["noise_multiplier"], row["delta"])
+    if row["delta"] is None:
+        return found.delta(row["noise_multiplier"], row["eps"])
+    return found.noise_multiplier(row["eps"], row["delta"])

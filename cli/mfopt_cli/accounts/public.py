@@ -1,0 +1,173 @@
+"""mfopt account fixed-order, min-separation and filter: what is not amplified by sampling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mfopt_cli import answers, display, options, sweeps
+from mfopt_cli.accounts import shared
+from mfopt_cli.answers import Row, analysed, iterations
+
+_KINDS = ("identity", "sqrt", "banded-sqrt")
+_STRATEGIES = "identity, sqrt, banded-sqrt:BANDS, or a factorization FILE."
+
+
+@click.command("fixed-order", cls=options.Command)
+@shared.noise
+@shared.target
+@shared.bins
+@shared.protects
+@shared.strategy(_STRATEGIES)
+@shared.results
+def fixed_order(
+    plot: Path | None,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+    privacy_unit: str,
+    adjacency: str,
+    strategy: str,
+    **arguments: Any,
+) -> None:
+    """Batches in an order fixed beforehand, the same in every epoch; any C, nothing amplified.
+
+    \b
+    Example:
+      mfopt account fixed-order --epochs 4 --iters 256 --strategy sqrt --eps 2 --delta 1e-5
+    """
+    from mfopt.accounting import Mechanism
+    from mfopt.sampling import FixedOrder
+
+    found, file = shared.matrix(strategy, _KINDS)
+
+    def compute(row: Row) -> list[Row]:
+        of: Any = {"privacy_unit": privacy_unit, "adjacency": adjacency}
+        scheme = FixedOrder(*shared.bins_of(row, file))
+        return analysed(Mechanism(scheme, found, row["group_size"], **of), row)
+
+    answers.run(arguments, compute, f"fixed order, {strategy}", plot, force, as_json, quiet)
+
+
+@click.command("min-separation", cls=options.Command)
+@shared.noise
+@shared.target
+@shared.length
+@sweeps.option("--separation", int, "Fewest iterations from one to the next.", required=True)
+@sweeps.option(
+    "--max-participations", int, "Most iterations that a unit takes part in.", required=True
+)
+@shared.protects
+@shared.strategy(_STRATEGIES)
+@shared.results
+def min_separation(
+    plot: Path | None,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+    privacy_unit: str,
+    adjacency: str,
+    strategy: str,
+    **arguments: Any,
+) -> None:
+    """Any participation at least --separation iterations apart; any C, nothing amplified.
+
+    \b
+    Example:
+      mfopt account min-separation --iters 2000 --separation 400 --max-participations 5 \\
+          --strategy sqrt --eps 2 --delta 1e-6
+    """
+    from mfopt.accounting import Mechanism
+    from mfopt.sampling import MinSeparation
+
+    found, file = shared.matrix(strategy, _KINDS)
+
+    def compute(row: Row) -> list[Row]:
+        n = iterations(row) if file is None else _length_of(row, file)
+        scheme = MinSeparation(n, row["separation"], row["max_participations"])
+        of: Any = {"privacy_unit": privacy_unit, "adjacency": adjacency}
+        return analysed(Mechanism(scheme, found, row["group_size"], **of), row)
+
+    answers.run(arguments, compute, f"min-separation, {strategy}", plot, force, as_json, quiet)
+
+
+def _length_of(row: Row, file: Any) -> int:
+    """n of the file, which what was typed must be."""
+    from mfopt import _check
+
+    if row["iterations"] is None and row["iters"] is None and row["epochs"] is None:
+        return int(file.iterations)
+    typed = iterations(row)
+    if typed != file.iterations:
+        raise _check.reject(
+            "iterations", typed, f"C of the file has {file.iterations} iterations", "Leave it out."
+        )
+    return typed
+
+
+@click.command("filter", cls=options.Command)
+@sweeps.option("--eps", float, "Target ε of either algorithm, user level.", required=True)
+@sweeps.option("--delta", float, "Target δ of either algorithm.", required=True)
+@shared.length
+@sweeps.option("--population", int, "Number of users.", required=True)
+@sweeps.option("--batch-size", float, "Expected users in a step of plain DP-SGD.", required=True)
+@sweeps.option("--threshold", float, "τ over the clip norm: concentration of users' gradients.")
+@shared.results
+def concentration_filter(
+    plot: Path | None, force: bool, as_json: bool, quiet: bool, **arguments: Any
+) -> None:
+    """User-wise DP-SGD with a concentration filter against plain DP-SGD: which adds less noise.
+
+    Asi and Liu's filter takes all users in each step and helps where their averaged gradients lie
+    within τ of each other. The noise is that of the mean gradient; the ratio is proportional to
+    --threshold, and 1 at the break-even.
+
+    \b
+    Example:
+      mfopt account filter --eps 4 --delta 1e-6 --iters 1000 --population 100000 \\
+          --batch-size 1000 --threshold 0.01:1:x2
+    """
+    from mfopt.accounting.closed_form import filter as filtered
+
+    def compute(row: Row) -> list[Row]:
+        found = filtered.compare(
+            row["eps"], row["delta"], iterations(row), row["population"], row["batch_size"]
+        )
+        threshold = row["threshold"]
+        return [
+            {
+                "noise_ratio": None if threshold is None else found.ratio(threshold),
+                "break_even": found.break_even,
+                "plain_multiplier": found.plain_multiplier,
+                "filter_multiplier": found.filter_multiplier,
+                "privacy_unit": "user",
+                "adjacency": "add-remove",
+                "protects": "(ε, δ) of the filter as published, not proven here",
+            }
+        ]
+
+    swept, rows = sweeps.points(arguments)
+    if plot is not None:
+        answers.check_plot(plot, swept, force)
+    results = [
+        {**({} if swept is None else {swept: row[swept]}), **one}
+        for row in rows
+        for one in compute(row)
+    ]
+    if plot is not None and swept is not None:
+        from mfopt.experiments import accounted
+
+        shown = "break_even" if results[0]["noise_ratio"] is None else "noise_ratio"
+        accounted.draw_values(results, swept, shown, "filter against plain DP-SGD", plot)
+    if as_json:
+        one = results[0] if swept is None else {"swept": swept, "results": results}
+        display.json_object(one)
+    elif not quiet:
+        names = [*([] if swept is None else [swept]), "noise_ratio", "break_even"]
+        names += ["plain_multiplier", "filter_multiplier"]
+        names = [name for name in names if results[0].get(name) is not None]
+        display.print_text("filter against plain DP-SGD, noise of the mean gradient", style="bold")
+        cells = [[f"{row[name]:.6g}" for name in names] for row in results]
+        display.columns(names, cells)

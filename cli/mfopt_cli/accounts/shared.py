@@ -1,0 +1,144 @@
+"""Options and steps that several subcommands of ``mfopt account`` share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mfopt_cli import options, sweeps
+from mfopt_cli.answers import Row
+from mfopt_cli.options import apply
+
+noise = sweeps.option("--noise-multiplier", float, "σ, relative to the clip norm, for C as stored.")
+target = apply(
+    sweeps.option("--eps", float, "ε: target, or where to evaluate δ."),
+    sweeps.option("--delta", float, "δ of the statement."),
+)
+length = apply(
+    sweeps.option("--epochs", int, "Passes over the data, E. [default: 1]"),
+    sweeps.option("--iters", int, "Iterations per epoch, b. n = E·b."),
+    sweeps.option("--iterations", int, "All iterations, n.", hidden=True),
+)
+rounds = apply(
+    sweeps.option("--epochs", int, "Passes over the users, E. [default: 1]"),
+    sweeps.option("--iters", int, "Rounds per epoch, b. n = E·b rounds."),
+    sweeps.option("--iterations", int, "All rounds, T.", hidden=True, aliases=("--rounds",)),
+)
+bins = apply(
+    sweeps.option("--epochs", int, "Passes over the data, E. [default: those of a FILE]"),
+    sweeps.option("--iters", int, "Iterations per epoch, b: the bins. [default: those of a FILE]"),
+)
+sampled = apply(
+    sweeps.option(
+        "--probability",
+        float,
+        "Chance that a unit is in an iteration's batch. [default: 1/iters]",
+    ),
+    sweeps.option("--batch-size", float, "Expected batch; with --population, for --probability."),
+    sweeps.option("--population", int, "Number of units in the data set."),
+)
+group_size = sweeps.option(
+    "--group-size", int, "Units that change together.", default="1", show_default=True
+)
+adjacency = options.option(
+    "--adjacency",
+    type=click.Choice(["add-remove", "zero-out", "replace"]),
+    default="add-remove",
+    show_default=True,
+    help="How neighbours differ: units more or less, contributions taken away, or other ones.",
+)
+protects = apply(group_size, adjacency, options.unit)
+results = apply(
+    options.option("--plot", type=click.Path(path_type=Path), help="Draw a sweep into this file."),
+    options.force,
+    options.output,
+)
+verified = apply(
+    options.certify_samples_as("samples", aliases=("--samples",)),
+    options.seed(),
+    options.option("--estimate", is_flag=True, help="Estimate instead of bound: proves nothing."),
+)
+
+
+def strategy(text: str) -> Any:
+    """``--strategy`` of a mechanism with this C; ``text`` says which are taken."""
+    return options.option("--strategy", default="identity", show_default=True, help=text)
+
+
+def effort(samples: int | None, seed: int | None, estimate: bool) -> dict[str, Any]:
+    """How a sampled account is to work, for ``accounting.account``."""
+    if estimate and samples is not None:
+        raise click.UsageError(
+            "--estimate takes no verifying samples: leave --certify-samples out, or --estimate"
+        )
+    return {"samples": samples, "seed": seed, "certify": not estimate}
+
+
+def matrix(text: str, kinds: tuple[str, ...]) -> tuple[Any, Any]:
+    """(C, the factorization it is from or None) of ``--strategy``.
+
+    Args:
+      text: identity, sqrt, banded-sqrt:BANDS or a factorization file.
+      kinds: names that are taken besides files.
+    """
+    from mfopt import _check, strategies
+
+    name, _, number = text.partition(":")
+    if name in kinds and name in ("identity", "sqrt") and not number:
+        return (strategies.Identity() if name == "identity" else strategies.SquareRoot()), None
+    if name in kinds and name == "banded-sqrt":
+        if not number.isdecimal():
+            raise _check.reject("strategy", text, "must be banded-sqrt:BANDS, as in banded-sqrt:8")
+        return strategies.BandedSquareRoot(int(number)), None
+    if not Path(text).is_file():
+        named = [f"{kind}:BANDS" if kind == "banded-sqrt" else kind for kind in kinds]
+        raise _check.reject("strategy", text, f"must be {', '.join(named)} or a factorization file")
+    from mfopt.factorization import load
+
+    found = load(text)
+    return found.strategy, found
+
+
+def own(row: Row, name: str, value: Any, file: Any) -> Any:
+    """What was typed under ``name``, if the file has the same; or what the file has.
+
+    Args:
+      row: of the options.
+      name: of one.
+      value: the file's.
+      file: the factorization, or None where there is none.
+    """
+    from mfopt import _check
+
+    typed = row[name]
+    if file is None:
+        if typed is None:
+            raise click.UsageError(f"Missing option '--{name.replace('_', '-')}'.")
+        return typed
+    if typed is not None and typed != value:
+        raise _check.reject(
+            name,
+            typed,
+            f"the mechanism of the file has {value}",
+            "Leave it out; `mfopt account run FILE` says what the beginning of a run costs.",
+        )
+    return value
+
+
+def bins_of(row: Row, file: Any) -> tuple[int, int]:
+    """(bins, epochs) of a row, or of the file that C is from."""
+    from mfopt import _check
+
+    scheme = None if file is None else file.sampling
+    if scheme is None or (hasattr(scheme, "bins") and hasattr(scheme, "epochs")):
+        found = own(row, "iters", getattr(scheme, "bins", None), scheme)
+        return found, own(row, "epochs", getattr(scheme, "epochs", None), scheme)
+    # C for another kind of sampling: of as many iterations
+    iters, epochs = own(row, "iters", None, None), own(row, "epochs", None, None)
+    if iters * epochs != scheme.iterations:
+        raise _check.reject(
+            "iters, epochs", (iters, epochs), f"C of the file has {scheme.iterations} iterations"
+        )
+    return iters, epochs
