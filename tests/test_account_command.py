@@ -7,9 +7,22 @@ import pytest
 from mfopt_cli.main import main
 from mfopt_cli.sweeps import Sweep
 
-from mfopt.accounting import Mechanism, account
-from mfopt.sampling import BallsInBins, CyclicPoisson, FixedBatch, Poisson
-from mfopt.strategies import BandedSquareRoot
+from mfopt.accounting import Mechanism, account, phases
+from mfopt.accounting.closed_form import filter as filtered
+from mfopt.accounting.phases import Phase
+from mfopt.factorization import Factorization
+from mfopt.guarantee import Guarantee
+from mfopt.sampling import (
+    BallsInBins,
+    CyclicPoisson,
+    FixedBatch,
+    FixedOrder,
+    FreshBins,
+    MinSeparation,
+    Poisson,
+)
+from mfopt.strategies import BandedSquareRoot, SquareRoot
+from mfopt.workloads import PrefixSums
 
 RATE = ["--probability", "0.05", "--iterations", "40"]
 SIGMA, DELTA = 2.0, 1e-5
@@ -31,6 +44,14 @@ CASES = {
     "fedavg": (
         ["--probability", "0.05", "--rounds", "40", "--conversion", "pld"],
         Mechanism(Poisson(0.05, 40), privacy_unit="user"),
+    ),
+    "fixed-order": (
+        ["--epochs", "2", "--iters", "10", "--strategy", "sqrt"],
+        Mechanism(FixedOrder(10, 2), SquareRoot()),
+    ),
+    "min-separation": (
+        ["--iters", "40", "--separation", "8", "--max-participations", "3", "--strategy", "sqrt"],
+        Mechanism(MinSeparation(40, 8, 3), SquareRoot()),
     ),
 }
 everyone = pytest.mark.parametrize("name", CASES)
@@ -151,8 +172,11 @@ GOOD = {
     "uls": {"--probability": "0.05", "--iterations": "40"},
     "banded": {"--probability": "0.05", "--iterations": "40", "--bands": "2"},
     "balls-in-bins": {"--bins": "4", "--epochs": "2", "--strategy": "sqrt"},
+    "fresh-bins": {"--bins": "4", "--epochs": "2", "--strategy": "banded-sqrt:2"},
     "fixed-batch": {"--batch-size": "5", "--population": "20", "--iterations": "4"},
     "fedavg": {"--probability": "0.05", "--rounds": "40"},
+    "fixed-order": {"--epochs": "2", "--iters": "4"},
+    "min-separation": {"--iters": "9", "--separation": "3", "--max-participations": "2"},
 }
 COMMON = {
     "--noise-multiplier": ("0", "-1", "nan", "inf", "x"),
@@ -189,6 +213,18 @@ OWN = [
     ("els", "--group-size", "5:1"),
     ("els", "--group-size", "1:2 --plot x.unknown"),
     ("dpsgd", "--eps", "1"),
+    ("dpsgd", "--adjacency", "edge"),
+    ("balls-in-bins", "--adjacency", "replace"),
+    ("balls-in-bins", "--samples", "10"),
+    ("balls-in-bins", "--estimate", "--samples 300"),
+    ("balls-in-bins", "--strategy", "identity:3"),
+    ("fresh-bins", "--strategy", "sqrt"),
+    ("dpsgd", "--batch-size", "1:3"),
+    ("dpsgd", "--population", "30"),
+    ("dpsgd", "--iters", "4"),
+    ("banded", "--batch-size", "3 --population 30"),
+    ("min-separation", "--separation", "0"),
+    ("fixed-order", "--strategy", "nothing"),
     ("els", "--group-size", "1,2 --iterations 2,3"),
 ]
 
@@ -238,3 +274,172 @@ def test_ranges_have_both_ends_and_may_be_geometric():
     for wrong in ("1e-9:1e-5", "3:1", "1:2:x1", "0:1:x2", "1:2:0"):
         with pytest.raises(click.BadParameter):
             Sweep(float).convert(wrong, None, None)
+
+
+@pytest.fixture
+def file(tmp_path):
+    def save(sampling, strategy):
+        path = tmp_path / f"{sampling.kind}.npz"
+        Factorization(
+            strategy=strategy,
+            noise_multiplier=2.5,
+            sampling=sampling,
+            workload=PrefixSums(),
+            guarantee=Guarantee(epsilon=2.0, delta=1e-5, noise_multiplier=2.5),
+        ).save(path)
+        return path
+
+    return save
+
+
+def refused(capsys, *words):
+    with pytest.raises(SystemExit) as stopped:
+        run(capsys, *words)
+    shown = capsys.readouterr()
+    assert stopped.value.code == 2 and shown.out == ""
+    return shown.err
+
+
+AT = ["--noise-multiplier", "3", "--delta", "1e-3", "--json"]
+
+
+def test_a_files_bins_are_its_own(file, capsys):
+    path = file(BallsInBins(4, 3), BandedSquareRoot(2))
+    words = ["--strategy", path, *AT, "--estimate"]
+    found = first(run(capsys, "balls-in-bins", *words))
+    assert found["details"]["sampling"] == BallsInBins(4, 3).describe()
+    again = first(run(capsys, "balls-in-bins", *words, "--iters", "4", "--epochs", "3"))
+    assert again["epsilon"] == found["epsilon"]
+    for other in (["--iters", "8"], ["--epochs", "2"], ["--epochs", "2,3"]):
+        message = refused(capsys, "balls-in-bins", *words, *other)
+        assert "the mechanism of the file has" in message and other[0] in message
+    fresh = file(FreshBins(4, 4, 2), BandedSquareRoot(2))
+    for other in (["--iters", "8"], ["--rethrow", "1"]):
+        message = refused(capsys, "fresh-bins", "--strategy", fresh, *AT, "--estimate", *other)
+        assert "the mechanism of the file has" in message and other[0] in message
+    order = first(run(capsys, "fixed-order", "--strategy", path, *AT))
+    assert order["epsilon"] > found["epsilon"]
+
+
+def test_a_banded_file_is_accounted_as_it_is(file, capsys):
+    scheme = CyclicPoisson(0.2, 3, 60)
+    path = file(scheme, BandedSquareRoot(3))
+    found = first(run(capsys, "banded", path, *AT))
+    expected = account(
+        Mechanism(scheme, BandedSquareRoot(3)), noise_multiplier=3.0, delta=1e-3
+    ).epsilon
+    assert found["epsilon"] == expected
+    other = first(run(capsys, "banded", path, *AT, "--probability", "0.1", "--bands", "4"))
+    assert other["details"]["sampling"] == CyclicPoisson(0.1, 4, 60).describe()
+    assert "--iters" in refused(capsys, "banded", path, *AT, "--iters", "50")
+    refused(capsys, "banded", path, *AT, "--bands", "2", "--probability", "0.1")
+    bins = file(BallsInBins(4, 3), BandedSquareRoot(2))
+    assert "--probability" in refused(capsys, "banded", bins, *AT)
+    assert "bands" in refused(capsys, "banded", *AT, "--probability", "0.1", "--iters", "9")
+    # C for cyclic Poisson sampling has no bins: they are to be given, and to fit
+    refused(capsys, "fixed-order", "--strategy", path, *AT)
+    refused(capsys, "fixed-order", "--strategy", path, *AT, "--iters", "10", "--epochs", "5")
+    assert first(
+        run(capsys, "fixed-order", "--strategy", path, *AT, "--iters", "10", "--epochs", "6")
+    )["epsilon"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["dpsgd", *RATE],
+        ["els", *RATE, "--group-size", "2"],
+        ["fedavg", *RATE, "--conversion", "improved"],
+        ["fedavg", *RATE, "--conversion", "pld"],
+        ["banded", *RATE, "--bands", "2", "--group-size", "2"],
+        ["balls-in-bins", "--iters", "4", "--epochs", "2", "--strategy", "sqrt", "--estimate"],
+        ["fixed-order", "--iters", "4", "--epochs", "2"],
+    ],
+    ids=" ".join,
+)
+def test_no_epsilon_is_a_place_to_ask_delta_at_and_no_target(words, capsys):
+    at = [
+        first(run(capsys, *words, "--noise-multiplier", "2", "--eps", eps, "--json"))["delta"]
+        for eps in ("0", "1e-6", "0.5")
+    ]
+    assert 1 > at[0] >= at[1] > at[2]
+    assert "must be greater than 0" in refused(capsys, *words, "--eps", "0", "--delta", "1e-3")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["dpsgd"],
+        ["uls"],
+        ["els", "--group-size", "3"],
+        ["banded", "--bands", "2"],
+        ["banded", "--bands", "2", "--group-size", "2"],
+        ["fedavg"],
+        ["fedavg", "--conversion", "improved"],
+        ["fedavg", "--conversion", "pld"],
+    ],
+    ids=" ".join,
+)
+def test_who_never_takes_part_loses_nothing(words, capsys):
+    never = [*words, "--probability", "0", "--iters", "9", "--json"]
+    found = first(run(capsys, *never, "--noise-multiplier", "1", "--delta", "1e-5"))
+    assert found["epsilon"] == 0
+    if "--group-size" not in words or words[0] == "els":
+        free = first(run(capsys, *never, "--eps", "1", "--delta", "1e-5"))
+        assert free["noise_multiplier"] == 0
+
+
+@pytest.mark.parametrize("conversion", ["moments", "improved", "pld"])
+def test_fedavg_has_one_unit_of_noise(conversion, capsys):
+    words = ["--probability", "0.05", "--iters", "40", "--conversion", conversion, *AT]
+    assert first(run(capsys, "fedavg", *words))["noise_unit"] == "× sensitivity of the estimator"
+
+
+def test_adjacency_is_the_mechanisms(capsys):
+    words = ["--batch-size", "20", "--population", "400", "--iters", "40", *AT]
+    for adjacency in ("zero-out", "replace"):
+        found = first(run(capsys, "fixed-batch", *words, "--adjacency", adjacency))
+        mechanism = Mechanism(FixedBatch(20, 400, 40), adjacency=adjacency)
+        assert found["adjacency"] == adjacency
+        assert found["epsilon"] == account(mechanism, noise_multiplier=3.0, delta=1e-3).epsilon
+
+
+def test_filter_against_plain(tmp_path, capsys):
+    words = ["--eps", 4, "--delta", "1e-6", "--iters", 20, "--population", 1000]
+    words += ["--batch-size", 100]
+    found = json.loads(run(capsys, "filter", *words, "--threshold", "0.1", "--json"))
+    expected = filtered.compare(4.0, 1e-6, 20, 1000, 100)
+    assert found["noise_ratio"] == expected.ratio(0.1)
+    assert found["break_even"] == expected.break_even
+    plot = tmp_path / "filter.png"
+    shown = run(capsys, "filter", *words, "--threshold", "0.1,1", "--plot", plot)
+    assert "noise_ratio" in shown and plot.read_bytes().startswith(b"\x89PNG")
+    refused(capsys, "filter", *words[:-2], "--batch-size", 2000)
+
+
+def test_a_run_of_phases(file, tmp_path, capsys):
+    plot = tmp_path / "run.png"
+    words = ["poisson:probability=0.02,iterations=50@1.1"]
+    words += ["cyclic-poisson:probability=0.2,bands=2,iterations=40/banded-sqrt:2@2.5"]
+    shown = json.loads(
+        run(capsys, "run", *words, "--delta", DELTA, "--points", 3, "--plot", plot, "--json")
+    )["results"]
+    assert [row["iterations"] for row in shown] == [25, 50, 90]
+    both = [
+        Phase(Mechanism(Poisson(0.02, 50)), 1.1),
+        Phase(Mechanism(CyclicPoisson(0.2, 2, 40), BandedSquareRoot(2)), 2.5),
+    ]
+    assert shown[-1]["epsilon"] == phases.compose(both, delta=DELTA).epsilon
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    table = run(capsys, "run", file(BallsInBins(4, 2), SquareRoot()), "--eps", 3, "--estimate")
+    assert "ESTIMATE" in table or "estimate" in table
+    for wrong in (
+        ["poisson:probability=0.02,iterations=50", "--delta", DELTA],
+        ["poisson:probability=0.02,iterations=50@0", "--delta", DELTA],
+        ["poisson:probability=0.02@1", "--delta", DELTA],
+        [words[0]],
+        [words[0], "--delta", DELTA, "--eps", 1],
+        [words[0], "--delta", DELTA, "--points", 0],
+        ["balls-in-bins:bins=4,epochs=2@2", "balls-in-bins:bins=4,epochs=2@2", "--delta", DELTA],
+    ):
+        refused(capsys, "run", *wrong)

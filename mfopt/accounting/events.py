@@ -18,8 +18,8 @@ def to_event(phases: Sequence[Phase]) -> Any:
     """The ``dp_accounting`` event of phases, whose account there is the same question.
 
     Poisson-sampled and unsampled phases become Gaussian events, groups and fixed batches under
-    "add-remove" mixtures of Gaussians. Phases under "replace" are for its accountant of privacy
-    loss distributions with "replace one".
+    "add-remove" mixtures of Gaussians. Poisson-sampled phases under "replace" are for its
+    accountant of privacy loss distributions with "replace one".
 
     Raises:
       UsageError: a phase has no event: its loss is sampled, or its adjacency is none there.
@@ -33,22 +33,27 @@ def to_event(phases: Sequence[Phase]) -> Any:
             raise _check.reject("phases", scheme, "dp_accounting has no event for this scheme")
         sigma = phase.noise_multiplier / found.scale
         event: Any = dp_event.GaussianDpEvent(sigma)
-        if isinstance(found.mixture, Mixture):
-            shift, weight = found.mixture.sensitivities, np.exp(found.mixture.log_weights)
-            if set(shift.tolist()) == {0.0, 1.0} and isinstance(scheme, Poisson):
-                event = dp_event.PoissonSampledDpEvent(scheme.probability, event)
-            elif shift.tolist() != [1.0]:
-                event = dp_event.MixtureOfGaussiansDpEvent(sigma, shift.tolist(), weight.tolist())
-        elif phase.mechanism.adjacency == "replace" and isinstance(scheme, Poisson):
-            event = dp_event.PoissonSampledDpEvent(scheme.probability, event)
-        else:
+        chance = _drawn(phase.mechanism)
+        if chance is not None:
+            event = dp_event.PoissonSampledDpEvent(chance, event)
+        elif phase.mechanism.adjacency == "replace" or not isinstance(found.mixture, Mixture):
             raise _check.reject(
                 "adjacency",
                 phase.mechanism.adjacency,
                 f"dp_accounting has no event for it under {scheme.kind}",
             )
+        elif (shift := found.mixture.sensitivities.tolist()) != [1.0]:
+            weight = np.exp(found.mixture.log_weights).tolist()
+            event = dp_event.MixtureOfGaussiansDpEvent(sigma, shift, weight)
         events.append(dp_event.SelfComposedDpEvent(event, found.rounds))
     return events[0] if len(events) == 1 else dp_event.ComposedDpEvent(events)
+
+
+def _drawn(mechanism: Mechanism) -> float | None:
+    """The chance of one Poisson-sampled unit; None where that is not all there is to a round."""
+    one = Poisson(getattr(mechanism.sampling, "probability", 0.0), 1)
+    alike = Poisson(one.probability, mechanism.iterations) == mechanism.sampling
+    return one.probability if alike and 0 < one.probability < 1 == mechanism.group_size else None
 
 
 def from_event(

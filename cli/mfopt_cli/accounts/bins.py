@@ -102,10 +102,9 @@ def fresh_bins(
 
     def compute(row: Row) -> list[Row]:
         bins, epochs = shared.bins_of(row, file)
-        if isinstance(getattr(file, "sampling", None), FreshBins):
+        rethrow = 1 if row["rethrow"] is None else row["rethrow"]
+        if hasattr(getattr(file, "sampling", None), "rethrow"):
             rethrow = shared.own(row, "rethrow", file.sampling.rethrow, file)
-        else:
-            rethrow = 1 if row["rethrow"] is None else row["rethrow"]
         of: Any = {"privacy_unit": privacy_unit, "adjacency": adjacency}
         mechanism = Mechanism(FreshBins(bins, epochs, rethrow), found, row["group_size"], **of)
         return analysed(mechanism, row, **effort)

@@ -15,7 +15,7 @@ from mfopt_cli.live import Live
 
 @click.command("run", cls=options.Command)
 @click.argument("phases", nargs=-1, required=True, metavar="PHASE...")
-@options.eps("Where to evaluate δ, in place of --delta.")
+@options.eps("ε at which δ is evaluated, in place of --delta.")
 @options.delta("δ of every statement.")
 @options.option(
     "--points",
@@ -47,8 +47,8 @@ def run(
 ) -> None:
     """ε over a run: what has been spent after each part of it, by every scheme that has an account.
 
-    A PHASE is a factorization FILE, or SCHEME[/STRATEGY]@SIGMA with the scheme as `mfopt train
-    --sampling` takes it and C = I unless a strategy is named. Phases follow each other on the same
+    A PHASE is a factorization FILE, or SCHEME:NAME=VALUE,...[/STRATEGY]@SIGMA, with C = I unless
+    identity, sqrt, banded-sqrt:BANDS or a FILE is named. Phases follow each other on the same
     data, each with its own noise, batches and scheme; one of them may have a sampled account.
 
     \b

@@ -126,7 +126,7 @@ def _cyclic(row: Row, file: Any) -> Any:
         typed = iterations(row)
         if typed != n:
             raise _check.reject("iterations", typed, f"C of the file has {n} iterations")
-    cyclic = isinstance(scheme, CyclicPoisson)
+    cyclic = hasattr(scheme, "bands")  # cyclic Poisson sampling alone has
     bands = row["bands"]
     if bands is None:
         bands = scheme.bands if cyclic else unamplified.bands(file.strategy, n)

@@ -97,7 +97,14 @@ class Pair:
     def borders(
         self, sigma: float, spacing: float, log_tail: float, largest: float = math.inf
     ) -> np.ndarray:
-        """Borders of the cells with positive losses, the last infinite."""
+        """Borders of the cells with positive losses, the last infinite.
+
+        Args:
+          sigma: σ, in clip norms.
+          spacing: width of a cell of z.
+          log_tail: log of the probability that may lie beyond the last finite border.
+          largest: the largest loss that is told apart.
+        """
         first, last = self.ends(sigma, log_tail, largest)
         cells = math.ceil(min((last - first) / spacing, _MOST_CELLS))
         return np.append(np.linspace(first, last, cells + 1), math.inf)
