@@ -77,7 +77,7 @@ def _phases(event: Any, count: int, of: dict[str, Any]) -> Iterator[Phase]:
     kind = type(event).__name__
     if kind == "NoOpDpEvent":
         return
-    inner = getattr(event, "event", None)
+    inner: Any = getattr(event, "event", None)
     gaussian = type(inner).__name__ == "GaussianDpEvent"
     if kind == "SelfComposedDpEvent":
         yield from _phases(inner, count * event.count, of)

@@ -296,7 +296,7 @@ def over_training(
             raise _check.reject("noise_multiplier", None, "must be given for a mechanism")
         alone, sigma = phases, noise_multiplier
         for part in _beginnings(alone, _check.integer("points", points)):
-            asked = {"epsilon": epsilon, "delta": delta}
+            asked: Any = {"epsilon": epsilon, "delta": delta}
             yield part.iterations, account(part, noise_multiplier=sigma, **asked, **effort)
         return
     total = sum(phase.mechanism.iterations for phase in phases)

@@ -62,7 +62,7 @@ verified = apply(
 )
 
 
-def strategy(text: str) -> Any:
+def strategy(text: str) -> options.Decorator:
     """``--strategy`` of a mechanism with this C; ``text`` says which are taken."""
     return options.option("--strategy", default="identity", show_default=True, help=text)
 
