@@ -157,9 +157,9 @@ def compose(
         found = _with_sampled(phases, sampled, epsilon, delta, effort)
         return dataclasses.replace(found, details={**found.details, **details})
     at, log_delta = epsilon, -60.0
-    if epsilon is None:
+    if delta is not None:
         log_delta = math.log(_check.probability("delta", delta))
-    else:
+    elif epsilon is not None:
         _check.non_negative("epsilon", epsilon)
     solved = max(_value(_parts(phases), add, at, log_delta, accuracy) for add in (False, True))
     return Guarantee(
