@@ -85,9 +85,9 @@ def require(name: str, value: int, need: Callable[[int], float]) -> None:
 @functools.cache
 def speed() -> float:
     """Operations on doubles, in matrix products, that this machine makes now: 10⁹ a second."""
-    size = 384
+    size = 256
     matrix, best = np.ones((size, size)), np.inf
-    for _ in range(4):
+    for _ in range(25):  # on a busy machine few of them are undisturbed
         begun = time.perf_counter()
         matrix @ matrix
         best = min(best, time.perf_counter() - begun)

@@ -113,3 +113,15 @@ def test_long_runs_are_announced_and_short_ones_are_not(monkeypatch):
         records = execution(strategy=BLT, batch=212.0, records=1)
         each = (sizes.seconds(work, records, shape, 1001) - sizes._COMPILING) / 1001
         assert measured < each < 4 * measured  # measured: 1.9 and 2.5 times as long
+
+
+def test_long_audits_are_announced_and_short_ones_are_not(monkeypatch):
+    from mfopt.training.audit import _announce
+
+    monkeypatch.setattr(_sizes, "speed", lambda: _sizes.SPEED)
+    told = []
+    # each canary with probability 1/2 in one of two steps, as in a measured audit: 9 CPU-seconds
+    _announce(20_000, execution(batch=10_000 / 16, iterations=32), told.append)
+    assert told == []
+    _announce(200_000, execution(batch=100_000 / 16, iterations=32), told.append)
+    assert told[0].lasting and "200000 canaries may take about 10 min" in told[0].note

@@ -38,6 +38,7 @@ from scipy import special, stats
 from mfopt import _check, _sizes
 from mfopt.accounting import account as account_of
 from mfopt.guarantee import Guarantee
+from mfopt.progress import Progress, Report, silent
 from mfopt.strategies import Strategy
 from mfopt.training import attack, executed
 from mfopt.training import mesh as meshes
@@ -55,6 +56,9 @@ GUESSED = (0.005, 0.02, 0.05, 0.2)
 _DRAWS = 40_000  # simulated canaries, for the accuracy to expect
 _NUMBERS = 1 << 24  # of their statistics kept
 _AT_ONCE = 2_000
+# nanoseconds of two CPU cores for a number of: a canary's clipped gradient, a step's release
+_GRADIENT, _RELEASE = 15.0, 12.0
+_STARTING = 20.0  # seconds: compilation, and the attacker on simulated canaries
 _LOUDNESS = 100.0  # a canary's gradient norm before clipping, in clip norms
 
 
@@ -131,6 +135,7 @@ def audit(
     seed: int | None = None,
     population: int | None = None,
     alter: Callable[[Execution], Execution] = lambda execution: execution,
+    progress: Report = silent,
     **changes: Any,
 ) -> Audit:
     """Run the loop of ``account`` on canaries and bound ε from below.
@@ -146,6 +151,7 @@ def audit(
             up to it, so that batches are as full as the run's.
         alter: exchanges the execution under test, the claim staying the same (how the audit is
             itself tested).
+        progress: told how long it will take, where that is long, and of every step.
         **changes: of the settings.
 
     Raises:
@@ -167,6 +173,7 @@ def audit(
     units = units_of(settings, store, secret, account.sampling, "random")
     whole = execution_of(settings, account, account.sampling, units, secret, mesh)
     claimed, execution = statement_of(settings, account, whole), alter(whole)
+    _announce(canaries, execution, progress)
     bound = execution.clipping.sensitivity * execution.sampler.sensitivity_factor
     trainer = Trainer(
         canary_model(canaries), execution, optax.sgd(0.1), mesh=mesh, keep_release=True
@@ -178,6 +185,8 @@ def audit(
         releases[result.step] = np.asarray(result.release["axes"])
         ran[result.batch.units[result.batch.units >= 0], result.step] = True
         truncated += result.batch.truncated
+        progress(Progress("training on canaries", result.step + 1, steps, "steps"))
+    progress(Progress("attacking"))
     released = releases.astype(np.float64) * (execution.normalizer / bound)
     attacker = attack.attack_on(account.sampling, account.strategy, _group(settings))
     scores = attacker(white_noise(released, account.strategy), account.noise_multiplier)
@@ -192,6 +201,17 @@ def audit(
         executed.Finding("units that were not drawn", np.inf if np.any(ran & ~drawn) else 0.0)
     )
     return judge(scores, present, account, settings, claimed, findings, confidence=confidence)
+
+
+def _announce(canaries: int, execution: Execution, progress: Report) -> None:
+    """Tell how long it will take, where that is long."""
+    gradients = execution.sampler.expected_batch * execution.iterations
+    draws = (
+        1.0 if execution.noise is None else execution.noise.recursion.draws(execution.iterations)
+    )
+    each = _GRADIENT * gradients + _RELEASE * execution.iterations * draws
+    seconds = _STARTING + _sizes.here(1e-9 * canaries * each)
+    _sizes.announce(seconds, progress, of=f"{canaries} canaries", note="fewer find less")
 
 
 def _store(settings: TrainConfig, present: np.ndarray, population: int | None) -> TokenStore:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from mfopt_cli import display, options
+from mfopt_cli.live import Live
 
 
 @click.command(cls=options.Command)
@@ -24,7 +25,7 @@ from mfopt_cli import display, options
 )
 @options.option("--confidence", default=0.95, show_default=True, help="That the bounds are true.")
 @options.seed("for reproduction")
-@options.json_flag
+@options.output
 def command(
     run: str | None,
     path: str | None,
@@ -32,6 +33,7 @@ def command(
     confidence: float,
     seed: int | None,
     as_json: bool,
+    quiet: bool,
 ) -> None:
     """Try to refute the guarantee of RUN by attacking the loop that trains with it.
 
@@ -52,18 +54,20 @@ def command(
     from mfopt.training.audit import audit
 
     account, settings, population = _subject(run, path)
-    result = audit(
-        account,
-        settings,
-        canaries=canaries,
-        confidence=confidence,
-        seed=seed,
-        population=population,
-    )
+    with Live(not quiet and not as_json) as live:
+        result = audit(
+            account,
+            settings,
+            canaries=canaries,
+            confidence=confidence,
+            seed=seed,
+            population=population,
+            progress=live,
+        )
     faults = [finding for finding in result.sampling if finding.fault]
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(result) | {"passed": result.passed}))
-    else:
+    elif not quiet:
         display.table(
             f"{run or path}: audit with {result.canaries} canaries",
             [
