@@ -250,7 +250,7 @@ def run_amplified(
         bands=max(bands, 1),
         buffers=max(buffers, 1),
         time_scale=scaled,
-        seed=2 * seed,
+        seed=seed,
         samples=samples,
         init=[strategy_of(start) for start in starts] or None,
     )
@@ -293,13 +293,12 @@ def run_sigma(
     mechanism = Mechanism(_scheme(sampling, strategy, bins, epochs), strategy)
     if sampling == BALLS and balls_in_bins.orthogonal_norm(mechanism) is None:
         pair = dominating_pair.exact(strategy, BallsInBins(bins, epochs))
-        # an odd seed: the optimizer's frozen samples come from the even ones
         found = calibrate(
             pair,
             epsilon,
             delta,
             samples=samples,
-            seed=2 * seed + 1,
+            seed=seed,
             start=source.record.get("start_sigma"),
         )
         sigma, relative_error, status = found.noise_multiplier, found.relative_error, "estimate"
@@ -340,7 +339,7 @@ def run_certified(
         epsilon,
         delta,
         samples=samples,
-        seed=2 * seed + 1,
+        seed=seed,
     )
     guarantee = certificate.guarantee("example").describe()
     return Result(

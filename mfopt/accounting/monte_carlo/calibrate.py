@@ -15,6 +15,7 @@ from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.protocol import FrozenEstimate, SampledLoss, loss_of
 
 _PILOT = 2048
+_DOMAIN = 0x63616C69  # keys of this search: an optimizer with the same seed draws others
 
 
 class Calibration(NamedTuple):
@@ -67,7 +68,7 @@ def calibrate(
     epsilon, delta = _check.epsilon("epsilon", epsilon), _check.probability("delta", delta)
     _check.integer("samples", samples, at_least=64)
     loss = loss_of(pair)
-    key = chunked.seed_key(seed) if key is None else key
+    key = chunked.subkey(chunked.seed_key(seed), _DOMAIN) if key is None else key
     near = rough(loss, epsilon, delta, chunked.subkey(key, 0), start)
     frozen = loss.frozen(near, epsilon, samples, chunked.subkey(key, 1))
     log_sigma = _solve(frozen, math.log(near), delta)
