@@ -286,6 +286,33 @@ def child(contender: str, mechanism: str, size: int, steps: int) -> dict[str, fl
     }
 
 
+def paired(first: str, second: str, mechanism: str, size: int, pairs: int) -> dict[str, Any]:
+    """CPU time of a step of ``first`` over one of ``second``, in turn in one process.
+
+    Whatever else runs on the machine meets both alike, so the median of many ratios is worth more
+    than the ratio of two runs.
+    """
+    steps = [STEPS[name](mechanism, size) for name in (first, second)]
+    for step in steps:
+        step()
+    times = np.zeros((pairs, 2))
+    for pair in range(pairs):
+        for which in (0, 1) if pair % 2 else (1, 0):
+            begun = time.process_time()
+            steps[which]()
+            times[pair, which] = time.process_time() - begun
+    ratios = times[:, 0] / times[:, 1]
+    low, middle, high = np.percentile(ratios, [25, 50, 75])
+    return {
+        "pairs": pairs,
+        "median": float(middle),
+        "quartiles": [float(low), float(high)],
+        "standard error": float(1.2533 * np.std(ratios, ddof=1) / np.sqrt(pairs)),
+        "of the least": float(times[:, 0].min() / times[:, 1].min()),
+        "least CPU ms": [float(1e3 * x) for x in times.min(axis=0)],
+    }
+
+
 def in_own_process(contender: str, mechanism: str, size: int, steps: int) -> dict[str, Any]:
     """Run :func:`child` in a new process; {"skipped": reason} where it cannot run."""
     from mfopt.noise.measure import free_bytes
@@ -371,6 +398,12 @@ def parser() -> Parser:
         help="Timed processes of each contender.",
     )
     words.word("--steps", type=count, default=8, help="Timed steps of a process.")
+    words.word(
+        "--paired",
+        type=listed(str, CONTENDERS),
+        help="Two contenders, A,B: the ratio of A to B, step by step in turn in one process, of "
+        "--steps steps each; nothing else is measured.",
+    )
     words.word("--json", action="store_true", help="Print one JSON object and nothing else.")
     words.out()
     words.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
@@ -386,8 +419,16 @@ def main(arguments: list[str]) -> None:
         print(json.dumps(child(contender, mechanism, int(size), int(steps))))
         return
     report: dict[str, Any] = {}
+    if options.paired and len(options.paired) != 2:
+        words.error("--paired takes two contenders")
     for size in map(int, options.sizes):
         for mechanism in options.mechanisms:
+            if options.paired:
+                ratio = paired(*options.paired, mechanism, size, options.steps)
+                report[f"{mechanism} {size}"] = {" / ".join(options.paired): ratio}
+                keep(options.out, report, how=words.command(arguments), begun=begun)
+                print(mechanism, size, ratio, file=sys.stderr, flush=True)
+                continue
             rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in options.contenders}
             for _ in range(options.rounds):
                 for name in options.contenders:
@@ -399,7 +440,7 @@ def main(arguments: list[str]) -> None:
                 show(mechanism, size, found, ratios)
             # what was measured is kept, whatever stops the rest
             keep(options.out, report, how=words.command(arguments), begun=begun)
-    if options.json:
+    if options.json or options.paired:
         print(json.dumps(report, indent=2))
 
 
