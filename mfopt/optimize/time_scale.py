@@ -23,7 +23,7 @@ from mfopt.optimize.parameterization import Parameterization
 from mfopt.strategies import Strategy, TimeScaled
 
 KNOTS = 24
-SAMPLES, STEPS, TOLERANCE = 2**13, 40, 3e-5
+SAMPLES, STEPS, TOLERANCE = 2**13, 40, 5e-5
 _DIFFERENCE = 4.0  # a step of q in units of a step of p
 _ENDS = 0.3  # weight of the knots at the ends, in units of those in the middle
 

@@ -125,9 +125,11 @@ def seed_key(seed: int | None) -> jax.Array:
     return result
 
 
-@jax.jit
 def subkey(key: jax.Array, *path: int) -> jax.Array:
     """A key of its own for each ``path``."""
     for part in path:
-        key = jax.random.fold_in(key, part)
+        key = _folded(key, part)
     return key
+
+
+_folded = jax.jit(jax.random.fold_in)  # one program for paths of any length

@@ -63,34 +63,31 @@ def shifts(gram: jax.Array, noise_multiplier: jax.Array, epsilon: jax.Array) -> 
     """
     bins = gram.shape[0]
     scaled = gram / noise_multiplier**2
-    half = jnp.diagonal(scaled) / 2
+    modes = jnp.tile(jnp.eye(bins), (2, 1))
+    at_modes = jnp.tile(scaled - jnp.diagonal(scaled) / 2, (2, 1))  # row j: u at mode j
 
     def outer(_: int, p: jax.Array) -> jax.Array:
         move = p @ scaled  # row j: what the direction p_j adds to <m_k, X>/σ²
-        step = _step_lengths(scaled, half, move, epsilon)
-        target = jax.nn.softmax(scaled - half + step[:, None] * move, axis=1)
-        return (p + target) / 2
+        step = _step_lengths(modes, at_modes, move, epsilon)
+        return (p + jax.nn.softmax(at_modes + step[:, None] * move, axis=1)) / 2
 
-    def from_start(p: jax.Array) -> jax.Array:
-        p = jax.lax.fori_loop(0, _OUTER, outer, p)
-        return jnp.eye(bins) + _step_lengths(scaled, half, p @ scaled, epsilon)[:, None] * p
-
-    return jnp.concatenate(
-        [from_start(jnp.eye(bins)), from_start(jnp.full((bins, bins), 1 / bins))]
-    )
+    begin = jnp.concatenate([jnp.eye(bins), jnp.full((bins, bins), 1 / bins)])
+    p = jax.lax.fori_loop(0, _OUTER, outer, begin)
+    length = _step_lengths(modes, at_modes, p @ scaled, epsilon)
+    weights: jax.Array = modes + length[:, None] * p
+    return weights
 
 
 def _step_lengths(
-    scaled: jax.Array, half: jax.Array, move: jax.Array, epsilon: jax.Array
+    modes: jax.Array, at_modes: jax.Array, move: jax.Array, epsilon: jax.Array
 ) -> jax.Array:
     """λ_j >= 0 with Y(m_j + λ_j Σ_k p_jk m_k) = ε; 0 where the mode itself is beyond ε."""
-    start = scaled - half
-    own, speed = jnp.diagonal(start), jnp.diagonal(move)
+    own, speed = jnp.sum(modes * at_modes, axis=1), jnp.sum(modes * move, axis=1)
     # Y >= u_j - log b, so the root of that line lies to the right of the root of Y
-    right = (epsilon + jnp.log(scaled.shape[0]) - own) / jnp.maximum(speed, 1e-300)
+    right = (epsilon + jnp.log(modes.shape[1]) - own) / jnp.maximum(speed, 1e-300)
 
     def newton(_: int, length: jax.Array) -> jax.Array:
-        u = start + length[:, None] * move
+        u = at_modes + length[:, None] * move
         slope = jnp.sum(jax.nn.softmax(u, axis=1) * move, axis=1)
         return jnp.maximum(length - (privacy_loss(u) - epsilon) / slope, 0)
 

@@ -75,11 +75,12 @@ def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
     _sizes.require("bins", bins, lambda bins: 8 * (2.0 * n * bins + 4.0 * bins**2))
     strategy = jax.tree.map(_wide, strategy)
     strategy.check_entries(scheme.iterations)
-    pair, largest = _exact(strategy, scheme)
+    pair, entry = _exact(strategy, scheme)
+    largest = float(entry)
     if not 1 / _RANGE <= largest <= _RANGE:
         raise _check.reject(
             "C",
-            float(largest),
+            largest,
             f"its largest entry must lie in [{1 / _RANGE:g}, {_RANGE:g}]",
             "Multiply C by a constant: σ scales with it, and the mechanism stays the same.",
         )
