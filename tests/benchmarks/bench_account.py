@@ -4,8 +4,9 @@
 
 Both compute ε of DP-SGD for groups of K = 1..``--most`` examples (binomial mixture of Gaussians)
 from scratch for every K, dp_accounting directly with its default grid of 1e-4; times are CPU
-seconds. dp_accounting takes minutes for a whole sweep, so it is timed at a few K, each right after mfopt at the same K, and its
-total is the trapezoidal sum through those times, which the result says; ``--all`` times every K.
+seconds. dp_accounting takes minutes for a whole sweep, so it is timed at a few K, each right after
+mfopt at the same K, and its total is the trapezoidal sum through those times, which the result
+says; ``--all`` times every K.
 """
 
 from __future__ import annotations
