@@ -20,6 +20,7 @@ from mfopt.sampling import (
     FreshBins,
     MinSeparation,
     Poisson,
+    TruncatedPoisson,
 )
 from mfopt.strategies import BandedSquareRoot, SquareRoot
 from mfopt.workloads import PrefixSums
@@ -402,6 +403,15 @@ def test_adjacency_is_the_mechanisms(capsys):
         mechanism = Mechanism(FixedBatch(20, 400, 40), adjacency=adjacency)
         assert found["adjacency"] == adjacency
         assert found["epsilon"] == account(mechanism, noise_multiplier=3.0, delta=1e-3).epsilon
+
+
+def test_batches_with_a_limit(capsys):
+    words = ["dpsgd", "--batch-size", "20", "--iters", "40", *AT]
+    found = first(run(capsys, *words, "--population", "400", "--batch-limit", "25"))
+    mechanism = Mechanism(TruncatedPoisson(0.05, 25, 400, 40))
+    assert found["epsilon"] == account(mechanism, noise_multiplier=3.0, delta=1e-3).epsilon
+    limit = ["--probability", ".05", "--iters", 40, "--batch-limit", 25]
+    assert "--population" in refused(capsys, "dpsgd", *limit, *AT)
 
 
 def test_filter_against_plain(tmp_path, capsys):

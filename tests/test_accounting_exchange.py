@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from mfopt.accounting import Mechanism, account
+from mfopt.accounting import Mechanism, account, events, phases
 from mfopt.accounting.closed_form import gaussian
-from mfopt.accounting.loss_distribution import Composition
-from mfopt.accounting.loss_distribution.exchange import Exchange
+from mfopt.accounting.loss_distribution import Composition, poisson
+from mfopt.accounting.loss_distribution.exchange import Coin, Exchange
 from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile
 from mfopt.errors import UsageError
-from mfopt.sampling import CyclicPoisson, FixedBatch, Poisson
+from mfopt.sampling import CyclicPoisson, FixedBatch, Poisson, TruncatedPoisson
 from mfopt.strategies import BandedSquareRoot
 
 KINDS = {
@@ -62,9 +62,10 @@ def divergences(world, q, sigma, orders):
     return np.array([np.maximum(p - alpha * q_, 0).sum() * cell for alpha in orders])
 
 
-def curve(exchange, sigma, orders):
+def curve(exchange, sigma, orders, *, add=False):
     """H_α of the discretized round, whose losses decide at α above and below 1."""
     part = exchange.discretize(sigma, 1e-4, 2e-3, -40.0)
+    part = part.reverse() if add else part
     loss, mass = part.losses, part.mass
     return np.array(
         [
@@ -179,3 +180,67 @@ def test_a_group_must_be_among_the_units():
     whole = Mechanism(FixedBatch(20, 20, 4), adjacency="zero-out")  # nobody needs to be left
     found = account(whole, noise_multiplier=4.0, delta=1e-5).epsilon
     assert found == pytest.approx(gaussian.epsilon(2 / 4.0, 1e-5), rel=1e-9)
+
+
+def cut_batches(scheme, others, unit, sigma, line):
+    """Density of a round's sum: ``unit`` is what the unit gives, None where it is not there."""
+    n, size, p = scheme.population, scheme.batch_size, scheme.probability
+    density = np.zeros_like(line)
+    for drawn in range(n):
+        for taken, chance in ((0, 1 - p), (1, p)) if unit is not None else ((0, 1.0),):
+            chance *= stats.binom.pmf(drawn, n - 1, p)
+            room = min(drawn + taken, size)
+            stays = room / (drawn + taken) if taken else 0.0  # uniformly who is kept
+            for kept, share in ((1, stays), (0, 1 - stays)):
+                total = others * (room - kept) + (unit or 0.0) * kept
+                density += chance * share * stats.norm.pdf(line, total, sigma)
+    return density
+
+
+@pytest.mark.parametrize(("adjacency", "other"), [("add-remove", None), ("zero-out", 0.0),
+                                                  ("replace", -1.0)])  # fmt: skip
+def test_batches_that_are_cut_are_within_their_account(adjacency, other):
+    from mfopt.strategies import Identity
+
+    scheme, sigma = TruncatedPoisson(0.9, 5, 6, 1), 0.8
+    line = np.linspace(-9, 9, 4001)
+    exchange = poisson.truncated_poisson(Identity(), scheme, adjacency).mixture
+    far = [*ORDERS, 30.0]
+    ways = [curve(exchange, sigma, far), curve(exchange, sigma, far, add=True)]
+    place = Mixture.binomial(1, scheme.kept)
+    undoubled = curve(Coin(Mixture.binomial(1, 0.9), place, scheme.full), sigma, far)
+    worst = np.zeros(len(far))
+    for others in (-1.0, 0.0, 1.0):
+        with_it = cut_batches(scheme, others, 1.0, sigma, line)
+        without = cut_batches(scheme, others, other, sigma, line)
+        assert with_it.sum() * (line[1] - line[0]) == pytest.approx(1, abs=1e-6)
+        for (p, q), bound in zip(((with_it, without), (without, with_it)), ways, strict=True):
+            found = np.array([np.maximum(p - a * q, 0).sum() * (line[1] - line[0]) for a in far])
+            assert np.all(found <= bound * (1 + 1e-3) + 1e-6)
+            worst = np.maximum(worst, found)
+    assert np.any(worst > 1.05 * undoubled)  # control: the unit also takes another's place
+
+
+def test_cut_batches_agree_with_dp_accounting():
+    from dp_accounting import dp_event
+    from dp_accounting.pld import PLDAccountant
+
+    rare, often = TruncatedPoisson(0.02, 40, 1000, 100), TruncatedPoisson(0.02, 22, 1000, 100)
+    values = []
+    for scheme, width in ((rare, 1e-2), (often, 0.2)):
+        phase = phases.Phase(Mechanism(scheme), 1.2)
+        event = events.to_event([phase])
+        assert isinstance(event.event, dp_event.TruncatedSubsampledGaussianDpEvent)
+        assert events.from_event(event) == [phase]
+        theirs = PLDAccountant(value_discretization_interval=1e-3).compose(event).get_epsilon(1e-6)
+        found = account(phase.mechanism, noise_multiplier=1.2, delta=1e-6)
+        # where batches are often full, theirs counts a replacement for the unit's place
+        assert (1 - width) * theirs <= found.epsilon <= theirs * (1 + 1e-3)
+        assert found.status == "bound"
+        values.append(found.epsilon)
+    plain = account(Mechanism(Poisson(0.02, 100)), noise_multiplier=1.2, delta=1e-6).epsilon
+    never = TruncatedPoisson(0.02, 1000, 1000, 100)
+    assert account(Mechanism(never), noise_multiplier=1.2, delta=1e-6).epsilon == plain
+    assert plain <= values[0] < values[1]
+    with pytest.raises(UsageError, match="one unit"):
+        account(Mechanism(rare, group_size=2), noise_multiplier=1.0, delta=1e-5)

@@ -16,6 +16,7 @@ from mfopt.sampling import (
     FreshBins,
     MinSeparation,
     Poisson,
+    TruncatedPoisson,
 )
 from mfopt.testing import check_scheme
 
@@ -28,6 +29,7 @@ EXAMPLES = {
     "cyclic-poisson": (CyclicPoisson(0.5, 3, 8), 40),
     "fixed-batch": (FixedBatch(5, 40, 8), 40),
     "min-separation": (MinSeparation(20, 5, 3), 40),
+    "truncated-poisson": (TruncatedPoisson(0.3, 12, 40, 8), 40),
 }
 
 

@@ -11,7 +11,7 @@ from mfopt import _check
 from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.phases import Phase
 from mfopt.mechanism import Mechanism
-from mfopt.sampling import Adjacency, Poisson
+from mfopt.sampling import Adjacency, Poisson, TruncatedPoisson
 
 
 def to_event(phases: Sequence[Phase]) -> Any:
@@ -33,8 +33,12 @@ def to_event(phases: Sequence[Phase]) -> Any:
             raise _check.reject("phases", scheme, "dp_accounting has no event for this scheme")
         sigma = phase.noise_multiplier / found.scale
         event: Any = dp_event.GaussianDpEvent(sigma)
-        chance = _drawn(phase.mechanism)
-        if chance is not None:
+        chance, facts = _drawn(phase.mechanism), scheme.describe()
+        if facts["kind"] == "truncated-poisson":
+            event = dp_event.TruncatedSubsampledGaussianDpEvent(
+                facts["population"], facts["probability"], facts["batch_size"], sigma
+            )
+        elif chance is not None:
             event = dp_event.PoissonSampledDpEvent(chance, event)
         elif phase.mechanism.adjacency == "replace" or not isinstance(found.mixture, Mixture):
             raise _check.reject(
@@ -62,7 +66,8 @@ def from_event(
     """The phases of a ``dp_accounting`` event.
 
     Args:
-      event: Gaussian, Poisson-sampled, a group's mixture of Gaussians, or compositions of these.
+      event: Gaussian, Poisson-sampled (truncated or not), a group's mixture of Gaussians, or
+        compositions of these.
       privacy_unit: what a record is.
       adjacency: of its accountant; dp_accounting's "add or remove one" by default, "replace" for
         its "replace one".
@@ -89,6 +94,11 @@ def _phases(event: Any, count: int, of: dict[str, Any]) -> Iterator[Phase]:
     elif kind == "PoissonSampledDpEvent" and gaussian:
         scheme = Poisson(event.sampling_probability, count)
         yield Phase(Mechanism(scheme, **of), inner.noise_multiplier)
+    elif kind == "TruncatedSubsampledGaussianDpEvent":
+        cut = TruncatedPoisson(
+            event.sampling_probability, event.truncated_batch_size, event.dataset_size, count
+        )
+        yield Phase(Mechanism(cut, **of), event.noise_multiplier)
     elif kind == "MixtureOfGaussiansDpEvent":
         group, chance = _binomial(event)
         mechanism = Mechanism(Poisson(chance, count), group_size=group, **of)

@@ -24,6 +24,7 @@ from mfopt.accounting.accountants.independent_rounds import (
     FixedBatchRounds,
     PoissonRounds,
     RoundsAccountant,
+    TruncatedPoissonRounds,
     refuse_replacement,
 )
 from mfopt.accounting.loss_distribution import poisson
@@ -35,7 +36,14 @@ from mfopt.accounting.monte_carlo import composition
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
-from mfopt.sampling import CyclicPoisson, FixedBatch, FixedOrder, MinSeparation, Poisson
+from mfopt.sampling import (
+    CyclicPoisson,
+    FixedBatch,
+    FixedOrder,
+    MinSeparation,
+    Poisson,
+    TruncatedPoisson,
+)
 
 _TRUNCATED = 16.0
 
@@ -97,6 +105,7 @@ def _unsampled(mechanism: Mechanism) -> poisson.Rounds:
 
 _ROUNDS: dict[type, RoundsAccountant | Callable[[Mechanism], poisson.Rounds]] = {
     Poisson: PoissonRounds(),
+    TruncatedPoisson: TruncatedPoissonRounds(),
     FixedBatch: FixedBatchRounds(),
     CyclicPoisson: CyclicRounds(),
     FixedOrder: _unsampled,

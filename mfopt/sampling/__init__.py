@@ -24,6 +24,7 @@ from mfopt.sampling.fresh_bins import FreshBins
 from mfopt.sampling.min_separation import MinSeparation
 from mfopt.sampling.poisson import Poisson
 from mfopt.sampling.sampler import Padded, UnitSampler, Users
+from mfopt.sampling.truncated_poisson import TruncatedPoisson
 
 __all__ = [
     "Adjacency",
@@ -37,6 +38,7 @@ __all__ = [
     "Padded",
     "Poisson",
     "Scheme",
+    "TruncatedPoisson",
     "UnitSampler",
     "Users",
     "from_description",

@@ -32,6 +32,7 @@ def command() -> None:
 @shared.target
 @shared.sampled
 @shared.length
+@sweeps.option("--batch-limit", int, "Largest batch: more are cut at random; with --population.")
 @shared.adjacency
 @options.unit
 @shared.results
@@ -51,11 +52,16 @@ def dpsgd(
       mfopt account dpsgd --probability 0.01 --iters 2000 --eps 2 --delta 1e-6
     """
     from mfopt.accounting import Mechanism
-    from mfopt.sampling import Poisson
+    from mfopt.sampling import Poisson, TruncatedPoisson
 
     def make(row: Row) -> Any:
         of: Any = {"privacy_unit": privacy_unit, "adjacency": adjacency}
-        return Mechanism(Poisson(probability(row), iterations(row)), **of)
+        chance, n, limit = probability(row), iterations(row), row["batch_limit"]
+        if limit is None:
+            return Mechanism(Poisson(chance, n), **of)
+        if row["population"] is None:
+            raise click.UsageError("--batch-limit needs --batch-size and --population")
+        return Mechanism(TruncatedPoisson(chance, limit, row["population"], n), **of)
 
     answers.run(
         arguments, lambda row: analysed(make(row), row), "DP-SGD", plot, force, as_json, quiet

@@ -18,7 +18,7 @@ from mfopt.accounting.chain import Chain, DeterministicUnit
 from mfopt.accounting.loss_distribution import poisson
 from mfopt.accounting.verified import VerifiedAnalysis
 from mfopt.mechanism import Mechanism
-from mfopt.sampling import CyclicPoisson, FixedBatch, Poisson, Scheme
+from mfopt.sampling import CyclicPoisson, FixedBatch, Poisson, Scheme, TruncatedPoisson
 
 WITHOUT_AMPLIFICATION = "Gaussian mechanism, no amplification by sampling"
 
@@ -137,10 +137,36 @@ class FixedBatchRounds(RoundsAccountant):
         return 1.0 if mechanism.adjacency == "zero-out" else 2.0
 
 
+class TruncatedPoissonRounds(RoundsAccountant):
+    """C = I and one unit."""
+
+    schemes = (TruncatedPoisson,)
+    of = "Poisson-sampled rounds with full batches cut"
+
+    def rounds(self, mechanism: Mechanism) -> poisson.Rounds:
+        if mechanism.group_size > 1:
+            raise _check.reject(
+                "group_size",
+                mechanism.group_size,
+                "batches that are cut are accounted for one unit",
+                "Use Poisson sampling, whose account covers groups.",
+            )
+        scheme: Any = mechanism.sampling
+        return poisson.truncated_poisson(mechanism.strategy, scheme, mechanism.adjacency)
+
+    def moved_by(self, mechanism: Mechanism) -> float:
+        return 1.0 if mechanism.adjacency == "zero-out" else 2.0
+
+
 class FreeRounds(Accountant):
     """Participations at every opportunity: K units move each round by K columns."""
 
-    schemes: ClassVar[tuple[type[Scheme], ...]] = (Poisson, CyclicPoisson, FixedBatch)
+    schemes: ClassVar[tuple[type[Scheme], ...]] = (
+        Poisson,
+        CyclicPoisson,
+        FixedBatch,
+        TruncatedPoisson,
+    )
     free = True
 
     def check(self, mechanism: Mechanism) -> None:
@@ -157,6 +183,6 @@ class FreeRounds(Accountant):
 
     @staticmethod
     def _one(mechanism: Mechanism) -> RoundsAccountant:
-        every = (PoissonRounds(), CyclicRounds(), FixedBatchRounds())
+        every = (PoissonRounds(), CyclicRounds(), FixedBatchRounds(), TruncatedPoissonRounds())
         kind = mechanism.sampling.kind
         return next(one for one in every if any(s.kind == kind for s in one.schemes))

@@ -37,7 +37,8 @@ from scipy import special
 
 from mfopt.accounting import loss_distribution
 from mfopt.accounting.loss_distribution import LossDistribution
-from mfopt.accounting.loss_distribution.mixture import reach
+from mfopt.accounting.loss_distribution.mixture import Round, reach
+from mfopt.errors import FailureError
 
 _MOST_CELLS = 500_000
 _NODES = 0.05  # spacing of the nodes for planning, in noise standard deviations
@@ -249,3 +250,137 @@ class Exchange:
         mass_p, mass_q = pair.masses(borders, noise_multiplier)
         centre = loss_distribution.balanced_loss(step, mass_p, mass_q)
         return loss_distribution.from_below(step, mass_p, mass_q, centre)
+
+
+@dataclasses.dataclass(frozen=True)
+class Coin:
+    """One of two rounds by a coin that the data do not move; as if it were told which.
+
+    To tell more can only raise a divergence, so the truth is at most this.
+
+    Attributes:
+      often, seldom: the two.
+      chance: of ``seldom``, above 0 and below 1.
+    """
+
+    often: Round
+    seldom: Round
+    chance: float
+
+    @property
+    def _both(self) -> tuple[tuple[Round, float], tuple[Round, float]]:
+        """(round, log of its chance)."""
+        return (self.often, math.log1p(-self.chance)), (self.seldom, math.log(self.chance))
+
+    @property
+    def trivial(self) -> bool:
+        """Whether neither releases anything."""
+        return self.often.trivial and self.seldom.trivial
+
+    @property
+    def components(self) -> int:
+        """Kinds of outcomes."""
+        return self.often.components + self.seldom.components
+
+    @property
+    def largest(self) -> float:
+        """Most that a round moves."""
+        return max(self.often.largest, self.seldom.largest)
+
+    @property
+    def mean(self) -> float:
+        """About how much a round moves."""
+        return (1 - self.chance) * self.often.mean + self.chance * self.seldom.mean
+
+    @property
+    def log_chance(self) -> float:
+        """log of the probability that a round moves at all."""
+        parts = [log_weight + one.log_chance for one, log_weight in self._both]
+        return min(float(special.logsumexp(parts)), 0.0)
+
+    @property
+    def log_none(self) -> float:
+        """The least loss of either."""
+        return min(self.often.log_none, self.seldom.log_none)
+
+    def log_square(self, noise_multiplier: float) -> float:
+        """log(1 + χ²) of the two together."""
+        parts = [log_weight + one.log_square(noise_multiplier) for one, log_weight in self._both]
+        return max(float(special.logsumexp(parts)), 0.0)
+
+    def nodes(
+        self, noise_multiplier: float, log_tail: float
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(loss, log Q-mass, slope of the loss in z) of both, losses increasing; for planning."""
+        parts = []
+        for one, log_weight in self._both:
+            loss, mass, slope = one.nodes(noise_multiplier, min(log_tail - log_weight, -1.0))
+            parts.append((loss, mass + log_weight, slope))
+        loss, mass, slope = (np.concatenate(two) for two in zip(*parts, strict=True))
+        order = np.argsort(loss, kind="stable")
+        return loss[order], mass[order], slope[order]
+
+    def discretize(
+        self,
+        noise_multiplier: float,
+        step: float,
+        spacing: float,
+        log_tail: float,
+        ends: tuple[float, float] = (-math.inf, math.inf),
+    ) -> LossDistribution:
+        """The loss of one round on a grid of ``step``, as :meth:`Mixture.discretize` does it.
+
+        Args:
+          noise_multiplier: σ, in clip norms.
+          step: spacing of the grid of losses.
+          spacing: width of the cells of x, in noise standard deviations.
+          log_tail: log of the probability that each truncation may send to an infinite loss.
+          ends: the smallest and the largest loss that are told apart.
+        """
+        parts = [
+            (
+                one.discretize(
+                    noise_multiplier, step, spacing, min(log_tail - log_weight, -1.0), ends
+                ),
+                math.exp(log_weight),
+            )
+            for one, log_weight in self._both
+        ]
+        first = min(int(part.index[0]) for part, _ in parts)
+        size = max(int(part.index[-1]) for part, _ in parts) - first + 1
+        mass, smoothing = (
+            sum(
+                np.bincount(part.index - first, weight * getattr(part, name), size)
+                for part, weight in parts
+            )
+            for name in ("mass", "smoothing")
+        )
+        kept = np.flatnonzero(mass > 0)
+        return LossDistribution(
+            step,
+            kept + first,
+            np.asarray(mass)[kept],
+            sum(weight * part.infinite for part, weight in parts),
+            sum(weight * part.reverse_infinite for part, weight in parts),
+            np.asarray(smoothing)[kept],
+        )
+
+    def discretize_below(
+        self,
+        noise_multiplier: float,
+        step: float,
+        spacing: float,
+        log_tail: float,
+        ends: tuple[float, float],
+        *,
+        add: bool,
+    ) -> LossDistribution:
+        """Refused: what is told of the coin is no part of the release.
+
+        Args:
+          noise_multiplier, step, spacing, log_tail, ends, add: as of the others.
+
+        Raises:
+          FailureError: always.
+        """
+        raise FailureError("no lower bound is known for truncated batches")

@@ -16,9 +16,9 @@ import numpy as np
 
 from mfopt import _check
 from mfopt.accounting import unamplified
-from mfopt.accounting.loss_distribution.exchange import Exchange
+from mfopt.accounting.loss_distribution.exchange import Coin, Exchange
 from mfopt.accounting.loss_distribution.mixture import Mixture, Round
-from mfopt.sampling import Adjacency, CyclicPoisson, FixedBatch, Poisson
+from mfopt.sampling import Adjacency, CyclicPoisson, FixedBatch, Poisson, TruncatedPoisson
 from mfopt.strategies import Strategy
 
 
@@ -133,6 +133,33 @@ def fixed_batch(
         return Rounds(Exchange.replaced_in_fixed_batch(chance), n, scale, even)
     mixture = Mixture.hypergeometric(group_size, scheme.batch_size, scheme.population)
     return Rounds(mixture, n, scale, even)
+
+
+def truncated_poisson(
+    strategy: Strategy, scheme: TruncatedPoisson, adjacency: Adjacency = "add-remove"
+) -> Rounds:
+    """One unit under Poisson sampling with batches that are cut.
+
+    Where the others leave room, it is as without the cut. Where they alone fill the batch, which
+    the unit does not move, the batch is a uniform one of the others, and the unit, if it is kept,
+    has the place of one of them: a fixed batch. How many others were drawn is not told, so that
+    the unit's chance there is the mean over them, ``scheme.kept``. (dp_accounting has the same two
+    cases, the second as a replacement.)
+
+    Raises:
+      UsageError: C has more than one band.
+    """
+    plain = poisson(strategy, Poisson(scheme.probability, scheme.iterations), 1, adjacency)
+    full, kept = scheme.full, scheme.kept
+    if not full * kept > 0:
+        return plain
+    place: Round = {
+        "add-remove": Mixture(np.array([0.0, 2.0]), np.log([1 - kept, kept])),
+        "zero-out": Exchange.zeroed_in_fixed_batch(kept),
+        "replace": Exchange.replaced_in_fixed_batch(kept),
+    }[adjacency]
+    one = place if full == 1 else Coin(plain.mixture, place, full)
+    return dataclasses.replace(plain, mixture=one, exact=False)
 
 
 def _drawn(group_size: int, probability: float, adjacency: Adjacency) -> Round:

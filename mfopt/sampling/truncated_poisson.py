@@ -1,0 +1,84 @@
+"""Truncated Poisson sampling: coins, and a batch that never exceeds a size."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mfopt import _check
+from mfopt.sampling import _law
+from mfopt.sampling._generator import generator, subset
+from mfopt.sampling.base import Scheme
+
+
+@dataclasses.dataclass(frozen=True)
+class TruncatedPoisson(Scheme):
+    """Poisson sampling whose batches are cut to ``batch_size`` units, chosen uniformly.
+
+    So that memory is bounded. A unit in a full batch takes another's place, which the account
+    charges for; it needs to know how many there are: ``population``, of the larger data set.
+
+    >>> TruncatedPoisson(0.9, batch_size=3, population=10, iterations=5).sample(0, 10, 1).size
+    3
+    """
+
+    probability: float
+    batch_size: int
+    population: int
+    iterations: int
+    kind: ClassVar[str] = "truncated-poisson"
+    independent: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        self._probability()
+        self._integer("batch_size")
+        self._integer("population")
+        self._integer("iterations")
+
+    def sample(self, step: int, population: int, seed: int) -> np.ndarray:
+        """Indices of the units of iteration ``step``, increasing; at most ``batch_size``."""
+        rng = generator(seed, self._step(step))
+        count = int(rng.binomial(self._population(population), self.probability))
+        # a uniform subset of a uniform subset
+        return subset(self.population, min(count, self.batch_size), rng)
+
+    def _population(self, population: int) -> int:
+        if _check.integer("population", population) != self.population:
+            raise _check.reject(
+                "population",
+                population,
+                f"this scheme is for {self.population} units",
+                "The chance of a full batch depends on the size of the data set.",
+            )
+        return self.population
+
+    def batch_sizes(self, step: int, population: int) -> Any:
+        self._step(step)
+        return _law.binomial_at_most(
+            self._population(population), self.probability, self.batch_size
+        )
+
+    def expected_batch(self, population: int) -> float:
+        """Mean number of units in an iteration."""
+        return float(self.batch_sizes(0, population).mean())
+
+    def largest_batch(self, population: int) -> int:
+        return self.batch_size
+
+    @property
+    def full(self) -> float:
+        """Chance that the others alone fill a batch."""
+        others = _law.binomial(self.population - 1, self.probability)
+        return float(others.sf(self.batch_size - 1))
+
+    @property
+    def kept(self) -> float:
+        """Chance that a unit takes part, where the others alone fill the batch."""
+        full = self.full
+        if full == 0:
+            return 0.0
+        everybody = _law.binomial(self.population, self.probability)
+        share = float(everybody.sf(self.batch_size)) * self.batch_size / self.population
+        return min(share / full, self.probability)
