@@ -153,11 +153,12 @@ def truncated_poisson(
     full, kept = scheme.full, scheme.kept
     if not full * kept > 0:
         return plain
-    place: Round = {
+    places: dict[Adjacency, Round] = {
         "add-remove": Mixture(np.array([0.0, 2.0]), np.log([1 - kept, kept])),
         "zero-out": Exchange.zeroed_in_fixed_batch(kept),
         "replace": Exchange.replaced_in_fixed_batch(kept),
-    }[adjacency]
+    }
+    place = places[adjacency]
     one = place if full == 1 else Coin(plain.mixture, place, full)
     return dataclasses.replace(plain, mixture=one, exact=False)
 
