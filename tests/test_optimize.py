@@ -225,13 +225,13 @@ def optimized(kind, **options):
     return optimize.optimize(SCHEME, 2.0, 1e-4, strategy=kind, **options)
 
 
-def error_of(found, workload=PREFIX):
+def error_of(found, workload=PREFIX, epsilon=2.0):
     """log RMSE with σ on fresh samples: never the training figure."""
     from mfopt.accounting.monte_carlo import dominating_pair
     from mfopt.calibration import calibrate
 
     pair = dominating_pair.exact(found.strategy, SCHEME)
-    sigma = calibrate(pair, 2.0, 1e-4, samples=2**14, seed=77).noise_multiplier
+    sigma = calibrate(pair, epsilon, 1e-4, samples=2**14, seed=77).noise_multiplier
     return math.log(query_error.rmse(workload, found.strategy, N, sigma))
 
 
@@ -535,6 +535,21 @@ def test_what_leads_to_a_kind():
         )
     with pytest.raises(UsageError, match="kind of a strategy that is defined"):
         kinds.register(dataclasses.replace(kinds.find("blt"), name="x"))
+
+
+@pytest.mark.ci
+def test_a_larger_kind_is_not_worse_than_what_it_begins_from():
+    """On the same samples: six buffers and four; Toeplitz, and both that it begins from."""
+
+    def error(kind, **sizes):
+        found = optimize.optimize(SCHEME, 8.0, 1e-4, strategy=kind, seed=3, **sizes)
+        return error_of(found, epsilon=8.0)
+
+    four, six = (error("blt", buffers=buffers, samples=2048) for buffers in (4, 6))
+    banded = error("banded-toeplitz", bands=SCHEME.bins, samples=2048)
+    toeplitz = error("toeplitz", samples=2048)
+    assert six <= four + 2e-4 and toeplitz <= min(four, banded) + 2e-4
+    assert banded < four - 0.01  # at this ε: a search from the BLT alone would not know
 
 
 @pytest.mark.parametrize("name", ["rprop", "scale_by_rprop"])
