@@ -39,7 +39,7 @@ Model = Callable[[np.ndarray], tuple[float, np.ndarray]]
 _ROUNDS = (2, 2, 4, 8, 16, 32)
 _REACH = 5.0  # of a step, in each parameter
 _WILD = 0.1  # relative increase of the error beyond which a step tells nothing but that it was long
-_RESOLVED = 5  # tolerances: a promise that another placement of the shifts makes as well
+_RESOLVED = 3  # tolerances: a promise that another placement of the shifts makes as well
 _INNER = 150  # evaluations of one model at most
 
 _beside = ThreadPoolExecutor(1, "compiling")
