@@ -218,6 +218,7 @@ OWN = [
     ("balls-in-bins", "--adjacency", "replace"),
     ("balls-in-bins", "--samples", "10"),
     ("balls-in-bins", "--estimate", "--samples 300"),
+    ("balls-in-bins", "--estimate", "--seed 3"),
     ("balls-in-bins", "--strategy", "identity:3"),
     ("fresh-bins", "--strategy", "sqrt"),
     ("dpsgd", "--batch-size", "1:3"),

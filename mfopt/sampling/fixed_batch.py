@@ -20,6 +20,7 @@ class FixedBatch(Scheme):
     Drawn without replacement within an iteration, independently across iterations. The account
     (Ganesh 2024, Theorem 3.3) is for adding or removing units at a fixed ``batch_size``, where
     ``population`` is the size of the larger of the two data sets; it also covers larger ones.
+    Where contributions are taken away or replaced the number of units stays.
     """
 
     batch_size: int
@@ -73,19 +74,20 @@ class FixedBatch(Scheme):
             )
 
     def executed_adjacency(self, accounted: Adjacency) -> Adjacency:
-        """Refused for an account of "add-remove".
+        """Refused for an account of "add-remove"; one of "zero-out" is what a run has.
 
-        A run has a fixed number of units, so what it could protect is a unit's data ("zero-out").
-        In one round that is within the add-remove account, which doubles the norm; but a round in
-        which the others' mean equals the unit's contribution and one in which it is 0 are worst in
-        opposite directions, and no proof is known that their composition is within it.
+        A run has a fixed number of units, so what it protects is a unit's data. In one round that
+        is within the add-remove account, which doubles the norm; but a round in which the others'
+        mean equals the unit's contribution and one in which it is 0 are worst in opposite
+        directions, so that what composes is a pair of its own
+        (:mod:`mfopt.accounting.loss_distribution.exchange`).
         """
         if accounted != "add-remove":
             return accounted
         raise _check.reject(
             "sampling",
             self.kind,
-            "no account of a run with fixed batches is proven: its number of units stays, and "
-            "taking a unit's data away does not compose like adding or removing it",
-            "Use poisson or balls-in-bins sampling.",
+            "an add-remove account is no account of a run with fixed batches: its number of units "
+            "stays, and taking a unit's data away does not compose like adding or removing it",
+            "Account for 'zero-out', or use poisson or balls-in-bins sampling.",
         )

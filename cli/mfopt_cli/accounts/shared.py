@@ -69,9 +69,9 @@ def strategy(text: str) -> options.Decorator:
 
 def effort(samples: int | None, seed: int | None, estimate: bool) -> dict[str, Any]:
     """How a sampled account is to work, for ``accounting.account``."""
-    if estimate and samples is not None:
+    if estimate and (samples is not None or seed is not None):
         raise click.UsageError(
-            "--estimate takes no verifying samples: leave --certify-samples out, or --estimate"
+            "--estimate verifies nothing: leave --certify-samples and --seed out, or --estimate"
         )
     return {"samples": samples, "seed": seed, "certify": not estimate}
 
