@@ -19,7 +19,7 @@ from mfopt._version import __version__
 from mfopt.experiments import (
     auditing,
     comparison,
-    comparison_plots,
+    decision_plots,
     figures,
     plots,
     tasks,
@@ -267,14 +267,10 @@ def write_comparison(
         _files.write(name(".csv"), comparison.csv_text(rows, baseline)),
         _files.write(name(".json"), comparison.json_text(setting, rows, baseline) + "\n"),
         _files.write(name(".txt"), comparison.text_table(rows, baseline) + "\n"),
-        *plots.save(plots.draw([comparison_plots.rmse_panel(setting, rows)]), name("-rmse")),
     ]
-    if baseline is not None and len(setting.include) > 1:
-        panel = comparison_plots.improvement_panel(setting, rows, baseline)
-        written += plots.save(plots.draw([panel]), name("-improvement"))
-    middle = setting.epsilons[len(setting.epsilons) // 2]
-    panel = comparison_plots.pareto_panel(setting, sizes, middle)
-    return written + plots.save(plots.draw([panel]), name("-memory"))
+    for part, figure in decision_plots.figures(setting, rows, sizes, baseline):
+        written += plots.save(figure, name(part))
+    return written
 
 
 def rebuild(

@@ -1,37 +1,19 @@
-"""Plots of a comparison: RMSE, improvement over a baseline, memory against RMSE."""
+"""The form in which the papers show improvements over a baseline: one curve a family."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from mfopt.experiments.comparison import Z95, Comparison, Row, by_key, improvements
+from mfopt.experiments.comparison import Comparison, Row, by_key, improvements
 from mfopt.experiments.families import label
 from mfopt.experiments.plots import Curve, Panel
 
 _LOWEST_SHOWN = -40  # percent: a far worse mechanism would squeeze all the others into one line
 EPSILON = "privacy budget ε (log scale)"
-RMSE = "RMSE of prefix sums\n(clip norms per coordinate, log scale)"
 
 
 def _where(setting: Comparison) -> str:
     return f"{setting.epochs} epochs × {setting.bins} iterations, δ = {setting.delta:g}"
-
-
-def rmse_panel(setting: Comparison, rows: Sequence[Row], title: str = "") -> Panel:
-    """RMSE against ε, one curve per family."""
-    curves = []
-    for family in dict.fromkeys(row.family for row in rows):
-        mine = sorted((row for row in rows if row.family == family), key=lambda row: row.epsilon)
-        curves.append(
-            Curve(
-                label(family),
-                [row.epsilon for row in mine],
-                [row.rmse for row in mine],
-                [row.rmse * (1 - Z95 * row.relative_error) for row in mine],
-                [row.rmse * (1 + Z95 * row.relative_error) for row in mine],
-            )
-        )
-    return Panel(curves, title or f"RMSE, {_where(setting)}", EPSILON, RMSE, log_y=True)
 
 
 def improvement_panel(
@@ -75,26 +57,3 @@ def improvement_panel(
     limits = (min(_LOWEST_SHOWN, min(near)), max(*near, 0) + 3)
     axis += f"; below {_LOWEST_SHOWN}% not shown"
     return Panel(curves, title or _where(setting), EPSILON, axis, zero_line=True, y_range=limits)
-
-
-def pareto_panel(setting: Comparison, rows: Sequence[Row], epsilon: float) -> Panel:
-    """RMSE against what streaming the noise keeps in memory, one point a size."""
-    kinds: dict[str, list[Row]] = {}
-    for row in rows:
-        if row.epsilon == epsilon:
-            name = "BLT (amplified)" if row.family.startswith("blt-") else label(row.family)
-            if row.draws > 1:
-                name += f", {row.draws:.0f} draws a step"
-            kinds.setdefault(name, []).append(row)
-    curves = []
-    for name, found in kinds.items():
-        mine = sorted(found, key=lambda row: row.memory)
-        # memory 0 (independent noise) has no place on a log scale: counted with the model itself
-        curves.append(Curve(name, [1 + row.memory for row in mine], [row.rmse for row in mine]))
-    return Panel(
-        curves,
-        f"Memory against error at ε = {epsilon:g}, {_where(setting)}",
-        "memory of model and noise state (model sizes, log scale)",
-        RMSE,
-        log_y=True,
-    )

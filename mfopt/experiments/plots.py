@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -145,10 +145,10 @@ def _panel(axis: Axes, panel: Panel, labels: Sequence[str], handles: dict[str, A
     axis.set_ylabel(panel.y_label)
     if panel.log_y:
         axis.set_yscale("log")
-        _plain_ticks(axis.yaxis, [v for c in panel.curves for v in c.y])
+        plain_ticks(axis.yaxis, [v for c in panel.curves for v in c.y])
     if panel.log_x:
         axis.set_xscale("log")
-        _named_ticks(axis, panel)
+        named_ticks(axis, (x for curve in panel.curves for x in curve.x))
     if panel.y_range is not None:
         axis.set_ylim(*panel.y_range)
     axis.grid(True, which="major", color="0.9", linewidth=0.8)
@@ -161,16 +161,16 @@ def _marker(place: int) -> str:
     return MARKERS[(place + 3 * (place // len(COLOURS))) % len(MARKERS)]
 
 
-def _named_ticks(axis: Axes, panel: Panel) -> None:
+def named_ticks(axis: Axes, given: Iterable[float]) -> None:
     """A tick at each value of x where these are few."""
-    values = sorted({float(x) for curve in panel.curves for x in curve.x})
+    values = sorted({float(x) for x in given})
     if len(values) <= 9:
         axis.xaxis.set_major_locator(FixedLocator(values))
         axis.xaxis.set_minor_locator(NullLocator())
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def _plain_ticks(axis: Any, values: Sequence[float]) -> None:
+def plain_ticks(axis: Any, values: Sequence[float]) -> None:
     """1-2-5 ticks in plain digits while the range is less than two decades."""
     finite = [v for v in values if np.isfinite(v) and v > 0]
     if not finite or max(finite) / min(finite) > 100 or max(finite) < 0.01:

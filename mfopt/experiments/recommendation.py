@@ -10,7 +10,7 @@ from mfopt.experiments.comparison import Row, improvement
 from mfopt.experiments.tasks import BALLS, POISSON, UNAMPLIFIED
 
 LITTLE = 8  # model-sized arrays that count as little memory
-_TIE = 0.0025  # relative: errors so close count as equal, and the least memory decides
+TIE = 0.0025  # relative: errors so close count as equal, and the least memory decides
 # what must be executed, in the words of `mfopt train --sampling`
 SAMPLING = {
     BALLS: "balls-in-bins",
@@ -46,7 +46,7 @@ class Recommendation(NamedTuple):
             if sampling in (POISSON, UNAMPLIFIED):
                 side = "below" if change >= 0 else "above"
                 sentence += f", {abs(change):.1f}% {side} {against}"
-        if self.best.rmse >= self.light.rmse * (1 - _TIE):
+        if self.best.rmse >= self.light.rmse * (1 - TIE):
             return f"{sentence}; nothing here is better"
         lower = improvement(self.best, self.light).percent
         return f"{sentence}; {lower:.1f}% lower with more: {_named(self.best)}" + (
@@ -60,7 +60,7 @@ def recommend(rows: Sequence[Row]) -> list[Recommendation]:
     for epsilon in dict.fromkeys(row.epsilon for row in rows):
         here = sorted((row for row in rows if row.epsilon == epsilon), key=lambda row: row.rmse)
         cheap = [row for row in here if row.memory <= LITTLE and row.draws <= 1] or here[:1]
-        tied = [row for row in cheap if row.rmse <= cheap[0].rmse * (1 + _TIE)]
+        tied = [row for row in cheap if row.rmse <= cheap[0].rmse * (1 + TIE)]
         light = min(tied, key=lambda row: (row.memory, row.rmse))
         rivals: dict[str, Row] = {}
         for row in here:

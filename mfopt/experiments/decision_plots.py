@@ -1,0 +1,366 @@
+"""Plots to decide from: error for ε, error for memory, gain over a baseline; best first.
+
+A mechanism has one colour in all of them, by its kind of C, and one line or marker, by the sampling
+that it is run under. At most eight curves are drawn, each with its name at its end; what is left
+out is in the CSV beside the plot.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
+from scipy.optimize import isotonic_regression
+
+from mfopt.experiments import families
+from mfopt.experiments.comparison import (
+    Z95,
+    Comparison,
+    Row,
+    improvements,
+)
+from mfopt.experiments.plots import COLOURS, named_ticks, plain_ticks
+from mfopt.experiments.recommendation import TIE
+from mfopt.experiments.tasks import BALLS, POISSON, UNAMPLIFIED
+
+MOST_CURVES = 8
+_LOWEST = -40.0  # percent: a far worse mechanism would squeeze all the others into one line
+_APART = 0.05  # of the axes' height, between two names
+_GREY = "0.75"
+
+# by kind of C; a kind that is not named here is black
+_COLOUR = {
+    "blt": COLOURS[0],
+    "toeplitz": COLOURS[2],
+    "banded": COLOURS[1],
+    "banded-toeplitz": COLOURS[4],
+    "cyclic-blocks": COLOURS[5],
+    "wave-blt": COLOURS[3],
+    "identity": "0.45",
+    "dense": COLOURS[7],
+    "banded-inverse-sqrt": "#882255",
+    "sqrt": "#44AA99",
+    "tree": "#999933",
+}
+_SAMPLING: dict[str, tuple[str, Any, str]] = {
+    BALLS: ("balls-in-bins", "-", "o"),
+    POISSON: ("Poisson, cyclic Poisson", "--", "s"),
+    UNAMPLIFIED: ("no amplification", ":", "^"),
+}
+
+
+class _Look(NamedTuple):
+    colour: str
+    line: str
+    marker: str
+    face: str  # filled where C is time-scaled
+
+
+def _look(name: str) -> _Look:
+    family = families.find(name)
+    colour = _COLOUR.get(family.kind, "black")
+    _, line, marker = _SAMPLING[family.sampling]
+    return _Look(colour, line, marker, colour if family.scaled else "white")
+
+
+def error_figure(setting: Comparison, rows: Sequence[Row], baseline: str | None) -> Figure:
+    """By how much RMSE is above the least at each ε, with 95% intervals: the best families.
+
+    Below each ε stands the least RMSE of all.
+    """
+    chosen = best_families(rows, baseline)
+    least = _least(rows)
+    figure = Figure(figsize=(8.6, 5.2), layout="constrained")
+    axis = figure.subplots()
+    ends = []
+    for name in chosen:
+        mine = sorted((row for row in rows if row.family == name), key=lambda row: row.epsilon)
+        look = _look(name)
+        excess = [100 * (row.rmse / least[row.epsilon] - 1) for row in mine]
+        axis.errorbar(
+            [row.epsilon for row in mine],
+            excess,
+            # with caps: a band so narrow would not be seen
+            [100 * Z95 * row.relative_error * row.rmse / least[row.epsilon] for row in mine],
+            color=look.colour,
+            linestyle=look.line,
+            marker=look.marker,
+            markerfacecolor=look.face,
+            markersize=5,
+            linewidth=1.6,
+            capsize=4,
+        )
+        ends.append((min(excess[-1], -_LOWEST), families.label(name), look.colour))
+    axis.set_xscale("log")
+    axis.set_xlabel("privacy budget ε (log scale)\nand the least RMSE, in clip norms")
+    axis.set_ylabel("RMSE of prefix sums above the least (%)\nlower is better")
+    named_ticks(axis, least)
+    axis.xaxis.set_major_formatter(
+        FuncFormatter(lambda at, _: f"{at:g}\n{least[at]:.4g}" if at in least else "")
+    )
+    axis.set_ylim(-0.5, min(axis.get_ylim()[1], -_LOWEST))
+    _tidy(axis)
+    _name_ends(axis, ends)
+    left_out = len({row.family for row in rows}) - len(chosen)
+    rest = f"; {left_out} more are in the CSV" if left_out else ""
+    axis.set_title(f"{_where(setting)}{rest}", fontsize="medium")
+    _sampling_legend(figure, chosen)
+    return figure
+
+
+def front_figure(setting: Comparison, sizes: Sequence[Row]) -> Figure:
+    """RMSE against the memory of the noise, a panel for each ε; the Pareto front is joined.
+
+    Mechanisms off the front are grey; those on it are named.
+    """
+
+    def draw(axis: Axes, epsilon: float) -> None:
+        here = [row for row in sizes if row.epsilon == epsilon]
+        front = pareto_front(here)
+        axis.scatter(
+            [1 + row.memory for row in here], [row.rmse for row in here], s=14, color=_GREY
+        )
+        axis.step(
+            [1 + row.memory for row in front],
+            [row.rmse for row in front],
+            where="post",
+            color="0.3",
+            linewidth=1,
+        )
+        for row in front:
+            look = _look(row.family)
+            axis.plot(
+                1 + row.memory,
+                row.rmse,
+                marker=look.marker,
+                color=look.colour,
+                markerfacecolor=look.face,
+            )
+        axis.set(xscale="log", yscale="log")
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{at:,.0f}"))
+        worst = 2.5 * front[-1].rmse  # what is far above the front says nothing about it
+        axis.set_ylim(front[-1].rmse * 0.93, min(worst, max(row.rmse for row in here) * 1.1))
+        plain_ticks(axis.yaxis, [front[-1].rmse, min(worst, max(row.rmse for row in here))])
+        names = [
+            (row.rmse, f"{_sized(row)}: {row.memory}", _look(row.family).colour) for row in front
+        ]
+        _name_ends(axis, names)
+
+    title = f"Error and memory: {_where(setting)}; named: the front, with its model-sized arrays"
+    return _panels(
+        sizes,
+        title,
+        "memory of the model and its noise (model sizes)",
+        "RMSE of prefix sums (clip norms)",
+        draw,
+        width=5.4,
+    )
+
+
+def gains_figure(setting: Comparison, rows: Sequence[Row], baseline: str) -> Figure:
+    """Percent by which each RMSE is below the baseline's, a panel for each ε, best on top.
+
+    What is more than 40% above the baseline stands at the edge with its number.
+    """
+    gains = improvements(rows, baseline)
+
+    def draw(axis: Axes, epsilon: float) -> None:
+        here = sorted(
+            ((gain, family) for (family, at), gain in gains.items() if at == epsilon),
+            key=lambda pair: pair[0].percent,
+        )
+        for place, (gain, family) in enumerate(here):
+            look = _look(family)
+            if gain.percent < _LOWEST:
+                axis.plot(_LOWEST, place, marker="<", color=look.colour, clip_on=False)
+                axis.annotate(
+                    f"{gain.percent:,.0f}%",
+                    (_LOWEST, place),
+                    textcoords="offset points",
+                    xytext=(8, -3),
+                    fontsize=7,
+                    color="0.25",
+                )
+                continue
+            axis.errorbar(
+                gain.percent,
+                place,
+                xerr=[[max(gain.percent - gain.low, 0)], [max(gain.high - gain.percent, 0)]],
+                color=look.colour,
+                marker=look.marker,
+                markerfacecolor=look.face,
+                capsize=3,
+            )
+        axis.axvline(0, color="0.6", linewidth=1, zorder=1)
+        axis.set_yticks(range(len(here)), [families.label(f) for _, f in here], fontsize=7)
+        axis.set_xlim(_LOWEST, max(*(gain.percent for gain, _ in here), 0) + 4)
+
+    longest = len({family for family, _ in gains})
+    return _panels(
+        [row for row in rows if (row.family, row.epsilon) in gains],
+        f"Gain over {families.label(baseline)}, 95% intervals: {_where(setting)}",
+        "RMSE below the baseline's (%)",
+        "",
+        draw,
+        width=6.0,
+        height=max(2.6, 0.9 + 0.19 * longest),
+    )
+
+
+def pareto_front(rows: Sequence[Row]) -> list[Row]:
+    """By memory, rows that have less error than any with as little memory, by more than a tie.
+
+    What makes past draws again in place of keeping them pays for its memory in time: left out.
+    """
+    front: list[Row] = []
+    for row in sorted(rows, key=lambda row: (row.memory, row.rmse)):
+        if row.draws <= 1 and (not front or row.rmse < front[-1].rmse * (1 - TIE)):
+            front.append(row)
+    return front
+
+
+def best_families(rows: Sequence[Row], baseline: str | None = None) -> list[str]:
+    """At most eight families: the least mean log RMSE over ε; the baseline is always one of them.
+
+    Of those that differ in their size alone there is one, the best.
+    """
+    least = _least(rows)
+    excess: dict[str, list[float]] = {}
+    for row in rows:
+        excess.setdefault(row.family, []).append(math.log(row.rmse / least[row.epsilon]))
+    order = sorted(excess, key=lambda name: sum(excess[name]) / len(excess[name]))
+    one_each = {
+        families.find(name)._replace(label="", buffers=0, slow=False): name for name in order[::-1]
+    }
+    chosen = [name for name in order if name in one_each.values()][:MOST_CURVES]
+    if baseline in excess and baseline not in chosen:
+        chosen[-1] = baseline
+    return chosen
+
+
+def _least(rows: Sequence[Row]) -> dict[float, float]:
+    least: dict[float, float] = {}
+    for row in rows:
+        least[row.epsilon] = min(row.rmse, least.get(row.epsilon, math.inf))
+    return least
+
+
+def _panels(
+    rows: Sequence[Row],
+    title: str,
+    x_label: str,
+    y_label: str,
+    draw: Callable[[Axes, float], None],
+    *,
+    width: float,
+    height: float = 3.4,
+) -> Figure:
+    """A panel for each ε, two beside each other, with what sampling each marker stands for."""
+    epsilons = sorted({row.epsilon for row in rows})
+    columns = min(len(epsilons), 2)
+    count = -(-len(epsilons) // columns)
+    figure = Figure(figsize=(width * columns, height * count + 0.9), layout="constrained")
+    axes = figure.subplots(count, columns, squeeze=False).ravel()
+    for axis, epsilon in zip(axes, epsilons, strict=False):
+        draw(axis, epsilon)
+        axis.set_title(f"ε = {epsilon:g}", fontsize="medium")
+        _tidy(axis)
+    for axis in axes[len(epsilons) :]:
+        axis.remove()
+    for axis in axes[max(len(epsilons) - columns, 0) : len(epsilons)]:
+        axis.set_xlabel(x_label)
+    figure.suptitle(title, fontsize="medium")
+    if y_label:
+        figure.supylabel(y_label, fontsize="medium")
+    _sampling_legend(figure, sorted({row.family for row in rows}))
+    return figure
+
+
+def _name_ends(axis: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
+    """Names at the right border, each at the height of its value as far as they do not overlap."""
+    axis.autoscale_view()  # places need the final limits
+    to_axes = axis.transData + axis.transAxes.inverted()
+    left = axis.get_xlim()[0]
+    wanted = [(float(to_axes.transform((left, value))[1]), name, c) for value, name, c in ends]
+    wanted.sort()
+    for place, (height, name, colour) in zip(_spread([w[0] for w in wanted]), wanted, strict=True):
+        axis.annotate(
+            name,
+            xy=(1.0, height),
+            xytext=(1.03, place),
+            xycoords="axes fraction",
+            textcoords="axes fraction",
+            fontsize=8,
+            color=colour,
+            va="center",
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": "0.8", "linewidth": 0.6},
+        )
+
+
+def _spread(heights: Sequence[float]) -> list[float]:
+    """Increasing heights as near to these as keeps them apart, inside the axes."""
+    steps = _APART * np.arange(len(heights))
+    free = isotonic_regression(np.asarray(heights) - steps).x
+    placed: list[float] = (np.clip(free, 0, max(1 - steps[-1], 0)) + steps).tolist()
+    return placed
+
+
+def _sampling_legend(figure: Figure, names: Sequence[str]) -> None:
+    present = {families.find(name).sampling for name in names}
+    handles: list[Any] = [
+        Line2D(
+            [], [], color="0.3", linestyle=line, marker=marker, markerfacecolor="white", label=text
+        )
+        for sampling, (text, line, marker) in _SAMPLING.items()
+        if sampling in present
+    ]
+    if any(families.find(name).scaled for name in names):
+        handles.append(
+            Line2D([], [], color="0.3", marker="o", linestyle="", label="filled: time-scaled C")
+        )
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=len(handles),
+        frameon=False,
+        fontsize="small",
+    )
+
+
+def _sized(row: Row) -> str:
+    name = families.label(row.family)
+    return f"{name} ({row.size})" if families.find(row.family).bands and row.size else name
+
+
+def _where(setting: Comparison) -> str:
+    return f"{setting.epochs} epochs × {setting.bins} iterations, δ = {setting.delta:g}"
+
+
+def _tidy(axis: Axes) -> None:
+    axis.grid(True, which="major", color="0.9", linewidth=0.8)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def figures(
+    setting: Comparison, rows: Sequence[Row], sizes: Sequence[Row], baseline: str | None
+) -> Iterator[tuple[str, Figure]]:
+    """Every plot of a comparison with the part of its file's name.
+
+    Args:
+      setting: what is compared, and where.
+      rows: one for each family and ε.
+      sizes: rows of every size that was tried.
+      baseline: family that gains are over; None for none.
+    """
+    yield "-rmse", error_figure(setting, rows, baseline)
+    if baseline is not None and len(setting.include) > 1:
+        yield "-improvement", gains_figure(setting, rows, baseline)
+    yield "-memory", front_figure(setting, sizes)

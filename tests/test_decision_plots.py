@@ -1,0 +1,70 @@
+"""What plots of a comparison choose to show, on rows made by hand."""
+
+import numpy as np
+import pytest
+
+from mfopt.experiments import decision_plots
+from mfopt.experiments.comparison import Comparison, Row
+from mfopt.experiments.families import FAMILIES
+
+
+def row(family, rmse, memory=0, epsilon=1.0, size=0, draws=1.0):
+    return Row(family, epsilon, size, 1.0, rmse, 1e-3, memory, "estimate", draws)
+
+
+def test_the_front_is_what_nothing_beats_in_both():
+    rows = [
+        row("dpsgd+poisson", 20.0),
+        row("blt-2", 10.0, 2),
+        row("blt-4", 10.0 * (1 - 0.001), 4),  # a tie: its memory buys nothing
+        row("banded+poisson", 12.0, 3),
+        row("toeplitz", 9.0, 99),
+        row("sqrt", 1.0, 0, draws=50.0),  # no memory, at the price of time
+    ]
+    front = decision_plots.pareto_front(rows)
+    assert [r.family for r in front] == ["dpsgd+poisson", "blt-2", "toeplitz"]
+    assert decision_plots.pareto_front(rows[::-1]) == front
+
+
+def test_at_most_eight_families_one_for_each_size_and_the_baseline():
+    names = [*FAMILIES]
+    rows = [row(name, 1.0 + place, epsilon=e) for place, name in enumerate(names) for e in (1, 2)]
+    chosen = decision_plots.best_families(rows, names[-1])
+    assert len(chosen) == decision_plots.MOST_CURVES and chosen[-1] == names[-1]
+    sizes = [row(f"blt-{buffers}", 1.0 + buffers) for buffers in (2, 3, 4, 5)]
+    assert decision_plots.best_families([*sizes, row("toeplitz", 9.0)]) == ["blt-2", "toeplitz"]
+
+
+def test_names_stay_in_order_apart_and_near_their_values():
+    heights = [0.1, 0.1, 0.1, 0.5, 0.99, 1.0]
+    placed = np.array(decision_plots._spread(heights))
+    assert np.all(np.diff(placed) >= decision_plots._APART * (1 - 1e-9))
+    assert placed.min() >= 0 and placed.max() <= 1
+    assert placed[1] == pytest.approx(0.1) and placed[3] == pytest.approx(0.5)
+
+
+def test_one_colour_for_a_mechanism_and_losers_named_at_the_edge():
+    include = ("banded+poisson", "blt-4", "dpsgd+unamplified")
+    setting = Comparison(bins=4, epochs=2, epsilons=(1.0, 2.0), include=include)
+    rows = [
+        made
+        for epsilon in (1.0, 2.0)
+        for made in (
+            row("banded+poisson", 10.0, 3, epsilon),
+            row("blt-4", 9.0, 4, epsilon),
+            row("dpsgd+unamplified", 50.0, 0, epsilon),
+        )
+    ]
+    found = dict(decision_plots.figures(setting, rows, rows, "banded+poisson"))
+    assert set(found) == {"-rmse", "-improvement", "-memory"}
+    texts = [text.get_text() for axis in found["-improvement"].axes for text in axis.texts]
+    assert texts == ["-400%"] * 2  # with no axis long enough to hold it
+    colours = {
+        line.get_color()
+        for axis in found["-memory"].axes
+        for line in axis.lines
+        if line.get_marker() == "o"
+    }
+    curve = next(line for line in found["-rmse"].axes[0].lines if line.get_marker() == "o")
+    assert colours == {curve.get_color()} == {decision_plots._look("blt-4").colour}
+    assert "-improvement" not in dict(decision_plots.figures(setting, rows, rows, None))
