@@ -132,6 +132,21 @@ def test_group_shows_every_method_and_what_is_beyond_range(capsys):
 
 
 @pytest.mark.ci
+def test_group_goes_on_where_the_whole_profile_has_no_answer(monkeypatch, capsys):
+    from mfopt.accounting import compare
+    from mfopt.errors import FailureError
+
+    def none(*_):
+        raise FailureError("no epsilon up to 10000")
+
+    monkeypatch.setattr(compare.VerifiedAnalysis, "epsilon", none)
+    words = [*RATE, "--group-size", "2,3", "--delta", DELTA, "--noise-multiplier", "2", "--json"]
+    found = json.loads(run(capsys, "group", *words))["results"]
+    whole = [row for row in found if "whole profile" in row["method"]]
+    assert [row["epsilon"] for row in whole] == [None, None] and len(found) == 10
+    assert all(row["status"] == "estimate" for row in whole)
+
+
 def test_what_else_touches_the_data_costs_epsilon(capsys):
     words = [
         "--bins",

@@ -13,6 +13,7 @@ from mfopt.accounting.analyses import DeterministicAnalysis
 from mfopt.accounting.chain import Chain, DeterministicUnit
 from mfopt.accounting.closed_form import group
 from mfopt.accounting.verified import VerifiedAnalysis
+from mfopt.errors import FailureError
 from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
 from mfopt.sampling import Poisson
@@ -56,14 +57,26 @@ def group_methods(
     results = [tight]
     if mechanism.group_size > 1:
         unit = DeterministicUnit(one.profile, one.guess)  # type: ignore[arg-type]
-        whole = VerifiedAnalysis(mechanism, Chain(unit, mechanism.group_size, "one example"))
-        results.append(
-            whole.epsilon(tight.noise_multiplier, delta)
-            if epsilon is None
-            else whole.noise_multiplier(epsilon, delta)
-        )
+        chain = Chain(unit, mechanism.group_size, "one example")
+        results.append(_whole(VerifiedAnalysis(mechanism, chain), tight, epsilon, delta))
     solve = _epsilons if epsilon is None else _multipliers
     return results + solve(one, tight, floor)
+
+
+def _whole(
+    whole: VerifiedAnalysis, tight: Guarantee, epsilon: float | None, delta: float
+) -> Guarantee:
+    """The whole profile's answer; infinite where it has none, as the lemma's is."""
+    sigma = tight.noise_multiplier
+    try:
+        if epsilon is None:
+            return whole.epsilon(sigma, delta)
+        return whole.noise_multiplier(epsilon, delta)
+    except FailureError:
+        method = whole.model.method
+        if epsilon is None:
+            return _made(tight, epsilon=math.inf, sigma=sigma, method=method)
+        return _made(tight, epsilon=epsilon, sigma=math.inf, method=method)
 
 
 def _epsilons(one: DeterministicAnalysis, tight: Guarantee, floor: float) -> list[Guarantee]:

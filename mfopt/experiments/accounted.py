@@ -96,7 +96,7 @@ def draw(results: Sequence[Row], swept: str, title: str, path: Path) -> Path:
         title,
         swept.replace("_", " "),
         _LABELS[solved],
-        log_x=_spans(results, swept, 100),
+        log_x=_spans(results, swept, 30),
         log_y=_spans(finite, solved, 30),
     )
     return plots.write_figure(plots.draw([panel]), path)
