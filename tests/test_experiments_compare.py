@@ -3,15 +3,25 @@
 import csv
 import io
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from mfopt_cli.main import main
 
-from mfopt import FailureError, UsageError
+from mfopt import FailureError, UsageError, _sizes
 from mfopt.accounting.monte_carlo import dominating_pair
+from mfopt.experiments import (
+    artifacts,
+    comparison,
+    costs,
+    families,
+    plots,
+    recommendation,
+    runner,
+    tasks,
+)
 from mfopt.experiments import cache as cache_module
-from mfopt.experiments import comparison, families, plots, recommendation, runner, tasks
 from mfopt.experiments.cache import Cache, Result, Task
 from mfopt.experiments.comparison import Comparison, Row
 from mfopt.experiments.runner import run_all
@@ -20,6 +30,7 @@ from mfopt.progress import Progress
 from mfopt.sampling import BallsInBins
 
 BINS, EPOCHS = 8, 2
+ARTIFACTS = Path(__file__).parent.parent / "artifacts"
 FAMILIES = (
     "dpsgd+unamplified",
     "dpsgd+poisson",
@@ -84,6 +95,73 @@ def test_sweep_resumes_and_reports_progress(cache: Cache, sizes: dict) -> None:
     again = comparison.every_size(SETTING, cache, jobs=1, progress=progress)
     assert seen[1:] == [(0, 1), (1, 1)]
     assert again == sizes
+
+
+def cells(setting: Comparison) -> list[Task]:
+    found: dict[Task, None] = {}
+
+    def collect(task: Task) -> None:
+        for needed in task.needs:
+            collect(needed)
+        found[task] = None
+
+    for candidates in comparison.plan(setting).values():
+        for _, task in candidates:
+            collect(task)
+    return list(found)
+
+
+def test_what_takes_long_is_told_before_it(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(_sizes, "speed", lambda: _sizes.SPEED)
+    told: list[Progress] = []
+
+    def run(cost: float | None) -> None:
+        told.clear()
+        wanted = [tasks.fixed_task("identity"), tasks.fixed_task("sqrt")]
+        folder = Cache(tmp_path / str(cost))
+        run_all(wanted, folder, jobs=2, progress=told.append, cost=lambda missing: cost)
+
+    monkeypatch.setattr(runner, "_in_processes", lambda *_: [][0])
+    for cost in (None, 200.0):  # of one process; there are two
+        with pytest.raises(IndexError):
+            run(cost)
+        assert not [event for event in told if event.lasting]
+    with pytest.raises(IndexError):
+        run(1200.0)
+    (said,) = [event.note for event in told if event.lasting]
+    assert said == "2 cells may take about 10 min here (finished ones are kept)"
+    assert costs.seconds([*cells(SETTING), Task.of("audit")]) is None
+    assert costs.seconds([]) == 0
+
+
+@pytest.mark.parametrize("name", ["strategies-8x32", "comparison-16x128"])
+def test_the_time_of_a_comparison_is_about_what_it_took(name, monkeypatch) -> None:
+    monkeypatch.setattr(_sizes, "speed", lambda: _sizes.SPEED)
+    took = artifacts.read_manifest(ARTIFACTS)[name]["seconds"]
+    if name == artifacts.COMPARISON:
+        wide = tuple(width for width in comparison.WIDTHS if width <= 128)
+        setting = Comparison(128, 16, artifacts.EPSILONS, widths=wide)
+    else:
+        setting = Comparison(32, 8, artifacts.EPSILONS, 1e-5, artifacts.FORMS, (32,))
+    expected = costs.seconds(cells(setting))
+    assert expected is not None and took / 3 < expected < 3 * took
+    # a control: one ε of six, and fewer samples of each σ
+    less = costs.seconds(cells(setting._replace(epsilons=(2.0,), samples=2**9)))
+    assert less is not None and less < expected / 2
+
+
+def test_as_many_processes_as_have_room(monkeypatch) -> None:
+    setting = Comparison(128, 16, (2.0,), include=("dense",))
+    one = families.find("dense").memory(setting)
+    for free, fitting in ((0.5, 0), (1.5, 1), (3.5, 3)):
+        monkeypatch.setattr(_sizes, "usable_memory", lambda free=free: free * one)
+        assert families.fitting(setting) == fitting
+    monkeypatch.setattr(runner.os, "cpu_count", lambda: 64)
+    asked = []
+    monkeypatch.setattr(comparison, "run_all", lambda *_, jobs, **__: asked.append(jobs) or [][0])
+    with pytest.raises(IndexError):
+        comparison.every_size(setting, Cache.__new__(Cache))
+    assert asked == [3]
 
 
 def test_processes_give_what_one_process_gives(tmp_path, sizes: dict) -> None:

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mfopt import _check
-from mfopt.experiments import families
+from mfopt.experiments import costs, families
 from mfopt.experiments.cache import Cache, Task
-from mfopt.experiments.runner import run_all
+from mfopt.experiments.runner import run_all, usual_jobs
 from mfopt.progress import Report, silent
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -133,12 +133,14 @@ def every_size(
     Args:
       setting: what is compared, and where.
       cache: where finished cells are kept.
-      jobs: worker processes; by default one for every two cores.
-      progress: told of each finished cell.
+      jobs: worker processes; by default one for every two cores, as far as the memory goes.
+      progress: told how long it will take, where that is long, and of each finished cell.
     """
     planned = plan(setting)
     wanted = [task for candidates in planned.values() for _, task in candidates]
-    results = run_all(wanted, cache, jobs=jobs, progress=progress)
+    if jobs is None:
+        jobs = min(usual_jobs(), max(families.fitting(setting), 1))
+    results = run_all(wanted, cache, jobs=jobs, progress=progress, cost=costs.seconds)
     found: dict[tuple[str, float], list[Row]] = {}
     for (family, epsilon), candidates in planned.items():
         found[family, epsilon] = [

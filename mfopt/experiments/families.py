@@ -107,18 +107,25 @@ class Family(NamedTuple):
     def require(self, s: Comparison) -> None:
         """Refuse a search or an account that does not fit into the memory that is free."""
         if self.sampling == BALLS:
-            samples = kinds.find(self.kind).samples if self.found == AMPLIFIED else 0
-            widest = max(self._widths(s), default=1) or 1
-            scheme = BallsInBins(s.bins, s.epochs)
-            sizes.require(self.kind, scheme, samples=samples, bands=widest, buffers=8)
+            found = self._of_search(s)
+            sizes.require(self.kind, BallsInBins(s.bins, s.epochs), **found)
             return
+        _sizes.require("bins", s.bins, lambda bins: self._of_vectors(bins * s.epochs))
+
+    def memory(self, s: Comparison) -> float:
+        """Bytes that the largest cell takes."""
+        if self.sampling == BALLS:
+            return sizes.memory(self.kind, s.bins, s.epochs, **self._of_search(s))
+        return self._of_vectors(s.bins * s.epochs)
+
+    def _of_search(self, s: Comparison) -> dict[str, int]:
+        samples = kinds.find(self.kind).samples if self.found == AMPLIFIED else 0
+        widest = max(self._widths(s), default=1) or 1
+        return {"samples": samples, "bands": min(widest, s.bins * s.epochs), "buffers": 8}
+
+    def _of_vectors(self, n: int) -> float:
         # vectors over all steps, and all of X = CᵀC where C is dense
-        square = 12 if self.kind == "dense" else 0
-        _sizes.require(
-            "bins",
-            s.bins,
-            lambda bins: 8.0 * bins * s.epochs * (60 + square * bins * s.epochs),
-        )
+        return 8.0 * n * (60 + (12 if self.kind == "dense" else 0) * n)
 
 
 # order is the order of tables
@@ -222,6 +229,12 @@ def expand(names: Sequence[str]) -> tuple[str, ...]:
             )
         chosen += found
     return tuple(dict.fromkeys(chosen))
+
+
+def fitting(s: Comparison) -> int:
+    """How many processes have room for the largest cell, each; 0 where not even one has."""
+    largest = max(find(name).memory(s) for name in s.include)
+    return int(_sizes.usable_memory() // largest)
 
 
 def label(name: str) -> str:

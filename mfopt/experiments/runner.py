@@ -14,9 +14,9 @@ import os
 import pkgutil
 import platform
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from mfopt import _check
+from mfopt import _check, _sizes
 from mfopt.experiments.cache import Cache, Result, Task
 from mfopt.progress import Progress, Report, silent
 
@@ -44,6 +44,7 @@ def run_all(
     *,
     jobs: int | None = None,
     progress: Report = silent,
+    cost: Callable[[Iterable[Task]], float | None] | None = None,
 ) -> dict[Task, Result]:
     """Results of all ``tasks``; what they need is run first.
 
@@ -53,6 +54,7 @@ def run_all(
         interrupted call resumes.
       jobs: processes; by default one per two cores, at least one. 1 runs in this process.
       progress: told of every finished task, counting only what was not in the cache.
+      cost: seconds of one process for tasks, or None where nobody knows; told before the work.
 
     Raises:
       FailureError, UsageError: what a task raised; tasks that finished before it are kept.
@@ -69,8 +71,12 @@ def run_all(
             _collect(task, cache, missing)
     total, done = len(missing), 0
     progress(_cells(0, total))
-    jobs = max(1, (os.cpu_count() or 2) // 2) if jobs is None else _check.integer("jobs", jobs)
+    jobs = usual_jobs() if jobs is None else _check.integer("jobs", jobs)
     jobs = min(jobs, max(total, 1))
+    if cost is not None and (expected := cost(missing)) is not None:
+        _sizes.announce(
+            expected / jobs, progress, of=f"{total} cells", note="finished ones are kept"
+        )
     try:
         if jobs == 1:
             for task in missing:  # already in an order in which needs come first
@@ -90,6 +96,11 @@ def run_all(
                 raise _check.FailureError(f"the cache {cache.folder} lost the result of {task}")
             results[task] = found
     return results
+
+
+def usual_jobs() -> int:
+    """Processes where none are asked for: one for every two cores."""
+    return max(1, (os.cpu_count() or 2) // 2)
 
 
 def _cells(done: int, total: int, task: Task | None = None) -> Progress:
