@@ -7,7 +7,10 @@ edit here: each is a call that works, with one or two of its values exchanged fo
 to that kind of value. A call is judged by its exit code (0, 1 or 2), its last line of error, what
 ``--json`` printed, and the files it left. Calls run in this process's children, which import JAX
 once; a call that is still at work after ``--seconds`` is stopped like Ctrl-C and must then end
-with 130; one that needs more than ``--memory`` GiB, or ends its process, has failed.
+with 130; one that needs more than ``--gib``, or ends its process, has failed.
+
+The same command with the same ``--out`` goes on after the last call that was made, so ``--minutes``
+can cut the work in parts.
 """
 
 from __future__ import annotations
@@ -405,9 +408,10 @@ def worker(calls: list[tuple[int, Call]], options: argparse.Namespace) -> None:
 
 
 def drive(calls: list[Call], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """All calls, in a child that is replaced when a call ends it."""
+    """All calls that there is time for, in a child that is replaced when a call ends it."""
     left, results = collections.deque(enumerate(calls)), []
-    while left:
+    until = time.monotonic() + 60 * options.minutes
+    while left and time.monotonic() < until:
         child = subprocess.Popen(
             [
                 sys.executable,
@@ -445,7 +449,9 @@ def drive(calls: list[Call], options: argparse.Namespace) -> list[dict[str, Any]
             results.append(entry)
             if entry["problem"]:
                 print(f"{shlex.join(entry['call'])[:200]}\n    {entry['problem']}", flush=True)
-            if entry["gib"] > options.memory:
+            if time.monotonic() > until:
+                child.kill()
+            if entry["gib"] > options.memory or time.monotonic() > until:
                 break
         child.wait()
         if begun is not None:
@@ -454,7 +460,7 @@ def drive(calls: list[Call], options: argparse.Namespace) -> list[dict[str, Any]
             problem = f"the process ended with {child.returncode}"
             results.append({"call": calls[begun], "code": child.returncode, "problem": problem})
             print(f"{shlex.join(calls[begun])[:200]}\n    {problem}", flush=True)
-        elif child.returncode and not results:
+        elif child.returncode > 0 and not results:
             raise SystemExit("the worker does not start")
     return results
 
@@ -464,6 +470,7 @@ def parser() -> Parser:
     words = Parser("calls", __doc__)
     words.word("--count", type=count, default=1500, help="Calls to generate.")
     words.seed()
+    words.word("--minutes", type=float, default=600.0, help="Time after which to stop early.")
     words.word("--seconds", type=float, default=10.0, help="Time before a call is stopped.")
     words.word(
         "--gib",
@@ -474,7 +481,7 @@ def parser() -> Parser:
         help="Memory that a call may need.",
     )
     words.word("--only", default="", help="Only calls of commands that start with this.")
-    words.out()
+    words.out("JSON file; the calls that it counts are not made again.")
     words.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return words
 
@@ -491,25 +498,48 @@ def main(arguments: list[str] | None = None) -> None:
         for call in generate(options.count, options.seed)
         if " ".join(call).startswith(options.only)
     ]
-    results = drive(calls, options)
-    wrong = [entry for entry in results if entry["problem"]]
-    codes = collections.Counter(str(entry["code"]) for entry in results)
-    summary = {
-        "calls": len(results),
-        "seed": options.seed,
-        "wrong": len(wrong),
-        "codes": dict(sorted(codes.items())),
-        "stopped_at_work": sum(entry.get("stopped", False) for entry in results),
-        "seconds_before_a_stop": options.seconds,
-        "largest_gib": round(max(entry.get("gib", 0.0) for entry in results), 2),
-        "command": f"mfopt bench calls --count {options.count} --seed {options.seed}",
-        "problems": [{k: entry[k] for k in ("call", "code", "problem")} for entry in wrong],
-    }
-    text = json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
-    keep(options.out, summary, how=summary["command"], begun=began, seed=options.seed)
-    print(text)
-    if wrong:
+    how = f"mfopt bench calls --count {options.count} --seed {options.seed}"
+    how += f" --only {shlex.quote(options.only)}" if options.only else ""
+    before = earlier(options.out, how)
+    results = drive(calls[before["calls"] :], options)
+    summary = added(before, results)
+    summary["seconds"] = round(before["seconds"] + time.perf_counter() - began, 1)
+    began -= before["seconds"]
+    keep(options.out, summary, how=how, begun=began, seed=options.seed)
+    print(json.dumps(summary, indent=2, ensure_ascii=False))
+    if summary["calls"] < len(calls):
+        print(f"{summary['calls']} of {len(calls)} calls; the same command goes on")
+    if summary["problems"]:
         raise SystemExit(1)
+
+
+def earlier(out: Path | None, how: str) -> dict[str, Any]:
+    """What the report of an earlier part says, or the beginning of one."""
+    if out is not None and out.is_file():
+        found: dict[str, Any] = json.loads(out.read_text())
+        if found.get("command") == how:
+            return found
+    nothing = {"command": how, "calls": 0, "codes": {}, "stopped_at_work": 0, "largest_gib": 0.0}
+    return {**nothing, "problems": [], "seconds": 0.0}
+
+
+def added(before: dict[str, Any], results: list[dict[str, Any]]) -> dict[str, Any]:
+    """The report with more calls."""
+    codes = collections.Counter(before["codes"]) + collections.Counter(
+        str(entry["code"]) for entry in results
+    )
+    largest = max([before["largest_gib"], *(entry.get("gib", 0.0) for entry in results)])
+    wrong = [entry for entry in results if entry["problem"]]
+    return {
+        **before,
+        "calls": before["calls"] + len(results),
+        "codes": dict(sorted(codes.items())),
+        "stopped_at_work": before["stopped_at_work"]
+        + sum(entry.get("stopped", False) for entry in results),
+        "largest_gib": round(largest, 2),
+        "problems": before["problems"]
+        + [{k: entry[k] for k in ("call", "code", "problem")} for entry in wrong],
+    }
 
 
 if __name__ == "__main__":
