@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
 import numpy as np
 
-from mfopt import _check
+from mfopt import _check, query_error
 from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.calibration import release, warm_up
-from mfopt.errors import FailureError
+from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import Factorization, proofs
 from mfopt.guarantee import Guarantee
 from mfopt.optimize import kinds, sizes
 from mfopt.optimize.drivers import Step
 from mfopt.optimize.memory import options as within_memory
-from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
+from mfopt.optimize.run import InterruptedOptimization, Optimized, StartedTrace, optimize
 from mfopt.optimize.time_scale import Scaling
 from mfopt.progress import Progress, Report, silent
 from mfopt.sampling import BinScheme
+from mfopt.strategies import Strategy
 from mfopt.workloads import PrefixSums, Workload
 
 
@@ -84,14 +86,19 @@ def factorize(
             strategy in kinds.names() and kinds.find(strategy).scalable
         )
     sizes.require(strategy, scheme, samples=0, bands=bands, buffers=int(options.get("buffers", 1)))
-    compiling = threading.Thread(target=warm_up, args=(scheme.bins,), daemon=True)
+    compiling: threading.Thread | None = None
     # independent noise is certified without samples
     sampled_proof = dominating_pair.covers(scheme) and strategy != "identity"
 
     def searching(event: Progress) -> None:
+        nonlocal compiling
         # beside the search, whose own programs come first
-        if sampled_proof and compiling.ident is None and isinstance(event, Step):
-            compiling.start()
+        if sampled_proof and compiling is None and isinstance(event, Step):
+            trace = event.trace
+            if isinstance(trace, StartedTrace) and trace.best is not None:
+                work = scheme, workload, trace.result()
+                compiling = threading.Thread(target=_prepare, args=work, daemon=True)
+                compiling.start()
         progress(event)
 
     interrupted, bounds = False, {}
@@ -142,7 +149,7 @@ def factorize(
     guarantee = None
     if not interrupted:
         try:
-            if compiling.ident is not None:
+            if compiling is not None:
                 compiling.join()
             sampled = law(scheme).loss(found.strategy)
             certificate, estimate = release(
@@ -173,6 +180,14 @@ def factorize(
     )
     proofs.note(made)
     return made
+
+
+def _prepare(scheme: BinScheme, workload: Workload, strategy: Strategy) -> None:
+    """Compile what comes after the search, for a C of the form that it is at."""
+    warm_up(scheme.bins)
+    with contextlib.suppress(UsageError, FailureError):  # told by whoever needs the figures
+        query_error.row_variances(workload, strategy, scheme.iterations)
+        strategy.inverse_arrays(scheme.iterations)
 
 
 def _estimate(
