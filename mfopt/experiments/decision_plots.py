@@ -144,13 +144,14 @@ def front_figure(setting: Comparison, sizes: Sequence[Row]) -> Figure:
             )
         axis.set(xscale="log", yscale="log")
         axis.xaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{at:,.0f}"))
-        worst = 2.5 * front[-1].rmse  # what is far above the front says nothing about it
-        axis.set_ylim(front[-1].rmse * 0.93, min(worst, max(row.rmse for row in here) * 1.1))
-        plain_ticks(axis.yaxis, [front[-1].rmse, min(worst, max(row.rmse for row in here))])
-        names = [
-            (row.rmse, f"{_sized(row)}: {row.memory}", _look(row.family).colour) for row in front
-        ]
-        _name_ends(axis, names)
+        plain_ticks(axis.xaxis, [1 + row.memory for row in here])
+        # the whole front, and of the rest what is not far above it
+        top = max(1.1 * front[0].rmse, min(2.5 * front[-1].rmse, max(row.rmse for row in here)))
+        axis.set_ylim(0.93 * front[-1].rmse, top)
+        plain_ticks(axis.yaxis, [front[-1].rmse, top])
+        names = [f"{_sized(row)}: {row.memory}" for row in front]
+        ends = zip(front, names, strict=True)
+        _name_ends(axis, [(row.rmse, name, _look(row.family).colour) for row, name in ends])
 
     title = f"Error and memory: {_where(setting)}; named: the front, with its model-sized arrays"
     return _panels(

@@ -171,12 +171,16 @@ def named_ticks(axis: Axes, given: Iterable[float]) -> None:
 
 
 def plain_ticks(axis: Any, values: Sequence[float]) -> None:
-    """1-2-5 ticks in plain digits while the range is less than two decades."""
+    """Round ticks in plain digits while the range is less than two decades, three at least."""
     finite = [v for v in values if np.isfinite(v) and v > 0]
     if not finite or max(finite) / min(finite) > 100 or max(finite) < 0.01:
         return
-    ticks = [m * 10.0**e for e in range(-4, 7) for m in (1, 2, 5)]
-    inside = [t for t in ticks if 0.6 * min(finite) <= t <= 1.6 * max(finite)]
+    inside: list[float] = []
+    for digits in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7), range(1, 10), np.arange(10, 100) / 10):
+        ticks = [float(f"{m:g}e{e}") for e in range(-4, 7) for m in digits]
+        inside = [t for t in ticks if 0.6 * min(finite) <= t <= 1.6 * max(finite)]
+        if sum(min(finite) <= t <= max(finite) for t in inside) >= 3:
+            break
     axis.set_major_locator(FixedLocator(inside))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
