@@ -3,14 +3,16 @@
 import itertools
 import math
 
+import dp_accounting
 import numpy as np
 import pytest
+from dp_accounting.privacy_accountant import NeighboringRelation
 from jax_privacy.accounting import accountants
 from jax_privacy.accounting import analysis as jax_privacy
 
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.chain import Chain, DeterministicUnit
-from mfopt.accounting.closed_form import gaussian, group
+from mfopt.accounting.closed_form import gaussian, group, moments
 from mfopt.accounting.closed_form.gaussian import GaussianProfile
 from mfopt.accounting.closed_form.group import GroupProfile
 from mfopt.accounting.compare import group_methods
@@ -51,6 +53,34 @@ def test_black_box_is_infinite_where_the_mixture_is_finite():
     # with δ's resolved far below that floor the lemma gives a number, and it is far above
     resolved = group.black_box_epsilon(one, 8, 1e-6)
     assert math.isinf(resolved) or resolved > 5 * tight
+
+
+def test_black_box_by_moments_has_a_number_where_probabilities_end():
+    """At the setting of Ganesh's Figure 1; dp_accounting's Rényi orders converted by the lemma."""
+    at = (2.0, 0.01, 2000, 1e-6)
+    one = moments.epsilon(*at, conversion="improved")
+    assert moments.group_epsilon(*at, 1) == pytest.approx(one, rel=0.02)
+    accountant = dp_accounting.rdp.RdpAccountant(
+        [*range(2, 64), *range(64, 1024, 8)], NeighboringRelation.ADD_OR_REMOVE_ONE
+    )
+    accountant.compose(
+        dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(2.0)), 2000
+    )
+    for size in (8, 16, 32):
+        found = moments.group_epsilon(*at, size)
+        # the lemma with dp_accounting's δ of one unit, as far as float64 tells it from 0
+        log_delta = math.log(1e-6) - group.black_box_log_factor(found / size, size, "geometric")
+        if log_delta > -700:
+            assert accountant.get_epsilon(math.exp(log_delta)) == pytest.approx(
+                found / size, rel=5e-3
+            )
+        tight = account(
+            Mechanism(Poisson(0.01, 2000), group_size=size), noise_multiplier=2.0, delta=1e-6
+        )
+        assert tight.epsilon < found
+    assert moments.group_epsilon(*at, 16) == pytest.approx(39.76, abs=0.05)
+    assert moments.group_epsilon(*at, 32) == pytest.approx(402.9, abs=0.5)
+    assert moments.group_epsilon(2.0, 0.0, 2000, 1e-6, 4) == 0.0
 
 
 @pytest.mark.ci

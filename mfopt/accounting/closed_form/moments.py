@@ -152,6 +152,39 @@ def epsilon(
     return max(float(np.min(values)), 0.0)
 
 
+def group_epsilon(
+    noise_scale: float, probability: float, rounds: int, delta: float, group_size: int
+) -> float:
+    """ε of a group of K by the textbook lemma, from the moments of one unit.
+
+    One unit's log δ₁ at ε₁ is the least over orders of a line in ε₁ (as for ``improved``), so
+    nothing is too small for it. The lemma (:mod:`.group`) asks for log δ₁ + (K-1) ε₁ -
+    log(1 - e^{-ε₁}) <= log δ; with one order λ > K - 1 the first two terms fall by λ - K + 1 per
+    unit of ε₁. The last term is bounded by its value where the others alone meet the target.
+
+    Args:
+      noise_scale: z, the noise over the sensitivity of one unit.
+      probability: q, chance that a unit takes part in a round.
+      rounds: T.
+      delta: δ of the group, in (0, 1).
+      group_size: K.
+    """
+    delta = _check.probability("delta", delta)
+    size = _check.integer("group_size", group_size)
+    rounds = _check.integer("rounds", rounds)
+    if probability == 0:
+        return 0.0
+    orders = np.unique(np.round(np.geomspace(size, 64 * size + 2048, 240)))
+    total = rounds * log_moments(noise_scale, probability, tuple(orders.tolist()))
+    alpha = orders + 1
+    at_zero = total + orders * np.log1p(-1 / alpha) - np.log(alpha) - math.log(delta)
+    one = float(np.min(at_zero / (orders - size + 1)))
+    if one <= 0:
+        return 0.0
+    at_zero = at_zero - math.log(-math.expm1(-one))
+    return size * max(float(np.min(at_zero / (orders - size + 1))), one)
+
+
 def fedavg(
     noise_scale: float | None,
     probability: float,
