@@ -4,7 +4,16 @@ from __future__ import annotations
 
 EXTRAS = {
     **dict.fromkeys(
-        ("cryptography", "flax", "orbax", "pyarrow", "safetensors", "tensorboardX", "tokenizers"),
+        (
+            "cryptography",
+            "filelock",
+            "flax",
+            "orbax",
+            "pyarrow",
+            "safetensors",
+            "tensorboardX",
+            "tokenizers",
+        ),
         "train",
     ),
     **dict.fromkeys(("jax_privacy", "opacus", "torch"), "interop"),

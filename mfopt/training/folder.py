@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 from pathlib import Path
 
 import jax
+
+from mfopt import _extras
+
+try:
+    import filelock
+except ModuleNotFoundError as problem:
+    raise _extras.missing(problem) from None
 
 from mfopt import _check, _files
 from mfopt.errors import UsageError
 from mfopt.training.config import TrainConfig
 from mfopt.training.secrets import RunSecret
-
-try:
-    import fcntl
-except ImportError:  # Windows: the second run is not noticed
-    fcntl = None  # type: ignore[assignment]
 
 _SECRETS = ("secret", "secret.copy")  # the same content: one flipped bit must not lose a run
 
@@ -24,41 +27,44 @@ _SECRETS = ("secret", "secret.copy")  # the same content: one flipped bit must n
 class Lock:
     """Holds a folder against other runs until it is closed or the process ends, however that ends.
 
-    The kernel's own lock on an open file (flock): after a kill -9 or a power cut it is free.
+    The kernel's own lock on an open file: after a kill -9 or a power cut it is free.
 
     Raises:
         UsageError: another run holds it.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file: int | None = None
-        if fcntl is None or jax.process_index() != 0:
+        self._lock: filelock.BaseFileLock | None = None
+        if jax.process_index() != 0:
             return
-        path = folder / "lock"
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        # closed by whoever ends the run, in whatever thread
+        lock = filelock.FileLock(folder / "lock", timeout=0, mode=0o600, thread_local=False)
+        holder = folder / "lock.holder"
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(file, 100).decode("ascii", "replace").strip()
-            os.close(file)
-            raise _check.reject(
-                "output",
-                str(folder),
-                f"another run is at work in it (process {holder or 'unknown'})",
-                "Wait for it or end it, or choose another folder.",
-            ) from None
-        except OSError:  # a file system without locks
-            os.close(file)
+            lock.acquire()
+        except filelock.Timeout:
+            with contextlib.suppress(OSError):
+                raise self._held(folder, holder.read_text("utf-8", "replace").strip()) from None
+            raise self._held(folder, "unknown") from None
+        except (NotImplementedError, OSError):  # a file system without locks
             return
-        os.ftruncate(file, 0)
-        os.write(file, f"{os.getpid()} on {os.uname().nodename}\n".encode())
-        self._file = file
+        self._lock = lock
+        _files.write(holder, f"{os.getpid()} on {platform.node()}\n", private=True)
+
+    @staticmethod
+    def _held(folder: Path, holder: str) -> UsageError:
+        return _check.reject(
+            "output",
+            str(folder),
+            f"another run is at work in it (process {_check.printable(holder[:100])})",
+            "Wait for it or end it, or choose another folder.",
+        )
 
     def close(self) -> None:
         """Let the folder go."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def __del__(self) -> None:
         self.close()
