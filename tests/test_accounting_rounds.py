@@ -10,7 +10,7 @@ from scipy import stats
 
 from mfopt.accounting import loss_distribution
 from mfopt.accounting.closed_form import gaussian
-from mfopt.accounting.loss_distribution import Composition
+from mfopt.accounting.loss_distribution import Composition, rounds
 from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile
 
@@ -172,6 +172,36 @@ def test_window_rejects_epsilons_it_does_not_cover():
     below = composed.step * composed.start - 0.5
     assert composed.log_delta(below) == 0.0
     assert composed.log_delta(12.0) < -1
+    # nor where all that the window holds is next to nothing, and would say that δ is
+    scale = composed.log_scale - 1000.0
+    faint = dataclasses.replace(composed, log_scale=scale, log_lost=-math.inf)
+    assert faint.log_delta(below) == 0.0
+    assert faint.log_delta(12.0) == pytest.approx(composed.log_delta(12.0) - 1000.0)
+
+
+def test_the_larger_direction_is_the_answer_whichever_it_is(monkeypatch):
+    """Removing seems to be the larger always; nothing here may rest on that."""
+    values = {"remove": -9.0, "add": -7.0}
+    part = Mixture.binomial(1, 0.1).discretize(1.0, 0.01, 0.01, -60.0)
+    monkeypatch.setattr(
+        RoundsProfile,
+        "_log_delta",
+        lambda self, epsilon, direction: (values[direction], Composition(((part, 10),))),
+    )
+    monkeypatch.setattr(
+        RoundsProfile,
+        "_epsilon",
+        lambda self, log_delta, direction: (-values[direction], Composition(((part, 10),))),
+    )
+    profile = RoundsProfile(Mixture.binomial(1, 0.5), 10, 0.5)
+    for shown in (False, True):  # by Chernoff's bound alone
+        monkeypatch.setattr(rounds, "_no_larger", lambda *_, shown=shown: shown)
+        values.update(remove=-9.0, add=-7.0)
+        assert profile.log_delta(1.0) == (-9.0 if shown else -7.0)
+        values.update(remove=-1.5, add=-1.9)
+        assert profile.epsilon(1e-3) == (1.5 if shown else 1.9)
+        values.update(remove=-1.9, add=-2.5)
+        assert profile.log_delta(1.0) == -1.9
 
 
 def test_nothing_sampled_is_nothing_lost():

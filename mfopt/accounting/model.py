@@ -62,11 +62,18 @@ class Side:
     deviation: float
     samples: int
 
-    def expected(self, samples: int, beta: float, errors: float) -> float:
-        """log of what the bound will be, so many standard errors to the safe side."""
+    def expected(self, samples: int, beta: float, errors: float, pilot: int = 0) -> float:
+        """log of what the bound will be, so many standard errors to the safe side.
+
+        Args:
+          samples, beta: of the bound.
+          errors: standard errors of the bound's samples and the pilot's together.
+          pilot: samples of the pilot, where it is yet to be :meth:`LossModel.widened` to so many.
+        """
         if not math.isfinite(self.deviation):
             return math.inf
-        spread = self.deviation * math.hypot(1 / math.sqrt(samples), 1 / math.sqrt(self.samples))
+        pilot = max(self.samples, pilot)
+        spread = self.deviation * math.hypot(1 / math.sqrt(samples), 1 / math.sqrt(pilot))
         return self.log_mean + self.excess(samples, beta) + math.log1p(errors * spread)
 
 
@@ -77,9 +84,9 @@ class Plan:
     sides: tuple[Side, ...]
     detail: Any = None
 
-    def expected(self, samples: int, beta: float, errors: float = 0.0) -> float:
-        """log of the larger bound that so many samples should give."""
-        return max(side.expected(samples, beta, errors) for side in self.sides)
+    def expected(self, samples: int, beta: float, errors: float = 0.0, *, pilot: int = 0) -> float:
+        """log of the larger bound that so many samples should give: :meth:`Side.expected`."""
+        return max(side.expected(samples, beta, errors, pilot) for side in self.sides)
 
     @property
     def log_mean(self) -> float:
@@ -166,6 +173,16 @@ class LossModel(abc.ABC):
             return max(cost, 0.0) * math.sqrt(taken / samples)
 
         return Plan((Side(log_mean, excess, deviation, taken),))
+
+    def widened(self, plan: Plan, noise_multiplier: float, epsilon: float, trial: Trial) -> Plan:
+        """The same plan on a pilot of half the trial's samples; by default the one it has.
+
+        Args:
+          plan: from :meth:`pilot`, near here.
+          noise_multiplier, epsilon: the middle of where bounds will be asked for.
+          trial: samples and β of the bounds to come; the key is the pilot's, not theirs.
+        """
+        return plan
 
     def find_noise_multiplier(self, epsilon: float, delta: float, key: jax.Array) -> Found:
         """An estimate of σ."""

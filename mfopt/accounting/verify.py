@@ -3,7 +3,8 @@
 A :class:`~mfopt.accounting.model.LossModel` estimates and bounds δ(x), where x is σ or ε and the
 other one is fixed; δ falls as x grows. Asked for the smallest x with δ(x) <= δ, the engine
 
-1. estimates it, and takes a pilot there that tells what a bound will cost with so many samples;
+1. estimates it, and takes a pilot there, half as large as the last test, that tells where δ is met
+   and what a bound will cost with so many samples;
 2. fixes from that a *descending* sequence x_1 > x_2 > … and a sample count for each;
 3. tests them in order, each on fresh iid samples at full failure probability β, and releases the
    last x that was accepted before the first refusal.
@@ -54,12 +55,13 @@ MOST_SAMPLES = 2**22
 MOST_WORK = 2**31  # samples times work, at most, that are taken without being asked for
 ROUNDING = 2.0**-40  # relative: x is nudged up so that no later rounding can lower it
 LEAST_DELTA = 1e-280
-_WORTH, _COSTLY = 0.0011, 0.0025  # slack, relative to x, for which samples are doubled up to
+_WORTH, _COSTLY = 0.0010, 0.0025  # slack, relative to x, for which more samples are taken up to
 # SAMPLES, and beyond them
 _HELPS = 0.96  # twice the samples should bring the slack below this part of it
 _MOST_SLACK_DELTA = 0.5  # of log δ, where δ is asked for
 _WORTH_DELTA = 0.02
-_RUNGS = ((16, 5.0), (4, 3.0), (1, 1.6))  # (samples are divided by, standard errors of safety)
+_RUNGS = ((8, 5.0), (1, 3.0))  # (samples are divided by, standard errors of safety): the last is
+# refused once in 700, for what is released then is several times the slack off
 _LEAST_RUNG = 8192
 _MOST_MOVE = 0.01  # of log x: a pilot that says the estimate is further off is taken again
 _MOST_AHEAD = 0.5  # of log δ: no pilot predicts a bound further ahead, if more samples can help
@@ -303,7 +305,8 @@ class Engine:
         centre, slope = estimate.value, abs(estimate.slope)
 
         def slack(plan: Plan, samples: int) -> float:
-            return (plan.expected(samples, beta, _RUNGS[-1][1]) - plan.log_mean) / slope
+            last = plan.expected(samples, beta, _RUNGS[-1][1], pilot=samples // 2)
+            return (last - plan.log_mean) / slope
 
         with self._stage("choosing the tests"):
             for attempt in range(4):
@@ -314,10 +317,13 @@ class Engine:
                     path=(number, attempt),
                 )
                 # the pilot belongs where the last value of the sequence will be
-                move = (plan.expected(samples, beta, _RUNGS[-1][1]) - target) / slope
+                move = slack(plan, samples) + (plan.log_mean - target) / slope
                 if not math.isfinite(move) or abs(move) < _MOST_MOVE:
                     break
                 centre *= math.exp(max(-0.3, min(move, 0.3)))
+            # its error is in every value of the sequence: half of the last test is about the best
+            wide = Trial(samples, beta, self._key(3, number))
+            plan = self.model.widened(plan, *at(centre), wide)
         most_slack = self.model.most_slack
         near = fallback is not None and fallback[0] <= (1 + most_slack) * centre
         if not slack(plan, samples) < most_slack:
@@ -394,7 +400,7 @@ class Engine:
         judged: Callable[[Plan, int], tuple[float, float, float]],
         path: tuple[int, ...] = (0,),
     ) -> tuple[Plan, int]:
-        """A pilot, and the samples worth taking: doubled while what ``judged`` gives is too much.
+        """A pilot, and the samples worth taking: more while what ``judged`` gives is too much.
 
         ``judged`` gives (slack, what is worth more samples up to SAMPLES, and beyond them).
         """
@@ -406,7 +412,8 @@ class Engine:
                 break
             if not judged(plan, 2 * samples)[0] < _HELPS * slack:
                 break  # what is left is the pilot's, or β's
-            samples *= 2
+            whole = samples & (samples - 1) == 0  # a power of two, then the half between two
+            samples = samples * 3 // 2 if whole else samples * 4 // 3
         return plan, samples
 
     def _most_samples(self) -> int:

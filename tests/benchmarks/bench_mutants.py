@@ -357,7 +357,13 @@ MUTANTS: dict[str, Mutant] = {
         ROUNDS,
         'found = max(found, self._log_delta(epsilon, "add")[0])',
         "pass",
-        "tests/test_accounting_conformance.py -k both_directions",
+        rounds("larger_direction"),
+    ),
+    "one direction decides ε": Mutant(
+        ROUNDS,
+        'found = max(found, min(self._epsilon(target, "add")[0], self._largest_added))',
+        "pass",
+        rounds("larger_direction"),
     ),
     "cyclic rounds at half the probability": Mutant(
         POISSON,

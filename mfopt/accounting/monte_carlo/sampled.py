@@ -37,6 +37,8 @@ from mfopt.guarantee import Status
 CALIBRATE_SAMPLES = 2**15  # of the estimate of σ that a certificate starts from
 _SEARCH_SAMPLES = 4096
 _ALONE = 0.5  # a ceiling below this part of the other direction's δ̂ needs no samples
+_ENOUGH, _SAFE, _LEAST = 5, 5.0, 8192  # the lesser direction's samples are halved so often at most,
+# while its bound stays below the other's δ̂ by so many standard errors, down to so many
 
 
 class Companion(NamedTuple):
@@ -52,10 +54,22 @@ class Companion(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """One direction's proposal; ``sampled`` is false where its ceiling is enough."""
+    """One direction's proposal.
+
+    Attributes:
+      pilot: the proposal, and what was seen of it.
+      sampled: false where its ceiling is enough.
+      enough: samples beyond which more gain nothing, since the other direction's bound is larger;
+        None where each counts.
+    """
 
     pilot: Pilot
     sampled: bool
+    enough: int | None = None
+
+    def samples(self, asked: int) -> int:
+        """How many are taken of so many."""
+        return asked if self.enough is None else min(asked, self.enough)
 
 
 class OneUnit(LossModel):
@@ -133,12 +147,12 @@ class OneUnit(LossModel):
             )
             known = frozen.evaluate(math.log(noise_multiplier)).value
         chosen: dict[SampledDirection, Chosen] = {}
-        sides: list[Side] = []
         for position, direction in enumerate(DIRECTIONS, 1):
             point = self._at(direction, noise_multiplier, epsilon)
             if direction == "add":
                 least = self.loss.least(direction, point)
-                if least.log_ceiling <= sides[0].log_mean + math.log(_ALONE):
+                remove = self._side("remove", chosen["remove"])
+                if least.log_ceiling <= remove.log_mean + math.log(_ALONE):
                     nothing = Sums(*(jax.numpy.zeros(()),) * 3)
                     chosen[direction] = Chosen(Pilot(least, nothing, 1), False)
                     continue
@@ -152,16 +166,44 @@ class OneUnit(LossModel):
             size, key = max(trial.samples // 2, 256), chunked.subkey(trial.key, position, 1)
             taken = self.loss.pilot(first.tilt, point, size, key)
             chosen[direction] = Chosen(taken, True)
-            sides.append(self._side(direction, taken))
-        return Plan(tuple(sides), chosen)
+        return self._planned(chosen, trial)
 
-    def _side(self, direction: SampledDirection, pilot: Pilot) -> Side:
+    def widened(self, plan: Plan, noise_multiplier: float, epsilon: float, trial: Trial) -> Plan:
+        chosen: dict[SampledDirection, Chosen] = dict(self._planned(plan.detail, trial).detail)
+        size = max(trial.samples // 2, 256)
+        for position, direction in enumerate(DIRECTIONS, 1):
+            one = chosen[direction]
+            if one.sampled and one.enough is None and size > one.pilot.samples:
+                point = self._at(direction, noise_multiplier, epsilon)
+                tilt, key = self.loss.at(one.pilot.tilt, point), _chunks.subkey(trial.key, position)
+                chosen[direction] = Chosen(self.loss.pilot(tilt, point, size, key), True)
+        return self._planned(chosen, trial)
+
+    def _planned(self, chosen: dict[SampledDirection, Chosen], trial: Trial) -> Plan:
+        """The plan of these proposals: the lesser direction gets no more samples than it needs."""
+        chosen = dict(chosen)
+        sides = {d: self._side(d, one) for d, one in chosen.items() if one.sampled}
+        top = max(side.log_mean for side in sides.values())
+        for direction, side in sides.items():
+            if self.samples is not None or side.log_mean == top:
+                continue  # so many were asked for in each direction
+            for halvings in range(_ENOUGH, 0, -1):
+                size = trial.samples >> halvings
+                if size >= _LEAST and side.expected(size, trial.beta, _SAFE) <= top:
+                    chosen[direction] = one = chosen[direction]._replace(enough=size)
+                    sides[direction] = self._side(direction, one)
+                    break
+        return Plan(tuple(sides.values()), chosen)
+
+    def _side(self, direction: SampledDirection, chosen: Chosen) -> Side:
+        pilot = chosen.pilot
         log_mean = self._with_constant(direction, pilot.log_mean)
         # a constant takes no samples: its part of δ̂ has no spread
         part = math.exp(min(pilot.log_mean - log_mean, 0.0)) if log_mean > -math.inf else 0.0
 
         def excess(samples: int, beta: float) -> float:
-            return math.log1p(part * math.expm1(min(pilot.expected(samples, beta)[1], 700.0)))
+            above = pilot.expected(chosen.samples(samples), beta)[1]
+            return math.log1p(part * math.expm1(min(above, 700.0)))
 
         return Side(log_mean, excess, part * pilot.deviation, pilot.samples)
 
@@ -202,6 +244,7 @@ class OneUnit(LossModel):
         tilt = self.loss.at(chosen.pilot.tilt, point)
         if not chosen.sampled:
             return ceiling_alone(tilt)
+        trial = trial._replace(samples=chosen.samples(trial.samples))
         bet, _ = chosen.pilot.expected(trial.samples, trial.beta)
         return self.loss.bound(tilt, point, bet, trial)
 
