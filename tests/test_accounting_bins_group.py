@@ -114,6 +114,62 @@ def test_a_split_lies_above_the_gram_matrix() -> None:
         assert 3 * math.sqrt(positive.diagonal().max()) <= shift + 1e-12
 
 
+def test_what_a_split_leaves_out_is_within_what_it_rounds_up_by() -> None:
+    """One direction in common that each mode has little of: B is long, and short on each mode."""
+    gram = np.eye(128) + 1e-7 / 128
+    largest = np.linalg.eigvalsh(gram)[-1]
+    assert all(shift > 0 or d >= largest for d, shift in group.splits(gram, 3))
+    assert [shift for _, shift in group.splits(np.eye(128), 3)] == [0.0]  # and C = I stays exact
+
+
+def plane(pair: CountPair, sigma: float, epsilon: float) -> tuple[float, float]:
+    """(H(P, Q), H(Q, P)) of two bins and a Gaussian release by sums over a fine grid of z."""
+    z, cell = np.linspace(-9, 9 + 3 * pair.group_size, 1201, retstep=True)
+    one, two = np.meshgrid(z, z, indexing="ij")
+    g, k = pair.squared_norm / sigma**2, pair.group_size
+    exponents = np.stack([one.ravel(), two.ravel()], axis=1) * math.sqrt(g)
+    loss = bin_counts.log_ratio(exponents, g, k)
+    plain = np.exp(-0.5 * (one**2 + two**2)).ravel() / (2 * math.pi) * cell**2
+    payoff = float64(lambda t: np.asarray(pair.payoff(sigma).log_value(t)))
+    remove, add = np.exp(payoff(epsilon - loss)), np.exp(payoff(epsilon + loss))
+    return float(plain @ (np.exp(loss) * remove)), float(plain @ add)
+
+
+@pytest.mark.parametrize(
+    ("pair", "most"),
+    [
+        (CountPair(2, 3, 1.0), None),
+        (CountPair(2, 3, 1.0, 0.9, 1e-5), None),
+        (CountPair(2, 4, 2.0, 0.5, 3e-3), None),  # A leaves much out
+        (CountPair(2, 4, 2.0, 0.5), 2),  # and so do the counts that are sampled
+    ],
+)
+def test_two_bins_by_quadrature(
+    pair: CountPair, most: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every part of the bound against a number: what is sampled, left out, and both directions."""
+    sigma, epsilon = 1.5, 0.8
+    exact = dict(zip(("remove", "add"), plane(pair, sigma, epsilon), strict=True))
+    if most is not None:
+        monkeypatch.setattr(CountPair, "most", most)
+    aside = pair.left_out + 2 * pair.faint
+    for direction, truth in exact.items():
+        tilt = count_mixture.least(pair, direction, sigma, epsilon)
+        seen = count_mixture.pilot(pair, tilt, sigma, epsilon, 2**14, KEY)
+        mean, error = math.exp(seen.log_mean), 4 * seen.deviation / math.sqrt(seen.samples)
+        assert truth <= math.exp(tilt.log_ceiling) + aside
+        bet, _ = seen.expected(2**14, 1e-4)
+        found = count_mixture.bound(
+            pair, tilt, sigma, epsilon, bet, Trial(2**14, 1e-4, _chunks.seed_key(9))
+        )
+        print(direction, truth, mean, error, aside, found.value, math.exp(tilt.log_ceiling))
+        if direction == "remove":
+            assert mean * (1 - error) <= truth <= mean * (1 + error) + aside
+        elif most is None:
+            assert abs(mean / truth - 1) < error
+        assert truth <= found.value
+
+
 @pytest.fixture(scope="module")
 def overlapping() -> tuple[np.ndarray, Dense]:
     """C of 4 bins × 2 epochs, whose modes overlap."""

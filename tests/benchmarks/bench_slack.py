@@ -60,7 +60,7 @@ def parser() -> Parser:
     words.word(
         "--files",
         type=listed(Path),
-        default=[Path("artifacts/factorizations/blt-4-16x128-eps2.npz")],
+        default=[Path("artifacts/factorizations/optimize-blt-16x128-eps2.npz")],
         help="Factorizations; a list.",
     )
     words.word("--delta", type=listed(float), default=list(TARGETS), help="Targets δ; a list.")

@@ -68,8 +68,9 @@ def splits(gram: np.ndarray, group_size: int) -> list[tuple[float, float]]:
     for d in np.unique(np.clip(at, least, most)):
         positive = np.maximum(values - d, 0.0)
         longest = float(np.max(np.sum(vectors**2 * positive, axis=1)))
-        # rounding of the eigenvectors moves d·I + B by less than the nudge
-        shift = group_size * math.sqrt(longest + nudge) if longest > nudge else 0.0
+        # rounding of the eigenvectors moves d·I + B by less than the nudge; B itself is left out
+        # only where all of it is within another one
+        shift = group_size * math.sqrt(longest + nudge) if np.max(positive) > nudge else 0.0
         found.append((float(d) + 2 * nudge, shift))
     return found
 
