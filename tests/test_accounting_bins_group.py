@@ -124,7 +124,7 @@ def test_what_a_split_leaves_out_is_within_what_it_rounds_up_by() -> None:
 
 def plane(pair: CountPair, sigma: float, epsilon: float) -> tuple[float, float]:
     """(H(P, Q), H(Q, P)) of two bins and a Gaussian release by sums over a fine grid of z."""
-    z, cell = np.linspace(-9, 9 + 3 * pair.group_size, 1201, retstep=True)
+    z, cell = np.linspace(-9, 9 + 3 * pair.group_size, 401, retstep=True)
     one, two = np.meshgrid(z, z, indexing="ij")
     g, k = pair.squared_norm / sigma**2, pair.group_size
     exponents = np.stack([one.ravel(), two.ravel()], axis=1) * math.sqrt(g)
@@ -139,7 +139,6 @@ def plane(pair: CountPair, sigma: float, epsilon: float) -> tuple[float, float]:
     ("pair", "most"),
     [
         (CountPair(2, 3, 1.0), None),
-        (CountPair(2, 3, 1.0, 0.9, 1e-5), None),
         (CountPair(2, 4, 2.0, 0.5, 3e-3), None),  # A leaves much out
         (CountPair(2, 4, 2.0, 0.5), 2),  # and so do the counts that are sampled
     ],
@@ -155,14 +154,13 @@ def test_two_bins_by_quadrature(
     aside = pair.left_out + 2 * pair.faint
     for direction, truth in exact.items():
         tilt = count_mixture.least(pair, direction, sigma, epsilon)
-        seen = count_mixture.pilot(pair, tilt, sigma, epsilon, 2**14, KEY)
+        seen = count_mixture.pilot(pair, tilt, sigma, epsilon, 2**13, KEY)
         mean, error = math.exp(seen.log_mean), 4 * seen.deviation / math.sqrt(seen.samples)
         assert truth <= math.exp(tilt.log_ceiling) + aside
-        bet, _ = seen.expected(2**14, 1e-4)
+        bet, _ = seen.expected(2**13, 1e-4)
         found = count_mixture.bound(
-            pair, tilt, sigma, epsilon, bet, Trial(2**14, 1e-4, _chunks.seed_key(9))
+            pair, tilt, sigma, epsilon, bet, Trial(2**13, 1e-4, _chunks.seed_key(9))
         )
-        print(direction, truth, mean, error, aside, found.value, math.exp(tilt.log_ceiling))
         if direction == "remove":
             assert mean * (1 - error) <= truth <= mean * (1 + error) + aside
         elif most is None:
