@@ -85,6 +85,10 @@ class Known(LossModel):
         log_mean = self.log_estimate(noise_multiplier, epsilon)
         return Plan((Side(log_mean, lambda n, b: self.excess * 256 / math.sqrt(n), 1.0, 2**15),))
 
+    def widened(self, plan, noise_multiplier, epsilon, trial):
+        self.pilot_keys.append(tuple(np.asarray(jax.random.key_data(trial.key)).tolist()))
+        return plan
+
     def bounds(self, noise_multiplier, epsilon, plan, trial):
         self.asked.append((noise_multiplier, epsilon))
         self.sizes.append(trial.samples)

@@ -10,8 +10,9 @@ fits again). Then
 - loading ends with the old contents, or with one line of FailureError or UsageError, and nothing
   else; after a change of contents that fits the digest, C, σ, sampling and noise are the old ones
   or the file is refused;
-- the peak of memory does not rise above that of the good files by more than their own need
-  (what Python and JAX hold before is not counted);
+- no file takes more than twice the memory of the good one while it is loaded (as Python and numpy
+  allocate; the files are small, and 256 KiB are left to the words of an error), and the whole
+  process does not grow by more than 200 MiB;
 - no message holds a control character.
 
 Exit code 1 at the first file that breaks this; it is kept, and its path printed.
@@ -19,15 +20,17 @@ Exit code 1 at the first file that breaks this; it is kept, and its path printed
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import sys
 import tempfile
 import time
+import tracemalloc
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +52,7 @@ from mfopt.sampling import BallsInBins
 
 SCHEME = BallsInBins(bins=4, epochs=2)
 N = SCHEME.iterations
+OWN = 2**18  # bytes that Python may take for the words of an error, whatever the file
 
 
 class Broken(AssertionError):
@@ -63,7 +67,11 @@ class Target:
     ) -> None:
         self.path, self._load, self._facts = path, load, facts
         self.data = path.read_bytes()
-        self.good = facts(load(path))
+        self.good = facts(load(path))  # and whatever is imported or compiled once
+        self.most = 0  # memory of a damaged file, in bytes
+        with measured() as peak:
+            load(path)
+        self.memory = peak[0]
 
     def check(self, data: bytes) -> str:
         """Load ``data``; "same" or "refused"."""
@@ -71,14 +79,33 @@ class Target:
         damaged.write_bytes(data)
         damaged.chmod(0o600)
         try:
-            found = self._facts(self._load(damaged))
+            with measured() as peak:
+                loaded = self._load(damaged)
+            found = self._facts(loaded)
         except (FailureError, UsageError) as problem:
             if not str(problem).isprintable():
                 raise Broken(f"a message with control characters: {problem!r}") from None
+            found = None
+        self.most = max(self.most, peak[0])
+        if peak[0] > max(2 * self.memory, OWN):
+            raise Broken(f"{peak[0]} bytes were taken, and {self.memory} for the good file")
+        if found is None:
             return "refused"
         if found != self.good:
             raise Broken("it loads with other contents")
         return "same"
+
+
+@contextlib.contextmanager
+def measured() -> Iterator[list[int]]:
+    """The largest number of bytes that were allocated in the block and held at one time."""
+    peak: list[int] = []
+    tracemalloc.start()
+    try:
+        yield peak
+    finally:
+        peak.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
 
 
 def targets(folder: Path) -> list[Target]:
@@ -339,6 +366,9 @@ def main(arguments: list[str] | None = None) -> int:
         "minutes": round((time.monotonic() - begun) / 60, 1),
         "files": sum(counts.values()),
         "peak_growth_mib": round(grown, 1),
+        "bytes taken, good file and most": {
+            target.path.name: [target.memory, target.most] for target in known
+        },
         "outcomes": dict(sorted(counts.items())),
     }
     print(json.dumps(facts, indent=2))

@@ -38,6 +38,7 @@ MONTE_CARLO = f"{ACCOUNTING}/monte_carlo"
 TILTED, BETTING = f"{MONTE_CARLO}/tilted.py", f"{MONTE_CARLO}/betting.py"
 EVIDENCE = f"{MONTE_CARLO}/evidence.py"
 SAMPLED, PAIR = f"{MONTE_CARLO}/sampled.py", f"{MONTE_CARLO}/dominating_pair.py"
+COUNTS, PATTERNS = f"{MONTE_CARLO}/count_mixture.py", f"{MONTE_CARLO}/pattern_tilts.py"
 TABLE, FREE = f"{MONTE_CARLO}/composition.py", f"{MONTE_CARLO}/free.py"
 LOSSES = f"{ACCOUNTING}/loss_distribution"
 DISTRIBUTION, CONVOLUTION = f"{LOSSES}/distribution.py", f"{LOSSES}/convolution.py"
@@ -66,6 +67,14 @@ def sampling(names: str) -> str:
 
 def rounds(names: str) -> str:
     return f"tests/test_accounting_rounds.py -k '{names}'"
+
+
+def groups(names: str) -> str:
+    return f"tests/test_accounting_bins_group.py -k '{names}'"
+
+
+def afresh(names: str) -> str:
+    return f"tests/test_fresh_bins.py -k '{names}'"
 
 
 CHARGES = engine("charges_its_failure or reported_delta or failure_probability_count")
@@ -149,6 +158,9 @@ MUTANTS: dict[str, Mutant] = {
         "self._trial(size, beta, number, position)",
         "Trial(size, beta, self._key(1, number, position))",
         engine("fresh"),
+    ),
+    "the wide pilot on the first test's samples": Mutant(
+        VERIFY, "self._key(3, number)", "self._key(2, number, 0)", engine("fresh")
     ),
     "certify on the pilot's samples": Mutant(
         VERIFY,
@@ -289,6 +301,77 @@ MUTANTS: dict[str, Mutant] = {
         "tilt = self.loss.at(chosen.pilot.tilt, point)",
         "tilt = chosen.pilot.tilt",
         "tests/test_calibration.py -k 'plan_made_elsewhere'",
+    ),
+    # groups
+    "a group's split forgets what is long and short on each mode": Mutant(
+        f"{MONTE_CARLO}/group.py",
+        "np.max(positive) > nudge",
+        "longest > nudge",
+        groups("leaves_out"),
+    ),
+    "a group's rest counts for one unit": Mutant(
+        f"{MONTE_CARLO}/group.py",
+        "shift = group_size * math.sqrt",
+        "shift = math.sqrt",
+        groups("lies_above"),
+    ),
+    "what a group's samples leave out is free": Mutant(
+        COUNTS,
+        "value=result.value + pair.left_out + aside",
+        "value=result.value",
+        groups("two_bins"),
+    ),
+    "a group's ceiling with half the normalizer": Mutant(
+        COUNTS,
+        "log_total + max(-order",
+        "0.5 * log_total + max(-order",
+        groups("two_bins or any_order"),
+    ),
+    "a group's add direction without coincidences": Mutant(
+        COUNTS, "(k * (1 - 1 / b) + k**2 / b)", "(k**2 / b)", groups("two_bins or counts_kept")
+    ),
+    "G below F's power": Mutant(
+        COUNTS,
+        "log_g = order * np.maximum.accumulate(ends) * (1 + 1e-12)",
+        "log_g = 0.9 * order * np.maximum.accumulate(ends)",
+        groups("two_bins or any_order"),
+    ),
+    # bins thrown afresh
+    "overlaps of a bin with both neighbours": Mutant(
+        f"{MONTE_CARLO}/pattern_ceilings.py",
+        "largest[:-1, bins - reach :] += np.max(outer, axis=2)",
+        "pass",
+        afresh("both_neighbours"),
+    ),
+    "overlaps with the throw before are lost": Mutant(
+        f"{MONTE_CARLO}/pattern_ceilings.py",
+        "np.log(alone + before[g, i][:, None])",
+        "np.log(alone)",
+        afresh("likelihood"),
+    ),
+    "half of what patterns share": Mutant(
+        PATTERNS,
+        "2 * entries(before.products, pattern)",
+        "entries(before.products, pattern)",
+        afresh("plain_sampling"),
+    ),
+    "patterns without a normalizer": Mutant(
+        PATTERNS,
+        "before.log_normalizers + jnp.sum(logs, axis=1)",
+        "before.log_normalizers",
+        afresh("plain_sampling"),
+    ),
+    "the shift's chain with plain transitions": Mutant(
+        PATTERNS,
+        "far**2 * corner, patterns.bins",
+        "corner, patterns.bins",
+        afresh("plain_sampling"),
+    ),
+    "the longest pattern without overlaps": Mutant(
+        f"{MONTE_CARLO}/patterns.py",
+        "best[patterns.bins - reach :, None] + 2 * coupled",
+        "best[patterns.bins - reach :, None]",
+        afresh("likelihood"),
     ),
     # companions
     "a companion's constant is lost": Mutant(
