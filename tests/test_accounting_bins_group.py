@@ -159,7 +159,7 @@ def test_two_bins_by_quadrature(
         assert truth <= math.exp(tilt.log_ceiling) + aside
         bet, _ = seen.expected(2**13, 1e-4)
         found = count_mixture.bound(
-            pair, tilt, sigma, epsilon, bet, Trial(2**13, 1e-4, _chunks.seed_key(9))
+            pair, tilt, sigma, epsilon, bet, Trial(2**13, 1e-4, chunked.seed_key(9))
         )
         if direction == "remove":
             assert mean * (1 - error) <= truth <= mean * (1 + error) + aside

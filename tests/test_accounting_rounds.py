@@ -10,7 +10,7 @@ from scipy import stats
 
 from mfopt.accounting import loss_distribution
 from mfopt.accounting.closed_form import gaussian
-from mfopt.accounting.loss_distribution import Composition, rounds
+from mfopt.accounting.loss_distribution import Composition
 from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile
 
@@ -195,7 +195,7 @@ def test_the_larger_direction_is_the_answer_whichever_it_is(monkeypatch):
     )
     profile = RoundsProfile(Mixture.binomial(1, 0.5), 10, 0.5)
     for shown in (False, True):  # by Chernoff's bound alone
-        monkeypatch.setattr(rounds, "_no_larger", lambda *_, shown=shown: shown)
+        monkeypatch.setattr(loss_distribution.rounds, "_no_larger", lambda *_, shown=shown: shown)
         values.update(remove=-9.0, add=-7.0)
         assert profile.log_delta(1.0) == (-9.0 if shown else -7.0)
         values.update(remove=-1.5, add=-1.9)

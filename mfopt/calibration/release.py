@@ -128,8 +128,9 @@ def release(
       pair: the mechanism, by its dominating pair or as a sampled loss.
       epsilon, delta: the target, add-remove adjacency of one unit.
       samples: iid samples of the last test, for each direction; by default as many as keep the
-        slack within 0.11% of σ, from 2^16 up to 2^18, and beyond while it is above 0.25%. None are
-        taken where the bins never share a coordinate (C = I).
+        slack near 0.1% of σ, from 2^16 up to 2^18, and beyond while it is above 0.25%; fewer in the
+        direction that the other's bound covers. None are taken where the bins never share a
+        coordinate (C = I).
       calibrate_samples: of the estimate.
       seed: pinned seed, or None for the operating system's entropy.
       progress: told what is being done.

@@ -47,9 +47,9 @@ which gives s₀ and w₀ at a probability of our choice. On A, with c' = c κ(s
 The cap is what keeps 𝒵 small: uncapped, it would be a Rényi moment, and those are ruled by groups
 that fall into one bin, however rarely they do. y is put where both terms of (8) are equal.
 
-**Add.** With the mean M̄ = (K/b) √g Σ_i e_i, which is that of the counts kept too (all bins are
-alike), and h/(1 − p) >= the mean of |M|²/2 over the counts kept, h being that over all, Jensen gives
-Y >= log(1 − p) + <M̄, z> − h/(1 − p). Drawn from N(−t M̄, I), h standing for h/(1 − p),
+**Add.** With the mean M̄ = (K/b) √g Σ_i e_i, which is that of the counts kept too (bins are alike),
+and h the mean of |M|²/2 over all ways to fall, over 1 − p, which is no less than over those kept,
+Jensen gives Y >= log(1 − p) + <M̄, z> − h. Drawn from N(−t M̄, I),
 
     (9) f = e^(t<M̄, z> + t²|M̄|²/2) δ₂(ε + Y)
           <= e^(t(h − log(1−p) − ε) + t²|M̄|²/2) sup_u e^(tu) δ₂(u).
@@ -264,7 +264,8 @@ def _shape(pair: CountPair, sigma: float) -> _Shape:
     count = np.arange(base.size)
     log_share = count * math.log(pair.group_size / pair.bins) - special.gammaln(count + 1)
     mass = np.exp(log_share) @ _masses(np.concatenate([[-np.inf], grid, [np.inf]]), root, count)
-    # |w'| = √g |Σ (2j + 1 − 2 E n) p_j p_{j+1}| <= √g (2J − 1) w, and w <= (Σ_even p)(Σ_odd p) <= 1/4
+    # |w'| = √g |Σ (2j + 1 − 2 E n) p_j p_{j+1}| <= √g (2J − 1) w, where w <= 1/4: of a pair of
+    # neighbours one is even and one odd, and (Σ_even p)(Σ_odd p) is no more
     steep = root * base.size * (grid[1] - grid[0])
     inside = np.maximum(np.minimum(spread[1:], spread[:-1]) - steep / 2, 0.0)
     least_spread = _lower_tail(pair, mass, np.concatenate([[0.0], inside, [0.0]]))

@@ -175,7 +175,7 @@ class OneUnit(LossModel):
             one = chosen[direction]
             if one.sampled and one.enough is None and size > one.pilot.samples:
                 point = self._at(direction, noise_multiplier, epsilon)
-                tilt, key = self.loss.at(one.pilot.tilt, point), _chunks.subkey(trial.key, position)
+                tilt, key = self.loss.at(one.pilot.tilt, point), chunked.subkey(trial.key, position)
                 chosen[direction] = Chosen(self.loss.pilot(tilt, point, size, key), True)
         return self._planned(chosen, trial)
 
