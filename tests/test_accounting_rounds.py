@@ -174,7 +174,7 @@ def test_window_rejects_epsilons_it_does_not_cover():
     assert composed.log_delta(12.0) < -1
     # nor where all that the window holds is next to nothing, and would say that δ is
     scale = composed.log_scale - 1000.0
-    faint = dataclasses.replace(composed, log_scale=scale, log_lost=-math.inf)
+    faint = dataclasses.replace(composed, log_scale=scale, log_lost=-math.inf, infinite=0.0)
     assert faint.log_delta(below) == 0.0
     assert faint.log_delta(12.0) == pytest.approx(composed.log_delta(12.0) - 1000.0)
 
