@@ -48,7 +48,7 @@ def test_every_way_to_the_batches_gives_the_draws_of_the_scheme(kind):
     assert [len(p[0]) for p in parts] == [len(drawn[0][r::3]) for r in range(3)]
     assert sampler.expected_batch == parts[1].expected_batch == scheme.expected_batch(population)
     # a factorization's sampler is one of its scheme
-    if kind != "fixed-batch":
+    if kind not in ("fixed-batch", "truncated-poisson"):
         own = record(scheme).sampler(population, seed=4)
         np.testing.assert_array_equal(own[1], drawn[1])
 
