@@ -1,0 +1,46 @@
+"""The source distribution holds what its own tests and pages need."""
+
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("artifacts", "cli", "mfopt", "notebooks", "tests", ".ci")
+FILES = ("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md")
+BUILD = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
+
+
+def built(tree: Path, out: Path) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, str(out)], cwd=tree, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    (archive,) = out.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        return {name.partition("/")[2] for name in packed.getnames()}
+
+
+def test_everything_is_in_the_sdist_and_nothing_that_was_compiled(tmp_path):
+    pytest.importorskip("setuptools", minversion="77")
+    tree = tmp_path / "tree"
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*_cache", ".ipynb_checkpoints")
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, tree / name, ignore=ignored)
+    for name in (*FILES, "pyproject.toml", "MANIFEST.in"):
+        shutil.copy(ROOT / name, tree / name)
+    wanted = {path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file()}
+    (tree / "tests" / "__pycache__").mkdir()
+    (tree / "tests" / "__pycache__" / "x.cpython-311.pyc").touch()
+    found = built(tree, tmp_path / "one")
+    assert wanted <= found, sorted(wanted - found)[:10]
+    assert not [name for name in found if "__pycache__" in name]
+    # a control that must fail: without the list the tests' own helpers are left out
+    (tree / "MANIFEST.in").unlink()
+    shutil.rmtree(tree / "mfopt.egg-info", ignore_errors=True)
+    for stale in tree.rglob("*.egg-info"):
+        shutil.rmtree(stale)
+    assert "tests/train_oracles.py" not in built(tree, tmp_path / "two")
