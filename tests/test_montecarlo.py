@@ -21,7 +21,7 @@ from test_strategies import EVERY_KIND, dense_modes, every_strategy
 
 from mfopt import strategies as S
 from mfopt.accounting.closed_form import gaussian
-from mfopt.accounting.monte_carlo import betting, chunked, dominating_pair, plain, tilted
+from mfopt.accounting.monte_carlo import betting, chunked, dominating_pair, plain, proposals, tilted
 from mfopt.accounting.monte_carlo import calibrate as calibration
 from mfopt.accounting.monte_carlo.evidence import Point, Trial, ceiling_alone
 from mfopt.accounting.monte_carlo.frozen import FrozenSamples, bytes_per_sample
@@ -540,12 +540,12 @@ def test_systematic_points_lose_variance_and_no_mean():
     pair, sigma, epsilon, remove, _ = two_bins()
     tilt = tilted.tilt("chain", 2, pair, Point(sigma, epsilon))
     many = loss_of(pair).pilot(tilt, Point(sigma, epsilon), 2**16, chunked.seed_key(0))
-    points, tilted.POINTS = tilted.POINTS, 1
+    points, proposals.POINTS = proposals.POINTS, 1
     try:
         jax.clear_caches()
         one = loss_of(pair).pilot(tilt, Point(sigma, epsilon), 2**16, chunked.seed_key(0))
     finally:
-        tilted.POINTS = points
+        proposals.POINTS = points
         jax.clear_caches()
     for found in (many, one):
         error = remove * found.deviation / math.sqrt(found.samples)

@@ -36,7 +36,7 @@ ACCOUNTING = "mfopt/accounting"
 VERIFY, MODEL = f"{ACCOUNTING}/verify.py", f"{ACCOUNTING}/model.py"
 MONTE_CARLO = f"{ACCOUNTING}/monte_carlo"
 TILTED, BETTING = f"{MONTE_CARLO}/tilted.py", f"{MONTE_CARLO}/betting.py"
-EVIDENCE = f"{MONTE_CARLO}/evidence.py"
+EVIDENCE, PROPOSALS = f"{MONTE_CARLO}/evidence.py", f"{MONTE_CARLO}/proposals.py"
 SAMPLED, PAIR = f"{MONTE_CARLO}/sampled.py", f"{MONTE_CARLO}/dominating_pair.py"
 COUNTS, PATTERNS = f"{MONTE_CARLO}/count_mixture.py", f"{MONTE_CARLO}/pattern_tilts.py"
 TABLE, FREE = f"{MONTE_CARLO}/composition.py", f"{MONTE_CARLO}/free.py"
@@ -245,19 +245,19 @@ MUTANTS: dict[str, Mutant] = {
         TILTED, "log_normalizers + top[:, 0] + jnp.log(mass / bins)", "log_normalizers", UNBIASED
     ),
     "chain's weight with half the loss": Mutant(
-        TILTED, "log_normalizers - order * loss", "log_normalizers - order * loss - 0.05", UNBIASED
+        PROPOSALS, "- asked.order * loss\n", "- asked.order * loss - 0.05\n", UNBIASED
     ),
     "shift's density at the wrong place": Mutant(
-        TILTED, "far * exponents - far**2 * half", "far * exponents - far * half", UNBIASED
+        TILTED, "power * exponents - power**2 * half", "power * exponents - power * half", UNBIASED
     ),
     "mean's weight without its square": Mutant(
-        TILTED,
-        "order * jnp.mean(exponents, axis=1) + order**2 * square / 2",
-        "order * jnp.mean(exponents, axis=1)",
+        PROPOSALS,
+        "toward(exponents) + order**2 * drawn.square / 2",
+        "toward(exponents)",
         UNBIASED,
     ),
     "points in the middle of their cells": Mutant(
-        TILTED,
+        PROPOSALS,
         "(j + uniform) / POINTS",
         "(j + 0.5 + 0 * uniform) / POINTS",
         sampling("systematic or unbiased"),
@@ -363,7 +363,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "the shift's chain with plain transitions": Mutant(
         PATTERNS,
-        "far**2 * corner, patterns.bins",
+        "square * corner, patterns.bins",
         "corner, patterns.bins",
         afresh("plain_sampling"),
     ),

@@ -11,19 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt._float64 import float64
 from mfopt.accounting.chain import Chain, DeterministicUnit
 from mfopt.accounting.model import LossModel
 from mfopt.accounting.monte_carlo import design_point, dominating_pair, tilted
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
-from mfopt.accounting.monte_carlo.evidence import (
-    Pilot,
-    Point,
-    Tilt,
-    Trial,
-    UpperBound,
-    upper_bound,
-)
+from mfopt.accounting.monte_carlo.evidence import Point, Sums, Tilt
 from mfopt.accounting.monte_carlo.free import Orthogonal, Unamplified, guess_noise_multiplier
 from mfopt.accounting.monte_carlo.frozen import FrozenSamples
 from mfopt.accounting.monte_carlo.group import GroupLoss, GroupUnits
@@ -32,7 +24,7 @@ from mfopt.accounting.monte_carlo.protocol import (
     SampledDirection,
     SampledLaw,
     SampledLoss,
-    best_pilot,
+    TiltedLoss,
     law,
     loss_of,
 )
@@ -42,7 +34,7 @@ from mfopt.strategies import Strategy
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class BallsInBinsLoss(SampledLoss):
+class BallsInBinsLoss(TiltedLoss):
     """One unit, any C >= 0.
 
     Attributes:
@@ -52,6 +44,7 @@ class BallsInBinsLoss(SampledLoss):
     pair: DominatingPair
     name: ClassVar[str] = "balls-in-bins"
     estimator: ClassVar[str] = "design-point importance sampling"
+    glance: ClassVar[int] = tilted.PILOT
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pair", dominating_pair.check(self.pair))
@@ -73,33 +66,16 @@ class BallsInBinsLoss(SampledLoss):
     ) -> FrozenSamples:
         return FrozenSamples(self.pair, noise_multiplier, epsilon, samples, key)
 
-    @float64
-    def choose(
-        self,
-        direction: SampledDirection,
-        point: Point,
-        trial: Trial,
-        log_mean: float | None = None,
-    ) -> Pilot:
-        if direction == "add":
-            return self.pilot(self.least("add", point), point, tilted.PILOT, trial.key)
-        tilts = tilted.remove_tilts(self.pair, point)
-        return best_pilot(self, tilts, point, trial, samples=tilted.PILOT, log_mean=log_mean)
-
-    def least(self, direction: SampledDirection, point: Point) -> Tilt:
+    def tilts(self, direction: SampledDirection, point: Point) -> Sequence[Tilt]:
         if direction == "remove":
-            return tilted.remove_tilts(self.pair, point)[0]
-        return tilted.mean_tilt(self.pair, point)
+            return tilted.remove_tilts(self.pair, point)
+        return (tilted.mean_tilt(self.pair, point),)
 
-    def pilot(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> Pilot:
-        return Pilot(tilt, *tilted.total(self.pair, tilt, point, samples, key))
+    def total(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> tuple[Sums, int]:
+        return tilted.total(self.pair, tilt, point, samples, key)
 
     def at(self, tilt: Tilt, point: Point) -> Tilt:
         return tilted.tilt(tilt.kind, tilt.order, self.pair, point)
-
-    def bound(self, tilt: Tilt, point: Point, bet: int, trial: Trial) -> UpperBound:
-        sums, used = tilted.total(self.pair, tilt, point, trial.samples, trial.key)
-        return upper_bound(tilt, sums, used, bet=bet, beta=trial.beta)
 
     def free_bounds(self) -> Sequence[FreeBound]:
         squared = dominating_pair.orthogonal_norm(self.pair)

@@ -11,12 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mfopt._float64 import float64
 from mfopt.accounting.chain import Chain
 from mfopt.accounting.model import LossModel
 from mfopt.accounting.monte_carlo import band, pattern_frozen, pattern_tilts
 from mfopt.accounting.monte_carlo import patterns as pattern
-from mfopt.accounting.monte_carlo.evidence import Pilot, Point, Tilt, Trial, UpperBound, upper_bound
+from mfopt.accounting.monte_carlo.evidence import Point, Sums, Tilt
 from mfopt.accounting.monte_carlo.free import Unamplified, guess_noise_multiplier
 from mfopt.accounting.monte_carlo.pattern_ceilings import Ceilings
 from mfopt.accounting.monte_carlo.pattern_frozen import (
@@ -31,7 +30,7 @@ from mfopt.accounting.monte_carlo.protocol import (
     SampledDirection,
     SampledLaw,
     SampledLoss,
-    best_pilot,
+    TiltedLoss,
     law,
     loss_of,
 )
@@ -40,11 +39,10 @@ from mfopt.errors import FailureError
 from mfopt.sampling import FreshBins
 from mfopt.strategies import Strategy
 
-_PILOT = 2048  # samples that choose an order
 UNAMPLIFIED = "fresh bins, bounded without amplification: Gaussian mechanism, largest pattern"
 
 
-class FreshBinsLoss(SampledLoss):
+class FreshBinsLoss(TiltedLoss):
     """One unit, any C >= 0 with at most as many bands as bins.
 
     Args:
@@ -52,6 +50,7 @@ class FreshBinsLoss(SampledLoss):
     """
 
     name = "fresh-bins"
+    glance = 2048
 
     def __init__(self, patterns: Patterns) -> None:
         self.patterns = patterns
@@ -87,35 +86,18 @@ class FreshBinsLoss(SampledLoss):
     ) -> FrozenPatterns:
         return FrozenPatterns(self.patterns, noise_multiplier, epsilon, samples, key)
 
-    @float64
-    def choose(
-        self,
-        direction: SampledDirection,
-        point: Point,
-        trial: Trial,
-        log_mean: float | None = None,
-    ) -> Pilot:
-        if direction == "add":
-            return self.pilot(self.least("add", point), point, _PILOT, trial.key)
-        tilts = pattern_tilts.remove_tilts(self._ceilings(point.noise_multiplier), point)
-        return best_pilot(self, tilts, point, trial, samples=_PILOT, log_mean=log_mean)
-
-    def least(self, direction: SampledDirection, point: Point) -> Tilt:
+    def tilts(self, direction: SampledDirection, point: Point) -> Sequence[Tilt]:
         ceilings = self._ceilings(point.noise_multiplier)
         if direction == "remove":
-            return pattern_tilts.remove_tilts(ceilings, point)[0]
-        return pattern_tilts.mean_tilt(ceilings, point)
+            return pattern_tilts.remove_tilts(ceilings, point)
+        return (pattern_tilts.mean_tilt(ceilings, point),)
 
-    def pilot(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> Pilot:
-        return Pilot(tilt, *pattern_tilts.total(self.patterns, tilt, point, samples, key))
+    def total(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> tuple[Sums, int]:
+        return pattern_tilts.total(self.patterns, tilt, point, samples, key)
 
     def at(self, tilt: Tilt, point: Point) -> Tilt:
         ceilings = self._ceilings(point.noise_multiplier)
         return pattern_tilts.tilt(tilt.kind, tilt.order, ceilings, point)
-
-    def bound(self, tilt: Tilt, point: Point, bet: int, trial: Trial) -> UpperBound:
-        sums, used = pattern_tilts.total(self.patterns, tilt, point, trial.samples, trial.key)
-        return upper_bound(tilt, sums, used, bet=bet, beta=trial.beta)
 
     def free_bounds(self) -> Sequence[FreeBound]:
         return (Unamplified(self.sensitivity, UNAMPLIFIED),)

@@ -49,23 +49,21 @@ and
 
     f <= e^{t (Y + ḡ/2) + t²ρ/2} δ₂(ε + Y) <= e^{-t (ε - ḡ/2) + t²ρ/2} sup_u e^{tu} δ₂(u).       (7)
 
-One sample is the mean of f over several points along the direction of the shift, as in
-:mod:`.tilted`; the mean and the ceiling stay.
+One sample is the mean of f over several points along the direction of the shift
+(:mod:`.proposals`); the mean and the ceiling stay.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy
 
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import chunked, tilted
+from mfopt.accounting.monte_carlo import chunked, proposals
 from mfopt.accounting.monte_carlo.evidence import MAX_ORDER, Hinge, Point, Sums, Tilt
 from mfopt.accounting.monte_carlo.pattern_ceilings import Ceilings
 from mfopt.accounting.monte_carlo.patterns import (
@@ -78,9 +76,9 @@ from mfopt.accounting.monte_carlo.patterns import (
     toward_mean,
 )
 from mfopt.accounting.monte_carlo.patterns import noise as modes_of
+from mfopt.accounting.monte_carlo.proposals import Asked, Drawn
 
 _RISES = 3  # orders in a row whose ceiling is above the least: it rises from there on
-_SHIFT_WORTH = 3.0  # log: a shift is tried where its ceiling is at most so far above a chain's
 
 
 def tilt(kind: str, order: float, ceilings: Ceilings, point: Point) -> Tilt:
@@ -115,20 +113,9 @@ def remove_tilts(ceilings: Ceilings, point: Point) -> list[Tilt]:
         chain = here if rises == 0 else chain
         if rises == _RISES:
             break
-    top = ceilings.largest_square
-    near = math.log(max(point.epsilon / top, 1e-3))
-    found = scipy.optimize.minimize_scalar(
-        lambda log_order: at("shift", math.exp(log_order)).log_ceiling,
-        bounds=(min(near, -7.0) - 5, near + 5),
-        method="bounded",
+    return proposals.worth_a_pilot(
+        chain, lambda order: at("shift", order), ceilings.largest_square, point.epsilon
     )
-    shift = min(
-        (at("shift", order) for order in (math.exp(float(found.x)), 0.0)),
-        key=lambda one: one.log_ceiling,
-    )
-    kept = [chain] if chain.log_ceiling <= shift.log_ceiling + _SHIFT_WORTH else []
-    kept += [shift] if shift.log_ceiling <= chain.log_ceiling + _SHIFT_WORTH else []
-    return sorted(kept, key=lambda one: one.log_ceiling)
 
 
 def add_order(mean_square: Any, square_of_mean: Any, epsilon: Any) -> Any:
@@ -180,22 +167,6 @@ def total(
     )
 
 
-class Drawn(NamedTuple):
-    """Patterns k⁰, k¹, …, drawn one after another, by their sum V of modes.
-
-    Attributes:
-      products: <M, V>, shape (size, K·b).
-      along: <noise, counts of V>, shape (size,).
-      square: |V|².
-      log_normalizers: Σ_l log N_l.
-    """
-
-    products: jax.Array
-    along: jax.Array
-    square: jax.Array
-    log_normalizers: jax.Array
-
-
 def draw(patterns: Patterns, key: jax.Array, noise: jax.Array, order: jax.Array) -> Drawn:
     """1 + ``order`` patterns for each row of ``noise``; one compilation for any order.
 
@@ -223,7 +194,7 @@ def draw(patterns: Patterns, key: jax.Array, noise: jax.Array, order: jax.Array)
         exponents = before.products.reshape(-1, patterns.bins)
         top = jnp.max(exponents, axis=1, keepdims=True)
         uniform = jax.random.uniform(jax.random.fold_in(chain_key, l), (exponents.shape[0],))
-        chosen, mass = tilted._pick(jnp.exp(exponents - top), uniform)
+        chosen, mass = proposals.pick(jnp.exp(exponents - top), uniform)
         logs = (top[:, 0] + jnp.log(mass / patterns.bins)).reshape(shape)
         return added(chosen.reshape(shape), before, before.log_normalizers + jnp.sum(logs, axis=1))
 
@@ -246,17 +217,8 @@ def _chain(
     pattern_key, noise_key, point_key = jax.random.split(key, 3)
     noise = modes_of(patterns, jax.random.normal(noise_key, (size, patterns.iterations)))
     drawn = draw(patterns, pattern_key, noise, order)
-    half, corner = squared_norms(patterns) / 2, corners(patterns)
-
-    def log_value(exponents: jax.Array) -> jax.Array:
-        loss = log_mean(exponents - half, corner, patterns.bins)
-        result: jax.Array = (
-            drawn.log_normalizers - order * loss + payoff.log_value(epsilon - loss) - log_ceiling
-        )
-        return result
-
-    products, along, square, _ = drawn
-    return tilted._sums(point_key, log_value, products, noise, products, along, square)
+    asked = Asked(epsilon, order, log_ceiling, payoff)
+    return proposals.chain(point_key, _ratio(patterns), drawn, noise, asked)
 
 
 def _shift(
@@ -271,16 +233,8 @@ def _shift(
     pattern_key, noise_key, point_key = jax.random.split(key, 3)
     noise = modes_of(patterns, jax.random.normal(noise_key, (size, patterns.iterations)))
     drawn = draw(patterns, pattern_key, noise, jnp.zeros(()))
-    half, corner, far = squared_norms(patterns) / 2, corners(patterns), 1 + order
-
-    def log_value(exponents: jax.Array) -> jax.Array:
-        loss = log_mean(exponents - half, corner, patterns.bins)
-        proposal = log_mean(far * exponents - far**2 * half, far**2 * corner, patterns.bins)
-        result: jax.Array = loss - proposal + payoff.log_value(epsilon - loss) - log_ceiling
-        return result
-
-    products, along, square, _ = drawn
-    return tilted._sums(point_key, log_value, far * products, noise, products, along, square)
+    asked = Asked(epsilon, order, log_ceiling, payoff)
+    return proposals.shift(point_key, _ratio(patterns), drawn, noise, asked)
 
 
 def _mean(
@@ -294,19 +248,25 @@ def _mean(
 ) -> Sums:
     noise_key, point_key = jax.random.split(key)
     noise = modes_of(patterns, jax.random.normal(noise_key, (size, patterns.iterations)))
-    half, corner = squared_norms(patterns) / 2, corners(patterns)
-    toward, square = toward_mean(patterns)
-    products = jnp.broadcast_to(toward, noise.shape)
-
-    def log_value(exponents: jax.Array) -> jax.Array:
-        loss = log_mean(exponents - half, corner, patterns.bins)
-        log_weight = order * jnp.sum(exponents, axis=1) / patterns.bins + order**2 * square / 2
-        result: jax.Array = log_weight + payoff.log_value(epsilon + loss) - log_ceiling
-        return result
-
+    products, square = toward_mean(patterns)
     along = jnp.sum(noise, axis=1) / patterns.bins
-    squares = jnp.full(size, square)
-    return tilted._sums(point_key, log_value, -order * products, noise, products, along, squares)
+    drawn = Drawn(jnp.broadcast_to(products, noise.shape), along, jnp.full(size, square))
+    asked = Asked(epsilon, order, log_ceiling, payoff)
+
+    def toward(exponents: jax.Array) -> jax.Array:
+        return order * jnp.sum(exponents, axis=1) / patterns.bins
+
+    return proposals.mean(point_key, _ratio(patterns), drawn, noise, asked, toward)
+
+
+def _ratio(patterns: Patterns) -> proposals.Ratio:
+    half, corner = squared_norms(patterns) / 2, corners(patterns)
+
+    def ratio(exponents: jax.Array, power: Any = 1) -> jax.Array:
+        square = power**2
+        return log_mean(power * exponents - square * half, square * corner, patterns.bins)
+
+    return ratio
 
 
 _KERNELS: dict[str, Callable[..., Sums]] = {"chain": _chain, "shift": _shift, "mean": _mean}

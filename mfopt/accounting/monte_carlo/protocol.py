@@ -26,7 +26,15 @@ import jax.numpy as jnp
 from mfopt import _check
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import chunked
-from mfopt.accounting.monte_carlo.evidence import Pilot, Point, Tilt, Trial, UpperBound
+from mfopt.accounting.monte_carlo.evidence import (
+    Pilot,
+    Point,
+    Sums,
+    Tilt,
+    Trial,
+    UpperBound,
+    upper_bound,
+)
 from mfopt.strategies import Strategy
 
 SampledDirection = Literal["remove", "add"]
@@ -201,6 +209,54 @@ def best_pilot(
             here = None if order is None else loss.at(here._replace(order=order), point)
     assert best is not None
     return best[1]
+
+
+class TiltedLoss(SampledLoss):
+    """A sampled loss that is all said by its proposals at a point and the sums over their values.
+
+    Attributes:
+      glance: samples of a pilot that chooses a proposal.
+    """
+
+    glance: ClassVar[int] = 8192
+
+    @abc.abstractmethod
+    def tilts(self, direction: SampledDirection, point: Point) -> Sequence[Tilt]:
+        """The proposal of least ceiling of each kind that may be best; the least of all first."""
+
+    @abc.abstractmethod
+    def total(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> tuple[Sums, int]:
+        """:class:`~.evidence.Sums` over at least so many iid values f/B, and how many they were.
+
+        Args:
+          tilt: the proposal, with its ceiling at ``point``.
+          point: where.
+          samples: at least so many.
+          key: randomness.
+        """
+
+    @float64
+    def choose(
+        self,
+        direction: SampledDirection,
+        point: Point,
+        trial: Trial,
+        log_mean: float | None = None,
+    ) -> Pilot:
+        tilts = self.tilts(direction, point)
+        if direction == "add":
+            return self.pilot(tilts[0], point, self.glance, trial.key)
+        return best_pilot(self, tilts, point, trial, samples=self.glance, log_mean=log_mean)
+
+    def least(self, direction: SampledDirection, point: Point) -> Tilt:
+        return self.tilts(direction, point)[0]
+
+    def pilot(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> Pilot:
+        return Pilot(tilt, *self.total(tilt, point, samples, key))
+
+    def bound(self, tilt: Tilt, point: Point, bet: int, trial: Trial) -> UpperBound:
+        sums, used = self.total(tilt, point, trial.samples, trial.key)
+        return upper_bound(tilt, sums, used, bet=bet, beta=trial.beta)
 
 
 class SampledLaw(abc.ABC):

@@ -22,12 +22,8 @@ It serves where little is amplified and a whole order is too coarse; s = 0 is pl
 "mean", add. With Jensen's bound Y >= <m̄, X>/σ² − ḡ/2, sampling X ~ N(−t m̄, σ²I) gives values
 f = e^(t·mean_i a_i + t²ρ/2) δ₂(ε + Y) in [0, e^(−t(ε−ḡ/2) + t²ρ/2) sup_u e^(tu) δ₂(u)].
 
-One sample is the mean of f over :data:`POINTS` points of X: along the direction in which the
-proposal is shifted, the standard normal is a systematic sample Φ⁻¹((j + U)/POINTS), with one U;
-across it there is one draw. Each point has the normal law, so the mean is unbiased and lies in
-[0, B] as f does; samples are iid. Y moves mostly along that direction, so most of the variance
-goes: it falls by a factor 3 to 5 where modes hardly overlap, and by 200 for the square root at
-16 × 128, ε = 2, δ = 1e-4.
+One sample is the mean of f over several points of X along the direction in which the proposal is
+shifted (:mod:`mfopt.accounting.monte_carlo.proposals`): it lies in [0, B] and has the same mean.
 
 The upper confidence bound is that of :mod:`mfopt.accounting.monte_carlo.betting` on f/B in [0, 1].
 """
@@ -41,22 +37,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy
 
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import chunked
+from mfopt.accounting.monte_carlo import chunked, proposals
 from mfopt.accounting.monte_carlo.dominating_pair import (
     DominatingPair,
     add_tilt,
     privacy_loss,
 )
-from mfopt.accounting.monte_carlo.evidence import MAX_ORDER, Hinge, Point, Sums, Tilt, sums
+from mfopt.accounting.monte_carlo.evidence import MAX_ORDER, Hinge, Point, Sums, Tilt
 from mfopt.accounting.monte_carlo.plain import scale
+from mfopt.accounting.monte_carlo.proposals import Asked, Drawn
 
-POINTS = 8
 PILOT = 8192
 _ORDERS = 32  # ceilings that are computed at once in the search for an order
-_SHIFT_WORTH = 3.0  # log: a shift is tried where its ceiling is at most so far above a chain's
 
 
 # --- proposals -----------------------------------------------------------------------------------
@@ -90,24 +84,10 @@ def remove_tilts(pair: DominatingPair, point: Point) -> list[Tilt]:
     chain = _least_chain(gram, point)
     top = float(np.max(np.diagonal(gram)))
 
-    def log_ceiling(log_order: float) -> float:
-        return _shift_ceiling(gram, math.exp(log_order), point)
+    def shift(order: float) -> Tilt:
+        return Tilt("shift", order, _shift_ceiling(gram, order, point))
 
-    # without log_peak the least is at (1+2s)g/2 = ε: the search is around it
-    near = math.log(max(point.epsilon / top, 1e-3))
-    found = scipy.optimize.minimize_scalar(
-        log_ceiling, bounds=(min(near, -7.0) - 5, near + 5), method="bounded"
-    )
-    shift = min(
-        (
-            Tilt("shift", order, _shift_ceiling(gram, order, point))
-            for order in (math.exp(float(found.x)), 0.0)
-        ),
-        key=lambda tilt: tilt.log_ceiling,
-    )
-    kept = [chain] if chain.log_ceiling <= shift.log_ceiling + _SHIFT_WORTH else []
-    kept += [shift] if shift.log_ceiling <= chain.log_ceiling + _SHIFT_WORTH else []
-    return sorted(kept, key=lambda tilt: tilt.log_ceiling)
+    return proposals.worth_a_pilot(chain, shift, top, point.epsilon)
 
 
 @float64
@@ -228,31 +208,22 @@ def _chain(
     rows = jnp.arange(size)
 
     # With n the counts of the bins drawn so far: products = S n, along = <noise, n>, square = nᵀS n
-    def extend(l: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        products, along, square, log_normalizers = state
+    def extend(l: jax.Array, before: Drawn) -> Drawn:
+        products, along, square, log_normalizers = before
         top = jnp.max(products, axis=1, keepdims=True)
         uniform = jax.random.uniform(jax.random.fold_in(chain_key, l), (size,))
-        chosen, mass = _pick(jnp.exp(products - top), uniform)
-        return (
+        chosen, mass = proposals.pick(jnp.exp(products - top), uniform)
+        return Drawn(
             products + gram[chosen],
             along + noise[rows, chosen],
             square + 2 * products[rows, chosen] + gram[chosen, chosen],
             log_normalizers + top[:, 0] + jnp.log(mass / bins),
         )
 
-    begin = gram[first], noise[rows, first], gram[first, first], jnp.zeros(size)
-    count = order.astype(int)
-    products, along, square, log_normalizers = jax.lax.fori_loop(1, count + 1, extend, begin)
-    half = jnp.diagonal(gram) / 2
-
-    def log_value(exponents: jax.Array) -> jax.Array:
-        loss = privacy_loss(exponents - half)
-        result: jax.Array = (
-            log_normalizers - order * loss + payoff.log_value(epsilon - loss) - log_ceiling
-        )
-        return result
-
-    return _sums(point_key, log_value, products, noise, products, along, square)
+    begin = Drawn(gram[first], noise[rows, first], gram[first, first], jnp.zeros(size))
+    drawn: Drawn = jax.lax.fori_loop(1, order.astype(int) + 1, extend, begin)
+    asked = Asked(epsilon, order, log_ceiling, payoff)
+    return proposals.chain(point_key, _ratio(gram), drawn, noise, asked)
 
 
 def _shift(
@@ -270,18 +241,9 @@ def _shift(
     mode_key, noise_key, point_key = jax.random.split(key, 3)
     mode = jax.random.randint(mode_key, (size,), 0, bins)
     noise = jax.random.normal(noise_key, (size, bins)) @ factor.T
-    half, far = jnp.diagonal(gram) / 2, 1 + order
-
-    def log_value(exponents: jax.Array) -> jax.Array:
-        loss = privacy_loss(exponents - half)
-        proposal = privacy_loss(far * exponents - far**2 * half)
-        result: jax.Array = loss - proposal + payoff.log_value(epsilon - loss) - log_ceiling
-        return result
-
-    along = noise[jnp.arange(size), mode]
-    products = gram[mode]
-    square = gram[mode, mode]
-    return _sums(point_key, log_value, far * products, noise, products, along, square)
+    drawn = Drawn(gram[mode], noise[jnp.arange(size), mode], gram[mode, mode])
+    asked = Asked(epsilon, order, log_ceiling, payoff)
+    return proposals.shift(point_key, _ratio(gram), drawn, noise, asked)
 
 
 def _mean(
@@ -297,71 +259,23 @@ def _mean(
     """:class:`Sums` of the add direction over ``size`` iid samples."""
     noise_key, point_key = jax.random.split(key)
     noise = jax.random.normal(noise_key, (size, gram.shape[0])) @ factor.T
-    half, square = jnp.diagonal(gram) / 2, jnp.mean(gram)
     products = jnp.broadcast_to(jnp.mean(gram, axis=0), noise.shape)
+    drawn = Drawn(products, jnp.mean(noise, axis=1), jnp.full(size, jnp.mean(gram)))
+    asked = Asked(epsilon, order, log_ceiling, payoff)
 
-    def log_value(exponents: jax.Array) -> jax.Array:
-        loss = privacy_loss(exponents - half)
-        log_weight = order * jnp.mean(exponents, axis=1) + order**2 * square / 2
-        result: jax.Array = log_weight + payoff.log_value(epsilon + loss) - log_ceiling
-        return result
+    def toward(exponents: jax.Array) -> jax.Array:
+        return order * jnp.mean(exponents, axis=1)
 
-    return _sums(
-        point_key,
-        log_value,
-        -order * products,
-        noise,
-        products,
-        jnp.mean(noise, axis=1),
-        jnp.full(size, square),
-    )
+    return proposals.mean(point_key, _ratio(gram), drawn, noise, asked, toward)
+
+
+def _ratio(gram: jax.Array) -> proposals.Ratio:
+    half = jnp.diagonal(gram) / 2
+
+    def ratio(exponents: jax.Array, power: Any = 1) -> jax.Array:
+        return privacy_loss(power * exponents - power**2 * half)
+
+    return ratio
 
 
 _KERNELS: dict[str, Callable[..., Sums]] = {"chain": _chain, "shift": _shift, "mean": _mean}
-
-
-def _sums(
-    key: jax.Array,
-    log_value: Callable[[jax.Array], jax.Array],
-    centre: jax.Array,
-    noise: jax.Array,
-    products: jax.Array,
-    along: jax.Array,
-    square: jax.Array,
-) -> Sums:
-    """Systematic points along the direction v of each sample, at a = centre + noise.
-
-    With v = Σ_k n_k m_k: ``products`` = <m_i, v>/σ², ``along`` = Σ_k n_k noise_k, ``square`` =
-    |v|²/σ². The noise's component along v is taken out and put back at each point.
-    """
-    length = jnp.sqrt(square)
-    direction = products / length[:, None]
-    across = centre + noise - (along / length)[:, None] * direction
-    uniform = jax.random.uniform(key, along.shape)
-
-    def add(j: jax.Array, total: jax.Array) -> jax.Array:
-        share = jnp.clip((j + uniform) / POINTS, 2.0**-53, 1 - 2.0**-53)
-        z = jax.scipy.special.ndtri(share)
-        return total + jnp.exp(log_value(across + z[:, None] * direction))
-
-    return sums(jax.lax.fori_loop(0, POINTS, add, jnp.zeros(along.shape)) / POINTS)
-
-
-def _pick(weights: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A column for each row, drawn ∝ ``weights`` (size, bins), and the rows' sums (size,).
-
-    First a block of about √bins columns, then a column in it: running sums over all columns are
-    what would cost most.
-    """
-    size, bins = weights.shape
-    width = math.isqrt(bins)
-    blocks = -(-bins // width)
-    parts = jnp.pad(weights, ((0, 0), (0, blocks * width - bins))).reshape(size, blocks, width)
-    ends = jnp.cumsum(jnp.sum(parts, axis=2), axis=1)
-    mass = ends[:, -1]
-    left = (uniform * mass)[:, None]
-    block = jnp.minimum(jnp.sum(ends <= left, axis=1), blocks - 1)
-    before = jnp.where(block > 0, ends[jnp.arange(size), block - 1], 0.0)
-    inside = jnp.cumsum(parts[jnp.arange(size), block], axis=1)
-    column = jnp.sum(before[:, None] + inside <= left, axis=1)
-    return jnp.minimum(block * width + jnp.minimum(column, width - 1), bins - 1), mass
