@@ -85,7 +85,11 @@ class Plan:
     detail: Any = None
 
     def expected(self, samples: int, beta: float, errors: float = 0.0, *, pilot: int = 0) -> float:
-        """log of the larger bound that so many samples should give: :meth:`Side.expected`."""
+        """log of the larger bound that so many samples should give.
+
+        Args:
+          samples, beta, errors, pilot: as for :meth:`Side.expected`.
+        """
         return max(side.expected(samples, beta, errors, pilot) for side in self.sides)
 
     @property

@@ -83,7 +83,11 @@ def chain(key: jax.Array, ratio: Ratio, drawn: Drawn, noise: jax.Array, asked: A
 
 
 def shift(key: jax.Array, ratio: Ratio, drawn: Drawn, noise: jax.Array, asked: Asked) -> Sums:
-    """f/B of X ~ N((1+s) m, σ²I), m drawn as v: e^Y/R · δ₂(ε − Y). Args as for :func:`chain`."""
+    """f/B of X ~ N((1+s) m, σ²I), m drawn as v: e^Y/R · δ₂(ε − Y).
+
+    Args:
+      key, ratio, drawn, noise, asked: as for :func:`chain`.
+    """
     far = 1 + asked.order
 
     def log_value(exponents: jax.Array) -> jax.Array:
