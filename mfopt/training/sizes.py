@@ -161,7 +161,14 @@ def require(found: Work, execution: Execution, config: TrainConfig) -> None:
 
 
 def announce(found: Work, execution: Execution, config: TrainConfig, report: Report) -> None:
-    """Tell how long the run will take, where that is long and there is no accelerator."""
+    """Tell how long the run will take, where that is long and there is no accelerator.
+
+    Args:
+      found: what a step takes.
+      execution: how the run is carried out.
+      config: its settings.
+      report: told.
+    """
     if jax.default_backend() != "cpu":
         return
     steps = min(config.steps or execution.iterations, execution.iterations)

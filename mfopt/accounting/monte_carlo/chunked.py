@@ -61,6 +61,13 @@ def total(
     Chunk i draws from ``fold_in(key, i)`` and has the same size on every machine; the chunk
     results are added on the host in order, so the figure is the same for any number of devices.
     At least ``samples`` samples are used: a part chunk is made whole.
+
+    Args:
+      kernel: a function that can be hashed: it is static in compiled code.
+      key: randomness.
+      samples: at least so many.
+      bins: numbers that one sample takes, which chunks are made by.
+      args: further arguments of the kernel, pytrees of arrays.
     """
     size = chunk_size(samples, bins)
     chunks = -(-samples // size)
