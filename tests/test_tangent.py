@@ -11,8 +11,9 @@ from test_strategies import every_strategy
 
 from mfopt import optimize
 from mfopt import strategies as S
+from mfopt.accounting.monte_carlo.balls_in_bins import BallsInBinsLaw
 from mfopt.errors import UsageError
-from mfopt.optimize import kinds, tangent, time_scale
+from mfopt.optimize import kinds, objective, tangent, time_scale
 from mfopt.optimize.drivers import Trace
 from mfopt.optimize.objective import AmplifiedObjective, Evaluation, log_rmse
 from mfopt.optimize.time_scale import Scaling
@@ -44,6 +45,25 @@ def test_a_tangent_touches_the_objective(strategy):
     away = mapping.start + 0.03 * np.random.default_rng(0).normal(size=mapping.start.shape)
     error = abs(here.model(away)[0] - direct(away).value)
     assert 1e-8 < error < 0.02  # near, and another function
+
+
+def test_programs_are_compiled_for_the_device_that_the_caller_chose(monkeypatch):
+    """They are compiled in a thread, which does not see a device chosen by context."""
+    seen = []
+
+    class Watched(BallsInBinsLaw):
+        def norm(self, reduced):
+            seen.append(jax.config.jax_default_device)
+            return super().norm(reduced)
+
+    monkeypatch.setattr(objective, "law", Watched)
+    mapping = kinds.of(S.BLT(np.array([0.3]), np.array([0.5])), N)
+    with jax.default_device(jax.devices()[0]):
+        target = tangent.TangentObjective(
+            log_rmse(PREFIX, N), mapping, SCHEME, 2.0, 1e-4, samples=64, seed=0
+        )
+        assert math.isfinite(target(mapping.start).value)
+    assert seen and set(seen) == {jax.devices()[0]}
 
 
 @pytest.mark.parametrize("rows", [True, False])

@@ -75,7 +75,9 @@ class TangentObjective(AmplifiedObjective):
         leaves, structure = jax.tree.flatten(self._draws)
         shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
         parts = self._loss, self._law, self._build, len(parameterization.start)
-        self._compiled = _programs(*parts, structure, shapes)
+        # a thread does not see the caller's choice of a device
+        device = getattr(jax.config, "jax_default_device")  # noqa: B009 - not in its stubs
+        self._compiled = _programs(*parts, structure, shapes, device)
 
     def __call__(self, parameters: np.ndarray) -> Evaluation:
         """As the parent's, from the compiled parts of the tangent: nothing else is compiled."""
@@ -123,6 +125,7 @@ def _programs(
     parameters: int,
     structure: Any,
     draws: tuple[jax.ShapeDtypeStruct, ...],
+    device: Any,
 ) -> Future[tuple[Callable[..., Any], Callable[..., Any]]]:
     """:func:`_slope` and :func:`_model`, compiled beside whatever comes before their first use.
 
@@ -130,6 +133,7 @@ def _programs(
       loss, law, build: static in them.
       parameters: how many.
       structure, draws: the tree of frozen draws, and its leaves.
+      device: where they run, or None for JAX's own choice.
     """
 
     @float64
@@ -141,9 +145,10 @@ def _programs(
             lambda q, sigma: law.proposal(law.prepared(q), sigma, sigma), quadratic, number
         )
         frozen = implicit.Frozen(jax.tree.unflatten(structure, draws), proposal, number, number)
-        touch = _slope.lower(law, quadratic, frozen, number, number)
-        model = _model(loss, law, build).lower(point, number, quadratic)
-        return touch.compile(), model.compile()
+        with jax.default_device(device):
+            touch = _slope.lower(law, quadratic, frozen, number, number)
+            model = _model(loss, law, build).lower(point, number, quadratic)
+            return touch.compile(), model.compile()
 
     return _beside.submit(compiled)
 
