@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import importlib
 import io
 import itertools
 import json
@@ -168,6 +169,17 @@ PATHS = (
     "FILE",
     "x.png",
     "x",
+)
+# what commands import when they are run
+IMPORTED = (
+    "mfopt.experiments.artifacts",
+    "mfopt.experiments.report",
+    "mfopt.training.audit",
+    "mfopt.training.data.build",
+    "mfopt.training.execute",
+    "mfopt.training.generation",
+    "mfopt.training.models.huggingface",
+    "mfopt.training.verification",
 )
 # values at which a call can mean nothing: success is a failure of the command
 NEVER = {
@@ -398,6 +410,8 @@ def _meaningless(call: Call) -> str:
 def worker(calls: list[tuple[int, Call]], options: argparse.Namespace) -> None:
     """Make the calls, one line of JSON on the original standard output for each."""
     report = os.fdopen(os.dup(1), "w")
+    for name in IMPORTED:  # a call that is stopped must not leave half a module to the next one
+        importlib.import_module(name)
     with tempfile.TemporaryDirectory() as folder:
         places = prepare(Path(folder))
         for index, call in calls:
