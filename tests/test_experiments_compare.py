@@ -150,18 +150,29 @@ def test_the_time_of_a_comparison_is_about_what_it_took(name, monkeypatch) -> No
     assert less is not None and less < expected / 2
 
 
-def test_as_many_processes_as_have_room(monkeypatch) -> None:
-    setting = Comparison(128, 16, (2.0,), include=("dense",))
-    one = families.find("dense").memory(setting)
-    for free, fitting in ((0.5, 0), (1.5, 1), (3.5, 3)):
-        monkeypatch.setattr(_sizes, "usable_memory", lambda free=free: free * one)
-        assert families.fitting(setting) == fitting
-    monkeypatch.setattr(runner.os, "cpu_count", lambda: 64)
-    asked = []
+def test_as_many_processes_as_have_room(tmp_path, monkeypatch) -> None:
+    setting = Comparison(128, 16, (2.0,), include=("dense", "sqrt"))
+    one = families.memory(setting)
+    assert one == families.find("dense").memory(setting) > families.find("sqrt").memory(setting)
+    asked: list[int] = []
     monkeypatch.setattr(comparison, "run_all", lambda *_, jobs, **__: asked.append(jobs) or [][0])
-    with pytest.raises(IndexError):
-        comparison.every_size(setting, Cache.__new__(Cache))
-    assert asked == [3]
+    monkeypatch.setattr(runner.os, "cpu_count", lambda: 64)
+    store = Cache(tmp_path)
+
+    def jobs_with(free: float, jobs: int | None = None) -> int:
+        monkeypatch.setattr(_sizes, "usable_memory", lambda: free * one)
+        with pytest.raises(IndexError):
+            comparison.every_size(setting, store, jobs=jobs)
+        return asked[-1]
+
+    assert [jobs_with(free) for free in (1.5, 3.5, 100.0)] == [1, 3, 32]
+    assert jobs_with(2.5, jobs=2) == 2
+    with pytest.raises(UsageError, match=r"jobs = 2: .* GiB of memory.*Here 1 would fit"):
+        jobs_with(1.5, jobs=9)  # there are two cells
+    for candidates in comparison.plan(setting).values():
+        for _, task in candidates:
+            store.store(task, Result({}))
+    assert jobs_with(1.5, jobs=9) == 9  # nothing is left to compute
 
 
 def test_processes_give_what_one_process_gives(tmp_path, sizes: dict) -> None:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mfopt import _check
+from mfopt import _check, _sizes
 from mfopt.experiments import costs, families
 from mfopt.experiments.cache import Cache, Task
 from mfopt.experiments.runner import run_all, usual_jobs
@@ -135,11 +135,18 @@ def every_size(
       cache: where finished cells are kept.
       jobs: worker processes; by default one for every two cores, as far as the memory goes.
       progress: told how long it will take, where that is long, and of each finished cell.
+
+    Raises:
+      UsageError: more processes than have room in memory.
     """
     planned = plan(setting)
     wanted = [task for candidates in planned.values() for _, task in candidates]
+    each = families.memory(setting)
     if jobs is None:
-        jobs = min(usual_jobs(), max(families.fitting(setting), 1))
+        jobs = min(usual_jobs(), max(int(_sizes.usable_memory() // each), 1))
+    elif left := [task for task in wanted if not cache.has(task)]:
+        asked = min(_check.integer("jobs", jobs), len(left))
+        _sizes.require("jobs", asked, lambda jobs: jobs * each)
     results = run_all(wanted, cache, jobs=jobs, progress=progress, cost=costs.seconds)
     found: dict[tuple[str, float], list[Row]] = {}
     for (family, epsilon), candidates in planned.items():

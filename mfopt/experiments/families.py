@@ -231,10 +231,9 @@ def expand(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(chosen))
 
 
-def fitting(s: Comparison) -> int:
-    """How many processes have room for the largest cell, each; 0 where not even one has."""
-    largest = max(find(name).memory(s) for name in s.include)
-    return int(_sizes.usable_memory() // largest)
+def memory(s: Comparison) -> float:
+    """Bytes that the largest cell takes, in a process of its own."""
+    return max(find(name).memory(s) for name in s.include)
 
 
 def label(name: str) -> str:
