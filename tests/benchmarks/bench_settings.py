@@ -18,6 +18,7 @@ not examined again, so that a long run may be cut anywhere.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -267,8 +268,12 @@ def summary(results: list[Setting]) -> dict[str, Any]:
         if f"{n}_seconds" in r
     ]
     widths = [1 - r["below"] / r["found"] for r in results if r.get("found")]
+    numbers = sorted(r["number"] for r in results)
+    gaps = [i for i in range(1, len(numbers)) if numbers[i] > numbers[i - 1] + 1]
+    pieces = itertools.pairwise([0, *gaps, len(numbers)])
     return {
         "settings": len(results),
+        "numbers": [[numbers[first], numbers[end - 1]] for first, end in pieces],
         "wrong": sum(bool(r["wrong"]) for r in results),
         "refused": sum("refused" in r for r in results),
         "without_noise": sum(r.get("noise_multiplier") == 0 for r in results),
@@ -313,7 +318,7 @@ def main(arguments: list[str] | None = None) -> None:
             print(line, flush=True)
     found = summary(results)
     print(json.dumps(found, indent=2, ensure_ascii=False))
-    how = f"mfopt bench settings --count {len(results)} --compare-every {options.compare}"
+    how = f"mfopt bench settings --count {options.settings} --log settings.jsonl"
     keep(options.out, found, how=how, begun=begun, seed=options.seed)
     sys.exit(bool(found["wrong"]))
 
