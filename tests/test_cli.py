@@ -262,6 +262,20 @@ def test_show_imports_only_what_a_file_takes(made):
     assert done.returncode == 0 and done.stdout.splitlines()[-1].strip() == "[]"
 
 
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("mfopt op", "plain,optimize"), ("mfopt show --js", "plain,--json"), ("mfopt sho --js", "")],
+)
+def test_the_documented_completion_completes(typed, completed):
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    found = CliRunner().invoke(
+        cli, [], prog_name="mfopt", env={"_MFOPT_COMPLETE": "bash_complete", **words}
+    )
+    assert found.output.strip() == completed
+    helped = CliRunner().invoke(cli, ["--help"]).output
+    assert 'eval "$(_MFOPT_COMPLETE=bash_source mfopt)"' in helped
+
+
 @pytest.mark.parametrize("name", CORE)
 def test_help_fits_80_columns_and_has_an_example(name):
     result = CliRunner().invoke(cli, [name, "--help"], terminal_width=80, prog_name="mfopt")
