@@ -22,6 +22,7 @@ from mfopt._float64 import float64
 from mfopt.optimize.parameterization import Parameterization
 from mfopt.strategies import Strategy, TimeScaled
 
+# by `mfopt bench defaults`: 12 knots cost up to 0.3% of the error, 48 gain nothing
 KNOTS = 24
 SAMPLES, STEPS, TOLERANCE = 2**13, 40, 5e-5
 _DIFFERENCE = 4.0  # a step of q in units of a step of p
