@@ -6,6 +6,7 @@ import json
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -27,6 +28,9 @@ from mfopt.accounting.monte_carlo import (
     tilted,
 )
 from mfopt.accounting.monte_carlo._root import decreasing_root
+from mfopt.accounting.monte_carlo.evidence import Pilot, Tilt, Trial, sums
+from mfopt.accounting.monte_carlo.protocol import loss_of
+from mfopt.accounting.monte_carlo.sampled import Chosen, OneUnit
 from mfopt.calibration import calibrate, certify, release
 from mfopt.errors import FailureError, UsageError
 from mfopt.optimize.pipeline import factorize
@@ -483,3 +487,29 @@ def test_overlapping_or_unequal_modes_are_sampled(pair):
     bound = dominating_pair.orthogonal_norm(dominating_pair.DominatingPair(gram, gram))
     assert bound is not None and np.linalg.eigvalsh(bound * np.eye(50) - gram).min() >= 0
     assert release(pair, 1.0, 1e-4, samples=2**12, seed=0)[0].samples
+
+
+def test_the_lesser_direction_takes_the_samples_that_it_needs_and_no_more():
+    """Chosen on the pilot alone; where samples were asked for, each direction takes them all."""
+    pair = dominating_pair.exact(S.SquareRoot(), BallsInBins(bins=4, epochs=2))
+
+    def seen(mean):
+        values = 2 * mean * np.random.default_rng(0).random(2**15)
+        with jax.enable_x64(True):
+            return Chosen(Pilot(Tilt("mean", 1.0, 0.0), sums(jnp.asarray(values)), 2**15), True)
+
+    def enough(remove, add, samples=None):
+        unit = OneUnit(loss_of(pair), samples)
+        trial = Trial(2**18, 1e-6, chunked.seed_key(0))
+        plan = unit._planned({"remove": seen(remove), "add": seen(add)}, trial)
+        for side, one in zip(plan.sides, plan.detail.values(), strict=True):
+            if one.enough is not None:  # and what it costs is known to whoever plans
+                assert side.expected(2**18, 1e-6, 5.0) <= plan.log_mean
+                assert side.expected(2**18, 1e-6, 5.0) == side.expected(one.enough, 1e-6, 5.0)
+        return plan.detail["remove"].enough, plan.detail["add"].enough
+
+    assert enough(0.02, 0.010) == (None, 2**13)
+    remove, add = enough(0.018, 0.020)
+    assert 2**13 <= remove < 2**18 and add is None
+    assert enough(0.02, 0.0199) == (None, None)
+    assert enough(0.02, 0.010, samples=2**18) == (None, None)

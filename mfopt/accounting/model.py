@@ -55,12 +55,14 @@ class Side:
       excess: (samples, β) -> log of what the bound will be over δ̂.
       deviation: relative standard deviation of one sample.
       samples: the pilot's.
+      enough: no more samples than these are taken, however many are asked for; None for no limit.
     """
 
     log_mean: float
     excess: Callable[[int, float], float]
     deviation: float
     samples: int
+    enough: int | None = None
 
     def expected(self, samples: int, beta: float, errors: float, pilot: int = 0) -> float:
         """log of what the bound will be, so many standard errors to the safe side.
@@ -72,6 +74,7 @@ class Side:
         """
         if not math.isfinite(self.deviation):
             return math.inf
+        samples = samples if self.enough is None else min(samples, self.enough)
         pilot = max(self.samples, pilot)
         spread = self.deviation * math.hypot(1 / math.sqrt(samples), 1 / math.sqrt(pilot))
         return self.log_mean + self.excess(samples, beta) + math.log1p(errors * spread)

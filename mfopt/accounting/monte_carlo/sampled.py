@@ -202,10 +202,9 @@ class OneUnit(LossModel):
         part = math.exp(min(pilot.log_mean - log_mean, 0.0)) if log_mean > -math.inf else 0.0
 
         def excess(samples: int, beta: float) -> float:
-            above = pilot.expected(chosen.samples(samples), beta)[1]
-            return math.log1p(part * math.expm1(min(above, 700.0)))
+            return math.log1p(part * math.expm1(min(pilot.expected(samples, beta)[1], 700.0)))
 
-        return Side(log_mean, excess, part * pilot.deviation, pilot.samples)
+        return Side(log_mean, excess, part * pilot.deviation, pilot.samples, chosen.enough)
 
     def _with_constant(self, direction: SampledDirection, log_value: float) -> float:
         constant = self.companions[direction].constant
