@@ -19,6 +19,7 @@ from mfopt.sampling import (
     FreshBins,
     MinSeparation,
     Poisson,
+    TruncatedPoisson,
 )
 from mfopt.strategies import BandedSquareRoot, Identity, SquareRoot
 from mfopt.testing import check_accountant
@@ -149,6 +150,16 @@ CASES = {
         Mechanism(FixedBatch(20, 400, 150), group_size=3),
         "exact",
         lambda m: fixed_batch_projection(m.sampling, 3),
+    ),
+    "truncated poisson": Case(
+        Mechanism(TruncatedPoisson(0.05, 24, 400, 60)),
+        1.5,
+        Mechanism(TruncatedPoisson(0.05, 24, 400, 120)),
+        "bound",
+        # with others that give nothing
+        lambda m: binomial_projection(
+            60, (1 - m.sampling.full) * 0.05 + m.sampling.full * m.sampling.kept, 1
+        ),
     ),
     "balls in bins, C = I": Case(
         Mechanism(BallsInBins(16, 4)),

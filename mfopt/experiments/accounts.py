@@ -12,7 +12,6 @@ from mfopt.accounting.closed_form import filter as concentration
 from mfopt.accounting.closed_form import moments
 from mfopt.accounting.closed_form.group import black_box_epsilon, lower_line
 from mfopt.experiments.cache import Result, Task
-from mfopt.sampling import Poisson
 
 # Below this one-unit δ the accountants that Ganesh and Charles et al. plot have lost all digits.
 BLACK_BOX_FLOOR = 1e-15
@@ -131,8 +130,8 @@ def run_group_baseline(
     assert isinstance(one, DeterministicAnalysis)
     profile = one.profile(noise_multiplier)
     epsilon = black_box_epsilon(profile, group_size, delta, floor=BLACK_BOX_FLOOR)
-    if isinstance(made, Poisson) and adjacency == "add-remove":
-        at = (noise_multiplier, made.probability, made.iterations)
+    if scheme["kind"] == "poisson" and adjacency == "add-remove":
+        at = (noise_multiplier, scheme["probability"], scheme["iterations"])
         epsilon = min(epsilon, moments.group_epsilon(*at, delta, group_size))
     return Result(
         {
