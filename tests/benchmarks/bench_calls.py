@@ -513,6 +513,7 @@ def main(arguments: list[str] | None = None) -> None:
         if " ".join(call).startswith(options.only)
     ]
     how = f"mfopt bench calls --count {options.count} --seed {options.seed}"
+    how += f" --seconds {options.seconds:g}"
     how += f" --only {shlex.quote(options.only)}" if options.only else ""
     before = earlier(options.out, how)
     results = drive(calls[before["calls"] :], options)
