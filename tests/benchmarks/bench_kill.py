@@ -241,7 +241,7 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"{name} does not even run undisturbed: {said}")
                 return 1
         # so that the next part need not measure it again
-        keep(options.out, summed(facts), how=how, begun=started, seed=options.seed)
+        write(options.out, facts)
     before, until = facts["seconds"], time.monotonic() + 60 * options.minutes
     while (number := len(facts["moments"])) < options.moments:
         if time.monotonic() > until:
@@ -256,9 +256,10 @@ def main(arguments: list[str] | None = None) -> int:
         facts["faults"] += [fault.replace(str(root), "ROOT") for fault in faults]
         facts["seconds"] = round(before + time.perf_counter() - started, 1)
         print(f"{number + 1}/{options.moments} {row}: {len(facts['faults'])} faults", flush=True)
-        begun = started - before
-        keep(options.out, summed(facts), how=how, begun=begun, seed=options.seed)
+        write(options.out, facts)
     shutil.rmtree(root)
+    begun = started - before
+    keep(options.out, summed(facts), how=how, begun=begun, seed=options.seed)
     print(json.dumps({**summed(facts), "moments": len(facts["moments"])}, indent=2))
     return 1 if facts["faults"] else 0
 
@@ -270,6 +271,14 @@ def earlier(out: Path | None, how: str) -> dict[str, Any]:
         if found.get("command") == how:
             return found
     return {"command": how, "seconds": 0.0, "moments": [], "faults": []}
+
+
+def write(out: Path | None, facts: dict[str, Any]) -> None:
+    """Keep what there is. (:func:`keep` asks JAX for its device: a copy made after that hangs.)"""
+    from mfopt import _files
+
+    if out is not None:
+        _files.write(out, json.dumps(summed(facts), indent=2, ensure_ascii=False) + "\n")
 
 
 def summed(facts: dict[str, Any]) -> dict[str, Any]:
