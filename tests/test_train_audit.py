@@ -186,6 +186,8 @@ class Wrong(Sampler):
         seed = right._seed
 
         class Drawn:
+            expected_batch = right.expected_batch
+
             def __getitem__(self, step):
                 return rule(right, seed, step)
 
