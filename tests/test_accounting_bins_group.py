@@ -200,7 +200,7 @@ def test_any_c_against_the_whole_mixture(overlapping: tuple[np.ndarray, Dense]) 
     assert found.status == "certified" and "bin counts" in found.method
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_groups_of_independent_noise_are_near_the_exact_mixture() -> None:
     """σ for (ε, δ): above the exact mixture's, and near it, where the profile's bound is not."""
     found = account(

@@ -83,7 +83,7 @@ def test_black_box_by_moments_has_a_number_where_probabilities_end():
     assert moments.group_epsilon(2.0, 0.0, 2000, 1e-6, 4) == 0.0
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_growth_in_group_size_is_close_to_linear():
     """Charles et al. 2024, Figure 1: T = 2000, p = 1/100, δ = 1e-6; the lemma grows much faster."""
     sizes = (1, 2, 4, 8)
@@ -104,6 +104,7 @@ def test_growth_in_group_size_is_close_to_linear():
     )
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(("group_size", "sigma"), [(183, 12.0), (183, 40.0)])
 def test_the_median_user_of_stack_overflow(group_size, sigma):
     mechanism = Mechanism(Poisson(0.001, 10_000), group_size=group_size)
@@ -153,7 +154,7 @@ def test_whole_profile_lies_between_the_truth_and_the_lemma():
     assert methods[-1].status == "estimate" and "no guarantee" in methods[-1].method
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_sigma_for_a_group_by_every_method():
     found = group_methods(0.01, 500, None, 1e-6, 4, epsilon=3.0)
     assert [one.epsilon for one in found] == [3.0] * 5

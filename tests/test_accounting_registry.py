@@ -161,7 +161,7 @@ def unamplified_sigma(mechanism, epsilon, delta, norm):
     return mechanism.group_size * norm / gaussian.largest_mu(epsilon, delta)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("mechanism", "norm"),
     [

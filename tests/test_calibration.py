@@ -397,7 +397,7 @@ def test_one_sigma_from_every_command(kind, tmp_path):
         assert privacy.Account.solve(mechanism, 2.0, 1e-5).noise_multiplier == sigma  # train's
 
 
-@pytest.mark.ci
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("epsilon", "delta"),
     [

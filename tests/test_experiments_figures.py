@@ -34,13 +34,13 @@ def test_every_figure_that_was_promised_has_a_name() -> None:
         figures.expand("near-exact-99")
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_user_level_2a_group_size_has_almost_no_effect(context: Context) -> None:
     for curve in data(figures.FIGURES["user-level-2a"].build(context)).values():
         assert max(curve.values()) < 1.15 * min(curve.values())
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_user_level_2b_orthogonal_gradients_favour_users(context: Context) -> None:
     drawing = figures.FIGURES["user-level-2b"].build(context)
     for panel in range(len(drawing.panels)):

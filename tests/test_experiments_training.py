@@ -56,7 +56,7 @@ def data(tmp_path_factory):
     return folder
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_mechanisms_run_the_same_batches_from_the_same_model(data, tmp_path):
     setting = TrainingComparison(
         data=str(data),

@@ -27,7 +27,7 @@ def random_band(bands: int, n: int, seed: int = 0) -> np.ndarray:
     return entries
 
 
-@pytest.mark.ci
+@pytest.mark.release
 @pytest.mark.parametrize("bands", [1, 2, 5])
 def test_recursion_equals_dense_row_norms(bands: int) -> None:
     entries = random_band(bands, 70)
@@ -38,7 +38,7 @@ def test_recursion_equals_dense_row_norms(bands: int) -> None:
     np.testing.assert_allclose(fast, slow, rtol=1e-11)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_recursion_gradient_against_finite_differences() -> None:
     entries = random_band(3, 70)
 
@@ -61,6 +61,7 @@ def optima() -> dict[str, unamplified.UnamplifiedOptimum]:
     }
 
 
+@pytest.mark.release
 def test_sensitivity_is_one_by_an_independent_computation(optima) -> None:
     for found in optima.values():
         matrix = np.asarray(found.strategy.materialize(N))
@@ -109,7 +110,7 @@ def test_columns_have_one_norm_as_cyclic_poisson_needs(optima) -> None:
     np.testing.assert_allclose(norms, SCHEME.epochs**-0.5, rtol=1e-12)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_more_bands_than_bins_normalizes_modes() -> None:
     found = unamplified.optimize(SCHEME, strategy="banded", bands=12, steps=60)
     assert found.sensitivity == pytest.approx(1, rel=1e-9)

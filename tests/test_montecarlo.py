@@ -225,7 +225,7 @@ def test_dropping_a_participation_is_noticed(case):
 
 
 # few shapes, since each number of bins is compiled anew; any non-negative C
-@pytest.mark.ci
+@pytest.mark.release
 @settings(max_examples=25, deadline=None)
 @given(
     shape=st.sampled_from([(1, 1), (1, 4), (5, 1), (5, 3)]),

@@ -25,7 +25,7 @@ def every_workload(n):
     ]
 
 
-@pytest.mark.ci
+@pytest.mark.release
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_row_variances_match_the_dense_product(kind):
     strategy = every_strategy(N)[kind]

@@ -106,7 +106,7 @@ def moved(strategy, step, seed=4):
     return jax.tree.unflatten(tree, [x + step * 0.1 * rng.normal(size=x.shape) for x in leaves])
 
 
-@pytest.mark.ci
+@pytest.mark.release
 @pytest.mark.parametrize("kind", [1, 3, 10, 11, 12], ids=[NAMES[k] for k in (1, 3, 10, 11, 12)])
 def test_gradients_match_finite_differences(kind):
     strategy = every_scaled(N)[kind]

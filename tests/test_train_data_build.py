@@ -138,7 +138,7 @@ module.build(Deadly([data], "user", "text"), out, tokenizer=300,
 """
 
 
-@pytest.mark.ci
+@pytest.mark.release
 @pytest.mark.parametrize(("where", "kills"), [("reading", 2), ("grouping", 1), ("publishing", 1)])
 def test_a_build_killed_at_any_moment_goes_on(tmp_path, where, kills):
     data = write_rows(tmp_path / "rows.jsonl")

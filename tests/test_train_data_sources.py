@@ -287,7 +287,7 @@ def test_functions_of_a_module():
     ]
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_the_standard_library_has_the_promised_shape():
     parts = {part: StandardLibrary(part) for part in ("private", "public", "all")}
     users = {

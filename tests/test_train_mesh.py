@@ -76,7 +76,7 @@ def test_data_parallel_devices_give_the_same_run(alone):
     assert_same(alone / "noisy.npz", alone / "four.npz")
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_a_model_axis_splits_parameters_and_gives_the_same_gradients(alone):
     (facts,) = finish(train(alone, "split.npz", devices=4, model_parallel=2, noise=ALMOST_NONE))
     assert facts == {"devices": 4, "kernel_shards": 2}

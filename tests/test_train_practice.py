@@ -138,7 +138,7 @@ def test_text_is_drawn_from_the_model_s_distribution():
         next(generate(model, [3], tokens=1))
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_a_run_s_model_is_looked_at(tmp_path):
     tokenizer = Tokenizer.train(["ab ab abc " * 9], 257)
     store = synthetic_store(num_users=20, vocab_size=257, tokenizer_digest=tokenizer.digest)
@@ -154,7 +154,7 @@ def test_a_run_s_model_is_looked_at(tmp_path):
     assert len(texts) == 2 and all(text.startswith("ab") for text in texts)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_early_stopping_looks_at_public_data_only(data, tmp_path):  # noqa: F811
     assert not _settled([3.0, 2.0], 2) and not _settled([3.0, 2.0, 1.9], 1)
     assert _settled([3.0, 2.0, 2.5, 2.1], 2) and not _settled([3.0, 2.0, 2.5, 1.9], 2)
