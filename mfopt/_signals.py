@@ -5,8 +5,9 @@ KeyboardInterrupt in the main thread, so there is one way in which work is inter
 where its best result so far is kept. A signal that the process was told to ignore (``nohup``) stays
 ignored.
 
-An exception that is raised inside a garbage collector's callback or a ``__del__`` is printed and
-dropped by Python, and the signal with it: one that comes there is sent once more, a moment later.
+An exception that is raised inside a callback of the garbage collector or of a weak reference, or
+inside a ``__del__``, is printed and dropped by Python, and the signal with it: one that comes there
+is sent once more, a moment later, and nothing is printed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import _thread
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -57,8 +59,29 @@ def as_interrupts() -> Iterator[None]:
     """SIGTERM and SIGHUP as Ctrl-C: KeyboardInterrupt. Without effect outside the main thread."""
     global _last
     _last = int(signal.SIGINT)
-    with _handlers(dict.fromkeys([signal.SIGINT, *_POLITE], _interrupt)):
+    with _handlers(dict.fromkeys([signal.SIGINT, *_POLITE], _interrupt)), _sent_again():
         yield
+
+
+@contextlib.contextmanager
+def _sent_again() -> Iterator[None]:
+    """An interrupt that Python would drop comes once more, wherever it was raised."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = sys.unraisablehook
+
+    def hook(found: sys.UnraisableHookArgs) -> None:
+        if issubclass(found.exc_type, KeyboardInterrupt):
+            _thread.start_new_thread(_send, (_last,))
+        else:
+            before(found)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 @contextlib.contextmanager

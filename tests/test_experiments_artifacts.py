@@ -9,7 +9,7 @@ import pytest
 from mfopt_cli.main import main
 
 import mfopt
-from mfopt.experiments import artifacts
+from mfopt.experiments import artifacts, tasks
 
 FOLDER = Path(__file__).parent.parent / "artifacts"
 SMALL = "blt-4-8x32-eps2"
@@ -99,3 +99,9 @@ def test_every_cell_of_the_grid_has_a_name() -> None:
     names = artifacts.names()
     assert len(names) == len(set(names))
     assert sum(name.startswith(("blt-4-", "toeplitz-")) for name in names) == 9 * 6 * 4
+
+
+def test_an_artifacts_seconds_count_what_its_cells_are_made_from() -> None:
+    source = tasks.fixed_task("identity", 1)
+    cells = [tasks.sigma_task(source, tasks.BALLS, 4, 2, epsilon, 1e-3) for epsilon in (1.0, 2.0)]
+    assert artifacts._with_needs(cells) == [source, *cells]

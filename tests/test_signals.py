@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -71,6 +72,26 @@ def test_a_signal_inside_a_finalizer_is_not_lost(number):
     with pytest.raises(KeyboardInterrupt), _signals.as_interrupts():
         block()
     assert done == ["finalized", "went on"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, *POLITE])
+def test_a_signal_inside_a_weak_references_callback_is_not_lost(number, capsys):
+    class Referred:
+        pass
+
+    def block():
+        gone = Referred()
+        kept = weakref.ref(gone, lambda _: signal.raise_signal(number))
+        del gone
+        done.append(kept)
+        time.sleep(5)
+
+    done = []
+    hook = sys.unraisablehook
+    with pytest.raises(KeyboardInterrupt), _signals.as_interrupts():
+        block()
+    assert len(done) == 1 and _signals.exit_code() == 128 + number
+    assert "Traceback" not in capsys.readouterr().err and sys.unraisablehook is hook
 
 
 def test_ignored_signals_stay_ignored():

@@ -308,7 +308,9 @@ def rebuild(
 
 
 def _note(folder: Path, name: str, built: Built, cache: Cache) -> None:
-    records = [found.record for task in built.tasks if (found := cache.load(task)) is not None]
+    # what worker processes read for them was computed too
+    tasks = _with_needs(built.tasks)
+    records = [found.record for task in tasks if (found := cache.load(task)) is not None]
     note(
         folder,
         name,
@@ -319,6 +321,21 @@ def _note(folder: Path, name: str, built: Built, cache: Cache) -> None:
         seconds=sum(r["seconds"] for r in records),
         made=max((r["made"] for r in records), default=None),
     )
+
+
+def _with_needs(tasks: Sequence[Task]) -> list[Task]:
+    """The tasks and all that they are made from, each once."""
+    found: dict[Task, None] = {}
+
+    def add(task: Task) -> None:
+        if task not in found:
+            for needed in task.needs:
+                add(needed)
+            found[task] = None
+
+    for task in tasks:
+        add(task)
+    return list(found)
 
 
 def note(
