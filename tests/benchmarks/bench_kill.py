@@ -34,6 +34,7 @@ import importlib
 import json
 import os
 import random
+import re
 import resource
 import shlex
 import shutil
@@ -253,11 +254,13 @@ def main(arguments: list[str] | None = None) -> int:
         whole = works[name] + (importing if cold else 0.0)
         row, faults = one(name, way, cold, rng, root, data, whole)
         facts["moments"].append(row)
-        facts["faults"] += [fault.replace(str(root), "ROOT") for fault in faults]
+        facts["faults"] += faults
         facts["seconds"] = round(before + time.perf_counter() - started, 1)
         print(f"{number + 1}/{options.moments} {row}: {len(facts['faults'])} faults", flush=True)
         write(options.out, facts)
     shutil.rmtree(root)
+    # a report names no folder of the machine
+    facts["faults"] = [re.sub(r"(?:/[\w.+-]+)+/", "", fault) for fault in facts["faults"]]
     begun = started - before
     keep(options.out, summed(facts), how=how, begun=begun, seed=options.seed)
     print(json.dumps({**summed(facts), "moments": len(facts["moments"])}, indent=2))
