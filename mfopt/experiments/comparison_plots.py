@@ -12,7 +12,7 @@ _LOWEST_SHOWN = -40  # percent: a far worse mechanism would squeeze all the othe
 EPSILON = "privacy budget ε (log scale)"
 
 
-def _where(setting: Comparison) -> str:
+def where(setting: Comparison) -> str:
     return f"{setting.epochs} epochs × {setting.bins} iterations, δ = {setting.delta:g}"
 
 
@@ -52,8 +52,8 @@ def improvement_panel(
     values = [value for curve in curves for value in curve.y]
     near = [value for value in values if value >= _LOWEST_SHOWN]
     if len(near) == len(values) or len(near) < len(values) / 2:
-        return Panel(curves, title or _where(setting), EPSILON, axis, zero_line=True)
+        return Panel(curves, title or where(setting), EPSILON, axis, zero_line=True)
     curves = [curve for curve in curves if max(curve.y) >= _LOWEST_SHOWN]
     limits = (min(_LOWEST_SHOWN, min(near)), max(*near, 0) + 3)
     axis += f"; below {_LOWEST_SHOWN}% not shown"
-    return Panel(curves, title or _where(setting), EPSILON, axis, zero_line=True, y_range=limits)
+    return Panel(curves, title or where(setting), EPSILON, axis, zero_line=True, y_range=limits)

@@ -25,7 +25,8 @@ from mfopt.experiments.comparison import (
     Row,
     improvements,
 )
-from mfopt.experiments.plots import COLOURS, named_ticks, plain_ticks
+from mfopt.experiments.comparison_plots import where
+from mfopt.experiments.plots import COLOURS, named_ticks, plain_ticks, tidy
 from mfopt.experiments.recommendation import TIE
 from mfopt.experiments.tasks import BALLS, POISSON, UNAMPLIFIED
 
@@ -105,11 +106,11 @@ def error_figure(setting: Comparison, rows: Sequence[Row], baseline: str | None)
         FuncFormatter(lambda at, _: f"{at:g}\n{least[at]:.4g}" if at in least else "")
     )
     axis.set_ylim(-0.5, min(axis.get_ylim()[1], -_LOWEST))
-    _tidy(axis)
+    tidy(axis)
     _name_ends(axis, ends)
     left_out = len({row.family for row in rows}) - len(chosen)
     rest = f"; {left_out} more are in the CSV" if left_out else ""
-    axis.set_title(f"{_where(setting)}{rest}", fontsize="medium")
+    axis.set_title(f"{where(setting)}{rest}", fontsize="medium")
     _sampling_legend(figure, chosen)
     return figure
 
@@ -153,7 +154,7 @@ def front_figure(setting: Comparison, sizes: Sequence[Row]) -> Figure:
         ends = zip(front, names, strict=True)
         _name_ends(axis, [(row.rmse, name, _look(row.family).colour) for row, name in ends])
 
-    title = f"Error and memory: {_where(setting)}; named: the front, with its model-sized arrays"
+    title = f"Error and memory: {where(setting)}; named: the front, with its model-sized arrays"
     return _panels(
         sizes,
         title,
@@ -202,15 +203,15 @@ def gains_figure(setting: Comparison, rows: Sequence[Row], baseline: str) -> Fig
         axis.set_yticks(range(len(here)), [families.label(f) for _, f in here], fontsize=7)
         axis.set_xlim(_LOWEST, max(*(gain.percent for gain, _ in here), 0) + 4)
 
-    longest = len({family for family, _ in gains})
+    shown = len({family for family, _ in gains})
     return _panels(
         [row for row in rows if (row.family, row.epsilon) in gains],
-        f"Gain over {families.label(baseline)}, 95% intervals: {_where(setting)}",
+        f"Gain over {families.label(baseline)}, 95% intervals: {where(setting)}",
         "RMSE below the baseline's (%)",
         "",
         draw,
         width=6.0,
-        height=max(2.6, 0.9 + 0.19 * longest),
+        height=max(2.6, 0.9 + 0.19 * shown),
     )
 
 
@@ -271,7 +272,7 @@ def _panels(
     for axis, epsilon in zip(axes, epsilons, strict=False):
         draw(axis, epsilon)
         axis.set_title(f"ε = {epsilon:g}", fontsize="medium")
-        _tidy(axis)
+        tidy(axis)
     for axis in axes[len(epsilons) :]:
         axis.remove()
     for axis in axes[max(len(epsilons) - columns, 0) : len(epsilons)]:
@@ -338,16 +339,6 @@ def _sampling_legend(figure: Figure, names: Sequence[str]) -> None:
 def _sized(row: Row) -> str:
     name = families.label(row.family)
     return f"{name} ({row.size})" if families.find(row.family).bands and row.size else name
-
-
-def _where(setting: Comparison) -> str:
-    return f"{setting.epochs} epochs × {setting.bins} iterations, δ = {setting.delta:g}"
-
-
-def _tidy(axis: Axes) -> None:
-    axis.grid(True, which="major", color="0.9", linewidth=0.8)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
 
 
 def figures(

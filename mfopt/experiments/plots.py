@@ -151,6 +151,11 @@ def _panel(axis: Axes, panel: Panel, labels: Sequence[str], handles: dict[str, A
         named_ticks(axis, (x for curve in panel.curves for x in curve.x))
     if panel.y_range is not None:
         axis.set_ylim(*panel.y_range)
+    tidy(axis)
+
+
+def tidy(axis: Axes) -> None:
+    """A light grid behind the data, and no frame."""
     axis.grid(True, which="major", color="0.9", linewidth=0.8)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)

@@ -198,6 +198,13 @@ class Scheme(abc.ABC):
         value = _check.probability(name, getattr(self, name), closed=True)
         object.__setattr__(self, name, value)
 
+    def _stated(self, own: int, population: int, why: str) -> int:
+        """The population that the scheme states, which whoever asks must have."""
+        if _check.integer("population", population) != own:
+            rule = f"this scheme is for {own} units"
+            raise _check.reject("population", population, rule, why)
+        return own
+
     def _step(self, step: int) -> int:
         step = _check.integer("step", step, at_least=0)
         if step >= self.length:

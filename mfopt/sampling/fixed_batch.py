@@ -44,14 +44,11 @@ class FixedBatch(Scheme):
         return subset(population, self.batch_size, generator(seed, self._step(step)))
 
     def _population(self, population: int) -> int:
-        if _check.integer("population", population) != self.population:
-            raise _check.reject(
-                "population",
-                population,
-                f"this scheme is for {self.population} units",
-                "A fixed-batch account depends on the size of the data set.",
-            )
-        return self.population
+        return self._stated(
+            self.population,
+            population,
+            "A fixed-batch account depends on the size of the data set.",
+        )
 
     def batch_sizes(self, step: int, population: int) -> Any:
         self._step(step)

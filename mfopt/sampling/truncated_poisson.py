@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mfopt import _check
 from mfopt.sampling import _law
 from mfopt.sampling._generator import generator, subset
 from mfopt.sampling.base import Scheme
@@ -45,14 +44,11 @@ class TruncatedPoisson(Scheme):
         return subset(self.population, min(count, self.batch_size), rng)
 
     def _population(self, population: int) -> int:
-        if _check.integer("population", population) != self.population:
-            raise _check.reject(
-                "population",
-                population,
-                f"this scheme is for {self.population} units",
-                "The chance of a full batch depends on the size of the data set.",
-            )
-        return self.population
+        return self._stated(
+            self.population,
+            population,
+            "The chance of a full batch depends on the size of the data set.",
+        )
 
     def batch_sizes(self, step: int, population: int) -> Any:
         self._step(step)
