@@ -6,7 +6,6 @@ EXTRAS = {
     **dict.fromkeys(
         (
             "cryptography",
-            "filelock",
             "flax",
             "orbax",
             "pyarrow",

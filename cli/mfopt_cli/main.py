@@ -51,13 +51,20 @@ class _LazyGroup(click.Group):
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="mfopt")
-def cli() -> None:
+@click.option(
+    "--no-compile-cache", is_flag=True, help="Compile anew, and keep nothing of it on disk."
+)
+def cli(no_compile_cache: bool) -> None:
     """Optimize, certify and use correlated noise for differentially private training.
 
     \b
     Tab completion: put this line into ~/.bashrc (zsh_source for ~/.zshrc; fish likewise):
       eval "$(_MFOPT_COMPLETE=bash_source mfopt)"
     """
+    if not no_compile_cache:
+        from mfopt_cli import compiled
+
+        compiled.switch_on()
 
 
 def main(arguments: list[str] | None = None) -> Any:

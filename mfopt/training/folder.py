@@ -7,14 +7,8 @@ import os
 import platform
 from pathlib import Path
 
+import filelock
 import jax
-
-from mfopt import _extras
-
-try:
-    import filelock
-except ModuleNotFoundError as problem:
-    raise _extras.missing(problem) from None
 
 from mfopt import _check, _files
 from mfopt.errors import UsageError
