@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from mfopt_cli.main import main
 
 import mfopt
 from mfopt.experiments import artifacts, tasks
+from mfopt.experiments.cache import code_digest
 
 FOLDER = Path(__file__).parent.parent / "artifacts"
 SMALL = "blt-4-8x32-eps2"
@@ -76,6 +78,36 @@ def test_a_small_one_is_rebuilt_within_monte_carlo_error(rebuilt: Path) -> None:
     # a control that must fail: another cell of the grid is nowhere near
     other = mfopt.load(next((FOLDER / "factorizations").glob("blt-4-8x32-eps8*.npz")))
     assert abs(other.rmse / new.rmse - 1) > 0.1
+
+
+def test_a_note_names_the_commit_and_the_code(tmp_path, monkeypatch) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("x\n")
+
+    def entry() -> dict:
+        artifacts.note(tmp_path, "a", [file], how="mfopt", seed=0, device=["CPU"], seconds=1.0)
+        return artifacts.read_manifest(tmp_path)["a"]
+
+    assert entry()["code"] == code_digest(training=True)
+    # outside a repository no commit is known, and none is made up
+    monkeypatch.setattr(artifacts, "__file__", str(tmp_path / "artifacts.py"))
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert entry()["commit"] is None
+
+    def git(*words: str) -> str:
+        who = ("-c", "user.name=n", "-c", "user.email=e")
+        done = subprocess.run(["git", *who, *words], cwd=tmp_path, capture_output=True, check=True)
+        return done.stdout.decode().strip()
+
+    (tmp_path / "artifacts.py").write_text("")
+    (tmp_path / ".gitignore").write_text("a.csv\nmanifest.json\n")
+    git("init", "-q")
+    assert entry()["commit"] is None  # a file that the repository does not track
+    git("add", "artifacts.py", ".gitignore")
+    git("commit", "-q", "-m", "first")
+    assert entry()["commit"] == git("rev-parse", "HEAD")
+    (tmp_path / "artifacts.py").write_text("1\n")
+    assert entry()["commit"].endswith("+changes")
 
 
 def test_unknown_artifact_is_refused(tmp_path, capsys) -> None:

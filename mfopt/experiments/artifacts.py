@@ -1,14 +1,15 @@
 """The ``artifacts/`` folder: small results with a manifest that says how each was made.
 
 Every artifact has a name, a builder in this library, and an entry in ``manifest.json``: files with
-their SHA-256, the command that rebuilds it, version, seed, device, and the seconds of computing
-behind it (the sum over the cells it was made of, whether cached or not).
+their SHA-256, the command that rebuilds it, version, commit, digest of the code, seed, device, and
+the seconds of computing behind it (the sum over the cells it was made of, cached or not).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ from mfopt.experiments import (
     tasks,
     training,
 )
-from mfopt.experiments.cache import Cache, Task
+from mfopt.experiments.cache import Cache, Task, code_digest
 from mfopt.experiments.runner import run_all
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
@@ -368,6 +369,8 @@ def note(
         },
         "command": how,
         "version": __version__,
+        "commit": _commit(),
+        "code": code_digest(training=True),
         "seed": seed,
         "device": list(device),
         "seconds": round(seconds, 1),
@@ -376,6 +379,24 @@ def note(
     manifest = {**read_manifest(folder), name: entry}
     text = json.dumps(manifest, indent=2, sort_keys=True) + "\n"
     _files.write(folder / MANIFEST, text)
+
+
+def _commit() -> str | None:
+    """The commit of the tree that this package is run from, and whether it was changed since."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str | None:
+        try:
+            done = subprocess.run(["git", *words], cwd=here, capture_output=True, text=True)
+        except OSError:
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    # an installed package may lie in a tree that is not its own
+    if git("ls-files", "--error-unmatch", Path(__file__).name) is None:
+        return None
+    changed = git("status", "--porcelain", "--", ":/", ":(exclude,top)artifacts")
+    return f"{git('rev-parse', 'HEAD')}{'+changes' if changed else ''}"
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
