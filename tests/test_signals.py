@@ -187,7 +187,7 @@ def test_two_savers_without_force(tmp_path):
 def test_the_best_so_far_is_a_file_to_go_on_from(tmp_path):
     path, told = tmp_path / "one.npz", []
     target = (SCHEME, 2.0, 1e-5)
-    so_far = BestSoFar(path, *target, listener=told.append, every=0.0)
+    so_far = BestSoFar(path, *target[1:], listener=told.append, every=0.0)
     steps = []
 
     def listener(event):
@@ -204,7 +204,7 @@ def test_the_best_so_far_is_a_file_to_go_on_from(tmp_path):
     kept = mfopt.load(so_far.path)
     assert kept.guarantee.status == "estimate" and not kept.proved_here
     assert kept.sampling == SCHEME and kept.guarantee.epsilon == 2.0
-    other = BestSoFar(path, *target, listener=silent, every=0.0)
+    other = BestSoFar(path, *target[1:], listener=silent, every=0.0)
     for event in steps:
         other(event)
     assert other.path == tmp_path / "one.so-far-2.npz"  # that of the killed run stays
@@ -215,7 +215,7 @@ def test_the_best_so_far_is_a_file_to_go_on_from(tmp_path):
 
 def test_a_full_disk_does_not_end_the_search(tmp_path, monkeypatch):
     told = []
-    so_far = BestSoFar(tmp_path / "one.npz", SCHEME, 2.0, 1e-5, listener=told.append, every=0.0)
+    so_far = BestSoFar(tmp_path / "one.npz", 2.0, 1e-5, listener=told.append, every=0.0)
 
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -1,5 +1,6 @@
 """Optimize C for an error of (C, σ), with σ calibrated under amplification."""
 
+from mfopt.optimize.auto import least_error
 from mfopt.optimize.objective import Loss, log_max_error, log_rmse
 from mfopt.optimize.pipeline import factorize
 from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
@@ -9,6 +10,7 @@ __all__ = [
     "Loss",
     "Optimized",
     "factorize",
+    "least_error",
     "log_max_error",
     "log_rmse",
     "optimize",

@@ -123,7 +123,7 @@ def options(
                 made.append(blocks)
             if bands >= _FEWEST_BANDS:
                 made.append(search("banded-toeplitz", blt, bands=bands))
-            tried = [_scored(one, scheme, epsilon, delta, workload) for one in made]
+            tried = [scored(one, scheme, epsilon, delta, workload) for one in made]
             earlier = [found[bound - 1]] if bound - 1 in found else []
             found[bound] = min([*earlier, *tried], key=lambda option: option.rmse)
     except KeyboardInterrupt as stop:
@@ -139,10 +139,24 @@ def _memory(strategy: Strategy, scheme: BinScheme) -> int:
     return choose(strategy, scheme.iterations).slots
 
 
-def _scored(
+@float64
+def scored(
     one: Optimized, scheme: BinScheme, epsilon: float, delta: float, workload: Workload
 ) -> WithinMemory:
-    pair = law(scheme).loss(one.strategy)
-    sigma = calibrate(pair, epsilon, delta, samples=_SAMPLES, seed=_SEED).noise_multiplier
+    """σ and RMSE of a search's C, exact or on samples that it has not seen; the same for all.
+
+    Args:
+      one: the search's result.
+      scheme: bins and epochs.
+      epsilon, delta: add-remove target for one unit.
+      workload: A.
+    """
+    loss = law(scheme).loss(one.strategy)
+    exact = [bound for bound in loss.free_bounds() if bound.exact]
+    sigma = (
+        exact[0].noise_multiplier(epsilon, delta)
+        if exact
+        else calibrate(loss, epsilon, delta, samples=_SAMPLES, seed=_SEED).noise_multiplier
+    )
     rmse = float(np.asarray(query_error.rmse(workload, one.strategy, scheme.iterations, sigma)))
     return WithinMemory(_memory(one.strategy, scheme), one, sigma, rmse)

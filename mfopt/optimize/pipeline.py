@@ -135,26 +135,69 @@ def factorize(
         fixed = kinds.fixed(strategy, bands=bands)
         nothing = np.zeros((0, 3))
         found = Optimized(fixed, np.nan, np.nan, "nothing to optimize", nothing, 0.0)
+    record = dict(provenance or {})
+    if bounds:
+        record["memory"] = {
+            "at_most": memory,
+            "estimated_rmse": {str(bound): option.rmse for bound, option in bounds.items()},
+        }
+    if compiling is not None and not interrupted:
+        try:
+            compiling.join()
+        except KeyboardInterrupt:
+            interrupted = True
+    return on_record(
+        found,
+        scheme,
+        epsilon,
+        delta,
+        workload=workload,
+        certify_samples=certify_samples,
+        seed=seed,
+        privacy_unit=privacy_unit,
+        provenance=record,
+        progress=progress,
+        interrupted=interrupted,
+    )
+
+
+def on_record(
+    found: Optimized,
+    scheme: BinScheme,
+    epsilon: float,
+    delta: float,
+    *,
+    workload: Workload,
+    certify_samples: int | None = None,
+    seed: int | None = None,
+    privacy_unit: str = "example",
+    provenance: dict[str, Any] | None = None,
+    progress: Report = silent,
+    interrupted: bool = False,
+) -> Factorization:
+    """An optimized C with the least σ that is certified for it, ready to save.
+
+    Args:
+      found: the search's result.
+      scheme, epsilon, delta, workload, certify_samples, seed, privacy_unit, provenance, progress:
+        as for :func:`factorize`.
+      interrupted: whether the search was; C then gets an estimate, as at an interrupt here.
+
+    Raises:
+      FailureError: no σ could be certified.
+    """
     record = {
         **(provenance or {}),
         "optimizer_status": found.status,
         "optimizer_seconds": round(found.seconds, 3),
         "evaluations": len(found.history),
     }
-    if bounds:
-        record["memory"] = {
-            "at_most": memory,
-            "estimated_rmse": {str(bound): option.rmse for bound, option in bounds.items()},
-        }
     guarantee = None
     if not interrupted:
         try:
-            if compiling is not None:
-                compiling.join()
-            sampled = law(scheme).loss(found.strategy)
             certificate, estimate = release(
                 # the engine's samples are its own, also where the seed is the optimizer's
-                sampled,
+                law(scheme).loss(found.strategy),
                 epsilon,
                 delta,
                 samples=certify_samples,

@@ -290,7 +290,8 @@ class _Job:
         steps: int,
         stage: str,
     ) -> StartedTrace:
-        trace, point = StartedTrace(build=mapping.build), mapping.start
+        trace = StartedTrace(build=mapping.build, scheme=self.scheme)
+        point = mapping.start
         tolerance = kind.tolerance if self.tolerance is None else self.tolerance
         self.later = max(self.later - steps, 0)
 
@@ -330,9 +331,10 @@ class _Job:
 
 @dataclasses.dataclass
 class StartedTrace(Trace):
-    """A trace that knows which strategy its parameters are."""
+    """A trace that knows which strategy its parameters are, and how batches are drawn."""
 
     build: Callable[[jax.Array], Strategy] = dataclasses.field(kw_only=True)
+    scheme: BinScheme = dataclasses.field(kw_only=True)
 
     def result(self) -> Strategy:
         """The best strategy so far, of numpy arrays.

@@ -15,11 +15,11 @@ from mfopt.guarantee import Guarantee
 from mfopt.optimize.drivers import Step
 from mfopt.optimize.run import StartedTrace, normalized
 from mfopt.progress import Progress, Report
-from mfopt.sampling import BinScheme
 from mfopt.workloads import PrefixSums, Workload
 
 EVERY = 60.0  # seconds between two saves, at least
 _SHARE = 20  # and so many times what a save takes
+_SAME = 2e-3  # of the log error: where samples are put anew, values before and after differ by less
 
 
 class BestSoFar:
@@ -41,7 +41,6 @@ class BestSoFar:
     def __init__(
         self,
         path: Path,
-        scheme: BinScheme,
         epsilon: float,
         delta: float,
         *,
@@ -53,9 +52,10 @@ class BestSoFar:
     ) -> None:
         self.path: Path | None = None  # of the file, once there is one
         self._wanted = beside(path)
-        self._mechanism = (scheme, epsilon, delta, workload or PrefixSums(), privacy_unit)
+        self._mechanism = (epsilon, delta, workload or PrefixSums(), privacy_unit)
         self._provenance, self._listener, self._every = provenance or {}, listener, every
         self._due = time.monotonic() + every
+        self._least = math.inf  # of what is in the file
 
     def __call__(self, event: Progress) -> None:
         """Pass ``event`` on; save if it is time to."""
@@ -63,7 +63,9 @@ class BestSoFar:
         if not isinstance(event, Step) or time.monotonic() < self._due:
             return
         trace = event.trace
-        if isinstance(trace, StartedTrace) and math.isfinite(trace.best_sigma):
+        if not isinstance(trace, StartedTrace) or not math.isfinite(trace.best_sigma):
+            return
+        if trace.best_value < self._least + _SAME:
             begun = time.monotonic()
             self._save(trace, event)
             took = time.monotonic() - begun
@@ -76,7 +78,8 @@ class BestSoFar:
             self.path = None
 
     def _save(self, trace: StartedTrace, event: Progress) -> None:
-        scheme, epsilon, delta, workload, unit = self._mechanism
+        epsilon, delta, workload, unit = self._mechanism
+        scheme = trace.scheme
         try:
             strategy, mode_norm = normalized(trace.result(), scheme)
             sigma = trace.best_sigma * mode_norm
@@ -98,6 +101,7 @@ class BestSoFar:
                 self._listener(Progress(event.stage, note=note, lasting=True))
             else:
                 save(found, self.path, force=True)
+            self._least = min(self._least, trace.best_value)
         except (OSError, UsageError, FailureError) as problem:
             # the search itself is sound: it goes on, and whoever waits is told
             note = f"the best so far could not be saved: {problem}"

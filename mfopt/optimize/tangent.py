@@ -141,9 +141,7 @@ def _programs(
         number: Any = jax.ShapeDtypeStruct((), jnp.float64)
         point = jax.ShapeDtypeStruct((parameters,), jnp.float64)
         quadratic = jax.eval_shape(lambda x: law.quadratic(build(x)), point)
-        proposal = jax.eval_shape(
-            lambda q, sigma: law.proposal(law.prepared(q), sigma, sigma), quadratic, number
-        )
+        proposal = law.proposal_shape(jax.eval_shape(law.prepared, quadratic))
         frozen = implicit.Frozen(jax.tree.unflatten(structure, draws), proposal, number, number)
         with jax.default_device(device):
             touch = _slope.lower(law, quadratic, frozen, number, number)

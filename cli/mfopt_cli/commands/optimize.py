@@ -33,11 +33,12 @@ _DEFAULTS = {"balls-in-bins": "blt", "fresh-bins": "banded-toeplitz"}  # form of
 )
 @options.option(
     "--sampling",
-    type=click.Choice(["balls-in-bins", "fresh-bins"]),
+    type=click.Choice(["balls-in-bins", "fresh-bins", "auto"]),
     default="balls-in-bins",
     show_default=True,
     help="How batches are drawn: one random bin for all epochs, or a new one in each epoch "
-    "(least error at small ε; C needs at most --iters bands).",
+    "(least error at small ε; C needs at most --iters bands). auto: the least error over both and "
+    "the forms of C within --memory, with a table of what was tried.",
 )
 @options.option(
     "--rethrow",
@@ -58,7 +59,7 @@ _DEFAULTS = {"balls-in-bins": "blt", "fresh-bins": "banded-toeplitz"}  # form of
     "--memory",
     type=int,
     help="Instead of a form of C: the least error with at most so many model-sized arrays of "
-    "noise, and what one array fewer or more would change.",
+    "noise, and what one array fewer or more would change [default with --sampling auto: 15].",
 )
 @options.option(
     "--time-scale/--no-time-scale",
@@ -148,35 +149,41 @@ def command(
     Example:
       mfopt optimize --epochs 16 --iters 128 --eps 2
       mfopt optimize --epochs 4 --iters 64 --eps 1 --sampling fresh-bins --bands 8
+      mfopt optimize --epochs 4 --iters 64 --eps 1 --sampling auto --memory 8
     """
     started = time.perf_counter()
     from mfopt import _check
 
     scheme = _scheme(sampling, epochs, iters, rethrow)
     given, strategy = strategy, strategy or _DEFAULTS[scheme.kind]
+    everywhere = sampling == "auto"
     _check.epsilon("epsilon", epsilon)
     _check.probability("delta", delta)
     for name, value in [("bands", bands), ("buffers", buffers)]:
         _check.integer(name, value)
-    if memory is not None:
-        from mfopt.accounting.monte_carlo.dominating_pair import covers
-
-        if not covers(scheme):
-            raise click.UsageError("--memory chooses among forms of C for balls-in-bins only")
-        _check_memory(memory, [given, init, steps, samples], optimizer, objective)
-    form = strategy if memory is None else f"memory{memory}"
+    form = strategy
+    if memory is not None or everywhere:
+        form = "auto" if everywhere else f"memory{memory}"
+        if scheme.kind == "fresh-bins":
+            raise click.UsageError(
+                "--memory chooses among forms of C for balls-in-bins, or with --sampling auto"
+            )
+        named = "--sampling auto" if everywhere else f"--memory {memory}"
+        _check_chosen(named, [given, init, steps, samples], optimizer, objective)
     path = out or Path(f"mfopt-{form}-{epochs}x{iters}-eps{epsilon:g}.npz")
     from mfopt.factorization import check_output, load
 
     check_output(path, force=force)
 
-    from mfopt.optimize import factorize, kinds
+    from mfopt.optimize import factorize, kinds, least_error
     from mfopt.optimize.so_far import BestSoFar
     from mfopt_cli import mechanisms
 
     settings: dict[str, Any] = {}
-    if memory is not None:
-        settings = {"memory": memory, "time_scale": _scaling("blt", time_scale, knots)}
+    if memory is not None or everywhere:
+        settings = {"time_scale": _scaling("blt", time_scale, knots)}
+        if memory is not None:
+            settings["most" if everywhere else "memory"] = memory
     elif strategy in kinds.names():
         settings = {
             "buffers": buffers,
@@ -198,19 +205,13 @@ def command(
     }
     with Live(not quiet and not as_json) as live:
         listener = _with_values(live, objective)
-        so_far = BestSoFar(path, scheme, epsilon, delta, listener=listener, **record)
-        found = factorize(
-            scheme,
-            epsilon,
-            delta,
-            strategy=strategy,
-            bands=bands,
-            certify_samples=certify_samples,
-            seed=seed,
-            progress=so_far,
-            **record,
-            **settings,
-        )
+        so_far = BestSoFar(path, epsilon, delta, listener=listener, **record)
+        settings |= {"certify_samples": certify_samples, "seed": seed, "progress": so_far}
+        settings |= record
+        if everywhere:
+            found = least_error(epochs, iters, epsilon, delta, **settings)
+        else:
+            found = factorize(scheme, epsilon, delta, strategy=strategy, bands=bands, **settings)
     wanted, path = path, mechanisms.keep(found, path, force=force)
     so_far.discard()
     seconds = time.perf_counter() - started
@@ -238,16 +239,16 @@ def _scheme(kind: str, epochs: int, iters: int, rethrow: int | None) -> Any:
     return BallsInBins(bins=iters, epochs=epochs)
 
 
-def _check_memory(memory: int, unused: list[Any], optimizer: str, objective: str) -> None:
+def _check_chosen(option: str, unused: list[Any], optimizer: str, objective: str) -> None:
     """Refuse what says how a search goes on, where the kinds themselves are searched."""
     source = click.get_current_context().get_parameter_source
     given = click.core.ParameterSource.COMMANDLINE
     named = [name for name in ("strategy", "bands", "buffers") if source(name) is given]
     if named or any(value is not None for value in unused) or objective != "rmse":
         words = ", ".join(f"--{name}" for name in named) or "the options of a single search"
-        raise click.UsageError(f"--memory {memory} chooses the form of C itself: leave out {words}")
+        raise click.UsageError(f"{option} chooses the form of C itself: leave out {words}")
     if optimizer != "tangents":
-        raise click.UsageError(f"--memory {memory} goes with the default --optimizer only")
+        raise click.UsageError(f"{option} goes with the default --optimizer only")
 
 
 def _scaling(strategy: str, wanted: bool | None, knots: int | None) -> Any:
@@ -301,6 +302,7 @@ def _report(found: Any, path: Path, seconds: float) -> None:
                 else []
             ),
             *_memory(found),
+            *_tried(found),
             ("stopped because", found.provenance["optimizer_status"]),
             ("saved", f"{path}  ({words.duration(seconds)})"),
         ],
@@ -320,6 +322,28 @@ def _memory(found: Any) -> list[tuple[str, str]]:
         if bound != most
     ]
     return [("noise memory", "; ".join([f"at most {most} model-sized arrays", *others]))]
+
+
+def _tried(found: Any) -> list[tuple[str, str]]:
+    """Every mechanism that was looked at, the least error first."""
+    tried = found.provenance.get("tried", [])
+    ranked = sorted(tried, key=lambda one: one.get("estimated_rmse", math.inf))
+    least = ranked[0].get("estimated_rmse", math.nan) if ranked else math.nan
+    rows = []
+    for one in ranked:
+        size = f" ({one['size']})" if one["size"] else ""
+        came = one.get("problem", "")
+        if not came:
+            change = 100 * (one["estimated_rmse"] / least - 1)
+            count = one["memory"]
+            came = (
+                f"RMSE {one['estimated_rmse']:.4f} ({change:+.2f}%), "
+                f"{count} array{'s' * (count != 1)} of noise memory"
+            )
+        name = f"{one['sampling']['kind']}, {one['strategy']}{size}"
+        rows.append(("tried, estimates" if not rows else "", f"{name}: {came}"))
+    rows += [("not certified", text) for text in found.provenance.get("not_certified", [])]
+    return rows
 
 
 def _versus(found: Any, against: dict[str, float], name: str) -> str:

@@ -262,8 +262,8 @@ class TiltedLoss(SampledLoss):
 class SampledLaw(abc.ABC):
     """What an optimizer needs of a scheme. Hashable: it is static in compiled code.
 
-    All methods run inside a float64 scope, and all but ``loss`` and ``draws`` may be traced; draws
-    and proposal are constants of the differentiation.
+    All methods run inside a float64 scope, and all but ``loss``, ``draws`` and ``proposal`` may be
+    traced; draws and proposal are constants of the differentiation.
     """
 
     @abc.abstractmethod
@@ -312,6 +312,15 @@ class SampledLaw(abc.ABC):
     @abc.abstractmethod
     def proposal(self, reduced: Any, noise_multiplier: Any, epsilon: Any) -> Any:
         """Where the frozen draws are put; any is unbiased, one near the solution is precise."""
+
+    def proposal_shape(self, reduced: Any) -> Any:
+        """Shapes and types of :meth:`proposal`; override where that cannot be traced.
+
+        Args:
+          reduced: shapes and types of :meth:`reduced`.
+        """
+        number = jax.ShapeDtypeStruct((), jnp.float64)
+        return jax.eval_shape(self.proposal, reduced, number, number)
 
     @abc.abstractmethod
     def frozen(self, reduced: Any, proposal: Any, draws: Any) -> Any:

@@ -1,0 +1,278 @@
+"""The least error at (ε, δ) over sampling schemes and forms of C, within so much noise memory.
+
+Every search ends with an estimate of its RMSE on fresh samples, the same for all; the least of them
+is certified, and the next where that fails. What is tried:
+
+* balls-in-bins with the kinds that keep little memory (:mod:`mfopt.optimize.memory`),
+* bins thrown afresh in each epoch with a banded Toeplitz C of as many bands as the memory allows:
+  fewer bands are among those,
+* independent noise under both.
+
+Kinds that make past draws again instead of keeping them are left out, as they pay in time, and so
+are schemes that no file can be executed from with correlated noise of every form here.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mfopt import _check, _sizes
+from mfopt.errors import FailureError, UsageError
+from mfopt.factorization import Factorization
+from mfopt.optimize import kinds, memory, sizes
+from mfopt.optimize.pipeline import on_record
+from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
+from mfopt.optimize.time_scale import Scaling
+from mfopt.progress import Progress, Report, silent, within
+from mfopt.sampling import BallsInBins, BinScheme, FreshBins
+from mfopt.strategies import Identity
+from mfopt.workloads import PrefixSums, Workload
+
+MEMORY = 15  # arrays, unless the caller names a number
+MOST_BANDS = 32  # under fresh bins: more gain nothing that was measured, and cost much
+_BUFFERS = 4  # of a BLT and of one with a wave: more gain next to nothing
+
+
+class Candidate(NamedTuple):
+    """What one search is for.
+
+    Attributes:
+      scheme: who takes part when.
+      kind: of C.
+      size: buffers or bands; 0 where there are none.
+    """
+
+    scheme: BinScheme
+    kind: str
+    size: int = 0
+
+    def words(self) -> str:
+        """It in words, short enough for a line of progress."""
+        noun = "bands" if self.kind == "banded-toeplitz" else "arrays"
+        size = f" ({self.size} {noun})" if self.size else ""
+        return f"{self.scheme.kind}, {self.kind}{size}"
+
+
+class Tried(NamedTuple):
+    """What came of a candidate.
+
+    Attributes:
+      candidate: what it was.
+      scored: C with its estimated σ and RMSE, or None where ``problem`` says why not.
+      seconds: wall time.
+      problem: why it is out of the question.
+    """
+
+    candidate: Candidate
+    scored: memory.WithinMemory | None
+    seconds: float = 0.0
+    problem: str = ""
+
+    @property
+    def rmse(self) -> float:
+        """Estimated RMSE; infinite where there is none."""
+        return math.inf if self.scored is None else self.scored.rmse
+
+    def describe(self) -> dict[str, Any]:
+        """For the record: JSON values only."""
+        sampling, kind, size = self.candidate
+        record: dict[str, Any] = {"sampling": sampling.describe(), "strategy": kind, "size": size}
+        if self.scored is not None:
+            record["estimated_rmse"] = self.scored.rmse
+            record["estimated_noise_multiplier"] = self.scored.noise_multiplier
+            record["memory"] = self.scored.memory
+        if self.problem:
+            record["problem"] = self.problem
+        return {**record, "seconds": round(self.seconds, 3)}
+
+
+def candidates(epochs: int, iters: int, most: int) -> list[Candidate]:
+    """What is tried within ``most`` model-sized arrays, what comes after another one after it.
+
+    Args:
+      epochs: E.
+      iters: iterations of an epoch, b.
+      most: arrays that streaming the noise may keep.
+
+    >>> [one.words() for one in candidates(4, 32, 1)][2:]
+    ['balls-in-bins, blt (1 arrays)', 'fresh-bins, banded-toeplitz (2 bands)']
+    """
+    kept, afresh = BallsInBins(iters, epochs), FreshBins(iters, epochs)
+    found = [Candidate(kept, "identity"), Candidate(afresh, "identity")]
+    if most >= 1:
+        found.append(Candidate(kept, "blt", min(most, _BUFFERS)))
+    if most >= memory.FEWEST_WAVE:
+        found.append(Candidate(kept, "wave-blt", _BUFFERS))
+    blocks = min(most, memory.MOST_BLOCKS, iters + 1)
+    if blocks >= memory.FEWEST_BLOCKS:
+        found.append(Candidate(kept, "cyclic-blocks", blocks))
+    bands = min(most + 1, MOST_BANDS, iters)
+    if bands >= 2:
+        found.append(Candidate(afresh, "banded-toeplitz", bands))
+    return found
+
+
+def least_error(
+    epochs: int,
+    iters: int,
+    epsilon: float,
+    delta: float = 1e-5,
+    *,
+    most: int = MEMORY,
+    workload: Workload | None = None,
+    time_scale: bool | Scaling = True,
+    certify_samples: int | None = None,
+    seed: int | None = None,
+    privacy_unit: str = "example",
+    provenance: dict[str, Any] | None = None,
+    progress: Report = silent,
+) -> Factorization:
+    """The mechanism of least error that is certified, over schemes and forms of C.
+
+    ``provenance["tried"]`` of the result says what was tried and what came of it; its ``sampling``
+    is what must be executed. An interrupt (KeyboardInterrupt) keeps the best so far with an
+    *estimate* for a guarantee; ``provenance["interrupted"]`` is then true.
+
+    Args:
+      epochs: passes over the data.
+      iters: iterations of an epoch: the bins.
+      epsilon, delta: add-remove target for one unit.
+      most: model-sized arrays that streaming the noise may keep.
+      workload: A; prefix sums by default.
+      time_scale: whether C is put between two diagonals that vary with time.
+      certify_samples: iid samples of the certificate; by default as many as are worth it.
+      seed: pins all samples.
+      privacy_unit: what the guarantee protects, by name.
+      provenance: more to put on record.
+      progress: told of every evaluation, and in words of every candidate that is finished.
+
+    Raises:
+      UsageError: an argument out of range.
+      FailureError: nothing could be certified.
+    """
+    _check.epsilon("epsilon", epsilon)
+    _check.probability("delta", delta)
+    most = _check.integer("memory", most, at_least=0)
+    workload = workload or PrefixSums()
+    wanted = candidates(epochs, iters, most)
+    _announce(wanted, progress)
+    tried: list[Tried] = []
+    unfinished: tuple[Optimized, BinScheme] | None = None
+    interrupted = False
+    for candidate in wanted:
+        begun = time.perf_counter()
+        told = within(_quiet(progress), candidate.words())
+        found: Optimized | None = None
+        try:
+            found = _search(candidate, epsilon, delta, tried, workload, time_scale, seed, told)
+            told(Progress("estimating its error on fresh samples"))
+            scored = memory.scored(found, candidate.scheme, epsilon, delta, workload)
+        except KeyboardInterrupt as stop:
+            interrupted = True
+            best = stop.best if isinstance(stop, InterruptedOptimization) else found
+            unfinished = None if best is None else (best, candidate.scheme)
+            break
+        except (UsageError, FailureError) as problem:
+            # what one scheme or size has no answer for, the others may
+            took = time.perf_counter() - begun
+            tried.append(Tried(candidate, None, took, str(problem)))
+        else:
+            tried.append(Tried(candidate, scored, time.perf_counter() - begun))
+        progress(Progress(candidate.words(), note=_note(tried[-1]), lasting=True))
+    ranked = sorted((one for one in tried if one.scored is not None), key=lambda one: one.rmse)
+    chosen = [(one.scored.found, one.candidate.scheme) for one in ranked if one.scored is not None]
+    if unfinished is not None:
+        # an unfinished search's own samples flatter it by next to nothing
+        value = math.exp(unfinished[0].loss) if math.isfinite(unfinished[0].loss) else math.inf
+        if not ranked or value < ranked[0].rmse:
+            chosen.insert(0, unfinished)
+    if not chosen:
+        if interrupted:
+            raise FailureError("interrupted before anything was tried; nothing to keep")
+        raise FailureError("nothing that was tried has an answer: " + tried[-1].problem)
+    record = {**(provenance or {}), "tried": [one.describe() for one in tried], "at_most": most}
+    refused: list[str] = []
+    for found, scheme in chosen:
+        try:
+            return on_record(
+                found,
+                scheme,
+                epsilon,
+                delta,
+                workload=workload,
+                certify_samples=certify_samples,
+                seed=seed,
+                privacy_unit=privacy_unit,
+                provenance={**record, **({"not_certified": refused} if refused else {})},
+                progress=progress,
+                interrupted=interrupted,
+            )
+        except FailureError as problem:
+            refused.append(f"{scheme.kind}, {found.strategy.kind}: {problem}")
+            note = f"{refused[-1]} The next best is certified instead."
+            progress(Progress("certifying", note=note, lasting=True))
+    raise FailureError("nothing that was tried could be certified: " + refused[0])
+
+
+def _search(
+    candidate: Candidate,
+    epsilon: float,
+    delta: float,
+    tried: Sequence[Tried],
+    workload: Workload,
+    time_scale: bool | Scaling,
+    seed: int | None,
+    progress: Report,
+) -> Optimized:
+    """One search; a banded C begins where the BLT under the other scheme ended."""
+    scheme, kind, size = candidate
+    if kind == "identity":
+        return Optimized(Identity(), np.nan, np.nan, "nothing to optimize", np.zeros((0, 3)), 0.0)
+    blts = [one.scored.found for one in tried if one.scored and one.candidate.kind == "blt"]
+    return optimize(
+        scheme,
+        epsilon,
+        delta,
+        strategy=kind,
+        bands=size if kind == "banded-toeplitz" else 1,
+        buffers=size if kind != "banded-toeplitz" else 1,
+        workload=workload,
+        time_scale=time_scale if kinds.find(kind).scalable else False,
+        seed=seed,
+        init=blts[0].strategy if blts and kind == "banded-toeplitz" else None,
+        progress=progress,
+    )
+
+
+def _announce(wanted: Sequence[Candidate], progress: Report) -> None:
+    """How long all of it will take, before any of it."""
+    total = 0.0
+    for scheme, kind, _ in wanted:
+        if kind != "identity":
+            entry = kinds.find(kind)
+            total += sizes.seconds(scheme, samples=entry.samples, evaluations=entry.steps)
+    _sizes.announce(total, progress, of=f"{len(wanted)} mechanisms", note="Ctrl-C keeps the best")
+
+
+def _quiet(progress: Report) -> Report:
+    """A search's own estimate of its time is part of the whole's."""
+
+    def report(event: Progress) -> None:
+        if not (event.lasting and event.stage == "starting"):
+            progress(event)
+
+    return report
+
+
+def _note(one: Tried) -> str:
+    if one.scored is None:
+        return f"{one.candidate.words()}: left out: {one.problem}"
+    return (
+        f"{one.candidate.words()}: RMSE {one.rmse:.4g} at σ {one.scored.noise_multiplier:.4g}, "
+        f"{one.scored.memory} arrays (estimated)"
+    )
