@@ -179,8 +179,9 @@ def on_record(
 
     Args:
       found: the search's result.
-      scheme, epsilon, delta, workload, certify_samples, seed, privacy_unit, provenance, progress:
-        as for :func:`factorize`.
+      scheme, epsilon, delta, workload: as for :func:`factorize`.
+      certify_samples, seed, progress: as for :func:`factorize`.
+      privacy_unit, provenance: as for :func:`factorize`.
       interrupted: whether the search was; C then gets an estimate, as at an interrupt here.
 
     Raises:

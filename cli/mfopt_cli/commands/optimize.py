@@ -329,7 +329,7 @@ def _tried(found: Any) -> list[tuple[str, str]]:
     tried = found.provenance.get("tried", [])
     ranked = sorted(tried, key=lambda one: one.get("estimated_rmse", math.inf))
     least = ranked[0].get("estimated_rmse", math.nan) if ranked else math.nan
-    rows = []
+    rows: list[tuple[str, str]] = []
     for one in ranked:
         size = f" ({one['size']})" if one["size"] else ""
         came = one.get("problem", "")
