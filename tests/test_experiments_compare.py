@@ -369,6 +369,30 @@ def test_a_recommendation_weighs_error_against_memory_and_time() -> None:
     )
 
 
+def test_fresh_bins_are_a_row_a_search_of_their_own_and_a_sentence() -> None:
+    fresh = families.find("banded-toeplitz-scaled+fresh-bins")
+    setting = Comparison(32, 4, (1.0,), widths=(1, 8, 16, 64))
+    ((size, task),) = fresh.candidates(setting, 1.0)
+    assert size == 16 and task.arguments["sampling"] == "fresh-bins"
+    (search,) = task.needs
+    assert search.arguments["sampling"] == "fresh-bins" and search.arguments["bands"] == 16
+    # C begins at the BLT that another row optimizes under balls-in-bins
+    ((_, blt),) = families.find("blt-4-scaled").candidates(setting, 1.0)
+    assert {**search.needs[0].arguments, "bands": 1} == {**blt.needs[0].arguments, "bands": 1}
+    rows = [
+        row("blt-4-scaled", 22.9, 4),
+        row("banded-toeplitz-scaled+fresh-bins", 20.0, 15, size=16),
+        row("dpsgd+fresh-bins", 30.0, 0),
+    ]
+    (found,) = recommendation.recommend(rows)
+    assert found.text().startswith("ε = 2: BLT-4, time-scaled, RMSE 22.90 at 4 arrays with balls")
+    more = "banded Toeplitz scaled (16 bands), RMSE 20.00 at 15 arrays with fresh bins"
+    assert found.text().endswith(f"lower with more: {more}")
+    rows[1] = row("banded-toeplitz-scaled+fresh-bins", 20.0, 7, size=8)
+    (found,) = recommendation.recommend(rows)
+    assert "with fresh bins, 12.7% below the best with balls-in-bins" in found.text()
+
+
 def test_a_block_for_each_epsilon_fits_eighty_columns() -> None:
     rows = [
         row(family, 1e5 + number, 2047, draws=1024.5, epsilon=epsilon, size=256)

@@ -88,11 +88,11 @@ def test_a_kind_says_how_many_numbers_it_has(name):
 def test_unknown_kinds_are_refused_and_others_asked(machine):
     for kind in ("no-such-kind", "time-scaled"):
         with pytest.raises(UsageError, match="must be one of blt"):
-            sizes.memory(kind, 8, 2, samples=0)
+            sizes.memory(kind, BallsInBins(8, 2), samples=0)
     with pytest.raises(UsageError, match="must be one of"):
-        sizes.memory("sqrt", 8, 2, samples=64)  # has no parameters to search for
+        sizes.memory("sqrt", BallsInBins(8, 2), samples=64)  # has no parameters to search for
     # a class whose modes are formed from the dense matrix says so
-    dense, structured = (sizes.memory(k, 64, 64, samples=0) for k in ("tree", "sqrt"))
+    dense, structured = (sizes.memory(k, BallsInBins(64, 64), samples=0) for k in ("tree", "sqrt"))
     assert dense - structured == 8 * 5 * (64 * 64) ** 2
 
 
@@ -185,5 +185,5 @@ def test_the_estimate_is_that_of_the_compiled_program():
         program = objective._evaluation(loss, mapping.build, objective.law(scheme))
         found = program.lower(point, frozen, number, number).compile().memory_analysis()
     compiled = found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes
-    planned = sizes.memory("banded-toeplitz", 256, 2, samples=samples, bands=4) - sizes._BASE
+    planned = sizes.memory("banded-toeplitz", scheme, samples=samples, bands=4) - sizes._BASE
     assert 0.6 * planned < compiled < 1.2 * planned

@@ -11,9 +11,10 @@ from typing import Any
 
 from mfopt import _sizes
 from mfopt.experiments.cache import Task
-from mfopt.experiments.tasks import BALLS
+from mfopt.experiments.tasks import BALLS, FRESH
 from mfopt.optimize import kinds, sizes
 from mfopt.optimize.time_scale import Scaling
+from mfopt.sampling import BallsInBins, BinScheme, FreshBins
 
 # Seconds on the two cores that costs were measured on.
 _PROGRAM = {"unamplified": 5.0, "amplified": 5.0, "sigma": 1.0}  # to compile one, by task
@@ -49,7 +50,7 @@ def _amplified(given: dict[str, Any]) -> float:
         entry = kinds.scaled(entry, Scaling())
     evaluations = min(entry.steps, _TANGENTS) if entry.tangents else entry.steps
     samples = given["samples"] or entry.samples
-    search = sizes.search_seconds(bins, samples=samples, evaluations=evaluations)
+    search = sizes.search_seconds(_scheme(given), samples=samples, evaluations=evaluations)
     own = entry.steps * _CUBE * float(n) ** 3 if given["kind"] == "dense" else 0.0
     return search * (_MANY if many else 1.0) + own
 
@@ -64,9 +65,14 @@ def _unamplified(given: dict[str, Any]) -> float:
 
 
 def _sigma(given: dict[str, Any]) -> float:
-    if given["sampling"] != BALLS:
+    if given["sampling"] not in (BALLS, FRESH):
         return _ACCOUNT
-    return sizes.search_seconds(given["bins"], samples=given["samples"], evaluations=_ROOT)
+    return sizes.search_seconds(_scheme(given), samples=given["samples"], evaluations=_ROOT)
+
+
+def _scheme(given: dict[str, Any]) -> BinScheme:
+    made = FreshBins if given.get("sampling") == FRESH else BallsInBins
+    return made(given["bins"], given["epochs"])
 
 
 _COSTS: dict[str, Callable[[dict[str, Any]], float]] = {

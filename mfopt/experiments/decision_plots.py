@@ -28,7 +28,7 @@ from mfopt.experiments.comparison import (
 from mfopt.experiments.comparison_plots import where
 from mfopt.experiments.plots import COLOURS, named_ticks, plain_ticks, tidy
 from mfopt.experiments.recommendation import TIE
-from mfopt.experiments.tasks import BALLS, POISSON, UNAMPLIFIED
+from mfopt.experiments.tasks import BALLS, FRESH, POISSON, UNAMPLIFIED
 
 MOST_CURVES = 8
 _LOWEST = -40.0  # percent: a far worse mechanism would squeeze all the others into one line
@@ -51,6 +51,7 @@ _COLOUR = {
 }
 _SAMPLING: dict[str, tuple[str, Any, str]] = {
     BALLS: ("balls-in-bins", "-", "o"),
+    FRESH: ("fresh bins", "-.", "D"),
     POISSON: ("Poisson, cyclic Poisson", "--", "s"),
     UNAMPLIFIED: ("no amplification", ":", "^"),
 }

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from mfopt import _check, _sizes
 from mfopt.experiments import tasks
 from mfopt.experiments.cache import Task
-from mfopt.experiments.tasks import BALLS, POISSON, UNAMPLIFIED
+from mfopt.experiments.tasks import BALLS, FRESH, POISSON, UNAMPLIFIED
 from mfopt.optimize import kinds, sizes
-from mfopt.sampling import BallsInBins
+from mfopt.sampling import BallsInBins, BinScheme, FreshBins
 from mfopt.strategies import registered
 
 if TYPE_CHECKING:
     from mfopt.experiments.comparison import Comparison
 
 BUFFERS = (2, 3, 4, 5)
+FRESH_BANDS = 16  # of a C optimized under fresh bins: its search takes long, and few are enough
 FIXED, FIXED_ORDER, AMPLIFIED = "closed form", "optimized without amplification", "optimized"
 
 
@@ -29,7 +30,7 @@ class Family(NamedTuple):
     Attributes:
       label: what a reader sees, at most 34 letters.
       kind: of C.
-      sampling: "unamplified", "poisson" or "balls-in-bins".
+      sampling: "unamplified", "poisson", "balls-in-bins" or "fresh-bins".
       found: in closed form, optimized in fixed order, or optimized under its sampling.
       scaled: whether C is put between two diagonals that vary with time.
       buffers: of a BLT.
@@ -70,6 +71,8 @@ class Family(NamedTuple):
     def _widths(self, s: Comparison) -> Sequence[int]:
         if not self.bands:
             return (0,)
+        if self.sampling == FRESH:  # fewer bands are among more
+            return (max((w for w in s.widths if w <= min(s.bins, FRESH_BANDS)), default=1),)
         if self.found == AMPLIFIED:
             # one search for each ε is much work, and as many as an epoch has steps are the best of
             # all at a large ε
@@ -98,6 +101,7 @@ class Family(NamedTuple):
             s.epochs,
             epsilon,
             s.delta,
+            sampling=self.sampling,
             scaled=self.scaled,
             bands=max(width, 1),
             buffers=self.buffers,
@@ -106,17 +110,22 @@ class Family(NamedTuple):
 
     def require(self, s: Comparison) -> None:
         """Refuse a search or an account that does not fit into the memory that is free."""
-        if self.sampling == BALLS:
-            found = self._of_search(s)
-            sizes.require(self.kind, BallsInBins(s.bins, s.epochs), **found)
+        scheme = self._bins(s)
+        if scheme is not None:
+            sizes.require(self.kind, scheme, **self._of_search(s))
             return
         _sizes.require("bins", s.bins, lambda bins: self._of_vectors(bins * s.epochs))
 
     def memory(self, s: Comparison) -> float:
         """Bytes that the largest cell takes."""
-        if self.sampling == BALLS:
-            return sizes.memory(self.kind, s.bins, s.epochs, **self._of_search(s))
+        scheme = self._bins(s)
+        if scheme is not None:
+            return sizes.memory(self.kind, scheme, **self._of_search(s))
         return self._of_vectors(s.bins * s.epochs)
+
+    def _bins(self, s: Comparison) -> BinScheme | None:
+        made = {BALLS: BallsInBins, FRESH: FreshBins}.get(self.sampling)
+        return None if made is None else made(s.bins, s.epochs)
 
     def _of_search(self, s: Comparison) -> dict[str, int]:
         samples = kinds.find(self.kind).samples if self.found == AMPLIFIED else 0
@@ -133,6 +142,7 @@ FAMILIES: dict[str, Family] = {
     "dpsgd+unamplified": Family("DP-SGD, unamplified", "identity", UNAMPLIFIED, FIXED),
     "dpsgd+poisson": Family("DP-SGD, Poisson", "identity", POISSON, FIXED),
     "dpsgd+balls-in-bins": Family("DP-SGD, balls-in-bins", "identity", BALLS, FIXED),
+    "dpsgd+fresh-bins": Family("DP-SGD, fresh bins", "identity", FRESH, FIXED),
     "banded+unamplified": Family(
         "banded, unamplified", "banded", UNAMPLIFIED, FIXED_ORDER, bands=True, equal_columns=False
     ),
@@ -167,6 +177,14 @@ FAMILIES: dict[str, Family] = {
     "toeplitz-scaled": Family("Toeplitz, time-scaled", "toeplitz", BALLS, AMPLIFIED, True),
     "banded-toeplitz-scaled": Family(
         "banded Toeplitz, time-scaled", "banded-toeplitz", BALLS, AMPLIFIED, True, bands=True
+    ),
+    "banded-toeplitz-scaled+fresh-bins": Family(
+        "banded Toeplitz scaled, fresh bins",
+        "banded-toeplitz",
+        FRESH,
+        AMPLIFIED,
+        True,
+        bands=True,
     ),
     "cyclic-blocks-5-scaled": Family(
         "cyclic blocks (5), time-scaled", "cyclic-blocks", BALLS, AMPLIFIED, True, 5

@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 from mfopt.experiments import families
 from mfopt.experiments.comparison import Row, improvement
-from mfopt.experiments.tasks import BALLS, POISSON, UNAMPLIFIED
+from mfopt.experiments.tasks import BALLS, FRESH, POISSON, UNAMPLIFIED
 
 LITTLE = 8  # model-sized arrays that count as little memory
 TIE = 0.0025  # relative: errors so close count as equal, and the least memory decides
 # what must be executed, in the words of `mfopt train --sampling`
 SAMPLING = {
     BALLS: "balls-in-bins",
+    FRESH: "fresh bins",
     POISSON: "Poisson sampling (cyclic for bands)",
     UNAMPLIFIED: "any fixed order",
 }
@@ -40,12 +41,10 @@ class Recommendation(NamedTuple):
         sentence = f"ε = {self.epsilon:g}: {_named(self.light)} with {_sampling(self.light)}"
         for sampling, row in self.rivals.items():
             change = improvement(self.light, row).percent
-            against = (
-                "the best with Poisson sampling" if sampling == POISSON else "the best without"
-            )
-            if sampling in (POISSON, UNAMPLIFIED):
+            # one that throws bins too is named below where it is the best
+            if row is not self.best or sampling in (POISSON, UNAMPLIFIED):
                 side = "below" if change >= 0 else "above"
-                sentence += f", {abs(change):.1f}% {side} {against}"
+                sentence += f", {abs(change):.1f}% {side} {_AGAINST[sampling]}"
         if self.best.rmse >= self.light.rmse * (1 - TIE):
             return f"{sentence}; nothing here is better"
         lower = improvement(self.best, self.light).percent
@@ -125,4 +124,10 @@ def _named(row: Row) -> str:
     return f"{kept}{size}, RMSE {_number(row.rmse)} at {cost}"
 
 
-_SAMPLED = ("unamplified", "Poisson", "cyclic Poisson", "balls-in-bins")
+_SAMPLED = ("unamplified", "Poisson", "cyclic Poisson", "balls-in-bins", "fresh bins")
+_AGAINST = {
+    BALLS: "the best with balls-in-bins",
+    FRESH: "the best with fresh bins",
+    POISSON: "the best with Poisson sampling",
+    UNAMPLIFIED: "the best without",
+}

@@ -11,18 +11,19 @@ from typing import Any
 
 from mfopt import _check, query_error, strategies
 from mfopt.accounting import Mechanism, account
-from mfopt.accounting.monte_carlo import balls_in_bins, dominating_pair
+from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.accounting.unamplified import bands as column_bands
 from mfopt.calibration import calibrate, release
 from mfopt.experiments.cache import Result, Task
 from mfopt.noise.choice import choose
 from mfopt.optimize import kinds, optimize, unamplified
 from mfopt.optimize.time_scale import Scaling
-from mfopt.sampling import BallsInBins, CyclicPoisson, FixedOrder, Poisson
+from mfopt.sampling import BallsInBins, CyclicPoisson, FixedOrder, FreshBins, Poisson
 from mfopt.strategies import Strategy
 from mfopt.workloads import PrefixSums
 
-UNAMPLIFIED, POISSON, BALLS = "unamplified", "poisson", "balls-in-bins"
+UNAMPLIFIED, POISSON, BALLS, FRESH = "unamplified", "poisson", "balls-in-bins", "fresh-bins"
+_SAMPLED = {BALLS: BallsInBins, FRESH: FreshBins}  # whose C is optimized under the sampling
 
 
 def fixed_task(kind: str, bands: int = 1) -> Task:
@@ -71,15 +72,16 @@ def amplified_task(
     epsilon: float,
     delta: float,
     *,
+    sampling: str = BALLS,
     scaled: bool = False,
     bands: int = 1,
     buffers: int = 0,
     seed: int = 0,
     samples: int | None = None,
 ) -> Task:
-    """The C with the least error under balls-in-bins amplification at (ε, δ).
+    """The C with the least error under the amplification of balls-in-bins or fresh bins at (ε, δ).
 
-    It needs what the optimizer begins from, each a task of its own: kinds share them.
+    It needs what the optimizer begins from, each a task of its own: kinds and schemes share them.
 
     Args:
       kind: kind of strategy.
@@ -87,6 +89,7 @@ def amplified_task(
       epochs: passes over the data.
       epsilon: ε of the statement.
       delta: δ of the statement.
+      sampling: scheme by name; what C begins from is optimized under balls-in-bins.
       scaled: whether C is put between two diagonals that vary with time.
       bands: bands of a banded C.
       buffers: buffers of a BLT; 0 for other kinds.
@@ -99,7 +102,7 @@ def amplified_task(
         kinds.Size(bins * epochs, bins, min(bands, bins * epochs), buffers),
     )
 
-    def task(stage: kinds.Stage, samples: int | None) -> Task:
+    def task(stage: kinds.Stage, samples: int | None, sampling: str = BALLS) -> Task:
         before = [] if stage.kind.starts(stage.size) else stage.kind.after(stage.size)
         return Task.of(
             "amplified",
@@ -114,9 +117,10 @@ def amplified_task(
             buffers=stage.size.buffers,
             seed=seed,
             samples=samples,
+            **({} if sampling == BALLS else {"sampling": sampling}),
         )
 
-    return task(stage, samples)
+    return task(stage, samples, sampling)
 
 
 def sigma_task(
@@ -142,7 +146,7 @@ def sigma_task(
       seed: pins the random choices.
       samples: Monte Carlo samples.
     """
-    extra = {"seed": seed, "samples": samples} if sampling == BALLS else {}
+    extra = {"seed": seed, "samples": samples} if sampling in _SAMPLED else {}
     return Task.of(
         "sigma",
         (source,),
@@ -226,8 +230,9 @@ def run_amplified(
     buffers: int,
     seed: int,
     samples: int | None,
+    sampling: str = BALLS,
 ) -> Result:
-    """Optimize C under balls-in-bins amplification.
+    """Optimize C under the amplification of balls-in-bins or fresh bins.
 
     Args:
       starts: results that hold each a C to start from.
@@ -241,9 +246,10 @@ def run_amplified(
       buffers: buffers of a BLT; 0 for other kinds.
       seed: pins the random choices.
       samples: Monte Carlo samples.
+      sampling: scheme by name.
     """
     found = optimize(
-        BallsInBins(bins, epochs),
+        _SAMPLED[sampling](bins, epochs),
         epsilon,
         delta,
         strategy=kind,
@@ -290,11 +296,11 @@ def run_sigma(
     at_one = float(query_error.rmse(PrefixSums(), strategy, n))
     recursion = choose(strategy, n)
     relative_error = 0.0
-    mechanism = Mechanism(_scheme(sampling, strategy, bins, epochs), strategy)
-    if sampling == BALLS and balls_in_bins.orthogonal_norm(mechanism) is None:
-        pair = dominating_pair.exact(strategy, BallsInBins(bins, epochs))
+    scheme = _scheme(sampling, strategy, bins, epochs)
+    sampled = law(scheme).loss(strategy) if sampling in _SAMPLED else None
+    if sampled is not None and not any(bound.exact for bound in sampled.free_bounds()):
         found = calibrate(
-            pair,
+            sampled,
             epsilon,
             delta,
             samples=samples,
@@ -303,7 +309,7 @@ def run_sigma(
         )
         sigma, relative_error, status = found.noise_multiplier, found.relative_error, "estimate"
     else:
-        guarantee = account(mechanism, epsilon=epsilon, delta=delta)
+        guarantee = account(Mechanism(scheme, strategy), epsilon=epsilon, delta=delta)
         sigma, status = guarantee.noise_multiplier, guarantee.status
     return Result(
         {
@@ -333,7 +339,7 @@ def run_certified(
       seed: pins the random choices.
       samples: Monte Carlo samples.
     """
-    pair = dominating_pair.exact(strategy_of(source), BallsInBins(bins, epochs))
+    pair = law(BallsInBins(bins, epochs)).loss(strategy_of(source))
     certificate, estimate = release(
         pair,
         epsilon,
@@ -355,10 +361,11 @@ def _scheme(sampling: str, strategy: Strategy, bins: int, epochs: int) -> Any:
     n = bins * epochs
     if sampling == UNAMPLIFIED:
         return FixedOrder(bins, epochs)
-    if sampling == BALLS:
-        return BallsInBins(bins, epochs)
+    if sampling in _SAMPLED:
+        return _SAMPLED[sampling](bins, epochs)
     if sampling != POISSON:
-        raise _check.reject("sampling", sampling, f"must be {UNAMPLIFIED}, {POISSON} or {BALLS}")
+        known = f"{UNAMPLIFIED}, {POISSON}, {BALLS} or {FRESH}"
+        raise _check.reject("sampling", sampling, f"must be {known}")
     bands = column_bands(strategy, n)
     # a group of 1/bands of the units gives the same expected batch at bands times the rate; with
     # more bands than that leaves a rate for, the accountant of plain Poisson sampling says no

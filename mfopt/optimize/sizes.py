@@ -7,6 +7,8 @@ a rough one, from evaluations and certificates of 32 to 1,024 bins on two cores.
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 
 from mfopt import _check, _sizes, strategies
@@ -23,23 +25,27 @@ _PAIRS = {True: 20, False: 8}  # of vectors kept by L-BFGS-B, for few and for ma
 _COMPILING, _EVALUATION, _PER_BIN, _CERTIFICATE = 10.0, 1e-7, 1.2e-10, 2.5e-7
 _CERTIFIED = 2**18  # samples of a certificate
 _USUAL = 60  # evaluations after which most searches have ended
+# Where bins are thrown more than once: of an evaluation and of a certificate for each sample, bin
+# and throw.
+_CHAIN, _CHAIN_PROOF, _USUAL_CHAIN = 3e-7, 1.6e-7, 16
 
 
 def memory(
-    kind: str, bins: int, epochs: int, *, samples: int, bands: int = 1, buffers: int = 1
+    kind: str, scheme: BinScheme, *, samples: int, bands: int = 1, buffers: int = 1
 ) -> float:
     """Bytes at the peak of optimizing and certifying a C of ``kind``.
 
     Args:
       kind: of C. What it holds is read off its entry in :mod:`mfopt.optimize.kinds`, and off its
         class: one without modes of its own forms them from the n×n matrix.
-      bins, epochs: n = bins · epochs.
+      scheme: bins and epochs.
       samples: frozen Monte Carlo samples; 0 for a C that is not optimized.
       bands, buffers: of kinds that have such a number.
 
     Raises:
       UsageError: an unknown kind, or one that cannot be optimized and has ``samples``.
     """
+    bins, epochs = scheme.bins, scheme.epochs
     n = float(bins) * epochs
     cls = strategies.registered()[kinds.check(kind)]
     whole = n * n if cls.modes is Strategy.modes else 0.0
@@ -48,22 +54,28 @@ def memory(
         return _BASE + 8 * (pair + 30 * n)
     entry, size = kinds.find(kind), Size(bins * epochs, bins, bands, buffers)
     parameters = entry.parameters(size)
+    if _throws(scheme) > 1:
+        # normals of antithetic pairs in float32, samples looked at in chunks; overlaps of a throw
+        search = samples * n / 2 + 6 * n * bins + entry.working(size)
+        return 2 * _BASE + 8 * (search + (2 * _PAIRS[True] + 12) * parameters + 30 * n)
     search = 16 * float(samples) * bins + 14 * float(bins) ** 2 + 4 * whole + entry.working(size)
     driver = (2 * _PAIRS[parameters < 10**5] + 12) * parameters
     # the pair is made again while the search's vectors are held
     return _BASE + 8 * (max(search, pair) + driver + 30 * n)
 
 
-def search_seconds(bins: int, *, samples: int, evaluations: int) -> float:
+def search_seconds(scheme: BinScheme, *, samples: int, evaluations: int) -> float:
     """A search under amplification, without compilation, where costs were measured.
 
     Args:
-      bins: of the scheme; the number of epochs hardly matters.
+      scheme: bins and epochs; the number of epochs hardly matters where bins are thrown once.
       samples: frozen Monte Carlo samples.
       evaluations: of the objective, at most.
     """
-    each = samples * float(bins) * (_EVALUATION + _PER_BIN * bins)
-    return min(evaluations, _USUAL) * each
+    bins = float(scheme.bins)
+    if _throws(scheme) > 1:
+        return min(evaluations, _USUAL_CHAIN) * samples * bins * _throws(scheme) * _CHAIN
+    return min(evaluations, _USUAL) * samples * bins * (_EVALUATION + _PER_BIN * bins)
 
 
 def seconds(scheme: BinScheme, *, samples: int, evaluations: int) -> float:
@@ -77,9 +89,12 @@ def seconds(scheme: BinScheme, *, samples: int, evaluations: int) -> float:
       evaluations: of the objective, at most.
     """
     bins = float(scheme.bins)
-    search = search_seconds(scheme.bins, samples=samples, evaluations=evaluations)
+    search = search_seconds(scheme, samples=samples, evaluations=evaluations)
     proof = _CERTIFIED * bins * (_CERTIFICATE + 4 * _PER_BIN * bins)
-    return _COMPILING + _sizes.here(search + proof)
+    compiling = _COMPILING
+    if _throws(scheme) > 1:
+        proof, compiling = _CERTIFIED * bins * _throws(scheme) * _CHAIN_PROOF, 2 * _COMPILING
+    return compiling + _sizes.here(search + proof)
 
 
 def announce(scheme: BinScheme, *, samples: int, evaluations: int, report: Report) -> None:
@@ -118,8 +133,7 @@ def require(
     def need(bins: int, samples: int = samples) -> float:
         return memory(
             kind,
-            bins,
-            scheme.epochs,
+            dataclasses.replace(scheme, bins=bins),
             samples=samples,
             bands=min(bands, bins * scheme.epochs),
             buffers=buffers,
@@ -129,6 +143,11 @@ def require(
     if samples and need(1, samples) > _sizes.free_memory() >= need(scheme.bins, 1):
         _sizes.require("samples", samples, lambda samples: need(scheme.bins, max(samples, 1)))
     _sizes.require("bins", scheme.bins, need)
+
+
+def _throws(scheme: BinScheme) -> int:
+    """How often a unit is thrown into bins."""
+    return int(getattr(scheme, "throws", 1))
 
 
 def _has_buffers(kind: str, size: Size) -> bool:

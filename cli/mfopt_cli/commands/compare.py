@@ -21,7 +21,7 @@ from mfopt_cli.live import Live
     multiple=True,
     help="Families to compare, repeatable or with commas: dpsgd, banded, banded-toeplitz, blt, "
     "blt-4, toeplitz, dense, sqrt, banded-sqrt, banded-inverse-sqrt, tree, one of them with "
-    "+unamplified, +poisson or +balls-in-bins, or all. [default: all but dense]",
+    "+unamplified, +poisson, +balls-in-bins or +fresh-bins, or all. [default: all but dense]",
 )
 @sweeps.option(
     "--bands",
@@ -71,8 +71,9 @@ def command(
     """σ, RMSE and memory of every mechanism at (ε, δ), each at its best size.
 
     Guarantees are for one example, add-remove adjacency; RMSE is of prefix sums, per coordinate
-    in clip norms. σ of balls-in-bins is a Monte Carlo estimate with its standard error (certify
-    the one you choose with `mfopt optimize`); the others are exact up to discretization.
+    in clip norms. σ of balls-in-bins and of fresh bins is a Monte Carlo estimate with its standard
+    error (certify the one you choose with `mfopt optimize`); the others are exact up to
+    discretization.
 
     \b
     Examples:
