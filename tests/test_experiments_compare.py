@@ -234,7 +234,7 @@ def test_the_address_of_a_result_follows_the_code(monkeypatch) -> None:
     task = tasks.fixed_task("sqrt")
     before = task.key
     assert task.key == before
-    monkeypatch.setattr(cache_module, "code_digest", lambda training: "another")
+    monkeypatch.setattr(cache_module, "code_digest", lambda *_: "another")
     assert task.key != before
 
 

@@ -75,6 +75,26 @@ class Count(click.ParamType):  # type: ignore[type-arg]  # no runtime argument i
             self.fail(f"{value!r} {problem}", param, ctx)
 
 
+class Words(click.ParamType):  # type: ignore[type-arg]  # no runtime argument in click 8.1
+    """One of some words, or a list ``a,b`` of them; any words where ``choices`` is empty."""
+
+    name = "words"
+
+    def __init__(self, choices: tuple[str, ...] = (), several: bool = False) -> None:
+        self.choices, self.several = choices, several
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        shown = "|".join(self.choices) or "WORD"
+        return f"{shown},.." if self.several else shown
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        parts = str(value).split(",") if self.several else [str(value)]
+        for part in parts:
+            if not part or (self.choices and part not in self.choices):
+                self.fail(f"{part!r} is none of {', '.join(self.choices)}", param, ctx)
+        return tuple(dict.fromkeys(parts)) if self.several else parts[0]
+
+
 def whole(value: Any) -> int:
     """``value`` as an int: digits, or a number like 1e6 or 10M that is whole.
 

@@ -26,22 +26,25 @@ _FORMAT = 2  # of the files
 _PACKAGE = Path(__file__).parent.parent
 # what no number in a cell depends on: the trainer counts for the tasks that train
 _PRESENTATION = ("experiments/plots.py", "experiments/artifacts.py", "experiments/figures/")
-_TRAINING = ("train-", "audit")
+_TRAINING = ("train-", "audit", "study-")
+_STUDIES, _STUDY = "experiments/studies/", "study-"
 
 
 @functools.cache
-def code_digest(training: bool) -> str:
+def code_digest(training: bool, studies: bool = False) -> str:
     """SHA-256 of the library's source that a cell's numbers follow from.
 
     Whole files, comments included: a result is computed again rather than believed.
 
     Args:
       training: with the trainer and what it runs.
+      studies: with the studies' own cells.
     """
     sha = hashlib.sha256()
     for path in sorted(_PACKAGE.rglob("*.py")):
         name = path.relative_to(_PACKAGE).as_posix()
         skipped = _PRESENTATION if training else (*_PRESENTATION, "training/")
+        skipped = skipped if studies else (*skipped, _STUDIES)
         if not name.startswith(skipped):
             sha.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
     return sha.hexdigest()
@@ -87,7 +90,8 @@ class Task:
     @property
     def key(self) -> str:
         """Address of the result: of the task, of all it needs, and of the code."""
-        code = code_digest(self.name.startswith(_TRAINING)) + _own_code(self.arguments)
+        code = code_digest(self.name.startswith(_TRAINING), self.name.startswith(_STUDY))
+        code += _own_code(self.arguments)
         sha = hashlib.sha256(f"{_FORMAT}|{code}|{self.name}|{self.settings}".encode())
         for task in self.needs:
             sha.update(task.key.encode())

@@ -35,6 +35,7 @@ WORK = {
     "train-mechanism": f"{_HERE}.training:run_mechanism",
     "train-run": f"{_HERE}.training:run_training",
     "audit": f"{_HERE}.auditing:run_audit",
+    "study-means": f"{_HERE}.studies.user_means:run_descent",
 }
 
 

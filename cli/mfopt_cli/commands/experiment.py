@@ -1,0 +1,169 @@
+"""mfopt experiment: the papers' training studies, each a command with its own flags."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mfopt_cli import display, options, sweeps
+from mfopt_cli.live import Live
+
+
+class _Studies(options.Group):
+    """A group whose commands follow from the registered studies."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        from mfopt.experiments.studies import STUDIES
+
+        return list(STUDIES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return _command(cmd_name) if cmd_name in self.list_commands(ctx) else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from mfopt.experiments.studies import find
+
+        with formatter.section("Studies"):
+            formatter.write_dl([(name, find(name).summary) for name in self.list_commands(ctx)])
+
+
+@click.group(name="experiment", cls=_Studies, invoke_without_command=True)
+@options.option("--list", "listing", is_flag=True, help="List the studies with size and time.")
+@options.json_flag
+@click.pass_context
+def command(ctx: click.Context, listing: bool, as_json: bool) -> None:
+    """Run a study of the papers, or one of our own: table, CSV, JSON and plot.
+
+    Small by default; --full runs it at the paper's size. Finished cells are kept: a study that
+    was stopped goes on where it was.
+
+    \b
+    Examples:
+      mfopt experiment --list
+      mfopt experiment mean-estimation --out studies
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    if not listing:
+        raise click.UsageError("name a study; `mfopt experiment --list` has them all")
+    from mfopt.experiments.studies import STUDIES, find
+
+    facts = ("summary", "source", "default_size", "time", "full_size", "needs")
+    entries = {name: {fact: getattr(find(name), fact) for fact in facts} for name in STUDIES}
+    if as_json:
+        display.json_object(entries)
+        return
+    for name, entry in entries.items():
+        rows = [(fact.replace("_", " "), text) for fact, text in entry.items() if fact != "summary"]
+        display.table(f"{name}: {entry['summary']}", rows)
+
+
+@functools.cache
+def _command(name: str) -> click.Command:
+    from mfopt.experiments.studies import base, find
+
+    study = find(name)
+
+    def callback(
+        out: Path | None,
+        full: bool,
+        jobs: int | None,
+        cache: Path | None,
+        force: bool,
+        as_json: bool,
+        quiet: bool,
+        **given: Any,
+    ) -> None:
+        chosen = {key: value for key, value in given.items() if value is not None}
+        size = study.full if full else {}
+        _run(study(**{**size, **chosen}).check(), out, jobs, cache, force, as_json, quiet)
+
+    params: list[click.Parameter] = [_option(field, study.full) for field in base.flags(study)]
+    callback.__doc__ = (
+        f"{study.summary}\n\n{study.source}. By default: {study.default_size}, {study.time}. "
+        f"With --full: {study.full_size}; needs {study.needs}.\n\n"
+        f"\b\nExample:\n  mfopt experiment {name} --out studies\n"
+    )
+    for decorate in reversed(
+        (
+            options.option(
+                "--full", is_flag=True, help="The paper's size, where flags do not differ."
+            ),
+            options.out("Folder to write NAME.csv, .json, .txt, .png and .svg into."),
+            options.jobs,
+            options.cache,
+            options.force,
+            options.output,
+        )
+    ):
+        callback = decorate(callback)
+    made = click.command(name=name, cls=options.Command)(callback)
+    made.params = [*params, *made.params]
+    return made
+
+
+def _option(field: dataclasses.Field[Any], full: Any) -> options.Option:
+    """A study's field as an option; what is not given keeps the study's own default."""
+    from mfopt.experiments.studies.base import option_of, worded
+
+    meta, several = field.metadata["flag"], isinstance(field.default, tuple)
+    kind = meta["kind"]
+    more: dict[str, Any]
+    if kind is bool:
+        more = {"is_flag": True, "default": None}
+    elif meta["choices"] or (kind is str and several):
+        more = {"type": options.Words(meta["choices"], several)}
+    elif several:
+        more = {"type": sweeps.Sweep(kind)}
+    else:
+        more = {
+            "type": {int: options.COUNT, float: click.FLOAT, Path: click.Path(path_type=Path)}.get(
+                kind, click.STRING
+            )
+        }
+    text = meta["help"]
+    if kind is not bool:
+        default = "none" if field.default is None else worded(field.default)
+        at_full = f"; full: {worded(full[field.name])}" if field.name in full else ""
+        text = f"{text} [default: {default}{at_full}]"
+    return options.Option([option_of(field), field.name], help=text, **more)
+
+
+def _run(
+    study: Any,
+    out: Path | None,
+    jobs: int | None,
+    cache: Path | None,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    from mfopt import _check
+    from mfopt.experiments import plots
+    from mfopt.experiments.cache import Cache, default_folder
+    from mfopt.experiments.studies import base
+
+    if jobs is not None:
+        _check.integer("jobs", jobs)
+    if out is not None:
+        if out.exists() and not out.is_dir():
+            raise _check.reject("out", str(out), "is not a folder")
+        out.mkdir(parents=True, exist_ok=True)
+        plots.check_outputs(base.outputs(study, out), force=force)
+    with Live(not quiet and not as_json) as live:
+        outcome, made = base.run(study, Cache(cache or default_folder()), jobs=jobs, progress=live)
+    written = [] if out is None else base.write(out, study, outcome, made)
+    if as_json:
+        display.json_object(base.described(study, outcome, made))
+    elif not quiet:
+        display.print_text(outcome.title, "bold")
+        display.columns(*base.table(outcome))
+        click.echo()
+        for finding in outcome.findings:
+            display.print_text(finding)
+        for path in written:
+            click.echo(f"wrote {path}", err=True)

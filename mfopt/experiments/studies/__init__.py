@@ -1,0 +1,32 @@
+"""The papers' training studies by name; each is imported when it is asked for.
+
+``mfopt experiment NAME`` runs one; :mod:`mfopt.experiments.studies.base` says what a study is.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+
+from mfopt import _check
+from mfopt.experiments.studies.base import Outcome, Study, run, write
+
+__all__ = ["STUDIES", "Outcome", "Study", "find", "run", "write"]
+
+_HERE = "mfopt.experiments.studies"
+# name -> the class
+STUDIES: dict[str, str] = {
+    "mean-estimation": f"{_HERE}.mean_estimation:MeanEstimation",
+}
+
+
+def find(name: str) -> type[Study]:
+    """The study of a name.
+
+    >>> find("mean-estimation").name
+    'mean-estimation'
+    """
+    if name not in STUDIES:
+        way_out = f"Choose from {', '.join(STUDIES)}."
+        raise _check.reject("study", name, "is not known", way_out)
+    found: type[Study] = pkgutil.resolve_name(STUDIES[name])
+    return found

@@ -1,0 +1,258 @@
+"""ELS against ULS on mean estimation: Figure 3 of Charles et al. 2024, all three panels."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+
+from mfopt import _check
+from mfopt.experiments.cache import Result, Task
+from mfopt.experiments.studies.base import Outcome, Study, flag
+from mfopt.experiments.studies.user_means import ELS, ULS, Descent, Tuned, tuned
+
+if TYPE_CHECKING:
+    from mfopt.experiments.plots import Panel
+
+EPSILON, BUDGET, WITHIN = "ε", "compute budget", "within-user σ₂"
+Z95 = 1.96
+
+
+class Point(NamedTuple):
+    """One place on the axis of a panel."""
+
+    panel: str
+    x: float
+    epsilon: float
+    batch: int
+    within: float
+
+
+@dataclasses.dataclass(frozen=True)
+class MeanEstimation(Study):
+    """Squared error of ELS and of ULS at several G, each at its best clip norm and rate."""
+
+    name = "mean-estimation"
+    summary = "ELS against ULS: estimating a mean from users' examples."
+    source = "Charles et al. 2024, section 4, Figure 3"
+    default_size = "256 users of 16 examples, 256 steps, 128 trials, 3 panels of 5 points"
+    time = "about 6 minutes"
+    full: ClassVar[Mapping[str, Any]] = {
+        "epsilons": (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0),
+        "budgets": (16, 32, 64, 128, 256),
+        "withins": (0.25, 0.5, 1.0, 2.0, 4.0, 8.0),
+        "clips": (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0),
+    }
+    full_size = "the same with longer axes and a wider sweep: the default is the paper's size"
+
+    epsilons: tuple[float, ...] = flag(
+        (0.5, 1.0, 2.0, 4.0, 8.0), "ε of the first panel.", option="--eps"
+    )
+    budgets: tuple[int, ...] = flag(
+        (16, 32, 64, 128, 256), "Gradients a step, of the second panel."
+    )
+    withins: tuple[float, ...] = flag((0.25, 0.5, 1.0, 2.0, 4.0), "σ₂, of the third panel.")
+    groups: tuple[int, ...] = flag((1, 2, 4, 8, 16), "G of ULS.")
+    at_eps: float = flag(1.0, "ε of the other panels.")
+    at_budget: int = flag(64, "Gradients a step of the other panels.")
+    at_within: float = flag(1.0, "σ₂ of the other panels.")
+    across: float = flag(1.0, "σ₁, standard deviation of users' means.")
+    delta: float = flag(1e-6, "δ of every statement.")
+    users: int = flag(256, "Users N.")
+    examples: int = flag(16, "Examples K of each user; G of ELS.")
+    dimension: int = flag(32, "Coordinates d.")
+    steps: int = flag(256, "Steps T.")
+    trials: int = flag(128, "Independent trials, an even number.")
+    clips: tuple[float, ...] = flag((0.5, 1.0, 2.0, 4.0, 8.0, 16.0), "Clip norms to choose from.")
+    lengths: tuple[float, ...] = flag(
+        (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6),
+        "Learning rates to choose from, each times the clip norm.",
+    )
+    seed: int = flag(0, "Pin the randomness of data, batches and noise.")
+
+    def check(self) -> Self:
+        for name in ("at_eps", "across", "at_within"):
+            _check.positive(name, getattr(self, name))
+        for name in ("users", "examples", "dimension", "steps", "at_budget"):
+            _check.integer(name, getattr(self, name))
+        for name in ("epsilons", "withins", "clips", "lengths"):
+            _several(name, getattr(self, name))
+            for value in getattr(self, name):
+                _check.positive(name, value)
+        _check.probability("delta", self.delta)
+        _check.seed("seed", self.seed)
+        for name in ("budgets", "groups"):
+            _several(name, getattr(self, name))
+        for group in self.groups:
+            _check.integer("groups", group)
+            if group > self.examples:
+                rule = f"a user has {self.examples} examples"
+                raise _check.reject("groups", group, rule, "Take less, or more `examples`.")
+        for batch in (*self.budgets, self.at_budget):
+            _check.integer("budgets", batch)
+            if batch > min(self.groups) * self.users:
+                rule = f"{self.users} users give at most {min(self.groups) * self.users}"
+                raise _check.reject("budgets", batch, rule, "Take less, or more `users`.")
+        if _check.integer("trials", self.trials, at_least=4) % 2:
+            rule = "must be even: each half chooses the settings of the other"
+            raise _check.reject("trials", self.trials, rule)
+        return self
+
+    def points(self) -> list[Point]:
+        """All points of all panels."""
+        return [
+            *(Point(EPSILON, e, e, self.at_budget, self.at_within) for e in self.epsilons),
+            *(Point(BUDGET, b, self.at_eps, b, self.at_within) for b in self.budgets),
+            *(Point(WITHIN, s, self.at_eps, self.at_budget, s) for s in self.withins),
+        ]
+
+    def algorithms(self) -> list[tuple[str, str, int]]:
+        """(label, algorithm, G)."""
+        return [
+            (f"ELS, G = {self.examples}", ELS, self.examples),
+            *((f"ULS, G = {group}", ULS, group) for group in self.groups),
+        ]
+
+    def descent(self, point: Point, algorithm: str, group: int) -> Descent:
+        """One algorithm at one point."""
+        return Descent(
+            algorithm,
+            group,
+            point.batch,
+            float(point.epsilon),
+            self.delta,
+            self.users,
+            self.examples,
+            self.dimension,
+            self.across,
+            float(point.within),
+            self.steps,
+            self.trials,
+            self.clips,
+            self.lengths,
+            self.seed,
+        )
+
+    def _all(self) -> Iterator[tuple[Point, str, Descent]]:
+        for point in self.points():
+            for label, algorithm, group in self.algorithms():
+                yield point, label, self.descent(point, algorithm, group)
+
+    def cells(self) -> Iterable[Task]:
+        return [descent.task() for *_, descent in self._all()]
+
+    def best(self, found: Mapping[Task, Result]) -> dict[tuple[Point, str], Tuned]:
+        """Every algorithm at every point, at its best setting."""
+        return {
+            (point, label): tuned(found[descent.task()].arrays["errors"], self.clips, self.lengths)
+            for point, label, descent in self._all()
+        }
+
+    def outcome(self, found: Mapping[Task, Result]) -> Outcome:
+        best = self.best(found)
+        rows = []
+        for point, label, descent in self._all():
+            at = best[point, label]
+            rows.append(
+                {
+                    "panel": point.panel,
+                    "value": float(point.x),
+                    "algorithm": label,
+                    "squared_error": at.mean,
+                    "low95": at.mean - Z95 * at.error,
+                    "high95": at.mean + Z95 * at.error,
+                    "privacy_unit": "user",
+                    "adjacency": "add-remove",
+                    "sampling": descent.words(),
+                    "epsilon": descent.epsilon,
+                    "delta": descent.delta,
+                    "noise_multiplier": found[descent.task()].record["noise_multiplier"],
+                    "gradients": descent.batch,
+                    "within": descent.within,
+                    "trials": self.trials,
+                    "clip_even": at.clip[0],
+                    "clip_odd": at.clip[1],
+                    "length_even": at.length[0],
+                    "length_odd": at.length[1],
+                    "at_the_end_of": " ".join(at.edge),
+                }
+            )
+        return Outcome(
+            rows,
+            {
+                "panel": "varies",
+                "value": "at",
+                "algorithm": "algorithm",
+                "squared_error": "error²",
+                "low95": "from",
+                "high95": "to (95%)",
+                "privacy_unit": "unit",
+                "sampling": "sampling",
+                "epsilon": "ε",
+                "noise_multiplier": "σ",
+            },
+            self._panels(best),
+            f"Mean estimation, user-level DP, δ = {self.delta:g} add-remove, {self.trials} trials",
+            self._findings(best),
+        )
+
+    def _panels(self, best: Mapping[tuple[Point, str], Tuned]) -> list[Panel]:
+        from mfopt.experiments.plots import Curve, Panel
+
+        axes = {
+            EPSILON: ("varying ε", "user-level ε (log scale)"),
+            BUDGET: ("varying compute budget", "gradients per step B (log scale)"),
+            WITHIN: ("varying within-user deviation", "within-user deviation σ₂ (log scale)"),
+        }
+        panels = []
+        for name, (title, axis) in axes.items():
+            points = [point for point in self.points() if point.panel == name]
+            curves = []
+            for label, *_ in self.algorithms():
+                at = [best[point, label] for point in points]
+                curves.append(
+                    Curve(
+                        label,
+                        [point.x for point in points],
+                        [t.mean for t in at],
+                        [t.mean - Z95 * t.error for t in at],
+                        [t.mean + Z95 * t.error for t in at],
+                    )
+                )
+            panels.append(
+                Panel(curves, title, axis, "squared error of the mean\n(log scale)", log_y=True)
+            )
+        return panels
+
+    def _findings(self, best: Mapping[tuple[Point, str], Tuned]) -> list[str]:
+        els, *uls = [label for label, *_ in self.algorithms()]
+        said = []
+        for panel in (EPSILON, BUDGET, WITHIN):
+            points = [point for point in self.points() if point.panel == panel]
+            for label in dict.fromkeys((uls[0], uls[-1])):
+                ratios = [ratio(best[point, label], best[point, els]) for point in points]
+                text = ", ".join(
+                    f"{r:.2f} ± {Z95 * s:.2f} at {point.x:g}"
+                    for point, (r, s) in zip(points, ratios, strict=True)
+                )
+                said.append(f"{panel}: error² of {label} over that of {els}: {text}")
+        edges = sum(bool(t.edge) for t in best.values())
+        if edges:
+            said.append(
+                f"{edges} of {len(best)} sweeps have their best value at an end (at_the_end_of)"
+            )
+        return said
+
+
+def ratio(one: Tuned, other: Tuned) -> tuple[float, float]:
+    """(mean loss over mean loss, its standard error), from paired trials."""
+    value = one.mean / other.mean
+    residual = (one.losses - value * other.losses) / other.mean
+    return value, float(residual.std(ddof=1) / np.sqrt(len(residual)))
+
+
+def _several(name: str, values: tuple[object, ...]) -> None:
+    if not values or len(set(values)) < len(values):
+        raise _check.reject(name, values, "must name at least one value, and none twice")

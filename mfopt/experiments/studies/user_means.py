@@ -1,0 +1,284 @@
+"""Mean estimation from users' examples: private descent by ELS and ULS, many trials at once.
+
+The task of Charles et al. 2024 (section 4): a population mean μ ~ N(0, I_d), users' means
+N(μ, σ₁² I), a user's examples N(its mean, σ₂² I), the loss half the squared distance to an example.
+ELS (their Algorithm 1) samples examples and clips each one's gradient; ULS (Algorithm 2) samples
+users and clips the gradient averaged over G examples drawn afresh. Both sample by Poisson, divide
+the noised sum by the expected number of sampled units, and start at 0. A trial draws its own data,
+batches and noise; clip norms and step lengths of a sweep share them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from mfopt import _check
+from mfopt.experiments.accounts import account_task
+from mfopt.experiments.cache import Result, Task
+from mfopt.sampling import Poisson
+
+ELS, ULS = "ELS", "ULS"
+_BYTES = 2**26  # of one chunk's batches
+_ROUND = 16  # places of a batch are a multiple of this, so that programs are used again
+
+
+@dataclasses.dataclass(frozen=True)
+class Descent:
+    """One algorithm at one privacy target.
+
+    Attributes:
+      algorithm: "ELS" or "ULS".
+      group: G, examples of a user: in all (ELS), in one participation (ULS).
+      batch: B, expected gradients a step.
+      epsilon, delta: of adding or removing one user with all its examples.
+      users: N, public.
+      examples: K, of each user; ELS takes ``group`` of them.
+      dimension: d.
+      across: σ₁, standard deviation of users' means.
+      within: σ₂, standard deviation of a user's examples.
+      iterations: T.
+      trials: how often all is drawn.
+      clips: clip norms of the sweep, in units of the data.
+      lengths: learning rate times clip norm: the longest step of one whole contribution.
+      seed: pins all draws; data, and noise, are the same for every algorithm.
+    """
+
+    algorithm: str
+    group: int
+    batch: int
+    epsilon: float
+    delta: float
+    users: int
+    examples: int
+    dimension: int
+    across: float
+    within: float
+    iterations: int
+    trials: int
+    clips: tuple[float, ...]
+    lengths: tuple[float, ...]
+    seed: int = 0
+
+    @property
+    def scheme(self) -> Poisson:
+        """Of the units that are sampled: examples (ELS), users (ULS)."""
+        return Poisson(self.batch / (self.group * self.users), self.iterations)
+
+    @property
+    def cohort(self) -> float:
+        """Expected units of a step: what the noised sum is divided by."""
+        return self.batch if self.algorithm == ELS else self.batch / self.group
+
+    def task(self) -> Task:
+        """The losses of every trial at every setting of the sweep."""
+        accounted = account_task(
+            self.scheme,
+            group_size=self.group if self.algorithm == ELS else 1,
+            epsilon=self.epsilon,
+            delta=self.delta,
+        )
+        return Task.of("study-means", (accounted,), **dataclasses.asdict(self))
+
+    def words(self) -> str:
+        """The sampling, in words."""
+        what = "examples" if self.algorithm == ELS else "users"
+        return f"Poisson, {what}, {self.scheme.probability:.4g}"
+
+
+def run_descent(accounted: Result, **settings: Any) -> Result:
+    """Squared distance of the last iterate to μ, (clips, lengths, trials), with the σ accounted.
+
+    Args:
+      accounted: result of the account: σ over the clip norm.
+      settings: fields of :class:`Descent`.
+    """
+    settings |= {key: tuple(settings[key]) for key in ("clips", "lengths")}
+    descent = Descent(**settings)
+    sigma = accounted.record["noise_multiplier"]
+    errors = squared_errors(descent, sigma)
+    return Result(
+        {"noise_multiplier": sigma, "status": accounted.record["status"]}, {"errors": errors}
+    )
+
+
+def squared_errors(descent: Descent, sigma: float) -> np.ndarray:
+    """(clips, lengths, trials) float32: ‖θ_T − μ‖² at noise multiplier ``sigma``."""
+    clips, lengths = np.meshgrid(descent.clips, descent.lengths, indexing="ij")
+    means, data = draw_data(descent)
+    pool = data if descent.algorithm == ELS else data.reshape(descent.trials, -1, data.shape[-1])
+    noise = _generator(descent, 2).standard_normal(
+        (descent.trials, descent.iterations, descent.dimension), dtype=np.float32
+    )
+    errors = np.empty((clips.size, descent.trials), dtype=np.float32)
+    for trials, places in batches(descent):
+        errors[:, trials] = _program()(
+            pool[trials],
+            places,
+            noise[trials],
+            means[trials],
+            np.float32(clips.ravel()),
+            np.float32((lengths / clips).ravel() / descent.cohort),
+            np.float32(sigma),
+        )
+    return errors.reshape(*clips.shape, -1)
+
+
+def draw_data(descent: Descent) -> tuple[np.ndarray, np.ndarray]:
+    """μ (trials, d) and the examples, (trials, units, d) of ELS's pool or (trials, N·K, d).
+
+    The first normal draws are the same for every algorithm, G and σ: what differs is paired.
+    """
+    make, d = _generator(descent, 0), descent.dimension
+    shape = (descent.trials, descent.users, descent.examples, d)
+    means = make.standard_normal((descent.trials, d), dtype=np.float32)
+    users = means[:, None] + np.float32(descent.across) * make.standard_normal(
+        (*shape[:2], d), dtype=np.float32
+    )
+    data = make.standard_normal(shape, dtype=np.float32)
+    data *= np.float32(descent.within)
+    data += users[:, :, None]
+    if descent.algorithm == ELS:  # iid examples: the first G are G at random
+        data = data[:, :, : descent.group]
+    elif descent.group == descent.examples:  # all of a user's examples, always: their mean
+        data = data.mean(2, keepdims=True)
+    return means, data.reshape(descent.trials, -1, d)
+
+
+def batches(descent: Descent) -> Iterator[tuple[slice, np.ndarray]]:
+    """(trials, places): (trials, T, units, examples of a unit) in the pool, -1 for nobody."""
+    whole = descent.algorithm == ELS or descent.group == descent.examples
+    units = descent.users * (descent.group if descent.algorithm == ELS else 1)
+    make = _generator(descent, 1)
+    rounds = descent.trials * descent.iterations
+    at, unit = poisson(make, rounds, units, descent.scheme.probability)
+    counts = np.bincount(at, minlength=rounds)
+    room = -(-max(int(counts.max()), 1) // _ROUND) * _ROUND
+    rank = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)
+    taken = unit[:, None] if whole else subsets(make, unit, descent.examples, descent.group)
+    each = taken.shape[1]
+    step = max(1, _BYTES // (4 * descent.iterations * room * each))
+    for first in range(0, descent.trials, step):
+        trials = slice(first, min(first + step, descent.trials))
+        rows = slice(*np.searchsorted(at, [r * descent.iterations for r in (first, trials.stop)]))
+        places = np.full(((trials.stop - first) * descent.iterations, room, each), -1, np.int32)
+        places[at[rows] - first * descent.iterations, rank[rows]] = taken[rows]
+        yield trials, places.reshape(trials.stop - first, descent.iterations, room, each)
+
+
+def poisson(
+    make: np.random.Generator, rounds: int, units: int, probability: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """(round, unit) of every participation, in order: each unit in each round independently.
+
+    Gaps between successes of independent trials are geometric: nothing is drawn for the others.
+    """
+    total, last, found = rounds * units, -1, []
+    while last < total:
+        block = int((total - last) * probability * 1.01) + 64
+        places = last + np.cumsum(make.geometric(probability, size=block))
+        found.append(places)
+        last = int(places[-1])
+    places = np.concatenate(found)
+    return np.divmod(places[places < total], units)
+
+
+def subsets(make: np.random.Generator, unit: np.ndarray, of: int, size: int) -> np.ndarray:
+    """``size`` of a unit's ``of`` examples, afresh for each participation: places in a pool."""
+    if size == 1:
+        chosen = make.integers(of, size=(len(unit), 1))
+    else:
+        chosen = np.empty((len(unit), size), dtype=np.int64)
+        for rows in np.array_split(np.arange(len(unit)), max(1, len(unit) // 2**18)):
+            scores = make.random((len(rows), of), dtype=np.float32)
+            chosen[rows] = np.argpartition(scores, size - 1, axis=1)[:, :size]
+    return unit[:, None] * of + chosen
+
+
+def _generator(descent: Descent, stream: int) -> np.random.Generator:
+    return np.random.default_rng([descent.seed, stream])
+
+
+@functools.cache
+def _program() -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    def trial(
+        pool: Any, places: Any, noise: Any, mean: Any, clips: Any, rates: Any, sigma: Any
+    ) -> Any:
+        def step(theta: Any, now: tuple[Any, Any]) -> tuple[Any, None]:
+            place, white = now
+            gathered = pool[place].mean(1)  # (units, d)
+            distance = jnp.linalg.norm(theta[:, None] - gathered[None], axis=-1)
+            share = jnp.minimum(1.0, clips[:, None] / jnp.maximum(distance, 1e-12))
+            share = share * (place[:, 0] >= 0)
+            total = theta * share.sum(1, keepdims=True) - share @ gathered
+            noised = total + (sigma * clips)[:, None] * white
+            return theta - rates[:, None] * noised, None
+
+        start = jnp.zeros((clips.shape[0], pool.shape[-1]), jnp.float32)
+        theta, _ = jax.lax.scan(step, start, (places, noise))
+        return jnp.sum((theta - mean) ** 2, axis=-1)
+
+    return jax.jit(jax.vmap(trial, in_axes=(0, 0, 0, 0, None, None, None), out_axes=1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """The trials at the best setting of a sweep, chosen without their own losses.
+
+    Attributes:
+      losses: (trials,) of each half of the trials, at what is best on the other half.
+      clip, length: (of the even trials, of the odd ones).
+      edge: names of the sweeps at whose ends a chosen value lies.
+    """
+
+    losses: np.ndarray
+    clip: tuple[float, float]
+    length: tuple[float, float]
+    edge: tuple[str, ...]
+
+    @property
+    def mean(self) -> float:
+        """Over the trials."""
+        return float(self.losses.mean())
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean."""
+        return float(self.losses.std(ddof=1) / np.sqrt(len(self.losses)))
+
+
+def tuned(errors: np.ndarray, clips: Sequence[float], lengths: Sequence[float]) -> Tuned:
+    """Choose clip norm and step length on one half of the trials, report on the other, both ways.
+
+    So 128 trials give 128 losses, none of which chose its own setting.
+
+    Args:
+      errors: (clips, lengths, trials); what is not finite is worst.
+      clips: clip norms of the sweep.
+      lengths: step lengths of the sweep.
+    """
+    errors = np.where(np.isfinite(errors), errors, np.inf).astype(np.float64)
+    losses, chosen = np.empty(errors.shape[-1]), []
+    for half in (0, 1):
+        mean = errors[..., 1 - half :: 2].mean(-1)
+        best = divmod(int(np.argmin(mean)), mean.shape[1])
+        losses[half::2] = errors[best][half::2]
+        chosen.append(best)
+    if not np.isfinite(losses).all():
+        raise _check.FailureError("every learning rate of the sweep diverges: add shorter steps")
+    clip = (clips[chosen[0][0]], clips[chosen[1][0]])
+    length = (lengths[chosen[0][1]], lengths[chosen[1][1]])
+    ends = {"clip": (clips, clip), "length": (lengths, length)}
+    edge = tuple(
+        name
+        for name, (sweep, picked) in ends.items()
+        if len(sweep) > 1 and {sweep[0], sweep[-1]} & set(picked)
+    )
+    return Tuned(losses, clip, length, edge)

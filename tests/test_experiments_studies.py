@@ -1,0 +1,164 @@
+"""Studies: one framework for flags, cells, files and messages; every study keeps to it."""
+
+import csv
+import dataclasses
+import json
+
+import pytest
+from mfopt_cli.main import main
+
+from mfopt.errors import UsageError
+from mfopt.experiments import runner, studies
+from mfopt.experiments.cache import Result, Task
+from mfopt.experiments.studies import base
+from mfopt.experiments.studies.base import PRIVACY, Outcome, Study, flag
+
+every = pytest.mark.parametrize("name", studies.STUDIES)
+
+
+@every
+def test_registered_studies_say_what_they_are_and_accept_both_sizes(name):
+    study = studies.find(name)
+    assert study.name == name
+    for text in (study.summary, study.source, study.default_size, study.time, study.full_size):
+        assert len(text) > 8
+    small, full = study().check(), study(**study.full).check()
+    assert set(study.full) <= {field.name for field in base.flags(study)}
+    tasks = list(small.cells())
+    assert tasks and len(list(full.cells())) >= len(tasks)
+    own = [task.name for task in tasks if task.name not in ("account",)]
+    assert all(task in runner.WORK for task in own)
+    assert small.command() == f"mfopt experiment {name}"
+
+
+@every
+def test_the_page_has_a_row_for_every_study(name):
+    from documentation import ROOT
+
+    page = (ROOT / "mfopt" / "experiments" / "README.md").read_text()
+    assert f"| `{name}` |" in page
+
+
+def test_unknown_studies_are_refused():
+    with pytest.raises(UsageError, match="mean-estimation"):
+        studies.find("mean")
+
+
+@dataclasses.dataclass(frozen=True)
+class Squares(Study):
+    """A study that costs nothing."""
+
+    name = "squares"
+    summary, source, default_size, time, full_size = ("Squares.", "none", "two", "0 s", "three")
+    full = {"values": (1.0, 2.0, 3.0)}  # noqa: RUF012
+    values: tuple[float, ...] = flag((1.0, 2.0), "What is squared.")
+    shift: float = flag(0.0, "Added.")
+    method: str = flag("plain", "How.", choices=("plain", "odd"))
+    twice: bool = flag(False, "Twice.")
+
+    def check(self):
+        if self.shift < 0:
+            raise UsageError("shift")
+        return self
+
+    def cells(self):
+        return [Task.of("study-squares", value=v, shift=self.shift) for v in self.values]
+
+    def outcome(self, found):
+        from mfopt.experiments.plots import Curve, Panel
+
+        rows = [
+            dict.fromkeys(PRIVACY) | {"x": v, "square": found[task].record["square"]}
+            for v, task in zip(self.values, self.cells(), strict=True)
+        ]
+        curve = Curve("square", self.values, [row["square"] for row in rows])
+        return Outcome(
+            rows,
+            {"x": "x", "square": "x²", "epsilon": "ε"},
+            [Panel([curve], "squares", "x", "x²")],
+            "Squares",
+            ["They grow."],
+        )
+
+
+CALLS = []
+
+
+def run_square(*, value, shift):
+    CALLS.append(value)
+    if value == 3.0 and CALLS.count(3.0) == 1:
+        raise KeyboardInterrupt
+    return Result({"square": value**2 + shift})
+
+
+@pytest.fixture
+def squares(monkeypatch):
+    CALLS.clear()
+    monkeypatch.setitem(studies.STUDIES, "squares", f"{__name__}:Squares")
+    monkeypatch.setitem(runner.WORK, "study-squares", f"{__name__}:run_square")
+
+
+def call(*words):
+    try:
+        return main(["experiment", "squares", *map(str, words)]) or 0
+    except SystemExit as stop:
+        return stop.code
+
+
+def test_a_study_is_a_command_that_stops_resumes_and_writes_whole_files(squares, tmp_path, capsys):
+    out, cache = tmp_path / "out", tmp_path / "cache"
+    words = ("--out", out, "--cache", cache, "--jobs", 1)
+    assert call("--full", *words) == 130
+    said = capsys.readouterr().err
+    assert "2 of 3 cells are kept" in said and list(out.iterdir()) == []
+    assert call("--full", *words) == 0
+    assert CALLS == [1.0, 2.0, 3.0, 3.0]  # the finished ones were not run again
+    shown = capsys.readouterr().out
+    assert "x²" in shown and "They grow." in shown
+    assert {path.name for path in out.iterdir()} == {f"squares.{kind}" for kind in base.FILES}
+    rows = list(csv.DictReader((out / "squares.csv").read_text().splitlines()))
+    assert [row["square"] for row in rows] == ["1.0", "4.0", "9.0"] and set(PRIVACY) <= set(rows[0])
+    kept = json.loads((out / "squares.json").read_text())
+    assert kept["command"] == "mfopt experiment squares --values 1,2,3"
+    assert kept["setting"]["values"] == [1, 2, 3] and kept["findings"] == ["They grow."]
+    # nothing is replaced unasked, and nothing is computed before that is said
+    assert call(*words) == 2 and "--force" in capsys.readouterr().err
+    assert call("--force", *words) == 0
+
+
+def test_a_flag_beats_the_papers_size_and_json_is_one_object(squares, tmp_path, capsys):
+    words = ("--cache", tmp_path, "--jobs", 1, "--json")
+    assert call("--full", "--values", "2", "--shift", "1", "--twice", *words) == 0
+    kept = json.loads(capsys.readouterr().out)
+    assert [row["square"] for row in kept["rows"]] == [5.0]
+    assert kept["command"] == "mfopt experiment squares --values 2 --shift 1 --twice"
+    assert kept["setting"] == {"values": [2.0], "shift": 1.0, "method": "plain", "twice": True}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["squares", "--method", "even"], "even"),
+        (["squares", "--values", "x"], "--values"),
+        (["squares", "--cube", "3"], "--cube"),
+        (["mean"], "mean"),
+        ([], "--list"),
+        (["mean-estimation", "--groups", "32"], "--groups 32: a user has 16 examples"),
+        (["mean-estimation", "--trials", "5"], "--trials 5: must be even"),
+        (["mean-estimation", "--eps", "0"], "--eps 0.0: must be greater than 0"),
+        (["mean-estimation", "--budgets", "512"], "--budgets 512: 256 users give at most 256"),
+    ],
+)
+def test_bad_words_are_named_and_exit_with_2(squares, words, said, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["experiment", *words])
+    assert stop.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_cells_of_studies_depend_on_the_code_of_studies_and_others_do_not():
+    from mfopt.experiments import cache
+
+    assert cache.code_digest(True) != cache.code_digest(True, True)
+    own = Task.of("study-means", value=1)
+    assert own.key != dataclasses.replace(own, name="account").key
