@@ -35,7 +35,10 @@ def test_batches_are_the_specs_draws_padded(scheme):
         np.testing.assert_array_equal(batch.units[batch.units >= 0], expected)
         assert batch.drawn == len(expected) and batch.truncated == 0
         assert len(batch.units) % 4 == 0 and len(batch.units) > 0
-        assert sum(len(block) for block in batch.microbatches()) == len(batch.units)
+        for most in (1, 3):
+            blocks = list(batch.blocks(most))
+            assert all(0 < len(rows) <= most and rows.shape[1] == 4 for rows in blocks)
+            np.testing.assert_array_equal(np.concatenate(blocks).reshape(-1), batch.units)
     with pytest.raises(UsageError, match="ends after"):
         sampler.batch(scheme.length)
 

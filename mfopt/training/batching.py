@@ -60,9 +60,11 @@ class Batch:
         """Empty slots."""
         return int(np.sum(self.units < 0))
 
-    def microbatches(self) -> Iterator[np.ndarray]:
-        """The units in blocks of the microbatch size, at least one."""
-        yield from self.units.reshape(-1, self.microbatch)
+    def blocks(self, most: int) -> Iterator[np.ndarray]:
+        """The units as microbatches (k, m), at most ``most`` of them at a time; at least one."""
+        rows = self.units.reshape(-1, self.microbatch)
+        for begin in range(0, len(rows), most):
+            yield rows[begin : begin + most]
 
 
 class Sampler:

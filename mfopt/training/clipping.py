@@ -33,6 +33,14 @@ class Clipped(NamedTuple):
     active: jax.Array
 
 
+class Factors(NamedTuple):
+    """``each`` leaf's factor, 0 in a unit that contributes nothing; the rest as in Clipped."""
+
+    each: PyTree
+    norm: jax.Array
+    active: jax.Array
+
+
 @dataclasses.dataclass(frozen=True)
 class Clipping:
     """Scale a unit's gradient down to norm ``clip_norm``; smaller ones pass.
@@ -74,23 +82,33 @@ class Clipping:
     def __call__(self, gradient: PyTree) -> Clipped:
         """The bounded contribution of one unit with this ``gradient``."""
         gradient = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradient)
-        leaves, structure = jax.tree.flatten(gradient)
-        squares = [_sum_of_squares(leaf) for leaf in leaves]
-        norm = jnp.sqrt(sum(squares, start=jnp.float32(0)))
-        layers = _layers(gradient) if self.per_layer else [0] * len(leaves)
+        factors = self.factors(jax.tree.map(sum_of_squares, gradient))
+        # where, not a product alone: 0 times infinity is no number
+        bounded = jax.tree.map(
+            lambda leaf, factor: jnp.where(factor > 0, leaf * factor, 0.0), gradient, factors.each
+        )
+        return Clipped(bounded, factors.norm, factors.active)
+
+    def factors(self, squares: PyTree) -> Factors:
+        """What one unit's gradient is multiplied with, from the squared norms of its leaves.
+
+        ``squares``: a pytree like the parameters, of float32 scalars no less than the true values.
+        """
+        leaves, structure = jax.tree.flatten(squares)
+        norm = jnp.sqrt(sum(leaves, start=jnp.float32(0)))
+        layers = _layers(squares) if self.per_layer else [0] * len(leaves)
         bound = self.clip_norm / max(1, len(set(layers))) ** 0.5
         target = _MARGIN * (bound / self.clip_norm if self.normalized else bound)
         usable = jnp.isfinite(norm)
-        scaled, active = [], jnp.bool_(False)
+        factor, active = {}, jnp.bool_(False)
         for layer in dict.fromkeys(layers):
-            members = [i for i, name in enumerate(layers) if name == layer]
-            length = jnp.sqrt(sum((squares[i] for i in members), start=jnp.float32(0)))
+            members = [leaf for leaf, name in zip(leaves, layers, strict=True) if name == layer]
+            length = jnp.sqrt(sum(members, start=jnp.float32(0)))
             active |= length > bound
             # max in the denominator: no division by zero, and a factor of at most target / bound
-            factor = target / jnp.maximum(length, bound)
-            scaled += [(i, jnp.where(usable, leaves[i] * factor, 0.0)) for i in members]
-        ordered = [leaf for _, leaf in sorted(scaled, key=lambda pair: pair[0])]
-        return Clipped(jax.tree.unflatten(structure, ordered), norm, active | ~usable)
+            factor[layer] = jnp.where(usable, target / jnp.maximum(length, bound), 0.0)
+        each = jax.tree.unflatten(structure, [factor[layer] for layer in layers])
+        return Factors(each, norm, active | ~usable)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +125,8 @@ class NoClipping:
         return {"clip_norm": None}
 
 
-def _sum_of_squares(leaf: jax.Array) -> jax.Array:
+def sum_of_squares(leaf: jax.Array) -> jax.Array:
+    """Of a float32 array's entries."""
     # row by row first: one running float32 sum over millions of entries would drift
     rows = jnp.sum(jnp.square(jnp.atleast_1d(leaf)), axis=-1)
     return jnp.sum(rows)

@@ -104,7 +104,11 @@ class TrainConfig:
     selection: str = _setting("algorithm", "random", "Which records of a user.", choices=RULES)
     # batch
     microbatch: int = _setting(
-        "batch", 0, "Units per gradient call; 0: one user, or eight records, per device."
+        "batch",
+        0,
+        "Units per gradient call; 0: one user, or eight records, for a CPU, up to 64 records for "
+        "an accelerator, fewer where memory asks for it.",
+        run=True,
     )
     batch_size: int = _setting("batch", 0, "Pad and truncate to so many units; 0: no truncation.")
     truncation: str = _setting(

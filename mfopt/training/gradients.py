@@ -13,10 +13,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mfopt.training.clipping import Clipping, NoClipping
+from mfopt.training import ghost
+from mfopt.training.clipping import Clipping, NoClipping, sum_of_squares
 from mfopt.training.models import Model, num_targets
+from mfopt.training.taps import Taps, find
 
 PyTree = Any
+_WORTH_TELLING = 0.1  # of the parameters
 Adder = Callable[["Totals", PyTree, PyTree, jax.Array, jax.Array], "Totals"]
 
 
@@ -68,6 +71,10 @@ def unit_loss(
     Source: Charles et al. 2024, Algorithm 2, line "g_u^t".
     """
     losses = jax.vmap(model.loss, in_axes=(None, None, 0, 0))(params, frozen, tokens, mask)
+    return _mean(losses, mask)
+
+
+def _mean(losses: jax.Array, mask: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     losses = losses.astype(jnp.float32)
     present = jnp.any(mask, axis=-1)
     mean = jnp.sum(jnp.where(present, losses, 0.0)) / jnp.maximum(jnp.sum(present), 1)
@@ -75,46 +82,133 @@ def unit_loss(
     return mean, (jnp.sum(losses * targets), jnp.sum(targets))
 
 
-def microbatch_adder(model: Model, clipping: Clipping | NoClipping) -> Adder:
+def microbatch_adder(
+    model: Model, clipping: Clipping | NoClipping, *, per_unit: bool = False
+) -> Adder:
     """``add(totals, params, frozen, tokens (m, G, L), mask (m, G, L)) -> totals``, to be jitted.
 
-    Each of the m units' gradients is computed on its own (vmap), clipped on its own, and only then
-    summed in float32. Units without any token (padding, or users without records) add exactly 0.
+    Each of the m units' gradients is clipped on its own, and only then summed in float32. Units
+    without any token (padding, or users without records) add exactly 0. Parameters that meet
+    activations only in products and picked rows are clipped and summed without forming the m
+    gradients (:mod:`mfopt.training.ghost`); the gradients of the others are computed one by one.
     Where nothing is clipped, the m gradients are never told apart: one backward pass of the
     summed loss gives their sum, as in any non-private training.
+
+    Args:
+        model: whose loss.
+        clipping: of a unit.
+        per_unit: form every unit's whole gradient, the definition itself.
     """
     if isinstance(clipping, NoClipping):
         return _summed_adder(model)
-    gradient_of = jax.value_and_grad(unit_loss, argnums=1, has_aux=True)
-
-    def contribution(
-        params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array
-    ) -> tuple[PyTree, Statistics]:
-        (_, (loss, targets)), gradient = gradient_of(model, params, frozen, tokens, mask)
-        present = jnp.any(mask)
-        clipped = clipping(gradient)
-        # a loss that breaks its promise on padding must still not leak through an empty slot
-        bounded = jax.tree.map(lambda leaf: jnp.where(present, leaf, 0.0), clipped.gradient)
-        statistics = Statistics(
-            units=present,
-            clipped=present & clipped.active,
-            norm=jnp.where(present & jnp.isfinite(clipped.norm), clipped.norm, 0.0),
-            loss=loss,
-            targets=targets,
-            tokens=jnp.sum(mask),
-        )
-        return bounded, statistics
 
     def add(
         totals: Totals, params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array
     ) -> Totals:
-        each = jax.vmap(contribution, in_axes=(None, None, 0, 0))(params, frozen, tokens, mask)
-        summed = jax.tree.map(lambda leaf: jnp.sum(leaf.astype(jnp.float32), axis=0), each)
-        gradient, statistics = summed
+        (m, records, _), leaves = tokens.shape, jax.tree.leaves(params)
+        found = taps_of(model, params, frozen, tokens.shape[-1])
+        # the gradient of a unit that is alone is the microbatch's: it is formed in any case
+        taps = found.keep([]) if per_unit or m == 1 else ghost.chosen(found, leaves, records)
+        gradient, statistics = _clipped_sum(taps, clipping, params, frozen, tokens, mask)
+        statistics = jax.tree.map(lambda leaf: jnp.sum(leaf.astype(jnp.float32)), statistics)
         added: Totals = jax.tree.map(jnp.add, totals, Totals(gradient, statistics))
         return added
 
     return add
+
+
+def taps_of(model: Model, params: PyTree, frozen: PyTree, length: int) -> Taps:
+    """Where a record's loss multiplies parameters with activations; nothing is computed."""
+    row = [jax.ShapeDtypeStruct((length,), dtype) for dtype in (jnp.int32, bool)]
+    return find(model.loss, params, frozen, *row)
+
+
+def formed_one_by_one(model: Model, length: int) -> str | None:
+    """A note on the parameters whose gradients are formed for each unit; None: on no large share.
+
+    Of those that no product with an activation shows; biases and the like are small.
+    """
+    unknown = set(taps_of(model, model.params, model.frozen, length).unknown)
+    flat = jax.tree.leaves_with_path(model.params)
+    sizes = {jax.tree_util.keystr(path): leaf.size for path, leaf in flat}
+    large = {name: sizes[name] for i, name in enumerate(sizes) if i in unknown}
+    share = sum(large.values()) / model.num_params
+    if share < _WORTH_TELLING:
+        return None
+    first = max(large, key=lambda name: large[name])
+    more = f" and {len(large) - 1} more" if len(large) > 1 else ""
+    return (
+        f"gradients of {share:.0%} of the parameters ({first}{more}) are formed unit by unit, "
+        "which is slow: the loss uses them otherwise than in products and picked rows"
+    )
+
+
+def _clipped_sum(
+    taps: Taps,
+    clipping: Clipping,
+    params: PyTree,
+    frozen: PyTree,
+    tokens: jax.Array,
+    mask: jax.Array,
+) -> tuple[PyTree, Statistics]:
+    """Σ clip(gradient) over the units, and each unit's statistics."""
+    leaves, structure = jax.tree.flatten(params)
+    others = [i for i in range(len(leaves)) if i not in taps.leaves]
+    uses = {i: [k for k, use in enumerate(taps.uses) if use.leaf == i] for i in taps.leaves}
+
+    def unit(tokens: jax.Array, mask: jax.Array) -> tuple[Any, Any, Statistics]:
+        def loss(plain: list[jax.Array], zeros: list[jax.Array]) -> tuple[jax.Array, Any]:
+            whole = list(leaves)
+            for i, leaf in zip(others, plain, strict=True):
+                whole[i] = leaf
+
+            def record(tokens: jax.Array, mask: jax.Array, zeros: list[jax.Array]) -> Any:
+                arguments = jax.tree.leaves((whole, frozen, tokens, mask))
+                return taps(arguments, zeros)
+
+            losses, inputs = jax.vmap(record)(tokens, mask, zeros)
+            mean, sums = _mean(losses, mask)
+            return mean, (inputs, sums)
+
+        zeros = jax.tree.map(lambda x: jnp.zeros((len(tokens), *x.shape), x.dtype), taps.zeros())
+        gradients, (inputs, sums) = jax.grad(loss, argnums=(0, 1), has_aux=True)(
+            [leaves[i] for i in others], zeros
+        )
+        plain = {i: leaf.astype(jnp.float32) for i, leaf in zip(others, gradients[0], strict=True)}
+        parts = {
+            i: ghost.parts(
+                [taps.uses[k] for k in mine],
+                [inputs[k] for k in mine],
+                [gradients[1][k] for k in mine],
+            )
+            for i, mine in uses.items()
+        }
+        squares = [
+            ghost.square(parts[i]) if i in parts else sum_of_squares(plain[i])
+            for i in range(len(leaves))
+        ]
+        factors = clipping.factors(jax.tree.unflatten(structure, squares))
+        present = jnp.any(mask)
+        # a loss that breaks its promise on padding must still not leak through an empty slot
+        each = [jnp.where(present, factor, 0.0) for factor in jax.tree.leaves(factors.each)]
+        # where, not a product alone: 0 times infinity is no number
+        bounded = {i: jnp.where(each[i] > 0, each[i] * leaf, 0.0) for i, leaf in plain.items()}
+        statistics = Statistics(
+            units=present,
+            clipped=present & factors.active,
+            norm=jnp.where(present & jnp.isfinite(factors.norm), factors.norm, 0.0),
+            loss=sums[0],
+            targets=sums[1],
+            tokens=jnp.sum(mask),
+        )
+        weighted = {i: ghost.weighted(part, each[i]) for i, part in parts.items()}
+        return bounded, weighted, statistics
+
+    bounded, weighted, statistics = jax.vmap(unit)(tokens, mask)
+    total = {i: jnp.sum(leaf, axis=0) for i, leaf in bounded.items()}
+    for i, mine in uses.items():
+        total[i] = ghost.total([taps.uses[k] for k in mine], weighted[i], leaves[i])
+    return jax.tree.unflatten(structure, [total[i] for i in range(len(leaves))]), statistics
 
 
 def _summed_adder(model: Model) -> Adder:

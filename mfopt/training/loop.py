@@ -11,12 +11,14 @@ and everything after the noise is post-processing.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.flatten_util
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
@@ -30,6 +32,7 @@ from mfopt.training.models import Model
 from mfopt.training.units import Units
 
 PyTree = Any
+_BLOCK_TOKENS = 2**22  # 16 MiB of numbers and their mask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +129,18 @@ class StepResult:
     release: PyTree | None
 
 
+def block_size(execution: Execution) -> int:
+    """Microbatches that one compiled loop takes, from public numbers: those of nearly any step.
+
+    A step of more takes the loop again. The rows of a block are held at once, as integers.
+    """
+    sampler, units = execution.sampler, execution.units
+    size = sampler.batch_size or sampler.expected_batch + 4 * sampler.expected_batch**0.5
+    tokens, _ = units.fetch(np.full(1, -1), 0)
+    most = max(1, _BLOCK_TOKENS // (sampler.microbatch * tokens.size))
+    return max(1, min(math.ceil(size / sampler.microbatch), most))
+
+
 class Trainer:
     """The compiled pieces of one run.
 
@@ -165,11 +180,10 @@ class Trainer:
             self._where = meshes.shardings(mesh, model.params, model.partition)
             frozen_where = meshes.shardings(mesh, model.frozen, model.frozen_partition)
             self._frozen = meshes.place(model.frozen, frozen_where)
-        adder = microbatch_adder(model, execution.clipping)
+        self._adder = microbatch_adder(model, execution.clipping)
+        self._block = block_size(execution)
         self._zero = jax.jit(lambda params: self._pin_totals(Totals.zero(params)))
-        self._add = jax.jit(
-            lambda totals, *rest: self._pin_totals(adder(totals, *rest)), donate_argnums=0
-        )
+        self._add = jax.jit(self._added, donate_argnums=0)
         self._update = jax.jit(
             lambda state, total: self._apply(state, total, keep_release),
             donate_argnums=(0, 1) if keep_release else (0,),
@@ -221,10 +235,30 @@ class Trainer:
     def sum(self, params: PyTree, batch: Batch, step: int) -> Totals:
         """Σ clip(gradient of unit) over a batch, before noise: sensitive."""
         totals: Totals = self._zero(params)
-        for units in batch.microbatches():
-            tokens, mask = self.execution.units.fetch(units, step)
-            totals = self._add(totals, params, self._frozen, self._rows(tokens), self._rows(mask))
+        for units in batch.blocks(self._block):
+            tokens, mask = self.execution.units.fetch(units.reshape(-1), step)
+            shape = units.shape
+            rows = [self._rows(x.reshape(*shape, *x.shape[1:])) for x in (tokens, mask)]
+            totals = self._add(totals, params, self._frozen, *rows, len(units))
         return totals
+
+    def _added(
+        self,
+        totals: Totals,
+        params: PyTree,
+        frozen: PyTree,
+        tokens: jax.Array,
+        mask: jax.Array,
+        count: jax.Array,
+    ) -> Totals:
+        """The sums with ``count`` more microbatches, of tokens (block, m, G, L), in one loop."""
+
+        def more(i: jax.Array, totals: Totals) -> Totals:
+            return self._pin_totals(self._adder(totals, params, frozen, tokens[i], mask[i]))
+
+        # a count that is traced: batches of all sizes are served by one compilation
+        added: Totals = jax.lax.fori_loop(0, count, more, totals)
+        return added
 
     def _apply(
         self, state: TrainState, total: PyTree, keep_release: bool
@@ -252,8 +286,11 @@ class Trainer:
         where = None if self._mesh is None else meshes.replicated(self._mesh)
         return jax.ShapeDtypeStruct((size,), jnp.float32, sharding=where)
 
-    def _rows(self, rows: Any) -> Any:
-        return rows if self._mesh is None else meshes.place_rows(self._mesh, rows)
+    def _rows(self, rows: np.ndarray) -> Any:
+        """Microbatches (k, m, ...), with empty ones behind them that fill the block."""
+        block = np.zeros((self._block, *rows.shape[1:]), rows.dtype)
+        block[: len(rows)] = rows
+        return block if self._mesh is None else meshes.place_rows(self._mesh, block, axis=1)
 
     def _pin(self, tree: PyTree) -> PyTree:
         if self._where is None:

@@ -84,9 +84,9 @@ def place(tree: PyTree, sharding: PyTree) -> PyTree:
     return jax.tree.map(put, tree, sharding)
 
 
-def place_rows(mesh: Mesh, rows: np.ndarray) -> jax.Array:
-    """A microbatch with its leading axis split over the data axis."""
-    where = NamedSharding(mesh, PartitionSpec(DATA))
+def place_rows(mesh: Mesh, rows: np.ndarray, axis: int = 0) -> jax.Array:
+    """A microbatch with its ``axis`` split over the data axis."""
+    where = NamedSharding(mesh, PartitionSpec(*[None] * axis, DATA))
     return jax.make_array_from_callback(rows.shape, where, lambda index: rows[index])
 
 

@@ -15,11 +15,12 @@ from mfopt.guarantee import Guarantee
 from mfopt.progress import Progress, Report, silent, within
 from mfopt.training import mesh as meshes
 from mfopt.training import privacy, signing, sizes
-from mfopt.training.config import TrainConfig
+from mfopt.training.config import TrainConfig, load
 from mfopt.training.data import TokenStore, open_parts, verify_all
 from mfopt.training.data.stdlib import EMBEDDED, build_stdlib
 from mfopt.training.evaluation import Evaluator
 from mfopt.training.folder import Lock, check_folder, secret_of, wait_for_lead
+from mfopt.training.gradients import formed_one_by_one
 from mfopt.training.initial_model import (
     digest_of,
     initial_model,
@@ -138,6 +139,8 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
     # Which of a user's records are chosen changes no number that is checked here.
     rule = "random" if config.selection in PERPLEXITY_RULES else config.selection
     units = units_of(config, train, secret, scheme, rule)
+    if resuming and not config.microbatch:  # sums are rounded alike
+        config = dataclasses.replace(config, microbatch=load(folder / "config.toml").microbatch)
     execution = execution_of(config, account, scheme, units, secret, mesh)
     guarantee = None if account is None else statement_of(config, account, execution)
     if config.steps > execution.iterations:
@@ -149,11 +152,23 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
         )
     optimizer = _optimizer(config, execution)
     work = sizes.work(config, train.vocab_size)
+
+    def affordable(work: sizes.Work) -> Execution:
+        fitting = dataclasses.replace(config, microbatch=sizes.fitting(work, execution, config))
+        found = execution_of(fitting, account, scheme, execution.units, secret, mesh)
+        sizes.require(work, found, config)
+        sizes.announce(work, found, config, progress)
+        return found
+
     if work.trained:
-        _afford(work, execution, config, progress)
+        execution = affordable(work)
     model = initial_model(config, parts, folder, mesh, progress, tokenizer)
     if not work.trained:  # a function made it: nobody could tell before
-        _afford(sizes.work(config, train.vocab_size, model), execution, config, progress)
+        execution = affordable(sizes.work(config, train.vocab_size, model))
+    config = dataclasses.replace(config, microbatch=execution.sampler.microbatch)
+    note = None if account is None else formed_one_by_one(model, config.length)
+    if note and config.microbatch > 1:
+        progress(Progress("preparing", note=note, lasting=True))
     model.check_fits(train.vocab_size, config.length)
     if config.selection in PERPLEXITY_RULES:
         losses = _record_losses(config, train, model, mesh)
@@ -176,6 +191,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
         "model": digest_of((model.params, model.frozen)),
         "tokenizer": train.metadata.get("tokenizer_digest", ""),
         "mechanism": account.digest if account else "",
+        "microbatch": config.microbatch,
         "devices": [int(size) for size in mesh.devices.shape],
     }
     return Prepared(
@@ -193,11 +209,6 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
         public_report=public_report,
         lock=lock,
     )
-
-
-def _afford(work: sizes.Work, execution: Execution, config: TrainConfig, progress: Report) -> None:
-    sizes.require(work, execution, config)
-    sizes.announce(work, execution, config, progress)
 
 
 def learning_rate_of(config: TrainConfig, execution: Execution) -> float:

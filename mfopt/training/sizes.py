@@ -12,7 +12,9 @@ import jax
 
 from mfopt import _check, _sizes
 from mfopt.progress import Report
+from mfopt.training import ghost
 from mfopt.training.config import TrainConfig
+from mfopt.training.gradients import taps_of
 from mfopt.training.initial_model import made_elsewhere
 from mfopt.training.loop import Execution
 from mfopt.training.models import Model
@@ -24,6 +26,7 @@ _FASTER = 2.2  # operations on floats for one on doubles
 # the optimizer and the update read and write
 _GRADIENT, _DRAW, _BUFFER, _UPDATE = 4.0, 7.0, 1.0, 4.0
 _MOMENTS = {"sgd": 0, "momentum": 1}  # arrays of an optimizer's state; 2 of all others
+_SPARE = 0.9  # of a device's memory
 _SLACK = 1.1  # of what a microbatch holds at once, over its largest arrays
 
 
@@ -36,6 +39,8 @@ class Work(NamedTuple):
       record: numbers that the backward pass of one record holds; 0 where nobody knows.
       layers: blocks, each with a product over all pairs of tokens.
       width: of the residual stream.
+      products: (size, positions in a record) of each parameter that meets activations in products
+        only.
     """
 
     trained: float
@@ -43,6 +48,13 @@ class Work(NamedTuple):
     record: float = 0.0
     layers: int = 0
     width: int = 0
+    products: tuple[tuple[int, int], ...] = ()
+
+    def formed(self, records: int) -> float:
+        """Parameters whose gradients are formed for each of several units of so many records."""
+        return self.trained - sum(
+            size for size, positions in self.products if ghost.pays(records * positions, size)
+        )
 
 
 def work(config: TrainConfig, vocab_size: int, model: Model | None = None) -> Work:
@@ -61,28 +73,50 @@ def work(config: TrainConfig, vocab_size: int, model: Model | None = None) -> Wo
         0.0 if model is None else float(sum(leaf.size for leaf in jax.tree.leaves(model.frozen)))
     )
     if made_elsewhere(config.model):
-        return Work(trained, frozen)
+        return Work(trained, frozen, products=_products(model, config.length))
     if config.model:
         shape = read_config(config.model)
     else:
         sizes = (vocab_size, config.length, config.width, config.layers, config.heads)
         shape = GPT2Config(*sizes)
+    d, inner = shape.n_embd, shape.inner
+    products = [(size, config.length) for size in (3 * d**2, d**2, d * inner, d * inner)]
+    products = [*products * shape.n_layer, (shape.vocab_size * d, 2 * config.length)]
+    if config.remat:
+        products = products[-1:]
     if model is None:
         trained = float(shape.num_params)
         if config.lora_rank:
-            d, inner = shape.n_embd, shape.inner
-            sides = dict(zip(LINEAR_LAYERS, (4 * d, 2 * d, d + inner, d + inner), strict=True))
+            both = ((d, 3 * d), (d, d), (d, inner), (inner, d))
+            ends = dict(zip(LINEAR_LAYERS, both, strict=True))
             adapted = [name.strip() for name in config.lora_layers.split(",")]
             frozen = trained
-            adapters = sum(sides.get(name, 0) for name in adapted)
+            adapters = sum(sum(ends.get(name, (0,))) for name in adapted)
             trained = float(shape.n_layer * config.lora_rank * adapters)
+            products = [
+                (config.lora_rank * size, config.length)
+                for name in adapted
+                for size in ends.get(name, ())
+            ] * shape.n_layer
     block = config.length * (8 * shape.n_embd + 4 * shape.inner)
     block += 3 * shape.n_head * config.length**2
     kept = shape.n_layer * block
     if config.remat:
         kept = 2 * block + shape.n_layer * config.length * shape.n_embd
     record = kept + 3 * config.length * shape.vocab_size  # logits, their softmax, its gradient
-    return Work(trained, frozen, record, shape.n_layer, shape.n_embd)
+    found = tuple(products) if model is None else _products(model, config.length)
+    return Work(trained, frozen, record, shape.n_layer, shape.n_embd, found)
+
+
+def _products(model: Model | None, length: int) -> tuple[tuple[int, int], ...]:
+    if model is None:
+        return ()
+    taps = taps_of(model, model.params, model.frozen, length)
+    leaves = jax.tree.leaves(model.params)
+    return tuple(
+        (leaves[i].size, sum(use.positions for use in taps.uses if use.leaf == i))
+        for i in taps.leaves
+    )
 
 
 def memory(found: Work, execution: Execution, config: TrainConfig, microbatch: int) -> float:
@@ -105,7 +139,8 @@ def memory(found: Work, execution: Execution, config: TrainConfig, microbatch: i
     step = found.trained * 4 + found.frozen * 2
     private = execution.noise is not None
     rows = execution.units.records
-    unit = found.trained * private + rows * found.record
+    formed = found.trained if microbatch == 1 else found.formed(rows)
+    unit = formed * private + rows * found.record
     return _BASE + 4 * (2 * state + step + _SLACK * microbatch * unit)
 
 
@@ -128,11 +163,41 @@ def seconds(found: Work, execution: Execution, config: TrainConfig, steps: int) 
     traffic = _UPDATE * found.trained
     if execution.noise is not None:
         recursion, n = execution.noise.recursion, execution.iterations
-        traffic += _GRADIENT * units * found.trained
+        alone = execution.sampler.microbatch == 1
+        formed = found.trained if alone else found.formed(execution.units.records)
+        traffic += _GRADIENT * units * formed
         traffic += found.trained * (_DRAW * recursion.draws(n) + _BUFFER * recursion.slots)
     pretraining = config.pretrain_steps * config.pretrain_batch * length * 6 * whole
     done = (steps * operations + pretraining) / (_FASTER * _sizes.SPEED * 1e9)
     return _COMPILING + _sizes.here(done + steps * traffic * 1e-9)
+
+
+def fitting(found: Work, execution: Execution, config: TrainConfig) -> int:
+    """The microbatch to take: what was asked for, or the usual one, halved until it fits.
+
+    Args:
+      found: the model.
+      execution: with the usual microbatch.
+      config: settings of the run.
+    """
+    sampler, devices = execution.sampler, jax.local_device_count()
+    free = _device_memory()
+    microbatch = sampler.microbatch
+    if config.microbatch or jax.process_count() > 1:
+        return microbatch
+    while microbatch % (2 * devices) == 0:
+        # every device holds all that is not of the microbatch
+        if memory(found, execution, config, microbatch // devices) <= free:
+            break
+        microbatch //= 2
+    return microbatch
+
+
+def _device_memory() -> float:
+    if jax.default_backend() == "cpu":
+        return _sizes.usable_memory() / jax.local_device_count()
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return _SPARE * float(stats.get("bytes_limit", float("inf")))
 
 
 def require(found: Work, execution: Execution, config: TrainConfig) -> None:

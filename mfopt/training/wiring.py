@@ -161,8 +161,9 @@ def execution_of(
         mesh: devices.
     """
     devices = meshes.data_parallel(mesh)
-    # a user's G records fill a device by themselves, single records do so together
-    each = 1 if units.records > 1 else 8
+    # a user's G records fill a CPU by themselves, single records do so together
+    wanted = 8 if jax.default_backend() == "cpu" else 64
+    each = max(1, wanted // units.records) if wanted > 8 or units.records == 1 else 1
     if config.microbatch % devices:
         raise _check.reject(
             "microbatch",

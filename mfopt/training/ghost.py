@@ -1,0 +1,148 @@
+"""Norms of per-unit gradients, and their clipped sum, without the gradients themselves.
+
+Where a parameter's gradient is G = Σ_t u_tᵀ v_t (:mod:`mfopt.training.taps`), its squared norm is
+Σ_{s,t} (u_s·u_t)(v_s·v_t), and the sum over units of c G is one product of all u with all c v. So
+one backward pass gives activations and output gradients, from which come norms, then factors, then
+the sum: a unit's G is never formed (Goodfellow 2015; Li et al. 2022, section 4, for
+positions that share a matrix; Bu et al. 2023, "book-keeping", for one pass instead of two).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+
+from mfopt.training.taps import Taps, Use
+
+# all products in full float32: what is summed has to have the norm that was computed
+_EXACT = jax.lax.Precision.HIGHEST
+_SIGMAS = 6.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What one use adds to a unit's gradient: Σ_t u_tᵀ v_t.
+
+    Attributes:
+        u: (T, rows) activations, or (T,) numbers of rows.
+        v: (T, columns) float32 gradients of what came out.
+        turned: the leaf's first half of axes are the use's columns.
+    """
+
+    u: jax.Array
+    v: jax.Array
+    turned: bool
+
+    @property
+    def sides(self) -> tuple[jax.Array, jax.Array]:
+        """The factors by the leaf's own halves of axes."""
+        return (self.v, self.u) if self.turned else (self.u, self.v)
+
+
+def parts(uses: list[Use], inputs: list[jax.Array], gradients: list[jax.Array]) -> list[Part]:
+    """The uses of one leaf, of one unit of G records.
+
+    Args:
+        uses: G records share them.
+        inputs: (G, positions, rows) or (G, positions).
+        gradients: of the taps, (G, *shape).
+    """
+    first, found = uses[0].rows, []
+    for use, u, gradient in zip(uses, inputs, gradients, strict=True):
+        v = jax.vmap(use.matrix)(gradient).astype(jnp.float32)
+        v = v.reshape(-1, v.shape[-1])
+        u = u.reshape(-1) if use.picked else u.astype(jnp.float32).reshape(-1, u.shape[-1])
+        found.append(Part(u, v, use.rows != first))
+    return found
+
+
+def square(found: list[Part]) -> jax.Array:
+    """||G||² of one unit and one leaf, not below its true value for rounding; scalar float32.
+
+    The terms of the double sum can cancel, so that rounding may take away more than a relative
+    2⁻²⁴. A product of n numbers in float32 is off by more than λ √n 2⁻²⁴ times its terms' size with
+    probability 2 exp(-λ²/2) each (Higham and Mary 2019, theorem 3.1, which takes rounding errors
+    as independent); λ = 6 times the root of the sum of the squared errors is added.
+    """
+    total, spread = jnp.float32(0), jnp.float32(0)
+    for a, b in itertools.combinations_with_replacement(found, 2):
+        gram = _gram(a.sides[0], b.sides[0]) * _gram(a.sides[1], b.sides[1])
+        total += (1 if a is b else 2) * jnp.sum(jnp.sum(gram, axis=-1))
+    for part in found:
+        spread += jnp.sum(_lengths(part.u) * _lengths(part.v))
+    length = sum(side.shape[-1] if side.ndim > 1 else 1 for side in found[0].sides)
+    length += 2 * sum(part.v.shape[0] for part in found)
+    slack = 2 * _SIGMAS * math.sqrt(length) * 2.0**-24 * len(found)
+    bound: jax.Array = jnp.maximum(total, 0.0) + slack * spread
+    return bound
+
+
+def weighted(found: list[Part], factor: jax.Array) -> list[Part]:
+    """The unit's parts with ``factor`` on them; exactly 0 where it is 0, whatever they hold."""
+    kept = factor > 0
+    scaled = []
+    for part in found:
+        v = jnp.where(kept, factor * part.v, 0.0)
+        u = part.u if part.u.ndim == 1 else jnp.where(kept, part.u, 0.0)
+        scaled.append(dataclasses.replace(part, u=u, v=v))
+    return scaled
+
+
+def total(uses: list[Use], found: list[Part], leaf: jax.Array) -> jax.Array:
+    """Σ over units of the weighted G, float32, in the shape of ``leaf``.
+
+    Args:
+        uses: of the leaf.
+        found: each use's part, with a leading axis of units.
+        leaf: the parameter.
+    """
+    result = jnp.zeros(leaf.shape, jnp.float32)
+    for use, part in zip(uses, found, strict=True):
+        v = part.v.reshape(-1, part.v.shape[-1])
+        if use.picked:
+            numbers = part.u.reshape(-1)
+            rows = v.reshape(-1, *leaf.shape[1:])
+            result = result.at[numbers].add(rows, mode="drop")
+            continue
+        u = part.u.reshape(-1, part.u.shape[-1])
+        product = jnp.matmul(u.T, v, precision=_EXACT)
+        axes = (*use.rows, *use.columns)
+        product = product.reshape([leaf.shape[axis] for axis in axes])
+        result += product.transpose([axes.index(axis) for axis in range(leaf.ndim)])
+    return result
+
+
+def pays(positions: int, size: int) -> bool:
+    """Whether the positions' products are less than the matrix (Bu et al. 2022, section 4)."""
+    return 2 * positions**2 <= size
+
+
+def chosen(taps: Taps, leaves: list[jax.Array], records: int) -> Taps:
+    """``taps`` of those parameters for which they pay, with ``records`` in a unit."""
+    positions = dict.fromkeys(taps.leaves, 0)
+    for use in taps.uses:
+        positions[use.leaf] += records * use.positions
+    return taps.keep([i for i, many in positions.items() if pays(many, leaves[i].size)])
+
+
+def _gram(a: jax.Array, b: jax.Array) -> jax.Array:
+    """All inner products of rows of ``a`` with rows of ``b``; numbers stand for unit vectors."""
+    if a.ndim == 1 and b.ndim == 1:
+        return (a[:, None] == b[None, :]).astype(jnp.float32)
+    if a.ndim == 1:
+        return jnp.take(b, a, axis=1, mode="fill", fill_value=0).T
+    if b.ndim == 1:
+        return jnp.take(a, b, axis=1, mode="fill", fill_value=0)
+    return jnp.matmul(a, b.T, precision=_EXACT)
+
+
+def _lengths(rows: jax.Array) -> jax.Array:
+    """Squared norms of the rows."""
+    return jnp.float32(1) if rows.ndim == 1 else jnp.sum(jnp.square(rows), axis=-1)
+
+
+jax.tree_util.register_dataclass(Part, ["u", "v"], ["turned"])

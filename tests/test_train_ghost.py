@@ -1,0 +1,185 @@
+"""Clipped sums without per-unit gradients are those of the definition, and never too long."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from mfopt.training import ghost
+from mfopt.training.clipping import Clipping
+from mfopt.training.gradients import Totals, formed_one_by_one, microbatch_adder, taps_of
+from mfopt.training.models import Model, next_token_loss
+from mfopt.training.models.gpt2 import LINEAR_LAYERS, GPT2Config, LoRAConfig
+from mfopt.training.models.huggingface import gpt2_model
+from mfopt.training.models.nnx_model import from_nnx
+
+V, LENGTH = 40, 6
+
+
+class Other(nnx.Module):
+    """Flax's own layers; a matrix used twice, one used by itself, and one inside a loop."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.embed = nnx.Embed(V, 8, rngs=rngs)
+        self.norm = nnx.LayerNorm(8, rngs=rngs)
+        self.heads = nnx.LinearGeneral(8, (2, 4), rngs=rngs)
+        self.mix = nnx.LinearGeneral((2, 4), 8, axis=(-2, -1), rngs=rngs)
+        self.twice = nnx.Linear(8, 8, rngs=rngs)
+        self.square = nnx.Param(jax.random.normal(jax.random.key(1), (8, 8)) / 4)
+        self.looped = nnx.Param(jax.random.normal(jax.random.key(2), (8, 8)) / 4)
+        self.out = nnx.Linear(8, V, rngs=rngs)
+
+    def __call__(self, tokens):
+        x = self.norm(self.embed(tokens))
+        x = x + self.mix(jnp.tanh(self.heads(x)))
+        x = x + self.twice(jax.nn.relu(self.twice(x)))
+        x = x @ (self.square[...] @ self.square[...].T)
+        x, _ = jax.lax.scan(lambda x, _: (jnp.tanh(x @ self.looped[...]), None), x, None, length=2)
+        return self.out(x)
+
+
+def tiny(lora=None):
+    shape = GPT2Config(V, LENGTH, 8, 2, 2)
+    return gpt2_model(shape, lora=lora)
+
+
+MODELS = {
+    "tied": tiny,
+    "adapters": lambda: tiny(LoRAConfig(3, alpha=6.0, layers=LINEAR_LAYERS)),
+    "other layers": lambda: from_nnx(Other()),
+}
+
+
+def moved(params, seed=3):
+    """Away from the zeros and ones that parameters start from."""
+    leaves, structure = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    noisy = [x + 0.1 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)]
+    return jax.tree.unflatten(structure, noisy)
+
+
+def rows(records, units=5):
+    rng = np.random.default_rng(records)
+    tokens = rng.integers(0, V, (units, records, LENGTH)).astype(np.int32)
+    tokens[0, :, 1:4] = tokens[0, :, :1]  # a row that is picked several times
+    mask = np.ones(tokens.shape, bool)
+    mask[1] = False
+    mask[2, :, 4:] = False
+    mask[3, 1:] = False
+    return tokens, mask
+
+
+def sums(model, params, clipping, tokens, mask, **options):
+    add = jax.jit(microbatch_adder(model, clipping, **options))
+    return add(Totals.zero(params), params, model.frozen, tokens, mask)
+
+
+def difference(a, b):
+    """Largest over leaves, in terms of the leaf's largest entry."""
+    each = [
+        float(jnp.max(jnp.abs(x - y)) / jnp.max(jnp.abs(y)))
+        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    ]
+    return max(each)
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """Small matrices too."""
+    monkeypatch.setattr(ghost, "pays", lambda *_: True)
+
+
+@pytest.mark.parametrize(
+    "name", ["tied", pytest.param("adapters", marks=pytest.mark.ci), "other layers"]
+)
+def test_clipped_sums_are_those_of_the_gradients_one_by_one(name, always):
+    model = MODELS[name]()
+    params = moved(model.params)
+    for records, per_layer in ((1, False), (3, True)):
+        clipping, data = Clipping(0.4, per_layer=per_layer), rows(records)
+        fast = sums(model, params, clipping, *data)
+        slow = sums(model, params, clipping, *data, per_unit=True)
+        assert difference(fast.gradient, slow.gradient) < 3e-5
+        np.testing.assert_allclose(fast.statistics, slow.statistics, rtol=1e-5)
+        assert 0 < float(fast.statistics.clipped) <= float(fast.statistics.units) == 4
+
+
+def test_both_uses_of_a_tied_embedding_count_with_each_other(always, monkeypatch):
+    model = tiny()
+    params, data = moved(model.params), rows(1)
+    whole = ghost.square
+    monkeypatch.setattr(ghost, "square", lambda found: sum(whole([part]) for part in found))
+    wrong = sums(model, params, Clipping(0.4), *data)
+    right = sums(model, params, Clipping(0.4), *data, per_unit=True)
+    assert difference(wrong.gradient, right.gradient) > 1e-3
+
+
+def test_uses_are_found_in_the_program():
+    model = from_nnx(Other())
+    found = taps_of(model, model.params, model.frozen, LENGTH)
+    names = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(model.params)]
+    tapped = {names[i] for i in found.leaves}
+    kernels = {f"['{name}']['kernel']" for name in ("heads", "mix", "twice", "out")}
+    assert tapped == kernels | {"['embed']['embedding']"}
+    biases = {"['heads']['bias']"}  # of two axes, so it is looked at
+    assert {names[i] for i in found.unknown} == {"['looped']", "['square']"} | biases
+    assert len(found.uses) == 6
+
+
+def test_what_has_no_fast_form_is_said():
+    def loss(params, tokens, mask):
+        table = jnp.tanh(params["table"])
+        return next_token_loss(table[tokens] @ params["out"], tokens, mask)
+
+    params = {"table": jnp.ones((V, 8)), "out": jnp.ones((8, V))}
+    note = formed_one_by_one(Model.of(params, loss), LENGTH)
+    assert note is not None and "50%" in note and "table" in note and "out" not in note
+    assert formed_one_by_one(tiny(), LENGTH) is None
+
+
+def test_where_positions_are_many_gradients_are_formed():
+    found = taps_of(tiny(), tiny().params, (), LENGTH)
+    leaves = jax.tree.leaves(tiny().params)
+    # two uses of 6 positions in 40 x 8 numbers; of 12 positions with two records
+    assert len(leaves) > len(ghost.chosen(found, leaves, 1).leaves) > 0
+    assert ghost.chosen(found, leaves, 4).leaves == ()
+
+
+def test_a_unit_without_a_finite_gradient_adds_nothing(always):
+    model = tiny()
+    params, (tokens, mask) = moved(model.params), rows(1)
+    unused = int(np.setdiff1d(np.arange(V), tokens[[0, 2, 3, 4]])[0])
+    tokens[1], mask[1] = unused, True
+
+    def loss(p, frozen, tokens, mask):
+        return model.loss(p, frozen, tokens, mask) * jnp.where(tokens[0] == unused, jnp.inf, 1.0)
+
+    odd = dataclasses.replace(model, loss=loss)
+    with_it = sums(odd, params, Clipping(0.4), tokens, mask)
+    mask[1] = False
+    without = sums(odd, params, Clipping(0.4), tokens, mask)
+    assert difference(with_it.gradient, without.gradient) < 1e-6
+    assert bool(jnp.all(jnp.isfinite(with_it.gradient["wte"])))
+
+
+@pytest.mark.parametrize("size", [1.0, 1e2, 1e4])
+def test_norms_are_not_too_small_where_terms_cancel(size, monkeypatch):
+    # Σ uᵀv of large terms that nearly cancel: rounding of the double sum exceeds the sum itself
+    rng = np.random.default_rng(0)
+    short = []
+    for _ in range(200):
+        u, v = rng.normal(size=(16, 24)), rng.normal(size=(16, 32))
+        u, v = size * np.concatenate([u, -u]), np.concatenate([v, v])
+        v[16:] += 1e-6 * rng.normal(size=(16, 32))
+        u, v = jnp.float32(u), jnp.float32(v)
+        part = ghost.Part(u, v, turned=False)
+        true = np.sum((np.asarray(u, np.float64).T @ np.asarray(v, np.float64)) ** 2)
+        assert float(ghost.square([part])) >= true
+        monkeypatch.setattr(ghost, "_SIGMAS", 0.0)
+        short.append(float(ghost.square([part])) < true)
+        monkeypatch.undo()
+    assert sum(short) > 20  # without the allowance
