@@ -209,8 +209,8 @@ def test_what_cannot_work_is_said_before_anything_starts(data, tmp_path, monkeyp
             ({"privacy_unit": "record"}, "clips users"),
             ({"sign_key": str(tmp_path / "none.pem")}, "sign_key"),
             (
-                {"sampling": "fixed-batch:batch_size=5,population=20,iterations=4"},
-                "fixed-batch|compose",
+                {"sampling": "fixed-batch:batch_size=5,population=21,iterations=4"},
+                "population",
             ),
         ]
     ):

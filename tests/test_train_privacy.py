@@ -136,10 +136,22 @@ def test_numbered_batches_protect_data_and_not_presence():
     assert privacy.statement(account, execution_for(account, users())).adjacency == "zero-out"
 
 
-def test_fixed_batches_protect_nothing_that_is_proven():
-    account = account_for(sampling.FixedBatch(batch_size=10, population=40, iterations=8))
+def test_fixed_batches_protect_what_units_contribute():
+    scheme = sampling.FixedBatch(batch_size=10, population=40, iterations=8)
+    account = account_for(scheme)
     with pytest.raises(UsageError, match="does not compose"):
         privacy.statement(account, execution_for(account, users()))
+    solved = privacy.Account.solve(
+        Mechanism(scheme, adjacency="zero-out", privacy_unit="user"), 4, 1e-6
+    )
+    stated = privacy.statement(solved, execution_for(solved, users()))
+    assert stated.adjacency == "zero-out" and stated.epsilon == 4.0
+    other = dataclasses.replace(scheme, population=41)
+    with pytest.raises(UsageError, match="population"):
+        wrong = privacy.Account(
+            Mechanism(other, adjacency="zero-out", privacy_unit="user"), solved.guarantee
+        )
+        privacy.statement(wrong, execution_for(wrong, users()))
 
 
 def test_black_box_group_privacy_against_the_chain_of_inequalities():

@@ -57,6 +57,7 @@ class FixedBatch(Scheme):
 
     def expected_batch(self, population: int) -> float:
         """``batch_size``, exactly."""
+        self._population(population)
         return float(self.batch_size)
 
     def largest_batch(self, population: int) -> int:

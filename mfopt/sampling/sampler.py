@@ -75,6 +75,7 @@ class UnitSampler:
             )
         self.pinned = seed is not None
         self._seed = new_seed() if seed is None else _check.seed("seed", seed)
+        self.scheme.expected_batch(self.population)  # a population that it is not for is refused
         self._draw = self.scheme.draws(self.population, self._seed)
 
     def __repr__(self) -> str:

@@ -22,7 +22,7 @@ from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
 from mfopt.noise import NoiseStream
 from mfopt.progress import Report
-from mfopt.sampling import Scheme
+from mfopt.sampling import FixedBatch, Scheme
 from mfopt.strategies import Identity, Strategy
 from mfopt.training import mesh as meshes
 from mfopt.training import privacy
@@ -64,13 +64,17 @@ def account_of(config: TrainConfig, folder: Path, progress: Report) -> privacy.A
     if config.algorithm == "group":
         epsilon, delta = one_unit_target(epsilon, delta, group)
         group = 1
+    sampled = scheme or config.scheme()
     accounted = Mechanism(
-        scheme or config.scheme(),
+        sampled,
         strategy,
         group_size=group,
         privacy_unit="user" if config.algorithm == "uls" else "record",
+        # where batches have a fixed size, who is there is public, and what they contribute is not
+        adjacency="zero-out" if isinstance(sampled, FixedBatch) else "add-remove",
     )
     asked = [accounted.sampling.describe(), digest, group, accounted.privacy_unit, epsilon, delta]
+    asked += [accounted.adjacency]
     return _solved_once(folder / "account.json", asked, accounted, epsilon, delta)
 
 

@@ -75,7 +75,8 @@ def _steps(name: str, size: str, options: argparse.Namespace) -> Iterator[float]
         microbatch = options.microbatch
     scheme = FixedOrder(bins=1, epochs=10_000)
     sampler = Sampler(scheme, units.population, 0, microbatch=microbatch)
-    clipping, noise = NoClipping(), None
+    clipping: Clipping | NoClipping = NoClipping()
+    noise = None
     if name != "none":
         clipping = Clipping(1.0, normalized=True)
         noise = NoiseStream(
