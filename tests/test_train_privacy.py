@@ -147,11 +147,9 @@ def test_fixed_batches_protect_what_units_contribute():
     stated = privacy.statement(solved, execution_for(solved, users()))
     assert stated.adjacency == "zero-out" and stated.epsilon == 4.0
     other = dataclasses.replace(scheme, population=41)
+    wrong = Mechanism(other, adjacency="zero-out", privacy_unit="user")
     with pytest.raises(UsageError, match="population"):
-        wrong = privacy.Account(
-            Mechanism(other, adjacency="zero-out", privacy_unit="user"), solved.guarantee
-        )
-        privacy.statement(wrong, execution_for(wrong, users()))
+        execution_for(privacy.Account(wrong, solved.guarantee), users())
 
 
 def test_black_box_group_privacy_against_the_chain_of_inequalities():
