@@ -23,6 +23,7 @@ from mfopt import strategies as S
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.monte_carlo import betting, chunked, dominating_pair, plain, proposals, tilted
 from mfopt.accounting.monte_carlo import calibrate as calibration
+from mfopt.accounting.monte_carlo import design_point as design_points
 from mfopt.accounting.monte_carlo.evidence import Point, Trial, ceiling_alone
 from mfopt.accounting.monte_carlo.frozen import FrozenSamples, bytes_per_sample
 from mfopt.accounting.monte_carlo.protocol import law, loss_of
@@ -642,10 +643,64 @@ def test_samples_beyond_the_budget_are_made_again_not_kept(monkeypatch):
     assert again.log_delta_add(1.2) == kept.log_delta_add(1.2)
 
 
+def test_nodes_are_every_bin_equally_often_and_ascend():
+    for bins, count in [(7, 3), (10, 4), (12, 12), (300, 128)]:
+        with jax.enable_x64(True), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(design_points, "MOST", count)
+            offsets = (np.arange(4 * bins) + 0.5) / (4 * bins)
+            chosen = np.array([design_points.nodes(bins, offset) for offset in offsets])
+        assert chosen.shape == (4 * bins, count) and np.all(np.diff(chosen) > 0)
+        seen = np.bincount(chosen.ravel(), minlength=bins)
+        np.testing.assert_allclose(seen, 4 * count, atol=2)
+
+
+@pytest.fixture
+def few_nodes(monkeypatch):
+    """Four modes get components of their own."""
+    monkeypatch.setattr(design_points, "MOST", 4)
+    jax.clear_caches()  # the number of nodes is static
+    yield
+    monkeypatch.undo()
+    jax.clear_caches()
+
+
+def test_the_mean_over_offsets_is_unbiased_where_an_offset_alone_is_not(few_nodes):
+    # every other mode is half as long: an offset sees the long ones or the short ones only
+    rng = np.random.default_rng(5)
+    modes = rng.random((12, 8)) * np.tile([1.0, 0.5], 4)
+    pair = dominating_pair.DominatingPair(modes.T @ modes, np.linalg.qr(modes, mode="r").T)
+    sigma = 2.0
+    truth = plain.delta(pair, sigma, EPSILON, samples=2**17, seed=3)
+
+    def estimated(offset):
+        with jax.enable_x64(True):
+            placed = design_points.placed(pair.gram, sigma, EPSILON, offset)
+            draws = design_points.draw(jax.random.key(4), 2**15, 8)
+            terms = design_points.exponents(pair, placed, draws)
+            values = np.exp(design_points.log_values(terms, math.log(sigma), EPSILON))
+        return values.mean(), values.std() / math.sqrt(len(values))
+
+    (first, one), (second, other) = estimated(0.2), estimated(0.7)
+    exact = truth.value, truth.standard_error
+    assert apart(((first + second) / 2, math.hypot(one, other) / 2), exact) < K
+    assert apart((first, one), exact) > K and apart((second, other), exact) > K
+
+
+def test_few_nodes_lose_little_where_modes_are_smooth(few_nodes):
+    pair, _ = pair_of(BLT, BallsInBins(bins=24, epochs=4))
+    few = [design_point(pair, 3.0, EPSILON, 2**12, seed=seed) for seed in range(6)]
+    design_points.MOST = 24
+    jax.clear_caches()
+    every = design_point(pair, 3.0, EPSILON, 2**14)
+    spread = math.sqrt(sum(error**2 for _, error in few)) / len(few)
+    assert apart((np.mean([value for value, _ in few]), spread), every) < K
+    assert few[0][1] / 2 < 1.3 * every[1]  # a fourth of the samples
+
+
 def test_the_size_of_kept_samples_is_counted_in_full():
     for bins in (1, 5):
         pair = dominating_pair.exact(S.Identity(), BallsInBins(bins, 1))
         kept = FrozenSamples(pair, 1.0, 1.0, 2048, chunked.seed_key(0))
         size = sum(x.nbytes for x in jax.tree.leaves(kept._terms))
-        tables = 8 * (2 * bins * bins + 4 * bins * bins)  # do not grow with the samples
+        tables = 8 * (2 * bins * bins + 4 * bins * bins + bins)  # do not grow with the samples
         assert size - tables == 2048 * bytes_per_sample(bins)

@@ -177,7 +177,7 @@ def test_the_estimate_is_that_of_the_compiled_program():
         number = jax.ShapeDtypeStruct((), jnp.float64)
         frozen = implicit.Frozen(
             jax.eval_shape(lambda: design_point.draw(jax.random.key(0), samples, scheme.bins)),
-            jax.eval_shape(lambda: design_point.shifts(jnp.eye(scheme.bins), 1.0, 2.0)),
+            jax.eval_shape(lambda: design_point.placed(jnp.eye(scheme.bins), 1.0, 2.0)),
             number,
             number,
         )

@@ -105,7 +105,8 @@ class BallsInBinsLaw(SampledLaw):
         """By NumPy: to compile a program of so many draws takes longer than to make them."""
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
         half, bins = (samples + 1) // 2, self.scheme.bins
-        component = np.tile(design_point.components(rng.integers(2 * bins), half, bins), 2)
+        count = design_point.node_count(bins)
+        component = np.tile(design_point.components(rng.integers(2 * count), half, count), 2)
         normal = rng.normal(size=(half, bins))
         both = np.concatenate([normal, -normal])
         return design_point.Draws(jnp.asarray(component), jnp.asarray(both))
@@ -133,14 +134,16 @@ class BallsInBinsLaw(SampledLaw):
         """Largest mode norm."""
         return jnp.sqrt(jnp.max(jnp.diagonal(reduced.gram)))
 
-    def proposal(self, reduced: DominatingPair, noise_multiplier: Any, epsilon: Any) -> jax.Array:
-        result: jax.Array = design_point.shifts(
+    def proposal(
+        self, reduced: DominatingPair, noise_multiplier: Any, epsilon: Any
+    ) -> design_point.Placed:
+        result: design_point.Placed = design_point.placed(
             jnp.asarray(reduced.gram), noise_multiplier, epsilon
         )
         return result
 
     def frozen(
-        self, reduced: DominatingPair, proposal: jax.Array, draws: design_point.Draws
+        self, reduced: DominatingPair, proposal: design_point.Placed, draws: design_point.Draws
     ) -> design_point.Terms:
         return design_point.exponents(reduced, proposal, draws)
 

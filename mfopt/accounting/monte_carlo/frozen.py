@@ -64,8 +64,9 @@ class FrozenSamples:
         key: jax.Array,
     ) -> None:
         self.pair, self.epsilon = pair, float(epsilon)
-        self._weights = design_point.shifts(
-            jnp.asarray(pair.gram), float(noise_multiplier), self.epsilon
+        offset = np.random.default_rng(np.asarray(jax.random.key_data(key))).random()
+        self._placed = design_point.placed(
+            jnp.asarray(pair.gram), float(noise_multiplier), self.epsilon, offset
         )
         self._size = _even_chunk(samples, pair.bins)
         self._keys = [chunked.subkey(key, i) for i in range(-(-samples // self._size))]
@@ -74,7 +75,7 @@ class FrozenSamples:
         self._terms = [self._make(k) for k in self._keys] if fits else None
 
     def _make(self, key: jax.Array) -> design_point.Terms:
-        result: design_point.Terms = _terms(self.pair, self._weights, key, self._size)
+        result: design_point.Terms = _terms(self.pair, self._placed, key, self._size)
         return result
 
     @float64
@@ -112,15 +113,15 @@ def _even_chunk(samples: int, bins: int) -> int:
 
 
 def bytes_per_sample(bins: int) -> int:
-    """Of kept ``design_point.Terms``: bins + 2·bins numbers and an index."""
-    return 8 * (3 * bins + 1)
+    """Of kept ``design_point.Terms``: bins + 2K numbers and an index."""
+    return 8 * (bins + 2 * design_point.node_count(bins) + 1)
 
 
 @functools.partial(jax.jit, static_argnums=3)
 def _terms(
-    pair: DominatingPair, weights: jax.Array, key: jax.Array, size: int
+    pair: DominatingPair, placed: design_point.Placed, key: jax.Array, size: int
 ) -> design_point.Terms:
-    return design_point.exponents(pair, weights, design_point.draw(key, size, pair.bins))
+    return design_point.exponents(pair, placed, design_point.draw(key, size, pair.bins))
 
 
 @jax.jit
