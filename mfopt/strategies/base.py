@@ -235,8 +235,30 @@ class Strategy(abc.ABC):
     @compiled("scheme")
     def gram(self, scheme: BallsInBins) -> Array:
         """Gram matrix G[i, k] = <mode i, mode k>, shape (bins, bins)."""
+        if self.has_structured_gram(scheme):
+            return self.structured_gram(scheme)[0]
         modes = jnp.asarray(self.modes(scheme))
         return modes.T @ modes
+
+    def gram_product(self, slope: Array, scheme: BallsInBins) -> jax.Array:
+        """<H, G> for a ``slope`` H (bins, bins), differentiable in the strategy.
+
+        Where G is MᵀM of the modes M: one product M H for the value and the gradient, 2 M H.
+        """
+        slope = jnp.asarray(slope)
+        if type(self).gram is not Strategy.gram:
+            return jnp.sum(slope * jnp.asarray(self.gram(scheme)))
+        modes = jnp.asarray(self.modes(scheme))
+        value = jnp.sum(modes * jax.lax.stop_gradient(modes @ (slope + slope.T) / 2))
+        return 2 * value - jax.lax.stop_gradient(value)
+
+    def has_structured_gram(self, scheme: BallsInBins) -> bool:
+        """Whether :meth:`structured_gram` is there for this size."""
+        return False
+
+    def structured_gram(self, scheme: BallsInBins) -> tuple[Array, float]:
+        """G without the modes, C >= 0, and a bound on the relative error of each of its entries."""
+        raise NotImplementedError(f"{type(self).__name__} has no Gram matrix by structure")
 
     def check_entries(self, n: int) -> None:
         """Raise :class:`UsageError` unless C is finite, >= 0, lower triangular and invertible.

@@ -16,11 +16,14 @@ import numpy as np
 from mfopt import _check
 from mfopt._float64 import compiled, float64
 from mfopt.sampling import BallsInBins
+from mfopt.strategies import blt_gram
 from mfopt.strategies.base import Strategy
+from mfopt.strategies.blt import BLT
 from mfopt.strategies.fields import Array, inner, parameter
 
 # Within these bounds no product of r, d and an entry of B overflows or is lost.
 _SMALLEST, _LARGEST = 1e-30, 1e30
+_MANY = 256  # bins, beyond which G is formed from a BLT's buffers
 
 
 class TimeScaled(Strategy):
@@ -141,6 +144,21 @@ class TimeScaled(Strategy):
         )
         modes = jnp.einsum("emi,mqi->eqi", factors, blocks)
         return rows[:, None] * modes.reshape(n, bins)
+
+    def gram_product(self, slope: Array, scheme: BallsInBins) -> jax.Array:
+        if not self.has_structured_gram(scheme):
+            return super().gram_product(slope, scheme)
+        rows, columns = (jnp.asarray(part) for part in self.diagonals(scheme.iterations))
+        return blt_gram.product(jnp.asarray(slope), self.base, rows, columns, scheme)
+
+    def has_structured_gram(self, scheme: BallsInBins) -> bool:
+        """From the buffers of a BLT, where there are many bins."""
+        known = type(self) is TimeScaled and type(self.base) is BLT
+        return known and scheme.bins > _MANY
+
+    def structured_gram(self, scheme: BallsInBins) -> tuple[Array, float]:
+        found = blt_gram.gram(self.base, *self.diagonals(scheme.iterations), scheme)
+        return found, blt_gram.relative_error(scheme)
 
     def check_entries(self, n: int) -> None:
         self.base.check_entries(self.check_size(n))

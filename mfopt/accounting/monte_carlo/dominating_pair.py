@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.linalg
 
 from mfopt import _check, _sizes
 from mfopt._float64 import float64
@@ -63,6 +64,9 @@ def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
     not of C as rounded on the way. The modes are divided by their largest entry before G is
     formed, so nothing is lost below the smallest float.
 
+    Where C has a Gram matrix by structure (:meth:`Strategy.structured_gram`) there are no modes:
+    the pair is that of a G̃ >= G, a hair above it (:func:`above`).
+
     Raises:
       UsageError: where Lemma 3.2 does not apply (negative or non-finite entries of C), where C is
         so large or small that G would leave float64, where parameters are not float32 or wider
@@ -71,12 +75,21 @@ def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
     if not covers(scheme):
         raise _check.reject("sampling", scheme, "this accountant covers BallsInBins only")
     bins, n = cast(BallsInBins, scheme).bins, scheme.length
-    # the modes and their QR: XLA's own account of the compiled function
-    _sizes.require("bins", bins, lambda bins: 8 * (2.0 * n * bins + 4.0 * bins**2))
+    structured = strategy.has_structured_gram(scheme)
+    if structured:
+        _sizes.require("bins", bins, lambda bins: 8 * 10.0 * bins**2)
+    else:
+        # the modes and their QR: XLA's own account of the compiled function
+        _sizes.require("bins", bins, lambda bins: 8 * (2.0 * n * bins + 4.0 * bins**2))
     strategy = jax.tree.map(_wide, strategy)
     strategy.check_entries(scheme.iterations)
-    pair, entry = _exact(strategy, scheme)
-    largest = float(entry)
+    if structured:
+        gram, relative = strategy.structured_gram(scheme)
+        largest = math.sqrt(float(np.max(np.diagonal(gram))))  # a norm, which no entry exceeds
+        pair = above(np.asarray(gram), relative) if 0 < largest < math.inf else None
+    else:
+        pair, entry = _exact(strategy, scheme)
+        largest = float(entry)
     if not 1 / _RANGE <= largest <= _RANGE:
         raise _check.reject(
             "C",
@@ -84,7 +97,33 @@ def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
             f"its largest entry must lie in [{1 / _RANGE:g}, {_RANGE:g}]",
             "Multiply C by a constant: σ scales with it, and the mechanism stays the same.",
         )
+    assert pair is not None
     return check(pair)
+
+
+def above(gram: np.ndarray, relative: float) -> DominatingPair:
+    """The pair of some G̃ >= G, where each entry of ``gram`` is that of G up to so much, relatively.
+
+    With Ĝ what is given, all of its entries >= 0, u = 2^-53 and R = max_i Σ_k Ĝ[i, k]:
+
+    1. |Ĝ − G| <= ρ Ĝ entry by entry, ρ = ``relative``/(1 − ``relative``), so ‖Ĝ − G‖ <= ρ R, a
+       symmetric matrix having no eigenvalue beyond its largest row sum (Gershgorin);
+    2. the Cholesky factor L that is computed of Ĝ + ηI has L Lᵀ = Ĝ + ηI + Δ with |Δ| <=
+       γ |L||L|ᵀ, γ = (b+1)u/(1 − (b+1)u) (Higham 2002, Theorem 10.3), so ‖Δ‖ <= γ ‖L‖_F², and
+       ‖L‖_F² = tr(L Lᵀ) <= tr(Ĝ + ηI)/(1 − γ);
+    3. so L Lᵀ >= G if η >= ρ R + γ tr(Ĝ + ηI)/(1 − γ). η here is twice
+       ``relative``·R + (b+1)u·tr(Ĝ), which leaves room for the sums themselves and for η on the
+       right.
+
+    Where G <= G̃ the modes of G are those of G̃ times a contraction T, and σ²(I − TTᵀ) more noise is
+    post-processing: what is proven for the pair of G̃ holds for that of G. σ grows by a relative
+    η/(2 min_i G[i, i]) at most: 1e-7 for 4,096 bins.
+    """
+    bins = gram.shape[0]
+    rows = float(gram.sum(axis=1).max())
+    room = 2 * (relative * rows + (bins + 1) * 2.0**-53 * float(np.trace(gram)))
+    raised = gram + room * np.eye(bins)
+    return DominatingPair(raised, scipy.linalg.cholesky(raised, lower=True))
 
 
 def check(pair: DominatingPair) -> DominatingPair:

@@ -1,0 +1,96 @@
+"""G from the buffers of a BLT: against the dense modes, and a certificate's pair above it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mfopt.accounting.monte_carlo import dominating_pair
+from mfopt.accounting.monte_carlo.protocol import law
+from mfopt.sampling import BallsInBins
+from mfopt.strategies import BLT, TimeScaled, blt_gram, time_scaled
+
+
+def _case(epochs, bins, decay, seed=0):
+    rng = np.random.default_rng(seed)
+    n = epochs * bins
+    base = BLT(0.3 * rng.random(len(decay)) + 0.01, np.array(decay), 1.7)
+    rows, columns = np.exp(0.3 * rng.normal(size=(2, n)))
+    return TimeScaled(base, rows, columns), BallsInBins(bins=bins, epochs=epochs)
+
+
+def _modes(strategy, scheme):
+    dense = np.asarray(strategy.materialize(scheme.iterations))
+    return dense.reshape(len(dense), scheme.epochs, scheme.bins).sum(axis=1)
+
+
+CASES = [(3, 7, [0.9, 0.3, 0.0]), (1, 5, [1.0, 0.99]), (4, 33, [0.999, 0.5, 1e-9]), (2, 1, [0.7])]
+
+
+@pytest.mark.parametrize(("epochs", "bins", "decay"), CASES)
+def test_every_entry_is_within_the_stated_error(epochs, bins, decay):
+    strategy, scheme = _case(epochs, bins, decay)
+    modes = _modes(strategy, scheme)
+    found = blt_gram.gram(strategy.base, strategy.rows, strategy.columns, scheme)
+    error = np.abs(found / (modes.T @ modes) - 1).max()
+    assert error < blt_gram.relative_error(scheme) < 1e-10
+    # a control: a buffer that forgets a little faster is seen
+    other = BLT(strategy.base.scale, strategy.base.decay * (1 - 1e-7), 1.7)
+    moved = blt_gram.gram(other, strategy.rows, strategy.columns, scheme)
+    wrong = np.abs(moved / (modes.T @ modes) - 1).max()
+    assert wrong > blt_gram.relative_error(scheme) or scheme.iterations == 2
+
+
+def test_the_product_and_its_gradient_are_those_of_the_dense_matrix():
+    strategy, scheme = _case(3, 7, [0.9, 0.3, 0.05])
+    slope = np.random.default_rng(1).normal(size=(7, 7))
+
+    def fast(scale, decay, rows, columns):
+        return blt_gram.product(jnp.asarray(slope), BLT(scale, decay, 1.7), rows, columns, scheme)
+
+    def plain(scale, decay, rows, columns):
+        scaled = TimeScaled(BLT(scale, decay, 1.7), rows, columns)
+        dense = jnp.asarray(scaled.materialize(21))
+        modes = dense.reshape(21, 3, 7).sum(axis=1)
+        return jnp.sum(slope * (modes.T @ modes))
+
+    at = [strategy.base.scale, strategy.base.decay, strategy.rows, strategy.columns]
+    with jax.enable_x64(True):
+        every = (0, 1, 2, 3)
+        found, expected = (
+            jax.value_and_grad(f, every)(*map(jnp.asarray, at)) for f in (fast, plain)
+        )
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-11), found, expected)
+
+
+@pytest.fixture
+def few(monkeypatch):
+    monkeypatch.setattr(time_scaled, "_MANY", 1)
+    jax.clear_caches()
+    yield
+    monkeypatch.undo()
+    jax.clear_caches()
+
+
+def test_the_certificates_pair_is_above_the_modes_and_by_a_hair(few):
+    strategy, scheme = _case(4, 33, [0.999, 0.9, 0.5])
+    modes = _modes(strategy, scheme)
+    gram = modes.T @ modes
+    pair = dominating_pair.exact(strategy, scheme)
+    assert strategy.has_structured_gram(scheme)
+    above = np.linalg.eigvalsh(pair.factor @ pair.factor.T - gram)
+    largest = gram.diagonal().max()
+    assert above.min() > 0 and above.max() < 1e-8 * largest
+    # what has one mode less is no longer above: the comparison can fail
+    less = np.delete(pair.factor, 5, axis=1)
+    assert np.linalg.eigvalsh(less @ less.T - gram).min() < 0
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(law(scheme).quadratic(strategy), gram, rtol=1e-11)
+
+
+def test_a_matrix_that_is_barely_positive_is_raised_enough():
+    # rank one: without room its Cholesky factor would not exist
+    gram = np.ones((40, 40))
+    pair = dominating_pair.check(dominating_pair.above(gram, 1e-12))
+    assert np.linalg.eigvalsh(pair.factor @ pair.factor.T - gram).min() > 0
+    assert dominating_pair.above(gram, 1e-9).gram[0, 0] > pair.gram[0, 0] > 1
