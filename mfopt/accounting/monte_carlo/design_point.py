@@ -12,8 +12,8 @@ over bins. Not P then but P_K = (1/K) Σ_nodes N(m_i, σ²I) is replaced by R, J
 the mean is E_{P_K}(1 − e^{ε−Y})₊, with Y that of all bins, and its mean over the offset is δ. R
 covers P_K as it covers P where all modes are taken; P itself it would not, where modes overlap
 little. What the offset adds to the variance is that of a sum over every (b/K)-th value of a smooth
-function of the bin (relative 1e-4 in σ and less where it was measured; the cost falls from b³ to
-J·b²). An optimizer's offset is one half, always: its estimate is never reported.
+function of the bin, and the cost falls from b³ to J·b². An optimizer's offset is one half, always:
+its estimate is never reported.
 
 The estimator is unbiased for every choice of shifts; no bound on the weights is proven, so it
 calibrates and optimizes but never certifies (that is :mod:`mfopt.accounting.monte_carlo.tilted`).

@@ -1,0 +1,321 @@
+"""mfopt against other packages in one run, and against what it was before: ratios that are kept.
+
+    mfopt bench all --keep artifacts/benchmarks
+    mfopt bench all --against artifacts/benchmarks
+
+Each contest is CPU seconds of mfopt over those of another package for the same question, in turn in
+one process: what else runs on the machine meets both alike. Of --rounds ratios the median counts;
+their spread is between the quartiles. --keep writes one file for a device and a day. --against
+compares with the last one committed for this device (of the working folder where there is no git):
+a ratio is worse where its lower quartile is above the upper quartile it had, and the exit code is
+then 1. A contest whose package is missing is left out, and the report says so.
+
+certify: the certificate of a BLT at 16 × 128, ε = 2, δ = 1e-5, against jax-privacy's Monte Carlo at
+equal tightness. *Extrapolated*: its time is that of a few samples times the number of samples that
+its own formula asks for, to prove the same δ at a σ whose δ is what mfopt estimates it to be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.util
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from mfopt_cli.benchmarks import Parser, count, keep, listed
+
+
+class Contest(NamedTuple):
+    """Two ways to the same answer: each call gives CPU seconds.
+
+    Attributes:
+      ours, theirs: the calls.
+      facts: what is to be told beside the ratio.
+    """
+
+    ours: Callable[[], float]
+    theirs: Callable[[], float]
+    facts: dict[str, Any]
+
+
+def cpu(call: Callable[[], Any]) -> Callable[[], float]:
+    """``call`` as CPU seconds, threads included."""
+
+    def timed() -> float:
+        begun = time.process_time()
+        call()
+        return time.process_time() - begun
+
+    return timed
+
+
+def _beside(name: str) -> Any:
+    """Another benchmark's module: what it measures is not written a second time."""
+    if f"bench_{name}" not in sys.modules:
+        path = Path(__file__).parent / f"bench_{name}.py"
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module
+        spec.loader.exec_module(module)
+    return sys.modules[f"bench_{name}"]
+
+
+# --- contests ------------------------------------------------------------------------------------
+
+
+def certify() -> Contest:
+    """A certificate against jax-privacy's Monte Carlo at equal tightness (extrapolated)."""
+    from jax_privacy import batch_selection
+    from jax_privacy.experimental.monte_carlo import delta_calculation, sample_generation
+
+    from mfopt.accounting.monte_carlo import dominating_pair
+    from mfopt.calibration import calibrate, release
+    from mfopt.sampling import BallsInBins
+    from mfopt.strategies import BLT
+
+    scheme, epsilon, delta = BallsInBins(bins=128, epochs=16), 2.0, 1e-5
+    noise = _beside("noise")
+    blt = BLT(noise.SCALES, noise.DECAYS)
+    pair = dominating_pair.exact(blt, scheme)
+    made, _ = release(pair, epsilon, delta, seed=1)
+    sigma = made.noise_multiplier
+    # δ at the certified σ, from far more samples than it was made with
+    near = calibrate(pair, epsilon, delta, samples=2**18, seed=2, start=sigma)
+    there = delta * math.exp(near.slope * math.log(sigma / near.noise_multiplier))
+    needed = delta_calculation.minimum_samples_to_calibrate(there, delta)
+    column = np.asarray(blt.toeplitz_coefs(scheme.iterations))
+    sampling = batch_selection.BallsInBinsSampling(scheme.iterations, scheme.bins)
+    few, rng = 20, np.random.default_rng(0)
+
+    def samples() -> None:
+        drawn = sample_generation.generate_sample(sampling, sigma, column, rng, num_samples=few)
+        sample_generation.compute_privacy_loss(sampling, drawn, sigma, column)
+
+    one = cpu(samples)
+    return Contest(
+        cpu(lambda: release(pair, epsilon, delta, seed=1)),
+        lambda: one() / few * needed,
+        {"extrapolated": True, "samples_of_theirs": needed, "delta_at_sigma": there},
+    )
+
+
+def account() -> Contest:
+    """ε of DP-SGD for groups of 16 examples against dp_accounting."""
+    sweep = _beside("account")
+    options = argparse.Namespace(probability=0.001, iterations=2000, noise_multiplier=2.0)
+    ours, theirs = (call(16, options) for call in (sweep.ours, sweep.theirs))
+    return Contest(
+        cpu(lambda: sweep.ours(16, options)),
+        cpu(lambda: sweep.theirs(16, options)),
+        {"relative_difference": ours / theirs - 1},
+    )
+
+
+def allocation() -> Contest:
+    """ε of independent noise under balls-in-bins against PLD_accounting."""
+    import PLD_accounting
+
+    from mfopt.accounting import Mechanism
+    from mfopt.accounting import account as solve
+    from mfopt.sampling import BallsInBins
+
+    independent = Mechanism(BallsInBins(bins=16, epochs=1))
+
+    def ours() -> float:
+        return float(solve(independent, noise_multiplier=1.0, delta=1e-5).epsilon)
+
+    def theirs() -> tuple[float, float]:
+        return PLD_accounting.gaussian_allocation_epsilon_range(
+            delta=1e-5, sigma=1.0, num_steps=16, epsilon_accuracy=0.1
+        )
+
+    return Contest(cpu(ours), cpu(theirs), {"ours": ours(), "theirs": list(theirs())})
+
+
+def optimize() -> Contest:
+    """A banded Toeplitz C of 16 bands for a fixed order of 2,048 steps, against jax-privacy."""
+    from jax_privacy.matrix_factorization import toeplitz
+
+    from mfopt.optimize import unamplified
+    from mfopt.sampling import MinSeparation
+
+    scheme = MinSeparation(iterations=2048, separation=16, max_participations=1)
+
+    def ours() -> Any:
+        return unamplified.optimize(scheme, strategy="banded-toeplitz", bands=16)
+
+    def theirs() -> Any:
+        return toeplitz.optimize_banded_toeplitz(2048, 16)
+
+    found = ours(), np.asarray(theirs())
+    columns = np.asarray(found[0].strategy.toeplitz_coefs(2048))[:16], found[1]
+    squares = [
+        float(
+            toeplitz.sensitivity_squared(column) * np.mean(toeplitz.per_query_error(column, 2048))
+        )
+        for column in columns
+    ]
+    relative = math.sqrt(squares[0] / squares[1])
+    return Contest(cpu(ours), cpu(theirs), {"rmse_over_theirs": relative})
+
+
+def _noise(first: str, second: str) -> Contest:
+    steps = _beside("noise").STEPS
+    ours, theirs = (steps[name]("blt", 10**6) for name in (first, second))
+    ours(), theirs()  # compiled
+    return Contest(
+        cpu(lambda: [ours() for _ in range(5)]), cpu(lambda: [theirs() for _ in range(5)]), {}
+    )
+
+
+def noise() -> Contest:
+    """One step of a BLT's noise on 10⁶ parameters against jax-privacy."""
+    return _noise("mfopt", "jax-privacy")
+
+
+def torch() -> Contest:
+    """The same in PyTorch against what one would write by hand."""
+    return _noise("mfopt-torch", "torch")
+
+
+CONTESTS: dict[str, tuple[Callable[[], Contest], str]] = {
+    "certify": (certify, "jax_privacy"),
+    "account": (account, "dp_accounting"),
+    "allocation": (allocation, "PLD-accounting"),
+    "optimize": (optimize, "jax_privacy"),
+    "noise": (noise, "jax_privacy"),
+    "torch": (torch, "torch"),
+}
+
+
+# --- measuring, keeping, comparing ---------------------------------------------------------------
+
+
+def measured(contest: Contest, rounds: int) -> dict[str, Any]:
+    """The ratios of ``rounds`` pairs, who is first taking turns, after one that is not counted."""
+    contest.ours(), contest.theirs()
+    times = np.zeros((rounds, 2))
+    for number in range(rounds):
+        for which in (0, 1) if number % 2 else (1, 0):
+            times[number, which] = contest[which]()
+    low, middle, high = np.percentile(times[:, 0] / times[:, 1], [25, 50, 75])
+    return {
+        "ratio": float(middle),
+        "quartiles": [float(low), float(high)],
+        "rounds": rounds,
+        "cpu_seconds": [float(x) for x in np.median(times, axis=0)],
+        **contest.facts,
+    }
+
+
+def worse(before: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:
+    """By contest, in words: ratios whose lower quartile is above the upper one they had."""
+    told = {}
+    for name, old in before["contests"].items():
+        new = now["contests"].get(name, {})
+        if "ratio" not in old or "ratio" not in new:
+            continue
+        if not new["quartiles"][0] <= old["quartiles"][1]:
+            told[name] = (
+                f"{new['ratio']:.4g} ({new['quartiles'][0]:.4g} to {new['quartiles'][1]:.4g}), was "
+                f"{old['ratio']:.4g} ({old['quartiles'][0]:.4g} to {old['quartiles'][1]:.4g}) on "
+                f"{before['date']}"
+            )
+    return told
+
+
+def file_of(report: dict[str, Any]) -> str:
+    """The name of a report's file: device and day."""
+    device = re.sub(r"[^a-z0-9]+", "-", report["device"].lower()).strip("-")
+    return f"{device}.{report['date']}.json"
+
+
+def last(folder: Path, device: str) -> dict[str, Any] | None:
+    """The last committed report of a device; the folder's own where there is no git."""
+    git = ["git", "-C", str(folder)]
+    listing = subprocess.run(
+        [*git, "ls-tree", "--name-only", "HEAD", "./"], capture_output=True, text=True
+    )
+    if listing.returncode == 0:
+        names = listing.stdout.split()
+
+        def text(name: str) -> str:
+            shown = [*git, "show", f"HEAD:./{name}"]
+            return subprocess.run(shown, capture_output=True, text=True, check=True).stdout
+    else:
+        names = [path.name for path in folder.iterdir()]
+
+        def text(name: str) -> str:
+            return (folder / name).read_text()
+
+    # the day is the last part of a name, and sorts as it is written
+    begin = file_of({"device": device, "date": ""}).removesuffix(".json")
+    mine = sorted(name for name in names if name.startswith(begin) and name.endswith(".json"))
+    found: dict[str, Any] | None = json.loads(text(mine[-1])) if mine else None
+    return found
+
+
+def parser() -> Parser:
+    """Its options."""
+    words = Parser("all", __doc__)
+    words.word(
+        "--contests",
+        type=listed(str, CONTESTS),
+        default=list(CONTESTS),
+        help=f"Which of {', '.join(CONTESTS)}; a list.",
+    )
+    words.word("--rounds", type=count, default=9, help="Pairs of each contest.")
+    words.word("--keep", type=Path, help="Folder for the report of this device and day.")
+    words.word("--against", type=Path, help="Folder whose last committed report is compared with.")
+    return words
+
+
+def main(arguments: list[str]) -> int:
+    """Print one JSON object, keep it, compare it."""
+    words, begun = parser(), time.perf_counter()
+    options = words.parse_args(arguments)
+    from mfopt.experiments import runner
+
+    found: dict[str, Any] = {
+        "what": "CPU seconds of mfopt over those of the other package",
+        "device": runner.device(),
+        "date": datetime.date.today().isoformat(),
+        "contests": {},
+    }
+    before = last(options.against, found["device"]) if options.against else None
+    for name in options.contests:
+        make, package = CONTESTS[name]
+        try:
+            entry = {"against": package, "version": metadata.version(package)}
+            entry |= measured(make(), options.rounds)
+        except (ImportError, metadata.PackageNotFoundError):
+            entry = {"against": package, "left_out": "not installed"}
+        found["contests"][name] = entry
+        print(name, entry.get("ratio", "left out"), file=sys.stderr, flush=True)
+    found["versions"] = {name: metadata.version(name) for name in ("mfopt", "jax", "numpy")}
+    found["load_average"] = [round(x, 2) for x in os.getloadavg()]
+    print(json.dumps(found, indent=2))
+    if options.keep:
+        options.keep.mkdir(parents=True, exist_ok=True)
+        keep(options.keep / file_of(found), found, how=words.command(arguments), begun=begun)
+    if options.against is None:
+        return 0
+    if before is None:
+        print(f"nothing is committed for {found['device']}: nothing to compare", file=sys.stderr)
+        return 0
+    told = worse(before, found)
+    for name, text in told.items():
+        print(f"worse: {name} {text}", file=sys.stderr)
+    return 1 if told else 0

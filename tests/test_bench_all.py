@@ -1,0 +1,104 @@
+"""Benchmarks that remember: what is kept, where, and when a ratio counts as worse."""
+
+import json
+import subprocess
+
+import pytest
+from test_vocabulary import BENCHMARKS, benchmark
+
+bench = benchmark(next(path for path in BENCHMARKS if path.stem == "bench_all"))
+
+
+def _report(date="2026-01-02", **ratios):
+    contests = {
+        name: {"ratio": middle, "quartiles": [low, high]}
+        for name, (low, middle, high) in ratios.items()
+    }
+    return {"device": "CPU, 2 cores (x86_64)", "date": date, "contests": contests}
+
+
+def test_worse_is_beyond_the_spread_of_both():
+    before = _report(noise=(0.9, 1.0, 1.1), account=(0.01, 0.02, 0.03))
+    assert not bench.worse(before, _report(noise=(1.05, 1.3, 1.4), account=(0.001, 0.002, 0.003)))
+    assert not bench.worse(before, _report(noise=(1.1, 1.3, 1.4)))
+    found = bench.worse(before, _report(noise=(1.11, 1.3, 1.4), account=(0.02, 0.04, 0.06)))
+    assert set(found) == {"noise"} and "1.3 (1.11 to 1.4), was 1 (0.9 to 1.1)" in found["noise"]
+    # no number is no better; what was left out on either side says nothing
+    assert bench.worse(before, _report(noise=(float("nan"),) * 3))
+    before["contests"]["torch"] = {"left_out": "not installed"}
+    assert not bench.worse(before, _report(torch=(9.0, 9.0, 9.0)))
+
+
+def test_a_contests_ratio_is_the_median_of_pairs_in_turn():
+    order, ours = [], iter([50.0, 1.0, 2.0, 3.0])
+
+    def first():
+        order.append("ours")
+        return next(ours)
+
+    def second():
+        order.append("theirs")
+        return 4.0
+
+    found = bench.measured(bench.Contest(first, second, {"told": 1}), rounds=3)
+    assert found["ratio"] == 0.5 and found["quartiles"] == [0.375, 0.625]  # not the first, 50
+    assert found["cpu_seconds"] == [2.0, 4.0] and found["told"] == 1
+    assert order[2:] == ["theirs", "ours", "ours", "theirs", "theirs", "ours"]
+
+
+def test_the_last_committed_report_of_the_device_counts(tmp_path):
+    folder = tmp_path / "benchmarks"
+    folder.mkdir()
+
+    def put(report):
+        (folder / bench.file_of(report)).write_text(json.dumps(report))
+
+    def git(*words):
+        who = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
+        subprocess.run(["git", *who, "-C", str(tmp_path), *words], check=True, capture_output=True)
+
+    device = _report()["device"]
+    assert bench.last(folder, device) is None
+    put(_report("2025-12-31", noise=(1, 1, 1)))
+    put(_report("2026-01-02", noise=(2, 2, 2)))
+    put({**_report("2026-02-02"), "device": "CPU, 2 cores (x86_64) and more"})
+    assert bench.last(folder, device)["date"] == "2026-01-02"  # no git: the folder's own
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "reports")
+    put(_report("2026-03-03"))  # not committed
+    assert bench.last(folder, device)["date"] == "2026-01-02"
+    assert bench.last(folder, "H200") is None
+
+
+@pytest.fixture
+def contests(monkeypatch):
+    """One contest that takes what it is told to, and one whose package is missing."""
+    seconds = [1.0]
+
+    def made():
+        return bench.Contest(lambda: seconds[0], lambda: 2.0, {})
+
+    def absent():
+        raise ModuleNotFoundError("no such package")
+
+    found = {"quick": (made, "numpy"), "absent": (absent, "numpy")}
+    monkeypatch.setattr(bench, "CONTESTS", found)
+    return seconds
+
+
+def test_a_run_is_kept_and_the_next_one_is_compared_with_it(contests, tmp_path, capsys):
+    folder = tmp_path / "kept"
+    asked = ["--contests", "quick,absent", "--rounds", "2"]
+    assert bench.main([*asked, "--keep", str(folder)]) == 0
+    (kept,) = folder.glob("*.json")
+    report = json.loads(kept.read_text())
+    assert report["contests"]["quick"]["ratio"] == 0.5
+    assert report["contests"]["absent"]["left_out"] == "not installed"
+    assert bench.main([*asked, "--against", str(folder)]) == 0
+    contests[0] = 1.1
+    capsys.readouterr()
+    assert bench.main([*asked, "--against", str(folder)]) == 1
+    assert "worse: quick 0.55" in capsys.readouterr().err
+    # kept in the same folder on the same day, it is compared with what was there before
+    assert bench.main([*asked, "--keep", str(folder), "--against", str(folder)]) == 1
