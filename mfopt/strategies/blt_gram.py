@@ -99,7 +99,11 @@ def _recursion(factor: jax.Array, added: jax.Array) -> jax.Array:
 
 @compiled("scheme")
 def gram(base: BLT, rows: Array, columns: Array, scheme: BallsInBins) -> Array:
-    """G, shape (bins, bins)."""
+    """G, shape (bins, bins).
+
+    Args:
+      base, rows, columns, scheme: as for :func:`product`.
+    """
     rows, columns = jnp.asarray(rows), jnp.asarray(columns)
     slope = jax.grad(lambda h: product(h, base, rows, columns, scheme))
     result: jax.Array = slope(jnp.zeros((scheme.bins, scheme.bins)))

@@ -97,6 +97,12 @@ def placed(
 ) -> Placed:
     """Components whose v_j = Σ_k W[j, k] m_k is a design point of the mode of node j (mod K).
 
+    Args:
+      gram: G, (bins, bins).
+      noise_multiplier: σ near the one that is sought.
+      epsilon: ε, the loss that the design points have.
+      offset: of the nodes, in [0, 1).
+
     Damped fixed point p_j = softmax(u(v_j)), once from p_j on mode j alone and once from p_j
     uniform; along each direction Σ_k p_jk m_k the loss is convex and increasing, so Newton from
     the right of its root decreases to it.
@@ -154,20 +160,40 @@ def components(offset: Any, count: int, nodes: int) -> Any:
     return (offset + stride * np.arange(count)) % (2 * nodes)
 
 
-def exponents(pair: DominatingPair, proposal: Placed, draws: Draws) -> Terms:
-    """Everything that does not depend on σ: products of size J×b×b, samples×b×b, samples×b×J."""
-    weights = proposal.weights
-    shifted = weights @ pair.gram
-    overlaps = shifted @ weights.T
-    linear = draws.normal @ pair.factor.T
-    return Terms(
-        draws.component,
-        linear,
+class Tables(NamedTuple):
+    """The part of :class:`Terms` that is the same for all samples."""
+
+    loss_square: jax.Array
+    proposal_square: jax.Array
+
+
+def tables(pair: DominatingPair, proposal: Placed) -> Tables:
+    """Products of size J×b×b."""
+    shifted = proposal.weights @ pair.gram
+    overlaps = shifted @ proposal.weights.T
+    return Tables(
         shifted - jnp.diagonal(pair.gram) / 2,
-        linear @ weights.T,
         overlaps - jnp.diagonal(overlaps) / 2,
-        proposal.nodes,
     )
+
+
+def linear(
+    pair: DominatingPair, proposal: Placed, draws: Draws
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Component, and what multiplies x: products of size samples×b×b and samples×b×J."""
+    loss = draws.normal @ pair.factor.T
+    return draws.component, loss, loss @ proposal.weights.T
+
+
+def joined(known: Tables, own: tuple[jax.Array, ...], nodes: jax.Array) -> Terms:
+    """The terms of samples, from both parts."""
+    component, loss, proposal = own
+    return Terms(component, loss, known.loss_square, proposal, known.proposal_square, nodes)
+
+
+def exponents(pair: DominatingPair, proposal: Placed, draws: Draws) -> Terms:
+    """Everything that does not depend on σ."""
+    return joined(tables(pair, proposal), linear(pair, proposal, draws), proposal.nodes)
 
 
 def log_values(terms: Terms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:

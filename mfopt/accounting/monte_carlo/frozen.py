@@ -14,6 +14,8 @@ from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import chunked, design_point
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 
+_KEPT = 4  # memory budgets for the draws of an estimate: to make them again costs b² for each
+
 
 class LogDelta(NamedTuple):
     """log δ̂ at one σ, its slope in log σ, and the relative standard error of δ̂."""
@@ -68,15 +70,16 @@ class FrozenSamples:
         self._placed = design_point.placed(
             jnp.asarray(pair.gram), float(noise_multiplier), self.epsilon, offset
         )
+        self._tables = _tables(pair, self._placed)
         self._size = _even_chunk(samples, pair.bins)
         self._keys = [chunked.subkey(key, i) for i in range(-(-samples // self._size))]
         self.samples = self._size * len(self._keys)
-        fits = self.samples * bytes_per_sample(pair.bins) <= chunked.MEMORY_BUDGET
+        fits = self.samples * bytes_per_sample(pair.bins) <= _KEPT * chunked.MEMORY_BUDGET
         self._terms = [self._make(k) for k in self._keys] if fits else None
 
     def _make(self, key: jax.Array) -> design_point.Terms:
-        result: design_point.Terms = _terms(self.pair, self._placed, key, self._size)
-        return result
+        own = _linear(self.pair, self._placed, key, self._size)
+        return design_point.joined(self._tables, own, self._placed.nodes)
 
     @float64
     def evaluate(self, log_sigma: float) -> LogDelta:
@@ -117,11 +120,14 @@ def bytes_per_sample(bins: int) -> int:
     return 8 * (bins + 2 * design_point.node_count(bins) + 1)
 
 
+_tables = jax.jit(design_point.tables)
+
+
 @functools.partial(jax.jit, static_argnums=3)
-def _terms(
+def _linear(
     pair: DominatingPair, placed: design_point.Placed, key: jax.Array, size: int
-) -> design_point.Terms:
-    return design_point.exponents(pair, placed, design_point.draw(key, size, pair.bins))
+) -> tuple[jax.Array, ...]:
+    return design_point.linear(pair, placed, design_point.draw(key, size, pair.bins))
 
 
 @jax.jit
