@@ -7,7 +7,7 @@ up for nearly all of that, and C⁻¹z = diag(1/d) B⁻¹ diag(1/r) z is streame
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -149,7 +149,8 @@ class TimeScaled(Strategy):
         if not self.has_structured_gram(scheme):
             return super().gram_product(slope, scheme)
         rows, columns = (jnp.asarray(part) for part in self.diagonals(scheme.iterations))
-        return blt_gram.product(jnp.asarray(slope), self.base, rows, columns, scheme)
+        base = cast(BLT, self.base)
+        return blt_gram.product(jnp.asarray(slope), base, rows, columns, scheme)
 
     def has_structured_gram(self, scheme: BallsInBins) -> bool:
         """From the buffers of a BLT, where there are many bins."""
@@ -157,7 +158,8 @@ class TimeScaled(Strategy):
         return known and scheme.bins > _MANY
 
     def structured_gram(self, scheme: BallsInBins) -> tuple[Array, float]:
-        found = blt_gram.gram(self.base, *self.diagonals(scheme.iterations), scheme)
+        base = cast(BLT, self.base)
+        found = blt_gram.gram(base, *self.diagonals(scheme.iterations), scheme)
         return found, blt_gram.relative_error(scheme)
 
     def check_entries(self, n: int) -> None:

@@ -75,7 +75,7 @@ def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
     if not covers(scheme):
         raise _check.reject("sampling", scheme, "this accountant covers BallsInBins only")
     bins, n = cast(BallsInBins, scheme).bins, scheme.length
-    structured = strategy.has_structured_gram(scheme)
+    structured = strategy.has_structured_gram(cast(BallsInBins, scheme))
     if structured:
         _sizes.require("bins", bins, lambda bins: 8 * 10.0 * bins**2)
     else:
@@ -84,7 +84,7 @@ def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
     strategy = jax.tree.map(_wide, strategy)
     strategy.check_entries(scheme.iterations)
     if structured:
-        gram, relative = strategy.structured_gram(scheme)
+        gram, relative = strategy.structured_gram(cast(BallsInBins, scheme))
         largest = math.sqrt(float(np.max(np.diagonal(gram))))  # a norm, which no entry exceeds
         pair = above(np.asarray(gram), relative) if 0 < largest < math.inf else None
     else:
