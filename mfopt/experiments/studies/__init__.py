@@ -16,6 +16,7 @@ _HERE = "mfopt.experiments.studies"
 # name -> the class
 STUDIES: dict[str, str] = {
     "mean-estimation": f"{_HERE}.mean_estimation:MeanEstimation",
+    "estimate-and-double": f"{_HERE}.configuration:EstimateAndDouble",
 }
 
 

@@ -6,12 +6,10 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
-import numpy as np
-
 from mfopt import _check
 from mfopt.experiments.cache import Result, Task
 from mfopt.experiments.studies.base import Outcome, Study, flag
-from mfopt.experiments.studies.user_means import ELS, ULS, Descent, Tuned, tuned
+from mfopt.experiments.studies.user_means import ELS, ULS, Descent, Tuned, relative, tuned
 
 if TYPE_CHECKING:
     from mfopt.experiments.plots import Panel
@@ -232,7 +230,9 @@ class MeanEstimation(Study):
         for panel in (EPSILON, BUDGET, WITHIN):
             points = [point for point in self.points() if point.panel == panel]
             for label in dict.fromkeys((uls[0], uls[-1])):
-                ratios = [ratio(best[point, label], best[point, els]) for point in points]
+                ratios = [
+                    relative(best[point, label].losses, best[point, els].losses) for point in points
+                ]
                 text = ", ".join(
                     f"{r:.2f} ± {Z95 * s:.2f} at {point.x:g}"
                     for point, (r, s) in zip(points, ratios, strict=True)
@@ -244,13 +244,6 @@ class MeanEstimation(Study):
                 f"{edges} of {len(best)} sweeps have their best value at an end (at_the_end_of)"
             )
         return said
-
-
-def ratio(one: Tuned, other: Tuned) -> tuple[float, float]:
-    """(mean loss over mean loss, its standard error), from paired trials."""
-    value = one.mean / other.mean
-    residual = (one.losses - value * other.losses) / other.mean
-    return value, float(residual.std(ddof=1) / np.sqrt(len(residual)))
 
 
 def _several(name: str, values: tuple[object, ...]) -> None:

@@ -282,3 +282,10 @@ def tuned(errors: np.ndarray, clips: Sequence[float], lengths: Sequence[float]) 
         if len(sweep) > 1 and {sweep[0], sweep[-1]} & set(picked)
     )
     return Tuned(losses, clip, length, edge)
+
+
+def relative(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
+    """(mean over mean, its standard error) of paired losses."""
+    value = float(one.mean() / other.mean())
+    residual = (one - value * other) / other.mean()
+    return value, float(residual.std(ddof=1) / np.sqrt(len(residual)))

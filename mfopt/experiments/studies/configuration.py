@@ -1,0 +1,324 @@
+"""How to spend a compute budget in ULS: Estimate-and-Double and its rivals, estimating a mean.
+
+Charles et al. 2024, appendix F: B = G M gradients a step, G of each of M users. A strategy doubles
+one of the two until the budget is spent. Noise on the averaged gradient has standard deviation
+L(G) σ(M)/M (their equation 6), so Estimate-and-Double (Algorithm 3) doubles G where L(2G)/L(G) is
+below [σ(2M)/(2M)] / [σ(M)/M]. Their equation 11 leaves out the 1/M of equation 6; σ never falls
+with M, and without it G alone would ever be doubled.
+
+L(G) is estimated as the median norm of users' averaged gradients at the first iterate, by users
+that take no part in any trial: as in the publication, it is no part of the guarantee.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+
+from mfopt import _check
+from mfopt.experiments.cache import Result, Task
+from mfopt.experiments.studies.base import Outcome, Study, flag
+from mfopt.experiments.studies.mean_estimation import Z95
+from mfopt.experiments.studies.user_means import ULS, Descent, relative, tuned
+
+if TYPE_CHECKING:
+    from mfopt.experiments.plots import Panel
+
+Place = tuple[int, int]  # (G, M)
+BEST, ORACLE, ESTIMATE = "best of the grid", "greedy local oracle", "Estimate-and-Double"
+RANDOM, COHORT, GROUP = "random", "max cohort", "max group size"
+STRATEGIES = (ESTIMATE, ORACLE, RANDOM, COHORT, GROUP)
+
+
+class Choice(NamedTuple):
+    """What a strategy chose for one half of the trials, and the losses of that half there."""
+
+    places: tuple[list[Place], list[Place]]
+    losses: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class EstimateAndDouble(Study):
+    """Loss of ULS where G and M are chosen by each strategy, at every budget and ε."""
+
+    name = "estimate-and-double"
+    summary = "ULS: how many users a step, and how many examples of each."
+    source = "Charles et al. 2024, appendix F, Algorithm 3, Figures 13 to 15"
+    default_size = "mean estimation, 5 × 7 grid of (G, M), 3 ε, 64 trials"
+    time = "about 4 minutes"
+    full: ClassVar[Mapping[str, Any]] = {
+        "epsilons": (1.0, 4.0, 16.0, 64.0),
+        "trials": 128,
+        "clips": (0.5, 1.0, 2.0, 4.0, 8.0, 16.0),
+    }
+    full_size = "4 ε, 128 trials, a wider sweep (their language models: `mfopt train`)"
+
+    epsilons: tuple[float, ...] = flag((1.0, 4.0, 16.0), "ε of every grid.", option="--eps")
+    groups: tuple[int, ...] = flag((1, 2, 4, 8, 16), "G, each the double of the one before.")
+    cohorts: tuple[int, ...] = flag(
+        (4, 8, 16, 32, 64, 128, 256), "M, each the double of the one before."
+    )
+    within: float = flag(1.0, "σ₂, standard deviation of a user's examples.")
+    across: float = flag(1.0, "σ₁, standard deviation of users' means.")
+    delta: float = flag(1e-6, "δ of every statement.")
+    users: int = flag(256, "Users N.")
+    examples: int = flag(16, "Examples K of each user.")
+    dimension: int = flag(32, "Coordinates d.")
+    steps: int = flag(256, "Steps T.")
+    trials: int = flag(64, "Independent trials, an even number.")
+    probed: int = flag(128, "Users that L(G) is estimated by.")
+    clips: tuple[float, ...] = flag((1.0, 4.0), "Clip norms to choose from.")
+    lengths: tuple[float, ...] = flag(
+        (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6),
+        "Learning rates to choose from, each times the clip norm.",
+    )
+    seed: int = flag(0, "Pin the randomness of data, batches and noise.")
+
+    def check(self) -> Self:
+        for name in ("within", "across"):
+            _check.positive(name, getattr(self, name))
+        for name in ("users", "examples", "dimension", "steps", "probed"):
+            _check.integer(name, getattr(self, name))
+        for name in ("epsilons", "clips", "lengths"):
+            for value in getattr(self, name):
+                _check.positive(name, value)
+        _check.probability("delta", self.delta)
+        _check.seed("seed", self.seed)
+        for name, most, owner in (
+            ("groups", self.examples, "examples"),
+            ("cohorts", self.users, "users"),
+        ):
+            values = getattr(self, name)
+            if any(b != 2 * a for a, b in itertools.pairwise(values)):
+                raise _check.reject(name, values, "each must be twice the one before")
+            if _check.integer(name, values[0]) and values[-1] > most:
+                rule = f"there are {most} {owner}"
+                raise _check.reject(name, values[-1], rule, f"Take less, or more `{owner}`.")
+        if _check.integer("trials", self.trials, at_least=4) % 2:
+            rule = "must be even: each half chooses the settings of the other"
+            raise _check.reject("trials", self.trials, rule)
+        return self
+
+    def descent(self, epsilon: float, place: Place) -> Descent:
+        """ULS at one (G, M)."""
+        group, cohort = place
+        return Descent(
+            ULS,
+            group,
+            group * cohort,
+            float(epsilon),
+            self.delta,
+            self.users,
+            self.examples,
+            self.dimension,
+            self.across,
+            self.within,
+            self.steps,
+            self.trials,
+            self.clips,
+            self.lengths,
+            self.seed,
+        )
+
+    def places(self) -> list[Place]:
+        """The grid."""
+        return [(group, cohort) for group in self.groups for cohort in self.cohorts]
+
+    def budgets(self) -> list[int]:
+        """From the first place, where every strategy begins, to the last."""
+        first, last = self.places()[0], self.places()[-1]
+        doublings = (last[0] * last[1] // (first[0] * first[1])).bit_length()
+        return [first[0] * first[1] << k for k in range(doublings)]
+
+    def cells(self) -> Iterable[Task]:
+        return [self.descent(e, place).task() for e in self.epsilons for place in self.places()]
+
+    def lipschitz(self) -> dict[int, float]:
+        """L(G) for every G: the median norm of users' averaged gradients at θ = 0."""
+        make, d = np.random.default_rng([self.seed, 3]), self.dimension
+        users = make.standard_normal(d) + self.across * make.standard_normal((self.probed, d))
+        noise = self.within * make.standard_normal((self.probed, self.examples, d))
+        data = users[:, None] + noise
+        return {
+            group: float(np.median(np.linalg.norm(data[:, :group].mean(1), axis=-1)))
+            for group in self.groups
+        }
+
+    def choices(self, found: Mapping[Task, Result], epsilon: float) -> dict[str, Choice]:
+        """What each strategy chooses at each budget, with the losses of every trial there.
+
+        What a strategy knows of losses comes from the other half of the trials: a choice is judged
+        by trials that it has not seen.
+        """
+        at = {place: found[self.descent(epsilon, place).task()] for place in self.places()}
+        loss = {
+            place: tuned(result.arrays["errors"], self.clips, self.lengths).losses
+            for place, result in at.items()
+        }
+        scale = self.lipschitz()
+        noise = {m: at[self.groups[0], m].record["noise_multiplier"] / m for m in self.cohorts}
+
+        def estimated(group: int, cohort: int) -> bool:
+            shrunk = noise[2 * cohort] / noise[cohort]
+            return scale[2 * group] / scale[group] < shrunk
+
+        every: dict[str, list[list[Place]]] = {}
+        each = [[p for p in loss if p[0] * p[1] == budget] for budget in self.budgets()]
+        for half in (0, 1):
+            known = {place: float(values[1 - half :: 2].mean()) for place, values in loss.items()}
+
+            def oracle(group: int, cohort: int, known: Mapping[Place, float] = known) -> bool:
+                return known[2 * group, cohort] < known[group, 2 * cohort]
+
+            paths = {
+                BEST: [min(some, key=known.__getitem__) for some in each],
+                ESTIMATE: walk(self.groups, self.cohorts, estimated),
+                ORACLE: walk(self.groups, self.cohorts, oracle),
+                COHORT: [max(some, key=lambda place: place[1]) for some in each],
+                GROUP: [max(some, key=lambda place: place[0]) for some in each],
+            }
+            for name, path in paths.items():
+                every.setdefault(name, []).append(path)
+        # the mean over all places of a budget is what a random one of them expects
+        anywhere = np.array([np.mean([loss[place] for place in some], axis=0) for some in each])
+        chosen = {RANDOM: Choice(([], []), anywhere)}
+        for name, (even, odd) in every.items():
+            losses = np.empty_like(anywhere)
+            for half, places in enumerate((even, odd)):
+                losses[:, half::2] = [loss[place][half::2] for place in places]
+            chosen[name] = Choice((even, odd), losses)
+        return chosen
+
+    def outcome(self, found: Mapping[Task, Result]) -> Outcome:
+        every = {epsilon: self.choices(found, epsilon) for epsilon in self.epsilons}
+        rows = []
+        for epsilon, chosen in every.items():
+            for name in STRATEGIES:
+                for k, budget in enumerate(self.budgets()):
+                    rows.append(self._row(found, epsilon, chosen, name, k, budget))
+        return Outcome(
+            rows,
+            {
+                "epsilon": "ε",
+                "strategy": "strategy",
+                "gradients": "B",
+                "places": "(G, M)",
+                "squared_error": "error²",
+                "suboptimality": "above the best",
+                "standard_error": "± s.e.",
+                "privacy_unit": "unit",
+                "sampling": "sampling",
+                "noise_multiplier": "σ",
+            },
+            self._panels(every),
+            f"Choosing G and M of ULS on mean estimation, user-level DP, δ = {self.delta:g}",
+            self._findings(every),
+        )
+
+    def _row(
+        self,
+        found: Mapping[Task, Result],
+        epsilon: float,
+        chosen: Mapping[str, Choice],
+        name: str,
+        k: int,
+        budget: int,
+    ) -> dict[str, Any]:
+        """One strategy at one budget.
+
+        Args:
+          found: results of the cells.
+          epsilon: ε of the statement.
+          chosen: what every strategy chose at that ε.
+          name: of the strategy.
+          k: number of the budget.
+          budget: gradients a step.
+        """
+        choice = chosen[name]
+        places = () if name == RANDOM else dict.fromkeys(half[k] for half in choice.places)
+        cohorts = {m for _, m in places}
+        sigma = None
+        if len(cohorts) == 1:
+            sigma = found[self.descent(epsilon, next(iter(places))).task()].record[
+                "noise_multiplier"
+            ]
+        excess = choice.losses[k] - chosen[BEST].losses[k]
+        shares = " or ".join(f"{m / self.users:.4g}" for m in sorted(cohorts)) or "any"
+        return {
+            "strategy": name,
+            "gradients": budget,
+            "places": " or ".join(f"({g}, {m})" for g, m in places) or "any",
+            "squared_error": float(choice.losses[k].mean()),
+            "suboptimality": float(excess.mean()),
+            "standard_error": float(excess.std(ddof=1) / np.sqrt(self.trials)),
+            "privacy_unit": "user",
+            "adjacency": "add-remove",
+            "sampling": f"Poisson, users, {shares}",
+            "epsilon": epsilon,
+            "delta": self.delta,
+            "noise_multiplier": sigma,
+            "within": self.within,
+            "trials": self.trials,
+        }
+
+    def _panels(self, every: Mapping[float, Mapping[str, Choice]]) -> list[Panel]:
+        from mfopt.experiments.plots import Curve, Panel
+
+        panels = []
+        for epsilon, chosen in every.items():
+            curves = []
+            for name in STRATEGIES:
+                each = [
+                    relative(a, b)
+                    for a, b in zip(chosen[name].losses, chosen[BEST].losses, strict=True)
+                ]
+                y = [100 * (value - 1) for value, _ in each]
+                band = [100 * Z95 * error for _, error in each]
+                low = [a - b for a, b in zip(y, band, strict=True)]
+                high = [a + b for a, b in zip(y, band, strict=True)]
+                curves.append(Curve(name, self.budgets(), y, low, high))
+            axis = "gradients per step B (log scale)"
+            above = "squared error above the best\nof the grid (%)"
+            panels.append(Panel(curves, f"ε = {epsilon:g}", axis, above, zero_line=True))
+        return panels
+
+    def _findings(self, every: Mapping[float, Mapping[str, Choice]]) -> list[str]:
+        said = []
+        for epsilon, chosen in every.items():
+            against = [
+                relative(a, b)
+                for a, b in zip(chosen[ESTIMATE].losses, chosen[ORACLE].losses, strict=True)
+            ]
+            whole, error = relative(*(chosen[n].losses.mean(0) for n in (ESTIMATE, ORACLE)))
+            worst = max(against)
+            said.append(
+                f"ε = {epsilon:g}: over all budgets Estimate-and-Double's squared error is "
+                f"{whole:.3f} ± {Z95 * error:.3f} times the greedy oracle's; "
+                f"at its worst budget {worst[0]:.3f} ± {Z95 * worst[1]:.3f}"
+            )
+        return said
+
+
+def walk(
+    groups: Sequence[int], cohorts: Sequence[int], double_group: Callable[[int, int], bool]
+) -> list[Place]:
+    """Places from the first to the last, each with one of (G, M) doubled.
+
+    Args:
+      groups: G to choose from.
+      cohorts: M to choose from.
+      double_group: of (G, M), whether G is doubled next; asked only where both can be.
+    """
+    group, cohort = groups[0], cohorts[0]
+    path = [(group, cohort)]
+    while (group, cohort) != (groups[-1], cohorts[-1]):
+        if cohort == cohorts[-1] or (group != groups[-1] and double_group(group, cohort)):
+            group *= 2
+        else:
+            cohort *= 2
+        path.append((group, cohort))
+    return path
