@@ -17,6 +17,7 @@ _HERE = "mfopt.experiments.studies"
 STUDIES: dict[str, str] = {
     "mean-estimation": f"{_HERE}.mean_estimation:MeanEstimation",
     "estimate-and-double": f"{_HERE}.configuration:EstimateAndDouble",
+    "els-group-size": f"{_HERE}.group_size:GroupSize",
 }
 
 

@@ -22,8 +22,7 @@ import numpy as np
 from mfopt import _check
 from mfopt.experiments.cache import Result, Task
 from mfopt.experiments.studies.base import Outcome, Study, flag
-from mfopt.experiments.studies.mean_estimation import Z95
-from mfopt.experiments.studies.user_means import ULS, Descent, relative, tuned
+from mfopt.experiments.studies.user_means import ULS, Z95, Descent, relative, tuned
 
 if TYPE_CHECKING:
     from mfopt.experiments.plots import Panel
@@ -71,9 +70,9 @@ class EstimateAndDouble(Study):
     steps: int = flag(256, "Steps T.")
     trials: int = flag(64, "Independent trials, an even number.")
     probed: int = flag(128, "Users that L(G) is estimated by.")
-    clips: tuple[float, ...] = flag((1.0, 4.0), "Clip norms to choose from.")
+    clips: tuple[float, ...] = flag((2.0, 8.0), "Clip norms to choose from.")
     lengths: tuple[float, ...] = flag(
-        (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6),
+        (0.025, 0.035, 0.05, 0.07, 0.1, 0.14, 0.2, 0.28, 0.4, 0.56),
         "Learning rates to choose from, each times the clip norm.",
     )
     seed: int = flag(0, "Pin the randomness of data, batches and noise.")
@@ -164,7 +163,7 @@ class EstimateAndDouble(Study):
 
         def estimated(group: int, cohort: int) -> bool:
             shrunk = noise[2 * cohort] / noise[cohort]
-            return scale[2 * group] / scale[group] < shrunk
+            return bool(scale[2 * group] / scale[group] < shrunk)
 
         every: dict[str, list[list[Place]]] = {}
         each = [[p for p in loss if p[0] * p[1] == budget] for budget in self.budgets()]

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 from mfopt import _check
 from mfopt.experiments.cache import Result, Task
 from mfopt.experiments.studies.base import Outcome, Study, flag
-from mfopt.experiments.studies.user_means import ELS, ULS, Descent, Tuned, relative, tuned
+from mfopt.experiments.studies.user_means import ELS, ULS, Z95, Descent, Tuned, relative, tuned
 
 if TYPE_CHECKING:
     from mfopt.experiments.plots import Panel
 
 EPSILON, BUDGET, WITHIN = "ε", "compute budget", "within-user σ₂"
-Z95 = 1.96
 
 
 class Point(NamedTuple):
@@ -41,7 +40,7 @@ class MeanEstimation(Study):
         "epsilons": (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0),
         "budgets": (16, 32, 64, 128, 256),
         "withins": (0.25, 0.5, 1.0, 2.0, 4.0, 8.0),
-        "clips": (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0),
+        "clips": (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0),
     }
     full_size = "the same with longer axes and a wider sweep: the default is the paper's size"
 
@@ -63,9 +62,9 @@ class MeanEstimation(Study):
     dimension: int = flag(32, "Coordinates d.")
     steps: int = flag(256, "Steps T.")
     trials: int = flag(128, "Independent trials, an even number.")
-    clips: tuple[float, ...] = flag((0.5, 1.0, 2.0, 4.0, 8.0, 16.0), "Clip norms to choose from.")
+    clips: tuple[float, ...] = flag((2.0, 4.0, 8.0, 16.0), "Clip norms to choose from.")
     lengths: tuple[float, ...] = flag(
-        (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6),
+        (0.025, 0.035, 0.05, 0.07, 0.1, 0.14, 0.2, 0.28, 0.4, 0.56),
         "Learning rates to choose from, each times the clip norm.",
     )
     seed: int = flag(0, "Pin the randomness of data, batches and noise.")

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import scipy.stats
 
 from mfopt import _check
 from mfopt.experiments.accounts import account_task
@@ -23,6 +24,7 @@ from mfopt.experiments.cache import Result, Task
 from mfopt.sampling import Poisson
 
 ELS, ULS = "ELS", "ULS"
+Z95 = 1.96
 _BYTES = 2**26  # of one chunk's batches
 _ROUND = 16  # places of a batch are a multiple of this, so that programs are used again
 
@@ -46,6 +48,8 @@ class Descent:
       clips: clip norms of the sweep, in units of the data.
       lengths: learning rate times clip norm: the longest step of one whole contribution.
       seed: pins all draws; data, and noise, are the same for every algorithm.
+      median, spread: of the log-normal law of users' numbers of examples, at most K, ELS only;
+        every user has K where ``spread`` is 0.
     """
 
     algorithm: str
@@ -63,11 +67,26 @@ class Descent:
     clips: tuple[float, ...]
     lengths: tuple[float, ...]
     seed: int = 0
+    median: float = 0.0
+    spread: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.spread and self.algorithm != ELS:
+            raise _check.reject("spread", self.spread, "users of several sizes are for ELS only")
+
+    @property
+    def expected(self) -> float:
+        """Examples to expect of all users, at most G of each: of the public law."""
+        if not self.spread:
+            return float(self.group * self.users)
+        least = np.arange(2, self.group + 1) - 0.5  # numbers are rounded
+        more = scipy.stats.norm.sf(np.log(least / self.median) / self.spread)
+        return self.users * (1.0 + float(more.sum()))
 
     @property
     def scheme(self) -> Poisson:
         """Of the units that are sampled: examples (ELS), users (ULS)."""
-        return Poisson(self.batch / (self.group * self.users), self.iterations)
+        return Poisson(self.batch / self.expected, self.iterations)
 
     @property
     def cohort(self) -> float:
@@ -149,6 +168,15 @@ def draw_data(descent: Descent) -> tuple[np.ndarray, np.ndarray]:
     return means, data.reshape(descent.trials, -1, d)
 
 
+def draw_sizes(descent: Descent) -> np.ndarray:
+    """(trials, users): how many examples each user has."""
+    shape = (descent.trials, descent.users)
+    if not descent.spread:
+        return np.full(shape, descent.examples)
+    drawn = descent.median * np.exp(descent.spread * _generator(descent, 4).standard_normal(shape))
+    return np.clip(np.rint(drawn), 1, descent.examples).astype(np.int64)
+
+
 def batches(descent: Descent) -> Iterator[tuple[slice, np.ndarray]]:
     """(trials, places): (trials, T, units, examples of a unit) in the pool, -1 for nobody."""
     whole = descent.algorithm == ELS or descent.group == descent.examples
@@ -156,6 +184,10 @@ def batches(descent: Descent) -> Iterator[tuple[slice, np.ndarray]]:
     make = _generator(descent, 1)
     rounds = descent.trials * descent.iterations
     at, unit = poisson(make, rounds, units, descent.scheme.probability)
+    if descent.spread:  # places that a user's examples do not fill
+        user, number = np.divmod(unit, descent.group)
+        there = number < draw_sizes(descent)[at // descent.iterations, user]
+        at, unit = at[there], unit[there]
     counts = np.bincount(at, minlength=rounds)
     room = -(-max(int(counts.max()), 1) // _ROUND) * _ROUND
     rank = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -235,7 +267,8 @@ class Tuned:
     Attributes:
       losses: (trials,) of each half of the trials, at what is best on the other half.
       clip, length: (of the even trials, of the odd ones).
-      edge: names of the sweeps at whose ends a chosen value lies.
+      edge: names of the sweeps at whose ends a chosen value lies, where the value next to it is
+        more than 1% worse: below the norms of all gradients every clip norm does the same.
     """
 
     losses: np.ndarray
@@ -265,23 +298,22 @@ def tuned(errors: np.ndarray, clips: Sequence[float], lengths: Sequence[float]) 
       lengths: step lengths of the sweep.
     """
     errors = np.where(np.isfinite(errors), errors, np.inf).astype(np.float64)
-    losses, chosen = np.empty(errors.shape[-1]), []
+    losses, chosen, edge = np.empty(errors.shape[-1]), [], set()
     for half in (0, 1):
         mean = errors[..., 1 - half :: 2].mean(-1)
         best = divmod(int(np.argmin(mean)), mean.shape[1])
         losses[half::2] = errors[best][half::2]
         chosen.append(best)
+        for axis, name in enumerate(("clip", "length")):
+            along = mean.take(best[1 - axis], axis=1 - axis)
+            inner = {0: 1, len(along) - 1: len(along) - 2}.get(best[axis])
+            if len(along) > 1 and inner is not None and along[inner] > 1.01 * along[best[axis]]:
+                edge.add(name)
     if not np.isfinite(losses).all():
         raise _check.FailureError("every learning rate of the sweep diverges: add shorter steps")
     clip = (clips[chosen[0][0]], clips[chosen[1][0]])
     length = (lengths[chosen[0][1]], lengths[chosen[1][1]])
-    ends = {"clip": (clips, clip), "length": (lengths, length)}
-    edge = tuple(
-        name
-        for name, (sweep, picked) in ends.items()
-        if len(sweep) > 1 and {sweep[0], sweep[-1]} & set(picked)
-    )
-    return Tuned(losses, clip, length, edge)
+    return Tuned(losses, clip, length, tuple(sorted(edge)))
 
 
 def relative(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
