@@ -65,7 +65,8 @@ def test_batches_of_users_of_several_sizes_have_the_size_that_is_public():
 
 def study():
     return GroupSize(
-        epsilons=(2.0,), groups=(1, 4, 16), median=4.0, spread=0.5, examples=16, users=40, batch=8,
+        epsilons=(2.0,), median_share=0.1,
+        groups=(1, 4, 16), median=4.0, spread=0.5, examples=16, users=40, batch=8,
         trials=6, clips=(1.0,), lengths=(0.1,),
     ).check()  # fmt: skip
 

@@ -36,6 +36,7 @@ WORK = {
     "train-run": f"{_HERE}.training:run_training",
     "audit": f"{_HERE}.auditing:run_audit",
     "study-means": f"{_HERE}.studies.user_means:run_descent",
+    "study-filter": f"{_HERE}.studies.filtered_means:run_filtered",
 }
 
 

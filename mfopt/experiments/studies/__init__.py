@@ -18,6 +18,7 @@ STUDIES: dict[str, str] = {
     "mean-estimation": f"{_HERE}.mean_estimation:MeanEstimation",
     "estimate-and-double": f"{_HERE}.configuration:EstimateAndDouble",
     "els-group-size": f"{_HERE}.group_size:GroupSize",
+    "concentration-filter": f"{_HERE}.concentration:ConcentrationFilter",
 }
 
 

@@ -50,7 +50,7 @@ class GroupSize(Study):
     full_size = "4 ε, 128 trials, a wider sweep (their language models: `mfopt train`)"
 
     epsilons: tuple[float, ...] = flag((1.0, 4.0, 16.0), "ε of the whole.", option="--eps")
-    median_share: float = flag(0.1, "Share of ε that the private median spends.")
+    median_share: float = flag(0.05, "Share of ε that the private median spends.")
     groups: tuple[int, ...] = flag((1, 2, 4, 8, 16, 32, 64), "G to choose from.")
     median: float = flag(8.0, "Median of the law of users' numbers of examples.")
     spread: float = flag(1.0, "Standard deviation of their logarithm.")
@@ -227,7 +227,8 @@ class GroupSize(Study):
                     ],
                     f"ε = {epsilon:g}",
                     "examples kept of each user G (log scale)\ndotted: median of the users",
-                    "squared error of the mean",
+                    "squared error of the mean\n(log scale)",
+                    log_y=True,
                     vertical=(self.median, "median"),
                 )
             )
