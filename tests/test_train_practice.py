@@ -21,6 +21,7 @@ from mfopt.training.execute import _settled, execute
 from mfopt.training.generation import generate
 from mfopt.training.models import Model
 from mfopt.training.prepare import prepare
+from mfopt.training.sweep import _parts, _rehearsal
 from mfopt.training.tokenizers import Tokenizer
 
 ROWS = [{"user": f"u{i % 3}", "text": f"words of {i}"} for i in range(50)]
@@ -169,3 +170,32 @@ def test_early_stopping_looks_at_public_data_only(data, tmp_path):  # noqa: F811
     write_store(synthetic_store(num_users=20), alone / "train")
     with pytest.raises(UsageError, match="no public part"):
         prepare(settings_for(alone, tmp_path / "other", patience=1))
+
+
+@pytest.mark.ci
+def test_rates_are_tried_on_public_data_only(data, tmp_path):  # noqa: F811
+    changes = {"learning_rate": 0.0, "sweep_rates": "1e9,1e-7,0.01"}
+    folder, told = tmp_path / "run", []
+    prepared = prepare(settings_for(data, folder, **changes), progress=told.append)
+    tried = json.loads((folder / "rates.json").read_text())
+    assert tried["rates"] == [1e-7, 0.01, 1e9] and tried["best"] == prepared.learning_rate == 0.01
+    assert tried["losses"][1] < tried["losses"][0]
+    assert prepared.report(0)["learning_rate"]["chosen"].startswith("on public data")
+    assert any("learning rate 0.01, by public loss" in (told_.note or "") for told_ in told)
+    # the noise in a mean is the private run's, and no private record was read
+    units, left_out, _ = _parts(prepared.parts["public"], prepared.execution.units)
+    rehearsal = _rehearsal(prepared.execution, units)
+    assert units.population > left_out.num_users > 0 and left_out.num_records > 0
+    mean = prepared.execution.noise.stddev / prepared.execution.normalizer
+    assert rehearsal.noise.stddev / rehearsal.normalizer == pytest.approx(mean, rel=1e-6)
+    prepared.close()
+    # a run that goes on does not try again
+    (folder / "rates.json").write_text(json.dumps({**tried, "losses": [1.0, 3.0, 2.0]}))
+    again = prepare(settings_for(data, folder, **changes), resume=True)
+    assert again.learning_rate == 1e-7
+    again.close()
+    for wrong in ("0.1", "0.1,x", "0.1,-1", "0.1,nan"):
+        with pytest.raises(UsageError, match="sweep_rates"):
+            settings_for(data, tmp_path / "no", learning_rate=0.0, sweep_rates=wrong)
+    with pytest.raises(UsageError, match="so is `sweep_rates`"):
+        settings_for(data, tmp_path / "no", sweep_rates="0.1,0.2")

@@ -17,7 +17,7 @@ from typing import Any
 
 from mfopt import _check, sampling
 from mfopt.sampling import Scheme
-from mfopt.training.optimizers import OPTIMIZERS, SCHEDULES
+from mfopt.training.optimizers import OPTIMIZERS, SCHEDULES, sweep_rates
 from mfopt.training.selection import RULES
 
 ALGORITHMS = ("uls", "els", "group", "none")
@@ -130,6 +130,12 @@ class TrainConfig:
         "optimizer",
         0.0,
         "Largest learning rate; 0: fitted to the noise of the mechanism (without noise 0.002).",
+    )
+    sweep_rates: str = _setting(
+        "optimizer",
+        "",
+        "Learning rates to try on the public part, under the run's noise; the best is taken. "
+        "For example 0.003,0.006,0.012.",
     )
     schedule: str = _setting("optimizer", "constant", "Of the learning rate.", choices=SCHEDULES)
     warmup: int = _setting("optimizer", 0, "Steps of linear rise.")
@@ -256,6 +262,12 @@ class TrainConfig:
         for name in ("momentum", "beta1", "beta2", "average"):
             if not 0 <= getattr(self, name) < 1:
                 raise _check.reject(name, getattr(self, name), "must lie in [0, 1)")
+        if self.sweep_rates:
+            sweep_rates(self.sweep_rates)
+            if self.learning_rate:
+                raise _check.reject(
+                    "learning_rate", self.learning_rate, "is given, and so is `sweep_rates`"
+                )
         if not self.model and self.width % self.heads:
             raise _check.reject("heads", self.heads, f"must divide `width` = {self.width}")
         if bool(self.factorization) == bool(self.sampling):

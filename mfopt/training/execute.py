@@ -23,7 +23,7 @@ from mfopt.training.export import export_model
 from mfopt.training.health import Health
 from mfopt.training.loop import TrainState
 from mfopt.training.optimizers import released
-from mfopt.training.prepare import Prepared, learning_rate_of, placed
+from mfopt.training.prepare import Prepared, placed
 
 HELD_OUT = ("held-out-users", "held-out-records")
 
@@ -171,7 +171,7 @@ def _overdue(config: TrainConfig, clock: float) -> bool:
 
 
 def _diverged(prepared: Prepared, step: int, good: int) -> FailureError:
-    rate = learning_rate_of(prepared.config, prepared.execution)
+    rate = prepared.learning_rate
     return FailureError(
         f"after step {step} the parameters, or the loss of a public row with them, are not finite: "
         f"training has diverged. {prepared.folder / 'model'} is that of step {good}. Start a new "

@@ -15,6 +15,7 @@ other mechanism.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -101,6 +102,23 @@ def make_optimizer(
     if not 0 <= momentum < 1:
         raise _check.reject("momentum", momentum, "must lie in [0, 1)")
     return makers[name]()
+
+
+def sweep_rates(text: str) -> tuple[float, ...]:
+    """Learning rates from "0.001,0.002"; in increasing order.
+
+    Raises:
+      UsageError: fewer than two, or one that is not positive.
+    """
+    try:
+        rates = tuple(sorted({float(word) for word in text.split(",")}))
+    except ValueError:
+        rates = ()
+    if len(rates) < 2 or not all(0 < rate < math.inf for rate in rates):
+        raise _check.reject(
+            "sweep_rates", text, "must be two or more positive numbers with commas between them"
+        )
+    return rates
 
 
 def fitting_rate(name: str, noise: float, noise_of_sums: float, *, momentum: float = 0.9) -> float:

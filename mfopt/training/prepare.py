@@ -14,7 +14,7 @@ from mfopt import _check
 from mfopt.guarantee import Guarantee
 from mfopt.progress import Progress, Report, silent, within
 from mfopt.training import mesh as meshes
-from mfopt.training import privacy, signing, sizes
+from mfopt.training import privacy, signing, sizes, sweep
 from mfopt.training.config import TrainConfig, load
 from mfopt.training.data import TokenStore, open_parts, verify_all
 from mfopt.training.data.stdlib import EMBEDDED, build_stdlib
@@ -29,7 +29,7 @@ from mfopt.training.initial_model import (
 )
 from mfopt.training.loop import Execution, Trainer
 from mfopt.training.models import Model
-from mfopt.training.optimizers import averaged, fitting_rate, make_optimizer, schedule
+from mfopt.training.optimizers import averaged, fitting_rate, make_optimizer, schedule, sweep_rates
 from mfopt.training.secrets import RunSecret
 from mfopt.training.selection import PERPLEXITY_RULES
 from mfopt.training.tokenizers import FILE_NAME as TOKENIZER_FILE
@@ -37,6 +37,11 @@ from mfopt.training.tokenizers import Tokenizer
 from mfopt.training.wiring import account_of, execution_of, statement_of, units_of
 
 RATE_WITHOUT_NOISE = 2e-3
+_CHOSEN = {
+    "": "by the noise, from public numbers",
+    "learning_rate": "by the settings: how is not known, and not covered if private data decided",
+    "sweep_rates": "on public data, under the run's noise",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +64,7 @@ class Prepared:
     mesh: Mesh
     facts: dict[str, Any]
     public_report: dict[str, Any] | None
+    learning_rate: float
     lock: Lock
 
     @property
@@ -91,7 +97,7 @@ def preflight(config: TrainConfig, *, resume: bool = False) -> None:
     check_folder(Path(config.output), resume)
     if config.data not in EMBEDDED:
         parts = open_parts(config.data)
-        for name in ("pretrain_steps", "patience"):
+        for name in ("pretrain_steps", "patience", "sweep_rates"):
             if getattr(config, name) and "public" not in parts:
                 raise no_public_part(name, getattr(config, name))
     if config.model and not made_elsewhere(config.model):
@@ -150,7 +156,8 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
             f"the account covers {execution.iterations} steps",
             "A longer run needs an account of its own.",
         )
-    optimizer = _optimizer(config, execution)
+    rate = learning_rate_of(config, execution)
+    optimizer = _optimizer(config, execution, rate)
     work = sizes.work(config, train.vocab_size)
 
     def affordable(work: sizes.Work) -> Execution:
@@ -174,6 +181,18 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
         losses = _record_losses(config, train, model, mesh)
         units = units_of(config, train, secret, scheme, config.selection, losses)
         execution = dataclasses.replace(execution, units=units)
+    if config.sweep_rates:
+        found = sweep.sweep(
+            model,
+            execution,
+            parts["public"],
+            sweep_rates(config.sweep_rates),
+            lambda rate: _optimizer(config, execution, rate),
+            steps=min(config.steps or execution.iterations, execution.iterations),
+            folder=folder,
+            progress=progress,
+        )
+        rate, optimizer = found.best, _optimizer(config, execution, found.best)
     public_report = None
     if account is not None and guarantee is not None:
         public_report = privacy.report(
@@ -185,6 +204,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
             pinned=config.seed >= 0,
             black_box=config.algorithm == "group",
         )
+        public_report["learning_rate"] = {"value": rate, "chosen": _CHOSEN[_way(config)]}
     facts = {
         "settings": config.fingerprint,
         "data": train.digest,
@@ -192,6 +212,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
         "tokenizer": train.metadata.get("tokenizer_digest", ""),
         "mechanism": account.digest if account else "",
         "microbatch": config.microbatch,
+        "learning_rate": rate,
         "devices": [int(size) for size in mesh.devices.shape],
     }
     return Prepared(
@@ -207,12 +228,13 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
         mesh=mesh,
         facts=facts,
         public_report=public_report,
+        learning_rate=rate,
         lock=lock,
     )
 
 
 def learning_rate_of(config: TrainConfig, execution: Execution) -> float:
-    """The learning rate of a run: as set, or fitted to its noise."""
+    """The learning rate of a run: as set, or fitted to its noise; before any sweep."""
     if config.learning_rate:
         return config.learning_rate
     if execution.noise is None:
@@ -226,8 +248,12 @@ def learning_rate_of(config: TrainConfig, execution: Execution) -> float:
     )
 
 
-def _optimizer(config: TrainConfig, execution: Execution) -> Any:
-    rate, steps = learning_rate_of(config, execution), execution.iterations
+def _way(config: TrainConfig) -> str:
+    return "sweep_rates" if config.sweep_rates else "learning_rate" if config.learning_rate else ""
+
+
+def _optimizer(config: TrainConfig, execution: Execution, rate: float) -> Any:
+    steps = execution.iterations
     known = execution.noise is not None and config.optimizer == "adam-bc"
     optimizer = make_optimizer(
         config.optimizer,

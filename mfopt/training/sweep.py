@@ -1,0 +1,164 @@
+"""Choosing a learning rate on public data, under the noise of the private run.
+
+What is chosen by looking at private data is not covered by a run's guarantee. Public records cost
+nothing: they are trained on as the private ones will be (the same C, clipping, optimizer and steps,
+and noise of the same size in the mean of a step), once for each rate, and the rate with the least
+loss on public records that were left out is taken. What public data cannot tell is how far the
+private text is from what the model knows; where the model was pretrained on the same public
+records, the rates found are low.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optax
+
+from mfopt import _check, _files
+from mfopt.noise import NoiseStream
+from mfopt.progress import Progress, Report, silent
+from mfopt.sampling import Poisson
+from mfopt.training.batching import Sampler
+from mfopt.training.data import TokenStore
+from mfopt.training.evaluation import Evaluator
+from mfopt.training.loop import Execution, Trainer
+from mfopt.training.models import Model
+from mfopt.training.optimizers import released
+from mfopt.training.units import RecordUnits, Units, UserUnits
+
+FILE = "rates.json"
+_MOST_UNITS = 4096
+_LEFT_OUT = 5  # every fifth unit is evaluated on
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """``losses``: of each of ``rates``, nats per token after training; infinite where diverged."""
+
+    rates: tuple[float, ...]
+    losses: tuple[float, ...]
+
+    @property
+    def best(self) -> float:
+        """The rate with the least loss.
+
+        Raises:
+          UsageError: training diverged with all of them.
+        """
+        if not any(map(math.isfinite, self.losses)):
+            raise _check.reject("sweep_rates", self.rates, "all diverge", "Try lower ones.")
+        return min(zip(self.losses, self.rates, strict=True))[1]
+
+    @property
+    def bracketed(self) -> bool:
+        """Whether the best rate has a worse one on each side."""
+        return min(self.rates) < self.best < max(self.rates)
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able."""
+        shown = [loss if math.isfinite(loss) else None for loss in self.losses]
+        return {"rates": list(self.rates), "losses": shown, "best": self.best}
+
+
+def sweep(
+    model: Model,
+    execution: Execution,
+    public: TokenStore,
+    rates: Sequence[float],
+    optimizer: Callable[[float], optax.GradientTransformation],
+    *,
+    steps: int,
+    folder: Path,
+    progress: Report = silent,
+) -> Sweep:
+    """Train on ``public`` with each rate. Kept in ``folder``, for resumption.
+
+    Args:
+        model: to start from.
+        execution: of the private run.
+        public: records, marked as public.
+        rates: learning rates.
+        optimizer: makes the optimizer of a rate.
+        steps: of the private run.
+        folder: of the run.
+        progress: told of each rate.
+
+    Raises:
+        UsageError: the store is not public or too small, or every rate diverges.
+    """
+    path = folder / FILE
+    if path.is_file():
+        kept = json.loads(path.read_text())
+        if kept["rates"] == list(rates):
+            losses = [math.inf if loss is None else loss for loss in kept["losses"]]
+            return Sweep(tuple(rates), tuple(losses))
+    units, left_out, length = _parts(public, execution.units)
+    rehearsal = _rehearsal(execution, units)
+    evaluate, losses = Evaluator(model, length), []
+    for number, rate in enumerate(rates):
+        note = f"learning rate {rate:g}"
+        progress(Progress("trying rates on public data", number, len(rates), "rates", note=note))
+        trainer = Trainer(model, rehearsal, optimizer(rate))
+        noise = execution.noise
+        state = trainer.init(None if noise is None else np.arange(8, dtype=np.uint32))
+        for result in trainer.run(state, steps):
+            state = result.state
+        loss = evaluate(released(state.params, state.optimizer), model.frozen, left_out).loss
+        losses.append(loss if math.isfinite(loss) else math.inf)
+    found = Sweep(tuple(rates), tuple(losses))
+    _files.write(path, json.dumps(found.describe(), indent=2) + "\n")
+    listed = ", ".join(f"{r:g}: {x:.4f}" for r, x in zip(found.rates, found.losses, strict=True))
+    edge = "" if found.bracketed else "; the best is the last one tried: try further"
+    note = f"learning rate {found.best:g}, by public loss ({listed}){edge}"
+    progress(Progress("trying rates on public data", note=note, lasting=True))
+    return found
+
+
+def _parts(public: TokenStore, private: Units) -> tuple[Units, TokenStore, int]:
+    """Public units of the private ones' shape, the store of those left out, tokens of a row."""
+    if public.metadata.get("public") is not True:
+        raise _check.reject("store", str(public.path), "is not marked as public")
+    per_unit, length = private.records, int(private.describe()["length"])
+    count = min(public.num_records // per_unit, _MOST_UNITS)
+    if count < 2 * _LEFT_OUT:
+        raise _check.reject(
+            "sweep_rates",
+            public.num_records,
+            f"public records are too few: {2 * _LEFT_OUT * per_unit} are needed",
+            "Give a learning rate, or leave both out: it is then fitted to the noise.",
+        )
+    # neighbouring records belong together, as a user's do
+    groups = [
+        [public.record(unit * per_unit + i) for i in range(per_unit)] for unit in range(count)
+    ]
+    facts = {"vocab_size": public.vocab_size}
+    trained = [group for i, group in enumerate(groups) if i % _LEFT_OUT]
+    store = TokenStore.from_records(trained, **facts)
+    left_out = TokenStore.from_records(groups[::_LEFT_OUT], **facts)
+    if per_unit == 1:
+        return RecordUnits(store, group_size=1, length=length), left_out, length
+    return UserUnits(store, records=per_unit, length=length), left_out, length
+
+
+def _rehearsal(execution: Execution, units: Units) -> Execution:
+    """The run on public units: Poisson batches, means with as much noise as the private ones."""
+    expected = min(execution.sampler.expected_batch, 0.5 * units.population)
+    scheme = Poisson(expected / units.population, execution.iterations)
+    sampler = Sampler(scheme, units.population, 0, microbatch=execution.sampler.microbatch)
+    share = expected / execution.sampler.expected_batch
+    noise = execution.noise
+    if noise is not None:
+        bound = execution.clipping.sensitivity
+        noise = NoiseStream(
+            noise.strategy,
+            iterations=noise.iterations,
+            noise_multiplier=share * noise.stddev / bound,
+            clip_norm=bound,
+        )
+    return Execution(units, sampler, execution.clipping, noise, share * execution.normalizer)
