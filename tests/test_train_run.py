@@ -97,6 +97,10 @@ def test_a_run_writes_all_it_promises(data, tmp_path):
     assert (folder / "loss.png").stat().st_size > 1000
     assert stat.S_IMODE((folder / "loss.png").stat().st_mode) == 0o600
     assert list((folder / "tensorboard").glob("events*"))
+    page = (folder / "summary.html").read_text()
+    assert "(8, 0.0001)-DP" in page and "6 of 6 covered" in page and page.count("<svg") == 1
+    assert f"{summary['after']['held-out-users']['loss']:.4f} after 6" in page
+    assert stat.S_IMODE((folder / "summary.html").stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / "secret").stat().st_mode) == 0o600
     assert config.load(folder / "config.toml") == settings
@@ -111,7 +115,10 @@ def test_metrics_that_are_not_private_can_be_left_out(data, tmp_path):
     settings = settings_for(
         data, tmp_path / "run", private_metrics=False, steps=2, tensorboard=True
     )
-    execute(prepare(settings))
+    summary = execute(prepare(settings))
+    assert summary["padded"] is None and summary["truncated"] is None
+    page = (tmp_path / "run" / "summary.html").read_text()
+    assert "(8, 0.0001)-DP" in page and "<svg" not in page and "nats" not in page
     assert not (tmp_path / "run" / "metrics.csv").exists()
     private = ("evaluation.csv", "loss.png", "tensorboard")
     assert not any((tmp_path / "run" / name).exists() for name in private)

@@ -7,16 +7,14 @@ code that loads it.
 
 from __future__ import annotations
 
-import html
-import io
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import matplotlib
 import numpy as np
 
 from mfopt import query_error, words
+from mfopt._page import facts, section, svg, text, whole
 from mfopt._version import __version__
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.closed_form import gaussian
@@ -98,17 +96,17 @@ def page(found: Factorization, name: str = "mechanism.npz") -> str:
         f"{words.described(found.strategy.describe())}: ({stated.epsilon:g}, {stated.delta:g})-DP"
     )
     parts = [
-        _section("What is guaranteed", _guarantee(found)),
-        _section(
+        section("What is guaranteed", _guarantee(found)),
+        section(
             "The sampling you must execute",
-            f"<p>{_text(found.sampling.words())}.</p><p>The guarantee is about this sampling and "
+            f"<p>{text(found.sampling.words())}.</p><p>The guarantee is about this sampling and "
             "no other. Shuffling, throwing units afresh in each epoch, or Poisson sampling have "
             "guarantees of their own. Batches have random sizes: divide by a fixed public "
             f"number. At most {found.iterations:,} steps; every prefix of the run is covered.</p>",
         ),
-        _section(
+        section(
             "Error and cost",
-            _facts(
+            facts(
                 [
                     ("RMSE of the queries", f"{found.rmse:.5g} clip norms, per coordinate"),
                     ("largest error of a query", f"{found.max_error:.5g} clip norms"),
@@ -124,12 +122,10 @@ def page(found: Factorization, name: str = "mechanism.npz") -> str:
         ),
     ]
     if others := alternatives(found):
-        parts.append(_section("At the same ε and δ", _compared(found, recursion.slots, others)))
-    parts.append(_section("Load it", _code(name)))
-    parts.append(
-        _section("Where it comes from", _facts([(k, v) for k, v in _origin(found).items()]))
-    )
-    return _PAGE.replace("TITLE", _text(title)).replace("BODY", "\n".join(parts))
+        parts.append(section("At the same ε and δ", _compared(found, recursion.slots, others)))
+    parts.append(section("Load it", _code(name)))
+    parts.append(section("Where it comes from", facts([(k, v) for k, v in _origin(found).items()])))
+    return whole(title, parts)
 
 
 def _guarantee(found: Factorization) -> str:
@@ -155,7 +151,7 @@ def _guarantee(found: Factorization) -> str:
             "yes" if found.proved_here else "no: the file says so. `mfopt certify` proves it here",
         ),
     ]
-    return _facts(rows)
+    return facts(rows)
 
 
 def _compared(found: Factorization, slots: int, others: Sequence[Alternative]) -> str:
@@ -167,7 +163,7 @@ def _compared(found: Factorization, slots: int, others: Sequence[Alternative]) -
         sigma = words.round_up(option.noise_multiplier, 4)
         width = max(1.0, 100 * option.rmse / longest)
         rows.append(
-            f"<tr><td>{_text(option.name)}</td><td class=n>{option.rmse:.4g}</td>"
+            f"<tr><td>{text(option.name)}</td><td class=n>{option.rmse:.4g}</td>"
             f"<td class=n>{change}</td><td class='n sigma'>{sigma}</td>"
             f"<td class=n>{option.memory}</td>"
             f"<td class=bar><span style='width:{width:.1f}%'></span></td></tr>"
@@ -177,7 +173,7 @@ def _compared(found: Factorization, slots: int, others: Sequence[Alternative]) -
         "</th><th class='n sigma'>σ</th><th class=n>arrays</th><th></th></tr></thead><tbody>"
         + "".join(rows)
         + "</tbody></table></div>"
-        + f"<p>{_text('Each at its smallest exact σ. `mfopt compare` has more of them.')}</p>"
+        + f"<p>{text('Each at its smallest exact σ. `mfopt compare` has more of them.')}</p>"
     )
 
 
@@ -186,12 +182,8 @@ def _figures(found: Factorization) -> str:
 
     images = []
     for figure in mechanism_plot.apart(found):
-        buffer = io.StringIO()
-        with matplotlib.rc_context({"svg.hashsalt": "mfopt", "svg.fonttype": "path"}):
-            figure.savefig(buffer, format="svg", metadata={"Date": None})
+        images.append(f"<figure>{svg(figure)}</figure>")
         plt.close(figure)
-        image = buffer.getvalue()
-        images.append(f"<figure>{image[image.index('<svg') :]}</figure>")
     return f"<div class=figures>{''.join(images)}</div>"
 
 
@@ -204,7 +196,7 @@ def _code(name: str) -> str:
         "state = stream.init(parameters)  # a secret key from the operating system\n"
         "step_noise, state = stream.next(state)  # add it to the sum of clipped gradients"
     )
-    return f"<pre>{_text(code)}</pre>"
+    return f"<pre>{text(code)}</pre>"
 
 
 def _origin(found: Factorization) -> dict[str, str]:
@@ -216,63 +208,3 @@ def _value(value: Any) -> str:
     if isinstance(value, float) and math.isfinite(value):
         return f"{value:.6g}"
     return str(value)
-
-
-def _section(title: str, body: str) -> str:
-    return f"<section><h2>{_text(title)}</h2>{body}</section>"
-
-
-def _facts(rows: Sequence[tuple[str, str]]) -> str:
-    lines = "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in rows)
-    return f"<dl>{lines}</dl>"
-
-
-def _text(value: str) -> str:
-    """Escaped; what stands in backquotes becomes code."""
-    parts = html.escape(value).split("`")
-    return "".join(
-        f"<code>{part}</code>" if place % 2 and place < len(parts) - 1 else part
-        for place, part in enumerate(parts)
-    )
-
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>TITLE</title>
-<style>
-:root { color-scheme: light; }
-body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff;
-  max-width: 60rem; margin: 0 auto; padding: 1rem; }
-h1 { font-size: 1.5rem; line-height: 1.25; }
-h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
-dl { display: grid; grid-template-columns: minmax(9rem, 14rem) 1fr; gap: .3rem 1rem; margin: 0; }
-dt { color: #555; }
-dd { margin: 0; overflow-wrap: anywhere; }
-.figures { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem; margin: 1rem 0; }
-figure { margin: 0; }
-figure svg { width: 100%; height: auto; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; padding: .25rem .6rem .25rem 0; border-bottom: 1px solid #ddd; }
-.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-.bar { width: 25%; min-width: 5rem; }
-.bar span { display: block; height: .8rem; background: #0072B2; }
-pre { background: #f4f4f4; padding: .8rem; overflow-x: auto; }
-code { background: #f4f4f4; padding: 0 .2rem; }
-@media (max-width: 36rem) {
-  dl { grid-template-columns: 1fr; gap: 0; }
-  dd { margin-bottom: .5rem; }
-  .bar, .sigma { display: none; }
-  .figures { grid-template-columns: 1fr; }
-}
-</style>
-</head>
-<body>
-<h1>TITLE</h1>
-BODY
-</body>
-</html>
-"""

@@ -15,7 +15,7 @@ from mfopt import _check, _files, _signals
 from mfopt.errors import FailureError
 from mfopt.progress import Progress, Report, silent
 from mfopt.training import mesh as meshes
-from mfopt.training import metrics, signing
+from mfopt.training import metrics, signing, summary
 from mfopt.training.checkpoint import Checkpoints
 from mfopt.training.config import TrainConfig
 from mfopt.training.evaluation import HeldOutLoss
@@ -125,8 +125,9 @@ def _execute(
     done = int(state.step)
     return {
         "steps": done,
-        "padded": padded,
-        "truncated": truncated,
+        # how large the batches were is nobody's business either
+        "padded": padded if config.private_metrics else None,
+        "truncated": truncated if config.private_metrics else None,
         "evaluated_after": evaluated,
         "before": {part: result._asdict() for part, result in first.items()},
         "after": {part: result._asdict() for part, result in last.items()},
@@ -190,6 +191,7 @@ def _finish(prepared: Prepared, state: TrainState) -> None:
     export_model(prepared.model, params, folder / "model", force=True, tokenizer=prepared.tokenizer)
     if prepared.config.private_metrics:
         metrics.plot(folder, folder / "loss.png")
+    summary.write(folder)
 
 
 def _health(prepared: Prepared) -> Health:

@@ -186,9 +186,15 @@ class Recorder:
 
 def plot(folder: str | Path, output: str | Path) -> Path:
     """Loss against step, from the run's CSV files, as one figure; returns ``output``."""
+    output = Path(output)
+    drawn, kind = loss_figure(Path(folder)), output.suffix.lstrip(".") or "png"
+    return _files.write(output, lambda stream: drawn.savefig(stream, format=kind), private=True)
+
+
+def loss_figure(folder: Path) -> Any:
+    """Loss against step, from the run's CSV files: a matplotlib figure."""
     from matplotlib.figure import Figure
 
-    folder, output = Path(folder), Path(output)
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.subplots()
     steps = read_table(folder / "metrics.csv")
@@ -214,5 +220,4 @@ def plot(folder: str | Path, output: str | Path) -> Path:
     axes.set_ylabel("loss per token (nats)")
     if steps or evaluations:
         axes.legend()
-    kind = output.suffix.lstrip(".") or "png"
-    return _files.write(output, lambda stream: figure.savefig(stream, format=kind), private=True)
+    return figure

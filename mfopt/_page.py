@@ -1,0 +1,86 @@
+"""The frame of an HTML page that is whole in itself: no script, no network, no other file."""
+
+from __future__ import annotations
+
+import html
+import io
+from collections.abc import Sequence
+from typing import Any
+
+
+def whole(title: str, parts: Sequence[str]) -> str:
+    """The page of these sections."""
+    return _PAGE.replace("TITLE", text(title)).replace("BODY", "\n".join(parts))
+
+
+def section(title: str, body: str) -> str:
+    """A heading and what stands below it, in HTML."""
+    return f"<section><h2>{text(title)}</h2>{body}</section>"
+
+
+def facts(rows: Sequence[tuple[str, str]]) -> str:
+    """Names and values."""
+    lines = "".join(f"<dt>{text(name)}</dt><dd>{text(value)}</dd>" for name, value in rows)
+    return f"<dl>{lines}</dl>"
+
+
+def text(value: str) -> str:
+    """Escaped; what stands in backquotes becomes code."""
+    parts = html.escape(value).split("`")
+    return "".join(
+        f"<code>{part}</code>" if place % 2 and place < len(parts) - 1 else part
+        for place, part in enumerate(parts)
+    )
+
+
+def svg(figure: Any) -> str:
+    """A matplotlib figure as an element of a page; the same for the same figure."""
+    import matplotlib
+
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": "mfopt", "svg.fonttype": "path"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    image = buffer.getvalue()
+    return image[image.index("<svg") :]
+
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>TITLE</title>
+<style>
+:root { color-scheme: light; }
+body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff;
+  max-width: 60rem; margin: 0 auto; padding: 1rem; }
+h1 { font-size: 1.5rem; line-height: 1.25; }
+h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
+dl { display: grid; grid-template-columns: minmax(9rem, 14rem) 1fr; gap: .3rem 1rem; margin: 0; }
+dt { color: #555; }
+dd { margin: 0; overflow-wrap: anywhere; }
+.figures { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem; margin: 1rem 0; }
+figure { margin: 0; }
+figure svg { width: 100%; height: auto; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; }
+th, td { text-align: left; padding: .25rem .6rem .25rem 0; border-bottom: 1px solid #ddd; }
+.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.bar { width: 25%; min-width: 5rem; }
+.bar span { display: block; height: .8rem; background: #0072B2; }
+pre { background: #f4f4f4; padding: .8rem; overflow-x: auto; }
+code { background: #f4f4f4; padding: 0 .2rem; }
+@media (max-width: 36rem) {
+  dl { grid-template-columns: 1fr; gap: 0; }
+  dd { margin-bottom: .5rem; }
+  .bar, .sigma { display: none; }
+  .figures { grid-template-columns: 1fr; }
+}
+</style>
+</head>
+<body>
+<h1>TITLE</h1>
+BODY
+</body>
+</html>
+"""
