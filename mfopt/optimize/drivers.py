@@ -33,6 +33,7 @@ class Trace:
 
     Attributes:
       best_sigma: σ at the best point, for C scaled to a largest mode norm of 1.
+      best_norm: the largest mode norm that C has there.
       history: one row (seconds, loss, that σ) per evaluation.
       status: why it stopped.
     """
@@ -41,6 +42,7 @@ class Trace:
     best: np.ndarray | None = None
     best_value: float = math.inf
     best_sigma: float = math.nan
+    best_norm: float = math.nan
     history: list[tuple[float, float, float]] = dataclasses.field(default_factory=list)
     status: str = "not started"
     interrupted: bool = False
@@ -56,6 +58,7 @@ class Trace:
         self.history.append((time.perf_counter() - self._started, at.value, sigma))
         if at.value < self.best_value:
             self.best, self.best_value, self.best_sigma = np.array(parameters), at.value, sigma
+            self.best_norm = at.mode_norm
         self.progress(self)
 
 

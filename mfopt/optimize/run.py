@@ -144,7 +144,7 @@ def optimize(
     law(scheme).check_shape(candidates[0])
     job.later = _budget(len(candidates), limit)
     trace = job.best_of(entry, candidates, limit, count)
-    found, mode_norm = normalized(trace.result(), scheme)
+    found, mode_norm = normalized(trace.result(), scheme, trace.best_norm)
     optimum = Optimized(
         found,
         trace.best_value,
@@ -160,14 +160,17 @@ def optimize(
 
 
 @float64
-def normalized(strategy: Strategy, scheme: BinScheme) -> tuple[Strategy, float]:
-    """C scaled to a largest mode norm of 1, and that norm.
+def normalized(
+    strategy: Strategy, scheme: BinScheme, norm: float = math.nan
+) -> tuple[Strategy, float]:
+    """C scaled to a largest mode norm of 1, and that norm; ``norm`` is the one it has, if known.
 
     (C, σ) and (a·C, a·σ) are one mechanism. At norm 1, σ is the noise multiplier of the Gaussian
     mechanism that this is without amplification, so the σ of two runs can be compared. A kind
     whose scale is part of its definition stays as it is, with the norm that it has.
     """
-    norm = float(_norm(law(scheme), strategy))
+    if not norm > 0:
+        norm = float(_norm(law(scheme), strategy))
     rescaled = strategy.rescaled(1 / norm)
     return (strategy, norm) if rescaled is None else (rescaled, 1.0)
 

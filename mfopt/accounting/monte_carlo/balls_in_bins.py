@@ -134,7 +134,7 @@ class BallsInBinsLaw(SampledLaw):
         self, reduced: DominatingPair, noise_multiplier: Any, epsilon: Any
     ) -> design_point.Placed:
         result: design_point.Placed = design_point.placed(
-            jnp.asarray(reduced.gram), noise_multiplier, epsilon
+            jnp.asarray(reduced.gram), noise_multiplier, epsilon, 0.5
         )
         return result
 

@@ -38,6 +38,7 @@ from mfopt.accounting.monte_carlo.dominating_pair import (
     log_hinge,
     privacy_loss,
 )
+from mfopt.strategies import Array
 
 MOST = 128  # modes that get components of their own
 _OUTER, _INNER = 8, 8  # damped fixed point on p; Newton on λ inside
@@ -51,8 +52,8 @@ class Placed(NamedTuple):
       nodes: the bins whose modes are sampled, (K,).
     """
 
-    weights: jax.Array
-    nodes: jax.Array
+    weights: Array
+    nodes: Array
 
 
 class Draws(NamedTuple):
@@ -71,10 +72,10 @@ class Terms(NamedTuple):
 
     component: jax.Array
     loss_linear: jax.Array  # (samples, bins): coefficient of x
-    loss_square: jax.Array  # (J, bins), row = component: coefficient of x²
+    loss_square: Array  # (J, bins), row = component: coefficient of x²
     proposal_linear: jax.Array  # (samples, J)
-    proposal_square: jax.Array  # (J, J)
-    nodes: jax.Array  # (K,)
+    proposal_square: Array  # (J, J)
+    nodes: Array  # (K,)
 
 
 def node_count(bins: int) -> int:
@@ -163,18 +164,15 @@ def components(offset: Any, count: int, nodes: int) -> Any:
 class Tables(NamedTuple):
     """The part of :class:`Terms` that is the same for all samples."""
 
-    loss_square: jax.Array
-    proposal_square: jax.Array
+    loss_square: Array
+    proposal_square: Array
 
 
 def tables(pair: DominatingPair, proposal: Placed) -> Tables:
     """Products of size J×b×b."""
     shifted = proposal.weights @ pair.gram
     overlaps = shifted @ proposal.weights.T
-    return Tables(
-        shifted - jnp.diagonal(pair.gram) / 2,
-        overlaps - jnp.diagonal(overlaps) / 2,
-    )
+    return Tables(shifted - pair.gram.diagonal() / 2, overlaps - overlaps.diagonal() / 2)
 
 
 def linear(
@@ -185,7 +183,7 @@ def linear(
     return draws.component, loss, loss @ proposal.weights.T
 
 
-def joined(known: Tables, own: tuple[jax.Array, ...], nodes: jax.Array) -> Terms:
+def joined(known: Tables, own: tuple[jax.Array, ...], nodes: Array) -> Terms:
     """The terms of samples, from both parts."""
     component, loss, proposal = own
     return Terms(component, loss, known.loss_square, proposal, known.proposal_square, nodes)

@@ -217,17 +217,17 @@ def log_hinge(excess: jax.Array) -> jax.Array:
     return jnp.where(inside, jnp.log(-jnp.expm1(-jnp.where(inside, excess, 1.0))), outside)
 
 
-@jax.jit
-def add_tilt(gram: Array, epsilon: Array) -> jax.Array:
+def add_tilt(gram: Array, epsilon: Any, numbers: Any = jnp) -> Any:
     """t >= 0: the add direction, H(Q, P), is sampled from N(-t m̄, σ²I) with the mean mode m̄.
 
     ``gram`` is in noise units. With ρ = mean(S), ḡ = mean(diag S) and c = ε - ḡ/2 the values lie
     below e^(-tc + t²ρ/2) t^t/(1+t)^(1+t) (see :mod:`mfopt.accounting.monte_carlo.tilted`).
     This t is near the minimum of that ceiling, where tρ + log(t/(1+t)) = c; log(t/(1+t)) is
     taken as -1/(t + 1/2). Every t is valid. 0, plain sampling from Q, is left only where c <= -2.
+    ``numbers`` is ``jax.numpy``, or ``numpy`` where nothing is traced.
     """
-    mean_square = jnp.mean(gram)
-    crossing = epsilon - jnp.mean(jnp.diagonal(gram)) / 2
+    mean_square = numbers.mean(gram)
+    crossing = epsilon - numbers.mean(gram.diagonal()) / 2
     middle = crossing - mean_square / 2
-    inside = jnp.maximum(middle**2 + 4 * mean_square * (crossing / 2 + 1), 0)
-    return jnp.maximum((middle + jnp.sqrt(inside)) / (2 * mean_square), 0)
+    inside = numbers.maximum(middle**2 + 4 * mean_square * (crossing / 2 + 1), 0)
+    return numbers.maximum((middle + numbers.sqrt(inside)) / (2 * mean_square), 0)

@@ -14,6 +14,7 @@ from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import chunked, design_point
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 
+_CHUNK = 2048  # samples, at most
 _KEPT = 4  # memory budgets for the draws of an estimate: to make them again costs b² for each
 
 
@@ -67,10 +68,14 @@ class FrozenSamples:
     ) -> None:
         self.pair, self.epsilon = pair, float(epsilon)
         offset = np.random.default_rng(np.asarray(jax.random.key_data(key))).random()
-        self._placed = design_point.placed(
+        placed = design_point.placed(
             jnp.asarray(pair.gram), float(noise_multiplier), self.epsilon, offset
         )
-        self._tables = _tables(pair, self._placed)
+        # by NumPy: two products, once
+        self._placed = design_point.Placed(*map(np.asarray, placed))
+        own = DominatingPair(*map(np.asarray, pair))
+        known = design_point.tables(own, self._placed)
+        self._tables = design_point.Tables(*map(jnp.asarray, known))
         self._size = _even_chunk(samples, pair.bins)
         self._keys = [chunked.subkey(key, i) for i in range(-(-samples // self._size))]
         self.samples = self._size * len(self._keys)
@@ -110,17 +115,14 @@ def warm_up(pair: DominatingPair, samples: int) -> None:
 
 
 def _even_chunk(samples: int, bins: int) -> int:
-    """Samples per chunk, whole antithetic pairs."""
-    size = chunked.chunk_size(samples, bins)
+    """Samples per chunk, whole antithetic pairs; few sizes, since each is compiled."""
+    size = min(chunked.chunk_size(samples, bins), _CHUNK)
     return size + size % 2
 
 
 def bytes_per_sample(bins: int) -> int:
     """Of kept ``design_point.Terms``: bins + 2K numbers and an index."""
     return 8 * (bins + 2 * design_point.node_count(bins) + 1)
-
-
-_tables = jax.jit(design_point.tables)
 
 
 @functools.partial(jax.jit, static_argnums=3)

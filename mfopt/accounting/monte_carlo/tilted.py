@@ -94,7 +94,7 @@ def remove_tilts(pair: DominatingPair, point: Point) -> list[Tilt]:
 def mean_tilt(pair: DominatingPair, point: Point) -> Tilt:
     """The add direction's proposal of (about) the least ceiling."""
     gram, _ = scale(pair, point.noise_multiplier)
-    start = float(add_tilt(gram, point.epsilon))
+    start = float(add_tilt(gram, point.epsilon, np))
     orders = [0.0, start]
     if not isinstance(point.payoff, Hinge):  # whose start is near the best already
         orders += [start * factor for factor in np.geomspace(0.25, 4, 17)]
@@ -116,7 +116,7 @@ def _least_chain(gram: np.ndarray, point: Point) -> Tilt:
     best = Tilt("chain", 1, math.inf)
     before = 0.0
     for first in range(1, MAX_ORDER + 1, _ORDERS):
-        ahead = before + np.cumsum(_log_normalizers(gram, first))
+        ahead = before + np.cumsum(np.asarray(_log_normalizers(gram, first)))
         before = float(ahead[-1])
         for order, value in enumerate(ahead, first):
             log_ceiling = _chain_ceiling(float(value), order, point)
