@@ -163,7 +163,8 @@ def optimize() -> Contest:
     columns = np.asarray(found[0].strategy.toeplitz_coefs(2048))[:16], found[1]
     squares = [
         float(
-            toeplitz.sensitivity_squared(column) * np.mean(toeplitz.per_query_error(column, 2048))
+            toeplitz.sensitivity_squared(column)
+            * np.mean(toeplitz.per_query_error(strategy_coef=column, n=2048))
         )
         for column in columns
     ]
