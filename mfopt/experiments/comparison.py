@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mfopt import _check, _sizes
-from mfopt.experiments import costs, families
+from mfopt.experiments import costs, families, tasks
 from mfopt.experiments.cache import Cache, Task
 from mfopt.experiments.runner import run_all, usual_jobs
 from mfopt.progress import Report, silent
@@ -62,6 +62,7 @@ class Comparison(NamedTuple):
       widths: numbers of bands to choose from.
       seed: pins the Monte Carlo samples.
       samples: of each reported σ.
+      schedule: momentum and cooldown of the workload; None for prefix sums.
     """
 
     bins: int
@@ -72,6 +73,7 @@ class Comparison(NamedTuple):
     widths: tuple[int, ...] = WIDTHS
     seed: int = 0
     samples: int = 2**15
+    schedule: tasks.Schedule | None = None
 
     def check(self) -> Comparison:
         """Itself, or :class:`UsageError`."""

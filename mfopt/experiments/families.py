@@ -63,6 +63,7 @@ class Family(NamedTuple):
                     s.delta,
                     seed=s.seed,
                     samples=s.samples,
+                    schedule=s.schedule,
                 ),
             )
             for width in self._widths(s)
@@ -94,6 +95,7 @@ class Family(NamedTuple):
                 width,
                 buffers=self.buffers,
                 equal_columns=self.equal_columns,
+                schedule=s.schedule,
             )
         return tasks.amplified_task(
             self.kind,
@@ -106,6 +108,7 @@ class Family(NamedTuple):
             bands=max(width, 1),
             buffers=self.buffers,
             seed=s.seed,
+            schedule=s.schedule,
         )
 
     def require(self, s: Comparison) -> None:

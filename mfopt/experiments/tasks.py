@@ -2,7 +2,8 @@
 
 Every function takes JSON-able settings and the results it needs, and returns a
 :class:`~mfopt.experiments.cache.Result`; it runs in a worker process. All numbers are for one
-unit under add-remove adjacency, prefix sums, σ relative to the clip norm.
+unit under add-remove adjacency, of prefix sums unless a schedule is given, σ relative to the clip
+norm.
 """
 
 from __future__ import annotations
@@ -20,10 +21,24 @@ from mfopt.optimize import kinds, optimize, unamplified
 from mfopt.optimize.time_scale import Scaling
 from mfopt.sampling import BallsInBins, CyclicPoisson, FixedOrder, FreshBins, Poisson
 from mfopt.strategies import Strategy
-from mfopt.workloads import PrefixSums
+from mfopt.workloads import Momentum, PrefixSums, Workload, linear_cooldown
 
 UNAMPLIFIED, POISSON, BALLS, FRESH = "unamplified", "poisson", "balls-in-bins", "fresh-bins"
 _SAMPLED = {BALLS: BallsInBins, FRESH: FreshBins}  # whose C is optimized under the sampling
+# (momentum, first step of the cooldown, its last step, last rate over the first); None: prefix sums
+Schedule = tuple[float, int, int, float]
+
+
+def workload_of(schedule: Schedule | None, n: int) -> Workload:
+    """What C is optimized for and measured on: prefix sums, or momentum with a linear cooldown."""
+    if schedule is None:
+        return PrefixSums()
+    momentum, start, stop, final = schedule
+    return Momentum(float(momentum), linear_cooldown(n, int(start), int(stop), float(final)))
+
+
+def _given(schedule: Schedule | None) -> dict[str, Any]:
+    return {} if schedule is None else {"schedule": list(schedule)}
 
 
 def fixed_task(kind: str, bands: int = 1) -> Task:
@@ -39,6 +54,7 @@ def unamplified_task(
     *,
     buffers: int = 0,
     equal_columns: bool = True,
+    schedule: Schedule | None = None,
 ) -> Task:
     """The C with the least error in fixed order, without amplification.
 
@@ -49,10 +65,11 @@ def unamplified_task(
       bands: bands of C; 0 where there are none.
       buffers: of a BLT.
       equal_columns: whether all columns have one norm, as cyclic Poisson sampling needs.
+      schedule: of the workload; prefix sums if left out.
     """
     needs: tuple[Task, ...] = ()
     if kind == "dense":
-        needs = (unamplified_task("banded", bins, epochs, min(32, bins)),)
+        needs = (unamplified_task("banded", bins, epochs, min(32, bins), schedule=schedule),)
     return Task.of(
         "unamplified",
         needs,
@@ -62,6 +79,7 @@ def unamplified_task(
         bands=bands,
         buffers=buffers,
         equal_columns=equal_columns,
+        **_given(schedule),
     )
 
 
@@ -78,6 +96,7 @@ def amplified_task(
     buffers: int = 0,
     seed: int = 0,
     samples: int | None = None,
+    schedule: Schedule | None = None,
 ) -> Task:
     """The C with the least error under the amplification of balls-in-bins or fresh bins at (ε, δ).
 
@@ -95,6 +114,7 @@ def amplified_task(
       buffers: buffers of a BLT; 0 for other kinds.
       seed: pins the random choices.
       samples: Monte Carlo samples.
+      schedule: of the workload; prefix sums if left out.
     """
     entry = kinds.find(kind)
     stage = kinds.Stage(
@@ -118,6 +138,7 @@ def amplified_task(
             seed=seed,
             samples=samples,
             **({} if sampling == BALLS else {"sampling": sampling}),
+            **_given(schedule),
         )
 
     return task(stage, samples, sampling)
@@ -133,6 +154,7 @@ def sigma_task(
     *,
     seed: int = 0,
     samples: int = 2**15,
+    schedule: Schedule | None = None,
 ) -> Task:
     """σ and RMSE of the C of ``source`` under a sampling scheme.
 
@@ -145,6 +167,7 @@ def sigma_task(
       delta: δ of the statement.
       seed: pins the random choices.
       samples: Monte Carlo samples.
+      schedule: of the workload; prefix sums if left out.
     """
     extra = {"seed": seed, "samples": samples} if sampling in _SAMPLED else {}
     return Task.of(
@@ -156,6 +179,7 @@ def sigma_task(
         epsilon=float(epsilon),
         delta=delta,
         **extra,
+        **_given(schedule),
     )
 
 
@@ -193,6 +217,7 @@ def run_unamplified(
     bands: int,
     buffers: int,
     equal_columns: bool,
+    schedule: Schedule | None = None,
 ) -> Result:
     """Optimize C in fixed order, without amplification.
 
@@ -204,12 +229,14 @@ def run_unamplified(
       bands: bands of C; 0 where there are none.
       buffers: of a BLT.
       equal_columns: whether all columns have one norm.
+      schedule: of the workload; prefix sums if left out.
     """
     found = unamplified.optimize(
         FixedOrder(bins, epochs),
         strategy=kind,
         bands=max(bands, 1),
         buffers=max(buffers, 1),
+        workload=workload_of(schedule, bins * epochs),
         init=None if start is None else strategy_of(start),
         equal_columns=equal_columns,
     )
@@ -231,6 +258,7 @@ def run_amplified(
     seed: int,
     samples: int | None,
     sampling: str = BALLS,
+    schedule: Schedule | None = None,
 ) -> Result:
     """Optimize C under the amplification of balls-in-bins or fresh bins.
 
@@ -247,6 +275,7 @@ def run_amplified(
       seed: pins the random choices.
       samples: Monte Carlo samples.
       sampling: scheme by name.
+      schedule: of the workload; prefix sums if left out.
     """
     found = optimize(
         _SAMPLED[sampling](bins, epochs),
@@ -255,6 +284,7 @@ def run_amplified(
         strategy=kind,
         bands=max(bands, 1),
         buffers=max(buffers, 1),
+        workload=workload_of(schedule, bins * epochs),
         time_scale=scaled,
         seed=seed,
         samples=samples,
@@ -278,6 +308,7 @@ def run_sigma(
     delta: float,
     seed: int = 0,
     samples: int = 0,
+    schedule: Schedule | None = None,
 ) -> Result:
     """σ and RMSE of C under a sampling scheme.
 
@@ -290,13 +321,14 @@ def run_sigma(
       delta: δ of the statement.
       seed: pins the random choices.
       samples: Monte Carlo samples.
+      schedule: of the workload; prefix sums if left out.
     """
     strategy = strategy_of(source)
     n = bins * epochs
-    at_one = float(query_error.rmse(PrefixSums(), strategy, n))
+    at_one = float(query_error.rmse(workload_of(schedule, n), strategy, n))
     recursion = choose(strategy, n)
     relative_error = 0.0
-    scheme = _scheme(sampling, strategy, bins, epochs)
+    scheme = scheme_of(sampling, strategy, bins, epochs)
     sampled = law(scheme).loss(strategy) if sampling in _SAMPLED else None
     if sampled is not None and not any(bound.exact for bound in sampled.free_bounds()):
         found = calibrate(
@@ -357,7 +389,8 @@ def run_certified(
     )
 
 
-def _scheme(sampling: str, strategy: Strategy, bins: int, epochs: int) -> Any:
+def scheme_of(sampling: str, strategy: Strategy, bins: int, epochs: int) -> Any:
+    """The scheme that C is run under: cyclic Poisson sampling for as many groups as C has bands."""
     n = bins * epochs
     if sampling == UNAMPLIFIED:
         return FixedOrder(bins, epochs)

@@ -19,6 +19,9 @@ STUDIES: dict[str, str] = {
     "estimate-and-double": f"{_HERE}.configuration:EstimateAndDouble",
     "els-group-size": f"{_HERE}.group_size:GroupSize",
     "concentration-filter": f"{_HERE}.concentration:ConcentrationFilter",
+    "next-word": f"{_HERE}.next_word:NextWordStudy",
+    "images": f"{_HERE}.images:Images",
+    "less-rmse": f"{_HERE}.less_rmse:LessRmse",
 }
 
 

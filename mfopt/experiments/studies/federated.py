@@ -1,14 +1,14 @@
 """DP-FedAvg and DP-FedSGD: what one user's data does to the model, and a round over sampled users.
 
-McMahan, Ramage, Talwar, Zhang 2018, Algorithm 1. A round samples users, asks each for an update of
-norm at most S, and moves the model by an estimate of their weighted mean plus noise of scale z times
-the estimate's sensitivity (:class:`mfopt.accounting.closed_form.moments.Estimator`). The weights
-w_k = min(n_k/ŵ, 1) are at most 1, so that S bounds w_k Δ_k. W and W_min are *public* numbers: were W
-summed over the data, adding a user would move the estimate of every round.
+McMahan, Ramage, Talwar, Zhang 2018, Algorithm 1. A round samples users, asks each for an update
+of norm at most S, and moves the model by an estimate of their weighted mean plus noise of scale z
+times the estimate's sensitivity (:class:`mfopt.accounting.closed_form.moments.Estimator`). The
+weights w_k = min(n_k/ŵ, 1) are at most 1, so that S bounds w_k Δ_k. W and W_min are *public*
+numbers: were W summed over the data, adding a user would move the estimate of every round.
 
-Noise is a :class:`~mfopt.noise.stream.NoiseStream` of unit sensitivity: what is released is
-C (estimate / sensitivity) + σ z. So S and the noise may fall together from round to round at the same
-z, and C may be any factorization (DP-FTRL on users' updates).
+Noise is a :class:`~mfopt.noise.stream.NoiseStream` of unit sensitivity: with u the estimates over
+their sensitivities, C u + σ z is released. So S and the noise may fall together from round to round
+at the same z, and C may be any factorization (DP-FTRL on users' updates).
 """
 
 from __future__ import annotations
@@ -161,9 +161,9 @@ def total(
 
     def chunk(sums: tuple[PyTree, jax.Array], part: Any) -> tuple[Any, None]:
         rows, mask, weight, keys = part
-        each = jax.vmap(
-            lambda rows, mask, key: update(loss, params, rows, mask, clip_norm, key)
-        )(rows, mask, keys)
+        each = jax.vmap(lambda rows, mask, key: update(loss, params, rows, mask, clip_norm, key))(
+            rows, mask, keys
+        )
         weighted = jax.tree.map(lambda leaf: jnp.tensordot(weight, leaf, 1), each)
         return (jax.tree.map(jnp.add, sums[0], weighted), sums[1] + jnp.sum(weight)), None
 

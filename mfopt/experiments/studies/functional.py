@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from mfopt import _extras
+from mfopt.training.models.nnx_model import flatten
 
 try:
     from flax import nnx
@@ -29,8 +30,9 @@ def functional(module: nnx.Module) -> tuple[Params, Apply]:
     is now.
     """
     graph, state, rest = nnx.split(module, nnx.Param, ...)
-    paths = {".".join(map(str, path)): path for path, _ in nnx.to_flat_state(state)}
-    params = {".".join(map(str, path)): v.get_value() for path, v in nnx.to_flat_state(state)}
+    values = flatten(state)
+    paths = {".".join(map(str, path)): path for path in values}
+    params = {name: values[path] for name, path in paths.items()}
 
     def apply(params: Params, *inputs: Any) -> Any:
         flat = {path: params[name] for name, path in paths.items()}

@@ -1,7 +1,7 @@
 """The LSTM language model of McMahan et al. 2018 (appendix B) and how its guesses are counted.
 
-Words are embedded by one table that also scores the outputs, each row at norm 1 wherever it is used;
-the state of 256 gives an output embedding of 96 through a projection. With 10,000 words and the
+One table embeds the words and scores the outputs, each row at norm 1 wherever it is used; the
+state of 256 gives an output embedding of 96 through a projection. With 10,000 words and the
 three tokens that are none the table has 960,288 numbers, the four gates 361,472, the projection
 24,672: 1,346,432 in 11 parameter vectors, the paper's 1.35M.
 """
@@ -89,7 +89,7 @@ def model(words: int = 10_000, embedding: int = 96, state: int = 256, *, seed: i
 
 
 class NextWord:
-    """The loss of rows of (inputs, targets) under ``apply``; hashable, as compiled code wants it."""
+    """The loss of rows of (inputs, targets) under ``apply``; hashable, as compiled code asks."""
 
     def __init__(self, apply: Apply) -> None:
         self.apply = apply
@@ -117,7 +117,7 @@ def top_one(logits: jax.Array, targets: jax.Array, words: int) -> tuple[jax.Arra
     return jnp.sum(right), jnp.sum(targets >= 0)
 
 
-def head_words(logits: jax.Array, heads: tuple[int, ...], guesses: int = 10) -> np.ndarray:
+def head_words(logits: Any, heads: tuple[int, ...], guesses: int = 10) -> np.ndarray:
     """How many of a model's best guesses are among the n most frequent words: counts of 0..guesses.
 
     Args:

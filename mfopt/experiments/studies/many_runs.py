@@ -1,0 +1,194 @@
+"""Private SGD with momentum for many seeds and learning rates in one compiled program.
+
+One run is what the trainer does in small: the sampled examples' gradients, each clipped on its own,
+are summed, the mechanism's noise is added, the result is divided by the expected batch, a public
+number, and a momentum step with a cooling rate is made. A seed fixes the initial model, the
+batches and the noise; the rates share them, so that what differs between rates is the rate.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mfopt import _check
+from mfopt.experiments.studies import pictures
+from mfopt.experiments.studies.functional import size
+from mfopt.experiments.studies.pictures import Examples, Pictures
+from mfopt.noise.choice import Past, choose
+from mfopt.noise.stream import NoiseStream
+from mfopt.sampling import FixedOrder, Scheme, UnitSampler
+from mfopt.sampling.sampler import pad
+from mfopt.strategies import Strategy
+from mfopt.training.batching import Sampler
+from mfopt.training.clipping import Clipping
+from mfopt.workloads import Workload
+
+SHUFFLED = "shuffled"  # batches of equal size in a secret order: no account knows its amplification
+MEASURED = ("loss", "accuracy")
+
+
+@dataclasses.dataclass(frozen=True)
+class Mechanism:
+    """What a run executes.
+
+    Attributes:
+      strategy: C.
+      noise_multiplier: σ relative to the clip norm.
+      sampling: the scheme that was accounted for and is run.
+      batch_size: batches are cut and padded to so many; None cuts nothing.
+      shuffled: run equal batches of shuffled examples in place of ``sampling``.
+    """
+
+    strategy: Strategy
+    noise_multiplier: float
+    sampling: Scheme
+    batch_size: int | None = None
+    shuffled: bool = False
+
+    def batches(self, population: int, seed: int) -> list[np.ndarray]:
+        """Examples of each step."""
+        steps = range(self.sampling.length)
+        if self.shuffled:
+            order = np.random.default_rng(seed).permutation(population)
+            bins = getattr(self.sampling, "bins", self.sampling.length)
+            fixed = FixedOrder(bins, self.sampling.length // bins)
+            return [order[fixed.sample(t, population)] for t in steps]
+        if self.batch_size is None:
+            sampler = UnitSampler(self.sampling, population, seed=seed)
+            return [sampler[t] for t in steps]
+        cut = Sampler(self.sampling, population, seed, microbatch=1, batch_size=self.batch_size)
+        return [(units := cut.batch(t).units)[units >= 0] for t in steps]
+
+
+def schedule(batches: list[list[np.ndarray]], microbatch: int) -> np.ndarray:
+    """Batches of several runs as one array (steps, runs, chunks, microbatch); -1 is empty."""
+    most = max(len(units) for run in batches for units in run)
+    each = [[pad(units, microbatch, slots=most, fill=-1) for units in run] for run in batches]
+    return np.stack(each, axis=1)
+
+
+def train(
+    data: Pictures,
+    mechanism: Mechanism,
+    workload: Workload,
+    *,
+    rates: tuple[float, ...],
+    seeds: tuple[int, ...],
+    clip_norm: float = 1.0,
+    hidden: int = 16,
+    microbatch: int = 0,
+) -> dict[str, np.ndarray]:
+    """Loss (nats) and accuracy after the last step, each (seeds, rates), by part and name.
+
+    Args:
+      data: in three parts.
+      mechanism: what is run.
+      workload: its learning rates, relative to the first, and its momentum are the optimizer's.
+      rates: learning rates of the first step.
+      seeds: of models, batches and noise, which are pinned: such runs are experiments.
+      clip_norm: bound on an example's gradient.
+      hidden: width of the model for vectors.
+      microbatch: examples at work at once in a run; 0: a whole batch.
+    """
+    n = mechanism.sampling.length
+    relative, momentum = workload.recurrence(n) or (None, 0.0)
+    if relative is None:
+        rule = "must be SGD with momentum and learning rates"
+        raise _check.reject("workload", workload.kind, rule)
+    population = len(data.train.y)
+    batches = [mechanism.batches(population, seed) for seed in seeds]
+    normalizer = mechanism.sampling.expected_batch(population)
+    most = max(len(units) for run in batches for units in run)
+    units = schedule(batches, microbatch or max(most, 1))
+    made = [pictures.model(data.train.x.shape[1:], hidden, seed) for seed in seeds]
+    apply = made[0][1]
+    stream = NoiseStream(
+        mechanism.strategy,
+        iterations=n,
+        noise_multiplier=mechanism.noise_multiplier,
+        clip_norm=clip_norm,
+        sampling=mechanism.sampling,
+        past=_past(mechanism.strategy, n, size(made[0][0]) * len(seeds)),
+    )
+    states = _stacked(
+        [stream.init(params, seed=s) for (params, _), s in zip(made, seeds, strict=True)]
+    )
+    start = jax.tree.map(
+        lambda leaf: jnp.repeat(leaf[:, None], len(rates), axis=1), _stacked([p for p, _ in made])
+    )
+    clipping = Clipping(clip_norm)
+    x, y = jnp.asarray(data.train.x), jnp.asarray(data.train.y)
+    factors = jnp.asarray(rates, jnp.float32)
+
+    def contribution(params: Any, unit: jax.Array) -> Any:
+        index = jnp.maximum(unit, 0)
+        gradient = jax.grad(lambda p: _loss(apply(p, x[index]), y[index]))(params)
+        there = unit >= 0
+        return jax.tree.map(lambda leaf: jnp.where(there, leaf, 0.0), clipping(gradient).gradient)
+
+    def clipped_sum(params: Any, chunks: jax.Array) -> Any:
+        def add(total: Any, chunk: jax.Array) -> tuple[Any, None]:
+            each = jax.vmap(contribution, in_axes=(None, 0))(params, chunk)
+            return jax.tree.map(lambda t, leaf: t + jnp.sum(leaf, axis=0), total, each), None
+
+        return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), chunks)[0]
+
+    over_rates = jax.vmap(clipped_sum, in_axes=(0, None))
+
+    def step(carry: Any, given: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
+        params, velocity, states = carry
+        chunks, rate = given
+        noise, states = jax.vmap(stream.next)(states)
+        summed = jax.vmap(over_rates)(params, chunks)
+        velocity = jax.tree.map(
+            lambda v, s, z: momentum * v + (s + z[:, None]) / normalizer, velocity, summed, noise
+        )
+
+        def moved(p: jax.Array, v: jax.Array) -> jax.Array:
+            return p - rate * factors.reshape(1, -1, *(1,) * (v.ndim - 2)) * v
+
+        return (jax.tree.map(moved, params, velocity), velocity, states), None
+
+    @jax.jit
+    def run(start: Any, states: Any, units: Any, relative: Any) -> Any:
+        zero = jax.tree.map(jnp.zeros_like, start)
+        return jax.lax.scan(step, (start, zero, states), (units, relative))[0][0]
+
+    params = run(start, states, jnp.asarray(units), jnp.asarray(relative, jnp.float32))
+    measure = jax.jit(jax.vmap(jax.vmap(_measured(apply), (0, None)), (0, None)))
+    found: dict[str, np.ndarray] = {}
+    for part in ("validation", "test"):
+        values = measure(params, getattr(data, part))
+        found |= {
+            f"{part}_{k}": np.asarray(v, np.float64) for k, v in zip(MEASURED, values, strict=True)
+        }
+    return found
+
+
+def _loss(logits: jax.Array, label: jax.Array) -> jax.Array:
+    return -jax.nn.log_softmax(logits)[label]
+
+
+def _measured(apply: Any) -> Any:
+    def measured(params: Any, part: Examples) -> tuple[jax.Array, jax.Array]:
+        # few at a time: what a convolution keeps of thousands of images is large
+        logits = jax.lax.map(lambda x: apply(params, x), jnp.asarray(part.x), batch_size=500)
+        labels = jnp.asarray(part.y)
+        right = jnp.mean(jnp.argmax(logits, axis=-1) == labels)
+        return jnp.mean(jax.vmap(_loss)(logits, labels)), right
+
+    return measured
+
+
+def _past(strategy: Strategy, n: int, numbers: int) -> Past:
+    """Keep past draws where they fit and would be made again."""
+    return "store" if choose(strategy, n).draws(n) > 1 and n * numbers <= 2**28 else "auto"
+
+
+def _stacked(trees: list[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *trees)
