@@ -29,7 +29,8 @@ def functional(module: nnx.Module) -> tuple[Params, Apply]:
     The module's forward pass must not change its state; state that is no parameter is kept as it
     is now.
     """
-    graph, state, rest = nnx.split(module, nnx.Param, ...)
+    graph, *states = nnx.split(module, nnx.Param, ...)
+    state, rest = states
     values = flatten(state)
     paths = {".".join(map(str, path)): path for path in values}
     params = {name: values[path] for name, path in paths.items()}

@@ -173,6 +173,7 @@ class ImageStudy(Study):
             "rate_at_end": at.edge,
             "rmse": record["rmse"],
             "rmse_prefix": mechanism["rmse_prefix"],
+            "last_error": record["last_error"],
             "size": mechanism["size"],
             "seeds": self.seeds,
             **record["privacy"],
@@ -223,7 +224,7 @@ class Images(ImageStudy):
         "Mechanisms, by their names in mfopt compare.",
     )
     workload: str = flag(
-        SCHEDULE, "What C is optimized for: the run's, or prefix sums.", choices=(SCHEDULE, PREFIX)
+        PREFIX, "What C is optimized for: the run's, or prefix sums.", choices=(SCHEDULE, PREFIX)
     )
     executed: str = flag("blt-4-scaled", "Mechanism whose batches are also cut, and shuffled.")
 

@@ -132,13 +132,14 @@ class LessRmse(ImageStudy):
         ]
         # C for prefix sums is measured on the schedule that is used: that is what moves the model
         rmse = {p: row["rmse"] for p, row in zip(points, rows, strict=True)}
+        last = {p: row["last_error"] for p, row in zip(points, rows, strict=True)}
         return Outcome(
             rows,
             {"data": "data", **COLUMNS},
             self._panels(best, rmse),
             f"Loss against RMSE, {self.epochs} × {self.bins}, δ = {self.delta:g}, one example, "
             f"{self.seeds} seeds (bars: 95%)",
-            [*self._findings(best, rmse), *ends(rows)],
+            [*self._findings(best, rmse, last), *ends(rows)],
             plot_columns=len(self.epsilons),
         )
 
@@ -164,7 +165,9 @@ class LessRmse(ImageStudy):
             )
         return panels
 
-    def _findings(self, best: Mapping[Point, Best], rmse: Mapping[Point, float]) -> list[str]:
+    def _findings(
+        self, best: Mapping[Point, Best], rmse: Mapping[Point, float], last: Mapping[Point, float]
+    ) -> list[str]:
         said = []
         agree = against = near = 0
         for data, epsilon in itertools.product(self.data, map(float, self.epsilons)):
@@ -172,6 +175,7 @@ class LessRmse(ImageStudy):
             error = np.array([rmse[p] for p in here])
             losses = np.array([best[p].loss for p in here])
             rank, low, high = correlation(error, losses)
+            of_last, *_ = correlation(np.array([last[p] for p in here]), losses)
             for i, j in itertools.permutations(range(len(here)), 2):
                 if error[i] < error[j] * (1 - _APART):
                     mean, half = interval(losses[i] - losses[j])
@@ -179,7 +183,8 @@ class LessRmse(ImageStudy):
                     near += abs(mean) <= half
             said.append(
                 f"{data}, ε = {epsilon:g}: rank correlation of RMSE and loss over {len(here)} "
-                f"mechanisms {rank:.2f} (95% over seeds: {low:.2f} to {high:.2f})"
+                f"mechanisms {rank:.2f} (95% over seeds: {low:.2f} to {high:.2f}); of the last "
+                f"iterate's error and loss {of_last:.2f}"
             )
             for family in self.both:
                 one, other = (

@@ -100,7 +100,7 @@ def rows_of(streams: Sequence[np.ndarray], words: int, most: int) -> UserData:
     inputs = np.where(before == words + 2, words + 1, np.maximum(before, 0)).astype(kind)
     rows = tuple(a.reshape(len(streams), -1, UNROLL) for a in (inputs, targets))
     real = targets >= 0
-    there = real.reshape(len(streams), -1, UNROLL).any(axis=-1)
+    there: np.ndarray = np.any(real.reshape(len(streams), -1, UNROLL), axis=-1)
     return UserData(rows, there, real.sum(axis=1))
 
 

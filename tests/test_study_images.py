@@ -1,0 +1,247 @@
+"""The studies on images and words: data, runs against a plain loop, and what each run states."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from mfopt import sampling
+from mfopt.accounting import Mechanism, account
+from mfopt.errors import UsageError
+from mfopt.experiments.cache import Result
+from mfopt.experiments.studies import image_cells, less_rmse, many_runs, pictures, words
+from mfopt.experiments.studies.functional import functional, size
+from mfopt.noise.stream import NoiseStream
+from mfopt.sampling import BallsInBins, UnitSampler
+from mfopt.strategies import BLT, Identity
+from mfopt.training.clipping import Clipping
+from mfopt.workloads import Momentum
+
+BLT1 = BLT(np.array([0.3]), np.array([0.9]))
+
+
+def batch(path, count: int = 3, other: dict | None = None) -> None:
+    random = np.random.default_rng(count)
+    given = {
+        b"data": random.integers(256, size=(count, 3072)).astype(np.uint8),
+        b"labels": list(range(count)),
+        **(other or {}),
+    }
+    path.write_bytes(pickle.dumps(given, protocol=2))
+
+
+@pytest.fixture
+def cifar(tmp_path):
+    for i, name in enumerate(image_cells.CIFAR_FILES):
+        batch(tmp_path / name, 3 + i)
+    return tmp_path
+
+
+def test_cifar_is_read_from_its_batches(cifar) -> None:
+    data = pictures.cifar10(cifar, held_out=5)
+    assert [len(part.y) for part in data] == [3 + 4 + 5 + 6 + 7 - 5, 5, 8]
+    raw = pickle.loads((cifar / "test_batch").read_bytes(), encoding="bytes")
+    # channels one behind another, each by rows
+    pixel = raw[b"data"][2, 1024 + 5 * 32 + 7] / 127.5 - 1
+    assert data.test.x[2, 5, 7, 1] == pytest.approx(pixel, abs=1e-6)
+    assert data.test.y.tolist() == list(range(8))
+    together = np.concatenate([data.train.x, data.validation.x]).sum(axis=(1, 2, 3))
+    assert len(np.unique(together)) == 25  # nobody twice
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("evil",)
+
+
+@pytest.mark.parametrize("content", [{b"more": Evil()}, {b"labels": [0, 1, 11]}, {b"labels": [0]}])
+def test_a_batch_that_is_none_is_refused_and_runs_nothing(cifar, monkeypatch, content) -> None:
+    monkeypatch.chdir(cifar)
+    batch(cifar / "data_batch_3", other=content)
+    with pytest.raises(UsageError, match="data_batch_3"):
+        pictures.cifar10(cifar, held_out=5)
+    assert not (cifar / "evil").exists()
+    (cifar / "data_batch_3").unlink()
+    with pytest.raises(UsageError, match="cannot be read"):
+        pictures.cifar10(cifar, held_out=5)
+
+
+def test_sizes_of_data_and_models() -> None:
+    data = pictures.digits(400)
+    assert [len(part.y) for part in data] == [1397, 200, 200]
+    params, apply = functional(nnx.eval_shape(lambda: pictures.VGG(rngs=nnx.Rngs(0))))
+    assert size(params) == 550_570
+    assert jax.eval_shape(apply, params, jnp.zeros((32, 32, 3))).shape == (10,)
+
+
+def test_runs_are_those_of_a_plain_loop() -> None:
+    """Two seeds and rates at once, in chunks, against one step after another."""
+    data = pictures.digits(1700)
+    n, rates, seeds = 4, (0.1, 1.0), (0, 5)
+    scheme = BallsInBins(bins=2, epochs=2)
+    workload = Momentum(0.5, np.array([1.0, 1.0, 0.5, 0.25]))
+    mechanism = many_runs.Mechanism(BLT1, 0.7, scheme)
+    found = many_runs.train(
+        data, mechanism, workload, rates=rates, seeds=seeds, clip_norm=0.3, hidden=4, microbatch=16
+    )
+    x, y = data.train
+    _, apply = pictures.model((64,), 4, 0)
+
+    def loss(params, x, y):
+        return -jax.nn.log_softmax(apply(params, x))[y]
+
+    @jax.jit
+    def clipped(params, x, y):
+        each = jax.vmap(lambda x, y: Clipping(0.3)(jax.grad(loss)(params, x, y)).gradient)(x, y)
+        return jax.tree.map(lambda g: g.sum(axis=0), each)
+
+    stream = NoiseStream(BLT1, iterations=n, noise_multiplier=0.7, clip_norm=0.3, sampling=scheme)
+    measure = jax.jit(jax.vmap(loss, in_axes=(None, 0, 0)))
+    for (i, seed), (j, rate) in itertools.product(enumerate(seeds), enumerate(rates)):
+        params, _ = pictures.model((64,), 4, seed)
+        sampler = UnitSampler(scheme, len(y), seed=seed)
+        state, velocity = stream.init(params, seed=seed), jax.tree.map(jnp.zeros_like, params)
+        for t in range(n):
+            units = sampler[t]
+            noised, state = stream.release(clipped(params, x[units], y[units]), state)
+            velocity = jax.tree.map(lambda v, g: 0.5 * v + g / (len(y) / 2), velocity, noised)
+            step = rate * workload.learning_rates[t]
+            params = jax.tree.map(lambda p, v, s=step: p - s * v, params, velocity)
+        losses = measure(params, data.test.x, data.test.y)
+        np.testing.assert_allclose(found["test_loss"][i, j], losses.mean(), rtol=1e-4)
+        logits = jax.vmap(lambda x, p=params: apply(p, x))(data.test.x)
+        right = np.mean(logits.argmax(axis=1) == data.test.y)
+        np.testing.assert_allclose(found["test_accuracy"][i, j], right, atol=1e-6)
+    assert found["test_loss"].shape == (2, 2)
+
+
+def test_batches_of_each_execution() -> None:
+    scheme = BallsInBins(bins=4, epochs=3)
+    exact = many_runs.Mechanism(Identity(), 1.0, scheme)
+    drawn = exact.batches(22, seed=3)
+    cut = many_runs.Mechanism(Identity(), 1.0, scheme, batch_size=5).batches(22, seed=3)
+    for whole, part in zip(drawn, cut, strict=True):
+        assert len(part) == min(len(whole), 5) and set(part) <= set(whole)
+    shuffled = many_runs.Mechanism(Identity(), 1.0, scheme, shuffled=True).batches(22, seed=3)
+    assert sorted(map(len, shuffled[:4])) == [5, 5, 6, 6]
+    assert sorted(np.concatenate(shuffled[:4])) == list(range(22))
+    assert all(np.array_equal(shuffled[t], shuffled[t + 4]) for t in range(8))
+    assert shuffled[0].tolist() != list(range(0, 22, 4))
+    table = many_runs.schedule([drawn, drawn], 4)
+    assert table.shape[:2] == (12, 2) and table.shape[3] == 4
+    assert (table >= 0).sum() == 2 * sum(map(len, drawn))
+
+
+def source(scheme) -> Result:
+    guarantee = account(Mechanism(scheme), epsilon=2.0, delta=1e-5).describe()
+    record = {
+        "strategy": Identity().describe(),
+        "scheme": scheme.describe(),
+        "guarantee": guarantee,
+        "task": {"seed": 0, "samples": 2**12},
+    }
+    return Result(record)
+
+
+def test_a_run_states_what_it_executes() -> None:
+    scheme = BallsInBins(bins=8, epochs=2)
+    made = source(scheme)
+    sigma = made.record["guarantee"]["noise_multiplier"]
+
+    def stated(execution: str):
+        return image_cells._stated(execution, made, scheme, 800)
+
+    plain, whole = stated(image_cells.AS_ACCOUNTED)
+    assert whole is None and (plain["epsilon"], plain["delta"]) == (2.0, 1e-5)
+    assert plain["adjacency"] == "add-remove" and plain["sampling"] == scheme.words()
+    cut, limit = stated(image_cells.CUT)
+    assert 1e-5 < cut["delta"] <= 1.1e-5 and cut["epsilon"] == 2.0 and 100 < limit < 200
+    mean, limit = stated(image_cells.CUT_AT_MEAN)
+    assert limit == 100 and mean["delta"] == 1e-5
+    twice = account(Mechanism(scheme), noise_multiplier=sigma / 2, delta=1e-5).epsilon
+    assert mean["epsilon"] == pytest.approx(twice) and twice > 3
+    shuffled, _ = stated(image_cells.SHUFFLED)
+    fixed = sampling.FixedOrder(8, 2)
+    known = account(Mechanism(fixed), noise_multiplier=sigma, delta=1e-5).epsilon
+    assert shuffled["epsilon"] == pytest.approx(known) and known > 2.5
+    assert shuffled["adjacency"] == "zero-out" and "shuffled" in shuffled["sampling"]
+    with pytest.raises(UsageError, match="execution"):
+        stated("sorted")
+
+
+def test_the_best_rate_is_chosen_on_validation_and_reported_on_test() -> None:
+    losses = np.array([[3.0, 1.0, np.nan], [3.0, 1.2, 0.1]])
+    arrays = {
+        "validation_loss": losses,
+        "test_loss": np.array([[0.0, 5.0, 0.0], [0.0, 7.0, 0.0]]),
+        "test_accuracy": np.array([[1.0, 0.5, 1.0], [1.0, 0.7, 1.0]]),
+    }
+    best = image_cells.best([Result({}, arrays)], (0.1, 0.2, 0.4))
+    assert best.rate == 0.2 and best.edge == "" and best.loss.tolist() == [5.0, 7.0]
+    mean, half = image_cells.interval(best.accuracy)
+    assert mean == pytest.approx(0.6) and half == pytest.approx(12.706 * 0.1, rel=1e-3)
+
+
+def test_rank_correlation_and_the_answer_in_words() -> None:
+    random = np.random.default_rng(0)
+    error = np.array([1.0, 2.0, 3.0, 4.0])
+    near, low, high = less_rmse.correlation(error, error[:, None] + random.normal(size=(4, 10)) / 9)
+    assert near == low == high == pytest.approx(1.0)
+    other, low, high = less_rmse.correlation(-error, error[:, None] + np.zeros((4, 10)))
+    assert other == pytest.approx(-1.0)
+    assert less_rmse.answer(9, 1, 0).startswith("Less RMSE trained better: of 10 pairs")
+    assert less_rmse.answer(9, 1, 1).startswith("Less RMSE mostly")
+    assert less_rmse.answer(2, 1, 2).startswith("Less RMSE did not tell")
+
+
+def test_posts_become_users_of_rows(tmp_path) -> None:
+    posts = [
+        *(("ann", "b a a") for _ in range(4)),
+        *(("bob", "c b a!") for _ in range(8)),
+        ("cy", "a"),
+        *(("[deleted]", "a b c") for _ in range(9)),
+        *(("dee", "b b b b b b b b b b b b b b b b b b b b b b b b b") for _ in range(2)),
+    ]
+    lines = [json.dumps({"author": who, "body": text}) for who, text in posts] + ["broken"]
+    (tmp_path / "posts.jsonl").write_text("\n".join(lines))
+    (tmp_path / "public.txt").write_text("a b a\na !\n")
+    given = {"words": 2, "tokens": 15, "held_out": 0.01, "seed": 1}
+    data = words.load(tmp_path / "posts.jsonl", tmp_path / "public.txt", **given)
+    users, (inputs, targets) = data.users, data.held_out
+    assert data.words == 2 and users.population == 2  # ann, bob and dee but one; cy is too short
+    assert set(users.counts) == {15} and users.mask.shape == (2, 2)
+    everybody = np.concatenate([users.rows[1][users.mask], targets])
+    # a = 0, b = 1, unknown = 2 (c and !), end = 4
+    ann = [[1, 0, 0, 4, 1, 0, 0, 4, 1, 0], [0, 4, 1, 0, 0, -1, -1, -1, -1, -1]]
+    bob = [[2, 1, 0, 2, 4, 2, 1, 0, 2, 4], [2, 1, 0, 2, 4, -1, -1, -1, -1, -1]]
+    for rows in (ann, bob):
+        assert all(any(np.array_equal(row, r) for r in everybody) for row in rows)
+    before = np.concatenate([users.rows[0][users.mask], inputs])
+    for row, target in zip(before, everybody, strict=True):
+        if target.tolist() == ann[0]:
+            assert row.tolist() == [3, 1, 0, 0, 3, 1, 0, 0, 3, 1]  # each post begins behind BOS
+    parted = words.load(tmp_path / "posts.jsonl", tmp_path / "public.txt", **given, whole=False)
+    assert parted.users.population == 3
+    with pytest.raises(UsageError, match="leaves 0 users"):
+        words.load(tmp_path / "posts.jsonl", tmp_path / "public.txt", tokens=1600)
+    with pytest.raises(UsageError, match="public"):
+        words.load(tmp_path / "posts.jsonl", tmp_path / "nothing.txt")
+
+
+def test_made_words_have_short_users_and_unknown_words() -> None:
+    data = words.make(300, words=20, tokens=40, test_users=20, seed=0)
+    assert data.users.population == 300 and data.users.counts.max() == 40
+    assert 0.6 < np.mean(data.users.counts == 40) < 0.9
+    targets = data.users.rows[1][data.users.mask]
+    assert 0.015 < np.mean(targets[targets >= 0] == 20) < 0.06
+    assert np.array_equal(
+        words.make(300, words=20, tokens=40, test_users=20).users.rows[1], data.users.rows[1]
+    )
