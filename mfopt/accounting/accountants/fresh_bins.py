@@ -1,4 +1,4 @@
-"""Bins thrown afresh: sampled and verified for any C >= 0 with at most as many bands as bins.
+"""Bins thrown afresh: composed throws for C = I, samples that are verified for any other C >= 0.
 
 The bound that holds anyway: were the bins known, a unit would be one Gaussian release with the norm
 of its pattern, and hockey-stick divergence is convex, so the largest norm bounds the mixture.
@@ -37,7 +37,8 @@ class FreshBinsAccountant(Accountant):
 
     def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
         model = fresh_bins.model(mechanism, effort.samples)
-        return VerifiedAnalysis(mechanism, model, certify=effort.certify, seed=effort.seed)
+        known = any(bound.exact for bound in model.free_bounds())  # C = I: no samples to spare
+        return VerifiedAnalysis(mechanism, model, certify=effort.certify or known, seed=effort.seed)
 
 
 class KnownPattern(Accountant):

@@ -1,4 +1,4 @@
-"""Bounds for balls-in-bins that cost no sample."""
+"""Bounds for bins, thrown once or afresh, that cost no sample."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from mfopt import _check
 from mfopt.accounting import solve
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
-from mfopt.accounting.loss_distribution.rounds import COARSE, FINE
+from mfopt.accounting.loss_distribution.rounds import COARSE, FINE, RoundsProfile, guess
+from mfopt.accounting.loss_distribution.throw import Throw
 
 _NUDGE = 1e-12  # relative, upwards: covers the rounding of the largest mode norm
+_GRIDS = 1e-4  # of log δ: by less do two grids at the same σ and ε differ
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +99,57 @@ class Orthogonal:
 
     def epsilon(self, noise_multiplier: float, delta: float) -> float:
         return self.profile(noise_multiplier).epsilon(delta)
+
+
+@dataclasses.dataclass(frozen=True)
+class Thrown:
+    """Modes that never overlap, all of one length, thrown afresh: the losses of the throws add up.
+
+    A composition of :class:`~mfopt.accounting.loss_distribution.throw.Throw`, an upper bound to a
+    few 1e-5 in ε.
+
+    Attributes:
+      bins: b.
+      throws: K, at least 2.
+      squared_norm: of each mode of a throw, before division by σ².
+    """
+
+    bins: int
+    throws: int
+    squared_norm: float
+    method: str = "fresh bins with orthogonal modes, composed losses of the throws"
+    exact: bool = True
+
+    def profile(self, noise_multiplier: float, accuracy: float = FINE) -> RoundsProfile:
+        """The privacy profile at one σ."""
+        sigma = _check.positive("noise_multiplier", noise_multiplier)
+        scaled = sigma / math.sqrt(self.squared_norm) * (1 - _NUDGE)
+        return RoundsProfile(Throw(self.bins), self.throws, scaled, accuracy)
+
+    def log_deltas(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
+        profile = self.profile(noise_multiplier)
+        return profile.log_delta(epsilon, "remove"), profile.log_delta(epsilon, "add")
+
+    def noise_multiplier(self, epsilon: float, delta: float) -> float:
+        target = math.log(delta) - _GRIDS
+
+        def excess(sigma: float, accuracy: float) -> float:
+            return self.profile(sigma, accuracy).log_delta(epsilon) - target
+
+        start = guess(Throw(self.bins), self.throws, epsilon, delta) * math.sqrt(self.squared_norm)
+        coarse = solve.smallest(
+            lambda sigma: excess(sigma, COARSE), start, name="noise multiplier", relative=1e-3
+        )
+        return solve.smallest(
+            lambda sigma: excess(sigma, FINE),
+            coarse * 0.9999,
+            name="noise multiplier",
+            relative=1e-5,
+            growth=1.001,
+        )
+
+    def epsilon(self, noise_multiplier: float, delta: float) -> float:
+        return self.profile(noise_multiplier).epsilon(delta * math.exp(-_GRIDS))
 
 
 def guess_noise_multiplier(norm: float, bins: int, epsilon: float, delta: float) -> float:

@@ -16,7 +16,12 @@ from mfopt.accounting.model import LossModel
 from mfopt.accounting.monte_carlo import band, pattern_frozen, pattern_tilts
 from mfopt.accounting.monte_carlo import patterns as pattern
 from mfopt.accounting.monte_carlo.evidence import Point, Sums, Tilt
-from mfopt.accounting.monte_carlo.free import Unamplified, guess_noise_multiplier
+from mfopt.accounting.monte_carlo.free import (
+    Orthogonal,
+    Thrown,
+    Unamplified,
+    guess_noise_multiplier,
+)
 from mfopt.accounting.monte_carlo.pattern_ceilings import Ceilings
 from mfopt.accounting.monte_carlo.pattern_frozen import (
     FrozenPatterns,
@@ -100,7 +105,13 @@ class FreshBinsLoss(TiltedLoss):
         return pattern_tilts.tilt(tilt.kind, tilt.order, ceilings, point)
 
     def free_bounds(self) -> Sequence[FreeBound]:
-        return (Unamplified(self.sensitivity, UNAMPLIFIED),)
+        anyway = Unamplified(self.sensitivity, UNAMPLIFIED)
+        squared = pattern.orthogonal_norm(self.patterns)
+        if squared is None:
+            return (anyway,)
+        bins, throws = self.patterns.bins, self.patterns.throws
+        exact = Orthogonal(bins, squared) if throws == 1 else Thrown(bins, throws, squared)
+        return exact, anyway
 
 
 @loss_of.register

@@ -42,6 +42,7 @@ from mfopt.strategies import Array, Strategy
 
 _RANGE = 1e100  # of the largest entry of C: squares within float64, with room to spare
 _COVERED = (FreshBins,)
+_ONE_LENGTH = 1e-9  # relative, of squared norms that count as equal
 COUPLING = 300.0  # largest overlap of two throws, in noise units: beyond it T is lost in float64
 
 
@@ -232,6 +233,18 @@ def squared_norms(patterns: Patterns) -> jax.Array:
     """|M_g[:, k]|², shape (K·b,): columns of one bin never overlap within b bands."""
     each = jnp.asarray(patterns.gram)[0].reshape(patterns.throws, patterns.rethrow, patterns.bins)
     return jnp.sum(each, axis=1).reshape(-1)
+
+
+def orthogonal_norm(patterns: Patterns) -> float | None:
+    """The squared norm of the M_g[:, k], rounded up, where C is diagonal and all are of one length.
+
+    Else None. To shorten columns is to add noise, so whatever is proven for the longest holds.
+    """
+    gram = np.asarray(patterns.gram, np.float64)
+    norms = gram[0].reshape(patterns.throws, patterns.rethrow, patterns.bins).sum(axis=1)
+    if np.any(gram[1:]) or np.max(norms) > np.min(norms) * (1 + _ONE_LENGTH):
+        return None
+    return dominating_pair.rounded_norm(float(np.max(norms)))
 
 
 def largest_square(patterns: Patterns) -> jax.Array:

@@ -1,0 +1,382 @@
+"""One throw into bins with orthogonal modes, as a round that composes: C = I with fresh bins.
+
+A unit that is thrown anew into b bins in each epoch, with independent noise, releases the pair of
+balls-in-bins (:mod:`.allocation`) once for each throw, independently of all other throws: the
+privacy loss of the whole is the sum of theirs. A pair that dominates one throw, on a grid of
+losses, comes from upper bounds of its privacy profile h(α) = H_α(P, Q) at the points α = e^{kh} of
+the grid:
+
+1. h is convex in α, so on each cell it lies below its chord, and the chord below that of upper
+   bounds. A bound above the chord of its neighbours may be lowered to it: the greatest convex
+   minorant of the bounds is still above h at every α.
+2. Outside the grid h is below the chord from (0, 1), since h(0) = 1, and below its last bound.
+3. A convex, falling, piecewise linear profile from (0, 1) on is that of atoms at its kinks: where
+   the slope rises by q, Q has mass q and P has e^{kh} q. The first slope, -1 + v, leaves Q the mass
+   v where P has none; what is left at the end is P's mass of infinite loss.
+
+Below α = 1 the profile is 1 - α + α H_{1/α}(Q, P), so with u = α H_{1/α}(Q, P), whose slopes are
+those of h plus 1, tails on both sides keep their digits. One convolution of the b lognormals serves
+every threshold of a *block*, those within a factor of its largest, and slopes of a convex minorant
+are an isotonic regression.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Literal
+
+import numpy as np
+from scipy import special
+from scipy.optimize import isotonic_regression
+
+from mfopt import _check
+from mfopt.accounting.closed_form import gaussian
+from mfopt.accounting.loss_distribution.allocation import AllocationProfile
+from mfopt.accounting.loss_distribution.convolution import ComposedLosses, Composition
+from mfopt.accounting.loss_distribution.distribution import LARGEST_WINDOW, LossDistribution
+
+_FAINT = 1e-290
+_NODES = 300  # on either side of 0, for planning
+_PART = 0.45  # of the grid's spacing: the lognormals' grid adds a fifth of the grid's own variance
+_MOST_CELLS = 1 << 19  # of one lognormal
+_ROUNDING = 1e-7  # relative, of a block's lesser thresholds: below, a block of their own is taken
+_LARGEST_LOSS = 300.0
+_NEIGHBOURS = 16
+_ALONE = 4.0  # loss
+
+
+@dataclasses.dataclass(frozen=True)
+class Throw:
+    """One unit in one of ``bins`` orthogonal modes of norm 1, chosen uniformly: a round.
+
+    Attributes:
+      bins: b.
+    """
+
+    bins: int
+
+    @property
+    def trivial(self) -> bool:
+        """A unit always takes part."""
+        return False
+
+    @property
+    def components(self) -> int:
+        """More than one Gaussian, but for one bin."""
+        return min(self.bins, 2)
+
+    @property
+    def largest(self) -> float:
+        """Most that a round moves, the bin known."""
+        return 1.0
+
+    @property
+    def mean(self) -> float:
+        """The norm of the mean mode."""
+        return 1 / math.sqrt(self.bins)
+
+    @property
+    def log_chance(self) -> float:
+        """A unit always takes part."""
+        return 0.0
+
+    @property
+    def log_none(self) -> float:
+        """There is no least loss."""
+        return -math.inf
+
+    def log_square(self, noise_multiplier: float) -> float:
+        """log(1 + χ²): E_Q Λ² = 1 + (e^g - 1)/b."""
+        gram = noise_multiplier**-2
+        return math.log1p(math.expm1(gram) / self.bins) if gram < 700 else math.inf
+
+    def nodes(
+        self, noise_multiplier: float, log_tail: float
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(loss, log Q-mass, slope) at nodes, losses increasing; for planning."""
+        return _nodes(self.bins, noise_multiplier, log_tail)
+
+    def discretize(
+        self,
+        noise_multiplier: float,
+        step: float,
+        spacing: float,
+        log_tail: float,
+        ends: tuple[float, float] = (-math.inf, math.inf),
+    ) -> LossDistribution:
+        """A pair on a grid that dominates the throw; see :meth:`.Mixture.discretize`.
+
+        Args:
+          noise_multiplier: σ, in norms of a mode.
+          step: spacing of the grid of losses.
+          spacing: not used: there are no cells of x.
+          log_tail: log of the probability that each truncation may send to an infinite loss.
+          ends: the smallest and the largest loss that are told apart.
+        """
+        least, most = _reach(self.bins, noise_multiplier, log_tail)
+        first, last = math.floor(max(ends[0], least) / step), math.ceil(min(ends[1], most) / step)
+        first, last = min(first, -1), max(last, 1)
+        if last - first >= LARGEST_WINDOW:
+            raise _check.FailureError(
+                f"the privacy loss of one throw spans {(last - first) * step:.3g}, too wide for a "
+                f"grid of spacing {step:.3g}; ask for a lower accuracy or use more noise"
+            )
+        index = np.arange(first, last + 1)
+        log_q, infinite, reverse = _atoms(self.bins, noise_multiplier**-2, step * index)
+        with np.errstate(under="ignore"):
+            mass = np.exp(log_q + step * index)
+        kept = mass > _FAINT
+        # Q-mass whose P-mass floats do not carry has no atom to sit on
+        faint = float(np.exp(log_q[~kept]).sum())
+        infinite += float(mass[~kept].sum())
+        smoothing = mass[kept] * step**2 / 6
+        return LossDistribution(step, index[kept], mass[kept], infinite, reverse + faint, smoothing)
+
+    def discretize_below(
+        self,
+        noise_multiplier: float,
+        step: float,
+        spacing: float,
+        log_tail: float,
+        ends: tuple[float, float],
+        *,
+        add: bool,
+    ) -> LossDistribution:
+        """No pair that a throw dominates is made.
+
+        Args:
+          noise_multiplier, step, spacing, log_tail, ends, add: as for a mixture.
+        """
+        raise _check.FailureError("no lower bound is known for throws into bins")
+
+
+def _atoms(bins: int, gram: float, losses: np.ndarray) -> tuple[np.ndarray, float, float]:
+    """(log Q-mass at each loss, P-mass at +∞, Q-mass at -∞) of a pair that dominates the throw.
+
+    ``losses`` increase, and 0 is among them, neither the first nor the last.
+    """
+    right, left = losses[losses >= 0], losses[losses <= 0]
+    log_above, log_below = (
+        log_hinges(bins, gram, right, "remove"),
+        log_hinges(bins, gram, -left, "add"),
+    )
+    return _kinks(losses, log_above, log_below)
+
+
+def _kinks(
+    losses: np.ndarray, log_above: np.ndarray, log_below: np.ndarray
+) -> tuple[np.ndarray, float, float]:
+    """:func:`_atoms` from bounds at the losses >= 0 (remove) and <= 0 (add), 0 in both."""
+    right, left = losses[losses > 0], losses[losses < 0]
+    above = np.exp(np.append(min(log_above[0], log_below[-1]), log_above[1:]))
+    below = np.exp(left + log_below[:-1])  # u, losses increasing
+    at_right, at_left = np.exp([0.0, *right]), np.exp([*left, 0.0])
+    below = np.append(below, above[0])
+    for k in range(1, min(_NEIGHBOURS, right.size, left.size) + 1):
+        # h at 0 is no larger than on any chord across it
+        low, high = (at_left[-1 - k], 1 - at_left[-1 - k] + below[-1 - k]), (at_right[k], above[k])
+        chord = low[1] + (high[1] - low[1]) * (1 - low[0]) / (high[0] - low[0])
+        above[0] = below[-1] = min(above[0], chord)
+    # slopes of u, from the chord to (0, 0) on, and of h
+    up, wide = np.diff(below, prepend=0.0), np.diff(at_left, prepend=0.0)
+    down, far = np.diff(above), np.diff(at_right)
+    rising = isotonic_regression(up / wide, weights=wide).x
+    falling = isotonic_regression(down / far, weights=far).x
+    rising, falling = np.clip(rising, 0.0, 1.0), np.clip(falling, -1.0, 0.0)
+    rising, falling = _joined(rising, wide, falling, far)
+    at_zero = falling[0] - (rising[-1] - 1)
+    q = np.concatenate([np.diff(rising), [max(at_zero, 0.0)], np.diff(falling), [-falling[-1]]])
+    with np.errstate(divide="ignore"):
+        return np.log(q), float(above[-1]), float(rising[0])
+
+
+def _joined(
+    rising: np.ndarray, wide: np.ndarray, falling: np.ndarray, far: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Slopes of both sides that go on rising across 0: pools that do not are made one."""
+    i, j = rising.size - 1, 0
+    merged, weight = None, 0.0
+    total = 0.0
+    while True:
+        left = rising[i] - 1 if i >= 0 else -math.inf
+        right = falling[j] if j < falling.size else math.inf
+        if merged is None:
+            if left <= right:
+                return rising, falling
+            total, weight = left * wide[i] + right * far[j], wide[i] + far[j]
+            i, j = i - 1, j + 1
+        elif left > merged:
+            total, weight, i = total + left * wide[i], weight + wide[i], i - 1
+        elif right < merged:
+            total, weight, j = total + right * far[j], weight + far[j], j + 1
+        else:
+            break
+        merged = total / weight
+    rising, falling = rising.copy(), falling.copy()
+    rising[i + 1 :], falling[:j] = merged + 1, merged
+    return rising, falling
+
+
+# --- many thresholds of one sum ------------------------------------------------------------------
+
+
+def log_hinges(
+    bins: int, gram: float, epsilons: np.ndarray, direction: Literal["remove", "add"]
+) -> np.ndarray:
+    """Upper bounds of log H_{e^ε} at each ε >= 0, in any order, shape of ``epsilons``.
+
+    Args:
+      bins: b.
+      gram: g = |m|²/σ².
+      epsilons: where; what they are apart says how fine the lognormals' grid is.
+      direction: "remove" or "add".
+    """
+    profile = AllocationProfile(bins, gram)
+    order = np.argsort(epsilons)
+    if direction == "remove":
+        order = order[::-1]  # thresholds b e^{±ε}, the largest first
+    sorted_ = np.asarray(epsilons, dtype=float)[order]
+    found = np.empty(sorted_.shape)
+    apart = np.abs(np.gradient(sorted_)) if sorted_.size > 1 else np.full(1, 1e-3)
+    sign = 1.0 if direction == "remove" else -1.0
+    start, ratio = 0, math.log(2)
+    while start < sorted_.size:
+        if sorted_[start] > _LARGEST_LOSS:  # closed forms, rough and far out
+            found[start] = profile.log_delta(float(sorted_[start]), direction)
+            start += 1
+            continue
+        end = start + int(np.searchsorted(np.abs(sorted_ - sorted_[start])[start:], ratio, "right"))
+        resolution = float(np.min(apart[start:end]))
+        served = _block(profile, sorted_[start:end], sign, resolution)
+        if not served.size:
+            if end - start > 1:
+                ratio /= 2
+                continue
+            # a threshold by itself: its own convolution
+            served = np.array([profile.log_delta(float(sorted_[start]), direction)])
+        else:
+            ratio = math.log(2)
+        found[start : start + served.size] = served
+        start += served.size
+    result = np.empty(found.shape)
+    result[order] = np.minimum(found, 0.0)
+    return result
+
+
+def _block(
+    profile: AllocationProfile, epsilons: np.ndarray, sign: float, resolution: float
+) -> np.ndarray:
+    """Bounds at the first of the thresholds, as many as one law is good for; none if it is not."""
+    bins = profile.bins
+    thresholds = bins * np.exp(sign * epsilons)
+    top, least = float(thresholds[0]), float(thresholds[-1])
+    step = _PART * resolution * least / math.sqrt(bins)
+    step = max(min(step, top / 64), top / _MOST_CELLS)
+    direction: Literal["remove", "add"] = "remove" if sign > 0 else "add"
+    one = profile._one(top, step, direction, False)
+    if one.mass.size == 0:  # no X is so small
+        return np.full(thresholds.shape, -math.inf)
+    total = Composition(((one, bins),))
+    centre = sign * math.sqrt(top * least)
+    if centre >= total.largest:
+        return np.empty(0)
+    composed = total.convolve(total.tilt_for_epsilon(centre))
+    if composed.high <= sign * (least if sign > 0 else top):  # the window ends below all of them
+        return np.empty(0)
+    found, rounding = _log_hinges(composed, sign * thresholds)
+    if sign > 0:
+        with np.errstate(divide="ignore"):
+            found = np.logaddexp(found, math.log(bins) + np.log(_beyond(profile, top, epsilons)))
+    good = (sign * thresholds >= composed.low) & (rounding <= found + math.log(_ROUNDING))
+    count = thresholds.size if np.all(good) else int(np.argmin(good))
+    return found[:count] - math.log(bins) + (epsilons[:count] if sign < 0 else 0.0)
+
+
+def _log_hinges(composed: ComposedLosses, thresholds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """log of upper bounds of E (S - t)₊ at each t, and of what part of them is rounding.
+
+    Between two points of the grid the hinge's mean is linear in t. From the top down every term is
+    positive: what lies above a point, and its sum.
+    """
+    tilt, step, least = composed.tilt, composed.step, float(thresholds.min())
+    first = max(math.floor(least / step) - composed.start, 0)
+    points = step * (composed.start + np.arange(first, composed.law.size + 1))
+    with np.errstate(under="ignore", over="ignore"):
+        weights = np.append(composed.law[first:], 0.0) * np.exp(-tilt * (points - least))
+        above = np.append(np.cumsum(weights[::-1])[::-1], 0.0)  # mass at a point and beyond
+        # E (S - s_j)₊ = E (S - s_{j+1})₊ + step · mass beyond s_j
+        hinge = step * np.append(np.cumsum(above[1:][::-1])[::-1], 0.0)
+        at = np.clip(np.floor((thresholds - points[0]) / step).astype(int), 0, points.size - 1)
+        value = hinge[at + 1] + (points[0] + (at + 1) * step - thresholds) * above[at + 1]
+    furthest = np.maximum(points[-1] - thresholds, step)
+    peak = np.minimum(1 / (math.e * tilt), furthest) if tilt > 0 else furthest
+    scale = composed.log_scale - tilt * least
+    with np.errstate(divide="ignore"):
+        rounding = scale + np.log(composed.rounding * peak) - tilt * (thresholds - least)
+        found = scale + np.log(np.maximum(value, 0.0))
+        lost = composed.log_lost + np.log(np.maximum(composed.largest - thresholds, 0.0) + step)
+    result = np.logaddexp(np.logaddexp(found, rounding), lost) + composed.allowance
+    # above the largest sum there is none to count
+    nothing = thresholds >= composed.largest
+    return np.where(nothing, -math.inf, result), np.where(nothing, -math.inf, rounding)
+
+
+def _beyond(profile: AllocationProfile, cut: float, epsilons: np.ndarray) -> np.ndarray:
+    """E_Q of Λ - e^ε where some X_i is above ``cut`` >= b e^ε, where the hinge is linear; above."""
+    root = math.sqrt(profile.gram)
+    z = (math.log(cut) + profile.gram / 2) / root
+    tail_q, tail_p = special.ndtr(-z), special.ndtr(root - z)
+    with np.errstate(divide="ignore"):
+        in_p, in_q = np.log1p(-tail_p), np.log1p(-tail_q)
+    under_p = -math.expm1(in_p + (profile.bins - 1) * in_q)
+    under_q = -math.expm1(profile.bins * in_q)
+    result: np.ndarray = np.maximum(under_p - np.exp(epsilons) * under_q, 0.0) + 1e-13 * under_p
+    return result
+
+
+# --- planning ------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=64)
+def _reach(bins: int, noise_multiplier: float, log_tail: float) -> tuple[float, float]:
+    """Losses (least, most) beyond which Q and P have no more than about e^log_tail."""
+    profile = AllocationProfile(bins, noise_multiplier**-2, 1e-2)
+    ends = []
+    for direction in ("add", "remove"):
+        high = 4 * math.log1p(_deviation(bins, noise_multiplier))
+        while high < 2 * _LARGEST_LOSS and profile.log_delta(high, direction) > log_tail:
+            high *= 1.5
+        ends.append(high)
+    return -ends[0], ends[1]
+
+
+def _deviation(bins: int, noise_multiplier: float) -> float:
+    """Standard deviation of Λ under Q."""
+    return math.sqrt(math.expm1(min(noise_multiplier**-2, 300.0)) / bins)
+
+
+@functools.lru_cache(maxsize=16)
+def _nodes(
+    bins: int, noise_multiplier: float, log_tail: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    least, most = _reach(bins, noise_multiplier, log_tail)
+    gram = noise_multiplier**-2
+    # even in the middle of the law, in proportion to the loss far out
+    middle = min(_deviation(bins, noise_multiplier), most, -least) / 4
+    low, high = math.asinh(least / middle), math.asinh(most / middle)
+    x = np.concatenate([np.linspace(low, 0, _NODES + 1), np.linspace(0, high, _NODES + 1)[1:]])
+    losses = middle * np.sinh(x)
+    losses[_NODES] = 0.0
+    right = losses[_NODES:]
+    near = right <= _ALONE
+    log_above = np.empty(right.shape)
+    log_above[near] = log_hinges(bins, gram, right[near], "remove")
+    # far out one lognormal decides, the others at their mean: good enough to plan with
+    alone = [math.log(bins * math.expm1(e) + 1) for e in right[~near]]
+    log_above[~near] = [gaussian.log_delta(math.sqrt(gram), e) for e in alone]
+    log_below = log_hinges(bins, gram, -losses[: _NODES + 1], "add")
+    log_q, _, _ = _kinks(losses, log_above, log_below)
+    kept = log_q > -690
+    return losses[kept], log_q[kept], np.zeros(int(np.count_nonzero(kept)))

@@ -1,0 +1,129 @@
+"""C = I with bins thrown afresh: the composed loss of the throws."""
+
+import math
+
+import numpy as np
+import pytest
+
+from mfopt.accounting import Mechanism, account
+from mfopt.accounting.loss_distribution import throw
+from mfopt.accounting.loss_distribution.allocation import AllocationProfile
+from mfopt.accounting.loss_distribution.rounds import COARSE, RoundsProfile
+from mfopt.accounting.loss_distribution.throw import Throw
+from mfopt.accounting.monte_carlo import patterns
+from mfopt.accounting.monte_carlo.free import Orthogonal, Thrown
+from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLoss
+from mfopt.sampling import BallsInBins, FreshBins
+from mfopt.strategies import BandedToeplitz, Identity
+
+
+@pytest.mark.parametrize(("bins", "sigma"), [(6, 1.2), (32, 0.6)])
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_one_law_serves_many_thresholds(bins, sigma, direction):
+    profile = AllocationProfile(bins, sigma**-2)
+    epsilons = np.linspace(0, 3, 601)
+    found = throw.log_hinges(bins, sigma**-2, epsilons, direction)
+    each = np.array([profile.log_delta(float(e), direction) for e in epsilons[::150]])
+    near = each > -40  # far out a relative error of ε is a larger one of log δ
+    assert np.all(np.abs(found[::150] - each)[near] < 2e-3) and np.all(np.diff(found) < 0)
+    if direction == "remove":  # the larger one, which the lower bound is of
+        assert found[300] > profile.log_delta_below(float(epsilons[300]))
+
+
+@pytest.mark.parametrize(
+    ("bins", "epochs", "sigma", "epsilon"), [(4, 3, 1.3, 1.0), (2, 5, 1.5, 0.5), (8, 2, 0.6, 2.0)]
+)
+def test_plain_sampling_in_both_directions(bins, epochs, sigma, epsilon):
+    rng, samples = np.random.default_rng(0), 200_000
+    removed, added = np.zeros(samples), np.zeros(samples)
+    for _ in range(epochs):
+        z = rng.normal(size=(samples, bins))
+        added += np.log(np.mean(np.exp(z / sigma - 0.5 / sigma**2), axis=1))
+        z[:, 0] += 1 / sigma
+        removed += np.log(np.mean(np.exp(z / sigma - 0.5 / sigma**2), axis=1))
+    profile = RoundsProfile(Throw(bins), epochs, sigma)
+    values = {
+        "remove": np.maximum(-np.expm1(epsilon - removed), 0),
+        "add": np.maximum(-np.expm1(epsilon + added), 0),
+    }
+    for direction, value in values.items():
+        mean, error = value.mean(), value.std() / math.sqrt(samples)
+        found = math.exp(profile.log_delta(epsilon, direction))
+        assert mean > 1e-2 and abs(found - mean) < 4 * error
+        # the control: one throw less
+        other = RoundsProfile(Throw(bins), epochs - 1, sigma)
+        assert abs(math.exp(other.log_delta(epsilon, direction)) - mean) > 20 * error
+
+
+def test_the_pair_on_the_grid_dominates_a_throw_and_is_one():
+    bins, sigma = 6, 1.1
+    part = Throw(bins).discretize(sigma, 0.05, 0.0, -30.0)
+    profile = AllocationProfile(bins, sigma**-2)
+    forward, backward = part, part.reverse()
+    for pair, direction in ((forward, "remove"), (backward, "add")):
+        mass_q = pair.mass * np.exp(-pair.losses)
+        assert pair.mass.sum() + pair.infinite == pytest.approx(1, abs=1e-12)
+        assert mass_q.sum() + pair.reverse_infinite == pytest.approx(1, abs=1e-12)
+        for epsilon in (0.0, 0.13, 0.5, 1.7):
+            above = np.maximum(pair.mass - math.exp(epsilon) * mass_q, 0).sum() + pair.infinite
+            true = math.exp(profile.log_delta_below(epsilon)) if direction == "remove" else 0
+            known = math.exp(profile.log_delta(epsilon, direction))
+            assert above >= true and known * (1 - 1e-4) < above < 1.1 * known + 1e-12
+
+
+def test_one_throw_is_balls_in_bins():
+    for epsilon in (0.3, 1.0, 2.5):
+        one = RoundsProfile(Throw(16), 1, 0.9).log_delta(epsilon)
+        assert one == pytest.approx(AllocationProfile(16, 0.9**-2).log_delta(epsilon), abs=2e-3)
+    for epochs in (1, 3):
+        loss = FreshBinsLoss(patterns.exact(Identity(), FreshBins(8, epochs, epochs)))
+        assert loss.free_bounds()[0] == Orthogonal(8, loss.free_bounds()[0].squared_norm)
+        fresh, kept = (
+            account(Mechanism(s, Identity()), epsilon=1.0, delta=1e-5).noise_multiplier
+            for s in (FreshBins(8, epochs, epochs), BallsInBins(8, epochs))
+        )
+        assert fresh == pytest.approx(kept, rel=1e-6)
+
+
+@pytest.mark.ci
+def test_random_allocation_of_several_epochs_by_another_accountant():
+    accountant = pytest.importorskip("PLD_accounting")
+    sigma, epsilon = 1.5, 1.0
+    params = accountant.PrivacyParams(sigma=sigma, num_steps=8, num_epochs=3)
+    config = accountant.AllocationSchemeConfig(loss_discretization=0.02, tail_truncation=1e-9)
+    profile = RoundsProfile(Throw(8), 3, sigma)
+    for direction, name in (
+        (accountant.Direction.REMOVE, "remove"),
+        (accountant.Direction.ADD, "add"),
+    ):
+        ends = []
+        for bound in (accountant.BoundType.IS_DOMINATED, accountant.BoundType.DOMINATES):
+            pair = accountant.gaussian_allocation_directional_pld(
+                params=params, config=config, direction=direction, bound_type=bound
+            )
+            values = np.maximum(-np.expm1(epsilon - np.asarray(pair.x_array)), 0)
+            ends.append(pair.p_max + float(np.asarray(pair.prob_arr) @ values))
+        low, high = ends
+        found = math.exp(profile.log_delta(epsilon, name))
+        assert 0 < low < found < high < 1.5 * low
+
+
+@pytest.mark.ci
+def test_sigma_needs_no_samples_and_is_less_than_with_bins_kept():
+    mechanism = Mechanism(FreshBins(4, 4), Identity())
+    found = account(mechanism, epsilon=1.0, delta=1e-5)
+    assert found.failure_probability == 0 and "composed losses" in found.method
+    kept = account(Mechanism(BallsInBins(4, 4), Identity()), epsilon=1.0, delta=1e-5)
+    assert found.noise_multiplier < 0.8 * kept.noise_multiplier
+    again = account(mechanism, noise_multiplier=found.noise_multiplier, epsilon=1.0)
+    assert again.delta <= 1e-5
+    # a multiple of I is the same mechanism, and a C with two bands is sampled
+    twice = Thrown(4, 4, 4.0).profile(2 * found.noise_multiplier, COARSE).log_delta(1.0)
+    assert twice == pytest.approx(math.log(again.delta), abs=0.05)
+    banded = FreshBinsLoss(patterns.exact(BandedToeplitz(np.array([1.0, 0.1])), FreshBins(4, 2)))
+    assert not any(bound.exact for bound in banded.free_bounds())
+
+
+def test_coarse_and_fine_grids_agree():
+    coarse, fine = (RoundsProfile(Throw(32), 8, 1.1, a).log_delta(1.0) for a in (COARSE, 2e-5))
+    assert fine <= coarse < fine + 0.05
