@@ -8,7 +8,8 @@ from train_fixtures import synthetic_store
 from train_oracles import write_store
 
 from mfopt.experiments import training
-from mfopt.experiments.cache import Cache
+from mfopt.experiments.cache import Cache, Result
+from mfopt.experiments.studies.noise_in_training import NoiseInTraining
 from mfopt.experiments.training import CHOSEN_ON, REPORTED, Run, TrainingComparison
 from mfopt.training.data.store import TokenStore
 
@@ -41,6 +42,32 @@ def test_learning_rates_are_chosen_on_records_and_losses_reported_on_users():
     assert len(rows) == 8 * 2 * 2
     last = training.panels(setting, runs)[0].curves[0]
     assert (last.y[0], last.low[0], last.high[0]) == pytest.approx((5.85, 5.8, 5.9))
+
+
+def test_a_study_says_who_wins_on_users_and_on_records(data):
+    study = NoiseInTraining(data=("stdlib", str(data)), rates=(0.1, 0.2, 0.4), seeds=(1, 0)).check()
+    found = {}
+    for name in study.data:
+        for (strategy, rate, seed), task in training.run_tasks(study.setting(name)).items():
+            best = 0.2 if strategy == "identity" else 0.4
+            records = 4.0 + abs(rate - best) + 0.01 * seed - (0.1 if strategy == "blt" else 0.0)
+            users = 5.0 - (0.5 * seed - 0.2 if strategy == "blt" else 0.0)
+            losses = made_up(strategy, rate, seed, records, users).losses
+            found[task] = Result({"losses": losses, "noise_multiplier": 2.0}, {})
+    outcome = study.outcome(found)
+    assert {row["data"] for row in outcome.rows} == {"stdlib", data.name}
+    blt = [row for row in outcome.rows if row["noise"] == "blt" and row["data"] == "stdlib"]
+    assert [row["seed"] for row in blt] == [0, 1]  # seed against seed
+    assert [row["users_gain"] for row in blt] == pytest.approx([-0.2, 0.3])
+    assert [row["records_gain"] for row in blt] == pytest.approx([0.1, 0.1])
+    assert all(row["learning_rate"] == 0.4 and not row["rate_bracketed"] for row in blt)
+    assert len(outcome.panels) == 2
+    said = "\n".join(outcome.findings)
+    assert "stdlib, held-out-users: blt below identity in 1 of 2 seeds, by -0.2000 to 0.3" in said
+    assert "the best rate of blt, 0.4, is the last one tried" in said
+    assert "the best rate of identity" not in said
+    bases = {task.needs[0] for task in study.cells()}
+    assert sorted("digest" in base.arguments for base in bases) == [False, True]
 
 
 @pytest.fixture(scope="module")

@@ -14,19 +14,21 @@ import dataclasses
 import io
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from mfopt import _files
+from mfopt import _check, _files
 from mfopt.experiments import plots
 from mfopt.experiments.cache import Cache, Result, Task
 from mfopt.experiments.runner import run_all
 from mfopt.progress import Report, silent
 from mfopt.sampling import BallsInBins
+from mfopt.training.data import open_parts
+from mfopt.training.data.stdlib import EMBEDDED
 
 CHOSEN_ON, REPORTED = "held-out-records", "held-out-users"
 LABELS = {"identity": "independent noise", "blt": "BLT noise", "toeplitz": "Toeplitz noise"}
@@ -37,7 +39,7 @@ class TrainingComparison:
     """What is compared; by default on the embedded corpus, as in the README.
 
     Attributes:
-      data: "stdlib", or a folder of `mfopt data build` with a public and held-out parts.
+      data: an embedded corpus, or a folder of `mfopt data build` with a public and held-out parts.
       strategies: kinds of C; the first is the one that the others are measured against.
       learning_rates, seeds: every mechanism runs with each pair of them.
       rest: as in `mfopt train`; evaluations are ``evaluations`` in number after the first.
@@ -83,8 +85,12 @@ class Run(NamedTuple):
 
 def base_task(setting: TrainingComparison) -> Task:
     """The corpus and the model pretrained on its public part."""
+    named = setting.data in EMBEDDED
+    # a folder may come to hold other data
+    content: dict[str, Any] = {} if named else {"digest": _digest(setting.data)}
     return Task.of(
         "train-base",
+        **content,
         data=setting.data,
         length=setting.length,
         width=setting.width,
@@ -136,16 +142,18 @@ def run_base(
     layers: int,
     pretrain_steps: int,
     pretrain_rate: float,
+    digest: str = "",
 ) -> Result:
     """Build the corpus, pretrain, and keep the files of both.
 
     Args:
-      data: "stdlib", or a folder of token stores.
+      data: an embedded corpus, or a folder of token stores.
       length: tokens of a row.
       width: width of the model.
       layers: layers of the model.
       pretrain_steps: steps on public records.
       pretrain_rate: learning rate of those.
+      digest: of the data in a folder.
     """
     from mfopt.training.config import TrainConfig
     from mfopt.training.prepare import prepare
@@ -165,7 +173,9 @@ def run_base(
             seed=0,
         )
         prepared = prepare(settings)
-        corpus = folder / "corpus" if data == "stdlib" else Path(data)
+        if digest and digest != _digest(data):
+            raise _check.reject("data", data, "has changed since the cells were named")
+        corpus = folder / "corpus" if data in EMBEDDED else Path(data)
         arrays = _packed(corpus, "corpus") | _packed(folder / "pretrained", "pretrained")
         users, parameters = prepared.parts["train"].num_users, prepared.model.num_params
     return Result({"users": users, "parameters": parameters}, arrays)
@@ -275,18 +285,33 @@ def compare(
       jobs: worker processes; by default one for every two cores.
       progress: told of each finished cell.
     """
-    wanted = {
+    wanted = run_tasks(setting)
+    return runs_of(setting, run_all(wanted.values(), cache, jobs=jobs, progress=progress))
+
+
+def run_tasks(setting: TrainingComparison) -> dict[tuple[str, float, int], Task]:
+    """{(strategy, learning rate, seed): training run}."""
+    return {
         (strategy, rate, seed): run_task(setting, strategy, rate, seed)
         for seed in setting.seeds
         for rate in setting.learning_rates
         for strategy in setting.strategies
     }
-    found = run_all(wanted.values(), cache, jobs=jobs, progress=progress)
+
+
+def runs_of(setting: TrainingComparison, found: Mapping[Task, Result]) -> list[Run]:
+    """The runs, from the results of their tasks."""
     return [
         Run(strategy, rate, seed, record["noise_multiplier"], record["losses"])
-        for (strategy, rate, seed), task in wanted.items()
+        for (strategy, rate, seed), task in run_tasks(setting).items()
         for record in [found[task].record]
     ]
+
+
+def _digest(folder: str) -> str:
+    """Of all parts of a data set."""
+    parts = open_parts(folder)
+    return "-".join(f"{name}:{parts[name].digest[:16]}" for name in sorted(parts))
 
 
 def best_rate(runs: Sequence[Run], strategy: str) -> float:

@@ -18,6 +18,7 @@ STUDIES: dict[str, str] = {
     "mean-estimation": f"{_HERE}.mean_estimation:MeanEstimation",
     "estimate-and-double": f"{_HERE}.configuration:EstimateAndDouble",
     "els-group-size": f"{_HERE}.group_size:GroupSize",
+    "noise-in-training": f"{_HERE}.noise_in_training:NoiseInTraining",
     "concentration-filter": f"{_HERE}.concentration:ConcentrationFilter",
     "next-word": f"{_HERE}.next_word:NextWordStudy",
     "images": f"{_HERE}.images:Images",
