@@ -1,8 +1,8 @@
 """Correlated against independent noise in whole training runs, on several data sets.
 
 Every mechanism runs the same batches at the same (ε, δ) from the same pretrained model, over one
-grid of learning rates; it stands with the rate that is best for it on held-out records, and is reported
-on held-out records and held-out users. (:mod:`mfopt.experiments.training` has the runs.)
+grid of learning rates; it stands with the rate that is best for it on held-out records, and is
+reported on held-out records and held-out users. (:mod:`mfopt.experiments.training` has the runs.)
 """
 
 from __future__ import annotations
