@@ -40,6 +40,7 @@ WORK = {
     "study-mechanism": f"{_HERE}.studies.image_cells:run_mechanism",
     "study-images": f"{_HERE}.studies.image_cells:run_images",
     "study-next-word": f"{_HERE}.studies.next_word:run_federated",
+    "study-els-uls": f"{_HERE}.studies.budgets:run_budget",
 }
 
 

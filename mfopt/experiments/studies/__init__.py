@@ -19,6 +19,7 @@ STUDIES: dict[str, str] = {
     "estimate-and-double": f"{_HERE}.configuration:EstimateAndDouble",
     "els-group-size": f"{_HERE}.group_size:GroupSize",
     "noise-in-training": f"{_HERE}.noise_in_training:NoiseInTraining",
+    "els-uls-training": f"{_HERE}.budgets:TrainingBudgets",
     "concentration-filter": f"{_HERE}.concentration:ConcentrationFilter",
     "next-word": f"{_HERE}.next_word:NextWordStudy",
     "images": f"{_HERE}.images:Images",

@@ -27,14 +27,14 @@ class ConcentrationFilter(Study):
     name = "concentration-filter"
     summary = "The filter of Asi and Liu run for real: outliers, noise by τ, halts."
     source = "Chua et al. 2024, section 5.3 and appendix A, Algorithm 3"
-    default_size = "mean estimation, 256 users, 64 steps, 7 τ, 3 spreads of users, 32 trials"
+    default_size = "mean estimation, 256 users, 64 steps, 6 τ, 3 spreads of users, 32 trials"
     time = "about 1 minute"
     full: ClassVar[Mapping[str, Any]] = {"users": 1024, "trials": 128}
     full_size = "1,024 users, 128 trials (the publication runs no filter: it counts its noise)"
 
     acrosses: tuple[float, ...] = flag((0.01, 0.1, 1.0), "σ₁, deviations of users' means.")
     relatives: tuple[float, ...] = flag(
-        (0.5, 1.0, 1.1, 1.15, 1.2, 1.3, 2.0), "τ, over the typical distance of two users."
+        (0.5, 1.0, 1.1, 1.2, 1.4, 2.0), "τ, over the typical distance of two users."
     )
     epsilon: float = flag(3.0, "ε of every run.", option="--eps")
     delta: float = flag(1e-6, "δ of every run.")

@@ -1,0 +1,73 @@
+"""ELS against ULS in training: the same compute, rates chosen fairly, and the real trainer."""
+
+import numpy as np
+import pytest
+from train_fixtures import synthetic_store
+from train_oracles import write_store
+
+from mfopt.accounting import Mechanism, account
+from mfopt.errors import UsageError
+from mfopt.experiments.cache import Cache, Result
+from mfopt.experiments.studies import base
+from mfopt.experiments.studies.budgets import TrainingBudgets
+from mfopt.experiments.training import CHOSEN_ON, REPORTED, TrainingComparison, base_task
+from mfopt.sampling import Poisson
+from mfopt.training.data.store import TokenStore
+
+
+def test_rates_are_chosen_on_records_and_losses_reported_on_users():
+    study = TrainingBudgets(epsilons=(2.0,), budgets=(8,), groups=(1,), rates=(0.1, 0.2)).check()
+    assert study.base() == base_task(TrainingComparison())  # the model that others fine-tune too
+    found = {}
+    for arm in study.arms():
+        for rate in study.rates:
+            els = arm.algorithm == "ELS"
+            after = {CHOSEN_ON: 4.0 + rate, REPORTED: 5.0 - rate - 0.1 * els}
+            record = {"before": {REPORTED: 6.0}, "after": after, "noise_multiplier": 1.5}
+            record |= {"probability": 0.25, "sampled": "records" if els else "users"}
+            found[study.run(arm, rate, 0)] = Result(record)
+    outcome = study.outcome(found)
+    els, uls = outcome.rows
+    # the smaller rate, though users would have preferred the larger
+    assert els["learning_rate"] == uls["learning_rate"] == 0.1
+    assert els["loss"] == pytest.approx(4.8) and uls["loss"] == pytest.approx(4.9)
+    assert els["sampling"] == "Poisson, records, 0.25" and uls["sampling"].startswith("Poisson, us")
+    assert "0.1000 above ELS, G = 4, and 1.1000 below the pretrained" in outcome.findings[0]
+    assert {curve.label for curve in outcome.panels[0].curves} >= {"ELS, G = 4", "ULS, G = 1"}
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"rates": ()}, "rates"), ({"groups": (0,)}, "groups"), ({"delta": 1.0}, "delta")],
+)
+def test_bad_settings_are_named(change, named):
+    with pytest.raises(UsageError, match=named):
+        TrainingBudgets(**change).check()
+
+
+@pytest.mark.release
+def test_the_trainer_runs_what_is_accounted(tmp_path):
+    sizes = {"train": 16, "held-out-users": 5, "held-out-records": 6}
+    for seed, (part, users) in enumerate(sizes.items()):
+        write_store(synthetic_store(num_users=users, seed=seed), tmp_path / "data" / part)
+    texts = np.random.default_rng(9).integers(0, 32, (9, 4, 12))
+    public = TokenStore.from_records(list(map(list, texts)), vocab_size=32, public=True)
+    write_store(public, tmp_path / "data" / "public")
+    study = TrainingBudgets(
+        data=str(tmp_path / "data"), epsilons=(4.0,), budgets=(4,), groups=(1,), els_group=2,
+        rates=(0.01,), steps=3, length=8, width=8, layers=1, pretrain_steps=2,
+    )  # fmt: skip
+    cache = Cache(tmp_path / "cells")
+    outcome, made = base.run(study, cache, jobs=1)
+    els, uls = outcome.rows
+    # 4 records a step of 16 users: 2 of each kept, or one drawn of each sampled user
+    for row, probability, group in ((els, 4 / 32, 2), (uls, 4 / 16, 1)):
+        asked = Mechanism(Poisson(probability, 3), group_size=group, privacy_unit="user")
+        sigma = account(asked, epsilon=4.0, delta=1e-5).noise_multiplier
+        assert row["noise_multiplier"] == pytest.approx(sigma, rel=1e-6)
+        assert row["pretrained"] != row["loss"] and np.isfinite(row["loss"])
+    assert els["pretrained"] == uls["pretrained"] and made["seconds"] > 0
+    assert len(base.write(tmp_path, study, outcome, made)) == 5
+    too_many = TrainingBudgets(**{**study.__dict__, "budgets": (33,)})
+    with pytest.raises(UsageError, match="budgets"):
+        base.run(too_many, cache, jobs=1)
