@@ -46,7 +46,11 @@ _DEFAULTS = {"balls-in-bins": "blt", "fresh-bins": "banded-toeplitz"}  # form of
     help="Epochs between two throws of fresh-bins [default: 1].",
 )
 @options.option(
-    "--bands", type=options.COUNT, default=16, show_default=True, help="Bands of banded kinds."
+    "--bands",
+    type=options.COUNT,
+    default=16,
+    show_default=True,
+    help="Bands of banded kinds; by default no more than --iters with fresh-bins.",
 )
 @options.option(
     "--buffers",
@@ -159,6 +163,9 @@ def command(
     everywhere = sampling == "auto"
     _check.epsilon("epsilon", epsilon)
     _check.probability("delta", delta)
+    source = click.get_current_context().get_parameter_source("bands")
+    if scheme.kind == "fresh-bins" and source is click.core.ParameterSource.DEFAULT:
+        bands = min(bands, iters)  # more have no account there
     for name, value in [("bands", bands), ("buffers", buffers)]:
         _check.integer(name, value)
     form = strategy
