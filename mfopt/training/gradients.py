@@ -118,7 +118,14 @@ def microbatch_adder(
 
 
 def taps_of(model: Model, params: PyTree, frozen: PyTree, length: int) -> Taps:
-    """Where a record's loss multiplies parameters with activations; nothing is computed."""
+    """Where a record's loss multiplies parameters with activations; nothing is computed.
+
+    Args:
+      model: whose loss.
+      params: trained parameters, or their shapes.
+      frozen: the others.
+      length: tokens of a row.
+    """
     row = [jax.ShapeDtypeStruct((length,), dtype) for dtype in (jnp.int32, bool)]
     return find(model.loss, params, frozen, *row)
 

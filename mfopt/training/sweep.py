@@ -38,7 +38,7 @@ _LEFT_OUT = 5  # every fifth unit is evaluated on
 
 
 @dataclasses.dataclass(frozen=True)
-class Sweep:
+class RateSweep:
     """``losses``: of each of ``rates``, nats per token after training; infinite where diverged."""
 
     rates: tuple[float, ...]
@@ -76,7 +76,7 @@ def sweep(
     steps: int,
     folder: Path,
     progress: Report = silent,
-) -> Sweep:
+) -> RateSweep:
     """Train on ``public`` with each rate. Kept in ``folder``, for resumption.
 
     Args:
@@ -97,7 +97,7 @@ def sweep(
         kept = json.loads(path.read_text())
         if kept["rates"] == list(rates):
             losses = [math.inf if loss is None else loss for loss in kept["losses"]]
-            return Sweep(tuple(rates), tuple(losses))
+            return RateSweep(tuple(rates), tuple(losses))
     units, left_out, length = _parts(public, execution.units)
     rehearsal = _rehearsal(execution, units)
     evaluate, losses = Evaluator(model, length), []
@@ -111,7 +111,7 @@ def sweep(
             state = result.state
         loss = evaluate(released(state.params, state.optimizer), model.frozen, left_out).loss
         losses.append(loss if math.isfinite(loss) else math.inf)
-    found = Sweep(tuple(rates), tuple(losses))
+    found = RateSweep(tuple(rates), tuple(losses))
     _files.write(path, json.dumps(found.describe(), indent=2) + "\n")
     listed = ", ".join(f"{r:g}: {x:.4f}" for r, x in zip(found.rates, found.losses, strict=True))
     edge = "" if found.bracketed else "; the best is the last one tried: try further"

@@ -54,9 +54,9 @@ class NoiseInTraining(Study):
     seeds: tuple[int, ...] = flag((0, 1, 2), "Of batches and noise; each is a run.")
     epsilon: float = flag(8.0, "ε of every statement.", option="--eps")
     delta: float = flag(1e-5, "δ of every statement.")
-    bins: int = flag(8, "Bins of an epoch.")
+    bins: int = flag(8, "Iterations of an epoch.", option="--iters")
     epochs: int = flag(4, "Epochs.")
-    records: int = flag(2, "Records of a user in one participation.")
+    records: int = flag(2, "Records of a user in one participation.", option="--records-per-user")
     length: int = flag(48, "Tokens of a record.")
     pretrain_steps: int = flag(120, "Steps on the public part first.")
 
