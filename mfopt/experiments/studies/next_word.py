@@ -90,11 +90,15 @@ class NextWordStudy(Study):
     needs = "users' posts (--posts, lines of JSON) and public text (--public), a GPU"
 
     posts: Path | None = flag(None, "Users' posts, a line of JSON each; else made.", kind=Path)  # noqa: RUF009
-    public: Path | None = flag(None, "Public text for the dictionary.", kind=Path)  # noqa: RUF009
+    public: Path | None = flag(  # noqa: RUF009
+        None, "Public text for the dictionary.", kind=Path, option="--public-text"
+    )
     user_column: str = flag("author", "Name of the user in a line of the posts.")
     text_column: str = flag("body", "Name of the text in a line of the posts.")
     variants: tuple[str, ...] = flag(tuple(VARIANTS), f"Of {', '.join(VARIANTS)}.")
-    factorization: str = flag("blt-4-scaled", "Correlated noise, by its name in mfopt compare.")
+    factorization: str = flag(
+        "blt-4-scaled", "Correlated noise, by its name in mfopt compare.", option="--correlated"
+    )
     epsilon: float = flag(8.0, "ε of every private variant.", option="--eps")
     delta: float = flag(1e-4, "δ of every statement.")
     users: int = flag(4096, "Users of made data.")
@@ -103,7 +107,9 @@ class NextWordStudy(Study):
     whole: bool = flag(False, "Leave out users with fewer tokens.")
     embedding: int = flag(16, "Numbers of a word's vector.")
     state: int = flag(24, "Numbers of the state.")
-    bins: int = flag(16, "Rounds in which a user takes part once on average: q = 1/bins.")
+    bins: int = flag(
+        16, "Rounds in which a user takes part once on average: q = 1/bins.", option="--iters"
+    )
     epochs: int = flag(4, "Times bins are the rounds.")
     rates: tuple[float, ...] = flag((2.0, 6.0), "Local rates of FedAvg to choose from.")
     sgd_rates: tuple[float, ...] = flag((6.0, 18.0), "Rates of FedSGD to choose from.")
