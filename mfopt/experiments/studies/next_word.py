@@ -111,10 +111,10 @@ class NextWordStudy(Study):
         16, "Rounds in which a user takes part once on average: q = 1/bins.", option="--iters"
     )
     epochs: int = flag(4, "Times bins are the rounds.")
-    rates: tuple[float, ...] = flag((2.0, 6.0), "Local rates of FedAvg to choose from.")
-    sgd_rates: tuple[float, ...] = flag((6.0, 18.0), "Rates of FedSGD to choose from.")
-    clip: float = flag(1.5, "S of FedAvg.")
-    sgd_clip: float = flag(0.75, "S of FedSGD.")
+    rates: tuple[float, ...] = flag((4.0, 8.0), "Local rates of FedAvg to choose from.")
+    sgd_rates: tuple[float, ...] = flag((8.0, 24.0), "Rates of FedSGD to choose from.")
+    clip: float = flag(3.0, "S of FedAvg.")
+    sgd_clip: float = flag(2.0, "S of FedSGD.")
     falls_to: float = flag(0.5, "Share of S that is left in the second half, where S falls.")
     batch: int = flag(2, "Rows of 10 tokens of a local batch.")
     local_epochs: int = flag(1, "Local epochs E.")
@@ -247,7 +247,7 @@ class NextWordStudy(Study):
                 values = 100 * result.arrays["test"]
                 low, high = values.min(axis=0).tolist(), values.max(axis=0).tolist()
             curves.append(Curve(label, rounds, [m for m, _ in at], low, high))
-            counts = result.arrays["heads"].sum(axis=0)[-1]
+            counts = result.arrays["heads"].sum(axis=0)[0]
             heads.append(Curve(label, range(GUESSES + 1), (100 * counts / counts.sum()).tolist()))
         band = "least to largest" if self.seeds < 3 else "95%"
         return [
@@ -256,7 +256,7 @@ class NextWordStudy(Study):
             ),
             Panel(
                 heads,
-                f"head words, n = {HEADS[-1]}",
+                f"head words, n = {HEADS[0]}",
                 f"of the best {GUESSES} guesses, among the n most frequent words",
                 "share of places (%)",
                 log_x=False,
