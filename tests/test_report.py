@@ -1,17 +1,20 @@
 """One HTML page about a factorization."""
 
 import html.parser
+import math
 
+import numpy as np
 import pytest
 from mfopt_cli.main import main
 
 import mfopt
 from mfopt import query_error
 from mfopt.accounting import Mechanism, account
+from mfopt.accounting.closed_form import gaussian
 from mfopt.experiments import report
 from mfopt.guarantee import Guarantee
-from mfopt.sampling import BallsInBins, FixedOrder
-from mfopt.strategies import BLT, Identity, TimeScaled
+from mfopt.sampling import BallsInBins, FixedOrder, FreshBins
+from mfopt.strategies import BLT, BandedToeplitz, Identity, TimeScaled
 from mfopt.workloads import PrefixSums
 
 SCHEME = BallsInBins(4, 2)
@@ -64,6 +67,19 @@ def test_the_page_is_whole_and_says_what_holds():
         assert said in page.text, said
     estimate = Page(report.page(made("estimate", unit="user"))).text
     assert "it proves NOTHING" in estimate and "one user" in estimate
+
+
+def test_a_page_of_fresh_bins_says_what_to_execute_and_compares():
+    stated = Guarantee(2.0, 1e-5, 3.0, "example", method="a method", status="certified")
+    strategy = BandedToeplitz(np.array([1.0, 0.5]))
+    found = mfopt.Factorization(strategy, 3.0, FreshBins(4, 2), PrefixSums(), stated)
+    text = Page(report.page(found)).text
+    assert "thrown anew every epoch" in text and "other epochs between two throws" in text
+    assert "throwing units afresh" not in text
+    poisson, fixed = report.alternatives(found)  # of independent noise in the same batches: none
+    longest = math.sqrt(2 * 1.25 + 2 * 0.5)  # late in one epoch, early in the next: they overlap
+    assert fixed.noise_multiplier == pytest.approx(longest / gaussian.largest_mu(2.0, 1e-5))
+    assert 0 < poisson.noise_multiplier < fixed.noise_multiplier
 
 
 def test_alternatives_are_at_their_exact_noise():

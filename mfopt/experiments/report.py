@@ -19,11 +19,10 @@ from mfopt._version import __version__
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.monte_carlo.dominating_pair import covers
-from mfopt.accounting.unamplified import sensitivity
 from mfopt.experiments import mechanism_plot
 from mfopt.factorization import Factorization
 from mfopt.noise.choice import choose
-from mfopt.sampling import FixedOrder, Poisson
+from mfopt.sampling import BallsInBins, FreshBins, Poisson
 from mfopt.strategies import Identity
 
 _STATUS = {
@@ -52,12 +51,13 @@ class Alternative(NamedTuple):
 
 
 def alternatives(found: Factorization) -> list[Alternative]:
-    """Independent noise and the same C without amplification: what needs no search.
+    """Independent noise and the same C without amplification: what takes no search and no samples.
 
-    Only for balls-in-bins, where σ of each is exact; elsewhere there is nothing to compare with.
+    Only where bins are thrown; with independent noise in the same batches if they are thrown once,
+    where σ takes no time.
     """
     scheme: Any = found.sampling
-    if not covers(scheme):
+    if type(scheme) not in (BallsInBins, FreshBins):
         return []
     n, stated = found.iterations, found.guarantee
 
@@ -67,10 +67,10 @@ def alternatives(found: Factorization) -> list[Alternative]:
         rmse = float(np.asarray(query_error.rmse(found.workload, Identity(), n, sigma)))
         return Alternative(name, sigma, rmse, 0)
 
-    norm = sensitivity(found.strategy, FixedOrder(scheme.bins, scheme.epochs)).value
-    plain = norm / gaussian.largest_mu(stated.epsilon, stated.delta)
+    plain = found.loss().sensitivity / gaussian.largest_mu(stated.epsilon, stated.delta)
+    same = [independent("independent noise (DP-SGD), same batches", scheme)]
     return [
-        independent("independent noise (DP-SGD), same batches", scheme),
+        *(same if covers(scheme) else []),
         independent("independent noise (DP-SGD), Poisson batches", Poisson(1 / scheme.bins, n)),
         Alternative(
             "this C, fixed order of batches (no amplification)",
@@ -95,12 +95,14 @@ def page(found: Factorization, name: str = "mechanism.npz") -> str:
     title = (
         f"{words.described(found.strategy.describe())}: ({stated.epsilon:g}, {stated.delta:g})-DP"
     )
+    fresh = isinstance(found.sampling, FreshBins)
+    other = "other epochs between two throws" if fresh else "throwing units afresh in each epoch"
     parts = [
         section("What is guaranteed", _guarantee(found)),
         section(
             "The sampling you must execute",
             f"<p>{text(found.sampling.words())}.</p><p>The guarantee is about this sampling and "
-            "no other. Shuffling, throwing units afresh in each epoch, or Poisson sampling have "
+            f"no other. Shuffling, {other}, or Poisson sampling have "
             "guarantees of their own. Batches have random sizes: divide by a fixed public "
             f"number. At most {found.iterations:,} steps; every prefix of the run is covered.</p>",
         ),

@@ -55,7 +55,7 @@ class ImageStudy(Study):
     )
     seeds: int = flag(10, "Runs at each rate.")
     per_cell: int = flag(10, "Runs of one cell: what is lost when it is stopped.")
-    bins: int = flag(16, "Iterations of an epoch.")
+    bins: int = flag(16, "Iterations of an epoch.", option="--iters")
     epochs: int = flag(8, "Passes over the data.")
     delta: float = flag(1e-5, "δ of every statement.")
     momentum: float = flag(0.9, "Momentum of the optimizer.")

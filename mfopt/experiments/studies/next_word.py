@@ -90,11 +90,15 @@ class NextWordStudy(Study):
     needs = "users' posts (--posts, lines of JSON) and public text (--public), a GPU"
 
     posts: Path | None = flag(None, "Users' posts, a line of JSON each; else made.", kind=Path)  # noqa: RUF009
-    public: Path | None = flag(None, "Public text for the dictionary.", kind=Path)  # noqa: RUF009
+    public: Path | None = flag(  # noqa: RUF009
+        None, "Public text for the dictionary.", kind=Path, option="--public-text"
+    )
     user_column: str = flag("author", "Name of the user in a line of the posts.")
     text_column: str = flag("body", "Name of the text in a line of the posts.")
     variants: tuple[str, ...] = flag(tuple(VARIANTS), f"Of {', '.join(VARIANTS)}.")
-    factorization: str = flag("blt-4-scaled", "Correlated noise, by its name in mfopt compare.")
+    factorization: str = flag(
+        "blt-4-scaled", "Correlated noise, by its name in mfopt compare.", option="--correlated"
+    )
     epsilon: float = flag(8.0, "ε of every private variant.", option="--eps")
     delta: float = flag(1e-4, "δ of every statement.")
     users: int = flag(4096, "Users of made data.")
@@ -103,12 +107,14 @@ class NextWordStudy(Study):
     whole: bool = flag(False, "Leave out users with fewer tokens.")
     embedding: int = flag(16, "Numbers of a word's vector.")
     state: int = flag(24, "Numbers of the state.")
-    bins: int = flag(16, "Rounds in which a user takes part once on average: q = 1/bins.")
+    bins: int = flag(
+        16, "Rounds in which a user takes part once on average: q = 1/bins.", option="--iters"
+    )
     epochs: int = flag(4, "Times bins are the rounds.")
-    rates: tuple[float, ...] = flag((2.0, 6.0), "Local rates of FedAvg to choose from.")
-    sgd_rates: tuple[float, ...] = flag((6.0, 18.0), "Rates of FedSGD to choose from.")
-    clip: float = flag(1.5, "S of FedAvg.")
-    sgd_clip: float = flag(0.75, "S of FedSGD.")
+    rates: tuple[float, ...] = flag((4.0, 8.0), "Local rates of FedAvg to choose from.")
+    sgd_rates: tuple[float, ...] = flag((8.0, 24.0), "Rates of FedSGD to choose from.")
+    clip: float = flag(3.0, "S of FedAvg.")
+    sgd_clip: float = flag(2.0, "S of FedSGD.")
     falls_to: float = flag(0.5, "Share of S that is left in the second half, where S falls.")
     batch: int = flag(2, "Rows of 10 tokens of a local batch.")
     local_epochs: int = flag(1, "Local epochs E.")
@@ -241,7 +247,7 @@ class NextWordStudy(Study):
                 values = 100 * result.arrays["test"]
                 low, high = values.min(axis=0).tolist(), values.max(axis=0).tolist()
             curves.append(Curve(label, rounds, [m for m, _ in at], low, high))
-            counts = result.arrays["heads"].sum(axis=0)[-1]
+            counts = result.arrays["heads"].sum(axis=0)[0]
             heads.append(Curve(label, range(GUESSES + 1), (100 * counts / counts.sum()).tolist()))
         band = "least to largest" if self.seeds < 3 else "95%"
         return [
@@ -250,7 +256,7 @@ class NextWordStudy(Study):
             ),
             Panel(
                 heads,
-                f"head words, n = {HEADS[-1]}",
+                f"head words, n = {HEADS[0]}",
                 f"of the best {GUESSES} guesses, among the n most frequent words",
                 "share of places (%)",
                 log_x=False,
