@@ -90,8 +90,12 @@ def contests(monkeypatch):
 def test_a_run_is_kept_and_the_next_one_is_compared_with_it(contests, tmp_path, capsys):
     folder = tmp_path / "kept"
     asked = ["--contests", "quick,absent", "--rounds", "2"]
+    (tmp_path / "manifest.json").write_text("{}")
     assert bench.main([*asked, "--keep", str(folder)]) == 0
     (kept,) = folder.glob("*.json")
+    ((name, entry),) = json.loads((tmp_path / "manifest.json").read_text()).items()
+    assert name == f"kept/{kept.stem}" and list(entry["files"]) == [f"kept/{kept.name}"]
+    assert entry["command"].endswith(f"--keep {folder}")
     report = json.loads(kept.read_text())
     assert report["contests"]["quick"]["ratio"] == 0.5
     assert report["contests"]["absent"]["left_out"] == "not installed"

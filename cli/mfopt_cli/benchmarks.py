@@ -100,12 +100,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def keep(out: Path | None, report: Any, *, how: str, begun: float, seed: int | None = None) -> None:
-    """Write a report as JSON, and into the manifest of its folder where that has one.
+    """Write a report as JSON, and into the manifest of its folder, or of the one above it.
 
     Args:
       out: the file, or None for none.
       report: JSON-able.
-      how: the command that makes it again.
+      how: the command that makes it again; where the manifest is beside the file, without --out.
       begun: ``time.perf_counter()`` at the start.
       seed: pinned, or None.
     """
@@ -115,12 +115,16 @@ def keep(out: Path | None, report: Any, *, how: str, begun: float, seed: int | N
     from mfopt.experiments import artifacts, runner
 
     _files.write(out, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-    if (out.parent / artifacts.MANIFEST).is_file():
+    out = out.resolve()
+    for folder in out.parents[:2]:
+        if not (folder / artifacts.MANIFEST).is_file():
+            continue
+        name = out.relative_to(folder)
         artifacts.note(
-            out.parent,
-            out.stem,
+            folder,
+            name.with_suffix("").as_posix(),
             [out],
-            how=f"{how} --out artifacts/{out.name}",
+            how=f"{how} --out artifacts/{name}" if folder == out.parent else how,
             seed=seed,
             device=[runner.device()],
             seconds=time.perf_counter() - begun,
