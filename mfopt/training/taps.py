@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
 PyTree = Any
 _CALLS = ("jit", "pjit", "closed_call", "core_call")
@@ -227,12 +227,10 @@ class _Walk:
 
 
 def _alone(eqn: Any, inputs: list[Any], about: Any) -> list[Any]:
-    """The results of one equation, by JAX's own evaluation; None where nobody reads one."""
+    """The results of one equation, by JAX's own evaluation."""
     values = {v: x for v, x in zip(eqn.invars, inputs, strict=True) if not isinstance(v, Literal)}
-    read = [v for v in eqn.outvars if not isinstance(v, DropVar)]
-    one = Jaxpr([], list(values), read, [eqn], eqn.effects, debug_info=about)
-    found = dict(zip(read, jaxpr_as_fun(ClosedJaxpr(one, ()))(*values.values()), strict=True))
-    return [found.get(v) for v in eqn.outvars]
+    one = Jaxpr([], list(values), list(eqn.outvars), [eqn], eqn.effects, debug_info=about)
+    return list(jaxpr_as_fun(ClosedJaxpr(one, ()))(*values.values()))
 
 
 def _product(
