@@ -390,7 +390,14 @@ def run_certified(
 
 
 def scheme_of(sampling: str, strategy: Strategy, bins: int, epochs: int) -> Any:
-    """The scheme that C is run under: cyclic Poisson sampling for as many groups as C has bands."""
+    """The scheme that C is run under: cyclic Poisson sampling for as many groups as C has bands.
+
+    Args:
+      sampling: by name.
+      strategy: C, whose bands are counted.
+      bins: iterations of an epoch.
+      epochs: passes over the data.
+    """
     n = bins * epochs
     if sampling == UNAMPLIFIED:
         return FixedOrder(bins, epochs)

@@ -208,6 +208,12 @@ def poisson(
     """(round, unit) of every participation, in order: each unit in each round independently.
 
     Gaps between successes of independent trials are geometric: nothing is drawn for the others.
+
+    Args:
+      make: source of randomness.
+      rounds: steps of all trials, one after the other.
+      units: of the population.
+      probability: of one unit in one round.
     """
     total, last, found = rounds * units, -1, []
     while last < total:
@@ -220,7 +226,14 @@ def poisson(
 
 
 def subsets(make: np.random.Generator, unit: np.ndarray, of: int, size: int) -> np.ndarray:
-    """``size`` of a unit's ``of`` examples, afresh for each participation: places in a pool."""
+    """``size`` of a unit's ``of`` examples, afresh for each participation: places in a pool.
+
+    Args:
+      make: source of randomness.
+      unit: (participations,) the unit of each.
+      of: examples of every unit.
+      size: how many of them, without replacement.
+    """
     if size == 1:
         chosen = make.integers(of, size=(len(unit), 1))
     else:
