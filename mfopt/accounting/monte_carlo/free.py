@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 from mfopt import _check
 from mfopt.accounting import solve
@@ -84,18 +85,8 @@ class Orthogonal:
             both = profile.log_delta(epsilon, "remove"), profile.log_delta(epsilon, "add")
             return max(both) - target
 
-        # a coarse grid finds the neighbourhood, the fine one decides
-        guess = guess_noise_multiplier(math.sqrt(self.squared_norm), self.bins, epsilon, delta)
-        coarse = solve.smallest(
-            lambda sigma: excess(sigma, COARSE), guess, name="noise multiplier", relative=1e-3
-        )
-        return solve.smallest(
-            lambda sigma: excess(sigma, FINE),
-            coarse * 0.9999,
-            name="noise multiplier",
-            relative=1e-7,
-            growth=1.001,
-        )
+        start = guess_noise_multiplier(math.sqrt(self.squared_norm), self.bins, epsilon, delta)
+        return _least(excess, start, relative=1e-7)
 
     def epsilon(self, noise_multiplier: float, delta: float) -> float:
         return self.profile(noise_multiplier).epsilon(delta)
@@ -137,19 +128,24 @@ class Thrown:
             return self.profile(sigma, accuracy).log_delta(epsilon) - target
 
         start = guess(Throw(self.bins), self.throws, epsilon, delta) * math.sqrt(self.squared_norm)
-        coarse = solve.smallest(
-            lambda sigma: excess(sigma, COARSE), start, name="noise multiplier", relative=1e-3
-        )
-        return solve.smallest(
-            lambda sigma: excess(sigma, FINE),
-            coarse * 0.9999,
-            name="noise multiplier",
-            relative=1e-5,
-            growth=1.001,
-        )
+        return _least(excess, start, relative=1e-5)
 
     def epsilon(self, noise_multiplier: float, delta: float) -> float:
         return self.profile(noise_multiplier).epsilon(delta * math.exp(-_GRIDS))
+
+
+def _least(excess: Callable[[float, float], float], start: float, *, relative: float) -> float:
+    """The least σ without excess: a coarse grid finds the neighbourhood, the fine one decides."""
+    coarse = solve.smallest(
+        lambda sigma: excess(sigma, COARSE), start, name="noise multiplier", relative=1e-3
+    )
+    return solve.smallest(
+        lambda sigma: excess(sigma, FINE),
+        coarse * 0.9999,
+        name="noise multiplier",
+        relative=relative,
+        growth=1.001,
+    )
 
 
 def guess_noise_multiplier(norm: float, bins: int, epsilon: float, delta: float) -> float:
