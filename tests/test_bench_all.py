@@ -87,7 +87,10 @@ def contests(monkeypatch):
     return seconds
 
 
-def test_a_run_is_kept_and_the_next_one_is_compared_with_it(contests, tmp_path, capsys):
+def test_a_run_is_kept_and_the_next_one_is_compared_with_it(
+    contests, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(bench.os, "getloadavg", lambda: (0.0,) * 3)
     folder = tmp_path / "kept"
     asked = ["--contests", "quick,absent", "--rounds", "2"]
     (tmp_path / "manifest.json").write_text("{}")
@@ -101,8 +104,11 @@ def test_a_run_is_kept_and_the_next_one_is_compared_with_it(contests, tmp_path, 
     assert report["contests"]["absent"]["left_out"] == "not installed"
     assert bench.main([*asked, "--against", str(folder)]) == 0
     contests[0] = 1.1
-    capsys.readouterr()
-    assert bench.main([*asked, "--against", str(folder)]) == 1
-    assert "worse: quick 0.55" in capsys.readouterr().err
+    for load, busy in [(0.0, False), (1e3, True)]:
+        monkeypatch.setattr(bench.os, "getloadavg", lambda load=load: (load,) * 3)
+        capsys.readouterr()
+        assert bench.main([*asked, "--against", str(folder)]) == 1
+        said = capsys.readouterr().err
+        assert "worse: quick 0.55" in said and ("was busy" in said) == busy
     # kept in the same folder on the same day, it is compared with what was there before
     assert bench.main([*asked, "--keep", str(folder), "--against", str(folder)]) == 1

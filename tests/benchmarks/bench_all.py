@@ -35,6 +35,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from mfopt_cli.benchmarks import Parser, count, keep, listed
 
+_QUIET = 0.5  # processes that want a core, for each core
+
 
 class Contest(NamedTuple):
     """Two ways to the same answer: each call gives CPU seconds.
@@ -293,6 +295,7 @@ def main(arguments: list[str]) -> int:
         "what": "CPU seconds of mfopt over those of the other package",
         "device": runner.device(),
         "date": datetime.date.today().isoformat(),
+        "load_average": [round(x, 2) for x in os.getloadavg()],  # of others, before this began
         "contests": {},
     }
     before = last(options.against, found["device"]) if options.against else None
@@ -306,7 +309,6 @@ def main(arguments: list[str]) -> int:
         found["contests"][name] = entry
         print(name, entry.get("ratio", "left out"), file=sys.stderr, flush=True)
     found["versions"] = {name: metadata.version(name) for name in ("mfopt", "jax", "numpy")}
-    found["load_average"] = [round(x, 2) for x in os.getloadavg()]
     print(json.dumps(found, indent=2))
     if options.keep:
         options.keep.mkdir(parents=True, exist_ok=True)
@@ -319,4 +321,11 @@ def main(arguments: list[str]) -> int:
     told = worse(before, found)
     for name, text in told.items():
         print(f"worse: {name} {text}", file=sys.stderr)
+    busy = max(one.get("load_average", [0.0])[0] for one in (before, found)) / (os.cpu_count() or 1)
+    if told and busy > _QUIET:
+        print(
+            f"a machine was busy ({busy:.1f} processes a core): a ratio moves by more than its "
+            "spread then; measure again on an idle one",
+            file=sys.stderr,
+        )
     return 1 if told else 0
