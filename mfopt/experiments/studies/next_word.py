@@ -257,7 +257,7 @@ class NextWordStudy(Study):
             Panel(
                 heads,
                 f"head words, n = {HEADS[0]}",
-                f"of the best {GUESSES} guesses, among the n most frequent words",
+                f"of the {GUESSES} best guesses, in the head",
                 "share of places (%)",
                 log_x=False,
             ),
