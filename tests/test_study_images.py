@@ -17,6 +17,7 @@ from mfopt import sampling
 from mfopt.accounting import Mechanism, account
 from mfopt.errors import UsageError
 from mfopt.experiments.cache import Result
+from mfopt.experiments.studies import cifar as cifar_files
 from mfopt.experiments.studies import image_cells, less_rmse, many_runs, pictures, words
 from mfopt.experiments.studies.functional import functional, size
 from mfopt.noise.stream import NoiseStream
@@ -40,7 +41,7 @@ def batch(path, count: int = 3, other: dict | None = None) -> None:
 
 @pytest.fixture
 def cifar(tmp_path):
-    for i, name in enumerate(image_cells.CIFAR_FILES):
+    for i, name in enumerate(cifar_files.FILES):
         batch(tmp_path / name, 3 + i)
     return tmp_path
 
@@ -88,7 +89,7 @@ def test_runs_are_those_of_a_plain_loop() -> None:
     n, rates, seeds = 4, (0.1, 1.0), (0, 5)
     scheme = BallsInBins(bins=2, epochs=2)
     workload = Momentum(0.5, np.array([1.0, 1.0, 0.5, 0.25]))
-    mechanism = many_runs.Mechanism(BLT1, 0.7, scheme)
+    mechanism = many_runs.RunMechanism(BLT1, 0.7, scheme)
     found = many_runs.train(
         data, mechanism, workload, rates=rates, seeds=seeds, clip_norm=0.3, hidden=4, microbatch=16
     )
@@ -125,12 +126,12 @@ def test_runs_are_those_of_a_plain_loop() -> None:
 
 def test_batches_of_each_execution() -> None:
     scheme = BallsInBins(bins=4, epochs=3)
-    exact = many_runs.Mechanism(Identity(), 1.0, scheme)
+    exact = many_runs.RunMechanism(Identity(), 1.0, scheme)
     drawn = exact.batches(22, seed=3)
-    cut = many_runs.Mechanism(Identity(), 1.0, scheme, batch_size=5).batches(22, seed=3)
+    cut = many_runs.RunMechanism(Identity(), 1.0, scheme, batch_size=5).batches(22, seed=3)
     for whole, part in zip(drawn, cut, strict=True):
         assert len(part) == min(len(whole), 5) and set(part) <= set(whole)
-    shuffled = many_runs.Mechanism(Identity(), 1.0, scheme, shuffled=True).batches(22, seed=3)
+    shuffled = many_runs.RunMechanism(Identity(), 1.0, scheme, shuffled=True).batches(22, seed=3)
     assert sorted(map(len, shuffled[:4])) == [5, 5, 6, 6]
     assert sorted(np.concatenate(shuffled[:4])) == list(range(22))
     assert all(np.array_equal(shuffled[t], shuffled[t + 4]) for t in range(8))

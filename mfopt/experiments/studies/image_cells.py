@@ -27,8 +27,6 @@ from mfopt.workloads import PrefixSums
 
 if TYPE_CHECKING:
     from mfopt.experiments.studies.pictures import Pictures
-
-CIFAR_FILES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 # how a mechanism's batches are made: as accounted for, cut where that costs little δ or at their
 # mean size, or by shuffling, which its account does not cover
 AS_ACCOUNTED, CUT, CUT_AT_MEAN, SHUFFLED = "as accounted", "cut", "cut at the mean", "shuffled"
@@ -199,7 +197,7 @@ def run_images(
     sigma = source.record["guarantee"]["noise_multiplier"]
     population = len(loaded.train.y)
     privacy, batch_size = _stated(execution, source, scheme, population)
-    mechanism = many_runs.Mechanism(
+    mechanism = many_runs.RunMechanism(
         strategy, sigma, scheme, batch_size, shuffled=execution == SHUFFLED
     )
     workload = tasks.workload_of(schedule, scheme.length)

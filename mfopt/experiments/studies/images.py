@@ -13,11 +13,10 @@ from mfopt import _check
 from mfopt.experiments import families, tasks
 from mfopt.experiments.cache import Result, Task
 from mfopt.experiments.comparison import Comparison
-from mfopt.experiments.studies import image_cells
+from mfopt.experiments.studies import cifar, image_cells
 from mfopt.experiments.studies.base import Outcome, Study, flag
 from mfopt.experiments.studies.image_cells import (
     AS_ACCOUNTED,
-    CIFAR_FILES,
     EXECUTIONS,
     Best,
     Data,
@@ -86,7 +85,7 @@ class ImageStudy(Study):
         for name in self.data_sets():
             if name == "cifar10":
                 missing = [
-                    f for f in CIFAR_FILES if not (self.folder and (self.folder / f).is_file())
+                    f for f in cifar.FILES if not (self.folder and (self.folder / f).is_file())
                 ]
                 if missing:
                     rule = f"must hold CIFAR-10's python batches; {missing[0]} is not there"

@@ -24,7 +24,7 @@ _APART = 0.02  # relative difference of RMSE below which two mechanisms are not 
 _RESAMPLED = 2000
 
 
-class Point(NamedTuple):
+class TrainedPoint(NamedTuple):
     """One mechanism at one ε on one data set; ``workload`` is what C was optimized for."""
 
     data: str
@@ -98,17 +98,17 @@ class LessRmse(ImageStudy):
         super().check()
         return self
 
-    def points(self) -> list[Point]:
+    def points(self) -> list[TrainedPoint]:
         """All that is trained."""
         kinds = [(f, SCHEDULE) for f in self.mechanisms] + [(f, PREFIX) for f in self.both]
         return [
-            Point(data, float(epsilon), family, workload)
+            TrainedPoint(data, float(epsilon), family, workload)
             for data in self.data
             for epsilon in self.epsilons
             for family, workload in kinds
         ]
 
-    def _of(self, p: Point) -> list[Task]:
+    def _of(self, p: TrainedPoint) -> list[Task]:
         return self.runs(p.family, p.epsilon, data=p.data, workload=p.workload)
 
     def cells(self) -> Iterable[Task]:
@@ -143,7 +143,9 @@ class LessRmse(ImageStudy):
             plot_columns=len(self.epsilons),
         )
 
-    def _panels(self, best: Mapping[Point, Best], rmse: Mapping[Point, float]) -> list[Panel]:
+    def _panels(
+        self, best: Mapping[TrainedPoint, Best], rmse: Mapping[TrainedPoint, float]
+    ) -> list[Panel]:
         from mfopt.experiments.plots import Curve, Panel
 
         panels = []
@@ -167,7 +169,10 @@ class LessRmse(ImageStudy):
         return panels
 
     def _findings(
-        self, best: Mapping[Point, Best], rmse: Mapping[Point, float], last: Mapping[Point, float]
+        self,
+        best: Mapping[TrainedPoint, Best],
+        rmse: Mapping[TrainedPoint, float],
+        last: Mapping[TrainedPoint, float],
     ) -> list[str]:
         said = []
         agree = against = near = 0
@@ -189,11 +194,11 @@ class LessRmse(ImageStudy):
             )
             for family in self.both:
                 one, other = (
-                    best[Point(data, epsilon, family, w)].loss for w in (SCHEDULE, PREFIX)
+                    best[TrainedPoint(data, epsilon, family, w)].loss for w in (SCHEDULE, PREFIX)
                 )
                 mean, half = interval(one - other)
-                change = 1 - rmse[Point(data, epsilon, family, SCHEDULE)] / max(
-                    rmse[Point(data, epsilon, family, PREFIX)], 1e-300
+                change = 1 - rmse[TrainedPoint(data, epsilon, family, SCHEDULE)] / max(
+                    rmse[TrainedPoint(data, epsilon, family, PREFIX)], 1e-300
                 )
                 said.append(
                     f"{data}, ε = {epsilon:g}: {families.label(family)} for the schedule has "

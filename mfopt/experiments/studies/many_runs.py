@@ -33,7 +33,7 @@ MEASURED = ("loss", "accuracy")
 
 
 @dataclasses.dataclass(frozen=True)
-class Mechanism:
+class RunMechanism:
     """What a run executes.
 
     Attributes:
@@ -74,7 +74,7 @@ def schedule(batches: list[list[np.ndarray]], microbatch: int) -> np.ndarray:
 
 def train(
     data: Pictures,
-    mechanism: Mechanism,
+    mechanism: RunMechanism,
     workload: Workload,
     *,
     rates: tuple[float, ...],

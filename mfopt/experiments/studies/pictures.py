@@ -1,16 +1,12 @@
 """Image data and the models for it: digits that scikit-learn brings, CIFAR-10 from a folder.
 
-CIFAR-10's python batches are pickles, which may run code when they are read: only what makes an
-array is allowed to. The network for it is that of Papernot et al. 2021 (tempered sigmoids), which
+The network for CIFAR-10 is that of Papernot et al. 2021 (tempered sigmoids), which
 the papers on correlated noise take: six convolutions with tanh, 550,570 parameters.
 """
 
 from __future__ import annotations
 
-import importlib
-import io
 import itertools
-import pickle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt import _check, _extras
+from mfopt.experiments.studies import cifar
 from mfopt.experiments.studies.functional import Apply, Params, functional
-from mfopt.experiments.studies.image_cells import CIFAR_FILES
 
 try:
     from flax import nnx
@@ -84,7 +80,7 @@ def cifar10(folder: str | Path, held_out: int = 5000) -> Pictures:
     Raises:
       UsageError: a file is missing, damaged, or holds anything else than arrays.
     """
-    *train, test = (_batch(Path(folder) / name) for name in CIFAR_FILES)
+    *train, test = (Examples(*cifar.batch(Path(folder) / name)) for name in cifar.FILES)
     everything = Examples(*(np.concatenate(part) for part in zip(*train, strict=True)))
     order = np.random.default_rng(0).permutation(len(everything.y))
     _check.integer("held_out", held_out, at_most=len(order) - 1)
@@ -97,42 +93,6 @@ def _parts(everything: Examples, held_out: int) -> Pictures:
     return Pictures(
         *(everything.take(o) for o in (order[held_out:], order[:half], order[half:held_out]))
     )
-
-
-class _Arrays(pickle.Unpickler):
-    """Reads pickles that are made of arrays and plain values; anything else is refused."""
-
-    # numpy's modules were renamed in 2.0; the published files have the old names
-    _ALLOWED = {  # noqa: RUF012
-        ("numpy", "ndarray"),
-        ("numpy", "dtype"),
-        ("_codecs", "encode"),
-        *((f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")),
-        *((f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")),
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self._ALLOWED:
-            raise pickle.UnpicklingError(f"{module}.{name} is not allowed in a batch")
-        return getattr(importlib.import_module(module.replace("numpy.core", "numpy._core")), name)
-
-
-def _batch(path: Path) -> Examples:
-    try:
-        found = _Arrays(io.BytesIO(path.read_bytes()), encoding="bytes").load()
-        data, labels = np.asarray(found[b"data"]), np.asarray(found[b"labels"])
-    except OSError as problem:
-        raise _check.reject("folder", str(path), f"cannot be read ({problem.strerror})") from None
-    except Exception as problem:  # a damaged pickle raises anything
-        raise _check.reject("folder", str(path), f"is no batch of CIFAR-10 ({problem})") from None
-    right = data.dtype == np.uint8 and data.ndim == 2 and data.shape[1] == 3072
-    if not (right and labels.shape == data.shape[:1] and labels.dtype.kind in "iu"):
-        rule = "must hold uint8 data (N, 3072) and N labels"
-        raise _check.reject("folder", str(path), rule)
-    if not (labels.size and labels.min() >= 0 and labels.max() <= 9):
-        raise _check.reject("folder", str(path), "must have labels from 0 to 9")
-    images = data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1).astype(np.float32)
-    return Examples(images / 127.5 - 1, labels.astype(np.int32))
 
 
 class Perceptron(nnx.Module):
