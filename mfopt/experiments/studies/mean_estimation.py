@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 EPSILON, BUDGET, WITHIN = "ε", "compute budget", "within-user σ₂"
 
 
-class Point(NamedTuple):
+class PanelPoint(NamedTuple):
     """One place on the axis of a panel."""
 
     panel: str
@@ -97,12 +97,12 @@ class MeanEstimation(Study):
             raise _check.reject("trials", self.trials, rule)
         return self
 
-    def points(self) -> list[Point]:
+    def points(self) -> list[PanelPoint]:
         """All points of all panels."""
         return [
-            *(Point(EPSILON, e, e, self.at_budget, self.at_within) for e in self.epsilons),
-            *(Point(BUDGET, b, self.at_eps, b, self.at_within) for b in self.budgets),
-            *(Point(WITHIN, s, self.at_eps, self.at_budget, s) for s in self.withins),
+            *(PanelPoint(EPSILON, e, e, self.at_budget, self.at_within) for e in self.epsilons),
+            *(PanelPoint(BUDGET, b, self.at_eps, b, self.at_within) for b in self.budgets),
+            *(PanelPoint(WITHIN, s, self.at_eps, self.at_budget, s) for s in self.withins),
         ]
 
     def algorithms(self) -> list[tuple[str, str, int]]:
@@ -112,7 +112,7 @@ class MeanEstimation(Study):
             *((f"ULS, G = {group}", ULS, group) for group in self.groups),
         ]
 
-    def descent(self, point: Point, algorithm: str, group: int) -> Descent:
+    def descent(self, point: PanelPoint, algorithm: str, group: int) -> Descent:
         """One algorithm at one point."""
         return Descent(
             algorithm,
@@ -132,7 +132,7 @@ class MeanEstimation(Study):
             self.seed,
         )
 
-    def _all(self) -> Iterator[tuple[Point, str, Descent]]:
+    def _all(self) -> Iterator[tuple[PanelPoint, str, Descent]]:
         for point in self.points():
             for label, algorithm, group in self.algorithms():
                 yield point, label, self.descent(point, algorithm, group)
@@ -140,7 +140,7 @@ class MeanEstimation(Study):
     def cells(self) -> Iterable[Task]:
         return [descent.task() for *_, descent in self._all()]
 
-    def best(self, found: Mapping[Task, Result]) -> dict[tuple[Point, str], Tuned]:
+    def best(self, found: Mapping[Task, Result]) -> dict[tuple[PanelPoint, str], Tuned]:
         """Every algorithm at every point, at its best setting."""
         return {
             (point, label): tuned(found[descent.task()].arrays["errors"], self.clips, self.lengths)
@@ -195,7 +195,7 @@ class MeanEstimation(Study):
             self._findings(best),
         )
 
-    def _panels(self, best: Mapping[tuple[Point, str], Tuned]) -> list[Panel]:
+    def _panels(self, best: Mapping[tuple[PanelPoint, str], Tuned]) -> list[Panel]:
         from mfopt.experiments.plots import Curve, Panel
 
         axes = {
@@ -223,7 +223,7 @@ class MeanEstimation(Study):
             )
         return panels
 
-    def _findings(self, best: Mapping[tuple[Point, str], Tuned]) -> list[str]:
+    def _findings(self, best: Mapping[tuple[PanelPoint, str], Tuned]) -> list[str]:
         els, *uls = [label for label, *_ in self.algorithms()]
         said = []
         for panel in (EPSILON, BUDGET, WITHIN):
