@@ -4,7 +4,7 @@
     mfopt bench all --against artifacts/benchmarks
 
 Each contest is CPU seconds of mfopt over those of another package for the same question, in turn in
-one process: what else runs on the machine meets both alike. Of --rounds ratios the median counts;
+one process: what else runs on the machine meets both alike. Of --repeats ratios the median counts;
 their spread is between the quartiles. --keep writes one file for a device and a day. --against
 compares with the last one committed for this device (of the working folder where there is no git):
 a ratio is worse where its lower quartile is above the upper quartile it had, and the exit code is
@@ -279,7 +279,7 @@ def parser() -> Parser:
         default=list(CONTESTS),
         help=f"Which of {', '.join(CONTESTS)}; a list.",
     )
-    words.word("--rounds", type=count, default=9, help="Pairs of each contest.")
+    words.word("--repeats", type=count, default=9, help="Pairs of each contest.")
     words.word("--keep", type=Path, help="Folder for the report of this device and day.")
     words.word("--against", type=Path, help="Folder whose last committed report is compared with.")
     return words
@@ -303,7 +303,7 @@ def main(arguments: list[str]) -> int:
         make, package = CONTESTS[name]
         try:
             entry = {"against": package, "version": metadata.version(package)}
-            entry |= measured(make(), options.rounds)
+            entry |= measured(make(), options.repeats)
         except (ImportError, metadata.PackageNotFoundError):
             entry = {"against": package, "left_out": "not installed"}
         found["contests"][name] = entry
