@@ -92,13 +92,13 @@ def test_a_run_is_kept_and_the_next_one_is_compared_with_it(
 ):
     monkeypatch.setattr(bench.os, "getloadavg", lambda: (0.0,) * 3)
     folder = tmp_path / "kept"
-    asked = ["--contests", "quick,absent", "--rounds", "2"]
+    asked = ["--contests", "quick,absent", "--repeats", "2"]
     (tmp_path / "manifest.json").write_text("{}")
-    assert bench.main([*asked, "--keep", str(folder)]) == 0
+    assert bench.main([*asked, "--reports", str(folder)]) == 0
     (kept,) = folder.glob("*.json")
     ((name, entry),) = json.loads((tmp_path / "manifest.json").read_text()).items()
     assert name == f"kept/{kept.stem}" and list(entry["files"]) == [f"kept/{kept.name}"]
-    assert entry["command"].endswith(f"--keep {folder}")
+    assert entry["command"].endswith(f"--reports {folder}")
     report = json.loads(kept.read_text())
     assert report["contests"]["quick"]["ratio"] == 0.5
     assert report["contests"]["absent"]["left_out"] == "not installed"
@@ -111,4 +111,4 @@ def test_a_run_is_kept_and_the_next_one_is_compared_with_it(
         said = capsys.readouterr().err
         assert "worse: quick 0.55" in said and ("was busy" in said) == busy
     # kept in the same folder on the same day, it is compared with what was there before
-    assert bench.main([*asked, "--keep", str(folder), "--against", str(folder)]) == 1
+    assert bench.main([*asked, "--reports", str(folder), "--against", str(folder)]) == 1

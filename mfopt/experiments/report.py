@@ -22,7 +22,7 @@ from mfopt.accounting.monte_carlo.dominating_pair import covers
 from mfopt.experiments import mechanism_plot
 from mfopt.factorization import Factorization
 from mfopt.noise.choice import choose
-from mfopt.sampling import BallsInBins, FreshBins, Poisson
+from mfopt.sampling import Poisson
 from mfopt.strategies import Identity
 
 _STATUS = {
@@ -57,7 +57,7 @@ def alternatives(found: Factorization) -> list[Alternative]:
     where σ takes no time.
     """
     scheme: Any = found.sampling
-    if type(scheme) not in (BallsInBins, FreshBins):
+    if scheme.public_order or not hasattr(scheme, "bins"):
         return []
     n, stated = found.iterations, found.guarantee
 
@@ -95,14 +95,13 @@ def page(found: Factorization, name: str = "mechanism.npz") -> str:
     title = (
         f"{words.described(found.strategy.describe())}: ({stated.epsilon:g}, {stated.delta:g})-DP"
     )
-    fresh = isinstance(found.sampling, FreshBins)
-    other = "other epochs between two throws" if fresh else "throwing units afresh in each epoch"
+    near = [word for word in ("Shuffling", found.sampling.mistaken_for) if word]
     parts = [
         section("What is guaranteed", _guarantee(found)),
         section(
             "The sampling you must execute",
             f"<p>{text(found.sampling.words())}.</p><p>The guarantee is about this sampling and "
-            f"no other. Shuffling, {other}, or Poisson sampling have "
+            f"no other. {', '.join(near)}, or Poisson sampling have "
             "guarantees of their own. Batches have random sizes: divide by a fixed public "
             f"number. At most {found.iterations:,} steps; every prefix of the run is covered.</p>",
         ),

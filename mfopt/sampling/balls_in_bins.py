@@ -30,6 +30,7 @@ class BallsInBins(BinScheme):
 
     kind: ClassVar[str] = "balls-in-bins"
     independent: ClassVar[bool] = True
+    mistaken_for: ClassVar[str] = "throwing units afresh in each epoch"
 
     def words(self) -> str:
         return (

@@ -41,6 +41,8 @@ class Scheme(abc.ABC):
         unit that is cut from a full batch can be charged for without looking at the others.
       executable: whether there is something to draw. A mere condition on participations has not.
       public_order: whether the units of a step follow from their numbers alone.
+      run_adjacency: the adjacency that a training run under it is accounted for.
+      mistaken_for: an execution near to it that is another mechanism, in words.
 
     Raises:
       TypeError: when the class is defined, for a kind that is missing, inherited or taken, or if
@@ -51,6 +53,8 @@ class Scheme(abc.ABC):
     independent: ClassVar[bool]
     executable: ClassVar[bool] = True
     public_order: ClassVar[bool] = False
+    run_adjacency: ClassVar[Adjacency] = "add-remove"
+    mistaken_for: ClassVar[str] = ""
 
     if typing.TYPE_CHECKING:  # a field of some schemes, derived by others
 

@@ -28,6 +28,8 @@ class FixedBatch(Scheme):
     iterations: int
     kind: ClassVar[str] = "fixed-batch"
     independent: ClassVar[bool] = False
+    # who is there is public, and what they contribute is not
+    run_adjacency: ClassVar[Adjacency] = "zero-out"
 
     def __post_init__(self) -> None:
         self._integer("batch_size")

@@ -32,6 +32,7 @@ class FreshBins(BinScheme):
     rethrow: int = 1
     kind: ClassVar[str] = "fresh-bins"
     independent: ClassVar[bool] = True
+    mistaken_for: ClassVar[str] = "other epochs between two throws"
 
     def __post_init__(self) -> None:
         super().__post_init__()

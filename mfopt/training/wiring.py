@@ -22,7 +22,7 @@ from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
 from mfopt.noise import NoiseStream
 from mfopt.progress import Report
-from mfopt.sampling import FixedBatch, Scheme
+from mfopt.sampling import Scheme
 from mfopt.strategies import Identity, Strategy
 from mfopt.training import mesh as meshes
 from mfopt.training import privacy
@@ -70,8 +70,7 @@ def account_of(config: TrainConfig, folder: Path, progress: Report) -> privacy.A
         strategy,
         group_size=group,
         privacy_unit="user" if config.algorithm == "uls" else "record",
-        # where batches have a fixed size, who is there is public, and what they contribute is not
-        adjacency="zero-out" if isinstance(sampled, FixedBatch) else "add-remove",
+        adjacency=sampled.run_adjacency,
     )
     asked = [accounted.sampling.describe(), digest, group, accounted.privacy_unit, epsilon, delta]
     asked += [accounted.adjacency]

@@ -1,11 +1,11 @@
 """mfopt against other packages in one run, and against what it was before: ratios that are kept.
 
-    mfopt bench all --keep artifacts/benchmarks
+    mfopt bench all --reports artifacts/benchmarks
     mfopt bench all --against artifacts/benchmarks
 
 Each contest is CPU seconds of mfopt over those of another package for the same question, in turn in
 one process: what else runs on the machine meets both alike. Of --repeats ratios the median counts;
-their spread is between the quartiles. --keep writes one file for a device and a day. --against
+their spread is between the quartiles. --reports writes one file for a device and a day. --against
 compares with the last one committed for this device (of the working folder where there is no git):
 a ratio is worse where its lower quartile is above the upper quartile it had, and the exit code is
 then 1. A contest whose package is missing is left out, and the report says so.
@@ -280,7 +280,7 @@ def parser() -> Parser:
         help=f"Which of {', '.join(CONTESTS)}; a list.",
     )
     words.word("--repeats", type=count, default=9, help="Pairs of each contest.")
-    words.word("--keep", type=Path, help="Folder for the report of this device and day.")
+    words.word("--reports", type=Path, help="Folder for the report of this device and day.")
     words.word("--against", type=Path, help="Folder whose last committed report is compared with.")
     return words
 
@@ -310,9 +310,9 @@ def main(arguments: list[str]) -> int:
         print(name, entry.get("ratio", "left out"), file=sys.stderr, flush=True)
     found["versions"] = {name: metadata.version(name) for name in ("mfopt", "jax", "numpy")}
     print(json.dumps(found, indent=2))
-    if options.keep:
-        options.keep.mkdir(parents=True, exist_ok=True)
-        keep(options.keep / file_of(found), found, how=words.command(arguments), begun=begun)
+    if options.reports:
+        options.reports.mkdir(parents=True, exist_ok=True)
+        keep(options.reports / file_of(found), found, how=words.command(arguments), begun=begun)
     if options.against is None:
         return 0
     if before is None:
