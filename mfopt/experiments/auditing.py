@@ -128,15 +128,14 @@ def _with_noise(factor: float) -> Callable[[Execution], Execution]:
 def _without_clipping(norm: float) -> Callable[[Execution], Execution]:
     import jax
 
-    from mfopt.training.clipping import Clipped, Clipping
+    from mfopt.training.clipping import Clipping, Factors
 
     class Unclipped(Clipping):
         """Says that it clips, and gives every gradient the norm ``norm``."""
 
-        def __call__(self, gradient: Any) -> Clipped:
-            clipped = super().__call__(gradient)
-            larger = jax.tree.map(lambda leaf: norm * leaf, clipped.gradient)
-            return clipped._replace(gradient=larger)
+        def factors(self, squares: Any) -> Factors:
+            found = super().factors(squares)
+            return found._replace(each=jax.tree.map(lambda factor: norm * factor, found.each))
 
     return lambda execution: dataclasses.replace(
         execution, clipping=Unclipped(**dataclasses.asdict(execution.clipping))

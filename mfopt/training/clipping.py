@@ -67,6 +67,11 @@ class Clipping:
     per_layer: bool = False
     normalized: bool = False
 
+    def __init_subclass__(cls, **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        if "__call__" in vars(cls):
+            raise TypeError(f"{cls.__name__}: define factors(), which is what training applies")
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "clip_norm", _check.positive("clip_norm", self.clip_norm))
 

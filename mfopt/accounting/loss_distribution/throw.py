@@ -28,8 +28,8 @@ import math
 from typing import Literal
 
 import numpy as np
+import scipy
 from scipy import special
-from scipy.optimize import isotonic_regression
 
 from mfopt import _check
 from mfopt.accounting.closed_form import gaussian
@@ -182,8 +182,8 @@ def _kinks(
     # slopes of u, from the chord to (0, 0) on, and of h
     up, wide = np.diff(below, prepend=0.0), np.diff(at_left, prepend=0.0)
     down, far = np.diff(above), np.diff(at_right)
-    rising = isotonic_regression(up / wide, weights=wide).x
-    falling = isotonic_regression(down / far, weights=far).x
+    rising = scipy.optimize.isotonic_regression(up / wide, weights=wide).x
+    falling = scipy.optimize.isotonic_regression(down / far, weights=far).x
     rising, falling = np.clip(rising, 0.0, 1.0), np.clip(falling, -1.0, 0.0)
     rising, falling = _joined(rising, wide, falling, far)
     at_zero = falling[0] - (rising[-1] - 1)
