@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from mfopt import _sizes
 from mfopt.accounting.closed_form.filter import filter_noise
 from mfopt.experiments.cache import Result, Task
 from mfopt.experiments.studies.user_means import subsets
@@ -52,8 +53,19 @@ class FilteredDescent:
     seed: int = 0
 
     def task(self) -> Task:
-        """Errors and halts of every trial at every setting of the sweep."""
+        """Errors and halts of every trial at every setting of the sweep.
+
+        Raises:
+          UsageError: memory has no room for one trial.
+        """
+        _sizes.require("users", self.users, self._bytes)
         return Task.of("study-filter", **dataclasses.asdict(self))
+
+    def _bytes(self, users: int) -> float:
+        """Of one trial: data, batches and coins, distances of all pairs."""
+        data = 16.0 * users * self.examples * self.dimension
+        batches = self.iterations * (users * (8.0 * self.group + 24) + 12 * self.dimension)
+        return data + batches + 8.0 * users**2 * (1 + len(self.thresholds))
 
 
 def run_filtered(**settings: Any) -> Result:

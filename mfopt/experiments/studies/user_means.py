@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import scipy.stats
 
-from mfopt import _check
+from mfopt import _check, _sizes
 from mfopt.experiments.accounts import account_task
 from mfopt.experiments.cache import Result, Task
 from mfopt.sampling import Poisson
@@ -94,7 +94,12 @@ class Descent:
         return self.batch if self.algorithm == ELS else self.batch / self.group
 
     def task(self) -> Task:
-        """The losses of every trial at every setting of the sweep."""
+        """The losses of every trial at every setting of the sweep.
+
+        Raises:
+          UsageError: memory has no room for the data of all trials.
+        """
+        _sizes.require("users", self.users, self._bytes)
         accounted = account_task(
             self.scheme,
             group_size=self.group if self.algorithm == ELS else 1,
@@ -102,6 +107,10 @@ class Descent:
             delta=self.delta,
         )
         return Task.of("study-means", (accounted,), **dataclasses.asdict(self))
+
+    def _bytes(self, users: int) -> float:
+        data = 2.0 * users * self.examples * self.dimension
+        return self.trials * (4 * data + self.iterations * (4.0 * self.dimension + 40 * self.batch))
 
     def words(self) -> str:
         """The sampling, in words."""
