@@ -147,6 +147,7 @@ def test_group_goes_on_where_the_whole_profile_has_no_answer(monkeypatch, capsys
     assert all(row["status"] == "estimate" for row in whole)
 
 
+@pytest.mark.release
 def test_what_else_touches_the_data_costs_epsilon(capsys):
     words = [
         "--bins",

@@ -43,6 +43,7 @@ def gaussian_chain(group_size):
     return Chain(unit, group_size, "a Gaussian")
 
 
+@pytest.mark.release
 def test_black_box_is_infinite_where_the_mixture_is_finite():
     """Ganesh 2024, section 1: 2,000 rounds, p = 1/100; accountants that stop at δ = 1e-15."""
     one = RoundsProfile(Mixture.binomial(1, 0.01), 2000, 1.0)

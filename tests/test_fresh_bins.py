@@ -22,7 +22,14 @@ from mfopt.strategies import BLT, Banded, BandedToeplitz, Identity, TimeScaled
 from mfopt.training import attack
 
 SIGMA = 1.3
-CASES = [(4, 3, 1, 2), (4, 3, 1, 4), (4, 4, 2, 3), (5, 4, 4, 5), (4, 3, 1, 1), (4, 1, 1, 3)]
+CASES = [
+    (4, 3, 1, 2),
+    (4, 3, 1, 4),
+    pytest.param(4, 4, 2, 3, marks=pytest.mark.release),
+    pytest.param(5, 4, 4, 5, marks=pytest.mark.release),
+    (4, 3, 1, 1),
+    (4, 1, 1, 3),
+]
 
 
 def drawn(bins, epochs, bands, seed=0):

@@ -155,7 +155,7 @@ def run(name, target, start, steps=120, rate=None):
     return trace
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_all_drivers_reach_nearly_the_same_optimum():
     strategy = S.BandedToeplitz(np.array([1.0, 0.4, 0.2]))
     target, mapping = objective_for(strategy)
@@ -537,7 +537,7 @@ def test_what_leads_to_a_kind():
         kinds.register(dataclasses.replace(kinds.find("blt"), name="x"))
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_a_larger_kind_is_not_worse_than_what_it_begins_from():
     """On the same samples: six buffers and four; Toeplitz, and both that it begins from."""
 

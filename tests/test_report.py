@@ -69,6 +69,7 @@ def test_the_page_is_whole_and_says_what_holds():
     assert "it proves NOTHING" in estimate and "one user" in estimate
 
 
+@pytest.mark.release
 def test_a_page_of_fresh_bins_says_what_to_execute_and_compares():
     stated = Guarantee(2.0, 1e-5, 3.0, "example", method="a method", status="certified")
     strategy = BandedToeplitz(np.array([1.0, 0.5]))

@@ -83,6 +83,7 @@ def test_sizes_of_data_and_models() -> None:
     assert jax.eval_shape(apply, params, jnp.zeros((32, 32, 3))).shape == (10,)
 
 
+@pytest.mark.release
 def test_runs_are_those_of_a_plain_loop() -> None:
     """Two seeds and rates at once, in chunks, against one step after another."""
     data = pictures.digits(1700)

@@ -85,7 +85,7 @@ def test_one_throw_is_balls_in_bins():
         assert fresh == pytest.approx(kept, rel=1e-6)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_random_allocation_of_several_epochs_by_another_accountant():
     accountant = pytest.importorskip("PLD_accounting")
     sigma, epsilon = 1.5, 1.0
@@ -108,7 +108,7 @@ def test_random_allocation_of_several_epochs_by_another_accountant():
         assert 0 < low < found < high < 1.5 * low
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_sigma_needs_no_samples_and_is_less_than_with_bins_kept():
     mechanism = Mechanism(FreshBins(4, 4), Identity())
     found = account(mechanism, epsilon=1.0, delta=1e-5)

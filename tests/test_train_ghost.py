@@ -94,7 +94,12 @@ def always(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["tied", pytest.param("adapters", marks=pytest.mark.ci), "other layers"]
+    "name",
+    [
+        "tied",
+        pytest.param("adapters", marks=pytest.mark.release),
+        pytest.param("other layers", marks=pytest.mark.ci),
+    ],
 )
 def test_clipped_sums_are_those_of_the_gradients_one_by_one(name, always):
     model = MODELS[name]()

@@ -172,7 +172,7 @@ def test_early_stopping_looks_at_public_data_only(data, tmp_path):  # noqa: F811
         prepare(settings_for(alone, tmp_path / "other", patience=1))
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_rates_are_tried_on_public_data_only(data, tmp_path):  # noqa: F811
     changes = {"learning_rate": 0.0, "sweep_rates": "1e9,1e-7,0.01"}
     folder, told = tmp_path / "run", []

@@ -203,11 +203,19 @@ def test_a_resumed_run_must_be_the_same_run(data, tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"algorithm": "els", "selection": "longest"},
+        pytest.param(
+            {"algorithm": "els", "selection": "longest"},
+            marks=pytest.mark.release,
+            id="els longest",
+        ),
         {"algorithm": "group", "epsilon": 20.0},
         {"algorithm": "els", "privacy_unit": "record", "batch_size": 40},
         {"algorithm": "none", "epsilon": 0.0, "delta": 0.0, "selection": "chunk"},
-        {"selection": "highest-perplexity", "lora_rank": 2},
+        pytest.param(
+            {"selection": "highest-perplexity", "lora_rank": 2},
+            marks=pytest.mark.release,
+            id="uls highest-perplexity",
+        ),
         {"algorithm": "els", "sampling": "balls-in-bins:bins=3,epochs=1", "batch_size": 30},
         {"sampling": "fixed-order:bins=3,epochs=2", "per_layer": True, "optimizer": "adafactor"},
         {"sampling": "cyclic-poisson:probability=0.5,bands=2,iterations=4", "normalized": False},
