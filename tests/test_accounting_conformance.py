@@ -196,7 +196,12 @@ CASES = {
 }
 EXACT = {name: case for name, case in CASES.items() if case.tolerance < 1e-3}
 # certificates of many compiled parts
-SLOW = {"fresh bins", "balls in bins, C = I", "balls in bins, C = I, group of 3"}
+SLOW = {
+    "fresh bins",
+    "cyclic poisson, pairs",
+    "balls in bins, C = I",
+    "balls in bins, C = I, group of 3",
+}
 everyone = pytest.mark.parametrize(
     "case",
     [

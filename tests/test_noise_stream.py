@@ -265,6 +265,7 @@ def test_inside_a_training_step_the_buffers_are_updated_in_place(kind):
     assert memory.temp_size_in_bytes <= 2 * 4 * size + 4096
 
 
+@pytest.mark.release
 # --- distribution --------------------------------------------------------------------------
 
 

@@ -79,7 +79,7 @@ def test_momentum_workload_is_what_the_optimizer_does():
     assert rates[3] == 1 and rates[10] == pytest.approx(0.05) and rates[-1] == pytest.approx(0.05)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_equal_workloads_share_what_is_compiled_and_others_never_do():
     first, second = every_workload(N), every_workload(N)
     assert [hash(w) for w in first] == [hash(w) for w in second] and first == second

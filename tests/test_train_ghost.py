@@ -98,7 +98,7 @@ def always(monkeypatch):
     [
         "tied",
         pytest.param("adapters", marks=pytest.mark.release),
-        pytest.param("other layers", marks=pytest.mark.ci),
+        pytest.param("other layers", marks=pytest.mark.release),
     ],
 )
 def test_clipped_sums_are_those_of_the_gradients_one_by_one(name, always):
