@@ -265,10 +265,10 @@ def test_inside_a_training_step_the_buffers_are_updated_in_place(kind):
     assert memory.temp_size_in_bytes <= 2 * 4 * size + 4096
 
 
-@pytest.mark.release
 # --- distribution --------------------------------------------------------------------------
 
 
+@pytest.mark.release
 def test_empirical_covariance_is_that_of_the_inverse_gram():
     n, count = 8, 200_000
     for strategy in every_strategy(n).values():
