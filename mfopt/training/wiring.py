@@ -165,8 +165,10 @@ def execution_of(
     """
     devices = meshes.data_parallel(mesh)
     # a user's G records fill a CPU by themselves, single records do so together
-    wanted = 8 if jax.default_backend() == "cpu" else 64
-    each = max(1, wanted // units.records) if wanted > 8 or units.records == 1 else 1
+    if jax.default_backend() == "cpu":
+        each = 8 if units.records == 1 else 1
+    else:
+        each = max(1, 64 // units.records)
     if config.microbatch % devices:
         raise _check.reject(
             "microbatch",

@@ -68,19 +68,11 @@ def _command(name: str) -> click.Command:
 
     study = find(name)
 
-    def callback(
-        out: Path | None,
-        full: bool,
-        jobs: int | None,
-        cache: Path | None,
-        force: bool,
-        as_json: bool,
-        quiet: bool,
-        **given: Any,
-    ) -> None:
-        chosen = {key: value for key, value in given.items() if value is not None}
+    def callback(full: bool, **given: Any) -> None:
+        own = {field.name: given.pop(field.name) for field in base.flags(study)}
+        chosen = {key: value for key, value in own.items() if value is not None}
         size = study.full if full else {}
-        _run(study(**{**size, **chosen}).check(), out, jobs, cache, force, as_json, quiet)
+        _run(study(**{**size, **chosen}).check(), **given)
 
     params: list[click.Parameter] = [_option(field, study.full) for field in base.flags(study)]
     callback.__doc__ = (

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
-from mfopt import _files
+from mfopt import _check, _files
 from mfopt._version import __version__
 from mfopt.experiments.cache import Cache, Result, Task
 from mfopt.experiments.runner import run_all
@@ -123,6 +123,12 @@ class Study(abc.ABC):
             if value != field.default:
                 words += [option_of(field)] if value is True else [option_of(field), worded(value)]
         return shlex.join(words)
+
+
+def check_several(name: str, values: tuple[object, ...]) -> None:
+    """Refuse a list of values with nothing in it, or with one twice."""
+    if not values or len(set(values)) < len(values):
+        raise _check.reject(name, values, "must name at least one value, and none twice")
 
 
 def flags(study: type[Study]) -> list[dataclasses.Field[Any]]:

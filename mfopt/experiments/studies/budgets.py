@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from mfopt import _check
 from mfopt.experiments.cache import Result, Task
-from mfopt.experiments.studies.base import Outcome, Study, flag
+from mfopt.experiments.studies.base import Outcome, Study, check_several, flag
 from mfopt.experiments.studies.user_means import ELS, ULS
 from mfopt.experiments.training import (
     CHOSEN_ON,
@@ -90,8 +90,7 @@ class TrainingBudgets(Study):
             _check.integer(name, getattr(self, name))
         for name in ("epsilons", "budgets", "groups", "rates", "seeds"):
             values = getattr(self, name)
-            if not values or len(set(values)) < len(values):
-                raise _check.reject(name, values, "must name at least one value, and none twice")
+            check_several(name, values)
             for value in values:
                 if name == "seeds":
                     _check.seed(name, value)

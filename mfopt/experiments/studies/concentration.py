@@ -12,7 +12,7 @@ from mfopt import _check
 from mfopt.experiments.cache import Result, Task
 from mfopt.experiments.studies.base import Outcome, Study, flag
 from mfopt.experiments.studies.filtered_means import FilteredDescent
-from mfopt.experiments.studies.user_means import ULS, Z95, Descent, relative, tuned
+from mfopt.experiments.studies.user_means import ULS, Z95, Descent, check_trials, relative, tuned
 
 if TYPE_CHECKING:
     from mfopt.experiments.plots import Panel
@@ -67,9 +67,7 @@ class ConcentrationFilter(Study):
         if self.group > self.examples:
             rule = f"a user has {self.examples} examples"
             raise _check.reject("group", self.group, rule, "Take less, or more `examples`.")
-        if _check.integer("trials", self.trials, at_least=4) % 2:
-            rule = "must be even: each half chooses the settings of the other"
-            raise _check.reject("trials", self.trials, rule)
+        check_trials(self.trials)
         return self
 
     def distance(self, across: float) -> float:
@@ -98,22 +96,8 @@ class ConcentrationFilter(Study):
 
     def plain(self, across: float) -> Descent:
         """DP-SGD of all users, as many gradients a step."""
-        return Descent(
-            ULS,
-            self.group,
-            self.group * self.users,
-            self.epsilon,
-            self.delta,
-            self.users,
-            self.examples,
-            self.dimension,
-            across,
-            self.within,
-            self.steps,
-            self.trials,
-            self.clips,
-            self.lengths,
-            self.seed,
+        return Descent.of(
+            self, ULS, self.group, self.group * self.users, self.epsilon, across=across
         )
 
     def cells(self) -> Iterable[Task]:

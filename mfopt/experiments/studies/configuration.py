@@ -22,7 +22,7 @@ import numpy as np
 from mfopt import _check
 from mfopt.experiments.cache import Result, Task
 from mfopt.experiments.studies.base import Outcome, Study, flag
-from mfopt.experiments.studies.user_means import ULS, Z95, Descent, relative, tuned
+from mfopt.experiments.studies.user_means import ULS, Z95, Descent, check_trials, relative, tuned
 
 if TYPE_CHECKING:
     from mfopt.experiments.plots import Panel
@@ -97,31 +97,13 @@ class EstimateAndDouble(Study):
             if _check.integer(name, values[0]) and values[-1] > most:
                 rule = f"there are {most} {owner}"
                 raise _check.reject(name, values[-1], rule, f"Take less, or more `{owner}`.")
-        if _check.integer("trials", self.trials, at_least=4) % 2:
-            rule = "must be even: each half chooses the settings of the other"
-            raise _check.reject("trials", self.trials, rule)
+        check_trials(self.trials)
         return self
 
     def descent(self, epsilon: float, place: Place) -> Descent:
         """ULS at one (G, M)."""
         group, cohort = place
-        return Descent(
-            ULS,
-            group,
-            group * cohort,
-            float(epsilon),
-            self.delta,
-            self.users,
-            self.examples,
-            self.dimension,
-            self.across,
-            self.within,
-            self.steps,
-            self.trials,
-            self.clips,
-            self.lengths,
-            self.seed,
-        )
+        return Descent.of(self, ULS, group, group * cohort, epsilon)
 
     def places(self) -> list[Place]:
         """The grid."""

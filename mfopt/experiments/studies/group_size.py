@@ -22,6 +22,7 @@ from mfopt.experiments.studies.user_means import (
     ELS,
     Z95,
     Descent,
+    check_trials,
     draw_sizes,
     relative,
     tuned,
@@ -91,31 +92,13 @@ class GroupSize(Study):
         if self.batch > room:
             rule = f"is more than the {room:.4g} examples to expect at the smallest G"
             raise _check.reject("batch", self.batch, rule, "Take less, or more `users`.")
-        if _check.integer("trials", self.trials, at_least=4) % 2:
-            rule = "must be even: each half chooses the settings of the other"
-            raise _check.reject("trials", self.trials, rule)
+        check_trials(self.trials)
         return self
 
     def descent(self, epsilon: float, group: int) -> Descent:
         """ELS at one G."""
-        return Descent(
-            ELS,
-            group,
-            self.batch,
-            float(epsilon),
-            self.delta,
-            self.users,
-            self.examples,
-            self.dimension,
-            self.across,
-            self.within,
-            self.steps,
-            self.trials,
-            self.clips,
-            self.lengths,
-            self.seed,
-            self.median,
-            self.spread,
+        return Descent.of(
+            self, ELS, group, self.batch, epsilon, median=self.median, spread=self.spread
         )
 
     def _left(self, epsilon: float) -> float:

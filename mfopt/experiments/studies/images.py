@@ -14,7 +14,7 @@ from mfopt.experiments import families, tasks
 from mfopt.experiments.cache import Result, Task
 from mfopt.experiments.comparison import Comparison
 from mfopt.experiments.studies import cifar, image_cells
-from mfopt.experiments.studies.base import Outcome, Study, flag
+from mfopt.experiments.studies.base import Outcome, Study, check_several, flag
 from mfopt.experiments.studies.image_cells import (
     AS_ACCOUNTED,
     EXECUTIONS,
@@ -77,8 +77,7 @@ class ImageStudy(Study):
         _check.probability("constant", self.constant, closed=True)
         for name in ("epsilons", "rates", "widths"):
             values = getattr(self, name)
-            if not values or len(set(values)) < len(values):
-                raise _check.reject(name, values, "must name at least one value, and none twice")
+            check_several(name, values)
         for rate in self.rates:
             _check.positive("rates", rate)
         self.comparison(SCHEDULE).check()

@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from mfopt import _check
 from mfopt.experiments.cache import Result, Task
-from mfopt.experiments.studies.base import Outcome, Study, flag
-from mfopt.experiments.studies.user_means import ELS, ULS, Z95, Descent, Tuned, relative, tuned
+from mfopt.experiments.studies.base import Outcome, Study, check_several, flag
+from mfopt.experiments.studies.user_means import (
+    ELS,
+    ULS,
+    Z95,
+    Descent,
+    Tuned,
+    check_trials,
+    relative,
+    tuned,
+)
 
 if TYPE_CHECKING:
     from mfopt.experiments.plots import Panel
@@ -75,13 +84,13 @@ class MeanEstimation(Study):
         for name in ("users", "examples", "dimension", "steps", "at_budget"):
             _check.integer(name, getattr(self, name))
         for name in ("epsilons", "withins", "clips", "lengths"):
-            _several(name, getattr(self, name))
+            check_several(name, getattr(self, name))
             for value in getattr(self, name):
                 _check.positive(name, value)
         _check.probability("delta", self.delta)
         _check.seed("seed", self.seed)
         for name in ("budgets", "groups"):
-            _several(name, getattr(self, name))
+            check_several(name, getattr(self, name))
         for group in self.groups:
             _check.integer("groups", group)
             if group > self.examples:
@@ -92,9 +101,7 @@ class MeanEstimation(Study):
             if batch > min(self.groups) * self.users:
                 rule = f"{self.users} users give at most {min(self.groups) * self.users}"
                 raise _check.reject("budgets", batch, rule, "Take less, or more `users`.")
-        if _check.integer("trials", self.trials, at_least=4) % 2:
-            rule = "must be even: each half chooses the settings of the other"
-            raise _check.reject("trials", self.trials, rule)
+        check_trials(self.trials)
         return self
 
     def points(self) -> list[PanelPoint]:
@@ -114,22 +121,8 @@ class MeanEstimation(Study):
 
     def descent(self, point: PanelPoint, algorithm: str, group: int) -> Descent:
         """One algorithm at one point."""
-        return Descent(
-            algorithm,
-            group,
-            point.batch,
-            float(point.epsilon),
-            self.delta,
-            self.users,
-            self.examples,
-            self.dimension,
-            self.across,
-            float(point.within),
-            self.steps,
-            self.trials,
-            self.clips,
-            self.lengths,
-            self.seed,
+        return Descent.of(
+            self, algorithm, group, point.batch, point.epsilon, within=float(point.within)
         )
 
     def _all(self) -> Iterator[tuple[PanelPoint, str, Descent]]:
@@ -243,8 +236,3 @@ class MeanEstimation(Study):
                 f"{edges} of {len(best)} sweeps have their best value at an end (at_the_end_of)"
             )
         return said
-
-
-def _several(name: str, values: tuple[object, ...]) -> None:
-    if not values or len(set(values)) < len(values):
-        raise _check.reject(name, values, "must name at least one value, and none twice")

@@ -17,7 +17,7 @@ from mfopt import _check
 from mfopt.experiments import training
 from mfopt.experiments.cache import Result, Task
 from mfopt.experiments.plots import Panel
-from mfopt.experiments.studies.base import Outcome, Study, flag
+from mfopt.experiments.studies.base import Outcome, Study, check_several, flag
 from mfopt.experiments.training import CHOSEN_ON, REPORTED, Run, TrainingComparison
 from mfopt.training.data import open_parts
 from mfopt.training.data.stdlib import EMBEDDED
@@ -63,8 +63,7 @@ class NoiseInTraining(Study):
     def check(self) -> Self:
         for name in ("data", "strategies", "rates", "seeds"):
             values = getattr(self, name)
-            if not values or len(set(values)) < len(values):
-                raise _check.reject(name, values, "must name at least one value, and none twice")
+            check_several(name, values)
         for rate in self.rates:
             _check.positive("rates", rate)
         for folder in self.data:

@@ -26,6 +26,10 @@ from mfopt.sampling import Poisson
 ELS, ULS = "ELS", "ULS"
 Z95 = 1.96
 _BYTES = 2**26  # of one chunk's batches
+_OF_STUDY = (
+    *("delta", "users", "examples", "dimension", "across", "within"),
+    *("trials", "clips", "lengths", "seed"),
+)
 _ROUND = 16  # places of a batch are a multiple of this, so that programs are used again
 
 
@@ -74,6 +78,20 @@ class Descent:
         if self.spread and self.algorithm != ELS:
             raise _check.reject("spread", self.spread, "users of several sizes are for ELS only")
 
+    @classmethod
+    def of(
+        cls, study: Any, algorithm: str, group: int, batch: int, epsilon: float, **other: Any
+    ) -> Descent:
+        """One of a study's: what is not given here is the study's field of that name.
+
+        Args:
+          study: with ``steps`` for ``iterations``.
+          algorithm, group, batch, epsilon: as for the class.
+          other: fields that the study varies, or has no field for.
+        """
+        own = {name: getattr(study, name) for name in _OF_STUDY if name not in other}
+        return cls(algorithm, group, batch, float(epsilon), iterations=study.steps, **own, **other)
+
     @property
     def expected(self) -> float:
         """Examples to expect of all users, at most G of each: of the public law."""
@@ -116,6 +134,13 @@ class Descent:
         """The sampling, in words."""
         what = "examples" if self.algorithm == ELS else "users"
         return f"Poisson, {what}, {self.scheme.probability:.4g}"
+
+
+def check_trials(trials: int) -> None:
+    """Refuse a number of trials that has no two halves, as :func:`tuned` needs them."""
+    if _check.integer("trials", trials, at_least=4) % 2:
+        rule = "must be even: each half chooses the settings of the other"
+        raise _check.reject("trials", trials, rule)
 
 
 def run_descent(accounted: Result, **settings: Any) -> Result:
