@@ -274,6 +274,7 @@ def test_too_few_samples_fail_or_inflate_but_never_lie(one_bin):
                 assert certificate.noise_multiplier > norm / gaussian.largest_mu(2.0, delta)
 
 
+@pytest.mark.ci
 def test_every_stage_tells_how_far_it_is(pair):
     events = []
     told = release(pair, 1.0, 1e-5, samples=2**14, seed=4, progress=events.append)
@@ -377,7 +378,7 @@ def sigma_of(*words):
     return row["noise_multiplier"]
 
 
-@pytest.mark.parametrize("kind", ["identity", "sqrt"])
+@pytest.mark.parametrize("kind", ["identity", pytest.param("sqrt", marks=pytest.mark.ci)])
 def test_one_sigma_from_every_command(kind, tmp_path):
     """To the last digit, as typed; one that samples is given one seed."""
     target, length, seed = ("--eps", 2, "--delta", 1e-5), ("--epochs", 2, "--iters", 16), 3

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import stat
+import types
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from mfopt.calibration import release
 from mfopt.errors import FailureError
 from mfopt.factorization import Factorization, proofs
 from mfopt.guarantee import Guarantee
-from mfopt.sampling import BallsInBins
+from mfopt.mechanism import Mechanism
+from mfopt.sampling import BallsInBins, FreshBins
 
 SCHEME = BallsInBins(bins=4, epochs=2)
 
@@ -154,3 +156,18 @@ def test_other_statements_are_accounted_for(certified, monkeypatch):
             proofs.ensure(pair)
     monkeypatch.setattr(proofs, "account", lambda *_, **__: pair.guarantee)
     assert proofs.ensure(pair).group_size == 2 and pair.proved_here
+
+
+def test_a_statement_of_fresh_bins_is_certified_as_it_stands(monkeypatch):
+    asked = []
+
+    def certified(loss, sigma, epsilon, delta, **_):
+        asked.append((loss.name, sigma, epsilon, delta))
+
+    monkeypatch.setattr(proofs, "certify", certified)
+    monkeypatch.setattr(proofs, "account", None)  # a search for ε would end a little above it
+    strategy = S.BandedToeplitz(np.array([1.0, 0.5]))
+    mechanism = Mechanism(FreshBins(4, 3), strategy)
+    stated = types.SimpleNamespace(group_size=1, adjacency="add-remove", epsilon=1.0, delta=1e-5)
+    proofs.prove(mechanism, 2.0, stated)
+    assert asked == [("fresh-bins", 2.0, 1.0, 1e-5)]

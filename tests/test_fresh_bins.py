@@ -11,10 +11,18 @@ from scipy.special import logsumexp
 from mfopt._float64 import float64
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
-from mfopt.accounting.monte_carlo import band, chunked, dominating_pair, pattern_tilts
+from mfopt.accounting.monte_carlo import (
+    band,
+    chunked,
+    dominating_pair,
+    pattern_blocks,
+    pattern_frozen,
+)
 from mfopt.accounting.monte_carlo import patterns as pattern
-from mfopt.accounting.monte_carlo.evidence import Point
+from mfopt.accounting.monte_carlo.calibrate import calibrate
+from mfopt.accounting.monte_carlo.evidence import Point, Tilt, Trial
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLoss
+from mfopt.accounting.monte_carlo.frozen import LogDelta
 from mfopt.accounting.monte_carlo.pattern_ceilings import Ceilings
 from mfopt.errors import UsageError
 from mfopt.sampling import BallsInBins, FreshBins
@@ -109,6 +117,7 @@ def test_likelihood_and_ceilings_are_those_of_all_patterns(bins, epochs, rethrow
             assert excess < 1e-12
 
 
+@pytest.mark.ci
 def test_the_ceiling_holds_where_a_bin_overlaps_both_neighbours():
     scheme, matrix = FreshBins(3, 6, 2), drawn(3, 6, 3)
     every = all_patterns(matrix, scheme) / SIGMA
@@ -124,8 +133,18 @@ BINS, EPOCHS, BANDS, EPSILON = 4, 3, 3, 0.7
 
 @pytest.fixture(scope="module")
 def small():
+    return case(BANDS, 2.0)
+
+
+@pytest.fixture(scope="module")
+def strong():
+    """Where a third of the candidates of "blocks" is not kept."""
+    return case(2, 1.0)
+
+
+def case(bands, sigma):
     """(loss, point, {direction: plain estimate}) of a C with b^K = 64 patterns."""
-    scheme, matrix, sigma = FreshBins(BINS, EPOCHS), drawn(BINS, EPOCHS, BANDS), 2.0
+    scheme, matrix = FreshBins(BINS, EPOCHS), drawn(BINS, EPOCHS, bands)
     every, rng = all_patterns(matrix, scheme), np.random.default_rng(0)
     noise = sigma * rng.normal(size=(scheme.iterations, 200_000))
     moved = noise + every[:, rng.integers(0, every.shape[1], noise.shape[1])]
@@ -134,7 +153,7 @@ def small():
         "add": np.maximum(-np.expm1(EPSILON + plain_loss(every, noise, sigma)), 0),
     }
     plain = {key: (v.mean(), v.std() / math.sqrt(v.size)) for key, v in values.items()}
-    loss = FreshBinsLoss(pattern.exact(Banded.from_dense(matrix, BANDS), scheme))
+    loss = FreshBinsLoss(pattern.exact(Banded.from_dense(matrix, bands), scheme))
     return loss, Point(sigma, EPSILON), plain
 
 
@@ -146,20 +165,141 @@ def small():
         ("chain", 2, "remove"),
         ("shift", 0.4, "remove"),
         ("mean", 0.6, "add"),
+        ("blocks", 2.0, "add"),
     ],
 )
-def test_every_proposal_has_the_mean_of_plain_sampling(small, kind, order, direction):
-    loss, point, plain = small
-    tilt = pattern_tilts.tilt(kind, order, loss._ceilings(point.noise_multiplier), point)
-    seen = loss.pilot(tilt, point, 2**14, chunked.seed_key(3))
+def test_every_proposal_has_the_mean_of_plain_sampling(small, strong, kind, order, direction):
+    loss, point, plain = strong if kind == "blocks" else small
+    size = 2**17 if kind == "blocks" else 2**14  # to see candidates that are kept too often
+    tilt = loss.at(Tilt(kind, order, 0.0), point)
+    seen = loss.pilot(tilt, point, size, chunked.seed_key(3))
     mean, error = plain[direction]
     found = math.exp(seen.log_mean)
     spread = math.hypot(found * seen.deviation / math.sqrt(seen.samples), error)
     assert abs(found - mean) < 4 * spread < 0.03 * mean
     # the control: the same samples at another σ
     other = Point(1.05 * point.noise_multiplier, EPSILON)
-    moved = loss.pilot(loss.at(tilt, other), other, 2**14, chunked.seed_key(3))
+    moved = loss.pilot(loss.at(tilt, other), other, size, chunked.seed_key(3))
     assert abs(math.exp(moved.log_mean) - mean) > 4 * spread
+
+
+@pytest.mark.ci
+def test_what_blocks_rests_on_is_below_the_loss_and_has_its_normalizer(strong):
+    loss, point, _ = strong
+    scaled = loss.patterns.scaled(point.noise_multiplier)
+    order, rng = 1.5, np.random.default_rng(6)
+
+    @float64
+    def gap(x, overlaps):
+        throws = pattern_blocks._Throws(scaled)
+        throws.before = overlaps * throws.before
+        below, exact = throws.bound_and_loss(jnp.asarray(x))
+        return np.asarray(exact - below), np.exp(-order * np.asarray(below))
+
+    x = rng.normal(size=(50_000, scaled.iterations))
+    for scale in (1, 4):
+        assert np.min(gap(scale * x, 1.0)[0]) > -1e-12
+    # the control: overlaps with the throw before left out, where all bins are equally likely
+
+    @float64
+    def flat():
+        throws = pattern_blocks._Throws(scaled)
+        modes = pattern.noise(scaled, jnp.eye(scaled.iterations))
+        return np.linalg.solve(np.asarray(modes).T, throws.half + throws.before.reshape(-1))[None]
+
+    assert gap(flat(), 0.0)[0] < 0 < gap(flat(), 1.0)[0]
+
+    values = gap(x, 1.0)[1]
+    ceilings = loss._ceilings(point.noise_multiplier)
+    tilt = pattern_blocks.tilt(loss.patterns, ceilings, order, point)
+    whole = tilt.log_ceiling - pattern_blocks._log_peak(order, point)
+    error = values.std() / math.sqrt(values.size) / values.mean()
+    assert abs(math.log(values.mean()) - whole) < 4 * math.hypot(error, tilt.detail.spread * 3 / 32)
+    assert error < 0.02 and ceilings.throws == 3
+
+
+@pytest.mark.ci
+def test_the_bound_by_blocks_holds_and_a_ceiling_too_small_leaves_none(strong, monkeypatch):
+    loss, point, plain = strong
+    tilt = loss.at(Tilt("blocks", 1.5, 0.0), point)
+    pilot = loss.pilot(tilt, point, 2**14, chunked.seed_key(8))
+    mean, error = plain["add"]
+    beta, trials = 0.2, 40
+
+    def bounds():
+        keys = (chunked.seed_key(seed) for seed in range(trials))
+        bet = pilot.expected(2**14, beta)[0]
+        found = [loss.bound(pilot.tilt, point, bet, Trial(2**14, beta, key)) for key in keys]
+        return np.array([one.value for one in found])
+
+    found = bounds()
+    assert np.sum(found < mean - 3 * error) <= 8 + 3 * math.sqrt(8 * 0.8)
+    assert np.max(found) < 1.1 * mean
+    # the control: a normalizer that is too small by a tenth
+    exact = pattern_blocks._log_ceiling
+    monkeypatch.setattr(pattern_blocks, "_log_ceiling", lambda *at: exact(*at) - 0.1)
+    assert np.mean(bounds()[:8] < mean - 3 * error) > 0.5
+    monkeypatch.undo()
+    peak = pattern_blocks._log_peak
+    monkeypatch.setattr(pattern_blocks, "_log_peak", lambda *at: peak(*at) - 1)
+    short = loss.bound(pilot.tilt, point, 4, Trial(2**14, beta, chunked.seed_key(1)))
+    assert math.isnan(short.value)
+
+
+def test_a_proposal_that_fails_at_one_noise_multiplier_is_placed_beside_it():
+    class Estimate:
+        samples = 64
+
+        def __init__(self, blind):
+            self.blind = blind
+
+        def evaluate(self, log_sigma):
+            if self.blind:
+                return LogDelta(-math.inf, -math.inf, math.inf)
+            return LogDelta(-12 * log_sigma, -12.0, 0.01)
+
+        def log_delta_add(self, log_sigma):
+            return -math.inf
+
+    class Loss(FreshBinsLoss):
+        def __init__(self):
+            self.placed, self.large = [], 0
+
+        def start(self, epsilon, delta):
+            return 2.0
+
+        def frozen(self, noise_multiplier, epsilon, samples, key):
+            self.placed.append(noise_multiplier)
+            self.large += samples == 64
+            return Estimate(samples == 64 and self.large == 1)  # the first of the large ones
+
+    loss = Loss()
+    found = calibrate(loss, 1.0, 1e-5, samples=64, seed=0)
+    np.testing.assert_allclose(found.noise_multiplier, 1e5 ** (1 / 12), rtol=1e-5)
+    assert loss.large == 2 and loss.placed[-1] > loss.placed[-2]
+
+
+def test_no_number_is_not_a_small_delta():
+    nothing = LogDelta.joined(np.array([[-np.inf, 0, 0, 0.0]]), 8)
+    assert nothing.value == -math.inf
+    lost = LogDelta.joined(np.array([[-3.0, 1, 1, -1.0], [np.nan, 1, 1, -1.0]]), 8)
+    assert math.isnan(lost.value) and not lost.relative_error < math.inf
+
+
+def test_a_component_that_no_sample_needs_stays_in_reach(small, monkeypatch):
+    loss, point, _ = small
+    kept = pattern_frozen.scipy.optimize.minimize
+
+    def runs_off(function, start, **options):
+        # a line search that follows a direction without slope
+        far = np.array([[0.5, 1.0], [9.0, 50.0]]).reshape(-1)
+        low, high = np.array(options["bounds"]).T
+        function(np.clip(far, low, high))
+        return kept(function, start, **options)
+
+    monkeypatch.setattr(pattern_frozen.scipy.optimize, "minimize", runs_off)
+    found = pattern_frozen.fit(loss.patterns, point.noise_multiplier, point.epsilon)
+    assert np.all(np.asarray(found.alpha) < 100) and np.all(np.abs(found.gamma) < 100)
 
 
 @pytest.mark.ci

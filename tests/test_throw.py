@@ -8,11 +8,13 @@ import pytest
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.loss_distribution import throw
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
+from mfopt.accounting.loss_distribution.exchange import Coin
 from mfopt.accounting.loss_distribution.rounds import COARSE, RoundsProfile
 from mfopt.accounting.loss_distribution.throw import Throw
 from mfopt.accounting.monte_carlo import patterns
 from mfopt.accounting.monte_carlo.free import Orthogonal, Thrown
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLoss
+from mfopt.errors import FailureError
 from mfopt.sampling import BallsInBins, FreshBins
 from mfopt.strategies import BandedToeplitz, Identity
 
@@ -127,3 +129,10 @@ def test_sigma_needs_no_samples_and_is_less_than_with_bins_kept():
 def test_coarse_and_fine_grids_agree():
     coarse, fine = (RoundsProfile(Throw(32), 8, 1.1, a).log_delta(1.0) for a in (COARSE, 2e-5))
     assert fine <= coarse < fine + 0.05
+
+
+def test_rounds_without_a_lower_bound_say_so():
+    coin = Coin(Throw(4), Throw(8), 0.5)
+    for one, named in ((coin, "truncated batches"), (Throw(4), "throws into bins")):
+        with pytest.raises(FailureError, match=f"no lower bound is known for {named}"):
+            one.discretize_below(1.0, 1e-3, 0.1, -50.0, (-1.0, 1.0), add=True)

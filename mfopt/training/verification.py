@@ -80,7 +80,12 @@ def read(path: str | Path) -> dict[str, Any]:
     try:
         facts = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as problem:
-        raise _check.reject("report", str(path), f"cannot be read ({problem})") from None
+        raise _check.reject(
+            "report",
+            str(path),
+            f"cannot be read ({problem})",
+            "Give the privacy report of a run; `mfopt certify` proves a factorization file.",
+        ) from None
     if not isinstance(facts, dict) or facts.get("format") != privacy.REPORT_FORMAT:
         found = facts.get("format") if isinstance(facts, dict) else None
         raise _check.reject(

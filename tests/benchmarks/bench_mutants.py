@@ -39,6 +39,7 @@ TILTED, BETTING = f"{MONTE_CARLO}/tilted.py", f"{MONTE_CARLO}/betting.py"
 EVIDENCE, PROPOSALS = f"{MONTE_CARLO}/evidence.py", f"{MONTE_CARLO}/proposals.py"
 SAMPLED, PAIR = f"{MONTE_CARLO}/sampled.py", f"{MONTE_CARLO}/dominating_pair.py"
 COUNTS, PATTERNS = f"{MONTE_CARLO}/count_mixture.py", f"{MONTE_CARLO}/pattern_tilts.py"
+BLOCKS = f"{MONTE_CARLO}/pattern_blocks.py"
 TABLE, FREE = f"{MONTE_CARLO}/composition.py", f"{MONTE_CARLO}/free.py"
 LOSSES = f"{ACCOUNTING}/loss_distribution"
 DISTRIBUTION, CONVOLUTION = f"{LOSSES}/distribution.py", f"{LOSSES}/convolution.py"
@@ -348,6 +349,24 @@ MUTANTS: dict[str, Mutant] = {
         "np.log(alone + before[g, i][:, None])",
         "np.log(alone)",
         afresh("likelihood"),
+    ),
+    "late bins without their overlaps": Mutant(
+        BLOCKS,
+        "u = exponents.reshape(-1, *self.before.shape) - self.before",
+        "u = exponents.reshape(-1, *self.before.shape)",
+        afresh("blocks_rests_on"),
+    ),
+    "candidates kept too often": Mutant(
+        BLOCKS,
+        "keep = jax.random.uniform(coin_key, chance.shape) < chance",
+        "keep = jax.random.uniform(coin_key, chance.shape) < jnp.sqrt(chance)",
+        afresh("plain_sampling"),
+    ),
+    "a normalizer too small": Mutant(
+        BLOCKS,
+        "log_normalizer = float(np.sum(log_parts))",
+        "log_normalizer = 2 * float(np.sum(log_parts))",
+        afresh("ceiling_too_small"),
     ),
     "half of what patterns share": Mutant(
         PATTERNS,

@@ -37,8 +37,7 @@ from scipy import special
 
 from mfopt.accounting import loss_distribution
 from mfopt.accounting.loss_distribution import LossDistribution
-from mfopt.accounting.loss_distribution.mixture import Round, reach
-from mfopt.errors import FailureError
+from mfopt.accounting.loss_distribution.mixture import Round, Unbounded, reach
 
 _MOST_CELLS = 500_000
 _NODES = 0.05  # spacing of the nodes for planning, in noise standard deviations
@@ -253,7 +252,7 @@ class Exchange:
 
 
 @dataclasses.dataclass(frozen=True)
-class Coin:
+class Coin(Unbounded):
     """One of two rounds by a coin that the data do not move; as if it were told which.
 
     To tell more can only raise a divergence, so the truth is at most this.
@@ -263,6 +262,7 @@ class Coin:
       chance: of ``seldom``, above 0 and below 1.
     """
 
+    plural = "truncated batches"
     often: Round
     seldom: Round
     chance: float
@@ -364,23 +364,3 @@ class Coin:
             sum(weight * part.reverse_infinite for part, weight in parts),
             np.asarray(smoothing)[kept],
         )
-
-    def discretize_below(
-        self,
-        noise_multiplier: float,
-        step: float,
-        spacing: float,
-        log_tail: float,
-        ends: tuple[float, float],
-        *,
-        add: bool,
-    ) -> LossDistribution:
-        """Refused: what is told of the coin is no part of the release.
-
-        Args:
-          noise_multiplier, step, spacing, log_tail, ends, add: as of the others.
-
-        Raises:
-          FailureError: always.
-        """
-        raise FailureError("no lower bound is known for truncated batches")

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from scipy import special
@@ -20,6 +20,7 @@ from scipy import special
 from mfopt import _sizes
 from mfopt.accounting import loss_distribution
 from mfopt.accounting.loss_distribution import LossDistribution
+from mfopt.errors import FailureError
 
 _MOST_CELLS = 1_000_000
 _NODES = 0.05  # spacing of the nodes of x for planning, in noise standard deviations
@@ -116,6 +117,24 @@ class Round(Protocol):
           ends: the smallest and the largest loss that are told apart.
           add: whether the direction is that of adding a unit.
         """
+
+
+class Unbounded:
+    """What a :class:`Round` is derived from that no pair is known to be dominated by.
+
+    Attributes:
+      plural: such rounds, in words.
+    """
+
+    plural: ClassVar[str]
+
+    def discretize_below(self, *_: object, add: bool) -> LossDistribution:
+        """Refused, in either direction.
+
+        Raises:
+          FailureError: always.
+        """
+        raise FailureError(f"no lower bound is known for {self.plural}")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -36,6 +36,7 @@ from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
 from mfopt.accounting.loss_distribution.convolution import ComposedLosses, Composition
 from mfopt.accounting.loss_distribution.distribution import LARGEST_WINDOW, LossDistribution
+from mfopt.accounting.loss_distribution.mixture import Unbounded
 
 _FAINT = 1e-290
 _NODES = 300  # on either side of 0, for planning
@@ -48,13 +49,14 @@ _ALONE = 4.0  # loss
 
 
 @dataclasses.dataclass(frozen=True)
-class Throw:
+class Throw(Unbounded):
     """One unit in one of ``bins`` orthogonal modes of norm 1, chosen uniformly: a round.
 
     Attributes:
       bins: b.
     """
 
+    plural = "throws into bins"
     bins: int
 
     @property
@@ -133,23 +135,6 @@ class Throw:
         infinite += float(mass[~kept].sum())
         smoothing = mass[kept] * step**2 / 6
         return LossDistribution(step, index[kept], mass[kept], infinite, reverse + faint, smoothing)
-
-    def discretize_below(
-        self,
-        noise_multiplier: float,
-        step: float,
-        spacing: float,
-        log_tail: float,
-        ends: tuple[float, float],
-        *,
-        add: bool,
-    ) -> LossDistribution:
-        """No pair that a throw dominates is made.
-
-        Args:
-          noise_multiplier, step, spacing, log_tail, ends, add: as for a mixture.
-        """
-        raise _check.FailureError("no lower bound is known for throws into bins")
 
 
 def _atoms(bins: int, gram: float, losses: np.ndarray) -> tuple[np.ndarray, float, float]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mfopt._float64 import float64
 from mfopt.accounting.chain import Chain, DeterministicUnit
 from mfopt.accounting.model import LossModel
 from mfopt.accounting.monte_carlo import design_point, dominating_pair, tilted
@@ -30,7 +32,7 @@ from mfopt.accounting.monte_carlo.protocol import (
 )
 from mfopt.accounting.monte_carlo.sampled import OneUnit
 from mfopt.sampling import BallsInBins
-from mfopt.strategies import Strategy
+from mfopt.strategies import Array, Strategy
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,7 +53,8 @@ class BallsInBinsLoss(TiltedLoss):
 
     @property
     def work(self) -> int:
-        return self.pair.bins
+        # the noise of a sample takes the square of that, which counts where bins are many
+        return self.pair.bins * max(1, self.pair.bins // design_point.MOST)
 
     @property
     def sensitivity(self) -> float:
@@ -101,15 +104,13 @@ class BallsInBinsLaw(SampledLaw):
     def loss(self, strategy: Strategy) -> BallsInBinsLoss:
         return BallsInBinsLoss(dominating_pair.exact(strategy, self.scheme))
 
+    def coarse(self) -> SampledLaw:
+        if self.scheme.bins <= design_point.MOST:
+            return self
+        return GroupedLaw(self.scheme, -(-self.scheme.bins // design_point.MOST))
+
     def draws(self, key: jax.Array, samples: int) -> design_point.Draws:
-        """By NumPy: to compile a program of so many draws takes longer than to make them."""
-        rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
-        half, bins = (samples + 1) // 2, self.scheme.bins
-        count = design_point.node_count(bins)
-        component = np.tile(design_point.components(rng.integers(2 * count), half, count), 2)
-        normal = rng.normal(size=(half, bins))
-        both = np.concatenate([normal, -normal])
-        return design_point.Draws(jnp.asarray(component), jnp.asarray(both))
+        return _draws(key, samples, self.scheme.bins)
 
     def quadratic(self, strategy: Strategy) -> jax.Array:
         """G."""
@@ -148,6 +149,126 @@ class BallsInBinsLaw(SampledLaw):
 
 
 law.register(BallsInBins)(BallsInBinsLaw)
+
+
+def _draws(key: jax.Array, samples: int, modes: int) -> design_point.Draws:
+    """By NumPy: to compile a program of so many draws takes longer than to make them."""
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    pairs, count = (samples + 1) // 2, design_point.node_count(modes)
+    component = design_point.components(rng.integers(2 * count), pairs, count)
+    normal = rng.normal(size=(pairs, modes))
+    return design_point.Draws(jnp.asarray(component), jnp.asarray(normal))
+
+
+class Groups(NamedTuple):
+    """What is known of groups of neighbouring bins.
+
+    Attributes:
+      means: Gram matrix of the groups' mean modes, (groups, groups).
+      squares: mean squared norm of each group's modes, (groups,).
+    """
+
+    means: Array
+    squares: Array
+
+
+class Grouped(NamedTuple):
+    """A proposal, and how far a group's mode is from its mean mode.
+
+    Attributes:
+      placed: for the groups' modes.
+      share: of what ``squares`` is above the means' own, (groups,).
+    """
+
+    placed: design_point.Placed
+    share: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupedLaw(SampledLaw):
+    """Neighbouring bins as one: near balls-in-bins with many bins, at the cost of few.
+
+    Over a group log mean_i e^(u_i) is taken for e^u of one Gaussian mode, with the overlaps of the
+    groups' mean modes and, with itself, with what gives the group's likelihood ratio the second
+    moment that it has under Q: within a group of s bins let modes overlap by o and have squares
+    o + p, in noise units; then mean_ik e^(S_ik) = e^(o + log(1 + (e^p − 1)/s)), of which the mean
+    mode alone has o + p/s. (At 8 × 256, ε = 2, groups of 8: σ is 0.35% too small with it, 1.2%
+    without.) The share of p is frozen with the proposal. Nothing is proven of this law: searches
+    are made with it.
+
+    Attributes:
+      scheme: balls-in-bins.
+      size: bins in a group; the last may have fewer.
+    """
+
+    scheme: BallsInBins
+    size: int
+
+    def loss(self, strategy: Strategy) -> BallsInBinsLoss:
+        return BallsInBinsLoss(dominating_pair.exact(strategy, self.scheme))
+
+    def near(self, strategy: Strategy) -> BallsInBinsLoss:
+        return BallsInBinsLoss(_mean_pair(self, strategy))
+
+    def draws(self, key: jax.Array, samples: int) -> design_point.Draws:
+        return _draws(key, samples, -(-self.scheme.bins // self.size))
+
+    def quadratic(self, strategy: Strategy) -> Groups:
+        return Groups(*strategy.grouped_gram(self.scheme, self.size))
+
+    def product(self, slope: Groups, strategy: Strategy) -> jax.Array:
+        return strategy.grouped_product(*slope, self.scheme, self.size)
+
+    def prepared(self, quadratic: Groups) -> Groups:
+        return quadratic
+
+    def log_scale(self, reduced: Groups) -> jax.Array:
+        """log of the root mean square norm of the modes, or about that."""
+        return jnp.log(jnp.mean(reduced.squares)) / 2
+
+    def norm(self, reduced: Groups) -> jax.Array:
+        """Largest mode norm, or about that."""
+        return jnp.sqrt(jnp.max(reduced.squares))
+
+    def proposal(self, reduced: Groups, noise_multiplier: Any, epsilon: Any) -> Grouped:
+        gram, share = _merged(reduced, noise_multiplier, self.scheme.bins, self.size)
+        return Grouped(design_point.placed(gram, noise_multiplier, epsilon), share)
+
+    def frozen(
+        self, reduced: Groups, proposal: Grouped, draws: design_point.Draws
+    ) -> design_point.Terms:
+        pair = dominating_pair.jittered(_with_share(reduced, proposal.share))
+        return design_point.exponents(pair, proposal.placed, draws)
+
+    def log_delta(self, terms: design_point.Terms, log_sigma: Any, epsilon: Any) -> jax.Array:
+        return design_point.log_delta(terms, log_sigma, epsilon)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _merged(
+    groups: Groups, noise_multiplier: Any, bins: int, size: int
+) -> tuple[jax.Array, jax.Array]:
+    """The Gram matrix of the groups' modes at this σ, and the share of ``squares`` in it."""
+    counts = np.minimum(size, bins - size * np.arange(-(-bins // size)))
+    above = groups.squares - jnp.diagonal(groups.means)
+    own = above / noise_multiplier**2 * counts / np.maximum(counts - 1, 1)  # p
+    more = jnp.log1p(jnp.expm1(own) / counts) - own / counts
+    share = jnp.where(above > 0, more * noise_multiplier**2 / jnp.where(above > 0, above, 1), 0)
+    return _with_share(groups, share), share
+
+
+def _with_share(groups: Groups, share: Array) -> jax.Array:
+    above = groups.squares - jnp.diagonal(groups.means)
+    return jnp.asarray(groups.means) + jnp.diag(share * above)
+
+
+@float64
+def _mean_pair(law: GroupedLaw, strategy: Strategy) -> DominatingPair:
+    gram = law.quadratic(strategy).means
+    return DominatingPair(*map(np.asarray, _jittered(jnp.asarray(gram))))
+
+
+_jittered = jax.jit(dominating_pair.jittered)
 
 
 # --- accounts of a mechanism ---------------------------------------------------------------------

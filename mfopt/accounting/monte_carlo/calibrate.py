@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -13,8 +13,12 @@ from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo._root import decreasing_root
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.protocol import FrozenEstimate, SampledLoss, loss_of
+from mfopt.errors import FailureError
 
 _PILOT = 2048
+_ATTEMPTS = 6  # to place the proposal
+_BLIND = 0.7  # relative standard error of δ̂ from which on nothing is read off it
+_NEAR, _NUDGE = 0.1, 0.01  # of log σ: how far a proposal serves, and the step where it fails
 _DOMAIN = 0x63616C69  # keys of this search: an optimizer with the same seed draws others
 
 
@@ -70,8 +74,7 @@ def calibrate(
     loss = loss_of(pair)
     key = chunked.subkey(chunked.seed_key(seed), _DOMAIN) if key is None else key
     near = rough(loss, epsilon, delta, chunked.subkey(key, 0), start)
-    frozen = loss.frozen(near, epsilon, samples, chunked.subkey(key, 1))
-    log_sigma = _solve(frozen, math.log(near), delta)
+    frozen, log_sigma = _placed(loss, near, epsilon, delta, samples, key)
     direction = "remove"
     if frozen.log_delta_add(log_sigma) > math.log(delta):
         direction, log_sigma = "add", _solve_add(frozen, log_sigma, delta)
@@ -106,11 +109,37 @@ def rough(
     return math.exp(decreasing_root(function, begin, tolerance=0.01, max_step=2.0))
 
 
-def _solve(frozen: FrozenEstimate, start: float, delta: float) -> float:
-    """log σ on frozen samples whose proposal was placed near it."""
+def _placed(
+    loss: SampledLoss, near: float, epsilon: float, delta: float, samples: int, key: jax.Array
+) -> tuple[FrozenEstimate, float]:
+    """A frozen estimate whose proposal serves at its own log σ.
+
+    A proposal is fitted to a few samples: at one σ the fit may fail where at its neighbours it does
+    not, and far from where it was placed it sees nothing, which looks like a δ far too small.
+    """
+    for attempt in range(_ATTEMPTS):
+        frozen = loss.frozen(near, epsilon, samples, chunked.subkey(key, 1 + attempt))
+        at = frozen.evaluate(math.log(near))
+        # a Newton step says how far it is: nothing is searched where the estimate says little
+        off = (at.value - math.log(delta)) / abs(at.slope)
+        if not at.relative_error < _BLIND or not math.isfinite(off):
+            near *= math.exp(_NUDGE)
+        elif abs(off) > _NEAR and attempt < _ATTEMPTS - 1:
+            near *= math.exp(max(-0.3, min(off, 0.3)))
+        else:
+            return frozen, _solve(frozen, math.log(near), delta, at)
+    raise FailureError(
+        f"calibration: near σ = {near:.4g} no sample says what δ is (ε = {epsilon:g}, "
+        f"δ = {delta:g}). Use more samples or another seed."
+    )
+
+
+def _solve(frozen: FrozenEstimate, start: float, delta: float, first: Any = None) -> float:
+    """log σ on frozen samples whose proposal was placed near it; ``first`` is what start gives."""
 
     def function(log_sigma: float) -> tuple[float, float]:
-        at = frozen.evaluate(log_sigma)
+        known = first is not None and log_sigma == start
+        at = first if known else frozen.evaluate(log_sigma)
         return at.value - math.log(delta), at.slope
 
     return decreasing_root(function, start)

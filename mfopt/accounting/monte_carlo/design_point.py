@@ -57,10 +57,10 @@ class Placed(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """Frozen randomness: component index (samples,) and standard normals (samples, bins).
+    """Frozen randomness: component index (pairs,) and standard normals (pairs, bins).
 
-    Components are stratified and normals come in pairs ±z, so samples i and i + samples/2 form an
-    antithetic pair; the estimator stays unbiased.
+    Components are stratified, and each row z stands for an antithetic pair of samples, z and −z:
+    samples i and i + pairs. The estimator stays unbiased.
     """
 
     component: jax.Array
@@ -71,9 +71,9 @@ class Terms(NamedTuple):
     """Exponents of Y and of log R/Q as polynomials in x = 1/σ (see :func:`exponents`)."""
 
     component: jax.Array
-    loss_linear: jax.Array  # (samples, bins): coefficient of x
+    loss_linear: jax.Array  # (pairs, bins): coefficient of x for z, and less it for −z
     loss_square: Array  # (J, bins), row = component: coefficient of x²
-    proposal_linear: jax.Array  # (samples, J)
+    proposal_linear: jax.Array  # (pairs, J)
     proposal_square: Array  # (J, J)
     nodes: Array  # (K,)
 
@@ -151,7 +151,7 @@ def draw(key: jax.Array, samples: int, bins: int) -> Draws:
     count = node_count(bins)
     component = components(jax.random.randint(offset_key, (), 0, 2 * count), half, count)
     normal = jax.random.normal(noise_key, (half, bins))
-    return Draws(jnp.concatenate([component, component]), jnp.concatenate([normal, -normal]))
+    return Draws(component, normal)
 
 
 def components(offset: Any, count: int, nodes: int) -> Any:
@@ -178,7 +178,7 @@ def tables(pair: DominatingPair, proposal: Placed) -> Tables:
 def linear(
     pair: DominatingPair, proposal: Placed, draws: Draws
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Component, and what multiplies x: products of size samples×b×b and samples×b×J."""
+    """Component, and what multiplies x: products of size pairs×b×b and pairs×b×J."""
     loss = draws.normal @ pair.factor.T
     return draws.component, loss, loss @ proposal.weights.T
 
@@ -197,12 +197,18 @@ def exponents(pair: DominatingPair, proposal: Placed, draws: Draws) -> Terms:
 def log_values(terms: Terms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
     """log f for each sample (−inf where the loss is below ε), f = (P_K/R)(1 − e^(ε−Y))₊."""
     x = jnp.exp(-log_sigma)
-    at_modes = x**2 * terms.loss_square[terms.component] + x * terms.loss_linear
-    loss = privacy_loss(at_modes)
-    every = len(terms.nodes) == at_modes.shape[1]
-    density = loss if every else privacy_loss(at_modes[:, terms.nodes])
-    ratio = privacy_loss(x**2 * terms.proposal_square[terms.component] + x * terms.proposal_linear)
-    return density - ratio + log_hinge(loss - epsilon)
+    loss_square = x**2 * terms.loss_square[terms.component]
+    proposal_square = x**2 * terms.proposal_square[terms.component]
+    every = len(terms.nodes) == loss_square.shape[1]
+
+    def of(sign: int) -> jax.Array:
+        at_modes = loss_square + sign * x * terms.loss_linear
+        loss = privacy_loss(at_modes)
+        density = loss if every else privacy_loss(at_modes[:, terms.nodes])
+        ratio = privacy_loss(proposal_square + sign * x * terms.proposal_linear)
+        return density - ratio + log_hinge(loss - epsilon)
+
+    return jnp.concatenate([of(1), of(-1)])
 
 
 def log_delta(terms: Terms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
@@ -228,8 +234,14 @@ def log_delta_add(
     half = jnp.diagonal(gram) / 2
     mean_square = jnp.mean(gram)
     t = add_tilt(gram, epsilon)
-    products = draws.normal @ pair.factor.T * jnp.exp(-log_sigma) - t * jnp.mean(gram, axis=0)
-    loss = privacy_loss(products - half)
-    log_weight = t * jnp.mean(products, axis=1) + t**2 * mean_square / 2
-    values = log_weight + log_hinge(-epsilon - loss)
-    return jax.scipy.special.logsumexp(values) - jnp.log(values.shape[0])
+    noise = draws.normal @ pair.factor.T * jnp.exp(-log_sigma)
+
+    def of(sign: int) -> jax.Array:
+        products = sign * noise - t * jnp.mean(gram, axis=0)
+        log_weight = t * jnp.mean(products, axis=1) + t**2 * mean_square / 2
+        values: jax.Array = log_weight + log_hinge(-epsilon - privacy_loss(products - half))
+        return values
+
+    values = jnp.concatenate([of(1), of(-1)])
+    result: jax.Array = jax.scipy.special.logsumexp(values) - jnp.log(values.shape[0])
+    return result

@@ -13,9 +13,15 @@ import jax.numpy as jnp
 
 from mfopt.accounting.chain import Chain
 from mfopt.accounting.model import LossModel
-from mfopt.accounting.monte_carlo import band, pattern_frozen, pattern_tilts
+from mfopt.accounting.monte_carlo import (
+    band,
+    chunked,
+    pattern_blocks,
+    pattern_frozen,
+    pattern_tilts,
+)
 from mfopt.accounting.monte_carlo import patterns as pattern
-from mfopt.accounting.monte_carlo.evidence import Point, Sums, Tilt
+from mfopt.accounting.monte_carlo.evidence import Pilot, Point, Sums, Tilt, Trial, UpperBound
 from mfopt.accounting.monte_carlo.free import (
     Orthogonal,
     Thrown,
@@ -98,11 +104,50 @@ class FreshBinsLoss(TiltedLoss):
         return (pattern_tilts.mean_tilt(ceilings, point),)
 
     def total(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> tuple[Sums, int]:
+        if tilt.kind == pattern_blocks.KIND:
+            taken = self.pilot(tilt, point, samples, key)
+            return taken.sums, taken.samples
         return pattern_tilts.total(self.patterns, tilt, point, samples, key)
 
     def at(self, tilt: Tilt, point: Point) -> Tilt:
         ceilings = self._ceilings(point.noise_multiplier)
+        if tilt.kind == pattern_blocks.KIND:
+            return pattern_blocks.tilt(self.patterns, ceilings, tilt.order, point)
         return pattern_tilts.tilt(tilt.kind, tilt.order, ceilings, point)
+
+    def choose(
+        self,
+        direction: SampledDirection,
+        point: Point,
+        trial: Trial,
+        log_mean: float | None = None,
+    ) -> Pilot:
+        first = super().choose(direction, point, trial, log_mean)
+        if direction == "remove":
+            return first
+        blocks = pattern_blocks.choose(
+            self.patterns,
+            self._ceilings(point.noise_multiplier),
+            first.tilt.order,
+            point,
+            trial._replace(key=chunked.subkey(trial.key, 1)),
+            self.glance,
+        )
+        if blocks is None:
+            return first
+        return min(first, blocks, key=lambda one: one.expected(trial.samples, trial.beta)[1])
+
+    def pilot(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> Pilot:
+        if tilt.kind != pattern_blocks.KIND:
+            return super().pilot(tilt, point, samples, key)
+        ceilings = self._ceilings(point.noise_multiplier)
+        return pattern_blocks.pilot(self.patterns, ceilings, tilt, point, samples, key)
+
+    def bound(self, tilt: Tilt, point: Point, bet: int, trial: Trial) -> UpperBound:
+        if tilt.kind != pattern_blocks.KIND:
+            return super().bound(tilt, point, bet, trial)
+        ceilings = self._ceilings(point.noise_multiplier)
+        return pattern_blocks.bound(self.patterns, ceilings, tilt, point, bet, trial)
 
     def free_bounds(self) -> Sequence[FreeBound]:
         anyway = Unamplified(self.sensitivity, UNAMPLIFIED)

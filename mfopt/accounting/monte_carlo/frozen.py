@@ -30,6 +30,8 @@ class LogDelta(NamedTuple):
         """From the :func:`paired_moments` of chunks, shape (chunks, 4), of so many pairs in all."""
         top, total, square, slope = parts.T
         peak = np.max(top)
+        if np.isnan(peak):  # no number says nothing of σ
+            return cls(np.nan, np.nan, np.inf)
         if not np.isfinite(peak):  # no sample reached ε: δ̂ = 0, σ is far too large
             return cls(-np.inf, -np.inf, np.inf)
         weight = np.exp(top - peak)
@@ -79,8 +81,8 @@ class FrozenSamples:
         self._size = _even_chunk(samples, pair.bins)
         self._keys = [chunked.subkey(key, i) for i in range(-(-samples // self._size))]
         self.samples = self._size * len(self._keys)
-        fits = self.samples * bytes_per_sample(pair.bins) <= _KEPT * chunked.MEMORY_BUDGET
-        self._terms = [self._make(k) for k in self._keys] if fits else None
+        kept = kept_bytes(self.samples, pair.bins)
+        self._terms = [self._make(k) for k in self._keys] if kept else None
 
     def _make(self, key: jax.Array) -> design_point.Terms:
         own = _linear(self.pair, self._placed, key, self._size)
@@ -120,9 +122,15 @@ def _even_chunk(samples: int, bins: int) -> int:
     return size + size % 2
 
 
+def kept_bytes(samples: int, bins: int) -> int:
+    """Of the draws of so many samples; 0 where they are too many to be kept."""
+    found = samples * bytes_per_sample(bins)
+    return found if found <= _KEPT * chunked.MEMORY_BUDGET else 0
+
+
 def bytes_per_sample(bins: int) -> int:
-    """Of kept ``design_point.Terms``: bins + 2K numbers and an index."""
-    return 8 * (bins + 2 * design_point.node_count(bins) + 1)
+    """Of kept ``design_point.Terms``: for a pair of samples bins + 2K numbers and an index."""
+    return 4 * (bins + 2 * design_point.node_count(bins) + 1)
 
 
 @functools.partial(jax.jit, static_argnums=3)

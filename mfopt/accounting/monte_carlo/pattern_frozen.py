@@ -41,6 +41,7 @@ COMPONENTS = 2
 _CHUNK = 2**17  # numbers of a chunk's antithetic pairs: a few MiB of arrays
 _PILOT = 256
 _START = ((0.35, 0.65), (0.65, 0.35))  # of the order, the parts of α - 1 and γ
+_REACH = 3.0  # of the order, the largest α - 1 and γ: a component that no sample needs would leave
 
 
 class PatternProposal(NamedTuple):
@@ -167,8 +168,14 @@ def fit(patterns: Patterns, noise_multiplier: float, epsilon: float) -> PatternP
                 least, best = float(value), flat.reshape(-1, 2).copy()
             return float(value), np.asarray(slope).reshape(-1)
 
+        far = _REACH * order
         scipy.optimize.minimize(
-            function, start.reshape(-1), jac=True, method="L-BFGS-B", options={"maxfun": 12}
+            function,
+            start.reshape(-1),
+            jac=True,
+            method="L-BFGS-B",
+            bounds=[(-1.0, math.log1p(far)), (-far, far)] * COMPONENTS,
+            options={"maxfun": 12},
         )
     return PatternProposal(jnp.exp(jnp.asarray(best[:, 0])), jnp.asarray(best[:, 1]))
 

@@ -169,10 +169,14 @@ def _to_modes(patterns: Patterns, x: jax.Array) -> jax.Array:
 
 def toward_mean(patterns: Patterns) -> tuple[jax.Array, jax.Array]:
     """(Mᵀ m̄, |m̄|²) of the mean mode m̄ = C·1/b: shapes (K·b,) and ()."""
+    mean = mean_row(patterns)
+    return noise(patterns, mean[None])[0], jnp.sum(mean**2)
+
+
+def mean_row(patterns: Patterns) -> jax.Array:
+    """The mean mode m̄ = E_k m_k = C·1/b, shape (n,)."""
     columns = band.tiles(jnp.asarray(patterns.columns))
-    mean = band.product(columns, jnp.full((1, patterns.iterations), 1 / patterns.bins))
-    toward = _to_modes(patterns, band.transposed(columns, mean))[0]
-    return toward, jnp.sum(mean**2)
+    return band.product(columns, jnp.full((1, patterns.iterations), 1 / patterns.bins))[0]
 
 
 class Overlaps:

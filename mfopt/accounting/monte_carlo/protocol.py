@@ -274,6 +274,14 @@ class SampledLaw(abc.ABC):
           UsageError: no dominating pair is known for this C.
         """
 
+    def near(self, strategy: Strategy) -> SampledLoss:
+        """A loss to find a first σ with; that of the mechanism, where nothing cheaper is known."""
+        return self.loss(strategy)
+
+    def coarse(self) -> SampledLaw:
+        """A cheaper law whose optimum is near this one's: itself, where none is known."""
+        return self
+
     def check_shape(self, strategy: Strategy) -> None:  # noqa: B027 - most take any C
         """Raise :class:`UsageError` for a form of C that no parameters make one that is covered."""
 
