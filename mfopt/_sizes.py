@@ -19,6 +19,7 @@ from mfopt.progress import Progress, Report
 
 GIB = 2**30
 SPEED = 50.0  # of the two cores that costs were measured on, as :func:`speed`
+_SLOWEST = 3.0  # times slower than those, at most
 _SPARE = 0.9  # share of what is free that may be planned with
 _LONG = 120.0  # seconds worth telling of
 
@@ -95,8 +96,11 @@ def speed() -> float:
 
 
 def here(seconds: float) -> float:
-    """What took so long where costs were measured, on this machine: on its CPU, and roughly."""
-    return seconds * SPEED / speed()
+    """What took so long where costs were measured, on this machine: on its CPU, and roughly.
+
+    A machine that seems far slower is mostly busy at this moment, and will not be all the time.
+    """
+    return seconds * min(SPEED / speed(), _SLOWEST)
 
 
 def announce(seconds: float, report: Report, *, of: str = "this", note: str = "") -> None:

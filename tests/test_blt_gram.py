@@ -8,7 +8,7 @@ import pytest
 from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.sampling import BallsInBins
-from mfopt.strategies import BLT, TimeScaled, blt_gram, time_scaled
+from mfopt.strategies import BLT, Strategy, TimeScaled, blt_gram, time_scaled
 
 
 def _case(epochs, bins, decay, seed=0):
@@ -24,7 +24,13 @@ def _modes(strategy, scheme):
     return dense.reshape(len(dense), scheme.epochs, scheme.bins).sum(axis=1)
 
 
-CASES = [(3, 7, [0.9, 0.3, 0.0]), (1, 5, [1.0, 0.99]), (4, 33, [0.999, 0.5, 1e-9]), (2, 1, [0.7])]
+CASES = [
+    (3, 7, [0.9, 0.3, 0.0]),
+    (1, 5, [1.0, 0.99]),
+    (4, 33, [0.999, 0.5, 1e-9]),
+    (2, 1, [0.7]),
+    (2, 133, [0.99]),
+]
 
 
 @pytest.mark.parametrize(("epochs", "bins", "decay"), CASES)
@@ -41,6 +47,34 @@ def test_every_entry_is_within_the_stated_error(epochs, bins, decay):
     assert wrong > blt_gram.relative_error(scheme) or scheme.iterations == 2
 
 
+@pytest.mark.parametrize(("epochs", "bins", "size"), [(3, 7, 3), (2, 70, 1)])
+def test_groups_have_the_mean_modes_and_the_mean_norms(epochs, bins, size):
+    strategy, scheme = _case(epochs, bins, [0.9, 0.3])
+    gram = _modes(strategy, scheme).T @ _modes(strategy, scheme)
+    found = blt_gram.grouped(strategy.base, strategy.rows, strategy.columns, scheme, size)
+    cuts = np.arange(0, bins, size)
+    counts = np.diff(np.append(cuts, bins))
+    sums = np.add.reduceat(np.add.reduceat(gram, cuts, 0), cuts, 1)
+    np.testing.assert_allclose(found[0], sums / np.outer(counts, counts), rtol=1e-12)
+    np.testing.assert_allclose(
+        found[1], np.add.reduceat(gram.diagonal(), cuts) / counts, rtol=1e-12
+    )
+    # the dense way that other kinds take, and both products
+    dense = Strategy.grouped_gram(strategy, scheme, size)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11), tuple(dense), found)
+    slopes = [np.random.default_rng(2).normal(size=part.shape) for part in found]
+    with jax.enable_x64(True):
+        fast = jax.jit(
+            lambda slope, diagonal: blt_gram.product(
+                slope, strategy.base, strategy.rows, strategy.columns, scheme, size, diagonal
+            )
+        )(*slopes)
+        plain = Strategy.grouped_product(strategy, *slopes, scheme, size)
+    expected = sum(np.sum(a * b) for a, b in zip(slopes, found, strict=True))
+    np.testing.assert_allclose([fast, plain], expected, rtol=1e-10)
+
+
+@pytest.mark.ci
 def test_the_product_and_its_gradient_are_those_of_the_dense_matrix():
     strategy, scheme = _case(3, 7, [0.9, 0.3, 0.05])
     slope = np.random.default_rng(1).normal(size=(7, 7))
@@ -58,7 +92,7 @@ def test_the_product_and_its_gradient_are_those_of_the_dense_matrix():
     with jax.enable_x64(True):
         every = (0, 1, 2, 3)
         found, expected = (
-            jax.value_and_grad(f, every)(*map(jnp.asarray, at)) for f in (fast, plain)
+            jax.jit(jax.value_and_grad(f, every))(*map(jnp.asarray, at)) for f in (fast, plain)
         )
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-11), found, expected)
 
@@ -72,6 +106,7 @@ def few(monkeypatch):
     jax.clear_caches()
 
 
+@pytest.mark.ci
 def test_the_certificates_pair_is_above_the_modes_and_by_a_hair(few):
     strategy, scheme = _case(4, 33, [0.999, 0.9, 0.5])
     modes = _modes(strategy, scheme)

@@ -125,6 +125,7 @@ def test_losses_are_the_errors_they_are_named_after(workload):
     np.testing.assert_allclose(np.exp(found), expected, rtol=1e-12)
 
 
+@pytest.mark.ci
 def test_objective_is_nan_far_from_its_shifts_and_recovers():
     target, mapping = objective_for(every_strategy(N)["blt"])
     far = mapping.start + 30.0
@@ -254,6 +255,7 @@ def test_kinds_are_ordered_as_they_contain_each_other(best):
             assert isinstance(leaf, np.ndarray) and leaf.dtype == np.float64
 
 
+@pytest.mark.ci
 def test_c_comes_in_one_normalization(best):
     """σ is then the multiplier of the Gaussian mechanism that a fixed order makes of it."""
     from mfopt.accounting import Mechanism, account
@@ -278,6 +280,7 @@ def test_a_start_of_another_scale_changes_nothing():
     assert one.noise_multiplier == pytest.approx(other.noise_multiplier, rel=1e-6)
 
 
+@pytest.mark.ci
 def test_frozen_sigma_is_near_the_fresh_one(best):
     from mfopt.accounting.monte_carlo import dominating_pair
     from mfopt.calibration import calibrate
@@ -295,6 +298,7 @@ def test_pinned_seed_reproduces():
     np.testing.assert_array_equal(one.history[:, 1:], two.history[:, 1:])
 
 
+@pytest.mark.ci
 def test_init_starts_from_a_previous_result(best):
     seen = []
     again = optimized(
@@ -314,6 +318,7 @@ def test_init_starts_from_a_previous_result(best):
     assert wide.loss <= wide.history[0, 1]
 
 
+@pytest.mark.ci
 def test_init_that_says_nothing_is_refused(best):
     for kind, init in (("blt", best["toeplitz"].strategy), ("toeplitz", best["dense"].strategy)):
         with pytest.raises(UsageError, match="init"):
@@ -324,6 +329,7 @@ def test_init_that_says_nothing_is_refused(best):
         )
 
 
+@pytest.mark.ci
 def test_objective_max_lowers_the_largest_error(best):
     found = optimized("blt", loss="max", samples=2048)
     smallest, other = (

@@ -46,7 +46,7 @@ REFUSED = "GiB of memory|must be at most 2147483647 iterations"
 @pytest.mark.parametrize(
     ("kind", "epochs", "bins"),
     [
-        ("blt", 64, 4096),
+        ("blt", 64, 32768),
         ("blt", 4, 16384),
         ("dense", 64, 128),
         ("toeplitz", 1, 10**9),
@@ -116,13 +116,13 @@ def test_long_work_is_announced_and_short_work_is_not(monkeypatch):
         sizes.announce(scheme, samples=samples, evaluations=evaluations, report=told.append)
         return bool(told)
 
-    # measured: 11 to 40 s at 128 bins, 275 s at 1,024
+    # measured: 11 to 40 s at 128 bins; 149 CPU-s at 1,024
     assert not announced(128)
-    assert 90 < sizes.seconds(BallsInBins(1024, 8), samples=2048, evaluations=300) < 800
-    assert announced(1024) and told[0].lasting and " min" in told[0].note
+    assert 50 < sizes.seconds(BallsInBins(1024, 8), samples=2**15, evaluations=40) < 200
+    assert announced(4096) and told[0].lasting and " min" in told[0].note
     assert announced(128, samples=2**19)
     monkeypatch.setattr(_sizes, "speed", lambda: 100 * _sizes.SPEED)
-    assert not announced(1024)
+    assert not announced(4096)
 
 
 def test_the_speed_of_this_machine_is_a_plausible_number():
@@ -168,7 +168,7 @@ def test_the_estimate_is_that_of_the_compiled_program():
     from mfopt.optimize import implicit, kinds, objective
     from mfopt.workloads import PrefixSums
 
-    scheme, samples = BallsInBins(256, 2), 2**11
+    scheme, samples = BallsInBins(128, 2), 2**11
     entry = kinds.find("banded-toeplitz")
     with jax.enable_x64(True):
         start = S.BandedToeplitz(np.array([1.0, 0.5, 0.3, 0.2]))
@@ -185,5 +185,9 @@ def test_the_estimate_is_that_of_the_compiled_program():
         program = objective._evaluation(loss, mapping.build, objective.law(scheme))
         found = program.lower(point, frozen, number, number).compile().memory_analysis()
     compiled = found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes
-    planned = sizes.memory("banded-toeplitz", scheme, samples=samples, bands=4) - sizes._BASE
+    one, two = (
+        sizes.memory("banded-toeplitz", scheme, samples=count, bands=4)
+        for count in (2**20, 2**20 + samples)
+    )
+    planned = two - one + 8 * 14 * scheme.bins**2
     assert 0.6 * planned < compiled < 1.2 * planned

@@ -47,6 +47,7 @@ def test_a_tangent_touches_the_objective(strategy):
     assert 1e-8 < error < 0.02  # near, and another function
 
 
+@pytest.mark.ci
 def test_programs_are_compiled_for_the_device_that_the_caller_chose(monkeypatch):
     """They are compiled in a thread, which does not see a device chosen by context."""
     seen = []
@@ -86,6 +87,40 @@ def test_scaled_parameters_round_trip_and_have_gradients(rows):
     reached.check_entries(N)
     with pytest.raises(UsageError, match="knots"):
         Scaling(knots=1)
+
+
+@pytest.mark.parametrize("kind", ["blt", "toeplitz", "banded-toeplitz"])
+def test_a_slope_between_the_diagonals_is_told_by_the_base_alone(kind):
+    """However steep: the same C, with diagonals near each other, and zeros that stay zeros."""
+    base = {
+        "blt": S.BLT(np.array([0.3, 0.1]), np.array([0.2, 0.5])),
+        "toeplitz": S.Toeplitz(0.6 ** np.arange(N)),
+        "banded-toeplitz": S.BandedToeplitz(np.array([1.0, 0.5, 0.3])),
+    }[kind]
+    time = np.arange(N) / (N - 1)
+    steep = (1.5 if kind == "blt" else 20.0) * time
+    steep -= np.mean(steep)  # a constant would scale C, and σ with it
+    given = S.TimeScaled(base, np.exp(steep), np.exp(0.3 * time**2 - steep))
+    matrix = np.asarray(given.materialize(N))
+    entry = kinds.scaled(kinds.find(kind), Scaling())
+    levelled = time_scale.level(given, N, kinds.find(kind).tilted)
+    np.testing.assert_allclose(np.asarray(levelled.materialize(N)), matrix, rtol=1e-9)
+    rows, columns = map(np.log, map(np.asarray, levelled.diagonals(N)))
+    trend = np.polyfit(np.arange(N), columns - rows, 1)
+    np.testing.assert_allclose(trend, 0, atol=1e-9)
+    # and parameters lose nothing, whatever of this kind the search begins from
+    containing = kinds.scaled(kinds.find("toeplitz"), Scaling(knots=24))
+    for one in (entry, containing) if kind != "blt" else (entry,):
+        start = one.convert(given, kinds.Size(N, SCHEME.bins, 3, 2))
+        mapping = one.parameterize(start, N)
+        with jax.enable_x64(True):
+            built = np.asarray(mapping.build(jnp.asarray(mapping.start)).materialize(N))
+            moved = mapping.start.copy()
+            moved[-24:] += time_scale.places(24, N) / time_scale._units(24)
+            again = np.asarray(mapping.build(jnp.asarray(moved)).materialize(N))
+        np.testing.assert_allclose(again, built, rtol=1e-9)  # a slope of q changes nothing
+        scale = np.mean(np.diagonal(matrix)) / np.mean(np.diagonal(built))
+        np.testing.assert_allclose(built * scale, matrix, rtol=0.02, atol=1e-6 * np.max(matrix))
 
 
 class Valley:

@@ -80,6 +80,7 @@ def test_row_variances_match_the_dense_product(kind, n):
         np.testing.assert_allclose(found, np.sum(product**2, axis=1), rtol=1e-8)
 
 
+@pytest.mark.ci
 def test_short_ways_exist_and_agree_at_length():
     """On a long run: covariances of a BLT, lag by lag for the same B as a Toeplitz, and dense."""
     n = 300

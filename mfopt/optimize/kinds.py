@@ -14,6 +14,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from mfopt import _check, _plugins, strategies
 from mfopt.optimize import parameterization, starts, time_scale
 from mfopt.optimize.parameterization import Parameterization
@@ -66,6 +68,10 @@ class Kind:
       scalable: whether diagonals that vary with time make more of it: not where C has them already.
       tangents: whether :mod:`mfopt.optimize.tangent` is the better search: not where one cheap
         evaluation costs as much as the samples.
+      stretch: (optimum for few bins, from, to so many iterations) -> a start for as many epochs of
+        more bins; None where the kind has no such likeness.
+      tilted: C with entry (t, s) times ρ^(t-s), where that is of the same kind: what a slope
+        between two diagonals would say a second time (:mod:`mfopt.optimize.time_scale`).
       working: numbers that an evaluation holds beside C's modes and the samples (estimates of
         memory, :mod:`mfopt.optimize.sizes`).
     """
@@ -82,7 +88,9 @@ class Kind:
     warm_steps: int = 60
     scalable: bool = False
     tangents: bool = True
+    tilted: time_scale.Tilted | None = None
     working: Callable[[Size], float] = lambda size: 0.0
+    stretch: Callable[[Any, int, int], Strategy] | None = None
     scaling: Scaling | None = None  # of this entry, where it is between two diagonals already
 
     @property
@@ -190,10 +198,26 @@ def of(strategy: Strategy, n: int) -> Parameterization:
       UsageError: a kind that cannot be optimized.
     """
     if isinstance(strategy, TimeScaled):
-        return time_scale.scaled(strategy, n, of(strategy.base, n), Scaling())
+        entry = _KINDS.get(strategy.base.kind)
+        return _between(strategy, n, of, Scaling(), None if entry is None else entry.tilted)
     if strategy.kind not in _KINDS:
         raise _check.reject("strategy", strategy.kind, "has no parameters to optimize")
     return _KINDS[strategy.kind].parameterize(strategy, n)
+
+
+def _between(
+    strategy: TimeScaled,
+    n: int,
+    parameterize: Callable[[Any, int], Parameterization],
+    scaling: Scaling,
+    tilted: time_scale.Tilted | None,
+) -> Parameterization:
+    """Parameters of a C between two diagonals, B's by ``parameterize``."""
+    if tilted is None or not scaling.rows:
+        return time_scale.scaled(strategy, n, parameterize(strategy.base, n), scaling)
+    strategy = time_scale.level(strategy, n, tilted)
+    base = parameterize(strategy.base, n)
+    return time_scale.scaled(strategy, n, base, scaling, levelled=True)
 
 
 def scaled(kind: Kind, scaling: Scaling) -> Kind:
@@ -218,7 +242,7 @@ def scaled(kind: Kind, scaling: Scaling) -> Kind:
         return TimeScaled(base, strategy.rows, strategy.columns)
 
     def parameterize(strategy: TimeScaled, n: int) -> Parameterization:
-        return time_scale.scaled(strategy, n, kind.parameterize(strategy.base, n), scaling)
+        return _between(strategy, n, kind.parameterize, scaling, kind.tilted)
 
     def after(size: Size) -> list[Stage]:
         return [
@@ -226,8 +250,14 @@ def scaled(kind: Kind, scaling: Scaling) -> Kind:
             for stage in kind.after(size)
         ]
 
+    def stretch(strategy: TimeScaled, before: int, n: int) -> Strategy:
+        assert kind.stretch is not None
+        rows, columns = (time_scale.stretched(np.asarray(x), n) for x in strategy.diagonals(before))
+        return TimeScaled(kind.stretch(strategy.base, before, n), rows, columns)
+
     return dataclasses.replace(
         kind,
+        stretch=None if kind.stretch is None else stretch,
         name=kind.name + _SUFFIX,
         convert=convert,
         parameterize=parameterize,
@@ -269,7 +299,9 @@ register(
         ],
         convert=lambda strategy, size: starts.as_blt(strategy, size.buffers),
         parameterize=parameterization.blt,
+        tilted=starts.tilted_blt,
         parameters=lambda size: 2 * size.buffers,
+        stretch=lambda strategy, before, n: starts.stretched(strategy, n / before, n),
         working=lambda size: 4.0 * size.n * size.buffers,
         samples=2**13,
         steps=150,
@@ -284,6 +316,7 @@ register(
         after=lambda size: [_blt(size), _banded_toeplitz(size, size.bins)],
         convert=lambda strategy, size: starts.as_toeplitz(strategy, size.n),
         parameterize=parameterization.toeplitz,
+        tilted=starts.tilted_toeplitz,
         parameters=lambda size: size.n - 1,  # the first coefficient is 1
         samples=2**14,
         steps=100,
@@ -298,6 +331,7 @@ register(
         after=lambda size: [_blt(size)],
         convert=lambda strategy, size: starts.as_banded_toeplitz(strategy, size.n, size.bands),
         parameterize=parameterization.banded_toeplitz,
+        tilted=starts.tilted_toeplitz,
         parameters=lambda size: size.bands - 1,
         samples=2**13,
         steps=80,

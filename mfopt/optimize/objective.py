@@ -65,7 +65,7 @@ class AmplifiedObjective:
     Args:
       loss: see :data:`Loss`.
       parameterization: how parameters make a strategy.
-      scheme: one that a sampled privacy loss is known for.
+      scheme: one that a sampled privacy loss is known for, or such a law itself.
       epsilon, delta: privacy target (add-remove, remove direction; the add direction is
         checked when the result is calibrated).
       samples: frozen samples, even.
@@ -83,7 +83,8 @@ class AmplifiedObjective:
         samples: int,
         seed: int | None,
     ) -> None:
-        self._build, self._law = parameterization.build, law(scheme)
+        self._build = parameterization.build
+        self._law = scheme if isinstance(scheme, SampledLaw) else law(scheme)
         self._epsilon, self._delta = epsilon, delta
         samples = _check.integer("samples", samples, at_least=64)
         key = chunked.seed_key(seed)
@@ -101,7 +102,7 @@ class AmplifiedObjective:
         """Place the proposal at the σ that these parameters need."""
         sigma = math.nan if self._proposal is None else self(parameters).noise_multiplier
         if not math.isfinite(sigma):
-            loss = self._law.loss(built(self._build, parameters))
+            loss = self._law.near(built(self._build, parameters))
             sigma = rough(loss, self._epsilon, self._delta, self._calibration_key)
         reduced, log_scale = _reduced(self._law, self.quadratic(parameters))
         self._proposal = self._law.proposal(reduced, sigma, self._epsilon)

@@ -85,7 +85,14 @@ def factorize(
         time_scale = memory is not None or (
             strategy in kinds.names() and kinds.find(strategy).scalable
         )
-    sizes.require(strategy, scheme, samples=0, bands=bands, buffers=int(options.get("buffers", 1)))
+    sizes.require(
+        strategy,
+        scheme,
+        samples=0,
+        bands=bands,
+        buffers=int(options.get("buffers", 1)),
+        scaled=bool(time_scale),
+    )
     compiling: threading.Thread | None = None
     # independent noise is certified without samples
     sampled_proof = dominating_pair.covers(scheme) and strategy != "identity"

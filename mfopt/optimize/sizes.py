@@ -2,7 +2,7 @@
 
 The counts of memory were read off XLA's own account of the compiled programs (10 bins-by-epochs
 sizes, most within a few percent) and off SciPy's L-BFGS-B; they are of float64 numbers. The time is
-a rough one, from evaluations and certificates of 32 to 1,024 bins on two cores.
+a rough one, from evaluations and certificates of 32 to 4,096 bins on two cores.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ import dataclasses
 import jax
 
 from mfopt import _check, _sizes, strategies
+from mfopt.accounting.monte_carlo import chunked, design_point, frozen
+from mfopt.accounting.monte_carlo.sampled import CALIBRATE_SAMPLES
+from mfopt.accounting.verify import LEAST_SAMPLES, MOST_WORK, SAMPLES
 from mfopt.optimize import kinds
 from mfopt.optimize.kinds import Size
 from mfopt.progress import Report
@@ -22,16 +25,27 @@ _BASE = 2**29  # bytes: Python, JAX and what it compiles
 _PAIRS = {True: 20, False: 8}  # of vectors kept by L-BFGS-B, for few and for many parameters
 # Seconds on the two cores that the counts below were taken on: to compile, of an evaluation for
 # each sample and bin, the same for each bin more, and likewise of a certificate.
-_COMPILING, _EVALUATION, _PER_BIN, _CERTIFICATE = 10.0, 1e-7, 1.2e-10, 2.5e-7
-_CERTIFIED = 2**18  # samples of a certificate
-_USUAL = 60  # evaluations after which most searches have ended
+_COMPILING, _EVALUATION, _PER_BIN, _CERTIFICATE, _MORE = 10.0, 1e-7, 1.2e-10, 1e-7, 1.6e-10
+_USUAL, _USUAL_GROUPED = 60, 20  # evaluations after which most searches have ended
+_PER_STEP = 1.2e-3  # of a search for each iteration of the run, between evaluations
 # Where bins are thrown more than once: of an evaluation and of a certificate for each sample, bin
 # and throw.
 _CHAIN, _CHAIN_PROOF, _USUAL_CHAIN = 3e-7, 1.6e-7, 16
 
 
+def groups(scheme: BinScheme) -> int:
+    """Modes that a search samples: neighbouring bins are grouped where they are many."""
+    return -(-scheme.bins // -(-scheme.bins // design_point.MOST))
+
+
 def memory(
-    kind: str, scheme: BinScheme, *, samples: int, bands: int = 1, buffers: int = 1
+    kind: str,
+    scheme: BinScheme,
+    *,
+    samples: int,
+    bands: int = 1,
+    buffers: int = 1,
+    scaled: bool = False,
 ) -> float:
     """Bytes at the peak of optimizing and certifying a C of ``kind``.
 
@@ -41,6 +55,7 @@ def memory(
       scheme: bins and epochs.
       samples: frozen Monte Carlo samples; 0 for a C that is not optimized.
       bands, buffers: of kinds that have such a number.
+      scaled: whether C is between two diagonals, which spares a BLT with many bins its modes.
 
     Raises:
       UsageError: an unknown kind, or one that cannot be optimized and has ``samples``.
@@ -49,7 +64,10 @@ def memory(
     n = float(bins) * epochs
     cls = strategies.registered()[kinds.check(kind)]
     whole = n * n if cls.modes is Strategy.modes else 0.0
-    pair = 2 * n * bins + 12 * float(bins) ** 2 + 5 * whole
+    structured = scaled and kind == "blt" and bins > design_point.MOST
+    pair = (0.0 if structured else 2 * n * bins) + 12 * float(bins) ** 2 + 5 * whole
+    # draws that are kept to find σ, and chunks of a certificate
+    pair += frozen.kept_bytes(CALIBRATE_SAMPLES, bins) / 8 + chunked.MEMORY_BUDGET / 8
     if not samples:
         return _BASE + 8 * (pair + 30 * n)
     entry, size = kinds.find(kind), Size(bins * epochs, bins, bands, buffers)
@@ -58,7 +76,10 @@ def memory(
         # normals of antithetic pairs in float32, samples looked at in chunks; overlaps of a throw
         search = samples * n / 2 + 6 * n * bins + entry.working(size)
         return 2 * _BASE + 8 * (search + (2 * _PAIRS[True] + 12) * parameters + 30 * n)
-    search = 16 * float(samples) * bins + 14 * float(bins) ** 2 + 4 * whole + entry.working(size)
+    few = groups(scheme)
+    search = 12 * float(samples) * few + 14 * float(few) ** 2 + 4 * whole + entry.working(size)
+    if not structured and few < bins:
+        search += 2 * n * bins + 4 * float(bins) ** 2
     driver = (2 * _PAIRS[parameters < 10**5] + 12) * parameters
     # the pair is made again while the search's vectors are held
     return _BASE + 8 * (max(search, pair) + driver + 30 * n)
@@ -75,7 +96,10 @@ def search_seconds(scheme: BinScheme, *, samples: int, evaluations: int) -> floa
     bins = float(scheme.bins)
     if _throws(scheme) > 1:
         return min(evaluations, _USUAL_CHAIN) * samples * bins * _throws(scheme) * _CHAIN
-    return min(evaluations, _USUAL) * samples * bins * (_EVALUATION + _PER_BIN * bins)
+    few = groups(scheme)
+    usual = min(evaluations, _USUAL_GROUPED if few < bins else _USUAL)
+    between = _PER_STEP * scheme.iterations if few < bins else 0.0
+    return usual * samples * few * (_EVALUATION + _PER_BIN * few) + between
 
 
 def seconds(scheme: BinScheme, *, samples: int, evaluations: int) -> float:
@@ -90,10 +114,12 @@ def seconds(scheme: BinScheme, *, samples: int, evaluations: int) -> float:
     """
     bins = float(scheme.bins)
     search = search_seconds(scheme, samples=samples, evaluations=evaluations)
-    proof = _CERTIFIED * bins * (_CERTIFICATE + 4 * _PER_BIN * bins)
+    work = bins * max(1, scheme.bins // design_point.MOST)
+    certified = max(LEAST_SAMPLES, min(SAMPLES, MOST_WORK // work))
+    proof = certified * bins * (_CERTIFICATE + _MORE * bins)
     compiling = _COMPILING
     if _throws(scheme) > 1:
-        proof, compiling = _CERTIFIED * bins * _throws(scheme) * _CHAIN_PROOF, 2 * _COMPILING
+        proof, compiling = SAMPLES * bins * _throws(scheme) * _CHAIN_PROOF, 2 * _COMPILING
     return compiling + _sizes.here(search + proof)
 
 
@@ -110,12 +136,18 @@ def announce(scheme: BinScheme, *, samples: int, evaluations: int, report: Repor
 
 
 def require(
-    kind: str, scheme: BinScheme, *, samples: int, bands: int = 1, buffers: int = 1
+    kind: str,
+    scheme: BinScheme,
+    *,
+    samples: int,
+    bands: int = 1,
+    buffers: int = 1,
+    scaled: bool = False,
 ) -> None:
     """Refuse an optimization that does not fit into the memory that is free.
 
     Args:
-      kind, samples, bands, buffers: as for :func:`memory`.
+      kind, samples, bands, buffers, scaled: as for :func:`memory`.
       scheme: bins and epochs.
 
     Raises:
@@ -137,6 +169,7 @@ def require(
             samples=samples,
             bands=min(bands, bins * scheme.epochs),
             buffers=buffers,
+            scaled=scaled,
         )
 
     # samples that no number of bins would leave room for are what is wrong

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import scipy.optimize
 
 from mfopt import _check
 from mfopt.strategies import (
@@ -19,6 +20,7 @@ from mfopt.strategies import (
 # 1 - λ of the slowest buffer, in units of 1/bins. Amplified optima were found between 1/bins and
 # 6/bins (the slower, the larger ε).
 _SLOWEST = (3.0, 0.5)
+_FLOOR = 1e-12
 _SHARE = 0.2  # of its neighbours' weight that a new buffer gets
 
 
@@ -39,6 +41,39 @@ def as_blt(strategy: Strategy, buffers: int) -> BLT | None:
     while strategy.buffers < buffers:
         strategy = _one_more(strategy)
     return strategy
+
+
+def stretched(blt: BLT, factor: float, n: int) -> BLT:
+    """A start for ``factor`` times as many bins, from an optimum.
+
+    Optima for few and for many bins have coefficients alike at a few steps, and alike at parts of
+    an epoch up to a root of ``factor``: in between they fall like a root of the lag. The BLT with
+    these coefficients, by least squares over lags evenly spread in their logarithm.
+
+    Args:
+      blt: the optimum.
+      factor: more bins.
+      n: iterations with them.
+    """
+    lag = np.unique(np.rint(np.geomspace(1, max(n / 2, 2), 80)).astype(int)).astype(float)
+    scale, decay = np.asarray(blt.scale), np.clip(np.asarray(blt.decay), _FLOOR, 1 - _FLOOR)
+    far = scale @ decay[:, None] ** (np.maximum(lag / factor, 1) - 1)
+    wanted = far / np.sqrt(np.minimum(lag, factor))
+    # gaps 1 - λ spread further, from the fastest buffer, which stays, to the slowest
+    rate = -np.log(decay)
+    room = np.log(rate.max() / rate.min())
+    wider = 1 + np.log(factor) / room if room > 0 else 1.0
+    rate = rate.max() * (rate / rate.max()) ** wider if room > 0 else rate / factor
+    begin = np.log(np.concatenate([np.maximum(scale, _FLOOR) / np.sqrt(factor), rate]))
+
+    def missed(x: np.ndarray) -> np.ndarray:
+        scale, rate = np.split(np.exp(np.clip(x, -60.0, 5.0)), 2)
+        result: np.ndarray = np.sqrt(lag) * (scale @ np.exp(-rate[:, None] * (lag - 1)) - wanted)
+        return result
+
+    found = scipy.optimize.least_squares(missed, begin).x
+    scale, rate = np.split(np.exp(np.clip(found, -60.0, 5.0)), 2)
+    return BLT(scale, np.exp(-rate), blt.gain)
 
 
 def fewer(buffers: int) -> int:
@@ -100,6 +135,19 @@ def wave(buffers: int, bins: int) -> WaveBLT:
 def same_wave(strategy: Strategy, buffers: int) -> WaveBLT | None:
     """``strategy`` where it is a BLT with a wave and so many buffers."""
     return strategy if isinstance(strategy, WaveBLT) and strategy.buffers == buffers else None
+
+
+def tilted_blt(strategy: BLT, ratio: float) -> BLT:
+    """C with entry (t, s) times ratio^(t-s): all λ and ω, as far as λ < 1 allows."""
+    decay, scale = np.asarray(strategy.decay), np.asarray(strategy.scale)
+    ratio = min(ratio, float((1 - 1e-9) / np.max(decay)))
+    return BLT(scale * ratio, decay * ratio, strategy.gain)
+
+
+def tilted_toeplitz(strategy: Toeplitz | BandedToeplitz, ratio: float) -> Toeplitz | BandedToeplitz:
+    """C with entry (t, s) times ratio^(t-s): the coefficients lag by lag."""
+    coefs = np.asarray(strategy.coefs)
+    return type(strategy)(coefs * ratio ** np.arange(len(coefs)))
 
 
 def as_toeplitz(strategy: Strategy, n: int) -> Toeplitz | None:

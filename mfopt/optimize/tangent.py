@@ -37,7 +37,7 @@ Model = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 # Tangents of each round: short at first, while C still moves far and the shifts must follow.
 _ROUNDS = (2, 2, 4, 8, 16, 32)
-_REACH = 5.0  # of a step, in each parameter
+REACH = 5.0  # of a step, in each parameter
 _WILD = 0.1  # relative increase of the error beyond which a step tells nothing but that it was long
 _RESOLVED = 3  # tolerances: a promise that another placement of the shifts makes as well
 _INNER = 150  # evaluations of one model at most
@@ -182,7 +182,14 @@ def _model(loss: Loss, law: SampledLaw, build: Callable[[jax.Array], Strategy]) 
 
 
 def minimize(
-    objective: Touchable, start: np.ndarray, trace: Trace, *, steps: int, tolerance: float
+    objective: Touchable,
+    start: np.ndarray,
+    trace: Trace,
+    *,
+    steps: int,
+    tolerance: float,
+    reach: float = REACH,
+    drift: float = math.inf,
 ) -> None:
     """At most ``steps`` tangents, in rounds; between rounds the frozen shifts follow.
 
@@ -194,8 +201,12 @@ def minimize(
       trace: is told of every tangent, and keeps the best.
       steps: tangents at most.
       tolerance: relative change of the error that the samples resolve.
+      reach: of the first step, in each parameter.
+      drift: of log σ, at a mode norm of 1, from where the shifts were placed: beyond it they are
+        not believed. A search that begins near its end needs no more, and would otherwise find
+        what stale shifts do not see.
     """
-    point, reach, bend = start, _REACH, _Bend()
+    point, bend = start, _Bend()
     for number, length in enumerate(_ROUNDS):
         if len(trace.history) >= steps:
             trace.status = f"step limit {steps} reached"
@@ -204,6 +215,7 @@ def minimize(
         trace.restart()  # another estimate: values before and after do not compare
         anchor = objective.tangent(point)
         trace.record(point, anchor.at)
+        placed = anchor.at
         for count in range(length):
             model = bend.added(anchor.model, point)
             lowest, reached = _minimum(model, point, reach, anchor.at.value, tolerance)
@@ -217,10 +229,14 @@ def minimize(
                 trace.status = f"step limit {steps} reached"
                 return
             there = objective.tangent(reached)
+            if _strayed(placed, there.at, drift):
+                trace.record(reached, there.at._replace(value=math.nan))
+                reach = float(np.max(np.abs(reached - point))) / 4
+                continue
             trace.record(reached, there.at)
             if there.at.value < anchor.at.value:
                 bend.learn(reached - point, there.at.gradient - anchor.model(reached)[1])
-                point, anchor, reach = reached, there, min(2 * reach, _REACH)
+                point, anchor, reach = reached, there, min(2 * reach, REACH)
             else:
                 # a curvature read far outside the tangent's range would forbid all further steps
                 near = there.at.value < anchor.at.value + _WILD
@@ -229,6 +245,14 @@ def minimize(
                 if not bend.learn(reached - point, change):
                     reach = float(np.max(np.abs(reached - point))) / 4
     trace.status = "tangents: no further decrease that the samples confirm"
+
+
+def _strayed(placed: Evaluation, there: Evaluation, drift: float) -> bool:
+    """Whether log σ at a mode norm of 1 is further than ``drift`` from where it was; NaN is."""
+    if math.isinf(drift):
+        return False
+    before, after = (at.noise_multiplier / at.mode_norm for at in (placed, there))
+    return not abs(math.log(after) - math.log(before)) <= drift
 
 
 class _Bend:

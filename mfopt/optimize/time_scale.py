@@ -5,6 +5,11 @@ best C changes fastest. Their sum p = log r + log d, the diagonal of C, and thei
 q = log d - log r, which shifts weight between early and late steps inside C, are what the error
 feels, p about twenty times as much as q; each knot weighs as much as the time between its
 neighbours. In units in which all of that is about equal an optimizer needs a third of the steps.
+
+A slope of q says nothing where B can say it too: entry (t, s) of C then has a factor ρ^(t-s), as
+where all λ of a BLT, or the coefficients of a Toeplitz matrix lag by lag, are multiplied by ρ. Left
+free, searches wandered off along it, until the diagonals spanned 20 decades and coefficients that
+stand for 0 did not any more. So q has neither slope nor mean there.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -63,9 +69,51 @@ class Scaling:
         _check.integer("knots", self.knots, at_least=2)
 
 
+def stretched(diagonal: np.ndarray, n: int) -> np.ndarray:
+    """The same course over a run of ``n`` steps; the logarithm is linear in between."""
+    at = np.linspace(0, len(diagonal) - 1, n)
+    result: np.ndarray = np.exp(np.interp(at, np.arange(len(diagonal)), np.log(diagonal)))
+    return result
+
+
+Tilted = Callable[[Any, float], Strategy]
+"""(B, ρ) -> B with entry (t, s) times ρ^(t-s)."""
+
+
+def _trend(n: int) -> np.ndarray:
+    """Orthonormal constant and slope over ``n`` steps, shape (n, 2)."""
+    time = np.linspace(-1.0, 1.0, n) if n > 1 else np.zeros(1)
+    length = max(float(np.linalg.norm(time)), 1e-300)
+    return np.stack([np.full(n, n**-0.5), time / length], axis=1)
+
+
+@float64
+def level(strategy: TimeScaled, n: int, tilted: Tilted) -> TimeScaled:
+    """The same C with a q that has neither slope nor mean: B has them.
+
+    Args:
+      strategy: any.
+      n: iterations.
+      tilted: of the kind of its B.
+    """
+    log_rows, log_columns = (np.log(np.asarray(x)[:n]) for x in strategy.diagonals(n))
+    basis = _trend(n)
+    q = log_columns - log_rows
+    shift = basis @ (basis.T @ q)
+    slope = (shift[-1] - shift[0]) / max(n - 1, 1)
+    base = tilted(strategy.base, float(np.exp(-slope / 2)))
+    # r takes exp(shift/2), d gives it away; of their product the constant part alone is left
+    return TimeScaled(base, np.exp(log_rows + shift / 2), np.exp(log_columns - shift / 2))
+
+
 @float64
 def scaled(
-    strategy: TimeScaled, n: int, base: Parameterization, scaling: Scaling
+    strategy: TimeScaled,
+    n: int,
+    base: Parameterization,
+    scaling: Scaling,
+    *,
+    levelled: bool = False,
 ) -> Parameterization:
     """Parameters of B, then those of p, then those of q.
 
@@ -76,6 +124,7 @@ def scaled(
       n: iterations.
       base: parameters of its B.
       scaling: what the diagonals may do.
+      levelled: whether q has neither slope nor mean (``strategy`` then comes from :func:`level`).
     """
     at = np.rint(places(scaling.knots, n)).astype(int)
     log_rows, log_columns = (np.log(np.asarray(x))[at] for x in strategy.diagonals(n))
@@ -83,7 +132,8 @@ def scaled(
     parts = [base.start, (log_columns + log_rows) / units]
     if scaling.rows:
         parts.append((log_columns - log_rows) / (_DIFFERENCE * units))
-    return Parameterization(np.concatenate(parts), _Build(base.build, len(base.start), n, scaling))
+    build = _Build(base.build, len(base.start), n, scaling, levelled)
+    return Parameterization(np.concatenate(parts), build)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +142,7 @@ class _Build:
     size: int
     n: int
     scaling: Scaling
+    levelled: bool
 
     def __call__(self, x: jax.Array) -> Strategy:
         knots = self.scaling.knots
@@ -101,6 +152,9 @@ class _Build:
         if not self.scaling.rows:
             return TimeScaled(self.base(inside), columns=jnp.exp(total))
         difference = _DIFFERENCE * (weights @ q)
+        if self.levelled:
+            basis = jnp.asarray(_trend(self.n))
+            difference = difference - basis @ (basis.T @ difference)
         return TimeScaled(
             self.base(inside), jnp.exp((total - difference) / 2), jnp.exp((total + difference) / 2)
         )

@@ -252,6 +252,34 @@ class Strategy(abc.ABC):
         value = jnp.sum(modes * jax.lax.stop_gradient(modes @ (slope + slope.T) / 2))
         return 2 * value - jax.lax.stop_gradient(value)
 
+    @compiled("scheme", "size")
+    def grouped_gram(self, scheme: BallsInBins, size: int) -> tuple[Array, Array]:
+        """Of groups of neighbouring bins: the Gram matrix of their mean modes, and mean norms.
+
+        Args:
+          scheme: bins and epochs.
+          size: bins in a group; the last may have fewer.
+
+        Returns:
+          <mean mode, mean mode>, shape (groups, groups), and the mean of |mode|², shape (groups,).
+        """
+        gram, share = jnp.asarray(self.gram(scheme)), _shares(scheme.bins, size)
+        return share.T @ gram @ share, share.T @ jnp.diagonal(gram)
+
+    def grouped_product(
+        self, slope: Array, diagonal: Array, scheme: BallsInBins, size: int
+    ) -> jax.Array:
+        """<``slope``, Gram matrix> + <``diagonal``, norms> of :meth:`grouped_gram`.
+
+        Args:
+          slope: shape (groups, groups).
+          diagonal: shape (groups,).
+          scheme, size: as there.
+        """
+        share = _shares(scheme.bins, size)
+        whole = share @ jnp.asarray(slope) @ share.T + jnp.diag(share @ jnp.asarray(diagonal))
+        return self.gram_product(whole, scheme)
+
     def has_structured_gram(self, scheme: BallsInBins) -> bool:
         """Whether :meth:`structured_gram` is there for this size."""
         return False
@@ -270,6 +298,14 @@ class Strategy(abc.ABC):
         check_values(matrix[np.tril_indices(n)], np.diagonal(matrix))
         if np.any(np.triu(matrix, 1)):
             raise _check.reject("C", "entry above the diagonal", "must be lower triangular")
+
+
+def _shares(bins: int, size: int) -> np.ndarray:
+    """(bins, groups): what each bin is of the mean of its group."""
+    group = np.arange(bins) // size
+    members = (group[:, None] == np.arange(group[-1] + 1)).astype(float)
+    result: np.ndarray = members / members.sum(axis=0)
+    return result
 
 
 def check_values(entries: np.ndarray, diagonal: np.ndarray) -> None:

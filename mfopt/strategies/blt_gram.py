@@ -12,8 +12,12 @@ with y_l(t) = s_l(t)ᵀ H e_q and K_ll'(t) = s_l(t)ᵀ H s_l'(t), for which
 
 Within an epoch the buffers are geometric: of mode k they are λ^q S[e, k] up to its own step k, and
 λ^(q−1−k) P[e, k] after it. So y(e, q) = Σ_{k<q} λ^(q−1−k) P[e, k] H[k, q] + λ^q Σ_{k>=q} S[e, k]
-H[k, q]: for each buffer two products E×b×b. In all 2·d·E·b² multiplications where MᵀM takes n·b²,
-and no power of λ is ever divided by another.
+H[k, q]. No power of λ is ever divided by another: at the beginning a of a panel of columns
+λ^(q−1−k) = λ^(q−a) λ^(a−1−k) for all k < a, so y is a product with H by panels.
+
+Groups of neighbouring bins may stand for one: with H constant on blocks of groups, <H, G> knows
+only the Gram matrix of the groups' mean modes, and costs E·b numbers and the groups' squared. A
+diagonal beside it asks for the modes' own squared norms.
 
 G is the derivative of <H, G> in H. All terms are sums and products of numbers >= 0: nothing is
 subtracted, so every entry of G has a small relative error (:func:`relative_error`).
@@ -21,51 +25,76 @@ subtracted, so every entry of G has a small relative error (:func:`relative_erro
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mfopt._float64 import compiled
 from mfopt.sampling import BallsInBins
 from mfopt.strategies.blt import BLT
 from mfopt.strategies.fields import Array
 
-_BLOCK = 64  # steps of a recursion that are one product
+_BLOCK = 64  # steps of a recursion, or columns of H, that are one product
 _TINY = 1e-150  # λ = 0 has a logarithm too: the buffer is empty one step later all the same
 
 
 def product(
-    slope: jax.Array, base: BLT, rows: jax.Array, columns: jax.Array, scheme: BallsInBins
+    slope: jax.Array,
+    base: BLT,
+    rows: jax.Array,
+    columns: jax.Array,
+    scheme: BallsInBins,
+    size: int = 1,
+    diagonal: Any = 0.0,
 ) -> jax.Array:
-    """<H, G>, differentiable in all but the scheme.
+    """<H, G> + <h, D>, differentiable in all but the scheme.
 
     Args:
-      slope: H, (bins, bins); its symmetric part counts.
+      slope: H, (groups, groups); its symmetric part counts.
       base: the BLT.
       rows, columns: r and d, each of shape (n,).
       scheme: bins and epochs.
+      size: bins in a group, whose mean mode G is of; the last group may have fewer.
+      diagonal: h, (groups,), for D the mean squared norm of each group's modes.
     """
     epochs, bins = scheme.epochs, scheme.bins
+    groups = -(-bins // size)
+    counts = np.minimum(size, bins - size * np.arange(groups))
     weight, decay = jnp.asarray(base.scale), jnp.maximum(jnp.asarray(base.decay), _TINY)
+    log_decay = jnp.log(decay)[:, None]
     slope = (slope + slope.T) / 2
+    slope = slope / counts[:, None] / counts
+    own = jnp.diagonal(slope)  # H, the same for all pairs of a group
+    extra = jnp.broadcast_to(diagonal / counts, own.shape)  # what a bin with itself has beside it
     spikes = columns.reshape(epochs, bins)
-    step = jnp.arange(bins)
-    lag = step[None, :] - 1 - step[:, None]  # of bin k (row) in step q (column)
+    step, inside = jnp.arange(bins), jnp.arange(size)
 
-    def buffer(log_decay: jax.Array) -> jax.Array:
-        """y_l, shape (epochs, bins)."""
+    def epoch(held: jax.Array, spike: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        after = jnp.exp((step + 1) * log_decay) * held + spike
+        return jnp.exp((bins - 1 - step) * log_decay) * after, (held, after)
 
-        def epoch(held: jax.Array, spike: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-            own = jnp.exp((step + 1) * log_decay) * held + spike
-            return jnp.exp((bins - 1 - step) * log_decay) * own, (held, own)
-
-        _, (before, after) = jax.lax.scan(epoch, jnp.zeros(bins), spikes)
-        fading = jnp.where(lag >= 0, jnp.exp(jnp.maximum(lag, 0) * log_decay), 0.0)
-        return after @ (fading * slope) + jnp.exp(step * log_decay) * (before @ jnp.tril(slope))
-
-    # one buffer after another: (bins, bins) is held once
-    beside = jax.lax.map(jax.checkpoint(buffer), jnp.log(decay))
-    beside = beside.transpose(1, 2, 0).reshape(epochs * bins, -1)  # y(t)
-    own = jnp.tile(jnp.diagonal(slope), epochs)  # H_qq
+    _, parts = jax.lax.scan(epoch, jnp.zeros((len(weight), bins)), spikes)
+    # S and P, shape (epochs, buffers, groups, size)
+    before, after = (
+        jnp.pad(part, ((0, 0), (0, 0), (0, groups * size - bins))).reshape(epochs, -1, groups, size)
+        for part in parts
+    )
+    # P of each group at its end; all that its last group has left out is not read
+    ends = jnp.maximum(counts[:, None] - 1 - inside, 0)
+    left = jnp.sum(after * jnp.exp(ends * log_decay[..., None]), axis=3)
+    tail = jnp.cumsum(before[..., ::-1], axis=3)[..., ::-1]  # Σ_{k>=q} S inside the group
+    earlier, later = _by_panels(slope, left, tail[..., 0], size * log_decay)
+    lag = inside[None, :] - 1 - inside[:, None]
+    within = jnp.einsum("edgi,dij->edgj", after, _fading(lag, log_decay))
+    beside = jnp.exp(inside * log_decay)[:, None] * earlier[..., None] + own[:, None] * within
+    since = later[..., None] + own[:, None] * tail + extra[:, None] * before
+    at = (size * jnp.arange(groups)[:, None] + inside) * log_decay[..., None]
+    beside += jnp.exp(at) * since
+    beside = beside.reshape(epochs, -1, groups * size)[..., :bins]
+    beside = beside.transpose(0, 2, 1).reshape(epochs * bins, -1)  # y(t)
+    own = jnp.tile(jnp.repeat(own + extra, size)[:bins], epochs)  # H_qq
 
     pairs = decay[:, None] * decay
     gain = columns[:, None] * decay * beside
@@ -77,14 +106,62 @@ def product(
     return result
 
 
+def _by_panels(
+    slope: jax.Array, left: jax.Array, held: jax.Array, log_decay: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """What earlier groups add to y at the first bin of each group, and later groups to y/λ^q.
+
+    Args:
+      slope: H, (groups, groups).
+      left, held: P at the end of each group and S summed over it, (epochs, buffers, groups).
+      log_decay: of a whole group, (buffers, 1).
+    """
+    groups = len(slope)
+    width = min(_BLOCK, groups)
+    count = -(-groups // width)
+    padding = (0, count * width - groups)
+    panels = jnp.pad(slope, ((0, 0), padding)).reshape(groups, count, width).transpose(1, 0, 2)
+    every, inside = jnp.arange(groups), jnp.arange(width)
+    near = _fading(inside[None, :] - 1 - inside[:, None], log_decay)
+    lower = inside[:, None] > inside[None, :]
+    padded_left, padded_held = (jnp.pad(x, ((0, 0), (0, 0), padding)) for x in (left, held))
+
+    @jax.checkpoint  # the backward pass makes each panel's powers again
+    def panel(given: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        number, part = given
+        first = number * width
+        far = jnp.where(every < first, jnp.exp(jnp.maximum(first - 1 - every, 0) * log_decay), 0.0)
+        across = jnp.exp(inside * log_decay) * jnp.einsum("edk,kp->edp", left * far, part)
+        beyond = jnp.einsum("edk,kp->edp", jnp.where(every >= first + width, held, 0.0), part)
+        square = jax.lax.dynamic_slice_in_dim(
+            jnp.pad(part, ((0, padding[1]), (0, 0))), first, width
+        )
+        own_left, own_held = (
+            jax.lax.dynamic_slice_in_dim(x, first, width, axis=2)
+            for x in (padded_left, padded_held)
+        )
+        across += jnp.einsum("edi,dij->edj", own_left, near * square)
+        return across, beyond + own_held @ jnp.where(lower, square, 0.0)
+
+    parts = jax.lax.map(panel, (jnp.arange(count), panels))
+    earlier, later = (
+        part.transpose(1, 2, 0, 3).reshape(*left.shape[:2], -1)[..., :groups] for part in parts
+    )
+    return earlier, later
+
+
+def _fading(lag: jax.Array, log_decay: jax.Array) -> jax.Array:
+    """λ^lag for each buffer where ``lag`` >= 0, else 0."""
+    return jnp.where(lag >= 0, jnp.exp(jnp.maximum(lag, 0) * log_decay[..., None]), 0.0)
+
+
 def _recursion(factor: jax.Array, added: jax.Array) -> jax.Array:
     """x(t) of x(t+1) = factor·x(t) + added(t), x(0) = 0; shape (steps, p) for factors (p,)."""
     steps, length = added.shape[0], min(_BLOCK, added.shape[0])
     blocks = -(-steps // length)
     padded = jnp.pad(added, ((0, blocks * length - steps), (0, 0))).reshape(blocks, length, -1)
     step, log_factor = jnp.arange(length), jnp.log(factor)[:, None]
-    lag = step[None, :] - 1 - step[:, None]
-    fading = jnp.where(lag >= 0, jnp.exp(jnp.maximum(lag, 0) * log_factor[..., None]), 0.0)
+    fading = _fading(step[None, :] - 1 - step[:, None], log_factor)
     inside = jnp.einsum("nip,pij->njp", padded, fading)
     last = jnp.einsum("nip,pi->np", padded, jnp.exp((length - 1 - step) * log_factor))
     over = factor**length
@@ -110,15 +187,35 @@ def gram(base: BLT, rows: Array, columns: Array, scheme: BallsInBins) -> Array:
     return result
 
 
+@compiled("scheme", "size")
+def grouped(
+    base: BLT, rows: Array, columns: Array, scheme: BallsInBins, size: int
+) -> tuple[Array, Array]:
+    """G of the groups' mean modes, (groups, groups), and D, (groups,).
+
+    Args:
+      base, rows, columns, scheme, size: as for :func:`product`.
+    """
+    rows, columns = jnp.asarray(rows), jnp.asarray(columns)
+    groups = -(-scheme.bins // size)
+
+    def value(slope: jax.Array, diagonal: jax.Array) -> jax.Array:
+        return product(slope, base, rows, columns, scheme, size, diagonal)
+
+    slopes = jax.grad(value, argnums=(0, 1))
+    result: tuple[Array, Array] = slopes(jnp.zeros((groups, groups)), jnp.zeros(groups))
+    return result
+
+
 def relative_error(scheme: BallsInBins) -> float:
     """Largest relative error of an entry of :func:`gram` in float64.
 
     Each entry is a sum of products of numbers >= 0. Along any path from the parameters to it there
-    are at most 2 powers of λ for each epoch, each the exponential of a product that is exact to one
-    rounding: what is above e^−745 has a logarithm below 745 and so a relative error below
-    (745 + 2)·2u; what is below is 0, in G too but for 1e-150 of it. Beside them there are fewer
-    than 16 roundings a step in the recursion of K, 16 an epoch in that of the buffers, and sums
-    over at most n terms. To first order in u = 2^-53, and doubled for the rest.
+    are at most 2 powers of λ for each epoch and 4 more, each the exponential of a product that is
+    exact to one rounding: what is above e^−745 has a logarithm below 745 and so a relative error
+    below (745 + 2)·2u; what is below is 0, in G too but for 1e-150 of it. Beside them there are
+    fewer than 16 roundings a step in the recursion of K, 16 an epoch in that of the buffers, and
+    sums over at most n terms. To first order in u = 2^-53, and doubled for the rest.
     """
     n, u = scheme.iterations, 2.0**-53
-    return 2 * u * (17 * n + scheme.epochs * (16 + 2 * 2 * 747))
+    return 2 * u * (17 * n + 16 * scheme.epochs + (2 * scheme.epochs + 4) * 2 * 747)

@@ -23,7 +23,7 @@ from mfopt.strategies.fields import Array, inner, parameter
 
 # Within these bounds no product of r, d and an entry of B overflows or is lost.
 _SMALLEST, _LARGEST = 1e-30, 1e30
-_MANY = 256  # bins, beyond which G is formed from a BLT's buffers
+_MANY = 128  # bins, beyond which G is formed from a BLT's buffers
 
 
 class TimeScaled(Strategy):
@@ -151,6 +151,21 @@ class TimeScaled(Strategy):
         rows, columns = (jnp.asarray(part) for part in self.diagonals(scheme.iterations))
         base = cast(BLT, self.base)
         return blt_gram.product(jnp.asarray(slope), base, rows, columns, scheme)
+
+    def grouped_gram(self, scheme: BallsInBins, size: int) -> tuple[Array, Array]:
+        if not self.has_structured_gram(scheme):
+            return super().grouped_gram(scheme, size)
+        base = cast(BLT, self.base)
+        return blt_gram.grouped(base, *self.diagonals(scheme.iterations), scheme, size)
+
+    def grouped_product(
+        self, slope: Array, diagonal: Array, scheme: BallsInBins, size: int
+    ) -> jax.Array:
+        if not self.has_structured_gram(scheme):
+            return super().grouped_product(slope, diagonal, scheme, size)
+        rows, columns = (jnp.asarray(part) for part in self.diagonals(scheme.iterations))
+        base, slopes = cast(BLT, self.base), (jnp.asarray(slope), jnp.asarray(diagonal))
+        return blt_gram.product(slopes[0], base, rows, columns, scheme, size, slopes[1])
 
     def has_structured_gram(self, scheme: BallsInBins) -> bool:
         """From the buffers of a BLT, where there are many bins."""

@@ -80,7 +80,8 @@ _DEFAULTS = {"balls-in-bins": "blt", "fresh-bins": "banded-toeplitz"}  # form of
     "--workload",
     default="prefix",
     show_default=True,
-    help="prefix, momentum, or a .npy file: (n,) Toeplitz coefficients or an (n, n) matrix.",
+    help="prefix, momentum, or a .npy file: (n,) Toeplitz coefficients or an (n, n) matrix. What "
+    "error is measured on; for the best model prefix is the safe choice whatever the schedule.",
 )
 @options.option("--momentum", type=float, help="Momentum of --workload momentum [default: 0.95].")
 @options.option(

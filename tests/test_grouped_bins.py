@@ -1,0 +1,117 @@
+"""Neighbouring bins as one, for searches with many bins: the law, the start, the search."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mfopt.accounting.monte_carlo import balls_in_bins, design_point, dominating_pair
+from mfopt.accounting.monte_carlo.balls_in_bins import GroupedLaw, Groups
+from mfopt.accounting.monte_carlo.protocol import law
+from mfopt.calibration import calibrate
+from mfopt.optimize import InterruptedOptimization, kinds, objective, optimize, run, starts
+from mfopt.sampling import BallsInBins
+from mfopt.strategies import BLT, TimeScaled
+from mfopt.workloads import PrefixSums
+
+SCHEME = BallsInBins(bins=24, epochs=4)
+C = TimeScaled(
+    BLT(np.array([0.2, 0.1]), np.array([0.5, 0.95])),
+    np.exp(np.linspace(0.2, -0.1, 96)),
+    np.exp(np.linspace(0.3, -0.3, 96)),
+)
+
+
+def _pair(gram):
+    return dominating_pair.DominatingPair(
+        gram, np.linalg.cholesky(gram + 1e-12 * np.eye(len(gram)))
+    )
+
+
+def test_a_few_bins_are_left_as_they_are():
+    assert law(BallsInBins(bins=128, epochs=2)).coarse() == law(BallsInBins(bins=128, epochs=2))
+    assert law(BallsInBins(bins=300, epochs=2)).coarse() == GroupedLaw(BallsInBins(300, 2), 3)
+
+
+def test_a_groups_mode_has_the_second_moment_of_its_likelihood_ratio():
+    # two bins of three that overlap equally, and a bin alone
+    gram = np.array([[1.5, 0.6, 0.2], [0.6, 1.5, 0.2], [0.2, 0.2, 1.4]])
+    sigma = 0.8
+    means = np.array([[gram[:2, :2].mean(), 0.2], [0.2, 1.4]])
+    with jax.enable_x64(True):
+        merged, _ = balls_in_bins._merged(Groups(means, np.array([1.5, 1.4])), sigma, 3, 2)
+    expected = sigma**2 * np.log(np.exp(gram[:2, :2] / sigma**2).mean())
+    np.testing.assert_allclose(merged, [[expected, 0.2], [0.2, 1.4]], rtol=1e-12)
+    assert expected > 1.03 * means[0, 0]  # the mean mode alone has less
+
+
+def test_sigma_of_groups_is_near_that_of_all_bins():
+    sampled = GroupedLaw(SCHEME, 4)
+    exact = calibrate(law(SCHEME).loss(C), 2.0, 1e-4, samples=2**14, seed=0).noise_multiplier
+    groups = sampled.quadratic(C)
+    with jax.enable_x64(True):
+        merged, _ = balls_in_bins._merged(Groups(*map(jnp.asarray, groups)), exact, 24, 4)
+    near, far = (
+        calibrate(_pair(np.asarray(gram)), 2.0, 1e-4, samples=2**14, seed=0).noise_multiplier
+        for gram in (merged, groups.means)
+    )
+    assert abs(near / exact - 1) < 0.012
+    assert far < 0.98 * exact  # mean modes alone, for comparison
+
+
+@pytest.mark.ci
+def test_the_gradient_through_groups_is_that_of_differences():
+    entry = kinds.scaled(kinds.find("blt"), run.Scaling(knots=3))
+    mapping = entry.parameterize(C, SCHEME.iterations)
+    loss = objective.log_rmse(PrefixSums(), SCHEME.iterations)
+    target = objective.AmplifiedObjective(
+        loss, mapping, GroupedLaw(SCHEME, 5), 2.0, 1e-4, samples=256, seed=0
+    )
+    at = target(mapping.start)
+    step = 1e-6 * np.random.default_rng(0).normal(size=len(mapping.start))
+    ahead, behind = (target(mapping.start + sign * step).value for sign in (1, -1))
+    np.testing.assert_allclose(at.gradient @ step, (ahead - behind) / 2, rtol=1e-4)
+    norms = np.linalg.norm(C.modes(SCHEME), axis=0)
+    np.testing.assert_allclose(at.mode_norm, norms.max(), rtol=0.05)
+
+
+def test_a_stretched_start_keeps_near_lags_and_scales_far_ones():
+    blt = BLT(np.array([0.18, 0.053, 0.009, 0.124]), np.array([0.44, 0.58, 0.76, 0.97]))
+    before, after = (
+        np.asarray(c.toeplitz_coefs(2048)) for c in (blt, starts.stretched(blt, 8.0, 8192))
+    )
+    far = np.array([5, 20, 60, 100])
+    np.testing.assert_allclose(after[1:3], before[1] / np.sqrt([1, 2]), rtol=0.1)
+    np.testing.assert_allclose(after[8 * far], before[far] / np.sqrt(8), rtol=0.1)
+    assert abs(before[160] / (before[20] / np.sqrt(8)) - 1) > 0.5  # as it was it would be far off
+
+
+@pytest.mark.ci
+def test_a_search_with_many_bins_ends_where_one_over_all_of_them_does(monkeypatch):
+    scheme, names = BallsInBins(bins=24, epochs=2), []
+
+    def search(progress=lambda event: names.append(event.stage)):
+        return optimize(
+            scheme, 2.0, 1e-3, buffers=2, time_scale=True, seed=0, steps=12, progress=progress
+        )
+
+    def rmse(found):
+        sigma = calibrate(law(scheme).loss(found.strategy), 2.0, 1e-3, samples=2**14, seed=1)
+        return np.exp(objective.log_rmse(PrefixSums(), 48)(found.strategy, sigma.noise_multiplier))
+
+    whole = rmse(search())
+    assert not any("first" in name for name in names)
+    monkeypatch.setattr(design_point, "MOST", 8)
+    monkeypatch.setattr(run, "_FEW_BINS", 8)
+    grouped = search()
+    assert any("8 bins first" in name for name in names)
+    assert rmse(grouped) < 1.01 * whole
+
+    def stop(event):
+        if "first" in event.stage:
+            raise KeyboardInterrupt
+
+    with pytest.raises(InterruptedOptimization) as stopped:
+        search(stop)
+    # what is kept is of the size that was asked for, not of the few bins
+    assert len(stopped.value.best.strategy.rows) == scheme.iterations
