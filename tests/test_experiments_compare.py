@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import types
 from pathlib import Path
 
 import numpy as np
@@ -175,6 +176,7 @@ def test_as_many_processes_as_have_room(tmp_path, monkeypatch) -> None:
     assert jobs_with(1.5, jobs=9) == 9  # nothing is left to compute
 
 
+@pytest.mark.ci
 def test_processes_give_what_one_process_gives(tmp_path, sizes: dict) -> None:
     small = SETTING._replace(include=("dpsgd+poisson", "sqrt"), epsilons=(1.0,))
     found = comparison.every_size(small, Cache(tmp_path), jobs=2)
@@ -510,3 +512,33 @@ def test_same_figure_same_bytes(tmp_path) -> None:
     first = [p.read_bytes() for p in plots.save(plots.draw([panel]), tmp_path / "one")]
     second = [p.read_bytes() for p in plots.save(plots.draw([panel]), tmp_path / "two")]
     assert first == second
+
+
+@pytest.mark.ci
+def test_the_noise_is_timed_once_for_each_recursion(cache: Cache, sizes: dict, monkeypatch) -> None:
+    from mfopt.experiments import noise_time
+
+    streams = []
+
+    def measure(stream, parameters):
+        assert parameters == 1000
+        streams.append(stream)
+        return types.SimpleNamespace(run_seconds=float(len(streams)) * stream.iterations)
+
+    monkeypatch.setattr(noise_time, "measure", measure)
+    rows = [min(candidates, key=lambda row: row.rmse) for candidates in sizes.values()]
+    timed = noise_time.timed(SETTING, rows, cache, 1000)
+    assert [row._replace(noise_seconds=None) for row in timed] == rows
+    by_cost: dict = {}
+    for row in timed:
+        by_cost.setdefault((row.memory, row.draws), set()).add(row.noise_seconds)
+    assert len(streams) == len({row.noise_seconds for row in timed}) >= 3
+    # as much memory and as many draws may belong to several kinds of recursion
+    assert len(streams) <= sum(map(len, by_cost.values())) < len(rows)
+    assert {row.noise_seconds for row in timed if row.family.startswith("dpsgd")} == {1.0}
+    assert "noise_seconds" in comparison.csv_text(timed).splitlines()[0]
+    assert "noise_seconds" not in comparison.csv_text(rows)
+    assert json.loads(comparison.json_text(SETTING, timed))["rows"][0]["noise_seconds"] == 1.0
+
+    assert "s a step" in recommendation.recommend(timed)[0].text()
+    assert " time\n" in recommendation.blocks(timed) and "1 s" in recommendation.blocks(timed)

@@ -250,8 +250,9 @@ def write_comparison(
     rows: Sequence[comparison.Row],
     sizes: Sequence[comparison.Row],
     baseline: str | None = comparison.DEFAULT_BASELINE,
+    parameters: int | None = None,
 ) -> list[Path]:
-    """STEM.csv, .json, .txt and plots of RMSE, improvement over ``baseline``, and memory.
+    """STEM.csv, .json, .txt and plots of RMSE, improvement over ``baseline``, memory and time.
 
     Args:
       stem: path without suffix of the files.
@@ -259,6 +260,7 @@ def write_comparison(
       rows: the rows to show, one for each family and ε.
       sizes: rows of every size that was tried.
       baseline: family that improvements are over; None for none.
+      parameters: of the model that the rows' noise was timed for; None where it was not.
     """
 
     def name(part: str) -> Path:
@@ -269,7 +271,7 @@ def write_comparison(
         _files.write(name(".json"), comparison.json_text(setting, rows, baseline) + "\n"),
         _files.write(name(".txt"), comparison.text_table(rows, baseline) + "\n"),
     ]
-    for part, figure in decision_plots.figures(setting, rows, sizes, baseline):
+    for part, figure in decision_plots.figures(setting, rows, sizes, baseline, parameters):
         written += plots.save(figure, name(part))
     return written
 

@@ -38,6 +38,8 @@ class Row(NamedTuple):
       status: of σ: "exact", "bound" or "estimate".
       draws: model-sized white draws that one step makes, mean over the run: more than 1 where past
         ones are made again instead of kept.
+      noise_seconds: of one step's noise on this machine, mean over the run, where it was measured
+        (:mod:`mfopt.experiments.noise_time`).
     """
 
     family: str
@@ -49,6 +51,7 @@ class Row(NamedTuple):
     memory: int
     status: str
     draws: float = 1.0
+    noise_seconds: float | None = None
 
 
 class Comparison(NamedTuple):
@@ -264,25 +267,32 @@ def text_table(rows: Sequence[Row], baseline: str | None = None) -> str:
     ).rstrip()
 
 
+def _timed(rows: Sequence[Row]) -> bool:
+    return any(row.noise_seconds is not None for row in rows)
+
+
 def csv_text(rows: Sequence[Row], baseline: str | None = None) -> str:
     """All rows as CSV, with the improvement over ``baseline`` where it is given."""
     gains = improvements(rows, baseline) if baseline else {}
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     extra = ["improvement_percent", "improvement_low", "improvement_high"] if baseline else []
-    writer.writerow([*Row._fields, *extra])
+    fields = [name for name in Row._fields if name != "noise_seconds" or _timed(rows)]
+    writer.writerow([*fields, *extra])
     for row in rows:
         gain = gains.get((row.family, row.epsilon), ("", "", ""))
-        writer.writerow([*row, *(gain if baseline else ())])
+        writer.writerow([*row[: len(fields)], *(gain if baseline else ())])
     return buffer.getvalue()
 
 
 def json_text(setting: Comparison, rows: Sequence[Row], baseline: str | None = None) -> str:
     """All rows with the setting, as JSON."""
     gains = improvements(rows, baseline) if baseline else {}
-    listed = []
+    listed, timed = [], _timed(rows)
     for row in rows:
         entry = row._asdict()
+        if not timed:
+            del entry["noise_seconds"]
         if gain := gains.get((row.family, row.epsilon)):
             entry["improvement"] = gain._asdict()
         listed.append(entry)

@@ -1,4 +1,4 @@
-"""Plots to decide from: error for ε, error for memory, gain over a baseline; best first.
+"""Plots to decide from: error for ε, for memory and for time, gain over a baseline; best first.
 
 A mechanism has one colour in all of them, by its kind of C, and one line or marker, by the sampling
 that it is run under. At most eight curves are drawn, each with its name at its end; what is left
@@ -116,20 +116,50 @@ def error_figure(setting: Comparison, rows: Sequence[Row], baseline: str | None)
     return figure
 
 
-def front_figure(setting: Comparison, sizes: Sequence[Row]) -> Figure:
+def memory_figure(setting: Comparison, sizes: Sequence[Row]) -> Figure:
     """RMSE against the memory of the noise, a panel for each ε; the Pareto front is joined.
 
-    Mechanisms off the front are grey; those on it are named.
+    Mechanisms off the front are grey; those on it are named. What makes past draws again in place
+    of keeping them pays for its memory in time: it is never on the front.
     """
+    return _front_figure(
+        [row for row in sizes if row.draws <= 1],
+        [row for row in sizes if row.draws > 1],
+        lambda row: 1 + row.memory,
+        lambda row: f"{row.memory}",
+        f"Error and memory: {where(setting)}; named: the front, with its model-sized arrays",
+        "memory of the model and its noise (model sizes)",
+    )
+
+
+def time_figure(setting: Comparison, rows: Sequence[Row], parameters: int) -> Figure:
+    """RMSE against the measured time of a step's noise, as :func:`memory_figure`."""
+    return _front_figure(
+        rows,
+        [],
+        lambda row: 1e3 * (row.noise_seconds or math.nan),
+        lambda row: f"{1e3 * (row.noise_seconds or math.nan):.3g} ms",
+        f"Error and time of the noise: {where(setting)}; measured on this machine",
+        f"noise of a step of {parameters:,} parameters (ms)",
+    )
+
+
+def _front_figure(
+    rows: Sequence[Row],
+    apart: Sequence[Row],
+    cost: Callable[[Row], float],
+    says: Callable[[Row], str],
+    title: str,
+    x_label: str,
+) -> Figure:
+    """RMSE against a cost, a panel for each ε; rows ``apart`` are drawn and never on the front."""
 
     def draw(axis: Axes, epsilon: float) -> None:
-        here = [row for row in sizes if row.epsilon == epsilon]
-        front = pareto_front(here)
-        axis.scatter(
-            [1 + row.memory for row in here], [row.rmse for row in here], s=14, color=_GREY
-        )
+        front = pareto_front([row for row in rows if row.epsilon == epsilon], cost)
+        here = [row for row in (*rows, *apart) if row.epsilon == epsilon]
+        axis.scatter([cost(row) for row in here], [row.rmse for row in here], s=14, color=_GREY)
         axis.step(
-            [1 + row.memory for row in front],
+            [cost(row) for row in front],
             [row.rmse for row in front],
             where="post",
             color="0.3",
@@ -138,7 +168,7 @@ def front_figure(setting: Comparison, sizes: Sequence[Row]) -> Figure:
         for row in front:
             look = _look(row.family)
             axis.plot(
-                1 + row.memory,
+                cost(row),
                 row.rmse,
                 marker=look.marker,
                 color=look.colour,
@@ -146,23 +176,17 @@ def front_figure(setting: Comparison, sizes: Sequence[Row]) -> Figure:
             )
         axis.set(xscale="log", yscale="log")
         axis.xaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{at:,.0f}"))
-        plain_ticks(axis.xaxis, [1 + row.memory for row in here])
+        plain_ticks(axis.xaxis, [cost(row) for row in here])
         # the whole front, and of the rest what is not far above it
         top = max(1.1 * front[0].rmse, min(2.5 * front[-1].rmse, max(row.rmse for row in here)))
         axis.set_ylim(0.93 * front[-1].rmse, top)
         plain_ticks(axis.yaxis, [front[-1].rmse, top])
-        names = [f"{_sized(row)}: {row.memory}" for row in front]
+        names = [f"{_sized(row)}: {says(row)}" for row in front]
         ends = zip(front, names, strict=True)
         _name_ends(axis, [(row.rmse, name, _look(row.family).colour) for row, name in ends])
 
-    title = f"Error and memory: {where(setting)}; named: the front, with its model-sized arrays"
     return _panels(
-        sizes,
-        title,
-        "memory of the model and its noise (model sizes)",
-        "RMSE of prefix sums (clip norms)",
-        draw,
-        width=5.4,
+        [*rows, *apart], title, x_label, "RMSE of prefix sums (clip norms)", draw, width=5.4
     )
 
 
@@ -216,14 +240,11 @@ def gains_figure(setting: Comparison, rows: Sequence[Row], baseline: str) -> Fig
     )
 
 
-def pareto_front(rows: Sequence[Row]) -> list[Row]:
-    """By memory, rows that have less error than any with as little memory, by more than a tie.
-
-    What makes past draws again in place of keeping them pays for its memory in time: left out.
-    """
+def pareto_front(rows: Sequence[Row], cost: Callable[[Row], float]) -> list[Row]:
+    """By cost, rows that have less error than any that costs as little, by more than a tie."""
     front: list[Row] = []
-    for row in sorted(rows, key=lambda row: (row.memory, row.rmse)):
-        if row.draws <= 1 and (not front or row.rmse < front[-1].rmse * (1 - TIE)):
+    for row in sorted(rows, key=lambda row: (cost(row), row.rmse)):
+        if not front or row.rmse < front[-1].rmse * (1 - TIE):
             front.append(row)
     return front
 
@@ -343,7 +364,11 @@ def _sized(row: Row) -> str:
 
 
 def figures(
-    setting: Comparison, rows: Sequence[Row], sizes: Sequence[Row], baseline: str | None
+    setting: Comparison,
+    rows: Sequence[Row],
+    sizes: Sequence[Row],
+    baseline: str | None,
+    parameters: int | None = None,
 ) -> Iterator[tuple[str, Figure]]:
     """Every plot of a comparison with the part of its file's name.
 
@@ -352,8 +377,11 @@ def figures(
       rows: one for each family and ε.
       sizes: rows of every size that was tried.
       baseline: family that gains are over; None for none.
+      parameters: of the model that the rows' noise was timed for; None where it was not.
     """
     yield "-rmse", error_figure(setting, rows, baseline)
     if baseline is not None and len(setting.include) > 1:
         yield "-improvement", gains_figure(setting, rows, baseline)
-    yield "-memory", front_figure(setting, sizes)
+    yield "-memory", memory_figure(setting, sizes)
+    if parameters is not None:
+        yield "-time", time_figure(setting, rows, parameters)

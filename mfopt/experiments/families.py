@@ -6,7 +6,7 @@ Where a family has a size (bands), a comparison takes the one with the least RMS
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mfopt import _check, _sizes
 from mfopt.experiments import tasks
@@ -130,7 +130,7 @@ class Family(NamedTuple):
         made = {BALLS: BallsInBins, FRESH: FreshBins}.get(self.sampling)
         return None if made is None else made(s.bins, s.epochs)
 
-    def _of_search(self, s: Comparison) -> dict[str, int]:
+    def _of_search(self, s: Comparison) -> dict[str, Any]:
         samples = kinds.find(self.kind).samples if self.found == AMPLIFIED else 0
         widest = max(self._widths(s), default=1) or 1
         return {"samples": samples, "bands": min(widest, s.bins * s.epochs), "buffers": 8}

@@ -181,7 +181,9 @@ def plain_ticks(axis: Any, values: Sequence[float]) -> None:
     if not finite or max(finite) / min(finite) > 100 or max(finite) < 0.01:
         return
     inside: list[float] = []
-    for digits in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7), range(1, 10), np.arange(10, 100) / 10):
+    halves = (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9)
+    tenths = np.arange(10, 100) / 10
+    for digits in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7), range(1, 10), halves, tenths):
         ticks = [float(f"{m:g}e{e}") for e in range(-4, 7) for m in digits]
         inside = [t for t in ticks if 0.6 * min(finite) <= t <= 1.6 * max(finite)]
         if sum(min(finite) <= t <= max(finite) for t in inside) >= 3:

@@ -73,20 +73,24 @@ def blocks(rows: Sequence[Row], baseline: str | None = None) -> str:
     """A table for each ε, best first, at most 80 columns wide.
 
     ``arrays`` is the memory of the noise in model sizes, ``draws`` the model-sized white draws of
-    a step where it is more than one: what no memory is paid for with.
+    a step where it is more than one: what no memory is paid for with. Where the time of a step's
+    noise was measured, it stands in the place of the draws, which it includes.
     """
     parts = []
     for epsilon in dict.fromkeys(row.epsilon for row in rows):
         here = sorted((row for row in rows if row.epsilon == epsilon), key=lambda row: row.rmse)
         base = next((row for row in here if row.family == baseline), None)
+        timed = any(row.noise_seconds is not None for row in here)
         lines = [
             f"{f'ε = {epsilon:g}':<42}{'RMSE':>10}"
-            f"{'' if base is None else 'change':>9}{'arrays':>8}{'draws':>8}"
+            f"{'' if base is None else 'change':>9}{'arrays':>8}{'time' if timed else 'draws':>8}"
         ]
         for row in here:
             size = f" ({row.size})" if row.size and families.find(row.family).bands else ""
             change = "" if base is None else _change(improvement(row, base).percent)
             draws = "" if row.draws <= 1 else f"{row.draws:,.0f}"
+            if timed:
+                draws = "" if row.noise_seconds is None else _time(row.noise_seconds)
             name = f"{families.label(row.family)}{size}"
             lines.append(f"{name:<42}{_number(row.rmse):>10}{change:>9}{row.memory:>8}{draws:>8}")
         parts.append("\n".join(line.rstrip() for line in lines))
@@ -104,6 +108,10 @@ def _number(value: float) -> str:
     return f"{value:.2f}" if 0.01 <= value < 1e6 else f"{value:.3g}"
 
 
+def _time(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
 def _scheme(row: Row) -> str:
     return families.find(row.family).sampling
 
@@ -118,6 +126,8 @@ def _named(row: Row) -> str:
     cost = f"{row.memory} array{'s' * (row.memory != 1)}"
     if row.draws > 1:
         cost += f" and {row.draws:,.0f} draws a step"
+    if row.noise_seconds is not None:
+        cost += f", {_time(row.noise_seconds)} a step"
     # the sampling is said where it matters
     name = families.label(row.family).partition(", ")
     kept = name[0] if name[2] in SAMPLING.values() or name[2] in _SAMPLED else "".join(name)

@@ -40,7 +40,10 @@ WORK = {
     "study-mechanism": f"{_HERE}.studies.image_cells:run_mechanism",
     "study-images": f"{_HERE}.studies.image_cells:run_images",
     "study-next-word": f"{_HERE}.studies.next_word:run_federated",
-    "study-els-uls": f"{_HERE}.studies.budgets:run_budget",
+    "study-fine-tuning": f"{_HERE}.studies.fine_tuning:run_fine_tuning",
+    "study-personalization": f"{_HERE}.studies.personalization:run_personalization",
+    "study-public-copies": f"{_HERE}.studies.public_copies:run_public_copies",
+    "study-step-time": f"{_HERE}.studies.step_time:run_step_time",
 }
 
 
@@ -134,13 +137,14 @@ def _work(folder: str, task: Task) -> None:
 
 
 def compute(task: Task, needed: list[Result]) -> Result:
-    """One task's result; its wall time and machine go on record."""
-    begun = time.perf_counter()
+    """One task's result; its wall and processor time and its machine go on record."""
+    begun, worked = time.perf_counter(), time.process_time()
     result = pkgutil.resolve_name(WORK[task.name])(*needed, **task.arguments)
     record = {
         **result.record,
         "task": json.loads(json.dumps({"name": task.name, **task.arguments})),
         "seconds": round(time.perf_counter() - begun, 3),
+        "cpu_seconds": round(time.process_time() - worked, 3),  # of all threads
         "device": device(),
         "made": time.strftime("%Y-%m-%d", time.gmtime()),
     }

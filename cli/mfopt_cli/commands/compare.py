@@ -38,12 +38,19 @@ from mfopt_cli.live import Live
 @options.option(
     "--samples", type=options.COUNT, default=2**15, show_default=True, help="Of each Monte Carlo σ."
 )
+@options.option(
+    "--params",
+    type=options.COUNT,
+    default=None,
+    help="Time the noise of a step for a model of so many parameters, as 10000000, 1e7 or 10M, on "
+    "this machine.",
+)
 @options.seed("that of the Monte Carlo samples", default=0, show_default=True)
 @options.jobs
 @options.cache
 @options.out(
     "Stem of the files STEM.csv, STEM.json, STEM.txt, and of the plots STEM-rmse, "
-    "STEM-improvement and STEM-memory (.png and .svg)."
+    "STEM-improvement, STEM-memory and, with --params, STEM-time (.png and .svg)."
 )
 @options.option("--wide", is_flag=True, help="One row a mechanism, one column an ε.")
 @options.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of the table.")
@@ -58,6 +65,7 @@ def command(
     bands: tuple[int, ...],
     baseline: str | None,
     samples: int,
+    params: int | None,
     seed: int,
     jobs: int | None,
     cache: Path | None,
@@ -79,9 +87,10 @@ def command(
     Examples:
       mfopt compare --epochs 16 --iters 128 --eps 0.5,1,2,4,8,16 --out comparison
       mfopt compare --epochs 8 --iters 32 --eps 2 --include dpsgd,blt-4 --baseline dpsgd+poisson
+      mfopt compare --epochs 8 --iters 32 --eps 2 --params 1e7
     """
     from mfopt import _check
-    from mfopt.experiments import artifacts, comparison, families, recommendation
+    from mfopt.experiments import artifacts, comparison, families, noise_time, recommendation
     from mfopt.experiments.cache import Cache, default_folder
 
     chosen = [name for part in include for name in part.split(",") if name]
@@ -97,6 +106,8 @@ def command(
     ).check()
     _check.integer("samples", samples, at_least=64)
     _check.seed("seed", seed)
+    if params is not None:
+        _check.integer("params", params)
     if baseline is None and comparison.DEFAULT_BASELINE in setting.include:
         baseline = comparison.DEFAULT_BASELINE
     if baseline is not None and baseline not in setting.include:
@@ -112,10 +123,12 @@ def command(
 
     with Live(not quiet and not as_json) as live:
         found = comparison.every_size(setting, store, jobs=jobs, progress=live)
-    rows = [min(candidates, key=lambda row: row.rmse) for candidates in found.values()]
+        rows = [min(candidates, key=lambda row: row.rmse) for candidates in found.values()]
+        if params is not None:
+            rows = noise_time.timed(setting, rows, store, params, progress=live)
     if out is not None:
         sizes = [row for candidates in found.values() for row in candidates]
-        for path in artifacts.write_comparison(out, setting, rows, sizes, baseline):
+        for path in artifacts.write_comparison(out, setting, rows, sizes, baseline, params):
             if not quiet and not as_json:
                 click.echo(f"wrote {path}", err=True)
     if as_json:
@@ -139,6 +152,9 @@ def command(
         display.print_text(
             "(arrays: memory of the noise, in model sizes; draws: white draws of a step, where it "
             "makes past ones again instead of keeping them)"
+            if params is None
+            else "(arrays: memory of the noise, in model sizes; time: noise of a step of "
+            f"{params:,} parameters on this machine, mean over the run)"
         )
 
 
@@ -150,6 +166,8 @@ def _check_outputs(out: Path, force: bool) -> None:
         raise _check.reject("out", str(out), "must be the beginning of file names, not a folder")
     ends = [".csv", ".json", ".txt"]
     ends += [
-        f"-{part}.{kind}" for part in ("rmse", "improvement", "memory") for kind in plots.FORMATS
+        f"-{part}.{kind}"
+        for part in ("rmse", "improvement", "memory", "time")
+        for kind in plots.FORMATS
     ]
     plots.check_outputs([out.with_name(f"{out.name}{end}") for end in ends], force=force)

@@ -38,8 +38,6 @@ _LEFT_OUT = {
     "turtledemo",
 }
 _SALT = "mfopt"
-# the embedded corpora by name, and their public part
-EMBEDDED = {"stdlib": "public", "stdlib-code": "prose"}
 _PUBLIC_SHARE = 0.25
 
 
