@@ -2,30 +2,28 @@
 
 import numpy as np
 import pytest
-from train_fixtures import synthetic_store
-from train_oracles import write_store
+from study_oracles import finished, write_parts
 
 from mfopt.accounting import Mechanism, account
 from mfopt.errors import UsageError
-from mfopt.experiments.cache import Cache, Result
+from mfopt.experiments.cache import Cache
 from mfopt.experiments.studies import base
 from mfopt.experiments.studies.budgets import TrainingBudgets
-from mfopt.experiments.training import CHOSEN_ON, REPORTED, TrainingComparison, base_task
+from mfopt.experiments.studies.noise_in_training import NoiseInTraining
+from mfopt.experiments.training import CHOSEN_ON, REPORTED, base_task
 from mfopt.sampling import Poisson
-from mfopt.training.data.store import TokenStore
 
 
 def test_rates_are_chosen_on_records_and_losses_reported_on_users():
     study = TrainingBudgets(epsilons=(2.0,), budgets=(8,), groups=(1,), rates=(0.1, 0.2)).check()
-    assert study.base() == base_task(TrainingComparison())  # the model that others fine-tune too
+    # the model that the comparison of noises fine-tunes too
+    assert study.base() == base_task(NoiseInTraining().setting("stdlib-code"))
     found = {}
     for arm in study.arms():
         for rate in study.rates:
             els = arm.algorithm == "ELS"
             after = {CHOSEN_ON: 4.0 + rate, REPORTED: 5.0 - rate - 0.1 * els}
-            record = {"before": {REPORTED: 6.0}, "after": after, "noise_multiplier": 1.5}
-            record |= {"probability": 0.25, "sampled": "records" if els else "users"}
-            found[study.run(arm, rate, 0)] = Result(record)
+            found[study.run(arm, rate, 0)] = finished(arm, after)
     outcome = study.outcome(found)
     els, uls = outcome.rows
     # the smaller rate, though users would have preferred the larger
@@ -47,14 +45,9 @@ def test_bad_settings_are_named(change, named):
 
 @pytest.mark.release
 def test_the_trainer_runs_what_is_accounted(tmp_path):
-    sizes = {"train": 16, "held-out-users": 5, "held-out-records": 6}
-    for seed, (part, users) in enumerate(sizes.items()):
-        write_store(synthetic_store(num_users=users, seed=seed), tmp_path / "data" / part)
-    texts = np.random.default_rng(9).integers(0, 32, (9, 4, 12))
-    public = TokenStore.from_records(list(map(list, texts)), vocab_size=32, public=True)
-    write_store(public, tmp_path / "data" / "public")
+    folder = write_parts(tmp_path / "data")
     study = TrainingBudgets(
-        data=str(tmp_path / "data"), epsilons=(4.0,), budgets=(4,), groups=(1,), els_group=2,
+        data=str(folder), epsilons=(4.0,), budgets=(4,), groups=(1,), els_group=2,
         rates=(0.01,), steps=3, length=8, width=8, layers=1, pretrain_steps=2,
     )  # fmt: skip
     cache = Cache(tmp_path / "cells")
@@ -69,5 +62,5 @@ def test_the_trainer_runs_what_is_accounted(tmp_path):
     assert els["pretrained"] == uls["pretrained"] and made["seconds"] > 0
     assert len(base.write(tmp_path, study, outcome, made)) == 5
     too_many = TrainingBudgets(**{**study.__dict__, "budgets": (33,)})
-    with pytest.raises(UsageError, match="budgets"):
+    with pytest.raises(UsageError, match="units of a step"):
         base.run(too_many, cache, jobs=1)

@@ -95,6 +95,7 @@ def test_black_box_is_finite_where_it_should_be() -> None:
     assert run_group_baseline(group_size=2000, **zeroed).record["epsilon"] is None
 
 
+@pytest.mark.ci
 def test_command_lists_and_writes(tmp_path, context: Context, capsys) -> None:
     main(["figures", "--list"])
     assert "near-exact-3b" in capsys.readouterr().out

@@ -23,8 +23,9 @@ def test_registered_studies_say_what_they_are_and_accept_both_sizes(name):
     for text in (study.summary, study.source, study.default_size, study.time, study.full_size):
         assert len(text) > 8
     small, full = study().check(), study(**study.full)
-    if "--folder" in study.needs:  # data of the user's, asked for before the work
-        with pytest.raises(UsageError, match="folder"):
+    asked = [name for name in ("folder", "posts") if f"--{name}" in study.needs]
+    if asked:  # data of the user's, asked for before the work
+        with pytest.raises(UsageError, match=asked[0]):
             full.check()
     else:
         full.check()
@@ -125,6 +126,7 @@ def test_a_study_is_a_command_that_stops_resumes_and_writes_whole_files(squares,
     assert [row["square"] for row in rows] == ["1.0", "4.0", "9.0"] and set(PRIVACY) <= set(rows[0])
     kept = json.loads((out / "squares.json").read_text())
     assert kept["command"] == "mfopt experiment squares --values 1,2,3"
+    assert kept["seconds"] >= 0 and kept["cpu_seconds"] >= 0
     assert kept["setting"]["values"] == [1, 2, 3] and kept["findings"] == ["They grow."]
     # nothing is replaced unasked, and nothing is computed before that is said
     assert call(*words) == 2 and "--force" in capsys.readouterr().err
@@ -151,6 +153,8 @@ def test_a_flag_beats_the_papers_size_and_json_is_one_object(squares, tmp_path, 
         (["mean-estimation", "--groups", "32"], "--groups 32: a user has 16 examples"),
         (["mean-estimation", "--trials", "5"], "--trials 5: must be even"),
         (["mean-estimation", "--eps", "0"], "--eps 0.0: must be greater than 0"),
+        (["next-word", "--full"], "--posts: the paper's size is for users' posts"),
+        (["next-word", "--full"], "Give --posts (lines of JSON with author"),
         (["mean-estimation", "--budgets", "512"], "--budgets 512: 256 users give at most 256"),
     ],
 )

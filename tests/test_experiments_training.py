@@ -2,16 +2,13 @@
 
 import csv
 
-import numpy as np
 import pytest
-from train_fixtures import synthetic_store
-from train_oracles import write_store
+from study_oracles import write_parts
 
 from mfopt.experiments import training
 from mfopt.experiments.cache import Cache, Result
 from mfopt.experiments.studies.noise_in_training import NoiseInTraining
 from mfopt.experiments.training import CHOSEN_ON, REPORTED, Run, TrainingComparison
-from mfopt.training.data.store import TokenStore
 
 
 def made_up(strategy, rate, seed, records, users):
@@ -72,15 +69,7 @@ def test_a_study_says_who_wins_on_users_and_on_records(data):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    sizes = {"train": 16, "held-out-users": 5, "held-out-records": 6}
-    for seed, (part, users) in enumerate(sizes.items()):
-        write_store(synthetic_store(num_users=users, seed=seed), folder / part)
-    # walks on one ring are alike, and would be taken for copies of private text
-    texts = np.random.default_rng(9).integers(0, 32, (9, 4, 12))
-    public = TokenStore.from_records(list(map(list, texts)), vocab_size=32, public=True)
-    write_store(public, folder / "public")
-    return folder
+    return write_parts(tmp_path_factory.mktemp("data"), held_out_users=5)
 
 
 @pytest.mark.release

@@ -167,6 +167,7 @@ def figure_3():
     return study, found, study.best(found)
 
 
+@pytest.mark.ci
 def test_orderings_of_figure_3_with_confidence(figure_3):
     """ULS with G = 1 is never worse than ELS; a larger G gains where the paper says."""
     study, _, best = figure_3
@@ -268,6 +269,7 @@ def test_bad_grids_are_named(change, named):
         EstimateAndDouble(**change).check()
 
 
+@pytest.mark.ci
 def test_estimate_and_double_is_within_5_percent_of_the_oracle():
     study = EstimateAndDouble(
         epsilons=(1.0,), groups=(1, 2, 4), cohorts=(4, 8, 16), clips=(1.0,),

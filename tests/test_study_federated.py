@@ -228,6 +228,7 @@ def small():
     return lstm.model(20, 6, 8)
 
 
+@pytest.mark.ci
 def test_the_lstm_is_causal_and_its_words_have_norm_one(small) -> None:
     params, apply = small
     tokens = jnp.arange(5)

@@ -28,7 +28,7 @@ from mfopt.experiments.runner import run_all
 from mfopt.progress import Report, silent
 from mfopt.sampling import BallsInBins
 from mfopt.training.data import open_parts
-from mfopt.training.data.stdlib import EMBEDDED
+from mfopt.training.data.embedded import EMBEDDED
 
 CHOSEN_ON, REPORTED = "held-out-records", "held-out-users"
 LABELS = {"identity": "independent noise", "blt": "BLT noise", "toeplitz": "Toeplitz noise"}
@@ -54,6 +54,7 @@ class TrainingComparison:
     learning_rates: tuple[float, ...] = (5e-4, 1e-3, 2e-3, 4e-3)
     seeds: tuple[int, ...] = (0, 1, 2)
     optimizer: str = "adam"
+    schedule: str = "constant"
     records_per_user: int = 4
     length: int = 64
     width: int = 64
@@ -100,6 +101,15 @@ def base_task(setting: TrainingComparison) -> Task:
     )
 
 
+def check_parts(data: str) -> None:
+    """Refuse a folder that lacks what a run is pretrained on, trained on or judged by."""
+    if data not in EMBEDDED:
+        missing = {"train", "public", CHOSEN_ON, REPORTED} - set(open_parts(data))
+        if missing:
+            way_out = "Build it with a public part and both held-out ones (`mfopt data build`)."
+            raise _check.reject("data", data, f"has no part {', '.join(sorted(missing))}", way_out)
+
+
 def mechanism_task(setting: TrainingComparison, strategy: str) -> Task:
     """A certified factorization for the scheme, per user."""
     return Task.of(
@@ -127,6 +137,7 @@ def run_task(setting: TrainingComparison, strategy: str, learning_rate: float, s
         learning_rate=learning_rate,
         seed=seed,
         optimizer=setting.optimizer,
+        schedule=setting.schedule,
         records_per_user=setting.records_per_user,
         length=setting.length,
         evaluate_every=max(1, setting.steps // setting.evaluations),
@@ -176,7 +187,7 @@ def run_base(
         if digest and digest != _digest(data):
             raise _check.reject("data", data, "has changed since the cells were named")
         corpus = folder / "corpus" if data in EMBEDDED else Path(data)
-        arrays = _packed(corpus, "corpus") | _packed(folder / "pretrained", "pretrained")
+        arrays = packed(corpus, "corpus") | packed(folder / "pretrained", "pretrained")
         users, parameters = prepared.parts["train"].num_users, prepared.model.num_params
     return Result({"users": users, "parameters": parameters}, arrays)
 
@@ -200,7 +211,7 @@ def run_mechanism(*, strategy: str, bins: int, epochs: int, epsilon: float, delt
         raise KeyboardInterrupt  # what was kept is no result of this cell
     with tempfile.TemporaryDirectory() as folder:
         found.save(Path(folder) / "mechanism.npz")
-        arrays = _packed(Path(folder), "mechanism")
+        arrays = packed(Path(folder), "mechanism")
     record = {"noise_multiplier": found.noise_multiplier, "rmse": found.rmse}
     return Result(record | {"guarantee": found.guarantee.describe()}, arrays)
 
@@ -212,6 +223,7 @@ def run_training(
     learning_rate: float,
     seed: int,
     optimizer: str,
+    schedule: str,
     records_per_user: int,
     length: int,
     evaluate_every: int,
@@ -225,6 +237,7 @@ def run_training(
       learning_rate: learning rate.
       seed: pins the random choices.
       optimizer: optimizer by name.
+      schedule: of the learning rate, by name.
       records_per_user: records of a user in one participation.
       length: tokens of a row.
       evaluate_every: steps between evaluations.
@@ -245,6 +258,7 @@ def run_training(
             model=str(folder / "pretrained"),
             output=str(folder / "run"),
             optimizer=optimizer,
+            schedule=schedule,
             learning_rate=learning_rate,
             records_per_user=records_per_user,
             length=length,
@@ -412,7 +426,7 @@ def _curve(label: str, x: Sequence[float], spread: Sequence[Sequence[float]]) ->
     )
 
 
-def _packed(folder: Path, name: str) -> dict[str, np.ndarray]:
+def packed(folder: Path, name: str) -> dict[str, np.ndarray]:
     """The files under ``folder`` as arrays of bytes."""
     return {
         f"file/{name}/{path.relative_to(folder).as_posix()}": np.frombuffer(

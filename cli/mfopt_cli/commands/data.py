@@ -99,7 +99,8 @@ def build(**given: Any) -> None:
     from mfopt.training.data.build import Options
     from mfopt.training.data.build import build as build_stores
     from mfopt.training.data.builder import HoldOut
-    from mfopt.training.data.stdlib import EMBEDDED, build_stdlib
+    from mfopt.training.data.embedded import EMBEDDED
+    from mfopt.training.data.stdlib import build_stdlib
     from mfopt.training.tokenizers import Tokenizer
 
     paths = given["paths"]

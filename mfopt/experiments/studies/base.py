@@ -132,8 +132,10 @@ def check_several(name: str, values: tuple[object, ...]) -> None:
 
 
 def flags(study: type[Study]) -> list[dataclasses.Field[Any]]:
-    """The fields that are options, in their order."""
-    return [field for field in dataclasses.fields(study) if "flag" in field.metadata]
+    """The fields that are options: a study's own, then those that it shares with others."""
+    own = study.__annotations__
+    found = [field for field in dataclasses.fields(study) if "flag" in field.metadata]
+    return sorted(found, key=lambda field: field.name not in own)
 
 
 def option_of(field: dataclasses.Field[Any]) -> str:
@@ -177,7 +179,10 @@ def run(
         "command": study.command(),
         "version": __version__,
         "device": sorted({record["device"] for record in records}),
-        "seconds": round(sum(record["seconds"] for record in records), 1),
+        **{
+            name: round(sum(record[name] for record in records), 1)
+            for name in ("seconds", "cpu_seconds")
+        },
         "made": max(record["made"] for record in records),
     }
     return outcome, made

@@ -10,9 +10,10 @@ import numpy as np
 
 from mfopt import _check
 from mfopt.experiments.cache import Result, Task
-from mfopt.experiments.studies.base import Outcome, Study, flag
+from mfopt.experiments.studies.base import Outcome, flag
 from mfopt.experiments.studies.filtered_means import FilteredDescent
-from mfopt.experiments.studies.user_means import ULS, Z95, Descent, check_trials, relative, tuned
+from mfopt.experiments.studies.on_means import MeanStudy
+from mfopt.experiments.studies.user_means import ULS, Z95, Descent, relative, tuned
 
 if TYPE_CHECKING:
     from mfopt.experiments.plots import Panel
@@ -21,7 +22,7 @@ PLAIN = "user-wise DP-SGD"
 
 
 @dataclasses.dataclass(frozen=True)
-class ConcentrationFilter(Study):
+class ConcentrationFilter(MeanStudy):
     """Squared error and halts of the filter by τ, and user-wise DP-SGD on the same gradients."""
 
     name = "concentration-filter"
@@ -37,12 +38,9 @@ class ConcentrationFilter(Study):
         (0.5, 1.0, 1.1, 1.2, 1.4, 2.0), "τ, over the typical distance of two users."
     )
     epsilon: float = flag(3.0, "ε of every run.", option="--eps")
-    delta: float = flag(1e-6, "δ of every run.")
     within: float = flag(1.0, "σ₂, standard deviation of a user's examples.")
     users: int = flag(256, "Users N, all of them in each step.")
-    examples: int = flag(16, "Examples K of each user.")
     group: int = flag(8, "Examples of a user in a step.")
-    dimension: int = flag(32, "Coordinates d.")
     steps: int = flag(64, "Steps T.")
     trials: int = flag(32, "Independent trials, an even number.")
     rates: tuple[float, ...] = flag(
@@ -52,22 +50,12 @@ class ConcentrationFilter(Study):
     lengths: tuple[float, ...] = flag(
         (0.05, 0.1, 0.2, 0.4, 0.8), "Its learning rates, each times the clip norm."
     )
-    seed: int = flag(0, "Pin the randomness of data, batches, coins and noise.")
 
     def check(self) -> Self:
-        for name in ("users", "examples", "group", "dimension", "steps"):
-            _check.integer(name, getattr(self, name))
-        for name in ("acrosses", "relatives", "rates", "clips", "lengths"):
-            for value in getattr(self, name):
-                _check.positive(name, value)
-        _check.positive("within", self.within)
+        super().check()
+        self._check_positive("acrosses", "relatives", "rates", "within")
         _check.epsilon("epsilon", self.epsilon)
-        _check.probability("delta", self.delta)
-        _check.seed("seed", self.seed)
-        if self.group > self.examples:
-            rule = f"a user has {self.examples} examples"
-            raise _check.reject("group", self.group, rule, "Take less, or more `examples`.")
-        check_trials(self.trials)
+        self._check_at_most("group", self.examples, "examples")
         return self
 
     def distance(self, across: float) -> float:

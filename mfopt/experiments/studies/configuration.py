@@ -21,8 +21,9 @@ import numpy as np
 
 from mfopt import _check
 from mfopt.experiments.cache import Result, Task
-from mfopt.experiments.studies.base import Outcome, Study, flag
-from mfopt.experiments.studies.user_means import ULS, Z95, Descent, check_trials, relative, tuned
+from mfopt.experiments.studies.base import Outcome, flag
+from mfopt.experiments.studies.on_means import MeanStudy
+from mfopt.experiments.studies.user_means import ULS, Z95, Descent, relative, tuned
 
 if TYPE_CHECKING:
     from mfopt.experiments.plots import Panel
@@ -41,7 +42,7 @@ class Choice(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class EstimateAndDouble(Study):
+class EstimateAndDouble(MeanStudy):
     """Loss of ULS where G and M are chosen by each strategy, at every budget and ε."""
 
     name = "estimate-and-double"
@@ -63,41 +64,18 @@ class EstimateAndDouble(Study):
     )
     within: float = flag(1.0, "σ₂, standard deviation of a user's examples.")
     across: float = flag(1.0, "σ₁, standard deviation of users' means.")
-    delta: float = flag(1e-6, "δ of every statement.")
-    users: int = flag(256, "Users N.")
-    examples: int = flag(16, "Examples K of each user.")
-    dimension: int = flag(32, "Coordinates d.")
-    steps: int = flag(256, "Steps T.")
-    trials: int = flag(64, "Independent trials, an even number.")
     probed: int = flag(128, "Users that L(G) is estimated by.")
-    clips: tuple[float, ...] = flag((2.0, 8.0), "Clip norms to choose from.")
-    lengths: tuple[float, ...] = flag(
-        (0.025, 0.035, 0.05, 0.07, 0.1, 0.14, 0.2, 0.28, 0.4, 0.56),
-        "Learning rates to choose from, each times the clip norm.",
-    )
-    seed: int = flag(0, "Pin the randomness of data, batches and noise.")
 
     def check(self) -> Self:
-        for name in ("within", "across"):
-            _check.positive(name, getattr(self, name))
-        for name in ("users", "examples", "dimension", "steps", "probed"):
-            _check.integer(name, getattr(self, name))
-        for name in ("epsilons", "clips", "lengths"):
-            for value in getattr(self, name):
-                _check.positive(name, value)
-        _check.probability("delta", self.delta)
-        _check.seed("seed", self.seed)
-        for name, most, owner in (
-            ("groups", self.examples, "examples"),
-            ("cohorts", self.users, "users"),
-        ):
+        super().check()
+        self._check_positive("within", "across", "epsilons")
+        _check.integer("probed", self.probed)
+        self._check_at_most("groups", self.examples, "examples")
+        self._check_at_most("cohorts", self.users, "users")
+        for name in ("groups", "cohorts"):
             values = getattr(self, name)
-            if any(b != 2 * a for a, b in itertools.pairwise(values)):
+            if not values or any(b != 2 * a for a, b in itertools.pairwise(values)):
                 raise _check.reject(name, values, "each must be twice the one before")
-            if _check.integer(name, values[0]) and values[-1] > most:
-                rule = f"there are {most} {owner}"
-                raise _check.reject(name, values[-1], rule, f"Take less, or more `{owner}`.")
-        check_trials(self.trials)
         return self
 
     def descent(self, epsilon: float, place: Place) -> Descent:

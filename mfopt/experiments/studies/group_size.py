@@ -16,13 +16,13 @@ import numpy as np
 
 from mfopt import _check
 from mfopt.experiments.cache import Result, Task
-from mfopt.experiments.studies.base import Outcome, Study, flag
+from mfopt.experiments.studies.base import Outcome, flag
+from mfopt.experiments.studies.on_means import MeanStudy
 from mfopt.experiments.studies.private_median import probabilities
 from mfopt.experiments.studies.user_means import (
     ELS,
     Z95,
     Descent,
-    check_trials,
     draw_sizes,
     relative,
     tuned,
@@ -35,7 +35,7 @@ PRIVATE, MEDIAN = "G by a private median", "G = median"
 
 
 @dataclasses.dataclass(frozen=True)
-class GroupSize(Study):
+class GroupSize(MeanStudy):
     """Squared error of ELS by G, and where a private median chooses G."""
 
     name = "els-group-size"
@@ -59,40 +59,19 @@ class GroupSize(Study):
     batch: int = flag(64, "Expected gradients a step.")
     within: float = flag(2.0, "σ₂, standard deviation of a user's examples.")
     across: float = flag(1.0, "σ₁, standard deviation of users' means.")
-    delta: float = flag(1e-6, "δ of every statement.")
-    users: int = flag(256, "Users N.")
-    dimension: int = flag(32, "Coordinates d.")
-    steps: int = flag(256, "Steps T.")
-    trials: int = flag(64, "Independent trials, an even number.")
-    clips: tuple[float, ...] = flag((2.0, 8.0), "Clip norms to choose from.")
-    lengths: tuple[float, ...] = flag(
-        (0.025, 0.035, 0.05, 0.07, 0.1, 0.14, 0.2, 0.28, 0.4, 0.56),
-        "Learning rates to choose from, each times the clip norm.",
-    )
-    seed: int = flag(0, "Pin the randomness of data, batches and noise.")
 
     def check(self) -> Self:
-        for name in ("median", "spread", "within", "across"):
-            _check.positive(name, getattr(self, name))
-        for name in ("users", "examples", "batch", "dimension", "steps"):
-            _check.integer(name, getattr(self, name))
-        for name in ("epsilons", "clips", "lengths"):
-            for value in getattr(self, name):
-                _check.positive(name, value)
-        _check.probability("delta", self.delta)
+        super().check()
+        self._check_positive("median", "spread", "within", "across", "epsilons")
+        _check.integer("batch", self.batch)
         _check.probability("median_share", self.median_share)
-        _check.seed("seed", self.seed)
-        for group in self.groups:
-            if _check.integer("groups", group) > self.examples:
-                rule = f"a user has at most {self.examples} examples"
-                raise _check.reject("groups", group, rule, "Take less, or more `examples`.")
+        self._check_at_most("groups", self.examples, "examples")
         if len(set(self.groups)) < max(2, len(self.groups)):
             raise _check.reject("groups", self.groups, "must name two values, and none twice")
         room = min(self.descent(1.0, group).expected for group in self.groups)
         if self.batch > room:
             rule = f"is more than the {room:.4g} examples to expect at the smallest G"
             raise _check.reject("batch", self.batch, rule, "Take less, or more `users`.")
-        check_trials(self.trials)
         return self
 
     def descent(self, epsilon: float, group: int) -> Descent:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from mfopt import _check
 from mfopt.experiments.cache import Result, Task
-from mfopt.experiments.studies.base import Outcome, Study, check_several, flag
+from mfopt.experiments.studies.base import Outcome, check_several, flag
+from mfopt.experiments.studies.on_means import MeanStudy
 from mfopt.experiments.studies.user_means import (
     ELS,
     ULS,
     Z95,
     Descent,
     Tuned,
-    check_trials,
     relative,
     tuned,
 )
@@ -37,7 +37,7 @@ class PanelPoint(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class MeanEstimation(Study):
+class MeanEstimation(MeanStudy):
     """Squared error of ELS and of ULS at several G, each at its best clip norm and rate."""
 
     name = "mean-estimation"
@@ -65,43 +65,22 @@ class MeanEstimation(Study):
     at_budget: int = flag(64, "Gradients a step of the other panels.")
     at_within: float = flag(1.0, "σ₂ of the other panels.")
     across: float = flag(1.0, "σ₁, standard deviation of users' means.")
-    delta: float = flag(1e-6, "δ of every statement.")
-    users: int = flag(256, "Users N.")
     examples: int = flag(16, "Examples K of each user; G of ELS.")
-    dimension: int = flag(32, "Coordinates d.")
-    steps: int = flag(256, "Steps T.")
     trials: int = flag(128, "Independent trials, an even number.")
     clips: tuple[float, ...] = flag((2.0, 4.0, 8.0, 16.0), "Clip norms to choose from.")
-    lengths: tuple[float, ...] = flag(
-        (0.025, 0.035, 0.05, 0.07, 0.1, 0.14, 0.2, 0.28, 0.4, 0.56),
-        "Learning rates to choose from, each times the clip norm.",
-    )
-    seed: int = flag(0, "Pin the randomness of data, batches and noise.")
 
     def check(self) -> Self:
-        for name in ("at_eps", "across", "at_within"):
-            _check.positive(name, getattr(self, name))
-        for name in ("users", "examples", "dimension", "steps", "at_budget"):
-            _check.integer(name, getattr(self, name))
-        for name in ("epsilons", "withins", "clips", "lengths"):
-            check_several(name, getattr(self, name))
-            for value in getattr(self, name):
-                _check.positive(name, value)
-        _check.probability("delta", self.delta)
-        _check.seed("seed", self.seed)
+        super().check()
+        self._check_positive("at_eps", "across", "at_within", "epsilons", "withins")
+        _check.integer("at_budget", self.at_budget)
         for name in ("budgets", "groups"):
             check_several(name, getattr(self, name))
-        for group in self.groups:
-            _check.integer("groups", group)
-            if group > self.examples:
-                rule = f"a user has {self.examples} examples"
-                raise _check.reject("groups", group, rule, "Take less, or more `examples`.")
+        self._check_at_most("groups", self.examples, "examples")
         for batch in (*self.budgets, self.at_budget):
             _check.integer("budgets", batch)
             if batch > min(self.groups) * self.users:
                 rule = f"{self.users} users give at most {min(self.groups) * self.users}"
                 raise _check.reject("budgets", batch, rule, "Take less, or more `users`.")
-        check_trials(self.trials)
         return self
 
     def points(self) -> list[PanelPoint]:

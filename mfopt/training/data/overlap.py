@@ -54,28 +54,41 @@ class Overlap:
 
 def overlap(public: TokenStore, private: Sequence[TokenStore]) -> Overlap:
     """Copies of records of ``private`` in ``public``; all with the same tokenizer."""
+    exact, near = copies(public, private)
+    lengths = public.record_lengths()
+    looked = lengths >= SHORTEST
+    total = int(lengths[looked].sum())
+    share = int(lengths[exact | near].sum()) / total if total else 0.0
+    return Overlap(int(looked.sum()), int(exact.sum()), int(near.sum()), share)
+
+
+def copies(
+    public: TokenStore, private: Sequence[TokenStore], shortest: int = SHORTEST
+) -> tuple[np.ndarray, np.ndarray]:
+    """(exact, near), each (R,) bool: which records of ``public`` are copies of private ones.
+
+    Records of fewer than ``shortest`` tokens are passed over; below eight, only exact copies are
+    found. To leave them out makes the public part a function of the private data, which no
+    guarantee of a run covers: it then holds given the public part.
+    """
     tokens = sum(store.num_tokens for store in private)
     rate = np.uint64(max(1, -(-tokens // _KEPT)))
     whole, runs = [], []
     for store in private:
-        for block in _blocks(store):
+        for block in _blocks(store, shortest):
             whole.append(block.records)
             runs.append(block.windows[block.windows % rate == 0])
     known, known_runs = _set(whole), _set(runs)
-    records = exact = near = copied = total = 0
-    for block in _blocks(public):
+    exact, near = np.zeros((2, public.num_records), bool)
+    for block in _blocks(public, shortest):
         same = np.isin(block.records, known)
         sampled = block.windows % rate == 0
         owner = block.owner[sampled]
         count = np.bincount(owner, minlength=len(same))
         hits = np.bincount(owner, np.isin(block.windows[sampled], known_runs), minlength=len(same))
-        alike = ~same & (count > 0) & (hits >= NEAR * count)
-        records += len(same)
-        exact += int(same.sum())
-        near += int(alike.sum())
-        copied += int(block.lengths[same | alike].sum())
-        total += int(block.lengths.sum())
-    return Overlap(records, exact, near, copied / total if total else 0.0)
+        exact[block.numbers] = same
+        near[block.numbers] = ~same & (count > 0) & (hits >= NEAR * count)
+    return exact, near
 
 
 def refuse_copies(public: TokenStore, private: Sequence[TokenStore], most: float = MOST) -> Overlap:
@@ -99,26 +112,26 @@ def refuse_copies(public: TokenStore, private: Sequence[TokenStore], most: float
 
 @dataclasses.dataclass(frozen=True)
 class _Block:
-    """Hashes of some records: of each (R,), and of each run of tokens (W,) with its record."""
+    """Hashes of records with these numbers (R,), and of each run of tokens (W,) with its record."""
 
+    numbers: np.ndarray
     records: np.ndarray
-    lengths: np.ndarray
     windows: np.ndarray
     owner: np.ndarray
 
 
-def _blocks(store: TokenStore) -> Iterator[_Block]:
+def _blocks(store: TokenStore, shortest: int) -> Iterator[_Block]:
     offsets = np.asarray(store.record_offsets)
     first, count = 0, store.num_records
     while first < count:
         # as many records as fit, at least one
         end = int(np.searchsorted(offsets, offsets[first] + _BLOCK, side="right")) - 1
         end = min(max(end, first + 1), count)
-        yield _hashed(store, first, end)
+        yield _hashed(store, first, end, shortest)
         first = end
 
 
-def _hashed(store: TokenStore, first: int, end: int) -> _Block:
+def _hashed(store: TokenStore, first: int, end: int, shortest: int) -> _Block:
     offsets = np.asarray(store.record_offsets[first : end + 1])
     tokens = np.asarray(store.tokens[offsets[0] : offsets[-1]])
     offsets = offsets - offsets[0]
@@ -134,15 +147,15 @@ def _hashed(store: TokenStore, first: int, end: int) -> _Block:
         def hashes(begin: np.ndarray, stop: np.ndarray) -> np.ndarray:
             return uniform_hash(0, 1, (prefix[stop] - prefix[begin]) * inverses[begin])
 
-        long = np.flatnonzero(lengths >= SHORTEST)
+        long = np.flatnonzero(lengths >= max(shortest, 1))
         # the length goes in too: an empty sum would be any record of zeros
         records = hashes(offsets[long], offsets[long + 1]) ^ uniform_hash(0, 2, lengths[long])
-        runs = lengths[long] - WINDOW + 1
+        runs = np.maximum(lengths[long] - WINDOW + 1, 0)
         owner = np.repeat(np.arange(len(long)), runs)
         position = np.arange(runs.sum()) - np.repeat(np.cumsum(runs) - runs, runs)
         begin = offsets[long][owner] + position
         windows = hashes(begin, begin + WINDOW)
-    return _Block(records, lengths[long], windows, owner)
+    return _Block(first + long, records, windows, owner)
 
 
 def _set(parts: list[np.ndarray]) -> np.ndarray:

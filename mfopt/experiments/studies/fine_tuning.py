@@ -1,0 +1,339 @@
+"""What the fine-tuning studies share: one base model, runs by the real trainer, and fair choices.
+
+Every run starts from the same model, pretrained on the public part, and stands at the learning rate
+that is best for its arm on held-out records of training users; what is reported is the loss on
+users that took no part. Choosing learning rates in this way is not covered by a run's guarantee.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+
+from mfopt import _check
+from mfopt.experiments.cache import Result, Task
+from mfopt.experiments.studies.base import Study, check_several, flag
+from mfopt.experiments.studies.user_means import ELS, ULS
+from mfopt.experiments.training import (
+    CHOSEN_ON,
+    REPORTED,
+    TrainingComparison,
+    base_task,
+    check_parts,
+    packed,
+    unpack,
+)
+
+if TYPE_CHECKING:
+    from mfopt.experiments.plots import Curve, Panel
+
+PLAIN = "not private"
+LOSS_LABEL = "loss on held-out users\n(nats per token)"
+
+
+class Arm(NamedTuple):
+    """One way to train.
+
+    Attributes:
+      algorithm: "ELS" (Group Privacy of Chua et al. 2024), "ULS" (User-wise DP-SGD) or "not
+        private".
+      group: records of a user: kept in all (ELS), in one participation (the others).
+      units: expected in a step: records (ELS) or users (the others).
+      epsilon: of the statement; None where nothing is private.
+      selection: which records of a user.
+      clip_norm: bound on the gradient of a record (ELS) or a user (ULS).
+      rank: of adapters; 0 trains all parameters.
+    """
+
+    algorithm: str
+    group: int
+    units: float
+    epsilon: float | None
+    selection: str = "random"
+    clip_norm: float = 1.0
+    rank: int = 0
+
+    @property
+    def label(self) -> str:
+        """In words."""
+        return f"{self.algorithm}, G = {self.group}"
+
+    @property
+    def records(self) -> float:
+        """Expected in a step where every user has ``group``."""
+        return self.units * (1 if self.algorithm == ELS else self.group)
+
+
+@dataclasses.dataclass(frozen=True)
+class FineTuning(Study):
+    """A study of runs of the real trainer."""
+
+    data: str = flag("stdlib-code", "Embedded corpus, or a folder of `mfopt data build`.")
+    delta: float = flag(1e-5, "δ of every statement.")
+    steps: int = flag(32, "Steps of a run.")
+    rates: tuple[float, ...] = flag(
+        (0.006,), "Learning rates to choose from (adam); 0: fitted to the noise."
+    )
+    seeds: tuple[int, ...] = flag((0,), "One run for each, pinning its randomness.")
+    length: int = flag(48, "Tokens of a record.")
+    width: int = flag(64, "Of the model.")
+    layers: int = flag(2, "Of the model.")
+    pretrain_steps: int = flag(120, "Steps on the public part first.")
+    evaluate_records: int = flag(200, "Most held-out records of an evaluation.")
+
+    # what a full size shares: GPT-2 small's width and depth, as the publications' smaller models
+    PAPER: ClassVar[Mapping[str, Any]] = {
+        "steps": 2000,
+        "rates": (1e-4, 3e-4, 1e-3, 3e-3),
+        "seeds": (0, 1, 2),
+        "length": 128,
+        "width": 768,
+        "layers": 12,
+        "pretrain_steps": 10_000,
+        "evaluate_records": 2000,
+    }
+    needs = "a folder of `mfopt data build` with users' text and a public part, and accelerators"
+
+    def check(self) -> Self:
+        for name in ("steps", "length", "width", "layers", "evaluate_records"):
+            _check.integer(name, getattr(self, name))
+        for name in ("rates", "seeds"):
+            check_several(name, getattr(self, name))
+        for rate in self.rates:
+            _check.non_negative("rates", rate)
+        for seed in self.seeds:
+            _check.seed("seeds", seed)
+        _check.probability("delta", self.delta)
+        _check.integer("pretrain_steps", self.pretrain_steps, at_least=0)
+        check_parts(self.data)
+        return self
+
+    def _check_numbers(self, *names: str) -> None:
+        """Refuse lists that are empty or name a value twice, and what is not as it should be."""
+        for name in names:
+            values = getattr(self, name)
+            check_several(name, values)
+            for value in values:
+                if isinstance(value, int):
+                    _check.integer(name, value)
+                else:
+                    _check.positive(name, value)
+
+    def base(self) -> Task:
+        """Corpus and pretrained model, shared with every study of these sizes."""
+        names = ("data", "length", "width", "layers", "pretrain_steps")
+        return base_task(TrainingComparison(**{name: getattr(self, name) for name in names}))
+
+    def run(self, arm: Arm, rate: float, seed: int, *, keep: bool = False) -> Task:
+        """One training run.
+
+        Args:
+          arm: what is run.
+          rate: learning rate of adam.
+          seed: pins the random choices.
+          keep: the trained model too.
+        """
+        return Task.of(
+            "study-fine-tuning",
+            (self.base(),),
+            **arm._asdict(),
+            delta=self.delta,
+            steps=self.steps,
+            rate=rate,
+            seed=seed,
+            length=self.length,
+            evaluate_records=self.evaluate_records,
+            **({"keep": True} if keep else {}),
+        )
+
+    def runs(self, arms: Iterable[Arm], *, keep: bool = False) -> Iterator[Task]:
+        """All runs of some arms."""
+        for arm in arms:
+            for seed in self.seeds:
+                for rate in self.rates:
+                    yield self.run(arm, rate, seed, keep=keep)
+
+    def best(
+        self, found: Mapping[Task, Result], arm: Arm, *, keep: bool = False
+    ) -> tuple[float, list[dict[str, Any]]]:
+        """(learning rate, records of its runs): the least mean loss on held-out records.
+
+        Args:
+          found: results of the cells.
+          arm: whose.
+          keep: as the runs were asked for.
+        """
+
+        def records(rate: float) -> list[dict[str, Any]]:
+            return [found[self.run(arm, rate, s, keep=keep)].record for s in self.seeds]
+
+        rate = min(self.rates, key=lambda r: mean(x["after"][CHOSEN_ON] for x in records(r)))
+        return rate, records(rate)
+
+    def row(self, found: Mapping[Task, Result], arm: Arm, *, keep: bool = False) -> dict[str, Any]:
+        """What every such study says of an arm at its best rate; losses in nats per token.
+
+        Args:
+          found: results of the cells.
+          arm: whose.
+          keep: as the runs were asked for.
+        """
+        rate, runs = self.best(found, arm, keep=keep)
+        losses = [run["after"][REPORTED] for run in runs]
+        first = runs[0]
+        promised = first["guarantee"] or dict.fromkeys(("privacy_unit", "adjacency"))
+        return {
+            "algorithm": arm.algorithm,
+            "group": arm.group,
+            "selection": arm.selection,
+            "clip_norm": None if first["guarantee"] is None else arm.clip_norm,
+            "rank": arm.rank,
+            "parameters": first["parameters"],
+            "records_a_step": arm.records,
+            "loss": mean(losses),
+            "least": min(losses),
+            "largest": max(losses),
+            "deviation": stdev(losses) if len(losses) > 1 else None,
+            "perplexity": float(np.exp(mean(losses))),
+            "on_records": mean(run["after"][CHOSEN_ON] for run in runs),
+            "pretrained": first["before"][REPORTED],
+            "privacy_unit": promised["privacy_unit"],
+            "adjacency": promised["adjacency"],
+            "sampling": f"Poisson, {first['sampled']}, {first['probability']:.4g}",
+            "epsilon": arm.epsilon,
+            "delta": None if arm.epsilon is None else self.delta,
+            "noise_multiplier": first["noise_multiplier"],
+            "learning_rate": rate or first["learning_rate"],
+            "steps": self.steps,
+            "runs": len(runs),
+        }
+
+    def _runs_said(self) -> str:
+        return f"nats per token; {len(self.seeds)} run{'s' * (len(self.seeds) > 1)} each"
+
+
+def curve(label: str, x: str, rows: Sequence[dict[str, Any]], like: str | None = None) -> Curve:
+    """Mean loss of rows over one of their columns, with the least and the largest of the runs.
+
+    Args:
+      label: in the legend.
+      x: name of the column.
+      rows: one a point.
+      like: label of the curve whose colour this one shares.
+    """
+    from mfopt.experiments.plots import Curve
+
+    rows = sorted(rows, key=lambda row: row[x])
+    y, low, high = ([row[name] for row in rows] for name in ("loss", "least", "largest"))
+    return Curve(label, [row[x] for row in rows], y, low, high, like)
+
+
+def alike(panels: list[Panel]) -> list[Panel]:
+    """The panels with one range of losses, so that they can be compared by eye."""
+    drawn = [curve for panel in panels for curve in panel.curves]
+    values = [y for c in drawn for line in (c.y, c.low, c.high) if line is not None for y in line]
+    margin = 0.05 * (max(values) - min(values)) or 0.05
+    return [p._replace(y_range=(min(values) - margin, max(values) + margin)) for p in panels]
+
+
+def apart(one: float, other: float) -> str:
+    """How far one loss lies below or above another, in words."""
+    return f"{abs(one - other):.4f} {'below' if one < other else 'above'}"
+
+
+def run_fine_tuning(
+    base: Result,
+    *,
+    algorithm: str,
+    group: int,
+    units: float,
+    epsilon: float | None,
+    selection: str,
+    clip_norm: float,
+    rank: int,
+    delta: float,
+    steps: int,
+    rate: float,
+    seed: int,
+    length: int,
+    evaluate_records: int,
+    keep: bool = False,
+) -> Result:
+    """Train once; losses before and after are on record, and what the trainer states.
+
+    Args:
+      base: result that holds corpus and pretrained model.
+      algorithm, group, units, epsilon, selection, clip_norm, rank: of :class:`Arm`.
+      delta: δ of the statement.
+      steps: of the run.
+      rate: learning rate of adam; 0: fitted to the noise.
+      seed: pins the random choices.
+      length: tokens of a row.
+      evaluate_records: records of an evaluation.
+      keep: the trained model too, as files.
+    """
+    from mfopt.training import metrics
+    from mfopt.training.config import TrainConfig
+    from mfopt.training.execute import execute
+    from mfopt.training.prepare import prepare
+
+    # units of ELS are at most ``group`` records of each user: a public number
+    population = base.record["users"] * (group if algorithm == ELS else 1)
+    if units > population:
+        what = "records" if algorithm == ELS else "users"
+        rule = f"there are {base.record['users']} users, and so at most {population} {what}"
+        raise _check.reject("units of a step", units, rule, "Take less, or more data.")
+    probability = units / population
+    names = {ELS: "els", ULS: "uls", PLAIN: "none"}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        unpack(base, folder)
+        private: dict[str, Any] = {} if epsilon is None else {"epsilon": epsilon, "delta": delta}
+        settings = TrainConfig(
+            sampling=f"poisson:probability={probability!r},iterations={steps}",
+            algorithm=names[algorithm],
+            records_per_user=group,
+            selection=selection,
+            clip_norm=clip_norm,
+            lora_rank=rank,
+            lora_layers="attn/c_attn,attn/c_proj,mlp/c_fc,mlp/c_proj",
+            data=str(folder / "corpus"),
+            model=str(folder / "pretrained"),
+            output=str(folder / "run"),
+            optimizer="adam",
+            learning_rate=rate,
+            schedule="constant",
+            length=length,
+            seed=seed,
+            tensorboard=False,
+            evaluate_every=0,
+            evaluate_records=evaluate_records,
+            checkpoint_every=10**6,
+            **private,
+        )
+        prepared = prepare(settings)
+        execute(prepared)
+        losses: dict[str, list[float]] = {}
+        for row in metrics.read_table(folder / "run" / "evaluation.csv"):
+            losses.setdefault(row["part"], []).append(float(row["loss"]))
+        arrays = packed(folder / "run" / "model", "model") if keep else {}
+    account, guarantee = prepared.account, prepared.guarantee
+    return Result(
+        {
+            "before": {part: values[0] for part, values in losses.items()},
+            "after": {part: values[-1] for part, values in losses.items()},
+            "noise_multiplier": None if account is None else account.noise_multiplier,
+            "guarantee": None if guarantee is None else guarantee.describe(),
+            "learning_rate": prepared.learning_rate,
+            "parameters": prepared.model.num_params,
+            "probability": probability,
+            "sampled": "records" if algorithm == ELS else "users",
+        },
+        arrays,
+    )
