@@ -129,6 +129,7 @@ def test_microbatched_sum_against_one_record_at_a_time():
         assert 0 < float(totals.statistics.clipped) < 6
 
 
+@pytest.mark.ci
 def test_without_clipping_the_sum_is_that_of_the_gradients():
     store, model = synthetic_store(num_users=4), bigram_model()
     tokens, mask = store.batch([0, 1, 2, 3], 12)

@@ -96,7 +96,7 @@ def always(monkeypatch):
 @pytest.mark.parametrize(
     "name",
     [
-        "tied",
+        pytest.param("tied", marks=pytest.mark.ci),
         pytest.param("adapters", marks=pytest.mark.release),
         pytest.param("other layers", marks=pytest.mark.release),
     ],
@@ -113,6 +113,7 @@ def test_clipped_sums_are_those_of_the_gradients_one_by_one(name, always):
         assert 0 < float(fast.statistics.clipped) <= float(fast.statistics.units) == 4
 
 
+@pytest.mark.ci
 def test_both_uses_of_a_tied_embedding_count_with_each_other(always, monkeypatch):
     model = tiny()
     params, data = moved(model.params), rows(1)
@@ -154,6 +155,7 @@ def test_where_positions_are_many_gradients_are_formed():
     assert ghost.chosen(found, leaves, 4).leaves == ()
 
 
+@pytest.mark.ci
 def test_a_unit_without_a_finite_gradient_adds_nothing(always):
     model = tiny()
     params, (tokens, mask) = moved(model.params), rows(1)

@@ -14,6 +14,7 @@ from mfopt.training.optimizers import (
     fitting_rate,
     make_optimizer,
     released,
+    schedule,
 )
 
 PARAMS = {"w": jnp.zeros(4000)}
@@ -57,6 +58,37 @@ def test_the_fitting_rate_makes_all_noise_move_alike(name):
     assert max(first, second) > 1.5 * min(first, second)
     with pytest.raises(UsageError, match="noise"):
         fitting_rate(name, 0.0, 1.0)
+
+
+def test_every_schedule_is_its_formula():
+    t, n = np.arange(8), 8
+    shapes = {
+        "cooldown": np.minimum(1, 2 * (1 - t / n)),
+        "constant": np.ones(n),
+        "linear": 1 - t / n,
+        "cosine": (1 + np.cos(np.pi * t / n)) / 2,
+    }
+    for name, shape in shapes.items():
+        rates = [float(schedule(name, 0.5, n)(step)) for step in t]
+        np.testing.assert_allclose(rates, 0.5 * shape, rtol=1e-5, err_msg=name)
+        warm = [float(schedule(name, 0.5, n + 4, warmup=4)(step)) for step in range(n + 4)]
+        np.testing.assert_allclose(warm, 0.5 * np.r_[0.25, 0.5, 0.75, 1, shape], rtol=1e-5)
+    for steps in (1, 2, 3, 7):  # no step is taken at rate 0
+        rates = [float(schedule("cooldown", 1.0, steps)(step)) for step in range(steps + 1)]
+        assert min(rates[:-1]) > 0 and rates[-1] == 0 and rates[0] == 1
+    with pytest.raises(UsageError, match="schedule"):
+        schedule("none", 1.0, 3)
+
+
+def test_a_rate_that_falls_leaves_less_noise_in_the_last_iterate():
+    # what a time-scaled C asks for: correlated noise whose sums end larger than they were
+    noise, n = correlated(64)[0], 64
+    noise = noise * np.linspace(0.5, 2, n, dtype=np.float32)[:, None]
+    ends = {
+        name: np.std(moved(optax.sgd(schedule(name, 0.1, n)), noise)[0][-1])
+        for name in ("cooldown", "constant")
+    }
+    assert ends["cooldown"] < 0.75 * ends["constant"]
 
 
 def test_corrected_adam_is_adam_where_there_is_no_noise():

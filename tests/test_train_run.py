@@ -111,6 +111,7 @@ def test_a_run_writes_all_it_promises(data, tmp_path):
         prepare(settings)
 
 
+@pytest.mark.ci
 def test_metrics_that_are_not_private_can_be_left_out(data, tmp_path):
     settings = settings_for(
         data, tmp_path / "run", private_metrics=False, steps=2, tensorboard=True
@@ -267,6 +268,7 @@ def test_settings_round_trip_and_refuse_what_is_unknown(tmp_path):
             TrainConfig(**{**POISSON, "sampling": bad})
 
 
+@pytest.mark.ci
 def test_the_command_line(data, tmp_path):
     flags = [
         f"--{name.replace('_', '-')}={value}"
@@ -358,6 +360,7 @@ def test_a_strategy_is_optimized_for_balls_in_bins_over_users_only(tmp_path):
     assert refused.exit_code == 2 and "not for" in refused.output
 
 
+@pytest.mark.ci
 def test_a_run_that_optimized_its_strategy_goes_on_by_its_written_settings(data, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "factorization.npz").write_bytes(FILE.read_bytes())

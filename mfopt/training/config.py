@@ -137,7 +137,12 @@ class TrainConfig:
         "Learning rates to try on the public part, under the run's noise; the best is taken. "
         "For example 0.003,0.006,0.012.",
     )
-    schedule: str = _setting("optimizer", "constant", "Of the learning rate.", choices=SCHEDULES)
+    schedule: str = _setting(
+        "optimizer",
+        "constant",
+        "Of the learning rate over all covered steps. cooldown: falls to 0 in the second half.",
+        choices=SCHEDULES,
+    )
     warmup: int = _setting("optimizer", 0, "Steps of linear rise.")
     momentum: float = _setting("optimizer", 0.9, "Of the momentum optimizer.")
     beta1: float = _setting("optimizer", 0.9, "Of adam and adamw.")

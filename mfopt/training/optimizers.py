@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import optax
 
 OptimizerName = Literal["sgd", "momentum", "adam", "adamw", "adam-bc", "adafactor"]
-ScheduleName = Literal["constant", "cosine", "linear"]
+ScheduleName = Literal["constant", "cooldown", "cosine", "linear"]
 # How far the noise alone may move a parameter, root mean square over the steps of a run; a weight
 # of a language model has the size of 0.02 to 0.1.
 NOISE_MOVE = 0.012
@@ -35,12 +35,13 @@ SCHEDULES: tuple[str, ...] = get_args(ScheduleName)
 
 
 def schedule(name: str, learning_rate: float, steps: int, warmup: int = 0) -> optax.Schedule:
-    """Learning rate by step: a linear rise over ``warmup`` steps, then ``name`` down to 0.
+    """Learning rate by step: a linear rise over ``warmup`` steps, then ``name``.
 
-    "constant" stays at ``learning_rate``; "cosine" and "linear" reach 0 at ``steps``.
+    "constant" stays at ``learning_rate``; the others reach 0 at ``steps``, where no step is taken
+    any more: "cooldown" stays for the first half and then falls in a line.
 
     Args:
-      name: "constant", "cosine" or "linear".
+      name: "constant", "cooldown", "cosine" or "linear".
       learning_rate: the highest rate.
       steps: number of steps.
       warmup: steps of the rise.
@@ -51,6 +52,7 @@ def schedule(name: str, learning_rate: float, steps: int, warmup: int = 0) -> op
     warmup = _check.integer("warmup", warmup, at_least=0)
     rest = max(1, _check.integer("steps", steps) - warmup)
     shapes = {
+        "cooldown": lambda: optax.linear_schedule(rate, 0.0, rest - rest // 2, rest // 2),
         "constant": lambda: optax.constant_schedule(rate),
         "cosine": lambda: optax.cosine_decay_schedule(rate, rest),
         "linear": lambda: optax.linear_schedule(rate, 0.0, rest),
@@ -122,7 +124,7 @@ def sweep_rates(text: str) -> tuple[float, ...]:
 
 
 def fitting_rate(name: str, noise: float, noise_of_sums: float, *, momentum: float = 0.9) -> float:
-    """The learning rate at which the noise alone moves a parameter by ``NOISE_MOVE``.
+    """The learning rate at which, held constant, the noise alone moves by ``NOISE_MOVE``.
 
     With SGD the parameters are a sum of steps, so the rate is NOISE_MOVE / (noise of the sums).
     Adam and its kin divide by the size of a step, which is about that of its noise.

@@ -17,7 +17,8 @@ from mfopt.training import mesh as meshes
 from mfopt.training import privacy, signing, sizes, sweep
 from mfopt.training.config import TrainConfig, load
 from mfopt.training.data import TokenStore, open_parts, verify_all
-from mfopt.training.data.stdlib import EMBEDDED, build_stdlib
+from mfopt.training.data.embedded import EMBEDDED
+from mfopt.training.data.stdlib import build_stdlib
 from mfopt.training.evaluation import Evaluator
 from mfopt.training.folder import Lock, check_folder, secret_of, wait_for_lead
 from mfopt.training.gradients import formed_one_by_one
