@@ -123,6 +123,7 @@ def test_sweeps_show_progress_on_standard_error_only(capsys):
     assert captured.err == "" and json.loads(captured.out)["swept"] == "noise_multiplier"
 
 
+@pytest.mark.ci
 def test_group_shows_every_method_and_what_is_beyond_range(capsys):
     words = [*RATE, "--group-size", "8", "--delta", DELTA, "--noise-multiplier", "0.6"]
     found = json.loads(run(capsys, "group", *words, "--floor", "1e-15", "--json"))["results"]

@@ -135,6 +135,7 @@ def plane(pair: CountPair, sigma: float, epsilon: float) -> tuple[float, float]:
     return float(plain @ (np.exp(loss) * remove)), float(plain @ add)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("pair", "most"),
     [

@@ -84,6 +84,7 @@ def test_groups_and_replacement_go_to_dp_accounting_and_back():
         events.to_event([zeroed])
 
 
+@pytest.mark.ci
 def test_a_sampled_phase_composes_with_rounds():
     bins = Phase(Mechanism(BallsInBins(4, 2)), 3.0)
     effort = {"samples": 8192, "seed": 1}

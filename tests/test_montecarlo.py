@@ -664,6 +664,7 @@ def few_nodes(monkeypatch):
     jax.clear_caches()
 
 
+@pytest.mark.ci
 def test_the_mean_over_offsets_is_unbiased_where_an_offset_alone_is_not(few_nodes):
     # every other mode is half as long: an offset sees the long ones or the short ones only
     rng = np.random.default_rng(5)
@@ -686,6 +687,7 @@ def test_the_mean_over_offsets_is_unbiased_where_an_offset_alone_is_not(few_node
     assert apart((first, one), exact) > K and apart((second, other), exact) > K
 
 
+@pytest.mark.ci
 def test_few_nodes_lose_little_where_modes_are_smooth(few_nodes):
     pair, _ = pair_of(BLT, BallsInBins(bins=24, epochs=4))
     few = [design_point(pair, 3.0, EPSILON, 2**12, seed=seed) for seed in range(6)]

@@ -117,6 +117,7 @@ def test_a_plugin_that_cannot_be_imported_is_named(install):
     sampling.parse("poisson:probability=0.5,iterations=4")  # control: what is known needs none
 
 
+@pytest.mark.ci
 def test_a_strategy_of_a_plugin_is_optimized_by_name(install, tmp_path):
     words = ["optimize", "--epochs", "2", "--iters", "4", "--eps", "2", "--delta", "1e-2"]
     words += ["--strategy", "plugin-decaying", "--certify-samples", "4096", "--seed", "1"]

@@ -184,6 +184,7 @@ def test_two_savers_without_force(tmp_path):
 # --- the best so far ------------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 def test_the_best_so_far_is_a_file_to_go_on_from(tmp_path):
     path, told = tmp_path / "one.npz", []
     target = (SCHEME, 2.0, 1e-5)
@@ -213,6 +214,7 @@ def test_the_best_so_far_is_a_file_to_go_on_from(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.ci
 def test_a_full_disk_does_not_end_the_search(tmp_path, monkeypatch):
     told = []
     so_far = BestSoFar(tmp_path / "one.npz", 2.0, 1e-5, listener=told.append, every=0.0)
