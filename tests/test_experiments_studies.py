@@ -2,14 +2,15 @@
 
 import csv
 import dataclasses
+import hashlib
 import json
 
 import pytest
 from mfopt_cli.main import main
 
 from mfopt.errors import UsageError
-from mfopt.experiments import runner, studies
-from mfopt.experiments.cache import Result, Task
+from mfopt.experiments import artifacts, runner, studies
+from mfopt.experiments.cache import Result, Task, code_digest
 from mfopt.experiments.studies import base
 from mfopt.experiments.studies.base import PRIVACY, Outcome, Study, flag
 
@@ -131,6 +132,35 @@ def test_a_study_is_a_command_that_stops_resumes_and_writes_whole_files(squares,
     # nothing is replaced unasked, and nothing is computed before that is said
     assert call(*words) == 2 and "--force" in capsys.readouterr().err
     assert call("--force", *words) == 0
+
+
+def test_a_study_among_the_artifacts_is_noted_in_their_manifest(squares, tmp_path, capsys):
+    folder, cache = tmp_path / "artifacts", tmp_path / "cache"
+    words = ("--artifacts", folder, "--cache", cache, "--jobs", 1)
+    other = {"files": {}, "command": "mfopt figures"}
+    folder.mkdir()
+    (folder / artifacts.MANIFEST).write_text(json.dumps({"grid": other}))
+    for values in ("2", "4,5"):  # the second call replaces what is there
+        assert call("--values", values, *words) == 0
+        manifest = artifacts.read_manifest(folder)
+        entry = manifest["studies/squares"]
+        assert entry["command"] == (
+            f"mfopt experiment squares --values {values} --artifacts artifacts"
+        )
+        assert set(entry["files"]) == {f"studies/squares.{kind}" for kind in base.FILES}
+        for path, digest in entry["files"].items():
+            assert hashlib.sha256((folder / path).read_bytes()).hexdigest() == digest
+    assert manifest["grid"] == other and set(manifest) == {"grid", "studies/squares"}
+    assert entry["code"] == code_digest(True, True) and entry["device"]
+    assert entry["seconds"] >= 0 and entry["cpu_seconds"] >= 0
+    assert CALLS == [2.0, 4.0, 5.0]
+    # a second place, and a place that is a file: nothing is computed before that is said
+    capsys.readouterr()
+    assert call("--values", "6", "--out", tmp_path / "out", *words) == 2
+    assert "--artifacts" in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    assert call("--values", "6", "--artifacts", tmp_path / "file") == 2
+    assert "is not a folder" in capsys.readouterr().err and CALLS == [2.0, 4.0, 5.0]
 
 
 def test_a_flag_beats_the_papers_size_and_json_is_one_object(squares, tmp_path, capsys):

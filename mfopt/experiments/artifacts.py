@@ -28,6 +28,8 @@ from mfopt.experiments import (
 )
 from mfopt.experiments.cache import Cache, Task, code_digest
 from mfopt.experiments.runner import run_all
+from mfopt.experiments.studies import base
+from mfopt.experiments.studies.base import Outcome, Study
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
 from mfopt.progress import Report, silent, within
@@ -310,19 +312,72 @@ def rebuild(
     return written
 
 
-def _note(folder: Path, name: str, built: Built, cache: Cache) -> None:
+def study_name(study: type[Study]) -> str:
+    """The name of a study's files as an artifact."""
+    return f"studies/{study.name}"
+
+
+def write_study(
+    study: Study,
+    folder: Path,
+    cache: Cache,
+    *,
+    jobs: int | None = None,
+    progress: Report = silent,
+) -> tuple[Outcome, dict[str, Any], list[Path]]:
+    """A study's outcome, how it was made, and its files in ``folder``, noted in its manifest.
+
+    Args:
+      study: what is run.
+      folder: of the manifest; files of the study that are there are replaced.
+      cache: where finished cells are kept.
+      jobs: worker processes; by default one for every two cores.
+      progress: told of each finished cell.
+
+    Raises:
+      UsageError: a setting that cannot be.
+    """
+    recorder = _Recording(cache.folder)
+    outcome, made = base.run(study, recorder, jobs=jobs, progress=progress)
+    name = study_name(type(study))
+    files = base.write((folder / name).parent, study, outcome, made)
+    records = _records(Built(files, list(recorder.seen)), cache)
+    note(
+        folder,
+        name,
+        files,
+        how=f"{made['command']} --artifacts artifacts",
+        seed=getattr(study, "seed", None),
+        **_computing(records),
+        cpu_seconds=sum(record["cpu_seconds"] for record in records),
+        code=code_digest(training=True, studies=True),
+    )
+    return outcome, made, files
+
+
+def _records(built: Built, cache: Cache) -> list[dict[str, Any]]:
     # what worker processes read for them was computed too
     tasks = _with_needs(built.tasks)
-    records = [found.record for task in tasks if (found := cache.load(task)) is not None]
+    return [found.record for task in tasks if (found := cache.load(task)) is not None]
+
+
+def _computing(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What :func:`note` says of the computing behind some cells."""
+    return {
+        "device": sorted({r["device"] for r in records}),
+        "seconds": sum(r["seconds"] for r in records),
+        "made": max((r["made"] for r in records), default=None),
+    }
+
+
+def _note(folder: Path, name: str, built: Built, cache: Cache) -> None:
     note(
         folder,
         name,
         built.files,
         how=command(name),
         seed=SEED,
-        device=sorted({r["device"] for r in records}),
-        seconds=sum(r["seconds"] for r in records),
-        made=max((r["made"] for r in records), default=None),
+        **_computing(_records(built, cache)),
     )
 
 
@@ -351,6 +406,8 @@ def note(
     device: Sequence[str],
     seconds: float,
     made: str | None = None,
+    cpu_seconds: float | None = None,
+    code: str | None = None,
 ) -> None:
     """Say in the folder's manifest how an artifact was made, in place of what it said before.
 
@@ -363,6 +420,8 @@ def note(
       device: what it was made on.
       seconds: of computing.
       made: the day; today if left out.
+      cpu_seconds: of processors, where that is known: what a busy machine does not lengthen.
+      code: digest of the code; that of the library without its studies if left out.
     """
     entry = {
         "files": {
@@ -372,11 +431,12 @@ def note(
         "command": how,
         "version": __version__,
         "commit": _commit(),
-        "code": code_digest(training=True),
+        "code": code or code_digest(training=True),
         "seed": seed,
         "device": list(device),
         "seconds": round(seconds, 1),
         "made": made or time.strftime("%Y-%m-%d", time.gmtime()),
+        **({} if cpu_seconds is None else {"cpu_seconds": round(cpu_seconds, 1)}),
     }
     manifest = {**read_manifest(folder), name: entry}
     text = json.dumps(manifest, indent=2, sort_keys=True) + "\n"

@@ -86,6 +86,12 @@ def _command(name: str) -> click.Command:
                 "--full", is_flag=True, help="The paper's size, where flags do not differ."
             ),
             options.out("Folder to write NAME.csv, .json, .txt, .png and .svg into."),
+            options.option(
+                "--artifacts",
+                type=click.Path(path_type=Path),
+                metavar="DIR",
+                help="Replace the study's files in DIR/studies and note them in DIR/manifest.json.",
+            ),
             options.jobs,
             options.cache,
             options.force,
@@ -128,6 +134,7 @@ def _option(field: dataclasses.Field[Any], full: Any) -> options.Option:
 def _run(
     study: Any,
     out: Path | None,
+    artifacts: Path | None,
     jobs: int | None,
     cache: Path | None,
     force: bool,
@@ -141,14 +148,28 @@ def _run(
 
     if jobs is not None:
         _check.integer("jobs", jobs)
+    if out is not None and artifacts is not None:
+        rule = "cannot be given with --artifacts, which has its own place"
+        raise _check.reject("out", str(out), rule, "Give one of them.")
+    for name, folder in (("out", out), ("artifacts", artifacts)):
+        if folder is None:
+            continue
+        if folder.exists() and not folder.is_dir():
+            raise _check.reject(name, str(folder), "is not a folder")
+        folder.mkdir(parents=True, exist_ok=True)
     if out is not None:
-        if out.exists() and not out.is_dir():
-            raise _check.reject("out", str(out), "is not a folder")
-        out.mkdir(parents=True, exist_ok=True)
         plots.check_outputs(base.outputs(study, out), force=force)
+    store = Cache(cache or default_folder())
+    written: list[Path] = []
     with Live(not quiet and not as_json) as live:
-        outcome, made = base.run(study, Cache(cache or default_folder()), jobs=jobs, progress=live)
-    written = [] if out is None else base.write(out, study, outcome, made)
+        if artifacts is not None:
+            from mfopt.experiments.artifacts import write_study
+
+            outcome, made, written = write_study(study, artifacts, store, jobs=jobs, progress=live)
+        else:
+            outcome, made = base.run(study, store, jobs=jobs, progress=live)
+    if out is not None:
+        written = base.write(out, study, outcome, made)
     if as_json:
         display.json_object(base.described(study, outcome, made))
     elif not quiet:
