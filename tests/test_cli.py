@@ -332,6 +332,23 @@ def test_as_a_process_with_the_default_name(tmp_path):
     assert mfopt.load(path).guarantee.status == "certified"
 
 
+def test_what_is_compiled_ahead_is_waited_for_and_can_be_left(monkeypatch):
+    # a thread within the compiler when the interpreter ends takes the process down by a signal
+    from mfopt.optimize import pipeline
+    from mfopt.sampling import BallsInBins
+    from mfopt.strategies import Identity
+    from mfopt.workloads import PrefixSums
+
+    begun = []
+    ahead = pipeline._Ahead(BallsInBins(bins=2, epochs=2), PrefixSums(), Identity())
+    monkeypatch.setattr(pipeline, "warm_up", lambda bins: (begun.append(bins), ahead.leave()))
+    monkeypatch.setattr(Identity, "inverse_arrays", lambda self, n: begun.append(n))
+    assert not ahead.daemon
+    ahead.start()
+    ahead.join()
+    assert begun == [2]
+
+
 @pytest.mark.ci
 def test_interrupt_saves_the_best_so_far_uncertified(tmp_path):
     child = process(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,7 @@ def factorize(
         buffers=int(options.get("buffers", 1)),
         scaled=bool(time_scale),
     )
-    compiling: threading.Thread | None = None
+    compiling: _Ahead | None = None
     # independent noise is certified without samples
     sampled_proof = dominating_pair.covers(scheme) and strategy != "identity"
 
@@ -103,8 +104,7 @@ def factorize(
         if sampled_proof and compiling is None and isinstance(event, Step):
             trace = event.trace
             if isinstance(trace, StartedTrace) and trace.best is not None:
-                work = scheme, workload, trace.result()
-                compiling = threading.Thread(target=_prepare, args=work, daemon=True)
+                compiling = _Ahead(scheme, workload, trace.result())
                 compiling.start()
         progress(event)
 
@@ -138,6 +138,8 @@ def factorize(
                 )
         except InterruptedOptimization as stopped:
             found, interrupted = stopped.best, True
+            if compiling is not None:
+                compiling.leave()
     else:
         fixed = kinds.fixed(strategy, bands=bands)
         nothing = np.zeros((0, 3))
@@ -233,12 +235,33 @@ def on_record(
     return made
 
 
-def _prepare(scheme: BinScheme, workload: Workload, strategy: Strategy) -> None:
-    """Compile what comes after the search, for a C of the form that it is at."""
-    warm_up(scheme.bins)
-    with contextlib.suppress(UsageError, FailureError):  # told by whoever needs the figures
-        query_error.row_variances(workload, strategy, scheme.iterations)
-        strategy.inverse_arrays(scheme.iterations)
+class _Ahead(threading.Thread):
+    """Compiles what comes after the search, for a C of the form that it is at.
+
+    The interpreter waits for it on its way out: a thread within the compiler when the interpreter
+    has gone takes the process down with it.
+    """
+
+    def __init__(self, scheme: BinScheme, workload: Workload, strategy: Strategy) -> None:
+        super().__init__(name="compiling ahead")
+        self._work = scheme, workload, strategy
+        self._needed = True
+
+    def run(self) -> None:
+        scheme, workload, strategy = self._work
+        pieces: tuple[Callable[[], object], ...] = (
+            lambda: warm_up(scheme.bins),
+            lambda: query_error.row_variances(workload, strategy, scheme.iterations),
+            lambda: strategy.inverse_arrays(scheme.iterations),
+        )
+        with contextlib.suppress(UsageError, FailureError):  # told by whoever needs the figures
+            for piece in pieces:
+                if self._needed:
+                    piece()
+
+    def leave(self) -> None:
+        """Begin nothing more."""
+        self._needed = False
 
 
 def _estimate(
