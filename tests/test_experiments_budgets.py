@@ -15,7 +15,9 @@ from mfopt.sampling import Poisson
 
 
 def test_rates_are_chosen_on_records_and_losses_reported_on_users():
-    study = TrainingBudgets(epsilons=(2.0,), budgets=(8,), groups=(1,), rates=(0.1, 0.2)).check()
+    study = TrainingBudgets(
+        epsilons=(2.0,), budgets=(8,), groups=(1,), rates=(0.1, 0.2), seeds=(0,)
+    ).check()
     # the model that the comparison of noises fine-tunes too
     assert study.base() == base_task(NoiseInTraining().setting("stdlib-code"))
     found = {}
@@ -31,7 +33,26 @@ def test_rates_are_chosen_on_records_and_losses_reported_on_users():
     assert els["loss"] == pytest.approx(4.8) and uls["loss"] == pytest.approx(4.9)
     assert els["sampling"] == "Poisson, records, 0.25" and uls["sampling"].startswith("Poisson, us")
     assert "0.1000 above ELS, G = 4, and 1.1000 below the pretrained" in outcome.findings[0]
+    assert outcome.findings[1] == "2 of 2 best rates are an end of those tried"
     assert {curve.label for curve in outcome.panels[0].curves} >= {"ELS, G = 4", "ULS, G = 1"}
+
+
+def test_several_seeds_are_paired_and_a_rate_between_others_is_bracketed():
+    study = TrainingBudgets(epsilons=(2.0,), groups=(1,)).check()
+    assert len(study.seeds) == 3
+    found = {}
+    for arm in study.arms():
+        for rate in study.rates:
+            for seed in study.seeds:
+                # seeds differ by far more than the algorithms, and alike for both
+                uls = 0.01 * (arm.algorithm == "ULS") * (1 + 0.1 * seed)
+                loss = 5.0 + seed - uls + abs(rate - 0.01)
+                found[study.run(arm, rate, seed)] = finished(arm, {CHOSEN_ON: loss, REPORTED: loss})
+    outcome = study.outcome(found)
+    assert [row["rate_bracketed"] for row in outcome.rows] == [True, True]
+    # 0.010, 0.011, 0.012: their mean, and 4.303 (Student's t) standard errors
+    assert "0.0110 ± 0.0025 below ELS, G = 4" in outcome.findings[0]
+    assert len(outcome.findings) == 1 and "3 runs each" in outcome.findings[0]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +69,7 @@ def test_the_trainer_runs_what_is_accounted(tmp_path):
     folder = write_parts(tmp_path / "data")
     study = TrainingBudgets(
         data=str(folder), epsilons=(4.0,), budgets=(4,), groups=(1,), els_group=2,
-        rates=(0.01,), steps=3, length=8, width=8, layers=1, pretrain_steps=2,
+        rates=(0.01,), seeds=(0,), steps=3, length=8, width=8, layers=1, pretrain_steps=2,
     )  # fmt: skip
     cache = Cache(tmp_path / "cells")
     outcome, made = base.run(study, cache, jobs=1)

@@ -39,7 +39,7 @@ def results(study, arms, loss):
 
 def test_selection_runs_every_rule_and_every_k_once():
     study = RecordSelection(epsilons=(2.0,)).check()
-    arms = [arm for name in (ELS, ULS) for arm in study.arms(name, 2.0)]
+    arms = list(study.arms())
     assert len(arms) == len(set(arms)) == len(list(study.cells()))
     for name in (ELS, ULS):
         mine = [arm for arm in arms if arm.algorithm == name]

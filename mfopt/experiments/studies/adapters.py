@@ -7,7 +7,7 @@ own best learning rate, with and without privacy.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from mfopt import _check
@@ -68,9 +68,6 @@ class Adapters(FineTuning):
                 algorithm = PLAIN if epsilon is None else ULS
                 yield Arm(algorithm, self.group, float(self.cohort), epsilon, rank=rank)
 
-    def cells(self) -> Iterable[Task]:
-        return list(self.runs(self.arms()))
-
     def outcome(self, found: Mapping[Task, Result]) -> Outcome:
         rows = [
             self.row(found, arm) | {"trained": f"rank {arm.rank}" if arm.rank else "all"}
@@ -93,7 +90,7 @@ class Adapters(FineTuning):
             },
             self._panels(rows),
             f"Adapters against all parameters: {self.steps} steps, δ = {self.delta:g} per user",
-            self._findings(rows),
+            self._findings(found, rows),
         )
 
     def _panels(self, rows: list[dict[str, Any]]) -> list[Panel]:
@@ -107,13 +104,14 @@ class Adapters(FineTuning):
         axis = "trained parameters (log scale)\nrightmost: all; the others: adapters"
         return [Panel(curves, "each at its best learning rate", axis, LOSS_LABEL)]
 
-    def _findings(self, rows: list[dict[str, Any]]) -> list[str]:
+    def _findings(self, found: Mapping[Task, Result], rows: Sequence[dict[str, Any]]) -> list[str]:
         said = []
         for epsilon in (None, *self.epsilons):
-            whole, *adapters = (row for row in rows if row["epsilon"] == epsilon)
+            whole, *adapters = (arm for arm in self.arms() if arm.epsilon == epsilon)
             words = ", ".join(
-                f"rank {row['rank']} ends {apart(row['loss'], whole['loss'])}" for row in adapters
+                f"rank {arm.rank} ends {apart(self.losses(found, arm), self.losses(found, whole))}"
+                for arm in adapters
             )
             name = PLAIN if epsilon is None else f"ε = {epsilon:g}"
             said.append(f"{name}: against all parameters {words} ({self._runs_said()})")
-        return said
+        return [*said, *self._ends(rows)]

@@ -8,7 +8,7 @@ noise against the same gradients, and not a longer step.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from mfopt import _check
@@ -60,9 +60,6 @@ class ClipNorms(FineTuning):
                     yield Arm(
                         algorithm, self.group, units, float(self.epsilon), clip_norm=float(clip)
                     )
-
-    def cells(self) -> Iterable[Task]:
-        return list(self.runs(self.arms()))
 
     def outcome(self, found: Mapping[Task, Result]) -> Outcome:
         rows = [self.row(found, arm) for arm in self.arms()]

@@ -7,6 +7,7 @@ users that took no part. Choosing learning rates in this way is not covered by a
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ import numpy as np
 from mfopt import _check
 from mfopt.experiments.cache import Result, Task
 from mfopt.experiments.studies.base import Study, check_several, flag
+from mfopt.experiments.studies.image_cells import interval
 from mfopt.experiments.studies.user_means import ELS, ULS
 from mfopt.experiments.training import (
     CHOSEN_ON,
@@ -100,6 +102,13 @@ class FineTuning(Study):
     }
     needs = "a folder of `mfopt data build` with users' text and a public part, and accelerators"
 
+    @abc.abstractmethod
+    def arms(self) -> Iterable[Arm]:
+        """All ways to train, in the table's order."""
+
+    def cells(self) -> Iterable[Task]:
+        return list(self.runs(self.arms()))
+
     def check(self) -> Self:
         for name in ("steps", "length", "width", "layers", "evaluate_records"):
             _check.integer(name, getattr(self, name))
@@ -176,6 +185,10 @@ class FineTuning(Study):
         rate = min(self.rates, key=lambda r: mean(x["after"][CHOSEN_ON] for x in records(r)))
         return rate, records(rate)
 
+    def losses(self, found: Mapping[Task, Result], arm: Arm) -> np.ndarray:
+        """On held-out users at the arm's best rate, by seed, in nats per token."""
+        return np.array([run["after"][REPORTED] for run in self.best(found, arm)[1]])
+
     def row(self, found: Mapping[Task, Result], arm: Arm, *, keep: bool = False) -> dict[str, Any]:
         """What every such study says of an arm at its best rate; losses in nats per token.
 
@@ -210,9 +223,17 @@ class FineTuning(Study):
             "delta": None if arm.epsilon is None else self.delta,
             "noise_multiplier": first["noise_multiplier"],
             "learning_rate": rate or first["learning_rate"],
+            "rate_bracketed": min(self.rates) < rate < max(self.rates),
             "steps": self.steps,
             "runs": len(runs),
         }
+
+    def _ends(self, rows: Sequence[dict[str, Any]]) -> list[str]:
+        """A warning where a best rate is an end of those tried."""
+        ends = [row for row in rows if not row["rate_bracketed"]]
+        if not ends or len(self.rates) == 1:
+            return []
+        return [f"{len(ends)} of {len(rows)} best rates are an end of those tried"]
 
     def _runs_said(self) -> str:
         return f"nats per token; {len(self.seeds)} run{'s' * (len(self.seeds) > 1)} each"
@@ -242,9 +263,15 @@ def alike(panels: list[Panel]) -> list[Panel]:
     return [p._replace(y_range=(min(values) - margin, max(values) + margin)) for p in panels]
 
 
-def apart(one: float, other: float) -> str:
-    """How far one loss lies below or above another, in words."""
-    return f"{abs(one - other):.4f} {'below' if one < other else 'above'}"
+def apart(one: np.ndarray | float, other: np.ndarray | float) -> str:
+    """How far losses lie below or above others, in words: of several, paired, with 95% of the mean.
+
+    >>> apart(2.0, 2.5), apart(np.array([2.5, 2.7]), np.array([2.0, 2.2]))
+    ('0.5000 below', '0.5000 ± 0.0000 above')
+    """
+    gaps = np.atleast_1d(np.subtract(one, other))
+    about = f" ± {interval(gaps)[1]:.4f}" if len(gaps) > 1 else ""
+    return f"{abs(gaps.mean()):.4f}{about} {'below' if gaps.mean() < 0 else 'above'}"
 
 
 def run_fine_tuning(

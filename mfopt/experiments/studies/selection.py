@@ -10,7 +10,7 @@ every k; unlike there, a user with fewer than k records is not filled up by copi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from mfopt import _check
@@ -68,7 +68,7 @@ class RecordSelection(FineTuning):
             raise _check.reject("rule", self.rule, rule, "Take another, or `algorithms` = ULS.")
         return self
 
-    def arms(self, algorithm: str, epsilon: float) -> Iterator[Arm]:
+    def _arms(self, algorithm: str, epsilon: float) -> Iterator[Arm]:
         """Rules at one k, then the other k at one rule; none twice."""
         units = float(self.batch if algorithm == ELS else self.cohort)
         pairs = [(self.group, rule) for rule in self.rules if algorithm == ULS or rule != CHUNK]
@@ -76,16 +76,14 @@ class RecordSelection(FineTuning):
         for group, rule in dict.fromkeys(pairs):
             yield Arm(algorithm, group, units, float(epsilon), rule)
 
-    def _all(self) -> Iterator[Arm]:
+    def arms(self) -> Iterator[Arm]:
+        """All of them, in the table's order."""
         for epsilon in self.epsilons:
             for algorithm in self.algorithms:
-                yield from self.arms(algorithm, epsilon)
-
-    def cells(self) -> Iterable[Task]:
-        return list(self.runs(self._all()))
+                yield from self._arms(algorithm, epsilon)
 
     def outcome(self, found: Mapping[Task, Result]) -> Outcome:
-        rows = [self.row(found, arm) for arm in self._all()]
+        rows = [self.row(found, arm) for arm in self.arms()]
         return Outcome(
             rows,
             {
