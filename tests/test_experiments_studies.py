@@ -95,7 +95,7 @@ def run_square(*, value, shift):
     CALLS.append(value)
     if value == 3.0 and CALLS.count(3.0) == 1:
         raise KeyboardInterrupt
-    return Result({"square": value**2 + shift})
+    return Result({"square": value * value + shift})
 
 
 @pytest.fixture
@@ -160,7 +160,19 @@ def test_a_study_among_the_artifacts_is_noted_in_their_manifest(squares, tmp_pat
     assert "--artifacts" in capsys.readouterr().err
     (tmp_path / "file").write_text("")
     assert call("--values", "6", "--artifacts", tmp_path / "file") == 2
-    assert "is not a folder" in capsys.readouterr().err and CALLS == [2.0, 4.0, 5.0]
+    assert "is not a folder" in capsys.readouterr().err
+    for damaged in ("{", "[]"):
+        (folder / artifacts.MANIFEST).write_text(damaged)
+        assert call("--values", "6", *words) == 2
+        assert "is not one JSON object" in capsys.readouterr().err
+    assert CALLS == [2.0, 4.0, 5.0]
+
+
+def test_what_is_not_finite_is_a_failure_in_one_line(squares, tmp_path, capsys):
+    words = ("--cache", tmp_path, "--jobs", 1)
+    assert call("--values", "1e200", *words) == 1
+    said = capsys.readouterr().err
+    assert "square is inf in squares" in said and "Traceback" not in said
 
 
 def test_a_flag_beats_the_papers_size_and_json_is_one_object(squares, tmp_path, capsys):
@@ -185,6 +197,12 @@ def test_a_flag_beats_the_papers_size_and_json_is_one_object(squares, tmp_path, 
         (["mean-estimation", "--eps", "0"], "--eps 0.0: must be greater than 0"),
         (["next-word", "--full"], "--posts: the paper's size is for users' posts"),
         (["next-word", "--full"], "Give --posts (lines of JSON with author"),
+        (["noise-in-training", "--eps", "nan"], "--eps nan"),
+        (["noise-in-training", "--iters", "0"], "--iters 0"),
+        (["noise-in-training", "--data", "nope"], "--data nope: is none of stdlib"),
+        (["images", "--momentum", "nan"], "--momentum nan: must lie in [0, 1)"),
+        (["concentration-filter", "--relatives", "1e308"], "--relatives"),
+        (["next-word", "--rates", "1,1"], "--rates"),
         (["mean-estimation", "--budgets", "512"], "--budgets 512: 256 users give at most 256"),
     ],
 )

@@ -304,6 +304,7 @@ def rebuild(
         if name not in known:
             raise _check.reject("artifact", name, "is not known", "See `mfopt figures --list`.")
     folder.mkdir(parents=True, exist_ok=True)
+    read_manifest(folder)  # a damaged one is refused before the work
     written: list[Path] = []
     for name in chosen:
         built = _build(name, folder, cache, jobs, within(progress, name))
@@ -337,6 +338,7 @@ def write_study(
     Raises:
       UsageError: a setting that cannot be.
     """
+    read_manifest(folder)  # a damaged one is refused before the work
     recorder = _Recording(cache.folder)
     outcome, made = base.run(study, recorder, jobs=jobs, progress=progress)
     name = study_name(type(study))
@@ -462,9 +464,19 @@ def _commit() -> str | None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What the folder's manifest says, by artifact; empty where there is none."""
+    """What the folder's manifest says, by artifact; empty where there is none.
+
+    Raises:
+      UsageError: the file is none.
+    """
     path = folder / MANIFEST
-    return json.loads(path.read_text()) if path.is_file() else {}
+    try:
+        found = json.loads(path.read_text()) if path.is_file() else {}
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise _check.reject("manifest", str(path), "is not one JSON object", "Name another folder.")
+    return found
 
 
 def _made(folder: Path) -> Path:

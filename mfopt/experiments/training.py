@@ -104,7 +104,12 @@ def base_task(setting: TrainingComparison) -> Task:
 def check_parts(data: str) -> None:
     """Refuse a folder that lacks what a run is pretrained on, trained on or judged by."""
     if data not in EMBEDDED:
-        missing = {"train", "public", CHOSEN_ON, REPORTED} - set(open_parts(data))
+        try:
+            there = set(open_parts(data))
+        except _check.UsageError:
+            rule = f"is none of {', '.join(EMBEDDED)}, and no folder of `mfopt data build`"
+            raise _check.reject("data", data, rule) from None
+        missing = {"train", "public", CHOSEN_ON, REPORTED} - there
         if missing:
             way_out = "Build it with a public part and both held-out ones (`mfopt data build`)."
             raise _check.reject("data", data, f"has no part {', '.join(sorted(missing))}", way_out)

@@ -13,6 +13,7 @@ import csv
 import dataclasses
 import io
 import json
+import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -166,6 +167,7 @@ def run(
 
     Raises:
       UsageError: a setting that cannot be.
+      FailureError: a cell failed, or what it found is not finite.
       KeyboardInterrupt: what was finished is kept; the same call goes on from there.
     """
     study.check()
@@ -174,6 +176,10 @@ def run(
     for row in outcome.rows:
         missing = [key for key in (*PRIVACY, *outcome.columns) if key not in row]
         assert not missing and row.keys() == outcome.rows[0].keys(), missing
+        for key, value in row.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                rule = "runs diverged, or numbers left the range of single precision"
+                raise _check.FailureError(f"{key} is {value} in {study.name}: {rule}")
     records = [result.record for result in found.values()]
     made = {
         "command": study.command(),

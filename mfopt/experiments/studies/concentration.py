@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -56,12 +57,18 @@ class ConcentrationFilter(MeanStudy):
         self._check_positive("acrosses", "relatives", "rates", "within")
         _check.epsilon("epsilon", self.epsilon)
         self._check_at_most("group", self.examples, "examples")
+        for across in self.acrosses:
+            # squares of τ and of distances are taken in single precision
+            if max(1.0, *self.relatives) * self.distance(across) > 1e15:
+                rule = "makes a distance or τ above 1e15"
+                way_out = "Take less of it, of `within` or of `relatives`."
+                raise _check.reject("acrosses", across, rule, way_out)
         return self
 
     def distance(self, across: float) -> float:
         """Root mean square distance of two users' averaged gradients."""
-        each = across**2 + self.within**2 / self.group
-        return float(np.sqrt(2 * self.dimension * each))
+        each = math.hypot(across, self.within / math.sqrt(self.group))
+        return math.sqrt(2 * self.dimension) * each
 
     def filtered(self, across: float) -> FilteredDescent:
         """The filter at every τ."""

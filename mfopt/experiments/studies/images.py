@@ -75,11 +75,15 @@ class ImageStudy(Study):
             _check.positive(name, getattr(self, name))
         _check.probability("delta", self.delta)
         _check.probability("constant", self.constant, closed=True)
+        if not 0 <= self.momentum < 1:
+            raise _check.reject("momentum", self.momentum, "must lie in [0, 1)")
         for name in ("epsilons", "rates", "widths"):
             values = getattr(self, name)
             check_several(name, values)
         for rate in self.rates:
             _check.positive("rates", rate)
+        for width in self.widths:
+            _check.integer("widths", width)
         self.comparison(SCHEDULE).check()
         for name in self.data_sets():
             if name == "cifar10":

@@ -92,10 +92,11 @@ class LessRmse(ImageStudy):
         for name in self.data:
             if name not in ("digits", "made", "cifar10"):
                 raise _check.reject("data", name, "must be digits, made or cifar10")
+        super().check()
         for name in self.both:
             if name not in self.mechanisms:
-                raise _check.reject("both", name, "must be among the mechanisms")
-        super().check()
+                way_out = "Name it in `mechanisms`, or others in `both`."
+                raise _check.reject("both", name, "must be among the mechanisms", way_out)
         return self
 
     def points(self) -> list[TrainedPoint]:

@@ -13,7 +13,7 @@ from mfopt import _check
 from mfopt.experiments import tasks
 from mfopt.experiments.cache import Result, Task
 from mfopt.experiments.comparison import Comparison
-from mfopt.experiments.studies.base import Outcome, Study, flag
+from mfopt.experiments.studies.base import Outcome, Study, check_several, flag
 from mfopt.experiments.studies.image_cells import interval, mechanism_task
 
 if TYPE_CHECKING:
@@ -136,14 +136,14 @@ class NextWordStudy(Study):
             _check.positive(name, getattr(self, name))
         if self.mean_weight > 1:
             raise _check.reject("mean_weight", self.mean_weight, "weights are at most 1")
+        for name in ("rates", "sgd_rates", "variants"):
+            check_several(name, getattr(self, name))
         for name in ("rates", "sgd_rates"):
             for rate in getattr(self, name):
                 _check.positive(name, rate)
         for name in self.variants:
             if name not in VARIANTS:
                 raise _check.reject("variants", name, f"must be of {', '.join(VARIANTS)}")
-        if not (self.variants and self.rates and self.sgd_rates):
-            raise _check.reject("variants", self.variants, "name one at least, and a rate")
         if (self.posts is None) != (self.public is None):
             rule = "posts and public text are needed together"
             raise _check.reject("posts", self.posts, rule, "The dictionary has to be public.")

@@ -71,6 +71,13 @@ class NoiseInTraining(Study):
             check_several(name, values)
         for rate in self.rates:
             _check.positive("rates", rate)
+        for seed in self.seeds:
+            _check.seed("seeds", seed)
+        _check.epsilon("epsilon", self.epsilon)
+        _check.probability("delta", self.delta)
+        for name in ("bins", "epochs", "records", "length"):
+            _check.integer(name, getattr(self, name))
+        _check.integer("pretrain_steps", self.pretrain_steps, at_least=0)
         for folder in self.data:
             training.check_parts(folder)
         return self
