@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import hashlib
 import json
+import re
 
 import pytest
 from mfopt_cli.main import main
@@ -44,6 +45,22 @@ def test_the_page_has_a_row_for_every_study(name):
 
     page = (ROOT / "mfopt" / "experiments" / "README.md").read_text()
     assert f"| `{name}` |" in page
+
+
+def test_numbers_with_an_error_on_the_page_are_those_of_the_artifacts():
+    from documentation import ROOT
+
+    page = (ROOT / "mfopt" / "experiments" / "README.md").read_text()
+    seen = dict.fromkeys(studies.STUDIES, 0)
+    for part in re.split(r"\n(?=\n|\* )", page):
+        words = " ".join(part.split())
+        told = re.match(r"(?:\* |What )?`([a-z-]+)`(?: says|:| \()", words)
+        findings = told and ROOT / "artifacts" / "studies" / f"{told[1]}.txt"
+        if told and findings.is_file():
+            for number in re.findall(r"[\d.]+ ± [\d.]*\d", words):
+                assert number in findings.read_text(), (told[1], number)
+                seen[told[1]] += 1
+    assert seen["mean-estimation"] >= 6 and seen["images"] >= 4
 
 
 def test_unknown_studies_are_refused():
