@@ -15,8 +15,9 @@ from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
 from mfopt.accounting.monte_carlo import bin_counts, chunked, count_mixture, group
 from mfopt.accounting.monte_carlo.bin_counts import Counts
-from mfopt.accounting.monte_carlo.count_mixture import CountPair, Hockey
+from mfopt.accounting.monte_carlo.count_mixture import CountPair
 from mfopt.accounting.monte_carlo.evidence import Trial
+from mfopt.accounting.monte_carlo.hockey import Hockey
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import Dense, Identity
 

@@ -296,7 +296,7 @@ def test_a_plan_made_elsewhere_is_taken_to_the_ceiling_of_this_sigma(pair, monke
     seen = []
 
     def watch(pair, tilt, point, samples, key):
-        seen.append((tilt, point))
+        seen.append((pair, tilt, point))
         return original(pair, tilt, point, samples, key)
 
     original = tilted.total
@@ -308,8 +308,8 @@ def test_a_plan_made_elsewhere_is_taken_to_the_ceiling_of_this_sigma(pair, monke
         seen.clear()
         for sigma in (1.9, 2.1):
             model.bounds(sigma, 1.0, plan, trial)
-    assert {point.noise_multiplier for _, point in seen} == {1.9, 2.1}
-    for tilt, point in seen:
+    assert {point.noise_multiplier for _, _, point in seen} == {1.9, 2.1}
+    for pair, tilt, point in seen:
         proven = tilted.tilt(tilt.kind, tilt.order, pair, point)
         assert tilt.log_ceiling == pytest.approx(proven.log_ceiling, rel=1e-12)
 

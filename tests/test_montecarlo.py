@@ -24,9 +24,10 @@ from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.monte_carlo import betting, chunked, dominating_pair, plain, proposals, tilted
 from mfopt.accounting.monte_carlo import calibrate as calibration
 from mfopt.accounting.monte_carlo import design_point as design_points
+from mfopt.accounting.monte_carlo.balls_in_bins import BallsInBinsLoss
 from mfopt.accounting.monte_carlo.evidence import Point, Trial, ceiling_alone
 from mfopt.accounting.monte_carlo.frozen import FrozenSamples, bytes_per_sample
-from mfopt.accounting.monte_carlo.protocol import law, loss_of
+from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.errors import UsageError
 from mfopt.sampling import BallsInBins, FixedOrder
 
@@ -34,6 +35,12 @@ K = 4.5
 SMALL = BallsInBins(bins=5, epochs=3)
 DENSE, BLT, IDENTITY = "dense", "blt", "identity"
 EPSILON = 1.0
+
+
+class Whole(BallsInBinsLoss):
+    """Samples all of Y: what modes have in common is not paid apart (``test_common_part.py``)."""
+
+    _split = None
 
 
 def sampled(matrix, scheme, sigma, epsilon, direction, samples=400_000, seed=1):
@@ -82,14 +89,14 @@ def tilted_remove(pair, sigma, epsilon, order, samples=2**16, seed=3):
 
 def estimate(pair, sigma, epsilon, tilt, samples=2**16, seed=3):
     """(mean, standard error) of a tilted proposal."""
-    found = loss_of(pair).pilot(tilt, Point(sigma, epsilon), samples, chunked.seed_key(seed))
+    found = Whole(pair).pilot(tilt, Point(sigma, epsilon), samples, chunked.seed_key(seed))
     mean = math.exp(found.log_mean)
     return mean, mean * found.deviation / math.sqrt(found.samples)
 
 
 def bound_of(pair, sigma, epsilon, tilt, *, samples, beta, key):
     """A bound whose bet was chosen on a pilot of its own."""
-    loss, point = loss_of(pair), Point(sigma, epsilon)
+    loss, point = Whole(pair), Point(sigma, epsilon)
     taken = loss.pilot(tilt, point, min(samples, tilted.PILOT), chunked.subkey(key, 0))
     bet, _ = betting.choose(np.asarray(taken.sums.log_wealth), taken.samples, samples, beta)
     return loss.bound(tilt, point, bet, Trial(samples, beta, chunked.subkey(key, 1)))
@@ -98,7 +105,7 @@ def bound_of(pair, sigma, epsilon, tilt, *, samples, beta, key):
 def chain_order(pair, sigma, epsilon, samples, key):
     """The best order of a chain, if one is worth a pilot; else that of the least ceiling."""
     point = Point(sigma, epsilon)
-    found = loss_of(pair).choose("remove", point, Trial(samples, 1e-6, key)).tilt
+    found = Whole(pair).choose("remove", point, Trial(samples, 1e-6, key)).tilt
     if found.kind == "chain":
         return found.order
     with jax.enable_x64(True):
@@ -453,7 +460,7 @@ def test_no_sample_exceeds_the_range_bound(seed, scale, order, epsilon):
         tilted.tilt("mean", 0.0, pair, Point(1.0, epsilon)),
         best,
     ):
-        found = loss_of(pair).pilot(tilt, Point(1.0, epsilon), 2000, chunked.seed_key(seed))
+        found = Whole(pair).pilot(tilt, Point(1.0, epsilon), 2000, chunked.seed_key(seed))
         assert 0 <= found.sums.total <= 2000 and found.sums.square <= found.sums.total
         assert np.all(np.isfinite(found.sums.log_wealth[1:]))
 
@@ -472,7 +479,7 @@ def test_a_ceiling_that_does_not_hold_leaves_no_number(kind):
     for shift in (0.0, -6.0):
         tilt = good._replace(log_ceiling=good.log_ceiling + shift)
         trial = Trial(4096, 0.1, chunked.seed_key(0))
-        found = loss_of(pair).bound(tilt, Point(1.0, 1.0), 4, trial)
+        found = Whole(pair).bound(tilt, Point(1.0, 1.0), 4, trial)
         assert math.isnan(found.value) == (shift < 0)
 
 
@@ -540,11 +547,11 @@ def test_systematic_points_lose_variance_and_no_mean():
     """Against the same proposal with one point drawn along the direction: POINTS = 1."""
     pair, sigma, epsilon, remove, _ = two_bins()
     tilt = tilted.tilt("chain", 2, pair, Point(sigma, epsilon))
-    many = loss_of(pair).pilot(tilt, Point(sigma, epsilon), 2**16, chunked.seed_key(0))
+    many = Whole(pair).pilot(tilt, Point(sigma, epsilon), 2**16, chunked.seed_key(0))
     points, proposals.POINTS = proposals.POINTS, 1
     try:
         jax.clear_caches()
-        one = loss_of(pair).pilot(tilt, Point(sigma, epsilon), 2**16, chunked.seed_key(0))
+        one = Whole(pair).pilot(tilt, Point(sigma, epsilon), 2**16, chunked.seed_key(0))
     finally:
         proposals.POINTS = points
         jax.clear_caches()

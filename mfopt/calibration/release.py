@@ -16,6 +16,7 @@ from mfopt.accounting.model import Found
 from mfopt.accounting.monte_carlo import frozen, tilted
 from mfopt.accounting.monte_carlo.calibrate import Calibration
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
+from mfopt.accounting.monte_carlo.hockey import Hockey
 from mfopt.accounting.monte_carlo.protocol import SampledLoss, loss_of
 from mfopt.accounting.monte_carlo.sampled import CALIBRATE_SAMPLES, OneUnit
 from mfopt.accounting.verify import Engine, Verified
@@ -182,5 +183,5 @@ def warm_up(bins: int) -> None:
     Run in a thread beside the optimizer, this hides seconds of compilation.
     """
     pair = DominatingPair(np.eye(bins), np.eye(bins))
-    tilted.warm_up(pair)
+    tilted.warm_up(pair, Hockey(1.0))
     frozen.warm_up(pair, CALIBRATE_SAMPLES)

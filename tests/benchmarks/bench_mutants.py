@@ -62,6 +62,11 @@ def engine(names: str) -> str:
     return f"tests/test_verify.py -k '{names}'"
 
 
+def common(test: str) -> str:
+    """The tests of what modes have in common."""
+    return f"tests/test_common_part.py -k '{test}'"
+
+
 def sampling(names: str) -> str:
     return f"tests/test_montecarlo.py -k '{names}'"
 
@@ -259,9 +264,34 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "points in the middle of their cells": Mutant(
         PROPOSALS,
-        "(j + uniform) / POINTS",
-        "(j + 0.5 + 0 * uniform) / POINTS",
+        "(j + uniform) / points",
+        "(j + 0.5 + 0 * uniform) / points",
         sampling("systematic or unbiased"),
+    ),
+    # what modes have in common
+    "the common part counts for less": Mutant(
+        f"{MONTE_CARLO}/balls_in_bins.py",
+        "Hockey(self._split.shift / point.noise_multiplier)",
+        "Hockey(0.97 * self._split.shift / point.noise_multiplier)",
+        common("one_mean"),
+    ),
+    "more is taken out than is in common": Mutant(
+        f"{MONTE_CARLO}/common_part.py",
+        "DominatingPair(gram - squared",
+        "DominatingPair(gram - 1.05 * squared",
+        common("the_whole or one_mean"),
+    ),
+    "a Gaussian's hockey stick too low": Mutant(
+        f"{MONTE_CARLO}/hockey.py",
+        "ratio = t + jax",
+        "ratio = 1.01 * t + jax",
+        common("hockey_stick"),
+    ),
+    "its peak too low": Mutant(
+        f"{MONTE_CARLO}/hockey.py",
+        "- math.log1p(order) + _NUDGE",
+        "- 1.01 * math.log1p(order)",
+        common("peak"),
     ),
     "a loss without the number of bins": Mutant(
         PAIR,

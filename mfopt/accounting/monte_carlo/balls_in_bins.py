@@ -15,12 +15,13 @@ import numpy as np
 from mfopt._float64 import float64
 from mfopt.accounting.chain import Chain, DeterministicUnit
 from mfopt.accounting.model import LossModel
-from mfopt.accounting.monte_carlo import design_point, dominating_pair, tilted
+from mfopt.accounting.monte_carlo import common_part, design_point, dominating_pair, tilted
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
-from mfopt.accounting.monte_carlo.evidence import Point, Sums, Tilt
+from mfopt.accounting.monte_carlo.evidence import Hinge, Point, Sums, Tilt
 from mfopt.accounting.monte_carlo.free import Orthogonal, Unamplified, guess_noise_multiplier
 from mfopt.accounting.monte_carlo.frozen import FrozenSamples
 from mfopt.accounting.monte_carlo.group import GroupLoss, GroupUnits
+from mfopt.accounting.monte_carlo.hockey import Hockey
 from mfopt.accounting.monte_carlo.protocol import (
     FreeBound,
     SampledDirection,
@@ -71,14 +72,26 @@ class BallsInBinsLoss(TiltedLoss):
 
     def tilts(self, direction: SampledDirection, point: Point) -> Sequence[Tilt]:
         if direction == "remove":
-            return tilted.remove_tilts(self.pair, point)
-        return (tilted.mean_tilt(self.pair, point),)
+            return tilted.remove_tilts(*self._sampled(point))
+        return (tilted.mean_tilt(*self._sampled(point)),)
 
     def total(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> tuple[Sums, int]:
-        return tilted.total(self.pair, tilt, point, samples, key)
+        pair, point = self._sampled(point)
+        return tilted.total(pair, tilt, point, samples, key)
 
     def at(self, tilt: Tilt, point: Point) -> Tilt:
-        return tilted.tilt(tilt.kind, tilt.order, self.pair, point)
+        return tilted.tilt(tilt.kind, tilt.order, *self._sampled(point))
+
+    @functools.cached_property
+    def _split(self) -> common_part.CommonPart | None:
+        return common_part.split(self.pair)
+
+    def _sampled(self, point: Point) -> tuple[DominatingPair, Point]:
+        """What is sampled, and paid: alone, without the part that all modes have in common."""
+        if self._split is None or not isinstance(point.payoff, Hinge):
+            return self.pair, point
+        payoff = Hockey(self._split.shift / point.noise_multiplier)
+        return self._split.rest, point._replace(payoff=payoff)
 
     def free_bounds(self) -> Sequence[FreeBound]:
         squared = dominating_pair.orthogonal_norm(self.pair)

@@ -86,8 +86,8 @@ from mfopt.accounting.monte_carlo.evidence import (
     sums,
     upper_bound,
 )
+from mfopt.accounting.monte_carlo.hockey import Hockey
 from mfopt.accounting.monte_carlo.protocol import SampledDirection
-from mfopt.strategies.fields import Array
 
 CELLS = 4096  # of the step function G
 MOST_TABLE = 2**23  # numbers in the table of counts
@@ -95,27 +95,6 @@ _FAINT = 1e-18  # probability of more than J units in a bin that is not worth sa
 _LEAST_LEVEL = 1e-6  # of log F in the cells of G
 _PART = 1.0  # τ
 _NUDGE = 1e-9  # relative, upwards: rounding of δ₂ and of sums of logarithms
-
-
-class Hockey(NamedTuple):
-    """δ₂(t) of a Gaussian release of shift μ > 0 (over its standard deviation)."""
-
-    mu: Any
-
-    def log_value(self, t: Array) -> Array:
-        """log (Φ(μ/2 − t/μ) − e^t Φ(−μ/2 − t/μ)), rounded up."""
-        log_ndtr = jax.scipy.special.log_ndtr
-        t = jnp.asarray(t)
-        first = log_ndtr(self.mu / 2 - t / self.mu)
-        ratio = t + log_ndtr(-self.mu / 2 - t / self.mu) - first
-        # NaN only where t is: XLA's minimum need not keep it
-        capped = jnp.where(ratio > -1e-12, -1e-12, ratio)
-        return first + jnp.log1p(-jnp.exp(capped)) + _NUDGE
-
-    def log_peak(self, order: float) -> float:
-        """At most E_P e^(order·Y₂) times the hinge's: δ₂(t) = E (1 − e^(t−Y₂))₊."""
-        moment = order * (1 + order) * float(self.mu) ** 2 / 2
-        return moment + HINGE.log_peak(order) + _NUDGE
 
 
 class CountPair(NamedTuple):

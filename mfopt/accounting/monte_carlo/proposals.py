@@ -4,11 +4,12 @@ A scheme draws where a proposal puts X and knows log P/Q there; the values that 
 for all (:mod:`.tilted` and :mod:`.pattern_tilts` prove their means and ceilings). v is the vector
 that a proposal is shifted along, a sum of modes; *exponents* are <m, X>/σ² for every mode m.
 
-One sample is the mean of the value over :data:`POINTS` points of X: along v the standard normal is
-a systematic sample Φ⁻¹((j + U)/POINTS), with one U; across it there is one draw. Each point has the
-normal law, so the mean is unbiased and lies in [0, B] as each value does; samples are iid. Y moves
-mostly along that direction, so most of the variance goes: it falls by a factor 3 to 5 where modes
-hardly overlap, and by 200 for the square root at 16 × 128, ε = 2, δ = 1e-4.
+One sample is the mean of the value over J = :data:`POINTS` points of X: along v the standard
+normal is a systematic sample Φ⁻¹((j + U)/J), with one U; across it there is one draw. Each point
+has the normal law, so the mean is unbiased and lies in [0, B] as each value does; samples are iid.
+Y moves mostly along that direction, so most of the variance goes: it falls by a factor 3 to 5 where
+modes hardly overlap, and by 200 for the square root at 16 × 128, ε = 2, δ = 1e-4. Where a Gaussian
+release beside Y is paid exactly, little of that is left to gain: two points are worth most.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ import jax.numpy as jnp
 import scipy
 
 from mfopt.accounting.monte_carlo.evidence import Sums, Tilt, sums
+from mfopt.accounting.monte_carlo.hockey import Hockey
 
 POINTS = 8
+_SMOOTH_POINTS = 2
 _SHIFT_WORTH = 3.0  # log: a shift is tried where its ceiling is at most so far above a chain's
 
 
@@ -79,7 +82,7 @@ def chain(key: jax.Array, ratio: Ratio, drawn: Drawn, noise: jax.Array, asked: A
         )
         return result
 
-    return _on_points(key, log_value, drawn.products, noise, drawn)
+    return _on_points(key, log_value, drawn.products, noise, drawn, asked)
 
 
 def shift(key: jax.Array, ratio: Ratio, drawn: Drawn, noise: jax.Array, asked: Asked) -> Sums:
@@ -97,7 +100,7 @@ def shift(key: jax.Array, ratio: Ratio, drawn: Drawn, noise: jax.Array, asked: A
         )
         return result
 
-    return _on_points(key, log_value, far * drawn.products, noise, drawn)
+    return _on_points(key, log_value, far * drawn.products, noise, drawn, asked)
 
 
 def mean(
@@ -125,7 +128,7 @@ def mean(
         )
         return result
 
-    return _on_points(key, log_value, -order * drawn.products, noise, drawn)
+    return _on_points(key, log_value, -order * drawn.products, noise, drawn, asked)
 
 
 def _on_points(
@@ -134,22 +137,24 @@ def _on_points(
     centre: jax.Array,
     noise: jax.Array,
     drawn: Drawn,
+    asked: Asked,
 ) -> Sums:
     """Systematic points along v of each sample, at exponents = centre + noise.
 
     The noise's component along v is taken out and put back at each point.
     """
+    points = _SMOOTH_POINTS if isinstance(asked.payoff, Hockey) else POINTS
     length = jnp.sqrt(drawn.square)
     direction = drawn.products / length[:, None]
     across = centre + noise - (drawn.along / length)[:, None] * direction
     uniform = jax.random.uniform(key, drawn.along.shape)
 
     def add(j: jax.Array, total: jax.Array) -> jax.Array:
-        share = jnp.clip((j + uniform) / POINTS, 2.0**-53, 1 - 2.0**-53)
+        share = jnp.clip((j + uniform) / points, 2.0**-53, 1 - 2.0**-53)
         z = jax.scipy.special.ndtri(share)
         return total + jnp.exp(log_value(across + z[:, None] * direction))
 
-    return sums(jax.lax.fori_loop(0, POINTS, add, jnp.zeros(drawn.along.shape)) / POINTS)
+    return sums(jax.lax.fori_loop(0, points, add, jnp.zeros(drawn.along.shape)) / points)
 
 
 def pick(weights: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -25,6 +25,9 @@ f = e^(t·mean_i a_i + t²ρ/2) δ₂(ε + Y) in [0, e^(−t(ε−ḡ/2) + t²ρ
 One sample is the mean of f over several points of X along the direction in which the proposal is
 shifted (:mod:`mfopt.accounting.monte_carlo.proposals`): it lies in [0, B] and has the same mean.
 
+Where modes have a part in common, the pair is that of the rest (:mod:`.common_part`), whose S may
+have negative entries: nothing above asks for their sign.
+
 The upper confidence bound is that of :mod:`mfopt.accounting.monte_carlo.betting` on f/B in [0, 1].
 """
 
@@ -37,6 +40,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import chunked, proposals
@@ -45,7 +49,7 @@ from mfopt.accounting.monte_carlo.dominating_pair import (
     add_tilt,
     privacy_loss,
 )
-from mfopt.accounting.monte_carlo.evidence import MAX_ORDER, Hinge, Point, Sums, Tilt
+from mfopt.accounting.monte_carlo.evidence import MAX_ORDER, Hinge, Payoff, Point, Sums, Tilt
 from mfopt.accounting.monte_carlo.plain import scale
 from mfopt.accounting.monte_carlo.proposals import Asked, Drawn
 
@@ -93,14 +97,26 @@ def remove_tilts(pair: DominatingPair, point: Point) -> list[Tilt]:
 @float64
 def mean_tilt(pair: DominatingPair, point: Point) -> Tilt:
     """The add direction's proposal of (about) the least ceiling."""
-    gram, _ = scale(pair, point.noise_multiplier)
-    start = float(add_tilt(gram, point.epsilon, np))
-    orders = [0.0, start]
-    if not isinstance(point.payoff, Hinge):  # whose start is near the best already
-        orders += [start * factor for factor in np.geomspace(0.25, 4, 17)]
-        orders += list(np.geomspace(1e-2, 1e3, 31))
-    found = [tilt("mean", order, pair, point) for order in orders]
-    return min(found, key=lambda one: one.log_ceiling)
+
+    def log_ceiling(log_order: float) -> float:
+        return tilt("mean", math.exp(log_order), pair, point).log_ceiling
+
+    if isinstance(point.payoff, Hinge):
+        gram, _ = scale(pair, point.noise_multiplier)
+        best = float(add_tilt(gram, point.epsilon, np))
+    else:
+        # convex in the order, as log_peak is: a supremum of what is linear in it
+        found = scipy.optimize.minimize_scalar(
+            log_ceiling,
+            bounds=(math.log(1e-2), math.log(1e3)),
+            method="bounded",
+            options={"xatol": 1e-2},
+        )
+        best = math.exp(float(found.x))
+    return min(
+        (tilt("mean", order, pair, point) for order in (0.0, best)),
+        key=lambda one: one.log_ceiling,
+    )
 
 
 def _chain_ceiling(log_normalizers: float, order: int, point: Point) -> float:
@@ -181,13 +197,13 @@ def total(
 
 
 @float64
-def warm_up(pair: DominatingPair) -> None:
-    """Compile the kernels for this number of bins; no samples are drawn."""
+def warm_up(pair: DominatingPair, payoff: Payoff) -> None:
+    """Compile the kernels for this number of bins and form of payoff; no samples are drawn."""
     gram, factor = scale(pair, 1.0)
     _log_normalizers(gram, 1)
     _log_normalizer(gram, 1)
     for kind in ("chain", "mean"):
-        chunked.compile_only(_KERNELS[kind], 2**30, pair.bins, gram, factor, 1.0, 1.0, 0.0, Hinge())
+        chunked.compile_only(_KERNELS[kind], 2**30, pair.bins, gram, factor, 1.0, 1.0, 0.0, payoff)
 
 
 def _chain(
