@@ -17,6 +17,7 @@ import scipy.special
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import with_devices
 from test_strategies import EVERY_KIND, dense_modes, every_strategy
 
 from mfopt import strategies as S
@@ -614,7 +615,7 @@ def figures():
 
 @pytest.mark.ci
 def test_results_do_not_depend_on_the_number_of_devices():
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    environment = with_devices(4)
     environment["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), *sys.path])
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as Spec
+from processes import with_devices
 from safetensors.numpy import load_file, save_file
 
 from mfopt.errors import UsageError
@@ -313,13 +313,12 @@ print(np.abs(np.asarray(logits) - expected).max())
 
 
 def test_a_model_cut_over_two_devices_computes_the_same():
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     run = subprocess.run(
         [sys.executable, "-c", CUT, str(REFERENCE)],
         capture_output=True,
         text=True,
         check=False,
-        env=environment | {"JAX_PLATFORMS": "cpu"},
+        env=with_devices(2),
     )
     assert run.returncode == 0, run.stderr
     assert float(run.stdout) < 2e-5
