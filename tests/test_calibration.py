@@ -302,7 +302,7 @@ def test_a_plan_made_elsewhere_is_taken_to_the_ceiling_of_this_sigma(pair, monke
     original = tilted.total
     monkeypatch.setattr(tilted, "total", watch)
     model = sampled.OneUnit(protocol.loss_of(pair))
-    trial = evidence.Trial(4096, 1e-8, chunked.seed_key(0))
+    trial = evidence.Trial(2**14, 1e-8, chunked.seed_key(0))
     with jax.enable_x64(True):
         plan = model.pilot(2.0, 1.0, trial)
         seen.clear()
@@ -315,11 +315,11 @@ def test_a_plan_made_elsewhere_is_taken_to_the_ceiling_of_this_sigma(pair, monke
 
 
 def test_pinned_seeds_reproduce_and_unpinned_do_not(pair):
-    first, second = (release(pair, 1.0, 1e-4, samples=2**12, seed=9) for _ in range(2))
+    first, second = (release(pair, 1.0, 1e-4, samples=2**14, seed=9) for _ in range(2))
     assert first == second and first[0].seed == 9
-    third = release(pair, 1.0, 1e-4, samples=2**12, seed=10)
+    third = release(pair, 1.0, 1e-4, samples=2**14, seed=10)
     assert third[0].noise_multiplier != first[0].noise_multiplier
-    free = [release(pair, 1.0, 1e-4, samples=2**12)[0] for _ in range(2)]
+    free = [release(pair, 1.0, 1e-4, samples=2**14)[0] for _ in range(2)]
     assert free[0].noise_multiplier != free[1].noise_multiplier
     assert [certificate.seed for certificate in free] == [None, None]
 
@@ -342,7 +342,7 @@ def test_estimate_and_certificate_share_no_sample(pair, monkeypatch):
 
     monkeypatch.setattr(chunked, "total", watch)
     monkeypatch.setattr(balls_in_bins, "FrozenSamples", Watched)
-    release(pair, 1.0, 1e-4, samples=2**12, seed=2)
+    release(pair, 1.0, 1e-4, samples=2**14, seed=2)
     # the search for σ looks again and again at one sample; nothing else does
     search = tuple(
         np.asarray(
@@ -487,7 +487,7 @@ def test_overlapping_or_unequal_modes_are_sampled(pair):
     gram = 3 * np.eye(50) + 1e-11
     bound = dominating_pair.orthogonal_norm(dominating_pair.DominatingPair(gram, gram))
     assert bound is not None and np.linalg.eigvalsh(bound * np.eye(50) - gram).min() >= 0
-    assert release(pair, 1.0, 1e-4, samples=2**12, seed=0)[0].samples
+    assert release(pair, 1.0, 1e-4, samples=2**14, seed=0)[0].samples
 
 
 def test_the_lesser_direction_takes_the_samples_that_it_needs_and_no_more():

@@ -139,8 +139,9 @@ def test_adapters_start_at_the_base_and_are_all_that_is_trained(pretrained, reco
         "mlp": {"c_proj": {"lora_a": (40, 3), "lora_b": (3, 16)}},
     }
     assert trees_equal(model.frozen, pretrained.params)
-    np.testing.assert_array_equal(
-        all_logits(model, recorded["tokens"]), all_logits(pretrained, recorded["tokens"])
+    # two programs: their roundings differ
+    np.testing.assert_allclose(
+        all_logits(model, recorded["tokens"]), all_logits(pretrained, recorded["tokens"]), atol=5e-6
     )
     gradient = jax.jit(jax.grad(model.loss))(
         model.params, model.frozen, jnp.asarray(recorded["tokens"][0]), jnp.ones(12, bool)
