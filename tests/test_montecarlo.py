@@ -514,7 +514,7 @@ def test_add_tilt_is_near_the_least_ceiling(epsilon):
             return t**2 * square / 2 - t * (epsilon - half) + t * np.log(t) - (1 + t) * np.log1p(t)
 
         with jax.enable_x64(True):
-            t = float(dominating_pair.add_tilt(gram, epsilon))
+            t = float(dominating_pair.add_tilt(square, 2 * half, epsilon))
         best = np.min(log_ceiling(np.geomspace(1e-3, 1e4, 2000)))
         found = log_ceiling(t) if t > 0 else 0.0
         assert found <= min(best + 0.2, 0.0)

@@ -337,7 +337,7 @@ class Engine:
         # several percent beyond where the pilot says that δ is met, nothing is worth a test
         truth = centre * math.exp((plan.log_mean - math.log(delta)) / slope)
         rungs = []
-        for divisor, errors in _RUNGS:
+        for place, (divisor, errors) in enumerate(_RUNGS):
 
             def ahead(size: int, errors: float = errors) -> float:
                 return plan.expected(size, beta, errors + number - 1) - target + short
@@ -345,23 +345,25 @@ class Engine:
             size = max(samples // divisor, min(samples, _LEAST_RUNG))
             if ahead(size) > min(2 * _MOST_MOVE * slope, _MOST_AHEAD):
                 size = samples  # further off than the pilot can be trusted
+            if size == samples and place < len(_RUNGS) - 1:
+                continue  # it would cost what another round does, which is seldom needed
             x = centre * math.exp(ahead(size) / slope) * (1 + ROUNDING)
-            rungs.append((min(x, truth * (1 + most_slack)), size))
+            rungs.append((place, min(x, truth * (1 + most_slack)), size))
         # fixed before the first test, and descending: a later one that is no smaller gains nothing
         accepted: Verified | None = None
-        if fallback is not None and rungs[0][0] >= fallback[0]:
+        if fallback is not None and rungs[0][1] >= fallback[0]:
             accepted = dataclasses.replace(fallback[1], estimate=estimate)
         last = math.inf if accepted is None else fallback[0] if fallback else math.inf
         sequence = []
-        for x, size in rungs:
+        for place, x, size in rungs:
             if x < last:
-                sequence.append((x, size))
+                sequence.append((place, x, size))
                 last = x
-        total = sum(size for _, size in sequence) * len(plan.sides)
+        total = sum(size for *_, size in sequence) * len(plan.sides)
         done, missed = 0, 0.0
-        for position, (x, size) in enumerate(sequence):
+        for position, (place, x, size) in enumerate(sequence):
             with self._stage("certifying", total, f"{_words(name)} = {x:.6g}", done):
-                found = self.model.bounds(*at(x), plan, self._trial(size, beta, number, position))
+                found = self.model.bounds(*at(x), plan, self._trial(size, beta, number, place))
             done += size * len(plan.sides)
             if not accepts(found.both, spent, delta):
                 bound = largest(found.both)

@@ -73,7 +73,7 @@ def calibrate(
     _check.integer("samples", samples, at_least=64)
     loss = loss_of(pair)
     key = chunked.subkey(chunked.seed_key(seed), _DOMAIN) if key is None else key
-    near = rough(loss, epsilon, delta, chunked.subkey(key, 0), start)
+    near = rough(loss.coarse(), epsilon, delta, chunked.subkey(key, 0), start)
     frozen, log_sigma = _placed(loss, near, epsilon, delta, samples, key)
     direction = "remove"
     if frozen.log_delta_add(log_sigma) > math.log(delta):

@@ -104,6 +104,10 @@ class SampledLoss(abc.ABC):
     def start(self, epsilon: float, delta: float) -> float:
         """A σ to begin a search at."""
 
+    def coarse(self) -> SampledLoss:
+        """A cheaper loss whose σ is within several percent of this one's: itself, by default."""
+        return self
+
     @abc.abstractmethod
     def frozen(
         self, noise_multiplier: float, epsilon: float, samples: int, key: jax.Array
