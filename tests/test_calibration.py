@@ -28,7 +28,9 @@ from mfopt.accounting.monte_carlo import (
     tilted,
 )
 from mfopt.accounting.monte_carlo._root import decreasing_root
+from mfopt.accounting.monte_carlo.calibrate import rough
 from mfopt.accounting.monte_carlo.evidence import Pilot, Tilt, Trial, sums
+from mfopt.accounting.monte_carlo.frozen import LogDelta
 from mfopt.accounting.monte_carlo.protocol import loss_of
 from mfopt.accounting.monte_carlo.sampled import Chosen, OneUnit
 from mfopt.calibration import calibrate, certify, release
@@ -113,6 +115,25 @@ def test_root_finder_ends_where_there_is_no_root():
             decreasing_root(lambda x, value=value: (value, -1.0), 0.0)
     with pytest.raises(FailureError, match="not a number"):
         decreasing_root(lambda x: (math.nan, -1.0), 0.0)
+
+
+def test_a_first_search_is_not_led_astray_by_an_estimate_that_says_little():
+    """One that is blind far from the root, with a slope that points far beyond it."""
+
+    class Estimate:
+        def evaluate(self, log_sigma):
+            if log_sigma < -0.8:
+                return LogDelta(math.nan, math.nan, math.inf)
+            if log_sigma > 0.5:
+                return LogDelta(-32.0, -9.0, 0.55)
+            return LogDelta(math.log(1e-5) - 35 * log_sigma, -35.0, 0.1)
+
+    class Loss:
+        def frozen(self, *_):
+            return Estimate()
+
+    found = rough(Loss(), 1.0, 1e-5, chunked.seed_key(0), start=math.exp(0.8))
+    assert abs(math.log(found)) < 0.01
 
 
 # --- σ -------------------------------------------------------------------------------------------
@@ -494,18 +515,21 @@ def test_the_lesser_direction_takes_the_samples_that_it_needs_and_no_more():
     """Chosen on the pilot alone; where samples were asked for, each direction takes them all."""
     pair = dominating_pair.exact(S.SquareRoot(), BallsInBins(bins=4, epochs=2))
 
-    def seen(mean):
-        values = 2 * mean * np.random.default_rng(0).random(2**15)
+    def seen(mean, power=1):
+        values = np.random.default_rng(0).random(2**15) ** power
+        values *= mean / values.mean()
         with jax.enable_x64(True):
             return Chosen(Pilot(Tilt("mean", 1.0, 0.0), sums(jnp.asarray(values)), 2**15), True)
 
-    def enough(remove, add, samples=None):
+    def enough(remove, add, samples=None, power=1):
         unit = OneUnit(loss_of(pair), samples)
         trial = Trial(2**18, 1e-6, chunked.seed_key(0))
-        plan = unit._planned({"remove": seen(remove), "add": seen(add)}, trial)
+        plan = unit._planned({"remove": seen(remove), "add": seen(add, power)}, trial)
         for side, one in zip(plan.sides, plan.detail.values(), strict=True):
             if one.enough is not None:  # and what it costs is known to whoever plans
-                assert side.expected(2**18, 1e-6, 5.0) <= plan.log_mean
+                assert side.expected(2**18, 1e-6, 5.0) <= plan.expected(
+                    2**18, 1e-6, 3.0, pilot=2**17
+                )
                 assert side.expected(2**18, 1e-6, 5.0) == side.expected(one.enough, 1e-6, 5.0)
         return plan.detail["remove"].enough, plan.detail["add"].enough
 
@@ -514,3 +538,6 @@ def test_the_lesser_direction_takes_the_samples_that_it_needs_and_no_more():
     assert 2**13 <= remove < 2**18 and add is None
     assert enough(0.02, 0.0199) == (None, None)
     assert enough(0.02, 0.010, samples=2**18) == (None, None)
+    # of two that are equal, the one that spreads less needs fewer
+    remove, add = enough(0.02, 0.02, power=30)
+    assert 2**13 <= remove < 2**18 and add is None

@@ -91,7 +91,7 @@ class OneUnit(LossModel):
         companions: Mapping[SampledDirection, Companion] | None = None,
         calibrate_samples: int = CALIBRATE_SAMPLES,
     ) -> None:
-        self.loss, self.samples, self.work = loss, samples, loss.work
+        self.loss, self.samples, self.work, self.worth = loss, samples, loss.work, loss.worth
         self.method = f"{loss.name} Monte Carlo, Rényi-tilted, estimate-verify-release"
         self.estimator = f"{loss.name} Monte Carlo, {loss.estimator}"
         self.alone = companions is None
@@ -169,7 +169,7 @@ class OneUnit(LossModel):
         return self._planned(chosen, trial)
 
     def widened(self, plan: Plan, noise_multiplier: float, epsilon: float, trial: Trial) -> Plan:
-        chosen: dict[SampledDirection, Chosen] = dict(self._planned(plan.detail, trial).detail)
+        chosen: dict[SampledDirection, Chosen] = self._planned(plan.detail, trial).detail
         size = max(trial.samples // 2, 256)
         for position, direction in enumerate(DIRECTIONS, 1):
             one = chosen[direction]
@@ -181,7 +181,7 @@ class OneUnit(LossModel):
 
     def _planned(self, chosen: dict[SampledDirection, Chosen], trial: Trial) -> Plan:
         """The plan of these proposals: the lesser direction gets no more samples than it needs."""
-        chosen = dict(chosen)
+        chosen = {d: one._replace(enough=None) for d, one in chosen.items()}
         sides = {d: self._side(d, one) for d, one in chosen.items() if one.sampled}
         if self.samples is not None:  # so many were asked for in each direction
             return Plan(tuple(sides.values()), chosen)
