@@ -216,12 +216,12 @@ class TestComposition:
             tables = [composition.HockeyStick.of(side) for side in sides]
             t = np.array([0.0, 0.5, 1.0])
             assert np.allclose(*(np.exp(table.log_value(t)) for table in tables), atol=2e-3)
-        model = composition.ComposedModel(self.pair, composition.approximate(0.2, 1e-4), 2**12)
+        model = composition.ComposedModel(self.pair, composition.approximate(0.2, 1e-4), 2**14)
         assert max(both(model, 50.0, 3.0, 1e-8, 0).values()) >= 1e-4
 
     def test_a_constant_is_added_in_both_directions(self):
         with_it, without = (
-            both(composition.ComposedModel(self.pair, other, 2**12), 50.0, 3.0, 1e-8, 0)
+            both(composition.ComposedModel(self.pair, other, 2**14), 50.0, 3.0, 1e-8, 0)
             for other in (composition.approximate(0.2, 1e-4), composition.pure(0.2))
         )
         for direction in ("remove", "add"):
@@ -266,18 +266,18 @@ class TestComposition:
             composition.pure(0.3),
             composition.pure(1.0),
         ):
-            model = composition.ComposedModel(pair, companion, 2**13)
+            model = composition.ComposedModel(pair, companion, 2**14)
             bounds.append(max(both(model, 2.5, alone, 1e-8, 0).values()))
-        uncomposed = max(both(OneUnit(loss_of(pair), 2**13), 2.5, alone, 1e-8, 0).values())
+        uncomposed = max(both(OneUnit(loss_of(pair), 2**14), 2.5, alone, 1e-8, 0).values())
         assert 1e-5 < bounds[0] < 1.05 * uncomposed < 1.4e-5
         assert all(low < high for low, high in itertools.pairwise(bounds))
 
     @pytest.mark.ci
     def test_interface(self):
         mechanism = Mechanism(BallsInBins(4, 2), BandedSquareRoot(2))
-        alone = account(mechanism, noise_multiplier=2.5, delta=1e-3, samples=2**13, seed=1)
+        alone = account(mechanism, noise_multiplier=2.5, delta=1e-3, samples=2**14, seed=1)
         both = composition.analysis(
-            mechanism, composition.pure(0.3), samples=2**13, seed=1
+            mechanism, composition.pure(0.3), samples=2**14, seed=1
         ).epsilon(2.5, 1e-3)
         assert alone.epsilon < both.epsilon < 1.1 * (alone.epsilon + 0.3)
         with pytest.raises(UsageError, match="one unit"):

@@ -28,7 +28,9 @@ from mfopt.accounting.monte_carlo import (
     tilted,
 )
 from mfopt.accounting.monte_carlo._root import decreasing_root
+from mfopt.accounting.monte_carlo.calibrate import rough
 from mfopt.accounting.monte_carlo.evidence import Pilot, Tilt, Trial, sums
+from mfopt.accounting.monte_carlo.frozen import LogDelta
 from mfopt.accounting.monte_carlo.protocol import loss_of
 from mfopt.accounting.monte_carlo.sampled import Chosen, OneUnit
 from mfopt.calibration import calibrate, certify, release
@@ -113,6 +115,25 @@ def test_root_finder_ends_where_there_is_no_root():
             decreasing_root(lambda x, value=value: (value, -1.0), 0.0)
     with pytest.raises(FailureError, match="not a number"):
         decreasing_root(lambda x: (math.nan, -1.0), 0.0)
+
+
+def test_a_first_search_is_not_led_astray_by_an_estimate_that_says_little():
+    """One that is blind far from the root, with a slope that points far beyond it."""
+
+    class Estimate:
+        def evaluate(self, log_sigma):
+            if log_sigma < -0.8:
+                return LogDelta(math.nan, math.nan, math.inf)
+            if log_sigma > 0.5:
+                return LogDelta(-32.0, -9.0, 0.55)
+            return LogDelta(math.log(1e-5) - 35 * log_sigma, -35.0, 0.1)
+
+    class Loss:
+        def frozen(self, *_):
+            return Estimate()
+
+    found = rough(Loss(), 1.0, 1e-5, chunked.seed_key(0), start=math.exp(0.8))
+    assert abs(math.log(found)) < 0.01
 
 
 # --- σ -------------------------------------------------------------------------------------------
@@ -302,7 +323,7 @@ def test_a_plan_made_elsewhere_is_taken_to_the_ceiling_of_this_sigma(pair, monke
     original = tilted.total
     monkeypatch.setattr(tilted, "total", watch)
     model = sampled.OneUnit(protocol.loss_of(pair))
-    trial = evidence.Trial(4096, 1e-8, chunked.seed_key(0))
+    trial = evidence.Trial(2**14, 1e-8, chunked.seed_key(0))
     with jax.enable_x64(True):
         plan = model.pilot(2.0, 1.0, trial)
         seen.clear()
@@ -315,11 +336,11 @@ def test_a_plan_made_elsewhere_is_taken_to_the_ceiling_of_this_sigma(pair, monke
 
 
 def test_pinned_seeds_reproduce_and_unpinned_do_not(pair):
-    first, second = (release(pair, 1.0, 1e-4, samples=2**12, seed=9) for _ in range(2))
+    first, second = (release(pair, 1.0, 1e-4, samples=2**14, seed=9) for _ in range(2))
     assert first == second and first[0].seed == 9
-    third = release(pair, 1.0, 1e-4, samples=2**12, seed=10)
+    third = release(pair, 1.0, 1e-4, samples=2**14, seed=10)
     assert third[0].noise_multiplier != first[0].noise_multiplier
-    free = [release(pair, 1.0, 1e-4, samples=2**12)[0] for _ in range(2)]
+    free = [release(pair, 1.0, 1e-4, samples=2**14)[0] for _ in range(2)]
     assert free[0].noise_multiplier != free[1].noise_multiplier
     assert [certificate.seed for certificate in free] == [None, None]
 
@@ -342,7 +363,7 @@ def test_estimate_and_certificate_share_no_sample(pair, monkeypatch):
 
     monkeypatch.setattr(chunked, "total", watch)
     monkeypatch.setattr(balls_in_bins, "FrozenSamples", Watched)
-    release(pair, 1.0, 1e-4, samples=2**12, seed=2)
+    release(pair, 1.0, 1e-4, samples=2**14, seed=2)
     # the search for σ looks again and again at one sample; nothing else does
     search = tuple(
         np.asarray(
@@ -487,25 +508,28 @@ def test_overlapping_or_unequal_modes_are_sampled(pair):
     gram = 3 * np.eye(50) + 1e-11
     bound = dominating_pair.orthogonal_norm(dominating_pair.DominatingPair(gram, gram))
     assert bound is not None and np.linalg.eigvalsh(bound * np.eye(50) - gram).min() >= 0
-    assert release(pair, 1.0, 1e-4, samples=2**12, seed=0)[0].samples
+    assert release(pair, 1.0, 1e-4, samples=2**14, seed=0)[0].samples
 
 
 def test_the_lesser_direction_takes_the_samples_that_it_needs_and_no_more():
     """Chosen on the pilot alone; where samples were asked for, each direction takes them all."""
     pair = dominating_pair.exact(S.SquareRoot(), BallsInBins(bins=4, epochs=2))
 
-    def seen(mean):
-        values = 2 * mean * np.random.default_rng(0).random(2**15)
+    def seen(mean, power=1):
+        values = np.random.default_rng(0).random(2**15) ** power
+        values *= mean / values.mean()
         with jax.enable_x64(True):
             return Chosen(Pilot(Tilt("mean", 1.0, 0.0), sums(jnp.asarray(values)), 2**15), True)
 
-    def enough(remove, add, samples=None):
+    def enough(remove, add, samples=None, power=1):
         unit = OneUnit(loss_of(pair), samples)
         trial = Trial(2**18, 1e-6, chunked.seed_key(0))
-        plan = unit._planned({"remove": seen(remove), "add": seen(add)}, trial)
+        plan = unit._planned({"remove": seen(remove), "add": seen(add, power)}, trial)
         for side, one in zip(plan.sides, plan.detail.values(), strict=True):
             if one.enough is not None:  # and what it costs is known to whoever plans
-                assert side.expected(2**18, 1e-6, 5.0) <= plan.log_mean
+                assert side.expected(2**18, 1e-6, 5.0) <= plan.expected(
+                    2**18, 1e-6, 3.0, pilot=2**17
+                )
                 assert side.expected(2**18, 1e-6, 5.0) == side.expected(one.enough, 1e-6, 5.0)
         return plan.detail["remove"].enough, plan.detail["add"].enough
 
@@ -514,3 +538,6 @@ def test_the_lesser_direction_takes_the_samples_that_it_needs_and_no_more():
     assert 2**13 <= remove < 2**18 and add is None
     assert enough(0.02, 0.0199) == (None, None)
     assert enough(0.02, 0.010, samples=2**18) == (None, None)
+    # of two that are equal, the one that spreads less needs fewer
+    remove, add = enough(0.02, 0.02, power=30)
+    assert 2**13 <= remove < 2**18 and add is None

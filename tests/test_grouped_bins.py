@@ -100,11 +100,12 @@ def test_a_search_with_many_bins_ends_where_one_over_all_of_them_does(monkeypatc
         return np.exp(objective.log_rmse(PrefixSums(), 48)(found.strategy, sigma.noise_multiplier))
 
     whole = rmse(search())
-    assert not any("first" in name for name in names)
+    assert not any("first" in name or "grouped" in name for name in names)
     monkeypatch.setattr(design_point, "MOST", 8)
     monkeypatch.setattr(run, "_FEW_BINS", 8)
     grouped = search()
     assert any("8 bins first" in name for name in names)
+    assert any(name.endswith("bins grouped") for name in names)
     assert rmse(grouped) < 1.01 * whole
 
     def stop(event):

@@ -17,6 +17,7 @@ import scipy.special
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import with_devices
 from test_strategies import EVERY_KIND, dense_modes, every_strategy
 
 from mfopt import strategies as S
@@ -513,7 +514,7 @@ def test_add_tilt_is_near_the_least_ceiling(epsilon):
             return t**2 * square / 2 - t * (epsilon - half) + t * np.log(t) - (1 + t) * np.log1p(t)
 
         with jax.enable_x64(True):
-            t = float(dominating_pair.add_tilt(gram, epsilon))
+            t = float(dominating_pair.add_tilt(square, 2 * half, epsilon))
         best = np.min(log_ceiling(np.geomspace(1e-3, 1e4, 2000)))
         found = log_ceiling(t) if t > 0 else 0.0
         assert found <= min(best + 0.2, 0.0)
@@ -614,7 +615,7 @@ def figures():
 
 @pytest.mark.ci
 def test_results_do_not_depend_on_the_number_of_devices():
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    environment = with_devices(4)
     environment["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), *sys.path])
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM],

@@ -1,13 +1,13 @@
 """The same noise on 1 and on 8 devices, in one and in two processes, without communication."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
 import textwrap
 
 import pytest
+from processes import with_devices
 
 COMMON = """
     import json, os, sys
@@ -148,15 +148,10 @@ TWO_PROCESSES = """
 
 
 def start(script, devices, *arguments):
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-        "JAX_PLATFORMS": "cpu",
-    }
     code = textwrap.dedent(COMMON) + textwrap.dedent(script)
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)],
-        env=environment,
+        env=with_devices(devices),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

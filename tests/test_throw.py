@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mfopt.accounting import Mechanism, account
+from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution import throw
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
 from mfopt.accounting.loss_distribution.exchange import Coin
@@ -136,3 +137,17 @@ def test_rounds_without_a_lower_bound_say_so():
     for one, named in ((coin, "truncated batches"), (Throw(4), "throws into bins")):
         with pytest.raises(FailureError, match=f"no lower bound is known for {named}"):
             one.discretize_below(1.0, 1e-3, 0.1, -50.0, (-1.0, 1.0), add=True)
+
+
+def test_so_little_noise_that_bins_are_told_apart_is_accounted_without_amplification():
+    thrown, norm = Thrown(8, 4, 1.0), 2.0
+    for sigma in (1e-9, 0.03):
+        plain = gaussian.epsilon(norm / sigma, 1e-5)
+        assert thrown.epsilon(sigma, 1e-5) == pytest.approx(plain, rel=1e-9)
+        assert thrown.epsilon(sigma, 1e-5) >= plain
+        assert max(thrown.log_deltas(sigma, 1.0)) <= 0
+    assert thrown.noise_multiplier(2000.0, 1e-5) == pytest.approx(
+        norm / gaussian.largest_mu(2000.0, 1e-5), rel=1e-9
+    )
+    with pytest.raises(FailureError, match="Use more noise"):
+        Throw(8).nodes(0.03, -50.0)

@@ -1,7 +1,6 @@
 """The same run on one device, on four, on a data × model mesh, and in two processes."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import with_devices
 from safetensors.numpy import load_file
 from train_fixtures import synthetic_store
 from train_oracles import write_store
@@ -21,8 +21,7 @@ ALMOST_NONE = 1e-9
 
 def start(folder, *command, devices=1):
     environment = {
-        **os.environ,
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        **with_devices(devices),
         "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as Spec
+from processes import with_devices
 from safetensors.numpy import load_file, save_file
 
 from mfopt.errors import UsageError
@@ -139,8 +139,9 @@ def test_adapters_start_at_the_base_and_are_all_that_is_trained(pretrained, reco
         "mlp": {"c_proj": {"lora_a": (40, 3), "lora_b": (3, 16)}},
     }
     assert trees_equal(model.frozen, pretrained.params)
-    np.testing.assert_array_equal(
-        all_logits(model, recorded["tokens"]), all_logits(pretrained, recorded["tokens"])
+    # two programs: their roundings differ
+    np.testing.assert_allclose(
+        all_logits(model, recorded["tokens"]), all_logits(pretrained, recorded["tokens"]), atol=5e-6
     )
     gradient = jax.jit(jax.grad(model.loss))(
         model.params, model.frozen, jnp.asarray(recorded["tokens"][0]), jnp.ones(12, bool)
@@ -313,13 +314,12 @@ print(np.abs(np.asarray(logits) - expected).max())
 
 
 def test_a_model_cut_over_two_devices_computes_the_same():
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     run = subprocess.run(
         [sys.executable, "-c", CUT, str(REFERENCE)],
         capture_output=True,
         text=True,
         check=False,
-        env=environment | {"JAX_PLATFORMS": "cpu"},
+        env=with_devices(2),
     )
     assert run.returncode == 0, run.stderr
     assert float(run.stdout) < 2e-5

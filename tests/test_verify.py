@@ -142,7 +142,8 @@ def test_a_reported_delta_holds_both_directions_and_its_failure_probability():
 
 
 @pytest.mark.parametrize("question", ["noise_multiplier", "epsilon"])
-def test_the_sequence_descends_and_ends_at_the_first_refusal(question):
+def test_the_sequence_descends_and_ends_at_the_first_refusal(question, monkeypatch):
+    monkeypatch.setattr(verify, "_MOST_MOVE", 0.1)  # a first value with fewer samples is trusted
     ask = QUESTIONS[question]
     place = 0 if question == "noise_multiplier" else 1
     good, bad = (0.5 * DELTA, 0.5 * DELTA), (2 * DELTA, 0.0)
@@ -160,6 +161,14 @@ def test_the_sequence_descends_and_ends_at_the_first_refusal(question):
         assert model.sizes == sorted(model.sizes)
         assert found.samples == model.sizes[accepted - 1]
         assert found.beta == DELTA / 1000  # no union over the sequence
+
+
+@pytest.mark.parametrize(("question", "excess"), [("noise_multiplier", 0.3), ("epsilon", 0.01)])
+def test_a_first_value_that_would_cost_as_much_as_the_last_is_not_asked(question, excess):
+    model = Known()
+    model.excess = excess  # predicted too far ahead for fewer samples
+    found = QUESTIONS[question](model)
+    assert len(model.sizes) == 1 and found.samples == model.sizes[0] and found.tests == 1
 
 
 def test_a_refused_first_value_starts_a_new_round_that_is_charged():

@@ -55,8 +55,7 @@ MOST_SAMPLES = 2**22
 MOST_WORK = 2**31  # samples times work, at most, that are taken without being asked for
 ROUNDING = 2.0**-40  # relative: x is nudged up so that no later rounding can lower it
 LEAST_DELTA = 1e-280
-_WORTH, _COSTLY = 0.0010, 0.0025  # slack, relative to x, for which more samples are taken up to
-# SAMPLES, and beyond them
+_COSTLY = 0.0025  # slack, relative to x, for which more samples than SAMPLES are taken
 _HELPS = 0.96  # twice the samples should bring the slack below this part of it
 _MOST_SLACK_DELTA = 0.5  # of log δ, where δ is asked for
 _WORTH_DELTA = 0.02
@@ -313,7 +312,7 @@ class Engine:
                 plan, samples = self._plan(
                     *at(centre),
                     beta,
-                    lambda plan, n: (slack(plan, n), _WORTH, _COSTLY),
+                    lambda plan, n: (slack(plan, n), self.model.worth, _COSTLY),
                     path=(number, attempt),
                 )
                 # the pilot belongs where the last value of the sequence will be
@@ -337,7 +336,7 @@ class Engine:
         # several percent beyond where the pilot says that δ is met, nothing is worth a test
         truth = centre * math.exp((plan.log_mean - math.log(delta)) / slope)
         rungs = []
-        for divisor, errors in _RUNGS:
+        for place, (divisor, errors) in enumerate(_RUNGS):
 
             def ahead(size: int, errors: float = errors) -> float:
                 return plan.expected(size, beta, errors + number - 1) - target + short
@@ -345,23 +344,25 @@ class Engine:
             size = max(samples // divisor, min(samples, _LEAST_RUNG))
             if ahead(size) > min(2 * _MOST_MOVE * slope, _MOST_AHEAD):
                 size = samples  # further off than the pilot can be trusted
+            if size == samples and place < len(_RUNGS) - 1:
+                continue  # it would cost what another round does, which is seldom needed
             x = centre * math.exp(ahead(size) / slope) * (1 + ROUNDING)
-            rungs.append((min(x, truth * (1 + most_slack)), size))
+            rungs.append((place, min(x, truth * (1 + most_slack)), size))
         # fixed before the first test, and descending: a later one that is no smaller gains nothing
         accepted: Verified | None = None
-        if fallback is not None and rungs[0][0] >= fallback[0]:
+        if fallback is not None and rungs[0][1] >= fallback[0]:
             accepted = dataclasses.replace(fallback[1], estimate=estimate)
         last = math.inf if accepted is None else fallback[0] if fallback else math.inf
         sequence = []
-        for x, size in rungs:
+        for place, x, size in rungs:
             if x < last:
-                sequence.append((x, size))
+                sequence.append((place, x, size))
                 last = x
-        total = sum(size for _, size in sequence) * len(plan.sides)
+        total = sum(size for *_, size in sequence) * len(plan.sides)
         done, missed = 0, 0.0
-        for position, (x, size) in enumerate(sequence):
+        for position, (place, x, size) in enumerate(sequence):
             with self._stage("certifying", total, f"{_words(name)} = {x:.6g}", done):
-                found = self.model.bounds(*at(x), plan, self._trial(size, beta, number, position))
+                found = self.model.bounds(*at(x), plan, self._trial(size, beta, number, place))
             done += size * len(plan.sides)
             if not accepts(found.both, spent, delta):
                 bound = largest(found.both)

@@ -13,7 +13,7 @@ import numpy as np
 
 from mfopt._float64 import float64
 from mfopt.accounting.model import Found
-from mfopt.accounting.monte_carlo import frozen, tilted
+from mfopt.accounting.monte_carlo import frozen, nested, tilted
 from mfopt.accounting.monte_carlo.calibrate import Calibration
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.hockey import Hockey
@@ -180,8 +180,11 @@ def _calibration(found: Verified) -> Calibration:
 def warm_up(bins: int) -> None:
     """Compile what :func:`release` will need for so many bins, beyond what the optimizer uses.
 
-    Run in a thread beside the optimizer, this hides seconds of compilation.
+    Run in a thread beside the optimizer, this hides seconds of compilation. With very many bins
+    nothing is: they are few beside the work, and what is compiled depends on the factor's form.
     """
+    if bins >= nested.LEAST:
+        return
     pair = DominatingPair(np.eye(bins), np.eye(bins))
     tilted.warm_up(pair, Hockey(1.0))
     frozen.warm_up(pair, CALIBRATE_SAMPLES)

@@ -454,6 +454,9 @@ class NoiseStream:
             noise[i], kept = step_leaf(*of, scale, coefficients, buffer, total)
             new.append(kept)
         ordered = [noise[i] for i in range(len(counters))]
+        if len(ordered) == 1 and new == [None]:
+            # who hands in all parameters as one vector cuts it: XLA would draw inside every piece
+            ordered = [_kernels.once(lambda: noise[0], step)]
         return jax.tree.unflatten(layout.treedef, ordered), key, tuple(new)
 
     def step_packed(

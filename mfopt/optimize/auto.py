@@ -160,7 +160,7 @@ def least_error(
     most = _check.integer("memory", most, at_least=0)
     workload = workload or PrefixSums()
     wanted = candidates(epochs, iters, most)
-    _announce(wanted, progress)
+    _announce(wanted, time_scale, progress)
     tried: list[Tried] = []
     unfinished: tuple[Optimized, BinScheme] | None = None
     interrupted = False
@@ -249,13 +249,15 @@ def _search(
     )
 
 
-def _announce(wanted: Sequence[Candidate], progress: Report) -> None:
+def _announce(wanted: Sequence[Candidate], time_scale: bool | Scaling, progress: Report) -> None:
     """How long all of it will take, before any of it."""
     total = 0.0
     for scheme, kind, _ in wanted:
         if kind != "identity":
             entry = kinds.find(kind)
-            total += sizes.seconds(scheme, samples=entry.samples, evaluations=entry.steps)
+            work = {"samples": entry.samples, "evaluations": entry.steps}
+            scaled = bool(time_scale) and entry.scalable
+            total += sizes.seconds(scheme, kind=kind, scaled=scaled, **work)
     _sizes.announce(total, progress, of=f"{len(wanted)} mechanisms", note="Ctrl-C keeps the best")
 
 

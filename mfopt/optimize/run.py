@@ -149,7 +149,14 @@ def optimize(
     sizes.require(
         strategy, scheme, samples=count, bands=bands, buffers=buffers, scaled=bool(time_scale)
     )
-    sizes.announce(scheme, samples=count, evaluations=limit, report=progress)
+    sizes.announce(
+        scheme,
+        samples=count,
+        evaluations=limit,
+        kind=strategy,
+        scaled=bool(time_scale),
+        report=progress,
+    )
     given = [init] if isinstance(init, Strategy) else list(init or [])
     candidates = [start for source in given if (start := entry.convert(source, size)) is not None]
     if given and not candidates:
@@ -378,6 +385,8 @@ class _Job:
     ) -> None:
         tolerance = self.accuracy(problem, kind)
         self.later = max(self.later - steps, 0)
+        # σ and the error are those of groups then: nothing that the result is reported with
+        stage += ", bins grouped" if problem.grouped else ""
 
         def report(trace: Trace) -> None:
             so_far = self.done + len(trace.history)

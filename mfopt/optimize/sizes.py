@@ -8,11 +8,12 @@ a rough one, from evaluations and certificates of 32 to 4,096 bins on two cores.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 
 from mfopt import _check, _sizes, strategies
-from mfopt.accounting.monte_carlo import chunked, design_point, frozen
+from mfopt.accounting.monte_carlo import chunked, design_point, frozen, nested
 from mfopt.accounting.monte_carlo.sampled import CALIBRATE_SAMPLES
 from mfopt.accounting.verify import LEAST_SAMPLES, MOST_WORK, SAMPLES
 from mfopt.optimize import kinds
@@ -28,6 +29,7 @@ _PAIRS = {True: 20, False: 8}  # of vectors kept by L-BFGS-B, for few and for ma
 _COMPILING, _EVALUATION, _PER_BIN, _CERTIFICATE, _MORE = 10.0, 1e-7, 1.2e-10, 1e-7, 1.6e-10
 _USUAL, _USUAL_GROUPED = 60, 20  # evaluations after which most searches have ended
 _PER_STEP = 1.2e-3  # of a search for each iteration of the run, between evaluations
+_PER_OVERLAP = 2e-6  # of finding σ and its proposals, for each entry of G
 # Where bins are thrown more than once: of an evaluation and of a certificate for each sample, bin
 # and throw.
 _CHAIN, _CHAIN_PROOF, _USUAL_CHAIN = 3e-7, 1.6e-7, 16
@@ -64,7 +66,7 @@ def memory(
     n = float(bins) * epochs
     cls = strategies.registered()[kinds.check(kind)]
     whole = n * n if cls.modes is Strategy.modes else 0.0
-    structured = scaled and kind == "blt" and bins > design_point.MOST
+    structured = _structured(kind, scheme, scaled)
     pair = (0.0 if structured else 2 * n * bins) + 12 * float(bins) ** 2 + 5 * whole
     # draws that are kept to find σ, and chunks of a certificate
     pair += frozen.kept_bytes(CALIBRATE_SAMPLES, bins) / 8 + chunked.MEMORY_BUDGET / 8
@@ -102,7 +104,14 @@ def search_seconds(scheme: BinScheme, *, samples: int, evaluations: int) -> floa
     return usual * samples * few * (_EVALUATION + _PER_BIN * few) + between
 
 
-def seconds(scheme: BinScheme, *, samples: int, evaluations: int) -> float:
+def seconds(
+    scheme: BinScheme,
+    *,
+    samples: int,
+    evaluations: int,
+    kind: str = "",
+    scaled: bool = False,
+) -> float:
     """About how long an optimization with its certificate takes here, on a CPU.
 
     Within a factor of three where it was compared; a busy machine takes longer.
@@ -111,27 +120,30 @@ def seconds(scheme: BinScheme, *, samples: int, evaluations: int) -> float:
       scheme: bins and epochs.
       samples: frozen Monte Carlo samples.
       evaluations: of the objective, at most.
+      kind, scaled: as for :func:`memory`; of any that has no structure by default.
     """
     bins = float(scheme.bins)
     search = search_seconds(scheme, samples=samples, evaluations=evaluations)
-    work = bins * max(1, scheme.bins // design_point.MOST)
+    work, row = bins * max(1, scheme.bins // design_point.MOST), bins
+    if _structured(kind, scheme, scaled) and bins >= nested.LEAST:
+        work, row = nested.WORK, nested.per_row(scheme.bins)
     certified = max(LEAST_SAMPLES, min(SAMPLES, MOST_WORK // work))
-    proof = certified * bins * (_CERTIFICATE + _MORE * bins)
+    proof = certified * bins * (_CERTIFICATE + _MORE * row) + _PER_OVERLAP * bins**2
     compiling = _COMPILING
     if _throws(scheme) > 1:
         proof, compiling = SAMPLES * bins * _throws(scheme) * _CHAIN_PROOF, 2 * _COMPILING
     return compiling + _sizes.here(search + proof)
 
 
-def announce(scheme: BinScheme, *, samples: int, evaluations: int, report: Report) -> None:
+def announce(scheme: BinScheme, *, report: Report, **work: Any) -> None:
     """Tell how long it will take, where that is long and there is no accelerator.
 
     Args:
-      scheme, samples, evaluations: as for :func:`seconds`.
+      scheme, work: as for :func:`seconds`.
       report: told once, to be kept in view.
     """
     if jax.default_backend() == "cpu":
-        expected = seconds(scheme, samples=samples, evaluations=evaluations)
+        expected = seconds(scheme, **work)
         _sizes.announce(expected, report, note="Ctrl-C keeps the best so far")
 
 
@@ -176,6 +188,11 @@ def require(
     if samples and need(1, samples) > _sizes.free_memory() >= need(scheme.bins, 1):
         _sizes.require("samples", samples, lambda samples: need(scheme.bins, max(samples, 1)))
     _sizes.require("bins", scheme.bins, need)
+
+
+def _structured(kind: str, scheme: BinScheme, scaled: bool) -> bool:
+    """Whether G comes from buffers, and modes are never formed."""
+    return scaled and kind == "blt" and scheme.bins > design_point.MOST
 
 
 def _throws(scheme: BinScheme) -> int:

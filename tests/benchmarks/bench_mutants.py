@@ -147,22 +147,20 @@ MUTANTS: dict[str, Mutant] = {
     "release the next of the sequence": Mutant(
         VERIFY,
         "            sigma, epsilon = at(x)\n            accepted",
-        "            sigma, epsilon = at(sequence[-1][0])\n            accepted",
+        "            sigma, epsilon = at(sequence[-1][1])\n            accepted",
         SEQUENCE,
     ),
-    "one key for all tests": Mutant(
-        VERIFY, "beta, number, position)", "beta, number, 0)", SEQUENCE
-    ),
+    "one key for all tests": Mutant(VERIFY, "beta, number, place)", "beta, number, 0)", SEQUENCE),
     "one key for all rounds": Mutant(
         VERIFY,
-        "beta, number, position)",
-        "beta, 0, position)",
+        "beta, number, place)",
+        "beta, 0, place)",
         engine("refused_first or fresh"),
     ),
     "test on the pilot's samples": Mutant(
         VERIFY,
-        "self._trial(size, beta, number, position)",
-        "Trial(size, beta, self._key(1, number, position))",
+        "self._trial(size, beta, number, place)",
+        "Trial(size, beta, self._key(1, number, place))",
         engine("fresh"),
     ),
     "the wide pilot on the first test's samples": Mutant(
@@ -240,9 +238,15 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "mean's ceiling without its square": Mutant(
         TILTED,
-        "order * (half - point.epsilon) + order**2 * square / 2",
-        "order * (half - point.epsilon)",
+        "order * (squared_norm / 2 - point.epsilon) + order**2 * square / 2",
+        "order * (squared_norm / 2 - point.epsilon)",
         sampling("exceeds_the_range"),
+    ),
+    "no room for a factor in pieces": Mutant(
+        PAIR,
+        "+= room + spare",
+        "+= room - spare",
+        "tests/test_nested.py -k 'above_the_modes'",
     ),
     "square of the direction": Mutant(
         TILTED, "square + 2 * products[rows, chosen]", "square + products[rows, chosen]", UNBIASED

@@ -38,6 +38,7 @@ from mfopt.accounting.loss_distribution.convolution import ComposedLosses, Compo
 from mfopt.accounting.loss_distribution.distribution import LARGEST_WINDOW, LossDistribution
 from mfopt.accounting.loss_distribution.mixture import Unbounded
 
+LEAST = 0.08  # σ, in norms of a mode: with less, losses of a throw are beyond floats
 _FAINT = 1e-290
 _NODES = 300  # on either side of 0, for planning
 _PART = 0.45  # of the grid's spacing: the lognormals' grid adds a fifth of the grid's own variance
@@ -97,7 +98,16 @@ class Throw(Unbounded):
     def nodes(
         self, noise_multiplier: float, log_tail: float
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(loss, log Q-mass, slope) at nodes, losses increasing; for planning."""
+        """(loss, log Q-mass, slope) at nodes, losses increasing; for planning.
+
+        Raises:
+          FailureError: σ < :data:`LEAST`.
+        """
+        if noise_multiplier < LEAST:
+            raise _check.FailureError(
+                f"σ = {noise_multiplier:.4g} norms of a mode is beyond numerical range: it must be "
+                f"at least {LEAST:g}. Use more noise, or a smaller ε."
+            )
         return _nodes(self.bins, noise_multiplier, log_tail)
 
     def discretize(

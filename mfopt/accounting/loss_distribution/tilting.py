@@ -10,7 +10,6 @@ from typing import Protocol
 
 import numpy as np
 import scipy
-from scipy import special
 
 # Tilted mass that may lie outside the FFT window on either side: e^-32 = 1e-14.
 LOG_WINDOW_TAIL = 32.0
@@ -104,8 +103,13 @@ class Tilting(abc.ABC):
 
 
 def _log_moment(part: Atoms, tilt: float) -> float:
-    """κ(θ) = log Σ mass e^{θ loss}, of one round, over the finite atoms."""
-    return float(special.logsumexp(tilt * part.losses + part.log_mass))
+    """κ(θ) = log Σ mass e^{θ loss}, of one round, over the finite atoms.
+
+    A search asks for it thousands of times: scipy's logsumexp takes three times as long.
+    """
+    exponents = tilt * part.losses + part.log_mass
+    peak = float(exponents.max())
+    return peak + math.log(np.exp(exponents - peak).sum()) if math.isfinite(peak) else peak
 
 
 def log_ceiling(tilt: float) -> float:

@@ -15,7 +15,13 @@ import numpy as np
 from mfopt._float64 import float64
 from mfopt.accounting.chain import Chain, DeterministicUnit
 from mfopt.accounting.model import LossModel
-from mfopt.accounting.monte_carlo import common_part, design_point, dominating_pair, tilted
+from mfopt.accounting.monte_carlo import (
+    common_part,
+    design_point,
+    dominating_pair,
+    nested,
+    tilted,
+)
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.evidence import Hinge, Point, Sums, Tilt
 from mfopt.accounting.monte_carlo.free import Orthogonal, Unamplified, guess_noise_multiplier
@@ -54,6 +60,8 @@ class BallsInBinsLoss(TiltedLoss):
 
     @property
     def work(self) -> int:
+        if isinstance(self.pair.factor, nested.Nested):
+            return nested.WORK
         # the noise of a sample takes the square of that, which counts where bins are many
         return self.pair.bins * max(1, self.pair.bins // design_point.MOST)
 
@@ -64,6 +72,16 @@ class BallsInBinsLoss(TiltedLoss):
 
     def start(self, epsilon: float, delta: float) -> float:
         return guess_noise_multiplier(self.sensitivity, self.pair.bins, epsilon, delta)
+
+    def coarse(self) -> SampledLoss:
+        bins = self.pair.bins
+        size = -(-bins // design_point.MOST)
+        if size == 1:
+            return self
+        cuts = np.arange(0, bins, size)
+        counts = np.diff(np.append(cuts, bins))
+        sums = np.add.reduceat(np.add.reduceat(np.asarray(self.pair.gram), cuts, 0), cuts, 1)
+        return BallsInBinsLoss(_mean_pair(sums / np.outer(counts, counts)))
 
     def frozen(
         self, noise_multiplier: float, epsilon: float, samples: int, key: jax.Array
@@ -221,7 +239,7 @@ class GroupedLaw(SampledLaw):
         return BallsInBinsLoss(dominating_pair.exact(strategy, self.scheme))
 
     def near(self, strategy: Strategy) -> BallsInBinsLoss:
-        return BallsInBinsLoss(_mean_pair(self, strategy))
+        return BallsInBinsLoss(_mean_pair(self.quadratic(strategy).means))
 
     def draws(self, key: jax.Array, samples: int) -> design_point.Draws:
         return _draws(key, samples, -(-self.scheme.bins // self.size))
@@ -276,8 +294,8 @@ def _with_share(groups: Groups, share: Array) -> jax.Array:
 
 
 @float64
-def _mean_pair(law: GroupedLaw, strategy: Strategy) -> DominatingPair:
-    gram = law.quadratic(strategy).means
+def _mean_pair(gram: Array) -> DominatingPair:
+    """The pair of groups' mean modes."""
     return DominatingPair(*map(np.asarray, _jittered(jnp.asarray(gram))))
 
 

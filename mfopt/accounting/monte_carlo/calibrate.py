@@ -18,6 +18,8 @@ from mfopt.errors import FailureError
 _PILOT = 2048
 _ATTEMPTS = 6  # to place the proposal
 _BLIND = 0.7  # relative standard error of δ̂ from which on nothing is read off it
+_WEAK, _SHORT = 0.5, 0.5  # relative standard error from which on a search takes no longer steps of
+# log σ: far below where δ is met no proposal may serve, and a search that jumps there is lost
 _NEAR, _NUDGE = 0.1, 0.01  # of log σ: how far a proposal serves, and the step where it fails
 _DOMAIN = 0x63616C69  # keys of this search: an optimizer with the same seed draws others
 
@@ -73,12 +75,13 @@ def calibrate(
     _check.integer("samples", samples, at_least=64)
     loss = loss_of(pair)
     key = chunked.subkey(chunked.seed_key(seed), _DOMAIN) if key is None else key
-    near = rough(loss, epsilon, delta, chunked.subkey(key, 0), start)
+    near = rough(loss.coarse(), epsilon, delta, chunked.subkey(key, 0), start)
     frozen, log_sigma = _placed(loss, near, epsilon, delta, samples, key)
-    direction = "remove"
-    if frozen.log_delta_add(log_sigma) > math.log(delta):
-        direction, log_sigma = "add", _solve_add(frozen, log_sigma, delta)
     at = frozen.evaluate(log_sigma)
+    direction, add = "remove", frozen.log_delta_add(log_sigma)
+    if add > math.log(delta):
+        direction, log_sigma = "add", _solve_add(frozen, log_sigma, delta, add, at.slope)
+        at = frozen.evaluate(log_sigma)
     return Calibration(
         math.exp(log_sigma), at.relative_error / abs(at.slope), at.slope, direction, frozen.samples
     )
@@ -103,7 +106,10 @@ def rough(
 
     def function(log_sigma: float) -> tuple[float, float]:
         at = loss.frozen(math.exp(log_sigma), epsilon, _PILOT, key).evaluate(log_sigma)
-        return at.value - math.log(delta), at.slope
+        off = at.value - math.log(delta)
+        if at.relative_error > _WEAK:
+            off = max(-_SHORT * abs(at.slope), min(off, _SHORT * abs(at.slope)))
+        return off, at.slope
 
     begin = math.log(start or loss.start(epsilon, delta))
     return math.exp(decreasing_root(function, begin, tolerance=0.01, max_step=2.0))
@@ -145,9 +151,23 @@ def _solve(frozen: FrozenEstimate, start: float, delta: float, first: Any = None
     return decreasing_root(function, start)
 
 
-def _solve_add(frozen: FrozenEstimate, start: float, delta: float) -> float:
+def _solve_add(
+    frozen: FrozenEstimate,
+    start: float,
+    delta: float,
+    first: float | None = None,
+    slope: float = math.nan,
+) -> float:
+    """log σ of the add direction; ``first`` is what start gives, ``slope`` one to begin with."""
+    last: tuple[float, float] | None = None
+
     def function(log_sigma: float) -> tuple[float, float]:
-        value, ahead = (frozen.log_delta_add(log_sigma + h) for h in (0.0, 1e-4))
-        return value - math.log(delta), (ahead - value) / 1e-4
+        nonlocal last, slope
+        here = first if last is None else None
+        value = (frozen.log_delta_add(log_sigma) if here is None else here) - math.log(delta)
+        if last is not None:
+            slope = (value - last[1]) / (log_sigma - last[0])  # of the secant
+        last = log_sigma, value
+        return value, slope
 
     return decreasing_root(function, start)

@@ -29,6 +29,7 @@ import numpy as np
 import scipy.linalg
 
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
+from mfopt.accounting.monte_carlo.nested import less, times, transposed_times
 
 _SHARE = 0.999  # of the largest c
 _WORTH = 1e-3  # of the largest squared norm: a smaller c gains nothing
@@ -53,22 +54,23 @@ def split(pair: DominatingPair) -> CommonPart | None:
     Args:
       pair: a checked one.
     """
-    gram, factor = np.asarray(pair.gram), np.asarray(pair.factor)
+    gram, factor = np.asarray(pair.gram), pair.factor
     ones = np.ones(pair.bins)
     try:
         solved = scipy.linalg.solve(gram, ones, assume_a="pos")
     except scipy.linalg.LinAlgError:
         return None
-    toward = factor.T @ solved
+    toward = transposed_times(factor, solved)
     length = float(np.linalg.norm(toward))
     if not 0 < length < math.inf:
         return None
-    common = factor @ (toward / length)
+    toward /= length
+    common = times(factor, toward)
     root = float(np.mean(common))
     largest = float(np.max(np.diagonal(gram)))
     even = float(np.max(np.abs(common - root))) <= _ROUNDING * root
     if not (even and root**2 >= _WORTH * largest):
         return None
-    kept = (1 - math.sqrt(1 - _SHARE)) * np.outer(common, toward / length)
     squared = _SHARE * root**2
-    return CommonPart(math.sqrt(squared), DominatingPair(gram - squared, factor - kept))
+    kept = less(factor, (1 - math.sqrt(1 - _SHARE)) * common, toward)
+    return CommonPart(math.sqrt(squared), DominatingPair(gram - squared, kept))

@@ -38,6 +38,7 @@ from mfopt.accounting.monte_carlo.dominating_pair import (
     log_hinge,
     privacy_loss,
 )
+from mfopt.accounting.monte_carlo.nested import Factor, coloured
 from mfopt.strategies import Array
 
 MOST = 128  # modes that get components of their own
@@ -168,19 +169,17 @@ class Tables(NamedTuple):
     proposal_square: Array
 
 
-def tables(pair: DominatingPair, proposal: Placed) -> Tables:
+def tables(gram: Array, weights: Array) -> Tables:
     """Products of size J×b×b."""
-    shifted = proposal.weights @ pair.gram
-    overlaps = shifted @ proposal.weights.T
-    return Tables(shifted - pair.gram.diagonal() / 2, overlaps - overlaps.diagonal() / 2)
+    shifted = weights @ gram
+    overlaps = shifted @ weights.T
+    return Tables(shifted - gram.diagonal() / 2, overlaps - overlaps.diagonal() / 2)
 
 
-def linear(
-    pair: DominatingPair, proposal: Placed, draws: Draws
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Component, and what multiplies x: products of size pairs×b×b and pairs×b×J."""
-    loss = draws.normal @ pair.factor.T
-    return draws.component, loss, loss @ proposal.weights.T
+def linear(factor: Factor, weights: Array, draws: Draws) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Component, and what multiplies x: products with L, and of size pairs×b×J."""
+    loss = coloured(draws.normal, factor)
+    return draws.component, loss, loss @ weights.T
 
 
 def joined(known: Tables, own: tuple[jax.Array, ...], nodes: Array) -> Terms:
@@ -191,7 +190,8 @@ def joined(known: Tables, own: tuple[jax.Array, ...], nodes: Array) -> Terms:
 
 def exponents(pair: DominatingPair, proposal: Placed, draws: Draws) -> Terms:
     """Everything that does not depend on σ."""
-    return joined(tables(pair, proposal), linear(pair, proposal, draws), proposal.nodes)
+    known = tables(pair.gram, proposal.weights)
+    return joined(known, linear(pair.factor, proposal.weights, draws), proposal.nodes)
 
 
 def log_values(terms: Terms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
@@ -218,26 +218,27 @@ def log_delta(terms: Terms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Arr
 
 
 def log_delta_add(
-    pair: DominatingPair, draws: Draws, log_sigma: jax.Array, epsilon: jax.Array
+    means: Array, squares: Array, linear: jax.Array, log_sigma: jax.Array, epsilon: jax.Array
 ) -> jax.Array:
     """log δ̂ of the other direction, H(Q, P), from samples of N(−t m̄, σ²I).
 
     m̄ is the mean mode; t is :func:`add_tilt`, and any t is unbiased.
 
     Args:
-      pair: the dominating pair.
-      draws: frozen normals, those of the remove direction.
+      means: of each column of G, <m̄, m_i>.
+      squares: diagonal of G.
+      linear: ``loss_linear`` of :class:`Terms`: the normals are those of the remove direction.
       log_sigma: log σ.
       epsilon: ε of the hockey-stick divergence.
     """
-    gram = pair.gram * jnp.exp(-2 * log_sigma)
-    half = jnp.diagonal(gram) / 2
-    mean_square = jnp.mean(gram)
-    t = add_tilt(gram, epsilon)
-    noise = draws.normal @ pair.factor.T * jnp.exp(-log_sigma)
+    toward = jnp.asarray(means) * jnp.exp(-2 * log_sigma)
+    half = jnp.asarray(squares) * jnp.exp(-2 * log_sigma) / 2
+    mean_square = jnp.mean(toward)
+    t = add_tilt(mean_square, 2 * jnp.mean(half), epsilon)
+    noise = linear * jnp.exp(-log_sigma)
 
     def of(sign: int) -> jax.Array:
-        products = sign * noise - t * jnp.mean(gram, axis=0)
+        products = sign * noise - t * toward
         log_weight = t * jnp.mean(products, axis=1) + t**2 * mean_square / 2
         values: jax.Array = log_weight + log_hinge(-epsilon - privacy_loss(products - half))
         return values

@@ -22,12 +22,15 @@ import scipy.linalg
 
 from mfopt import _check, _sizes
 from mfopt._float64 import float64
+from mfopt.accounting.monte_carlo import nested
+from mfopt.accounting.monte_carlo.nested import Factor, Nested
 from mfopt.sampling import BallsInBins, Scheme
 from mfopt.strategies import Array, Strategy
 
 _ONE_LENGTH = 1e-9  # relative: squared norms and overlaps that differ by less count as equal
 _JITTER = 1e-12  # relative to the mean squared mode norm
 _FACTOR = 1e-9  # relative to the largest squared norm: G against L Lᵀ
+_SPARE = 1e-9  # relative to the mean squared norm: room for a factor in pieces
 _RANGE = 1e100  # of the largest entry of a mode: squares within float64, with room to spare
 
 
@@ -36,11 +39,11 @@ class DominatingPair(NamedTuple):
 
     Attributes:
       gram: G, shape (bins, bins).
-      factor: any L with L Lᵀ = G, shape (bins, bins).
+      factor: any L with L Lᵀ = G, a matrix of shape (bins, bins) or in pieces (:mod:`.nested`).
     """
 
     gram: Array
-    factor: Array
+    factor: Factor
 
     @property
     def bins(self) -> int:
@@ -98,7 +101,7 @@ def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
             "Multiply C by a constant: σ scales with it, and the mechanism stays the same.",
         )
     assert pair is not None
-    return check(pair)
+    return pair
 
 
 def above(gram: np.ndarray, relative: float) -> DominatingPair:
@@ -113,17 +116,30 @@ def above(gram: np.ndarray, relative: float) -> DominatingPair:
        ‖L‖_F² = tr(L Lᵀ) <= tr(Ĝ + ηI)/(1 − γ);
     3. so L Lᵀ >= G if η >= ρ R + γ tr(Ĝ + ηI)/(1 − γ). η here is twice
        ``relative``·R + (b+1)u·tr(Ĝ), which leaves room for the sums themselves and for η on the
-       right.
+       right;
+    4. with many bins L is replaced by the L̃ of :mod:`.nested`, for which η has a part κ more, where
+       twice 2 ‖L‖ ‖L̃ − L‖_F + ‖L̃ − L‖_F² <= κ as it is measured: L̃ L̃ᵀ >= L Lᵀ − κI, and twice
+       leaves room for the rounding of the norms. ‖L‖² <= R + 2η, as ‖L Lᵀ − Ĝ‖ <= 2η. What is
+       given then is the pair of G̃ = L̃ L̃ᵀ itself.
 
     Where G <= G̃ the modes of G are those of G̃ times a contraction T, and σ²(I − TTᵀ) more noise is
     post-processing: what is proven for the pair of G̃ holds for that of G. σ grows by a relative
     η/(2 min_i G[i, i]) at most: 1e-7 for 4,096 bins.
     """
     bins = gram.shape[0]
-    rows = float(gram.sum(axis=1).max())
-    room = 2 * (relative * rows + (bins + 1) * 2.0**-53 * float(np.trace(gram)))
-    raised = gram + room * np.eye(bins)
-    return DominatingPair(raised, scipy.linalg.cholesky(raised, lower=True))
+    rows, trace = float(gram.sum(axis=1).max()), float(np.trace(gram))
+    room = 2 * (relative * rows + (bins + 1) * 2.0**-53 * trace)
+    spare = _SPARE * trace / bins if bins >= nested.LEAST else 0.0  # κ
+    raised = gram.copy()
+    raised[np.diag_indices(bins)] += room + spare
+    if not spare:
+        return DominatingPair(raised, scipy.linalg.cholesky(raised, lower=True))
+    # in place: LAPACK's order of a symmetric matrix
+    factor = scipy.linalg.cholesky(raised.T, lower=True, overwrite_a=True)
+    pieces, apart = nested.nested(factor)
+    if 2 * (2 * math.sqrt(rows + 2 * (room + spare)) * apart + apart**2) <= spare:
+        return DominatingPair(pieces.square(bins), pieces)
+    return DominatingPair(factor @ factor.T, factor)
 
 
 def check(pair: DominatingPair) -> DominatingPair:
@@ -132,16 +148,22 @@ def check(pair: DominatingPair) -> DominatingPair:
     Raises:
       UsageError: it is not a Gram matrix with its factor.
     """
-    gram, factor = (np.asarray(part, np.float64) for part in pair)
-    square = gram.ndim == 2 and gram.shape[0] == gram.shape[1] > 0
-    if not square or factor.shape[:1] != gram.shape[:1] or factor.ndim != 2:
-        raise _check.reject("pair", (gram.shape, factor.shape), "must be G (b, b) and L (b, ...)")
+    gram = np.asarray(pair.gram, np.float64)
+    factor: Any = pair.factor
+    if not isinstance(factor, Nested):
+        factor = np.asarray(factor, np.float64)
+        square = gram.ndim == 2 and gram.shape[0] == gram.shape[1] > 0
+        if not square or factor.shape[:1] != gram.shape[:1] or factor.ndim != 2:
+            given = gram.shape, factor.shape
+            raise _check.reject("pair", given, "must be G (b, b) and L (b, ...)")
     diagonal = np.diagonal(gram)
-    if not (np.all(np.isfinite(gram)) and np.all(np.isfinite(factor)) and np.all(diagonal > 0)):
+    finite = all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(factor))
+    if not (finite and np.all(np.isfinite(gram)) and np.all(diagonal > 0)):
         raise _check.reject(
             "pair", "G or its factor", "must be finite, with a diagonal greater than 0"
         )
-    off = max(float(np.abs(gram - gram.T).max()), float(np.abs(factor @ factor.T - gram).max()))
+    product = factor.square(len(gram)) if isinstance(factor, Nested) else factor @ factor.T
+    off = max(float(np.abs(gram - gram.T).max()), float(np.abs(product - gram).max()))
     # entries that are 0 in exact arithmetic come out as dust of either sign
     dust = _FACTOR * float(diagonal.max())
     if not off <= dust or float(gram.min()) < -dust:
@@ -217,17 +239,21 @@ def log_hinge(excess: jax.Array) -> jax.Array:
     return jnp.where(inside, jnp.log(-jnp.expm1(-jnp.where(inside, excess, 1.0))), outside)
 
 
-def add_tilt(gram: Array, epsilon: Any, numbers: Any = jnp) -> Any:
+def add_tilt(mean_square: Any, mean_norm: Any, epsilon: Any, numbers: Any = jnp) -> Any:
     """t >= 0: the add direction, H(Q, P), is sampled from N(-t m̄, σ²I) with the mean mode m̄.
 
-    ``gram`` is in noise units. With ρ = mean(S), ḡ = mean(diag S) and c = ε - ḡ/2 the values lie
+    With ρ = mean(S), ḡ = mean(diag S), which are given, and c = ε - ḡ/2 the values lie
     below e^(-tc + t²ρ/2) t^t/(1+t)^(1+t) (see :mod:`mfopt.accounting.monte_carlo.tilted`).
     This t is near the minimum of that ceiling, where tρ + log(t/(1+t)) = c; log(t/(1+t)) is
     taken as -1/(t + 1/2). Every t is valid. 0, plain sampling from Q, is left only where c <= -2.
-    ``numbers`` is ``jax.numpy``, or ``numpy`` where nothing is traced.
+
+    Args:
+      mean_square: ρ.
+      mean_norm: ḡ.
+      epsilon: ε.
+      numbers: ``jax.numpy``, or ``numpy`` where nothing is traced.
     """
-    mean_square = numbers.mean(gram)
-    crossing = epsilon - numbers.mean(gram.diagonal()) / 2
+    crossing = epsilon - mean_norm / 2
     middle = crossing - mean_square / 2
     inside = numbers.maximum(middle**2 + 4 * mean_square * (crossing / 2 + 1), 0)
     return numbers.maximum((middle + numbers.sqrt(inside)) / (2 * mean_square), 0)

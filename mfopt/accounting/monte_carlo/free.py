@@ -11,7 +11,8 @@ from mfopt.accounting import solve
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
 from mfopt.accounting.loss_distribution.rounds import COARSE, FINE, RoundsProfile, guess
-from mfopt.accounting.loss_distribution.throw import Throw
+from mfopt.accounting.loss_distribution.throw import LEAST, Throw
+from mfopt.errors import FailureError
 
 _NUDGE = 1e-12  # relative, upwards: covers the rounding of the largest mode norm
 _GRIDS = 1e-4  # of log δ: by less do two grids at the same σ and ε differ
@@ -118,6 +119,8 @@ class Thrown:
         return RoundsProfile(Throw(self.bins), self.throws, scaled, accuracy)
 
     def log_deltas(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
+        if (plain := self._unamplified(noise_multiplier)) is not None:
+            return plain.log_deltas(noise_multiplier, epsilon)
         profile = self.profile(noise_multiplier)
         return profile.log_delta(epsilon, "remove"), profile.log_delta(epsilon, "add")
 
@@ -125,13 +128,29 @@ class Thrown:
         target = math.log(delta) - _GRIDS
 
         def excess(sigma: float, accuracy: float) -> float:
+            if (plain := self._unamplified(sigma)) is not None:
+                return max(plain.log_deltas(sigma, epsilon)) - target
             return self.profile(sigma, accuracy).log_delta(epsilon) - target
 
-        start = guess(Throw(self.bins), self.throws, epsilon, delta) * math.sqrt(self.squared_norm)
-        return _least(excess, start, relative=1e-5)
+        try:
+            start = guess(Throw(self.bins), self.throws, epsilon, delta)
+        except FailureError:  # it would take less noise than throws are known for
+            return self._plain.noise_multiplier(epsilon, delta)
+        return _least(excess, start * math.sqrt(self.squared_norm), relative=1e-5)
 
     def epsilon(self, noise_multiplier: float, delta: float) -> float:
+        if (plain := self._unamplified(noise_multiplier)) is not None:
+            return plain.epsilon(noise_multiplier, delta)
         return self.profile(noise_multiplier).epsilon(delta * math.exp(-_GRIDS))
+
+    @property
+    def _plain(self) -> Unamplified:
+        return Unamplified(math.sqrt(self.throws * self.squared_norm), self.method)
+
+    def _unamplified(self, noise_multiplier: float) -> Unamplified | None:
+        """What holds where σ is so small that bins are told apart anyway; None where it is not."""
+        small = noise_multiplier < LEAST * math.sqrt(self.squared_norm) * (1 + _GRIDS)
+        return self._plain if small else None
 
 
 def _least(excess: Callable[[float, float], float], start: float, *, relative: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import jax
@@ -13,6 +13,7 @@ import numpy as np
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import chunked, design_point
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
+from mfopt.accounting.monte_carlo.nested import Factor
 
 _CHUNK = 2048  # samples, at most
 _KEPT = 4  # memory budgets for the draws of an estimate: to make them again costs b² for each
@@ -68,16 +69,17 @@ class FrozenSamples:
         samples: int,
         key: jax.Array,
     ) -> None:
-        self.pair, self.epsilon = pair, float(epsilon)
+        self.epsilon = float(epsilon)
+        self._bins, self._factor = pair.bins, jax.tree.map(jnp.asarray, pair.factor)
+        gram = np.asarray(pair.gram)
+        self._overlaps = gram.mean(axis=0), gram.diagonal()
         offset = np.random.default_rng(np.asarray(jax.random.key_data(key))).random()
         placed = design_point.placed(
             jnp.asarray(pair.gram), float(noise_multiplier), self.epsilon, offset
         )
         # by NumPy: two products, once
-        self._placed = design_point.Placed(*map(np.asarray, placed))
-        own = DominatingPair(*map(np.asarray, pair))
-        known = design_point.tables(own, self._placed)
-        self._tables = design_point.Tables(*map(jnp.asarray, known))
+        known = design_point.tables(gram, np.asarray(placed.weights))
+        self._placed, self._tables = placed, design_point.Tables(*map(jnp.asarray, known))
         self._size = _even_chunk(samples, pair.bins)
         self._keys = [chunked.subkey(key, i) for i in range(-(-samples // self._size))]
         self.samples = self._size * len(self._keys)
@@ -85,15 +87,17 @@ class FrozenSamples:
         self._terms = [self._make(k) for k in self._keys] if kept else None
 
     def _make(self, key: jax.Array) -> design_point.Terms:
-        own = _linear(self.pair, self._placed, key, self._size)
+        own = _linear(self._factor, self._placed.weights, key, self._size, self._bins)
         return design_point.joined(self._tables, own, self._placed.nodes)
+
+    def _chunks(self) -> Iterable[design_point.Terms]:
+        return self._terms if self._terms is not None else map(self._make, self._keys)
 
     @float64
     def evaluate(self, log_sigma: float) -> LogDelta:
         """log δ̂, its slope, and its relative standard error (antithetic pairs as units)."""
-        chunks = self._terms if self._terms is not None else map(self._make, self._keys)
         parts = []
-        for terms in chunks:
+        for terms in self._chunks():
             parts.append(np.asarray(_moments(terms, log_sigma, self.epsilon)))
             chunked.looked_at(self._size)
         return LogDelta.joined(np.array(parts), self.samples // 2)
@@ -102,8 +106,8 @@ class FrozenSamples:
     def log_delta_add(self, log_sigma: float) -> float:
         """log δ̂ of the add direction from the same normals."""
         values = [
-            float(_log_delta_add(self.pair, key, self._size, log_sigma, self.epsilon))
-            for key in self._keys
+            float(_log_delta_add(*self._overlaps, terms.loss_linear, log_sigma, self.epsilon))
+            for terms in self._chunks()
         ]
         return float(np.logaddexp.reduce(values) - np.log(len(values)))
 
@@ -111,9 +115,9 @@ class FrozenSamples:
 @float64
 def warm_up(pair: DominatingPair, samples: int) -> None:
     """Compile the add direction for so many samples, on one chunk; its figure is thrown away."""
-    jax.block_until_ready(
-        _log_delta_add(pair, chunked.seed_key(0), _even_chunk(samples, pair.bins), 0.0, 1.0)
-    )
+    linear = jnp.zeros((_even_chunk(samples, pair.bins) // 2, pair.bins))
+    row = np.ones(pair.bins)
+    jax.block_until_ready(_log_delta_add(row, row, linear, 0.0, 1.0))
 
 
 def _even_chunk(samples: int, bins: int) -> int:
@@ -133,11 +137,11 @@ def bytes_per_sample(bins: int) -> int:
     return 4 * (bins + 2 * design_point.node_count(bins) + 1)
 
 
-@functools.partial(jax.jit, static_argnums=3)
+@functools.partial(jax.jit, static_argnums=(3, 4))
 def _linear(
-    pair: DominatingPair, placed: design_point.Placed, key: jax.Array, size: int
+    factor: Factor, weights: jax.Array, key: jax.Array, size: int, bins: int
 ) -> tuple[jax.Array, ...]:
-    return design_point.linear(pair, placed, design_point.draw(key, size, pair.bins))
+    return design_point.linear(factor, weights, design_point.draw(key, size, bins))
 
 
 @jax.jit
@@ -157,9 +161,4 @@ def paired_moments(log_values: Callable[[jax.Array], jax.Array], log_sigma: jax.
     return jnp.stack([top, jnp.sum(paired), jnp.sum(paired**2), jnp.sum(rate) / 2])
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _log_delta_add(
-    pair: DominatingPair, key: jax.Array, size: int, log_sigma: jax.Array, epsilon: jax.Array
-) -> jax.Array:
-    draws = design_point.draw(key, size, pair.bins)
-    return design_point.log_delta_add(pair, draws, log_sigma, epsilon)
+_log_delta_add = jax.jit(design_point.log_delta_add)

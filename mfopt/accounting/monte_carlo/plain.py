@@ -6,7 +6,7 @@ Choquette-Choo et al. 2024, Algorithm 2, here in the bins-dimensional form of
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from mfopt import _check
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair, privacy_loss
+from mfopt.accounting.monte_carlo.nested import Factor, Less, Nested, coloured
 
 
 class Estimate(NamedTuple):
@@ -55,10 +56,11 @@ def delta(
     return from_sums(sums[0], sums[1], used)
 
 
-def scale(pair: DominatingPair, noise_multiplier: float) -> tuple[np.ndarray, np.ndarray]:
+def scale(pair: DominatingPair, noise_multiplier: float) -> tuple[np.ndarray, Factor]:
     """(S, L/σ): Gram matrix and factor in noise units."""
     sigma = _check.positive("noise_multiplier", noise_multiplier)
-    return np.asarray(pair.gram) / sigma**2, np.asarray(pair.factor) / sigma
+    factor = pair.factor if isinstance(pair.factor, Nested | Less) else np.asarray(pair.factor)
+    return np.asarray(pair.gram) / sigma**2, factor / sigma
 
 
 def from_sums(first: float, second: float, samples: int) -> Estimate:
@@ -69,20 +71,20 @@ def from_sums(first: float, second: float, samples: int) -> Estimate:
 
 
 def _remove(
-    key: jax.Array, size: int, gram: jax.Array, factor: jax.Array, epsilon: float
+    key: jax.Array, size: int, gram: jax.Array, factor: Any, epsilon: float
 ) -> tuple[jax.Array, ...]:
     mode_key, noise_key = jax.random.split(key)
     mode = jax.random.randint(mode_key, (size,), 0, gram.shape[0])
-    noise = jax.random.normal(noise_key, (size, gram.shape[0])) @ factor.T
+    noise = coloured(jax.random.normal(noise_key, (size, gram.shape[0])), factor)
     loss = privacy_loss(gram[mode] + noise - jnp.diagonal(gram) / 2)
     value = jnp.maximum(-jnp.expm1(epsilon - loss), 0)
     return jnp.sum(value), jnp.sum(value**2)
 
 
 def _add(
-    key: jax.Array, size: int, gram: jax.Array, factor: jax.Array, epsilon: float
+    key: jax.Array, size: int, gram: jax.Array, factor: Any, epsilon: float
 ) -> tuple[jax.Array, ...]:
-    noise = jax.random.normal(key, (size, gram.shape[0])) @ factor.T
+    noise = coloured(jax.random.normal(key, (size, gram.shape[0])), factor)
     loss = privacy_loss(noise - jnp.diagonal(gram) / 2)
     value = jnp.maximum(-jnp.expm1(epsilon + loss), 0)
     return jnp.sum(value), jnp.sum(value**2)

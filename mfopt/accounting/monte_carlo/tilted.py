@@ -50,11 +50,12 @@ from mfopt.accounting.monte_carlo.dominating_pair import (
     privacy_loss,
 )
 from mfopt.accounting.monte_carlo.evidence import MAX_ORDER, Hinge, Payoff, Point, Sums, Tilt
+from mfopt.accounting.monte_carlo.nested import coloured
 from mfopt.accounting.monte_carlo.plain import scale
 from mfopt.accounting.monte_carlo.proposals import Asked, Drawn
 
 PILOT = 8192
-_ORDERS = 32  # ceilings that are computed at once in the search for an order
+_ORDERS = 8  # ceilings that are computed at once in the search for an order
 
 
 # --- proposals -----------------------------------------------------------------------------------
@@ -70,15 +71,13 @@ def tilt(kind: str, order: float, pair: DominatingPair, point: Point) -> Tilt:
       pair: the dominating pair.
       point: σ, ε and payoff.
     """
+    if kind == "mean":
+        return Tilt(kind, order, _mean_ceiling(*_mean_squares(pair, point), order, point))
     gram, _ = scale(pair, point.noise_multiplier)
     if kind == "chain":
         log_normalizers = float(_log_normalizer(gram, int(order)))
         return Tilt(kind, int(order), _chain_ceiling(log_normalizers, int(order), point))
-    if kind == "shift":
-        return Tilt(kind, order, _shift_ceiling(gram, order, point))
-    square, half = float(np.mean(gram)), float(np.mean(np.diagonal(gram)) / 2)
-    log_ceiling = order * (half - point.epsilon) + order**2 * square / 2
-    return Tilt("mean", order, log_ceiling + point.payoff.log_peak(order))
+    return Tilt(kind, order, _shift_ceiling(gram, order, point))
 
 
 @float64
@@ -98,12 +97,13 @@ def remove_tilts(pair: DominatingPair, point: Point) -> list[Tilt]:
 def mean_tilt(pair: DominatingPair, point: Point) -> Tilt:
     """The add direction's proposal of (about) the least ceiling."""
 
+    square, squared_norm = _mean_squares(pair, point)
+
     def log_ceiling(log_order: float) -> float:
-        return tilt("mean", math.exp(log_order), pair, point).log_ceiling
+        return _mean_ceiling(square, squared_norm, math.exp(log_order), point)
 
     if isinstance(point.payoff, Hinge):
-        gram, _ = scale(pair, point.noise_multiplier)
-        best = float(add_tilt(gram, point.epsilon, np))
+        best = float(add_tilt(square, squared_norm, point.epsilon, np))
     else:
         # convex in the order, as log_peak is: a supremum of what is linear in it
         found = scipy.optimize.minimize_scalar(
@@ -114,9 +114,20 @@ def mean_tilt(pair: DominatingPair, point: Point) -> Tilt:
         )
         best = math.exp(float(found.x))
     return min(
-        (tilt("mean", order, pair, point) for order in (0.0, best)),
+        (Tilt("mean", t, _mean_ceiling(square, squared_norm, t, point)) for t in (0.0, best)),
         key=lambda one: one.log_ceiling,
     )
+
+
+def _mean_squares(pair: DominatingPair, point: Point) -> tuple[float, float]:
+    """|m̄|² and the mean of |m_i|², in noise units."""
+    unit, gram = point.noise_multiplier**2, np.asarray(pair.gram)
+    return float(np.mean(gram)) / unit, float(np.mean(np.diagonal(gram))) / unit
+
+
+def _mean_ceiling(square: float, squared_norm: float, order: float, point: Point) -> float:
+    log_ceiling = order * (squared_norm / 2 - point.epsilon) + order**2 * square / 2
+    return log_ceiling + point.payoff.log_peak(order)
 
 
 def _chain_ceiling(log_normalizers: float, order: int, point: Point) -> float:
@@ -187,7 +198,7 @@ def total(
         key,
         samples,
         pair.bins,
-        gram,
+        _overlaps(tilt.kind, gram),
         factor,
         float(point.epsilon),
         float(tilt.order),
@@ -203,14 +214,22 @@ def warm_up(pair: DominatingPair, payoff: Payoff) -> None:
     _log_normalizers(gram, 1)
     _log_normalizer(gram, 1)
     for kind in ("chain", "mean"):
-        chunked.compile_only(_KERNELS[kind], 2**30, pair.bins, gram, factor, 1.0, 1.0, 0.0, payoff)
+        overlaps = _overlaps(kind, gram)
+        chunked.compile_only(
+            _KERNELS[kind], 2**30, pair.bins, overlaps, factor, 1.0, 1.0, 0.0, payoff
+        )
+
+
+def _overlaps(kind: str, gram: np.ndarray) -> Any:
+    """What a kernel takes of S; for the mean mode its columns' means and diagonal are enough."""
+    return (gram.mean(axis=0), gram.diagonal()) if kind == "mean" else gram
 
 
 def _chain(
     key: jax.Array,
     size: int,
     gram: jax.Array,
-    factor: jax.Array,
+    factor: Any,
     epsilon: jax.Array,
     order: jax.Array,
     log_ceiling: jax.Array,
@@ -220,7 +239,7 @@ def _chain(
     bins = gram.shape[0]
     first_key, chain_key, noise_key, point_key = jax.random.split(key, 4)
     first = jax.random.randint(first_key, (size,), 0, bins)
-    noise = jax.random.normal(noise_key, (size, bins)) @ factor.T
+    noise = coloured(jax.random.normal(noise_key, (size, bins)), factor)
     rows = jnp.arange(size)
 
     # With n the counts of the bins drawn so far: products = S n, along = <noise, n>, square = nᵀS n
@@ -239,14 +258,14 @@ def _chain(
     begin = Drawn(gram[first], noise[rows, first], gram[first, first], jnp.zeros(size))
     drawn: Drawn = jax.lax.fori_loop(1, order.astype(int) + 1, extend, begin)
     asked = Asked(epsilon, order, log_ceiling, payoff)
-    return proposals.chain(point_key, _ratio(gram), drawn, noise, asked)
+    return proposals.chain(point_key, _ratio(jnp.diagonal(gram)), drawn, noise, asked)
 
 
 def _shift(
     key: jax.Array,
     size: int,
     gram: jax.Array,
-    factor: jax.Array,
+    factor: Any,
     epsilon: jax.Array,
     order: jax.Array,
     log_ceiling: jax.Array,
@@ -256,37 +275,38 @@ def _shift(
     bins = gram.shape[0]
     mode_key, noise_key, point_key = jax.random.split(key, 3)
     mode = jax.random.randint(mode_key, (size,), 0, bins)
-    noise = jax.random.normal(noise_key, (size, bins)) @ factor.T
+    noise = coloured(jax.random.normal(noise_key, (size, bins)), factor)
     drawn = Drawn(gram[mode], noise[jnp.arange(size), mode], gram[mode, mode])
     asked = Asked(epsilon, order, log_ceiling, payoff)
-    return proposals.shift(point_key, _ratio(gram), drawn, noise, asked)
+    return proposals.shift(point_key, _ratio(jnp.diagonal(gram)), drawn, noise, asked)
 
 
 def _mean(
     key: jax.Array,
     size: int,
-    gram: jax.Array,
-    factor: jax.Array,
+    overlaps: tuple[jax.Array, jax.Array],
+    factor: Any,
     epsilon: jax.Array,
     order: jax.Array,
     log_ceiling: jax.Array,
     payoff: Any,
 ) -> Sums:
     """:class:`Sums` of the add direction over ``size`` iid samples."""
+    means, diagonal = overlaps
     noise_key, point_key = jax.random.split(key)
-    noise = jax.random.normal(noise_key, (size, gram.shape[0])) @ factor.T
-    products = jnp.broadcast_to(jnp.mean(gram, axis=0), noise.shape)
-    drawn = Drawn(products, jnp.mean(noise, axis=1), jnp.full(size, jnp.mean(gram)))
+    noise = coloured(jax.random.normal(noise_key, (size, len(diagonal))), factor)
+    products = jnp.broadcast_to(means, noise.shape)
+    drawn = Drawn(products, jnp.mean(noise, axis=1), jnp.full(size, jnp.mean(means)))
     asked = Asked(epsilon, order, log_ceiling, payoff)
 
     def toward(exponents: jax.Array) -> jax.Array:
         return order * jnp.mean(exponents, axis=1)
 
-    return proposals.mean(point_key, _ratio(gram), drawn, noise, asked, toward)
+    return proposals.mean(point_key, _ratio(diagonal), drawn, noise, asked, toward)
 
 
-def _ratio(gram: jax.Array) -> proposals.Ratio:
-    half = jnp.diagonal(gram) / 2
+def _ratio(squares: jax.Array) -> proposals.Ratio:
+    half = squares / 2
 
     def ratio(exponents: jax.Array, power: Any = 1) -> jax.Array:
         return privacy_loss(power * exponents - power**2 * half)

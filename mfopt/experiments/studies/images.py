@@ -194,7 +194,7 @@ class Images(ImageStudy):
     summary = "Mechanisms and their sampling on images, at equal ε."
     source = "Choquette-Choo et al. 2024, section 5.2, Figures 6 and 7"
     default_size = "digits, 8 epochs × 16 iterations, 8 mechanisms at 2 ε, 7 rates × 10 seeds"
-    time = "about 4 minutes"
+    time = "about 4.6 CPU-minutes"
     full = {  # noqa: RUF012
         "data": "cifar10",
         "epsilons": (0.5, 1.0, 2.0, 4.0, 8.0),

@@ -1,0 +1,141 @@
+"""A triangular factor in pieces: against the matrix, in every estimator, and above the truth."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mfopt.accounting.monte_carlo import chunked, common_part, dominating_pair, nested, tilted
+from mfopt.accounting.monte_carlo.balls_in_bins import BallsInBinsLoss
+from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
+from mfopt.accounting.monte_carlo.evidence import Point
+from mfopt.accounting.monte_carlo.frozen import FrozenSamples
+from mfopt.calibration import calibrate
+from mfopt.sampling import BallsInBins
+from mfopt.strategies import BLT, TimeScaled
+
+EPOCHS, BINS = 3, 150
+STEPS = np.linspace(0, 1, EPOCHS * BINS)
+C = TimeScaled(
+    BLT(np.array([0.2, 0.1, 0.02]), np.array([0.5, 0.95, 0.995])),
+    np.exp(0.3 * np.cos(7 * STEPS)),
+    np.exp(0.3 - 0.6 * STEPS),
+)
+MODES = np.asarray(C.materialize(EPOCHS * BINS)).reshape(-1, EPOCHS, BINS).sum(axis=1)
+GRAM = MODES.T @ MODES
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(nested, "LEAST", 100)
+    monkeypatch.setattr(nested, "_LEAF", 20)
+    monkeypatch.setattr(nested, "RANK", 16)
+
+
+def _matrix(pieces):
+    return np.concatenate([pieces.dense(number) for number in range(len(pieces.rows))])
+
+
+@pytest.mark.parametrize("bins", [1, 20, 21, 97, 150])
+def test_the_pieces_are_the_matrix_but_for_what_is_measured(small, bins):
+    factor = np.linalg.cholesky(GRAM[:bins, :bins])
+    pieces, apart = nested.nested(factor)
+    dense = _matrix(pieces)
+    assert not dense[bins:].any() and not dense[:, bins:].any()
+    dense = dense[:bins, :bins]
+    np.testing.assert_allclose(apart, np.linalg.norm(dense - factor), rtol=0.1, atol=1e-13)
+    assert apart < 1e-9 * np.linalg.norm(factor)
+    normal = np.random.default_rng(0).normal(size=(3, bins))
+    with jax.enable_x64(True):
+        found = jax.jit(nested.coloured)(jnp.asarray(normal), jax.tree.map(jnp.asarray, pieces))
+    np.testing.assert_allclose(found, normal @ dense.T, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(pieces.square(bins), dense @ dense.T, rtol=0, atol=1e-12)
+    vector = normal[0]
+    np.testing.assert_allclose(nested.times(pieces, vector), dense @ vector, atol=1e-13)
+    np.testing.assert_allclose(
+        nested.transposed_times(pieces, vector), dense.T @ vector, atol=1e-13
+    )
+    np.testing.assert_allclose(_matrix(pieces / 2.0)[:bins, :bins], dense / 2, rtol=1e-15)
+
+
+def test_the_pair_in_pieces_is_above_the_modes_and_by_a_hair(small):
+    pair = dominating_pair.above(GRAM, 1e-14)
+    assert isinstance(pair.factor, nested.Nested)
+    gap = np.linalg.eigvalsh(pair.factor.square(BINS) - GRAM)
+    assert gap.min() > 0 and gap.max() < 1e-8 * GRAM.diagonal().mean()
+    np.testing.assert_allclose(pair.gram, pair.factor.square(BINS), rtol=0, atol=1e-14)
+
+
+def test_what_has_no_small_rank_keeps_its_matrix(small):
+    rng = np.random.default_rng(0)
+    rough = np.eye(BINS) + 0.1 * rng.random((BINS, 40)) @ rng.random((40, BINS))
+    gram = rough.T @ rough
+    _, apart = nested.nested(np.linalg.cholesky(gram))
+    assert apart > 1e-3  # what would be lost
+    pair = dominating_pair.above(gram, 1e-14)
+    assert not isinstance(pair.factor, nested.Nested)
+    assert np.linalg.eigvalsh(pair.factor @ pair.factor.T - gram).min() > 0
+    dominating_pair.check(pair)
+
+
+@pytest.mark.ci
+def test_every_estimator_says_the_same_of_both_forms(small):
+    """On the same seed; a factor that is a little off is told apart."""
+    pieces = dominating_pair.check(dominating_pair.above(GRAM, 1e-14))
+    dense = DominatingPair(pieces.gram, _matrix(pieces.factor)[:BINS, :BINS])
+    off = DominatingPair(pieces.gram, dense.factor * (1 + 1e-6))
+    point, key = Point(0.8, 2.0), chunked.seed_key(0)
+
+    def seen(pair):
+        for kind, order in (("chain", 3.0), ("shift", 2.0), ("mean", 2.0)):
+            made = tilted.tilt(kind, order, pair, point)
+            sums, _ = tilted.total(pair, made, point, 512, key)
+            yield from (float(sums.total), float(sums.square))
+        frozen = FrozenSamples(pair, 0.8, 2.0, 512, key)
+        yield from frozen.evaluate(np.log(0.8))[:2]
+        yield frozen.log_delta_add(np.log(0.8))
+
+        split = common_part.split(pair)
+        made = tilted.tilt("chain", 2.0, split.rest, point)
+        yield float(tilted.total(split.rest, made, point, 512, key)[0].total)
+
+    assert isinstance(common_part.split(pieces).rest.factor, nested.Less)
+    one, two, other = (np.array(list(seen(pair))) for pair in (pieces, dense, off))
+    np.testing.assert_allclose(one, two, rtol=1e-9)
+    assert np.all(np.abs(other / two - 1) > 1e-8)
+
+
+def test_a_pair_in_pieces_is_refused_where_it_is_not_that_of_its_matrix(small):
+    pair = dominating_pair.above(GRAM, 1e-14)
+    dominating_pair.check(pair)
+    for wrong in (
+        pair._replace(gram=pair.gram * (1 + 1e-6)),
+        pair._replace(factor=pair.factor / 2),
+    ):
+        with pytest.raises(ValueError, match="L Lᵀ = G"):
+            dominating_pair.check(wrong)
+    broken = pair.factor._replace(rows=(pair.factor.rows[0] * np.nan, *pair.factor.rows[1:]))
+    with pytest.raises(ValueError, match="finite"):
+        dominating_pair.check(pair._replace(factor=broken))
+
+
+@pytest.mark.ci
+def test_a_search_for_sigma_begins_at_that_of_groups():
+    loss = BallsInBinsLoss(DominatingPair(GRAM, np.linalg.cholesky(GRAM)))
+    groups = loss.coarse()
+    assert groups.pair.bins == 75
+    np.testing.assert_allclose(
+        groups.pair.gram, MODES.reshape(-1, 75, 2).mean(2).T @ MODES.reshape(-1, 75, 2).mean(2)
+    )
+    sigmas = [
+        calibrate(one, 2.0, 1e-4, samples=2**12, seed=0).noise_multiplier for one in (groups, loss)
+    ]
+    assert 0.9 < sigmas[0] / sigmas[1] < 1.01
+    assert groups.coarse() is groups
+
+
+def test_the_strategy_is_taken_in_pieces_where_bins_are_many(small):
+    pair = dominating_pair.exact(C, BallsInBins(bins=BINS, epochs=EPOCHS))
+    assert isinstance(pair.factor, nested.Nested)
+    assert BallsInBinsLoss(pair).work == nested.WORK
+    np.testing.assert_allclose(pair.gram, GRAM, rtol=1e-7)
