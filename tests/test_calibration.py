@@ -494,18 +494,18 @@ def test_the_lesser_direction_takes_the_samples_that_it_needs_and_no_more():
     """Chosen on the pilot alone; where samples were asked for, each direction takes them all."""
     pair = dominating_pair.exact(S.SquareRoot(), BallsInBins(bins=4, epochs=2))
 
-    def seen(mean):
-        values = 2 * mean * np.random.default_rng(0).random(2**15)
+    def seen(mean, power=1):
+        values = (1 + power) * mean * np.random.default_rng(0).random(2**15) ** power
         with jax.enable_x64(True):
             return Chosen(Pilot(Tilt("mean", 1.0, 0.0), sums(jnp.asarray(values)), 2**15), True)
 
-    def enough(remove, add, samples=None):
+    def enough(remove, add, samples=None, power=1):
         unit = OneUnit(loss_of(pair), samples)
         trial = Trial(2**18, 1e-6, chunked.seed_key(0))
-        plan = unit._planned({"remove": seen(remove), "add": seen(add)}, trial)
+        plan = unit._planned({"remove": seen(remove), "add": seen(add, power)}, trial)
         for side, one in zip(plan.sides, plan.detail.values(), strict=True):
             if one.enough is not None:  # and what it costs is known to whoever plans
-                assert side.expected(2**18, 1e-6, 5.0) <= plan.log_mean
+                assert side.expected(2**18, 1e-6, 5.0) <= plan.expected(2**18, 1e-6)
                 assert side.expected(2**18, 1e-6, 5.0) == side.expected(one.enough, 1e-6, 5.0)
         return plan.detail["remove"].enough, plan.detail["add"].enough
 
@@ -514,3 +514,6 @@ def test_the_lesser_direction_takes_the_samples_that_it_needs_and_no_more():
     assert 2**13 <= remove < 2**18 and add is None
     assert enough(0.02, 0.0199) == (None, None)
     assert enough(0.02, 0.010, samples=2**18) == (None, None)
+    # of two that are equal, the one that spreads less needs fewer
+    remove, add = enough(0.02, 0.02, power=9)
+    assert 2**13 <= remove < 2**18 and add is None

@@ -55,8 +55,7 @@ MOST_SAMPLES = 2**22
 MOST_WORK = 2**31  # samples times work, at most, that are taken without being asked for
 ROUNDING = 2.0**-40  # relative: x is nudged up so that no later rounding can lower it
 LEAST_DELTA = 1e-280
-_WORTH, _COSTLY = 0.0010, 0.0025  # slack, relative to x, for which more samples are taken up to
-# SAMPLES, and beyond them
+_COSTLY = 0.0025  # slack, relative to x, for which more samples than SAMPLES are taken
 _HELPS = 0.96  # twice the samples should bring the slack below this part of it
 _MOST_SLACK_DELTA = 0.5  # of log δ, where δ is asked for
 _WORTH_DELTA = 0.02
@@ -313,7 +312,7 @@ class Engine:
                 plan, samples = self._plan(
                     *at(centre),
                     beta,
-                    lambda plan, n: (slack(plan, n), _WORTH, _COSTLY),
+                    lambda plan, n: (slack(plan, n), self.model.worth, _COSTLY),
                     path=(number, attempt),
                 )
                 # the pilot belongs where the last value of the sequence will be

@@ -19,12 +19,15 @@ from mfopt.experiments.cache import Result, Task
 from mfopt.noise.choice import choose
 from mfopt.optimize import kinds, optimize, unamplified
 from mfopt.optimize.time_scale import Scaling
-from mfopt.sampling import BallsInBins, CyclicPoisson, FixedOrder, FreshBins, Poisson
+from mfopt.sampling import BallsInBins, BinScheme, CyclicPoisson, FixedOrder, FreshBins, Poisson
 from mfopt.strategies import Strategy
 from mfopt.workloads import Momentum, PrefixSums, Workload, linear_cooldown
 
 UNAMPLIFIED, POISSON, BALLS, FRESH = "unamplified", "poisson", "balls-in-bins", "fresh-bins"
-_SAMPLED = {BALLS: BallsInBins, FRESH: FreshBins}  # whose C is optimized under the sampling
+_SAMPLED: dict[str, type[BinScheme]] = {
+    BALLS: BallsInBins,
+    FRESH: FreshBins,
+}  # whose C is optimized under the sampling
 # (momentum, first step of the cooldown, its last step, last rate over the first); None: prefix sums
 Schedule = tuple[float, int, int, float]
 
@@ -39,6 +42,15 @@ def workload_of(schedule: Schedule | None, n: int) -> Workload:
 
 def _given(schedule: Schedule | None) -> dict[str, Any]:
     return {} if schedule is None else {"schedule": list(schedule)}
+
+
+def _thrown(sampling: str, rethrow: int) -> dict[str, Any]:
+    return {"rethrow": rethrow} if sampling == FRESH and rethrow > 1 else {}
+
+
+def _bins(sampling: str, bins: int, epochs: int, rethrow: int) -> BinScheme:
+    """The scheme of bins by name."""
+    return _SAMPLED[sampling](bins, epochs, **_thrown(sampling, rethrow))
 
 
 def fixed_task(kind: str, bands: int = 1) -> Task:
@@ -91,6 +103,7 @@ def amplified_task(
     delta: float,
     *,
     sampling: str = BALLS,
+    rethrow: int = 1,
     scaled: bool = False,
     bands: int = 1,
     buffers: int = 0,
@@ -109,6 +122,7 @@ def amplified_task(
       epsilon: ε of the statement.
       delta: δ of the statement.
       sampling: scheme by name; what C begins from is optimized under balls-in-bins.
+      rethrow: epochs between two throws of fresh bins.
       scaled: whether C is put between two diagonals that vary with time.
       bands: bands of a banded C.
       buffers: buffers of a BLT; 0 for other kinds.
@@ -138,6 +152,7 @@ def amplified_task(
             seed=seed,
             samples=samples,
             **({} if sampling == BALLS else {"sampling": sampling}),
+            **_thrown(sampling, rethrow),
             **_given(schedule),
         )
 
@@ -152,6 +167,7 @@ def sigma_task(
     epsilon: float,
     delta: float,
     *,
+    rethrow: int = 1,
     seed: int = 0,
     samples: int = 2**15,
     schedule: Schedule | None = None,
@@ -165,6 +181,7 @@ def sigma_task(
       epochs: passes over the data.
       epsilon: ε of the statement.
       delta: δ of the statement.
+      rethrow: epochs between two throws of fresh bins.
       seed: pins the random choices.
       samples: Monte Carlo samples.
       schedule: of the workload; prefix sums if left out.
@@ -179,6 +196,7 @@ def sigma_task(
         epsilon=float(epsilon),
         delta=delta,
         **extra,
+        **_thrown(sampling, rethrow),
         **_given(schedule),
     )
 
@@ -258,6 +276,7 @@ def run_amplified(
     seed: int,
     samples: int | None,
     sampling: str = BALLS,
+    rethrow: int = 1,
     schedule: Schedule | None = None,
 ) -> Result:
     """Optimize C under the amplification of balls-in-bins or fresh bins.
@@ -275,10 +294,11 @@ def run_amplified(
       seed: pins the random choices.
       samples: Monte Carlo samples.
       sampling: scheme by name.
+      rethrow: epochs between two throws of fresh bins.
       schedule: of the workload; prefix sums if left out.
     """
     found = optimize(
-        _SAMPLED[sampling](bins, epochs),
+        _bins(sampling, bins, epochs, rethrow),
         epsilon,
         delta,
         strategy=kind,
@@ -306,6 +326,7 @@ def run_sigma(
     epochs: int,
     epsilon: float,
     delta: float,
+    rethrow: int = 1,
     seed: int = 0,
     samples: int = 0,
     schedule: Schedule | None = None,
@@ -319,6 +340,7 @@ def run_sigma(
       epochs: passes over the data.
       epsilon: ε of the statement.
       delta: δ of the statement.
+      rethrow: epochs between two throws of fresh bins.
       seed: pins the random choices.
       samples: Monte Carlo samples.
       schedule: of the workload; prefix sums if left out.
@@ -328,7 +350,7 @@ def run_sigma(
     at_one = float(query_error.rmse(workload_of(schedule, n), strategy, n))
     recursion = choose(strategy, n)
     relative_error = 0.0
-    scheme = scheme_of(sampling, strategy, bins, epochs)
+    scheme = scheme_of(sampling, strategy, bins, epochs, rethrow)
     sampled = law(scheme).loss(strategy) if sampling in _SAMPLED else None
     if sampled is not None and not any(bound.exact for bound in sampled.free_bounds()):
         found = calibrate(
@@ -389,7 +411,7 @@ def run_certified(
     )
 
 
-def scheme_of(sampling: str, strategy: Strategy, bins: int, epochs: int) -> Any:
+def scheme_of(sampling: str, strategy: Strategy, bins: int, epochs: int, rethrow: int = 1) -> Any:
     """The scheme that C is run under: cyclic Poisson sampling for as many groups as C has bands.
 
     Args:
@@ -397,12 +419,13 @@ def scheme_of(sampling: str, strategy: Strategy, bins: int, epochs: int) -> Any:
       strategy: C, whose bands are counted.
       bins: iterations of an epoch.
       epochs: passes over the data.
+      rethrow: epochs between two throws of fresh bins.
     """
     n = bins * epochs
     if sampling == UNAMPLIFIED:
         return FixedOrder(bins, epochs)
     if sampling in _SAMPLED:
-        return _SAMPLED[sampling](bins, epochs)
+        return _bins(sampling, bins, epochs, rethrow)
     if sampling != POISSON:
         known = f"{UNAMPLIFIED}, {POISSON}, {BALLS} or {FRESH}"
         raise _check.reject("sampling", sampling, f"must be {known}")

@@ -41,8 +41,9 @@ def decreasing_root(
         if high - low <= tolerance:
             return high
         step = -value / slope if slope < 0 and math.isfinite(value) else math.copysign(1, value)
-        # overshoot by half the tolerance: the last Newton steps land on both sides of the root
-        step += math.copysign(tolerance / 2, step) if value > 0 else -tolerance / 2
+        # overshoot by a quarter of the tolerance: the last Newton steps land on both sides of the
+        # root, and no further apart than the tolerance whatever is rounded
+        step += math.copysign(tolerance / 4, step) if value > 0 else -tolerance / 4
         x += max(-max_step, min(max_step, step))
         if not low < x < high or (count >= _TRUSTED and count % 2 == 0):
             x = _inside(low, high, max_step)

@@ -28,10 +28,14 @@ def tiles(band: jax.Array) -> jax.Array:
     return jnp.where(inside[None], jnp.moveaxis(gathered, 2, 0), 0)
 
 
-def transposed(blocks: jax.Array, x: jax.Array) -> jax.Array:
+def transposed(band: jax.Array, x: jax.Array) -> jax.Array:
     """Mᵀ x for each row x of ``x`` (samples, n)."""
+    bands, n = band.shape
+    if bands <= _LEAST_WIDTH:  # a tile would be mostly zeros
+        ahead = jnp.pad(x, ((0, 0), (0, bands - 1)))
+        return sum(band[d] * ahead[:, d : d + n] for d in range(1, bands)) + band[0] * x
+    blocks = tiles(band)
     count, width = blocks.shape[0], blocks.shape[2]
-    n = x.shape[1]
     padded = jnp.pad(x, ((0, 0), (0, (count + 1) * width - n))).reshape(-1, count + 1, width)
     here = jnp.einsum("str,trc->stc", padded[:, :-1], blocks[:, :width])
     below = jnp.einsum("str,trc->stc", padded[:, 1:], blocks[:, width:])

@@ -75,10 +75,11 @@ def calibrate(
     key = chunked.subkey(chunked.seed_key(seed), _DOMAIN) if key is None else key
     near = rough(loss, epsilon, delta, chunked.subkey(key, 0), start)
     frozen, log_sigma = _placed(loss, near, epsilon, delta, samples, key)
-    direction = "remove"
-    if frozen.log_delta_add(log_sigma) > math.log(delta):
-        direction, log_sigma = "add", _solve_add(frozen, log_sigma, delta)
     at = frozen.evaluate(log_sigma)
+    direction, add = "remove", frozen.log_delta_add(log_sigma)
+    if add > math.log(delta):
+        direction, log_sigma = "add", _solve_add(frozen, log_sigma, delta, add, at.slope)
+        at = frozen.evaluate(log_sigma)
     return Calibration(
         math.exp(log_sigma), at.relative_error / abs(at.slope), at.slope, direction, frozen.samples
     )
@@ -145,9 +146,23 @@ def _solve(frozen: FrozenEstimate, start: float, delta: float, first: Any = None
     return decreasing_root(function, start)
 
 
-def _solve_add(frozen: FrozenEstimate, start: float, delta: float) -> float:
+def _solve_add(
+    frozen: FrozenEstimate,
+    start: float,
+    delta: float,
+    first: float | None = None,
+    slope: float = math.nan,
+) -> float:
+    """log σ of the add direction; ``first`` is what start gives, ``slope`` one to begin with."""
+    last: tuple[float, float] | None = None
+
     def function(log_sigma: float) -> tuple[float, float]:
-        value, ahead = (frozen.log_delta_add(log_sigma + h) for h in (0.0, 1e-4))
-        return value - math.log(delta), (ahead - value) / 1e-4
+        nonlocal last, slope
+        here = first if last is None else None
+        value = (frozen.log_delta_add(log_sigma) if here is None else here) - math.log(delta)
+        if last is not None:
+            slope = (value - last[1]) / (log_sigma - last[0])  # of the secant
+        last = log_sigma, value
+        return value, slope
 
     return decreasing_root(function, start)

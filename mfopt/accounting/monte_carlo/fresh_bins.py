@@ -61,7 +61,8 @@ class FreshBinsLoss(TiltedLoss):
     """
 
     name = "fresh-bins"
-    glance = 2048
+    worth = 0.0025  # a sample costs several times what it does where bins are thrown once
+    glance = 1024
 
     def __init__(self, patterns: Patterns) -> None:
         self.patterns = patterns

@@ -80,7 +80,6 @@ from mfopt.accounting.monte_carlo.patterns import (
 
 KIND = "blocks"
 _ROUNDS = 256  # of candidates, at most: a throw that is not kept by then leaves no bound
-_SMALLER = 8  # chunks may be so much larger than elsewhere: few arrays live at once
 _GLANCE = 1024  # candidates that κ is taken from
 _ROUNDING = 1e-9  # relative, of sums over throws and bins, as in :mod:`.evidence`
 _LEAST_KEPT = 0.02  # of the candidates of a throw
@@ -276,7 +275,7 @@ def _total(
         _blocks,
         key,
         samples,
-        -(-patterns.iterations // _SMALLER),
+        patterns.iterations,
         patterns.scaled(point.noise_multiplier),
         float(point.epsilon),
         float(tilt.order),

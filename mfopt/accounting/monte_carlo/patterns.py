@@ -157,8 +157,7 @@ def from_gram(gram: jax.Array, bins: int, rethrow: int) -> Patterns:
 
 def noise(patterns: Patterns, z: jax.Array) -> jax.Array:
     """Mᵀ z for white noise z (samples, n): covariance MᵀM, shape (samples, K·b)."""
-    blocks = band.tiles(jnp.asarray(patterns.columns))
-    return _to_modes(patterns, band.transposed(blocks, z))
+    return _to_modes(patterns, band.transposed(jnp.asarray(patterns.columns), z))
 
 
 def _to_modes(patterns: Patterns, x: jax.Array) -> jax.Array:
@@ -295,24 +294,27 @@ def log_mean(exponents: jax.Array, corner: jax.Array, bins: int) -> jax.Array:
       bins: b.
     """
     reach = corner.shape[-1]
-    parts = jnp.moveaxis(exponents.reshape(-1, exponents.shape[1] // bins, bins), 1, 0)
+    late = bins - reach  # the first bin that overlaps with the next throw
+    parts = exponents.reshape(-1, exponents.shape[1] // bins, bins)
     peak = jax.lax.stop_gradient(jnp.max(parts, axis=2))
     weights = jnp.exp(parts - peak[:, :, None])
-    passing = jnp.exp(-corner)
+    # bins in the middle of a throw overlap with no other: the pass sees their sum alone
+    ends = weights[:, :, :reach], weights[:, :, max(reach, late) :]
+    middle = jnp.sum(weights[:, :, reach:late], axis=2)
+    # nothing comes before the first throw
+    passing = jnp.exp(-jnp.pad(corner, ((1, 0), (0, 0), (0, 0))))
 
-    def normalized(unnormed: jax.Array) -> tuple[jax.Array, jax.Array]:
-        mass = jnp.sum(unnormed, axis=1)
-        return unnormed / mass[:, None], jnp.log(mass)
+    def step(before: tuple[jax.Array, jax.Array], throw: tuple[jax.Array, ...]) -> Any:
+        (rest, tail), (early, last, others, passed) = before, throw
+        early = early * (rest[:, None] + tail @ passed)
+        rest = others + jnp.sum(early[:, :late], axis=1)
+        tail = jnp.concatenate([early[:, late:], last], axis=1)
+        mass = rest + jnp.sum(tail, axis=1)
+        return (rest / mass, tail / mass[:, None]), jnp.log(mass)
 
-    def step(before: jax.Array, throw: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        here, passed = throw
-        rest = jnp.sum(before[:, : bins - reach], axis=1, keepdims=True)
-        early = rest + before[:, bins - reach :] @ passed
-        late = jnp.ones((before.shape[0], bins - reach))
-        return normalized(here * jnp.concatenate([early, late], axis=1))
-
-    start, first = normalized(weights[0])
-    logs = jax.lax.scan(step, start, (weights[1:], passing))[1]
-    total = first + jnp.sum(logs, axis=0) + jnp.sum(peak, axis=0)
-    result: jax.Array = total - parts.shape[0] * jnp.log(bins)
+    start = jnp.ones_like(middle[:, 0]), jnp.zeros((len(parts), reach))
+    by_throw = tuple(jnp.moveaxis(part, 1, 0) for part in (*ends, middle))
+    logs = jax.lax.scan(step, start, (*by_throw, passing))[1]
+    total = jnp.sum(logs, axis=0) + jnp.sum(peak, axis=1)
+    result: jax.Array = total - parts.shape[1] * jnp.log(bins)
     return result

@@ -156,10 +156,10 @@ def pick(weights: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]:
     """A column for each row, drawn ∝ ``weights`` (size, bins), and the rows' sums (size,).
 
     First a block of about √bins columns, then a column in it: running sums over all columns are
-    what would cost most.
+    what would cost most. Its width is a power of two: most numbers of bins are whole blocks then.
     """
     size, bins = weights.shape
-    width = math.isqrt(bins)
+    width = 2 ** round(math.log2(bins) / 2)
     blocks = -(-bins // width)
     parts = jnp.pad(weights, ((0, 0), (0, blocks * width - bins))).reshape(size, blocks, width)
     ends = jnp.cumsum(jnp.sum(parts, axis=2), axis=1)

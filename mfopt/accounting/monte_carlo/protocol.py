@@ -85,10 +85,12 @@ class SampledLoss(abc.ABC):
     Attributes:
       name: of the scheme, for the record.
       estimator: what :meth:`frozen` is, for the record.
+      worth: slack of σ, relative, above which a certificate takes more samples than the least.
     """
 
     name: ClassVar[str] = "sampled"
     estimator: ClassVar[str] = "importance sampling"
+    worth: ClassVar[float] = 0.001
 
     @property
     @abc.abstractmethod

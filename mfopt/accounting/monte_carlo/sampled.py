@@ -38,7 +38,7 @@ CALIBRATE_SAMPLES = 2**15  # of the estimate of σ that a certificate starts fro
 _SEARCH_SAMPLES = 4096
 _ALONE = 0.5  # a ceiling below this part of the other direction's δ̂ needs no samples
 _ENOUGH, _SAFE, _LEAST = 5, 5.0, 8192  # the lesser direction's samples are halved so often at most,
-# while its bound stays below the other's δ̂ by so many standard errors, down to so many
+# while its bound, so many standard errors up, stays below the other's, down to so many
 
 
 class Companion(NamedTuple):
@@ -91,7 +91,7 @@ class OneUnit(LossModel):
         companions: Mapping[SampledDirection, Companion] | None = None,
         calibrate_samples: int = CALIBRATE_SAMPLES,
     ) -> None:
-        self.loss, self.samples, self.work = loss, samples, loss.work
+        self.loss, self.samples, self.work, self.worth = loss, samples, loss.work, loss.worth
         self.method = f"{loss.name} Monte Carlo, Rényi-tilted, estimate-verify-release"
         self.estimator = f"{loss.name} Monte Carlo, {loss.estimator}"
         self.alone = companions is None
@@ -169,7 +169,7 @@ class OneUnit(LossModel):
         return self._planned(chosen, trial)
 
     def widened(self, plan: Plan, noise_multiplier: float, epsilon: float, trial: Trial) -> Plan:
-        chosen: dict[SampledDirection, Chosen] = dict(self._planned(plan.detail, trial).detail)
+        chosen: dict[SampledDirection, Chosen] = self._planned(plan.detail, trial).detail
         size = max(trial.samples // 2, 256)
         for position, direction in enumerate(DIRECTIONS, 1):
             one = chosen[direction]
@@ -181,11 +181,12 @@ class OneUnit(LossModel):
 
     def _planned(self, chosen: dict[SampledDirection, Chosen], trial: Trial) -> Plan:
         """The plan of these proposals: the lesser direction gets no more samples than it needs."""
-        chosen = dict(chosen)
+        chosen = {d: one._replace(enough=None) for d, one in chosen.items()}
         sides = {d: self._side(d, one) for d, one in chosen.items() if one.sampled}
-        top = max(side.log_mean for side in sides.values())
+        bounds = {d: s.expected(trial.samples, trial.beta, 0.0) for d, s in sides.items()}
+        top = max(bounds.values())
         for direction, side in sides.items():
-            if self.samples is not None or side.log_mean == top:
+            if self.samples is not None or bounds[direction] == top:
                 continue  # so many were asked for in each direction
             for halvings in range(_ENOUGH, 0, -1):
                 size = trial.samples >> halvings

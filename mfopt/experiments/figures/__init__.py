@@ -1,4 +1,4 @@
-"""The papers' tables and figures by name, each made by this library's own code.
+"""The papers' tables and figures, and this library's own, by name.
 
 A figure is a list of panels (and its data as CSV); a table is rows of text.
 """
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from mfopt import _check, _files
 from mfopt.experiments import plots
 from mfopt.experiments.cache import Cache
-from mfopt.experiments.figures import charles, chua, ganesh, mcmahan, near_exact
+from mfopt.experiments.figures import charles, chua, fresh_bins, ganesh, mcmahan, near_exact
 from mfopt.experiments.figures.context import Context, Drawing
 from mfopt.progress import Report, silent
 
@@ -35,7 +35,7 @@ class Entry(NamedTuple):
 
 FIGURES: dict[str, Entry] = {
     name: Entry(module.PAPER, *entry)
-    for module in (near_exact, ganesh, charles, chua, mcmahan)
+    for module in (near_exact, ganesh, charles, chua, mcmahan, fresh_bins)
     for name, entry in module.FIGURES.items()
 }
 

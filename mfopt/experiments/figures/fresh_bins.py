@@ -1,0 +1,95 @@
+"""This library's own figures of bins that are thrown afresh.
+
+δ = 1e-5, add-remove adjacency of one example, RMSE of prefix sums, σ estimated on fresh samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from mfopt.experiments import tasks
+from mfopt.experiments.cache import Task
+from mfopt.experiments.comparison import DEFAULT_BASELINE, Z95, Comparison
+from mfopt.experiments.comparison_plots import improvement_panel
+from mfopt.experiments.figures.context import Context, Drawing
+from mfopt.experiments.plots import Curve, Panel
+
+PAPER = "this library, bins thrown afresh"
+DELTA = 1e-5
+STUDIED = (8, 16)  # epochs × iterations of an epoch: every L that divides the epochs, at every ε
+BANDS, EPSILONS = 8, (0.5, 1.0, 2.0, 4.0, 8.0)
+MAIN, MAIN_EPSILONS, MAIN_BANDS = (16, 128), (0.5, 1.0, 2.0), 16
+WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)  # of what it is compared with
+FAMILIES = (
+    DEFAULT_BASELINE,
+    "dpsgd+fresh-bins",
+    "blt-4-scaled",
+    "banded-toeplitz-scaled+fresh-bins",
+)
+
+
+def kept_cell(epsilon: float, rethrow: int) -> Task:
+    """σ and RMSE of a banded Toeplitz C optimized for bins that are kept for so many epochs.
+
+    Args:
+      epsilon: ε of the statement.
+      rethrow: L, epochs between two throws.
+    """
+    epochs, bins = STUDIED
+    source = tasks.amplified_task(
+        "banded-toeplitz",
+        bins,
+        epochs,
+        epsilon,
+        DELTA,
+        sampling=tasks.FRESH,
+        rethrow=rethrow,
+        bands=BANDS,
+    )
+    return tasks.sigma_task(source, tasks.FRESH, bins, epochs, epsilon, DELTA, rethrow=rethrow)
+
+
+def kept(context: Context) -> Drawing:
+    """RMSE where bins are kept for L epochs, and what that costs over a throw in each."""
+    epochs, bins = STUDIED
+    lengths = np.array([length for length in range(1, epochs + 1) if epochs % length == 0])
+    cells = {epsilon: [kept_cell(epsilon, int(each)) for each in lengths] for epsilon in EPSILONS}
+    found = context.run(task for each in cells.values() for task in each)
+    errors, excess = [], []
+    for epsilon, each in cells.items():
+        records = [found[task].record for task in each]
+        rmse = np.array([record["rmse"] for record in records])
+        spread = Z95 * np.array([record["relative_error"] for record in records])
+        label = f"ε = {epsilon:g}"
+        errors.append(_curve(label, lengths, rmse, rmse * spread))
+        above = rmse / rmse[0]
+        # L = 1 is what the others are compared with
+        reach = above * np.hypot(spread, spread[0]) * (lengths > 1)
+        excess.append(_curve(label, lengths, 100 * (above - 1), 100 * reach))
+    where = f"{epochs} epochs × {bins} iterations, {BANDS} bands, δ = {DELTA:g}"
+    axis = f"epochs that bins are kept (log scale; {epochs}: balls-in-bins)"
+    return Drawing(
+        [
+            Panel(errors, where, axis, "RMSE (log scale)\nlower is better", log_y=True),
+            Panel(excess, "over a throw in each epoch", axis, "RMSE above it (%)", zero_line=True),
+        ]
+    )
+
+
+def _curve(label: str, x: np.ndarray, y: np.ndarray, half: np.ndarray) -> Curve:
+    return Curve(label, x.tolist(), y.tolist(), (y - half).tolist(), (y + half).tolist())
+
+
+def improvement(context: Context) -> Drawing:
+    """Fresh bins beside the best of the other schemes, over the best published mechanism."""
+    epochs, bins = MAIN
+    setting = Comparison(bins, epochs, MAIN_EPSILONS, DELTA, FAMILIES, WIDTHS)
+    return Drawing([improvement_panel(setting, context.compare(setting), DEFAULT_BASELINE)])
+
+
+FIGURES: dict[str, tuple[str, str, Callable[[Context], Drawing]]] = {
+    "fresh-bins-kept": ("8 × 16", "bins kept for several epochs", kept),
+    "fresh-bins-main": ("16 × 128", "fresh bins over the best published mechanism", improvement),
+}
