@@ -359,7 +359,8 @@ def _nodes(
     log_above = np.empty(right.shape)
     log_above[near] = log_hinges(bins, gram, right[near], "remove")
     # far out one lognormal decides, the others at their mean: good enough to plan with
-    alone = [math.log(bins * math.expm1(e) + 1) for e in right[~near]]
+    # log(b (e^x - 1) + 1), of any size
+    alone = [e + math.log(bins - (bins - 1) * math.exp(-e)) for e in right[~near]]
     log_above[~near] = [gaussian.log_delta(math.sqrt(gram), e) for e in alone]
     log_below = log_hinges(bins, gram, -losses[: _NODES + 1], "add")
     log_q, _, _ = _kinks(losses, log_above, log_below)

@@ -18,6 +18,8 @@ from mfopt.errors import FailureError
 _PILOT = 2048
 _ATTEMPTS = 6  # to place the proposal
 _BLIND = 0.7  # relative standard error of δ̂ from which on nothing is read off it
+_WEAK, _SHORT = 0.5, 0.5  # relative standard error from which on a search takes no longer steps of
+# log σ: far below where δ is met no proposal may serve, and a search that jumps there is lost
 _NEAR, _NUDGE = 0.1, 0.01  # of log σ: how far a proposal serves, and the step where it fails
 _DOMAIN = 0x63616C69  # keys of this search: an optimizer with the same seed draws others
 
@@ -104,7 +106,10 @@ def rough(
 
     def function(log_sigma: float) -> tuple[float, float]:
         at = loss.frozen(math.exp(log_sigma), epsilon, _PILOT, key).evaluate(log_sigma)
-        return at.value - math.log(delta), at.slope
+        off = at.value - math.log(delta)
+        if at.relative_error > _WEAK:
+            off = max(-_SHORT * abs(at.slope), min(off, _SHORT * abs(at.slope)))
+        return off, at.slope
 
     begin = math.log(start or loss.start(epsilon, delta))
     return math.exp(decreasing_root(function, begin, tolerance=0.01, max_step=2.0))

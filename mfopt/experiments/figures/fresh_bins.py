@@ -1,4 +1,4 @@
-"""This library's own figures of bins that are thrown afresh.
+"""This library's own figure of bins that are thrown afresh.
 
 δ = 1e-5, add-remove adjacency of one example, RMSE of prefix sums, σ estimated on fresh samples.
 """
@@ -11,8 +11,7 @@ import numpy as np
 
 from mfopt.experiments import tasks
 from mfopt.experiments.cache import Task
-from mfopt.experiments.comparison import DEFAULT_BASELINE, Z95, Comparison
-from mfopt.experiments.comparison_plots import improvement_panel
+from mfopt.experiments.comparison import Z95
 from mfopt.experiments.figures.context import Context, Drawing
 from mfopt.experiments.plots import Curve, Panel
 
@@ -20,14 +19,6 @@ PAPER = "this library, bins thrown afresh"
 DELTA = 1e-5
 STUDIED = (8, 16)  # epochs × iterations of an epoch: every L that divides the epochs, at every ε
 BANDS, EPSILONS = 8, (0.5, 1.0, 2.0, 4.0, 8.0)
-MAIN, MAIN_EPSILONS, MAIN_BANDS = (16, 128), (0.5, 1.0, 2.0), 16
-WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)  # of what it is compared with
-FAMILIES = (
-    DEFAULT_BASELINE,
-    "dpsgd+fresh-bins",
-    "blt-4-scaled",
-    "banded-toeplitz-scaled+fresh-bins",
-)
 
 
 def kept_cell(epsilon: float, rethrow: int) -> Task:
@@ -82,14 +73,6 @@ def _curve(label: str, x: np.ndarray, y: np.ndarray, half: np.ndarray) -> Curve:
     return Curve(label, x.tolist(), y.tolist(), (y - half).tolist(), (y + half).tolist())
 
 
-def improvement(context: Context) -> Drawing:
-    """Fresh bins beside the best of the other schemes, over the best published mechanism."""
-    epochs, bins = MAIN
-    setting = Comparison(bins, epochs, MAIN_EPSILONS, DELTA, FAMILIES, WIDTHS)
-    return Drawing([improvement_panel(setting, context.compare(setting), DEFAULT_BASELINE)])
-
-
 FIGURES: dict[str, tuple[str, str, Callable[[Context], Drawing]]] = {
     "fresh-bins-kept": ("8 × 16", "bins kept for several epochs", kept),
-    "fresh-bins-main": ("16 × 128", "fresh bins over the best published mechanism", improvement),
 }
