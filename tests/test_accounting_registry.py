@@ -190,7 +190,7 @@ def test_no_account_is_worse_than_no_amplification(mechanism, norm, epsilon):
     assert found.noise_multiplier <= most * (1 + 1e-9)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 @pytest.mark.filterwarnings("ignore:overflow")  # the certificate's ceiling, which then is no bound
 def test_little_noise_is_no_worse_than_one_gaussian():
     """A sampled certificate that knew no free bound said 9,822 here."""

@@ -218,6 +218,7 @@ def test_overwhelming_noise_needs_no_grid():
         assert 1.0 < math.exp(wide._log_distance()) / wide.delta(0.0) < 3.0
 
 
+@pytest.mark.release
 def test_absurd_accuracy_costs_what_is_affordable_and_the_bracket_says_what_was_reached():
     profile = RoundsProfile(Mixture.binomial(1, 0.5), 10**6, 1000.0, 1e-15)
     above, below = profile.epsilon(1e-5), profile.epsilon_below(1e-5)

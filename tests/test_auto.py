@@ -171,7 +171,7 @@ def test_the_command_prints_what_was_tried(searched, tmp_path, capsys):
     assert found.provenance["at_most"] == 1 and len(found.provenance["tried"]) == 4
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_fresh_bins_are_optimized_by_tangents():
     found = optimize.optimize(
         FreshBins(4, 2),

@@ -18,7 +18,7 @@ def module():
     return found
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_clipped_sums_are_those_of_each_image_s_own_gradient():
     bench, rng = module(), np.random.default_rng(0)
     size = sum(int(np.prod(shape)) for shape in bench.SHAPES.values())

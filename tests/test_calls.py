@@ -59,7 +59,7 @@ def test_what_was_once_a_traceback_is_bad_usage_in_one_line(line, calls, places)
     assert found["said"].startswith("mfopt: error: ")
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_a_sample_of_generated_calls(calls, places):
     chosen = list(calls.generate(4 * len(calls.GOOD), seed=1))
     # what is valid by chance may take long: those commands are for the benchmark

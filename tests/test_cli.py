@@ -206,7 +206,7 @@ def test_corrupt_init(made, tmp_path):
     assert code == 1 and "cannot load" in err and one_line(err.splitlines()[-1])
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_init_and_own_workload(made, tmp_path):
     own = tmp_path / "own.npy"
     np.save(own, 0.9 ** np.arange(8))

@@ -34,6 +34,7 @@ def _run(home, **more):
     return folder, int(hits)
 
 
+@pytest.mark.release
 @pytest.mark.skipif(sys.platform != "linux", reason="the cache folder is that of XDG")
 def test_a_second_command_reads_what_the_first_compiled_and_damage_is_compiled_anew(tmp_path):
     folder, hits = _run(tmp_path)

@@ -176,7 +176,7 @@ def test_as_many_processes_as_have_room(tmp_path, monkeypatch) -> None:
     assert jobs_with(1.5, jobs=9) == 9  # nothing is left to compute
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_processes_give_what_one_process_gives(tmp_path, sizes: dict) -> None:
     small = SETTING._replace(include=("dpsgd+poisson", "sqrt"), epsilons=(1.0,))
     found = comparison.every_size(small, Cache(tmp_path), jobs=2)

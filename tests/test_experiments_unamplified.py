@@ -72,7 +72,7 @@ def test_sensitivity_is_one_by_an_independent_computation(optima) -> None:
         assert np.all(np.triu(matrix, 1) == 0)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_banded_optimum_solves_the_convex_problem(optima) -> None:
     """The same minimum from X = CᵀC with a plain BFGS: the problem is convex in X."""
     lag = np.subtract.outer(np.arange(N), np.arange(N))

@@ -167,7 +167,7 @@ def figure_3():
     return study, found, study.best(found)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_orderings_of_figure_3_with_confidence(figure_3):
     """ULS with G = 1 is never worse than ELS; a larger G gains where the paper says."""
     study, _, best = figure_3

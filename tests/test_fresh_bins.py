@@ -117,7 +117,7 @@ def test_likelihood_and_ceilings_are_those_of_all_patterns(bins, epochs, rethrow
             assert excess < 1e-12
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_the_ceiling_holds_where_a_bin_overlaps_both_neighbours():
     scheme, matrix = FreshBins(3, 6, 2), drawn(3, 6, 3)
     every = all_patterns(matrix, scheme) / SIGMA
@@ -323,7 +323,7 @@ def test_one_throw_is_balls_in_bins():
         np.testing.assert_allclose(float64(pattern.within)(once)[0], pair.gram, atol=1e-12)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_one_epoch_of_independent_noise_is_the_exact_sum_of_lognormals():
     loss = FreshBinsLoss(pattern.exact(Identity(), FreshBins(6, 1)))
     point, exact = Point(1.2, 1.0), AllocationProfile(6, 1 / 1.2**2)
@@ -351,7 +351,7 @@ def test_more_bands_than_bins_negative_entries_and_subclasses_are_refused():
         FreshBins(4, 3, 2)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_an_overlap_beyond_float64_is_refused_and_the_free_bound_holds():
     mechanism = Mechanism(FreshBins(2, 2), BandedToeplitz(np.ones(2)))
     found = account(mechanism, noise_multiplier=0.01, delta=1e-5)

@@ -22,7 +22,7 @@ def known(fuzz, tmp_path_factory):
     return fuzz.targets(tmp_path_factory.mktemp("fuzz"))
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_damaged_files_are_refused_or_load_as_they_were(fuzz, known):
     counts = Counter()
     for number, target in enumerate(known):

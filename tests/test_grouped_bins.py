@@ -59,7 +59,7 @@ def test_sigma_of_groups_is_near_that_of_all_bins():
     assert far < 0.98 * exact  # mean modes alone, for comparison
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_the_gradient_through_groups_is_that_of_differences():
     entry = kinds.scaled(kinds.find("blt"), run.Scaling(knots=3))
     mapping = entry.parameterize(C, SCHEME.iterations)
@@ -86,7 +86,7 @@ def test_a_stretched_start_keeps_near_lags_and_scales_far_ones():
     assert abs(before[160] / (before[20] / np.sqrt(8)) - 1) > 0.5  # as it was it would be far off
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_a_search_with_many_bins_ends_where_one_over_all_of_them_does(monkeypatch):
     scheme, names = BallsInBins(bins=24, epochs=2), []
 

@@ -39,7 +39,7 @@ def search_stub(calls, stop_at=None):
     return stub
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_each_bound_is_kept_and_more_memory_is_never_worse(monkeypatch):
     calls = []
     monkeypatch.setattr(memory, "optimize", search_stub(calls))

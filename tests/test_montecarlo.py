@@ -300,7 +300,7 @@ def test_known_noise_multipliers_of_independent_noise(epsilon, expected):
     assert found.direction == "remove" and found.relative_error < 0.003
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_independent_noise_against_random_allocation_by_loss_distributions():
     """Feldman and Shenfeld's accountant: a unit's E steps in one bin are one step at σ/√E."""
     accountant = pytest.importorskip("PLD_accounting")
@@ -531,7 +531,7 @@ def test_the_ceiling_alone_is_a_bound():
     assert alone.value >= sampled_bound.ceiling >= sampled_bound.value / (1 + 1e-6)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 @pytest.mark.parametrize("order", [0.0, 0.4, 2.0])
 def test_shifted_mixture_is_unbiased_at_any_order(order):
     pair, sigma, epsilon, remove, add = two_bins()
@@ -613,7 +613,7 @@ def figures():
     return [*found, *remove, *at]
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_results_do_not_depend_on_the_number_of_devices():
     environment = with_devices(4)
     environment["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), *sys.path])
@@ -695,7 +695,7 @@ def test_the_mean_over_offsets_is_unbiased_where_an_offset_alone_is_not(few_node
     assert apart((first, one), exact) > K and apart((second, other), exact) > K
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_few_nodes_lose_little_where_modes_are_smooth(few_nodes):
     pair, _ = pair_of(BLT, BallsInBins(bins=24, epochs=4))
     few = [design_point(pair, 3.0, EPSILON, 2**12, seed=seed) for seed in range(6)]

@@ -78,7 +78,7 @@ def test_what_has_no_small_rank_keeps_its_matrix(small):
     dominating_pair.check(pair)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_every_estimator_says_the_same_of_both_forms(small):
     """On the same seed; a factor that is a little off is told apart."""
     pieces = dominating_pair.check(dominating_pair.above(GRAM, 1e-14))
@@ -119,7 +119,7 @@ def test_a_pair_in_pieces_is_refused_where_it_is_not_that_of_its_matrix(small):
         dominating_pair.check(pair._replace(factor=broken))
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_a_search_for_sigma_begins_at_that_of_groups():
     loss = BallsInBinsLoss(DominatingPair(GRAM, np.linalg.cholesky(GRAM)))
     groups = loss.coarse()

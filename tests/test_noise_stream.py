@@ -233,7 +233,7 @@ def test_narrow_buffers_round_the_noise_and_no_more(kind):
     assert 1e-4 < np.max(difference) < 0.05
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_memory_is_the_buffers_and_at_most_two_copies():
     size = 4096
     for strategy in every_strategy(64).values():

@@ -214,7 +214,7 @@ def test_the_best_so_far_is_a_file_to_go_on_from(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_a_full_disk_does_not_end_the_search(tmp_path, monkeypatch):
     told = []
     so_far = BestSoFar(tmp_path / "one.npz", 2.0, 1e-5, listener=told.append, every=0.0)
@@ -241,7 +241,7 @@ def test_a_full_disk_does_not_end_the_search(tmp_path, monkeypatch):
 # --- the whole command ----------------------------------------------------------------------------
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_sigterm_keeps_the_best_so_far_and_exits_143(tmp_path):
     out = tmp_path / "one.npz"
     code = "from mfopt_cli.main import main; main()"

@@ -109,6 +109,7 @@ def test_a_pipe_gets_plain_text_one_line_a_row():
     assert not any(line != line.rstrip() for line in lines)
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("encoding", ["cp1252", "latin-1"])
 def test_an_encoding_without_greek_gets_words(encoding):
     out, _ = as_a_pipe(TABLES, PYTHONIOENCODING=encoding)

@@ -151,3 +151,7 @@ def test_so_little_noise_that_bins_are_told_apart_is_accounted_without_amplifica
     )
     with pytest.raises(FailureError, match="Use more noise"):
         Throw(8).nodes(0.03, -50.0)
+
+
+def test_so_much_noise_that_nothing_is_left_is_answered_at_once():
+    assert Thrown(128, 16, 1.0).epsilon(1e9, 1e-5) == 0

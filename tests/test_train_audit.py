@@ -145,7 +145,7 @@ def test_what_cannot_be_audited_is_refused():
         run(ORDERED, confidence=1.0)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_groups_are_audited_as_one():
     # a user with three records at Poisson sampling: the tight bound needs all three on one axis
     group = Account.solve(
@@ -260,7 +260,7 @@ def test_a_sampler_that_is_the_scheme_is_not(scheme):
         assert not any(finding.fault for finding in executed.compare(scheme, *taken))
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_an_audit_fails_where_the_loader_forgets_to_be_random():
     mechanism = Mechanism(sampling.BallsInBins(16, 1), Identity())
     account = Account.solve(mechanism, 3.0, 1e-6)

@@ -82,7 +82,7 @@ def test_a_model_axis_splits_parameters_and_gives_the_same_gradients(alone):
     assert_same(alone / "quiet.npz", alone / "split.npz")
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_the_comparison_would_notice_another_run(alone):
     with pytest.raises(AssertionError):
         assert_same(alone / "noisy.npz", alone / "quiet.npz")

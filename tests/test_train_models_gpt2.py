@@ -112,6 +112,7 @@ def test_gradient_against_finite_differences(pretrained, recorded):
     assert numeric == pytest.approx(np.linalg.norm(gradient), rel=2e-3)
 
 
+@pytest.mark.release
 def test_bfloat16_and_recomputation(pretrained, recorded):
     whole = np.ones(recorded["tokens"].shape, bool)
     exact = all_losses(pretrained, recorded["tokens"], whole)
@@ -313,6 +314,7 @@ print(np.abs(np.asarray(logits) - expected).max())
 """
 
 
+@pytest.mark.release
 def test_a_model_cut_over_two_devices_computes_the_same():
     run = subprocess.run(
         [sys.executable, "-c", CUT, str(REFERENCE)],

@@ -306,7 +306,7 @@ def test_the_command_line(data, tmp_path):
 FILE = Path(__file__).parents[1] / "artifacts" / "factorizations" / "blt-4-8x32-eps2.npz"
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_a_factorization_file_brings_its_sampling_and_its_guarantee(data, tmp_path):
     changes = {"factorization": str(FILE), "sampling": "", "epsilon": 0.0, "delta": 0.0, "steps": 2}
     settings = settings_for(data, tmp_path / "run", evaluate_every=0, **changes)
@@ -360,7 +360,7 @@ def test_a_strategy_is_optimized_for_balls_in_bins_over_users_only(tmp_path):
     assert refused.exit_code == 2 and "not for" in refused.output
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_a_run_that_optimized_its_strategy_goes_on_by_its_written_settings(data, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "factorization.npz").write_bytes(FILE.read_bytes())

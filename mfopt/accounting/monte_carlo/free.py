@@ -141,6 +141,8 @@ class Thrown:
     def epsilon(self, noise_multiplier: float, delta: float) -> float:
         if (plain := self._unamplified(noise_multiplier)) is not None:
             return plain.epsilon(noise_multiplier, delta)
+        if self._plain.epsilon(noise_multiplier, delta) == 0:
+            return 0.0  # nothing is left to compose, and the grid would be too fine
         return self.profile(noise_multiplier).epsilon(delta * math.exp(-_GRIDS))
 
     @property
