@@ -672,7 +672,7 @@ def few_nodes(monkeypatch):
     jax.clear_caches()
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_the_mean_over_offsets_is_unbiased_where_an_offset_alone_is_not(few_nodes):
     # every other mode is half as long: an offset sees the long ones or the short ones only
     rng = np.random.default_rng(5)

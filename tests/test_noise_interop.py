@@ -21,7 +21,7 @@ def make(strategy, n=N, **options):
 # --- jax_privacy ---------------------------------------------------------------------------
 
 
-@pytest.mark.ci
+@pytest.mark.release
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_jax_privacy_streaming_matrix_is_the_dense_inverse(kind):
     pytest.importorskip("jax_privacy")

@@ -131,7 +131,7 @@ def _white_by_scan(n, seed):
     return np.asarray(jax.lax.map(draw, jnp.arange(n)), np.float64)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_float64_stream_equals_dense_inverse_to_rounding(kind):
     n = 13

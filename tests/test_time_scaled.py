@@ -69,7 +69,7 @@ def test_modes_at_the_borders(shape):
     np.testing.assert_allclose(strategy.modes(scheme), modes, atol=1e-12)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 @pytest.mark.parametrize("kind", range(len(NAMES)), ids=NAMES)
 @pytest.mark.parametrize("n", [1, N])
 def test_row_variances_match_the_dense_product(kind, n):
@@ -166,7 +166,7 @@ def test_what_does_not_fit_is_refused():
         S.TimeScaled(negative, rows, columns).check_entries(N)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 @pytest.mark.parametrize("kind", range(len(NAMES)), ids=NAMES)
 def test_noise_is_streamed_in_the_memory_of_the_base(kind):
     from test_noise_stream import make, streamed, white

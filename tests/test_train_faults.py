@@ -67,7 +67,7 @@ def test_frozen_weights_are_part_of_what_a_run_began_with(data, tmp_path):  # no
         execute(prepare(other, resume=True))
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_another_tokenizer_of_the_same_size_is_refused(tmp_path):
     mine, other = (Tokenizer.train([text], 300) for text in ("ab ab abc " * 9, "xy xy xyz " * 9))
     digest = mine.digest

@@ -389,7 +389,7 @@ def test_a_run_that_optimized_its_strategy_goes_on_by_its_written_settings(data,
     assert json.loads(gone_on.stdout)["steps"] == 3
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_an_account_is_made_once_for_a_run(data, tmp_path, monkeypatch):
     settings = settings_for(data, tmp_path / "run", steps=2, evaluate_every=0)
     begun = execute(prepare(settings))
