@@ -57,7 +57,8 @@ def split(pair: DominatingPair) -> CommonPart | None:
     gram, factor = np.asarray(pair.gram), pair.factor
     ones = np.ones(pair.bins)
     try:
-        solved = scipy.linalg.solve(gram, ones, assume_a="pos")
+        # what an ill-conditioned G does to it is seen below
+        solved = scipy.linalg.cho_solve(scipy.linalg.cho_factor(gram), ones)
     except scipy.linalg.LinAlgError:
         return None
     toward = transposed_times(factor, solved)
