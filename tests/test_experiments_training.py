@@ -60,7 +60,7 @@ def test_a_study_says_who_wins_on_users_and_on_records(data):
     assert all(row["learning_rate"] == 0.4 and not row["rate_bracketed"] for row in blt)
     assert len(outcome.panels) == 2
     said = "\n".join(outcome.findings)
-    assert "stdlib, held-out-users: blt below identity in 1 of 2 seeds, by -0.2000 to 0.3" in said
+    assert "stdlib, held-out-users: blt below identity in 1 of 2 seeds, by 0.0500 ± 3.1766" in said
     assert "the best rate of blt, 0.4, is the last one tried" in said
     assert "the best rate of identity" not in said
     bases = {task.needs[0] for task in study.cells()}

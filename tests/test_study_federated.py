@@ -190,6 +190,35 @@ def test_noise_is_z_times_the_sensitivity_of_each_round(data: UserData, strategy
         assert server.sensitivity(step) * 1.5 == pytest.approx(unit)
 
 
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_one_compilation_serves_all_rates(data: UserData, epochs: int) -> None:
+    """The rate is an argument of the compiled round; the model is that of the rate itself."""
+
+    def ended(rate: float) -> dict[str, jax.Array]:
+        server = Server(
+            dataclasses.replace(whole, rate=rate),
+            squares,
+            Estimator(0.6, 1.0, 6.0),
+            UnitSampler(Poisson(1.0, 1), USERS, seed=0),
+            None,
+            np.ones(1),
+            chunk=USERS,
+        )
+        return next(server.run(PARAMS, data, weight))[1]
+
+    whole = UserUpdate(rate=0.3, batch=ROWS, epochs=epochs, private=False)
+    weight = federated.weights(data.counts, 4.0)
+    ended(0.3)
+    compiled = federated._round._cache_size()
+    found = ended(0.02)
+    assert federated._round._cache_size() == compiled
+    moves = [one(dataclasses.replace(whole, rate=0.02), data, k) for k in range(USERS)]
+    for name, leaf in PARAMS.items():
+        moved = sum(w * move[name] for w, move in zip(weight, moves, strict=True)) / 6.0
+        np.testing.assert_allclose(found[name], leaf + moved, rtol=1e-5)
+        assert np.abs(ended(0.3)[name] - found[name]).max() > 1e-3  # the control
+
+
 def test_a_server_refuses_noise_of_another_sampling() -> None:
     def made(noise: NoiseStream | None, private: bool = True) -> Server:
         return Server(

@@ -86,7 +86,15 @@ class UserUpdate:
         return clipped
 
     def __call__(
-        self, loss: Loss, params: PyTree, rows: PyTree, mask: jax.Array, clip_norm: Any, key: Any
+        self,
+        loss: Loss,
+        params: PyTree,
+        rows: PyTree,
+        mask: jax.Array,
+        clip_norm: Any,
+        key: Any,
+        *,
+        rate: Any = None,
     ) -> PyTree:
         """Δ of one user with ``rows`` (R, ...) and ``mask`` (R,).
 
@@ -97,9 +105,11 @@ class UserUpdate:
           mask: which of them are real.
           clip_norm: S.
           key: chooses FedSGD's rows.
+          rate: η in place of ``self.rate``, which may be traced: one compilation serves all.
         """
+        rate = self.rate if rate is None else rate
         if self.epochs == 0:
-            return self._fed_sgd(loss, params, rows, mask, clip_norm, key)
+            return self._fed_sgd(loss, params, rows, mask, clip_norm, key, rate)
         short = -len(mask) % self.batch
         rows, mask = jax.tree.map(
             lambda leaf: jnp.pad(leaf, [(0, short)] + [(0, 0)] * (leaf.ndim - 1)), (rows, mask)
@@ -111,7 +121,7 @@ class UserUpdate:
         # The update is what is kept, not θ: θ⁰ + Δ - θ⁰ would be rounded beyond the bound.
         def step(update: PyTree, batch: tuple[PyTree, jax.Array]) -> tuple[PyTree, None]:
             gradient = jax.grad(loss)(jax.tree.map(jnp.add, params, update), *batch)
-            moved = jax.tree.map(lambda u, g: u - self.rate * g, update, gradient)
+            moved = jax.tree.map(lambda u, g: u - rate * g, update, gradient)
             return self.clip(moved, clip_norm), None
 
         def epoch(update: PyTree, _: None) -> tuple[PyTree, None]:
@@ -121,13 +131,20 @@ class UserUpdate:
         return jax.lax.scan(epoch, start, None, length=self.epochs)[0]
 
     def _fed_sgd(
-        self, loss: Loss, params: PyTree, rows: PyTree, mask: jax.Array, clip_norm: Any, key: Any
+        self,
+        loss: Loss,
+        params: PyTree,
+        rows: PyTree,
+        mask: jax.Array,
+        clip_norm: Any,
+        key: Any,
+        rate: Any,
     ) -> PyTree:
         # real rows first, in random order: the first `batch` are then a batch without repeats
         order = jnp.argsort(jax.random.uniform(key, mask.shape) + ~mask)[: self.batch]
         rows, mask = jax.tree.map(lambda leaf: leaf[order], (rows, mask))
         gradient = jax.grad(loss)(params, rows, mask)
-        return self.clip(jax.tree.map(lambda g: -self.rate * g, gradient), clip_norm)
+        return self.clip(jax.tree.map(lambda g: -rate * g, gradient), clip_norm)
 
 
 def weights(counts: Any, cap: float) -> np.ndarray:
@@ -145,6 +162,8 @@ def total(
     weight: jax.Array,
     clip_norm: Any,
     key: jax.Array,
+    *,
+    rate: Any = None,
 ) -> tuple[PyTree, jax.Array]:
     """(Σ w_k Δ_k, Σ w_k) over the users of a round, some at a time.
 
@@ -157,13 +176,16 @@ def total(
       weight: w_k, (chunks, users); 0 in empty places.
       clip_norm: S.
       key: of the round.
+      rate: as of :class:`UserUpdate`.
     """
 
     def chunk(sums: tuple[PyTree, jax.Array], part: Any) -> tuple[Any, None]:
         rows, mask, weight, keys = part
-        each = jax.vmap(lambda rows, mask, key: update(loss, params, rows, mask, clip_norm, key))(
-            rows, mask, keys
-        )
+
+        def one(rows: PyTree, mask: jax.Array, key: jax.Array) -> PyTree:
+            return update(loss, params, rows, mask, clip_norm, key, rate=rate)
+
+        each = jax.vmap(one)(rows, mask, keys)
         weighted = jax.tree.map(lambda leaf: jnp.tensordot(weight, leaf, 1), each)
         return (jax.tree.map(jnp.add, sums[0], weighted), sums[1] + jnp.sum(weight)), None
 
@@ -244,13 +266,14 @@ class Server:
         if not (np.all(weight >= 0) and np.all(weight <= 1)):
             raise _check.reject("weight", float(np.max(weight)), "must lie in [0, 1]")
         state = None if self.noise is None else self.noise.init(params, seed=self.seed)
+        of_any_rate = dataclasses.replace(self.update, rate=1.0)
         most = max(len(self.sampler[t]) for t in range(len(self.sampler)))
         for step in range(len(self.sampler)):
             units = pad(self.sampler[step], self.chunk, slots=most, fill=-1)
             there = units >= 0
             rows = jax.tree.map(lambda leaf, u=units: leaf[u], data.rows)
             params, state = _round(
-                self.update,
+                of_any_rate,
                 self.loss,
                 self.estimator,
                 self.noise,
@@ -260,6 +283,7 @@ class Server:
                 np.float32(self.clip_norms[step]),
                 np.float32(self.sensitivity(step)),
                 jax.random.fold_in(jax.random.key(self.seed), step),
+                np.float32(self.update.rate),
             )
             yield step + 1, params
 
@@ -275,9 +299,10 @@ def _apply(
     clip_norm: Any,
     sensitivity: Any,
     key: Any,
+    rate: Any,
 ) -> tuple[PyTree, NoiseState | None]:
     """One round: θ + estimate + noise."""
-    summed, weight = total(update, loss, params, *users, clip_norm, key)
+    summed, weight = total(update, loss, params, *users, clip_norm, key, rate=rate)
     change = estimate(estimator, summed, weight)
     if noise is not None:
         assert state is not None
