@@ -16,6 +16,7 @@ from mfopt.accounting.monte_carlo import (
     chunked,
     dominating_pair,
     pattern_blocks,
+    pattern_common,
     pattern_frozen,
 )
 from mfopt.accounting.monte_carlo import patterns as pattern
@@ -184,9 +185,11 @@ def test_every_proposal_has_the_mean_of_plain_sampling(small, strong, kind, orde
 
 
 @pytest.mark.ci
-def test_what_blocks_rests_on_is_below_the_loss_and_has_its_normalizer(strong):
+@pytest.mark.parametrize("apart", [False, True])
+def test_what_blocks_rests_on_is_below_the_loss_and_has_its_normalizer(strong, apart):
     loss, point, _ = strong
-    scaled = loss.patterns.scaled(point.noise_multiplier)
+    rest = pattern_common.split(loss.patterns) if apart else pattern_common.whole(loss.patterns)
+    scaled = rest.scaled(point.noise_multiplier)
     order, rng = 1.5, np.random.default_rng(6)
 
     @float64
@@ -196,7 +199,7 @@ def test_what_blocks_rests_on_is_below_the_loss_and_has_its_normalizer(strong):
         below, exact = throws.bound_and_loss(jnp.asarray(x))
         return np.asarray(exact - below), np.exp(-order * np.asarray(below))
 
-    x = rng.normal(size=(50_000, scaled.iterations))
+    x = rng.normal(size=(50_000, scaled.patterns.iterations))
     for scale in (1, 4):
         assert np.min(gap(scale * x, 1.0)[0]) > -1e-12
     # the control: overlaps with the throw before left out, where all bins are equally likely
@@ -204,14 +207,14 @@ def test_what_blocks_rests_on_is_below_the_loss_and_has_its_normalizer(strong):
     @float64
     def flat():
         throws = pattern_blocks._Throws(scaled)
-        modes = pattern.noise(scaled, jnp.eye(scaled.iterations))
+        modes = scaled.noise(jnp.eye(scaled.patterns.iterations))
         return np.linalg.solve(np.asarray(modes).T, throws.half + throws.before.reshape(-1))[None]
 
     assert gap(flat(), 0.0)[0] < 0 < gap(flat(), 1.0)[0]
 
     values = gap(x, 1.0)[1]
-    ceilings = loss._ceilings(point.noise_multiplier)
-    tilt = pattern_blocks.tilt(loss.patterns, ceilings, order, point)
+    ceilings = loss._ceilings(point.noise_multiplier).without(float(scaled.shift) ** 2)
+    tilt = pattern_blocks.tilt(rest, ceilings, order, point)
     whole = tilt.log_ceiling - pattern_blocks._log_peak(order, point)
     error = values.std() / math.sqrt(values.size) / values.mean()
     assert abs(math.log(values.mean()) - whole) < 4 * math.hypot(error, tilt.detail.spread * 3 / 32)

@@ -182,7 +182,7 @@ def certify_samples_as(*names: str, **more: Any) -> Decorator:
     text = (
         "iid samples of the certificate [default: 2^16 to 2^18 while more would save 0.11% of σ, "
     )
-    text += "beyond while they would save 0.25%; for fresh bins 0.25% throughout]."
+    text += "beyond while they would save 0.25%; for fresh bins from 2^15 on, 0.25% throughout]."
     return option("--certify-samples", *names, type=COUNT, default=None, help=text, **more)
 
 

@@ -124,6 +124,7 @@ class LossModel(abc.ABC):
       sampled: whether ``bounds`` hold only with a probability.
       work: numbers that one sample takes.
       samples: samples of a test, where they were asked for; else as many as are worth it.
+      least_samples: of the last test, where nothing else was asked for.
       worth: slack, relative to x, above which a test of usual size is made larger.
       most_slack: of x, relative, that a bound may cost; beyond it the answer is refused.
     """
@@ -134,6 +135,7 @@ class LossModel(abc.ABC):
     sampled: bool = True
     work: int = 1
     samples: int | None = None
+    least_samples: int = 2**16
     worth: float = 0.001
     most_slack: float = 0.05
 

@@ -50,7 +50,7 @@ Free = Literal["noise_multiplier", "epsilon"]
 
 BETA_SHARE = 1 / 1000  # β over δ
 ROUNDS = 3
-LEAST_SAMPLES, SAMPLES = 2**16, 2**18
+SAMPLES = 2**18
 MOST_SAMPLES = 2**22
 MOST_WORK = 2**31  # samples times work, at most, that are taken without being asked for
 ROUNDING = 2.0**-40  # relative: x is nudged up so that no later rounding can lower it
@@ -405,7 +405,7 @@ class Engine:
 
         ``judged`` gives (slack, what is worth more samples up to SAMPLES, and beyond them).
         """
-        samples = LEAST_SAMPLES if self.model.samples is None else self.model.samples
+        samples = self.model.samples or self.model.least_samples
         plan = self.model.pilot(sigma, epsilon, Trial(samples, beta, self._key(1, *path)))
         while 2 * samples <= self._most_samples():
             slack, worth, costly = judged(plan, samples)
@@ -420,7 +420,7 @@ class Engine:
     def _most_samples(self) -> int:
         if self.model.samples is not None:
             return self.model.samples
-        return max(LEAST_SAMPLES, min(MOST_SAMPLES, MOST_WORK // self.model.work))
+        return max(self.model.least_samples, min(MOST_SAMPLES, MOST_WORK // self.model.work))
 
     def _inflate(
         self, estimate: Found, at: Callable[[float], tuple[float, float]], delta: float

@@ -18,7 +18,7 @@ from mfopt.accounting.monte_carlo.calibrate import Calibration
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.hockey import Hockey
 from mfopt.accounting.monte_carlo.protocol import SampledLoss, loss_of
-from mfopt.accounting.monte_carlo.sampled import CALIBRATE_SAMPLES, OneUnit
+from mfopt.accounting.monte_carlo.sampled import OneUnit
 from mfopt.accounting.verify import Engine, Verified
 from mfopt.guarantee import Guarantee
 from mfopt.progress import Report, silent
@@ -119,7 +119,7 @@ def release(
     delta: float,
     *,
     samples: int | None = None,
-    calibrate_samples: int = CALIBRATE_SAMPLES,
+    calibrate_samples: int | None = None,
     seed: int | None = None,
     progress: Report = silent,
 ) -> tuple[Certificate, Calibration]:
@@ -129,10 +129,11 @@ def release(
       pair: the mechanism, by its dominating pair or as a sampled loss.
       epsilon, delta: the target, add-remove adjacency of one unit.
       samples: iid samples of the last test, for each direction; by default as many as keep the
-        slack near 0.1% of σ, from 2^16 up to 2^18, and beyond while it is above 0.25%; fewer in the
+        slack near 0.1% of σ, from 2^16 up to 2^18, and beyond while it is above 0.25%, which is
+        enough for bins thrown afresh, from 2^15 on; fewer in the
         direction that the other's bound covers. None are taken where the bins never share a
         coordinate (C = I).
-      calibrate_samples: of the estimate.
+      calibrate_samples: of the estimate; by default as many as the loss says.
       seed: pinned seed, or None for the operating system's entropy.
       progress: told what is being done.
 
@@ -187,4 +188,4 @@ def warm_up(bins: int) -> None:
         return
     pair = DominatingPair(np.eye(bins), np.eye(bins))
     tilted.warm_up(pair, Hockey(1.0))
-    frozen.warm_up(pair, CALIBRATE_SAMPLES)
+    frozen.warm_up(pair, SampledLoss.calibrate_samples)

@@ -14,8 +14,8 @@ import jax
 
 from mfopt import _check, _sizes, strategies
 from mfopt.accounting.monte_carlo import chunked, design_point, frozen, nested
-from mfopt.accounting.monte_carlo.sampled import CALIBRATE_SAMPLES
-from mfopt.accounting.verify import LEAST_SAMPLES, MOST_WORK, SAMPLES
+from mfopt.accounting.monte_carlo.protocol import SampledLoss
+from mfopt.accounting.verify import MOST_WORK, SAMPLES
 from mfopt.optimize import kinds
 from mfopt.optimize.kinds import Size
 from mfopt.progress import Report
@@ -69,7 +69,7 @@ def memory(
     structured = _structured(kind, scheme, scaled)
     pair = (0.0 if structured else 2 * n * bins) + 12 * float(bins) ** 2 + 5 * whole
     # draws that are kept to find σ, and chunks of a certificate
-    pair += frozen.kept_bytes(CALIBRATE_SAMPLES, bins) / 8 + chunked.MEMORY_BUDGET / 8
+    pair += frozen.kept_bytes(SampledLoss.calibrate_samples, bins) / 8 + chunked.MEMORY_BUDGET / 8
     if not samples:
         return _BASE + 8 * (pair + 30 * n)
     entry, size = kinds.find(kind), Size(bins * epochs, bins, bands, buffers)
@@ -127,7 +127,7 @@ def seconds(
     work, row = bins * max(1, scheme.bins // design_point.MOST), bins
     if _structured(kind, scheme, scaled) and bins >= nested.LEAST:
         work, row = nested.WORK, nested.per_row(scheme.bins)
-    certified = max(LEAST_SAMPLES, min(SAMPLES, MOST_WORK // work))
+    certified = max(SampledLoss.least_samples, min(SAMPLES, MOST_WORK // work))
     proof = certified * bins * (_CERTIFICATE + _MORE * row) + _PER_OVERLAP * bins**2
     compiling = _COMPILING
     if _throws(scheme) > 1:

@@ -415,10 +415,16 @@ MUTANTS: dict[str, Mutant] = {
         afresh("plain_sampling"),
     ),
     "the shift's chain with plain transitions": Mutant(
-        PATTERNS,
-        "square * corner, patterns.bins",
-        "corner, patterns.bins",
+        f"{MONTE_CARLO}/pattern_common.py",
+        "corner = square * pattern.corners(at)",
+        "corner = pattern.corners(at)",
         afresh("plain_sampling"),
+    ),
+    "throws that are not neighbours do not overlap beside a common part": Mutant(
+        f"{MONTE_CARLO}/pattern_common.py",
+        "passed + square * self.shift**2 / 2",
+        "passed",
+        "tests/test_pattern_common.py -k 'of_its_own_patterns'",
     ),
     "the longest pattern without overlaps": Mutant(
         f"{MONTE_CARLO}/patterns.py",

@@ -17,18 +17,29 @@ from mfopt.accounting.monte_carlo import (
     band,
     chunked,
     pattern_blocks,
+    pattern_common,
     pattern_frozen,
     pattern_tilts,
 )
 from mfopt.accounting.monte_carlo import patterns as pattern
-from mfopt.accounting.monte_carlo.evidence import Pilot, Point, Sums, Tilt, Trial, UpperBound
+from mfopt.accounting.monte_carlo.evidence import (
+    Hinge,
+    Pilot,
+    Point,
+    Sums,
+    Tilt,
+    Trial,
+    UpperBound,
+)
 from mfopt.accounting.monte_carlo.free import (
     Orthogonal,
     Thrown,
     Unamplified,
     guess_noise_multiplier,
 )
+from mfopt.accounting.monte_carlo.hockey import Hockey
 from mfopt.accounting.monte_carlo.pattern_ceilings import Ceilings
+from mfopt.accounting.monte_carlo.pattern_common import Rest
 from mfopt.accounting.monte_carlo.pattern_frozen import (
     FrozenPatterns,
     PatternDraws,
@@ -61,7 +72,9 @@ class FreshBinsLoss(TiltedLoss):
     """
 
     name = "fresh-bins"
-    worth = 0.0025  # a sample costs several times what it does where bins are thrown once
+    # a sample costs several times what it does where bins are thrown once, and says more
+    calibrate_samples, least_samples = 2**13, 2**15
+    worth = 0.0025
     glance = 1024
 
     def __init__(self, patterns: Patterns) -> None:
@@ -99,7 +112,7 @@ class FreshBinsLoss(TiltedLoss):
         return FrozenPatterns(self.patterns, noise_multiplier, epsilon, samples, key)
 
     def tilts(self, direction: SampledDirection, point: Point) -> Sequence[Tilt]:
-        ceilings = self._ceilings(point.noise_multiplier)
+        _, ceilings, point = self._sampled(point)
         if direction == "remove":
             return pattern_tilts.remove_tilts(ceilings, point)
         return (pattern_tilts.mean_tilt(ceilings, point),)
@@ -108,12 +121,13 @@ class FreshBinsLoss(TiltedLoss):
         if tilt.kind == pattern_blocks.KIND:
             taken = self.pilot(tilt, point, samples, key)
             return taken.sums, taken.samples
-        return pattern_tilts.total(self.patterns, tilt, point, samples, key)
+        rest, _, point = self._sampled(point)
+        return pattern_tilts.total(rest, tilt, point, samples, key)
 
     def at(self, tilt: Tilt, point: Point) -> Tilt:
-        ceilings = self._ceilings(point.noise_multiplier)
+        rest, ceilings, point = self._sampled(point)
         if tilt.kind == pattern_blocks.KIND:
-            return pattern_blocks.tilt(self.patterns, ceilings, tilt.order, point)
+            return pattern_blocks.tilt(rest, ceilings, tilt.order, point)
         return pattern_tilts.tilt(tilt.kind, tilt.order, ceilings, point)
 
     def choose(
@@ -126,9 +140,10 @@ class FreshBinsLoss(TiltedLoss):
         first = super().choose(direction, point, trial, log_mean)
         if direction == "remove":
             return first
+        rest, ceilings, point = self._sampled(point)
         blocks = pattern_blocks.choose(
-            self.patterns,
-            self._ceilings(point.noise_multiplier),
+            rest,
+            ceilings,
             first.tilt.order,
             point,
             trial._replace(key=chunked.subkey(trial.key, 1)),
@@ -141,14 +156,28 @@ class FreshBinsLoss(TiltedLoss):
     def pilot(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> Pilot:
         if tilt.kind != pattern_blocks.KIND:
             return super().pilot(tilt, point, samples, key)
-        ceilings = self._ceilings(point.noise_multiplier)
-        return pattern_blocks.pilot(self.patterns, ceilings, tilt, point, samples, key)
+        rest, ceilings, point = self._sampled(point)
+        return pattern_blocks.pilot(rest, ceilings, tilt, point, samples, key)
 
     def bound(self, tilt: Tilt, point: Point, bet: int, trial: Trial) -> UpperBound:
         if tilt.kind != pattern_blocks.KIND:
             return super().bound(tilt, point, bet, trial)
-        ceilings = self._ceilings(point.noise_multiplier)
-        return pattern_blocks.bound(self.patterns, ceilings, tilt, point, bet, trial)
+        rest, ceilings, point = self._sampled(point)
+        return pattern_blocks.bound(rest, ceilings, tilt, point, bet, trial)
+
+    @functools.cached_property
+    def _split(self) -> Rest | None:
+        return pattern_common.split(self.patterns)
+
+    def _sampled(self, point: Point) -> tuple[Rest, Ceilings, Point]:
+        """What is sampled, and paid: alone, without the part that all patterns have in common."""
+        sigma = point.noise_multiplier
+        ceilings = self._ceilings(sigma)
+        if self._split is None or not isinstance(point.payoff, Hinge):
+            return pattern_common.whole(self.patterns), ceilings, point
+        shift = float(self._split.shift) / sigma
+        paid = point._replace(payoff=Hockey(shift))
+        return self._split, ceilings.without(shift**2), paid
 
     def free_bounds(self) -> Sequence[FreeBound]:
         anyway = Unamplified(self.sensitivity, UNAMPLIFIED)

@@ -69,14 +69,8 @@ from mfopt.accounting.monte_carlo.evidence import (
     upper_bound,
 )
 from mfopt.accounting.monte_carlo.pattern_ceilings import Ceilings
-from mfopt.accounting.monte_carlo.patterns import (
-    Patterns,
-    corners,
-    log_mean,
-    mean_row,
-    noise,
-    squared_norms,
-)
+from mfopt.accounting.monte_carlo.pattern_common import Rest
+from mfopt.accounting.monte_carlo.patterns import corners, noise, squared_norms
 
 KIND = "blocks"
 _ROUNDS = 256  # of candidates, at most: a throw that is not kept by then leaves no bound
@@ -117,22 +111,22 @@ class BlocksPilot(Pilot):
 
 
 @float64
-def tilt(patterns: Patterns, ceilings: Ceilings, order: float, point: Point) -> Tilt:
+def tilt(rest: Rest, ceilings: Ceilings, order: float, point: Point) -> Tilt:
     """R of order t at a point; its ceiling is an estimate until :func:`bound` proves one.
 
     Args:
-      patterns: C, for σ = 1.
+      rest: what is sampled of C, for σ = 1.
       ceilings: at the point's σ.
       order: t.
       point: σ, ε and payoff.
     """
-    scaled = patterns.scaled(point.noise_multiplier)
+    scaled = rest.scaled(point.noise_multiplier)
     parts = np.asarray(_glance(scaled, float(order), chunked.seed_key(0)))
     return _tilt(ceilings, order, point, _kept(np.mean(parts, axis=0), parts))
 
 
 def choose(
-    patterns: Patterns,
+    rest: Rest,
     ceilings: Ceilings,
     start: float,
     point: Point,
@@ -142,7 +136,7 @@ def choose(
     """The pilot of the order whose bound should be the least; None where no order is of use.
 
     Args:
-      patterns: C, for σ = 1.
+      rest: what is sampled of C, for σ = 1.
       ceilings: at the point's σ.
       start: t of the "mean" proposal: the best order lies mostly above it.
       point: σ, ε and payoff.
@@ -151,11 +145,11 @@ def choose(
     """
 
     def at(step: int) -> tuple[float, BlocksPilot | None]:
-        found = tilt(patterns, ceilings, start * _STEP**step, point)
+        found = tilt(rest, ceilings, start * _STEP**step, point)
         if min(found.detail.log_parts) < math.log(_LEAST_KEPT):
             return math.inf, None
         key = chunked.subkey(trial.key, step + _STEPS)
-        taken = pilot(patterns, ceilings, found, point, samples, key)
+        taken = pilot(rest, ceilings, found, point, samples, key)
         return taken.expected(trial.samples, trial.beta)[1], taken
 
     if not start > 0:
@@ -174,19 +168,19 @@ def choose(
 
 @float64
 def pilot(
-    patterns: Patterns, ceilings: Ceilings, tilt: Tilt, point: Point, samples: int, key: jax.Array
+    rest: Rest, ceilings: Ceilings, tilt: Tilt, point: Point, samples: int, key: jax.Array
 ) -> BlocksPilot:
     """What samples of R look like; with it κ from all their candidates.
 
     Args:
-      patterns: C, for σ = 1.
+      rest: what is sampled of C, for σ = 1.
       ceilings: at the point's σ.
       tilt: as :func:`tilt` gives it at this point.
       point: σ, ε and payoff.
       samples: at least so many.
       key: randomness.
     """
-    seen, used = _total(patterns, tilt, point, samples, key)
+    seen, used = _total(rest, tilt, point, samples, key)
     means = np.asarray(seen.kept) / used
     mean, square = (float(x) / used for x in seen.normalizer[:2])
     spread = math.sqrt(max(square - mean**2, 0.0)) / mean if mean > 0 else math.inf
@@ -196,19 +190,19 @@ def pilot(
 
 @float64
 def bound(
-    patterns: Patterns, ceilings: Ceilings, tilt: Tilt, point: Point, bet: int, trial: Trial
+    rest: Rest, ceilings: Ceilings, tilt: Tilt, point: Point, bet: int, trial: Trial
 ) -> UpperBound:
     """H(Q, P) is at most this, except with the trial's β.
 
     Args:
-      patterns: C, for σ = 1.
+      rest: what is sampled of C, for σ = 1.
       ceilings: at the point's σ.
       tilt: the proposal at this point; κ comes from it.
       point: σ, ε and payoff.
       bet: against f/B, chosen without the trial's samples.
       trial: samples, β and key.
     """
-    seen, used = _total(patterns, tilt, point, trial.samples, trial.key)
+    seen, used = _total(rest, tilt, point, trial.samples, trial.key)
     log_parts = np.array(tilt.detail.log_parts)
     log_largest = _log_largest(log_parts)
     # the bet that is best for the spread that was expected
@@ -265,9 +259,7 @@ def _log_largest(log_parts: np.ndarray) -> float:
     return float(np.logaddexp.reduce(-log_parts) - math.log(len(log_parts)))
 
 
-def _total(
-    patterns: Patterns, tilt: Tilt, point: Point, samples: int, key: jax.Array
-) -> tuple[_Seen, int]:
+def _total(rest: Rest, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> tuple[_Seen, int]:
     log_parts = np.array(tilt.detail.log_parts)
     weights = np.exp(-log_parts - _log_largest(log_parts)) / len(log_parts)
     seen: _Seen
@@ -275,8 +267,8 @@ def _total(
         _blocks,
         key,
         samples,
-        patterns.iterations,
-        patterns.scaled(point.noise_multiplier),
+        rest.patterns.iterations,
+        rest.scaled(point.noise_multiplier),
         float(point.epsilon),
         float(tilt.order),
         _log_peak(tilt.order, point),
@@ -293,62 +285,63 @@ class _Throws:
     """ℓ and a of X, by throw.
 
     Args:
-      patterns: in noise units.
+      rest: in noise units.
     """
 
-    def __init__(self, patterns: Patterns) -> None:
-        self.patterns, self.corner = patterns, corners(patterns)
-        late = self.corner.shape[-1]
+    def __init__(self, rest: Rest) -> None:
+        self.rest, self.patterns = rest, rest.patterns
+        patterns, corner = self.patterns, corners(self.patterns)
+        late = corner.shape[-1]
         self.early = patterns.bins - late
         self.part = self.early / patterns.bins
         self.half = squared_norms(patterns) / 2
-        means = jnp.sum(self.corner, axis=1) / patterns.bins  # h: (K - 1, early bins)
+        means = jnp.sum(corner, axis=1) / patterns.bins  # h: (K - 1, early bins)
         self.before = jnp.pad(means, ((1, 0), (0, patterns.bins - late)))
 
-    def exponents(self, x: jax.Array) -> jax.Array:
-        """<M, X> - |M|²/2: shape (samples, K·b)."""
-        return noise(self.patterns, x) - self.half
+    def parts(self, products: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """By throw (samples, K): log mean e^u and mean u of early bins, sum of u of late ones.
 
-    def parts(self, exponents: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """By throw (samples, K): log mean e^u and mean u of early bins, sum of u of late ones."""
-        u = exponents.reshape(-1, *self.before.shape) - self.before
+        Args:
+          products: <M, X>, shape (samples, K·b).
+        """
+        u = (products - self.half).reshape(-1, *self.before.shape) - self.before
         early = u[:, :, : self.early]
         log_means = jax.scipy.special.logsumexp(early, axis=2) - math.log(self.early)
         return log_means, jnp.mean(early, axis=2), jnp.sum(u[:, :, self.early :], axis=2)
 
     def keeping(self, x: jax.Array, order: jax.Array) -> jax.Array:
         """a_g, shape (samples, K)."""
-        log_means, means, _ = self.parts(self.exponents(x))
+        log_means, means, _ = self.parts(noise(self.patterns, x))  # which M' would not change
         return jnp.exp(jnp.minimum(-order * self.part * (log_means - means), 0.0))
 
     def bound_and_loss(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """ℓ and Y."""
-        exponents = self.exponents(x)
-        log_means, _, late = self.parts(exponents)
+        products = self.rest.noise(x)
+        log_means, _, late = self.parts(products)
         below = jnp.sum(late / self.patterns.bins + self.part * log_means, axis=1)
-        return below, log_mean(exponents, self.corner, self.patterns.bins)
+        return below + self.rest.shift**2 / 2, self.rest.ratio(products)
 
 
 @jax.jit
-def _glance(scaled: Patterns, order: jax.Array, key: jax.Array) -> jax.Array:
+def _glance(scaled: Rest, order: jax.Array, key: jax.Array) -> jax.Array:
     """a_g of a few candidates, always the same: shape (candidates, K)."""
-    z = jax.random.normal(key, (_GLANCE, scaled.iterations))
-    return _Throws(scaled).keeping(z - order * mean_row(scaled), order)
+    z = jax.random.normal(key, (_GLANCE, scaled.patterns.iterations))
+    return _Throws(scaled).keeping(z - order * scaled.mean_row(), order)
 
 
 def _blocks(
     key: jax.Array,
     size: int,
-    patterns: Patterns,
+    rest: Rest,
     epsilon: jax.Array,
     order: jax.Array,
     log_peak: jax.Array,
     payoff: Any,
     weights: jax.Array,
 ) -> _Seen:
-    throws = _Throws(patterns)
+    throws, patterns = _Throws(rest), rest.patterns
     count = patterns.throws
-    centre = -order * mean_row(patterns)
+    centre = -order * rest.mean_row()
 
     def candidates(number: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         noise_key, coin_key = jax.random.split(jax.random.fold_in(key, number))

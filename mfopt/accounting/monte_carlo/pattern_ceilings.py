@@ -7,6 +7,8 @@ non-negative terms; the relative slack for rounding is that of :mod:`.evidence`.
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 
 from mfopt._float64 import float64
@@ -35,14 +37,28 @@ class Ceilings:
         self.mean_square = float(mean_square(patterns))  # ḡ = E_k |m_k|²
         self.square_of_mean = float(toward_mean(patterns)[1])  # ρ = |m̄|²
         self.within = np.asarray(within(patterns))
-        self._log_normalizers = [0.0]
+        self.common = 0.0  # c, what all <m_k, m_k'> are less by
+        self._log_normalizers = [0.0]  # with c = 0
+
+    def without(self, common: float) -> Ceilings:
+        """Of what is left of the patterns where a part in common is paid for apart.
+
+        Args:
+          common: its squared length c, in noise units (:mod:`.pattern_common`).
+        """
+        rest = copy.copy(self)  # and the list of normalizers is one for both
+        rest.common += common
+        rest.largest_square -= common
+        rest.mean_square -= common
+        rest.square_of_mean -= common
+        return rest
 
     def log_normalizer(self, order: int) -> float:
         """Σ_{l=1..order} log max_k' E_k exp(l <m_k, m_k'>/σ²)."""
         while len(self._log_normalizers) <= order:
             one = self._largest_moment(len(self._log_normalizers))
             self._log_normalizers.append(self._log_normalizers[-1] + one)
-        return self._log_normalizers[order]
+        return self._log_normalizers[order] - self.common * order * (order + 1) / 2
 
     def _largest_moment(self, l: int) -> float:
         """log of an upper bound of max_k' Π_g φ_g(k'_{g-1}, k'_g, k'_{g+1}), where

@@ -50,7 +50,8 @@ and
     f <= e^{t (Y + ḡ/2) + t²ρ/2} δ₂(ε + Y) <= e^{-t (ε - ḡ/2) + t²ρ/2} sup_u e^{tu} δ₂(u).       (7)
 
 One sample is the mean of f over several points along the direction of the shift
-(:mod:`.proposals`); the mean and the ceiling stay.
+(:mod:`.proposals`); the mean and the ceiling stay. Where patterns have a part in common, all this
+is of what is left of them (:mod:`.pattern_common`).
 """
 
 from __future__ import annotations
@@ -66,16 +67,8 @@ from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import chunked, proposals
 from mfopt.accounting.monte_carlo.evidence import MAX_ORDER, Hinge, Point, Sums, Tilt
 from mfopt.accounting.monte_carlo.pattern_ceilings import Ceilings
-from mfopt.accounting.monte_carlo.patterns import (
-    Overlaps,
-    Patterns,
-    corners,
-    entries,
-    log_mean,
-    squared_norms,
-    toward_mean,
-)
-from mfopt.accounting.monte_carlo.patterns import noise as modes_of
+from mfopt.accounting.monte_carlo.pattern_common import Rest
+from mfopt.accounting.monte_carlo.patterns import Overlaps, Patterns, entries, toward_mean
 from mfopt.accounting.monte_carlo.proposals import Asked, Drawn
 
 _RISES = 3  # orders in a row whose ceiling is above the least: it rises from there on
@@ -142,13 +135,11 @@ def mean_tilt(ceilings: Ceilings, point: Point) -> Tilt:
 
 
 @float64
-def total(
-    patterns: Patterns, tilt: Tilt, point: Point, samples: int, key: jax.Array
-) -> tuple[Sums, int]:
+def total(rest: Rest, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> tuple[Sums, int]:
     """:class:`Sums` over at least so many samples, and how many they were.
 
     Args:
-      patterns: C, for σ = 1.
+      rest: what is sampled of C, for σ = 1.
       tilt: the proposal, with its ceiling at this point.
       point: σ, ε and payoff.
       samples: iid samples; a part chunk is made whole.
@@ -158,8 +149,8 @@ def total(
         _KERNELS[tilt.kind],
         key,
         samples,
-        patterns.iterations,
-        patterns.scaled(point.noise_multiplier),
+        rest.patterns.iterations,
+        rest.scaled(point.noise_multiplier),
         float(point.epsilon),
         float(tilt.order),
         tilt.log_ceiling,
@@ -208,65 +199,56 @@ def draw(patterns: Patterns, key: jax.Array, noise: jax.Array, order: jax.Array)
 def _chain(
     key: jax.Array,
     size: int,
-    patterns: Patterns,
+    rest: Rest,
     epsilon: jax.Array,
     order: jax.Array,
     log_ceiling: jax.Array,
     payoff: Any,
 ) -> Sums:
     pattern_key, noise_key, point_key = jax.random.split(key, 3)
-    noise = modes_of(patterns, jax.random.normal(noise_key, (size, patterns.iterations)))
-    drawn = draw(patterns, pattern_key, noise, order)
+    noise = rest.noise(jax.random.normal(noise_key, (size, rest.patterns.iterations)))
+    drawn = rest.of(draw(rest.patterns, pattern_key, noise, order), order)
     asked = Asked(epsilon, order, log_ceiling, payoff)
-    return proposals.chain(point_key, _ratio(patterns), drawn, noise, asked)
+    return proposals.chain(point_key, rest.ratio, drawn, noise, asked)
 
 
 def _shift(
     key: jax.Array,
     size: int,
-    patterns: Patterns,
+    rest: Rest,
     epsilon: jax.Array,
     order: jax.Array,
     log_ceiling: jax.Array,
     payoff: Any,
 ) -> Sums:
     pattern_key, noise_key, point_key = jax.random.split(key, 3)
-    noise = modes_of(patterns, jax.random.normal(noise_key, (size, patterns.iterations)))
-    drawn = draw(patterns, pattern_key, noise, jnp.zeros(()))
+    noise = rest.noise(jax.random.normal(noise_key, (size, rest.patterns.iterations)))
+    drawn = rest.of(draw(rest.patterns, pattern_key, noise, jnp.zeros(())), 0)
     asked = Asked(epsilon, order, log_ceiling, payoff)
-    return proposals.shift(point_key, _ratio(patterns), drawn, noise, asked)
+    return proposals.shift(point_key, rest.ratio, drawn, noise, asked)
 
 
 def _mean(
     key: jax.Array,
     size: int,
-    patterns: Patterns,
+    rest: Rest,
     epsilon: jax.Array,
     order: jax.Array,
     log_ceiling: jax.Array,
     payoff: Any,
 ) -> Sums:
     noise_key, point_key = jax.random.split(key)
-    noise = modes_of(patterns, jax.random.normal(noise_key, (size, patterns.iterations)))
+    patterns = rest.patterns
+    noise = rest.noise(jax.random.normal(noise_key, (size, patterns.iterations)))
     products, square = toward_mean(patterns)
     along = jnp.sum(noise, axis=1) / patterns.bins
-    drawn = Drawn(jnp.broadcast_to(products, noise.shape), along, jnp.full(size, square))
+    every = Drawn(jnp.broadcast_to(products, noise.shape), along, jnp.full(size, square))
     asked = Asked(epsilon, order, log_ceiling, payoff)
 
     def toward(exponents: jax.Array) -> jax.Array:
         return order * jnp.sum(exponents, axis=1) / patterns.bins
 
-    return proposals.mean(point_key, _ratio(patterns), drawn, noise, asked, toward)
-
-
-def _ratio(patterns: Patterns) -> proposals.Ratio:
-    half, corner = squared_norms(patterns) / 2, corners(patterns)
-
-    def ratio(exponents: jax.Array, power: Any = 1) -> jax.Array:
-        square = power**2
-        return log_mean(power * exponents - square * half, square * corner, patterns.bins)
-
-    return ratio
+    return proposals.mean(point_key, rest.ratio, rest.of(every, 0), noise, asked, toward)
 
 
 _KERNELS: dict[str, Callable[..., Sums]] = {"chain": _chain, "shift": _shift, "mean": _mean}

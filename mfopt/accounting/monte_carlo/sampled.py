@@ -34,7 +34,6 @@ from mfopt.accounting.monte_carlo.protocol import (
 )
 from mfopt.guarantee import Status
 
-CALIBRATE_SAMPLES = 2**15  # of the estimate of σ that a certificate starts from
 _SEARCH_SAMPLES = 4096
 _ALONE = 0.5  # a ceiling below this part of the other direction's δ̂ needs no samples
 _ENOUGH, _SAFE, _LEAST = 5, 5.0, 8192  # the lesser direction's samples are halved so often at most,
@@ -79,7 +78,7 @@ class OneUnit(LossModel):
       loss: the mechanism's.
       samples: of each direction's test, where they are asked for.
       companions: what it is composed with, by direction; nothing by default.
-      calibrate_samples: of the estimate of σ.
+      calibrate_samples: of the estimate of σ; by default as many as the loss says.
     """
 
     status: Status = "certified"
@@ -89,14 +88,15 @@ class OneUnit(LossModel):
         loss: SampledLoss,
         samples: int | None = None,
         companions: Mapping[SampledDirection, Companion] | None = None,
-        calibrate_samples: int = CALIBRATE_SAMPLES,
+        calibrate_samples: int | None = None,
     ) -> None:
         self.loss, self.samples, self.work, self.worth = loss, samples, loss.work, loss.worth
         self.method = f"{loss.name} Monte Carlo, Rényi-tilted, estimate-verify-release"
         self.estimator = f"{loss.name} Monte Carlo, {loss.estimator}"
         self.alone = companions is None
         self.companions = companions or {direction: Companion() for direction in DIRECTIONS}
-        self._calibrate_samples = calibrate_samples
+        self.least_samples = loss.least_samples
+        self._calibrate_samples = calibrate_samples or loss.calibrate_samples
 
     # --- estimates -------------------------------------------------------------------------------
 
