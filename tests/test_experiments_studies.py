@@ -63,6 +63,37 @@ def test_numbers_with_an_error_on_the_page_are_those_of_the_artifacts():
     assert seen["mean-estimation"] >= 6 and seen["images"] >= 4
 
 
+def _numbers_with_errors(name, *within):
+    """(number, half of its 95% interval) of the findings' line that contains all the words."""
+    from documentation import ROOT
+
+    lines = (ROOT / "artifacts" / "studies" / f"{name}.txt").read_text().splitlines()
+    (line,) = (line for line in lines if all(words in line for words in within))
+    found = re.findall(r"([+-]?[\d.]+) ± ([\d.]*\d)", line)
+    return [(float(number), float(half)) for number, half in found]
+
+
+@pytest.mark.parametrize("panel", ["ε", "compute budget", "within-user σ₂"])
+def test_the_artifact_of_mean_estimation_has_the_papers_orderings(panel):
+    """Charles et al. 2024, Figure 3: squared error over that of ELS, along each panel."""
+    one = _numbers_with_errors("mean-estimation", f"{panel}:", "ULS, G = 1 ")
+    assert len(one) == 5 and all(ratio - half <= 1.0 for ratio, half in one)
+    assert all(ratio <= 1.0 for ratio, _ in one)
+    large = _numbers_with_errors("mean-estimation", f"{panel}:", "ULS, G = 16 over")
+    # larger groups pay at a small ε, a large budget, a large deviation: one end below 1, one above
+    (low, about), (high, around) = (large[0], large[-1]) if panel == "ε" else (large[-1], large[0])
+    assert low + about < 1.0 < high - around
+
+
+def test_the_artifact_of_images_has_the_papers_orderings_where_it_can_tell():
+    ours = "BLT-4, time-scaled over "
+    for other in ("banded, cyclic Poisson", "banded, unamplified", "DP-SGD, unamplified"):
+        gain, half = _numbers_with_errors("images", f"ε = 1: {ours}{other}:")[0]
+        assert gain - half > 0, other
+        gain, half = _numbers_with_errors("images", f"ε = 4: {ours}{other}:")[0]
+        assert gain + half > 0, other
+
+
 def test_unknown_studies_are_refused():
     with pytest.raises(UsageError, match="mean-estimation"):
         studies.find("mean")
