@@ -157,6 +157,77 @@ def test_torch_noise_of_many_parameters_is_compiled_once(torch):
     assert len(state.buffers) == 1
 
 
+@pytest.mark.parametrize(
+    "kind", ["identity", "blt", "banded-toeplitz", pytest.param("toeplitz", marks=pytest.mark.ci)]
+)
+def test_noise_is_added_in_place_as_out_of_place(torch, kind):
+    from mfopt.noise.for_torch import TorchNoise
+
+    stream = make(every_strategy(N)[kind])
+    parameters = [*tensors(torch), torch.zeros(2, 3, dtype=torch.bfloat16), torch.zeros(7).double()]
+    given, inside = (TorchNoise(stream, parameters, seed=3) for _ in "12")
+    handed, kept = [], []
+    for step in range(N):
+        noise = given.next()
+        sums = [torch.full_like(p, 0.1 * step, requires_grad=True) for p in parameters]
+        expected = [(s + z).to(s.dtype).detach() for s, z in zip(sums, noise, strict=True)]
+        if step == 5:  # stopped, and gone on with
+            state = inside.state_dict()
+            inside = TorchNoise(stream, parameters)
+            inside.load_state_dict(state)
+        if step % 3 == 2:  # both ways in one run
+            sums = [(s + z).to(s.dtype) for s, z in zip(sums, inside.next(), strict=True)]
+        else:
+            assert inside.add_to(sums) is None
+        assert all(map(torch.equal, sums, expected))
+        handed.append((noise, [z.clone() for z in noise]))
+        kept.append((sums, expected))
+    for earlier, then in handed + kept:  # no later step writes into what was handed out
+        assert all(map(torch.equal, earlier, then))
+    with pytest.raises(NoiseExhaustedError):
+        inside.add_to(sums)
+
+
+@pytest.mark.parametrize("change", ["count", "shape", "integers", "expanded", "none"])
+def test_sums_that_are_not_the_parameters_are_refused_and_use_no_noise(torch, change):
+    from mfopt.noise.for_torch import TorchNoise
+
+    noise = TorchNoise(make(S.BLT(np.array([0.3]), np.array([0.9]))), tensors(torch), seed=3)
+    sums = tensors(torch)
+    if change == "count":
+        sums.pop()
+    else:
+        sums[0] = {
+            "shape": torch.zeros(4, 3),
+            "integers": torch.zeros(3, 4, dtype=torch.int32),
+            "expanded": torch.zeros(3, 1).expand(3, 4),
+            "none": None,
+        }[change]
+    with pytest.raises(UsageError, match="sums"):
+        noise.add_to(sums)
+    assert noise.step == 0 and all(not torch.any(total) for total in sums[1:])
+    again = TorchNoise(noise.stream, tensors(torch), seed=3)
+    assert all(map(torch.equal, noise.next(), again.next()))
+
+
+def test_the_memory_of_noise_that_was_added_is_used_again(torch):
+    from mfopt.noise.for_torch import TorchNoise
+
+    noise = TorchNoise(make(S.BandedToeplitz(np.array([1.0, 0.5]))), tensors(torch))
+    places = set()
+    for _ in range(4):
+        noise.add_to(tensors(torch))
+        places.add(noise._parts[0]._scratch.unsafe_buffer_pointer())
+    assert len(places) == 1
+
+
+def test_options_that_a_compiler_does_not_know_are_left_out(monkeypatch):
+    from mfopt.noise import _kernels
+
+    monkeypatch.setattr(_kernels, "_WIDE", {"xla_cpu_no_such_option": 1})
+    assert _kernels.host_options.__wrapped__() == {}
+
+
 def test_torch_noise_is_fresh_unless_pinned_and_hides_its_key(torch):
     from mfopt.noise.for_torch import TorchNoise
 

@@ -7,6 +7,7 @@ that uses the noise, which would also keep it from updating the buffer in place.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +19,23 @@ from mfopt.noise.recursions import Modal, Recursion, Ring, Rows
 
 Draw = Callable[[Any], jax.Array]  # step -> white noise
 
-_UNROLL = 32  # buffers summed in one fused loop
+_UNROLL = 16  # buffers summed in one fused loop: hardware reads ahead in few streams at a time
+_WIDE: dict[str, Any] = {"xla_cpu_prefer_vector_width": 512}
 _REDRAWN = 4  # past draws made again in one fused loop
+
+
+@functools.cache
+def host_options() -> dict[str, Any]:
+    """Options that compile a step for the CPU with vectors as wide as it has.
+
+    XLA stops at 256 bits. Draws are arithmetic and nothing else: with 512 they take two thirds of
+    the time. Numbers are the same but for rounding. Nothing where this XLA has no such option.
+    """
+    try:
+        jax.jit(lambda: 0, compiler_options=_WIDE).lower().compile()
+    except jax.errors.JaxRuntimeError:
+        return {}
+    return _WIDE
 
 
 def buffer_shape(recursion: Recursion, shape: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -52,16 +52,37 @@ class OnCPU:
             raise _check.reject("parameters", "one of them", "has more than 2**32 elements")
         self.stream, self.leaves, self.packing = stream, leaves, packing
         self._buffer: Any = None
+        self._scratch: Any = None
         self.draws = ["counters", *map(int, leaves)]
         self.slack_shapes = packing.shapes
         self.load([])
 
     def next(self, key: np.ndarray, step: int) -> list[torch.Tensor]:
         """The noise of step, one tensor for each parameter."""
+        return self._unpacked(self._advance(key, step, None))
+
+    def add_to(self, sums: list[torch.Tensor], key: np.ndarray, step: int) -> None:
+        """Add the noise of step to one tensor for each parameter, in place."""
+        made = self._advance(key, step, self._scratch_memory())
+        for total, part in zip(sums, self._unpacked(made), strict=True):
+            total.add_(part)
+        self._scratch = made  # nobody else has it: the next step may write into it
+
+    def _advance(self, key: np.ndarray, step: int, scratch: Any) -> Any:
         with jax.default_device(_cpu()), jax.enable_x64(self.stream.dtype == np.float64):
             made, self._buffer = self.stream.step_packed(
-                key, self._buffer, np.int32(step), packing=self.packing
+                key, self._buffer, np.int32(step), packing=self.packing, scratch=scratch
             )
+        return made
+
+    def _scratch_memory(self) -> Any:
+        if self._scratch is None:
+            with jax.default_device(_cpu()), jax.enable_x64(self.stream.dtype == np.float64):
+                return jax.numpy.zeros(self.packing.shape, self.stream.dtype)
+        made, self._scratch = self._scratch, None
+        return made
+
+    def _unpacked(self, made: Any) -> list[torch.Tensor]:
         packed: torch.Tensor = torch.utils.dlpack.from_dlpack(made)
         return self.packing.unpacked(packed)
 
@@ -120,6 +141,11 @@ class OnDevice:
         noise = self._advance(key, step)
         parts = torch.split(noise, self._sizes)
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+    def add_to(self, sums: list[torch.Tensor], key: np.ndarray, step: int) -> None:
+        """Add the noise of step to one tensor for each parameter, in place."""
+        for total, part in zip(sums, self.next(key, step), strict=True):
+            total.add_(part)
 
     def buffers(self) -> list[torch.Tensor] | None:
         """Copies of the buffers of each parameter, (slots, *shape); None without any."""

@@ -33,7 +33,7 @@ _KNOWN = (
 class NoiseSource(Protocol):
     """Where the noise of an optimizer comes from: a :class:`TorchNoise`, or a run around one."""
 
-    def next(self) -> list[Any] | None: ...
+    def add_to(self, sums: list[Any]) -> None: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
     def check_state_dict(self, state: Any) -> Any: ...
@@ -115,19 +115,16 @@ def check_optimizer(optimizer: Any, stream: NoiseStream) -> None:
 def install(optimizer: DPOptimizer, source: NoiseSource) -> None:
     """Make the noise step, ``state_dict`` and ``load_state_dict`` of ``optimizer`` use ``source``.
 
-    ``source.next()`` gives one tensor for each of ``optimizer.params``, or None where another
-    process adds the noise.
+    ``source.add_to(sums)`` gets one tensor for each of ``optimizer.params``; where another process
+    adds the noise, it leaves them as they are.
     """
 
     def add_noise() -> None:
         for parameter in optimizer.params:
             _check_processed_flag(parameter.summed_grad)
-        made = source.next()
-        for i, parameter in enumerate(optimizer.params):
-            total = parameter.summed_grad
-            if made is not None:
-                total = (total + made[i]).to(total.dtype)
-            parameter.grad = total.view_as(parameter)
+        source.add_to([p.summed_grad.view_as(p) for p in optimizer.params])
+        for parameter in optimizer.params:
+            parameter.grad = parameter.summed_grad.view_as(parameter)
             _mark_as_processed(parameter.summed_grad)
 
     plain_state, plain_load = optimizer.state_dict, optimizer.load_state_dict

@@ -127,7 +127,11 @@ class NoiseStream:
             self._advance, static_argnames="layout", donate_argnames=("key", "buffers")
         )
         self._packed_jitted = jax.jit(
-            self.advance_packed, static_argnames="packing", donate_argnames="buffer"
+            self._packed_into,
+            static_argnames="packing",
+            donate_argnames=("buffer", "scratch"),
+            keep_unused=True,  # scratch: its memory is what is wanted of it
+            compiler_options=_kernels.host_options(),
         )
 
     @property
@@ -460,7 +464,7 @@ class NoiseStream:
         return jax.tree.unflatten(layout.treedef, ordered), key, tuple(new)
 
     def step_packed(
-        self, key: np.ndarray, buffer: Any, step: Any, *, packing: Packing
+        self, key: np.ndarray, buffer: Any, step: Any, *, packing: Packing, scratch: Any = None
     ) -> tuple[jax.Array, Any]:
         """:meth:`advance_packed` outside of jit, for adapters that keep their own state.
 
@@ -469,13 +473,21 @@ class NoiseStream:
           buffer: what is kept between steps, (slots, rows, width); None where nothing is.
           step: number of the step, from 0.
           packing: how the leaves lie in rows; static.
+          scratch: noise of an earlier step that nobody needs any more, or None: the new noise is
+            put into its memory. On the CPU fresh memory costs half as much as the draw.
         """
         coefficients = tuple(np.asarray(c, self.dtype) for c in self.recursion.at(int(step)))
         scale = np.asarray(self.stddev, self.dtype)
         result: tuple[jax.Array, Any] = self._packed_jitted(
-            key, buffer, step, scale, coefficients, packing=packing
+            key, buffer, scratch, step, scale, coefficients, packing=packing
         )
         return result
+
+    def _packed_into(
+        self, key: Any, buffer: Any, scratch: Any, *rest: Any, packing: Packing
+    ) -> tuple[jax.Array, Any]:
+        """:meth:`advance_packed`; ``scratch`` is donated, and so becomes the noise's memory."""
+        return self.advance_packed(key, buffer, *rest, packing=packing)
 
     def advance_packed(
         self,

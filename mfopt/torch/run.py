@@ -163,11 +163,9 @@ class PrivateRun:
                     "has other parameters than when it was attached",
                     "Freeze and add parameters before.",
                 )
-            made = self.next()
-            for i, p in enumerate(parameters):
-                total = torch.zeros_like(p) if p.grad is None else p.grad
-                if made is not None:
-                    total = (total + made[i]).to(total.dtype)
+            sums = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+            self.add_to(sums)
+            for p, total in zip(parameters, sums, strict=True):
                 if self.ranks > 1:
                     torch.distributed.all_reduce(total)
                 p.grad = total.div_(self.normalizer)
@@ -214,8 +212,8 @@ class PrivateRun:
         """Called when a loader goes on after a break: the step's batch comes again, whole."""
         self._summed()
 
-    def next(self) -> list[torch.Tensor] | None:
-        """The noise of the step, and one step more; None in processes that add none.
+    def add_to(self, sums: list[torch.Tensor]) -> None:
+        """Add the noise of the step in place, in the process that adds it; one step more.
 
         Raises:
           NoiseExhaustedError: past the last step.
@@ -232,7 +230,7 @@ class PrivateRun:
                 "every step must have exactly one batch of the run's loader, an empty one too",
                 "Take batches from the returned loader only, and step after each one.",
             )
-        return self.noise.next()
+        self.noise.add_to(sums)
 
     def state_dict(self) -> dict[str, Any]:
         """**Secret.** Noise and batches of the run, for PyTorch checkpoints."""

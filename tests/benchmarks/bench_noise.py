@@ -14,6 +14,7 @@ mfopt makes past draws again, so its time grows with the step; the others keep a
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import resource
 import subprocess
@@ -37,6 +38,8 @@ CONTENDERS = (
     "jax-privacy",
     "mfopt-torch",
     "torch",
+    "mfopt-torch-scaled",
+    "torch-scaled",
     "opake-dpftrl",
     "floor",
     "jax.random.normal",
@@ -49,6 +52,8 @@ COPIES = {
     "mfopt-scaled": lambda slots: slots + 4,
     "mfopt-torch": lambda slots: slots + 4,
     "torch": lambda slots: slots + 4,
+    "mfopt-torch-scaled": lambda slots: slots + 4,
+    "torch-scaled": lambda slots: slots + 4,
     "jax-privacy": lambda slots: 5 * slots // 2 + 4,
     "opake-dpftrl": lambda slots: 2 * slots + 6,
     "floor": lambda slots: slots + 4,
@@ -134,47 +139,53 @@ def jax_privacy_step(mechanism: str, size: int) -> Callable[[], None]:
     )
 
 
-def torch_step(mechanism: str, size: int) -> Callable[[], None]:
+def torch_step(mechanism: str, size: int, *, scaled: bool = False) -> Callable[[], None]:
     """mfopt in PyTorch."""
     import torch
 
     from mfopt.noise.for_torch import TorchNoise
 
     gradient = torch.ones(size)
-    noise = TorchNoise(mfopt_stream(mechanism), [gradient])
+    noise = TorchNoise(mfopt_stream(mechanism, scaled=scaled), [gradient])
 
     def step() -> None:
-        noise.next()[0].add_(gradient)
+        noise.add_to([gradient])
 
     return step
 
 
-def by_hand_step(mechanism: str, size: int) -> Callable[[], None]:
+def by_hand_step(mechanism: str, size: int, *, scaled: bool = False) -> Callable[[], None]:
     """What one would write in PyTorch, everything in place."""
     import torch
 
+    if scaled and mechanism != "blt":
+        raise ValueError("written by hand for blt only")
     gradient, noise = torch.ones(size), torch.empty(size)
     slots = SLOTS[mechanism]
     buffers = torch.zeros(slots, size)
-    scales, decays = torch.tensor(SCALES).float(), torch.tensor(DECAYS).float()
+    recursion = mfopt_stream(mechanism, scaled=scaled).recursion
     if mechanism == "toeplitz":  # draws are kept, and C⁻¹ applied to them
-        weights = torch.tensor(np.asarray(mfopt_stream(mechanism).recursion.inverse)).float()[1:]
+        weights = torch.tensor(np.asarray(recursion.inverse)).float()[1:]
     elif slots and mechanism != "blt":
         weights = -torch.tensor(coefs(mechanism)).float()[1:]
     at = 0
 
     def step() -> None:
         nonlocal at
-        torch.randn(size, out=noise)
         if mechanism == "blt":
-            noise.addmv_(buffers.T, -scales)
-            buffers.mul_(decays[:, None]).addr_(torch.ones(slots), noise)
-        elif slots:
+            gain, *rows = recursion.at(at)
+            read, decay, feed = (torch.tensor(row).float() for row in rows)
+            noise.normal_(0.0, float(gain))
+            noise.addmv_(buffers.T, -read)
+            buffers.mul_(decay[:, None]).addr_(feed, noise)
+        else:
+            torch.randn(size, out=noise)
+        if slots and mechanism != "blt":
             white = noise.clone() if mechanism == "toeplitz" else None
             noise.addmv_(buffers.T, weights.flip(0).roll(at))
             buffers[at % slots].copy_(noise if white is None else white)
         at += 1
-        noise.add_(gradient)
+        gradient.add_(noise)
 
     return step
 
@@ -212,7 +223,7 @@ def floor_step(mechanism: str, size: int) -> Callable[[], None]:
     import jax.numpy as jnp
 
     from mfopt import strategies
-    from mfopt.noise import NoiseStream
+    from mfopt.noise import NoiseStream, _kernels
     from mfopt.noise.for_optax import add_noise
 
     identity = NoiseStream(
@@ -222,7 +233,8 @@ def floor_step(mechanism: str, size: int) -> Callable[[], None]:
     slots = SLOTS[mechanism]
     factors = jnp.asarray(DECAYS, jnp.float32)[:, None]
     scale = jax.jit(lambda b: factors * b, donate_argnums=0)
-    read = jax.jit(lambda b: sum(b[k] for k in range(slots)))
+    # sixteen at a time: hardware reads ahead in few streams
+    read = jax.jit(lambda b: _kernels._weighted_sum(jnp.ones(slots, jnp.float32), b))
     write = jax.jit(lambda b, row: b.at[0].set(row), donate_argnums=0)
     buffers = jnp.zeros((slots, size), jnp.float32)
 
@@ -253,6 +265,8 @@ STEPS = {
     "jax-privacy": jax_privacy_step,
     "mfopt-torch": torch_step,
     "torch": by_hand_step,
+    "mfopt-torch-scaled": functools.partial(torch_step, scaled=True),
+    "torch-scaled": functools.partial(by_hand_step, scaled=True),
     "opake-dpftrl": opake_step,
     "floor": floor_step,
     "jax.random.normal": random_normal_step,
@@ -264,7 +278,7 @@ def child(contender: str, mechanism: str, size: int, steps: int) -> dict[str, fl
     import jax
 
     jax.block_until_ready(jax.numpy.zeros(8) + 1)
-    if contender in ("mfopt-torch", "torch", "opake-dpftrl"):
+    if "torch" in contender or contender == "opake-dpftrl":
         import torch  # noqa: F401
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.perf_counter()
@@ -355,6 +369,7 @@ def verdicts(found: dict[str, dict[str, Any]]) -> dict[str, float]:
     pairs = {
         "mfopt / jax-privacy (<= 0.33)": ("mfopt", "jax-privacy"),
         "mfopt-torch / torch (<= 1.1)": ("mfopt-torch", "torch"),
+        "mfopt-torch-scaled / torch-scaled (<= 1.1)": ("mfopt-torch-scaled", "torch-scaled"),
         "mfopt-torch / opake-dpftrl (<= 1)": ("mfopt-torch", "opake-dpftrl"),
         "mfopt / floor (<= 2)": ("mfopt", "floor"),
         "mfopt-scaled / mfopt (<= 1.05)": ("mfopt-scaled", "mfopt"),
