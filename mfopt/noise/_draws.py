@@ -30,6 +30,7 @@ type of the noise, of the sum that it is added to, and of the offsets' grid insi
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -142,6 +143,7 @@ _DOUBLE = _Inversion(
 )
 
 
+@jax.jit  # traced once for each shape, however many programs use it
 def chacha20(key: Any, counter: Any) -> jax.Array:
     """The block of ChaCha20 (RFC 8439, section 2.3): 16 words for each counter.
 
@@ -262,6 +264,17 @@ def standard_normal(low: Any, high: Any, offset: Any, dtype: Any) -> jax.Array:
     return result
 
 
+@functools.partial(jax.jit, static_argnames="dtype")
+def normal(subkeys: Any, low: Any, high: Any, offset: Any, dtype: np.dtype) -> jax.Array:
+    """:func:`standard_normal` of :func:`threefry`; ``offset`` as broadcast to ``low``.
+
+    Some 200 operations, so a function of its own: a program that draws in many places, in both
+    branches of a condition or for several steps, has it traced once and lowered once. XLA inlines
+    it everywhere and fuses it as before.
+    """
+    return standard_normal(*threefry(subkeys, low, high), offset, dtype)
+
+
 @dataclasses.dataclass(frozen=True)
 class Counters:
     """Which counters the elements of one leaf use: low word = element, high word = its group.
@@ -297,7 +310,8 @@ class Counters:
         """White noise of the leaf whose ``seeds`` these are, or of a block of it."""
         block = self.shape if block is None else block
         words = self.words(block, (0,) * len(block) if offset is None else offset)
-        return standard_normal(*threefry(seeds.subkeys, *words), seeds.offset, dtype)
+        white: jax.Array = normal(seeds.subkeys, *words, seeds.offset, dtype=np.dtype(dtype))
+        return white
 
 
 def slack(shapes: tuple[tuple[int, ...], ...], iterations: int) -> float:

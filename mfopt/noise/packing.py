@@ -81,8 +81,14 @@ class Packing:
             of_rows = _draws.Seeds(of_leaves.subkeys[:, owner], of_leaves.offset[owner])
         column = jax.lax.broadcasted_iota(jnp.uint32, (rows, width), 1)
         low = row_of_leaf * np.uint32(width) + column
-        words = _draws.threefry(of_rows.subkeys[:, :, None], low, jnp.zeros((), jnp.uint32))
-        return _draws.standard_normal(*words, of_rows.offset[:, None], dtype)
+        white: jax.Array = _draws.normal(
+            of_rows.subkeys[:, :, None],
+            low,
+            jnp.zeros((), jnp.uint32),
+            of_rows.offset[:, None],
+            dtype=np.dtype(dtype),
+        )
+        return white
 
     def unpacked(self, packed: Any) -> list[Any]:
         """The leaves of an array of shape (..., rows, width): each (..., *shape of the leaf)."""
