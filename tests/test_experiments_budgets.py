@@ -34,7 +34,7 @@ def test_rates_are_chosen_on_records_and_losses_reported_on_users():
     assert els["sampling"] == "Poisson, records, 0.25" and uls["sampling"].startswith("Poisson, us")
     assert "0.1000 above ELS, G = 4, and 1.1000 below the pretrained" in outcome.findings[0]
     assert outcome.findings[1] == "2 of 2 best rates are an end of those tried"
-    assert {curve.label for curve in outcome.panels[0].curves} >= {"ELS, G = 4", "ULS, G = 1"}
+    assert {curve.label for curve in outcome.panels[0].curves} >= {"ELS", "ULS"}
 
 
 def test_several_seeds_are_paired_and_a_rate_between_others_is_bracketed():
@@ -55,6 +55,29 @@ def test_several_seeds_are_paired_and_a_rate_between_others_is_bracketed():
     assert len(outcome.findings) == 1 and "3 runs each" in outcome.findings[0]
 
 
+def test_every_g_of_both_is_drawn_and_the_best_of_each_are_compared():
+    """G is chosen on records, for ELS as for ULS; with one ε it is the axis, with two ε is."""
+    for epsilons, axis, labels in (
+        ((2.0,), "G", {"ELS", "ULS"}),
+        ((2.0, 8.0), "ε", {"ELS, G = 4", "ELS, G = 16", "ULS, G = 1", "ULS, G = 2"}),
+    ):
+        study = TrainingBudgets(
+            epsilons=epsilons, groups=(1, 2), els_groups=(4, 16), rates=(0.1,), seeds=(0,)
+        ).check()
+        found = {}
+        for arm in study.arms():
+            after = {CHOSEN_ON: 4.0 - 0.01 * arm.group, REPORTED: 5.0 + 0.01 * arm.group}
+            found[study.run(arm, 0.1, 0)] = finished(arm, after)
+        outcome = study.outcome(found)
+        assert len(outcome.rows) == 4 * len(epsilons)
+        assert "ULS, G = 2 ends 0.1400 below ELS, G = 16" in outcome.findings[0]
+        (panel,) = outcome.panels
+        assert axis in panel.x_label
+        assert {c.label for c in panel.curves} == labels | {"pretrained, no fine-tuning"}
+        if len(epsilons) == 1:
+            assert [list(c.x) for c in panel.curves[:2]] == [[4, 16], [1, 2]]
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [({"rates": ()}, "rates"), ({"groups": (0,)}, "groups"), ({"delta": 1.0}, "delta")],
@@ -68,7 +91,7 @@ def test_bad_settings_are_named(change, named):
 def test_the_trainer_runs_what_is_accounted(tmp_path):
     folder = write_parts(tmp_path / "data")
     study = TrainingBudgets(
-        data=str(folder), epsilons=(4.0,), budgets=(4,), groups=(1,), els_group=2,
+        data=str(folder), epsilons=(4.0,), budgets=(4,), groups=(1,), els_groups=(2,),
         rates=(0.01,), seeds=(0,), steps=3, length=8, width=8, layers=1, pretrain_steps=2,
     )  # fmt: skip
     cache = Cache(tmp_path / "cells")

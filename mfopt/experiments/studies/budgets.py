@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from mfopt import _check
 from mfopt.experiments.cache import Result, Task
 from mfopt.experiments.studies.base import Outcome, flag
 from mfopt.experiments.studies.fine_tuning import LOSS_LABEL, Arm, FineTuning, alike, apart, curve
@@ -34,7 +33,7 @@ class TrainingBudgets(FineTuning):
         "epsilons": (1.0, 4.0, 16.0, 64.0),
         "budgets": (64, 256, 1024),
         "groups": (1, 4, 16),
-        "els_group": 16,
+        "els_groups": (16,),
         "width": 1024,
         "layers": 24,
     }
@@ -43,23 +42,31 @@ class TrainingBudgets(FineTuning):
     epsilons: tuple[float, ...] = flag((8.0,), "ε of the runs.", option="--eps")
     budgets: tuple[int, ...] = flag((64,), "Records a step to expect.")
     groups: tuple[int, ...] = flag((1, 4), "G of ULS: records of a user in a step.")
-    els_group: int = flag(4, "G of ELS: records kept of each user.")
+    els_groups: tuple[int, ...] = flag(
+        (4,), "G of ELS: records kept of each user.", option="--els-group"
+    )
     rates: tuple[float, ...] = flag((0.003, 0.01, 0.03), "Learning rates to choose from (adam).")
     seeds: tuple[int, ...] = flag((0, 1, 2), "One run for each, pinning its randomness.")
 
     def check(self) -> Self:
         super().check()
-        self._check_numbers("epsilons", "budgets", "groups")
-        _check.integer("els_group", self.els_group)
+        self._check_numbers("epsilons", "budgets", "groups", "els_groups")
         return self
 
     def arms(self) -> Iterator[Arm]:
         """All of them, in the table's order."""
         for epsilon in self.epsilons:
             for budget in self.budgets:
-                yield Arm(ELS, self.els_group, float(budget), float(epsilon))
-                for group in self.groups:
-                    yield Arm(ULS, group, budget / group, float(epsilon))
+                for algorithm in (ELS, ULS):
+                    yield from self._arms(algorithm, budget, epsilon)
+
+    def _arms(self, algorithm: str, budget: int, epsilon: float) -> list[Arm]:
+        """One algorithm at every G of its own."""
+        units = {g: budget / (1 if algorithm == ELS else g) for g in self._groups(algorithm)}
+        return [Arm(algorithm, g, float(n), float(epsilon)) for g, n in units.items()]
+
+    def _groups(self, algorithm: str) -> tuple[int, ...]:
+        return self.els_groups if algorithm == ELS else self.groups
 
     def outcome(self, found: Mapping[Task, Result]) -> Outcome:
         rows = [self.row(found, arm) | {"algorithm": arm.label} for arm in self.arms()]
@@ -87,17 +94,22 @@ class TrainingBudgets(FineTuning):
         from mfopt.experiments.plots import Curve, Panel
 
         panels = []
+        # one ε is no axis: then G is
+        several = len(self.epsilons) > 1
+        by, axis = ("epsilon", "user-level ε") if several else ("group", "records of a user G")
         for budget in self.budgets:
             mine = [row for row in rows if row["records_a_step"] == budget]
-            labels = dict.fromkeys(row["algorithm"] for row in mine)
+            name = {row["algorithm"]: row["algorithm"] for row in mine}
+            if not several:
+                name = {label: label.partition(",")[0] for label in name}
             curves = [
-                curve(label, "epsilon", [row for row in mine if row["algorithm"] == label])
-                for label in labels
+                curve(label, by, [row for row in mine if name[row["algorithm"]] == label])
+                for label in dict.fromkeys(name.values())
             ]
-            ends = (min(self.epsilons), max(self.epsilons))
+            ends = (min(row[by] for row in mine), max(row[by] for row in mine))
             curves.append(Curve("pretrained, no fine-tuning", ends, (mine[0]["pretrained"],) * 2))
-            title, axis = f"{budget} records a step", "user-level ε (log scale)"
-            panels.append(Panel(curves, title, axis, LOSS_LABEL))
+            title = f"{budget} records a step" + ("" if several else f", ε = {self.epsilons[0]:g}")
+            panels.append(Panel(curves, title, f"{axis} (log scale)", LOSS_LABEL))
         return alike(panels)
 
     def _findings(self, found: Mapping[Task, Result], rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -105,11 +117,14 @@ class TrainingBudgets(FineTuning):
         row_of = dict(zip(self.arms(), rows, strict=True))
         for epsilon in self.epsilons:
             for budget in self.budgets:
-                els, *uls = (
-                    arm for arm in row_of if arm.epsilon == epsilon and arm.records == budget
-                )
                 # as a learning rate is: on other records than those that are reported
-                best = min(uls, key=lambda arm: row_of[arm]["on_records"])
+                els, best = (
+                    min(
+                        self._arms(algorithm, budget, epsilon),
+                        key=lambda arm: row_of[arm]["on_records"],
+                    )
+                    for algorithm in (ELS, ULS)
+                )
                 losses, pretrained = self.losses(found, best), row_of[best]["pretrained"]
                 said.append(
                     f"ε = {epsilon:g}, {budget} records a step: {best.label} ends "
