@@ -32,7 +32,7 @@ _PER_STEP = 1.2e-3  # of a search for each iteration of the run, between evaluat
 _PER_OVERLAP = 2e-6  # of finding σ and its proposals, for each entry of G
 # Where bins are thrown more than once: of an evaluation and of a certificate for each sample, bin
 # and throw.
-_CHAIN, _CHAIN_PROOF, _USUAL_CHAIN = 3e-7, 1.6e-7, 16
+_CHAIN, _CHAIN_PROOF, _USUAL_CHAIN = 3e-7, 8e-8, 16
 
 
 def groups(scheme: BinScheme) -> int:

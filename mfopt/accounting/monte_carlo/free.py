@@ -15,6 +15,7 @@ from mfopt.accounting.loss_distribution.throw import LEAST, Throw
 from mfopt.errors import FailureError
 
 _NUDGE = 1e-12  # relative, upwards: covers the rounding of the largest mode norm
+_FAINT = 1e-4  # χ of all throws, below which losses are no matter for a grid
 _GRIDS = 1e-4  # of log δ: by less do two grids at the same σ and ε differ
 
 
@@ -119,8 +120,8 @@ class Thrown:
         return RoundsProfile(Throw(self.bins), self.throws, scaled, accuracy)
 
     def log_deltas(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
-        if (plain := self._unamplified(noise_multiplier)) is not None:
-            return plain.log_deltas(noise_multiplier, epsilon)
+        if (closed := self._closed(noise_multiplier)) is not None:
+            return closed.log_deltas(noise_multiplier, epsilon)
         profile = self.profile(noise_multiplier)
         return profile.log_delta(epsilon, "remove"), profile.log_delta(epsilon, "add")
 
@@ -128,8 +129,8 @@ class Thrown:
         target = math.log(delta) - _GRIDS
 
         def excess(sigma: float, accuracy: float) -> float:
-            if (plain := self._unamplified(sigma)) is not None:
-                return max(plain.log_deltas(sigma, epsilon)) - target
+            if (closed := self._closed(sigma)) is not None:
+                return max(closed.log_deltas(sigma, epsilon)) - target
             return self.profile(sigma, accuracy).log_delta(epsilon) - target
 
         try:
@@ -139,20 +140,79 @@ class Thrown:
         return _least(excess, start * math.sqrt(self.squared_norm), relative=1e-5)
 
     def epsilon(self, noise_multiplier: float, delta: float) -> float:
-        if (plain := self._unamplified(noise_multiplier)) is not None:
-            return plain.epsilon(noise_multiplier, delta)
-        if self._plain.epsilon(noise_multiplier, delta) == 0:
-            return 0.0  # nothing is left to compose, and the grid would be too fine
+        if (closed := self._closed(noise_multiplier)) is not None:
+            return closed.epsilon(noise_multiplier, delta)
         return self.profile(noise_multiplier).epsilon(delta * math.exp(-_GRIDS))
 
     @property
     def _plain(self) -> Unamplified:
         return Unamplified(math.sqrt(self.throws * self.squared_norm), self.method)
 
-    def _unamplified(self, noise_multiplier: float) -> Unamplified | None:
-        """What holds where σ is so small that bins are told apart anyway; None where it is not."""
-        small = noise_multiplier < LEAST * math.sqrt(self.squared_norm) * (1 + _GRIDS)
-        return self._plain if small else None
+    def _closed(self, noise_multiplier: float) -> Unamplified | Spread | None:
+        """What holds where σ is so small that bins are told apart anyway, or so large that no grid
+        is fine enough for what is left of the losses; None between them."""
+        if noise_multiplier < LEAST * math.sqrt(self.squared_norm) * (1 + _GRIDS):
+            return self._plain
+        spread = Spread(self.bins, self.throws, self.squared_norm, self._plain)
+        return spread if spread.log_square(noise_multiplier) <= 2 * math.log(_FAINT) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Throws into orthogonal bins by the variance of their likelihood ratio Λ alone.
+
+    E_Q Λ = 1 and E_Q (Λ - 1)² = χ² = (1 + (e^g - 1)/b)^K - 1, g the squared norm of a mode over σ².
+    Since 2 u₊ = u + |u| and E|u| <= (E u²)^½,
+
+        H(P, Q) = E_Q (Λ - e^ε)₊      <= ½ ((χ² + x²)^½ - x),      x = e^ε - 1,
+        H(Q, P) = E_Q (1 - e^ε Λ)₊    <= ½ e^ε ((χ² + x²)^½ - x),  x = 1 - e^-ε.
+
+    Attributes:
+      bins: b.
+      throws: K.
+      squared_norm: of each mode of a throw, before division by σ².
+      plain: the same without amplification: the lesser of the two is taken.
+    """
+
+    bins: int
+    throws: int
+    squared_norm: float
+    plain: Unamplified
+
+    def log_square(self, noise_multiplier: float) -> float:
+        """log χ²; infinite where it is above e."""
+        gram = self.squared_norm / noise_multiplier**2 * (1 + _NUDGE)
+        exponent = self.throws * math.log1p(math.expm1(min(gram, 1.0)) / self.bins)
+        return math.log(max(math.expm1(exponent), 1e-300)) if gram < 1 > exponent else math.inf
+
+    def log_deltas(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
+        plain, log_square = (
+            self.plain.log_deltas(noise_multiplier, epsilon),
+            self.log_square(noise_multiplier),
+        )
+
+        def half(x: float) -> float:
+            # ½ χ²/((χ² + x²)^½ + x)
+            return log_square - math.log(2 * (math.hypot(math.exp(log_square / 2), x) + x)) + 1e-12
+
+        if epsilon > 1 or math.isinf(log_square):
+            return plain
+        remove, add = half(math.expm1(epsilon)), epsilon + half(-math.expm1(-epsilon))
+        return min(remove, plain[0]), min(add, plain[1])
+
+    def epsilon(self, noise_multiplier: float, delta: float) -> float:
+        target = math.log(delta)
+
+        def excess(epsilon: float) -> float:
+            return max(self.log_deltas(noise_multiplier, epsilon)) - target
+
+        if excess(0.0) <= 0:
+            return 0.0
+        low, high = 0.0, self.plain.epsilon(noise_multiplier, delta)
+        while high - low > 1e-9 * high:
+            middle = (low + high) / 2
+            low, high = (low, middle) if excess(middle) <= 0 else (middle, high)
+        return high
 
 
 def _least(excess: Callable[[float, float], float], start: float, *, relative: float) -> float:
