@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+from pathlib import Path
 from typing import Any, SupportsFloat
 
 from mfopt.errors import FailureError, UsageError
@@ -21,6 +22,7 @@ __all__ = [
     "MOST",
     "FailureError",
     "UsageError",
+    "file",
     "finite",
     "integer",
     "non_negative",
@@ -51,6 +53,13 @@ def printable(text: str) -> str:
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
     )
+
+
+def file(name: str, path: Path) -> Path:
+    """``path``, where there is a file."""
+    if not path.is_file():
+        raise reject(name, str(path), "is not a file")
+    return path
 
 
 def finite(name: str, value: SupportsFloat) -> float:

@@ -19,6 +19,11 @@ GROUP = "mfopt.plugins"
 _loaded: set[str] = set()
 
 
+def installed() -> bool:
+    """Whether there are any."""
+    return bool(importlib.metadata.entry_points(group=GROUP))
+
+
 def load() -> None:
     """Import every installed plugin that was not imported before.
 

@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from mfopt_cli.main import COMMANDS, cli, main
+from mfopt_cli.options import StrategyName
 
 import mfopt
 from mfopt import words
+from mfopt.optimize import kinds
+from mfopt.strategies import registered
 
 TINY = ["optimize", "--epochs", "2", "--iters", "4", "--eps", "2", "--delta", "1e-3", "--seed", "3"]
 CORE = ("optimize", "certify", "calibrate", "show", "plot")
@@ -232,16 +235,38 @@ def test_init_and_own_workload(made, tmp_path):
 # --- help ----------------------------------------------------------------------------------------
 
 
-def test_help_lists_every_command_without_importing_jax():
+def test_help_and_bad_usage_wait_for_nothing_large():
+    """Help, and words that are refused, without JAX and scipy; one process for all."""
+    calls = [
+        (["--help"], 0),
+        (["optimize", "--help"], 0),
+        (["optimize", "--epochs", "2"], 2),
+        (["optimize", "--epochs", "2", "--iters", "4", "--eps", "-2"], 2),
+        (["optimize", "--epochs", "2", "--iters", "4", "--eps", "2", "--strategy", "no"], 2),
+        (["show", "no-such-file.npz"], 2),
+        (["train", "--no-such-option"], 2),
+        (["no-such-command"], 2),
+    ]
     program = (
         "import sys; from mfopt_cli.main import main\n"
-        "try: main(['--help'])\nexcept SystemExit: pass\n"
-        "print('jax' in sys.modules)"
+        f"for words, code in {calls!r}:\n"
+        "    found = 0\n"
+        "    try: main(words)\n"
+        "    except SystemExit as end: found = end.code\n"
+        "    large = {'jax', 'scipy', 'matplotlib', 'optax', 'torch'} & set(sys.modules)\n"
+        "    assert (found or 0) == code and not large, (words, found, large)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "False"
+    assert done.returncode == 0, done.stderr
     for name in COMMANDS:
         assert f"\n  {name} " in done.stdout
+    assert "FILE no-such-file.npz: is not a file" in done.stderr
+    assert "'no' is none of blt" in done.stderr and "--eps -2.0: must be" in done.stderr
+
+
+def test_the_kinds_that_help_names_are_those_that_can_be_asked_for():
+    own = [k for k in kinds.every() if registered()[k].__module__.startswith("mfopt.")]
+    assert list(StrategyName.names) == own
 
 
 def test_show_imports_only_what_a_file_takes(made):

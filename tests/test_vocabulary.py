@@ -51,11 +51,6 @@ def visible(path):
     }
 
 
-def said(option):
-    """An option's help, made when it is asked for where it takes the library to know."""
-    return option._text() if callable(option._text) else option.help
-
-
 def test_all_commands_are_walked():
     assert {path[0] for path in EVERY} == set(COMMANDS) and len(COMMANDS) >= 14 and len(EVERY) >= 21
 
@@ -69,7 +64,7 @@ def test_every_command_and_option_is_documented_with_an_example(path):
     for name in re.findall(r"(?<![\w-])--[a-z][a-z-]*", parts[0]):
         assert name in parts[1] or path == ("bench",), name  # an example's options exist
     for name, option in visible(path).items():
-        text = said(option)
+        text = option.help
         assert text and len(text) > 5, name
         assert name in parts[1]
         for older in option.older:
@@ -110,7 +105,7 @@ def test_shared_options_say_the_same_everywhere():
     texts = defaultdict(set)
     for path in EVERY:
         for name, option in visible(path).items():
-            texts[name].add(said(option).removesuffix(" [user]"))
+            texts[name].add(option.help.removesuffix(" [user]"))
     for name in ALIKE:
         # what `mfopt train` says of its unit comes from its settings' record
         assert len(texts[name] - {"What the statement protects."}) <= 1, (name, texts[name])

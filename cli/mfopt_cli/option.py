@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -17,23 +16,19 @@ ALIASES = {
 
 
 class Option(click.Option):
-    """An option with older names that help does not show; errors name it as it was typed.
-
-    ``help`` may be a function, called when help is shown.
-    """
+    """An option with older names that help does not show; errors name it as it was typed."""
 
     def __init__(
         self,
         names: list[str],
         *,
         aliases: tuple[str, ...] = (),
-        help: str | Callable[[], str] = "",
+        help: str = "",
         **more: Any,
     ) -> None:
         main = next(name for name in names if name.startswith("--"))
         self.older = tuple(aliases) or ALIASES.get(main, ())
-        self._text = help
-        super().__init__([*names, *self.older], help=None if callable(help) else help, **more)
+        super().__init__([*names, *self.older], help=help, **more)
 
     @property
     def main(self) -> str:
@@ -41,8 +36,6 @@ class Option(click.Option):
         return next(name for name in self.opts if name.startswith("--"))
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        if callable(self._text):
-            self.help = self._text()
         every, self.opts = self.opts, [name for name in self.opts if name not in self.older]
         try:
             return super().get_help_record(ctx)

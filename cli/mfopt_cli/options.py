@@ -5,19 +5,24 @@ An option has one name on every command. Older names of the same thing go on wor
 
 from __future__ import annotations
 
+import contextlib
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
+from mfopt import _check, _plugins
 from mfopt.errors import FailureError, UsageError
 from mfopt_cli import messages
 from mfopt_cli.option import WORDS
 from mfopt_cli.option import Option as Option
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+FILE = click.Path(path_type=Path)  # of an argument that must be there
 
 
 class Command(click.Command):
@@ -29,6 +34,9 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
+            for param in self.params:
+                if param.type is FILE:  # before anything large is imported
+                    _check.file(param.name or "", ctx.params[param.name])
             return super().invoke(ctx)
         except UsageError as problem:
             raise messages.Refused(messages.of_usage(problem, ctx)) from problem
@@ -46,21 +54,33 @@ class StrategyName(click.ParamType):  # type: ignore[type-arg]  # no runtime arg
     """A registered kind of strategy: one that can be optimized, or has no parameters."""
 
     name = "kind"
-
-    @staticmethod
-    def names() -> tuple[str, ...]:
-        """Every kind that `mfopt optimize` takes."""
-        from mfopt.optimize import kinds
-
-        return kinds.every()
+    # what mfopt.optimize.kinds.every() gives without plugins: help does not wait for JAX
+    names: tuple[str, ...] = (
+        "blt",
+        "toeplitz",
+        "banded-toeplitz",
+        "cyclic-blocks",
+        "wave-blt",
+        "banded",
+        "dense",
+        "sqrt",
+        "banded-sqrt",
+        "banded-inverse-sqrt",
+        "identity",
+        "tree",
+    )
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from mfopt.optimize import kinds
+        known = self.names
+        if value not in known and (_plugins.installed() or "mfopt.optimize" in sys.modules):
+            from mfopt.optimize import kinds
 
-        try:
-            return kinds.check(str(value))
-        except UsageError:
-            self.fail(f"{value!r} is none of {', '.join(self.names())}", param, ctx)
+            with contextlib.suppress(UsageError):
+                return kinds.check(str(value))
+            known = kinds.every()
+        if value not in known:
+            self.fail(f"{value!r} is none of {', '.join(known)}", param, ctx)
+        return str(value)
 
 
 class Count(click.ParamType):  # type: ignore[type-arg]  # no runtime argument in click 8.1
@@ -211,4 +231,4 @@ def certificate(text: str) -> Decorator:
     return apply(certify_samples, seed(), out(text), force, output)
 
 
-file_argument = click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+file_argument = click.argument("path", metavar="FILE", type=FILE)

@@ -117,9 +117,7 @@ def load(path: str | Path, cls: type[_Loaded]) -> _Loaded:
       UsageError: the file is missing.
       FailureError: it is damaged, of a newer schema, inconsistent, or not such a file.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise _check.reject("path", str(path), "is not a file")
+    path = _check.file("path", Path(path))
     try:
         with Archive(path, most_bytes=_MAX_BYTES, most_arrays=_MAX_ARRAYS) as archive:
             metadata = _metadata(archive)

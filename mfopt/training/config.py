@@ -364,8 +364,7 @@ def load(path: str | Path | None, overrides: dict[str, Any] | None = None) -> Tr
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise _check.reject("config", str(path), "is not a file")
+    _check.file("config", path)
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -25,11 +25,9 @@ _DEFAULTS = {"balls-in-bins": "blt", "fresh-bins": "banded-toeplitz"}  # form of
     "--strategy",
     type=options.StrategyName(),
     metavar="KIND",
-    help=lambda: (
-        f"Form of C: {', '.join(options.StrategyName.names())}. "
-        "blt: a few buffers of memory, near the optimum "
-        "[default: blt; banded-toeplitz with fresh-bins]."
-    ),
+    help=f"Form of C: {', '.join(options.StrategyName.names)}. "
+    "blt: a few buffers of memory, near the optimum "
+    "[default: blt; banded-toeplitz with fresh-bins].",
 )
 @options.option(
     "--sampling",
