@@ -42,7 +42,7 @@ class GroupSize(MeanStudy):
     summary = "ELS: examples kept of each user, and the private median that chooses them."
     source = "Charles et al. 2024, section 6, Figure 4, appendix E"
     default_size = "mean estimation, 256 users of 1 to 64 examples, 7 G, 3 ε, 64 trials"
-    time = "about 2 minutes"
+    time = "about 2 CPU-minutes"
     full: ClassVar[Mapping[str, Any]] = {
         "epsilons": (1.0, 4.0, 16.0, 64.0),
         "trials": 128,
