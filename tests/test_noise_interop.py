@@ -1,5 +1,8 @@
 """Noise inside jax_privacy, PyTorch and Opacus, each with the library itself."""
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -219,6 +222,22 @@ def test_the_memory_of_noise_that_was_added_is_used_again(torch):
         noise.add_to(tensors(torch))
         places.add(noise._parts[0]._scratch.unsafe_buffer_pointer())
     assert len(places) == 1
+
+
+def test_making_a_stream_leaves_the_devices_alone():
+    program = (
+        "import numpy as np\n"
+        "from jax._src.xla_bridge import backends_are_initialized as started\n"
+        "from mfopt.noise import NoiseStream\n"
+        "from mfopt.strategies import BLT\n"
+        "C = BLT(np.array([0.3]), np.array([0.5]))\n"
+        "stream = NoiseStream(C, iterations=3, noise_multiplier=1.0, clip_norm=1.0)\n"
+        "assert not started()\n"
+        "stream._packed_jitted\n"
+        "assert started()\n"  # control
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_options_that_a_compiler_does_not_know_are_left_out(monkeypatch):

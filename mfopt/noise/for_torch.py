@@ -31,12 +31,12 @@ class TorchNoise:
     it keeps its state itself.
 
     For parameters on the CPU, the step is that of the JAX stream, compiled once for all of them and
-    handed over without a copy: with one pinned seed both give the same noise. PyTorch's CPU
-    generator would not do: it keeps 32 bits of its seed, so that two of a run's steps, or two
-    runs, could get the same draws. On other devices, PyTorch's own generator, seeded anew for
-    each step with 64 bits of a SHA-256 of the key, makes 64 random bits for each element, and the
-    same inversion as in JAX uses all of them: ``torch.randn`` stops at |z| = 6.7 or before, and
-    what is beyond shows a unit that is spread over many parameters.
+    handed over without a copy: with one pinned seed both give the same noise, up to rounding.
+    PyTorch's CPU generator would not do: it keeps 32 bits of its seed, so that two of a run's
+    steps, or two runs, could get the same draws. On other devices, PyTorch's own generator, seeded
+    anew for each step with 64 bits of a SHA-256 of the key, makes 64 random bits for each element,
+    and the same inversion as in JAX uses all of them: ``torch.randn`` stops at |z| = 6.7 or before,
+    and what is beyond shows a unit that is spread over many parameters.
 
     **Secret**, as the state of the stream: ``state_dict`` holds the key of the noise. Prefer
     :meth:`save`, which makes files that only their owner can read.

@@ -126,13 +126,6 @@ class NoiseStream:
         self._advance_jitted = jax.jit(
             self._advance, static_argnames="layout", donate_argnames=("key", "buffers")
         )
-        self._packed_jitted = jax.jit(
-            self._packed_into,
-            static_argnames="packing",
-            donate_argnames=("buffer", "scratch"),
-            keep_unused=True,  # scratch: its memory is what is wanted of it
-            compiler_options=_kernels.host_options(),
-        )
 
     @property
     def stddev(self) -> float:
@@ -482,6 +475,17 @@ class NoiseStream:
             key, buffer, scratch, step, scale, coefficients, packing=packing
         )
         return result
+
+    @functools.cached_property
+    def _packed_jitted(self) -> Any:
+        # not before a step on the CPU wants it: asking the compiler starts JAX's backends
+        return jax.jit(
+            self._packed_into,
+            static_argnames="packing",
+            donate_argnames=("buffer", "scratch"),
+            keep_unused=True,  # scratch: its memory is what is wanted of it
+            compiler_options=_kernels.host_options(),
+        )
 
     def _packed_into(
         self, key: Any, buffer: Any, scratch: Any, *rest: Any, packing: Packing
