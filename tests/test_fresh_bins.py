@@ -22,7 +22,7 @@ from mfopt.accounting.monte_carlo import (
 from mfopt.accounting.monte_carlo import patterns as pattern
 from mfopt.accounting.monte_carlo.calibrate import calibrate
 from mfopt.accounting.monte_carlo.evidence import Point, Tilt, Trial
-from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLoss
+from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw, FreshBinsLoss
 from mfopt.accounting.monte_carlo.frozen import LogDelta
 from mfopt.accounting.monte_carlo.pattern_ceilings import Ceilings
 from mfopt.errors import UsageError
@@ -348,6 +348,9 @@ def test_more_bands_than_bins_negative_entries_and_subclasses_are_refused():
             noise_multiplier=1.0,
             delta=1e-2,
         )
+    scaled = TimeScaled(BLT(np.array([0.4]), np.array([0.6])), np.ones(12), np.ones(12))
+    with pytest.raises(UsageError, match="strategy = 'blt': its C is not banded"):
+        FreshBinsLaw(FreshBins(4, 3)).check_shape(scaled)
     with pytest.raises(UsageError, match="entries must be >= 0"):
         pattern.exact(BandedToeplitz(np.array([1.0, -0.1])), FreshBins(4, 3))
     with pytest.raises(UsageError, match="must divide the number of epochs"):
@@ -359,6 +362,13 @@ def test_an_overlap_beyond_float64_is_refused_and_the_free_bound_holds():
     mechanism = Mechanism(FreshBins(2, 2), BandedToeplitz(np.ones(2)))
     found = account(mechanism, noise_multiplier=0.01, delta=1e-5)
     assert "without amplification" in found.method
+
+
+def test_so_much_noise_that_no_amplification_gives_zero_is_answered_without_samples(monkeypatch):
+    monkeypatch.setattr(FreshBinsLoss, "frozen", None)
+    mechanism = Mechanism(FreshBins(4, 3), BandedToeplitz(np.array([1.0, 0.5])))
+    found = account(mechanism, noise_multiplier=1e9, delta=1e-5)
+    assert found.epsilon == 0 and found.status == "bound"
 
 
 @pytest.mark.parametrize(

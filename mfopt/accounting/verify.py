@@ -258,7 +258,7 @@ class Engine:
             found = self._freely(bound, *at(x), delta)
             if not accepts(found.bounds.both, 0.0, delta):
                 continue
-            if bound.exact:
+            if bound.exact or x == 0:  # no ε is less
                 return found
             if fallback is None or x < fallback[0]:
                 fallback = x, found

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from mfopt import _check
 from mfopt.accounting.chain import Chain
 from mfopt.accounting.model import LossModel
 from mfopt.accounting.monte_carlo import (
@@ -208,7 +209,17 @@ class FreshBinsLaw(SampledLaw):
         return FreshBinsLoss(pattern.exact(strategy, self.scheme))
 
     def check_shape(self, strategy: Strategy) -> None:
-        pattern.check_bands(strategy.most_bands(self.scheme.iterations), self.scheme)
+        n = self.scheme.iterations
+        bands = strategy.most_bands(n)
+        if bands == n > self.scheme.bins:  # no number of bands was asked for
+            raise _check.reject(
+                "strategy",
+                getattr(strategy, "base", strategy).kind,
+                "its C is not banded, and bins thrown afresh are accounted for where C has at most "
+                f"as many bands as there are bins ({self.scheme.bins})",
+                "Use a banded C (banded-toeplitz), or balls-in-bins.",
+            )
+        pattern.check_bands(bands, self.scheme)
 
     def draws(self, key: jax.Array, samples: int) -> PatternDraws:
         at = self.scheme

@@ -250,8 +250,9 @@ def _log_peak(order: float, point: Point) -> float:
 
 def _kept(means: np.ndarray, parts: np.ndarray) -> Kept:
     """κ from values of a_g, shape (candidates, K)."""
-    average = np.mean(parts / means, axis=1)
-    return Kept(tuple(float(x) for x in np.log(means)), float(np.std(average)))
+    with np.errstate(divide="ignore", invalid="ignore"):  # none of a throw's: of no use, and seen
+        average = np.mean(parts / means, axis=1)
+        return Kept(tuple(float(x) for x in np.log(means)), float(np.std(average)))
 
 
 def _log_largest(log_parts: np.ndarray) -> float:

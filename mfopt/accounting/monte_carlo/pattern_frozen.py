@@ -248,7 +248,8 @@ class FrozenPatterns:
             float(_log_delta_add(self.patterns, key, log_sigma, self.epsilon, self._size))
             for key in self._keys
         ]
-        return float(np.logaddexp.reduce(values) - np.log(len(values)))
+        with np.errstate(invalid="ignore"):  # what is no number stays none
+            return float(np.logaddexp.reduce(values) - np.log(len(values)))
 
 
 @functools.partial(jax.jit, static_argnums=5)
