@@ -57,6 +57,15 @@ def one_bin():
     )
 
 
+@pytest.mark.parametrize("off", [1.01, 1.5])
+def test_an_estimate_may_begin_near_a_known_sigma(pair, off):
+    """Also where what is known is wrong: σ is that of a search from nowhere."""
+    alone = calibrate(pair, 2.0, 1e-4, samples=2**13, seed=0)
+    found = calibrate(pair, 2.0, 1e-4, samples=2**13, seed=1, near=off * alone.noise_multiplier)
+    error = math.hypot(alone.relative_error, found.relative_error)
+    assert abs(math.log(found.noise_multiplier / alone.noise_multiplier)) < 4 * error < 0.1
+
+
 # --- the root finder -----------------------------------------------------------------------------
 
 NASTY = {

@@ -78,9 +78,9 @@ def test_objective_gradient_matches_finite_differences(kind):
         direction = rng.normal(size=mapping.start.shape)
         # entries at the floor have no gradient that differences could resolve
         direction[mapping.start < -20] = 0
-        low, high = (target(mapping.start + h * direction) for h in (-1e-5, 1e-5))
-        numeric = (high.value - low.value) / 2e-5
-        assert at.gradient @ direction == pytest.approx(numeric, rel=1e-5, abs=1e-8)
+        low, high = (target(mapping.start + h * direction) for h in (-1e-4, 1e-4))
+        numeric = (high.value - low.value) / 2e-4
+        assert at.gradient @ direction == pytest.approx(numeric, rel=1e-4, abs=3e-7)
 
 
 @pytest.mark.ci

@@ -165,6 +165,7 @@ def test_the_estimate_is_that_of_the_compiled_program():
     import jax.numpy as jnp
 
     from mfopt.accounting.monte_carlo import design_point
+    from mfopt.accounting.monte_carlo.protocol import law
     from mfopt.optimize import implicit, kinds, objective
     from mfopt.workloads import PrefixSums
 
@@ -176,7 +177,7 @@ def test_the_estimate_is_that_of_the_compiled_program():
         loss = objective.log_rmse(PrefixSums(), scheme.iterations)
         number = jax.ShapeDtypeStruct((), jnp.float64)
         frozen = implicit.Frozen(
-            jax.eval_shape(lambda: design_point.draw(jax.random.key(0), samples, scheme.bins)),
+            law(scheme).draws(jax.random.key(0), samples),
             jax.eval_shape(lambda: design_point.placed(jnp.eye(scheme.bins), 1.0, 2.0)),
             number,
             number,

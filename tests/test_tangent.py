@@ -47,6 +47,21 @@ def test_a_tangent_touches_the_objective(strategy):
     assert 1e-8 < error < 0.02  # near, and another function
 
 
+def test_chosen_rows_have_the_gradient_of_a_gather():
+    from mfopt.accounting.monte_carlo import design_point
+
+    rng = np.random.default_rng(0)
+    table, weight = rng.normal(size=(5, 3)), rng.normal(size=(9, 3))
+    chosen = rng.integers(5, size=9)
+    with jax.enable_x64(True):
+        fast, slow = (
+            jax.value_and_grad(lambda x, rows=rows: jnp.sum(weight * rows(x, chosen) ** 2))(table)
+            for rows in (design_point._rows, lambda x, i: x[i])
+        )
+    assert fast[0] == pytest.approx(slow[0])
+    np.testing.assert_allclose(fast[1], slow[1])
+
+
 @pytest.mark.ci
 def test_programs_are_compiled_for_the_device_that_the_caller_chose(monkeypatch):
     """They are compiled in a thread, which does not see a device chosen by context."""

@@ -120,6 +120,7 @@ def release(
     *,
     samples: int | None = None,
     calibrate_samples: int | None = None,
+    near: float | None = None,
     seed: int | None = None,
     progress: Report = silent,
 ) -> tuple[Certificate, Calibration]:
@@ -134,6 +135,8 @@ def release(
         direction that the other's bound covers. None are taken where the bins never share a
         coordinate (C = I).
       calibrate_samples: of the estimate; by default as many as the loss says.
+      near: σ within some percent, from whoever searched for C: the estimate begins there. What is
+        certified does not depend on it.
       seed: pinned seed, or None for the operating system's entropy.
       progress: told what is being done.
 
@@ -148,7 +151,7 @@ def release(
     >>> round(certificate.noise_multiplier, 3), certificate.samples
     (1.549, 0)
     """
-    model = OneUnit(loss_of(pair), samples, calibrate_samples=calibrate_samples)
+    model = OneUnit(loss_of(pair), samples, calibrate_samples=calibrate_samples, near=near)
     found = Engine(model, seed, progress).noise_multiplier(epsilon, delta)
     return _certificate(found, seed), _calibration(found)
 

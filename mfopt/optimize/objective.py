@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _check, query_error
+from mfopt import _check, _quick, query_error
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.calibrate import rough
@@ -133,10 +133,10 @@ class AmplifiedObjective:
 
 @functools.lru_cache(maxsize=16)
 def _quadratic(law: SampledLaw, build: Callable[[jax.Array], Strategy]) -> Callable[..., Any]:
-    return jax.jit(lambda x: law.quadratic(build(x)))
+    return _quick.jit(lambda x: law.quadratic(build(x)))
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(_quick.jit, static_argnums=0)
 def _reduced(law: SampledLaw, quadratic: Any) -> tuple[Any, jax.Array]:
     reduced = law.prepared(quadratic)
     return reduced, law.log_scale(reduced)
@@ -156,4 +156,4 @@ def _evaluation(
         log_sigma = implicit.log_sigma(law, reduced, frozen, epsilon, log_delta)
         return loss(strategy, jnp.exp(log_sigma)), (log_sigma, law.norm(reduced))
 
-    return jax.jit(jax.value_and_grad(value, has_aux=True))
+    return _quick.jit(jax.value_and_grad(value, has_aux=True))

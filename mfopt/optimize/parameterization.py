@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mfopt import _quick
 from mfopt._float64 import float64
 from mfopt.strategies import (
     BLT,
@@ -52,7 +53,7 @@ def built(build: Callable[[jax.Array], Strategy], parameters: np.ndarray) -> Str
 
 @functools.lru_cache(maxsize=16)
 def _compiled(build: Callable[[jax.Array], Strategy]) -> Callable[[jax.Array], Strategy]:
-    return jax.jit(build)
+    return _quick.jit(build)
 
 
 def _log(coefs: np.ndarray) -> np.ndarray:

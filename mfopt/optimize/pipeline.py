@@ -211,6 +211,7 @@ def on_record(
                 epsilon,
                 delta,
                 samples=certify_samples,
+                near=found.noise_multiplier if np.isfinite(found.noise_multiplier) else None,
                 seed=seed,
                 progress=progress,
             )

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from mfopt import _check
+from mfopt import _check, _quick
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo.protocol import SampledLaw, law
 from mfopt.errors import FailureError, UsageError
@@ -199,7 +199,7 @@ def normalized(
     return (strategy, norm) if rescaled is None else (rescaled, 1.0)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(_quick.jit, static_argnums=0)
 def _norm(sampled: SampledLaw, strategy: Strategy) -> jax.Array:
     return sampled.norm(sampled.reduced(strategy))
 

@@ -79,7 +79,7 @@ def memory(
         search = samples * n / 2 + 6 * n * bins + entry.working(size)
         return 2 * _BASE + 8 * (search + (2 * _PAIRS[True] + 12) * parameters + 30 * n)
     few = groups(scheme)
-    search = 12 * float(samples) * few + 14 * float(few) ** 2 + 4 * whole + entry.working(size)
+    search = 8 * float(samples) * few + 14 * float(few) ** 2 + 4 * whole + entry.working(size)
     if not structured and few < bins:
         search += 2 * n * bins + 4 * float(bins) ** 2
     driver = (2 * _PAIRS[parameters < 10**5] + 12) * parameters

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.optimize
 
+from mfopt import _quick
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo.protocol import SampledLaw
 from mfopt.optimize import implicit
@@ -151,7 +152,7 @@ def _programs(
     return _beside.submit(compiled)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(_quick.jit, static_argnums=0)
 def _slope(
     law: SampledLaw,
     quadratic: Any,
@@ -178,7 +179,7 @@ def _model(loss: Loss, law: SampledLaw, build: Callable[[jax.Array], Strategy]) 
         weight = 2 * law.product(slope, strategy)
         return loss(strategy, jnp.exp(log_sigma) * jnp.sqrt(weight))
 
-    return jax.jit(jax.value_and_grad(value))
+    return _quick.jit(jax.value_and_grad(value))
 
 
 def minimize(

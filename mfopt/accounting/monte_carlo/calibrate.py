@@ -52,6 +52,7 @@ def calibrate(
     samples: int = 2**16,
     seed: int | None = None,
     start: float | None = None,
+    near: float | None = None,
     key: jax.Array | None = None,
 ) -> Calibration:
     """Smallest σ with H(P, Q) and H(Q, P) at e^ε estimated <= δ, to relative 1e-6 on its samples.
@@ -65,6 +66,7 @@ def calibrate(
       samples: of the final estimate.
       seed: pinned seed, or None for the operating system's entropy.
       start: a σ to begin the search at; any will do.
+      near: a σ within some percent, from elsewhere: no small sample is then taken.
       key: randomness, in place of ``seed``.
 
     Raises:
@@ -75,7 +77,8 @@ def calibrate(
     _check.integer("samples", samples, at_least=64)
     loss = loss_of(pair)
     key = chunked.subkey(chunked.seed_key(seed), _DOMAIN) if key is None else key
-    near = rough(loss.coarse(), epsilon, delta, chunked.subkey(key, 0), start)
+    if near is None:
+        near = rough(loss.coarse(), epsilon, delta, chunked.subkey(key, 0), start)
     frozen, log_sigma = _placed(loss, near, epsilon, delta, samples, key)
     at = frozen.evaluate(log_sigma)
     direction, add = "remove", frozen.log_delta_add(log_sigma)

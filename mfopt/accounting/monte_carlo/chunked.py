@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mfopt import _check
+from mfopt import _check, _quick
 
 MEMORY_BUDGET = 2**28  # bytes of live sample arrays, over all local devices
 _LIVE_ARRAYS = 8  # float64 arrays of shape (chunk, bins) alive at once in the kernels
@@ -92,7 +92,7 @@ def compile_only(kernel: Callable[..., Any], samples: int, bins: int, *args: Any
     jax.block_until_ready(_run(kernel, size, devices, seed_key(0), 0, 0, args))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@functools.partial(_quick.jit, static_argnums=(0, 1, 2))
 def _run(
     kernel: Callable[..., Any],
     size: int,
@@ -139,4 +139,4 @@ def subkey(key: jax.Array, *path: int) -> jax.Array:
     return key
 
 
-_folded = jax.jit(jax.random.fold_in)  # one program for paths of any length
+_folded = _quick.jit(jax.random.fold_in)  # one program for paths of any length

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
 
-from mfopt import _check, _sizes
+from mfopt import _check, _quick, _sizes
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import nested
 from mfopt.accounting.monte_carlo.nested import Factor, Nested
@@ -183,7 +183,7 @@ def _wide(leaf: Any) -> np.ndarray:
     return array.astype(np.float64)
 
 
-@functools.partial(jax.jit, static_argnums=1)
+@functools.partial(_quick.jit, static_argnums=1)
 def _exact(strategy: Strategy, scheme: BallsInBins) -> tuple[DominatingPair, jax.Array]:
     modes = jnp.asarray(strategy.modes(scheme))
     largest = jnp.max(modes)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mfopt import _quick
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import chunked, design_point
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
@@ -137,14 +138,14 @@ def bytes_per_sample(bins: int) -> int:
     return 4 * (bins + 2 * design_point.node_count(bins) + 1)
 
 
-@functools.partial(jax.jit, static_argnums=(3, 4))
+@functools.partial(_quick.jit, static_argnums=(3, 4))
 def _linear(
     factor: Factor, weights: jax.Array, key: jax.Array, size: int, bins: int
 ) -> tuple[jax.Array, ...]:
     return design_point.linear(factor, weights, design_point.draw(key, size, bins))
 
 
-@jax.jit
+@_quick.jit
 def _moments(terms: design_point.Terms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
     return paired_moments(lambda theta: design_point.log_values(terms, theta, epsilon), log_sigma)
 
@@ -161,4 +162,4 @@ def paired_moments(log_values: Callable[[jax.Array], jax.Array], log_sigma: jax.
     return jnp.stack([top, jnp.sum(paired), jnp.sum(paired**2), jnp.sum(rate) / 2])
 
 
-_log_delta_add = jax.jit(design_point.log_delta_add)
+_log_delta_add = _quick.jit(design_point.log_delta_add)

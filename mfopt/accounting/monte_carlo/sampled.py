@@ -79,6 +79,7 @@ class OneUnit(LossModel):
       samples: of each direction's test, where they are asked for.
       companions: what it is composed with, by direction; nothing by default.
       calibrate_samples: of the estimate of σ; by default as many as the loss says.
+      near: σ within some percent, where it is known.
     """
 
     status: Status = "certified"
@@ -89,6 +90,7 @@ class OneUnit(LossModel):
         samples: int | None = None,
         companions: Mapping[SampledDirection, Companion] | None = None,
         calibrate_samples: int | None = None,
+        near: float | None = None,
     ) -> None:
         self.loss, self.samples, self.work, self.worth = loss, samples, loss.work, loss.worth
         self.method = f"{loss.name} Monte Carlo, Rényi-tilted, estimate-verify-release"
@@ -97,6 +99,7 @@ class OneUnit(LossModel):
         self.companions = companions or {direction: Companion() for direction in DIRECTIONS}
         self.least_samples = loss.least_samples
         self._calibrate_samples = calibrate_samples or loss.calibrate_samples
+        self._near = near
 
     # --- estimates -------------------------------------------------------------------------------
 
@@ -134,7 +137,8 @@ class OneUnit(LossModel):
     def find_noise_multiplier(self, epsilon: float, delta: float, key: jax.Array) -> Found:
         if not self.alone:
             return super().find_noise_multiplier(epsilon, delta, key)
-        found = calibrate(self.loss, epsilon, delta, samples=self._calibrate_samples, key=key)
+        samples = self._calibrate_samples
+        found = calibrate(self.loss, epsilon, delta, samples=samples, near=self._near, key=key)
         return Found(found.noise_multiplier, found.slope, found)
 
     # --- bounds ----------------------------------------------------------------------------------

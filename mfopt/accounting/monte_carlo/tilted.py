@@ -42,6 +42,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
+from mfopt import _quick
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import chunked, proposals
 from mfopt.accounting.monte_carlo.dominating_pair import (
@@ -159,7 +160,7 @@ def _one_log_normalizer(gram: jax.Array, l: jax.Array) -> jax.Array:
     return jnp.max(jax.scipy.special.logsumexp(l * gram, axis=0)) - jnp.log(gram.shape[0])
 
 
-@jax.jit
+@_quick.jit
 def _log_normalizers(gram: jax.Array, first: int) -> jax.Array:
     """For l = first, first + 1, …, shape (_ORDERS,)."""
     orders = (first + jnp.arange(_ORDERS)).astype(gram.dtype)
@@ -167,7 +168,7 @@ def _log_normalizers(gram: jax.Array, first: int) -> jax.Array:
     return result
 
 
-@jax.jit
+@_quick.jit
 def _log_normalizer(gram: jax.Array, order: int) -> jax.Array:
     """Their sum over l = 1, …, order."""
     result: jax.Array = jax.lax.fori_loop(
