@@ -386,8 +386,8 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "late bins without their overlaps": Mutant(
         BLOCKS,
-        "u = exponents.reshape(-1, *self.before.shape) - self.before",
-        "u = exponents.reshape(-1, *self.before.shape)",
+        "u = (products - self.half).reshape(-1, *self.before.shape) - self.before",
+        "u = (products - self.half).reshape(-1, *self.before.shape)",
         afresh("blocks_rests_on"),
     ),
     "candidates kept too often": Mutant(
