@@ -30,6 +30,25 @@ if (0, 8) <= tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 12):
         "--xla_cpu_parallel_codegen_split_count=1",
     )
 
+# Files whose programs run for less time than it takes to compile them: without optimization they
+# take a fifth to two fifths less. Where many samples are drawn it would cost as much.
+COMPILED_MORE_THAN_RUN = ("test_train_", "test_noise_", "test_check_", "test_jax_loops")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _without_optimization(request: pytest.FixtureRequest):
+    """For these files, and the processes that they start: numbers are compared between the two."""
+    if not request.path.name.startswith(COMPILED_MORE_THAN_RUN):
+        yield
+        return
+    import jax
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        jax.config.update("jax_disable_most_optimizations", True)
+        yield
+        jax.config.update("jax_disable_most_optimizations", False)
+
 
 @pytest.hookimpl(optionalhook=True)  # without xdist nobody asks
 def pytest_xdist_auto_num_workers() -> int:
