@@ -193,6 +193,7 @@ def test_orderings_of_figure_3_with_confidence(figure_3):
         assert over(end, four, one)[0] > over(other, four, one)[0] + 0.02
 
 
+@pytest.mark.ci
 def test_the_outcome_says_what_was_computed(figure_3):
     study, found, best = figure_3
     outcome = study.outcome(found)

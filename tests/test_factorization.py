@@ -423,6 +423,7 @@ BOMBS = {  # what each claims is 100 MB or more
 }
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 def test_small_files_that_claim_much_take_no_memory(saved, tmp_path):
     paths = [

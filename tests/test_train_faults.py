@@ -130,6 +130,7 @@ def test_private_data_given_as_public_is_not_pretrained_on(tmp_path):
         prepare(settings_for(tmp_path / "unmarked", tmp_path / "other", pretrain_steps=1))
 
 
+@pytest.mark.ci
 def test_a_folder_is_held_by_one_run(data, tmp_path):  # noqa: F811
     settings = settings_for(data, tmp_path / "run", steps=1)
     prepared = prepare(settings)
