@@ -12,7 +12,7 @@ from mfopt.accounting import loss_distribution
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution import Composition
 from mfopt.accounting.loss_distribution.mixture import Mixture
-from mfopt.accounting.loss_distribution.rounds import RoundsProfile
+from mfopt.accounting.loss_distribution.rounds import RoundsProfile, smallest_epsilon
 
 # dp_accounting 0.6, from_mixture_gaussian_mechanism at value_discretization_interval 1e-4, whose
 # self-composition takes a minute in all: (sensitivity law, rounds, σ, δ) -> ε
@@ -313,3 +313,23 @@ def test_undoubled_hypergeometric_is_no_account_of_zeroing_out_a_fixed_batch():
     ]
     assert claims[0].log_delta(epsilon) < truth - 5
     assert claims[1].log_delta(epsilon) > truth
+
+
+@pytest.mark.parametrize("tilt", [0.0, 0.7, 300.0])
+def test_delta_of_composed_losses_is_the_sum_over_the_losses_above(tilt):
+    part = Mixture.binomial(3, 0.1).discretize(2.0, 1e-3, 0.01, -40.0)
+    composed = Composition(((part, 20),)).convolve(tilt)
+    losses = composed.low + composed.step * np.arange(composed.law.size)
+    for epsilon in np.linspace(max(composed.low, 0.0), composed.high, 7)[:-1] + 3e-4:
+        above = losses[losses > epsilon] - epsilon
+        plain = composed.law[losses > epsilon] @ (np.exp(-tilt * above) * -np.expm1(-above))
+        assert composed._hinge(epsilon) == pytest.approx(plain, rel=1e-9)
+
+
+def test_smallest_epsilon_is_the_same_from_wherever_it_begins():
+    part = Mixture.binomial(1, 0.1).discretize(1.0, 1e-3, 0.01, -40.0)
+    composed = Composition(((part, 50),)).convolve(5.0)
+    found = {near: smallest_epsilon(composed, -12.0, near) for near in (0.0, 1e-9, 1.0, 2.0, 1e3)}
+    assert max(found.values()) <= min(found.values()) * (1 + 1e-11)
+    assert all(composed.log_delta(epsilon) <= -12.0 for epsilon in found.values())
+    assert composed.log_delta(min(found.values()) * (1 - 1e-9)) > -12.0

@@ -272,7 +272,8 @@ def _value(
     composed = composed.reverse() if add else composed
     if epsilon is not None:
         return composed.convolve(composed.tilt_for_epsilon(at)).log_delta(epsilon)
-    return smallest_epsilon(composed.convolve(composed.tilt_for_delta(log_delta)), log_delta)
+    whole = composed.convolve(composed.tilt_for_delta(log_delta))
+    return smallest_epsilon(whole, log_delta, at)
 
 
 def over_training(

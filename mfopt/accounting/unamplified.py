@@ -13,6 +13,7 @@ mechanism, also when the x's are chosen adaptively (Denisov, McMahan, Rush, Smit
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -113,19 +114,15 @@ def bands(strategy: Strategy, n: int) -> int:
     Raises:
       UsageError: the strategy states fewer bands than its matrix has.
     """
-    stated, seen = strategy.column_bands(n), _extent(strategy, n).bands
-    if stated < seen:
-        raise _check.reject(
-            f"{strategy.kind}.column_bands({n})",
-            stated,
-            f"C has {seen} bands",
-            "The strategy contradicts its own matrix.",
-        )
-    return seen
+    return _extent(strategy, n).bands
 
 
 def column_norms(strategy: Strategy, n: int) -> np.ndarray:
-    """Euclidean norms of the n columns of C, shape (n,)."""
+    """Euclidean norms of the n columns of C, shape (n,); not to be written to.
+
+    Raises:
+      UsageError: as :func:`bands`.
+    """
     return _extent(strategy, n).norms
 
 
@@ -134,13 +131,31 @@ class _Extent(NamedTuple):
     norms: np.ndarray
 
 
+@functools.lru_cache(maxsize=2)  # an account asks for the same C several times
 def _extent(strategy: Strategy, n: int) -> _Extent:
-    """Bands and column norms, from all entries of C."""
+    """Bands and column norms, from all entries of C; the bands are held against those stated."""
+    seen, norms = _seen(strategy, n)
+    stated = strategy.column_bands(n)
+    if stated < seen:
+        raise _check.reject(
+            f"{strategy.kind}.column_bands({n})",
+            stated,
+            f"C has {seen} bands",
+            "The strategy contradicts its own matrix.",
+        )
+    norms.setflags(write=False)
+    return _Extent(seen, norms)
+
+
+def _seen(strategy: Strategy, n: int) -> tuple[int, np.ndarray]:
     column = strategy.toeplitz_column(n)
     if column is not None:
         coefs = np.asarray(column)
-        last = int(np.max(np.flatnonzero(coefs), initial=0))
-        return _Extent(last + 1, np.sqrt(np.cumsum(coefs**2)[::-1]))
+        width = n - int(np.argmax(coefs[::-1] != 0))
+        squares = np.cumsum(coefs[:width] ** 2)
+        norms = np.full(n, np.sqrt(squares[-1]))
+        norms[n - width :] = np.sqrt(squares[::-1])
+        return width, norms
     furthest, squares = 0, np.zeros(n)
     width = n if n <= _LARGEST_DENSE else max(1, _LARGEST_DENSE**2 // n)
     for start in range(0, n, width):
@@ -152,7 +167,7 @@ def _extent(strategy: Strategy, n: int) -> _Extent:
         rows, columns = np.nonzero(block)
         furthest = max(furthest, int(np.max(rows - columns - start, initial=0)))
         squares[start:stop] = np.sum(block**2, axis=0)
-    return _Extent(furthest + 1, np.sqrt(squares))
+    return furthest + 1, np.sqrt(squares)
 
 
 def _non_negative(strategy: Strategy, n: int) -> bool:

@@ -212,7 +212,7 @@ class ComposedLosses:
         terms = [reference + math.log(total + rounding), self.log_lost]
         if self.infinite > 0:
             terms.append(math.log(self.infinite))
-        return min(float(special.logsumexp(terms)) + self.allowance, 0.0)
+        return min(float(np.logaddexp.reduce(terms)) + self.allowance, 0.0)
 
     def log_delta_below(self, epsilon: float) -> float:
         """Lower bound of log δ(ε) of the composed pair: all that may be too much is taken away."""
@@ -230,10 +230,24 @@ class ComposedLosses:
         return min(float(found) - self.allowance, 0.0)
 
     def _hinge(self, epsilon: float) -> float:
-        """Σ law e^{-θ y} (1 - e^{-y}) over the losses y + ε in the window, y > 0."""
+        """Σ law e^{-θ y} (1 - e^{-y}) over the losses y + ε in the window, y > 0.
+
+        From one loss to the next y grows by a step, so that with y = y_0 + u the exponentials of u
+        serve every ε: 1 - e^{-y} = (1 - e^{-y_0}) + e^{-y_0} (1 - e^{-u}), both terms >= 0.
+        """
         first = max(math.floor((epsilon - self.offset) / self.step) + 1 - self.start, 0)
         if first >= self.law.size:
             return 0.0
-        above = self.low + self.step * np.arange(first, self.law.size) - epsilon
+        least = self.low + self.step * first - epsilon
+        decay, hinged = (factors[: self.law.size - first] for factors in self._factors)
+        law = self.law[first:]
+        inside = -math.expm1(-least) * float(law @ decay) + math.exp(-least) * float(law @ hinged)
+        return math.exp(-self.tilt * least) * inside
+
+    @functools.cached_property
+    def _factors(self) -> tuple[np.ndarray, np.ndarray]:
+        """e^{-θ u} and e^{-θ u} (1 - e^{-u}) at u = step * k, each of the window's shape."""
+        u = self.step * np.arange(self.law.size)
         with np.errstate(under="ignore"):
-            return float(self.law[first:] @ (np.exp(-self.tilt * above) * -np.expm1(-above)))
+            decay = np.exp(-self.tilt * u)
+            return decay, decay * -np.expm1(-u)

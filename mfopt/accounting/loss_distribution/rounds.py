@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import scipy
@@ -203,7 +204,7 @@ class RoundsProfile:
         best = math.inf
         for _ in range(_PLANS):
             composition, composed, largest = self._compose(direction, at, log_delta)
-            found = smallest_epsilon(composed, log_delta)
+            found = smallest_epsilon(composed, log_delta, at)
             best = min(best, found)
             if abs(found - at) <= 0.1 * at or max(found, at) < 1e-6:
                 break
@@ -297,24 +298,47 @@ def _no_larger(composition: Composition, epsilon: float, log_delta: float) -> bo
     return composition.log_delta_bound(epsilon, tilt) <= log_delta
 
 
-def smallest_epsilon(composed: ComposedLosses, log_delta: float) -> float:
+def smallest_epsilon(composed: ComposedLosses, log_delta: float, near: float) -> float:
     """Smallest ε >= 0 in the window with log δ(ε) <= ``log_delta``, on the private side.
 
-    Infinite where the mass of infinite loss alone is above it.
+    Infinite where the mass of infinite loss alone is above it. ``near`` is about where it is.
     """
     low, high = max(0.0, composed.low), composed.high
     if composed.log_delta(low) <= log_delta:
         return low
     if composed.log_delta(high) > log_delta:
         return math.inf
-    found = scipy.optimize.brentq(
-        lambda e: max(composed.log_delta(e), -1e4) - log_delta, low, high, xtol=1e-13, rtol=1e-12
-    )
+
+    @functools.cache
+    def excess(epsilon: float) -> float:
+        return max(composed.log_delta(epsilon), -1e4) - log_delta
+
+    low, high = _narrow(excess, low, high, near)
+    found = scipy.optimize.brentq(excess, low, high, xtol=1e-13, rtol=1e-12)
     step = 1e-12
     while composed.log_delta(found) > log_delta:
         found += step * max(found, 1e-3)
         step *= 2
     return float(found)
+
+
+def _narrow(
+    excess: Callable[[float], float], low: float, high: float, near: float
+) -> tuple[float, float]:
+    """A part of (``low``, ``high``) whose ends have excess > 0 >= excess, by steps from ``near``.
+
+    Such a part is (``low``, ``high``) itself.
+    """
+    width = 0.01 * near
+    at = min(max(near, low), high)
+    upwards = excess(at) > 0
+    while low < at < high:
+        low, high = (at, high) if upwards else (low, at)
+        at += width if upwards else -width
+        width *= 4
+        if low < at < high and (excess(at) > 0) is not upwards:
+            return (low, at) if upwards else (at, high)
+    return low, high
 
 
 def _largest_epsilon(composed: ComposedLosses, log_delta: float, near: float) -> float:
@@ -326,7 +350,7 @@ def _largest_epsilon(composed: ComposedLosses, log_delta: float, near: float) ->
         if share >= 1:
             return 0.0
     low = near * (1 - share)
-    for _ in range(30):
+    while high - low > 1e-9 * near:
         middle = 0.5 * (low + high)
         if composed.log_delta_below(middle) > log_delta:
             low = middle
