@@ -21,7 +21,7 @@ Draw = Callable[[Any], jax.Array]  # step -> white noise
 
 _UNROLL = 16  # buffers summed in one fused loop: hardware reads ahead in few streams at a time
 _WIDE: dict[str, Any] = {"xla_cpu_prefer_vector_width": 512}
-_REDRAWN = 4  # past draws made again in one fused loop
+_TOGETHER = 4  # past draws summed in one fused loop
 
 
 @functools.cache
@@ -100,6 +100,8 @@ def _modal(
     if buffer is None:
         return gain * draw(step), None
     noise = once(lambda: gain * draw(step) - _weighted_sum(read, buffer), step)
+    # Fed by draws instead (BLT.inverse), buffers and noise could be one pass, of 40 bytes and not
+    # 56. XLA on CPU makes two of it all the same, and was slower in every form that was tried.
     column = (-1,) + (1,) * noise.ndim
     kept = decay.reshape(column) * buffer.astype(dtype) + feed.reshape(column) * noise
     return noise, kept.astype(buffer.dtype)
@@ -113,32 +115,38 @@ def _stored_rows(weights: Any, draw: Draw, step: Any, buffer: Any, dtype: Any) -
         buffer, draw(step).astype(buffer.dtype), step % slots, 0
     )
 
-    def block(index: Any, total: jax.Array) -> jax.Array:
-        for k in range(_REDRAWN):
-            lag = index * _REDRAWN + k
-            weight = jnp.where((lag <= step) & (lag < slots), weights[lag], 0)
-            past = lax.dynamic_index_in_dim(buffer, (step - lag) % slots, 0, keepdims=False)
-            total = total + weight * past.astype(dtype)
-        return total
+    def term(lag: Any) -> jax.Array:
+        past = lax.dynamic_index_in_dim(buffer, (step - lag) % slots, 0, keepdims=False)
+        weighted: jax.Array = weights[lag] * past.astype(dtype)
+        return weighted
 
-    blocks = (jnp.minimum(step + 1, slots) + _REDRAWN - 1) // _REDRAWN
-    return lax.fori_loop(0, blocks, block, jnp.zeros_like(buffer[0], dtype)), buffer
+    used = jnp.minimum(step + 1, slots)
+    return _summed(term, 0, used, jnp.zeros_like(buffer[0], dtype)), buffer
 
 
 def _redrawn_rows(recursion: Rows, weights: Any, draw: Draw, step: Any, dtype: Any) -> jax.Array:
     weights = jnp.asarray(weights, dtype)
+    past = jnp.minimum(step, recursion.window - 1)
+    return _summed(
+        lambda lag: weights[lag] * draw(step - lag), 1, past + 1, weights[0] * draw(step)
+    )
+
+
+def _summed(term: Callable[[Any], jax.Array], begin: int, end: Any, total: jax.Array) -> jax.Array:
+    """``total`` plus ``term(lag)`` for begin <= lag < end: by blocks, then one at a time.
+
+    No term is made for nothing: a draw costs as much as a pass over ten buffers.
+    """
 
     def block(index: Any, total: jax.Array) -> jax.Array:
-        for k in range(_REDRAWN):
-            lag = 1 + index * _REDRAWN + k
-            wanted = (lag <= step) & (lag < recursion.window)
-            weight = jnp.where(wanted, weights[jnp.minimum(lag, recursion.window - 1)], 0)
-            total = total + weight * draw(jnp.maximum(step - lag, 0))
+        for k in range(_TOGETHER):
+            total = total + term(begin + index * _TOGETHER + k)
         return total
 
-    past = jnp.minimum(step, recursion.window - 1)
+    blocks = (end - begin) // _TOGETHER
+    total = lax.fori_loop(0, blocks, block, total)
     result: jax.Array = lax.fori_loop(
-        0, (past + _REDRAWN - 1) // _REDRAWN, block, weights[0] * draw(step)
+        begin + blocks * _TOGETHER, end, lambda lag, total: total + term(lag), total
     )
     return result
 

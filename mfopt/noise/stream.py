@@ -123,8 +123,15 @@ class NoiseStream:
         self.digest = release_digest(
             strategy, self.noise_multiplier, sampling, iterations=self.iterations
         )
-        self._advance_jitted = jax.jit(
-            self._advance, static_argnames="layout", donate_argnames=("key", "buffers")
+
+    @functools.cached_property
+    def _advance_jitted(self) -> Any:
+        # not before the first step: asking the compiler for its options starts JAX's backends
+        return jax.jit(
+            self._advance,
+            static_argnames="layout",
+            donate_argnames=("key", "buffers"),
+            compiler_options=_kernels.host_options(),
         )
 
     @property
@@ -312,7 +319,7 @@ class NoiseStream:
 
     def compile_step(self, state: NoiseState) -> jax.stages.Compiled:
         """The compiled step outside of jit, to look at its memory and its communication."""
-        return self._advance_jitted.lower(
+        lowered = self._advance_jitted.lower(
             key=state.key,
             buffers=state.buffers,
             step=np.int32(0),
@@ -320,7 +327,9 @@ class NoiseStream:
             coefficients=self.recursion.at(0),
             sums=tuple(map(jnp.zeros, state.layout.shapes)) if self.secure else None,
             layout=state.layout,
-        ).compile()
+        )
+        compiled: jax.stages.Compiled = lowered.compile()
+        return compiled
 
     def check_state(self, state: NoiseState) -> None:
         """Raise :class:`UsageError` unless ``state`` was made for this stream."""
@@ -478,8 +487,7 @@ class NoiseStream:
 
     @functools.cached_property
     def _packed_jitted(self) -> Any:
-        # not before a step on the CPU wants it: asking the compiler starts JAX's backends
-        return jax.jit(
+        return jax.jit(  # late, as _advance_jitted
             self._packed_into,
             static_argnames="packing",
             donate_argnames=("buffer", "scratch"),
