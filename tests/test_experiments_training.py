@@ -8,6 +8,7 @@ from study_oracles import write_parts
 from mfopt.experiments import training
 from mfopt.experiments.cache import Cache, Result
 from mfopt.experiments.studies.noise_in_training import NoiseInTraining
+from mfopt.experiments.studies.sampling_in_training import SamplingInTraining
 from mfopt.experiments.training import CHOSEN_ON, REPORTED, Run, TrainingComparison
 
 
@@ -65,6 +66,24 @@ def test_a_study_says_who_wins_on_users_and_on_records(data):
     assert "the best rate of identity" not in said
     bases = {task.needs[0] for task in study.cells()}
     assert sorted("digest" in base.arguments for base in bases) == [False, True]
+
+
+def test_a_mechanism_may_name_its_sampling():
+    study = SamplingInTraining().check()
+    setting = study.setting("stdlib-code")
+    kept, fresh = (training.mechanism_task(setting, name) for name in study.strategies)
+    assert "sampling" not in kept.arguments  # of balls-in-bins, as of noise-in-training
+    assert (fresh.arguments["strategy"], fresh.arguments["sampling"]) == (
+        "banded-toeplitz",
+        "fresh-bins",
+    )
+    made = training.run_mechanism(
+        strategy="identity", bins=2, epochs=2, epsilon=8.0, delta=1e-5, sampling="fresh-bins"
+    )
+    thrown_once = training.run_mechanism(
+        strategy="identity", bins=2, epochs=2, epsilon=8.0, delta=1e-5
+    )
+    assert made.record["noise_multiplier"] < thrown_once.record["noise_multiplier"]
 
 
 @pytest.fixture(scope="module")

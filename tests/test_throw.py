@@ -9,9 +9,11 @@ from mfopt.accounting import Mechanism, account
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution import throw
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
+from mfopt.accounting.loss_distribution.convolution import Composition
 from mfopt.accounting.loss_distribution.exchange import Coin
 from mfopt.accounting.loss_distribution.rounds import COARSE, RoundsProfile
 from mfopt.accounting.loss_distribution.throw import Throw
+from mfopt.accounting.loss_distribution.tilting import Thinned
 from mfopt.accounting.monte_carlo import patterns
 from mfopt.accounting.monte_carlo.free import Orthogonal, Spread, Thrown
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLoss
@@ -185,3 +187,21 @@ def test_the_variance_of_the_likelihood_ratio_bounds_what_no_grid_is_fine_enough
     assert spread.epsilon(sigma, 0.1) == 0
     # with much less noise nothing of it is left, and no amplification is what holds
     assert spread.log_deltas(0.1, 1.0) == plain.log_deltas(0.1, 1.0)
+
+
+def test_a_thinned_sum_plans_for_the_whole_one():
+    profile = AllocationProfile(32, 1.0)
+    total = Composition(((profile._one(64.0, 64.0 / (1 << 15), "remove", False), 32),))
+    few = Thinned(total, 1 << 10)
+    assert few.terms[0][0].losses.size <= 1 << 10 < total.terms[0][0].losses.size
+    assert (few.least, few.largest) == (total.least, total.largest)
+    tilt = few.tilt_for_epsilon(50.0)
+    assert tilt == pytest.approx(total.tilt_for_epsilon(50.0), rel=0.02)
+    assert few.log_moment(tilt) == pytest.approx(total.log_moment(tilt), abs=1e-2)
+    # by whichever sum the window is chosen, what is beyond it is bounded by the whole one
+    ours, slow = total.convolve(tilt, few), total.convolve(tilt)
+    assert ours.log_lost < -30
+    for loss in (45.0, 50.0, 60.0):
+        assert ours.log_delta(loss) == pytest.approx(slow.log_delta(loss), abs=1e-6)
+    # a control: so few atoms plan for another sum
+    assert abs(Thinned(total, 8).log_moment(tilt) - total.log_moment(tilt)) > 0.1

@@ -1,7 +1,7 @@
 """Optimized correlated noise against independent noise, in whole training runs.
 
-Both mechanisms run the same sampling scheme at the same (ε, δ), from the same pretrained model, for
-as many steps of as many records, with the same learning rates and seeds to choose from; a seed
+Both mechanisms run at the same (ε, δ), from the same pretrained model, for as many steps of as many
+records, with the same learning rates and seeds to choose from; under one sampling scheme a seed
 throws the users into the same bins for both. Each mechanism then stands with the learning rate
 that is best for *it* on held-out records of training users; what is reported is the loss on users
 that took no part. Choosing learning rates in this way is not covered by the guarantee of a run.
@@ -24,14 +24,24 @@ import numpy as np
 from mfopt import _check, _files
 from mfopt.experiments import plots
 from mfopt.experiments.cache import Cache, Result, Task
+from mfopt.experiments.families import FRESH_BANDS
 from mfopt.experiments.runner import run_all
+from mfopt.experiments.tasks import BALLS, FRESH
 from mfopt.progress import Report, silent
-from mfopt.sampling import BallsInBins
+from mfopt.sampling import BallsInBins, BinScheme, FreshBins
 from mfopt.training.data import open_parts
 from mfopt.training.data.embedded import EMBEDDED
 
 CHOSEN_ON, REPORTED = "held-out-records", "held-out-users"
-LABELS = {"identity": "independent noise", "blt": "BLT noise", "toeplitz": "Toeplitz noise"}
+# kinds of C, with what they are run under where this is not balls-in-bins
+LABELS = {
+    "identity": "independent noise",
+    "blt": "BLT noise",
+    "toeplitz": "Toeplitz noise",
+    f"identity+{FRESH}": "independent noise, fresh bins",
+    f"banded-toeplitz+{FRESH}": "banded noise, fresh bins",
+}
+_SCHEMES: dict[str, type[BinScheme]] = {BALLS: BallsInBins, FRESH: FreshBins}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +50,8 @@ class TrainingComparison:
 
     Attributes:
       data: an embedded corpus, or a folder of `mfopt data build` with a public and held-out parts.
-      strategies: kinds of C; the first is the one that the others are measured against.
+      strategies: of :data:`LABELS`, or other kinds of C; the first is the one that the others are
+        measured against.
       learning_rates, seeds: every mechanism runs with each pair of them.
       rest: as in `mfopt train`; evaluations are ``evaluations`` in number after the first.
     """
@@ -116,15 +127,27 @@ def check_parts(data: str) -> None:
 
 
 def mechanism_task(setting: TrainingComparison, strategy: str) -> Task:
-    """A certified factorization for the scheme, per user."""
+    """A certified factorization for its scheme, per user."""
+    sampling = sampling_of(strategy)
+    thrown: dict[str, Any] = {} if sampling == BALLS else {"sampling": sampling}
     return Task.of(
         "train-mechanism",
-        strategy=strategy,
+        strategy=strategy.partition("+")[0],
         bins=setting.bins,
         epochs=setting.epochs,
         epsilon=setting.epsilon,
         delta=setting.delta,
+        **thrown,
     )
+
+
+def sampling_of(strategy: str) -> str:
+    """The scheme that a mechanism is run under, by name.
+
+    >>> sampling_of("blt"), sampling_of("banded-toeplitz+fresh-bins")
+    ('balls-in-bins', 'fresh-bins')
+    """
+    return strategy.partition("+")[2] or BALLS
 
 
 def run_task(setting: TrainingComparison, strategy: str, learning_rate: float, seed: int) -> Task:
@@ -197,7 +220,15 @@ def run_base(
     return Result({"users": users, "parameters": parameters}, arrays)
 
 
-def run_mechanism(*, strategy: str, bins: int, epochs: int, epsilon: float, delta: float) -> Result:
+def run_mechanism(
+    *,
+    strategy: str,
+    bins: int,
+    epochs: int,
+    epsilon: float,
+    delta: float,
+    sampling: str = BALLS,
+) -> Result:
     """Optimize and certify C; the file is kept as it is.
 
     Args:
@@ -206,11 +237,18 @@ def run_mechanism(*, strategy: str, bins: int, epochs: int, epsilon: float, delt
       epochs: passes over the data.
       epsilon: ε of the statement.
       delta: δ of the statement.
+      sampling: scheme by name.
     """
     from mfopt.optimize import factorize
 
     found = factorize(
-        BallsInBins(bins, epochs), epsilon, delta, strategy=strategy, privacy_unit="user", seed=0
+        _SCHEMES[sampling](bins, epochs),
+        epsilon,
+        delta,
+        strategy=strategy,
+        bands=min(bins, FRESH_BANDS),
+        privacy_unit="user",
+        seed=0,
     )
     if found.provenance["interrupted"]:
         raise KeyboardInterrupt  # what was kept is no result of this cell

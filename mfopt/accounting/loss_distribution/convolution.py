@@ -72,14 +72,20 @@ class Composition(Tilting):
         """P-mass with infinite total loss, a part of every δ."""
         return -math.expm1(self.log_finite)
 
-    def convolve(self, tilt: float) -> ComposedLosses:
-        """The composed losses on a window, tilted by ``tilt`` >= 0."""
+    def convolve(self, tilt: float, like: Tilting | None = None) -> ComposedLosses:
+        """The composed losses on a window, tilted by ``tilt`` >= 0.
+
+        Args:
+          tilt: θ.
+          like: about the same sum, of fewer atoms, by which the window is chosen.
+        """
+        like = like or self
         base = self.log_moment(tilt)
         _, variance, added = self.tilted_moments(tilt)
         spread = math.sqrt(max(variance, self.step**2))
         highest, lowest = self.largest, self.least
-        high = min(self.chernoff(tilt, +1, self.step), highest)
-        low = max(self.chernoff(tilt, -1, self.step), lowest)
+        high = min(like.chernoff(tilt, +1, self.step), highest)
+        low = max(like.chernoff(tilt, -1, self.step), lowest)
         start = math.floor((low - self.offset) / self.step)
         needed = math.ceil((high - self.offset) / self.step) - start + 1
         size = scipy.fft.next_fast_len(max(needed, 16), real=True)

@@ -37,12 +37,14 @@ from mfopt.accounting.loss_distribution.allocation import AllocationProfile
 from mfopt.accounting.loss_distribution.convolution import ComposedLosses, Composition
 from mfopt.accounting.loss_distribution.distribution import LARGEST_WINDOW, LossDistribution
 from mfopt.accounting.loss_distribution.mixture import Unbounded
+from mfopt.accounting.loss_distribution.tilting import Thinned
 
 LEAST = 0.08  # σ, in norms of a mode: with less, losses of a throw are beyond floats
 _FAINT = 1e-290
 _NODES = 300  # on either side of 0, for planning
 _PART = 0.45  # of the grid's spacing: the lognormals' grid adds a fifth of the grid's own variance
 _MOST_CELLS = 1 << 19  # of one lognormal
+_FEW_CELLS = 1 << 13  # of one lognormal, for planning
 _ROUNDING = 1e-7  # relative, of a block's lesser thresholds: below, a block of their own is taken
 _LARGEST_LOSS = 300.0
 _NEIGHBOURS = 16
@@ -218,7 +220,11 @@ def _joined(
 
 
 def log_hinges(
-    bins: int, gram: float, epsilons: np.ndarray, direction: Literal["remove", "add"]
+    bins: int,
+    gram: float,
+    epsilons: np.ndarray,
+    direction: Literal["remove", "add"],
+    most: int = _MOST_CELLS,
 ) -> np.ndarray:
     """Upper bounds of log H_{e^ε} at each ε >= 0, in any order, shape of ``epsilons``.
 
@@ -227,6 +233,7 @@ def log_hinges(
       gram: g = |m|²/σ².
       epsilons: where; what they are apart says how fine the lognormals' grid is.
       direction: "remove" or "add".
+      most: cells of one lognormal, with fewer of which the bounds are looser.
     """
     profile = AllocationProfile(bins, gram)
     order = np.argsort(epsilons)
@@ -244,7 +251,7 @@ def log_hinges(
             continue
         end = start + int(np.searchsorted(np.abs(sorted_ - sorted_[start])[start:], ratio, "right"))
         resolution = float(np.min(apart[start:end]))
-        served = _block(profile, sorted_[start:end], sign, resolution)
+        served = _block(profile, sorted_[start:end], sign, resolution, most)
         if not served.size:
             if end - start > 1:
                 ratio /= 2
@@ -261,14 +268,14 @@ def log_hinges(
 
 
 def _block(
-    profile: AllocationProfile, epsilons: np.ndarray, sign: float, resolution: float
+    profile: AllocationProfile, epsilons: np.ndarray, sign: float, resolution: float, most: int
 ) -> np.ndarray:
     """Bounds at the first of the thresholds, as many as one law is good for; none if it is not."""
     bins = profile.bins
     thresholds = bins * np.exp(sign * epsilons)
     top, least = float(thresholds[0]), float(thresholds[-1])
     step = _PART * resolution * least / math.sqrt(bins)
-    step = max(min(step, top / 64), top / _MOST_CELLS)
+    step = max(min(step, top / 64), top / most)
     direction: Literal["remove", "add"] = "remove" if sign > 0 else "add"
     one = profile._one(top, step, direction, False)
     if one.mass.size == 0:  # no X is so small
@@ -277,7 +284,8 @@ def _block(
     centre = sign * math.sqrt(top * least)
     if centre >= total.largest:
         return np.empty(0)
-    composed = total.convolve(total.tilt_for_epsilon(centre))
+    like = Thinned(total)
+    composed = total.convolve(like.tilt_for_epsilon(centre), like)
     if composed.high <= sign * (least if sign > 0 else top):  # the window ends below all of them
         return np.empty(0)
     found, rounding = _log_hinges(composed, sign * thresholds)
@@ -367,11 +375,11 @@ def _nodes(
     right = losses[_NODES:]
     near = right <= _ALONE
     log_above = np.empty(right.shape)
-    log_above[near] = log_hinges(bins, gram, right[near], "remove")
+    log_above[near] = log_hinges(bins, gram, right[near], "remove", _FEW_CELLS)
     # far out one lognormal decides, the others at their mean: good enough to plan with
     alone = [math.log(bins * math.expm1(e) + 1) for e in right[~near]]
     log_above[~near] = [gaussian.log_delta(math.sqrt(gram), e) for e in alone]
-    log_below = log_hinges(bins, gram, -losses[: _NODES + 1], "add")
+    log_below = log_hinges(bins, gram, -losses[: _NODES + 1], "add", _FEW_CELLS)
     log_q, _, _ = _kinks(losses, log_above, log_below)
     kept = log_q > -690
     return losses[kept], log_q[kept], np.zeros(int(np.count_nonzero(kept)))

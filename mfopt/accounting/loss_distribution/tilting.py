@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -100,6 +101,46 @@ class Tilting(abc.ABC):
             return (self.log_moment(tilt + side * s) - base + LOG_WINDOW_TAIL) / s
 
         return side * walk_down(bound, math.sqrt(2 * LOG_WINDOW_TAIL) / spread)
+
+
+class Thinned(Tilting):
+    """About the same sum, of few atoms: for planning only, no bound.
+
+    Neighbouring atoms are merged at their mean, so that of the tilted law only what a tilt changes
+    within a merged atom is lost.
+
+    Args:
+      whole: the sum.
+      most: atoms of one round that are left.
+    """
+
+    def __init__(self, whole: Tilting, most: int = 1 << 13) -> None:
+        self._terms = tuple((_merged(part, most), count) for part, count in whole.terms)
+
+    @property
+    def terms(self) -> Sequence[tuple[Atoms, int]]:
+        return self._terms
+
+
+@dataclasses.dataclass(frozen=True)
+class _Merged:
+    losses: np.ndarray
+    log_mass: np.ndarray
+    relative_smoothing: np.ndarray
+
+
+def _merged(part: Atoms, most: int) -> Atoms:
+    size = part.losses.size
+    if size <= most:
+        return part
+    first = np.arange(0, size, -(-size // most))
+    peaks = np.maximum.reduceat(part.log_mass, first)
+    each = np.exp(part.log_mass - np.repeat(peaks, np.diff(first, append=size)))
+    mass = np.add.reduceat(each, first)
+    losses = np.add.reduceat(each * part.losses, first) / mass
+    # the ends stay where they are: they say what sums there can be
+    losses[0], losses[-1] = part.losses[0], part.losses[-1]
+    return _Merged(losses, peaks + np.log(mass), np.zeros_like(mass))
 
 
 def _log_moment(part: Atoms, tilt: float) -> float:

@@ -1,8 +1,9 @@
 """Correlated against independent noise in whole training runs, on several data sets.
 
-Every mechanism runs the same batches at the same (ε, δ) from the same pretrained model, over one
-grid of learning rates; it stands with the rate that is best for it on held-out records, and is
-reported on held-out records and held-out users. (:mod:`mfopt.experiments.training` has the runs.)
+Every mechanism runs, under one sampling scheme, the same batches at the same (ε, δ) from the same
+pretrained model, over one grid of learning rates; it stands with the rate that is best for it on
+held-out records, and is reported on held-out records and held-out users.
+(:mod:`mfopt.experiments.training` has the runs.)
 """
 
 from __future__ import annotations
@@ -155,7 +156,8 @@ class NoiseInTraining(Study):
                     "records_gain": other.last(CHOSEN_ON) - run.last(CHOSEN_ON),
                     "privacy_unit": "user",
                     "adjacency": "add-remove",
-                    "sampling": f"balls-in-bins, {setting.bins} bins, {setting.epochs} epochs",
+                    "sampling": f"{training.sampling_of(strategy)}, {setting.bins} bins, "
+                    f"{setting.epochs} epochs",
                     "epsilon": self.epsilon,
                     "delta": self.delta,
                     "noise_multiplier": run.noise_multiplier,

@@ -1,0 +1,27 @@
+"""Fresh bins against balls-in-bins in training, each with the C that is best under it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from mfopt.experiments import training
+from mfopt.experiments.studies.base import flag
+from mfopt.experiments.studies.noise_in_training import NoiseInTraining
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingInTraining(NoiseInTraining):
+    """Loss on held-out users and records, each sampling scheme at its own best learning rate."""
+
+    name = "sampling-in-training"
+    summary = "Bins thrown afresh in each epoch against bins that are kept, in fine-tuning."
+    source = "this library, bins thrown afresh"
+    default_size = "embedded corpus, 2 mechanisms, 3 learning rates, 3 seeds, 32 steps each"
+    time = "about 7 CPU-minutes"
+
+    strategies: tuple[str, ...] = flag(
+        ("blt", "banded-toeplitz+fresh-bins"),
+        "Forms of C, +fresh-bins for that sampling; the first is what others are measured against.",
+        choices=tuple(training.LABELS),
+    )
+    epsilon: float = flag(2.0, "ε of every statement.", option="--eps")
