@@ -7,9 +7,15 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from _pytest.doctest import DoctestModule
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 sys.path.insert(0, str(Path(__file__).parent))
+
+# Compiled modules are kept, also where that is turned off: each worker, and each process that a
+# test starts, would compile them all again, which takes seconds.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # no test reads or writes what this user has proved
 os.environ["MFOPT_DATA"] = tempfile.mkdtemp(prefix="mfopt-tests-")
@@ -50,6 +56,24 @@ def _without_optimization(request: pytest.FixtureRequest):
         jax.config.update("jax_disable_most_optimizations", True)
         yield
         jax.config.update("jax_disable_most_optimizations", False)
+
+
+class _OnlyWithExamples:
+    """Modules without an example are not imported to look for one, which takes each worker long.
+
+    A plugin of its own: a conftest's hooks are not asked about files beside its folder.
+    """
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collect_file(self, file_path: Path):
+        found = yield
+        if file_path.suffix == ".py" and ">>> " not in file_path.read_text("utf-8"):
+            return [one for one in found if not isinstance(one, DoctestModule)]
+        return found
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(_OnlyWithExamples())
 
 
 @pytest.hookimpl(optionalhook=True)  # without xdist nobody asks

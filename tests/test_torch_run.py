@@ -19,7 +19,6 @@ from mfopt.sampling import BallsInBins
 from mfopt.strategies import BLT, Identity
 from mfopt.workloads import PrefixSums
 
-torch = pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Full backward hook is firing"),
     pytest.mark.filterwarnings("ignore:Optimal order is the"),
@@ -28,6 +27,13 @@ pytestmark = [
 ]
 RECORDS, CLIP, SEED = 12, 0.5, 20
 SCHEME = BallsInBins(bins=5, epochs=2)  # with this seed one bin is empty and one has five records
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _torch():
+    """Not at import: seconds for each worker that collects, and one of them runs these tests."""
+    global torch
+    torch = pytest.importorskip("torch")
 
 
 def factorization(scheme=SCHEME):
@@ -115,7 +121,8 @@ def plain(**options):
     return run, model, optimizer
 
 
-def epoch(model, optimizer, loader, criterion=torch.nn.functional.cross_entropy, stop=None):
+def epoch(model, optimizer, loader, criterion=None, stop=None):
+    criterion = criterion or torch.nn.functional.cross_entropy
     for place, (x, y) in enumerate(loader):
         optimizer.zero_grad()
         criterion(model(x), y).backward()
