@@ -201,14 +201,20 @@ def sigma_task(
     )
 
 
-def certified_task(source: Task, samples: int = 2**17) -> Task:
-    """The least σ that is certified for the C of an :func:`amplified_task`."""
+def certified_task(source: Task, samples: int | None = 2**17) -> Task:
+    """The least σ that is certified for the C of an :func:`amplified_task`, under its scheme.
+
+    Args:
+      source: that task.
+      samples: of the certificate; as many as are worth it where None.
+    """
     return Task.of("certified", (source,), samples=samples, **_target(source))
 
 
 def _target(source: Task) -> dict[str, Any]:
     given = source.arguments
-    return {name: given[name] for name in ("bins", "epochs", "epsilon", "delta", "seed")}
+    names = ("bins", "epochs", "epsilon", "delta", "seed", "sampling", "rethrow")
+    return {name: given[name] for name in names if name in given}
 
 
 def strategy_of(result: Result) -> Strategy:
@@ -380,9 +386,18 @@ def run_sigma(
 
 
 def run_certified(
-    source: Result, *, bins: int, epochs: int, epsilon: float, delta: float, seed: int, samples: int
+    source: Result,
+    *,
+    bins: int,
+    epochs: int,
+    epsilon: float,
+    delta: float,
+    seed: int,
+    samples: int | None,
+    sampling: str = BALLS,
+    rethrow: int = 1,
 ) -> Result:
-    """The least σ that is certified for C.
+    """The least σ that is certified for C, and the RMSE of prefix sums with it.
 
     Args:
       source: task (or its result) that holds C.
@@ -391,20 +406,24 @@ def run_certified(
       epsilon: ε of the statement.
       delta: δ of the statement.
       seed: pins the random choices.
-      samples: Monte Carlo samples.
+      samples: Monte Carlo samples; as many as are worth it where None.
+      sampling: scheme by name.
+      rethrow: epochs between two throws of fresh bins.
     """
-    pair = law(BallsInBins(bins, epochs)).loss(strategy_of(source))
+    strategy = strategy_of(source)
     certificate, estimate = release(
-        pair,
+        law(_bins(sampling, bins, epochs, rethrow)).loss(strategy),
         epsilon,
         delta,
         samples=samples,
         seed=seed,
     )
-    guarantee = certificate.guarantee("example").describe()
+    guarantee = certificate.guarantee("example")
+    at_one = float(query_error.rmse(PrefixSums(), strategy, bins * epochs))
     return Result(
         {
-            "guarantee": guarantee,
+            "guarantee": guarantee.describe(),
+            "rmse": guarantee.noise_multiplier * at_one,
             "estimated_noise_multiplier": estimate.noise_multiplier,
             "estimate_relative_error": estimate.relative_error,
         }
