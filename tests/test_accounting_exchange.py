@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
+from selection import few
 
 from mfopt.accounting import Mechanism, account, events, phases
 from mfopt.accounting.closed_form import gaussian
@@ -155,12 +156,16 @@ def test_certain_participation_is_a_gaussian_release():
 
 @pytest.mark.parametrize(
     ("scheme", "strategy", "adjacency"),
-    [
-        (FixedBatch(20, 400, 40), None, "zero-out"),
-        (FixedBatch(20, 400, 40), None, "replace"),
-        (Poisson(0.05, 40), None, "replace"),
-        (CyclicPoisson(0.1, 2, 40), BandedSquareRoot(2), "replace"),
-    ],
+    few(
+        [
+            (FixedBatch(20, 400, 40), None, "zero-out"),
+            (FixedBatch(20, 400, 40), None, "replace"),
+            (Poisson(0.05, 40), None, "replace"),
+            (CyclicPoisson(0.1, 2, 40), BandedSquareRoot(2), "replace"),
+        ],
+        2,
+        3,
+    ),
 )
 def test_groups_go_through_the_whole_profile(scheme, strategy, adjacency):
     def epsilon(size, adjacency=adjacency):

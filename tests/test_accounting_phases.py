@@ -6,6 +6,7 @@ import dp_accounting
 import pytest
 from dp_accounting import dp_event
 from dp_accounting.pld import pld_privacy_accountant
+from selection import few
 
 from mfopt.accounting import Mechanism, account, events, phases
 from mfopt.accounting.closed_form import gaussian
@@ -123,11 +124,14 @@ def test_what_does_not_compose_is_refused():
 
 @pytest.mark.parametrize(
     ("mechanism", "sigma"),
-    [
-        (Mechanism(Poisson(0.02, 50)), 1.1),
-        (Mechanism(BallsInBins(8, 4)), 2.0),
-        (Mechanism(FixedOrder(8, 4)), 4.0),
-    ],
+    few(
+        [
+            (Mechanism(Poisson(0.02, 50)), 1.1),
+            (Mechanism(BallsInBins(8, 4)), 2.0),
+            (Mechanism(FixedOrder(8, 4)), 4.0),
+        ],
+        0,
+    ),
 )
 def test_epsilon_grows_over_training_up_to_the_whole_account(mechanism, sigma):
     found = list(phases.over_training(mechanism, sigma, 1e-5, points=4))

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from selection import few
 
 from mfopt.errors import FailureError, UsageError
 from mfopt.experiments.cache import Result
@@ -51,7 +52,9 @@ def written_out(descent, sigma):
     return errors
 
 
-@pytest.mark.parametrize(("algorithm", "group"), [(ELS, 4), (ELS, 2), (ULS, 1), (ULS, 2), (ULS, 4)])
+@pytest.mark.parametrize(
+    ("algorithm", "group"), few([(ELS, 4), (ELS, 2), (ULS, 1), (ULS, 2), (ULS, 4)], 1, 2, 4)
+)
 def test_all_trials_at_once_are_the_algorithms_written_out(algorithm, group, monkeypatch):
     descent = dataclasses.replace(SMALL, algorithm=algorithm, group=group)
     whole = user_means.squared_errors(descent, 0.8)

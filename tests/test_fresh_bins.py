@@ -154,8 +154,13 @@ def case(bands, sigma):
         "add": np.maximum(-np.expm1(EPSILON + plain_loss(every, noise, sigma)), 0),
     }
     plain = {key: (v.mean(), v.std() / math.sqrt(v.size)) for key, v in values.items()}
-    loss = FreshBinsLoss(pattern.exact(Banded.from_dense(matrix, bands), scheme))
-    return loss, Point(sigma, EPSILON), plain
+    return loss_of(bands), Point(sigma, EPSILON), plain
+
+
+def loss_of(bands):
+    scheme = FreshBins(BINS, EPOCHS)
+    matrix = Banded.from_dense(drawn(BINS, EPOCHS, bands), bands)
+    return FreshBinsLoss(pattern.exact(matrix, scheme))
 
 
 @pytest.mark.ci
@@ -289,8 +294,7 @@ def test_no_number_is_not_a_small_delta():
     assert math.isnan(lost.value) and not lost.relative_error < math.inf
 
 
-def test_a_component_that_no_sample_needs_stays_in_reach(small, monkeypatch):
-    loss, point, _ = small
+def test_a_component_that_no_sample_needs_stays_in_reach(monkeypatch):
     kept = pattern_frozen.scipy.optimize.minimize
 
     def runs_off(function, start, **options):
@@ -301,7 +305,7 @@ def test_a_component_that_no_sample_needs_stays_in_reach(small, monkeypatch):
         return kept(function, start, **options)
 
     monkeypatch.setattr(pattern_frozen.scipy.optimize, "minimize", runs_off)
-    found = pattern_frozen.fit(loss.patterns, point.noise_multiplier, point.epsilon)
+    found = pattern_frozen.fit(loss_of(BANDS).patterns, 2.0, EPSILON)
     assert np.all(np.asarray(found.alpha) < 100) and np.all(np.abs(found.gamma) < 100)
 
 

@@ -18,6 +18,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import with_devices
+from selection import few
 from test_strategies import EVERY_KIND, dense_modes, every_strategy
 
 from mfopt import strategies as S
@@ -161,7 +162,7 @@ def test_pair_is_refused_where_the_lemma_does_not_hold():
 # --- estimators against sampling in n dimensions -------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=[IDENTITY, BLT, DENSE])
+@pytest.fixture(scope="module", params=few([IDENTITY, BLT, DENSE], 1))
 def case(request):
     """A pair at a σ where δ is large, with both directions sampled in n dimensions."""
     pair, matrix = pair_of(request.param)
@@ -292,7 +293,9 @@ def test_known_noise_multipliers(name):
     assert solved(pair, 2.0, "add", add) == pytest.approx(add, rel=0.015 if add < 2 else 0.003)
 
 
-@pytest.mark.parametrize(("epsilon", "expected"), [(0.5, 4.060), (1.0, 3.354), (4.0, 2.2126)])
+@pytest.mark.parametrize(
+    ("epsilon", "expected"), few([(0.5, 4.060), (1.0, 3.354), (4.0, 2.2126)], 2)
+)
 def test_known_noise_multipliers_of_independent_noise(epsilon, expected):
     pair = dominating_pair.exact(S.Identity(), BIG)
     found = calibration.calibrate(pair, epsilon, 1e-5, samples=2**15, seed=7)
@@ -466,7 +469,7 @@ def test_no_sample_exceeds_the_range_bound(seed, scale, order, epsilon):
         assert np.all(np.isfinite(found.sums.log_wealth[1:]))
 
 
-@pytest.mark.parametrize("kind", ["chain", "shift", "mean"])
+@pytest.mark.parametrize("kind", few(["chain", "shift", "mean"], 2))
 def test_a_ceiling_that_does_not_hold_leaves_no_number(kind):
     """Control: a ceiling e^6 times too low is noticed, and no bound is given."""
     gram, factor = gram_and_factor(3, 1.0)

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from fading_strategy import Fading, Plateau
+from selection import few
 from train_fixtures import bigram_model, synthetic_store
 
 from mfopt import load, optimize, query_error
@@ -32,6 +33,7 @@ def test_it_conforms_and_says_what_is_dense():
     assert dense == ("multiply", "solve", "modes", "gram", "error")
 
 
+@pytest.mark.ci
 def test_without_a_recursion_its_noise_is_dense_where_that_is_asked_for():
     assert "noise" in check_strategy(Plateau(0.3), past="dense")
     with pytest.raises(UsageError, match="past='dense'"):
@@ -66,6 +68,7 @@ def test_it_is_accounted_in_another_scheme(certified):
     assert fixed.status == "exact" and fixed.noise_multiplier > certified.noise_multiplier
 
 
+@pytest.mark.ci
 def test_it_is_compared(tmp_path):
     setting = comparison.Comparison(
         SCHEME.bins,
@@ -81,7 +84,7 @@ def test_it_is_compared(tmp_path):
     assert "fading" in comparison.text_table(list(rows.values()))
 
 
-@pytest.mark.parametrize("past", ["auto", "dense"])
+@pytest.mark.parametrize("past", few(["auto", "dense"], 0))
 def test_it_trains(certified, past):
     model = bigram_model()
     units = UserUnits(synthetic_store(num_users=12), records=1, length=8, seed=5)

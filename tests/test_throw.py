@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from selection import few
 
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.closed_form import gaussian
@@ -37,7 +38,8 @@ def test_one_law_serves_many_thresholds(bins, sigma, direction):
 
 
 @pytest.mark.parametrize(
-    ("bins", "epochs", "sigma", "epsilon"), [(4, 3, 1.3, 1.0), (2, 5, 1.5, 0.5), (8, 2, 0.6, 2.0)]
+    ("bins", "epochs", "sigma", "epsilon"),
+    few([(4, 3, 1.3, 1.0), (2, 5, 1.5, 0.5), (8, 2, 0.6, 2.0)], 0),
 )
 def test_plain_sampling_in_both_directions(bins, epochs, sigma, epsilon):
     rng, samples = np.random.default_rng(0), 200_000

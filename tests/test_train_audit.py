@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
+from selection import few
 
 from mfopt import sampling
 from mfopt.errors import UsageError
@@ -222,14 +223,18 @@ def coins(right, seed, step):
 
 @pytest.mark.parametrize(
     ("rule", "name"),
-    [
-        (by_number, "batch sizes"),
-        (by_number, "another secret"),
-        (shifted, "neighbouring"),
-        (one_seed, "another secret"),
-        (afresh, "gaps"),
-        (coins, "number of participations"),
-    ],
+    few(
+        [
+            (by_number, "batch sizes"),
+            (by_number, "another secret"),
+            (shifted, "neighbouring"),
+            (one_seed, "another secret"),
+            (afresh, "gaps"),
+            (coins, "number of participations"),
+        ],
+        1,
+        2,
+    ),
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_a_sampler_that_is_not_the_scheme_is_found(rule, name):
@@ -243,12 +248,16 @@ def test_a_sampler_that_is_not_the_scheme_is_found(rule, name):
 
 @pytest.mark.parametrize(
     "scheme",
-    [
-        sampling.Poisson(0.1, 30),
-        sampling.CyclicPoisson(0.4, 4, 8),
-        sampling.FixedOrder(8, 3),
-        sampling.FreshBins(8, 6, 2),
-    ],
+    few(
+        [
+            sampling.Poisson(0.1, 30),
+            sampling.CyclicPoisson(0.4, 4, 8),
+            sampling.FixedOrder(8, 3),
+            sampling.FreshBins(8, 6, 2),
+        ],
+        1,
+        2,
+    ),
     ids=lambda scheme: scheme.kind,
 )
 def test_a_sampler_that_is_the_scheme_is_not(scheme):

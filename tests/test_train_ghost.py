@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from selection import few
 
 from mfopt.training import ghost
 from mfopt.training.clipping import Clipping
@@ -173,7 +174,7 @@ def test_a_unit_without_a_finite_gradient_adds_nothing(always):
     assert bool(jnp.all(jnp.isfinite(with_it.gradient["wte"])))
 
 
-@pytest.mark.parametrize("size", [1.0, 1e2, 1e4])
+@pytest.mark.parametrize("size", few([1.0, 1e2, 1e4], 2))
 def test_norms_are_not_too_small_where_terms_cancel(size, monkeypatch):
     # Σ uᵀv of large terms that nearly cancel: rounding of the double sum exceeds the sum itself
     rng = np.random.default_rng(0)
