@@ -10,6 +10,7 @@ from scipy.special import logsumexp
 
 from mfopt._float64 import float64
 from mfopt.accounting import Mechanism, account
+from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
 from mfopt.accounting.monte_carlo import (
     band,
@@ -331,6 +332,23 @@ def test_one_throw_is_balls_in_bins():
 
 
 @pytest.mark.release
+def test_one_bin_is_known_and_needs_no_samples():
+    scaled = TimeScaled(Identity(), np.array([1.0, 2.0, 0.5]), np.ones(3))
+    loss = FreshBinsLaw(FreshBins(1, 3)).loss(scaled)
+    (bound,) = loss.free_bounds()
+    norm = float(np.linalg.norm(np.asarray(scaled.materialize(3)).sum(axis=1)))
+    assert bound.exact and loss.sensitivity == pytest.approx(norm, rel=1e-12)
+    found = account(Mechanism(FreshBins(1, 3), scaled), epsilon=2.0, delta=1e-5)
+    assert found.noise_multiplier == pytest.approx(norm / gaussian.largest_mu(2.0, 1e-5), rel=1e-9)
+    # a control: with a second bin there is something to draw
+    assert not any(
+        each.exact
+        for each in FreshBinsLaw(FreshBins(2, 3))
+        .loss(BandedToeplitz(np.array([1.0, 0.5])))
+        .free_bounds()
+    )
+
+
 def test_one_epoch_of_independent_noise_is_the_exact_sum_of_lognormals():
     loss = FreshBinsLoss(pattern.exact(Identity(), FreshBins(6, 1)))
     point, exact = Point(1.2, 1.0), AllocationProfile(6, 1 / 1.2**2)

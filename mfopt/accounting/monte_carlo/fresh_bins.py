@@ -62,6 +62,7 @@ from mfopt.errors import FailureError
 from mfopt.sampling import FreshBins
 from mfopt.strategies import Strategy
 
+ONE_BIN = "fresh bins, one bin for all: Gaussian mechanism, the one pattern"
 UNAMPLIFIED = "fresh bins, bounded without amplification: Gaussian mechanism, largest pattern"
 
 
@@ -181,6 +182,8 @@ class FreshBinsLoss(TiltedLoss):
         return self._split, ceilings.without(shift**2), paid
 
     def free_bounds(self) -> Sequence[FreeBound]:
+        if self.patterns.bins == 1:  # nothing is drawn
+            return (Unamplified(self.sensitivity, ONE_BIN, exact=True),)
         anyway = Unamplified(self.sensitivity, UNAMPLIFIED)
         squared = pattern.orthogonal_norm(self.patterns)
         if squared is None:
