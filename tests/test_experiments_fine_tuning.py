@@ -38,7 +38,7 @@ def results(study, arms, loss):
 
 
 def test_selection_runs_every_rule_and_every_k_once():
-    study = RecordSelection(epsilons=(2.0,)).check()
+    study = RecordSelection(epsilons=(2.0,), seeds=(0,)).check()
     arms = list(study.arms())
     assert len(arms) == len(set(arms)) == len(list(study.cells()))
     for name in (ELS, ULS):
@@ -92,12 +92,36 @@ def test_clip_norms_are_at_equal_records_and_their_spread_is_said():
     assert {arm.units for arm in arms if arm.algorithm == ULS} == {4.0}
     found = results(study, arms, lambda arm, _: 4.0 + arm.clip_norm * (arm.algorithm == ELS))
     outcome = study.outcome(found)
-    assert "ELS is best at 0.5 (4.5000) and at most 1.5000 above it" in outcome.findings[0]
-    assert "ULS is best at 0.5 (4.0000) and at most 0.0000 above it" in outcome.findings[0]
+    assert (
+        "ELS is best at 0.5 (4.5000) and worst at 2, 1.5000 ± 0.0000 above it"
+        in outcome.findings[0]
+    )
+    assert "ULS is best at 0.5 (4.0000) and worst at 2" in outcome.findings[0]
+
+
+def test_rates_are_added_until_the_best_is_bracketed():
+    study = Adapters(ranks=(8,), rates=(0.1, 0.2), seeds=(0, 1), extend=3).check()
+
+    def loss(arm, rate):
+        return abs(np.log2(rate / (0.8 if arm.rank else 0.1)))
+
+    found = results(study, study.arms(), loss)
+    asked = []
+    while more := list(study.more(found)):
+        asked.append({task.arguments["rate"] for task in more})
+        wider = dataclasses.replace(study, rates=tuple(asked[-1]))
+        every = results(wider, study.arms(), loss)
+        found |= {task: every[task] for task in more}
+    assert asked == [{0.05, 0.4}, {0.8}, {1.6}]
+    rows = study.outcome(found).rows
+    assert [row["learning_rate"] for row in rows] == [0.1, 0.8] * 2
+    assert all(row["rate_bracketed"] for row in rows)
+    cut = dataclasses.replace(study, extend=1).outcome(found)
+    assert cut.findings[-1] == "2 of 4 best rates are an end of those tried"
 
 
 def test_adapters_are_held_against_all_parameters_each_at_its_best_rate():
-    study = Adapters(ranks=(8,), rates=(0.1, 0.2)).check()
+    study = Adapters(ranks=(8,), rates=(0.1, 0.2), seeds=(0,), extend=0).check()
     best = {0: 0.1, 8: 0.2}
     found = results(study, study.arms(), lambda arm, r: 4 + arm.rank / 10 + abs(r - best[arm.rank]))
     outcome = study.outcome(found)
@@ -146,12 +170,12 @@ def test_local_rates_are_chosen_by_the_other_half_of_the_users():
 
 
 def test_personalizing_both_models_is_said_with_the_gap():
-    study = Personalization(epsilons=(2.0,), local_rates=(0.1,)).check()
+    study = Personalization(epsilons=(2.0,), local_rates=(0.1,), seeds=(0,)).check()
     found = {
         study.local(None): Result({}, {"before": np.full(4, 6.0), "after": np.full((1, 4), 5)})
     }
     for arm in study.arms():
-        run = study.run(arm, study.rates[0], 0, keep=True)
+        run = study.run(arm, study.rates[0], 0)
         found[run] = finished(arm, {CHOSEN_ON: 4.0, REPORTED: 4.0})
         level = 4.0 if arm.algorithm == ELS else 3.5
         arrays = {"before": np.full(4, level), "after": np.full((1, 4), level - 0.25)}
@@ -229,7 +253,7 @@ def test_steps_are_timed_of_the_same_records():
 def test_whole_studies_run(tmp_path):
     small = {
         "data": str(write_parts(tmp_path / "data")), "steps": 2, "length": 8, "width": 8,
-        "layers": 1, "pretrain_steps": 2, "rates": (0.01,),
+        "layers": 1, "pretrain_steps": 2, "rates": (0.01,), "seeds": (0, 1),
     }  # fmt: skip
     one = {"epsilons": (4.0,)}
     cache = Cache(tmp_path / "cells")

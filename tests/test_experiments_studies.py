@@ -267,3 +267,45 @@ def test_cells_of_studies_depend_on_the_code_of_studies_and_others_do_not():
     assert cache.code_digest(True) != cache.code_digest(True, True)
     own = Task.of("study-means", value=1)
     assert own.key != dataclasses.replace(own, name="account").key
+
+
+@dataclasses.dataclass(frozen=True)
+class Timed(Squares):
+    """One whose cells are timings, and whose first asks for one more; that one is stopped once."""
+
+    name = "timed"
+    alone = True
+
+    def cells(self):
+        return [Task.of("study-squares", value=v, shift=0.0) for v in (1.0, 2.0)]
+
+    def more(self, found):
+        return [Task.of("study-squares", value=3.0, shift=0.0)]
+
+
+def test_all_studies_are_one_command_and_one_pool(squares, monkeypatch, tmp_path, capsys):
+    registered = {"squares": f"{__name__}:Squares", "timed": f"{__name__}:Timed"}
+    monkeypatch.setattr(studies, "STUDIES", registered)
+    out, words = tmp_path / "out", ["--cache", str(tmp_path / "cache"), "--jobs", "1"]
+
+    def everything(*more):
+        try:
+            return main(["experiment", "all", *words, *map(str, more)]) or 0
+        except SystemExit as stop:
+            return stop.code
+
+    assert everything("--out", out) == 130 and not list(out.iterdir())
+    assert everything("--out", out) == 0
+    assert CALLS == [1.0, 2.0, 3.0, 3.0]  # what two studies share is run once
+    assert "They grow." in capsys.readouterr().out
+    names = {f"{name}.{kind}" for name in registered for kind in base.FILES}
+    assert {path.name for path in out.iterdir()} == names
+    assert everything("--out", out) == 2 and "--force" in capsys.readouterr().err
+    assert everything("--artifacts", tmp_path / "artifacts") == 0 and len(CALLS) == 4
+    assert set(artifacts.read_manifest(tmp_path / "artifacts")) == {
+        f"studies/{name}" for name in registered
+    }
+    assert everything("--jobs", 0) == 2
+    capsys.readouterr()
+    assert everything("--json") == 0
+    assert list(json.loads(capsys.readouterr().out)) == list(registered)

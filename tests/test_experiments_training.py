@@ -2,14 +2,22 @@
 
 import csv
 
+import numpy as np
 import pytest
 from study_oracles import write_parts
 
-from mfopt.experiments import training
+from mfopt.errors import UsageError
+from mfopt.experiments import repeated, training
 from mfopt.experiments.cache import Cache, Result
 from mfopt.experiments.studies.noise_in_training import NoiseInTraining
 from mfopt.experiments.studies.sampling_in_training import SamplingInTraining
 from mfopt.experiments.training import CHOSEN_ON, REPORTED, Run, TrainingComparison
+from mfopt.sampling import Poisson
+from mfopt.training import metrics
+from mfopt.training.batching import Sampler
+from mfopt.training.config import TrainConfig
+from mfopt.training.execute import execute
+from mfopt.training.prepare import prepare
 
 
 def made_up(strategy, rate, seed, records, users):
@@ -135,3 +143,67 @@ def test_mechanisms_run_the_same_batches_from_the_same_model(data, tmp_path):
     written = training.write(tmp_path / "comparison", setting, runs)
     assert [path.suffix for path in written] == [".json", ".csv", ".png", ".svg"]
     assert all(path.stat().st_size > 200 for path in written)
+
+
+@pytest.mark.ci
+def test_repeated_runs_are_those_of_the_trainer(data, tmp_path):
+    """Rates, seeds and rules share one program, and train as whole runs of their own do."""
+    setting = {
+        "sampling": "poisson:probability=0.3,iterations=3",
+        "algorithm": "uls",
+        "epsilon": 8.0,
+        "delta": 1e-4,
+        "records_per_user": 2,
+        "data": str(data),
+        "length": 8,
+        "width": 8,
+        "layers": 1,
+        "tensorboard": False,
+    }
+    runs = repeated.Runs(TrainConfig(**setting, seed=0, output=str(tmp_path / "shared")))
+    seen = set()
+    for number, (rate, seed, rule) in enumerate(
+        [(0.01, 0, "random"), (0.3, 0, "random"), (0.3, 1, "random"), (0.3, 1, "longest")]
+    ):
+        config = TrainConfig(
+            **setting,
+            learning_rate=rate,
+            seed=seed,
+            selection=rule,
+            schedule="constant",
+            output=str(tmp_path / str(number)),
+        )
+        execute(prepare(config))
+        rows = metrics.read_table(tmp_path / str(number) / "evaluation.csv")
+        whole = {part: [] for part in (CHOSEN_ON, REPORTED)}
+        for row in rows:
+            whole[row["part"]].append(float(row["loss"]))
+        trained = runs.run(rate=rate, seed=seed, selection=rule)
+        for part, losses in whole.items():
+            assert trained.first()[part] == pytest.approx(losses[0], rel=1e-6)
+            assert trained.last()[part] == pytest.approx(losses[-1], rel=1e-5)
+        seen.add(round(trained.last()[REPORTED], 5))
+    assert len(seen) == 4
+    other = Sampler(Poisson(0.2, 3), runs.prepared.execution.units.population, 0, microbatch=1)
+    with pytest.raises(UsageError, match="scheme"):
+        runs.prepared.trainer.over(runs.prepared.execution.units, other)
+
+
+def test_runs_of_one_setting_are_kept_until_another_is_asked_for(monkeypatch):
+    made = []
+    monkeypatch.setattr(repeated, "Runs", lambda config: made.append(config) or len(made))
+    base = Result({}, {"file/corpus/a": np.zeros(3, np.uint8)})
+    other = Result({}, {"file/corpus/a": np.ones(3, np.uint8)})
+
+    def ask(source, length):
+        return repeated.runs_of(
+            {"data": source},
+            sampling="poisson:probability=0.3,iterations=3",
+            algorithm="none",
+            length=length,
+        )
+
+    assert ask(base, 8) == ask(Result({}, base.arrays), 8) == 1
+    assert ask(other, 8) == 2 and ask(other, 16) == 3 and ask(other, 16) == 3
+    assert len(repeated._KEPT) == 1
+    repeated._KEPT.clear()

@@ -16,7 +16,7 @@ from flax import nnx
 from mfopt import sampling
 from mfopt.accounting import Mechanism, account
 from mfopt.errors import UsageError
-from mfopt.experiments.cache import Result
+from mfopt.experiments.cache import Result, Task
 from mfopt.experiments.studies import cifar as cifar_files
 from mfopt.experiments.studies import image_cells, less_rmse, many_runs, pictures, words
 from mfopt.experiments.studies.functional import functional, size
@@ -186,8 +186,20 @@ def test_the_best_rate_is_chosen_on_validation_and_reported_on_test() -> None:
         "test_loss": np.array([[0.0, 5.0, 0.0], [0.0, 7.0, 0.0]]),
         "test_accuracy": np.array([[1.0, 0.5, 1.0], [1.0, 0.7, 1.0]]),
     }
-    best = image_cells.best([Result({}, arrays)], (0.1, 0.2, 0.4))
-    assert best.rate == 0.2 and best.edge == "" and best.loss.tolist() == [5.0, 7.0]
+    source = Task.of("study-mechanism")
+    grid = Task.of("study-images", (source,), rates=[0.1, 0.2, 0.4], seeds=[0, 1])
+    best, more = image_cells.best({grid: Result({}, arrays)}, [grid], most=1)
+    assert not more and best.rate == 0.2 and best.edge == "" and best.loss.tolist() == [5.0, 7.0]
+    low, high = ([grid] for grid in (
+        Task.of("study-images", (source,), rates=[0.2, 0.4], seeds=[0, 1]),
+        Task.of("study-images", (source,), rates=[0.1], seeds=[0, 1]),
+    ))  # fmt: skip
+    ends = {low[0]: Result({}, {name: values[:, 1:] for name, values in arrays.items()})}
+    best, more = image_cells.best(ends, low, most=1)
+    assert best.edge == "lowest" and more == high
+    ends |= {high[0]: Result({}, {name: values[:, :1] for name, values in arrays.items()})}
+    best, more = image_cells.best(ends, low, most=1)
+    assert best.rate == 0.2 and best.edge == "" and not more
     mean, half = image_cells.interval(best.accuracy)
     assert mean == pytest.approx(0.6) and half == pytest.approx(12.706 * 0.1, rel=1e-3)
 

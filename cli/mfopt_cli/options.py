@@ -217,7 +217,11 @@ def seed(text: str = "for reproduction; the certificate says so", **more: Any) -
     return option("--seed", type=COUNT, help=text, **more)
 
 
-jobs = option("--jobs", type=COUNT, help="Worker processes. [default: half the cores]")
+jobs = option(
+    "--jobs",
+    type=COUNT,
+    help="Worker processes. [default: half the cores; `experiment all`: a process for each]",
+)
 cache = option(
     "--cache",
     type=click.Path(path_type=Path),

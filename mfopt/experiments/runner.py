@@ -112,6 +112,15 @@ def usual_jobs() -> int:
     return max(1, (os.cpu_count() or 2) // 2)
 
 
+def cores() -> int:
+    """Processes that fit side by side where each works on one core; one on an accelerator."""
+    import jax
+
+    if jax.default_backend() != "cpu":
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else usual_jobs()
+
+
 def _cells(done: int, total: int, task: Task | None = None) -> Progress:
     return Progress("computing", done, total, "cells", note="" if task is None else str(task))
 

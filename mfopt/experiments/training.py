@@ -33,6 +33,8 @@ from mfopt.training.data import open_parts
 from mfopt.training.data.embedded import EMBEDDED
 
 CHOSEN_ON, REPORTED = "held-out-records", "held-out-users"
+# setting of a run -> where `unpack` puts what it names
+PLACES = {"data": "corpus", "model": "pretrained", "factorization": "mechanism/mechanism.npz"}
 # kinds of C, with what they are run under where this is not balls-in-bins
 LABELS = {
     "identity": "independent noise",
@@ -286,42 +288,26 @@ def run_training(
       evaluate_every: steps between evaluations.
       evaluate_records: records of an evaluation.
     """
-    from mfopt.training import metrics
-    from mfopt.training.config import TrainConfig
-    from mfopt.training.execute import execute
-    from mfopt.training.prepare import prepare
+    from mfopt.experiments import repeated
 
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        unpack(base, folder)
-        unpack(mechanism, folder)
-        settings = TrainConfig(
-            factorization=str(folder / "mechanism" / "mechanism.npz"),
-            data=str(folder / "corpus"),
-            model=str(folder / "pretrained"),
-            output=str(folder / "run"),
-            optimizer=optimizer,
-            schedule=schedule,
-            learning_rate=learning_rate,
-            records_per_user=records_per_user,
-            length=length,
-            seed=seed,
-            tensorboard=False,
-            evaluate_every=evaluate_every,
-            evaluate_records=evaluate_records,
-            checkpoint_every=10**6,
-        )
-        summary = execute(prepare(settings))
-        rows = metrics.read_table(folder / "run" / "evaluation.csv")
-        steps = metrics.read_table(folder / "run" / "metrics.csv")
-    losses: dict[str, list[tuple[int, float]]] = {}
-    for row in rows:
-        losses.setdefault(row["part"], []).append((int(row["step"]), float(row["loss"])))
+    sources = {"data": base, "model": base, "factorization": mechanism}
+    runs = repeated.runs_of(
+        sources,
+        optimizer=optimizer,
+        schedule=schedule,
+        records_per_user=records_per_user,
+        length=length,
+        seed=0,
+        evaluate_records=evaluate_records,
+    )
+    trained = runs.run(
+        rate=learning_rate, seed=seed, selection="random", evaluate_every=evaluate_every
+    )
     return Result(
         {
-            "losses": losses,
-            "steps": summary["steps"],
-            "tokens": sum(float(row["tokens"]) for row in steps),
+            "losses": trained.losses,
+            "steps": runs.prepared.steps,
+            "tokens": trained.tokens,
             "noise_multiplier": mechanism.record["noise_multiplier"],
         }
     )

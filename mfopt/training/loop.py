@@ -10,6 +10,7 @@ and everything after the noise is post-processing.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Iterator
@@ -188,6 +189,25 @@ class Trainer:
             lambda state, total: self._apply(state, total, keep_release),
             donate_argnums=(0, 1) if keep_release else (0,),
         )
+
+    def over(self, units: Units, sampler: Sampler) -> Trainer:
+        """This trainer over other units and batches of the same shapes: nothing compiles anew.
+
+        Args:
+            units: what is sampled.
+            sampler: executes the same scheme over as many units, in microbatches of one size.
+
+        Raises:
+            UsageError: the population, the scheme or a shape is another one.
+        """
+        mine = self.execution.sampler
+        for name in ("population", "scheme", "microbatch", "batch_size", "group_size"):
+            if getattr(sampler, name) != getattr(mine, name):
+                rule = f"must be {getattr(mine, name)!r}, as the programs were made for"
+                raise _check.reject(name, getattr(sampler, name), rule)
+        other = copy.copy(self)
+        other.execution = dataclasses.replace(self.execution, units=units, sampler=sampler)
+        return other
 
     def init(self, key: Any = None) -> TrainState:
         """The state before step 0.

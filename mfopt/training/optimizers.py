@@ -246,6 +246,36 @@ def averaged(optimizer: optax.GradientTransformation, decay: float) -> optax.Gra
     return optax.GradientTransformation(init, update)
 
 
+class RatedState(NamedTuple):
+    """Of :func:`rated`: the optimizer's own state, and the ``rate`` of all its steps."""
+
+    inner: Any
+    rate: Any
+
+
+def rated(optimizer: optax.GradientTransformation, rate: float) -> optax.GradientTransformation:
+    """``optimizer``, made for the learning rate 1, at a rate that is part of its state.
+
+    One compiled step then serves every rate: it is put into the state, not into the program.
+
+    Args:
+      optimizer: one whose moves are proportional to its rate.
+      rate: of the states that it makes.
+    """
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    def init(params: Any) -> RatedState:
+        return RatedState(optimizer.init(params), jnp.float32(rate))
+
+    def update(updates: Any, state: RatedState, params: Any = None) -> tuple[Any, RatedState]:
+        moved, inner = optimizer.update(updates, state.inner, params)
+        return jax.tree.map(lambda leaf: state.rate * leaf, moved), RatedState(inner, state.rate)
+
+    return optax.GradientTransformation(init, update)
+
+
 def released(params: Any, optimizer_state: Any) -> Any:
     """The parameters to evaluate and to export: the mean of the iterates where one is kept."""
     return optimizer_state.mean if isinstance(optimizer_state, AveragedState) else params

@@ -158,7 +158,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
             "A longer run needs an account of its own.",
         )
     rate = learning_rate_of(config, execution)
-    optimizer = _optimizer(config, execution, rate)
+    optimizer = optimizer_of(config, execution, rate)
     work = sizes.work(config, train.vocab_size)
 
     def affordable(work: sizes.Work) -> Execution:
@@ -188,12 +188,12 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
             execution,
             parts["public"],
             sweep_rates(config.sweep_rates),
-            lambda rate: _optimizer(config, execution, rate),
+            lambda rate: optimizer_of(config, execution, rate),
             steps=min(config.steps or execution.iterations, execution.iterations),
             folder=folder,
             progress=progress,
         )
-        rate, optimizer = found.best, _optimizer(config, execution, found.best)
+        rate, optimizer = found.best, optimizer_of(config, execution, found.best)
     public_report = None
     if account is not None and guarantee is not None:
         public_report = privacy.report(
@@ -253,7 +253,8 @@ def _way(config: TrainConfig) -> str:
     return "sweep_rates" if config.sweep_rates else "learning_rate" if config.learning_rate else ""
 
 
-def _optimizer(config: TrainConfig, execution: Execution, rate: float) -> Any:
+def optimizer_of(config: TrainConfig, execution: Execution, rate: float) -> Any:
+    """The optimizer of a run at a learning rate."""
     steps = execution.iterations
     known = execution.noise is not None and config.optimizer == "adam-bc"
     optimizer = make_optimizer(

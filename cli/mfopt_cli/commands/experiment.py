@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import click
 from mfopt_cli import display, options, sweeps
 from mfopt_cli.live import Live
 
+EVERY = "all"
+
 
 class _Studies(options.Group):
     """A group whose commands follow from the registered studies."""
@@ -19,16 +22,19 @@ class _Studies(options.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         from mfopt.experiments.studies import STUDIES
 
-        return list(STUDIES)
+        return [*STUDIES, EVERY]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name == EVERY:
+            return every
         return _command(cmd_name) if cmd_name in self.list_commands(ctx) else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from mfopt.experiments.studies import find
+        from mfopt.experiments.studies import STUDIES, find
 
         with formatter.section("Studies"):
-            formatter.write_dl([(name, find(name).summary) for name in self.list_commands(ctx)])
+            summaries = [(name, find(name).summary) for name in STUDIES]
+            formatter.write_dl([*summaries, (EVERY, "All of them, at their default sizes.")])
 
 
 @click.group(name="experiment", cls=_Studies, invoke_without_command=True)
@@ -45,6 +51,7 @@ def command(ctx: click.Context, listing: bool, as_json: bool) -> None:
     Examples:
       mfopt experiment --list
       mfopt experiment mean-estimation --out studies
+      mfopt experiment all --out studies
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -60,6 +67,17 @@ def command(ctx: click.Context, listing: bool, as_json: bool) -> None:
     for name, entry in entries.items():
         rows = [(fact.replace("_", " "), text) for fact, text in entry.items() if fact != "summary"]
         display.table(f"{name}: {entry['summary']}", rows)
+
+
+_places = options.apply(
+    options.out("Folder to write NAME.csv, .json, .txt, .png and .svg into."),
+    options.option(
+        "--artifacts",
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        help="Replace a study's files in DIR/studies and note them in DIR/manifest.json.",
+    ),
+)
 
 
 @functools.cache
@@ -80,25 +98,11 @@ def _command(name: str) -> click.Command:
         f"With --full: {study.full_size}; needs {study.needs}.\n\n"
         f"\b\nExample:\n  mfopt experiment {name} --out studies\n"
     )
-    for decorate in reversed(
-        (
-            options.option(
-                "--full", is_flag=True, help="The paper's size, where flags do not differ."
-            ),
-            options.out("Folder to write NAME.csv, .json, .txt, .png and .svg into."),
-            options.option(
-                "--artifacts",
-                type=click.Path(path_type=Path),
-                metavar="DIR",
-                help="Replace the study's files in DIR/studies and note them in DIR/manifest.json.",
-            ),
-            options.jobs,
-            options.cache,
-            options.force,
-            options.output,
-        )
-    ):
-        callback = decorate(callback)
+    whole = options.option(
+        "--full", is_flag=True, help="The paper's size, where flags do not differ."
+    )
+    shared = (whole, _places, options.jobs, options.cache, options.force, options.output)
+    callback = options.apply(*shared)(callback)
     made = click.command(name=name, cls=options.Command)(callback)
     made.params = [*params, *made.params]
     return made
@@ -141,24 +145,10 @@ def _run(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    from mfopt import _check
-    from mfopt.experiments import plots
     from mfopt.experiments.cache import Cache, default_folder
     from mfopt.experiments.studies import base
 
-    if jobs is not None:
-        _check.integer("jobs", jobs)
-    if out is not None and artifacts is not None:
-        rule = "cannot be given with --artifacts, which has its own place"
-        raise _check.reject("out", str(out), rule, "Give one of them.")
-    for name, folder in (("out", out), ("artifacts", artifacts)):
-        if folder is None:
-            continue
-        if folder.exists() and not folder.is_dir():
-            raise _check.reject(name, str(folder), "is not a folder")
-        folder.mkdir(parents=True, exist_ok=True)
-    if out is not None:
-        plots.check_outputs(base.outputs(study, out), force=force)
+    _check_places([study], out, artifacts, jobs, force)
     store = Cache(cache or default_folder())
     written: list[Path] = []
     with Live(not quiet and not as_json) as live:
@@ -180,3 +170,89 @@ def _run(
             display.print_text(finding)
         for path in written:
             click.echo(f"wrote {path}", err=True)
+
+
+@click.command(name=EVERY, cls=options.Command)
+@_places
+@options.jobs
+@options.cache
+@options.force
+@options.output
+def every(
+    out: Path | None,
+    artifacts: Path | None,
+    jobs: int | None,
+    cache: Path | None,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Every study at its default size, with one pool of processes.
+
+    What measures time runs first and alone, then all cells of all others, as many side by side as
+    there are cores; files are written when all are there. Ctrl-C ends with 130, and the same
+    command goes on from there.
+
+    \b
+    Example:
+      mfopt experiment all --out studies
+    """
+    from mfopt.experiments.artifacts import write_study
+    from mfopt.experiments.cache import Cache, default_folder
+    from mfopt.experiments.runner import cores
+    from mfopt.experiments.studies import STUDIES, base, find
+
+    studies = [find(name)().check() for name in STUDIES]
+    _check_places(studies, out, artifacts, jobs, force)
+    store = Cache(cache or default_folder())
+    together = [study for study in studies if not study.alone]
+    with Live(not quiet and not as_json) as live:
+        for study in studies:
+            if study.alone:
+                base.run_cells([study], store, progress=live)
+        base.run_cells(together, store, jobs=jobs or cores(), progress=live)
+    said = {}
+    for study in studies:
+        if artifacts is not None:
+            outcome, made, written = write_study(study, artifacts, store)
+        else:
+            outcome, made = base.run(study, store)
+            written = [] if out is None else base.write(out, study, outcome, made)
+        said[study.name] = base.described(study, outcome, made)
+        if not quiet and not as_json:
+            display.print_text(f"{study.name}: {outcome.title}", "bold")
+            for finding in outcome.findings:
+                display.print_text(finding)
+            for path in written:
+                click.echo(f"wrote {path}", err=True)
+    if as_json:
+        display.json_object(said)
+
+
+def _check_places(
+    studies: Sequence[Any],
+    out: Path | None,
+    artifacts: Path | None,
+    jobs: int | None,
+    force: bool,
+) -> None:
+    """Refuse what cannot be before anything is computed; folders that are not there are made."""
+    from mfopt import _check
+    from mfopt.experiments import plots
+    from mfopt.experiments.studies import base
+
+    if jobs is not None:
+        _check.integer("jobs", jobs)
+    if out is not None and artifacts is not None:
+        rule = "cannot be given with --artifacts, which has its own place"
+        raise _check.reject("out", str(out), rule, "Give one of them.")
+    for name, folder in (("out", out), ("artifacts", artifacts)):
+        if folder is None:
+            continue
+        if folder.exists() and not folder.is_dir():
+            raise _check.reject(name, str(folder), "is not a folder")
+        folder.mkdir(parents=True, exist_ok=True)
+    if out is not None:
+        plots.check_outputs(
+            [path for study in studies for path in base.outputs(study, out)], force=force
+        )

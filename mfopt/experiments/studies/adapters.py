@@ -34,8 +34,8 @@ class Adapters(FineTuning):
     name = "lora"
     summary = "Adapters of low rank against all parameters, with and without privacy."
     source = "Chua et al. 2024, appendix C.1, Table 8"
-    default_size = "embedded corpus, 2 ranks and all, ULS and not private, 18 runs of 32 steps"
-    time = "about 4.6 CPU-minutes"
+    default_size = "embedded corpus, 2 ranks and all, ULS and not private, 3 rates × 3 seeds"
+    time = "about 8 CPU-minutes"
     full: ClassVar[Mapping[str, Any]] = {
         **FineTuning.PAPER,
         "ranks": (16, 32, 64),

@@ -89,6 +89,7 @@ class Study(abc.ABC):
       full: the fields' values at the paper's size (``--full``).
       full_size: the same in words.
       needs: what the full size needs that mfopt does not bring.
+      alone: whether it measures time, so that nothing may run beside it.
     """
 
     name: ClassVar[str]
@@ -99,6 +100,7 @@ class Study(abc.ABC):
     full: ClassVar[Mapping[str, Any]]
     full_size: ClassVar[str]
     needs: ClassVar[str] = "nothing"
+    alone: ClassVar[bool] = False
 
     @abc.abstractmethod
     def check(self) -> Self:
@@ -107,6 +109,10 @@ class Study(abc.ABC):
     @abc.abstractmethod
     def cells(self) -> Iterable[Task]:
         """Every result that :meth:`outcome` reads; what those need is found by itself."""
+
+    def more(self, found: Mapping[Task, Result]) -> Iterable[Task]:
+        """Cells that these results ask for: rates beyond an end that was best. None at last."""
+        return ()
 
     @abc.abstractmethod
     def outcome(self, found: Mapping[Task, Result]) -> Outcome:
@@ -171,7 +177,7 @@ def run(
       KeyboardInterrupt: what was finished is kept; the same call goes on from there.
     """
     study.check()
-    found = run_all(study.cells(), cache, jobs=jobs, progress=progress, cost=study.seconds)
+    found = run_cells([study], cache, jobs=jobs, progress=progress)
     outcome = study.outcome(found)
     for row in outcome.rows:
         missing = [key for key in (*PRIVACY, *outcome.columns) if key not in row]
@@ -192,6 +198,30 @@ def run(
         "made": max(record["made"] for record in records),
     }
     return outcome, made
+
+
+def run_cells(
+    studies: Sequence[Study], cache: Cache, *, jobs: int | None = None, progress: Report = silent
+) -> dict[Task, Result]:
+    """Every cell of some studies, in one pool, with those that results ask for.
+
+    Args:
+      studies: checked.
+      cache: where finished cells are kept.
+      jobs: worker processes; by default one for every two cores.
+      progress: told of each finished cell.
+    """
+
+    def cost(missing: Iterable[Task]) -> float | None:
+        return studies[0].seconds(missing) if len(studies) == 1 else None
+
+    asked = [task for study in studies for task in study.cells()]
+    found: dict[Task, Result] = {}
+    jobs = 1 if any(study.alone for study in studies) else jobs
+    while asked:
+        found |= run_all(asked, cache, jobs=jobs, progress=progress, cost=cost)
+        asked = [task for study in studies for task in study.more(found) if task not in found]
+    return found
 
 
 def described(study: Study, outcome: Outcome, made: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from mfopt import _check
 from mfopt.experiments.cache import Result, Task
 from mfopt.experiments.studies.base import Study, check_several, flag
 from mfopt.experiments.studies.image_cells import interval
+from mfopt.experiments.studies.rates import Chosen, choose
 from mfopt.experiments.studies.user_means import ELS, ULS
 from mfopt.experiments.training import (
     CHOSEN_ON,
@@ -29,7 +30,6 @@ from mfopt.experiments.training import (
     base_task,
     check_parts,
     packed,
-    unpack,
 )
 
 if TYPE_CHECKING:
@@ -80,9 +80,10 @@ class FineTuning(Study):
     delta: float = flag(1e-5, "δ of every statement.")
     steps: int = flag(32, "Steps of a run.")
     rates: tuple[float, ...] = flag(
-        (0.006,), "Learning rates to choose from (adam); 0: fitted to the noise."
+        (0.01,), "Learning rates to choose from (adam); 0: fitted to the noise."
     )
-    seeds: tuple[int, ...] = flag((0,), "One run for each, pinning its randomness.")
+    extend: int = flag(3, "Most rates to add beyond an end of several that is best.")
+    seeds: tuple[int, ...] = flag((0, 1, 2), "One run for each, pinning its randomness.")
     length: int = flag(48, "Tokens of a record.")
     width: int = flag(64, "Of the model.")
     layers: int = flag(2, "Of the model.")
@@ -100,6 +101,7 @@ class FineTuning(Study):
         "pretrain_steps": 10_000,
         "evaluate_records": 2000,
     }
+    keeps: ClassVar[bool] = False  # the trained models too
     needs = "a folder of `mfopt data build` with users' text and a public part, and accelerators"
 
     @abc.abstractmethod
@@ -119,7 +121,8 @@ class FineTuning(Study):
         for seed in self.seeds:
             _check.seed("seeds", seed)
         _check.probability("delta", self.delta)
-        _check.integer("pretrain_steps", self.pretrain_steps, at_least=0)
+        for name in ("pretrain_steps", "extend"):
+            _check.integer(name, getattr(self, name), at_least=0)
         check_parts(self.data)
         return self
 
@@ -139,14 +142,19 @@ class FineTuning(Study):
         names = ("data", "length", "width", "layers", "pretrain_steps")
         return base_task(TrainingComparison(**{name: getattr(self, name) for name in names}))
 
-    def run(self, arm: Arm, rate: float, seed: int, *, keep: bool = False) -> Task:
+    def more(self, found: Mapping[Task, Result]) -> Iterable[Task]:
+        for arm in self.arms():
+            rate = self._chosen(found, arm).missing
+            if rate is not None:
+                yield from (self.run(arm, rate, seed) for seed in self.seeds)
+
+    def run(self, arm: Arm, rate: float, seed: int) -> Task:
         """One training run.
 
         Args:
           arm: what is run.
           rate: learning rate of adam.
           seed: pins the random choices.
-          keep: the trained model too.
         """
         return Task.of(
             "study-fine-tuning",
@@ -158,46 +166,48 @@ class FineTuning(Study):
             seed=seed,
             length=self.length,
             evaluate_records=self.evaluate_records,
-            **({"keep": True} if keep else {}),
+            **({"keep": True} if self.keeps else {}),
         )
 
-    def runs(self, arms: Iterable[Arm], *, keep: bool = False) -> Iterator[Task]:
+    def runs(self, arms: Iterable[Arm]) -> Iterator[Task]:
         """All runs of some arms."""
         for arm in arms:
-            for seed in self.seeds:
-                for rate in self.rates:
-                    yield self.run(arm, rate, seed, keep=keep)
+            for rate in self.rates:
+                for seed in self.seeds:
+                    yield self.run(arm, rate, seed)
 
-    def best(
-        self, found: Mapping[Task, Result], arm: Arm, *, keep: bool = False
-    ) -> tuple[float, list[dict[str, Any]]]:
+    def _chosen(self, found: Mapping[Task, Result], arm: Arm) -> Chosen:
+        """The arm's rate: the least mean loss on held-out records."""
+
+        def loss(rate: float) -> float | None:
+            runs = [found.get(self.run(arm, rate, seed)) for seed in self.seeds]
+            losses = [run.record["after"][CHOSEN_ON] for run in runs if run is not None]
+            return mean(losses) if len(losses) == len(runs) else None
+
+        return choose(self.rates, loss, most=self.extend)
+
+    def best(self, found: Mapping[Task, Result], arm: Arm) -> tuple[float, list[dict[str, Any]]]:
         """(learning rate, records of its runs): the least mean loss on held-out records.
 
         Args:
           found: results of the cells.
           arm: whose.
-          keep: as the runs were asked for.
         """
-
-        def records(rate: float) -> list[dict[str, Any]]:
-            return [found[self.run(arm, rate, s, keep=keep)].record for s in self.seeds]
-
-        rate = min(self.rates, key=lambda r: mean(x["after"][CHOSEN_ON] for x in records(r)))
-        return rate, records(rate)
+        rate = self._chosen(found, arm).rate
+        return rate, [found[self.run(arm, rate, seed)].record for seed in self.seeds]
 
     def losses(self, found: Mapping[Task, Result], arm: Arm) -> np.ndarray:
         """On held-out users at the arm's best rate, by seed, in nats per token."""
         return np.array([run["after"][REPORTED] for run in self.best(found, arm)[1]])
 
-    def row(self, found: Mapping[Task, Result], arm: Arm, *, keep: bool = False) -> dict[str, Any]:
+    def row(self, found: Mapping[Task, Result], arm: Arm) -> dict[str, Any]:
         """What every such study says of an arm at its best rate; losses in nats per token.
 
         Args:
           found: results of the cells.
           arm: whose.
-          keep: as the runs were asked for.
         """
-        rate, runs = self.best(found, arm, keep=keep)
+        rate, runs = self.best(found, arm)
         losses = [run["after"][REPORTED] for run in runs]
         first = runs[0]
         promised = first["guarantee"] or dict.fromkeys(("privacy_unit", "adjacency"))
@@ -223,7 +233,7 @@ class FineTuning(Study):
             "delta": None if arm.epsilon is None else self.delta,
             "noise_multiplier": first["noise_multiplier"],
             "learning_rate": rate or first["learning_rate"],
-            "rate_bracketed": min(self.rates) < rate < max(self.rates),
+            "rate_bracketed": len(self.rates) > 1 and not self._chosen(found, arm).edge,
             "steps": self.steps,
             "runs": len(runs),
         }
@@ -305,10 +315,7 @@ def run_fine_tuning(
       evaluate_records: records of an evaluation.
       keep: the trained model too, as files.
     """
-    from mfopt.training import metrics
-    from mfopt.training.config import TrainConfig
-    from mfopt.training.execute import execute
-    from mfopt.training.prepare import prepare
+    from mfopt.experiments import repeated
 
     # units of ELS are at most ``group`` records of each user: a public number
     population = base.record["users"] * (group if algorithm == ELS else 1)
@@ -318,46 +325,36 @@ def run_fine_tuning(
         raise _check.reject("units of a step", units, rule, "Take less, or more data.")
     probability = units / population
     names = {ELS: "els", ULS: "uls", PLAIN: "none"}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        unpack(base, folder)
-        private: dict[str, Any] = {} if epsilon is None else {"epsilon": epsilon, "delta": delta}
-        settings = TrainConfig(
-            sampling=f"poisson:probability={probability!r},iterations={steps}",
-            algorithm=names[algorithm],
-            records_per_user=group,
-            selection=selection,
-            clip_norm=clip_norm,
-            lora_rank=rank,
-            lora_layers="attn/c_attn,attn/c_proj,mlp/c_fc,mlp/c_proj",
-            data=str(folder / "corpus"),
-            model=str(folder / "pretrained"),
-            output=str(folder / "run"),
-            optimizer="adam",
-            learning_rate=rate,
-            schedule="constant",
-            length=length,
-            seed=seed,
-            tensorboard=False,
-            evaluate_every=0,
-            evaluate_records=evaluate_records,
-            checkpoint_every=10**6,
-            **private,
-        )
-        prepared = prepare(settings)
-        execute(prepared)
-        losses: dict[str, list[float]] = {}
-        for row in metrics.read_table(folder / "run" / "evaluation.csv"):
-            losses.setdefault(row["part"], []).append(float(row["loss"]))
-        arrays = packed(folder / "run" / "model", "model") if keep else {}
+    private: dict[str, Any] = {} if epsilon is None else {"epsilon": epsilon, "delta": delta}
+    runs = repeated.runs_of(
+        {"data": base, "model": base},
+        sampling=f"poisson:probability={probability!r},iterations={steps}",
+        algorithm=names[algorithm],
+        records_per_user=group,
+        clip_norm=clip_norm,
+        lora_rank=rank,
+        lora_layers="attn/c_attn,attn/c_proj,mlp/c_fc,mlp/c_proj",
+        optimizer="adam",
+        schedule="constant",
+        length=length,
+        seed=0,
+        evaluate_records=evaluate_records,
+        **private,
+    )
+    trained = runs.run(rate=rate, seed=seed, selection=selection)
+    arrays = {}
+    if keep:
+        with tempfile.TemporaryDirectory() as name:
+            arrays = packed(runs.export(trained.params, Path(name) / "model"), "model")
+    prepared = runs.prepared
     account, guarantee = prepared.account, prepared.guarantee
     return Result(
         {
-            "before": {part: values[0] for part, values in losses.items()},
-            "after": {part: values[-1] for part, values in losses.items()},
+            "before": trained.first(),
+            "after": trained.last(),
             "noise_multiplier": None if account is None else account.noise_multiplier,
             "guarantee": None if guarantee is None else guarantee.describe(),
-            "learning_rate": prepared.learning_rate,
+            "learning_rate": trained.rate,
             "parameters": prepared.model.num_params,
             "probability": probability,
             "sampled": "records" if algorithm == ELS else "users",

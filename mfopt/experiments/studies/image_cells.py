@@ -7,6 +7,7 @@ at the same σ, not the one that σ was chosen for.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from mfopt.accounting import Mechanism, account
 from mfopt.experiments import families, tasks
 from mfopt.experiments.cache import Result, Task
 from mfopt.experiments.comparison import Comparison
+from mfopt.experiments.studies.rates import choose
 from mfopt.sampling import FixedOrder
 from mfopt.training.batching import (
     charged_delta,
@@ -277,16 +279,42 @@ class Best(NamedTuple):
     accuracy: np.ndarray
 
 
-def best(results: list[Result], rates: tuple[float, ...]) -> Best:
-    """The best rate over all seeds of a mechanism's cells."""
-    all_of = {
-        name: np.concatenate([result.arrays[name] for result in results])
-        for name in ("validation_loss", "test_loss", "test_accuracy")
-    }
-    means = np.nan_to_num(all_of["validation_loss"].mean(axis=0), nan=np.inf)
-    at = int(np.argmin(means))
-    edge = {0: "lowest", len(rates) - 1: "highest"}.get(at, "")
-    return Best(rates[at], edge, all_of["test_loss"][:, at], all_of["test_accuracy"][:, at])
+def best(
+    found: Mapping[Task, Result], cells: Sequence[Task], *, most: int = 0
+) -> tuple[Best, list[Task]]:
+    """The best rate over all seeds of a mechanism's cells, and the cells to run for one more.
+
+    Args:
+      found: results.
+      cells: of :func:`run_task`, over all seeds and one grid of rates.
+      most: rates to add where an end of the grid is best.
+    """
+    runs: dict[float, dict[str, np.ndarray]] = {}
+
+    def read(cells: Sequence[Task]) -> None:
+        results = [found[task] for task in cells]
+        for at, rate in enumerate(cells[0].arguments["rates"]):
+            runs[rate] = {
+                name: np.concatenate([result.arrays[name][:, at] for result in results])
+                for name in ("validation_loss", "test_loss", "test_accuracy")
+            }
+
+    def loss(rate: float) -> float | None:
+        further = _at(cells, rate)
+        if rate not in runs and all(task in found for task in further):
+            read(further)
+        return float(runs[rate]["validation_loss"].mean()) if rate in runs else None
+
+    read(cells)
+    chosen = choose(tuple(runs), loss, most=most)
+    at = runs[chosen.rate]
+    more = [] if chosen.missing is None else _at(cells, chosen.missing)
+    return Best(chosen.rate, chosen.edge, at["test_loss"], at["test_accuracy"]), more
+
+
+def _at(cells: Sequence[Task], rate: float) -> list[Task]:
+    """The same runs at one other rate."""
+    return [Task.of(task.name, task.needs, **{**task.arguments, "rates": [rate]}) for task in cells]
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:

@@ -16,6 +16,7 @@ from mfopt.experiments.comparison import Comparison
 from mfopt.experiments.studies.base import Outcome, Study, check_several, flag
 from mfopt.experiments.studies.image_cells import interval, mechanism_task
 from mfopt.experiments.studies.images import ends
+from mfopt.experiments.studies.rates import Chosen, choose
 
 if TYPE_CHECKING:
     from mfopt.experiments.plots import Panel
@@ -59,6 +60,21 @@ VARIANTS = {
 }
 
 
+SWEPT = "fedsgd"  # whose S is varied: Figure 9
+
+
+class SweptVariant(NamedTuple):
+    """A variant by name, at one S."""
+
+    name: str
+    clip: float
+
+    @property
+    def variant(self) -> Variant:
+        """What is run."""
+        return VARIANTS[self.name]
+
+
 @dataclasses.dataclass(frozen=True)
 class NextWordStudy(Study):
     """Accuracy of an LSTM trained on users' words, at one user-level ε."""
@@ -67,7 +83,7 @@ class NextWordStudy(Study):
     summary = "DP-FedAvg and DP-FedSGD: an LSTM from users' words."
     source = "McMahan et al. 2018, Algorithm 1, Figures 1 to 4 and 9, Tables 2 and 3"
     default_size = "2,048 made users of 40 words, an LSTM of 6 thousand parameters, 64 rounds"
-    time = "about 10 CPU-minutes"
+    time = "about 12 CPU-minutes"
     full = {  # noqa: RUF012
         "users": 0,
         "words": 10_000,
@@ -80,6 +96,7 @@ class NextWordStudy(Study):
         "epsilon": 4.634,
         "clip": 15.0,
         "sgd_clip": 2.0,
+        "sgd_clips": (0.1, 0.3, 1.0, 5.0, 10.0),
         "rates": (3.0, 6.0, 12.0),
         "sgd_rates": (3.0, 6.0, 12.0),
         "batch": 8,
@@ -115,8 +132,10 @@ class NextWordStudy(Study):
     epochs: int = flag(4, "Times bins are the rounds.")
     rates: tuple[float, ...] = flag((2.5, 5.0, 10.0), "Local rates of FedAvg to choose from.")
     sgd_rates: tuple[float, ...] = flag((2.0, 8.0, 32.0), "Rates of FedSGD to choose from.")
+    extend: int = flag(3, "Most rates to add beyond an end that is best.")
     clip: float = flag(3.0, "S of FedAvg.")
     sgd_clip: float = flag(2.0, "S of FedSGD.")
+    sgd_clips: tuple[float, ...] = flag((0.5, 8.0), "S that DP-FedSGD is run at besides.")
     falls_to: float = flag(0.5, "Share of S that is left in the second half, where S falls.")
     batch: int = flag(2, "Rows of 10 tokens of a local batch.")
     local_epochs: int = flag(1, "Local epochs E.")
@@ -137,11 +156,13 @@ class NextWordStudy(Study):
             _check.positive(name, getattr(self, name))
         if self.mean_weight > 1:
             raise _check.reject("mean_weight", self.mean_weight, "weights are at most 1")
+        _check.integer("extend", self.extend, at_least=0)
         for name in ("rates", "sgd_rates", "variants"):
             check_several(name, getattr(self, name))
-        for name in ("rates", "sgd_rates"):
-            for rate in getattr(self, name):
-                _check.positive(name, rate)
+        for name in ("rates", "sgd_rates", "sgd_clips"):
+            for value in getattr(self, name):
+                _check.positive(name, value)
+        check_several("sgd_clips", (self.sgd_clip, *self.sgd_clips))
         for name in self.variants:
             if name not in VARIANTS:
                 raise _check.reject("variants", name, f"must be of {', '.join(VARIANTS)}")
@@ -165,13 +186,35 @@ class NextWordStudy(Study):
     def _rates(self, variant: Variant) -> tuple[float, ...]:
         return self.rates if variant.local else self.sgd_rates
 
-    def _cells(self) -> dict[str, list[Task]]:
-        return {
-            name: [self._cell(VARIANTS[name], rate) for rate in self._rates(VARIANTS[name])]
+    def _arms(self) -> list[SweptVariant]:
+        """Every variant at its S, then DP-FedSGD at the others."""
+        own = [
+            SweptVariant(name, self.clip if VARIANTS[name].local else self.sgd_clip)
             for name in self.variants
-        }
+        ]
+        more = self.sgd_clips if SWEPT in self.variants else ()
+        return [*own, *(SweptVariant(SWEPT, float(clip)) for clip in more)]
 
-    def _cell(self, variant: Variant, rate: float) -> Task:
+    def cells(self) -> Iterable[Task]:
+        return [self._cell(arm, rate) for arm in self._arms() for rate in self._rates(arm.variant)]
+
+    def more(self, found: Mapping[Task, Result]) -> Iterable[Task]:
+        for arm in self._arms():
+            rate = self._chosen(found, arm).missing
+            if rate is not None:
+                yield self._cell(arm, rate)
+
+    def _chosen(self, found: Mapping[Task, Result], arm: SweptVariant) -> Chosen:
+        """The arm's rate: the most accuracy on one half of the held-out rows."""
+
+        def loss(rate: float) -> float | None:
+            result = found.get(self._cell(arm, rate))
+            return None if result is None else -float(result.arrays["validation"][:, -1].mean())
+
+        return choose(self._rates(arm.variant), loss, most=self.extend)
+
+    def _cell(self, arm: SweptVariant, rate: float) -> Task:
+        variant = arm.variant
         family = self.factorization if variant.factorized else INDEPENDENT
         names = ("users", "words", "tokens", "whole", "embedding", "state", "batch")
         more = ("local_epochs", "mean_weight", "least", "seeds", "chunk", "evaluate", "falls_to")
@@ -180,26 +223,18 @@ class NextWordStudy(Study):
             "study-next-word",
             (mechanism_task(family, self._comparison(), float(self.epsilon)),),
             rate=float(rate),
-            clip=self.clip if variant.local else self.sgd_clip,
+            clip=float(arm.clip),
             posts=None if self.posts is None else str(self.posts),
             public=None if self.public is None else str(self.public),
             variant=variant._asdict(),
             **{name: getattr(self, name) for name in (*names, *more, *columns)},
         )
 
-    def cells(self) -> Iterable[Task]:
-        return [task for cells in self._cells().values() for task in cells]
-
     def outcome(self, found: Mapping[Task, Result]) -> Outcome:
-        chosen = {
-            name: max(
-                (found[task] for task in cells),
-                key=lambda r: float(r.arrays["validation"][:, -1].mean()),
-            )
-            for name, cells in self._cells().items()
-        }
-        rows = [self._row(name, result) for name, result in chosen.items()]
-        first = chosen[self.variants[0]].record
+        rates = {arm: self._chosen(found, arm) for arm in self._arms()}
+        chosen = {arm: found[self._cell(arm, at.rate)] for arm, at in rates.items()}
+        rows = [self._row(arm, result, rates[arm]) for arm, result in chosen.items()]
+        first = next(iter(chosen.values())).record
         return Outcome(
             rows,
             {
@@ -221,8 +256,8 @@ class NextWordStudy(Study):
             [*self._findings(chosen), *ends(rows)],
         )
 
-    def _row(self, name: str, result: Result) -> dict[str, Any]:
-        record, variant = result.record, VARIANTS[name]
+    def _row(self, arm: SweptVariant, result: Result, at: Chosen) -> dict[str, Any]:
+        record, variant = result.record, arm.variant
         accuracy, half = interval(result.arrays["test"][:, -1])
         heads = result.arrays["heads"].sum(axis=0)
         return {
@@ -231,7 +266,7 @@ class NextWordStudy(Study):
             "accuracy": accuracy,
             "accuracy_half95": half,
             "rate": record["rate"],
-            "rate_at_end": self._at_end(name, record["rate"]),
+            "rate_at_end": at.edge,
             "clip_norm": record["clip_norm"],
             "clipping": variant.layers if variant.private else "none",
             "estimator": variant.estimator,
@@ -244,14 +279,11 @@ class NextWordStudy(Study):
             **record["privacy"],
         }
 
-    def _at_end(self, name: str, rate: float) -> bool:
-        tried = self._rates(VARIANTS[name])
-        return rate in (min(tried), max(tried))
-
-    def _panels(self, chosen: Mapping[str, Result]) -> list[Panel]:
+    def _panels(self, swept: Mapping[SweptVariant, Result]) -> list[Panel]:
         from mfopt.experiments.plots import Curve, Panel
 
         curves, heads = [], []
+        chosen = self._by_name(swept)
         for name, result in chosen.items():
             at = [interval(values) for values in 100 * result.arrays["test"].T]
             rounds = result.record["evaluated"]
@@ -264,7 +296,7 @@ class NextWordStudy(Study):
             counts = result.arrays["heads"].sum(axis=0)[0]
             heads.append(Curve(label, range(GUESSES + 1), (100 * counts / counts.sum()).tolist()))
         band = "least to largest" if self.seeds < 3 else "95%"
-        return [
+        panels = [
             Panel(
                 curves, f"while training (bands: {band})", "round", "AccuracyTop1 (%)", log_x=False
             ),
@@ -276,9 +308,25 @@ class NextWordStudy(Study):
                 log_x=False,
             ),
         ]
+        by_clip = self._by_clip(swept)
+        if len(by_clip) > 1:
+            at = [interval(100 * result.arrays["test"][:, -1]) for result in by_clip.values()]
+            low, high = [m - h for m, h in at], [m + h for m, h in at]
+            curve = Curve(VARIANTS[SWEPT].label, list(by_clip), [m for m, _ in at], low, high)
+            axis = "clip norm S (log scale)"
+            panels.append(Panel([curve], "by S, at one ε", axis, "AccuracyTop1 (%)"))
+        return panels
 
-    def _findings(self, chosen: Mapping[str, Result]) -> list[str]:
-        said = []
+    def _by_name(self, swept: Mapping[SweptVariant, Result]) -> dict[str, Result]:
+        """The variants at the S of all."""
+        return {arm.name: swept[arm] for arm in self._arms()[: len(self.variants)]}
+
+    def _by_clip(self, swept: Mapping[SweptVariant, Result]) -> dict[float, Result]:
+        """DP-FedSGD by S, increasing."""
+        return {arm.clip: swept[arm] for arm in sorted(swept) if arm.name == SWEPT}
+
+    def _findings(self, swept: Mapping[SweptVariant, Result]) -> list[str]:
+        said, chosen = [], self._by_name(swept)
         pairs = (
             ("fedavg", "fedavg-plain"),
             ("fedsgd", "fedsgd-plain"),
@@ -297,6 +345,11 @@ class NextWordStudy(Study):
                     f"{VARIANTS[one].label} over {VARIANTS[other].label}: {mean:+.2f} ± {half:.2f} "
                     f"points of AccuracyTop1 (95%, paired by seed, {self.seeds} seeds)"
                 )
+        by_clip = self._by_clip(swept)
+        if len(by_clip) > 1:
+            at = {c: interval(100 * r.arrays["test"][:, -1]) for c, r in by_clip.items()}
+            words = ", ".join(f"S = {c:g}: {m:.2f} ± {h:.2f}" for c, (m, h) in at.items())
+            said.append(f"{VARIANTS[SWEPT].label} by S, AccuracyTop1 in %: {words}")
         return said
 
 

@@ -35,8 +35,8 @@ class Personalization(FineTuning):
     name = "personalization"
     summary = "Personalizing ELS and ULS models to users that took no part."
     source = "Charles et al. 2024, appendix G.2, Figure 18"
-    default_size = "embedded corpus, ELS and ULS at 2 ε, 4 runs of 32 steps, 5 local rates"
-    time = "about 3 CPU-minutes"
+    default_size = "embedded corpus, ELS and ULS at 2 ε, 3 seeds, 12 runs, 5 local rates"
+    time = "about 7 CPU-minutes"
     full: ClassVar[Mapping[str, Any]] = {
         **FineTuning.PAPER,
         "epsilons": (1.0, 4.0, 16.0, 64.0),
@@ -46,6 +46,7 @@ class Personalization(FineTuning):
         "records": 64,
         "local_batch": 8,
     }
+    keeps = True
     full_size = "2,000 steps of GPT-2 small's shape, 4 ε, users of 64 records, 3 seeds, 4 rates"
 
     epsilons: tuple[float, ...] = flag((2.0, 16.0), "ε of the runs.", option="--eps")
@@ -93,8 +94,12 @@ class Personalization(FineTuning):
         )
 
     def cells(self) -> Iterable[Task]:
-        runs = list(self.runs(self.arms(), keep=True))
+        runs = list(self.runs(self.arms()))
         return [*runs, self.local(None), *map(self.local, runs)]
+
+    def more(self, found: Mapping[Task, Result]) -> Iterable[Task]:
+        runs = list(super().more(found))
+        return [*runs, *map(self.local, runs)]
 
     def outcome(self, found: Mapping[Task, Result]) -> Outcome:
         base = found[self.local(None)]
@@ -105,9 +110,9 @@ class Personalization(FineTuning):
             | {"noise_multiplier": None, "runs": 1, **self._local_row([base])}
         ]
         for arm in self.arms():
-            rate, _ = self.best(found, arm, keep=True)
-            row = self.row(found, arm, keep=True)
-            each = [found[self.local(self.run(arm, rate, seed, keep=True))] for seed in self.seeds]
+            rate, _ = self.best(found, arm)
+            row = self.row(found, arm)
+            each = [found[self.local(self.run(arm, rate, seed))] for seed in self.seeds]
             rows.append({key: row[key] for key in rows[0] if key in row} | self._local_row(each))
         return Outcome(
             rows,
@@ -132,8 +137,9 @@ class Personalization(FineTuning):
         )
 
     def _local_row(self, each: list[Result]) -> dict[str, Any]:
-        before = np.concatenate([result.arrays["before"] for result in each])
-        after = np.concatenate([result.arrays["after"] for result in each], axis=1)
+        # runs differ in their seed, users are the same: a user counts once
+        before = np.mean([result.arrays["before"] for result in each], axis=0)
+        after = np.mean([result.arrays["after"] for result in each], axis=0)
         judged, rates = chosen(after, self.local_rates)
         fall = before - judged
         return {
@@ -142,7 +148,7 @@ class Personalization(FineTuning):
             "fall": float(fall.mean()),
             "fall_half95": float(Z95 * fall.std(ddof=1) / np.sqrt(len(fall))),
             "local_rate": " or ".join(f"{rate:g}" for rate in dict.fromkeys(rates)),
-            "users": len(before) // len(each),
+            "users": len(before),
         }
 
     def _panel(self, rows: list[dict[str, Any]]) -> Panel:

@@ -24,6 +24,7 @@ from mfopt import _check
 from mfopt.experiments.cache import Result, Task
 from mfopt.experiments.studies.base import Outcome, flag
 from mfopt.experiments.studies.fine_tuning import LOSS_LABEL, Arm, FineTuning, alike
+from mfopt.experiments.studies.image_cells import interval
 from mfopt.experiments.studies.user_means import ULS
 from mfopt.experiments.training import packed, unpack
 
@@ -42,8 +43,8 @@ class PublicCopies(FineTuning):
     name = "public-copies"
     summary = "Copies of private text in the public part, left there and removed."
     source = "Charles et al. 2024, section 5 and appendix D"
-    default_size = "embedded corpus, 3 public parts, 3 runs of 32 steps"
-    time = "about 2 CPU-minutes"
+    default_size = "embedded corpus, 3 public parts, 3 seeds, 9 runs of 32 steps"
+    time = "about 3 CPU-minutes"
     full: ClassVar[Mapping[str, Any]] = {
         **FineTuning.PAPER,
         "epsilons": (1.0, 4.0, 16.0, 64.0),
@@ -100,6 +101,9 @@ class PublicCopies(FineTuning):
             for task in (here.base(), *here.runs(self.arms()))
         ]
 
+    def more(self, found: Mapping[Task, Result]) -> Iterable[Task]:
+        return [task for part in PARTS for task in super(PublicCopies, self.at(part)).more(found)]
+
     def outcome(self, found: Mapping[Task, Result]) -> Outcome:
         rows = []
         for part in PARTS:
@@ -136,7 +140,7 @@ class PublicCopies(FineTuning):
             self._panels(rows),
             f"Copies of private records in the public part; fine-tuning per user, "
             f"δ = {self.delta:g}",
-            self._findings(rows),
+            self._findings(found, rows),
         )
 
     def _panels(self, rows: list[dict[str, Any]]) -> list[Panel]:
@@ -153,19 +157,26 @@ class PublicCopies(FineTuning):
             panels.append(Panel(curves, title, "steps", LOSS_LABEL, log_x=False))
         return alike(panels)
 
-    def _findings(self, rows: list[dict[str, Any]]) -> list[str]:
+    def _findings(self, found: Mapping[Task, Result], rows: list[dict[str, Any]]) -> list[str]:
         said = []
-        for epsilon in self.epsilons:
+        for arm in self.arms():
+            epsilon = arm.epsilon
+            falls = {}
+            for part in PARTS:
+                here = self.at(part)
+                each = here.row(found, arm)["pretrained"] - here.losses(found, arm)
+                about = f" ± {interval(each)[1]:.4f}" if len(each) > 1 else ""
+                falls[part] = f"{each.mean():.4f}{about}"
             plain, copied, cleaned = (
                 next(r for r in rows if (r["public_part"], r["asked_epsilon"]) == (part, epsilon))
                 for part in PARTS
             )
             said.append(
-                f"ε = {epsilon:g}: fine-tuning lowers the loss by {plain['fall']:.4f} from a "
-                f"public part as built, by {copied['fall']:.4f} where it holds copies of "
+                f"ε = {epsilon:g}: fine-tuning lowers the loss by {falls[AS_BUILT]} from a "
+                f"public part as built, by {falls[COPIED]} where it holds copies of "
                 f"{self.share:.0%} of the private records (the pretrained model is "
                 f"{plain['pretrained'] - copied['pretrained']:.4f} lower there, without a "
-                f"guarantee), and by {cleaned['fall']:.4f} where they were removed: "
+                f"guarantee), and by {falls[CLEANED]} where they were removed: "
                 f"{cleaned['exact']} exact and {cleaned['near']} near "
                 f"copies were found, {cleaned['left']} of the {cleaned['put']} that were put in "
                 f"are left ({self._runs_said()})"

@@ -42,6 +42,7 @@ class StepTime(Study):
     """Seconds of a step by model, records a step, and records of a user."""
 
     name = "step-time"
+    alone = True
     summary = "What privacy costs in time: seconds of a step of ELS, ULS and without privacy."
     source = "Chua et al. 2024, appendices C.4 and C.5, Table 12, Figure 6"
     default_size = "2 widths, 2 batches, 3 numbers of records of a user, 5 steps of each algorithm"

@@ -1,0 +1,177 @@
+"""Training runs that differ in learning rate, seed and choice of records, compiled once.
+
+A study runs one setting at many rates and seeds. What a run of the trainer takes beside its steps,
+reading the data, the account, tracing and compiling, is then most of its time and always the same.
+:class:`Runs` does it once: the rate is part of the optimizer's state (:func:`rated`), and a seed
+or a rule of choosing records moves units and batches only, which no program knows of. The steps are
+the trainer's own; what a whole run writes into its folder is left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from mfopt.experiments.cache import Result
+from mfopt.training import mesh as meshes
+from mfopt.training.config import TrainConfig
+from mfopt.training.execute import HELD_OUT
+from mfopt.training.export import export_model
+from mfopt.training.loop import Trainer
+from mfopt.training.optimizers import RatedState, rated
+from mfopt.training.prepare import Prepared, learning_rate_of, optimizer_of, placed, prepare
+from mfopt.training.secrets import RunSecret
+from mfopt.training.selection import PERPLEXITY_RULES
+from mfopt.training.wiring import execution_of, units_of
+
+
+class Trained(NamedTuple):
+    """One run.
+
+    Attributes:
+      losses: {held-out part: [(steps done, nats per token), ...]}; infinite where it diverged.
+      tokens: that its steps read.
+      params: of the model after the last step.
+      rate: the learning rate.
+    """
+
+    losses: dict[str, list[tuple[int, float]]]
+    tokens: float
+    params: Any
+    rate: float
+
+    def first(self) -> dict[str, float]:
+        """Losses before the first step."""
+        return {part: rows[0][1] for part, rows in self.losses.items()}
+
+    def last(self) -> dict[str, float]:
+        """Losses after the last step."""
+        return {part: rows[-1][1] for part, rows in self.losses.items()}
+
+
+class Runs:
+    """Runs of one setting.
+
+    Args:
+      config: of a run; its learning rate, seed and rule of choosing records are those of each run.
+        A mean of the iterates is not kept.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        assert not config.average
+        prepared = prepare(dataclasses.replace(config, selection="random", learning_rate=1.0))
+        prepared.close()
+        self.prepared: Prepared = prepared
+        self._config = dataclasses.replace(prepared.config, learning_rate=config.learning_rate)
+        one = rated(optimizer_of(config, prepared.execution, 1.0), 1.0)
+        self._trainer = Trainer(prepared.model, prepared.execution, one, mesh=prepared.mesh)
+        self._evaluator, self._params, self._frozen = placed(
+            self._config, prepared.model, prepared.mesh
+        )
+        self._before: dict[str, float] = {}
+        self._record_losses: np.ndarray | None = None
+
+    def run(self, *, rate: float, seed: int, selection: str, evaluate_every: int = 0) -> Trained:
+        """Train once.
+
+        Args:
+          rate: learning rate; 0: fitted to the noise.
+          seed: pins batches, choice of records and noise.
+          selection: rule by which a user's records are chosen.
+          evaluate_every: steps between evaluations; 0: before and after only.
+        """
+        prepared, config, secret = self.prepared, self._config, RunSecret.pinned(seed)
+        scheme = prepared.execution.sampler.scheme
+        units = units_of(
+            config, prepared.parts["train"], secret, scheme, selection, self._losses_for(selection)
+        )
+        execution = execution_of(config, prepared.account, scheme, units, secret, prepared.mesh)
+        trainer = self._trainer.over(units, execution.sampler)
+        if not rate:
+            rate = learning_rate_of(dataclasses.replace(config, learning_rate=0.0), execution)
+        state = trainer.init(secret.key("noise"))
+        state = dataclasses.replace(
+            state, optimizer=RatedState(state.optimizer.inner, jax.numpy.float32(rate))
+        )
+        if not self._before:
+            self._before = self._evaluated(self._params)
+        losses = {part: [(0, loss)] for part, loss in self._before.items()}
+        tokens = 0.0
+        for result in trainer.run(state):
+            state, done = result.state, result.step + 1
+            tokens += float(result.statistics.tokens)
+            if done == prepared.steps or (evaluate_every and done % evaluate_every == 0):
+                now = self._evaluated(state.params)
+                for part, loss in now.items():
+                    losses[part].append((done, loss if math.isfinite(loss) else math.inf))
+            if done == prepared.steps:
+                break
+        return Trained(losses, tokens, state.params, rate)
+
+    def export(self, params: Any, folder: Path) -> Path:
+        """Write the model with these parameters into a folder that is not there yet."""
+        prepared = self.prepared
+        whole = meshes.gather(prepared.mesh, params)
+        return export_model(prepared.model, whole, folder, tokenizer=prepared.tokenizer)
+
+    def _evaluated(self, params: Any) -> dict[str, float]:
+        most = self._config.evaluate_records
+        parts = self.prepared.parts
+        return {
+            part: self._evaluator(params, self._frozen, parts[part], most).loss
+            for part in HELD_OUT
+            if part in parts
+        }
+
+    def _losses_for(self, selection: str) -> np.ndarray | None:
+        """Of each record under the initial model, where the rule asks for them."""
+        if selection not in PERPLEXITY_RULES:
+            return None
+        if self._record_losses is None:
+            train = self.prepared.parts["train"]
+            self._record_losses = self._evaluator.record_losses(
+                self._params, self._frozen, train, np.arange(train.num_records)
+            )[0]
+        return self._record_losses
+
+
+# the last setting of this process: a study's runs come one after the other
+_KEPT: dict[str, Runs] = {}
+
+
+def runs_of(sources: dict[str, Result], **settings: Any) -> Runs:
+    """The runs of a setting; those of the last one asked for are still there.
+
+    Args:
+      sources: {file or folder name of a setting, "data", "model" or "factorization": the result
+        that holds it}, unpacked first.
+      settings: of :class:`TrainConfig`, without folders.
+    """
+    from mfopt.experiments.training import PLACES, unpack
+
+    key = json.dumps([[_digest(source) for source in sources.values()], settings], sort_keys=True)
+    if key not in _KEPT:
+        _KEPT.clear()
+        # files that are open stay readable when their names are gone
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+            folder = Path(name)
+            for source in {id(source): source for source in sources.values()}.values():
+                unpack(source, folder)
+            places: dict[str, Any] = {name: str(folder / PLACES[name]) for name in sources}
+            _KEPT[key] = Runs(TrainConfig(**places, **settings, output=str(folder / "run")))
+    return _KEPT[key]
+
+
+def _digest(result: Result) -> str:
+    sha = hashlib.sha256()
+    for name, content in sorted(result.arrays.items()):
+        sha.update(name.encode() + content.tobytes())
+    return sha.hexdigest()
