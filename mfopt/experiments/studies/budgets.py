@@ -7,6 +7,7 @@ same pretrained model, as many steps.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -45,34 +46,49 @@ class TrainingBudgets(FineTuning):
     els_groups: tuple[int, ...] = flag(
         (4,), "G of ELS: records kept of each user.", option="--els-group"
     )
+    times: tuple[float, ...] = flag(
+        (1.0,),
+        "Times the users that there are, as if for σ (their Figure 8); rows say what ε is held.",
+        option="--users-times",
+    )
     rates: tuple[float, ...] = flag((0.003, 0.01, 0.03), "Learning rates to choose from (adam).")
     seeds: tuple[int, ...] = flag((0, 1, 2), "One run for each, pinning its randomness.")
 
     def check(self) -> Self:
         super().check()
-        self._check_numbers("epsilons", "budgets", "groups", "els_groups")
+        self._check_numbers("epsilons", "budgets", "groups", "els_groups", "times")
         return self
 
     def arms(self) -> Iterator[Arm]:
         """All of them, in the table's order."""
         for epsilon in self.epsilons:
             for budget in self.budgets:
-                for algorithm in (ELS, ULS):
-                    yield from self._arms(algorithm, budget, epsilon)
+                for times in self.times:
+                    for algorithm in (ELS, ULS):
+                        yield from self._arms(algorithm, budget, epsilon, times)
 
-    def _arms(self, algorithm: str, budget: int, epsilon: float) -> list[Arm]:
+    def _arms(self, algorithm: str, budget: int, epsilon: float, times: float) -> list[Arm]:
         """One algorithm at every G of its own."""
         units = {g: budget / (1 if algorithm == ELS else g) for g in self._groups(algorithm)}
-        return [Arm(algorithm, g, float(n), float(epsilon)) for g, n in units.items()]
+        return [
+            Arm(algorithm, g, float(n), float(epsilon), users=float(times))
+            for g, n in units.items()
+        ]
 
     def _groups(self, algorithm: str) -> tuple[int, ...]:
         return self.els_groups if algorithm == ELS else self.groups
 
     def outcome(self, found: Mapping[Task, Result]) -> Outcome:
-        rows = [self.row(found, arm) | {"algorithm": arm.label} for arm in self.arms()]
+        rows = [
+            self.row(found, arm)
+            | {"algorithm": arm.label, "asked_epsilon": arm.epsilon, "users_times": arm.users}
+            for arm in self.arms()
+        ]
+        several = {"asked_epsilon": "ε asked", "users_times": "at users ×"}
         return Outcome(
             rows,
-            {
+            (several if len(self.times) > 1 else {})
+            | {
                 "epsilon": "ε",
                 "records_a_step": "B",
                 "algorithm": "algorithm",
@@ -96,9 +112,15 @@ class TrainingBudgets(FineTuning):
         panels = []
         # one ε is no axis: then G is
         several = len(self.epsilons) > 1
-        by, axis = ("epsilon", "user-level ε") if several else ("group", "records of a user G")
-        for budget in self.budgets:
-            mine = [row for row in rows if row["records_a_step"] == budget]
+        by, axis = (
+            ("asked_epsilon", "user-level ε") if several else ("group", "records of a user G")
+        )
+        for budget, times in itertools.product(self.budgets, self.times):
+            mine = [
+                row
+                for row in rows
+                if (row["records_a_step"], row["users_times"]) == (budget, times)
+            ]
             name = {row["algorithm"]: row["algorithm"] for row in mine}
             if not several:
                 name = {label: label.partition(",")[0] for label in name}
@@ -109,26 +131,27 @@ class TrainingBudgets(FineTuning):
             ends = (min(row[by] for row in mine), max(row[by] for row in mine))
             curves.append(Curve("pretrained, no fine-tuning", ends, (mine[0]["pretrained"],) * 2))
             title = f"{budget} records a step" + ("" if several else f", ε = {self.epsilons[0]:g}")
+            title += f", as if {times:g} times the users" if len(self.times) > 1 else ""
             panels.append(Panel(curves, title, f"{axis} (log scale)", LOSS_LABEL))
         return alike(panels)
 
     def _findings(self, found: Mapping[Task, Result], rows: Sequence[dict[str, Any]]) -> list[str]:
         said = []
         row_of = dict(zip(self.arms(), rows, strict=True))
-        for epsilon in self.epsilons:
-            for budget in self.budgets:
-                # as a learning rate is: on other records than those that are reported
-                els, best = (
-                    min(
-                        self._arms(algorithm, budget, epsilon),
-                        key=lambda arm: row_of[arm]["on_records"],
-                    )
-                    for algorithm in (ELS, ULS)
+        for epsilon, budget, times in itertools.product(self.epsilons, self.budgets, self.times):
+            # as a learning rate is: on other records than those that are reported
+            els, best = (
+                min(
+                    self._arms(algorithm, budget, epsilon, times),
+                    key=lambda arm: row_of[arm]["on_records"],
                 )
-                losses, pretrained = self.losses(found, best), row_of[best]["pretrained"]
-                said.append(
-                    f"ε = {epsilon:g}, {budget} records a step: {best.label} ends "
-                    f"{apart(losses, self.losses(found, els))} {els.label}, and "
-                    f"{apart(losses, pretrained)} the pretrained model ({self._runs_said()})"
-                )
+                for algorithm in (ELS, ULS)
+            )
+            losses, pretrained = self.losses(found, best), row_of[best]["pretrained"]
+            as_if = f" (as if {times:g} times the users)" if len(self.times) > 1 else ""
+            said.append(
+                f"ε = {epsilon:g}{as_if}, {budget} records a step: {best.label} ends "
+                f"{apart(losses, self.losses(found, els))} {els.label}, and "
+                f"{apart(losses, pretrained)} the pretrained model ({self._runs_said()})"
+            )
         return [*said, *self._ends(rows)]

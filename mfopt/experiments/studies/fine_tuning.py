@@ -51,6 +51,8 @@ class Arm(NamedTuple):
       selection: which records of a user.
       clip_norm: bound on the gradient of a record (ELS) or a user (ULS).
       rank: of adapters; 0 trains all parameters.
+      users: times as many users as there are, as if for ``epsilon``; what the run, which has fewer,
+        holds itself is on record.
     """
 
     algorithm: str
@@ -60,6 +62,7 @@ class Arm(NamedTuple):
     selection: str = "random"
     clip_norm: float = 1.0
     rank: int = 0
+    users: float = 1.0
 
     @property
     def label(self) -> str:
@@ -229,7 +232,7 @@ class FineTuning(Study):
             "privacy_unit": promised["privacy_unit"],
             "adjacency": promised["adjacency"],
             "sampling": f"Poisson, {first['sampled']}, {first['probability']:.4g}",
-            "epsilon": arm.epsilon,
+            "epsilon": arm.epsilon if arm.users == 1 else promised["epsilon"],
             "delta": None if arm.epsilon is None else self.delta,
             "noise_multiplier": first["noise_multiplier"],
             "learning_rate": rate or first["learning_rate"],
@@ -284,6 +287,22 @@ def apart(one: np.ndarray | float, other: np.ndarray | float) -> str:
     return f"{abs(gaps.mean()):.4f}{about} {'below' if gaps.mean() < 0 else 'above'}"
 
 
+def _held(
+    probability: float, users: float, steps: int, group: int, epsilon: float, delta: float
+) -> float:
+    """ε of what is run at the σ that ``epsilon`` asks for with ``users`` times as many users."""
+    from mfopt.accounting import Mechanism, account
+    from mfopt.sampling import Poisson
+    from mfopt.strategies import Identity
+
+    fewer, there = (
+        Mechanism(Poisson(p, steps), Identity(), group_size=group)
+        for p in (probability / users, probability)
+    )
+    sigma = account(fewer, epsilon=epsilon, delta=delta).noise_multiplier
+    return account(there, noise_multiplier=sigma, delta=delta).epsilon
+
+
 def run_fine_tuning(
     base: Result,
     *,
@@ -294,6 +313,7 @@ def run_fine_tuning(
     selection: str,
     clip_norm: float,
     rank: int,
+    users: float = 1.0,
     delta: float,
     steps: int,
     rate: float,
@@ -306,7 +326,7 @@ def run_fine_tuning(
 
     Args:
       base: result that holds corpus and pretrained model.
-      algorithm, group, units, epsilon, selection, clip_norm, rank: of :class:`Arm`.
+      algorithm, group, units, epsilon, selection, clip_norm, rank, users: of :class:`Arm`.
       delta: δ of the statement.
       steps: of the run.
       rate: learning rate of adam; 0: fitted to the noise.
@@ -324,6 +344,8 @@ def run_fine_tuning(
         rule = f"there are {base.record['users']} users, and so at most {population} {what}"
         raise _check.reject("units of a step", units, rule, "Take less, or more data.")
     probability = units / population
+    if epsilon is not None and users != 1:
+        epsilon = _held(probability, users, steps, group if algorithm == ELS else 1, epsilon, delta)
     names = {ELS: "els", ULS: "uls", PLAIN: "none"}
     private: dict[str, Any] = {} if epsilon is None else {"epsilon": epsilon, "delta": delta}
     runs = repeated.runs_of(
