@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-_OPTIONS = {
+OPTIONS = {
     "xla_backend_optimization_level": 1,
     "xla_cpu_use_fusion_emitters": False,
     "xla_cpu_parallel_codegen_split_count": 1,
@@ -21,12 +21,16 @@ _OPTIONS = {
 _TRIED = (0, 8), (0, 12)  # versions of jaxlib: others may refuse an option that they do not know
 
 
+def tried() -> bool:
+    """Whether this version of jaxlib knows :data:`OPTIONS`."""
+    first, beyond = _TRIED
+    return first <= tuple(map(int, version("jaxlib").split(".")[:2])) < beyond
+
+
 @functools.cache
 def options() -> dict[str, Any] | None:
     """For ``compiler_options`` of ``jax.jit``; None where these are not of the backend."""
-    first, beyond = _TRIED
-    known = first <= tuple(map(int, version("jaxlib").split(".")[:2])) < beyond
-    return dict(_OPTIONS) if known and jax.default_backend() == "cpu" else None
+    return dict(OPTIONS) if tried() and jax.default_backend() == "cpu" else None
 
 
 class jit:

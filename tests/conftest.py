@@ -3,7 +3,6 @@
 import os
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -26,15 +25,6 @@ os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"mfopt-tests-{os.getuid()}")
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
-
-# Half the time of a compilation for the same programs, a few percent slower. XLA ends a process
-# that sets a flag it does not know, so only where these have been tried.
-if (0, 8) <= tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 12):
-    os.environ.setdefault(
-        "XLA_FLAGS",
-        "--xla_backend_optimization_level=1 --xla_cpu_use_fusion_emitters=false "
-        "--xla_cpu_parallel_codegen_split_count=1",
-    )
 
 # Files whose programs run for less time than it takes to compile them: without optimization they
 # take a fifth to two fifths less. Where many samples are drawn it costs as much.
@@ -74,6 +64,13 @@ class _OnlyWithExamples:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_OnlyWithExamples())
+    from mfopt import _quick
+
+    # for all programs, those of the processes that tests start too; XLA ends a process that sets
+    # a flag which it does not know
+    if _quick.tried():
+        flags = [f"--{name}={str(value).lower()}" for name, value in _quick.OPTIONS.items()]
+        os.environ.setdefault("XLA_FLAGS", " ".join(flags))
 
 
 @pytest.hookimpl(optionalhook=True)  # without xdist nobody asks

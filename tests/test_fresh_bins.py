@@ -33,7 +33,7 @@ from mfopt.training import attack
 
 SIGMA = 1.3
 CASES = [
-    (4, 3, 1, 2),
+    pytest.param(4, 3, 1, 2, marks=pytest.mark.release),
     (4, 3, 1, 4),
     pytest.param(4, 4, 2, 3, marks=pytest.mark.release),
     pytest.param(5, 4, 4, 5, marks=pytest.mark.release),

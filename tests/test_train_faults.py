@@ -158,11 +158,17 @@ def test_a_folder_is_held_by_one_run(data, tmp_path):  # noqa: F811
     Lock(tmp_path / "run").close()
 
 
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):  # noqa: F811
+    """The folder of a run that nothing ends."""
+    folder = tmp_path_factory.mktemp("faults") / "whole"
+    execute(prepare(settings_for(data, folder, seed=3)))
+    return folder
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_a_run_with_a_checkpoint(data, tmp_path, number):  # noqa: F811
-    whole = settings_for(data, tmp_path / "whole", seed=3)
-    execute(prepare(whole))
+def test_a_signal_ends_a_run_with_a_checkpoint(data, whole, tmp_path, number):  # noqa: F811
     settings = settings_for(data, tmp_path / "run", seed=3, checkpoint_every=100)
 
     def send(progress):
@@ -177,7 +183,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint(data, tmp_path, number):  # noqa:
     assert execute(prepare(settings, resume=True), progress=lines.append)["steps"] == 6
     assert "going on after step 3" in lines[0].note
     mine, theirs = (
-        load_file(tmp_path / name / "model" / "model.safetensors") for name in ("run", "whole")
+        load_file(folder / "model" / "model.safetensors") for folder in (tmp_path / "run", whole)
     )
     assert all(np.array_equal(mine[name], theirs[name]) for name in theirs)
     # and from an earlier step, if asked for
