@@ -10,6 +10,7 @@ from mfopt.errors import UsageError
 from mfopt.experiments import repeated, training
 from mfopt.experiments.cache import Cache, Result
 from mfopt.experiments.studies.noise_in_training import NoiseInTraining
+from mfopt.experiments.studies.optimizers_in_training import OptimizersInTraining
 from mfopt.experiments.studies.sampling_in_training import SamplingInTraining
 from mfopt.experiments.training import CHOSEN_ON, REPORTED, Run, TrainingComparison
 from mfopt.sampling import Poisson
@@ -207,3 +208,24 @@ def test_runs_of_one_setting_are_kept_until_another_is_asked_for(monkeypatch):
     assert ask(other, 8) == 2 and ask(other, 16) == 3 and ask(other, 16) == 3
     assert len(repeated._KEPT) == 1
     repeated._KEPT.clear()
+
+
+def test_an_optimizer_stands_with_the_move_that_is_best_for_it():
+    study = OptimizersInTraining(
+        optimizers=("adam", "momentum"), rates=(0.01, 0.02, 0.04), seeds=(0, 1)
+    ).check()
+    best = {"adam": (0.02, 4.0), "momentum": (0.04, 3.9)}
+    found = {}
+    for task in study.cells():
+        assert "learning_rate" not in task.arguments  # moves, fitted to each
+        move, loss = best[task.arguments["optimizer"]]
+        records = loss + abs(task.arguments["noise_move"] - move)
+        losses = made_up("blt", 0, 0, records, records + 1).losses
+        found[task] = Result({"losses": losses, "noise_multiplier": 2.0}, {})
+    outcome = study.outcome(found)
+    chosen = {(row["optimizer"], row["learning_rate"]) for row in outcome.rows}
+    assert chosen == {("adam", 0.02), ("momentum", 0.04)}
+    gains = [row["users_gain"] for row in outcome.rows if row["optimizer"] == "momentum"]
+    assert gains == pytest.approx([0.1, 0.1])
+    assert [text for text in outcome.findings if "-0.1000" in text and "momentum" in text]
+    assert outcome.findings[-1].endswith("the best move of momentum, 0.04, is the last tried")

@@ -56,8 +56,13 @@ def test_the_fitting_rate_makes_all_noise_move_alike(name):
         for noise in correlated(n)
     )
     assert max(first, second) > 1.5 * min(first, second)
+    assert fitting_rate(name, 0.5, 0.7, move=0.06) == pytest.approx(
+        0.06 / NOISE_MOVE * fitting_rate(name, 0.5, 0.7)
+    )
     with pytest.raises(UsageError, match="noise"):
         fitting_rate(name, 0.0, 1.0)
+    with pytest.raises(UsageError, match="move"):
+        fitting_rate(name, 0.5, 0.7, move=0.0)
 
 
 def test_every_schedule_is_its_formula():

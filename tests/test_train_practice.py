@@ -199,3 +199,5 @@ def test_rates_are_tried_on_public_data_only(data, tmp_path):  # noqa: F811
             settings_for(data, tmp_path / "no", learning_rate=0.0, sweep_rates=wrong)
     with pytest.raises(UsageError, match="so is `sweep_rates`"):
         settings_for(data, tmp_path / "no", sweep_rates="0.1,0.2")
+    with pytest.raises(UsageError, match="noise_move"):
+        settings_for(data, tmp_path / "no", noise_move=0.1)

@@ -26,7 +26,7 @@ from mfopt.training.config import TrainConfig
 from mfopt.training.execute import HELD_OUT
 from mfopt.training.export import export_model
 from mfopt.training.loop import Trainer
-from mfopt.training.optimizers import RatedState, rated
+from mfopt.training.optimizers import NOISE_MOVE, RatedState, rated
 from mfopt.training.prepare import Prepared, learning_rate_of, optimizer_of, placed, prepare
 from mfopt.training.secrets import RunSecret
 from mfopt.training.selection import PERPLEXITY_RULES
@@ -79,7 +79,15 @@ class Runs:
         self._before: dict[str, float] = {}
         self._record_losses: np.ndarray | None = None
 
-    def run(self, *, rate: float, seed: int, selection: str, evaluate_every: int = 0) -> Trained:
+    def run(
+        self,
+        *,
+        rate: float,
+        seed: int,
+        selection: str,
+        evaluate_every: int = 0,
+        move: float = NOISE_MOVE,
+    ) -> Trained:
         """Train once.
 
         Args:
@@ -87,6 +95,7 @@ class Runs:
           seed: pins batches, choice of records and noise.
           selection: rule by which a user's records are chosen.
           evaluate_every: steps between evaluations; 0: before and after only.
+          move: of a fitted rate: how far the noise alone moves a parameter.
         """
         prepared, config, secret = self.prepared, self._config, RunSecret.pinned(seed)
         scheme = prepared.execution.sampler.scheme
@@ -96,7 +105,8 @@ class Runs:
         execution = execution_of(config, prepared.account, scheme, units, secret, prepared.mesh)
         trainer = self._trainer.over(units, execution.sampler)
         if not rate:
-            rate = learning_rate_of(dataclasses.replace(config, learning_rate=0.0), execution)
+            fitted = dataclasses.replace(config, learning_rate=0.0, noise_move=move)
+            rate = learning_rate_of(fitted, execution)
         state = trainer.init(secret.key("noise"))
         state = dataclasses.replace(
             state, optimizer=RatedState(state.optimizer.inner, jax.numpy.float32(rate))

@@ -31,8 +31,10 @@ from mfopt.progress import Report, silent
 from mfopt.sampling import BallsInBins, BinScheme, FreshBins
 from mfopt.training.data import open_parts
 from mfopt.training.data.embedded import EMBEDDED
+from mfopt.training.optimizers import NOISE_MOVE
 
 CHOSEN_ON, REPORTED = "held-out-records", "held-out-users"
+LOSS = "loss on held-out users (nats per token)"
 # setting of a run -> where `unpack` puts what it names
 PLACES = {"data": "corpus", "model": "pretrained", "factorization": "mechanism/mechanism.npz"}
 # kinds of C, with what they are run under where this is not balls-in-bins
@@ -55,6 +57,8 @@ class TrainingComparison:
       strategies: of :data:`LABELS`, or other kinds of C; the first is the one that the others are
         measured against.
       learning_rates, seeds: every mechanism runs with each pair of them.
+      fitted: whether the rates are given by how far the noise alone moves a parameter
+        (`--noise-move`), the same for every mechanism and optimizer.
       rest: as in `mfopt train`; evaluations are ``evaluations`` in number after the first.
     """
 
@@ -66,6 +70,7 @@ class TrainingComparison:
     strategies: tuple[str, ...] = ("identity", "blt")
     learning_rates: tuple[float, ...] = (5e-4, 1e-3, 2e-3, 4e-3)
     seeds: tuple[int, ...] = (0, 1, 2)
+    fitted: bool = False
     optimizer: str = "adam"
     schedule: str = "constant"
     records_per_user: int = 4
@@ -158,13 +163,13 @@ def run_task(setting: TrainingComparison, strategy: str, learning_rate: float, s
     Args:
       setting: what is compared, and where.
       strategy: kind of C.
-      learning_rate: learning rate.
+      learning_rate: learning rate, or how far the noise alone moves a parameter.
       seed: pins the random choices.
     """
     return Task.of(
         "train-run",
         (base_task(setting), mechanism_task(setting, strategy)),
-        learning_rate=learning_rate,
+        **{"noise_move" if setting.fitted else "learning_rate": learning_rate},
         seed=seed,
         optimizer=setting.optimizer,
         schedule=setting.schedule,
@@ -265,7 +270,6 @@ def run_training(
     base: Result,
     mechanism: Result,
     *,
-    learning_rate: float,
     seed: int,
     optimizer: str,
     schedule: str,
@@ -273,13 +277,14 @@ def run_training(
     length: int,
     evaluate_every: int,
     evaluate_records: int,
+    learning_rate: float = 0.0,
+    noise_move: float = NOISE_MOVE,
 ) -> Result:
     """Train with user-level sampling by the real trainer; the losses are on record.
 
     Args:
       base: result that holds corpus and pretrained model.
       mechanism: result that holds the factorization.
-      learning_rate: learning rate.
       seed: pins the random choices.
       optimizer: optimizer by name.
       schedule: of the learning rate, by name.
@@ -287,6 +292,8 @@ def run_training(
       length: tokens of a row.
       evaluate_every: steps between evaluations.
       evaluate_records: records of an evaluation.
+      learning_rate: learning rate; 0: by ``noise_move``.
+      noise_move: how far the noise alone is to move a parameter.
     """
     from mfopt.experiments import repeated
 
@@ -301,7 +308,11 @@ def run_training(
         evaluate_records=evaluate_records,
     )
     trained = runs.run(
-        rate=learning_rate, seed=seed, selection="random", evaluate_every=evaluate_every
+        rate=learning_rate,
+        move=noise_move,
+        seed=seed,
+        selection="random",
+        evaluate_every=evaluate_every,
     )
     return Result(
         {
@@ -393,27 +404,28 @@ def summary(setting: TrainingComparison, runs: Sequence[Run]) -> dict[str, Any]:
 def panels(setting: TrainingComparison, runs: Sequence[Run]) -> list[plots.Panel]:
     """Loss against learning rate, and against steps at the best learning rate."""
     start = runs[0].losses[REPORTED][0][1]
-    by_rate, by_step = [], []
+    rated, by_step = [], []
     for strategy in setting.strategies:
         label = LABELS.get(strategy, strategy)
-        spread = [
-            [run.last(REPORTED) for run in _of(runs, strategy, rate)]
-            for rate in setting.learning_rates
-        ]
-        by_rate.append(_curve(label, setting.learning_rates, spread))
+        rated.append(by_rate(label, runs, strategy, setting.learning_rates))
         chosen = _of(runs, strategy, best_rate(runs, strategy))
         steps = [step for step, _ in chosen[0].losses[REPORTED]]
         curves = [[run.losses[REPORTED][i][1] for run in chosen] for i in range(len(steps))]
         by_step.append(_curve(label, steps, curves))
     label = "pretrained model, before private training"
     ends = (min(setting.learning_rates), max(setting.learning_rates))
-    by_rate.append(plots.Curve(label, ends, (start, start)))
+    rated.append(plots.Curve(label, ends, (start, start)))
     by_step.append(plots.Curve(label, (0, setting.steps), (start, start)))
-    shared = "loss on held-out users (nats per token)"
     return [
-        plots.Panel(by_rate, "after the last step", "learning rate", shared),
-        plots.Panel(by_step, "at the learning rate best for each", "steps", shared, log_x=False),
+        plots.Panel(rated, "after the last step", "learning rate", LOSS),
+        plots.Panel(by_step, "at the learning rate best for each", "steps", LOSS, log_x=False),
     ]
+
+
+def by_rate(label: str, runs: Sequence[Run], strategy: str, rates: Sequence[float]) -> plots.Curve:
+    """Last loss on held-out users against the rate, with its spread over seeds."""
+    spread = [[run.last(REPORTED) for run in _of(runs, strategy, rate)] for rate in rates]
+    return _curve(label, rates, spread)
 
 
 def csv_text(runs: Sequence[Run]) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from mfopt import _check, sampling
 from mfopt.sampling import Scheme
-from mfopt.training.optimizers import OPTIMIZERS, SCHEDULES, sweep_rates
+from mfopt.training.optimizers import NOISE_MOVE, OPTIMIZERS, SCHEDULES, sweep_rates
 from mfopt.training.selection import RULES
 
 ALGORITHMS = ("uls", "els", "group", "none")
@@ -131,6 +131,11 @@ class TrainConfig:
         0.0,
         "Largest learning rate; 0: fitted to the noise of the mechanism (without noise 0.002).",
     )
+    noise_move: float = _setting(
+        "optimizer",
+        NOISE_MOVE,
+        "Of a fitted learning rate: how far the noise alone moves a parameter in the run.",
+    )
     sweep_rates: str = _setting(
         "optimizer",
         "",
@@ -236,7 +241,7 @@ class TrainConfig:
             "model_parallel",
         ):
             _check.integer(name, getattr(self, name))
-        for name in ("clip_norm", "pretrain_rate"):
+        for name in ("clip_norm", "pretrain_rate", "noise_move"):
             _check.positive(name, getattr(self, name))
         for name in (
             "batch_size",
@@ -273,6 +278,10 @@ class TrainConfig:
                 raise _check.reject(
                     "learning_rate", self.learning_rate, "is given, and so is `sweep_rates`"
                 )
+        if self.noise_move != NOISE_MOVE and (self.learning_rate or self.sweep_rates):
+            raise _check.reject(
+                "noise_move", self.noise_move, "fits the learning rate, and that is given"
+            )
         if not self.model and self.width % self.heads:
             raise _check.reject("heads", self.heads, f"must divide `width` = {self.width}")
         if bool(self.factorization) == bool(self.sampling):

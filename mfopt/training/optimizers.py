@@ -123,21 +123,29 @@ def sweep_rates(text: str) -> tuple[float, ...]:
     return rates
 
 
-def fitting_rate(name: str, noise: float, noise_of_sums: float, *, momentum: float = 0.9) -> float:
-    """The learning rate at which, held constant, the noise alone moves by ``NOISE_MOVE``.
+def fitting_rate(
+    name: str,
+    noise: float,
+    noise_of_sums: float,
+    *,
+    move: float = NOISE_MOVE,
+    momentum: float = 0.9,
+) -> float:
+    """The learning rate at which, held constant, the noise alone moves a parameter by ``move``.
 
-    With SGD the parameters are a sum of steps, so the rate is NOISE_MOVE / (noise of the sums).
+    With SGD the parameters are a sum of steps, so the rate is move / (noise of the sums).
     Adam and its kin divide by the size of a step, which is about that of its noise.
 
     Args:
       name: the optimizer.
       noise: standard deviation in a coordinate of the released mean, root mean square over steps.
       noise_of_sums: the same of the sums of all means up to a step.
+      move: root mean square over the steps of a run.
       momentum: of "momentum", which multiplies moves by 1 / (1 - momentum).
     """
     if not noise > 0 or not noise_of_sums > 0:
         raise _check.reject("noise", noise, "must be positive to fit a rate to it")
-    rate = NOISE_MOVE / noise_of_sums
+    rate = _check.positive("move", move) / noise_of_sums
     if name == "sgd":
         return rate
     if name == "momentum":

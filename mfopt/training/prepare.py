@@ -245,6 +245,7 @@ def learning_rate_of(config: TrainConfig, execution: Execution) -> float:
         config.optimizer,
         noise["noise_per_coordinate"],
         noise["sum_noise_per_coordinate"],
+        move=config.noise_move,
         momentum=config.momentum,
     )
 

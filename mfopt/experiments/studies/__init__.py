@@ -19,6 +19,7 @@ STUDIES: dict[str, str] = {
     "estimate-and-double": f"{_HERE}.configuration:EstimateAndDouble",
     "els-group-size": f"{_HERE}.group_size:GroupSize",
     "noise-in-training": f"{_HERE}.noise_in_training:NoiseInTraining",
+    "optimizers-in-training": f"{_HERE}.optimizers_in_training:OptimizersInTraining",
     "sampling-in-training": f"{_HERE}.sampling_in_training:SamplingInTraining",
     "els-uls-training": f"{_HERE}.budgets:TrainingBudgets",
     "record-selection": f"{_HERE}.selection:RecordSelection",

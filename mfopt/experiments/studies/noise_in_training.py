@@ -114,7 +114,7 @@ class NoiseInTraining(Study):
             setting = self.setting(data)
             runs = training.runs_of(setting, found)
             name = data if data in EMBEDDED else Path(data).name
-            rows += self._rows(name, setting, runs)
+            rows += self._rows(name, runs)
             first = training.panels(setting, runs)[0]
             panels.append(first._replace(title=name))
             said += self._findings(name, runs)
@@ -135,43 +135,46 @@ class NoiseInTraining(Study):
         title = f"User-level DP, ε = {self.epsilon:g}; bands: {len(self.seeds)} seeds"
         return Outcome(rows, columns, panels, title, said)
 
-    def _rows(
-        self, name: str, setting: TrainingComparison, runs: list[Run]
-    ) -> Iterable[dict[str, Any]]:
+    def _rows(self, name: str, runs: list[Run]) -> Iterable[dict[str, Any]]:
         """A row for each mechanism and seed, at the mechanism's best rate; losses in nats."""
-        first = _at_best(runs, self.strategies[0])
+        first = at_best(runs, self.strategies[0])
         for strategy in self.strategies:
-            for run, other in zip(_at_best(runs, strategy), first, strict=True):
-                yield {
-                    "data": name,
-                    "noise": strategy,
-                    "seed": run.seed,
-                    "learning_rate": run.learning_rate,
-                    "schedule": self.schedule,
-                    "rate_bracketed": self._bracketed(run.learning_rate),
-                    "users_before": run.losses[REPORTED][0][1],
-                    "users": run.last(REPORTED),
-                    "users_gain": other.last(REPORTED) - run.last(REPORTED),
-                    "records": run.last(CHOSEN_ON),
-                    "records_gain": other.last(CHOSEN_ON) - run.last(CHOSEN_ON),
-                    "privacy_unit": "user",
-                    "adjacency": "add-remove",
-                    "sampling": f"{training.sampling_of(strategy)}, {setting.bins} bins, "
-                    f"{setting.epochs} epochs",
-                    "epsilon": self.epsilon,
-                    "delta": self.delta,
-                    "noise_multiplier": run.noise_multiplier,
-                }
+            for run, other in zip(at_best(runs, strategy), first, strict=True):
+                yield self.row(name, run, other)
 
-    def _bracketed(self, rate: float) -> bool:
+    def row(self, name: str, run: Run, other: Run) -> dict[str, Any]:
+        """What a run reached, and how much less its loss is than that of ``other``."""
+        return {
+            "data": name,
+            "noise": run.strategy,
+            "seed": run.seed,
+            "learning_rate": run.learning_rate,
+            "schedule": self.schedule,
+            "rate_bracketed": self.bracketed(run.learning_rate),
+            "users_before": run.losses[REPORTED][0][1],
+            "users": run.last(REPORTED),
+            "users_gain": other.last(REPORTED) - run.last(REPORTED),
+            "records": run.last(CHOSEN_ON),
+            "records_gain": other.last(CHOSEN_ON) - run.last(CHOSEN_ON),
+            "privacy_unit": "user",
+            "adjacency": "add-remove",
+            "sampling": f"{training.sampling_of(run.strategy)}, {self.bins} bins, "
+            f"{self.epochs} epochs",
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "noise_multiplier": run.noise_multiplier,
+        }
+
+    def bracketed(self, rate: float) -> bool:
+        """Whether rates on both sides of it were tried."""
         return min(self.rates) < rate < max(self.rates)
 
     def _findings(self, name: str, runs: list[Run]) -> list[str]:
         first, *others = self.strategies
         before = runs[0].losses[REPORTED][0][1]
-        yardstick, said = _at_best(runs, first), []
+        yardstick, said = at_best(runs, first), []
         for strategy in others:
-            chosen = _at_best(runs, strategy)
+            chosen = at_best(runs, strategy)
             for part in (REPORTED, CHOSEN_ON):
                 gains = [
                     a.last(part) - b.last(part) for a, b in zip(yardstick, chosen, strict=True)
@@ -188,12 +191,12 @@ class NoiseInTraining(Study):
             said.append(f"{name}: {strategy} lowers the loss on held-out users by {fall:.3f} nats")
         for strategy in self.strategies:
             rate = training.best_rate(runs, strategy)
-            if not self._bracketed(rate):
+            if not self.bracketed(rate):
                 said.append(f"{name}: the best rate of {strategy}, {rate:g}, is the last one tried")
         return said
 
 
-def _at_best(runs: list[Run], strategy: str) -> list[Run]:
+def at_best(runs: list[Run], strategy: str) -> list[Run]:
     """The runs of a mechanism at its best rate, by seed."""
     rate = training.best_rate(runs, strategy)
     mine = [run for run in runs if run.strategy == strategy and run.learning_rate == rate]
