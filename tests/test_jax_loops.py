@@ -6,7 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from mfopt.noise import NoiseStream
+from mfopt.errors import UsageError
+from mfopt.noise import NoiseStream, from_factorization
 from mfopt.noise.for_optax import add_noise
 from mfopt.strategies import BLT
 
@@ -120,3 +121,36 @@ def test_many_leaves_are_drawn_as_one_array():
     alone = NoiseStream(make().strategy, iterations=N, noise_multiplier=2.0, clip_norm=0.5)
     first, _ = alone.next(alone.init(params[:1], seed=3))
     close(noises(params, 3, 1)[0][0], first[0])
+
+
+@pytest.mark.parametrize(
+    "sums",
+    [
+        {"w": jnp.zeros((1, 2)), "b": jnp.zeros(4)},  # one number would get three draws
+        {"w": jnp.zeros((3, 2)), "b": jnp.zeros((5, 4))},  # five numbers would get one
+        {"w": jnp.float32(0), "b": jnp.zeros(4)},
+        {"w": jnp.zeros((3, 2))},
+        {"w": jnp.zeros((3, 2), int), "b": jnp.zeros(4)},
+        None,
+    ],
+    ids=["narrow", "wide", "scalar", "fewer", "whole numbers", "none"],
+)
+@pytest.mark.parametrize("jitted", [False, True], ids=["outside", "jit"])
+def test_sums_that_are_not_as_the_parameters_are_refused_and_use_no_noise(sums, jitted):
+    optimizer = add_noise(make(), seed=3)
+    state = optimizer.init(PARAMS)
+    update = jax.jit(optimizer.update) if jitted else optimizer.update
+    with pytest.raises(UsageError, match="sums"):
+        update(sums, state)
+    found, _ = optimizer.update(PARAMS, state)  # the state can still be used
+    close(found, noises(PARAMS, 3, 1)[0])
+
+
+def test_what_is_no_factorization_or_no_type_is_refused():
+    with pytest.raises(UsageError, match=r"factorization = 'str'.*mfopt\.load"):
+        from_factorization("factorization.npz", clip_norm=1.0)
+    for name in ("dtype", "buffer_dtype"):
+        with pytest.raises(UsageError, match=f"{name} = 'wide'"):
+            NoiseStream(
+                make().strategy, iterations=N, noise_multiplier=2.0, clip_norm=0.5, **{name: "wide"}
+            )

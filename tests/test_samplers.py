@@ -82,6 +82,9 @@ def test_an_epoch_is_as_many_steps_as_draw_each_unit_once_on_average():
         assert UnitSampler(scheme, population, 0).steps_per_epoch == steps, kind
 
 
+STATE = UnitSampler(BallsInBins(3, 2), 9, 0).state_dict()
+
+
 @pytest.mark.parametrize(
     ("call", "match"),
     [
@@ -99,8 +102,11 @@ def test_an_epoch_is_as_many_steps_as_draw_each_unit_once_on_average():
         (lambda: UnitSampler(FixedBatch(2, 9, 4), 8)[0], "9 units"),
         (lambda: UnitSampler(BallsInBins(3, 2), 9).padded(0), "microbatch"),
         (lambda: UnitSampler.from_state({}), "state_dict"),
+        (lambda: UnitSampler.from_state({**STATE, "scheme": None}), "scheme = 'NoneType'"),
+        (lambda: UnitSampler.from_state({**STATE, "pinned": "no"}), "pinned = 'str'"),
         (lambda: record(FixedBatch(2, 9, 4)).sampler(9), "no account of a run"),
         (lambda: Users([]), "user_of_record"),
+        (lambda: Users([1, None]), "several types"),
         (lambda: Users(["a", "b"]).records([2]), "2 users"),
         (lambda: Users(["a", "b"]).records([0], most=0), "most"),
     ],

@@ -100,10 +100,12 @@ class NoiseStream:
         self.noise_multiplier = _check.positive("noise_multiplier", noise_multiplier)
         self.clip_norm = _check.positive("clip_norm", clip_norm)
         self.secure = bool(secure)
-        self.dtype = np.dtype((np.float64 if secure else np.float32) if dtype is None else dtype)
+        usual = np.float64 if secure else np.float32
+        self.dtype = _dtype("dtype", usual if dtype is None else dtype)
         if self.dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
             raise _check.reject("dtype", str(self.dtype), "noise is float32 or float64")
-        self.buffer_dtype = self.dtype if buffer_dtype is None else np.dtype(buffer_dtype)
+        narrow = self.dtype if buffer_dtype is None else buffer_dtype
+        self.buffer_dtype = _dtype("buffer_dtype", narrow)
         if not jnp.issubdtype(self.buffer_dtype, jnp.floating):
             raise _check.reject("buffer_dtype", str(buffer_dtype), "must be a floating-point type")
         if self.secure and not self.dtype == self.buffer_dtype == np.float64:
@@ -247,6 +249,7 @@ class NoiseStream:
                 "its noise protects sums on its grid only",
                 "Use release(sums, state), which rounds them and adds it.",
             )
+        self.check_state(state)
         return self._step(state, None)
 
     def release(self, sums: Any, state: NoiseState) -> tuple[Any, NoiseState]:
@@ -256,21 +259,26 @@ class NoiseStream:
         of the gradient. With ``secure`` it is formed on the grid, in float64.
 
         Raises: as :meth:`next`, and
-          UsageError: ``sums`` has another structure or other shapes than the parameters.
+          UsageError: ``sums`` has another structure or other shapes than the parameters (noise that
+            is broadcast would be the same for several numbers), or is not floating point.
         """
-        if not self.secure:
-            noise, state = self.next(state)
-            return jax.tree.map(_added, sums, noise), state
         self.check_state(state)
-        shapes = tuple(np.shape(leaf) for leaf in jax.tree.leaves(sums))
-        if jax.tree.structure(sums) != state.layout.treedef or shapes != state.layout.shapes:
+        leaves, treedef = jax.tree.flatten(sums)
+        shapes = tuple(np.shape(leaf) for leaf in leaves)
+        # NNX wraps gradients otherwise than parameters; jax.tree.map below sees to the rest
+        other = self.secure and treedef != state.layout.treedef
+        if other or shapes != state.layout.shapes:
             raise _check.reject("sums", shapes, f"must be as the parameters, {state.layout.shapes}")
-        made, state = self._step(state, tuple(jax.tree.leaves(sums)))
+        if any(not jnp.issubdtype(jnp.result_type(leaf), np.floating) for leaf in leaves):
+            raise _check.reject("sums", "of whole numbers", "must be of a floating-point type")
+        if not self.secure:
+            noise, state = self._step(state, None)
+            return jax.tree.map(_added, sums, noise), state
+        made, state = self._step(state, tuple(leaves))
         return jax.tree.map(lambda s, m: m.astype(jnp.result_type(s)), sums, made), state
 
     def _step(self, state: NoiseState, sums: Any) -> tuple[Any, NoiseState]:
-        """One step inside or outside of jit: noise, or noised sums where they are given."""
-        self.check_state(state)
+        """One step inside or outside of jit: noise, or noised sums; of a state that was checked."""
         if isinstance(state.step, jax.core.Tracer):
             traced = state.step
             # past the end, and with the buffers of another stream, all is NaN once and for all
@@ -596,7 +604,17 @@ def from_factorization(factorization: Any, *, clip_norm: float, **options: Any) 
     >>> stream = from_factorization(made, clip_norm=0.5)
     >>> stream.iterations, stream.stddev == 0.5 * made.noise_multiplier
     (16, True)
+
+    Raises:
+      UsageError: what is given is no factorization, and as :class:`NoiseStream` does.
     """
+    if not all(hasattr(factorization, x) for x in ("strategy", "sampling", "noise_multiplier")):
+        raise _check.reject(
+            "factorization",
+            type(factorization).__name__,
+            "must be a Factorization",
+            "mfopt.load(path) gives that of a file.",
+        )
     return NoiseStream(
         factorization.strategy,
         iterations=factorization.sampling.length,
@@ -605,6 +623,14 @@ def from_factorization(factorization: Any, *, clip_norm: float, **options: Any) 
         sampling=factorization.sampling,
         **options,
     )
+
+
+def _dtype(name: str, given: Any) -> np.dtype:
+    try:
+        found: np.dtype = np.dtype(given)
+    except TypeError:
+        raise _check.reject(name, str(given), "is no type of numbers") from None
+    return found
 
 
 def _added(gradient: Any, noise: Any) -> Any:

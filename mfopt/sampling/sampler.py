@@ -148,19 +148,23 @@ class UnitSampler:
         expected = {"scheme", "population", "seed", "pinned", "rank", "ranks"}
         if not isinstance(state, dict) or set(state) != expected:
             raise _check.reject("state", type(state).__name__, "must come from state_dict")
+        for name, kind in (("scheme", dict), ("pinned", bool)):
+            if not isinstance(state[name], kind):
+                found = type(state[name]).__name__
+                raise _check.reject(f"state: {name}", found, f"must be a {kind.__name__}")
         try:
             seed = int(state["seed"], 16)
         except (TypeError, ValueError):
             raise _check.reject("state: seed", "of this state", "must be hexadecimal") from None
-        found = cls(
+        sampler = cls(
             from_description(state["scheme"]),
             state["population"],
             seed,
             rank=state["rank"],
             ranks=state["ranks"],
         )
-        found.pinned = bool(state["pinned"])
-        return found
+        sampler.pinned = state["pinned"]
+        return sampler
 
     def __reduce__(self) -> Any:
         return UnitSampler.from_state, (self.state_dict(),)
@@ -225,7 +229,12 @@ class Users:
         users = np.asarray(user_of_record)
         if users.ndim != 1 or not users.size:
             raise _check.reject("user_of_record", users.shape, "must name one user for each record")
-        self.names, number = np.unique(users, return_inverse=True)
+        try:
+            self.names, number = np.unique(users, return_inverse=True)
+        except TypeError:
+            raise _check.reject(
+                "user_of_record", "of several types", "all users must be names, or all numbers"
+            ) from None
         self._order = np.argsort(number, kind="stable")
         self._border = np.searchsorted(number[self._order], np.arange(len(self.names) + 1))
 
