@@ -423,7 +423,14 @@ def panels(setting: TrainingComparison, runs: Sequence[Run]) -> list[plots.Panel
 
 
 def by_rate(label: str, runs: Sequence[Run], strategy: str, rates: Sequence[float]) -> plots.Curve:
-    """Last loss on held-out users against the rate, with its spread over seeds."""
+    """Last loss on held-out users against the rate, with its spread over seeds.
+
+    Args:
+      label: of the curve.
+      runs: those of every rate, seed and mechanism.
+      strategy: the mechanism that is drawn.
+      rates: those that are drawn.
+    """
     spread = [[run.last(REPORTED) for run in _of(runs, strategy, rate)] for rate in rates]
     return _curve(label, rates, spread)
 

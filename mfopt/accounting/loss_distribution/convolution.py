@@ -77,7 +77,8 @@ class Composition(Tilting):
 
         Args:
           tilt: θ.
-          like: about the same sum, of fewer atoms, by which the window is chosen.
+          like: about the same sum, of fewer atoms, by which the window is chosen. Upper bounds hold
+            for every window; lower ones count on what this sum's own leaves out.
         """
         like = like or self
         base = self.log_moment(tilt)
