@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 from mfopt import _files
 from mfopt.experiments import plots
 from mfopt.experiments.cache import Cache, Result, Task
+from mfopt.experiments.packing import unpack
 from mfopt.experiments.runner import run_all
-from mfopt.experiments.training import TrainingComparison, mechanism_task, unpack
+from mfopt.experiments.training import TrainingComparison, mechanism_task
 from mfopt.progress import Report, silent
 
 if TYPE_CHECKING:

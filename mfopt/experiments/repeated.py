@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 from mfopt.experiments.cache import Result
+from mfopt.experiments.packing import PLACES, unpack
 from mfopt.training import mesh as meshes
 from mfopt.training.config import TrainConfig
 from mfopt.training.execute import HELD_OUT
@@ -165,8 +166,6 @@ def runs_of(sources: dict[str, Result], **settings: Any) -> Runs:
         that holds it}, unpacked first.
       settings: of :class:`TrainConfig`, without folders.
     """
-    from mfopt.experiments.training import PLACES, unpack
-
     key = json.dumps([[_digest(source) for source in sources.values()], settings], sort_keys=True)
     if key not in _KEPT:
         _KEPT.clear()

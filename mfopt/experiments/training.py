@@ -19,12 +19,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from mfopt import _check, _files
 from mfopt.experiments import plots
 from mfopt.experiments.cache import Cache, Result, Task
 from mfopt.experiments.families import FRESH_BANDS
+from mfopt.experiments.packing import packed
 from mfopt.experiments.runner import run_all
 from mfopt.experiments.tasks import BALLS, FRESH
 from mfopt.progress import Report, silent
@@ -35,8 +34,6 @@ from mfopt.training.optimizers import NOISE_MOVE
 
 CHOSEN_ON, REPORTED = "held-out-records", "held-out-users"
 LOSS = "loss on held-out users (nats per token)"
-# setting of a run -> where `unpack` puts what it names
-PLACES = {"data": "corpus", "model": "pretrained", "factorization": "mechanism/mechanism.npz"}
 # kinds of C, with what they are run under where this is not balls-in-bins
 LABELS = {
     "identity": "independent noise",
@@ -472,22 +469,3 @@ def _curve(label: str, x: Sequence[float], spread: Sequence[Sequence[float]]) ->
     return plots.Curve(
         label, x, [mean(v) for v in spread], [min(v) for v in spread], [max(v) for v in spread]
     )
-
-
-def packed(folder: Path, name: str) -> dict[str, np.ndarray]:
-    """The files under ``folder`` as arrays of bytes."""
-    return {
-        f"file/{name}/{path.relative_to(folder).as_posix()}": np.frombuffer(
-            path.read_bytes(), dtype=np.uint8
-        )
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-
-
-def unpack(result: Result, folder: Path) -> None:
-    """Write the files that a result holds into ``folder``."""
-    for name, content in result.arrays.items():
-        path = folder / name.removeprefix("file/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.tobytes())

@@ -19,9 +19,10 @@ import numpy as np
 
 from mfopt import _check
 from mfopt.experiments.cache import Result, Task
+from mfopt.experiments.packing import packed
 from mfopt.experiments.studies.base import Study, check_several, flag
 from mfopt.experiments.studies.image_cells import interval
-from mfopt.experiments.studies.rates import Chosen, choose
+from mfopt.experiments.studies.rates import ChosenRate, choose
 from mfopt.experiments.studies.user_means import ELS, ULS
 from mfopt.experiments.training import (
     CHOSEN_ON,
@@ -29,7 +30,6 @@ from mfopt.experiments.training import (
     TrainingComparison,
     base_task,
     check_parts,
-    packed,
 )
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class FineTuning(Study):
                 for seed in self.seeds:
                     yield self.run(arm, rate, seed)
 
-    def _chosen(self, found: Mapping[Task, Result], arm: Arm) -> Chosen:
+    def _chosen(self, found: Mapping[Task, Result], arm: Arm) -> ChosenRate:
         """The arm's rate: the least mean loss on held-out records."""
 
         def loss(rate: float) -> float | None:

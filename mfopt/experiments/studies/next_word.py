@@ -16,7 +16,7 @@ from mfopt.experiments.comparison import Comparison
 from mfopt.experiments.studies.base import Outcome, Study, check_several, flag
 from mfopt.experiments.studies.image_cells import interval, mechanism_task
 from mfopt.experiments.studies.images import ends
-from mfopt.experiments.studies.rates import Chosen, choose
+from mfopt.experiments.studies.rates import ChosenRate, choose
 
 if TYPE_CHECKING:
     from mfopt.experiments.plots import Panel
@@ -204,7 +204,7 @@ class NextWordStudy(Study):
             if rate is not None:
                 yield self._cell(arm, rate)
 
-    def _chosen(self, found: Mapping[Task, Result], arm: SweptVariant) -> Chosen:
+    def _chosen(self, found: Mapping[Task, Result], arm: SweptVariant) -> ChosenRate:
         """The arm's rate: the most accuracy on one half of the held-out rows."""
 
         def loss(rate: float) -> float | None:
@@ -256,7 +256,7 @@ class NextWordStudy(Study):
             [*self._findings(chosen), *ends(rows)],
         )
 
-    def _row(self, arm: SweptVariant, result: Result, at: Chosen) -> dict[str, Any]:
+    def _row(self, arm: SweptVariant, result: Result, at: ChosenRate) -> dict[str, Any]:
         record, variant = result.record, arm.variant
         accuracy, half = interval(result.arrays["test"][:, -1])
         heads = result.arrays["heads"].sum(axis=0)

@@ -17,10 +17,11 @@ import numpy as np
 
 from mfopt import _check
 from mfopt.experiments.cache import Result, Task
+from mfopt.experiments.packing import unpack
 from mfopt.experiments.studies.base import Outcome, check_several, flag
 from mfopt.experiments.studies.fine_tuning import LOSS_LABEL, Arm, FineTuning
 from mfopt.experiments.studies.user_means import ELS, ULS, Z95
-from mfopt.experiments.training import REPORTED, unpack
+from mfopt.experiments.training import REPORTED
 
 if TYPE_CHECKING:
     from mfopt.experiments.plots import Panel

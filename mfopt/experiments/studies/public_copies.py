@@ -22,11 +22,11 @@ import numpy as np
 
 from mfopt import _check
 from mfopt.experiments.cache import Result, Task
+from mfopt.experiments.packing import packed, unpack
 from mfopt.experiments.studies.base import Outcome, flag
 from mfopt.experiments.studies.fine_tuning import LOSS_LABEL, Arm, FineTuning, alike
 from mfopt.experiments.studies.image_cells import interval
 from mfopt.experiments.studies.user_means import ULS
-from mfopt.experiments.training import packed, unpack
 
 if TYPE_CHECKING:
     from mfopt.experiments.plots import Panel

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 
-class Chosen(NamedTuple):
+class ChosenRate(NamedTuple):
     """What a grid of rates gave.
 
     Attributes:
@@ -25,7 +25,7 @@ class Chosen(NamedTuple):
 
 def choose(
     rates: Sequence[float], loss: Callable[[float], float | None], *, most: int = 0
-) -> Chosen:
+) -> ChosenRate:
     """The best rate; a grid whose end is best goes on beyond it by its last ratio.
 
     Args:
@@ -35,7 +35,7 @@ def choose(
 
     >>> losses = {1.0: 3.0, 2.0: 2.0, 4.0: 1.0, 8.0: 1.5}
     >>> choose((1.0, 2.0), losses.get, most=3)
-    Chosen(rate=4.0, tried=(1.0, 2.0, 4.0, 8.0), edge='', missing=None)
+    ChosenRate(rate=4.0, tried=(1.0, 2.0, 4.0, 8.0), edge='', missing=None)
     >>> del losses[4.0]
     >>> choose((1.0, 2.0), losses.get, most=3).missing
     4.0
@@ -51,12 +51,12 @@ def choose(
         ends = {tried[0]: "lowest", tried[-1]: "highest"} if len(tried) > 1 else {}
         edge = ends.get(best, "")
         if not edge or len(known) - len(set(rates)) >= most:
-            return Chosen(best, tried, edge, None)
+            return ChosenRate(best, tried, edge, None)
         end, inner = (tried[0], tried[1]) if edge == "lowest" else (tried[-1], tried[-2])
         further = float(f"{end * (end / inner):.6g}")
         found = loss(further)
         if found is None:
-            return Chosen(best, tried, edge, further)
+            return ChosenRate(best, tried, edge, further)
         known[further] = _worst_if_not_finite(found)
 
 
