@@ -40,14 +40,16 @@ def correlated(n, size=4000, seed=0):
     return z - 0.8 * before, z
 
 
-@pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adamw"])
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adamw", "adam-bc"])
 def test_the_fitting_rate_makes_all_noise_move_alike(name):
     n = 400
     for noise in correlated(n):
         sums = np.cumsum(noise, axis=0)
-        rate = fitting_rate(name, float(noise.std()), float(np.sqrt(np.mean(sums**2))))
+        deviation = float(noise.std())
+        rate = fitting_rate(name, deviation, float(np.sqrt(np.mean(sums**2))), steps=n, beta2=0.99)
         # Adam's second moment over the run's own length: the size of a step is known early
-        path, _ = moved(make_optimizer(name, rate, beta2=0.99), noise)
+        known = np.full(n, deviation**2)
+        path, _ = moved(make_optimizer(name, rate, beta2=0.99, noise_variance=known), noise)
         size = np.sqrt(np.mean(path**2))
         assert NOISE_MOVE / 1.5 < size < 1.5 * NOISE_MOVE
     # the control: one rate for both is off by the ratio of the sums
@@ -56,13 +58,13 @@ def test_the_fitting_rate_makes_all_noise_move_alike(name):
         for noise in correlated(n)
     )
     assert max(first, second) > 1.5 * min(first, second)
-    assert fitting_rate(name, 0.5, 0.7, move=0.06) == pytest.approx(
-        0.06 / NOISE_MOVE * fitting_rate(name, 0.5, 0.7)
+    assert fitting_rate(name, 0.5, 0.7, steps=n, move=0.06) == pytest.approx(
+        0.06 / NOISE_MOVE * fitting_rate(name, 0.5, 0.7, steps=n)
     )
     with pytest.raises(UsageError, match="noise"):
-        fitting_rate(name, 0.0, 1.0)
+        fitting_rate(name, 0.0, 1.0, steps=n)
     with pytest.raises(UsageError, match="move"):
-        fitting_rate(name, 0.5, 0.7, move=0.0)
+        fitting_rate(name, 0.5, 0.7, steps=n, move=0.0)
 
 
 def test_every_schedule_is_its_formula():

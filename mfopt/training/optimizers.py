@@ -128,20 +128,25 @@ def fitting_rate(
     noise: float,
     noise_of_sums: float,
     *,
+    steps: int,
     move: float = NOISE_MOVE,
     momentum: float = 0.9,
+    beta2: float = 0.999,
 ) -> float:
     """The learning rate at which, held constant, the noise alone moves a parameter by ``move``.
 
     With SGD the parameters are a sum of steps, so the rate is move / (noise of the sums).
-    Adam and its kin divide by the size of a step, which is about that of its noise.
+    Adam and its kin divide by the size of a step, which is about that of its noise; "adam-bc" by
+    what is left of it where there is nothing but noise, its floor.
 
     Args:
       name: the optimizer.
       noise: standard deviation in a coordinate of the released mean, root mean square over steps.
       noise_of_sums: the same of the sums of all means up to a step.
+      steps: of the run.
       move: root mean square over the steps of a run.
       momentum: of "momentum", which multiplies moves by 1 / (1 - momentum).
+      beta2: of "adam-bc".
     """
     if not noise > 0 or not noise_of_sums > 0:
         raise _check.reject("noise", noise, "must be positive to fit a rate to it")
@@ -150,7 +155,20 @@ def fitting_rate(
         return rate
     if name == "momentum":
         return rate * (1 - momentum)
+    if name == "adam-bc":  # root mean square of what a step is divided by less
+        shares = _floor(np.arange(1, _check.integer("steps", steps) + 1), beta2)
+        noise /= float(np.sqrt(np.mean(1 / shares)))
     return rate * noise
+
+
+def _floor(step: Any, beta2: float) -> Any:
+    """Least share of the noise's variance that "adam-bc" leaves in the second moment at a step.
+
+    sqrt(2 / k), the relative standard error of a Gaussian's variance from k values; k is the number
+    of equal weights with the same sum of squares as those of the moment.
+    """
+    weights = (1 - beta2**step) ** 2 * (1 + beta2) / ((1 - beta2) * (1 - beta2 ** (2 * step)))
+    return (2 / weights) ** 0.5
 
 
 class CorrectedState(NamedTuple):
@@ -201,9 +219,7 @@ def corrected_adam(
         noise = beta2 * state.noise + (1 - beta2) * now
         first, second = 1 - beta1**step, 1 - beta2**step
         phi = noise / second
-        # the number of equal weights with the same sum of squares
-        steps = second**2 * (1 + beta2) / ((1 - beta2) * (1 - beta2 ** (2 * step)))
-        floor = jnp.maximum(phi * jnp.sqrt(2 / steps), 1e-16)
+        floor = jnp.maximum(phi * _floor(step, beta2), 1e-16)
         rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
         moved = jax.tree.map(
             lambda m, v: -rate * (m / first) / jnp.sqrt(jnp.maximum(v / second - phi, floor)),

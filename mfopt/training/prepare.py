@@ -245,8 +245,10 @@ def learning_rate_of(config: TrainConfig, execution: Execution) -> float:
         config.optimizer,
         noise["noise_per_coordinate"],
         noise["sum_noise_per_coordinate"],
+        steps=execution.iterations,
         move=config.noise_move,
         momentum=config.momentum,
+        beta2=config.beta2,
     )
 
 
