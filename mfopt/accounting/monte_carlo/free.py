@@ -186,10 +186,8 @@ class Spread:
         return math.log(max(math.expm1(exponent), 1e-300)) if gram < 1 > exponent else math.inf
 
     def log_deltas(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
-        plain, log_square = (
-            self.plain.log_deltas(noise_multiplier, epsilon),
-            self.log_square(noise_multiplier),
-        )
+        plain = self.plain.log_deltas(noise_multiplier, epsilon)
+        log_square = self.log_square(noise_multiplier)
 
         def half(x: float) -> float:
             # ½ χ²/((χ² + x²)^½ + x)
@@ -208,11 +206,8 @@ class Spread:
 
         if excess(0.0) <= 0:
             return 0.0
-        low, high = 0.0, self.plain.epsilon(noise_multiplier, delta)
-        while high - low > 1e-9 * high:
-            middle = (low + high) / 2
-            low, high = (low, middle) if excess(middle) <= 0 else (middle, high)
-        return high
+        plain = self.plain.epsilon(noise_multiplier, delta)
+        return min(plain, solve.smallest(excess, plain, name="epsilon", relative=1e-9, least=1e-15))
 
 
 def _least(excess: Callable[[float, float], float], start: float, *, relative: float) -> float:
