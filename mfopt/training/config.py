@@ -125,7 +125,7 @@ class TrainConfig:
     per_layer: bool = _setting("clipping", False, "Clip each layer on its own.")
     normalized: bool = _setting("clipping", True, "Divide clipped gradients by the clip norm.")
     # optimizer
-    optimizer: str = _setting("optimizer", "adam", "After the noise.", choices=OPTIMIZERS)
+    optimizer: str = _setting("optimizer", "adam-bc", "After the noise.", choices=OPTIMIZERS)
     learning_rate: float = _setting(
         "optimizer",
         0.0,
@@ -150,8 +150,8 @@ class TrainConfig:
     )
     warmup: int = _setting("optimizer", 0, "Steps of linear rise.")
     momentum: float = _setting("optimizer", 0.9, "Of the momentum optimizer.")
-    beta1: float = _setting("optimizer", 0.9, "Of adam and adamw.")
-    beta2: float = _setting("optimizer", 0.999, "Of adam and adamw.")
+    beta1: float = _setting("optimizer", 0.9, "Of Adam and its kin.")
+    beta2: float = _setting("optimizer", 0.999, "Of Adam and its kin.")
     weight_decay: float = _setting("optimizer", 0.0, "Of adamw.")
     average: float = _setting(
         "optimizer",
