@@ -150,26 +150,35 @@ def _run(
 
     _check_places([study], out, artifacts, jobs, force)
     store = Cache(cache or default_folder())
-    written: list[Path] = []
     with Live(not quiet and not as_json) as live:
-        if artifacts is not None:
-            from mfopt.experiments.artifacts import write_study
-
-            outcome, made, written = write_study(study, artifacts, store, jobs=jobs, progress=live)
-        else:
-            outcome, made = base.run(study, store, jobs=jobs, progress=live)
-    if out is not None:
-        written = base.write(out, study, outcome, made)
+        outcome, made, written = _made(study, out, artifacts, store, jobs=jobs, progress=live)
     if as_json:
         display.json_object(base.described(study, outcome, made))
     elif not quiet:
         display.print_text(outcome.title, "bold")
         display.columns(*base.table(outcome))
         click.echo()
-        for finding in outcome.findings:
-            display.print_text(finding)
-        for path in written:
-            click.echo(f"wrote {path}", err=True)
+        _say(outcome, written)
+
+
+def _made(
+    study: Any, out: Path | None, artifacts: Path | None, store: Any, **how: Any
+) -> tuple[Any, Any, list[Path]]:
+    """A study's outcome, how it was made, and the files that were written."""
+    from mfopt.experiments.artifacts import write_study
+    from mfopt.experiments.studies import base
+
+    if artifacts is not None:
+        return write_study(study, artifacts, store, **how)
+    outcome, made = base.run(study, store, **how)
+    return outcome, made, [] if out is None else base.write(out, study, outcome, made)
+
+
+def _say(outcome: Any, written: list[Path]) -> None:
+    for finding in outcome.findings:
+        display.print_text(finding)
+    for path in written:
+        click.echo(f"wrote {path}", err=True)
 
 
 @click.command(name=EVERY, cls=options.Command)
@@ -197,7 +206,6 @@ def every(
     Example:
       mfopt experiment all --out studies
     """
-    from mfopt.experiments.artifacts import write_study
     from mfopt.experiments.cache import Cache, default_folder
     from mfopt.experiments.runner import cores
     from mfopt.experiments.studies import STUDIES, base, find
@@ -213,18 +221,11 @@ def every(
         base.run_cells(together, store, jobs=jobs or cores(), progress=live)
     said = {}
     for study in studies:
-        if artifacts is not None:
-            outcome, made, written = write_study(study, artifacts, store)
-        else:
-            outcome, made = base.run(study, store)
-            written = [] if out is None else base.write(out, study, outcome, made)
+        outcome, made, written = _made(study, out, artifacts, store)
         said[study.name] = base.described(study, outcome, made)
         if not quiet and not as_json:
             display.print_text(f"{study.name}: {outcome.title}", "bold")
-            for finding in outcome.findings:
-                display.print_text(finding)
-            for path in written:
-                click.echo(f"wrote {path}", err=True)
+            _say(outcome, written)
     if as_json:
         display.json_object(said)
 

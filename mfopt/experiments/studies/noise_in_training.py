@@ -176,13 +176,11 @@ class NoiseInTraining(Study):
         for strategy in others:
             chosen = at_best(runs, strategy)
             for part in (REPORTED, CHOSEN_ON):
-                gains = [
-                    a.last(part) - b.last(part) for a, b in zip(yardstick, chosen, strict=True)
-                ]
+                gains = gains_of(chosen, yardstick, part)
                 wins = sum(gain > 0 for gain in gains)
                 about = f"{mean(gains):.4f}"
                 if len(gains) > 1:
-                    about += f" ± {interval(np.array(gains))[1]:.4f} (95%, paired by seed)"
+                    about += f" ± {interval(gains)[1]:.4f} (95%, paired by seed)"
                 said.append(
                     f"{name}, {part}: {strategy} below {first} in {wins} of {len(gains)} seeds, by "
                     f"{about} nats"
@@ -194,6 +192,17 @@ class NoiseInTraining(Study):
             if not self.bracketed(rate):
                 said.append(f"{name}: the best rate of {strategy}, {rate:g}, is the last one tried")
         return said
+
+
+def gains_of(runs: list[Run], others: list[Run], part: str) -> np.ndarray:
+    """How much less the loss of each run is than that of another of the same seed.
+
+    Args:
+      runs: of one mechanism, by seed.
+      others: of another.
+      part: of the data, by name.
+    """
+    return np.array([b.last(part) - a.last(part) for a, b in zip(runs, others, strict=True)])
 
 
 def at_best(runs: list[Run], strategy: str) -> list[Run]:

@@ -13,14 +13,12 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Self
 
-import numpy as np
-
 from mfopt import _check
 from mfopt.experiments import plots, training
 from mfopt.experiments.cache import Result, Task
 from mfopt.experiments.studies.base import Outcome, check_several, flag
 from mfopt.experiments.studies.image_cells import interval
-from mfopt.experiments.studies.noise_in_training import NoiseInTraining, at_best
+from mfopt.experiments.studies.noise_in_training import NoiseInTraining, at_best, gains_of
 from mfopt.experiments.training import CHOSEN_ON, REPORTED, Run, TrainingComparison
 from mfopt.training.data.embedded import EMBEDDED
 from mfopt.training.optimizers import OPTIMIZERS
@@ -118,13 +116,10 @@ class OptimizersInTraining(NoiseInTraining):
         for optimizer in others:
             words = []
             for part in (REPORTED, CHOSEN_ON):
-                gains = [
-                    a.last(part) - b.last(part)
-                    for a, b in zip(best[first], best[optimizer], strict=True)
-                ]
+                gains = gains_of(best[optimizer], best[first], part)
                 about = f"{-mean(gains):+.4f}"
                 if len(gains) > 1:
-                    about += f" ± {interval(np.array(gains))[1]:.4f}"
+                    about += f" ± {interval(gains)[1]:.4f}"
                 words.append(f"{about} on {part}")
             said.append(
                 f"{name}, {strategy}: {optimizer} against {first}, nats (95%, paired by seed): "
