@@ -7,7 +7,9 @@ ignored.
 
 An exception that is raised inside a callback of the garbage collector or of a weak reference, or
 inside a ``__del__``, is printed and dropped by Python, and the signal with it: one that comes there
-is sent once more, a moment later, and nothing is printed.
+is sent once more, a moment later, and nothing is printed. Other libraries drop it silently (JAX has
+dozens of bare ``except:``): the loops of long work ask, with each report, whether one came that
+they should have felt (:func:`heard`).
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 _POLITE = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
@@ -30,6 +32,9 @@ _DROPPED = ("_xla_gc_callback", "__del__")  # functions out of which no exceptio
 _SOON = 0.05  # seconds
 
 _last = int(signal.SIGINT)
+_raised = 0  # interrupts so far
+
+T = TypeVar("T")
 
 
 def exit_code() -> int:
@@ -46,7 +51,25 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
             _thread.start_new_thread(_send, (number,))
             return
         frame = frame.f_back
+    global _raised
+    _raised += 1
     raise KeyboardInterrupt
+
+
+def heard(report: Callable[[T], None]) -> Callable[[T], None]:
+    """``report`` for a loop that every interrupt ends: one that was dropped on the way comes again.
+
+    To be made where the loop begins. A signal that came since, while the loop still reports, was
+    swallowed by someone below: the call after it raises KeyboardInterrupt.
+    """
+    before = _raised
+
+    def told(event: T) -> None:
+        report(event)
+        if _raised != before:
+            raise KeyboardInterrupt
+
+    return told
 
 
 def _send(number: int) -> None:

@@ -1,7 +1,10 @@
 """The optimizer: gradients, drivers, starts, interrupts, and the order of the kinds."""
 
+import contextlib
 import dataclasses
 import math
+import signal
+import time
 import types
 
 import jax
@@ -12,7 +15,7 @@ import pytest
 from selection import few
 from test_strategies import every_strategy
 
-from mfopt import load, optimize, query_error, workloads
+from mfopt import _signals, load, optimize, query_error, workloads
 from mfopt import strategies as S
 from mfopt.errors import UsageError
 from mfopt.optimize import drivers, kinds, starts
@@ -443,6 +446,21 @@ def test_interrupted_factorization_is_an_estimate_and_says_so():
     )
     assert found.guarantee.status == "estimate" and found.provenance["interrupted"]
     assert "not certified" in found.guarantee.method
+
+    seen = []
+
+    def swallowed(step):
+        seen.append(step.done)
+        if step.done == 4:
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+                time.sleep(1)  # the handler runs between two instructions
+
+    with _signals.as_interrupts():
+        found = optimize.factorize(
+            SCHEME, 2.0, 1e-4, strategy="blt", buffers=2, samples=512, seed=1, progress=swallowed
+        )
+    assert found.provenance["interrupted"] and seen[-1] == 4
 
     def stage(message):
         raise KeyboardInterrupt

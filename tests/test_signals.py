@@ -94,6 +94,26 @@ def test_a_signal_inside_a_weak_references_callback_is_not_lost(number, capsys):
     assert "Traceback" not in capsys.readouterr().err and sys.unraisablehook is hook
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, *POLITE])
+def test_an_interrupt_that_is_swallowed_comes_again_with_the_next_report(number):
+    def block():
+        told = _signals.heard(events.append)
+        told("before")
+        try:
+            raised(number)
+        except:  # noqa: E722 (as libraries have it)
+            events.append("swallowed")
+        told("after")
+        events.append("went on")
+
+    events = []
+    with pytest.raises(KeyboardInterrupt), _signals.as_interrupts():
+        block()
+    assert events == ["before", "swallowed", "after"]
+    with _signals.as_interrupts():
+        _signals.heard(events.append)("later")  # one that ended what it was meant for is over
+
+
 def test_ignored_signals_stay_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:

@@ -16,7 +16,7 @@ import platform
 import time
 from collections.abc import Callable, Iterable
 
-from mfopt import _check, _sizes
+from mfopt import _check, _signals, _sizes
 from mfopt.experiments.cache import Cache, Result, Task
 from mfopt.progress import Progress, Report, silent
 
@@ -79,6 +79,7 @@ def run_all(
         if task not in results:
             _collect(task, cache, missing)
     total, done = len(missing), 0
+    progress = _signals.heard(progress)
     progress(_cells(0, total))
     jobs = usual_jobs() if jobs is None else _check.integer("jobs", jobs)
     jobs = min(jobs, max(total, 1))

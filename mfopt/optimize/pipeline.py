@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mfopt import _check, query_error
+from mfopt import _check, _signals, query_error
 from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.calibration import release, warm_up
@@ -213,7 +213,7 @@ def on_record(
                 samples=certify_samples,
                 near=found.noise_multiplier if np.isfinite(found.noise_multiplier) else None,
                 seed=seed,
-                progress=progress,
+                progress=_signals.heard(progress),
             )
             guarantee = certificate.guarantee(privacy_unit)
             record["estimated_noise_multiplier"] = estimate.noise_multiplier

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from mfopt import _check, _quick
+from mfopt import _check, _quick, _signals
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo.protocol import SampledLaw, law
 from mfopt.errors import FailureError, UsageError
@@ -387,13 +387,12 @@ class _Job:
         self.later = max(self.later - steps, 0)
         # σ and the error are those of groups then: nothing that the result is reported with
         stage += ", bins grouped" if problem.grouped else ""
+        tell = _signals.heard(self.progress)
 
         def report(trace: Trace) -> None:
             so_far = self.done + len(trace.history)
             ceiling = self.done + max(steps, len(trace.history)) + self.later
-            self.progress(
-                Step(f"optimizing, {stage}", so_far, ceiling, "steps", at_most=True, trace=trace)
-            )
+            tell(Step(f"optimizing, {stage}", so_far, ceiling, "steps", at_most=True, trace=trace))
 
         trace.progress = report
         try:
