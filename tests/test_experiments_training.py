@@ -86,6 +86,10 @@ def test_a_mechanism_may_name_its_sampling():
         "banded-toeplitz",
         "fresh-bins",
     )
+
+
+@pytest.mark.ci
+def test_the_sampling_that_is_named_is_accounted_for():
     made = training.run_mechanism(
         strategy="identity", bins=2, epochs=2, epsilon=8.0, delta=1e-5, sampling="fresh-bins"
     )

@@ -94,6 +94,7 @@ def test_banded_optimum_solves_the_convex_problem(optima) -> None:
     assert optima["banded"].rmse == pytest.approx(rmse, rel=1e-5)
 
 
+@pytest.mark.ci
 def test_more_freedom_never_costs(optima) -> None:
     toeplitz, banded = optima["banded-toeplitz"].rmse, optima["banded"].rmse
     dense = optima["dense"].rmse

@@ -349,6 +349,7 @@ def test_one_bin_is_known_and_needs_no_samples():
     )
 
 
+@pytest.mark.ci
 def test_one_epoch_of_independent_noise_is_the_exact_sum_of_lognormals():
     loss = FreshBinsLoss(pattern.exact(Identity(), FreshBins(6, 1)))
     point, exact = Point(1.2, 1.0), AllocationProfile(6, 1 / 1.2**2)
