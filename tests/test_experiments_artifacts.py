@@ -11,7 +11,10 @@ from mfopt_cli.main import main
 
 import mfopt
 from mfopt.experiments import artifacts, tasks
-from mfopt.experiments.cache import code_digest
+from mfopt.experiments.accounts import filter_task
+from mfopt.experiments.cache import Cache, code_digest
+from mfopt.experiments.runner import first_tasks, run_all
+from mfopt.progress import Progress
 
 FOLDER = Path(__file__).parent.parent / "artifacts"
 SMALL = "blt-4-8x32-eps2"
@@ -125,6 +128,33 @@ def test_unknown_artifact_is_refused(tmp_path, capsys) -> None:
     assert stop.value.code == 2
     assert "is not known" in capsys.readouterr().err
     assert not (tmp_path / "a").exists()
+
+
+def test_what_work_wants_first_is_known_before_anything_runs(tmp_path) -> None:
+    cache, account = Cache(tmp_path), filter_task(1.0, 1e-5, 10, 100, 5.0)
+
+    def work() -> None:
+        run_all([account], cache)
+        raise AssertionError("ran on")
+
+    assert first_tasks(work) == [account] and not cache.has(account)
+    assert first_tasks(lambda: None) == []
+    assert run_all([account], cache, jobs=1)[account].record  # asked no more
+
+
+@pytest.mark.ci
+def test_several_are_made_of_cells_of_one_pool(tmp_path) -> None:
+    events: list[Progress] = []
+    names = ["user-level-2a", "privacy-unit-3"]
+    written = artifacts.rebuild(
+        names, tmp_path / "new", Cache(tmp_path / "cells"), jobs=1, progress=events.append
+    )
+    assert {path.stem for path in written} == set(names)
+    begun = [event.total for event in events if event.unit == "cells" and event.done == 0]
+    assert begun[0] == 18 + 4 and begun[1:] == [
+        0,
+        0,
+    ]  # then nothing is left
 
 
 def test_every_cell_of_the_grid_has_a_name() -> None:

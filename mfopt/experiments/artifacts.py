@@ -7,7 +7,9 @@ the seconds of computing behind it (the sum over the cells it was made of, cache
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import itertools
 import json
 import subprocess
 import time
@@ -27,7 +29,7 @@ from mfopt.experiments import (
     training,
 )
 from mfopt.experiments.cache import Cache, Task, code_digest
-from mfopt.experiments.runner import run_all
+from mfopt.experiments.runner import cores, first_tasks, run_all
 from mfopt.experiments.studies import base
 from mfopt.experiments.studies.base import Outcome, Study
 from mfopt.factorization import Factorization
@@ -288,11 +290,15 @@ def rebuild(
 ) -> list[Path]:
     """Build artifacts into ``folder`` and note each in its manifest, replacing what is there.
 
+    The cells of several artifacts are computed by one pool of processes, a process for each core;
+    what measures time is made before that, alone.
+
     Args:
       chosen: names of artifacts.
       folder: where files are written.
       cache: where finished cells are kept.
-      jobs: worker processes; by default one for every two cores.
+      jobs: worker processes; by default one for every core, and one for every two of a single
+        artifact.
       progress: told of each finished cell.
 
     Raises:
@@ -305,12 +311,19 @@ def rebuild(
             raise _check.reject("artifact", name, "is not known", "See `mfopt figures --list`.")
     folder.mkdir(parents=True, exist_ok=True)
     read_manifest(folder)  # a damaged one is refused before the work
-    written: list[Path] = []
-    for name in chosen:
+    chosen = list(dict.fromkeys(chosen))
+    together = [name for name in chosen if name not in figures.TIMES]
+
+    def build(name: str) -> list[Path]:
         built = _build(name, folder, cache, jobs, within(progress, name))
         _note(folder, name, built, cache)
-        written += built.files
-    return written
+        return list(built.files)
+
+    written = [path for name in chosen if name in figures.TIMES for path in build(name)]
+    if len(together) > 1:
+        asked = [first_tasks(functools.partial(build, name)) for name in together]
+        run_all(itertools.chain(*asked), cache, jobs=jobs or cores(), progress=progress)
+    return written + [path for name in together for path in build(name)]
 
 
 def study_name(study: type[Study]) -> str:

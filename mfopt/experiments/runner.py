@@ -7,6 +7,7 @@ task needs, and no module that describes tasks imports the one that runs them.
 from __future__ import annotations
 
 import concurrent.futures
+import contextvars
 import importlib
 import json
 import multiprocessing
@@ -70,6 +71,8 @@ def run_all(
       KeyboardInterrupt: as it came; what was unfinished is not kept, and a note says what is.
     """
     wanted = list(dict.fromkeys(tasks))
+    if _asking.get():
+        raise _Asked(wanted)
     results: dict[Task, Result] = {}
     for task in wanted:
         if (found := cache.load(task)) is not None:
@@ -106,6 +109,32 @@ def run_all(
                 raise _check.FailureError(f"the cache {cache.folder} lost the result of {task}")
             results[task] = found
     return results
+
+
+class _Asked(Exception):
+    """What would have been run."""
+
+
+_asking = contextvars.ContextVar("asking", default=False)
+
+
+def first_tasks(work: Callable[[], object]) -> list[Task]:
+    """The tasks that ``work`` hands to :func:`run_all` first, none of which is run.
+
+    With them one pool of processes serves several pieces of work, each of which finds its cells in
+    the cache afterwards.
+
+    Args:
+      work: ended where it asks for results; what comes after it is not looked at.
+    """
+    token = _asking.set(True)
+    try:
+        work()
+    except _Asked as asked:
+        return list(asked.args[0])
+    finally:
+        _asking.reset(token)
+    return []
 
 
 def usual_jobs() -> int:
