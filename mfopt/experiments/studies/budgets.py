@@ -28,7 +28,7 @@ class TrainingBudgets(FineTuning):
     summary = "ELS against ULS: fine-tuning a language model at fixed compute."
     source = "Charles et al. 2024, section 6, Figures 4 to 8 in small"
     default_size = "embedded corpus, 2 layers of width 64, 32 steps, 2 ε, 3 rates, 3 seeds: 54 runs"
-    time = "about 7 CPU-minutes"
+    time = "about 8 CPU-minutes"
     full: ClassVar[Mapping[str, Any]] = {
         **FineTuning.PAPER,
         "epsilons": (1.0, 4.0, 16.0, 64.0),

@@ -44,7 +44,7 @@ class MeanEstimation(MeanStudy):
     summary = "ELS against ULS: estimating a mean from users' examples."
     source = "Charles et al. 2024, section 4, Figure 3"
     default_size = "256 users of 16 examples, 256 steps, 128 trials, 3 panels of 5 points"
-    time = "about 4.5 CPU-minutes"
+    time = "about 5 CPU-minutes"
     full: ClassVar[Mapping[str, Any]] = {
         "epsilons": (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0),
         "budgets": (16, 32, 64, 128, 256),

@@ -83,7 +83,7 @@ class NextWordStudy(Study):
     summary = "DP-FedAvg and DP-FedSGD: an LSTM from users' words."
     source = "McMahan et al. 2018, Algorithm 1, Figures 1 to 4 and 9, Tables 2 and 3"
     default_size = "2,048 made users of 40 words, an LSTM of 6 thousand parameters, 64 rounds"
-    time = "about 12 CPU-minutes"
+    time = "about 13 CPU-minutes"
     full = {  # noqa: RUF012
         "users": 0,
         "words": 10_000,

@@ -35,7 +35,7 @@ class NoiseInTraining(Study):
     summary = "Correlated against independent noise: fine-tuning on several data sets."
     source = "McMahan et al. 2024, section 5 (the comparison; on other data)"
     default_size = "embedded corpus, 2 mechanisms, 3 learning rates, 3 seeds, 32 steps each"
-    time = "about 6 CPU-minutes"
+    time = "about 5 CPU-minutes"
     full: ClassVar[Mapping[str, Any]] = {
         "data": ("stdlib", "stdlib-code"),
         "seeds": (0, 1, 2),

@@ -44,7 +44,7 @@ class PublicCopies(FineTuning):
     summary = "Copies of private text in the public part, left there and removed."
     source = "Charles et al. 2024, section 5 and appendix D"
     default_size = "embedded corpus, 3 public parts, 3 seeds, 9 runs of 32 steps"
-    time = "about 3 CPU-minutes"
+    time = "about 2 CPU-minutes"
     full: ClassVar[Mapping[str, Any]] = {
         **FineTuning.PAPER,
         "epsilons": (1.0, 4.0, 16.0, 64.0),
