@@ -125,14 +125,19 @@ def test_optax_adds_the_noise_of_the_stream_once_per_step():
         )
 
 
-def test_optax_keeps_the_type_of_the_gradient_and_adds_in_a_wider_one():
+def test_sums_in_16_bits_are_refused_and_narrow_parameters_are_not():
     stream = make()
     params = jnp.zeros(1000, jnp.bfloat16)
     transformation = add_noise(stream, seed=4)
-    out, _ = transformation.update(params + 1, transformation.init(params))
+    state = transformation.init(params)
+    for narrow in (jnp.bfloat16, jnp.float16):
+        for update in (transformation.update, jax.jit(transformation.update)):
+            with pytest.raises(UsageError, match="narrower than float32"):
+                update(params.astype(narrow), state)
+    out, _ = transformation.update(params.astype(jnp.float32) + 1, state)
     noise, _ = stream.next(stream.init(params, seed=4))
-    assert out.dtype == jnp.bfloat16 and noise.dtype == jnp.float32
-    np.testing.assert_array_equal(out, (1 + noise).astype(jnp.bfloat16))
+    assert out.dtype == noise.dtype == jnp.float32
+    np.testing.assert_array_equal(out, 1 + noise)
 
 
 def test_optax_raises_past_the_last_step_and_gives_nan_inside_jit():

@@ -172,7 +172,11 @@ def test_noise_is_added_in_place_as_out_of_place(torch, kind):
     handed, kept = [], []
     for step in range(N):
         noise = given.next()
-        sums = [torch.full_like(p, 0.1 * step, requires_grad=True) for p in parameters]
+        wide = [torch.promote_types(p.dtype, torch.float32) for p in parameters]
+        sums = [
+            torch.full_like(p, 0.1 * step, dtype=dtype, requires_grad=True)
+            for p, dtype in zip(parameters, wide, strict=True)
+        ]
         expected = [(s + z).to(s.dtype).detach() for s, z in zip(sums, noise, strict=True)]
         if step == 5:  # stopped, and gone on with
             state = inside.state_dict()
@@ -191,7 +195,7 @@ def test_noise_is_added_in_place_as_out_of_place(torch, kind):
         inside.add_to(sums)
 
 
-@pytest.mark.parametrize("change", ["count", "shape", "integers", "expanded", "none"])
+@pytest.mark.parametrize("change", ["count", "shape", "integers", "narrow", "expanded", "none"])
 def test_sums_that_are_not_the_parameters_are_refused_and_use_no_noise(torch, change):
     from mfopt.noise.for_torch import TorchNoise
 
@@ -203,6 +207,7 @@ def test_sums_that_are_not_the_parameters_are_refused_and_use_no_noise(torch, ch
         sums[0] = {
             "shape": torch.zeros(4, 3),
             "integers": torch.zeros(3, 4, dtype=torch.int32),
+            "narrow": torch.zeros(3, 4, dtype=torch.bfloat16),
             "expanded": torch.zeros(3, 1).expand(3, 4),
             "none": None,
         }[change]

@@ -390,10 +390,46 @@ def test_gradients_that_are_not_finite_add_nothing():
     for bad in (x[0, 0], [x, x[:2]], [x, "text"], []):
         with pytest.raises(UsageError, match="batch"):
             backward(model, lambda m, b: m(b).sum(), bad, 0.5)
-    # clipped sums of a half-precision model stay within the bound
+
+
+@pytest.mark.parametrize("numbers", [1, 128, 300, 10**6])
+def test_norms_of_long_gradients_do_not_drift(numbers):
+    from mfopt.torch.clipping import backward, norms
+
+    rows = torch.full((2, numbers), 1 / 3)
+    rows[1, ::2] = 0.7
+    exact = rows.double().norm(dim=1)
+    assert float((norms(rows) / exact - 1).abs().max()) < 2**-20
+    if numbers == 10**6:  # one running sum, which PyTorch's own norm is nearly, drifts
+        assert float((rows.norm(dim=1) / exact - 1).abs().max()) > 2**-18
+        model = torch.nn.Linear(numbers, 1, bias=False)
+        backward(model, lambda m, b: m(b).sum(), rows[:1], 0.5)
+        assert 0.4999 < float(model.weight.grad.double().norm()) <= 0.5
+
+
+def test_sums_in_16_bits_are_refused_where_they_would_be_made():
+    from mfopt.torch import PrivateRun
+    from mfopt.torch.clipping import backward
+
     half = torch.nn.Linear(64, 64, bias=False).to(torch.bfloat16)
-    backward(half, lambda m, b: 100 * m(b).sum(), torch.randn(1, 64, dtype=torch.bfloat16), 0.5)
-    assert float(half.weight.grad.float().norm()) <= 0.5 * (1 + 2**-9)
+    batch = torch.randn(3, 64, dtype=torch.bfloat16)
+    with pytest.raises(UsageError, match=r"module = 'torch.bfloat16'.*autocast"):
+        backward(half, lambda m, b: m(b).sum(), batch, 0.5)
+    run = PrivateRun(factorization(), RECORDS, CLIP)
+    with pytest.raises(UsageError, match="narrower than float32"):
+        run.attach(torch.optim.SGD(half.parameters(), lr=1.0))
+    with pytest.raises(UsageError, match="narrower than float32"):
+        with_opacus(model=network().to(torch.bfloat16))
+    # the way out: 16 bits inside, parameters and sums in 32
+    model = torch.nn.Linear(64, 64, bias=False)
+
+    def loss(model, batch):
+        with torch.autocast("cpu", torch.bfloat16):
+            return 100 * model(batch).sum()
+
+    backward(model, loss, batch.float(), 0.5)
+    assert model.weight.grad.dtype == torch.float32
+    assert 0 < float(model.weight.grad.norm()) <= 3 * 0.5
 
 
 def test_batches_of_nobody_keep_the_structure_of_a_batch():

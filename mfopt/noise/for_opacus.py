@@ -19,7 +19,7 @@ except ModuleNotFoundError as problem:
     raise _extras.missing(problem) from None
 
 from mfopt import _check
-from mfopt.noise.for_torch import STATE, SilentNoise, TorchNoise, split_state
+from mfopt.noise.for_torch import STATE, SilentNoise, TorchNoise, refuse_narrow, split_state
 from mfopt.noise.stream import NoiseStream
 
 _KNOWN = (
@@ -75,7 +75,8 @@ def replace_noise(
       UsageError: if the optimizer clips to another norm than ``stream``, has a noise multiplier
         other than 0 or that of ``stream``, is in ``secure_mode`` (which this does not provide),
         or is of a type whose noise is not a single addition to the sum of clipped gradients
-        (adaptive or per-layer clipping, FSDP). If the noise was replaced before, or the optimizer
+        (adaptive or per-layer clipping, FSDP). If its parameters are narrower than float32, which
+        Opacus adds gradients up in. If the noise was replaced before, or the optimizer
         has gradients or a state: what it released had other noise.
     """
     check_optimizer(optimizer, stream)
@@ -95,6 +96,7 @@ def check_optimizer(optimizer: Any, stream: NoiseStream) -> None:
             f"must be one of {[known.__name__ for known in _KNOWN]}",
         )
     _refuse_used(optimizer)
+    refuse_narrow("optimizer.params", optimizer.params)
     if not math.isclose(optimizer.max_grad_norm, stream.clip_norm, rel_tol=1e-12):
         raise _check.reject(
             "optimizer.max_grad_norm",

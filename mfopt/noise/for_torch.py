@@ -18,7 +18,7 @@ except ModuleNotFoundError as problem:
 from mfopt import _check
 from mfopt.noise import _draws, _keys, _torch_parts, files
 from mfopt.noise.recursions import Rows
-from mfopt.noise.stream import NoiseExhaustedError, NoiseStream
+from mfopt.noise.stream import TOO_NARROW, NoiseExhaustedError, NoiseStream
 
 STATE = "mfopt_noise"  # where an optimizer's state_dict keeps the noise
 
@@ -109,7 +109,8 @@ class TorchNoise:
         Sums and noise are added in the wider of their types and cut to the type of the sum.
 
         Args:
-          sums: of clipped gradients, one for each parameter, with its shape and on its device.
+          sums: of clipped gradients, one for each parameter, with its shape and on its device;
+            float32 or wider, also where the parameters are not.
 
         Raises:
           NoiseExhaustedError: past the last step that the factorization covers.
@@ -120,6 +121,7 @@ class TorchNoise:
         like = [_checked(f"sums[{i}]", total) for i, total in enumerate(sums)]
         if like != self._like:
             raise _check.reject("sums", like, f"must be as the parameters, {self._like}")
+        refuse_narrow("sums", sums)
         for i, total in enumerate(sums):
             if any(
                 n > 1 and not stride for n, stride in zip(total.shape, total.stride(), strict=True)
@@ -281,6 +283,17 @@ def split_state(state: dict[str, Any]) -> tuple[dict[str, Any], Any]:
             "Load what this optimizer saved after its noise was replaced, or start a new run.",
         )
     return rest, found
+
+
+def refuse_narrow(name: str, sums: Iterable[torch.Tensor]) -> None:
+    """Raise :class:`UsageError` for sums of gradients, or parameters that hold them, in 16 bits."""
+    if narrow := [total.dtype for total in sums if total.dtype.itemsize < 4]:
+        raise _check.reject(
+            name,
+            str(narrow[0]),
+            TOO_NARROW,
+            "Keep sums and parameters in float32, and compute in 16 bits by torch.autocast.",
+        )
 
 
 def _words(key: Any) -> np.ndarray:

@@ -20,6 +20,11 @@ from mfopt.noise.state import Layout, NoiseState, buffer_sharding, check_arrays,
 from mfopt.sampling import Scheme, require
 from mfopt.strategies import Strategy
 
+# of a sum of gradients, before noise is added to it
+TOO_NARROW = (
+    "is narrower than float32: its rounding lets one unit move a sum by more than clip_norm"
+)
+
 
 class NoiseExhaustedError(_check.FailureError):
     """A step was asked for that the factorization, and so its guarantee, does not cover."""
@@ -260,7 +265,9 @@ class NoiseStream:
 
         Raises: as :meth:`next`, and
           UsageError: ``sums`` has another structure or other shapes than the parameters (noise that
-            is broadcast would be the same for several numbers), or is not floating point.
+            is broadcast would be the same for several numbers), or is not floating point, or
+            narrower than float32: a sum that was rounded so before its noise moves by more than
+            one unit adds to it (in bfloat16, of B units, by up to B/128 clip norms more).
         """
         self.check_state(state)
         leaves, treedef = jax.tree.flatten(sums)
@@ -269,8 +276,11 @@ class NoiseStream:
         other = self.secure and treedef != state.layout.treedef
         if other or shapes != state.layout.shapes:
             raise _check.reject("sums", shapes, f"must be as the parameters, {state.layout.shapes}")
-        if any(not jnp.issubdtype(jnp.result_type(leaf), np.floating) for leaf in leaves):
+        types = [jnp.result_type(leaf) for leaf in leaves]
+        if any(not jnp.issubdtype(dtype, np.floating) for dtype in types):
             raise _check.reject("sums", "of whole numbers", "must be of a floating-point type")
+        if narrow := [str(dtype) for dtype in types if dtype.itemsize < 4]:
+            raise _check.reject("sums", narrow[0], TOO_NARROW, "Add up g.astype(jnp.float32).")
         if not self.secure:
             noise, state = self._step(state, None)
             return jax.tree.map(_added, sums, noise), state

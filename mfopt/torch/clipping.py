@@ -10,9 +10,13 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.utils import _pytree as pytree
 
 from mfopt import _check
+from mfopt.noise.for_torch import refuse_narrow
 
-# as in the trainer: float32 norms are rounded, and what is added must stay below the bound
+# as in the trainer: float32 norms are rounded, and what is added must stay below the bound; and
+# float32 loses the squares of entries below 1e-19
 _MARGIN = 1.0 - 2.0**-18
+_LEAST = 1e-10
+_BLOCK = 128  # numbers whose squares are added up one after the other
 
 
 def backward(
@@ -41,12 +45,18 @@ def backward(
       The mean loss, detached: not private.
 
     Raises:
-      UsageError: no trainable parameters, batch normalization, or tensors of unequal length.
+      UsageError: no trainable parameters or such as are narrower than float32 (``grad`` would be
+        too), batch normalization, or tensors of unequal length.
     """
     bound = _check.positive("max_grad_norm", max_grad_norm)
+    if bound < _LEAST:
+        raise _check.reject(
+            "max_grad_norm", bound, f"must be at least {_LEAST:g}", "Scale the loss, and it."
+        )
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     if not trained:
         raise _check.reject("module", type(module).__name__, "has no trainable parameters")
+    refuse_narrow("module", trained.values())
     for name, part in module.named_modules():
         if isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and part.training:
             raise _check.reject(
@@ -94,18 +104,27 @@ def backward(
         gradients, losses = each(detached, *parts)
         loss_sum += losses.detach().sum()
         with torch.no_grad():
-            # norms and sums in float32 or wider, whatever the model's type
-            flat = [_wide(gradients[name].reshape(len(losses), -1)) for name in trained]
-            norm = torch.stack([g.norm(dim=1) for g in flat]).norm(dim=0)
+            flat = [gradients[name].reshape(len(losses), -1) for name in trained]
+            norm = torch.stack([norms(g) for g in flat]).norm(dim=0)
             factor = _MARGIN * bound / norm.clamp(min=bound)
             usable = torch.isfinite(norm)
             factor, whole = torch.where(usable, factor, 0.0), bool(usable.all())
             for total, g in zip(sums, flat, strict=True):
                 if not whole:  # 0 times infinity would be no number
                     g = torch.where(usable[:, None], g, 0.0)
-                total += (factor.to(g.dtype) @ g).view_as(total).to(total.dtype)
+                total += (factor.to(g.dtype) @ g).view_as(total)
     return loss_sum / examples
 
 
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+def norms(rows: torch.Tensor) -> torch.Tensor:
+    """Of each row of (m, n), to 2⁻²⁰: block by block.
+
+    PyTorch adds up a row's squares in a few running sums on a CPU, and is up to 0.6% off, to either
+    side, for 10⁷ numbers and 3.5% for 5·10⁷.
+    """
+    cut = rows.shape[1] // _BLOCK * _BLOCK
+    result: torch.Tensor = rows[:, cut:].norm(dim=1)
+    if cut:
+        blocks = rows[:, :cut].reshape(len(rows), -1, _BLOCK).norm(dim=2)
+        result = torch.hypot(norms(blocks), result)
+    return result

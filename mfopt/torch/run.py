@@ -10,7 +10,7 @@ from torch.utils.data import default_collate
 
 from mfopt import _check, noise
 from mfopt.factorization import Factorization
-from mfopt.noise.for_torch import STATE, SilentNoise, TorchNoise, split_state
+from mfopt.noise.for_torch import STATE, SilentNoise, TorchNoise, refuse_narrow, split_state
 from mfopt.sampling import UnitSampler
 from mfopt.torch import clipping, loader
 
@@ -134,8 +134,8 @@ class PrivateRun:
         It stays the same object: schedulers and trainers see an optimizer as before.
 
         Raises:
-          UsageError: for an optimizer that has worked already; on a step, if it would release
-            something without this run's noise.
+          UsageError: for an optimizer that has worked already, or whose parameters are narrower
+            than float32; on a step, if it would release something without this run's noise.
         """
         used = any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
         if optimizer.state or used:
@@ -146,6 +146,7 @@ class PrivateRun:
                 "Attach a new optimizer before the first backward pass.",
             )
         parameters = _trained(optimizer)
+        refuse_narrow("optimizer", parameters)  # ``grad`` has the type of its parameter
         self.start_noise(parameters)
 
         def before_step(optimizer: Any, arguments: Any, named: Any) -> None:
