@@ -10,7 +10,7 @@ import pytest
 from test_strategies import EVERY_KIND, every_strategy
 
 from mfopt import strategies as S
-from mfopt.errors import UsageError
+from mfopt.errors import FailureError, UsageError
 from mfopt.noise import NoiseExhaustedError, NoiseStream
 
 N = 11
@@ -216,6 +216,32 @@ def test_sums_that_are_not_the_parameters_are_refused_and_use_no_noise(torch, ch
     assert noise.step == 0 and all(not torch.any(total) for total in sums[1:])
     again = TorchNoise(noise.stream, tensors(torch), seed=3)
     assert all(map(torch.equal, noise.next(), again.next()))
+
+
+@pytest.mark.parametrize("kind", ["blt", "banded-toeplitz"])
+def test_a_step_that_was_broken_off_is_never_made_again(torch, kind, monkeypatch):
+    from mfopt.noise.for_torch import TorchNoise
+
+    noise = TorchNoise(make(every_strategy(N)[kind]), tensors(torch), seed=3)
+    noise.add_to(tensors(torch))
+    saved = noise.state_dict()
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    # after the buffers went on, before the step was counted
+    monkeypatch.setattr(noise._parts[0], "_unpacked", interrupted)
+    for step in (lambda: noise.add_to(tensors(torch)), noise.next):
+        with pytest.raises((KeyboardInterrupt, FailureError)):
+            step()
+    monkeypatch.undo()
+    for use in (noise.next, lambda: noise.add_to(tensors(torch)), noise.state_dict):
+        with pytest.raises(FailureError, match="broken off"):
+            use()
+    noise.load_state_dict(saved)
+    unbroken = TorchNoise(noise.stream, tensors(torch), seed=3)
+    unbroken.next()
+    assert all(map(torch.equal, noise.next(), unbroken.next()))
 
 
 def test_the_memory_of_noise_that_was_added_is_used_again(torch):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ class TorchNoise:
             )
         self.stream = stream
         self.pinned = seed is not None
-        self.step = 0
+        self.step, self._whole = 0, True
         like = [_checked(f"parameters[{i}]", p) for i, p in enumerate(parameters)]
         if not like:
             raise _check.reject("parameters", [], "must hold at least one tensor")
@@ -92,13 +93,13 @@ class TorchNoise:
 
         Raises:
           NoiseExhaustedError: past the last step that the factorization covers.
+          FailureError: a step was broken off half-way, by Ctrl-C or for want of memory.
         """
-        self._refuse_past_end()
         noise: dict[int, torch.Tensor] = {}
-        for part in self._parts:
-            made = part.next(self._key, self.step)
-            noise.update(zip(part.leaves, made, strict=True))
-        self.step += 1
+        with self._one_step():
+            for part in self._parts:
+                made = part.next(self._key, self.step)
+                noise.update(zip(part.leaves, made, strict=True))
         return [noise[i] for i in range(len(self._shapes))]
 
     @torch.no_grad()
@@ -115,6 +116,7 @@ class TorchNoise:
         Raises:
           NoiseExhaustedError: past the last step that the factorization covers.
           UsageError: other tensors; nothing changes then.
+          FailureError: a step was broken off half-way, by Ctrl-C or for want of memory.
         """
         self._refuse_past_end()
         sums = list(sums)
@@ -129,16 +131,39 @@ class TorchNoise:
                 raise _check.reject(
                     f"sums[{i}]", "expanded", "its elements share memory", "Give a clone()."
                 )
-        for part in self._parts:
-            part.add_to([sums[i] for i in part.leaves], self._key, self.step)
-        self.step += 1
+        with self._one_step():
+            for part in self._parts:
+                part.add_to([sums[i] for i in part.leaves], self._key, self.step)
 
     def _refuse_past_end(self) -> None:
         if self.step >= self.stream.iterations:
             raise NoiseExhaustedError.after(self.stream.iterations)
 
+    @contextlib.contextmanager
+    def _one_step(self) -> Iterator[None]:
+        """A step as a whole: buffers that went on without it would make other noise than C⁻¹z."""
+        self._refuse_past_end()
+        self._refuse_broken()
+        self._whole = False
+        yield
+        self.step += 1
+        self._whole = True
+
+    def _refuse_broken(self) -> None:
+        if not self._whole:
+            raise _check.FailureError(
+                f"step {self.step} of the noise was broken off half-way: the same draw would come "
+                "again, on buffers that it may be in already. Load the last state that was saved, "
+                "or begin a new run."
+            )
+
     def state_dict(self) -> dict[str, Any]:
-        """**Secret.** Everything :meth:`load_state_dict` needs, for PyTorch checkpoints."""
+        """**Secret.** Everything :meth:`load_state_dict` needs, for PyTorch checkpoints.
+
+        Raises:
+          FailureError: a step was broken off half-way.
+        """
+        self._refuse_broken()
         return {
             "key": torch.from_numpy(self._key.view(np.int32).copy()),
             "step": self.step,
@@ -158,10 +183,12 @@ class TorchNoise:
             parameters, or its step, key or buffers are not such as this object saves.
         """
         key, buffers = self.check_state_dict(state)
+        self._whole = False
         for part in self._parts:
             part.load([b for i in part.leaves if (b := buffers[i]) is not None])
         self._key = key
         self.step, self.pinned = state["step"], state["pinned"]
+        self._whole = True
 
     def check_state_dict(self, state: Any) -> tuple[np.ndarray, list[Any]]:
         """(key, buffers) of a state, or the errors of :meth:`load_state_dict`; changes nothing."""
