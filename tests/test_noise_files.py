@@ -140,6 +140,23 @@ def test_sums_in_16_bits_are_refused_and_narrow_parameters_are_not():
     np.testing.assert_array_equal(out, 1 + noise)
 
 
+def test_one_key_makes_the_noise_of_one_group_of_parameters():
+    stream, key = make(), np.arange(8, dtype=np.uint32)
+    groups = {"w": "one", "v": "two"}
+    params = {name: jnp.zeros(3) for name in groups}
+    shared = add_noise(stream, key=key)
+    with pytest.raises(UsageError, match="was used by an init"):
+        optax.multi_transform({"one": shared, "two": shared}, groups).init(params)
+    own = {label: add_noise(stream) for label in ("one", "two")}
+    transformation = optax.multi_transform(own, groups)
+    out, _ = transformation.update(params, transformation.init(params))
+    assert not np.any(out["w"] == out["v"])
+    # shapes alone take no noise
+    again = add_noise(stream, key=key)
+    jax.eval_shape(again.init, params)
+    again.init(params)
+
+
 def test_optax_raises_past_the_last_step_and_gives_nan_inside_jit():
     transformation = add_noise(make(n=1), seed=4)
     for update in (transformation.update, jax.jit(transformation.update)):

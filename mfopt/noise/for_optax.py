@@ -6,6 +6,8 @@ from typing import Any
 
 import optax
 
+from mfopt import _check
+from mfopt.noise import _keys
 from mfopt.noise.state import NoiseState
 from mfopt.noise.stream import NoiseStream
 
@@ -22,11 +24,25 @@ def add_noise(
     The sum is formed in the type of the noise and then cut to the type of the gradient. The state
     is a :class:`NoiseState`, as secret as any, and is consumed by ``update`` outside of jit. As
     :meth:`NoiseStream.init` does, ``init`` refuses to run inside jit without a seed or key.
-    Past the last step ``update`` raises, or inside jit gives NaN.
+    Past the last step ``update`` raises, or inside jit gives NaN. With a ``key`` one ``init`` may
+    be made: a second one, of another group of parameters in ``optax.multi_transform`` for example,
+    would give it the first one's noise.
     """
+    used = False
 
     def init(params: Any) -> NoiseState:
-        return stream.init(params, seed=seed, key=key)
+        nonlocal used
+        state = stream.init(params, seed=seed, key=key)
+        if key is not None and not _keys.tracing():
+            if used:
+                raise _check.reject(
+                    "key",
+                    "(not shown)",
+                    "was used by an init of this transformation already",
+                    "Make one add_noise for each, without a key or with keys of their own.",
+                )
+            used = True
+        return state
 
     def update(updates: Any, state: NoiseState, params: Any = None) -> tuple[Any, NoiseState]:
         del params
