@@ -17,6 +17,7 @@ from mfopt.strategies import BLT, Identity
 from mfopt.training import privacy
 from mfopt.training.batching import Sampler, displacement_probability
 from mfopt.training.clipping import Clipping, NoClipping
+from mfopt.training.data import TokenStore
 from mfopt.training.loop import Execution
 from mfopt.training.units import RecordUnits, UserUnits
 
@@ -90,14 +91,45 @@ def test_the_unit_must_be_the_one_that_is_sampled():
     # a user with up to 3 records needs an account for groups of 3; one record needs none
     with pytest.raises(UsageError, match="up to 3 sampled units"):
         privacy.statement(per_record, execution_for(per_record, records))
-    stated = privacy.statement(
-        per_record, execution_for(per_record, records), privacy_unit="record"
-    )
-    assert stated.privacy_unit == "record"
+    all_kept = execution_for(per_record, RecordUnits(STORE, group_size=7, length=8))
+    assert privacy.statement(per_record, all_kept, privacy_unit="record").privacy_unit == "record"
     grouped = account_for(unit="record", group_size=3)
     assert privacy.statement(grouped, execution_for(grouped, records)).privacy_unit == "user"
     with pytest.raises(UsageError, match="clips users"):
         privacy.statement(per_user, execution_for(per_user, users()), privacy_unit="record")
+
+
+@pytest.mark.parametrize("rule", ["random", "longest"])
+def test_single_records_are_protected_only_where_none_is_left_out(rule):
+    texts = [[[k, k] + [1] * k for k in range(2, 6)], [[9, 9, 9]]]
+    fewer = [texts[0][1:] if rule == "random" else texts[0][:-1], texts[1]]
+
+    def kept(users, group_size):
+        store = TokenStore.from_records(users)
+        units = RecordUnits(store, group_size=group_size, length=8, rule=rule, seed=3)
+        rows, _ = units.fetch(np.arange(units.population), 0)
+        return units, {tuple(row) for row in rows[:, 0].tolist()}
+
+    account = account_for(unit="record")
+    # without one record of a user, another is kept in some record's place: two units change
+    assert len(kept(texts, 2)[1] ^ kept(fewer, 2)[1]) > 1
+    for users, group_size in ((texts, 2), (texts, 4)):
+        units, _ = kept(users, group_size)
+        with pytest.raises(UsageError, match="may be kept"):
+            privacy.statement(account, execution_for(account, units), privacy_unit="record")
+    units, with_it = kept(texts, 5)
+    assert len(with_it ^ kept(fewer, 5)[1]) == 1
+    assert (
+        privacy.statement(
+            account, execution_for(account, units), privacy_unit="record"
+        ).privacy_unit
+        == "record"
+    )
+    # held out by number: with one record less the numbers of the others are others
+    store = TokenStore.from_records(texts, hold_out={"records": 0.05, "users": 0.0, "seed": 0})
+    units = RecordUnits(store, group_size=5, length=8)
+    with pytest.raises(UsageError, match="held out"):
+        privacy.statement(account, execution_for(account, units), privacy_unit="record")
 
 
 def test_without_noise_there_is_no_statement():

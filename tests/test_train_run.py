@@ -210,7 +210,7 @@ def test_a_resumed_run_must_be_the_same_run(data, tmp_path):
             id="els longest",
         ),
         {"algorithm": "group", "epsilon": 20.0},
-        {"algorithm": "els", "privacy_unit": "record", "batch_size": 40},
+        {"algorithm": "els", "privacy_unit": "record", "records_per_user": 7, "batch_size": 60},
         {"algorithm": "none", "epsilon": 0.0, "delta": 0.0, "selection": "chunk"},
         pytest.param(
             {"selection": "highest-perplexity", "lora_rank": 2},

@@ -99,7 +99,8 @@ def statement(
         black_box: derive the statement for a user of several units from an account for one unit,
             by :func:`~mfopt.accounting.closed_form.group.black_box_group` (Chua et al. 2024,
             Algorithm 1).
-        privacy_unit: "user", or "record" for a statement about single records (record units only).
+        privacy_unit: "user", or "record" for a statement about single records: of record units, and
+            where every user's records are all kept.
         delta_share: most that truncation may add to δ, as a share of it.
 
     Raises:
@@ -197,6 +198,15 @@ def _group_size(units: Units, privacy_unit: str) -> int:
     if units.describe()["unit"] != "record":
         raise _check.reject(
             "privacy_unit", privacy_unit, "user-level sampling clips users, so the unit is the user"
+        )
+    if not units.describe().get("whole"):
+        raise _check.reject(
+            "privacy_unit",
+            privacy_unit,
+            "with one record of a user more or less, others may be kept or held out: of each "
+            f"user {units.group_size} are kept",
+            "Raise `records_per_user` above every user's number of records, of data without "
+            "held-out records, or state it per user.",
         )
     return 1
 

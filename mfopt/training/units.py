@@ -129,6 +129,10 @@ class UserUnits(Units):
 class RecordUnits(Units):
     """ELS and group privacy: a unit is one of the at most ``group_size`` records kept per user.
 
+    Which records are kept follows from all of a user's records, so that one record more may bring
+    others in and out; so it may where records were held out by their number. Where neither can be,
+    the description says ``whole``, and a statement about single records is possible.
+
     Args:
         reserve: number the units user by user with ``group_size`` numbers each, also for users
             with fewer records. Needed where a number decides the batch (fixed order) or where
@@ -156,6 +160,8 @@ class RecordUnits(Units):
             store, group_size, rule, seed=seed, losses=losses, reserve=reserve
         )
         self.population = len(self.selected)
+        held_out = (store.metadata.get("hold_out") or {}).get("records", 0)
+        self.whole = not held_out and int(store.records_per_user().max(initial=0)) < group_size
         self.group_size = group_size
         self.records = 1
         self._pad = pad_id
@@ -176,4 +182,5 @@ class RecordUnits(Units):
             "length": self.length,
             "selection": self.rule,
             "reserve": self.reserve,
+            "whole": self.whole,
         }
