@@ -25,6 +25,7 @@ from mfopt.errors import UsageError
 from mfopt.training import config, metrics, privacy
 from mfopt.training.config import TrainConfig
 from mfopt.training.execute import execute
+from mfopt.training.folder import check_folder
 from mfopt.training.prepare import prepare
 
 SMALL = {
@@ -198,6 +199,21 @@ def test_a_resumed_run_must_be_the_same_run(data, tmp_path):
     assert summary["steps"] == 6
     with pytest.raises(UsageError, match="covers 6 steps"):
         prepare(settings_for(data, tmp_path / "run", steps=7), resume=True)
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(tmp_path):
+    folder = tmp_path / "run"
+    (folder / "checkpoints" / "0").mkdir(parents=True)
+    assert check_folder(folder, resume=True)
+    (folder / "checkpoints" / "0").rmdir()
+    # killed before its first checkpoint: nothing was released
+    assert check_folder(folder, resume=True)
+    (folder / "privacy-report.json").write_text("{}")
+    (folder / "checkpoints" / "damaged-3").mkdir()
+    with pytest.raises(UsageError, match="checkpoints are gone"):
+        check_folder(folder, resume=True)
+    (folder / "checkpoints" / "2").mkdir()
+    assert check_folder(folder, resume=True)
 
 
 @pytest.mark.ci

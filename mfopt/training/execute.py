@@ -20,6 +20,7 @@ from mfopt.training.checkpoint import Checkpoints
 from mfopt.training.config import TrainConfig
 from mfopt.training.evaluation import HeldOutLoss
 from mfopt.training.export import export_model
+from mfopt.training.folder import CHECKPOINTS, REPORT
 from mfopt.training.health import Health
 from mfopt.training.loop import TrainState
 from mfopt.training.optimizers import released
@@ -51,7 +52,7 @@ def execute(
             finite; ``model`` is then the last good one.
     """
     try:
-        with Checkpoints(prepared.folder / "checkpoints", prepared.config.keep) as checkpoints:
+        with Checkpoints(prepared.folder / CHECKPOINTS, prepared.config.keep) as checkpoints:
             return _execute(prepared, checkpoints, resume_from, progress)
     finally:
         prepared.close()
@@ -254,7 +255,7 @@ def _write_report(prepared: Prepared, done: int) -> None:
     report = _signed(prepared, done)
     if report is not None:
         text = json.dumps(report, indent=2, sort_keys=True) + "\n"
-        _files.write(prepared.folder / "privacy-report.json", text)
+        _files.write(prepared.folder / REPORT, text)
 
 
 def _signed(prepared: Prepared, done: int) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ from mfopt.errors import UsageError
 from mfopt.training.config import TrainConfig
 from mfopt.training.secrets import RunSecret
 
+CHECKPOINTS, REPORT = "checkpoints", "privacy-report.json"
 _SECRETS = ("secret", "secret.copy")  # the same content: one flipped bit must not lose a run
 
 
@@ -66,11 +67,11 @@ class Lock:
 
 def holds_run(folder: Path) -> bool:
     """Whether a run was begun there: it has a checkpoint, or a first one was being written."""
-    return (folder / "checkpoints").is_dir()
+    return (folder / CHECKPOINTS).is_dir()
 
 
 def check_folder(folder: Path, resume: bool) -> bool:
-    """Whether a run is gone on with; refuses to write over one."""
+    """Whether a run is gone on with; refuses to write over one, and to begin one again."""
     there = holds_run(folder)
     if there and not resume:
         raise _check.reject(
@@ -78,6 +79,16 @@ def check_folder(folder: Path, resume: bool) -> bool:
             str(folder),
             "holds a run already",
             "Go on with it by `resume=True`, or choose another folder.",
+        )
+    # the first one is written before the report, and the report before the first draw
+    begun = there and (folder / REPORT).is_file()
+    if begun and not any(child.name.isdigit() for child in (folder / CHECKPOINTS).iterdir()):
+        raise _check.reject(
+            "output",
+            str(folder),
+            "holds a run whose checkpoints are gone: it would begin again with the noise that it "
+            "has used, and nothing could tell whether on the same data",
+            "Begin a new run in another folder.",
         )
     make_folder(folder)
     return there
