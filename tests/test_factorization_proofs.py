@@ -67,6 +67,13 @@ def test_a_note_is_about_one_statement(certified, tmp_path):
     assert not other_c.proved_here
 
 
+def test_what_another_version_has_proved_is_proved_again(certified, monkeypatch):
+    proofs.note(certified)
+    monkeypatch.setattr(proofs, "__version__", "0.0.9")
+    assert not certified.proved_here
+    assert proofs.note(certified) and certified.proved_here
+
+
 def test_estimates_are_not_noted(certified):
     guess = dataclasses.replace(certified.guarantee, status="estimate")
     assert not proofs.note(dataclasses.replace(certified, guarantee=guess))

@@ -4,8 +4,9 @@ A factorization file carries its guarantee as text, and whoever writes a file ca
 no file can bring along is that *this* machine ran the certificate. So each certificate made here
 (``mfopt optimize``, ``calibrate``, ``certify``) is noted in the user's data folder, one small file
 a statement, authenticated (HMAC-SHA256) by a key that is made on first use and readable by its
-owner only. A statement is C, σ, the sampling and (ε, δ): copies of a file, and files that differ
-in words alone, share it.
+owner only. A statement is C, σ, the sampling and (ε, δ), as proved by one version of mfopt: copies
+of a file, and files that differ in words alone, share it. What another version has proved is proved
+again, since one of the two may have mended a proof.
 
 This protects against files from elsewhere that are mistaken, altered or made up, and against notes
 copied from another machine. It does not protect against whoever can read this user's files or run
@@ -170,6 +171,7 @@ def _sampled(mechanism: Mechanism) -> SampledLoss | None:
 def _statement(factorization: Record) -> str:
     stated = factorization.guarantee
     facts: dict[str, Any] = {
+        "mfopt": __version__,
         "mechanism": factorization.digest,
         "epsilon": float(stated.epsilon).hex(),
         "delta": float(stated.delta).hex(),
