@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from mfopt import _check
 from mfopt.sampling import Adjacency
+from mfopt.words import round_up
 
 Status = Literal["exact", "certified", "bound", "estimate"]
 
@@ -62,9 +63,13 @@ class Guarantee:
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
+        """In words; ε, δ and σ rounded up."""
+        epsilon, delta, sigma = (
+            round_up(value, 6) for value in (self.epsilon, self.delta, self.noise_multiplier)
+        )
         return (
-            f"({self.epsilon:.6g}, {self.delta:.6g})-DP per {self.privacy_unit}"
+            f"({epsilon}, {delta})-DP per {self.privacy_unit}"
             f"{f' (groups of {self.group_size})' if self.group_size > 1 else ''}, "
             f"{self.adjacency} adjacency, {self.status} by {self.method}, "
-            f"noise multiplier {self.noise_multiplier:.6g}"
+            f"noise multiplier {sigma}"
         )

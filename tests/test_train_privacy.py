@@ -132,6 +132,16 @@ def test_single_records_are_protected_only_where_none_is_left_out(rule):
         privacy.statement(account, execution_for(account, units), privacy_unit="record")
 
 
+def test_no_statement_in_words_is_better_than_its_numbers():
+    account = account_for(sigma=0.49501449)
+    guarantee = dataclasses.replace(account.guarantee, epsilon=2.0000001, delta=1.0000001e-6)
+    account = dataclasses.replace(account, guarantee=guarantee)
+    execution = execution_for(account, users())
+    facts = privacy.report(account, execution, guarantee, num_params=10, steps_done=8)
+    for text in (str(guarantee), facts["statement"], privacy.report_text(facts)):
+        assert "2.00001, 1.00001e-06" in text and "0.495015" in text
+
+
 def test_without_noise_there_is_no_statement():
     units = users()
     sampler = Sampler(SCHEME, units.population, 0, microbatch=4)

@@ -24,6 +24,7 @@ from mfopt.strategies import Strategy
 from mfopt.training.batching import charged_delta, smallest_batch_size
 from mfopt.training.loop import Execution
 from mfopt.training.units import Units
+from mfopt.words import round_up
 from mfopt.workloads import PrefixSums, ToeplitzWorkload
 
 # Norm of the noise in the sum of all steps, in norms of the largest possible signal in it. Language
@@ -358,9 +359,10 @@ def report_text(facts: dict[str, Any]) -> str:
     guarantee, sizes = facts["guarantee"], facts["noise_against_signal"]
     lines = [
         f"privacy unit      {guarantee['privacy_unit']} ({guarantee['adjacency']} adjacency)",
-        f"epsilon, delta    {guarantee['epsilon']:.6g}, {guarantee['delta']:.6g}",
+        f"epsilon, delta    {round_up(guarantee['epsilon'], 6)}, {round_up(guarantee['delta'], 6)}",
         f"method            {guarantee['method']} ({guarantee['status']})",
-        f"noise multiplier  {facts['noise_multiplier']:.6g} ({facts['noise_multiplier_unit']})",
+        f"noise multiplier  {round_up(facts['noise_multiplier'], 6)} "
+        f"({facts['noise_multiplier_unit']})",
         f"strategy          {facts['strategy']['kind']}",
         f"sampling          {_words(facts['sampling']['scheme'])}",
         f"sampled units     {facts['sampling']['population']} x {facts['units']['unit']}",

@@ -36,7 +36,8 @@ def page(folder: Path) -> str:
         title, parts = "A run without privacy", [section("What is guaranteed", "<p>Nothing.</p>")]
     else:
         stated = report["guarantee"]
-        title = f"A run under ({stated['epsilon']:g}, {stated['delta']:g})-DP"
+        epsilon, delta = (words.round_up(stated[name], 6) for name in ("epsilon", "delta"))
+        title = f"A run under ({epsilon}, {delta})-DP"
         if not report["holds"]:
             title = "A run WITHOUT A GUARANTEE"
         parts = [section("What is guaranteed", _guarantee(report))]
@@ -81,7 +82,10 @@ def _done(report: dict[str, Any]) -> str:
         ("sampling", scheme),
         ("sampled units", f"{sampling['population']:,}, each one {report['units']['unit']}"),
         ("C", words.described(report["strategy"])),
-        ("noise multiplier σ", f"{report['noise_multiplier']:.6g} × clip norm, for C as stored"),
+        (
+            "noise multiplier σ",
+            f"{words.round_up(report['noise_multiplier'], 6)} × clip norm, for C as stored",
+        ),
         (
             "noise of a step",
             f"norm {sizes['noise_norm']:.4g} over {report['parameters']:,} parameters; a batch of "

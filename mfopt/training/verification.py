@@ -31,6 +31,7 @@ from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping
 from mfopt.training.loop import Execution
 from mfopt.training.units import Units
+from mfopt.words import round_up
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -213,7 +214,10 @@ def _strategy(facts: dict[str, Any], factorization: str | Path | None) -> Strate
 
 def _proved(account: privacy.Account, progress: Report) -> Check:
     stated = account.guarantee
-    words = f"({stated.epsilon:.6g}, {stated.delta:.6g})-DP at σ = {stated.noise_multiplier:.6g}"
+    epsilon, delta, sigma = (
+        round_up(value, 6) for value in (stated.epsilon, stated.delta, stated.noise_multiplier)
+    )
+    words = f"({epsilon}, {delta})-DP at σ = {sigma}"
     if stated.status == "estimate":
         return Check("account", words, "an estimate, which proves nothing", False)
     try:
