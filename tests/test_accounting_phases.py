@@ -3,6 +3,7 @@
 import math
 
 import dp_accounting
+import numpy as np
 import pytest
 from dp_accounting import dp_event
 from dp_accounting.pld import pld_privacy_accountant
@@ -13,7 +14,7 @@ from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.phases import Phase
 from mfopt.errors import UsageError
 from mfopt.sampling import BallsInBins, CyclicPoisson, FixedBatch, FixedOrder, Poisson
-from mfopt.strategies import BandedSquareRoot
+from mfopt.strategies import BandedSquareRoot, Tree
 
 POISSON = Phase(Mechanism(Poisson(0.02, 200)), 1.1)
 SECOND = Phase(Mechanism(Poisson(0.05, 100)), 1.6)
@@ -110,6 +111,18 @@ def test_epsilon_over_a_run_of_two_phases():
     assert values == sorted(values) and len(set(values)) == 6
     assert values[-1] == phases.compose([POISSON, SECOND], delta=1e-6).epsilon
     assert values[3] == phases.compose([POISSON], delta=1e-6).epsilon
+
+
+def test_the_beginning_of_a_tree_is_no_smaller_tree():
+    """The first rows of C are released, whose columns are longer than those of a tree for them."""
+    mechanism = Mechanism(FixedOrder(bins=4, epochs=2), Tree())
+    half, whole = (found for _, found in phases.over_training(mechanism, 2.0, 1e-5, points=2))
+    rows = np.asarray(Tree().materialize(8))[:4, :4]
+    norm = float(np.max(np.linalg.norm(rows, axis=0)))
+    exact = gaussian.epsilon(norm / 2.0, 1e-5)
+    assert half.epsilon == pytest.approx(exact, rel=1e-9)
+    smaller = account(Mechanism(FixedOrder(4, 1), Tree()), noise_multiplier=2.0, delta=1e-5)
+    assert smaller.epsilon < 0.95 * exact and half.epsilon <= whole.epsilon
 
 
 def test_what_does_not_compose_is_refused():

@@ -16,7 +16,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
-from mfopt import _check
+import numpy as np
+
+from mfopt import _check, _sizes
 from mfopt.accounting import unamplified
 from mfopt.accounting.account import Effort, account, analysis
 from mfopt.accounting.accountants.independent_rounds import (
@@ -44,6 +46,7 @@ from mfopt.sampling import (
     Poisson,
     TruncatedPoisson,
 )
+from mfopt.strategies import Dense, Strategy
 
 _TRUNCATED = 16.0
 
@@ -287,8 +290,9 @@ def over_training(
 ) -> Iterator[tuple[int, Guarantee]]:
     """(iterations done, what they have cost): what a user watches during a run.
 
-    The beginning of a run is the same mechanism with fewer iterations; with whole epochs where the
-    scheme has epochs, so that what holds at the end of one holds within it.
+    The beginning of a run is the same mechanism with fewer iterations, whose C is the first rows of
+    the whole one's; with whole epochs where the scheme has epochs, so that what holds at the end of
+    one holds within it.
 
     Args:
       phases: the whole run: a mechanism, or phases one after the other.
@@ -327,4 +331,21 @@ def _beginnings(mechanism: Mechanism, points: int) -> Iterator[Mechanism]:
     total = getattr(scheme, field)
     for count in sorted({max(1, round(total * (k + 1) / points)) for k in range(points)}):
         shorter = dataclasses.replace(scheme, **{field: count})
-        yield dataclasses.replace(mechanism, sampling=shorter)
+        begun = _beginning(mechanism.strategy, mechanism.iterations, shorter.iterations)
+        yield dataclasses.replace(mechanism, sampling=shorter, strategy=begun)
+
+
+def _beginning(strategy: Strategy, n: int, done: int) -> Strategy:
+    """The first rows of the n×n C: of most kinds the C of fewer steps; of a tree another one."""
+    if done == n:
+        return strategy
+    whole, alone = strategy.toeplitz_column(n), strategy.toeplitz_column(done)
+    if whole is None or alone is None:
+        some = np.random.default_rng(0).normal(size=done)  # orthogonal to no difference
+        whole = strategy.multiply(np.append(some, np.zeros(n - done)))
+        alone = strategy.multiply(some)
+    first, alone = np.asarray(whole)[:done], np.asarray(alone)
+    if np.allclose(first, alone, rtol=0, atol=1e-9 * float(np.max(np.abs(alone)))):
+        return strategy
+    _sizes.require("iterations", n, lambda n: 8 * 3.0 * n**2)
+    return Dense(np.asarray(strategy.materialize(n))[:done, :done])
