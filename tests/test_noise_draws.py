@@ -12,6 +12,7 @@ from selection import few
 from mfopt import strategies as S
 from mfopt._check import UsageError
 from mfopt.noise import NoiseStream, _draws, _keys
+from mfopt.noise.packing import Packing
 
 SIGN = np.uint32(1 << 31)
 
@@ -95,6 +96,16 @@ def test_steps_and_leaves_have_seeds_of_their_own():
         assert not np.any(np.asarray(_draws.seeds(other, 0, np.arange(4)).subkeys) == subkeys[:4].T)
     uniform = np.asarray(_draws.seeds(key, 0, np.arange(20_000)).offset, np.float64)
     assert stats.kstest(uniform, "uniform").pvalue > 1e-4
+
+
+def test_an_empty_leaf_changes_no_draw_of_another():
+    # 2 rows for 2 leaves, and both of one leaf
+    with_empty = Packing.of(((0,), (2000,), (3,)), (0, 1))
+    key, step = jnp.asarray(_keys.pinned(7)), jnp.int32(3)
+    packed = with_empty.unpacked(with_empty.draw(key, step, np.float32))
+    alone = _draws.Counters((2000,)).draw(_draws.seeds(key, step, np.array([1])).of(0), jnp.float32)
+    assert packed[0].shape == (0,)
+    np.testing.assert_array_equal(packed[1], alone)
 
 
 def test_counters_of_a_leaf_beyond_32_bits_do_not_repeat():

@@ -381,6 +381,8 @@ def test_the_key_is_never_printed():
     [
         ({"noise_multiplier": 0}, "noise_multiplier"),
         ({"clip_norm": float("nan")}, "clip_norm"),
+        ({"clip_norm": 1e-50}, "out of range"),  # a standard deviation of 0 in float32
+        ({"clip_norm": 1e38}, "out of range"),
         ({"iterations": 0}, "iterations"),
         ({"past": "forget"}, "past"),
         ({"dtype": jnp.bfloat16}, "float32 or float64"),

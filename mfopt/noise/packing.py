@@ -72,7 +72,7 @@ class Packing:
         """White noise N(0, 1) of all leaves, shape :attr:`shape`; what fills up is noise too."""
         rows, width = self.shape
         of_leaves = _draws.seeds(key, step, np.array(self.leaves))
-        if rows == len(self.leaves):  # a row each
+        if np.all(np.diff(self.starts) == 1):  # a row each
             row_of_leaf = np.zeros((rows, 1), np.uint32)
             of_rows = of_leaves
         else:

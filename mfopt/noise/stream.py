@@ -120,6 +120,14 @@ class NoiseStream:
                 "secure noise is held in float64",
                 "Leave both out.",
             )
+        limits = np.finfo(self.dtype)
+        if not limits.tiny / limits.eps <= self.stddev <= limits.max * limits.eps:
+            raise _check.reject(
+                "noise_multiplier, clip_norm",
+                (self.noise_multiplier, self.clip_norm),
+                f"their product is out of range for noise in {self.dtype}",
+                "Scale the loss, and the clip norm with it.",
+            )
         self.strategy = strategy
         self.recursion = choose(strategy, self.iterations, past)
         if sampling is not None and require(sampling).length != self.iterations:

@@ -20,6 +20,8 @@ PyTree = Any
 # The float32 norm of a leaf is itself rounded. Contributions aim this much below the bound, so
 # that the true norm of what is added stays below it.
 _MARGIN = 1.0 - 2.0**-18
+# Squares of entries below 1e-19 are 0 in float32: of 10^10 entries together less than the margin.
+_LEAST = 1e-10
 
 
 class Clipped(NamedTuple):
@@ -74,6 +76,13 @@ class Clipping:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clip_norm", _check.positive("clip_norm", self.clip_norm))
+        if self.clip_norm < _LEAST:
+            raise _check.reject(
+                "clip_norm",
+                self.clip_norm,
+                f"must be at least {_LEAST:g}: float32 loses the squares of smaller gradients",
+                "Scale the loss, and the clip norm with it.",
+            )
 
     @property
     def sensitivity(self) -> float:
