@@ -12,7 +12,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from mfopt import _files
 from mfopt._files import write
@@ -170,9 +170,7 @@ def named_ticks(axis: Axes, given: Iterable[float]) -> None:
     """A tick at each value of x where these are few."""
     values = sorted({float(x) for x in given})
     if len(values) <= 9:
-        axis.xaxis.set_major_locator(FixedLocator(values))
-        axis.xaxis.set_minor_locator(NullLocator())
-        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        _ticks(axis.xaxis, values)
 
 
 def plain_ticks(axis: Any, values: Sequence[float]) -> None:
@@ -188,9 +186,42 @@ def plain_ticks(axis: Any, values: Sequence[float]) -> None:
         inside = [t for t in ticks if 0.6 * min(finite) <= t <= 1.6 * max(finite)]
         if sum(min(finite) <= t <= max(finite) for t in inside) >= 3:
             break
-    axis.set_major_locator(FixedLocator(inside))
+    _ticks(axis, inside)
+
+
+def _ticks(axis: Any, values: Sequence[float]) -> None:
+    """Ticks at the values, with numbers at those that have room for one."""
+    texts = [f"{value:g}" for value in values]
+    named = apart(np.log(values) if axis.get_scale() == "log" else np.asarray(values), texts)
+    axis.set_major_locator(FixedLocator(list(values)))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    labels = [text if keep else "" for text, keep in zip(texts, named, strict=True)]
+    axis.set_major_formatter(FixedFormatter(labels))
+
+
+def apart(places: np.ndarray, texts: Sequence[str], letter: float = 0.026) -> np.ndarray:
+    """Which of ascending places to name: both ends, and what has room beside those named before.
+
+    Args:
+      places: along the axis.
+      texts: their names.
+      letter: width of a letter, as a share of the range.
+
+    >>> apart(np.array([0.0, 5.0, 5.2, 9.9, 10.0]), ["0", "5", "5.2", "9.9", "10"])
+    array([ True,  True, False, False,  True])
+    """
+    named = np.zeros(len(places), bool)
+    named[[0, -1]] = True
+    shares = (places - places[0]) / max(places[-1] - places[0], 1e-300)
+    last = 0
+    for index in range(1, len(places) - 1):
+        if all(
+            abs(shares[index] - shares[other])
+            >= letter * (len(texts[index]) + len(texts[other])) / 2
+            for other in (last, -1)
+        ):
+            named[index], last = True, index
+    return named
 
 
 def csv_of(panels: Sequence[Panel]) -> str:
