@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.optimize
+from threadpoolctl import threadpool_limits
 
 from mfopt import _quick
 from mfopt._float64 import float64
@@ -315,18 +316,20 @@ def _minimum(
         gradient = slope
         return at, slope
 
-    scipy.optimize.minimize(
-        function,
-        start,
-        jac=True,
-        method="L-BFGS-B",
-        bounds=np.stack([start - reach, start + reach], axis=1),
-        options={
-            "maxfun": _INNER,
-            "maxiter": _INNER,
-            "maxcor": 30 if len(start) < 10**5 else 8,
-            "ftol": tolerance / 30,
-            "gtol": 1e-12,
-        },
-    )
+    # some hundred products of small matrices: threads of the BLAS would only wait for one another
+    with threadpool_limits(1, user_api="blas"):
+        scipy.optimize.minimize(
+            function,
+            start,
+            jac=True,
+            method="L-BFGS-B",
+            bounds=np.stack([start - reach, start + reach], axis=1),
+            options={
+                "maxfun": _INNER,
+                "maxiter": _INNER,
+                "maxcor": 30 if len(start) < 10**5 else 8,
+                "ftol": tolerance / 30,
+                "gtol": 1e-12,
+            },
+        )
     return lowest, best
