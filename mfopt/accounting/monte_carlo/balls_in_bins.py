@@ -24,11 +24,11 @@ from mfopt.accounting.monte_carlo import (
     tilted,
 )
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
-from mfopt.accounting.monte_carlo.evidence import Hinge, Point, Sums, Tilt
+from mfopt.accounting.monte_carlo.evidence import Point, Sums, Tilt
 from mfopt.accounting.monte_carlo.free import Orthogonal, Unamplified, guess_noise_multiplier
 from mfopt.accounting.monte_carlo.frozen import FrozenSamples
 from mfopt.accounting.monte_carlo.group import GroupLoss, GroupUnits
-from mfopt.accounting.monte_carlo.hockey import Hockey
+from mfopt.accounting.monte_carlo.hockey import beside
 from mfopt.accounting.monte_carlo.protocol import (
     FreeBound,
     SampledDirection,
@@ -107,10 +107,9 @@ class BallsInBinsLoss(TiltedLoss):
 
     def _sampled(self, point: Point) -> tuple[DominatingPair, Point]:
         """What is sampled, and paid: alone, without the part that all modes have in common."""
-        if self._split is None or not isinstance(point.payoff, Hinge):
+        if self._split is None or (paid := beside(point, self._split.shift)) is None:
             return self.pair, point
-        payoff = Hockey(self._split.shift / point.noise_multiplier)
-        return self._split.rest, point._replace(payoff=payoff)
+        return self._split.rest, paid
 
     def free_bounds(self) -> Sequence[FreeBound]:
         squared = dominating_pair.orthogonal_norm(self.pair)

@@ -24,7 +24,6 @@ from mfopt.accounting.monte_carlo import (
 )
 from mfopt.accounting.monte_carlo import patterns as pattern
 from mfopt.accounting.monte_carlo.evidence import (
-    Hinge,
     Pilot,
     Point,
     Sums,
@@ -38,7 +37,7 @@ from mfopt.accounting.monte_carlo.free import (
     Unamplified,
     guess_noise_multiplier,
 )
-from mfopt.accounting.monte_carlo.hockey import Hockey
+from mfopt.accounting.monte_carlo.hockey import beside
 from mfopt.accounting.monte_carlo.pattern_ceilings import Ceilings
 from mfopt.accounting.monte_carlo.pattern_common import Rest
 from mfopt.accounting.monte_carlo.pattern_frozen import (
@@ -173,13 +172,11 @@ class FreshBinsLoss(TiltedLoss):
 
     def _sampled(self, point: Point) -> tuple[Rest, Ceilings, Point]:
         """What is sampled, and paid: alone, without the part that all patterns have in common."""
-        sigma = point.noise_multiplier
+        sigma, split = point.noise_multiplier, self._split
         ceilings = self._ceilings(sigma)
-        if self._split is None or not isinstance(point.payoff, Hinge):
+        if split is None or (paid := beside(point, float(split.shift))) is None:
             return pattern_common.whole(self.patterns), ceilings, point
-        shift = float(self._split.shift) / sigma
-        paid = point._replace(payoff=Hockey(shift))
-        return self._split, ceilings.without(shift**2), paid
+        return split, ceilings.without((float(split.shift) / sigma) ** 2), paid
 
     def free_bounds(self) -> Sequence[FreeBound]:
         if self.patterns.bins == 1:  # nothing is drawn

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import scipy
 from scipy.special import log_ndtr
 
+from mfopt.accounting.monte_carlo.evidence import Hinge, Point
 from mfopt.strategies.fields import Array
 
 _NUDGE = 1e-9  # upwards: rounding of differences
@@ -57,3 +58,15 @@ class Hockey(NamedTuple):
             most += 1 + most
         at = float(scipy.optimize.brentq(above, least, most, xtol=1e-12))
         return order * at + float(log_ndtr(mu / 2 - at / mu)) - math.log1p(order) + _NUDGE
+
+
+def beside(point: Point, shift: float) -> Point | None:
+    """``point`` with a Gaussian release paid for exactly; None where something else is paid there.
+
+    Args:
+      point: where.
+      shift: of the release, before division by σ.
+    """
+    if not isinstance(point.payoff, Hinge):
+        return None
+    return point._replace(payoff=Hockey(shift / point.noise_multiplier))
