@@ -15,6 +15,7 @@ from mfopt.errors import FailureError, UsageError
 
 LEAST = 1e-300
 LARGEST_EPSILON = 1e6
+SIGMAS = (1e-6, 1e50)  # noise multipliers whose squares, and losses, can be computed with
 MOST = 2**53  # whole numbers up to here are exact in float64
 
 __all__ = [
@@ -88,6 +89,15 @@ def epsilon(name: str, value: SupportsFloat) -> float:
     number = positive(name, value)
     if number > LARGEST_EPSILON:
         raise reject(name, value, f"must be at most {LARGEST_EPSILON:g}: more is no promise")
+    return number
+
+
+def noise_multiplier(value: SupportsFloat) -> float:
+    """``value`` as a σ to account for: > 0, and neither so small nor so large that sums break."""
+    number = positive("noise_multiplier", value)
+    least, most = SIGMAS
+    if not least <= number <= most:
+        raise reject("noise_multiplier", value, f"must lie between {least:g} and {most:g}")
     return number
 
 

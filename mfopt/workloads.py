@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mfopt import _check
+from mfopt import _archive, _check
 
 _KINDS: dict[str, type[Workload]] = {}
 
@@ -235,8 +235,9 @@ def linear_cooldown(n: int, start: int, stop: int, final: float) -> np.ndarray:
 def load(path: str | Path, n: int) -> ToeplitzWorkload | DenseWorkload:
     """A user's own workload from a ``.npy`` file: (n,) Toeplitz coefficients or (n, n) matrix."""
     try:
-        values = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        with open(path, "rb") as stream:
+            values = np.load(stream, allow_pickle=False)
+    except _archive.MALFORMED as error:
         raise _check.reject(
             "workload", str(path), f"is not a readable .npy array ({error})"
         ) from None

@@ -114,6 +114,22 @@ def test_sweeps_over_any_one_argument_with_a_plot(sweep, swept, values, tmp_path
     assert plot.read_bytes().startswith(b"\x89PNG") and list(tmp_path.iterdir()) == [plot]
 
 
+@pytest.mark.parametrize("sigma", ["1e300", "1e-200"])
+@pytest.mark.parametrize("words", [["dpsgd", *RATE], ["balls-in-bins", "--epochs=2", "--iters=4"]])
+def test_a_sigma_that_cannot_be_computed_with_is_refused(words, sigma, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["account", *words, "--delta", "1e-5", "--noise-multiplier", sigma])
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert stop.value.code == 2 and "--noise-multiplier" in said and "must lie between" in said
+
+
+def test_bands_below_one_are_refused_by_their_name(capsys):
+    sizes = ["--batch-size=500", "--population=50000", "--iters=100"]
+    with pytest.raises(SystemExit) as stop:
+        main(["account", "banded", "--bands=-1", *sizes, "--eps=2", "--delta=1e-6"])
+    assert stop.value.code == 2 and "--bands -1" in capsys.readouterr().err
+
+
 def test_sweeps_show_progress_on_standard_error_only(capsys):
     main(["account", "dpsgd", *RATE, "--delta", "1e-5", "--noise-multiplier", "1,2"])
     captured = capsys.readouterr()

@@ -155,6 +155,11 @@ BAD = {
     "unknown optimizer": (2, "optimizer", {"--strategy": "blt", "--optimizer": "magic"}),
     "unknown objective": (2, "objective", {"--objective": "median"}),
     "missing workload": (2, "workload", {"--workload": "none.npy"}),
+    "damaged workload": (2, "readable .npy array", {"--workload": "cut.npz"}),
+    "misspelled workload": (2, "prefix, momentum or", {"--workload": "prefx"}),
+    "no knots": (2, "knots", {"--strategy": "blt", "--knots": "0"}),
+    "knots 0 for a fixed strategy": (2, "--knots", {"--knots": "0"}),
+    "no unit": (2, "unit", {"--unit": " "}),
     "momentum 2": (2, "momentum", {"--workload": "momentum", "--momentum": "2"}),
     "malformed cooldown": (2, "cooldown", {"--workload": "momentum", "--cooldown": "1:2"}),
     "backward cooldown": (2, "cooldown", {"--workload": "momentum", "--cooldown": "5:2:0.1"}),
@@ -167,13 +172,15 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_has_an_exit_code_and_one_line(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    cut = tmp_path / "cut.npz"
+    cut.write_bytes(b"PK\x03\x04 and no more")
     code, word, changes = BAD[name]
     options = {**dict(zip(TINY[1::2], TINY[2::2], strict=True)), "--strategy": "sqrt", **changes}
     found, out, err = run("optimize", "--quiet", *(x for pair in options.items() for x in pair))
     assert found == code and out == ""
     assert word in err and "Traceback" not in err
     assert one_line(err.splitlines()[-1]), err
-    assert list(tmp_path.iterdir()) == []  # nothing was written
+    assert list(tmp_path.iterdir()) == [cut]  # nothing was written
 
 
 def test_existing_files_are_kept(made, monkeypatch):
@@ -200,6 +207,14 @@ def test_corrupt_and_missing_files(command, made, tmp_path):
         assert len(err.splitlines()) == 1 and one_line(err)
     code, out, err = run(*command, tmp_path / "none.npz")
     assert code == 2 and "is not a file" in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "named"), [(["none"], "RUN"), (["--config", "none"], "--config")]
+)
+def test_an_audit_names_what_was_typed(words, named):
+    code, _, err = run("audit", *words)
+    assert code == 2 and f"{named} none: is not a file" in err
 
 
 def test_corrupt_init(made, tmp_path):

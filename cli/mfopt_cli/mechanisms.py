@@ -29,7 +29,12 @@ def workload(text: str, n: int, momentum: float | None, cooldown: str | None) ->
 
     if text not in ("prefix", "momentum"):
         if momentum is not None or cooldown is not None:
-            raise _check.reject("momentum", momentum, "only goes with --workload momentum")
+            name, value = ("cooldown", cooldown) if momentum is None else ("momentum", momentum)
+            raise _check.reject(name, value, "only goes with --workload momentum")
+        if not Path(text).is_file():
+            raise _check.reject(
+                "workload", text, "must be prefix, momentum or the .npy file of one"
+            )
         return workloads.load(text, n)
     if text == "prefix" and momentum is None and cooldown is None:
         return workloads.PrefixSums()

@@ -22,6 +22,7 @@ _MEANINGS = {
     "length": ("iters",),
     "loss": ("objective",),
     "output": ("out",),
+    "path": ("run",),
     "privacy_unit": ("unit",),
     "parameters": ("params",),
     "z": ("noise_multiplier",),
@@ -99,4 +100,4 @@ def flag(name: str, ctx: click.Context | None) -> str | None:
             return "--epochs × --iters"  # n of the library
         return found.typed(ctx)
     others = [found for found in candidates if isinstance(found, click.Argument)]
-    return others[0].make_metavar(ctx) if others else None
+    return others[0].make_metavar(ctx).strip("[]") if others else None

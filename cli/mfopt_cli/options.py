@@ -188,9 +188,18 @@ json_flag = option(
 quiet = option("--quiet", is_flag=True, help="No progress and no table.")
 output = apply(json_flag, quiet)
 force = option("--force", is_flag=True, help="Replace what is there already.")
+
+
+def _named(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    if not value.strip():
+        raise click.BadParameter("must be a word, such as example or user", ctx, param)
+    return value
+
+
 unit = option(
     "--unit",
     "privacy_unit",
+    callback=_named,
     default="example",
     show_default=True,
     help="Name of the privacy unit: what the guarantee protects.",

@@ -194,6 +194,10 @@ def account(
         raise _check.reject(
             "noise_multiplier, epsilon, delta", tuple(given.values()), "give exactly two of three"
         )
+    if noise_multiplier is not None:  # before an analysis, which may take long to make
+        _check.noise_multiplier(noise_multiplier)
+    if delta is not None:
+        _check.probability("delta", delta)
     found = analysis(mechanism, samples=samples, seed=seed, certify=certify)
     if epsilon is None:
         assert noise_multiplier is not None and delta is not None

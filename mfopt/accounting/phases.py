@@ -64,7 +64,7 @@ class Phase:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        _check.positive("noise_multiplier", self.noise_multiplier)
+        _check.noise_multiplier(self.noise_multiplier)
         self.rounds  # noqa: B018  refuses a mechanism that does not compose when it is given
 
     @functools.cached_property

@@ -125,7 +125,7 @@ def _cyclic(row: Row, file: Any) -> Any:
     from mfopt.sampling import CyclicPoisson
 
     if file is None:
-        bands = shared.own(row, "bands", None, None)
+        bands = _check.integer("bands", shared.own(row, "bands", None, None))
         return CyclicPoisson(probability(row, bands), bands, iterations(row))
     n, scheme = file.iterations, file.sampling
     if any(row[name] is not None for name in ("iterations", "iters", "epochs")):

@@ -15,7 +15,7 @@ from mfopt_cli.live import Live
 
 @click.command(cls=options.Command)
 @click.argument("run", required=False, type=click.Path())
-@options.option("--config", "path", type=click.Path(), help="TOML file of a training run to audit.")
+@options.option("--config", type=click.Path(), help="TOML file of a training run to audit.")
 @options.option(
     "--canaries",
     type=options.COUNT,
@@ -28,7 +28,7 @@ from mfopt_cli.live import Live
 @options.output
 def command(
     run: str | None,
-    path: str | None,
+    config: str | None,
     canaries: int,
     confidence: float,
     seed: int | None,
@@ -53,7 +53,7 @@ def command(
     from mfopt.errors import FailureError
     from mfopt.training.audit import audit
 
-    account, settings, population = _subject(run, path)
+    account, settings, population = _subject(run, config)
     with Live(not quiet and not as_json) as live:
         result = audit(
             account,
@@ -69,7 +69,7 @@ def command(
         click.echo(json.dumps(dataclasses.asdict(result) | {"passed": result.passed}))
     elif not quiet:
         display.table(
-            f"{run or path}: audit with {result.canaries} canaries",
+            f"{run or config}: audit with {result.canaries} canaries",
             [
                 (
                     "claimed",

@@ -200,7 +200,7 @@ def command(
             "steps": steps,
             "init": load(init).strategy if init else None,
         }
-    elif init or steps or samples or time_scale or knots:
+    elif time_scale or any(value is not None for value in (init, steps, samples, knots)):
         raise click.UsageError(
             f"--init, --steps, --samples, --time-scale and --knots do nothing for {strategy}"
         )
@@ -264,9 +264,9 @@ def _scaling(strategy: str, wanted: bool | None, knots: int | None) -> Any:
 
     if wanted is None:
         wanted = kinds.find(strategy).scalable
-    if not wanted and knots:
+    if not wanted and knots is not None:
         raise click.UsageError(f"--knots does nothing for {strategy} without --time-scale")
-    return (Scaling(knots) if knots else Scaling()) if wanted else False
+    return (Scaling() if knots is None else Scaling(knots)) if wanted else False
 
 
 def _with_values(live: Live, objective: str) -> Report:
