@@ -89,6 +89,9 @@ class Record:
     def sampler(self, population: int, seed: int | None = None) -> UnitSampler:
         """The batches that the guarantee is about: who takes part in each of the n iterations.
 
+        Units are numbered: under a fixed order a unit that leaves would move all after it, and what
+        a run by number protects is a unit's data (zero-out), whatever the account was for.
+
         Args:
           population: number of units in the data set, public.
           seed: pins the batches, for experiments only; the default is a secret from the operating

@@ -64,8 +64,10 @@ def make_private(
     holds noise and batches of the run, and is as secret as the data: save it inside
     :func:`mfopt.noise.owner_only`.
 
-    Formal guarantee: ``factorization.guarantee``; a unit is one record of the data set. Opacus's
-    own accountant knows neither C nor these batches: it is detached.
+    Formal guarantee: ``factorization.guarantee``, if the file is right
+    (``factorization.proved_here`` says whether this machine proved it); a unit is one record of the
+    data set. Records have positions: under a fixed order that is a guarantee for zero-out, not
+    add-remove. Opacus's own accountant knows neither C nor these batches: it is detached.
 
     Args:
       module: as for Opacus; a ``DifferentiallyPrivateDistributedDataParallel`` where there are

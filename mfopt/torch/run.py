@@ -36,7 +36,9 @@ class PrivateRun:
     the batches. Save it inside :func:`mfopt.noise.owner_only`, and load it after ``attach``.
 
     Formal guarantee: ``factorization.guarantee``, where a unit is one element of the data set, if
-    each step's sum is of gradients of that step's batch, each of norm at most ``max_grad_norm``.
+    each step's sum is of gradients of that step's batch, each of norm at most ``max_grad_norm``,
+    and if the file is right: ``factorization.proved_here`` says whether this machine proved it.
+    Units have positions: under a fixed order that is a guarantee for zero-out, not add-remove.
     What can be seen is refused: a step without its batch, with two, without noise, past the last.
 
     Args:
