@@ -13,7 +13,7 @@ from mfopt.accounting import Mechanism, account, events, phases
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.phases import Phase
 from mfopt.errors import UsageError
-from mfopt.sampling import BallsInBins, CyclicPoisson, FixedBatch, FixedOrder, Poisson
+from mfopt.sampling import BallsInBins, CyclicPoisson, FixedBatch, FixedOrder, FreshBins, Poisson
 from mfopt.strategies import BandedSquareRoot, Tree
 
 POISSON = Phase(Mechanism(Poisson(0.02, 200)), 1.1)
@@ -142,6 +142,7 @@ def test_what_does_not_compose_is_refused():
             (Mechanism(Poisson(0.02, 50)), 1.1),
             (Mechanism(BallsInBins(8, 4)), 2.0),
             (Mechanism(FixedOrder(8, 4)), 4.0),
+            (Mechanism(FreshBins(2, 8, rethrow=2)), 2.0),  # four throws
         ],
         0,
     ),

@@ -291,8 +291,8 @@ def over_training(
     """(iterations done, what they have cost): what a user watches during a run.
 
     The beginning of a run is the same mechanism with fewer iterations, whose C is the first rows of
-    the whole one's; with whole epochs where the scheme has epochs, so that what holds at the end of
-    one holds within it.
+    the whole one's; with whole epochs where the scheme has epochs (all that share a throw, where
+    bins are thrown again), so that what holds at the end of one holds within it.
 
     Args:
       phases: the whole run: a mechanism, or phases one after the other.
@@ -328,9 +328,10 @@ def over_training(
 def _beginnings(mechanism: Mechanism, points: int) -> Iterator[Mechanism]:
     scheme: Any = mechanism.sampling
     field = "epochs" if hasattr(scheme, "epochs") else "iterations"
-    total = getattr(scheme, field)
+    whole = getattr(scheme, "rethrow", 1)  # epochs that share a throw end together
+    total = getattr(scheme, field) // whole
     for count in sorted({max(1, round(total * (k + 1) / points)) for k in range(points)}):
-        shorter = dataclasses.replace(scheme, **{field: count})
+        shorter = dataclasses.replace(scheme, **{field: count * whole})
         begun = _beginning(mechanism.strategy, mechanism.iterations, shorter.iterations)
         yield dataclasses.replace(mechanism, sampling=shorter, strategy=begun)
 
