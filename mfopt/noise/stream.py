@@ -284,6 +284,11 @@ class NoiseStream:
         other = self.secure and treedef != state.layout.treedef
         if other or shapes != state.layout.shapes:
             raise _check.reject("sums", shapes, f"must be as the parameters, {state.layout.shapes}")
+        try:  # before a draw is used up
+            jax.tree.map(lambda *_: 0, sums, state.layout.treedef.unflatten(range(len(leaves))))
+        except (TypeError, ValueError):
+            rule = f"must have the structure of the parameters, {state.layout.treedef}"
+            raise _check.reject("sums", treedef, rule) from None
         types = [jnp.result_type(leaf) for leaf in leaves]
         if any(not jnp.issubdtype(dtype, np.floating) for dtype in types):
             raise _check.reject("sums", "of whole numbers", "must be of a floating-point type")

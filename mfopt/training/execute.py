@@ -116,10 +116,10 @@ def _execute(
                     if saved != done:
                         checkpoints.save(state, prepared.secret, _facts(prepared, done, history))
                     checkpoints.wait()
+                    again = f"mfopt train --config {prepared.folder / 'config.toml'} --resume"
                     raise _signals.interrupted(
                         signals[0],
-                        f"after step {done} of {prepared.steps}, which is saved; "
-                        "`mfopt train --resume` goes on",
+                        f"after step {done} of {prepared.steps}, which is saved; `{again}` goes on",
                     )
     checkpoints.wait()
     _finish(prepared, state)
