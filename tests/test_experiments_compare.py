@@ -135,6 +135,18 @@ def test_what_takes_long_is_told_before_it(tmp_path, monkeypatch) -> None:
     assert costs.seconds([]) == 0
 
 
+@pytest.mark.parametrize("name", artifacts.STRATEGIES)
+def test_what_time_scaling_gains_at_every_size(name) -> None:
+    with (ARTIFACTS / "tables" / f"{name}.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    rmse = {(row["family"], float(row["epsilon"])): float(row["rmse"]) for row in rows}
+    for epsilon in artifacts.EPSILONS:
+        plain = rmse["toeplitz", epsilon]
+        assert rmse["wave-blt-4-scaled", epsilon] < 0.99 * plain
+        assert rmse["blt-4-scaled", epsilon] < (1.0 if epsilon < 16 else 1.0105) * plain
+        assert rmse["toeplitz-scaled", epsilon] < 1.005 * rmse["dense", epsilon]
+
+
 @pytest.mark.parametrize("name", ["strategies-8x32", "comparison-16x128"])
 def test_the_time_of_a_comparison_is_about_what_it_took(name, monkeypatch) -> None:
     monkeypatch.setattr(_sizes, "speed", lambda: _sizes.SPEED)
