@@ -88,7 +88,7 @@ def test_a_mechanism_may_name_its_sampling():
     )
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_the_sampling_that_is_named_is_accounted_for():
     made = training.run_mechanism(
         strategy="identity", bins=2, epochs=2, epsilon=8.0, delta=1e-5, sampling="fresh-bins"
@@ -150,7 +150,7 @@ def test_mechanisms_run_the_same_batches_from_the_same_model(data, tmp_path):
     assert all(path.stat().st_size > 200 for path in written)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_repeated_runs_are_those_of_the_trainer(data, tmp_path):
     """Rates, seeds and rules share one program, and train as whole runs of their own do."""
     setting = {

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import logsumexp
+from selection import before_release
 from test_fresh_bins import all_patterns, drawn, modes_of, plain_loss
 
 from mfopt._float64 import float64
@@ -108,12 +109,16 @@ def plain():
 @pytest.mark.ci
 @pytest.mark.parametrize(
     ("kind", "order", "direction"),
-    [
-        ("chain", 2, "remove"),
-        ("shift", 0.4, "remove"),
-        ("mean", 0.6, "add"),
-        ("blocks", 1.5, "add"),
-    ],
+    before_release(
+        [
+            ("chain", 2, "remove"),
+            ("shift", 0.4, "remove"),
+            ("mean", 0.6, "add"),
+            ("blocks", 1.5, "add"),
+        ],
+        0,
+        3,
+    ),
 )
 def test_what_is_left_and_its_payoff_have_the_mean_of_the_whole(plain, kind, order, direction):
     loss, point = FreshBinsLoss(CASES[0][0]), Point(SIGMA, EPSILON)

@@ -233,7 +233,11 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(tmp_path):
             marks=pytest.mark.release,
             id="uls highest-perplexity",
         ),
-        {"algorithm": "els", "sampling": "balls-in-bins:bins=3,epochs=1", "batch_size": 30},
+        pytest.param(
+            {"algorithm": "els", "sampling": "balls-in-bins:bins=3,epochs=1", "batch_size": 30},
+            marks=pytest.mark.release,
+            id="els balls-in-bin",
+        ),
         {"sampling": "fixed-order:bins=3,epochs=2", "per_layer": True, "optimizer": "adafactor"},
         {"sampling": "cyclic-poisson:probability=0.5,bands=2,iterations=4", "normalized": False},
     ],

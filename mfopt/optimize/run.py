@@ -19,6 +19,7 @@ from mfopt.errors import FailureError, UsageError
 from mfopt.optimize import drivers, kinds, objective, sizes, tangent
 from mfopt.optimize.drivers import Step, Trace
 from mfopt.optimize.kinds import Kind
+from mfopt.optimize.objective import Evaluation
 from mfopt.optimize.parameterization import Parameterization, built
 from mfopt.optimize.time_scale import Scaling
 from mfopt.progress import Report, silent
@@ -168,6 +169,8 @@ def optimize(
     exact.check_shape(candidates[0])
     job.later = _budget(len(candidates), limit)
     trace = job.best_of(entry, candidates, limit, count)
+    if not entry.tangents:
+        job.confirm(entry, candidates, trace, count)
     found, mode_norm = normalized(trace.result(), scheme, trace.best_norm)
     optimum = Optimized(
         found,
@@ -326,6 +329,37 @@ class _Job:
         best.history = history
         return best
 
+    def confirm(
+        self, kind: Kind, starts: list[Strategy], found: StartedTrace, samples: int
+    ) -> None:
+        """Take ``found`` back to a start that is better on samples that no search has seen.
+
+        A C of as many numbers as a general one has fits the frozen samples themselves: at 16 × 128
+        dense C was up to 0.7% worse than the time-scaled Toeplitz that it had begun from.
+        """
+        if self.interrupted or found.best is None:
+            return
+        ends = [Parameterization(found.best, found.build)]
+        ends += [kind.parameterize(start, self.problem.scheme.iterations) for start in starts]
+        seen: list[Evaluation] = []
+        try:
+            for end in ends:
+                target = self._objective(self.problem, end, samples, fresh=True)
+                target.refresh(end.start)
+                seen.append(target(end.start))
+        except KeyboardInterrupt:
+            self.interrupted = found.interrupted = True
+            return
+        place = min(range(len(ends)), key=lambda i: np.nan_to_num(seen[i].value, nan=math.inf))
+        at = seen[place]
+        if not math.isfinite(at.value):
+            return
+        found.best, found.build = ends[place]
+        found.best_value, found.best_norm = at.value, at.mode_norm
+        found.best_sigma = at.noise_multiplier / at.mode_norm
+        if place:
+            found.status += "; fresh samples preferred the start"
+
     def samples(self, kind: Kind, asked: int | None = None) -> int:
         """Frozen samples, where no number is asked for."""
         own = (_MANY_SAMPLES if self.problem.grouped else 1) * kind.samples
@@ -361,8 +395,11 @@ class _Job:
         return [kind.stretch(start, n, self.problem.scheme.iterations)]
 
     def _objective(
-        self, problem: _Problem, mapping: Parameterization, samples: int
+        self, problem: _Problem, mapping: Parameterization, samples: int, *, fresh: bool = False
     ) -> tangent.TangentObjective:
+        seed = self.seed
+        if fresh and seed is not None:
+            seed = int(np.random.SeedSequence([seed, 1]).generate_state(1)[0])
         return tangent.TangentObjective(
             problem.loss,
             mapping,
@@ -370,7 +407,7 @@ class _Job:
             self.epsilon,
             self.delta,
             samples=samples,
-            seed=self.seed,
+            seed=seed,
         )
 
     def _run(
