@@ -1,6 +1,8 @@
 """Shared test settings."""
 
+import atexit
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -18,6 +20,7 @@ sys.dont_write_bytecode = False
 
 # no test reads or writes what this user has proved
 os.environ["MFOPT_DATA"] = tempfile.mkdtemp(prefix="mfopt-tests-")
+atexit.register(shutil.rmtree, os.environ["MFOPT_DATA"], ignore_errors=True)
 
 # Most of the suite's time is compilation, much of it the same from test to test, from worker to
 # worker and from run to run. Entries are keyed by the program and the compiler's version.
