@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import mfopt
+from mfopt import _notes, workloads
 from mfopt import strategies as S
-from mfopt import workloads
 from mfopt.calibration import release
 from mfopt.errors import FailureError
 from mfopt.factorization import Factorization, proofs
@@ -77,12 +77,12 @@ def test_what_another_version_has_proved_is_proved_again(certified, monkeypatch)
 def test_estimates_are_not_noted(certified):
     guess = dataclasses.replace(certified.guarantee, status="estimate")
     assert not proofs.note(dataclasses.replace(certified, guarantee=guess))
-    assert not proofs.folder().exists()
+    assert not _notes.folder().exists()
 
 
 def test_the_key_is_the_owners(certified):
     proofs.note(certified)
-    key = proofs.folder() / "key"
+    key = _notes.folder() / "key"
     assert stat.S_IMODE(key.stat().st_mode) == 0o600 and key.stat().st_size == 32
     before = key.read_bytes()
     proofs.note(certified)
@@ -93,14 +93,14 @@ def test_the_key_is_the_owners(certified):
 
 def test_notes_from_elsewhere_or_edited_are_not_believed(certified, tmp_path, monkeypatch):
     proofs.note(certified)
-    (note,) = proofs.folder().glob("*.json")
+    (note,) = _notes.folder().glob("*.json")
     whole = note.read_text()
     other = with_sigma(certified, 0.5 * certified.noise_multiplier)
-    forged = {**json.loads(whole), "statement": proofs._statement(other)}
-    proofs._place(proofs._statement(other)).write_text(json.dumps(forged))
-    proofs._place(proofs._statement(other)).write_text(json.dumps(forged))
+    forged = {**json.loads(whole), "statement": proofs.statement(other)}
+    _notes.place(proofs.statement(other)).write_text(json.dumps(forged))
+    _notes.place(proofs.statement(other)).write_text(json.dumps(forged))
     assert not other.proved_here
-    proofs._place(proofs._statement(other)).write_text(whole)  # a note under another name
+    _notes.place(proofs.statement(other)).write_text(whole)  # a note under another name
     assert not other.proved_here
     for text in ("", "[]", "{}", "[" * 10**5, whole.replace('"tag": "', '"tag": "0')):
         note.write_text(text)
@@ -109,7 +109,7 @@ def test_notes_from_elsewhere_or_edited_are_not_believed(certified, tmp_path, mo
     assert certified.proved_here
     monkeypatch.setenv("MFOPT_DATA", str(tmp_path / "elsewhere"))  # another machine, its own key
     proofs.note(other)
-    proofs._place(proofs._statement(certified)).write_text(whole)
+    _notes.place(proofs.statement(certified)).write_text(whole)
     assert not certified.proved_here
 
 

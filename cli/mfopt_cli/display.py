@@ -104,16 +104,17 @@ def print_text(text: str, style: str = "") -> None:
 
 def json_object(values: dict[str, Any]) -> None:
     """One JSON object; numbers that are not finite become null, as JSON has none."""
-    click.echo(json.dumps(_plain(values), indent=2, allow_nan=False))
+    click.echo(json.dumps(plain(values), indent=2, allow_nan=False))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """What JSON can hold of ``value``; numbers that are not finite become None."""
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if hasattr(value, "item"):
-        return _plain(value.item())
+        return plain(value.item())
     return value

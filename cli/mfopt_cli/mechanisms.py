@@ -97,8 +97,9 @@ def comparison(factorization: Any) -> dict[str, float]:
 def keep(factorization: Any, path: Path, *, force: bool) -> Path:
     """Save a finished result, elsewhere if need be, and say so; the command then fails."""
     from mfopt.factorization import keep
+    from mfopt_cli import seen
 
-    saved = keep(factorization, path, force=force)
+    saved = keep(factorization, path, force=force, checked=seen.note)
     if saved != path:
         click.echo(
             f"mfopt: {path} could not be written (it appeared meanwhile, or the disk is full): "

@@ -39,7 +39,7 @@ see :mod:`mfopt.factorization.proofs`) and the history and provenance, which are
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -72,8 +72,20 @@ def check_output(path: Path, *, force: bool) -> None:
     _files.check_output(path, force=force, suffixes=(".npz",))
 
 
-def save(factorization: Record, path: Path, *, force: bool = False) -> Path:
+def save(
+    factorization: Record,
+    path: Path,
+    *,
+    force: bool = False,
+    checked: Callable[[Path, Record], object] | None = None,
+) -> Path:
     """Write the file and read it again before it takes its place: never half a file.
+
+    Args:
+      factorization: what is written.
+      path: where.
+      force: replace what is there.
+      checked: told of the whole file, under its hidden name, and what it was read as.
 
     Raises:
       UsageError: the path exists (without ``force``) or cannot be written.
@@ -85,8 +97,11 @@ def save(factorization: Record, path: Path, *, force: bool = False) -> Path:
     text = np.array(json.dumps(metadata, sort_keys=True, allow_nan=False))
 
     def check(written: Path) -> None:
-        if load(written, type(factorization)).digest != factorization.digest:
+        found = load(written, type(factorization))
+        if found.digest != factorization.digest:
             raise FailureError(f"cannot save {path}: what was written reads as something else")
+        if checked is not None:
+            checked(written, found)
 
     try:
         return _files.write(
@@ -99,14 +114,23 @@ def save(factorization: Record, path: Path, *, force: bool = False) -> Path:
         raise _check.reject("path", str(path), "appeared meanwhile", _files.EXISTS) from None
 
 
-def keep(factorization: Record, path: Path, *, force: bool = False) -> Path:
+def keep(
+    factorization: Record,
+    path: Path,
+    *,
+    force: bool = False,
+    checked: Callable[[Path, Record], object] | None = None,
+) -> Path:
     """Save a result that took long, wherever that is possible; returns where.
 
-    An interrupt meanwhile comes through once it is saved. See :func:`mfopt._files.write_beside`.
+    An interrupt meanwhile comes through once it is saved. See :func:`save` for the arguments and
+    :func:`mfopt._files.write_beside`.
     """
     with _signals.deferred():
         return _files.write_beside(
-            path, lambda place, replace: save(factorization, place, force=replace), force=force
+            path,
+            lambda place, replace: save(factorization, place, force=replace, checked=checked),
+            force=force,
         )
 
 

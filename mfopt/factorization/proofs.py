@@ -2,31 +2,20 @@
 
 A factorization file carries its guarantee as text, and whoever writes a file can write any. What
 no file can bring along is that *this* machine ran the certificate. So each certificate made here
-(``mfopt optimize``, ``calibrate``, ``certify``) is noted in the user's data folder, one small file
-a statement, authenticated (HMAC-SHA256) by a key that is made on first use and readable by its
-owner only. A statement is C, σ, the sampling and (ε, δ), as proved by one version of mfopt: copies
+(``mfopt optimize``, ``calibrate``, ``certify``) is noted (:mod:`mfopt._notes`), one note a
+statement. A statement is C, σ, the sampling and (ε, δ), as proved by one version of mfopt: copies
 of a file, and files that differ in words alone, share it. What another version has proved is proved
 again, since one of the two may have mended a proof.
 
-This protects against files from elsewhere that are mistaken, altered or made up, and against notes
-copied from another machine. It does not protect against whoever can read this user's files or run
-programs as this user, and it adds nothing to a certificate's own probability of failing.
+A note adds nothing to a certificate's own probability of failing.
 """
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import hmac
-import json
-import os
-import secrets
-from pathlib import Path
 from typing import Any
 
-import platformdirs
-
-from mfopt import _files
+from mfopt import _notes
 from mfopt._version import __version__
 from mfopt.accounting import account
 from mfopt.accounting.monte_carlo.protocol import SampledLoss, law
@@ -39,15 +28,7 @@ from mfopt.mechanism import Mechanism, content_digest
 from mfopt.progress import Progress, Report, silent
 
 _PROVED = ("certified", "exact", "bound")
-_KEY_BYTES = 32
 _MORE = 2**21  # samples of a second attempt
-
-
-def folder() -> Path:
-    """``$MFOPT_DATA``, or ``proofs`` in mfopt's part of the user's data folder."""
-    if given := os.environ.get("MFOPT_DATA"):
-        return Path(given)
-    return platformdirs.user_data_path("mfopt", appauthor=False) / "proofs"
 
 
 def note(factorization: Record) -> bool:
@@ -60,33 +41,13 @@ def note(factorization: Record) -> bool:
     """
     if factorization.guarantee.status not in _PROVED:
         return False
-    statement = _statement(factorization)
-    facts = {
-        "statement": statement,
-        "mfopt": __version__,
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-    }
-    try:
-        folder().mkdir(parents=True, exist_ok=True, mode=0o700)
-        text = json.dumps({**facts, "tag": _tag(facts, _key(make=True))}, sort_keys=True)
-        _files.write(_place(statement), text, private=True)
-    except OSError:
-        return False
-    return True
+    date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
+    return _notes.write(statement(factorization), {"mfopt": __version__, "date": date})
 
 
 def is_known(factorization: Record) -> bool:
     """Whether the guarantee of ``factorization`` was proved on this machine by this user."""
-    statement = _statement(factorization)
-    try:
-        facts = json.loads(_place(statement).read_text(encoding="utf-8"))
-        tag = str(facts.pop("tag"))
-        expected = _tag(facts, _key(make=False))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        return False  # no note, or a damaged one: the statement counts as not proved
-    return hmac.compare_digest(tag.encode(), expected.encode()) and (
-        facts.get("statement") == statement
-    )
+    return _notes.read(statement(factorization)) is not None
 
 
 def ensure(factorization: Record, *, progress: Report = silent) -> Guarantee:
@@ -168,7 +129,8 @@ def _sampled(mechanism: Mechanism) -> SampledLoss | None:
     return law(mechanism.sampling).loss(mechanism.strategy)
 
 
-def _statement(factorization: Record) -> str:
+def statement(factorization: Record) -> str:
+    """The name that a proof of the guarantee of ``factorization`` is noted under."""
     stated = factorization.guarantee
     facts: dict[str, Any] = {
         "mfopt": __version__,
@@ -179,22 +141,3 @@ def _statement(factorization: Record) -> str:
         "adjacency": stated.adjacency,
     }
     return content_digest(facts, {})
-
-
-def _place(statement: str) -> Path:
-    return folder() / f"{statement}.json"
-
-
-def _key(*, make: bool) -> bytes:
-    path = folder() / "key"
-    if make and not path.exists():
-        with contextlib.suppress(FileExistsError):  # another process was faster
-            _files.write(path, secrets.token_bytes(_KEY_BYTES), force=False, private=True)
-    key = path.read_bytes()
-    if len(key) != _KEY_BYTES or path.stat().st_mode & 0o077:
-        raise OSError(f"{path} is damaged, or can be read by others: remove it")
-    return key
-
-
-def _tag(facts: dict[str, Any], key: bytes) -> str:
-    return hmac.digest(key, json.dumps(facts, sort_keys=True).encode(), "sha256").hex()
