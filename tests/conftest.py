@@ -31,8 +31,14 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
 # Files whose programs run for less time than it takes to compile them: without optimization they
 # take a fifth to two fifths less. Where many samples are drawn it costs as much.
-COMPILED_MORE_THAN_RUN = ("test_train_", "test_noise_", "test_check_", "test_jax_loops")
-BUT_NOT = ("test_noise_draws",)
+COMPILED_MORE_THAN_RUN = (
+    "test_train_",
+    "test_noise_",
+    "test_check_",
+    "test_jax_loops",
+    "test_factorization",
+)
+BUT_NOT = ("test_noise_draws", "test_factorization_proofs")
 
 
 @pytest.fixture(autouse=True, scope="module")

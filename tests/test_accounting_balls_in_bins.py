@@ -262,9 +262,7 @@ class TestComposition:
         bounds = []
         for companion in (
             composition.pure(1e-9),
-            composition.pure(0.01),
             composition.pure(0.1),
-            composition.pure(0.3),
             composition.pure(1.0),
         ):
             model = composition.ComposedModel(pair, companion, 2**14)

@@ -396,7 +396,7 @@ def test_interrupt_saves_the_best_so_far_uncertified(tmp_path):
         "--buffers",
         2,
         "--samples",
-        200_000,
+        20_000,
         "--optimizer",
         "adam",
         "--steps",

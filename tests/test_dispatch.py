@@ -33,6 +33,8 @@ def names(node):
 
 def questions(source):
     """Lines that ask an object for being of some class."""
+    if not any(name in source for name in CLASSES):
+        return
     for node in ast.walk(ast.parse(source)):
         asked: set[str] = set()
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import re
@@ -70,9 +71,24 @@ def run_page(page, tmp_path, monkeypatch, *, slow: bool) -> None:
 PLAIN = [page for page in PAGES if not any(block.slow for block in documentation.blocks(page))]
 
 
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_the_blocks_of_a_page_are_code_and_their_options_exist(page):
+    for block in documentation.blocks(page):
+        run(dataclasses.replace(block, note="example"), {}, str(page))
+
+
+LONG = "mfopt/accounting/other-tools.md"  # other libraries' accountants take most of it
+
+
 @pytest.mark.ci
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # of Opacus
-@pytest.mark.parametrize("page", PAGES, ids=str)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=str(page), marks=[pytest.mark.release] * (str(page) == LONG))
+        for page in PAGES
+    ],
+)
 def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
     run_page(page, tmp_path, monkeypatch, slow=False)
 

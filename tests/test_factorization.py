@@ -414,12 +414,12 @@ for path in bombs:
 """
 
 
-BOMBS = {  # what each claims is 100 MB or more
-    "history": lambda m, a: a.update(history=np.zeros((2**22, 3))),
-    "noise": lambda m, a: a.update({"noise/inverse_coefs": np.zeros(2**24)}),
-    "parameters": lambda m, a: a.update({"strategy/scale": np.zeros(2**24)}),
-    "matrix": lambda m, a: a.update({"strategy/scale": np.zeros((2**12, 2**12))}),
-    "surplus": lambda m, a: a.update(more=np.zeros(2**24)),
+BOMBS = {  # what each claims is 48 MiB or more
+    "history": lambda m, a: a.update(history=np.zeros((2**21, 3))),
+    "noise": lambda m, a: a.update({"noise/inverse_coefs": np.zeros(2**23)}),
+    "parameters": lambda m, a: a.update({"strategy/scale": np.zeros(2**23)}),
+    "matrix": lambda m, a: a.update({"strategy/scale": np.zeros((2**11, 2**12))}),
+    "surplus": lambda m, a: a.update(more=np.zeros(2**23)),
 }
 
 
@@ -435,7 +435,7 @@ def test_small_files_that_claim_much_take_no_memory(saved, tmp_path):
     )
     lines = child.stdout.splitlines()
     assert len(lines) == len(BOMBS) and all("cannot load" in line for line in lines)
-    assert int(lines[-1].split()[0]) < 50, child.stdout
+    assert int(lines[-1].split()[0]) < 25, child.stdout
 
 
 @pytest.mark.parametrize("code", [0x110000, 0xFFFFFFFF, 0xD800])

@@ -45,6 +45,7 @@ def test_a_groups_mode_has_the_second_moment_of_its_likelihood_ratio():
     assert expected > 1.03 * means[0, 0]  # the mean mode alone has less
 
 
+@pytest.mark.ci
 def test_sigma_of_groups_is_near_that_of_all_bins():
     sampled = GroupedLaw(SCHEME, 4)
     exact = calibrate(law(SCHEME).loss(C), 2.0, 1e-4, samples=2**14, seed=0).noise_multiplier

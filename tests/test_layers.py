@@ -1,6 +1,7 @@
 """The import contract of pyproject.toml: each layer imports only downwards; no rings anywhere."""
 
 import ast
+import functools
 import graphlib
 import subprocess
 import sys
@@ -18,18 +19,24 @@ def test_layers_import_only_downwards():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@functools.cache
+def parsed(path):
+    return ast.parse(path.read_text())
+
+
+def statements(node, unseen=""):
+    """All statements inside a node, at any depth, but those under ``if unseen:``."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for child in getattr(node, field, ()):
+            if unseen and isinstance(child, ast.If) and ast.unparse(child.test) == unseen:
+                continue
+            yield child
+            yield from statements(child, unseen)
+
+
 def imports(path, modules):
     """Modules that a file imports, also inside functions, but what only a type checker sees."""
-    tree = ast.parse(path.read_text())
-    unseen = {
-        part
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for part in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if node in unseen:
-            continue
+    for node in statements(parsed(path), "TYPE_CHECKING"):
         if isinstance(node, ast.ImportFrom) and node.module:
             for name in node.names:
                 inside = f"{node.module}.{name.name}"
@@ -73,7 +80,7 @@ def test_no_two_public_classes_have_one_name():
     places = defaultdict(list)
     for top in ("mfopt", "cli"):
         for path in sorted((ROOT / top).rglob("*.py")):
-            for node in ast.parse(path.read_text()).body:
+            for node in parsed(path).body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     places[node.name].append(str(path.relative_to(ROOT)))
     twice = {name: where for name, where in places.items() if len(where) > 1}
@@ -84,7 +91,7 @@ def borrowed(path):
     """Private names of other packages that a file imports; what stands at the top is shared."""
     module = path.relative_to(ROOT).with_suffix("").parts
     package = module[1:-1] if module[0] == "cli" else module[:-1]
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in statements(parsed(path)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mfopt"):
             for name in node.names:
                 parts = (*node.module.split("."), name.name)

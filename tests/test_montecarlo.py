@@ -444,7 +444,7 @@ def gram_and_factor(seed, scale, bins=5):
 
 
 @pytest.mark.ci
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     scale=st.sampled_from([0.05, 0.5, 2.0, 8.0]),

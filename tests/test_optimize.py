@@ -12,13 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from selection import few
+from selection import before_release, few
 from test_strategies import every_strategy
 
 from mfopt import _signals, load, optimize, query_error, workloads
 from mfopt import strategies as S
 from mfopt.errors import UsageError
 from mfopt.optimize import drivers, kinds, starts
+from mfopt.optimize import run as runs
 from mfopt.optimize.drivers import Trace
 from mfopt.optimize.kinds import of
 from mfopt.optimize.objective import AmplifiedObjective, Evaluation, log_max_error, log_rmse
@@ -71,7 +72,7 @@ def test_kinds_without_parameters_are_refused():
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", before_release(KINDS, 2, 3, 4, 6))
 def test_objective_gradient_matches_finite_differences(kind):
     """Each value re-solves for σ on the same frozen samples: this checks dσ/dC and the error."""
     target, mapping = objective_for(every_strategy(N)[kind])
@@ -263,22 +264,27 @@ def test_kinds_are_ordered_as_they_contain_each_other(best):
 @pytest.mark.ci
 def test_a_general_c_is_no_worse_than_what_it_began_from(monkeypatch):
     start = optimized("toeplitz", samples=2048, time_scale=True)
-    options = {"samples": 64, "init": start.strategy}
-    found = optimized("dense", **options)
+    searched, confirm = [], runs._Job.confirm
+
+    def confirmed(job, kind, starts, found, samples):
+        searched.append(types.SimpleNamespace(strategy=found.result()))
+        confirm(job, kind, starts, found, samples)
+
+    monkeypatch.setattr(runs._Job, "confirm", confirmed)
+    found = optimized("dense", samples=64, init=start.strategy)
     assert error_of(found) < error_of(start) + 1e-6 and "preferred the start" in found.status
     # a control: its 64 samples say that another C is better
-    monkeypatch.setattr("mfopt.optimize.run._Job.confirm", lambda *_: None)
-    assert error_of(optimized("dense", **options)) > error_of(start) + 0.01
+    assert error_of(searched[0]) > error_of(start) + 0.01
 
 
 @pytest.mark.ci
-def test_c_comes_in_one_normalization():
+def test_c_comes_in_one_normalization(best):
     """σ is then the multiplier of the Gaussian mechanism that a fixed order makes of it."""
     from mfopt.accounting import Mechanism, account
     from mfopt.accounting.closed_form import gaussian
 
     for kind in ("blt", "toeplitz"):
-        found = optimized(kind, samples=512, steps=8)
+        found = best[kind]
         norms = np.linalg.norm(found.strategy.modes(SCHEME), axis=0)
         assert np.max(norms) == pytest.approx(1, rel=1e-12)
         mechanism = Mechanism(FixedOrder(SCHEME.bins, SCHEME.epochs), found.strategy)
@@ -413,14 +419,17 @@ def test_a_loss_that_is_never_a_number_is_an_error_with_words():
 @pytest.mark.ci
 @pytest.mark.parametrize(
     ("kind", "optimizer", "after"),
-    [
-        ("blt", "lbfgs", 1),
-        ("blt", "lbfgs", 30),
-        ("blt", "adam", 5),
-        ("blt", "optax:lbfgs", 6),
-        ("dense", "lbfgs", 5),
-        ("dense", "lbfgs", None),
-    ],
+    before_release(
+        [
+            ("blt", "lbfgs", 1),
+            ("blt", "lbfgs", 30),
+            ("blt", "adam", 5),
+            ("blt", "optax:lbfgs", 6),
+            ("dense", "lbfgs", 5),
+            ("dense", "lbfgs", None),
+        ],
+        *(0, 2, 3, 5),
+    ),
 )
 def test_interrupt_keeps_the_best_so_far(kind, optimizer, after):
     """``after`` evaluations; None: at the second evaluation of the second warm start."""

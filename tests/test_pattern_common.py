@@ -117,7 +117,6 @@ def plain():
             ("blocks", 1.5, "add"),
         ],
         0,
-        3,
     ),
 )
 def test_what_is_left_and_its_payoff_have_the_mean_of_the_whole(plain, kind, order, direction):

@@ -29,5 +29,6 @@ def test_a_quick_program_is_one_of_its_own_or_part_of_another():
     assert double(jnp.float32(2), 3) == 6
     assert jax.jit(lambda x: double(x, 3) + 1)(jnp.float32(2)) == 7
     assert jax.grad(lambda x: double(x, 3))(2.0) == 3
-    with pytest.raises(ValueError, match="top-level"):  # why it looks for traced arguments
-        jax.jit(lambda x: double._compiled(x, 3))(2.0)
+    if _quick.options():  # why it looks for traced arguments
+        with pytest.raises(ValueError, match="top-level"):
+            jax.jit(lambda x: double._compiled(x, 3))(2.0)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from selection import before_release
 
 from mfopt import strategies as S
 from mfopt.errors import UsageError
@@ -65,7 +66,12 @@ def dense_modes(matrix, scheme):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("kind", EVERY_KIND)
+@pytest.mark.parametrize(  # of the others the conformance kit sees to one shape
+    "kind",
+    before_release(
+        EVERY_KIND, *map(EVERY_KIND.index, ("blt", "cyclic-blocks", "time-scaled", "tree"))
+    ),
+)
 @settings(max_examples=5, deadline=None)
 @given(shape=st.sampled_from(SHAPES), seed=st.integers(0, 99))
 def test_structure_matches_dense(kind, shape, seed):

@@ -269,8 +269,8 @@ def _broken(words: Call, known: dict[str, Any], rng: random.Random) -> Call:
     return [*words, rng.choice((*WORDS, "--no-such-option", "--eps", "-h", "--js"))]
 
 
-def prepare(folder: Path) -> dict[str, str]:
-    """The paths that the capital words of a call stand for."""
+def prepare(folder: Path, strategy: str = "sqrt") -> dict[str, str]:
+    """The paths that the capital words of a call stand for; ``strategy`` is that of FILE."""
     from mfopt_cli.main import main
 
     places = {
@@ -295,7 +295,7 @@ def prepare(folder: Path) -> dict[str, str]:
     (folder / "empty").write_text("")
     places["FILE"] = str(folder / "file.npz")
     with contextlib.redirect_stdout(io.StringIO()):
-        made = "optimize --epochs 2 --iters 4 --eps 2 --delta 1e-3 --strategy sqrt --seed 1"
+        made = f"optimize --epochs 2 --iters 4 --eps 2 --delta 1e-3 --strategy {strategy} --seed 1"
         main([*made.split(), "--certify-samples", "4096", "--quiet", "--out", places["FILE"]])
     (folder / "cut").write_bytes(Path(places["FILE"]).read_bytes()[:700])
     (folder / "locked").write_text("")
