@@ -14,6 +14,7 @@ from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution import Composition
 from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile, smallest_epsilon
+from mfopt.accounting.loss_distribution.tilting import dot
 
 # dp_accounting 0.6, from_mixture_gaussian_mechanism at value_discretization_interval 1e-4, whose
 # self-composition takes a minute in all: (sensitivity law, rounds, σ, δ) -> ε
@@ -325,6 +326,27 @@ def test_delta_of_composed_losses_is_the_sum_over_the_losses_above(tilt):
         above = losses[losses > epsilon] - epsilon
         plain = composed.law[losses > epsilon] @ (np.exp(-tilt * above) * -np.expm1(-above))
         assert composed._hinge(epsilon) == pytest.approx(plain, rel=1e-9)
+
+
+@pytest.mark.parametrize("tilt", [0.0, 0.7, 300.0])
+def test_factors_of_the_sum_are_its_exponentials(tilt):
+    part = Mixture.binomial(3, 0.1).discretize(2.0, 1e-3, 0.01, -40.0)
+    composed = Composition(((part, 20),)).convolve(tilt)
+    u = composed.step * np.arange(composed.law.size)
+    decay = np.exp(-tilt * u)
+    for found, plain in zip(composed._factors, (decay, decay * -np.expm1(-u)), strict=True):
+        np.testing.assert_allclose(found, plain, rtol=1e-12, atol=1e-300)
+
+
+@pytest.mark.parametrize("size", [1, 777, 200_001])
+def test_dot_is_as_accurate_as_the_masses(size):
+    """Control: single precision is not."""
+    rng = np.random.default_rng(size)
+    left, right = rng.random(size) ** 8, np.exp(-30 * rng.random(size))
+    plain = math.fsum(left * right)
+    assert dot(left, right) == pytest.approx(plain, rel=1e-13, abs=0)
+    single = dot(left.astype(np.float32), right.astype(np.float32))
+    assert single != pytest.approx(plain, rel=1e-9, abs=0)
 
 
 def test_smallest_epsilon_is_the_same_from_wherever_it_begins():

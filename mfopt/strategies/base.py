@@ -345,7 +345,7 @@ class ToeplitzStrategy(Strategy):
 
     def column_bands(self, n: int) -> int:
         """Counted in the coefficients, never declared."""
-        return int(np.max(np.flatnonzero(np.asarray(self.toeplitz_coefs(n))), initial=0)) + 1
+        return int(np.max(np.flatnonzero(np.asarray(self.toeplitz_column(n))), initial=0)) + 1
 
     @compiled("n", "bands")
     def banded_columns(self, n: int, bands: int) -> Array:

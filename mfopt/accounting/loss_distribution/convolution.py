@@ -22,6 +22,7 @@ from mfopt.accounting.loss_distribution.tilting import (
     LOG_WINDOW_TAIL,
     Atoms,
     Tilting,
+    dot,
     log_ceiling,
     walk_down,
 )
@@ -107,8 +108,7 @@ class Composition(Tilting):
             shift += int(part.index[0]) * count
             rounds += count
         # rounding of the transform and of the power, as an l1 distance of the tilted law
-        size_of = np.abs(spectrum)
-        size_of = size_of[size_of > 0]
+        size_of = np.abs(spectrum[spectrum != 0])
         power_norm = math.sqrt(2 * float(np.sum(size_of ** (2 - 2 / max(rounds, 1)))))
         rounding = 2 * _EPS * (rounds + 1) * (math.log2(size) + 4) * power_norm
         law = scipy.fft.irfft(spectrum, size, overwrite_x=True)
@@ -163,7 +163,7 @@ def _power(spectrum: np.ndarray, count: int) -> np.ndarray:
     """``spectrum`` to a power, without the terms that come out below e^-60."""
     if count == 1:
         return spectrum
-    kept = np.abs(spectrum) > math.exp(-60 / count)
+    kept = spectrum.real**2 + spectrum.imag**2 > math.exp(-120 / count)
     result = np.zeros_like(spectrum)
     result[kept] = spectrum[kept] ** count
     return result
@@ -248,13 +248,23 @@ class ComposedLosses:
         least = self.low + self.step * first - epsilon
         decay, hinged = (factors[: self.law.size - first] for factors in self._factors)
         law = self.law[first:]
-        inside = -math.expm1(-least) * float(law @ decay) + math.exp(-least) * float(law @ hinged)
+        inside = -math.expm1(-least) * dot(law, decay) + math.exp(-least) * dot(law, hinged)
         return math.exp(-self.tilt * least) * inside
 
     @functools.cached_property
     def _factors(self) -> tuple[np.ndarray, np.ndarray]:
-        """e^{-θ u} and e^{-θ u} (1 - e^{-u}) at u = step * k, each of the window's shape."""
-        u = self.step * np.arange(self.law.size)
+        """e^{-θ u} and e^{-θ u} (1 - e^{-u}) at u = step * k, each of the window's shape.
+
+        With k = i m + j both are sums of products >= 0 of a factor in i and one in j, of which
+        there are few.
+        """
+        size = self.law.size
+        m = math.isqrt(size) + 1
+        far = self.step * m * np.arange(-(-size // m))[:, None]
+        near = self.step * np.arange(m)
         with np.errstate(under="ignore"):
-            decay = np.exp(-self.tilt * u)
-            return decay, decay * -np.expm1(-u)
+            decay = np.exp(-self.tilt * far) * np.exp(-self.tilt * near)
+            hinged = np.exp(-far) * -np.expm1(-near)
+            hinged -= np.expm1(-far)
+            hinged *= decay
+        return decay.ravel()[:size], hinged.ravel()[:size]

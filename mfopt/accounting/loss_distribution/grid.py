@@ -21,7 +21,7 @@ from scipy import special
 
 from mfopt.accounting import solve
 from mfopt.accounting.loss_distribution.mixture import Round
-from mfopt.accounting.loss_distribution.tilting import Atoms, Tilting
+from mfopt.accounting.loss_distribution.tilting import Atoms, Tilting, dot
 
 _NODES = 0.05  # spacing of the nodes of x, in noise standard deviations
 _MOST_POINTS = 1 << 21  # of the composed window
@@ -145,8 +145,8 @@ class Law(Tilting):
         log_weight = tilt * self.losses + self.log_mass
         weight = np.exp(log_weight - special.logsumexp(log_weight))
         above = self.losses / step - np.floor(self.losses / step)
-        grid = float(weight @ (above * (1 - above))) * step**2
-        cells = float(weight @ self.slopes**2) * spacing**2 / 6
+        grid = dot(weight, above * (1 - above)) * step**2
+        cells = dot(weight, self.slopes**2) * spacing**2 / 6
         return self.rounds * grid, self.rounds * cells
 
 
