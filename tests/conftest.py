@@ -1,6 +1,7 @@
 """Shared test settings."""
 
 import atexit
+import gc
 import os
 import shutil
 import sys
@@ -21,6 +22,10 @@ sys.dont_write_bytecode = False
 # no test reads or writes what this user has proved
 os.environ["MFOPT_DATA"] = tempfile.mkdtemp(prefix="mfopt-tests-")
 atexit.register(shutil.rmtree, os.environ["MFOPT_DATA"], ignore_errors=True)
+
+# The collector looks at all that was imported, and at what JAX traces, far more often than it pays:
+# without it tests that find their programs compiled took a fifth less.
+gc.set_threshold(50_000, 20, 20)
 
 # Most of the suite's time is compilation, much of it the same from test to test, from worker to
 # worker and from run to run. Entries are keyed by the program and the compiler's version.
@@ -69,6 +74,12 @@ class _OnlyWithExamples:
         if file_path.suffix == ".py" and ">>> " not in file_path.read_text("utf-8"):
             return [one for one in found if not isinstance(one, DoctestModule)]
         return found
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays: nobody need look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -56,6 +56,9 @@ CASES = {
     ),
 }
 everyone = pytest.mark.parametrize("name", CASES)
+slow_groups = pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.ci] * (n == "group")) for n in CASES]
+)
 
 
 def run(capsys, *words):
@@ -84,7 +87,7 @@ def test_epsilon_from_sigma_and_sigma_from_epsilon_are_the_librarys(name, capsys
     assert back["epsilon"] == epsilon and back["delta"] == DELTA
 
 
-@everyone
+@slow_groups
 def test_table_names_the_guarantee(name, capsys):
     shown = run(capsys, name, *CASES[name][0], "--noise-multiplier", SIGMA, "--delta", DELTA)
     for part in ("add-remove adjacency", "σ" if name != "group" else "noise_multiplier"):

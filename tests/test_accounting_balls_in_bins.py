@@ -81,7 +81,7 @@ def test_one_bin_two_bins_and_extreme_noise():
             assert two <= one * (1 + 1e-6)
     # two bins by numerical integration over both coordinates
     gram, epsilon = 1.5, 0.4
-    z = np.linspace(-9, 10, 4001)
+    z = np.linspace(-9, 10, 2001)
     weight = np.exp(-(z**2) / 2)
     weight /= weight.sum()
     x = np.exp(math.sqrt(gram) * z - gram / 2)

@@ -114,6 +114,7 @@ def test_the_median_user_of_stack_overflow(group_size, sigma):
     assert back.noise_multiplier == pytest.approx(sigma, rel=5e-5)
 
 
+@pytest.mark.ci
 def test_agrees_with_jax_privacy_on_both_samplings():
     config = accountants.PldAccountantConfig(value_discretization_interval=2e-3)
     accountant = jax_privacy.DpsgdTrainingUserLevelAccountant(config)

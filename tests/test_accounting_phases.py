@@ -56,6 +56,7 @@ def test_gaussians_compose_to_a_gaussian_and_banded_phases_count():
     assert alone < phases.compose([banded, order], delta=1e-5).epsilon < alone + exact
 
 
+@pytest.mark.ci
 def test_groups_and_replacement_go_to_dp_accounting_and_back():
     group = Phase(Mechanism(Poisson(0.05, 20), group_size=3), 2.0)
     event = events.to_event([group])

@@ -52,6 +52,7 @@ def test_user_level_2b_orthogonal_gradients_favour_users(context: Context) -> No
         assert found["ELS"][largest] < found["ULS, L_ULS = L_ELS"][largest]
 
 
+@pytest.mark.ci
 def test_privacy_unit_filter_needs_concentration(context: Context) -> None:
     """Chua et al., section 5.3: less noise with the filter only for τ/C below about 0.1."""
     drawing = figures.FIGURES["privacy-unit-3"].build(context)

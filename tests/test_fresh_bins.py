@@ -300,6 +300,7 @@ def test_no_number_is_not_a_small_delta():
     assert math.isnan(lost.value) and not lost.relative_error < math.inf
 
 
+@pytest.mark.ci
 def test_a_component_that_no_sample_needs_stays_in_reach(monkeypatch):
     kept = pattern_frozen.scipy.optimize.minimize
 

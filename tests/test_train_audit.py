@@ -287,6 +287,7 @@ def test_an_audit_fails_where_the_loader_forgets_to_be_random():
     assert fault.epsilon_profile <= 3.0 and not fault.passed
 
 
+@pytest.mark.ci
 def test_truncated_batches_are_as_full_as_the_run_s():
     account = Account.solve(Mechanism(sampling.Poisson(0.2, 4), privacy_unit="user"), 3.0, 1e-5)
     options = {"canaries": 200, "seed": 1, "microbatch": 20, "batch_size": 300}

@@ -1,5 +1,6 @@
 """Checkpoints, metrics, export: complete or absent, secret where they must be."""
 
+import gc
 import shutil
 import stat
 import sys
@@ -13,6 +14,7 @@ import optax
 import pytest
 import test_train_loop as loop_tests
 from safetensors.numpy import load_file
+from selection import few
 from train_fixtures import bigram_model, synthetic_store
 
 from mfopt.errors import FailureError, UsageError
@@ -245,16 +247,16 @@ def flip(path, place):
 
 # the reader's own threads find its event loop closed when a read of damaged bytes has failed
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_flipped_bit_is_never_loaded(tmp_path):
+@pytest.mark.parametrize("every", few([False, True], 0))
+def test_a_flipped_bit_is_never_loaded(every, tmp_path):
     trainer, secret = trainer_for(), RunSecret.fresh()
     states = saved_twice(tmp_path / "whole", trainer, secret)
     files = [path for path in sorted((tmp_path / "whole" / "2").rglob("*")) if path.is_file()]
     largest = max(files, key=lambda path: path.stat().st_size)
     facts = next(path for path in files if path.parent.name == "facts")
+    flips = [(file, 0.5) for file in files] + [(largest, p) for p in (0.3, 0.9)] + [(facts, 0.2)]
     fell_back = 0
-    for number, (file, place) in enumerate(
-        [(file, 0.5) for file in files] + [(largest, p) for p in (0.3, 0.9)] + [(facts, 0.2)]
-    ):
+    for number, (file, place) in enumerate(flips if every else flips[-2:]):
         folder = tmp_path / str(number)
         shutil.copytree(tmp_path / "whole", folder)
         flip(folder / file.relative_to(tmp_path / "whole"), place)
@@ -272,7 +274,8 @@ def test_a_flipped_bit_is_never_loaded(tmp_path):
                 checkpoints.save(last.state, secret, {})
                 checkpoints.wait()
                 assert checkpoints.steps == [1, 2]
-    assert fell_back >= 4
+    assert fell_back >= (4 if every else 1)
+    gc.collect()  # what was left of the failed reads is told of here, not in a later test
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -288,3 +291,4 @@ def test_where_no_checkpoint_is_whole_none_is_touched(tmp_path):
         with pytest.raises(FailureError, match="resume_from"):
             checkpoints.restore(trainer.init(), secret, 1)
         assert checkpoints.steps == [1, 2]
+    gc.collect()  # as above
