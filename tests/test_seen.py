@@ -90,9 +90,7 @@ def test_an_edited_note_and_another_versions_are_not_believed(file, edit, monkey
 
 def test_writing_a_file_notes_what_it_says(file, tmp_path, monkeypatch):
     path = tmp_path / "two.npz"
-    from mfopt_cli import mechanisms
-
-    mechanisms.keep(load(file), path, force=False)
+    seen.keep(load(file), path, force=False)
     monkeypatch.setattr(seen, "_view", None)  # nothing is computed again
     assert seen.view(path)["summary"]["noise_multiplier"] == load(file).noise_multiplier
 

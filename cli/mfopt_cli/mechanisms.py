@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import click
-
 from mfopt import _check
 from mfopt._version import __version__
 
@@ -92,21 +90,6 @@ def comparison(factorization: Any) -> dict[str, float]:
         rmse = float(query_error.rmse(factorization.workload, Identity(), n, sgd))
         found |= {"dpsgd_noise_multiplier": sgd, "dpsgd_rmse": rmse}
     return found
-
-
-def keep(factorization: Any, path: Path, *, force: bool) -> Path:
-    """Save a finished result, elsewhere if need be, and say so; the command then fails."""
-    from mfopt.factorization import keep
-    from mfopt_cli import seen
-
-    saved = keep(factorization, path, force=force, checked=seen.note)
-    if saved != path:
-        click.echo(
-            f"mfopt: {path} could not be written (it appeared meanwhile, or the disk is full): "
-            f"the result is saved as {saved}",
-            err=True,
-        )
-    return saved
 
 
 def summary(factorization: Any) -> dict[str, Any]:

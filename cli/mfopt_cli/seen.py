@@ -12,6 +12,8 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import click
+
 from mfopt import _check, _notes, words
 from mfopt._version import __version__
 from mfopt_cli import display, mechanisms
@@ -44,6 +46,20 @@ def note(path: Path, factorization: Any) -> None:
     """Keep what will be shown of a file that was read and found to be ``factorization``."""
     if _lasting():
         _notes.write(_name(path), {_VIEW: _view(factorization)})
+
+
+def keep(factorization: Any, path: Path, *, force: bool) -> Path:
+    """Save a finished result, elsewhere if need be, and say so; the command then fails."""
+    from mfopt.factorization import keep
+
+    saved = keep(factorization, path, force=force, checked=note)
+    if saved != path:
+        click.echo(
+            f"mfopt: {path} could not be written (it appeared meanwhile, or the disk is full): "
+            f"the result is saved as {saved}",
+            err=True,
+        )
+    return saved
 
 
 def _lasting() -> bool:

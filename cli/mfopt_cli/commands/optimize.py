@@ -183,7 +183,7 @@ def command(
 
     from mfopt.optimize import factorize, kinds, least_error
     from mfopt.optimize.so_far import BestSoFar
-    from mfopt_cli import mechanisms
+    from mfopt_cli import mechanisms, seen
 
     settings: dict[str, Any] = {}
     if memory is not None or everywhere:
@@ -218,7 +218,7 @@ def command(
             found = least_error(epochs, iters, epsilon, delta, **settings)
         else:
             found = factorize(scheme, epsilon, delta, strategy=strategy, bands=bands, **settings)
-    wanted, path = path, mechanisms.keep(found, path, force=force)
+    wanted, path = path, seen.keep(found, path, force=force)
     so_far.discard()
     seconds = time.perf_counter() - started
     if as_json:
