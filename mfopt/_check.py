@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -17,6 +18,7 @@ LEAST = 1e-300
 LARGEST_EPSILON = 1e6
 SIGMAS = (1e-6, 1e50)  # noise multipliers whose squares, and losses, can be computed with
 MOST = 2**53  # whole numbers up to here are exact in float64
+SINGLES = (1e-30, 1e30)  # what single precision holds, with room for products
 
 __all__ = [
     "LEAST",
@@ -26,11 +28,15 @@ __all__ = [
     "file",
     "finite",
     "integer",
+    "kind",
     "non_negative",
+    "path",
+    "pinned",
     "positive",
     "probability",
     "reject",
     "seed",
+    "single",
 ]
 
 
@@ -56,11 +62,29 @@ def printable(text: str) -> str:
     )
 
 
-def file(name: str, path: Path) -> Path:
-    """``path``, where there is a file."""
-    if not path.is_file():
-        raise reject(name, str(path), "is not a file")
-    return path
+def kind(name: str, value: Any, wanted: type, way_out: str = "") -> Any:
+    """``value``, an instance of ``wanted``."""
+    if not isinstance(value, wanted):
+        raise reject(name, type(value).__name__, f"must be of class {wanted.__name__}", way_out)
+    return value
+
+
+def path(name: str, value: Any) -> Path:
+    """``value`` as a path: a text that is not empty, or a ``Path``."""
+    found = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(found, str):
+        raise reject(name, type(value).__name__, "must be a path: a str or pathlib.Path")
+    if not found.strip():
+        raise reject(name, found, "is empty", "Give the path of a file or folder.")
+    return Path(found)
+
+
+def file(name: str, value: Any) -> Path:
+    """``value`` as a path where there is a file."""
+    found = path(name, value)
+    if not found.is_file():
+        raise reject(name, str(found), "is not a file")
+    return found
 
 
 def finite(name: str, value: SupportsFloat) -> float:
@@ -92,12 +116,23 @@ def epsilon(name: str, value: SupportsFloat) -> float:
     return number
 
 
-def noise_multiplier(value: SupportsFloat) -> float:
+def noise_multiplier(value: SupportsFloat, name: str = "noise_multiplier") -> float:
     """``value`` as a σ to account for: > 0, and neither so small nor so large that sums break."""
-    number = positive("noise_multiplier", value)
+    number = positive(name, value)
     least, most = SIGMAS
     if not least <= number <= most:
-        raise reject("noise_multiplier", value, f"must lie between {least:g} and {most:g}")
+        raise reject(name, value, f"must lie between {least:g} and {most:g}")
+    return number
+
+
+def single(name: str, value: SupportsFloat) -> float:
+    """``value`` as a float > 0 to train with: single precision must hold it."""
+    number = positive(name, value)
+    least, most = SINGLES
+    if not least <= number <= most:
+        raise reject(
+            name, value, f"must lie between {least:g} and {most:g}: training is in single precision"
+        )
     return number
 
 
@@ -136,8 +171,13 @@ def integer(name: str, value: Any, *, at_least: int = 1, at_most: int | None = M
 
 
 def seed(name: str, value: Any) -> int:
-    """``value`` as an int >= 0, however large."""
+    """``value`` as an int >= 0, however large: a run's secret ones have 256 bits."""
     return integer(name, value, at_least=0, at_most=None)
+
+
+def pinned(name: str, value: Any) -> int:
+    """``value`` as a seed that somebody types: an int >= 0 of 64 bits."""
+    return integer(name, value, at_least=0, at_most=2**64 - 1)
 
 
 def shortened(number: int) -> Any:

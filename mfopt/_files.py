@@ -174,7 +174,7 @@ def check_output(
     Raises:
       UsageError: wrong ending, exists (without ``force``), or cannot be written.
     """
-    path, allowed = Path(path), tuple(suffixes)
+    path, allowed = _check.path(name, path), tuple(suffixes)
     if not path.name:
         raise _check.reject(name, str(path), "is not the name of a file")
     if allowed and path.suffix.lower() not in allowed:

@@ -236,6 +236,8 @@ OWN = [
     ("dpsgd", "--iterations", "0"),
     ("dpsgd", "--iterations", "inf"),
     ("fedavg", "--rounds", "0"),
+    ("fedavg", "--noise-multiplier", "1e300"),
+    ("fedavg", "--noise-multiplier", "1e300 --conversion improved"),
     ("banded", "--bands", "0"),
     ("balls-in-bins", "--samples", "0"),
     ("balls-in-bins", "--bins", "0"),

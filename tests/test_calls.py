@@ -46,6 +46,21 @@ ONCE = [
     "account dpsgd --epochs 2 --iters 8 --eps 1e20 --delta 1e-5",
     "account fixed-batch --iters 8 --batch-size 10 --population 100 --eps 2 --delta 1e-320",
     "certify FILE --certify-samples 1e30",
+    "certify FILE --out ''",
+    "compare --epochs 2 --iters 4 --eps 2 --include ''",
+    "train FILE --data MISSING --show-config --out ''",
+    "train FILE --show-config --learning-rate 1e300",
+    "train FILE --show-config --normalizer 1e300",
+    "train FILE --show-config --seed -5",
+    "optimize --epochs 2 --iters 4 --eps 2 --strategy identity --seed -1 --out NEW.npz",
+    "account balls-in-bins --epochs 2 --iters 4 --eps 2 --delta 1e-5 --estimate --seed -1",
+    "account fedavg --iters 8 --probability 0.1 --noise-multiplier 1e300 --delta 1e-5",
+    "experiment mean-estimation --eps 1e300",
+    "experiment next-word --rates 1e300",
+    "figures user-level-1 --artifacts TEXT",
+    "generate MISSING --texts 0",
+    "generate MISSING --texts 1e300",
+    "data build NEW --data stdlib --vocab-size 0",
     "audit FILE --canaries 1e23",
     "plot FILE --out 'new\nline.npz'",
 ]
@@ -58,6 +73,38 @@ def test_what_was_once_a_traceback_is_bad_usage_in_one_line(line, calls, places)
     found = calls.run(shlex.split(line), places, 60.0)
     assert (found["code"], found["problem"], found["stopped"]) == (2, "", False), found
     assert found["said"].startswith("mfopt: error: ")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("train FILE --data MISSING --out NEW", "--data MISSING: holds no token store"),
+        ("generate FOLDER", "MODEL FOLDER: holds no config.json"),
+        ("audit FOLDER", "RUN FOLDER: holds no config.toml"),
+        ("optimize --epochs 2 --iters 4 --eps 2 --out FOLDER", "--out FOLDER: must end in"),
+        ("certify FILE --out FOLDER", "--out FOLDER: must end in"),
+        ("experiment next-word --correlated nan", "--correlated nan: is not a family"),
+        ("experiment images --mechanisms nan", "--mechanisms nan: is not a family"),
+        ("experiment next-word --public-text TEXT", "--public-text 'TEXT'"),
+        (
+            "data build NEW --data FOLDER --public A --public B --format enron --vocab-size 300",
+            "--public",
+        ),
+        ("data build NEW --data TEXT --format jsonl --tokenizer MISSING/", "--vocab-size 2048"),
+        (
+            "data build NEW --data TEXT --format jsonl --tokenizer FOLDER/",
+            "holds no tokenizer.json",
+        ),
+        ("optimize --epochs 2 --iters 4 --eps 2 --out FILE", "--force replaces it"),
+        ("optimize --epochs 2 --iters 4 --eps 2 --out FILE", "--init FILE with either goes on"),
+        ("optimize --epochs 2 --iters 4 --eps 2 --out FILE", "mfopt certify FILE"),
+    ],
+)
+def test_a_refusal_names_what_was_typed_and_the_way_out(line, said, calls, places):
+    found = calls.run(line.split(), places, 60.0)
+    for name in ("FILE", "FOLDER", "MISSING", "TEXT"):
+        said = said.replace(name, places[name])
+    assert found["code"] == 2 and said in found["said"], found
 
 
 @pytest.mark.release

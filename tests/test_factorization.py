@@ -178,6 +178,13 @@ def test_time_scaled_noise_can_be_streamed_with_numpy_alone(tmp_path):
 # --- writing -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("path", [None, 3, b"one.npz", ""])
+def test_what_is_no_path_is_refused(path):
+    for call in (mfopt.load, record().save):
+        with pytest.raises(UsageError, match=r"path = .*path"):
+            call(path)
+
+
 def test_an_existing_file_is_replaced_only_by_force(saved):
     before = saved.read_bytes()
     with pytest.raises(UsageError, match="force=True"):

@@ -246,7 +246,10 @@ def test_what_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch
         with pytest.raises(UsageError, match=rule):
             _files.check_output(tmp_path / path, force=False, suffixes=suffixes)
     with pytest.raises(UsageError, match=r"out = .*not the name of a file"):
-        _files.check_output("", force=False, name="out")
+        _files.check_output(".", force=False, name="out")
+    for bad in ("", None, 3, b"one"):
+        with pytest.raises(UsageError, match=r"out = .*path"):
+            _files.check_output(bad, force=False, name="out")
     assert _files.check_output(tmp_path / "taken", force=True) == tmp_path / "taken"
     assert _files.check_output(tmp_path / "folder", force=True, folder=True)
 

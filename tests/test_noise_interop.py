@@ -82,6 +82,21 @@ def tensors(torch, dtype="float32"):
 ARRAYS = [np.zeros((3, 4), np.float32), np.zeros(5, np.float32), np.zeros((), np.float32)]
 
 
+def test_what_is_no_stream_or_no_list_of_tensors_is_refused(torch):
+    from mfopt.noise.for_optax import add_noise
+    from mfopt.noise.for_torch import TorchNoise
+
+    stream = make(S.Identity())
+    for bad in (None, 3, torch.nn.Linear(2, 1), torch.ones(3)):
+        with pytest.raises(UsageError, match=r"parameters = .*list of tensors"):
+            TorchNoise(stream, bad)
+        with pytest.raises(UsageError, match=r"sums = .*list of tensors"):
+            TorchNoise(stream, tensors(torch)).add_to(bad)
+    for call in (lambda: TorchNoise(None, tensors(torch)), lambda: add_noise(None)):
+        with pytest.raises(UsageError, match=r"stream = .*from_factorization"):
+            call()
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize("past", ["auto", "store"])
 @pytest.mark.parametrize("kind", EVERY_KIND)

@@ -18,7 +18,7 @@ from test_strategies import every_strategy
 from mfopt import _signals, load, optimize, query_error, workloads
 from mfopt import strategies as S
 from mfopt.errors import UsageError
-from mfopt.optimize import drivers, kinds, starts
+from mfopt.optimize import drivers, factorize, kinds, starts
 from mfopt.optimize import run as runs
 from mfopt.optimize.drivers import Trace
 from mfopt.optimize.kinds import of
@@ -615,3 +615,17 @@ def test_optax_optimizers_that_need_other_arguments_are_refused(name):
         drivers.optax_method(
             Square(), np.ones(3), drivers.Trace(), name=name, steps=3, tolerance=1e-6
         )
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options", "name"),
+    [
+        (None, {}, "scheme"),
+        (..., {"workload": "prefix"}, "workload"),
+        (..., {"init": "best.npz"}, "init"),
+    ],
+)
+def test_what_is_not_of_its_class_is_refused_by_name(scheme, options, name):
+    scheme = BallsInBins(bins=4, epochs=2) if scheme is ... else scheme
+    with pytest.raises(UsageError, match=rf"{name} = .*must be of class"):
+        factorize(scheme, 2.0, 1e-5, strategy="banded-toeplitz", **options)

@@ -324,6 +324,64 @@ def test_a_second_replacement_is_refused():
         other.attach(used)
 
 
+def test_what_is_no_optimizer_or_has_noise_already_is_not_attached():
+    from mfopt.torch import PrivateRun, make_private
+
+    def new():
+        return PrivateRun(factorization(), RECORDS, CLIP)
+
+    for given in (None, network(), network().parameters()):
+        with pytest.raises(UsageError, match=r"optimizer = .*must be of class Optimizer"):
+            new().attach(given)
+    run, model, optimizer = plain()
+    for other in (run, new()):  # of two runs each step would carry both noises
+        with pytest.raises(UsageError, match="made private already"):
+            other.attach(optimizer)
+    pytest.importorskip("opacus")
+    with pytest.raises(UsageError, match="made private already"):
+        make_private(model, optimizer, data(), factorization(), CLIP)
+    with pytest.raises(UsageError, match="made private already"):
+        new().attach(with_opacus()[1])
+    for given in ({"module": None}, {"optimizer": None}):
+        words = {"module": model, "optimizer": optimizer, **given}
+        with pytest.raises(UsageError, match="must be of class"):
+            make_private(**words, dataset=data(), factorization=factorization(), max_grad_norm=CLIP)
+
+
+def test_a_run_without_an_optimizer_says_so():
+    from mfopt.torch import PrivateRun
+
+    run = PrivateRun(factorization(), RECORDS, CLIP)
+    for call in (run.state_dict, lambda: run.load_state_dict({}), lambda: run.add_to([])):
+        with pytest.raises(UsageError, match=r"no optimizer yet.*attach"):
+            call()
+
+
+def test_a_second_one_that_would_draw_the_same_noise_cannot_be_made():
+    import pickle
+
+    run, _, _ = plain()
+    for original in (run, run.noise):
+        for make in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(UsageError, match="same noise"):
+                make(original)
+
+
+@pytest.mark.parametrize(
+    ("module", "loss", "match"),
+    [
+        (None, loss_of, r"module = .*must be of class Module"),
+        (..., None, "loss = 'NoneType': must be a function"),
+        (..., lambda model, batch: model(batch[0]), r"loss = \(1, 3\): must give a scalar"),
+        (..., lambda model, batch: 1.0, "loss = 'float': must give a scalar"),
+    ],
+)
+def test_what_gives_no_gradients_is_refused(module, loss, match):
+    run, model, _ = plain()
+    with pytest.raises(UsageError, match=match):
+        run.backward(model if module is ... else module, loss, data()[:2])
+
+
 @pytest.mark.parametrize("way", ["opacus", "plain"])
 def test_a_step_needs_exactly_one_batch_of_the_loader(way):
     if way == "opacus":

@@ -74,7 +74,12 @@ def test_tokenizer_training_is_reproducible_and_files_keep_the_digest(tokenizer,
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"{", "not JSON"), (b"{}", "no tokenizer"), (b"\xff", "not JSON"), (None, "holds none")],
+    [
+        (b"{", "not JSON"),
+        (b"{}", "no tokenizer"),
+        (b"\xff", "not JSON"),
+        (None, "holds no tokenizer"),
+    ],
 )
 def test_files_that_are_no_tokenizer_are_refused(tmp_path, content, words):
     if content is not None:

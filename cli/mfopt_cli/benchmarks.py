@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -91,9 +92,24 @@ class Parser(argparse.ArgumentParser):
         return shlex.join([*self.prog.split(), *words])
 
     def parse_args(self, *arguments: Any, **named: Any) -> Any:
-        """As the parent's; refuses an ``--out`` that could not be written before any work."""
+        """As the parent's; refuses what no benchmark can do before any work.
+
+        That is an ``--out`` that could not be written, and numbers that are not above 0 or not
+        finite, but for an option's own default.
+        """
         found = super().parse_args(*arguments, **named)
+        for action in self._actions:
+            value = getattr(found, action.dest, None)
+            if value == action.default or not action.option_strings:
+                continue
+            for each in value if isinstance(value, list | tuple) else [value]:
+                if each is False or not isinstance(each, int | float):
+                    continue
+                if not 0 < each < math.inf:
+                    self.error(f"{action.option_strings[0]} {each}: must be finite and above 0")
         out = getattr(found, "out", None)
+        if out is not None and out.is_dir():
+            self.error(f"--out {out}: is a folder; name a file")
         if out is not None and not out.resolve().parent.is_dir():
             self.error(f"--out {out}: its folder does not exist")
         return found

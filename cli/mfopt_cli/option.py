@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from mfopt import _check
+
 # main form -> the older names that mean the same
 ALIASES = {
     "--iters": ("--bins",),
@@ -24,16 +26,25 @@ class Option(click.Option):
         *,
         aliases: tuple[str, ...] = (),
         help: str = "",
+        may_be_empty: bool = False,
         **more: Any,
     ) -> None:
         main = next(name for name in names if name.startswith("--"))
         self.older = tuple(aliases) or ALIASES.get(main, ())
+        self.may_be_empty = may_be_empty
         super().__init__([*names, *self.older], help=help, **more)
 
     @property
     def main(self) -> str:
         """The name that help shows."""
         return next(name for name in self.opts if name.startswith("--"))
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        given = value if isinstance(value, list | tuple) else (value,)
+        if not self.may_be_empty and any(isinstance(x, str) and not x.strip() for x in given):
+            # an unset variable of a shell, as a rule: "" would be the working folder, or nothing
+            raise _check.reject(self.name or "", None, "is empty", "Give a value, or leave it out.")
+        return super().type_cast_value(ctx, value)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         every, self.opts = self.opts, [name for name in self.opts if name not in self.older]

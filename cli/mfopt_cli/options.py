@@ -30,7 +30,10 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[WORDS] = tuple(args)
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except UsageError as problem:
+            raise messages.Refused(messages.of_usage(problem, ctx)) from problem
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -93,6 +96,13 @@ class Count(click.ParamType):  # type: ignore[type-arg]  # no runtime argument i
             return whole(value)
         except ValueError as problem:
             self.fail(f"{value!r} {problem}", param, ctx)
+
+
+class Seed(Count):
+    """A seed: refused where it is read, also by commands that then draw nothing."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        return _check.pinned((param and param.name) or "seed", super().convert(value, param, ctx))
 
 
 class Words(click.ParamType):  # type: ignore[type-arg]  # no runtime argument in click 8.1
@@ -223,7 +233,19 @@ def seed(text: str = "for reproduction; the certificate says so", **more: Any) -
     text = f"Pin the randomness, {text}."
     if "default" not in more:
         text += " Default: the operating system's entropy."
-    return option("--seed", type=COUNT, help=text, **more)
+    return option("--seed", type=Seed(), help=text, **more)
+
+
+def folder(name: str, path: Path) -> Path:
+    """``path`` as a folder to write into, made if it is not there; ``name`` is of the option."""
+    if path.exists() and not path.is_dir():
+        raise _check.reject(name, str(path), "is not a folder", "Name another.")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        rule = f"cannot be made a folder ({problem.strerror})"
+        raise _check.reject(name, str(path), rule, "Name another.") from None
+    return path
 
 
 jobs = option(

@@ -212,8 +212,10 @@ FAMILIES: dict[str, Family] = {
 DEFAULT = tuple(name for name, family in FAMILIES.items() if not family.slow)
 
 
-def find(name: str) -> Family:
+def find(name: str, argument: str = "include") -> Family:
     """The family of that name, or that of a kind that a user has defined.
+
+    An error says that it was given as ``argument``.
 
     Raises:
       UsageError: neither.
@@ -222,7 +224,7 @@ def find(name: str) -> Family:
         return FAMILIES[name]
     if name not in _own_kinds():
         raise _check.reject(
-            "include", name, "is not a family", f"Choose from {', '.join(FAMILIES)}."
+            argument, name, "is not a family", f"Choose from {', '.join(FAMILIES)}."
         )
     if name in kinds.names():
         return Family(name, name, BALLS, AMPLIFIED, buffers=4)

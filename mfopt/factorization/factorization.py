@@ -18,7 +18,7 @@ class Factorization(Record):
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
         """Write the ``.npz`` file atomically; see :mod:`mfopt.factorization.files`."""
-        return files.save(self, Path(path), force=force)
+        return files.save(self, path, force=force)
 
 
 def load(path: str | Path) -> Factorization:
@@ -28,7 +28,7 @@ def load(path: str | Path) -> Factorization:
     whether this machine did.
 
     Raises:
-      UsageError: the file is missing.
+      UsageError: ``path`` is none, or the file is missing.
       FailureError: it is damaged, of a newer schema, inconsistent, or not such a file.
 
     >>> import tempfile

@@ -67,14 +67,14 @@ _Loaded = TypeVar("_Loaded", bound=Record)
 _RENAMED = {"noise/scale": "noise/blt_scale", "noise/decay": "noise/blt_decay"}
 
 
-def check_output(path: Path, *, force: bool) -> None:
+def check_output(path: Path, *, force: bool, name: str = "path") -> None:
     """Raise :class:`UsageError` now, rather than after the work, if ``path`` cannot be written."""
-    _files.check_output(path, force=force, suffixes=(".npz",))
+    _files.check_output(path, force=force, name=name, suffixes=(".npz",))
 
 
 def save(
     factorization: Record,
-    path: Path,
+    path: str | Path,
     *,
     force: bool = False,
     checked: Callable[[Path, Record], object] | None = None,
@@ -91,6 +91,7 @@ def save(
       UsageError: the path exists (without ``force``) or cannot be written.
       FailureError: what was written does not load; nothing is saved.
     """
+    path = _check.path("path", path)
     check_output(path, force=force)
     arrays, metadata = _contents(factorization)
     metadata["digest"] = content_digest(metadata, arrays)
@@ -138,10 +139,10 @@ def load(path: str | Path, cls: type[_Loaded]) -> _Loaded:
     """Read a file into a record of class ``cls``: see :func:`mfopt.factorization.load`.
 
     Raises:
-      UsageError: the file is missing.
+      UsageError: ``path`` is none, or the file is missing.
       FailureError: it is damaged, of a newer schema, inconsistent, or not such a file.
     """
-    path = _check.file("path", Path(path))
+    path = _check.file("path", path)
     try:
         with Archive(path, most_bytes=_MAX_BYTES, most_arrays=_MAX_ARRAYS) as archive:
             metadata = _metadata(archive)

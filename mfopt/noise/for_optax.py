@@ -28,6 +28,9 @@ def add_noise(
     be made: a second one, of another group of parameters in ``optax.multi_transform`` for example,
     would give it the first one's noise.
     """
+    _check.kind(
+        "stream", stream, NoiseStream, "mfopt.noise.from_factorization makes that of a file."
+    )
     used = False
 
     def init(params: Any) -> NoiseState:

@@ -57,6 +57,9 @@ class TorchNoise:
         seed: int | None = None,
         key: Any = None,
     ) -> None:
+        _check.kind(
+            "stream", stream, NoiseStream, "mfopt.noise.from_factorization makes that of a file."
+        )
         if stream.secure:
             raise _check.reject(
                 "stream",
@@ -67,7 +70,9 @@ class TorchNoise:
         self.stream = stream
         self.pinned = seed is not None
         self.step, self._whole = 0, True
-        like = [_checked(f"parameters[{i}]", p) for i, p in enumerate(parameters)]
+        like = [
+            _checked(f"parameters[{i}]", p) for i, p in enumerate(_listed("parameters", parameters))
+        ]
         if not like:
             raise _check.reject("parameters", [], "must hold at least one tensor")
         self._like = like
@@ -86,6 +91,9 @@ class TorchNoise:
     def __repr__(self) -> str:
         kind = "pinned, not private" if self.pinned else "secret"
         return f"TorchNoise({self.stream!r}, step={self.step}, key=<{kind}>)"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise no_copy(self)
 
     @torch.no_grad()
     def next(self) -> list[torch.Tensor]:
@@ -119,7 +127,7 @@ class TorchNoise:
           FailureError: a step was broken off half-way, by Ctrl-C or for want of memory.
         """
         self._refuse_past_end()
-        sums = list(sums)
+        sums = _listed("sums", sums)
         like = [_checked(f"sums[{i}]", total) for i, total in enumerate(sums)]
         if like != self._like:
             raise _check.reject("sums", like, f"must be as the parameters, {self._like}")
@@ -321,6 +329,27 @@ def refuse_narrow(name: str, sums: Iterable[torch.Tensor]) -> None:
             TOO_NARROW,
             "Keep sums and parameters in float32, and compute in 16 bits by torch.autocast.",
         )
+
+
+def no_copy(noise: Any) -> _check.UsageError:
+    """The error for copying or pickling what adds noise: two would add the same draws."""
+    return _check.reject(
+        type(noise).__name__,
+        "a copy",
+        "cannot be made: both would add the same noise, and their difference none",
+        "Make a new one, or go on from state_dict() where this one ends.",
+    )
+
+
+def _listed(name: str, tensors: Any) -> list[torch.Tensor]:
+    if not isinstance(tensors, Iterable) or isinstance(tensors, torch.Tensor):
+        raise _check.reject(
+            name,
+            type(tensors).__name__,
+            "must be a list of tensors, one for each parameter",
+            "Of a module, list(module.parameters()) is one.",
+        )
+    return list(tensors)
 
 
 def _words(key: Any) -> np.ndarray:

@@ -22,7 +22,7 @@ from mfopt.optimize.memory import options as within_memory
 from mfopt.optimize.run import InterruptedOptimization, Optimized, StartedTrace, optimize
 from mfopt.optimize.time_scale import Scaling
 from mfopt.progress import Progress, Report, silent
-from mfopt.sampling import BinScheme
+from mfopt.sampling import BinScheme, Scheme
 from mfopt.strategies import Strategy
 from mfopt.workloads import PrefixSums, Workload
 
@@ -79,7 +79,8 @@ def factorize(
         _check.integer("certify samples", certify_samples, at_least=256)
     if seed is not None:
         _check.seed("seed", seed)
-    workload = workload or PrefixSums()
+    _check.kind("scheme", scheme, Scheme, "BallsInBins(bins=128, epochs=16) is one.")
+    workload = _check.kind("workload", workload or PrefixSums(), Workload)
     if memory is not None and options:
         raise _check.reject("memory", memory, f"leaves no choice of {', '.join(sorted(options))}")
     if time_scale is None:

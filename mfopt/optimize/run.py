@@ -159,6 +159,8 @@ def optimize(
         report=progress,
     )
     given = [init] if isinstance(init, Strategy) else list(init or [])
+    for one in given:
+        _check.kind("init", one, Strategy, "mfopt.load(path).strategy is one.")
     candidates = [start for source in given if (start := entry.convert(source, size)) is not None]
     if given and not candidates:
         raise _check.reject(

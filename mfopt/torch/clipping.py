@@ -45,10 +45,14 @@ def backward(
       The mean loss, detached: not private.
 
     Raises:
-      UsageError: no trainable parameters or such as are narrower than float32 (``grad`` would be
-        too), batch normalization, or tensors of unequal length.
+      UsageError: no module, a loss that is no scalar, no trainable parameters or such as are
+        narrower than float32 (``grad`` would be too), batch normalization, or tensors of unequal
+        length.
     """
     bound = _check.positive("max_grad_norm", max_grad_norm)
+    _check.kind("module", module, torch.nn.Module)
+    if not callable(loss):
+        raise _check.reject("loss", type(loss).__name__, "must be a function of (module, batch)")
     if bound < _LEAST:
         raise _check.reject(
             "max_grad_norm", bound, f"must be at least {_LEAST:g}", "Scale the loss, and it."
@@ -85,7 +89,11 @@ def backward(
         def call(*args: Any, **kwargs: Any) -> Any:
             return functional_call(module, {**parameters, **fixed}, args, kwargs)
 
-        return loss(call, alone)
+        value = loss(call, alone)
+        if not isinstance(value, torch.Tensor) or value.ndim:
+            given = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+            raise _check.reject("loss", given, "must give a scalar tensor", "Return its mean().")
+        return value
 
     each = vmap(
         grad_and_value(of_one), in_dims=(None, *(0 for _ in tensors)), randomness="different"

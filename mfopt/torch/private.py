@@ -17,7 +17,7 @@ except ModuleNotFoundError as problem:
 
 from mfopt.factorization import Factorization
 from mfopt.noise import for_opacus
-from mfopt.torch.run import PrivateRun
+from mfopt.torch.run import PrivateRun, refuse_private
 
 _REFUSED = {
     "poisson_sampling": "the batches are drawn by the factorization's own scheme",
@@ -109,15 +109,10 @@ def make_private(
             "adds up gradients before they are clipped and noised",
             "Wrap it in opacus.distributed.DifferentiallyPrivateDistributedDataParallel.",
         )
-    if isinstance(optimizer, opacus.optimizers.DPOptimizer):
-        raise _check.reject(
-            "optimizer",
-            type(optimizer).__name__,
-            "was made private already: its noise would not be this factorization's",
-            "Give a new optimizer of PyTorch.",
-        )
     if grad_sample_mode == "ghost" and criterion is None:
         raise _check.reject("criterion", None, "ghost clipping needs the loss", "Give it.")
+    _check.kind("module", module, torch.nn.Module)
+    refuse_private(optimizer)
     population = _size(dataset)
     run = PrivateRun(factorization, population, max_grad_norm, normalizer=normalizer, seed=seed)
     loader = run.loader(dataset, collate_fn=collate_fn, **loader_options)

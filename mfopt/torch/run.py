@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +11,18 @@ from torch.utils.data import default_collate
 
 from mfopt import _check, noise
 from mfopt.factorization import Factorization
-from mfopt.noise.for_torch import STATE, SilentNoise, TorchNoise, refuse_narrow, split_state
+from mfopt.noise.for_torch import (
+    STATE,
+    SilentNoise,
+    TorchNoise,
+    no_copy,
+    refuse_narrow,
+    split_state,
+)
 from mfopt.sampling import UnitSampler
 from mfopt.torch import clipping, loader
+
+_attached: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
 class PrivateRun:
@@ -136,9 +146,11 @@ class PrivateRun:
         It stays the same object: schedulers and trainers see an optimizer as before.
 
         Raises:
-          UsageError: for an optimizer that has worked already, or whose parameters are narrower
-            than float32; on a step, if it would release something without this run's noise.
+          UsageError: for what is no optimizer, has worked or adds noise already, or has parameters
+            narrower than float32; for a second optimizer of this run, which would draw the first
+            one's noise; on a step, if it would release something without this run's noise.
         """
+        refuse_private(optimizer)
         used = any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
         if optimizer.state or used:
             raise _check.reject(
@@ -191,6 +203,7 @@ class PrivateRun:
 
         optimizer.register_load_state_dict_pre_hook(before_load)
         optimizer.register_load_state_dict_post_hook(lambda _: self.load_state_dict(loaded.pop()))
+        _attached.add(optimizer)
         self._summed = forget
 
     def start_noise(self, parameters: list[torch.Tensor]) -> None:
@@ -222,7 +235,7 @@ class PrivateRun:
           NoiseExhaustedError: past the last step.
           UsageError: the batches that were given out since the last step are not exactly one.
         """
-        assert self.noise is not None
+        noise = self._started()
         batches = self.drawn if self.given is None else self.given
         if self.given is None and self.ahead:
             batches = min(batches, self.step + 1)
@@ -233,19 +246,18 @@ class PrivateRun:
                 "every step must have exactly one batch of the run's loader, an empty one too",
                 "Take batches from the returned loader only, and step after each one.",
             )
-        self.noise.add_to(sums)
+        noise.add_to(sums)
 
     def state_dict(self) -> dict[str, Any]:
         """**Secret.** Noise and batches of the run, for PyTorch checkpoints."""
-        assert self.noise is not None
-        return {"noise": self.noise.state_dict(), "sampler": self.sampler.state_dict()}
+        return {"noise": self._started().state_dict(), "sampler": self.sampler.state_dict()}
 
     def check_state_dict(self, state: Any) -> None:
         """Raise the errors of :meth:`load_state_dict`; changes nothing."""
-        assert self.noise is not None
+        noise = self._started()
         if not isinstance(state, dict) or set(state) != {"noise", "sampler"}:
             raise _check.reject("state", type(state).__name__, "must come from a PrivateRun")
-        self.noise.check_state_dict(state["noise"])
+        noise.check_state_dict(state["noise"])
         saved = UnitSampler.from_state(state["sampler"])
         if (saved.scheme, saved.population) != (self.sampler.scheme, self.sampler.population):
             raise _check.reject(
@@ -259,11 +271,20 @@ class PrivateRun:
           UsageError: a state of another factorization, population or parameters.
         """
         self.check_state_dict(state)
-        assert self.noise is not None
-        self.noise.load_state_dict(state["noise"])
+        self._started().load_state_dict(state["noise"])
         whole = {**state["sampler"], "rank": self.rank, "ranks": self.ranks}
         self.sampler = UnitSampler.from_state(whole)
         self.drawn, self.given = self.step, None
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise no_copy(self)
+
+    def _started(self) -> TorchNoise | SilentNoise:
+        if self.noise is None:
+            raise _check.reject(
+                "run", repr(self), "has no optimizer yet", "Call attach(optimizer) first."
+            )
+        return self.noise
 
     def _part(self, state: dict[str, Any] | None) -> UnitSampler | None:
         """This process's part of the batches of rank 0."""
@@ -280,6 +301,20 @@ def _place() -> tuple[int, int]:
     if not (distributed.is_available() and distributed.is_initialized()):
         return 0, 1
     return distributed.get_rank(), distributed.get_world_size()
+
+
+def refuse_private(optimizer: Any) -> None:
+    """Raise :class:`UsageError` for what is no optimizer, or adds noise already."""
+    way_out = "Give a new optimizer of PyTorch."
+    _check.kind("optimizer", optimizer, torch.optim.Optimizer, way_out)
+    # Opacus's are known by what they wrap: Opacus itself may not be there
+    if optimizer in _attached or hasattr(optimizer, "original_optimizer"):
+        raise _check.reject(
+            "optimizer",
+            type(optimizer).__name__,
+            "was made private already: its noise would not be this factorization's",
+            way_out,
+        )
 
 
 def _trained(optimizer: Any) -> list[torch.Tensor]:

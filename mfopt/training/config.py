@@ -242,12 +242,11 @@ class TrainConfig:
         ):
             _check.integer(name, getattr(self, name))
         for name in ("clip_norm", "pretrain_rate", "noise_move"):
-            _check.positive(name, getattr(self, name))
+            _check.single(name, getattr(self, name))
         for name in (
             "batch_size",
             "microbatch",
             "warmup",
-            "model_seed",
             "lora_rank",
             "pretrain_steps",
             "steps",
@@ -255,17 +254,14 @@ class TrainConfig:
             "evaluate_every",
         ):
             _check.integer(name, getattr(self, name), at_least=0)
-        for name in (
-            "normalizer",
-            "epsilon",
-            "delta",
-            "delta_share",
-            "weight_decay",
-            "learning_rate",
-            "lora_alpha",
-            "checkpoint_minutes",
-        ):
+        for name in ("epsilon", "delta", "delta_share", "checkpoint_minutes"):
             _check.non_negative(name, getattr(self, name))
+        for name in ("normalizer", "weight_decay", "learning_rate", "lora_alpha"):
+            if _check.non_negative(name, getattr(self, name)):
+                _check.single(name, getattr(self, name))
+        _check.pinned("model_seed", self.model_seed)
+        if self.seed != -1:  # a secret of the operating system
+            _check.pinned("seed", self.seed)
         _check.probability("public_overlap", self.public_overlap, closed=True)
         if not self.delta < 1:
             raise _check.reject("delta", self.delta, "must be below 1")

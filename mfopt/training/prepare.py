@@ -97,7 +97,7 @@ def preflight(config: TrainConfig, *, resume: bool = False) -> None:
     """
     check_folder(Path(config.output), resume)
     if config.data not in EMBEDDED:
-        parts = open_parts(config.data)
+        parts = open_parts(config.data, "data")
         for name in ("pretrain_steps", "patience", "sweep_rates"):
             if getattr(config, name) and "public" not in parts:
                 raise no_public_part(name, getattr(config, name))

@@ -27,6 +27,10 @@ from mfopt import _check, _files
 END_OF_TEXT = "<|endoftext|>"
 _MOST_ENTRIES = 2**20  # the trainer reserves memory for all of them; GPT-2 has 50,257
 FILE_NAME = "tokenizer.json"
+_WAY_OUT = (
+    "Name the tokenizer.json of the model to train, as published with it, or train one on public "
+    "text: `vocab_size=2048` with `public`."
+)
 
 
 class Tokenizer:
@@ -63,7 +67,8 @@ class Tokenizer:
         if file.is_dir():
             file = file / FILE_NAME
         if not file.is_file():
-            raise _check.reject("tokenizer", str(path), f"is no {FILE_NAME} and holds none")
+            rule = f"holds no {FILE_NAME}" if Path(path).is_dir() else "is no file or folder"
+            raise _check.reject("tokenizer", str(path), rule, _WAY_OUT)
         try:
             text = file.read_text(encoding="utf-8")
             json.loads(text)

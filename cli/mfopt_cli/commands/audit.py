@@ -128,6 +128,9 @@ def _subject(run: str | None, path: str | None) -> tuple[Any, Any, int | None]:
         if path is not None:
             raise _check.reject("config", path, "is not needed: the run's folder has its own")
         path = str(folder / "config.toml")
+        if not Path(path).is_file():
+            way_out = "Name the folder that `mfopt train` wrote, or a factorization file."
+            raise _check.reject("run", run, "holds no config.toml of a run", way_out)
     if path is None:
         if run is None:
             raise _check.reject("run", None, "give a run's folder, a factorization, or --config")

@@ -42,7 +42,7 @@ def command(
     started = time.perf_counter()
     found = load(path)
     if out is not None:
-        check_output(out, force=force)
+        check_output(out, force=force, name="out")
     with Live(not quiet and not as_json) as live:
         certificate, estimate = release(
             found.loss(),

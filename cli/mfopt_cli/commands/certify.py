@@ -41,7 +41,7 @@ def command(
 
     found = load(path)
     if out is not None:
-        check_output(out, force=force)
+        check_output(out, force=force, name="out")
     with Live(not quiet and not as_json) as live:
         certificate = certify(
             found.loss(),

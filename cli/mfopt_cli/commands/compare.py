@@ -105,7 +105,7 @@ def command(
         samples,
     ).check()
     _check.integer("samples", samples, at_least=64)
-    _check.seed("seed", seed)
+    _check.pinned("seed", seed)
     if params is not None:
         _check.integer("params", params)
     if baseline is None and comparison.DEFAULT_BASELINE in setting.include:

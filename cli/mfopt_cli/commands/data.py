@@ -126,19 +126,21 @@ def build(**given: Any) -> None:
                 f"{embedded} brings its own public part and tokenizer",
                 "Leave --public, --tokenizer and other --data out.",
             )
-        size = given["vocab_size"] or 2048
+        size = 2048 if given["vocab_size"] is None else given["vocab_size"]
         make = functools.partial(
             build_stdlib, given["out"], public=EMBEDDED[embedded], vocab_size=size
         )
     else:
-        if bool(given["tokenizer"]) == bool(given["vocab_size"]):
+        if (given["tokenizer"] is None) == (given["vocab_size"] is None):
             raise _check.reject(
                 "tokenizer",
                 given["tokenizer"],
                 "give either --tokenizer, or --vocab-size and --public to train one",
             )
-        tokenizer = given["vocab_size"] or Tokenizer.load(given["tokenizer"], given["end_of_text"])
-        public = _source(given["public"], given) if given["public"] else None
+        tokenizer = given["vocab_size"]
+        if tokenizer is None:
+            tokenizer = Tokenizer.load(given["tokenizer"], given["end_of_text"])
+        public = _source(given["public"], given, "public") if given["public"] else None
         make = functools.partial(
             build_stores, _source(paths, given), given["out"], tokenizer=tokenizer, public=public
         )
@@ -150,7 +152,7 @@ def build(**given: Any) -> None:
         _print(report)
 
 
-def _source(paths: tuple[str, ...], given: dict[str, Any]) -> Any:
+def _source(paths: tuple[str, ...], given: dict[str, Any], name: str = "data") -> Any:
     from mfopt import _check
     from mfopt.training.data import enron, sources
 
@@ -168,7 +170,7 @@ def _source(paths: tuple[str, ...], given: dict[str, Any]) -> Any:
         kinds = {suffixes.get(suffix) for suffix in found}
         if len(kinds) != 1 or None in kinds:
             raise _check.reject(
-                "data", list(paths), "tells no single format by its suffix", "Give --format."
+                name, list(paths), "tells no single format by its suffix", "Give --format."
             )
         kind = kinds.pop()
         saved = ("state.json", "dataset_dict.json")
@@ -176,7 +178,7 @@ def _source(paths: tuple[str, ...], given: dict[str, Any]) -> Any:
             kind = "huggingface"
     if kind in ("folder", "enron", "huggingface"):
         if len(paths) != 1:
-            raise _check.reject("data", list(paths), f"must be one folder for --format {kind}")
+            raise _check.reject(name, list(paths), f"must be one folder for --format {kind}")
         if kind == "enron":
             return enron.Enron(paths[0])
         if kind == "huggingface":
@@ -214,7 +216,7 @@ def _print(report: dict[str, Any]) -> None:
 
 @command.command()
 @click.argument("path", type=click.Path())
-@options.option("--plot", type=click.Path(), help="Write histograms to this PNG or PDF.")
+@options.option("--plot", type=click.Path(), help="Write histograms to this PNG, SVG or PDF.")
 @options.option("--verify", is_flag=True, help="Read everything and check the content digests.")
 @options.force
 @options.json_flag
@@ -232,7 +234,7 @@ def stats(path: str, plot: str | None, verify: bool, force: bool, as_json: bool)
     from mfopt.training.data import stats as statistics
 
     if plot is not None:
-        check_output(plot, force=force, name="plot")
+        check_output(plot, force=force, name="plot", suffixes=(".png", ".svg", ".pdf"))
     stores = open_parts(path)
     if verify:
         for store in stores.values():

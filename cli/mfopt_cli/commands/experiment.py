@@ -248,11 +248,8 @@ def _check_places(
         rule = "cannot be given with --artifacts, which has its own place"
         raise _check.reject("out", str(out), rule, "Give one of them.")
     for name, folder in (("out", out), ("artifacts", artifacts)):
-        if folder is None:
-            continue
-        if folder.exists() and not folder.is_dir():
-            raise _check.reject(name, str(folder), "is not a folder")
-        folder.mkdir(parents=True, exist_ok=True)
+        if folder is not None:
+            options.folder(name, folder)
     if out is not None:
         plots.check_outputs(
             [path for study in studies for path in base.outputs(study, out)], force=force

@@ -75,15 +75,14 @@ def command(
     if folder is not None:
         from mfopt.experiments import artifacts
 
+        options.folder("artifacts", folder)
         wanted = [name for given in names for name in _artifacts(given)]
         with Live(loud) as live:
             made = artifacts.rebuild(wanted, folder, store, jobs=jobs, progress=live)
         _report([str(path) for path in made], as_json, quiet)
         return
     chosen = list(dict.fromkeys(found for name in names for found in figures.expand(name)))
-    if out.exists() and not out.is_dir():
-        raise _check.reject("out", str(out), "is not a folder")
-    out.mkdir(parents=True, exist_ok=True)
+    options.folder("out", out)
     plots.check_outputs(
         [path for name in chosen for path in figures.outputs(name, out)], force=force
     )

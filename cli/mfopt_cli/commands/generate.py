@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import click
 
@@ -12,7 +11,9 @@ from mfopt_cli import display, options
 
 @click.command(cls=options.Command)
 @click.argument("model", type=click.Path())
-@options.option("--prompt", default="", help="Begin with this text. [default: a new text]")
+@options.option(
+    "--prompt", default="", may_be_empty=True, help="Begin with this text. [default: a new text]"
+)
 @options.option(
     "--tokens", type=options.COUNT, default=64, show_default=True, help="Most new tokens of a text."
 )
@@ -39,11 +40,13 @@ def command(
     Example:
       mfopt generate run --prompt "def " --texts 3
     """
+    from mfopt import _check
     from mfopt.training.generation import generate
     from mfopt.training.models.huggingface import load_pretrained
     from mfopt.training.tokenizers import Tokenizer
 
-    folder = Path(model)
+    _check.integer("texts", texts)
+    folder = _check.path("model", model)
     if (folder / "model").is_dir():
         folder = folder / "model"
     loaded, tokenizer = load_pretrained(folder), Tokenizer.load(folder)

@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from mfopt import _signals, words
+from mfopt import _check, _signals, words
+from mfopt.errors import UsageError
 from mfopt.progress import Progress, Report
 from mfopt_cli import display, options
 from mfopt_cli.live import Live
@@ -155,8 +156,6 @@ def command(
       mfopt optimize --epochs 4 --iters 64 --eps 1 --sampling auto --memory 8
     """
     started = time.perf_counter()
-    from mfopt import _check
-
     scheme = _scheme(sampling, epochs, iters, rethrow)
     given, strategy = strategy, strategy or _DEFAULTS[scheme.kind]
     everywhere = sampling == "auto"
@@ -177,9 +176,10 @@ def command(
         named = "--sampling auto" if everywhere else f"--memory {memory}"
         _check_chosen(named, [given, init, steps, samples], optimizer, objective)
     path = out or Path(f"mfopt-{form}-{epochs}x{iters}-eps{epsilon:g}.npz")
-    from mfopt.factorization import check_output, load
+    from mfopt.factorization import load
 
-    check_output(path, force=force)
+    # what --init goes with, and is not given already
+    _check_free(path, force, None if init or form != strategy else strategy)
 
     from mfopt.optimize import factorize, kinds, least_error
     from mfopt.optimize.so_far import BestSoFar
@@ -233,6 +233,29 @@ def command(
         err=True,
     )
     return _signals.exit_code()
+
+
+def _check_free(path: Path, force: bool, searched: str | None) -> None:
+    """Refuse a file in the way, saying how the search that left it there goes on.
+
+    Args:
+      searched: the form of C, where the file could be begun with.
+    """
+    from mfopt import _files
+    from mfopt.factorization import check_output
+
+    try:
+        check_output(path, force=force, name="out")
+    except UsageError as problem:
+        if problem.way_out != _files.EXISTS or not path.is_file():
+            raise
+        from mfopt.optimize import kinds
+
+        way_out = "`force=True` replaces it, `out` names another"
+        if searched in kinds.names():
+            way_out += f"; `init={path}` with either goes on from its C"
+        unproved = f"`mfopt certify {path}` proves it if the search was stopped."
+        raise _check.reject("out", str(path), problem.rule, f"{way_out}. {unproved}") from None
 
 
 def _scheme(kind: str, epochs: int, iters: int, rethrow: int | None) -> Any:

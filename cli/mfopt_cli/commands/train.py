@@ -37,6 +37,7 @@ def _settings() -> list[options.Option]:
                 type=click.Choice(choices) if choices else types[kind],
                 default=None,
                 help=_with_flags(field.metadata["help"]) + shown,
+                may_be_empty=field.default == "",
             )
         )
     return found
@@ -65,7 +66,7 @@ class _TrainCommand(options.Command):
     "--epochs", type=options.COUNT, help="With --iters: balls-in-bins sampling, so many epochs."
 )
 @options.option("--iters", type=options.COUNT, help="With --epochs: iterations per epoch.")
-@options.option("--config", "path", type=click.Path(), help="TOML file; flags override it.")
+@options.option("--config", type=click.Path(), help="TOML file; flags override it.")
 @options.option("--resume", is_flag=True, help="Go on with the run in the output folder.")
 @options.option(
     "--resume-from",
@@ -86,7 +87,7 @@ def command(
     factorization: str | None,
     epochs: int | None,
     iters: int | None,
-    path: str | None,
+    config: str | None,
     resume: bool,
     resume_from: int | None,
     show_config: bool,
@@ -112,10 +113,14 @@ def command(
       mfopt train --sampling poisson:probability=0.05,iterations=200 \\
           --eps 8 --delta 1e-6 --algorithm els --records-per-user 4
     """
-    from mfopt.training import config, privacy
+    from mfopt import _check
+    from mfopt.training import config as settings_of
+    from mfopt.training import privacy
 
     flags["sampling"] = _sampling(epochs, iters, flags["sampling"])
-    settings = config.load(path, {"factorization": factorization, **flags})
+    if resume_from is not None:
+        _check.integer("resume_from", resume_from, at_least=0)
+    settings = settings_of.load(config, {"factorization": factorization, **flags})
     if show_config:
         click.echo(settings.to_toml(), nl=False)
         return

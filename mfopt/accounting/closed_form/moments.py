@@ -78,7 +78,7 @@ def log_moments(
 
     Whole orders by the binomial sum, others by the integral that it is.
     """
-    z = _check.positive("noise_scale", noise_scale)
+    z = _check.noise_multiplier(noise_scale, "noise_scale")
     q = _check.probability("probability", probability, closed=True)
     if q == 0:
         return np.zeros(len(orders))

@@ -138,6 +138,14 @@ def check_several(name: str, values: tuple[object, ...]) -> None:
         raise _check.reject(name, values, "must name at least one value, and none twice")
 
 
+def check_number(name: str, value: float) -> None:
+    """Refuse what a study cannot run with: an ε that says nothing, a number out of range."""
+    if name in ("epsilon", "epsilons"):
+        _check.epsilon(name, value)
+    else:
+        _check.single(name, value)
+
+
 def flags(study: type[Study]) -> list[dataclasses.Field[Any]]:
     """The fields that are options: a study's own, then those that it shares with others."""
     own = study.__annotations__

@@ -20,7 +20,7 @@ import numpy as np
 from mfopt import _check
 from mfopt.experiments.cache import Result, Task
 from mfopt.experiments.packing import packed
-from mfopt.experiments.studies.base import Study, check_several, flag
+from mfopt.experiments.studies.base import Study, check_number, check_several, flag
 from mfopt.experiments.studies.image_cells import interval
 from mfopt.experiments.studies.rates import ChosenRate, choose
 from mfopt.experiments.studies.user_means import ELS, ULS
@@ -120,9 +120,10 @@ class FineTuning(Study):
         for name in ("rates", "seeds"):
             check_several(name, getattr(self, name))
         for rate in self.rates:
-            _check.non_negative("rates", rate)
+            if _check.non_negative("rates", rate):
+                check_number("rates", rate)
         for seed in self.seeds:
-            _check.seed("seeds", seed)
+            _check.pinned("seeds", seed)
         _check.probability("delta", self.delta)
         for name in ("pretrain_steps", "extend"):
             _check.integer(name, getattr(self, name), at_least=0)
@@ -138,7 +139,7 @@ class FineTuning(Study):
                 if isinstance(value, int):
                     _check.integer(name, value)
                 else:
-                    _check.positive(name, value)
+                    check_number(name, value)
 
     def base(self) -> Task:
         """Corpus and pretrained model, shared with every study of these sizes."""

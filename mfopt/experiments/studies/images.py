@@ -14,7 +14,7 @@ from mfopt.experiments import families, tasks
 from mfopt.experiments.cache import Result, Task
 from mfopt.experiments.comparison import Comparison
 from mfopt.experiments.studies import cifar, image_cells
-from mfopt.experiments.studies.base import Outcome, Study, check_several, flag
+from mfopt.experiments.studies.base import Outcome, Study, check_number, check_several, flag
 from mfopt.experiments.studies.image_cells import (
     AS_ACCOUNTED,
     EXECUTIONS,
@@ -74,7 +74,7 @@ class ImageStudy(Study):
         for name in ("microbatch", "extend"):
             _check.integer(name, getattr(self, name), at_least=0)
         for name in ("clip", "final"):
-            _check.positive(name, getattr(self, name))
+            check_number(name, getattr(self, name))
         _check.probability("delta", self.delta)
         _check.probability("constant", self.constant, closed=True)
         if not 0 <= self.momentum < 1:
@@ -83,9 +83,11 @@ class ImageStudy(Study):
             values = getattr(self, name)
             check_several(name, values)
         for rate in self.rates:
-            _check.positive("rates", rate)
+            check_number("rates", rate)
         for width in self.widths:
             _check.integer("widths", width)
+        for name in self.families():
+            families.find(name, "mechanisms")
         self.comparison(SCHEDULE).check()
         for name in self.data_sets():
             if name == "cifar10":

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 import numpy as np
 
 from mfopt import _check
-from mfopt.experiments import tasks
+from mfopt.experiments import families, tasks
 from mfopt.experiments.cache import Result, Task
 from mfopt.experiments.comparison import Comparison
-from mfopt.experiments.studies.base import Outcome, Study, check_several, flag
+from mfopt.experiments.studies.base import Outcome, Study, check_number, check_several, flag
 from mfopt.experiments.studies.image_cells import interval, mechanism_task
 from mfopt.experiments.studies.images import ends
 from mfopt.experiments.studies.rates import ChosenRate, choose
@@ -153,7 +153,7 @@ class NextWordStudy(Study):
             _check.integer(name, getattr(self, name))
         _check.integer("seeds", self.seeds, at_least=2)
         for name in ("clip", "sgd_clip", "falls_to", "mean_weight", "least"):
-            _check.positive(name, getattr(self, name))
+            check_number(name, getattr(self, name))
         if self.mean_weight > 1:
             raise _check.reject("mean_weight", self.mean_weight, "weights are at most 1")
         _check.integer("extend", self.extend, at_least=0)
@@ -161,14 +161,15 @@ class NextWordStudy(Study):
             check_several(name, getattr(self, name))
         for name in ("rates", "sgd_rates", "sgd_clips"):
             for value in getattr(self, name):
-                _check.positive(name, value)
+                check_number(name, value)
         check_several("sgd_clips", (self.sgd_clip, *self.sgd_clips))
         for name in self.variants:
             if name not in VARIANTS:
                 raise _check.reject("variants", name, f"must be of {', '.join(VARIANTS)}")
         if (self.posts is None) != (self.public is None):
             rule = "posts and public text are needed together"
-            raise _check.reject("posts", self.posts, rule, "The dictionary has to be public.")
+            given = (self.posts and str(self.posts), self.public and str(self.public))
+            raise _check.reject("posts, public", given, rule, "The dictionary has to be public.")
         if not _check.integer("users", self.users, at_least=0) and self.posts is None:
             rule = "the paper's size is for users' posts, and none are made for it"
             way_out = (
@@ -176,6 +177,7 @@ class NextWordStudy(Study):
                 "`public`, or `users` to make so many."
             )
             raise _check.reject("posts", self.posts, rule, way_out)
+        families.find(self.factorization, "factorization")
         self._comparison().check()
         return self
 

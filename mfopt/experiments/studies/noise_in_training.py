@@ -20,7 +20,7 @@ from mfopt import _check
 from mfopt.experiments import training
 from mfopt.experiments.cache import Result, Task
 from mfopt.experiments.plots import Panel
-from mfopt.experiments.studies.base import Outcome, Study, check_several, flag
+from mfopt.experiments.studies.base import Outcome, Study, check_number, check_several, flag
 from mfopt.experiments.studies.image_cells import interval
 from mfopt.experiments.training import CHOSEN_ON, REPORTED, Run, TrainingComparison
 from mfopt.training.data.embedded import EMBEDDED
@@ -72,9 +72,9 @@ class NoiseInTraining(Study):
             values = getattr(self, name)
             check_several(name, values)
         for rate in self.rates:
-            _check.positive("rates", rate)
+            check_number("rates", rate)
         for seed in self.seeds:
-            _check.seed("seeds", seed)
+            _check.pinned("seeds", seed)
         _check.epsilon("epsilon", self.epsilon)
         _check.probability("delta", self.delta)
         for name in ("bins", "epochs", "records", "length"):

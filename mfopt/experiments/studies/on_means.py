@@ -6,7 +6,7 @@ import dataclasses
 from typing import Self
 
 from mfopt import _check
-from mfopt.experiments.studies.base import Study, check_several, flag
+from mfopt.experiments.studies.base import Study, check_number, check_several, flag
 from mfopt.experiments.studies.user_means import check_trials
 
 
@@ -32,7 +32,7 @@ class MeanStudy(Study):
             _check.integer(name, getattr(self, name))
         self._check_positive("clips", "lengths")
         _check.probability("delta", self.delta)
-        _check.seed("seed", self.seed)
+        _check.pinned("seed", self.seed)
         check_trials(self.trials)
         return self
 
@@ -43,7 +43,7 @@ class MeanStudy(Study):
             if isinstance(value, tuple):
                 check_several(name, value)
             for each in value if isinstance(value, tuple) else (value,):
-                _check.positive(name, each)
+                check_number(name, each)
 
     def _check_at_most(self, name: str, most: int, owner: str) -> None:
         """Refuse numbers of which a user, or the population, has only ``most`` ``owner``."""

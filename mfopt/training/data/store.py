@@ -352,25 +352,26 @@ def map_array(path: Path) -> np.ndarray:
     return plain
 
 
-def open_parts(path: str | Path) -> dict[str, TokenStore]:
+def open_parts(path: str | Path, name: str = "path") -> dict[str, TokenStore]:
     """The stores under ``path``: {"train": store} for a store, else those of ``PARTS`` it holds.
 
     ``train`` is the private part to train on and always there; ``held-out-users`` and
-    ``held-out-records`` are private and kept for evaluation; ``public`` is public.
+    ``held-out-records`` are private and kept for evaluation; ``public`` is public. An error says
+    ``name``.
 
     Raises:
         UsageError: no store is found.
     """
-    folder = Path(path)
+    folder = _check.path(name, path)
     if (folder / METADATA).is_file():
         return {"train": TokenStore.open(folder)}
     found = {
-        name: TokenStore.open(folder / name)
-        for name in PARTS
-        if (folder / name / METADATA).is_file()
+        part: TokenStore.open(folder / part)
+        for part in PARTS
+        if (folder / part / METADATA).is_file()
     }
     if "train" not in found:
         raise _check.reject(
-            "path", str(folder), "holds no token store", "Make one with `mfopt data build`."
+            name, str(folder), "holds no token store", "Make one with `mfopt data build`."
         )
     return found

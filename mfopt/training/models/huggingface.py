@@ -148,7 +148,9 @@ def read_config(folder: str | Path) -> GPT2Config:
     """
     path = Path(folder) / "config.json"
     if not path.is_file():
-        raise _check.reject("folder", str(folder), "holds no config.json")
+        raise _check.reject(
+            "model", str(folder), "holds no config.json", "Name the folder of a GPT-2 or of a run."
+        )
     try:
         found = json.loads(path.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
