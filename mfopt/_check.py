@@ -18,7 +18,7 @@ LEAST = 1e-300
 LARGEST_EPSILON = 1e6
 SIGMAS = (1e-6, 1e50)  # noise multipliers whose squares, and losses, can be computed with
 MOST = 2**53  # whole numbers up to here are exact in float64
-SINGLES = (1e-30, 1e30)  # what single precision holds, with room for products
+SINGLES = (1e-37, 1e38)  # what single precision holds
 
 __all__ = [
     "LEAST",

@@ -291,7 +291,9 @@ def test_command_line_from_files_to_statistics(tmp_path, capsys):
         (["--data", "rows.jsonl", "--data", ".", "--tokenizer", "."], "Give --format"),
         (["--data", ".", "--data", "..", "--tokenizer", "."], "one folder"),
         (["--data", "stdlib", "--tokenizer", "."], "own public part"),
-        (["--data", "rows.jsonl", "--tokenizer", ".", "--user-column", "who"], "No record"),
+        (["--data", "rows.jsonl", "--tokenizer", ".", "--user-column", "who"], "user is missing"),
+        (["--data", "rows.jsonl", "--tokenizer", ".", "--user-column", "who"], "--text-column"),
+        (["--data", "rows.jsonl", "--vocab-size", "300", "--end-of-text", "x"], "--tokenizer only"),
         (["--data", "rows.jsonl", "--tokenizer", ".", "--held-out-users", "2"], "held-out"),
     ],
 )
@@ -300,7 +302,7 @@ def test_command_line_refusals(tmp_path, capsys, monkeypatch, tokenizer, argumen
     write_rows(tmp_path / "rows.jsonl", 60)
     tokenizer.save(tmp_path / "tokenizer.json")
     code, _, error = run_cli(capsys, "data", "build", "out", "--quiet", *arguments)
-    assert code == (1 if words == "No record" else 2) and words in error
+    assert code == (1 if "who" in arguments else 2) and words in error
     assert "Traceback" not in error and not (tmp_path / "out").exists()
     assert run_cli(capsys, "data", "stats", "out")[0] == 2
 

@@ -143,7 +143,8 @@ class PrivateRun:
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """From now on ``optimizer.step()`` adds noise to ``grad``, divides, and then steps.
 
-        It stays the same object: schedulers and trainers see an optimizer as before.
+        It stays the same object: schedulers and trainers see an optimizer as before. A copy of it
+        (``copy.deepcopy``, pickle) is PyTorch's own, and steps **without noise**.
 
         Raises:
           UsageError: for what is no optimizer, has worked or adds noise already, or has parameters

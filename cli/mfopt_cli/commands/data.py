@@ -101,7 +101,7 @@ def build(**given: Any) -> None:
     from mfopt.training.data.builder import HoldOut
     from mfopt.training.data.embedded import EMBEDDED
     from mfopt.training.data.stdlib import build_stdlib
-    from mfopt.training.tokenizers import Tokenizer
+    from mfopt.training.tokenizers import END_OF_TEXT, Tokenizer
 
     paths = given["paths"]
     embedded = next((path for path in paths if path in EMBEDDED), None)
@@ -118,6 +118,9 @@ def build(**given: Any) -> None:
         end=not given["no_end"],
         public_overlap=given["public_overlap"],
     )
+    if given["tokenizer"] is None and given["end_of_text"] != END_OF_TEXT:
+        rule = "goes with `tokenizer` only: one that is trained here has its own end"
+        raise _check.reject("end_of_text", given["end_of_text"], rule, "Leave it out.")
     if embedded:
         if given["public"] or given["tokenizer"] or len(paths) > 1:
             raise _check.reject(

@@ -19,6 +19,7 @@ from typing import Any
 
 from mfopt import _check, _files
 from mfopt._version import __version__
+from mfopt.errors import FailureError
 from mfopt.progress import Progress, Report, silent
 from mfopt.training.data import overlap
 from mfopt.training.data.builder import HoldOut, TokenStoreBuilder
@@ -266,6 +267,13 @@ def _group(
     counts: dict[str, Any],
     progress: Report,
 ) -> None:
+    if not builder.num_records:
+        left_out = {**counts["filtered"], **counts["bad"]}
+        reasons = ", ".join(f"{count:,} × {reason}" for reason, count in sorted(left_out.items()))
+        raise FailureError(
+            f"no record can be used for the part {name} ({reasons or 'there is none'}); nothing "
+            "written. Check `user_column`, `text_column` and the format."
+        )
     total, done = builder.num_tokens, 0
 
     def advance(tokens: int) -> None:
