@@ -223,7 +223,7 @@ def test_bad_lines_can_be_fatal(tmp_path, tokenizer):
             options=Options(on_bad="fail"),
         )
     (tmp_path / "rows.jsonl").write_text("broken\n")
-    with pytest.raises(FailureError, match="No record"):
+    with pytest.raises(FailureError, match=r"no record can be used.*1 × not JSON"):
         build(
             JsonLines([tmp_path / "rows.jsonl"], "user", "text"),
             tmp_path / "out",
