@@ -75,6 +75,7 @@ def test_moments_table_agrees_with_the_printed_one(context: Context) -> None:
         assert moments <= printed * 1.02 + 0.01
 
 
+@pytest.mark.ci
 def test_black_box_is_finite_where_it_should_be() -> None:
     from mfopt.accounting import Mechanism, analysis
     from mfopt.experiments.accounts import run_group_baseline

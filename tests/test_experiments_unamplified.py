@@ -120,6 +120,7 @@ def test_more_bands_than_bins_normalizes_modes() -> None:
     assert found.rmse < narrow.rmse * 1.001
 
 
+@pytest.mark.ci
 def test_min_separation_with_few_bands_is_the_fixed_order_problem(optima) -> None:
     scheme = MinSeparation(iterations=N, separation=8, max_participations=3)
     found = unamplified.optimize(scheme, strategy="banded", bands=4, tolerance=1e-12)

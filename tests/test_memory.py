@@ -94,6 +94,7 @@ def test_what_leaves_no_choice_is_refused(capsys):
         assert stop.value.code == 2 and "--memory 2" in capsys.readouterr().err
 
 
+@pytest.mark.ci
 def test_the_command_says_what_one_array_is_worth(monkeypatch, tmp_path, capsys):
     from mfopt_cli.main import main
 

@@ -256,7 +256,6 @@ def test_a_sampler_that_is_not_the_scheme_is_found(rule, name):
             sampling.FixedOrder(8, 3),
             sampling.FreshBins(8, 6, 2),
         ],
-        1,
         2,
     ),
     ids=lambda scheme: scheme.kind,
