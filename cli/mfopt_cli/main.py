@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -79,6 +80,8 @@ def main(arguments: list[str] | None = None) -> Any:
     from mfopt_cli.spelling import speak_plainly
 
     speak_plainly()
+    # what is imported and traced stays: to look at it again and again took a fifteenth of the time
+    gc.set_threshold(50_000, 20, 20)
     try:
         with _signals.as_interrupts():
             code = cli.main(args=arguments, prog_name="mfopt", standalone_mode=False)
