@@ -236,12 +236,19 @@ def seed(text: str = "for reproduction; the certificate says so", **more: Any) -
     return option("--seed", type=Seed(), help=text, **more)
 
 
-def folder(name: str, path: Path) -> Path:
-    """``path`` as a folder to write into, made if it is not there; ``name`` is of the option."""
+def folder(name: str, path: Path, make: bool = True) -> Path:
+    """``path`` as a folder to write into, by default made if it is not there.
+
+    Args:
+      name: of the option.
+      path: where.
+      make: whether to make it now.
+    """
     if path.exists() and not path.is_dir():
         raise _check.reject(name, str(path), "is not a folder", "Name another.")
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        if make:
+            path.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         rule = f"cannot be made a folder ({problem.strerror})"
         raise _check.reject(name, str(path), rule, "Name another.") from None

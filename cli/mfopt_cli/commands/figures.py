@@ -75,7 +75,7 @@ def command(
     if folder is not None:
         from mfopt.experiments import artifacts
 
-        options.folder("artifacts", folder)
+        options.folder("artifacts", folder, make=False)  # names are checked first
         wanted = [name for given in names for name in _artifacts(given)]
         with Live(loud) as live:
             made = artifacts.rebuild(wanted, folder, store, jobs=jobs, progress=live)
