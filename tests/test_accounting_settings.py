@@ -77,3 +77,21 @@ def test_settings_cover_the_range():
         logs = [math.log10(setting[name]) for setting in drawn]
         assert math.log10(low) <= min(logs) < math.log10(low) + 0.3
         assert math.log10(high) - 0.3 < max(logs) <= math.log10(high)
+
+
+@pytest.mark.parametrize(
+    ("bracket", "delta", "key"),
+    [
+        ((0.9, 1.1), 1e-6, None),
+        ((1.01, 1.1), 1e-6, "wrong"),
+        ((0.8, 0.9), 1e-6, "wrong"),
+        ((1.2, 1.3), 1e-12, "beyond_floor"),
+        ((1.2, 0.999), 1e-6, "empty_reference"),
+    ],
+)
+def test_what_a_reference_says_against_an_answer(monkeypatch, bracket, delta, key):
+    answers = iter([({"wrong": [], "found": 1.0}, 0, ""), ({"reference": list(bracket)}, 0, "")])
+    monkeypatch.setattr(bench_settings, "isolated", lambda *_: next(answers))
+    found = bench_settings.examine({"delta": delta}, compare=True)
+    kinds = ("wrong", "beyond_floor", "empty_reference")
+    assert [kind for kind in kinds if found.get(kind)] == ([key] if key else [])

@@ -7,7 +7,8 @@ CPU time and 1 GiB for each question; the lower bound of the discretization belo
 ε falls with σ and δ and grows with p, T and K; and, for every tenth setting for which
 dp_accounting has an answer in 10 s, ε between its optimistic and its pessimistic estimate, up to
 the 2e-5 that answers here may be above the truth. Below δ = 1e-11 a disagreement is listed apart:
-its own rounding is of that size.
+its own rounding is of that size. So is a reference whose optimistic estimate is above its
+pessimistic one: one of the two is wrong.
 
 What was found for each setting goes into ``--log``, a line each; settings that it has already are
 not examined again, so that a long run may be cut anywhere.
@@ -209,7 +210,9 @@ def examine(setting: Setting, *, compare: bool) -> Setting:
             found["reference"] = [low, high]
             if not low * (1 - 1e-6) - 1e-9 <= found["found"] <= high * (1 + _ABOVE) + 1e-9:
                 said = f"ε = {found['found']} outside dp_accounting's {low, high}"
-                if setting["delta"] < _FLOOR:
+                if low > high * (1 + 1e-6) + 1e-9:
+                    found["empty_reference"] = said
+                elif setting["delta"] < _FLOOR:
                     found["beyond_floor"] = said
                 else:
                     found["wrong"].append(said)
@@ -277,6 +280,7 @@ def summary(results: list[Setting]) -> dict[str, Any]:
         "groups": sum(r["group_size"] > 1 for r in results),
         "compared_with_dp_accounting": sum("reference" in r for r in results),
         "outside_its_bracket_below_its_rounding": [r for r in results if "beyond_floor" in r],
+        "outside_its_bracket_which_is_empty": [r for r in results if "empty_reference" in r],
         "cpu_seconds": {
             "median": float(np.median(times)),
             "99%": float(np.quantile(times, 0.99)),
