@@ -367,6 +367,16 @@ def test_a_second_one_that_would_draw_the_same_noise_cannot_be_made():
                 make(original)
 
 
+def test_an_optimizer_that_adds_noise_cannot_be_copied():
+    import pickle
+
+    _, _, optimizer = plain()
+    for make in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(UsageError, match="leave out what adds the noise"):
+            make(optimizer)
+    copy.deepcopy(optimizer.state_dict())
+
+
 @pytest.mark.parametrize(
     ("module", "loss", "match"),
     [

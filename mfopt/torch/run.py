@@ -143,8 +143,8 @@ class PrivateRun:
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """From now on ``optimizer.step()`` adds noise to ``grad``, divides, and then steps.
 
-        It stays the same object: schedulers and trainers see an optimizer as before. A copy of it
-        (``copy.deepcopy``, pickle) is PyTorch's own, and steps **without noise**.
+        It stays the same object: schedulers and trainers see an optimizer as before. It can no
+        longer be copied or pickled: PyTorch leaves out of a copy what adds the noise.
 
         Raises:
           UsageError: for what is no optimizer, has worked or adds noise already, or has parameters
@@ -190,6 +190,16 @@ class PrivateRun:
             for p in parameters:
                 p.grad = None
 
+        def refuse_copy(_: Any) -> Any:
+            raise _check.reject(
+                "optimizer",
+                type(optimizer).__name__,
+                "cannot be copied: PyTorch would leave out what adds the noise",
+                "Make a new one, or go on from state_dict() where this one ends.",
+            )
+
+        # copy and pickle ask the object before its class
+        setattr(optimizer, "__reduce_ex__", refuse_copy)  # noqa: B010 - no method of its class
         optimizer.register_step_pre_hook(before_step)
         optimizer.register_state_dict_post_hook(
             lambda _, state: {**state, STATE: self.state_dict()}
