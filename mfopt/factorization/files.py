@@ -124,8 +124,13 @@ def keep(
 ) -> Path:
     """Save a result that took long, wherever that is possible; returns where.
 
-    An interrupt meanwhile comes through once it is saved. See :func:`save` for the arguments and
-    :func:`mfopt._files.write_beside`.
+    An interrupt meanwhile comes through once it is saved. See :func:`mfopt._files.write_beside`.
+
+    Args:
+      factorization: what is written.
+      path: where, if it can be written there.
+      force: replace what is there.
+      checked: as of :func:`save`.
     """
     with _signals.deferred():
         return _files.write_beside(
