@@ -159,7 +159,7 @@ def test_the_account_of_a_large_c(machine):
         dominating_pair.exact(S.BandedToeplitz(np.array([1.0, 0.5])), BallsInBins(4096, 64))
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_the_estimate_is_that_of_the_compiled_program():
     # the search's program, compiled and not run, as XLA accounts for it
     import jax
