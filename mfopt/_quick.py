@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any
 
 import jax
@@ -18,19 +17,27 @@ OPTIONS = {
     "xla_cpu_use_fusion_emitters": False,
     "xla_cpu_parallel_codegen_split_count": 1,
 }
-_TRIED = (0, 8), (0, 12)  # versions of jaxlib: others may refuse an option that they do not know
-
-
-def tried() -> bool:
-    """Whether this version of jaxlib knows :data:`OPTIONS`."""
-    first, beyond = _TRIED
-    return first <= tuple(map(int, version("jaxlib").split(".")[:2])) < beyond
 
 
 @functools.cache
 def options() -> dict[str, Any] | None:
-    """For ``compiler_options`` of ``jax.jit``; None where these are not of the backend."""
-    return dict(OPTIONS) if tried() and jax.default_backend() == "cpu" else None
+    """For ``compiler_options`` of ``jax.jit``; None where these are not of the backend.
+
+    Versions of the compiler differ in what they know, and refuse what they do not: it is asked.
+    """
+    if jax.default_backend() != "cpu":
+        return None
+    if _taken(OPTIONS):
+        return dict(OPTIONS)
+    return {name: value for name, value in OPTIONS.items() if _taken({name: value})} or None
+
+
+def _taken(some: dict[str, Any]) -> bool:
+    try:
+        jax.jit(lambda: 0, compiler_options=some).lower().compile()
+    except (jax.errors.JaxRuntimeError, ValueError):
+        return False
+    return True
 
 
 class jit:

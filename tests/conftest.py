@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -84,13 +85,25 @@ def pytest_collection_finish() -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_OnlyWithExamples())
+    os.environ.setdefault("XLA_FLAGS", " ".join(_flags()))
+
+
+def _flags() -> list[str]:
+    """The quick options for all programs, those of the processes that tests start too.
+
+    XLA ends a process that sets a flag which it does not know, and reads them once: a version
+    that was not tried gets none.
+    """
     from mfopt import _quick
 
-    # for all programs, those of the processes that tests start too; XLA ends a process that sets
-    # a flag which it does not know
-    if _quick.tried():
-        flags = [f"--{name}={str(value).lower()}" for name, value in _quick.OPTIONS.items()]
-        os.environ.setdefault("XLA_FLAGS", " ".join(flags))
+    jaxlib = tuple(map(int, version("jaxlib").split(".")[:2]))
+    if not (0, 8) <= jaxlib < (0, 13):
+        return []
+    return [
+        f"--{name}={str(value).lower()}"
+        for name, value in _quick.OPTIONS.items()
+        if name != "xla_cpu_use_fusion_emitters" or jaxlib < (0, 11)
+    ]
 
 
 @pytest.hookimpl(optionalhook=True)  # without xdist nobody asks

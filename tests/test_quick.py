@@ -1,5 +1,7 @@
 """Programs with quick settings of the compiler."""
 
+import os
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -7,21 +9,35 @@ import pytest
 from mfopt import _quick
 
 
-def test_options_are_for_known_versions_and_the_cpu(monkeypatch):
-    found = {}
-    for version, backend in (("0.9.1", "cpu"), ("0.7.2", "cpu"), ("0.12.0", "cpu"), ("0.9", "gpu")):
-        with monkeypatch.context() as patch:
-            patch.setattr(_quick, "version", lambda name, version=version: version)
-            patch.setattr(jax, "default_backend", lambda backend=backend: backend)
-            _quick.options.cache_clear()
-            found[version, backend] = _quick.options() is not None
+@pytest.fixture
+def asked_again():
     _quick.options.cache_clear()
-    assert found == {
-        ("0.9.1", "cpu"): True,
-        ("0.7.2", "cpu"): False,
-        ("0.12.0", "cpu"): False,
-        ("0.9", "gpu"): False,
-    }
+    yield
+    _quick.options.cache_clear()
+
+
+def test_what_the_compiler_does_not_know_is_left_out(monkeypatch, asked_again):
+    known = _quick.options()
+    assert {"xla_backend_optimization_level"} <= set(known) <= set(_quick.OPTIONS)
+    _quick.options.cache_clear()
+    monkeypatch.setitem(_quick.OPTIONS, "xla_of_another_version", True)
+    assert _quick.options() == known
+    _quick.options.cache_clear()
+    monkeypatch.setattr(_quick, "OPTIONS", {"xla_of_another_version": True})
+    assert _quick.options() is None
+    assert _quick.jit(lambda x: 2 * x)(jnp.float32(3)) == 6
+
+
+def test_options_are_for_the_cpu(monkeypatch, asked_again):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert _quick.options() is None
+
+
+def test_the_suites_flags_are_those_that_the_compiler_knows():
+    given = {flag.split("=")[0].lstrip("-") for flag in os.environ.get("XLA_FLAGS", "").split()}
+    if not given & set(_quick.OPTIONS):
+        pytest.skip("XLA_FLAGS are somebody's own, or this jaxlib was not tried")
+    assert given >= set(_quick.options())
 
 
 def test_a_quick_program_is_one_of_its_own_or_part_of_another():
