@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from matplotlib.text import Annotation, Text
 
 from mfopt.experiments import decision_plots
 from mfopt.experiments.comparison import Comparison, Row
@@ -86,3 +87,19 @@ def test_one_colour_for_a_mechanism_and_losers_named_at_the_edge():
     curve = next(line for line in found["-rmse"].axes[0].lines if line.get_marker() == "o")
     assert colours == {curve.get_color()} == {decision_plots._look("blt-4").colour}
     assert "-improvement" not in dict(decision_plots.figures(setting, rows, rows, None))
+
+
+def test_no_line_to_a_name_crosses_a_name():
+    names = ("toeplitz-scaled", "banded+amplified", "banded-toeplitz-scaled", "blt-4", "dense")
+    near = 1 + np.arange(len(names)) / 1e4
+    rows = [row(name, at, epsilon=e) for name, at in zip(names, near, strict=True) for e in (1, 2)]
+    setting = Comparison(bins=4, epochs=2, epsilons=(1.0, 2.0), include=names)
+    figure = decision_plots.error_figure(setting, rows, None)
+    figure.draw_without_rendering()
+    texts = [text for text in figure.axes[0].texts if isinstance(text, Annotation)]
+    left = min(Text.get_window_extent(text).x0 for text in texts)
+    for text in texts:
+        assert text.arrow_patch is not None
+        line = text.arrow_patch.get_path().transformed(text.arrow_patch.get_transform())
+        assert line.vertices[:, 0].max() <= left
+    assert len(texts) == len(names)

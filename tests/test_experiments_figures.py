@@ -6,10 +6,12 @@ import pytest
 from mfopt_cli.main import main
 
 from mfopt import UsageError
-from mfopt.experiments import figures
+from mfopt.experiments import artifacts, figures
 from mfopt.experiments.cache import Cache
+from mfopt.experiments.figures import near_exact
 from mfopt.experiments.figures.context import Context
 from mfopt.experiments.figures.mcmahan import PRINTED
+from mfopt.experiments.runner import first_tasks
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +38,19 @@ def test_every_figure_that_was_promised_has_a_name() -> None:
 
 
 @pytest.mark.release
+def test_the_samples_of_figure_5_end_where_the_grid_has_its_cells(context: Context) -> None:
+    asked = first_tasks(lambda: near_exact.samples(context))
+    sources = {source for task in asked for source in task.needs}
+    for epsilon in near_exact.SAMPLE_EPSILONS:
+        shared, *_ = artifacts.grid_tasks("blt-4", *near_exact.MAIN, epsilon)
+        assert shared in sources
+        best = [each for each in sources if shared in each.needs]
+        assert [each.arguments["samples"] for each in best] == [near_exact.MOST_SAMPLES]
+    assert len(sources) == len(near_exact.SAMPLE_EPSILONS) * (
+        len(near_exact.SAMPLES) * len(near_exact.SEEDS) + 1
+    )
+
+
 def test_user_level_2a_group_size_has_almost_no_effect(context: Context) -> None:
     for curve in data(figures.FIGURES["user-level-2a"].build(context)).values():
         assert max(curve.values()) < 1.15 * min(curve.values())

@@ -37,6 +37,27 @@ def test_one_law_serves_many_thresholds(bins, sigma, direction):
         assert found[300] > profile.log_delta_below(float(epsilons[300]))
 
 
+def test_where_one_bin_reaches_as_far_as_all_faint_thresholds_share_a_law(monkeypatch):
+    # DP-SGD at 16 × 128, ε = 0.5: each of 1,300 thresholds had had a convolution of its own
+    bins, sigma, faint = 128, 2.5836, -30.3
+    profile = AllocationProfile(bins, sigma**-2, COARSE)
+    epsilons, laws = np.linspace(0, 0.314, 641), []
+    block = throw._block
+    monkeypatch.setattr(throw, "_block", lambda *each: laws.append(each) or block(*each))
+    monkeypatch.setattr(AllocationProfile, "log_delta", lambda *each: pytest.fail("by itself"))
+    found = throw.log_hinges(bins, sigma**-2, epsilons, "remove", log_faint=faint)
+    monkeypatch.undo()
+    assert len(laws) < 8
+    for place in (128, 320, 600):
+        epsilon = float(epsilons[place])
+        below, alone = profile.log_delta_below(epsilon), profile.log_delta(epsilon, "remove")
+        assert below < found[place]
+        # what faint values leave to rounding is less than a truncation may lose
+        assert math.exp(found[place]) < math.exp(alone) * (1 + 2e-3) + math.exp(faint)
+    # the control: half of the bound is below the truth
+    assert found[320] - math.log(2) < profile.log_delta_below(float(epsilons[320]))
+
+
 @pytest.mark.parametrize(
     ("bins", "epochs", "sigma", "epsilon"),
     few([(4, 3, 1.3, 1.0), (2, 5, 1.5, 0.5), (8, 2, 0.6, 2.0)], 0),

@@ -324,7 +324,14 @@ def _name_ends(axis: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
             color=colour,
             va="center",
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": "0.8", "linewidth": 0.6},
+            # to the name's left edge: to its middle a line would cross the names beside it
+            arrowprops={
+                "arrowstyle": "-",
+                "color": "0.8",
+                "linewidth": 0.6,
+                "relpos": (0.0, 0.5),
+                "shrinkA": 1.0,
+            },
         )
 
 

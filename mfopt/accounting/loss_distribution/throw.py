@@ -45,7 +45,8 @@ _NODES = 300  # on either side of 0, for planning
 _PART = 0.45  # of the grid's spacing: the lognormals' grid adds a fifth of the grid's own variance
 _MOST_CELLS = 1 << 19  # of one lognormal
 _FEW_CELLS = 1 << 13  # of one lognormal, for planning
-_ROUNDING = 1e-7  # relative, of a block's lesser thresholds: below, a block of their own is taken
+_ROUNDING = 1e-7  # relative, of a block's lesser thresholds: above, a block of their own is taken
+_ROUGH = 0.1  # the same for planning
 _LARGEST_LOSS = 300.0
 _NEIGHBOURS = 16
 _ALONE = 4.0  # loss
@@ -138,7 +139,7 @@ class Throw(Unbounded):
                 f"grid of spacing {step:.3g}; ask for a lower accuracy or use more noise"
             )
         index = np.arange(first, last + 1)
-        log_q, infinite, reverse = _atoms(self.bins, noise_multiplier**-2, step * index)
+        log_q, infinite, reverse = _atoms(self.bins, noise_multiplier**-2, step * index, log_tail)
         with np.errstate(under="ignore"):
             mass = np.exp(log_q + step * index)
         kept = mass > _FAINT
@@ -149,15 +150,18 @@ class Throw(Unbounded):
         return LossDistribution(step, index[kept], mass[kept], infinite, reverse + faint, smoothing)
 
 
-def _atoms(bins: int, gram: float, losses: np.ndarray) -> tuple[np.ndarray, float, float]:
+def _atoms(
+    bins: int, gram: float, losses: np.ndarray, log_faint: float = -math.inf
+) -> tuple[np.ndarray, float, float]:
     """(log Q-mass at each loss, P-mass at +∞, Q-mass at -∞) of a pair that dominates the throw.
 
-    ``losses`` increase, and 0 is among them, neither the first nor the last.
+    ``losses`` increase, and 0 is among them, neither the first nor the last. What is below
+    e^log_faint need not be resolved.
     """
     right, left = losses[losses >= 0], losses[losses <= 0]
     log_above, log_below = (
-        log_hinges(bins, gram, right, "remove"),
-        log_hinges(bins, gram, -left, "add"),
+        log_hinges(bins, gram, right, "remove", log_faint=log_faint),
+        log_hinges(bins, gram, -left, "add", log_faint=log_faint),
     )
     return _kinks(losses, log_above, log_below)
 
@@ -225,8 +229,14 @@ def log_hinges(
     epsilons: np.ndarray,
     direction: Literal["remove", "add"],
     most: int = _MOST_CELLS,
+    rounding: float = _ROUNDING,
+    log_faint: float = -math.inf,
 ) -> np.ndarray:
     """Upper bounds of log H_{e^ε} at each ε >= 0, in any order, shape of ``epsilons``.
+
+    What the transform rounds away is a part of each bound. Where single lognormals reach as far as
+    the sum does (many bins, little noise of one), the saddle point of the sum leaves 1% of a faint
+    value to it, and no block of its own would do better.
 
     Args:
       bins: b.
@@ -234,8 +244,11 @@ def log_hinges(
       epsilons: where; what they are apart says how fine the lognormals' grid is.
       direction: "remove" or "add".
       most: cells of one lognormal, with fewer of which the bounds are looser.
+      rounding: relative, that a bound may have without a convolution of its own.
+      log_faint: log of the rounding that any bound may have so: what each truncation may lose.
     """
     profile = AllocationProfile(bins, gram)
+    allowed = math.log(rounding), log_faint
     order = np.argsort(epsilons)
     if direction == "remove":
         order = order[::-1]  # thresholds b e^{±ε}, the largest first
@@ -251,7 +264,7 @@ def log_hinges(
             continue
         end = start + int(np.searchsorted(np.abs(sorted_ - sorted_[start])[start:], ratio, "right"))
         resolution = float(np.min(apart[start:end]))
-        served = _block(profile, sorted_[start:end], sign, resolution, most)
+        served = _block(profile, sorted_[start:end], sign, resolution, most, allowed)
         if not served.size:
             if end - start > 1:
                 ratio /= 2
@@ -268,7 +281,12 @@ def log_hinges(
 
 
 def _block(
-    profile: AllocationProfile, epsilons: np.ndarray, sign: float, resolution: float, most: int
+    profile: AllocationProfile,
+    epsilons: np.ndarray,
+    sign: float,
+    resolution: float,
+    most: int,
+    allowed: tuple[float, float],
 ) -> np.ndarray:
     """Bounds at the first of the thresholds, as many as one law is good for; none if it is not."""
     bins = profile.bins
@@ -292,9 +310,11 @@ def _block(
     if sign > 0:
         with np.errstate(divide="ignore"):
             found = np.logaddexp(found, math.log(bins) + np.log(_beyond(profile, top, epsilons)))
-    good = (sign * thresholds >= composed.low) & (rounding <= found + math.log(_ROUNDING))
-    count = thresholds.size if np.all(good) else int(np.argmin(good))
-    return found[:count] - math.log(bins) + (epsilons[:count] if sign < 0 else 0.0)
+    to_profile = (epsilons if sign < 0 else 0.0) - math.log(bins)
+    found, rounding = found + to_profile, rounding + to_profile
+    limit = np.maximum(found + allowed[0], allowed[1])
+    good = (sign * thresholds >= composed.low) & (rounding <= limit)
+    return found[: thresholds.size if np.all(good) else int(np.argmin(good))]
 
 
 def _log_hinges(composed: ComposedLosses, thresholds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -375,11 +395,11 @@ def _nodes(
     right = losses[_NODES:]
     near = right <= _ALONE
     log_above = np.empty(right.shape)
-    log_above[near] = log_hinges(bins, gram, right[near], "remove", _FEW_CELLS)
+    log_above[near] = log_hinges(bins, gram, right[near], "remove", _FEW_CELLS, _ROUGH, log_tail)
     # far out one lognormal decides, the others at their mean: good enough to plan with
     alone = [math.log(bins * math.expm1(e) + 1) for e in right[~near]]
     log_above[~near] = [gaussian.log_delta(math.sqrt(gram), e) for e in alone]
-    log_below = log_hinges(bins, gram, -losses[: _NODES + 1], "add", _FEW_CELLS)
+    log_below = log_hinges(bins, gram, -losses[: _NODES + 1], "add", _FEW_CELLS, _ROUGH, log_tail)
     log_q, _, _ = _kinks(losses, log_above, log_below)
     kept = log_q > -690
     return losses[kept], log_q[kept], np.zeros(int(np.count_nonzero(kept)))

@@ -20,14 +20,16 @@ from mfopt.experiments.comparison import WIDTHS, Comparison
 from mfopt.experiments.comparison_plots import improvement_panel
 from mfopt.experiments.figures.context import Context, Drawing
 from mfopt.experiments.plots import Curve, Panel
+from mfopt.optimize import kinds
 
 PAPER = "Choquette-Choo et al. 2024, Near-exact privacy amplification"
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 DELTA = 1e-5
 MAIN = (16, 128)
 APPENDIX = [(epochs, bins) for epochs in (8, 16, 32) for bins in (32, 64, 128)]
-# Figure 5's sample counts; the optimizer here is judged against its own default as well.
-SAMPLES = (2**7, 2**8, 2**9, 2**10, 2**11, 2**12, 2**13, 2**14)
+# Figure 5's range of sample counts, with the one that its text names, 2^9; the last is the default
+# of a search for BLTs, whose optimum the grid has too.
+SAMPLES = (2**7, 2**9, 2**11, 2**13)
 MOST_SAMPLES = 2**20
 SAMPLE_EPSILONS = (0.5, 1.0, 2.0, 4.0)
 SEEDS = tuple(range(5))  # of what is random or is timed, each drawn or run so often
@@ -91,8 +93,9 @@ def samples(context: Context) -> Drawing:
     epochs, bins = MAIN
 
     def optimum(epsilon: float, count: int, seed: int) -> Task:
+        asked = None if count == kinds.find("blt").samples else count
         return tasks.amplified_task(
-            "blt", bins, epochs, epsilon, DELTA, buffers=4, samples=count, seed=seed
+            "blt", bins, epochs, epsilon, DELTA, buffers=4, samples=asked, seed=seed
         )
 
     def best(epsilon: float) -> Task:
