@@ -132,11 +132,14 @@ def by_state(
     def step(covariance: jax.Array, at: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         read, decay, feed, out, fresh, rate = at
         velocity = jnp.concatenate([-read * out, jnp.array([momentum, 0.0])])
-        moved = jnp.pad(jnp.diag(decay) - jnp.outer(feed, read), ((0, 0), (0, 2)))
+        inside = jnp.pad(jnp.diag(decay) - jnp.outer(feed, read), ((0, 0), (0, 2)))
         total = (rate * velocity).at[buffers + 1].add(1)
-        matrix = jnp.concatenate([moved, velocity[None], total[None]])
+        matrix = jnp.concatenate([inside, velocity[None], total[None]])
         entering = gain * jnp.concatenate([feed, jnp.stack([out, rate * out])])
-        new = matrix @ covariance @ matrix.T + fresh * jnp.outer(entering, entering)
+        # sums of products become one loop; of matrices as small as these a product is a call
+        half = jnp.sum(matrix[:, :, None] * covariance, axis=1)
+        moved = jnp.sum(half[:, None, :] * matrix, axis=2)
+        new = moved + fresh * jnp.outer(entering, entering)
         return new, new[-1, -1]
 
     series = (read, decay, feed, 1 / columns, 1 / rows**2, rates)
