@@ -110,10 +110,11 @@ def test_long_work_is_announced_and_short_work_is_not(monkeypatch):
     monkeypatch.setattr(_sizes, "speed", lambda: _sizes.SPEED)
     told = []
 
-    def announced(bins, samples=2048, evaluations=300):
+    def announced(bins, samples=2048, evaluations=300, searches=1):
         told.clear()
         scheme = BallsInBins(bins, 8)
-        sizes.announce(scheme, samples=samples, evaluations=evaluations, report=told.append)
+        work = sizes.SearchWork("blt", samples, evaluations)
+        sizes.announce(scheme, [work] * searches, report=told.append)
         return bool(told)
 
     # measured: 11 to 40 s at 128 bins; 149 CPU-s at 1,024
@@ -121,6 +122,7 @@ def test_long_work_is_announced_and_short_work_is_not(monkeypatch):
     assert 50 < sizes.seconds(BallsInBins(1024, 8), samples=2**15, evaluations=40) < 200
     assert announced(4096) and told[0].lasting and " min" in told[0].note
     assert announced(128, samples=2**19)
+    assert not announced(128, 2**16) and announced(128, 2**16, searches=4)  # one after another
     monkeypatch.setattr(_sizes, "speed", lambda: 100 * _sizes.SPEED)
     assert not announced(4096)
 

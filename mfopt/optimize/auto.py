@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mfopt import _check, _sizes
+from mfopt import _check
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import Factorization
-from mfopt.optimize import kinds, memory, sizes
+from mfopt.optimize import kinds, memory, starts, usual
 from mfopt.optimize.pipeline import on_record
 from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
 from mfopt.optimize.time_scale import Scaling
@@ -35,7 +35,6 @@ from mfopt.workloads import PrefixSums, Workload
 
 MEMORY = 15  # arrays, unless the caller names a number
 MOST_BANDS = 32  # under fresh bins: more gain nothing that was measured, and cost much
-_BUFFERS = 4  # of a BLT and of one with a wave: more gain next to nothing
 
 
 class Candidate(NamedTuple):
@@ -105,9 +104,9 @@ def candidates(epochs: int, iters: int, most: int) -> list[Candidate]:
     kept, afresh = BallsInBins(iters, epochs), FreshBins(iters, epochs)
     found = [Candidate(kept, "identity"), Candidate(afresh, "identity")]
     if most >= 1:
-        found.append(Candidate(kept, "blt", min(most, _BUFFERS)))
-    if most >= memory.FEWEST_WAVE:
-        found.append(Candidate(kept, "wave-blt", _BUFFERS))
+        found.append(Candidate(kept, "blt", min(most, usual.BUFFERS)))
+    if most >= starts.FEWEST_WAVE:
+        found.append(Candidate(kept, "wave-blt", usual.BUFFERS))
     blocks = min(most, memory.MOST_BLOCKS, iters + 1)
     if blocks >= memory.FEWEST_BLOCKS:
         found.append(Candidate(kept, "cyclic-blocks", blocks))
@@ -160,13 +159,14 @@ def least_error(
     most = _check.integer("memory", most, at_least=0)
     workload = workload or PrefixSums()
     wanted = candidates(epochs, iters, most)
-    _announce(wanted, time_scale, progress)
+    searches = [(one.scheme, one.kind) for one in wanted]
+    memory.announce(searches, time_scale, progress, "mechanisms")
     tried: list[Tried] = []
     unfinished: tuple[Optimized, BinScheme] | None = None
     interrupted = False
     for candidate in wanted:
         begun = time.perf_counter()
-        told = within(_quiet(progress), candidate.words())
+        told = within(memory.quiet(progress), candidate.words())
         found: Optimized | None = None
         try:
             found = _search(candidate, epsilon, delta, tried, workload, time_scale, seed, told)
@@ -247,28 +247,6 @@ def _search(
         init=blts[0].strategy if blts and kind == "banded-toeplitz" else None,
         progress=progress,
     )
-
-
-def _announce(wanted: Sequence[Candidate], time_scale: bool | Scaling, progress: Report) -> None:
-    """How long all of it will take, before any of it."""
-    total = 0.0
-    for scheme, kind, _ in wanted:
-        if kind != "identity":
-            entry = kinds.find(kind)
-            work = {"samples": entry.samples, "evaluations": entry.steps}
-            scaled = bool(time_scale) and entry.scalable
-            total += sizes.seconds(scheme, kind=kind, scaled=scaled, **work)
-    _sizes.announce(total, progress, of=f"{len(wanted)} mechanisms", note="Ctrl-C keeps the best")
-
-
-def _quiet(progress: Report) -> Report:
-    """A search's own estimate of its time is part of the whole's."""
-
-    def report(event: Progress) -> None:
-        if not (event.lasting and event.stage == "starting"):
-            progress(event)
-
-    return report
 
 
 def _note(one: Tried) -> str:

@@ -11,7 +11,7 @@ Kinds come after one another: a search from the optimum of a smaller kind cannot
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -166,6 +166,18 @@ def check(name: str) -> str:
     if name not in every():
         raise _check.reject("strategy", name, f"must be one of {', '.join(every())}")
     return name
+
+
+def asked(strategy: str | Sequence[str]) -> tuple[str, ...]:
+    """The kinds that a caller names, one or several, each once.
+
+    Raises:
+      UsageError: none, or an unknown one.
+    """
+    named = (strategy,) if isinstance(strategy, str) else tuple(dict.fromkeys(strategy))
+    if not named:
+        raise _check.reject("strategy", strategy, "names no kind", '"blt" is one.')
+    return tuple(check(name) for name in named)
 
 
 def find(name: str) -> Kind:

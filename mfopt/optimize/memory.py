@@ -8,26 +8,29 @@ of keeping them are no candidates: they pay in time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from mfopt import _check, query_error
+from mfopt import _check, _sizes, query_error
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.calibration import calibrate
 from mfopt.noise.choice import choose
+from mfopt.optimize import kinds, sizes, starts
 from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
 from mfopt.optimize.time_scale import Scaling
-from mfopt.progress import Report, silent
+from mfopt.progress import Progress, Report, silent, within
 from mfopt.sampling import BinScheme
 from mfopt.strategies import Identity, Strategy
 from mfopt.workloads import PrefixSums, Workload
 
 MOST_BUFFERS = 6  # of a BLT: at 8 × 32 four are at most 0.2% better than two
-FEWEST_WAVE = 4  # one exponential and the three arrays of a wave
 FEWEST_BLOCKS, MOST_BLOCKS = 5, 9  # arrays of cyclic blocks
-_FEWEST_BANDS = 9  # a few bands see a few steps, a BLT of as many arrays the whole run
+# A few bands see a few steps, a BLT of as many arrays the whole run. At 8 × 32 half an epoch's
+# bands are no better than four buffers at ε = 1 and 12% worse at 16, a quarter 2% and 39% worse.
+_FEWEST_BANDS, _LEAST_SHARE = 9, 0.5
 _SAMPLES = 2**15
 _SEED = 1  # of the samples that options are compared on: the same for all
 
@@ -48,6 +51,44 @@ class WithinMemory(NamedTuple):
     found: Optimized
     noise_multiplier: float
     rmse: float
+
+
+class WithinBound(NamedTuple):
+    """One search: for at most how many arrays, which kind of C, and how many buffers or bands."""
+
+    bound: int
+    kind: str
+    size: int
+
+    def words(self) -> str:
+        """It in words, short enough for a line of progress."""
+        bands = ", bands" if self.kind == "banded-toeplitz" else ""
+        return f"{self.kind} ({self.size}{bands})"
+
+
+def wanted(scheme: BinScheme, memory: int) -> list[WithinBound]:
+    """What is searched for ``memory`` arrays, one fewer and one more; nothing twice.
+
+    Args:
+      scheme: bins and epochs.
+      memory: model-sized arrays.
+
+    >>> from mfopt.sampling import BallsInBins
+    >>> [one.words() for one in wanted(BallsInBins(bins=32, epochs=8), 4)]
+    ['blt (3)', 'blt (4)', 'wave-blt (4)', 'blt (5)', 'wave-blt (5)', 'cyclic-blocks (5)']
+    """
+    bands = max(_FEWEST_BANDS, int(_LEAST_SHARE * scheme.bins) + 1)
+    found: dict[tuple[str, int], WithinBound] = {}
+    for bound in range(max(memory - 1, 0), memory + 2):
+        for kind, size, least in (
+            ("blt", min(bound, MOST_BUFFERS), 1),
+            ("wave-blt", min(bound, MOST_BUFFERS), starts.FEWEST_WAVE),
+            ("cyclic-blocks", min(bound, MOST_BLOCKS, scheme.bins + 1), FEWEST_BLOCKS),
+            ("banded-toeplitz", min(bound + 1, scheme.iterations), bands),
+        ):
+            if size >= least:
+                found.setdefault((kind, size), WithinBound(bound, kind, size))
+    return list(found.values())
 
 
 @float64
@@ -79,51 +120,38 @@ def options(
     """
     memory = _check.integer("memory", memory, at_least=0)
     workload = workload or PrefixSums()
+    every = wanted(scheme, memory)
+    announce([(scheme, one.kind) for one in every], time_scale, progress, "searches")
     found: dict[int, WithinMemory] = {}
-    blt: Optimized | None = None
-    wave: Optimized | None = None
-    blocks: Optimized | None = None
+    blt: Strategy | None = None
 
-    def search(kind: str, init: Optimized | None, *, buffers: int = 1, bands: int = 1) -> Optimized:
+    def search(kind: str, size: int, told: Report) -> Optimized:
+        banded = kind == "banded-toeplitz"
         return optimize(
             scheme,
             epsilon,
             delta,
             strategy=kind,
-            buffers=buffers,
-            bands=bands,
+            buffers=1 if banded else size,
+            bands=size if banded else 1,
             workload=workload,
             time_scale=time_scale,
             seed=seed,
-            init=None if init is None else init.strategy,
-            progress=progress,
+            # from one buffer fewer, where that is known: more memory cannot be worse
+            init=blt if kind in ("blt", "banded-toeplitz") else None,
+            progress=told,
         )
 
     try:
         for bound in range(max(memory - 1, 0), memory + 2):
-            made = []
-            buffers, bands = min(bound, MOST_BUFFERS), min(bound + 1, scheme.iterations)
-            if not bound:
-                nothing = np.zeros((0, 3))
-                made.append(
-                    Optimized(Identity(), np.nan, np.nan, "nothing to optimize", nothing, 0.0)
-                )
-            elif blt is None or buffers > _memory(blt.strategy, scheme):
-                # from one buffer fewer, where that is known: more memory cannot be worse
-                blt = search("blt", blt, buffers=buffers)
-                made.append(blt)
-            if bound >= FEWEST_WAVE and (wave is None or buffers > _memory(wave.strategy, scheme)):
-                wave = search("wave-blt", None, buffers=buffers)
-                made.append(wave)
-            wanted = min(bound, MOST_BLOCKS, scheme.bins + 1)
-            if wanted >= FEWEST_BLOCKS and (
-                blocks is None or wanted > _memory(blocks.strategy, scheme)
-            ):
-                blocks = search("cyclic-blocks", None, buffers=wanted)
-                made.append(blocks)
-            if bands >= _FEWEST_BANDS:
-                made.append(search("banded-toeplitz", blt, bands=bands))
-            tried = [scored(one, scheme, epsilon, delta, workload) for one in made]
+            tried = [] if bound else [scored(_INDEPENDENT, scheme, epsilon, delta, workload)]
+            for one in every:
+                if one.bound == bound:
+                    made = search(one.kind, one.size, within(quiet(progress), one.words()))
+                    blt = made.strategy if one.kind == "blt" else blt
+                    tried.append(scored(made, scheme, epsilon, delta, workload))
+                    note = f"{one.words()}: RMSE {tried[-1].rmse:.5g} (estimated)"
+                    progress(Progress(one.words(), note=note, lasting=True))
             earlier = [found[bound - 1]] if bound - 1 in found else []
             found[bound] = min([*earlier, *tried], key=lambda option: option.rmse)
     except KeyboardInterrupt as stop:
@@ -133,6 +161,40 @@ def options(
             raise
         raise InterruptedOptimization(min(fits, key=lambda option: option.rmse).found) from stop
     return found
+
+
+def announce(
+    wanted: Sequence[tuple[BinScheme, str]],
+    time_scale: bool | Scaling,
+    progress: Report,
+    noun: str,
+) -> None:
+    """How long several searches will take, before any of them.
+
+    Args:
+      wanted: scheme and kind of each; independent noise takes none.
+      time_scale: whether C is put between two diagonals, where its kind can be.
+      progress: told once.
+      noun: what the searches are called.
+    """
+    total = 0.0
+    for scheme, kind in wanted:
+        if kind != "identity":
+            entry = kinds.find(kind)
+            work = {"samples": entry.samples, "evaluations": entry.steps}
+            scaled = bool(time_scale) and entry.scalable
+            total += sizes.seconds(scheme, kind=kind, scaled=scaled, **work)
+    _sizes.announce(total, progress, of=f"{len(wanted)} {noun}", note="Ctrl-C keeps the best")
+
+
+def quiet(progress: Report) -> Report:
+    """A search's own estimate of its time is part of the whole's."""
+
+    def report(event: Progress) -> None:
+        if not (event.lasting and event.stage == "starting"):
+            progress(event)
+
+    return report
 
 
 def _memory(strategy: Strategy, scheme: BinScheme) -> int:

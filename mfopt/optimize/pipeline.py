@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from mfopt.calibration import release, warm_up
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import Factorization, proofs
 from mfopt.guarantee import Guarantee
-from mfopt.optimize import kinds, sizes
+from mfopt.optimize import kinds, sizes, usual
 from mfopt.optimize.drivers import Step
 from mfopt.optimize.memory import options as within_memory
 from mfopt.optimize.run import InterruptedOptimization, Optimized, StartedTrace, optimize
@@ -32,7 +32,7 @@ def factorize(
     epsilon: float,
     delta: float = 1e-5,
     *,
-    strategy: str = "blt",
+    strategy: str | Sequence[str] | None = None,
     bands: int = 16,
     memory: int | None = None,
     workload: Workload | None = None,
@@ -51,9 +51,11 @@ def factorize(
     it with an *estimate* for a guarantee; ``provenance["interrupted"]`` is then true.
 
     Args:
-      scheme, epsilon, delta, strategy, bands, workload, seed: as for
-        :func:`mfopt.optimize.optimize`, which also takes ``options``; ``strategy`` may be one of
-        the fixed kinds too.
+      scheme, epsilon, delta, bands, workload, seed: as for :func:`mfopt.optimize.optimize`, which
+        also takes ``options``.
+      strategy: as there, or one of the fixed kinds; by default those of
+        :func:`mfopt.optimize.usual.kinds`. Where several were searched ``provenance["forms"]`` is
+        the loss of each on fresh samples (log error for "rmse" and "max").
       memory: take the best of the kinds that keep at most so many model-sized arrays of noise, in
         place of ``strategy``, ``bands`` and ``options`` (:mod:`mfopt.optimize.memory`);
         ``provenance["memory"]`` then says what one array fewer and one more would give.
@@ -72,7 +74,7 @@ def factorize(
     >>> print(made.guarantee.status, made.iterations, made.strategy.kind)
     certified 16 identity
     """
-    kinds.check(strategy)
+    asked = None if strategy is None else kinds.asked(strategy)
     _check.epsilon("epsilon", epsilon)
     _check.probability("delta", delta)
     if certify_samples is not None:
@@ -83,21 +85,25 @@ def factorize(
     workload = _check.kind("workload", workload or PrefixSums(), Workload)
     if memory is not None and options:
         raise _check.reject("memory", memory, f"leaves no choice of {', '.join(sorted(options))}")
+    buffers = _check.integer("buffers", options.get("buffers", usual.BUFFERS))
+    forms = asked or usual.kinds(scheme, epsilon, buffers)
+    searched = memory is not None or len(forms) > 1 or forms[0] in kinds.names()
     if time_scale is None:
         time_scale = memory is not None or (
-            strategy in kinds.names() and kinds.find(strategy).scalable
+            searched and all(kinds.find(form).scalable for form in forms)
         )
-    sizes.require(
-        strategy,
-        scheme,
-        samples=0,
-        bands=bands,
-        buffers=int(options.get("buffers", 1)),
-        scaled=bool(time_scale),
-    )
+    for form in forms:
+        sizes.require(
+            form,
+            scheme,
+            samples=0,
+            bands=bands,
+            buffers=options.get("buffers", 1),
+            scaled=bool(time_scale),
+        )
     compiling: _Ahead | None = None
     # independent noise is certified without samples
-    sampled_proof = dominating_pair.covers(scheme) and strategy != "identity"
+    sampled_proof = dominating_pair.covers(scheme) and forms != ("identity",)
 
     def searching(event: Progress) -> None:
         nonlocal compiling
@@ -110,7 +116,7 @@ def factorize(
         progress(event)
 
     interrupted, bounds = False, {}
-    if memory is not None or strategy in kinds.names():
+    if searched:
         try:
             if memory is not None:
                 bounds = within_memory(
@@ -129,7 +135,7 @@ def factorize(
                     scheme,
                     epsilon,
                     delta,
-                    strategy=strategy,
+                    strategy=forms,
                     bands=bands,
                     workload=workload,
                     time_scale=time_scale,
@@ -142,13 +148,14 @@ def factorize(
             if compiling is not None:
                 compiling.leave()
     else:
-        fixed = kinds.fixed(strategy, bands=bands)
+        fixed = kinds.fixed(forms[0], bands=bands)
         nothing = np.zeros((0, 3))
         found = Optimized(fixed, np.nan, np.nan, "nothing to optimize", nothing, 0.0)
     record = dict(provenance or {})
-    if bounds:
+    if memory is not None and bounds:
         record["memory"] = {
             "at_most": memory,
+            "kept": bounds[memory].memory,
             "estimated_rmse": {str(bound): option.rmse for bound, option in bounds.items()},
         }
     if compiling is not None and not interrupted:
@@ -203,6 +210,8 @@ def on_record(
         "optimizer_seconds": round(found.seconds, 3),
         "evaluations": len(found.history),
     }
+    if found.forms:
+        record["forms"] = found.forms
     guarantee = None
     if not interrupted:
         try:

@@ -16,7 +16,7 @@ from mfopt import _check, _quick, _signals
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo.protocol import SampledLaw, law
 from mfopt.errors import FailureError, UsageError
-from mfopt.optimize import drivers, kinds, objective, sizes, tangent
+from mfopt.optimize import drivers, kinds, objective, sizes, tangent, usual
 from mfopt.optimize.drivers import Step, Trace
 from mfopt.optimize.kinds import Kind
 from mfopt.optimize.objective import Evaluation
@@ -45,8 +45,11 @@ class Optimized:
         low by the optimization, so never report it.
       noise_multiplier: σ for that C on the frozen samples, a starting point for calibration.
       status: why the optimization stopped.
-      history: rows (seconds, loss, σ at a largest mode norm of 1), shape (evaluations, 3).
-      seconds: wall time.
+      history: rows (seconds, loss, σ at a largest mode norm of 1), shape (evaluations, 3); of the
+        search that found this C.
+      seconds: wall time, of all searches.
+      forms: where several kinds were searched, the loss of each one's best on fresh samples, the
+        same for all.
     """
 
     strategy: Strategy
@@ -55,6 +58,7 @@ class Optimized:
     status: str
     history: np.ndarray
     seconds: float
+    forms: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 class InterruptedOptimization(KeyboardInterrupt):
@@ -76,9 +80,9 @@ def optimize(
     epsilon: float,
     delta: float,
     *,
-    strategy: str = "blt",
+    strategy: str | Sequence[str] = "blt",
     bands: int = 16,
-    buffers: int = 4,
+    buffers: int = usual.BUFFERS,
     workload: Workload | None = None,
     loss: str | objective.Loss = "rmse",
     samples: int | None = None,
@@ -95,7 +99,8 @@ def optimize(
     Args:
       scheme: bins and epochs.
       epsilon, delta: add-remove target for one unit.
-      strategy: a kind of :mod:`mfopt.optimize.kinds`.
+      strategy: a kind of :mod:`mfopt.optimize.kinds`, or several: each is searched, and the best of
+        them on fresh samples is kept.
       bands, buffers: size of banded kinds and of BLT.
       workload: A; prefix sums by default.
       loss: "rmse", "max", or a differentiable function of (strategy, σ) to minimize.
@@ -103,9 +108,10 @@ def optimize(
       time_scale: whether C is put between two diagonals that vary with time, and how they may.
       optimizer: "tangents" (:mod:`mfopt.optimize.tangent`, and L-BFGS for the kinds for which that
         does not pay), "lbfgs" (SciPy's L-BFGS-B) or "optax:NAME" / NAME for an optax optimizer.
-      steps: evaluations of the objective at most.
+      steps: evaluations of the objective at most, for each kind.
       tolerance: relative change of the error that counts as progress.
-      init: one or several strategies to start from, instead of the built-in starts.
+      init: one or several strategies to start from, instead of the built-in starts; of several
+        kinds, those are searched that it says something about.
       seed: pins the frozen samples.
       progress: told of every evaluation (a :class:`~mfopt.optimize.drivers.Step`), counted over
         all starts and warm starts of the call.
@@ -122,9 +128,10 @@ def optimize(
     """
     _check.epsilon("epsilon", epsilon)
     _check.probability("delta", delta)
-    entry = kinds.find(strategy)
+    entries = [kinds.find(name) for name in kinds.asked(strategy)]
     if time_scale:
-        entry = kinds.scaled(entry, Scaling() if time_scale is True else time_scale)
+        scaling = Scaling() if time_scale is True else time_scale
+        entries = [kinds.scaled(entry, scaling) for entry in entries]
     n, workload = scheme.iterations, workload or PrefixSums()
     exact = law(scheme)
     coarse, few = exact.coarse(), None
@@ -144,35 +151,42 @@ def optimize(
     if few is not None:
         problem = problem._replace(reach=_NEAR, drift=_DRIFT)
     job = _Job(problem, few, epsilon, delta, optimizer, tolerance, seed, progress)
-    limit = entry.steps if steps is None else _check.integer("steps", steps)
-    count = _check.integer("samples", job.samples(entry, samples), at_least=64)
-
-    sizes.require(
-        strategy, scheme, samples=count, bands=bands, buffers=buffers, scaled=bool(time_scale)
-    )
-    sizes.announce(
-        scheme,
-        samples=count,
-        evaluations=limit,
-        kind=strategy,
-        scaled=bool(time_scale),
-        report=progress,
-    )
     given = [init] if isinstance(init, Strategy) else list(init or [])
     for one in given:
         _check.kind("init", one, Strategy, "mfopt.load(path).strategy is one.")
-    candidates = [start for source in given if (start := entry.convert(source, size)) is not None]
-    if given and not candidates:
-        raise _check.reject(
-            "init", given[0].kind, f"cannot start a {strategy} strategy of this size"
+    for entry in entries:
+        count = _check.integer("samples", job.samples(entry, samples), at_least=64)
+        sizes.require(
+            entry.plain,
+            scheme,
+            samples=count,
+            bands=bands,
+            buffers=buffers,
+            scaled=bool(time_scale),
         )
-    if not candidates:
-        candidates = _own_starts(job, entry, size, limit)
-    exact.check_shape(candidates[0])
-    job.later = _budget(len(candidates), limit)
-    trace = job.best_of(entry, candidates, limit, count)
-    if not entry.tangents:
-        job.confirm(entry, candidates, trace, count)
+    searches = [job.search(entry, size, steps, samples, given) for entry in entries]
+    if given:
+        searches = [search for search in searches if search.starts]
+        if not searches:
+            wanted = " or ".join(entry.plain for entry in entries)
+            raise _check.reject(
+                "init", given[0].kind, f"cannot start a {wanted} strategy of this size"
+            )
+    sizes.announce(
+        scheme,
+        searches=[
+            sizes.SearchWork(search.kind.plain, search.samples, search.steps) for search in searches
+        ],
+        scaled=bool(time_scale),
+        report=progress,
+    )
+    ends: list[StartedTrace] = []
+    for number, search in enumerate(searches):
+        if not job.interrupted:
+            after = sum(later.most for later in searches[number + 1 :])
+            ends.append(_best(job, search, size, after))
+    place, forms = job.preferred(searches, ends)
+    trace = ends[place]
     found, mode_norm = normalized(trace.result(), scheme, trace.best_norm)
     optimum = Optimized(
         found,
@@ -182,10 +196,24 @@ def optimize(
         # an interrupt may come before the first evaluation
         np.array(trace.history).reshape(-1, 3),
         time.perf_counter() - begun,
+        forms,
     )
     if job.interrupted:
         raise InterruptedOptimization(optimum)
     return optimum
+
+
+def _best(job: _Job, search: _Search, size: kinds.Size, after: int) -> StartedTrace:
+    """The end of one search; ``after`` evaluations at most come after it."""
+    kind, limit = search.kind, search.steps
+    job.later = search.most + after
+    candidates = search.starts or _own_starts(job, kind, size)
+    law(job.problem.scheme).check_shape(candidates[0])
+    job.later = _budget(len(candidates), limit) + after
+    trace = job.best_of(kind, candidates, limit, search.samples)
+    if not kind.tangents:
+        job.confirm(kind, candidates, trace, search.samples)
+    return trace
 
 
 @float64
@@ -209,16 +237,9 @@ def _norm(sampled: SampledLaw, strategy: Strategy) -> jax.Array:
     return sampled.norm(sampled.reduced(strategy))
 
 
-def _own_starts(job: _Job, entry: Kind, size: kinds.Size, steps: int) -> list[Strategy]:
+def _own_starts(job: _Job, entry: Kind, size: kinds.Size) -> list[Strategy]:
     """The starts of a kind, and the converted optima of what it comes after."""
-    stages = kinds.Stage(entry, size).way()
-    *way, last = stages
-    job.later = steps + sum(
-        _budget(len(stage.kind.starts(stage.size)) + len(stage.kind.after(stage.size)), limit)
-        for stage in way
-        for limit in [stage.kind.warm_steps]
-    )
-    job.later += sum(_SCOUT_STEPS for stage in stages if job.stretches(stage))
+    *way, last = kinds.Stage(entry, size).way()
     found: dict[tuple[str, kinds.Size], Strategy] = {}
 
     def candidates(stage: kinds.Stage) -> list[Strategy]:
@@ -245,6 +266,24 @@ def _own_starts(job: _Job, entry: Kind, size: kinds.Size, steps: int) -> list[St
 def _budget(candidates: int, steps: int) -> int:
     """Evaluations at most from so many starts: a short run from each, where there are several."""
     return steps if candidates == 1 else candidates * _SCOUT_STEPS + steps
+
+
+class _Search(NamedTuple):
+    """One kind, and how far its search may go.
+
+    Attributes:
+      kind: of C.
+      starts: where it begins, or none for its own starts.
+      steps: evaluations at most, once one start is chosen.
+      samples: frozen ones.
+      most: evaluations at most, with all that comes before.
+    """
+
+    kind: Kind
+    starts: list[Strategy]
+    steps: int
+    samples: int
+    most: int
 
 
 class _Problem(NamedTuple):
@@ -290,6 +329,30 @@ class _Job:
     done: int = 0
     later: int = 0
 
+    def search(
+        self,
+        kind: Kind,
+        size: kinds.Size,
+        steps: int | None,
+        samples: int | None,
+        given: list[Strategy],
+    ) -> _Search:
+        """What is to be done for one kind, where ``steps``, ``samples`` and starts are asked for.
+
+        Of ``given`` it begins from those that say something about it.
+        """
+        limit = kind.steps if steps is None else _check.integer("steps", steps)
+        count = self.samples(kind, samples)
+        if given:
+            starts = [one for source in given if (one := kind.convert(source, size)) is not None]
+            return _Search(kind, starts, limit, count, _budget(len(starts), limit))
+        stages = kinds.Stage(kind, size).way()
+        most = sum(_SCOUT_STEPS for stage in stages if self.stretches(stage))
+        for stage in stages:
+            begin = len(stage.kind.starts(stage.size)) + len(stage.kind.after(stage.size))
+            most += _budget(begin, limit if stage is stages[-1] else stage.kind.warm_steps)
+        return _Search(kind, [], limit, count, most)
+
     def covers(self, strategy: Strategy) -> bool:
         """Whether the scheme's account takes a C of this form."""
         try:
@@ -311,7 +374,7 @@ class _Job:
         for mapping in maps:
             # starts of one shape share one compiled objective
             target = targets.setdefault(
-                len(mapping.start), self._objective(self.problem, mapping, samples)
+                len(mapping.start), self._objective(self.problem, mapping, samples, self.seed)
             )
             trace = StartedTrace(build=mapping.build, scheme=scheme)
             limit = _SCOUT_STEPS if scouts else steps
@@ -343,24 +406,58 @@ class _Job:
             return
         ends = [Parameterization(found.best, found.build)]
         ends += [kind.parameterize(start, self.problem.scheme.iterations) for start in starts]
-        seen: list[Evaluation] = []
-        try:
-            for end in ends:
-                target = self._objective(self.problem, end, samples, fresh=True)
-                target.refresh(end.start)
-                seen.append(target(end.start))
-        except KeyboardInterrupt:
-            self.interrupted = found.interrupted = True
+        seen = self._afresh(ends, samples)
+        if not seen:
+            found.interrupted = True
             return
         place = min(range(len(ends)), key=lambda i: np.nan_to_num(seen[i].value, nan=math.inf))
         at = seen[place]
         if not math.isfinite(at.value):
             return
         found.best, found.build = ends[place]
-        found.best_value, found.best_norm = at.value, at.mode_norm
-        found.best_sigma = at.noise_multiplier / at.mode_norm
+        found.take(at)
         if place:
             found.status += "; fresh samples preferred the start"
+
+    def preferred(
+        self, searches: list[_Search], ends: list[StartedTrace]
+    ) -> tuple[int, dict[str, float]]:
+        """The place of the best end, and the loss of each by kind where fresh samples told them.
+
+        The frozen samples flatter each C that was fitted to them, one of more numbers more; after
+        an interrupt they are all that there is.
+        """
+        points = {
+            place: Parameterization(end.best, end.build)
+            for place, end in enumerate(ends)
+            if end.best is not None
+        }
+        forms: dict[str, float] = {}
+        if len(points) > 1 and not self.interrupted:
+            seen = self._afresh(list(points.values()), max(search.samples for search in searches))
+            for place, at in zip(points, seen, strict=False):  # none after an interrupt
+                ends[place].take(at)
+                forms[searches[place].kind.plain] = at.value
+        values = {place: np.nan_to_num(ends[place].best_value, nan=math.inf) for place in points}
+        return min(values, key=lambda place: values[place], default=0), forms
+
+    def _afresh(self, points: list[Parameterization], samples: int) -> list[Evaluation]:
+        """The objective at each of ``points``, on samples of its own that are the same for all.
+
+        Empty after an interrupt, which is noted.
+        """
+        source = np.random.SeedSequence(None if self.seed is None else [self.seed, 1])
+        seed = int(source.generate_state(1)[0])
+        seen: list[Evaluation] = []
+        try:
+            for point in points:
+                target = self._objective(self.problem, point, samples, seed)
+                target.refresh(point.start)
+                seen.append(target(point.start))
+        except KeyboardInterrupt:
+            self.interrupted = True
+            return []
+        return seen
 
     def samples(self, kind: Kind, asked: int | None = None) -> int:
         """Frozen samples, where no number is asked for."""
@@ -388,7 +485,7 @@ class _Job:
         n = few.scheme.iterations
         start = kind.starts(stage.size._replace(n=n, bins=few.scheme.bins))[0]
         mapping = kind.parameterize(start, n)
-        target = self._objective(few, mapping, kind.samples)
+        target = self._objective(few, mapping, kind.samples, self.seed)
         trace = Trace()  # what is not for this scheme is kept by nobody
         text = f"{kind.name}, {few.scheme.bins} bins first"
         self._run(few, target, kind, mapping.start, trace, _SCOUT_STEPS, text)
@@ -397,11 +494,8 @@ class _Job:
         return [kind.stretch(start, n, self.problem.scheme.iterations)]
 
     def _objective(
-        self, problem: _Problem, mapping: Parameterization, samples: int, *, fresh: bool = False
+        self, problem: _Problem, mapping: Parameterization, samples: int, seed: int | None
     ) -> tangent.TangentObjective:
-        seed = self.seed
-        if fresh and seed is not None:
-            seed = int(np.random.SeedSequence([seed, 1]).generate_state(1)[0])
         return tangent.TangentObjective(
             problem.loss,
             mapping,
@@ -473,6 +567,11 @@ class StartedTrace(Trace):
 
     build: Callable[[jax.Array], Strategy] = dataclasses.field(kw_only=True)
     scheme: BinScheme = dataclasses.field(kw_only=True)
+
+    def take(self, at: Evaluation) -> None:
+        """The best point's value and σ on other samples, for those that it was found on."""
+        self.best_value, self.best_norm = at.value, at.mode_norm
+        self.best_sigma = at.noise_multiplier / at.mode_norm
 
     def result(self) -> Strategy:
         """The best strategy so far, of numpy arrays.

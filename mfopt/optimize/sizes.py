@@ -8,7 +8,8 @@ a rough one, from evaluations and certificates of 32 to 4,096 bins on two cores.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 
@@ -135,15 +136,33 @@ def seconds(
     return compiling + _sizes.here(search + proof)
 
 
-def announce(scheme: BinScheme, *, report: Report, **work: Any) -> None:
+class SearchWork(NamedTuple):
+    """A search: of which kind, with how many frozen samples, and evaluations at most."""
+
+    kind: str
+    samples: int
+    evaluations: int
+
+
+def announce(
+    scheme: BinScheme, searches: Sequence[SearchWork], *, report: Report, scaled: bool = False
+) -> None:
     """Tell how long it will take, where that is long and there is no accelerator.
 
     Args:
-      scheme, work: as for :func:`seconds`.
+      scheme: bins and epochs.
+      searches: one after another; one C is certified then.
       report: told once, to be kept in view.
+      scaled: as for :func:`seconds`.
     """
     if jax.default_backend() == "cpu":
-        expected = seconds(scheme, **work)
+        alone = [seconds(scheme, scaled=scaled, **work._asdict()) for work in searches]
+        others = [
+            _COMPILING
+            + _sizes.here(search_seconds(scheme, samples=samples, evaluations=evaluations))
+            for _, samples, evaluations in searches[1:]
+        ]
+        expected = max(alone) + sum(others)
         _sizes.announce(expected, report, note="Ctrl-C keeps the best so far")
 
 

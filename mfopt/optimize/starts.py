@@ -21,6 +21,7 @@ from mfopt.strategies import (
 # 6/bins (the slower, the larger ε).
 _SLOWEST = (3.0, 0.5)
 _FLOOR = 1e-12
+FEWEST_WAVE = 4  # arrays of a BLT with one: an exponential, and three for the wave
 _SHARE = 0.2  # of its neighbours' weight that a new buffer gets
 
 
@@ -119,9 +120,12 @@ def wave(buffers: int, bins: int) -> WaveBLT:
     Near the optima found at 8 × 32 and 16 × 128, ε from 1 to 16: the wave rises from a trough at
     lag 0 to its crest in the middle of the epoch.
     """
-    if buffers < 4:
+    if buffers < FEWEST_WAVE:
         raise _check.reject(
-            "buffers", buffers, "must be at least 4 for a BLT with a wave", "blt takes fewer."
+            "buffers",
+            buffers,
+            f"must be at least {FEWEST_WAVE} for a BLT with a wave",
+            "blt takes fewer.",
         )
     exponentials = buffers - 3
     last = min(4 / bins, 0.4)

@@ -16,8 +16,6 @@ from mfopt.progress import Progress, Report
 from mfopt_cli import display, options
 from mfopt_cli.live import Live
 
-_DEFAULTS = {"balls-in-bins": "blt", "fresh-bins": "banded-toeplitz"}  # form of C
-
 
 @click.command(name="optimize", cls=options.Command)
 @options.training_length
@@ -27,8 +25,8 @@ _DEFAULTS = {"balls-in-bins": "blt", "fresh-bins": "banded-toeplitz"}  # form of
     type=options.StrategyName(),
     metavar="KIND",
     help=f"Form of C: {', '.join(options.StrategyName.names)}. "
-    "blt: a few buffers of memory, near the optimum "
-    "[default: blt; banded-toeplitz with fresh-bins].",
+    "blt: a few buffers of memory, near the optimum [default: blt; for ε of 4 and more the better "
+    "of blt and wave-blt; banded-toeplitz with fresh-bins].",
 )
 @options.option(
     "--sampling",
@@ -110,7 +108,9 @@ _DEFAULTS = {"balls-in-bins": "blt", "fresh-bins": "banded-toeplitz"}  # form of
 @options.seed()
 @options.option("--init", type=click.Path(path_type=Path), help="Start from this factorization.")
 @options.unit
-@options.out("Output file [default: mfopt-STRATEGY-EPOCHSxITERS-epsEPS.npz].")
+@options.out(
+    "Output file [default: mfopt-STRATEGY-EPOCHSxITERS-epsEPS.npz, with the form that was kept]."
+)
 @options.force
 @options.output
 def command(
@@ -157,7 +157,6 @@ def command(
     """
     started = time.perf_counter()
     scheme = _scheme(sampling, epochs, iters, rethrow)
-    given, strategy = strategy, strategy or _DEFAULTS[scheme.kind]
     everywhere = sampling == "auto"
     _check.epsilon("epsilon", epsilon)
     _check.probability("delta", delta)
@@ -166,20 +165,28 @@ def command(
         bands = min(bands, iters)  # more have no account there
     for name, value in [("bands", bands), ("buffers", buffers)]:
         _check.integer(name, value)
-    form = strategy
+    forms: tuple[str, ...]  # one of which the file will hold
     if memory is not None or everywhere:
-        form = "auto" if everywhere else f"memory{memory}"
+        forms = ("auto",) if everywhere else (f"memory{memory}",)
         if scheme.kind == "fresh-bins":
             raise click.UsageError(
                 "--memory chooses among forms of C for balls-in-bins, or with --sampling auto"
             )
         named = "--sampling auto" if everywhere else f"--memory {memory}"
-        _check_chosen(named, [given, init, steps, samples], optimizer, objective)
-    path = out or Path(f"mfopt-{form}-{epochs}x{iters}-eps{epsilon:g}.npz")
+        _check_chosen(named, [strategy, init, steps, samples], optimizer, objective)
+        searched = False
+    else:
+        from mfopt.optimize import usual
+
+        forms = (strategy,) if strategy else usual.kinds(scheme, epsilon, buffers)
+        searched = not init  # it could begin with a file
     from mfopt.factorization import load
 
-    # what --init goes with, and is not given already
-    _check_free(path, force, None if init or form != strategy else strategy)
+    def named_after(form: str) -> Path:
+        return out or Path(f"mfopt-{form}-{epochs}x{iters}-eps{epsilon:g}.npz")
+
+    for form in forms[: 1 if out else None]:
+        _check_free(named_after(form), force, form if searched else None)
 
     from mfopt.optimize import factorize, kinds, least_error
     from mfopt.optimize.so_far import BestSoFar
@@ -190,10 +197,10 @@ def command(
         settings = {"time_scale": _scaling("blt", time_scale, knots)}
         if memory is not None:
             settings["most" if everywhere else "memory"] = memory
-    elif strategy in kinds.names():
+    elif set(forms) <= set(kinds.names()):
         settings = {
             "buffers": buffers,
-            "time_scale": _scaling(strategy, time_scale, knots),
+            "time_scale": _scaling(forms[0], time_scale, knots),
             "loss": objective,
             "samples": samples,
             "optimizer": optimizer,
@@ -202,7 +209,7 @@ def command(
         }
     elif time_scale or any(value is not None for value in (init, steps, samples, knots)):
         raise click.UsageError(
-            f"--init, --steps, --samples, --time-scale and --knots do nothing for {strategy}"
+            f"--init, --steps, --samples, --time-scale and --knots do nothing for {forms[0]}"
         )
     record: dict[str, Any] = {
         "workload": mechanisms.workload(workload, scheme.iterations, momentum, cooldown),
@@ -211,14 +218,17 @@ def command(
     }
     with Live(not quiet and not as_json) as live:
         listener = _with_values(live, objective)
-        so_far = BestSoFar(path, epsilon, delta, listener=listener, **record)
+        so_far = BestSoFar(
+            named_after("-or-".join(forms)), epsilon, delta, listener=listener, **record
+        )
         settings |= {"certify_samples": certify_samples, "seed": seed, "progress": so_far}
         settings |= record
         if everywhere:
             found = least_error(epochs, iters, epsilon, delta, **settings)
         else:
             found = factorize(scheme, epsilon, delta, strategy=strategy, bands=bands, **settings)
-    wanted, path = path, seen.keep(found, path, force=force)
+    wanted = named_after(_kept(found) if len(forms) > 1 else forms[0])
+    path = seen.keep(found, wanted, force=force)
     so_far.discard()
     seconds = time.perf_counter() - started
     if as_json:
@@ -330,12 +340,30 @@ def _report(found: Any, path: Path, seconds: float) -> None:
                 if "dpsgd_rmse" in against
                 else []
             ),
+            *_forms(found),
             *_memory(found),
             *_tried(found),
             ("stopped because", found.provenance["optimizer_status"]),
             ("saved", f"{path}  ({words.duration(seconds)})"),
         ],
     )
+
+
+def _kept(found: Any) -> str:
+    """The kind of its C, without the diagonals."""
+    facts = found.strategy.describe()
+    return str(facts.get("base", facts)["kind"])
+
+
+def _forms(found: Any) -> list[tuple[str, str]]:
+    """What the other forms of C would give, where several were searched."""
+    losses = dict(found.provenance.get("forms", {}))
+    if (kept := losses.pop(_kept(found), None)) is None:
+        return []
+    others = [
+        f"{kind}: {100 * math.expm1(loss - kept):+.2f}% error" for kind, loss in losses.items()
+    ]
+    return [("form of C", "; ".join([f"{_kept(found)} is the better", *others]))]
 
 
 def _memory(found: Any) -> list[tuple[str, str]]:
@@ -350,7 +378,9 @@ def _memory(found: Any) -> list[tuple[str, str]]:
         for bound, rmse in sorted(errors.items())
         if bound != most
     ]
-    return [("noise memory", "; ".join([f"at most {most} model-sized arrays", *others]))]
+    kept = looked_at.get("kept", most)
+    few = f", of which {kept} are kept" if kept < most else ""
+    return [("noise memory", "; ".join([f"at most {most} model-sized arrays{few}", *others]))]
 
 
 def _tried(found: Any) -> list[tuple[str, str]]:

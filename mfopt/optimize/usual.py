@@ -1,0 +1,39 @@
+"""The form of C that is searched where none is asked for.
+
+Under balls-in-bins that is a BLT. From :data:`WAVE_FROM` on one with a wave, which keeps as many
+arrays, is below it: at four arrays, between diagonals that vary with time, by 0.6 to 0.9% of the
+error at ε = 4, 1.2 to 2.2% at 8 and 1.6 to 2.5% at 16 (8 × 32, 32 × 32 and 16 × 128; at ε = 2 by
+0.04 to 0.5%). There both are searched, and the better on fresh samples is kept. Bins that are
+thrown afresh have an account for banded C only.
+"""
+
+from __future__ import annotations
+
+from mfopt.accounting.monte_carlo import design_point
+from mfopt.optimize import starts
+from mfopt.sampling import BinScheme
+
+BUFFERS = 4  # of a BLT and of one with a wave: more gain next to nothing
+WAVE_FROM = 4.0  # ε; below it a second search gains less than it costs
+_MOST_BINS = design_point.MOST  # beyond, only a BLT without a wave has a G from its buffers
+
+
+def kinds(scheme: BinScheme, epsilon: float, buffers: int) -> tuple[str, ...]:
+    """Kinds of C to search, the best of which is to be kept.
+
+    Args:
+      scheme: bins and epochs.
+      epsilon: of the target.
+      buffers: arrays that each may keep.
+
+    >>> from mfopt.sampling import BallsInBins, FreshBins
+    >>> kinds(BallsInBins(bins=32, epochs=8), 2.0, 4), kinds(BallsInBins(bins=32, epochs=8), 8.0, 4)
+    (('blt',), ('wave-blt', 'blt'))
+    >>> kinds(FreshBins(bins=32, epochs=8), 8.0, 4)
+    ('banded-toeplitz',)
+    """
+    if scheme.kind == "fresh-bins":
+        return ("banded-toeplitz",)
+    waves = buffers >= starts.FEWEST_WAVE and scheme.bins <= _MOST_BINS
+    # the one that will most likely be kept first: what comes after the search is compiled for it
+    return ("wave-blt", "blt") if waves and epsilon >= WAVE_FROM else ("blt",)
