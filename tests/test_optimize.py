@@ -203,6 +203,22 @@ def test_line_search_backs_off_from_nan():
     assert trace.best_value == pytest.approx(1, abs=1e-4)
 
 
+def test_a_round_without_gain_on_unseen_samples_is_taken_back():
+    start, bowl = np.array([0.7, 0.1]), Bowl()
+
+    def searched(judge):
+        trace = Trace()
+        drivers.lbfgs(bowl, start, trace, steps=120, tolerance=1e-7, judge=judge)
+        return trace
+
+    against = searched(lambda x: Evaluation(float(-x @ x), x, 2.0, 0.5))
+    assert np.array_equal(against.best, start) and "no gain on unseen" in against.status
+    assert against.best_value == pytest.approx(-0.5) and against.best_sigma == 4.0
+    blind = run("lbfgs", bowl, start)
+    for agreeing in (bowl, lambda x: Evaluation(math.nan, x, 2.0)):  # one that says nothing, too
+        assert np.array_equal(searched(agreeing).best, blind.best)
+
+
 def test_step_limit_is_kept_and_reported():
     for steps in (1, 3):
         bowl = Bowl()
@@ -264,17 +280,25 @@ def test_kinds_are_ordered_as_they_contain_each_other(best):
 @pytest.mark.ci
 def test_a_general_c_is_no_worse_than_what_it_began_from(monkeypatch):
     start = optimized("toeplitz", samples=2048, time_scale=True)
-    searched, confirm = [], runs._Job.confirm
+    found = optimized("dense", samples=64, init=start.strategy)
+    assert error_of(found) < error_of(start) + 1e-6 and "no gain on unseen" in found.status
+    # a control: its 64 samples say that another C is better
+    search = drivers.lbfgs
+    monkeypatch.setattr(
+        drivers, "lbfgs", lambda *given, judge, **options: search(*given, **options)
+    )
+    confirm, searched = runs._Job.confirm, []
 
     def confirmed(job, kind, starts, found, samples):
         searched.append(types.SimpleNamespace(strategy=found.result()))
         confirm(job, kind, starts, found, samples)
 
     monkeypatch.setattr(runs._Job, "confirm", confirmed)
-    found = optimized("dense", samples=64, init=start.strategy)
-    assert error_of(found) < error_of(start) + 1e-6 and "preferred the start" in found.status
-    # a control: its 64 samples say that another C is better
+    blind = optimized("dense", samples=64, init=start.strategy)
     assert error_of(searched[0]) > error_of(start) + 0.01
+    assert len(found.history) < len(blind.history)
+    # and another search's end would be taken back too
+    assert error_of(blind) < error_of(start) + 1e-6 and "preferred the start" in blind.status
 
 
 @pytest.mark.ci

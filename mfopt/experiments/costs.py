@@ -21,8 +21,9 @@ _PROGRAM = {"unamplified": 5.0, "amplified": 5.0, "sigma": 1.0}  # to compile on
 _ACCOUNT = 0.3  # of σ without samples
 _ROOT = 8  # Monte Carlo evaluations behind a σ
 _TANGENTS = 15  # evaluations of most searches by tangents
+_GENERAL = 20  # of most for general C, which end where a round gains nothing
 _MANY = 2.0  # a search in as many numbers as there are steps, over one in a few
-_FIXED_ORDER = 100  # evaluations of a search without amplification
+_FIXED_ORDER = 75  # evaluations of a search without amplification
 _BANDED, _CUBE = 8e-5, 2e-10  # of such an evaluation: for n (1 + bands / 64), and for n³
 
 
@@ -48,10 +49,10 @@ def _amplified(given: dict[str, Any]) -> float:
     many = entry.parameters(size) >= n - 1
     if given["scaled"]:
         entry = kinds.scaled(entry, Scaling())
-    evaluations = min(entry.steps, _TANGENTS) if entry.tangents else entry.steps
+    evaluations = min(entry.steps, _TANGENTS if entry.tangents else _GENERAL)
     samples = given["samples"] or entry.samples
     search = sizes.search_seconds(_scheme(given), samples=samples, evaluations=evaluations)
-    own = entry.steps * _CUBE * float(n) ** 3 if given["kind"] == "dense" else 0.0
+    own = evaluations * _CUBE * float(n) ** 3 if given["kind"] == "dense" else 0.0
     return search * (_MANY if many else 1.0) + own
 
 

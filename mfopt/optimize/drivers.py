@@ -21,6 +21,8 @@ from mfopt.progress import Progress
 if TYPE_CHECKING:
     import optax
 
+Judge = Callable[[np.ndarray], Evaluation]
+
 # (evaluations, length of the first step) of each round. The frozen shifts follow the optimum
 # between rounds: often at first, while C still moves far, so that no round can exploit shifts
 # that have become stale. The first step of a later round is short: it starts near an optimum.
@@ -57,9 +59,14 @@ class Trace:
         sigma = at.noise_multiplier / at.mode_norm
         self.history.append((time.perf_counter() - self._started, at.value, sigma))
         if at.value < self.best_value:
-            self.best, self.best_value, self.best_sigma = np.array(parameters), at.value, sigma
-            self.best_norm = at.mode_norm
+            self.best = np.array(parameters)
+            self.take(at)
         self.progress(self)
+
+    def take(self, at: Evaluation) -> None:
+        """The best point's value and σ: those found now, or on other samples than before."""
+        self.best_value, self.best_norm = at.value, at.mode_norm
+        self.best_sigma = at.noise_multiplier / at.mode_norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +77,13 @@ class Step(Progress):
 
 
 def lbfgs(
-    objective: Objective, start: np.ndarray, trace: Trace, *, steps: int, tolerance: float
+    objective: Objective,
+    start: np.ndarray,
+    trace: Trace,
+    *,
+    steps: int,
+    tolerance: float,
+    judge: Judge | None = None,
 ) -> None:
     """SciPy's L-BFGS-B in rounds; between rounds the objective's frozen shifts follow.
 
@@ -84,16 +97,29 @@ def lbfgs(
       steps: evaluations at most.
       tolerance: decrease of the objective over a round that counts as progress, a third of it over
         a step.
+      judge: the objective on samples that no step sees, where the frozen ones can be fitted: a
+        round that does not lower it is taken back, and ends the search.
     """
     parameters = start
+    judged = None if judge is None else judge(start)
+    if judged is not None and not math.isfinite(judged.value):
+        judged = None  # it judges nothing there
     for number, (length, first_step) in enumerate(_ROUNDS):
         objective.refresh(parameters)
         first = len(trace.history)
         trace.restart()
         budget = min(length, steps - first)
         message = _lbfgs_round(objective, parameters, trace, budget, tolerance, first_step)
-        parameters = parameters if trace.best is None else trace.best
+        before, parameters = parameters, parameters if trace.best is None else trace.best
         trace.status = f"L-BFGS: {message}"
+        if judge is not None and judged is not None:
+            last, judged = judged, judge(parameters)
+            if not judged.value < last.value - tolerance:
+                trace.status = f"no gain on unseen samples after {len(trace.history)} evaluations"
+                if not judged.value < last.value:
+                    trace.best = np.array(before)
+                    trace.take(last)
+                return
         values = [value for _, value, _ in trace.history[first:] if math.isfinite(value)]
         gain = values[0] - min(values) if values else 0.0
         if len(trace.history) >= steps:

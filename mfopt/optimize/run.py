@@ -17,7 +17,7 @@ from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo.protocol import SampledLaw, law
 from mfopt.errors import FailureError, UsageError
 from mfopt.optimize import drivers, kinds, objective, sizes, tangent, usual
-from mfopt.optimize.drivers import Step, Trace
+from mfopt.optimize.drivers import Judge, Step, Trace
 from mfopt.optimize.kinds import Kind
 from mfopt.optimize.objective import Evaluation
 from mfopt.optimize.parameterization import Parameterization, built
@@ -377,8 +377,11 @@ class _Job:
                 len(mapping.start), self._objective(self.problem, mapping, samples, self.seed)
             )
             trace = StartedTrace(build=mapping.build, scheme=scheme)
-            limit = _SCOUT_STEPS if scouts else steps
-            self._run(self.problem, target, kind, mapping.start, trace, limit, stage)
+            if scouts:
+                self._run(self.problem, target, kind, mapping.start, trace, _SCOUT_STEPS, stage)
+            else:
+                judge = self._judge(kind, mapping, samples)
+                self._run(self.problem, target, kind, mapping.start, trace, steps, stage, judge)
             history += trace.history
             if best is None or trace.best_value < best.best_value:
                 best = trace
@@ -388,7 +391,8 @@ class _Job:
         if scouts and not best.interrupted and best.best is not None:
             target = targets[len(best.best)]
             final = StartedTrace(build=best.build, scheme=scheme)
-            self._run(self.problem, target, kind, best.best, final, steps, stage)
+            judge = self._judge(kind, Parameterization(best.best, best.build), samples)
+            self._run(self.problem, target, kind, best.best, final, steps, stage, judge)
             history += final.history
             best = final if final.best is not None else best
         best.history = history
@@ -446,14 +450,9 @@ class _Job:
 
         Empty after an interrupt, which is noted.
         """
-        source = np.random.SeedSequence(None if self.seed is None else [self.seed, 1])
-        seed = int(source.generate_state(1)[0])
-        seen: list[Evaluation] = []
+        seed, seen = self._seed_afresh(), list[Evaluation]()
         try:
-            for point in points:
-                target = self._objective(self.problem, point, samples, seed)
-                target.refresh(point.start)
-                seen.append(target(point.start))
+            seen += [self._unseen(point, samples, seed)(point.start) for point in points]
         except KeyboardInterrupt:
             self.interrupted = True
             return []
@@ -493,6 +492,25 @@ class _Job:
             start = built(mapping.build, trace.best)
         return [kind.stretch(start, n, self.problem.scheme.iterations)]
 
+    def _judge(self, kind: Kind, mapping: Parameterization, samples: int) -> Judge | None:
+        """Samples that no search sees, where one could fit those that it does."""
+        return None if kind.tangents else self._unseen(mapping, samples, self._seed_afresh())
+
+    def _seed_afresh(self) -> int:
+        """A seed of samples that no search sees."""
+        source = np.random.SeedSequence(None if self.seed is None else [self.seed, 1])
+        return int(source.generate_state(1)[0])
+
+    def _unseen(self, mapping: Parameterization, samples: int, seed: int) -> Judge:
+        """The objective on samples of that seed, wherever it is asked for."""
+        target = self._objective(self.problem, mapping, samples, seed)
+
+        def evaluate(point: np.ndarray) -> Evaluation:
+            target.refresh(point)
+            return target(point)
+
+        return evaluate
+
     def _objective(
         self, problem: _Problem, mapping: Parameterization, samples: int, seed: int | None
     ) -> tangent.TangentObjective:
@@ -515,6 +533,7 @@ class _Job:
         trace: Trace,
         steps: int,
         stage: str,
+        judge: Judge | None = None,
     ) -> None:
         tolerance = self.accuracy(problem, kind)
         self.later = max(self.later - steps, 0)
@@ -542,7 +561,7 @@ class _Job:
                     drift=problem.drift,
                 )
             elif self.optimizer in ("tangents", "lbfgs"):
-                drivers.lbfgs(target, point, trace, steps=steps, tolerance=tolerance)
+                drivers.lbfgs(target, point, trace, steps=steps, tolerance=tolerance, judge=judge)
             else:
                 drivers.optax_method(
                     target,
@@ -567,11 +586,6 @@ class StartedTrace(Trace):
 
     build: Callable[[jax.Array], Strategy] = dataclasses.field(kw_only=True)
     scheme: BinScheme = dataclasses.field(kw_only=True)
-
-    def take(self, at: Evaluation) -> None:
-        """The best point's value and σ on other samples, for those that it was found on."""
-        self.best_value, self.best_norm = at.value, at.mode_norm
-        self.best_sigma = at.noise_multiplier / at.mode_norm
 
     def result(self) -> Strategy:
         """The best strategy so far, of numpy arrays.
