@@ -83,6 +83,13 @@ class Biased(BallsInBinsLaw):
         return super().log_delta(terms, log_sigma, epsilon) + 0.1
 
 
+class Undivided(BallsInBinsLaw):
+    """A sum is taken for a mean: halves have half of it."""
+
+    def log_delta(self, terms, log_sigma, epsilon):
+        return super().log_delta(terms, log_sigma, epsilon) + math.log(len(terms.component) / 2**11)
+
+
 class Detached(BallsInBinsLaw):
     def quadratic(self, strategy):
         return jax.lax.stop_gradient(super().quadratic(strategy))
@@ -138,6 +145,7 @@ BROKEN = {
     "still": (Still, "log_scale"),
     "deaf": (Deaf, "depend on its key"),
     "biased": (Biased, "standard errors apart"),
+    "undivided": (Undivided, "is the law `divisible`"),
     "detached": (Detached, "derivative of log δ̂ in the strategy"),
     "low ceiling": (law_with("least", low_ceiling), "back at its own point"),
     "mean": (law_with("bound", mean_for_a_bound), "are below the truth"),

@@ -7,11 +7,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from mfopt.accounting.monte_carlo import spread
 from mfopt.accounting.monte_carlo.protocol import SampledLaw
 
 _TOLERANCE = 1e-9  # of a secant step that has been taken: what is left is far less
@@ -68,7 +70,7 @@ def log_sigma(
       epsilon: ε.
       log_delta: log δ.
     """
-    terms = law.frozen(reduced, frozen.proposal, frozen.draws)
+    estimate = _estimate(law, reduced, frozen)
     centre = frozen.centre + law.log_scale(reduced)
 
     def unfinished(state: _Search) -> jax.Array:
@@ -78,7 +80,7 @@ def log_sigma(
     # by secants: δ̂ alone costs a quarter of δ̂ with its slope
     def iterate(state: _Search) -> _Search:
         theta, step, known = state.theta, state.step, state.value
-        value = law.log_delta(terms, theta, epsilon) - log_delta
+        value = estimate(theta, epsilon) - log_delta
         low = jnp.where(value > 0, jnp.maximum(state.low, theta), state.low)
         high = jnp.where(value > 0, state.high, jnp.minimum(state.high, theta))
         read = (value - known) / step
@@ -104,6 +106,36 @@ def log_sigma(
     return jnp.where(jnp.abs(theta - centre) < 0.999 * _REACH, theta, jnp.nan)
 
 
+def devices(law: SampledLaw, draws: Any) -> spread.Devices:
+    """Those that draws are cut over; none of them has more than another."""
+    return spread.dividing(draws) if law.divisible else spread.devices()[:1]
+
+
+def _estimate(
+    law: SampledLaw, reduced: Any, frozen: Frozen
+) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """(log σ, ε) -> log δ̂ on the frozen samples, of which every device has its part."""
+    over = devices(law, frozen.draws)
+    if len(over) == 1:
+        terms = law.frozen(reduced, frozen.proposal, frozen.draws)
+        return functools.partial(law.log_delta, terms)
+
+    def own_terms(draws: Any, reduced: Any, proposal: Any) -> Any:
+        return spread.stacked(law.frozen(reduced, proposal, draws))
+
+    def own_value(terms: Any, theta: jax.Array, epsilon: jax.Array) -> jax.Array:
+        return law.log_delta(spread.unstacked(terms), theta, epsilon)[None]
+
+    parts = spread.mapped(own_terms, over)(frozen.draws, reduced, frozen.proposal)
+
+    def value(theta: jax.Array, epsilon: jax.Array) -> jax.Array:
+        values = spread.mapped(own_value, over)(parts, theta, epsilon)
+        result: jax.Array = jax.scipy.special.logsumexp(values) - jnp.log(len(over))
+        return result
+
+    return value
+
+
 def _forward(
     law: SampledLaw, reduced: Any, frozen: Frozen, epsilon: jax.Array, log_delta: jax.Array
 ) -> tuple[jax.Array, tuple[Any, ...]]:
@@ -115,8 +147,7 @@ def _backward(law: SampledLaw, saved: tuple[Any, ...], cotangent: jax.Array) -> 
     reduced, frozen, epsilon, solution = saved
 
     def value(reduced: Any, theta: jax.Array) -> jax.Array:
-        terms = law.frozen(reduced, frozen.proposal, frozen.draws)
-        return law.log_delta(terms, theta, epsilon)
+        return _estimate(law, reduced, frozen)(theta, epsilon)
 
     by_reduced, by_theta = jax.grad(value, argnums=(0, 1))(reduced, solution)
     rate = -cotangent / by_theta

@@ -13,7 +13,7 @@ import numpy as np
 
 from mfopt import _check, _quick, query_error
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import chunked
+from mfopt.accounting.monte_carlo import chunked, spread
 from mfopt.accounting.monte_carlo.calibrate import rough
 from mfopt.accounting.monte_carlo.protocol import SampledLaw, law
 from mfopt.optimize import implicit
@@ -90,7 +90,9 @@ class AmplifiedObjective:
         key = chunked.seed_key(seed)
         self._calibration_key = chunked.subkey(key, 1)
         with jax.enable_x64(True):
-            self._draws = self._law.draws(chunked.subkey(key, 0), samples)
+            draws = self._law.draws(chunked.subkey(key, 0), samples)
+            self._devices = implicit.devices(self._law, draws)
+            self._draws = spread.placed(draws, self._devices)
         known = loss if isinstance(loss, Hashable) else functools.partial(loss)
         self._loss = known
         self._evaluate = _evaluation(known, parameterization.build, self._law)

@@ -28,6 +28,7 @@ from threadpoolctl import threadpool_limits
 
 from mfopt import _quick
 from mfopt._float64 import float64
+from mfopt.accounting.monte_carlo import spread
 from mfopt.accounting.monte_carlo.protocol import SampledLaw
 from mfopt.optimize import implicit
 from mfopt.optimize.drivers import Trace
@@ -75,7 +76,13 @@ class TangentObjective(AmplifiedObjective):
     def __init__(self, loss: Loss, parameterization: Parameterization, *job: Any, **more: Any):
         super().__init__(loss, parameterization, *job, **more)
         leaves, structure = jax.tree.flatten(self._draws)
-        shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
+        spread_out = len(self._devices) > 1
+        shapes = tuple(
+            jax.ShapeDtypeStruct(
+                leaf.shape, leaf.dtype, sharding=leaf.sharding if spread_out else None
+            )
+            for leaf in leaves
+        )
         parts = self._loss, self._law, self._build, len(parameterization.start)
         # a thread does not see the caller's choice of a device
         device = getattr(jax.config, "jax_default_device")  # noqa: B009 - not in its stubs
@@ -106,7 +113,7 @@ class TangentObjective(AmplifiedObjective):
         (log_sigma, norm), slope = touch(quadratic, frozen, *target)
         if math.isfinite(float(log_sigma)):
             self._start = float(log_sigma)
-        where = jnp.asarray(log_sigma), slope
+        where = spread.gathered((jnp.asarray(log_sigma), slope), self._devices)
 
         @float64
         def model(x: np.ndarray) -> tuple[float, np.ndarray]:

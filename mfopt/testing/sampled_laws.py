@@ -232,6 +232,15 @@ def _law(
         terms = sampled.frozen(reduced, proposal, draws)
         return jnp.exp(sampled.log_delta(terms, log_sigma, point.epsilon))
 
+    if sampled.divisible:
+        halves = (
+            jax.tree.map(lambda x, i=i: x.reshape(2, -1, *x.shape[1:])[i], draws) for i in (0, 1)
+        )
+        whole, parts = float(estimate(draws, near)), [float(estimate(x, near)) for x in halves]
+        rule(
+            math.isclose(whole, float(np.mean(parts)), rel_tol=1e-9),
+            f"δ̂ of halves of the draws is {parts} and of all {whole}: is the law `divisible`?",
+        )
     means = []
     for position, factor in enumerate((1.0, 1.15)):
         placed = sampled.proposal(reduced, factor * point.noise_multiplier, point.epsilon)

@@ -131,6 +131,7 @@ class BallsInBinsLaw(SampledLaw):
     """
 
     scheme: BallsInBins
+    divisible: ClassVar[bool] = True
 
     def loss(self, strategy: Strategy) -> BallsInBinsLoss:
         return BallsInBinsLoss(dominating_pair.exact(strategy, self.scheme))
@@ -238,6 +239,7 @@ class GroupedLaw(SampledLaw):
 
     scheme: BallsInBins
     size: int
+    divisible: ClassVar[bool] = True
 
     def loss(self, strategy: Strategy) -> BallsInBinsLoss:
         return BallsInBinsLoss(dominating_pair.exact(strategy, self.scheme))

@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mfopt import _check, _quick
+from mfopt.accounting.monte_carlo import spread
 
 MEMORY_BUDGET = 2**28  # bytes of live sample arrays, over all local devices
 _LIVE_ARRAYS = 8  # float64 arrays of shape (chunk, bins) alive at once in the kernels
@@ -71,7 +71,7 @@ def total(
     """
     size = chunk_size(samples, bins)
     chunks = -(-samples // size)
-    devices = tuple(jax.local_devices())
+    devices = spread.devices()
     per_call = _CALL * len(devices)
     results = []
     for start in range(0, chunks, per_call):
@@ -88,7 +88,7 @@ def total(
 
 def compile_only(kernel: Callable[..., Any], samples: int, bins: int, *args: Any) -> None:
     """What :func:`total` would compile, run over no chunk."""
-    size, devices = chunk_size(samples, bins), tuple(jax.local_devices())
+    size, devices = chunk_size(samples, bins), spread.devices()
     jax.block_until_ready(_run(kernel, size, devices, seed_key(0), 0, 0, args))
 
 
@@ -114,13 +114,7 @@ def _run(
         return jax.lax.fori_loop(0, count, one, empty)
 
     firsts = start + count * jnp.arange(len(devices))
-    if len(devices) == 1:
-        return block(firsts)
-    mesh = Mesh(np.array(devices), ("samples",))
-    split = PartitionSpec("samples")
-    sharded = jax.lax.with_sharding_constraint(firsts, NamedSharding(mesh, split))
-    mapped = jax.shard_map(block, mesh=mesh, in_specs=split, out_specs=split, check_vma=False)
-    return mapped(sharded)
+    return spread.mapped(block, devices)(firsts)
 
 
 def seed_key(seed: int | None) -> jax.Array:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -204,6 +204,7 @@ class FreshBinsLaw(SampledLaw):
     """
 
     scheme: FreshBins
+    divisible: ClassVar[bool] = True
 
     def loss(self, strategy: Strategy) -> FreshBinsLoss:
         return FreshBinsLoss(pattern.exact(strategy, self.scheme))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +12,17 @@ import numpy as np
 
 from mfopt import _quick
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import chunked, design_point
+from mfopt.accounting.monte_carlo import chunked, design_point, spread
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.nested import Factor
 
 _CHUNK = 2048  # samples, at most
 _KEPT = 4  # memory budgets for the draws of an estimate: to make them again costs b² for each
+
+
+Own = tuple[
+    jax.Array, jax.Array, jax.Array
+]  # of a chunk, or of a round of them: design_point.linear
 
 
 class LogDelta(NamedTuple):
@@ -48,6 +53,8 @@ class LogDelta(NamedTuple):
 
 class FrozenSamples:
     """Draws and shifts held fixed, so log δ̂ is smooth and decreasing in log σ.
+
+    Chunks are spread over the local devices; the answer is the same for any number of them.
 
     Draws are kept while they fit into the memory budget and made again from their counters at
     each evaluation where they do not, so memory is bounded for any number of samples.
@@ -82,43 +89,56 @@ class FrozenSamples:
         known = design_point.tables(gram, np.asarray(placed.weights))
         self._placed, self._tables = placed, design_point.Tables(*map(jnp.asarray, known))
         self._size = _even_chunk(samples, pair.bins)
-        self._keys = [chunked.subkey(key, i) for i in range(-(-samples // self._size))]
-        self.samples = self._size * len(self._keys)
+        count = -(-samples // self._size)
+        self.samples, self._count = self._size * count, count
+        self._devices = spread.row(count)
+        keys = [chunked.subkey(key, i) for i in range(count)]
+        self._keys = spread.rounds(keys, self._devices)
         kept = kept_bytes(self.samples, pair.bins)
-        self._terms = [self._make(k) for k in self._keys] if kept else None
+        self._own = [self._make(k) for k in self._keys] if kept else None
 
-    def _make(self, key: jax.Array) -> design_point.Terms:
-        own = _linear(self._factor, self._placed.weights, key, self._size, self._bins)
-        return design_point.joined(self._tables, own, self._placed.nodes)
+    def _make(self, keys: Any) -> Own:
+        at = self._factor, self._placed.weights
+        shape = self._size, self._bins
+        made: Own = spread.each(_linear, self._devices, keys, *at, static=shape)
+        return made
 
-    def _chunks(self) -> Iterable[design_point.Terms]:
-        return self._terms if self._terms is not None else map(self._make, self._keys)
+    def _chunks(self) -> Iterable[Own]:
+        return self._own if self._own is not None else map(self._make, self._keys)
 
     @float64
     def evaluate(self, log_sigma: float) -> LogDelta:
         """log δ̂, its slope, and its relative standard error (antithetic pairs as units)."""
-        parts = []
-        for terms in self._chunks():
-            parts.append(np.asarray(_moments(terms, log_sigma, self.epsilon)))
-            chunked.looked_at(self._size)
-        return LogDelta.joined(np.array(parts), self.samples // 2)
+        same = self._tables, self._placed.nodes, log_sigma, self.epsilon
+        parts, left = [], self._count
+        for own in self._chunks():
+            parts.append(np.asarray(spread.each(_moments, self._devices, own, *same)))
+            done = min(len(self._devices), left)
+            left -= done
+            chunked.looked_at(done * self._size)
+        found = spread.results(parts, self._devices, self._count)
+        return LogDelta.joined(found, self.samples // 2)
 
     @float64
     def log_delta_add(self, log_sigma: float) -> float:
         """log δ̂ of the add direction from the same normals."""
+        same = *self._overlaps, log_sigma, self.epsilon
         values = [
-            float(_log_delta_add(*self._overlaps, terms.loss_linear, log_sigma, self.epsilon))
-            for terms in self._chunks()
+            np.asarray(spread.each(_log_delta_add, self._devices, own[1], *same))
+            for own in self._chunks()
         ]
-        return float(np.logaddexp.reduce(values) - np.log(len(values)))
+        found = spread.results(values, self._devices, self._count)
+        return float(np.logaddexp.reduce(found) - np.log(self._count))
 
 
 @float64
 def warm_up(pair: DominatingPair, samples: int) -> None:
     """Compile the add direction for so many samples, on one chunk; its figure is thrown away."""
-    linear = jnp.zeros((_even_chunk(samples, pair.bins) // 2, pair.bins))
+    size = _even_chunk(samples, pair.bins)
+    over = spread.row(-(-samples // size))
+    linear = spread.rounds([jnp.zeros((size // 2, pair.bins))] * len(over), over)[0]
     row = np.ones(pair.bins)
-    jax.block_until_ready(_log_delta_add(row, row, linear, 0.0, 1.0))
+    jax.block_until_ready(spread.each(_log_delta_add, over, linear, row, row, 0.0, 1.0))
 
 
 def _even_chunk(samples: int, bins: int) -> int:
@@ -139,14 +159,19 @@ def bytes_per_sample(bins: int) -> int:
 
 
 @functools.partial(_quick.jit, static_argnums=(3, 4))
-def _linear(
-    factor: Factor, weights: jax.Array, key: jax.Array, size: int, bins: int
-) -> tuple[jax.Array, ...]:
+def _linear(key: jax.Array, factor: Factor, weights: jax.Array, size: int, bins: int) -> Own:
     return design_point.linear(factor, weights, design_point.draw(key, size, bins))
 
 
 @_quick.jit
-def _moments(terms: design_point.Terms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
+def _moments(
+    own: Own,
+    tables: design_point.Tables,
+    nodes: jax.Array,
+    log_sigma: jax.Array,
+    epsilon: jax.Array,
+) -> jax.Array:
+    terms = design_point.joined(tables, own, nodes)
     return paired_moments(lambda theta: design_point.log_values(terms, theta, epsilon), log_sigma)
 
 
@@ -162,4 +187,12 @@ def paired_moments(log_values: Callable[[jax.Array], jax.Array], log_sigma: jax.
     return jnp.stack([top, jnp.sum(paired), jnp.sum(paired**2), jnp.sum(rate) / 2])
 
 
-_log_delta_add = _quick.jit(design_point.log_delta_add)
+@_quick.jit
+def _log_delta_add(
+    linear: jax.Array,
+    means: jax.Array,
+    squares: jax.Array,
+    log_sigma: jax.Array,
+    epsilon: jax.Array,
+) -> jax.Array:
+    return design_point.log_delta_add(means, squares, linear, log_sigma, epsilon)

@@ -20,7 +20,7 @@ import numpy as np
 import scipy
 
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import chunked, pattern_tilts
+from mfopt.accounting.monte_carlo import chunked, pattern_tilts, spread
 from mfopt.accounting.monte_carlo.dominating_pair import log_hinge
 from mfopt.accounting.monte_carlo.evidence import Point
 from mfopt.accounting.monte_carlo.frozen import LogDelta, paired_moments
@@ -140,7 +140,8 @@ def log_delta(terms: PatternTerms, log_sigma: jax.Array, epsilon: jax.Array) -> 
         return log_values(PatternTerms(terms.patterns, terms.proposal, draws), log_sigma, epsilon)
 
     pairs, n = terms.draws.normal.shape
-    chunks = _chunks_of(pairs, n)
+    # a device's part of the draws need not be whole chunks
+    chunks = next(k for k in range(_chunks_of(pairs, n), pairs + 1) if pairs % k == 0)
     parts = jax.tree.map(lambda leaf: leaf.reshape(chunks, -1, *leaf.shape[1:]), terms.draws)
     values = jax.lax.map(chunk, parts)
     result: jax.Array = jax.scipy.special.logsumexp(values) - np.log(values.size)
@@ -208,6 +209,8 @@ def _second_moment(
 class FrozenPatterns:
     """log δ̂ of one mechanism at any σ, on samples made again from their counters at each call.
 
+    Chunks are spread over the local devices; the answer is the same for any number of them.
+
     Args:
       patterns: C.
       noise_multiplier: σ at which the proposal is placed.
@@ -229,34 +232,42 @@ class FrozenPatterns:
         pairs = _whole_pairs(samples, patterns.iterations)
         chunks = _chunks_of(pairs, patterns.iterations)
         self.samples, self._size = 2 * pairs, 2 * pairs // chunks
-        self._keys = [chunked.subkey(key, i) for i in range(chunks)]
+        self._count, self._devices = chunks, spread.row(chunks)
+        keys = [chunked.subkey(key, i) for i in range(chunks)]
+        self._keys = spread.rounds(keys, self._devices)
 
     @float64
     def evaluate(self, log_sigma: float) -> LogDelta:
         """log δ̂, its slope, and its relative standard error (antithetic pairs as units)."""
-        parts = []
-        for key in self._keys:
-            at = self.patterns, self._proposal, key, log_sigma, self.epsilon
-            parts.append(np.asarray(_moments(*at, self._size)))
-            chunked.looked_at(self._size)
-        return LogDelta.joined(np.array(parts), self.samples // 2)
+        at = self.patterns, self._proposal, log_sigma, self.epsilon
+        parts, left = [], self._count
+        for keys in self._keys:
+            made = spread.each(_moments, self._devices, keys, *at, static=(self._size,))
+            parts.append(np.asarray(made))
+            done = min(len(self._devices), left)
+            left -= done
+            chunked.looked_at(done * self._size)
+        found = spread.results(parts, self._devices, self._count)
+        return LogDelta.joined(found, self.samples // 2)
 
     @float64
     def log_delta_add(self, log_sigma: float) -> float:
         """log δ̂ of the add direction from as many samples of its own."""
+        at = self.patterns, log_sigma, self.epsilon
         values = [
-            float(_log_delta_add(self.patterns, key, log_sigma, self.epsilon, self._size))
-            for key in self._keys
+            np.asarray(spread.each(_log_delta_add, self._devices, keys, *at, static=(self._size,)))
+            for keys in self._keys
         ]
+        found = spread.results(values, self._devices, self._count)
         with np.errstate(invalid="ignore"):  # what is no number stays none
-            return float(np.logaddexp.reduce(values) - np.log(len(values)))
+            return float(np.logaddexp.reduce(found) - np.log(self._count))
 
 
 @functools.partial(jax.jit, static_argnums=5)
 def _moments(
+    key: jax.Array,
     patterns: Patterns,
     proposal: PatternProposal,
-    key: jax.Array,
     log_sigma: jax.Array,
     epsilon: jax.Array,
     size: int,
@@ -268,7 +279,7 @@ def _moments(
 
 @functools.partial(jax.jit, static_argnums=4)
 def _log_delta_add(
-    patterns: Patterns, key: jax.Array, log_sigma: jax.Array, epsilon: jax.Array, size: int
+    key: jax.Array, patterns: Patterns, log_sigma: jax.Array, epsilon: jax.Array, size: int
 ) -> jax.Array:
     """As :func:`.design_point.log_delta_add`: samples of N(-t m̄, σ²I)."""
     at = patterns.scaled(jnp.exp(log_sigma))

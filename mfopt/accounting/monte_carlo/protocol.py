@@ -274,7 +274,13 @@ class SampledLaw(abc.ABC):
 
     All methods run inside a float64 scope, and all but ``loss``, ``draws`` and ``proposal`` may be
     traced; draws and proposal are constants of the differentiation.
+
+    Attributes:
+      divisible: whether draws may be cut along the first axis of every array into equal parts,
+        whose δ̂ have the whole's as their mean: a search spreads them over the local devices then.
     """
+
+    divisible: ClassVar[bool] = False
 
     @abc.abstractmethod
     def loss(self, strategy: Strategy) -> SampledLoss:

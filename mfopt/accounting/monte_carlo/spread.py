@@ -1,0 +1,137 @@
+"""Samples over the local devices: each takes an equal part of what lies along the first axis.
+
+Nothing of an answer follows from how many devices there are. Where parts are whole chunks
+(:func:`each`) it is the same to the last bit; where one sum is cut (a search's frozen samples), up
+to the rounding of its order. On one device everything is as if this module were not there.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from mfopt import _quick
+
+Devices = tuple[Any, ...]
+_SPLIT, _SAME = PartitionSpec("samples"), PartitionSpec()
+
+
+def devices() -> Devices:
+    """Those that samples are spread over: all local ones, or the one that the caller chose."""
+    chosen = getattr(jax.config, "jax_default_device")  # noqa: B009 - not in its stubs
+    return tuple(jax.local_devices()) if chosen is None else (chosen,)
+
+
+def dividing(tree: Any) -> Devices:
+    """As many devices as cut the first axis of every array of ``tree`` into equal parts."""
+    lengths = {leaf.shape[0] if leaf.shape else 1 for leaf in jax.tree.leaves(tree)}
+    found = devices()
+    count = next(k for k in range(len(found), 0, -1) if all(n % k == 0 for n in lengths))
+    return found[:count]
+
+
+def placed(tree: Any, over: Devices) -> Any:
+    """``tree`` with the first axis of every array cut over these devices."""
+    if len(over) == 1:
+        return tree
+    return jax.device_put(tree, NamedSharding(_mesh(over), _SPLIT))
+
+
+def gathered(tree: Any, over: Devices) -> Any:
+    """Results of a program over these devices where programs of one device take them."""
+    return tree if len(over) == 1 else jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), tree)
+
+
+def mapped(function: Callable[..., Any], over: Devices) -> Callable[..., Any]:
+    """``function`` of each device's part of its first argument; all others are the same for all.
+
+    What it returns is joined along the first axis. To be called in compiled code.
+    """
+    if len(over) == 1:
+        return function
+
+    def call(parts: Any, *same: Any) -> Any:
+        specs = (_SPLIT, *(_SAME for _ in same))
+        inner = jax.shard_map(
+            function, mesh=_mesh(over), in_specs=specs, out_specs=_SPLIT, check_vma=False
+        )
+        return inner(parts, *same)
+
+    return call
+
+
+def row(chunks: int) -> Devices:
+    """Devices for so many chunks: none that has nothing to do."""
+    return devices()[:chunks]
+
+
+def rounds(chunks: Sequence[Any], over: Devices) -> list[Any]:
+    """Arguments of :func:`each`: chunks by the round, one for each device.
+
+    The last round is filled up with its last chunk; whoever reads the results passes over those.
+    """
+    if len(over) == 1:
+        return list(chunks)
+    made = []
+    for first in range(0, len(chunks), len(over)):
+        some = list(chunks[first : first + len(over)])
+        some += some[-1:] * (len(over) - len(some))
+        made.append(placed(jax.tree.map(lambda *leaves: jnp.stack(leaves), *some), over))
+    return made
+
+
+def each(
+    function: Callable[..., Any],
+    over: Devices,
+    chunks: Any,
+    *same: Any,
+    static: tuple[Any, ...] = (),
+) -> Any:
+    """``function(chunk, *same, *static)`` of every chunk of a round, one on each device.
+
+    Args:
+      function: compiled; one that can be hashed.
+      over: devices.
+      chunks: one of :func:`rounds`, or what this returned.
+      same: arguments that are the same for all chunks, pytrees of arrays.
+      static: arguments that are static in compiled code.
+    """
+    if len(over) == 1:
+        return function(chunks, *same, *static)
+    return _each(function, over, static, chunks, same)
+
+
+def results(made: Sequence[Any], over: Devices, count: int) -> np.ndarray:
+    """Of rounds of :func:`each` on the host, those of the first ``count`` chunks."""
+    arrays = [np.asarray(one) for one in made]
+    return np.array(arrays) if len(over) == 1 else np.concatenate(arrays)[:count]
+
+
+@functools.partial(_quick.jit, static_argnums=(0, 1, 2))
+def _each(
+    function: Callable[..., Any], over: Devices, static: tuple[Any, ...], chunks: Any, same: Any
+) -> Any:
+    def one(chunks: Any, *same: Any) -> Any:
+        return stacked(function(unstacked(chunks), *same, *static))
+
+    return mapped(one, over)(chunks, *same)
+
+
+def stacked(tree: Any) -> Any:
+    """With a first axis of length 1: a device's own."""
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], tree)
+
+
+def unstacked(tree: Any) -> Any:
+    """Without it."""
+    return jax.tree.map(lambda leaf: leaf[0], tree)
+
+
+def _mesh(over: Devices) -> Mesh:
+    return Mesh(np.array(over), ("samples",))

@@ -1,0 +1,119 @@
+"""Samples over devices and processes: the same answers, whatever there is to compute them with."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from processes import with_devices
+
+from mfopt import optimize
+from mfopt.accounting.monte_carlo import chunked, frozen, pattern_frozen, spread
+from mfopt.accounting.monte_carlo.evidence import Point
+from mfopt.accounting.monte_carlo.protocol import law
+from mfopt.optimize import kinds, tangent
+from mfopt.optimize.objective import log_rmse
+from mfopt.sampling import BallsInBins, FreshBins
+from mfopt.strategies import BLT, BandedToeplitz
+from mfopt.workloads import PrefixSums
+
+SCHEME = BallsInBins(bins=4, epochs=2)
+SIGMA, EPSILON, DELTA = 1.5, 1.0, 1e-3
+C = BLT(np.array([0.3]), np.array([0.7]))
+THROWN_AFRESH = FreshBins(bins=4, epochs=2), BandedToeplitz(np.array([1.0, 0.4, 0.2])), 320
+
+
+def estimates(cases):
+    """Of whole chunks, five of them and three: what no mesh may change at all."""
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frozen, "_CHUNK", 128)
+        patch.setattr(pattern_frozen, "_CHUNK", 1)
+        for scheme, strategy, samples in cases:
+            loss = law(scheme).loss(strategy)
+            at = loss.frozen(SIGMA, EPSILON, samples, chunked.seed_key(1))
+            counted = []
+            with chunked.counting(counted.append):
+                found += [*at.evaluate(math.log(SIGMA)), at.samples, sum(counted)]
+            found.append(at.log_delta_add(math.log(SIGMA)))
+    return found
+
+
+def certified(samples=30_000):
+    """Of bounds on chunks of samples."""
+    loss, point = law(SCHEME).loss(C), Point(SIGMA, EPSILON)
+    tilts = [loss.least(direction, point) for direction in ("remove", "add")]
+    pilots = [loss.pilot(tilt, point, samples, chunked.seed_key(2)) for tilt in tilts]
+    return [value for pilot in pilots for value in pilot.sums[:2]]
+
+
+def searches(cases):
+    """Values and gradients on frozen samples."""
+    found = []
+    for scheme, strategy, _ in cases:
+        mapping = kinds.find(strategy.kind).parameterize(strategy, scheme.iterations)
+        loss = log_rmse(PrefixSums(), scheme.iterations)
+        target = tangent.TangentObjective(
+            loss, mapping, scheme, EPSILON, DELTA, samples=256, seed=0
+        )
+        at = target(mapping.start)
+        found += [at.value, *at.gradient, at.noise_multiplier]
+    return found
+
+
+def ends():
+    """Where a search ends."""
+    best = optimize.optimize(SCHEME, EPSILON, DELTA, strategy="blt", buffers=1, samples=256, seed=0)
+    return [best.loss, best.noise_multiplier, len(best.history)]
+
+
+def answers(every):
+    """The number of devices, what no mesh may change, and what one may in its rounding."""
+    cases = [(SCHEME, C, 600), THROWN_AFRESH][: 1 + every]
+    rounded = searches(cases) + (ends() if every else [])
+    exact = estimates(cases) + certified()
+    return [jax.local_device_count(), *([float(x) for x in one] for one in (exact, rounded))]
+
+
+def in_a_process(devices, every):
+    """The answers of a process with so many devices."""
+    environment = with_devices(devices)
+    environment["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    program = f"import json, test_devices; print(json.dumps(test_devices.answers({every})))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    "every",
+    [
+        pytest.param(False, marks=pytest.mark.ci, id="balls-in-bins"),
+        pytest.param(True, marks=pytest.mark.release, id="all"),
+    ],
+)
+def test_answers_do_not_depend_on_the_number_of_devices(every):
+    (few, exact, rounded), (many, *found) = answers(every), in_a_process(4, every)
+    assert many == 4 != few
+    assert found[0] == exact  # to the last bit
+    np.testing.assert_allclose(found[1], rounded, rtol=1e-12, atol=1e-12)
+
+
+def test_draws_are_cut_by_as_many_devices_as_divide_them(monkeypatch):
+    monkeypatch.setattr(jax, "local_devices", lambda: list("abcdef"))
+    rows = [np.zeros((8, 3)), np.zeros(8)]
+    assert spread.dividing(rows) == tuple("abcd")
+    assert spread.dividing([*rows, np.zeros(())]) == ("a",)
+    assert spread.row(2) == tuple("ab") and spread.row(99) == tuple("abcdef")
+
+
+def test_a_device_that_the_caller_chose_is_the_only_one():
+    chosen = jax.local_devices()[0]
+    with jax.default_device(chosen):
+        assert spread.devices() == (chosen,)
