@@ -26,7 +26,7 @@ def search_stub(calls, stop_at=None):
         if strategy == "blt":
             found = S.BLT(np.full(buffers, 0.06), np.linspace(0.8, 0.5, buffers))
         elif strategy == "wave-blt":
-            found = starts.wave(buffers, scheme.bins)
+            found = starts.wave(scheme.bins)
         elif strategy == "cyclic-blocks":
             found = starts.blocks(buffers, scheme.bins)
         else:
@@ -46,7 +46,7 @@ def test_each_bound_is_kept_and_more_memory_is_never_worse(monkeypatch):
     found = memory.options(SCHEME, 2.0, 1e-4, 9)
     assert [call[:2] for call in calls] == [
         ("blt", memory.MOST_BUFFERS),  # once: more buffers gain nothing
-        ("wave-blt", memory.MOST_BUFFERS),
+        ("wave-blt", starts.FEWEST_WAVE),
         ("cyclic-blocks", 5),  # once: an epoch has four steps, so more blocks are none
         ("banded-toeplitz", 9),
         ("banded-toeplitz", 10),

@@ -580,6 +580,20 @@ def test_buffers_are_added_with_little_change(decay):
     assert change[0] == 0 and 0 < np.max(np.abs(change)) + (decay == [0.0]) < 1.2
 
 
+def test_a_wave_keeps_its_form_when_buffers_are_added():
+    wave, entry = starts.wave(SCHEME.bins), kinds.find("wave-blt")
+    size = kinds.Size(N, SCHEME.bins, bands=1, buffers=6)
+    grown = entry.convert(wave, size)
+    grown.check_entries(N)
+    assert grown.buffers == 6 and np.sum(grown.scale) == pytest.approx(np.sum(wave.scale))
+    assert (grown.weight, grown.frequency, grown.phase) == (wave.weight, wave.frequency, wave.phase)
+    assert entry.convert(grown, size._replace(buffers=5)) is None
+    assert entry.convert(S.BLT(wave.scale, wave.decay), size) is None
+    assert [s.size.buffers for s in kinds.Stage(entry, size).way()] == [4, 6]
+    with pytest.raises(UsageError, match="buffers = 3: must be at least 4"):
+        kinds.Stage(entry, size._replace(buffers=3)).kind.starts(size._replace(buffers=3))
+
+
 def test_what_leads_to_a_kind():
     """Smaller kinds first, each once; many buffers from a few; all between the same diagonals."""
     size = kinds.Size(N, SCHEME.bins, bands=4, buffers=9)
@@ -619,6 +633,8 @@ def test_a_larger_kind_is_not_worse_than_what_it_begins_from():
     four, six = (error("blt", buffers=buffers, samples=2048) for buffers in (4, 6))
     banded = error("banded-toeplitz", bands=SCHEME.bins, samples=2048)
     toeplitz = error("toeplitz", samples=2048)
+    waves = [error("wave-blt", buffers=buffers, samples=2048) for buffers in (4, 6)]
+    assert waves[1] <= waves[0] + 2e-4
     assert six <= four + 2e-4 and toeplitz <= min(four, banded) + 2e-4
     assert banded < four - 0.01  # at this ε: a search from the BLT alone would not know
 

@@ -108,7 +108,7 @@ def test_a_start_says_which_forms_are_searched():
     blt = S.BLT(np.array([0.3, 0.2, 0.1, 0.1]), np.array([0.9, 0.5, 0.3, 0.1]))
     found = searched(init=blt, steps=1)
     assert found.strategy.kind == "blt" and found.forms == {}
-    assert searched(init=starts.wave(4, 4), steps=1).strategy.kind == "wave-blt"
+    assert searched(init=starts.wave(4), steps=1).strategy.kind == "wave-blt"
     with pytest.raises(UsageError, match="cannot start a wave-blt or blt strategy of this size"):
         searched(init=S.Identity())
     with pytest.raises(UsageError, match="names no kind"):

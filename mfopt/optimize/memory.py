@@ -75,14 +75,14 @@ def wanted(scheme: BinScheme, memory: int) -> list[WithinBound]:
 
     >>> from mfopt.sampling import BallsInBins
     >>> [one.words() for one in wanted(BallsInBins(bins=32, epochs=8), 4)]
-    ['blt (3)', 'blt (4)', 'wave-blt (4)', 'blt (5)', 'wave-blt (5)', 'cyclic-blocks (5)']
+    ['blt (3)', 'blt (4)', 'wave-blt (4)', 'blt (5)', 'cyclic-blocks (5)']
     """
     bands = max(_FEWEST_BANDS, int(_LEAST_SHARE * scheme.bins) + 1)
     found: dict[tuple[str, int], WithinBound] = {}
     for bound in range(max(memory - 1, 0), memory + 2):
         for kind, size, least in (
             ("blt", min(bound, MOST_BUFFERS), 1),
-            ("wave-blt", min(bound, MOST_BUFFERS), starts.FEWEST_WAVE),
+            ("wave-blt", min(bound, starts.FEWEST_WAVE), starts.FEWEST_WAVE),
             ("cyclic-blocks", min(bound, MOST_BLOCKS, scheme.bins + 1), FEWEST_BLOCKS),
             ("banded-toeplitz", min(bound + 1, scheme.iterations), bands),
         ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import scipy.optimize
 
@@ -114,11 +116,23 @@ def same_blocks(strategy: Strategy, buffers: int, bins: int) -> CyclicBlocks | N
     return strategy if same else None
 
 
-def wave(buffers: int, bins: int) -> WaveBLT:
-    """Exponentials spread down to a part of an epoch, and a wave that ends with it.
+def wave(bins: int) -> WaveBLT:
+    """An exponential that lasts a part of an epoch, and a wave that ends with the epoch.
 
     Near the optima found at 8 × 32 and 16 × 128, ε from 1 to 16: the wave rises from a trough at
     lag 0 to its crest in the middle of the epoch.
+    """
+    size = np.sqrt(32 / max(bins, 4))
+    wave = (0.22 * size, 1 - min(2.5 / bins, 0.4), 0.9, 1.85 * np.pi / bins, -3.4)
+    decay = np.array([1 - min(4 / bins, 0.4)])
+    return WaveBLT(np.array([0.4 * size]), decay, *map(np.asarray, wave))
+
+
+def waves(buffers: int, bins: int) -> list[WaveBLT]:
+    """:func:`wave` where it has as many buffers as are wanted; more begin from its optimum.
+
+    Raises:
+      UsageError: fewer are wanted.
     """
     if buffers < FEWEST_WAVE:
         raise _check.reject(
@@ -127,18 +141,17 @@ def wave(buffers: int, bins: int) -> WaveBLT:
             f"must be at least {FEWEST_WAVE} for a BLT with a wave",
             "blt takes fewer.",
         )
-    exponentials = buffers - 3
-    last = min(4 / bins, 0.4)
-    gaps = np.geomspace(0.9, last, exponentials) if exponentials > 1 else np.array([last])
-    size = np.sqrt(32 / max(bins, 4))
-    wave = (0.22 * size, 1 - min(2.5 / bins, 0.4), 0.9, 1.85 * np.pi / bins, -3.4)
-    scale = np.full(exponentials, 0.4 * size / exponentials)
-    return WaveBLT(scale, 1 - gaps, *map(np.asarray, wave))
+    return [wave(bins)] if buffers == FEWEST_WAVE else []
 
 
-def same_wave(strategy: Strategy, buffers: int) -> WaveBLT | None:
-    """``strategy`` where it is a BLT with a wave and so many buffers."""
-    return strategy if isinstance(strategy, WaveBLT) and strategy.buffers == buffers else None
+def as_wave(strategy: Strategy, buffers: int) -> WaveBLT | None:
+    """``strategy`` where it is a BLT with a wave of at most that size."""
+    if not isinstance(strategy, WaveBLT) or strategy.buffers > buffers:
+        return None
+    beside = BLT(strategy.scale, strategy.decay)
+    for _ in range(buffers - strategy.buffers):
+        beside = _one_more(beside)
+    return dataclasses.replace(strategy, scale=beside.scale, decay=beside.decay)
 
 
 def tilted_blt(strategy: BLT, ratio: float) -> BLT:
