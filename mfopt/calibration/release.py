@@ -130,10 +130,10 @@ def release(
       pair: the mechanism, by its dominating pair or as a sampled loss.
       epsilon, delta: the target, add-remove adjacency of one unit.
       samples: iid samples of the last test, for each direction; by default as many as keep the
-        slack near 0.1% of σ, from 2^16 up to 2^18, and beyond while it is above 0.25%, which is
-        enough for bins thrown afresh, from 2^15 on; fewer in the
-        direction that the other's bound covers. None are taken where the bins never share a
-        coordinate (C = I).
+        slack near 0.1% of σ (0.5% for a pair in pieces, with many bins), from 2^16 up to 2^18,
+        and beyond while it is above 0.25%, which is enough for bins thrown afresh, from 2^15 on;
+        fewer in the direction that the other's bound covers. None are taken where the bins never
+        share a coordinate (C = I).
       calibrate_samples: of the estimate; by default as many as the loss says.
       near: σ within some percent, from whoever searched for C: the estimate begins there. What is
         certified does not depend on it.

@@ -42,6 +42,8 @@ from mfopt.accounting.monte_carlo.sampled import OneUnit
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import Array, Strategy
 
+_WORTH = 0.005  # of σ, with many bins
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BallsInBinsLoss(TiltedLoss):
@@ -61,10 +63,19 @@ class BallsInBinsLoss(TiltedLoss):
 
     @property
     def work(self) -> int:
-        if isinstance(self.pair.factor, nested.Nested):
+        if self._many:
             return nested.WORK
         # the noise of a sample takes the square of that, which counts where bins are many
         return self.pair.bins * max(1, self.pair.bins // design_point.MOST)
+
+    # with many bins a sample costs so much that the least number is nearly always enough
+    @property
+    def worth(self) -> float:
+        return _WORTH if self._many else super().worth
+
+    @property
+    def _many(self) -> bool:
+        return isinstance(self.pair.factor, nested.Nested)
 
     @property
     def sensitivity(self) -> float:

@@ -15,11 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt.accounting.monte_carlo import betting
+from mfopt.accounting.monte_carlo import betting, clusters
 from mfopt.accounting.monte_carlo.dominating_pair import log_hinge
 from mfopt.strategies.fields import Array
 
 MAX_ORDER = 256  # of a chain
+_MOST = {"chain": MAX_ORDER, "clusters": clusters.MOST - 1}  # of the kinds whose orders are whole
 _GROWTH = 1.15  # from one order to the next that is tried
 _ROUNDING = 1e-9  # relative slack for float64 rounding in sums of logarithms and exponentials
 _COARSE = 2.0**-46  # absolute, on f/B: uniforms have 52 bits, so tails end 8 σ out
@@ -82,7 +83,7 @@ class Tilt(NamedTuple):
     """A proposal at one σ and ε.
 
     Attributes:
-      kind: "chain" or "shift" (remove direction), "mean" (add direction).
+      kind: "chain", "clusters" or "shift" (remove direction), "mean" (add direction).
       order: s of the remove direction, t of the add direction.
       log_ceiling: log B.
       detail: what else it is placed by, where there is more.
@@ -96,10 +97,10 @@ class Tilt(NamedTuple):
     @property
     def next_order(self) -> float | None:
         """The next larger order that is worth a pilot; None where the kind ends."""
-        if self.kind != "chain":
+        if self.kind not in _MOST:
             return self.order * _GROWTH if self.order > 0 else None
         larger = max(round(self.order * _GROWTH), self.order + 1)
-        return larger if larger <= MAX_ORDER else None
+        return larger if larger <= _MOST[self.kind] else None
 
 
 class Sums(NamedTuple):

@@ -87,14 +87,17 @@ class SampledLoss(abc.ABC):
       estimator: what :meth:`frozen` is, for the record.
       calibrate_samples: of the estimate of σ that a certificate starts from.
       least_samples: of the last test of a certificate, in each direction.
-      worth: slack of σ, relative, above which a certificate takes more samples than the least.
     """
 
     name: ClassVar[str] = "sampled"
     estimator: ClassVar[str] = "importance sampling"
     calibrate_samples: ClassVar[int] = 2**15
     least_samples: ClassVar[int] = 2**16
-    worth: ClassVar[float] = 0.001
+
+    @property
+    def worth(self) -> float:
+        """Slack of σ, relative, above which a certificate takes more samples than the least."""
+        return 0.001
 
     @property
     @abc.abstractmethod

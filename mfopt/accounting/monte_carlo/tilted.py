@@ -1,7 +1,7 @@
 """The certificate's estimator: importance sampling whose weights have a proven ceiling.
 
 With Y = log P/Q and δ₂ a payoff (of the mechanism alone the hinge, δ₂(t) = (1 − e^t)₊), what is
-sampled is H(P, Q) = E_P δ₂(ε − Y) and H(Q, P) = E_Q δ₂(ε + Y), by one of three proposals. S is
+sampled is H(P, Q) = E_P δ₂(ε − Y) and H(Q, P) = E_Q δ₂(ε + Y), by one of four proposals. S is
 the Gram matrix in noise units and a_k = <m_k, X>/σ².
 
 "chain", remove. Take an integer order s >= 1. Bins k_0, …, k_s are drawn one at a time, k_0 uniform
@@ -13,6 +13,9 @@ N_l = mean_k exp(Σ_{l'<l} S[k, k_l']) the value
 has mean H(P, Q): extend P by s indices drawn from the posterior softmax(u(X)); its density over
 the proposal's is Π N_l · e^(−sY). And 0 <= f <= B, since
 e^(−sy) δ₂(ε − y) <= e^(−sε) sup_t e^(st) δ₂(t) and N_l <= max_k mean_i e^(l·S[i,k]) by Hölder.
+
+"clusters", remove. The same with bins drawn in clusters (:mod:`.clusters`, with the proof), where
+they are many.
 
 "shift", remove. For any real s >= 0, k uniform and X ~ N((1+s) m_k, σ²I). The proposal's density
 over Q is R = mean_k e^((1+s) a_k − (1+s)² S_kk/2) >= e^(−s(1+s) g/2) e^((1+s)Y), g = max_k S_kk,
@@ -44,7 +47,8 @@ import scipy
 
 from mfopt import _quick
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import chunked, proposals
+from mfopt.accounting.monte_carlo import chunked, clusters, nested, proposals
+from mfopt.accounting.monte_carlo.clusters import Clusters
 from mfopt.accounting.monte_carlo.dominating_pair import (
     DominatingPair,
     add_tilt,
@@ -67,8 +71,8 @@ def tilt(kind: str, order: float, pair: DominatingPair, point: Point) -> Tilt:
     """The proposal of this kind and order, with its ceiling at a point.
 
     Args:
-      kind: "chain", "shift" or "mean".
-      order: s, whole for a chain, or t.
+      kind: "chain", "clusters", "shift" or "mean".
+      order: s, whole for a chain and for clusters, or t.
       pair: the dominating pair.
       point: σ, ε and payoff.
     """
@@ -78,6 +82,8 @@ def tilt(kind: str, order: float, pair: DominatingPair, point: Point) -> Tilt:
     if kind == "chain":
         log_normalizers = float(_log_normalizer(gram, int(order)))
         return Tilt(kind, int(order), _chain_ceiling(log_normalizers, int(order), point))
+    if kind == "clusters":
+        return _clusters_tilt(gram, _smooth_normalizers(gram, int(order)), int(order), point)
     return Tilt(kind, order, _shift_ceiling(gram, order, point))
 
 
@@ -85,7 +91,10 @@ def tilt(kind: str, order: float, pair: DominatingPair, point: Point) -> Tilt:
 def remove_tilts(pair: DominatingPair, point: Point) -> list[Tilt]:
     """The proposal of least ceiling of each kind that may be best; the least of all first."""
     gram, _ = scale(pair, point.noise_multiplier)
-    chain = _least_chain(gram, point)
+    chain = _least_clusters(gram, point) if pair.bins >= nested.LEAST else None
+    if chain is None or chain.order == clusters.MOST - 1:
+        plain = _least_chain(gram, point)
+        chain = plain if chain is None or plain.log_ceiling < chain.log_ceiling else chain
     top = float(np.max(np.diagonal(gram)))
 
     def shift(order: float) -> Tilt:
@@ -155,17 +164,54 @@ def _least_chain(gram: np.ndarray, point: Point) -> Tilt:
     return best
 
 
-def _one_log_normalizer(gram: jax.Array, l: jax.Array) -> jax.Array:
-    """log max_k mean_i e^(l·S[i,k])."""
-    return jnp.max(jax.scipy.special.logsumexp(l * gram, axis=0)) - jnp.log(gram.shape[0])
+def _least_clusters(gram: np.ndarray, point: Point) -> Tilt:
+    best = Tilt("clusters", 1, math.inf)
+    for first in range(1, clusters.MOST, _ORDERS):
+        last = min(first + _ORDERS, clusters.MOST) - 1
+        log_normalizers = _smooth_normalizers(gram, last)
+        for order in range(first, last + 1):
+            here = _clusters_tilt(gram, log_normalizers, order, point)
+            best = here if here.log_ceiling < best.log_ceiling else best
+        if best.order < first:
+            break
+    return best
+
+
+def _clusters_tilt(gram: np.ndarray, log_normalizers: np.ndarray, order: int, point: Point) -> Tilt:
+    diagonal, spikes = np.diagonal(gram), clusters.spikes(gram)
+    # T is at most what S is beside the diagonal, or what it keeps of it
+    top = max(_largest_beside(gram), float(np.max(diagonal - spikes)))
+    drawn_by = clusters.clusters(spikes, diagonal, log_normalizers, order, top)
+    return Tilt("clusters", order, _chain_ceiling(drawn_by.log_sum, order, point), drawn_by)
+
+
+def _smooth_normalizers(gram: np.ndarray, order: int) -> np.ndarray:
+    """R(1), R(2), … of :mod:`.clusters`, up to ``order`` at least."""
+    spikes = clusters.spikes(gram)
+    found = [_log_normalizers(gram, first, spikes) for first in range(1, order + 1, _ORDERS)]
+    return np.concatenate([np.asarray(part) for part in found])
+
+
+def _one_log_normalizer(gram: jax.Array, l: jax.Array, spikes: Any = 0.0) -> jax.Array:
+    """log max_k mean_i e^(l·T[i,k]), T = S − diag(``spikes``)."""
+    place = jnp.arange(gram.shape[0])
+    exponents = l * jnp.where(place[:, None] == place, gram - spikes, gram)
+    return jnp.max(jax.scipy.special.logsumexp(exponents, axis=0)) - jnp.log(gram.shape[0])
 
 
 @_quick.jit
-def _log_normalizers(gram: jax.Array, first: int) -> jax.Array:
+def _log_normalizers(gram: jax.Array, first: int, spikes: Any = 0.0) -> jax.Array:
     """For l = first, first + 1, …, shape (_ORDERS,)."""
     orders = (first + jnp.arange(_ORDERS)).astype(gram.dtype)
-    result: jax.Array = jax.lax.map(lambda l: _one_log_normalizer(gram, l), orders)
+    result: jax.Array = jax.lax.map(lambda l: _one_log_normalizer(gram, l, spikes), orders)
     return result
+
+
+@_quick.jit
+def _largest_beside(gram: jax.Array) -> jax.Array:
+    """The largest entry beside the diagonal."""
+    place = jnp.arange(gram.shape[0])
+    return jnp.max(jnp.where(place[:, None] == place, -jnp.inf, gram))
 
 
 @_quick.jit
@@ -199,7 +245,7 @@ def total(
         key,
         samples,
         pair.bins,
-        _overlaps(tilt.kind, gram),
+        _overlaps(tilt, gram),
         factor,
         float(point.epsilon),
         float(tilt.order),
@@ -215,15 +261,17 @@ def warm_up(pair: DominatingPair, payoff: Payoff) -> None:
     _log_normalizers(gram, 1)
     _log_normalizer(gram, 1)
     for kind in ("chain", "mean"):
-        overlaps = _overlaps(kind, gram)
+        overlaps = _overlaps(Tilt(kind, 1, 0.0), gram)
         chunked.compile_only(
             _KERNELS[kind], 2**30, pair.bins, overlaps, factor, 1.0, 1.0, 0.0, payoff
         )
 
 
-def _overlaps(kind: str, gram: np.ndarray) -> Any:
+def _overlaps(tilt: Tilt, gram: np.ndarray) -> Any:
     """What a kernel takes of S; for the mean mode its columns' means and diagonal are enough."""
-    return (gram.mean(axis=0), gram.diagonal()) if kind == "mean" else gram
+    if tilt.kind == "clusters":
+        return gram, tilt.detail
+    return (gram.mean(axis=0), gram.diagonal()) if tilt.kind == "mean" else gram
 
 
 def _chain(
@@ -260,6 +308,52 @@ def _chain(
     drawn: Drawn = jax.lax.fori_loop(1, order.astype(int) + 1, extend, begin)
     asked = Asked(epsilon, order, log_ceiling, payoff)
     return proposals.chain(point_key, _ratio(jnp.diagonal(gram)), drawn, noise, asked)
+
+
+def _clusters(
+    key: jax.Array,
+    size: int,
+    overlaps: tuple[jax.Array, Clusters],
+    factor: Any,
+    epsilon: jax.Array,
+    order: jax.Array,
+    log_ceiling: jax.Array,
+    payoff: Any,
+) -> Sums:
+    """:class:`Sums` over ``size`` iid samples; one compilation for every order."""
+    gram, given = overlaps
+    bins = gram.shape[0]
+    kind_key, chain_key, noise_key, point_key = jax.random.split(key, 4)
+    kind = jnp.sum(given.ends <= jax.random.uniform(kind_key, (size, 1)), axis=1)
+    sizes = given.sizes[kind]
+    noise = coloured(jax.random.normal(noise_key, (size, bins)), factor)
+    place = jnp.arange(bins)
+
+    # with n the counts of the bins drawn so far: smooth = T n
+    def extend(
+        j: jax.Array, before: tuple[jax.Array, jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        smooth, drawn, log_normalizers = before
+        places = sizes[:, j]
+        exponents = places[:, None] * smooth + given.log_weights[places]
+        top = jnp.max(exponents, axis=1, keepdims=True)
+        uniform = jax.random.uniform(jax.random.fold_in(chain_key, j), (size,))
+        chosen, mass = proposals.pick(jnp.exp(exponents - top), uniform)
+        log_normalizers += jnp.where(places > 0, top[:, 0] + jnp.log(mass), 0)
+        own = jnp.where(place == chosen[:, None], given.spikes, 0)
+        smooth += places[:, None] * (gram[chosen] - own)
+        return smooth, drawn.at[:, j].set(chosen), log_normalizers
+
+    begin = jnp.zeros((size, bins)), jnp.zeros(sizes.shape, int), given.log_over[kind]
+    steps = order.astype(int) + 1
+    smooth, drawn, log_normalizers = jax.lax.fori_loop(0, steps, extend, begin)
+    rows = jnp.arange(size)[:, None]
+    products = smooth.at[rows, drawn].add(sizes * given.spikes[drawn])
+    along = jnp.sum(sizes * noise[rows, drawn], axis=1)
+    square = jnp.sum(sizes * products[rows, drawn], axis=1)
+    asked = Asked(epsilon, order, log_ceiling, payoff)
+    known = Drawn(products, along, square, log_normalizers)
+    return proposals.chain(point_key, _ratio(jnp.diagonal(gram)), known, noise, asked)
 
 
 def _shift(
@@ -315,4 +409,9 @@ def _ratio(squares: jax.Array) -> proposals.Ratio:
     return ratio
 
 
-_KERNELS: dict[str, Callable[..., Sums]] = {"chain": _chain, "shift": _shift, "mean": _mean}
+_KERNELS: dict[str, Callable[..., Sums]] = {
+    "chain": _chain,
+    "clusters": _clusters,
+    "shift": _shift,
+    "mean": _mean,
+}

@@ -1,0 +1,192 @@
+"""The certificate's chain by clusters: its weights, partitions and ceiling against enumeration."""
+
+import itertools
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from mfopt._float64 import float64
+from mfopt.accounting.monte_carlo import chunked, clusters, nested, plain, tilted
+from mfopt.accounting.monte_carlo.balls_in_bins import BallsInBinsLoss
+from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
+from mfopt.accounting.monte_carlo.evidence import Pilot, Point
+
+K = 4.5
+BINS = 4
+
+
+def spiky(bins=BINS, spike=1.5, seed=0):
+    """A pair in noise units of modes that overlap a little."""
+    rng = np.random.default_rng(seed)
+    modes = np.concatenate(
+        [
+            0.8 / bins**0.5 * rng.random((bins, bins)),
+            np.diag(np.sqrt(spike * (0.7 + 0.6 * rng.random(bins)))),
+        ]
+    )
+    gram = modes.T @ modes
+    return DominatingPair(gram, np.linalg.cholesky(gram))
+
+
+def connected(places, y):
+    """Σ y^edges over connected graphs."""
+    edges = list(itertools.combinations(range(places), 2))
+    total = 0.0
+    for chosen in itertools.product([False, True], repeat=len(edges)):
+        parts = {i: {i} for i in range(places)}
+        for (i, k), taken in zip(edges, chosen, strict=True):
+            if taken and parts[i] is not parts[k]:
+                joined = parts[i] | parts[k]
+                parts.update(dict.fromkeys(joined, joined))
+        if len(parts[0]) == places:
+            total += y ** sum(chosen)
+    return total
+
+
+def set_partitions(items):
+    if not items:
+        yield []
+        return
+    first, *rest = items
+    for found in set_partitions(rest):
+        yield [[first], *found]
+        for i in range(len(found)):
+            yield [*found[:i], [first, *found[i]], *found[i + 1 :]]
+
+
+@pytest.mark.parametrize("d", [0.0, 1e-3, 0.3, 2.0])
+def test_a_cluster_weighs_what_connected_graphs_do(d):
+    found = clusters.log_connected(np.array([d]))
+    for places in range(1, 6):
+        expected = connected(places, math.expm1(d))
+        assert math.exp(found[places - 1, 0]) == pytest.approx(expected, rel=1e-12)
+
+
+def test_large_spikes_do_not_overflow():
+    found = clusters.log_connected(np.array([2000.0]))[:, 0]
+    expected = [2000.0 * m * (m - 1) / 2 for m in range(1, clusters.MOST + 1)]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)  # the complete graph
+
+
+@pytest.mark.parametrize("places", [1, 2, 5, 6])
+def test_kinds_count_every_partition_once(places):
+    kinds = {}
+    for found in set_partitions(list(range(places))):
+        kind = tuple(sorted(map(len, found), reverse=True))
+        kinds[kind] = kinds.get(kind, 0) + 1
+    assert {kind: clusters.count(kind) for kind in clusters.partitions(places)} == kinds
+
+
+def log_normalizers(smooth, count):
+    return np.array([math.log(np.exp(p * smooth).mean(0).max()) for p in range(1, count + 1)])
+
+
+def drawn(gram, order, known):
+    """For every kind and every choice of its bins: (tuple of bins, what it counts as, log f there).
+
+    The last is log (Π N)/q, by the definition.
+    """
+    diagonal, spikes = np.diagonal(gram), clusters.spikes(gram)
+    smooth, bins = gram - np.diag(spikes), len(gram)
+    weights = clusters.log_weights(spikes, diagonal)
+    given = clusters.clusters(
+        spikes, diagonal, log_normalizers(smooth, known), order, float(smooth.max())
+    )
+    for number, kind in enumerate(clusters.partitions(order + 1)):
+        for chosen in itertools.product(range(bins), repeat=len(kind)):
+            weight, normalizers = math.log(clusters.count(kind)), float(given.log_over[number])
+            before = np.zeros(bins)
+            for size, k in zip(kind, chosen, strict=True):
+                own = weights[size] + size * before
+                weight += own[k]
+                normalizers += np.logaddexp.reduce(own)
+                before = before + size * smooth[k]
+            places = [k for size, k in zip(kind, chosen, strict=True) for _ in range(size)]
+            yield given, places, weight, normalizers
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+def test_clusters_are_the_tuples_of_the_chain(order):
+    """Σ over partitions and bins is Σ over tuples, by how often each bin is drawn; (1) to (3)."""
+    gram = spiky().gram
+    tuples, by_clusters = {}, {}
+    for chosen in itertools.product(range(BINS), repeat=order + 1):
+        total = sum(gram[i, k] for i, k in itertools.combinations(chosen, 2))
+        counts = tuple(np.bincount(chosen, minlength=BINS))
+        weight = math.exp(total) / BINS ** (order + 1)
+        tuples[counts] = tuples.get(counts, 0) + weight
+    for _, places, weight, _ in drawn(gram, order, 8):
+        counts = tuple(np.bincount(places, minlength=BINS))
+        by_clusters[counts] = by_clusters.get(counts, 0) + math.exp(weight)
+    assert by_clusters == pytest.approx(tuples, rel=1e-12)
+
+
+@pytest.mark.parametrize("known", [1, 8])
+@pytest.mark.parametrize("order", [1, 3, 5])
+def test_no_draw_exceeds_the_sum_of_bounds(order, known):
+    """(5), also where the later R are extrapolated."""
+    excess = [
+        float(high - given.log_sum) for given, _, _, high in drawn(spiky(3).gram, order, known)
+    ]
+    assert max(excess) <= 1e-12
+    if known == 8:
+        assert max(excess) > -0.7  # and it is no empty bound
+
+
+def test_kinds_are_drawn_as_their_bounds_are():
+    gram = spiky().gram
+    given, *_ = next(drawn(gram, 4, 8))
+    kinds = list(clusters.partitions(5))
+    share = np.diff(given.ends[: len(kinds) - 1], prepend=0)
+    count = np.array([clusters.count(kind) for kind in kinds])
+    np.testing.assert_allclose(share, (count * np.exp(-given.log_over[: len(kinds)]))[:-1])
+    assert given.ends[len(kinds) - 1] == np.inf  # no draw is left over
+
+
+def seen(pair, point, kind, order, samples=2**15, change=lambda tilt: tilt):
+    tilt = change(tilted.tilt(kind, order, pair, point))
+    found = Pilot(tilt, *tilted.total(pair, tilt, point, samples, chunked.seed_key(1)))
+    mean = math.exp(found.log_mean)
+    return mean, mean * found.deviation / math.sqrt(found.samples), found
+
+
+@pytest.mark.parametrize("order", [1, 2, 4])
+def test_the_estimator_is_unbiased(order):
+    pair, point = spiky(), Point(1.0, 1.5)
+    expected = plain.delta(pair, 1.0, 1.5, samples=2**18, seed=2)
+    mean, error, _ = seen(pair, point, "clusters", order)
+    assert abs(mean - expected.value) < K * math.hypot(error, expected.standard_error)
+
+    def fewer_pairs(tilt):
+        # without what a bin has with itself a second time
+        light = np.array(tilt.detail.log_weights)
+        light[2:] -= 0.5
+        return tilt._replace(detail=tilt.detail._replace(log_weights=light))
+
+    mean, error, _ = seen(pair, point, "clusters", order, change=fewer_pairs)
+    assert abs(mean - expected.value) > K * math.hypot(error, expected.standard_error)
+
+
+@float64
+def test_with_many_bins_the_ceiling_falls_and_the_mean_stays(monkeypatch):
+    pair, point = spiky(64, 1.0), Point(0.8, 2.0)
+    chain = tilted.remove_tilts(pair, point)[0]
+    monkeypatch.setattr(nested, "LEAST", 64)
+    found = tilted.remove_tilts(pair, point)[0]
+    assert (chain.kind, found.kind) == ("chain", "clusters")
+    assert found.log_ceiling < chain.log_ceiling - 0.3
+    one, error, before = seen(pair, point, "chain", chain.order, 2**14)
+    other, other_error, after = seen(pair, point, "clusters", found.order, 2**14)
+    assert abs(one - other) < K * math.hypot(error, other_error)
+    assert after.deviation < before.deviation
+    loss = BallsInBinsLoss(pair)
+    here, there = (loss.at(found, Point(sigma, 2.0)) for sigma in (0.8, 0.85))
+    assert there.kind == "clusters" and there.log_ceiling < here.log_ceiling
+
+
+def test_orders_end_where_partitions_are_tabulated():
+    tilt = tilted.tilt("clusters", clusters.MOST - 1, spiky(), Point(1.0, 1.0))
+    assert tilt.next_order is None and math.isfinite(tilt.log_ceiling)
+    assert jax.tree.leaves(tilt.detail)[2].shape == (77, clusters.MOST)
