@@ -1,8 +1,10 @@
 """Samples over devices and processes: the same answers, whatever there is to compute them with."""
 
+import dataclasses
 import json
 import math
 import os
+import socket
 import subprocess
 import sys
 
@@ -12,9 +14,12 @@ import pytest
 from processes import with_devices
 
 from mfopt import optimize
-from mfopt.accounting.monte_carlo import chunked, frozen, pattern_frozen, spread
+from mfopt.accounting import over_processes
+from mfopt.accounting.monte_carlo import chunked, frozen, pattern_frozen, processes, spread
 from mfopt.accounting.monte_carlo.evidence import Point
 from mfopt.accounting.monte_carlo.protocol import law
+from mfopt.calibration import release
+from mfopt.errors import FailureError
 from mfopt.optimize import kinds, tangent
 from mfopt.optimize.objective import log_rmse
 from mfopt.sampling import BallsInBins, FreshBins
@@ -103,6 +108,101 @@ def test_answers_do_not_depend_on_the_number_of_devices(every):
     assert many == 4 != few
     assert found[0] == exact  # to the last bit
     np.testing.assert_allclose(found[1], rounded, rtol=1e-12, atol=1e-12)
+
+
+def together(program, count=2):
+    """What each of so many processes printed last, with jax.distributed on this machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = with_devices(1)
+    environment["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, f"127.0.0.1:{port}", str(count), str(place)],
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for place in range(count)
+    ]
+    ended = [one.communicate(timeout=600) for one in started]
+    for one, (_, errors) in zip(started, ended, strict=True):
+        assert one.returncode == 0, errors
+    return [json.loads(printed.splitlines()[-1]) for printed, _ in ended]
+
+
+PROGRAM = """
+import json, sys, jax
+jax.distributed.initialize(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+import test_devices
+print(json.dumps(test_devices.as_one_of_several()))
+"""
+
+
+def as_one_of_several():
+    """Of a process among others."""
+    with over_processes():
+        looked = []
+        with chunked.counting(looked.append):
+            many, few = certified(), certified(8192)  # four chunks each, and one for two of them
+        keys = [jax.random.key_data(chunked.seed_key(None)).tolist() for _ in range(2)]
+        released = dataclasses.asdict(release(law(SCHEME).loss(C), EPSILON, DELTA, seed=3)[0])
+        try:
+            certified(8192 + 8192 * jax.process_index())
+            refused = ""
+        except FailureError as error:
+            refused = str(error)
+    return [[float(x) for x in many + few], sum(looked), keys, released, refused]
+
+
+@pytest.mark.release
+def test_two_processes_answer_as_one():
+    first, second = together(PROGRAM)
+    assert first == second
+    found, looked, keys, released, refused = first
+    assert found == [float(x) for x in certified() + certified(8192)]
+    assert looked == 2 * (4 + 1) * 8192
+    assert keys[0] != keys[1]
+    assert released == dataclasses.asdict(release(law(SCHEME).loss(C), EPSILON, DELTA, seed=3)[0])
+    assert "asked for different things" in refused
+
+
+def test_shares_are_all_chunks_in_order(monkeypatch):
+    monkeypatch.setattr(processes, "count", lambda: 4)
+    for chunks in (1, 3, 4, 9, 64):
+        seen = []
+        for place in range(4):
+            monkeypatch.setattr(jax, "process_index", lambda place=place: place)
+            first, end = processes.share(chunks)
+            assert end - first <= -(-chunks // 4)
+            seen += range(first, end)
+        assert seen == list(range(chunks))
+
+
+def _normal(key, size):
+    return jax.random.normal(key, ())
+
+
+@pytest.mark.parametrize("chunks", [1, 9])
+def test_what_two_processes_draw_is_what_one_draws(monkeypatch, chunks):
+    """Without the exchange itself, of which only two processes can tell."""
+    drawn = []
+    monkeypatch.setattr(processes, "joined", lambda own, *_: (drawn.append(own), own)[1])
+    key, asked = chunked.seed_key(0), (64 * chunks, 10**9)
+    whole, used = chunked.total(_normal, key, *asked)
+    monkeypatch.setattr(processes, "count", lambda: 2)
+    for place in range(2):
+        monkeypatch.setattr(jax, "process_index", lambda place=place: place)
+        assert chunked.total(_normal, key, *asked)[1] == used == 64 * chunks
+    np.testing.assert_array_equal(np.concatenate(drawn[1:]), drawn[0])
+    assert drawn[0].sum() == whole
+
+
+def test_one_process_is_as_if_it_had_not_been_asked():
+    with over_processes():
+        assert processes.count() == 1 and processes.share(7) == (0, 7)
 
 
 def test_draws_are_cut_by_as_many_devices_as_divide_them(monkeypatch):

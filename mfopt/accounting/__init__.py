@@ -8,6 +8,7 @@ from mfopt.accounting import accountants
 from mfopt.accounting.account import Accountant, Effort, account, analysis
 from mfopt.accounting.analyses import Analysis, DeterministicAnalysis
 from mfopt.accounting.closed_form.group import GroupProfile, black_box_epsilon
+from mfopt.accounting.monte_carlo.processes import over_processes
 from mfopt.accounting.unamplified import Sensitivity, sensitivity
 from mfopt.mechanism import Mechanism
 
@@ -23,5 +24,6 @@ __all__ = [
     "accountants",
     "analysis",
     "black_box_epsilon",
+    "over_processes",
     "sensitivity",
 ]

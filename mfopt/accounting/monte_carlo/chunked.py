@@ -1,4 +1,4 @@
-"""Sums over many Monte Carlo samples in bounded memory, spread over the local devices."""
+"""Sums over many Monte Carlo samples in bounded memory, over local devices and processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt import _check, _quick
-from mfopt.accounting.monte_carlo import spread
+from mfopt.accounting.monte_carlo import processes, spread
 
 MEMORY_BUDGET = 2**28  # bytes of live sample arrays, over all local devices
 _LIVE_ARRAYS = 8  # float64 arrays of shape (chunk, bins) alive at once in the kernels
@@ -59,8 +59,9 @@ def total(
     """Sum of ``kernel(key_i, size, *args)`` over chunks i, and the number of samples used.
 
     Chunk i draws from ``fold_in(key, i)`` and has the same size on every machine; the chunk
-    results are added on the host in order, so the figure is the same for any number of devices.
-    At least ``samples`` samples are used: a part chunk is made whole.
+    results are added on the host in order, so the figure is the same for any number of devices, and
+    of processes inside :func:`~mfopt.accounting.monte_carlo.processes.over_processes`. At least
+    ``samples`` samples are used: a part chunk is made whole.
 
     Args:
       kernel: a function that can be hashed: it is static in compiled code.
@@ -74,16 +75,19 @@ def total(
     devices = spread.devices()
     per_call = _CALL * len(devices)
     results = []
-    for start in range(0, chunks, per_call):
-        count = min(per_call, chunks - start)
+    first, end = processes.share(chunks)
+    for start in range(first, max(end, first + 1), per_call):  # without chunks, for the shapes
+        count = min(per_call, end - start)
         per_device = -(-count // len(devices))
         part = _run(kernel, size, devices, key, start, per_device, args)
         # device d holds its chunks at d·_CALL ..; the rest of its block is unused
         kept = np.concatenate([d * _CALL + np.arange(per_device) for d in range(len(devices))])
         results.append(jax.tree.map(lambda x, k=kept[:count]: np.asarray(x)[k], part))
         looked_at(count * size)
-    joined = jax.tree.map(lambda *leaves: np.concatenate(leaves).sum(axis=0), *results)
-    return joined, chunks * size
+    own = jax.tree.map(lambda *leaves: np.concatenate(leaves), *results)
+    every = processes.joined(own, chunks, (jax.random.key_data(key), samples, args))
+    looked_at((chunks - (end - first)) * size)
+    return jax.tree.map(lambda leaf: leaf.sum(axis=0), every), chunks * size
 
 
 def compile_only(kernel: Callable[..., Any], samples: int, bins: int, *args: Any) -> None:
@@ -122,6 +126,8 @@ def seed_key(seed: int | None) -> jax.Array:
     if seed is not None:
         seed = _check.seed("seed", seed)
     entropy = np.random.SeedSequence(seed).generate_state(2, np.uint32)
+    if seed is None:
+        entropy = processes.agreed(entropy)
     result: jax.Array = jax.random.wrap_key_data(jnp.asarray(entropy), impl="threefry2x32")
     return result
 

@@ -1,0 +1,94 @@
+"""Samples over processes: each draws its share of the chunks, and all get all results."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+import numpy as np
+
+from mfopt.errors import FailureError
+
+_shared: ContextVar[bool] = ContextVar("shared", default=False)
+
+
+@contextlib.contextmanager
+def over_processes() -> Iterator[None]:
+    """The samples of what is asked for in this block are drawn by all processes together.
+
+    Their number and addresses are those of ``jax.distributed.initialize``; each must have equally
+    many devices and run the block alike, for they wait for one another. All get the same answer,
+    which is that of one process with the same seed, to the last bit. Without a pinned seed they
+    take the entropy of process 0. On one process nothing is different. A search is not divided:
+    each process would make the same one.
+
+    Raises:
+      FailureError: at the first bound or estimate that processes were not asked for alike.
+    """
+    token = _shared.set(True)
+    try:
+        yield
+    finally:
+        _shared.reset(token)
+
+
+def count() -> int:
+    """Processes that samples are drawn by."""
+    return jax.process_count() if _shared.get() else 1
+
+
+def share(chunks: int) -> tuple[int, int]:
+    """(first, end) of this process's chunks; all shares but the last ones are equally long."""
+    if count() == 1:
+        return 0, chunks
+    each, place = -(-chunks // count()), jax.process_index()
+    return min(place * each, chunks), min((place + 1) * each, chunks)
+
+
+def joined(own: Any, chunks: int, asked: Any) -> Any:
+    """Results of all chunks, in order, from each process's own.
+
+    Args:
+      own: pytree of results of this process's :func:`share`, chunks along the first axis.
+      chunks: of all.
+      asked: pytree that must be the same for all.
+    """
+    if count() == 1:
+        return own
+    from jax.experimental import multihost_utils  # which one process can spare
+
+    each = -(-chunks // count())
+
+    def filled(leaf: np.ndarray) -> np.ndarray:
+        return np.pad(leaf, [(0, each - len(leaf))] + [(0, 0)] * (leaf.ndim - 1))
+
+    digests = multihost_utils.process_allgather(_digest(asked))  # of one shape, whatever was asked
+    if not np.array_equal(digests, np.broadcast_to(digests[0], digests.shape)):
+        raise FailureError(
+            "the processes were asked for different things; start all of them with the same "
+            "program, files, seed and versions, on machines of one kind"
+        )
+    found = multihost_utils.process_allgather(jax.tree.map(filled, own))
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:chunks], found)
+
+
+def agreed(entropy: np.ndarray) -> np.ndarray:
+    """That of process 0."""
+    if count() == 1:
+        return entropy
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.broadcast_one_to_all(entropy))
+
+
+def _digest(asked: Any) -> np.ndarray:
+    leaves, structure = jax.tree.flatten(asked)
+    found = hashlib.sha256(str(structure).encode())
+    for leaf in leaves:
+        array = np.asarray(leaf)
+        found.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
+    return np.frombuffer(found.digest(), np.uint32)
