@@ -1,6 +1,7 @@
 """Compiled programs that run for seconds at most: in half the usual time of compilation.
 
-XLA's CPU compiler spends most of it on fusing and optimizing once more what it has fused already.
+XLA's CPU compiler spends most of it on fusing and optimizing once more what it has fused already,
+LLVM after it on passes that it calls expensive itself.
 For the programs of a search or a certificate that gains nothing that can be measured.
 """
 
@@ -14,6 +15,7 @@ import jax
 
 OPTIONS = {
     "xla_backend_optimization_level": 1,
+    "xla_llvm_disable_expensive_passes": True,
     "xla_cpu_use_fusion_emitters": False,
     "xla_cpu_parallel_codegen_split_count": 1,
 }
