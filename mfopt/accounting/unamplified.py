@@ -153,6 +153,8 @@ def _seen(strategy: Strategy, n: int) -> tuple[int, np.ndarray]:
         coefs = np.asarray(column)
         width = n - int(np.argmax(coefs[::-1] != 0))
         squares = np.cumsum(coefs[:width] ** 2)
+        if width == 1:  # one number, however many columns
+            return width, np.broadcast_to(np.sqrt(squares[-1]), (n,))
         norms = np.full(n, np.sqrt(squares[-1]))
         norms[n - width :] = np.sqrt(squares[::-1])
         return width, norms

@@ -30,6 +30,7 @@ from mfopt.accounting.loss_distribution.tilting import (
 _EPS = float(np.finfo(np.float64).eps)
 # Relative accuracy of one round's masses, counted once a round on the private side.
 _MASS_ACCURACY = 1e-13
+_BLOCK = 1 << 16  # points whose powers are taken at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,21 +98,25 @@ class Composition(Tilting):
                 "ask for a lower accuracy"
             )
         # Wrapping one round into the window commutes with cyclic convolution.
-        spectrum: np.ndarray = np.ones(size // 2 + 1, dtype=np.complex128)
+        spectrum: np.ndarray | None = None
         rounds = 0
         shift = 0
         for part, count in self.parts:
             log_weight = tilt * part.losses + part.log_mass
             weight = np.exp(log_weight - special.logsumexp(log_weight))
             wrapped = np.bincount((part.index - part.index[0]) % size, weight, size)
-            spectrum *= _power(scipy.fft.rfft(wrapped, overwrite_x=True), count)
+            power = _power(scipy.fft.rfft(wrapped, overwrite_x=True), count)
+            spectrum = power if spectrum is None else np.multiply(spectrum, power, out=spectrum)
             shift += int(part.index[0]) * count
             rounds += count
+        assert spectrum is not None
         # rounding of the transform and of the power, as an l1 distance of the tilted law
-        size_of = np.abs(spectrum[spectrum != 0])
+        size_of = np.abs(spectrum)
+        size_of = size_of[size_of > 0]
         power_norm = math.sqrt(2 * float(np.sum(size_of ** (2 - 2 / max(rounds, 1)))))
         rounding = 2 * _EPS * (rounds + 1) * (math.log2(size) + 4) * power_norm
         law = scipy.fft.irfft(spectrum, size, overwrite_x=True)
+        del spectrum, size_of
         # law[k] is the mass of all losses step * (shift + k + m size); place them from start on
         law = np.roll(law, -((start - shift) % size))
         np.maximum(law, 0.0, out=law)
@@ -160,13 +165,17 @@ class Composition(Tilting):
 
 
 def _power(spectrum: np.ndarray, count: int) -> np.ndarray:
-    """``spectrum`` to a power, without the terms that come out below e^-60."""
+    """``spectrum`` to a power, in its place, without the terms that come out below e^-60."""
     if count == 1:
         return spectrum
-    kept = spectrum.real**2 + spectrum.imag**2 > math.exp(-120 / count)
-    result = np.zeros_like(spectrum)
-    result[kept] = spectrum[kept] ** count
-    return result
+    # by blocks: of a window of millions of points every copy counts
+    for first in range(0, spectrum.size, _BLOCK):
+        block = spectrum[first : first + _BLOCK]
+        kept = block.real**2 + block.imag**2 > math.exp(-120 / count)
+        raised = block[kept] ** count
+        block[:] = 0
+        block[kept] = raised
+    return spectrum
 
 
 @dataclasses.dataclass(frozen=True)

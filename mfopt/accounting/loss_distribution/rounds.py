@@ -191,8 +191,10 @@ class RoundsProfile:
             found = composed.log_delta(epsilon)
             if found > expected + 3:
                 # a saddle point that was misjudged drowns the tail in the transform's rounding
-                again = composition.convolve(composition.tilt_for_epsilon(epsilon))
-                found = min(found, again.log_delta(epsilon))
+                del composed
+                composed = composition.convolve(composition.tilt_for_epsilon(epsilon))
+                found = min(found, composed.log_delta(epsilon))
+            del composed  # millions of points: not beside the next
             # what was truncated must be small against the δ that was found, or it is repeated
             if found > log_delta - 6 or log_delta <= _FAINTEST:
                 break
@@ -205,6 +207,7 @@ class RoundsProfile:
         for _ in range(_PLANS):
             composition, composed, largest = self._compose(direction, at, log_delta)
             found = smallest_epsilon(composed, log_delta, at)
+            del composed  # millions of points: not beside the next
             best = min(best, found)
             if abs(found - at) <= 0.1 * at or max(found, at) < 1e-6:
                 break
