@@ -183,10 +183,8 @@ def draw(patterns: Patterns, key: jax.Array, noise: jax.Array, order: jax.Array)
 
     def extend(l: jax.Array, before: Drawn) -> Drawn:
         exponents = before.products.reshape(-1, patterns.bins)
-        top = jnp.max(exponents, axis=1, keepdims=True)
-        uniform = jax.random.uniform(jax.random.fold_in(chain_key, l), (exponents.shape[0],))
-        chosen, mass = proposals.pick(jnp.exp(exponents - top), uniform)
-        logs = (top[:, 0] + jnp.log(mass / patterns.bins)).reshape(shape)
+        chosen, top, mass = proposals.pick(exponents, jax.random.fold_in(chain_key, l))
+        logs = (top + jnp.log(mass / patterns.bins)).reshape(shape)
         return added(chosen.reshape(shape), before, before.log_normalizers + jnp.sum(logs, axis=1))
 
     nothing = Drawn(jnp.zeros_like(noise), *(jnp.zeros(size),) * 3)

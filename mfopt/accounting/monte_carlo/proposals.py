@@ -157,7 +157,18 @@ def _on_points(
     return sums(jax.lax.fori_loop(0, points, add, jnp.zeros(drawn.along.shape)) / points)
 
 
-def pick(weights: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]:
+def pick(exponents: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """A column for each row, drawn ∝ e^``exponents`` (size, bins).
+
+    Returns (columns, tops, masses), each (size,): Σ e^exponents of a row is e^top · mass.
+    """
+    top = jnp.max(exponents, axis=1, keepdims=True)
+    uniform = jax.random.uniform(key, (exponents.shape[0],))
+    chosen, mass = _column(jnp.exp(exponents - top), uniform)
+    return chosen, top[:, 0], mass
+
+
+def _column(weights: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]:
     """A column for each row, drawn ∝ ``weights`` (size, bins), and the rows' sums (size,).
 
     First a block of about √bins columns, then a column in it: running sums over all columns are

@@ -294,14 +294,12 @@ def _chain(
     # With n the counts of the bins drawn so far: products = S n, along = <noise, n>, square = nᵀS n
     def extend(l: jax.Array, before: Drawn) -> Drawn:
         products, along, square, log_normalizers = before
-        top = jnp.max(products, axis=1, keepdims=True)
-        uniform = jax.random.uniform(jax.random.fold_in(chain_key, l), (size,))
-        chosen, mass = proposals.pick(jnp.exp(products - top), uniform)
+        chosen, top, mass = proposals.pick(products, jax.random.fold_in(chain_key, l))
         return Drawn(
             products + gram[chosen],
             along + noise[rows, chosen],
             square + 2 * products[rows, chosen] + gram[chosen, chosen],
-            log_normalizers + top[:, 0] + jnp.log(mass / bins),
+            log_normalizers + top + jnp.log(mass / bins),
         )
 
     begin = Drawn(gram[first], noise[rows, first], gram[first, first], jnp.zeros(size))
@@ -336,10 +334,8 @@ def _clusters(
         smooth, drawn, log_normalizers = before
         places = sizes[:, j]
         exponents = places[:, None] * smooth + given.log_weights[places]
-        top = jnp.max(exponents, axis=1, keepdims=True)
-        uniform = jax.random.uniform(jax.random.fold_in(chain_key, j), (size,))
-        chosen, mass = proposals.pick(jnp.exp(exponents - top), uniform)
-        log_normalizers += jnp.where(places > 0, top[:, 0] + jnp.log(mass), 0)
+        chosen, top, mass = proposals.pick(exponents, jax.random.fold_in(chain_key, j))
+        log_normalizers += jnp.where(places > 0, top + jnp.log(mass), 0)
         own = jnp.where(place == chosen[:, None], given.spikes, 0)
         smooth += places[:, None] * (gram[chosen] - own)
         return smooth, drawn.at[:, j].set(chosen), log_normalizers
