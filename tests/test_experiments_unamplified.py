@@ -10,9 +10,10 @@ import scipy.optimize
 
 from mfopt import UsageError, query_error
 from mfopt.accounting import sensitivity
-from mfopt.optimize import unamplified
+from mfopt.optimize import quasi_newton, unamplified
+from mfopt.optimize.objective import Evaluation
 from mfopt.sampling import FixedOrder, MinSeparation
-from mfopt.strategies import Banded, Identity, SquareRoot
+from mfopt.strategies import Banded, Identity, SquareRoot, prefix_recursion
 from mfopt.strategies.prefix_recursion import prefix_row_variances
 from mfopt.workloads import Momentum, PrefixSums
 
@@ -28,7 +29,7 @@ def random_band(bands: int, n: int, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.release
-@pytest.mark.parametrize("bands", [1, 2, 5])
+@pytest.mark.parametrize("bands", [1, 2, 5, 32])
 def test_recursion_equals_dense_row_norms(bands: int) -> None:
     entries = random_band(bands, 70)
     with jax.enable_x64(True):
@@ -51,6 +52,44 @@ def test_recursion_gradient_against_finite_differences() -> None:
         h = 1e-6
         ahead, behind = (float(total(jnp.asarray(entries + s * h * direction))) for s in (1, -1))
     assert slope == pytest.approx((ahead - behind) / (2 * h), rel=1e-6)
+
+
+def test_blocks_have_the_values_and_gradients_of_single_steps() -> None:
+    entries = random_band(5, 38)  # the last block is not full
+
+    def of(recursion):
+        return lambda band: jnp.sum(jnp.sin(recursion(band)))
+
+    with jax.enable_x64(True):
+        blocks, steps = (
+            [recursion(entries), jax.grad(of(recursion))(jnp.asarray(entries))]
+            for recursion in (prefix_recursion._by_blocks, prefix_recursion._by_steps)
+        )
+    for one, other in zip(blocks, steps, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_quasi_newton_finds_a_minimum_whose_function_ends_near_it() -> None:
+    curvatures = np.logspace(0, 3, 30)
+
+    def evaluate(x: np.ndarray) -> Evaluation:
+        # not a number beyond x₀ = 1.01, a hundredth from the optimum
+        value = curvatures @ (x - 1) ** 2 / 2 + (np.nan if x[0] > 1.01 else 0)
+        return Evaluation(float(value), curvatures * (x - 1), np.nan)
+
+    points: list[np.ndarray] = []
+
+    def noted(x: np.ndarray) -> Evaluation:
+        points.append(x)
+        return evaluate(x)
+
+    ended = quasi_newton.minimize(noted, np.zeros(30), steps=500, tolerance=1e-10)
+    assert "gains" in ended
+    assert len(points) < 500
+    assert min(evaluate(x).value for x in points) < 1e-8
+    few = quasi_newton.minimize(evaluate, np.zeros(30), steps=5, tolerance=1e-10)
+    assert few == "step limit 5 reached"
+    assert "start" in quasi_newton.minimize(evaluate, np.full(30, 2.0), steps=5, tolerance=1e-10)
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ _TANGENTS = 15  # evaluations of most searches by tangents
 _GENERAL = 20  # of most for general C, which end where a round gains nothing
 _MANY = 2.0  # a search in as many numbers as there are steps, over one in a few
 _FIXED_ORDER = 75  # evaluations of a search without amplification
-_BANDED, _CUBE = 8e-5, 2e-10  # of such an evaluation: for n (1 + bands / 64), and for n³
+_BANDED, _CUBE = 4e-5, 2e-10  # of such an evaluation: for n (1 + bands / 64), and for n³
 
 
 def seconds(missing: Iterable[Task]) -> float | None:

@@ -207,7 +207,15 @@ def _own_modules() -> list[str]:
     return sorted(name for name in names if not name.startswith("mfopt.") and name != "__main__")
 
 
-def _define(modules: list[str]) -> None:
+def _begin(modules: list[str], threads: int) -> None:
+    """A worker's first call: its own kinds, and no more threads of BLAS than it has cores.
+
+    More would wait for one another, in all workers at once, for longer than they work.
+    """
+    import scipy.linalg  # noqa: F401  (what is not loaded yet cannot be limited)
+    from threadpoolctl import threadpool_limits
+
+    threadpool_limits(threads, user_api="blas")
     for name in modules:
         importlib.import_module(name)
 
@@ -218,7 +226,10 @@ def _in_processes(missing: list[Task], cache: Cache, jobs: int, progress: Report
     # spawn: a forked JAX deadlocks
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(
-        jobs, mp_context=context, initializer=_define, initargs=(_own_modules(),)
+        jobs,
+        mp_context=context,
+        initializer=_begin,
+        initargs=(_own_modules(), max((os.cpu_count() or 1) // jobs, 1)),
     ) as pool:
         running: dict[concurrent.futures.Future[None], Task] = {}
         try:

@@ -28,11 +28,12 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
 import scipy.optimize
+from threadpoolctl import threadpool_limits
 
-from mfopt import _check, query_error
+from mfopt import _check, _quick, query_error
 from mfopt._float64 import float64
 from mfopt.accounting import unamplified as sensitivities
-from mfopt.optimize import kinds
+from mfopt.optimize import kinds, quasi_newton
 from mfopt.optimize.drivers import Step, Trace
 from mfopt.optimize.objective import Evaluation
 from mfopt.progress import Report, silent
@@ -42,7 +43,7 @@ from mfopt.workloads import PrefixSums, Workload
 
 KINDS = ("banded", "banded-toeplitz", "toeplitz", "blt", "dense")
 _STEPS = 1000
-_TOLERANCE = 1e-8  # relative decrease of the loss in one step at which the search ends
+_TOLERANCE = 1e-8  # relative decrease of the loss in a step at which the search ends
 _FLOOR = 1e-8
 
 
@@ -123,7 +124,7 @@ def optimize(
         needs; False lets the epochs share a unit's budget unequally (fixed order only, lower
         error).
       steps: evaluations at most.
-      tolerance: relative decrease of the loss in one step at which the search ends.
+      tolerance: relative decrease of the loss in a step at which the search ends.
       progress: told of every evaluation.
 
     Raises:
@@ -149,11 +150,15 @@ def optimize(
             source = optimize(
                 scheme, strategy="banded-toeplitz", bands=bands, workload=workload
             ).strategy
+            if not equal_columns:
+                # the optimum of a diagonal C: errors of early steps stay in more prefix sums
+                columns = source.banded_columns(n, bands)
+                source = Banded(columns * np.arange(n, 0, -1) ** 0.25)
         shaped = kinds.find(strategy).convert(source, size)
         if shaped is None:
             raise _check.reject("init", source.kind, f"cannot start a {strategy} strategy")
         build, start, lowest = _PARAMETERIZED[strategy](shaped, scheme, equal_columns)
-        loss = jax.jit(
+        loss = _quick.jit(
             jax.value_and_grad(lambda x: jnp.log(query_error.rmse(workload, build(x), n)))
         )
         best = _descend(_with_gradient(loss), start, steps, tolerance, trace, lowest)
@@ -179,7 +184,37 @@ def _descend(
     trace: Trace,
     lowest: np.ndarray | None = None,
 ) -> np.ndarray:
-    """One L-BFGS-B run with x >= ``lowest``: the loss is deterministic, so nothing is refreshed.
+    """One L-BFGS run with x >= ``lowest``: the loss is deterministic, so nothing is refreshed.
+
+    Bounds are looked at where a search without them ends below one: it costs a fraction.
+    """
+    # vectors gain nothing from threads of BLAS, whose waiting costs more than the work
+    with threadpool_limits(1, user_api="blas"):
+        if lowest is not None:
+
+            def free(x: np.ndarray) -> Evaluation:
+                at = evaluate(x)
+                trace.record(x, at)
+                return at
+
+            ended = quasi_newton.minimize(free, start, steps=steps, tolerance=tolerance)
+            trace.status = f"L-BFGS: {ended}"
+            if trace.best is not None and np.all(trace.best >= lowest):
+                return trace.best
+            start = start if trace.best is None else np.maximum(trace.best, lowest)
+            trace.best, trace.best_value = None, math.inf
+        return _bounded(evaluate, start, steps, tolerance, trace, lowest)
+
+
+def _bounded(
+    evaluate: Callable[[np.ndarray], Evaluation],
+    start: np.ndarray,
+    steps: int,
+    tolerance: float,
+    trace: Trace,
+    lowest: np.ndarray | None,
+) -> np.ndarray:
+    """SciPy's L-BFGS-B.
 
     A point outside the domain is answered with a value above the best one and the last
     gradient, so the line search backs off.
@@ -212,14 +247,15 @@ def _banded(
 ) -> tuple[Callable[[jax.Array], Strategy], np.ndarray, np.ndarray]:
     """The entries themselves, bounded below; columns or modes are divided by their norms.
 
+    Where columns may differ, a unit's shares of its budget are a softmax of numbers of their own:
+    half as many steps as with entries alone.
+
     Entries >= 0 is what balls-in-bins needs; no bound was seen active at an optimum for prefix
     sums. Their logarithms would need no bound but converge three times slower.
     """
     n = scheme.iterations
     entries = np.asarray(start.entries(n))
     shape = entries.shape
-    inside = np.add.outer(np.arange(shape[0]), np.arange(n)) < n
-    positions = np.flatnonzero(inside)
     separation, most, repeats = pattern(scheme)
     overlapping = shape[0] > separation
     if overlapping and not repeats:
@@ -229,19 +265,29 @@ def _banded(
             f"a unit's columns overlap at separation {separation}",
             "Use at most that many bands, or FixedOrder.",
         )
+    shares = n if repeats and not (overlapping or equal_columns) else 0
 
     def build(x: jax.Array) -> Strategy:
-        raw = jnp.zeros(shape).reshape(-1).at[positions].set(x).reshape(shape)
-        if not overlapping and (equal_columns or not repeats):
-            return Banded(raw / jnp.sqrt(most * jnp.sum(raw**2, axis=0)))
-        modes = Banded(raw).modes(BallsInBins(separation, most))
-        norms = jnp.sqrt(jnp.sum(modes**2, axis=0))
-        return Banded(raw / jnp.tile(norms, most))
+        inside = jnp.arange(shape[0])[:, None] + jnp.arange(n) < n
+        raw = jnp.where(inside, x[shares:].reshape(shape), 0)
+        if overlapping:
+            modes = Banded(raw).modes(BallsInBins(separation, most))
+            return Banded(raw / jnp.tile(jnp.sqrt(jnp.sum(modes**2, axis=0)), most))
+        column: jax.Array | float = 1 / most
+        if shares:
+            # columns that do not overlap are orthogonal: their squared norms add up
+            column = jax.nn.softmax(x[:n].reshape(most, separation), axis=0).reshape(n)
+        return Banded(raw * jnp.sqrt(column / jnp.sum(raw**2, axis=0)))
 
     lowest = np.zeros(shape)
     lowest[0] = _FLOOR
-    scaled = entries / np.linalg.norm(entries, axis=0)
-    return build, np.maximum(scaled, lowest)[inside], lowest[inside]
+    norms = np.linalg.norm(entries, axis=0)
+    first = np.maximum(entries / norms, lowest)
+    return (
+        build,
+        np.concatenate([2 * np.log(norms[:shares]), first.ravel()]),
+        np.concatenate([np.full(shares, -np.inf), lowest.ravel()]),
+    )
 
 
 def _toeplitz(
