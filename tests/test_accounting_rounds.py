@@ -136,9 +136,7 @@ def test_a_lost_tail_is_counted():
     without = Composition(
         (
             (
-                loss_distribution.LossDistribution(
-                    cut.step, cut.index, cut.mass, 0.0, 0.0, cut.smoothing
-                ),
+                loss_distribution.LossDistribution(cut.step, cut.index, cut.mass, 0.0, 0.0),
                 10,
             ),
         )

@@ -13,6 +13,7 @@ from mfopt.accounting.loss_distribution.allocation import AllocationProfile
 from mfopt.accounting.loss_distribution.convolution import Composition
 from mfopt.accounting.loss_distribution.exchange import Coin
 from mfopt.accounting.loss_distribution.rounds import COARSE, RoundsProfile
+from mfopt.accounting.loss_distribution.stages import Steps
 from mfopt.accounting.loss_distribution.throw import Throw
 from mfopt.accounting.loss_distribution.tilting import Thinned
 from mfopt.accounting.monte_carlo import patterns
@@ -165,7 +166,7 @@ def test_rounds_without_a_lower_bound_say_so():
     coin = Coin(Throw(4), Throw(8), 0.5)
     for one, named in ((coin, "truncated batches"), (Throw(4), "throws into bins")):
         with pytest.raises(FailureError, match=f"no lower bound is known for {named}"):
-            one.discretize_below(1.0, 1e-3, 0.1, -50.0, (-1.0, 1.0), add=True)
+            one.cells_below(1.0, Steps(1e-3), 0.1, -50.0, (-1.0, 1.0), add=True)
 
 
 def test_so_little_noise_that_bins_are_told_apart_is_accounted_without_amplification():

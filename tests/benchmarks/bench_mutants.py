@@ -457,9 +457,8 @@ MUTANTS: dict[str, Mutant] = {
     # loss distributions
     "losses rounded down": Mutant(
         DISTRIBUTION,
-        "total = np.bincount(offset, mass * (1 - share), size)\n"
-        "    total += np.bincount(offset + 1, mass * share, size)",
-        "total = np.bincount(offset, mass, size)",
+        "total = np.bincount(at, np.concatenate([mass * (1 - share), mass * share]))",
+        "total = np.bincount(at, np.concatenate([mass, 0 * share]))",
         rounds("closed_form or dominates or rounded_up"),
     ),
     "a truncated tail is lost": Mutant(
@@ -482,8 +481,8 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "infinite losses are no part of δ": Mutant(
         CONVOLUTION,
-        "terms.append(math.log(self.infinite))\n        return min(float(special",
-        "pass\n        return min(float(special",
+        "terms.append(math.log(self.infinite))\n        return min(float(np",
+        "pass\n        return min(float(np",
         rounds("lost_tail or infinite"),
     ),
     "ε below the window is believed": Mutant(

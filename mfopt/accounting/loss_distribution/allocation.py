@@ -205,7 +205,7 @@ class AllocationProfile:
         total = total[index]
         if direction == "add":
             index, total = -index[::-1], total[::-1]
-        return LossDistribution(step, index, total, 0.0, 0.0, np.zeros_like(total))
+        return LossDistribution(step, index, total, 0.0, 0.0)
 
     def _beyond(self, epsilon: float) -> tuple[float, float]:
         """E_Q of Λ - e^ε where some X_i is above b e^ε, where the hinge is linear; its rounding."""

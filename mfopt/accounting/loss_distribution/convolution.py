@@ -11,13 +11,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import scipy
 from scipy import special
 
 from mfopt import _check
-from mfopt.accounting.loss_distribution.distribution import LARGEST_WINDOW, LossDistribution
+from mfopt.accounting.loss_distribution.distribution import LARGEST_WINDOW
 from mfopt.accounting.loss_distribution.tilting import (
     LOG_WINDOW_TAIL,
     Atoms,
@@ -28,8 +29,6 @@ from mfopt.accounting.loss_distribution.tilting import (
 )
 
 _EPS = float(np.finfo(np.float64).eps)
-# Relative accuracy of one round's masses, counted once a round on the private side.
-_MASS_ACCURACY = 1e-13
 _BLOCK = 1 << 16  # points whose powers are taken at once
 
 
@@ -38,10 +37,11 @@ class Composition(Tilting):
     """Rounds that compose, possibly of several kinds, on one grid; one direction.
 
     Attributes:
-      parts: (distribution of one round, number of rounds), all with the same ``step``.
+      parts: (distribution of one round, number of rounds), all with the same ``step``; a round may
+        be a :class:`~.stages.Block` of them, which has no other direction.
     """
 
-    parts: tuple[tuple[LossDistribution, int], ...]
+    parts: tuple[tuple[Any, int], ...]
 
     def __post_init__(self) -> None:
         if len({part.step for part, _ in self.parts}) != 1:
@@ -53,12 +53,12 @@ class Composition(Tilting):
 
     @property
     def step(self) -> float:
-        return self.parts[0][0].step
+        return float(self.parts[0][0].step)
 
     @property
     def offset(self) -> float:
         """The total loss of a point of the grid."""
-        return sum(count * part.offset for part, count in self.parts)
+        return float(sum(count * part.offset for part, count in self.parts))
 
     def reverse(self) -> Composition:
         """The other direction."""
@@ -84,7 +84,7 @@ class Composition(Tilting):
         """
         like = like or self
         base = self.log_moment(tilt)
-        _, variance, added = self.tilted_moments(tilt)
+        _, variance = self.tilted_moments(tilt)
         spread = math.sqrt(max(variance, self.step**2))
         highest, lowest = self.largest, self.least
         high = min(like.chernoff(tilt, +1, self.step), highest)
@@ -99,8 +99,8 @@ class Composition(Tilting):
             )
         # Wrapping one round into the window commutes with cyclic convolution.
         spectrum: np.ndarray | None = None
-        rounds = 0
-        shift = 0
+        rounds = shift = 0
+        known = allowance = 0.0  # what the parts' own laws may be off by
         for part, count in self.parts:
             log_weight = tilt * part.losses + part.log_mass
             weight = np.exp(log_weight - special.logsumexp(log_weight))
@@ -109,12 +109,15 @@ class Composition(Tilting):
             spectrum = power if spectrum is None else np.multiply(spectrum, power, out=spectrum)
             shift += int(part.index[0]) * count
             rounds += count
+            known += count * part.rounding
+            allowance += count * part.allowance
         assert spectrum is not None
         # rounding of the transform and of the power, as an l1 distance of the tilted law
         size_of = np.abs(spectrum)
         size_of = size_of[size_of > 0]
         power_norm = math.sqrt(2 * float(np.sum(size_of ** (2 - 2 / max(rounds, 1)))))
         rounding = 2 * _EPS * (rounds + 1) * (math.log2(size) + 4) * power_norm
+        rounding += math.expm1(min(known, 100.0))
         law = scipy.fft.irfft(spectrum, size, overwrite_x=True)
         del spectrum, size_of
         # law[k] is the mass of all losses step * (shift + k + m size); place them from start on
@@ -140,8 +143,7 @@ class Composition(Tilting):
                 sum(count * math.log1p(-part.infinite_q) for part, count in self.parts)
             ),
             rounding=rounding,
-            allowance=_MASS_ACCURACY * rounds,
-            epsilon_error=0.5 * (1 + tilt) * added,
+            allowance=allowance,
             largest=highest,
         )
 
@@ -185,8 +187,7 @@ class ComposedLosses:
     P(Y = offset + step*(start + k)) = law[k] e^{log_scale - tilt * loss}, up to ``rounding`` in l1
     norm of ``law``, up to the mass e^log_lost beyond the window, and up to a factor e^allowance.
     Losses that count as infinite have mass ``infinite`` under P and ``infinite_q`` under Q.
-    ``epsilon_error`` estimates by how much the discretization raised ε; ``largest`` is the
-    largest finite loss.
+    ``largest`` is the largest finite loss.
     """
 
     step: float
@@ -200,7 +201,6 @@ class ComposedLosses:
     infinite_q: float
     rounding: float
     allowance: float
-    epsilon_error: float
     largest: float
 
     @property

@@ -12,14 +12,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
+from typing import ClassVar
 
 import numpy as np
+import scipy
 from scipy import special
 
 from mfopt import _check
 
 LARGEST_WINDOW = 1 << 23
+MASS_ACCURACY = 1e-13  # relative, of one round; counted once a round on the private side
 # Masses below this are no longer accurate (close to the smallest normal float).
 _FAINT = 1e-290
 
@@ -34,8 +38,6 @@ class LossDistribution:
       mass: shape (N,), P-mass of the atoms; the Q-mass is ``mass * exp(-loss)``.
       infinite: P-mass where Q has none (loss +∞), all truncation included.
       reverse_infinite: Q-mass where P has none: the same for the other direction.
-      smoothing: shape (N,), P-mass times the variance that the discretization added near the
-        atom: what the error of the discretization is judged by.
       offset: the loss of the atom of index 0.
       infinite_q: Q-mass of what counts as an infinite loss: 0 but in a lower bound.
     """
@@ -45,9 +47,11 @@ class LossDistribution:
     mass: np.ndarray
     infinite: float
     reverse_infinite: float
-    smoothing: np.ndarray
     offset: float = 0.0
     infinite_q: float = 0.0
+    # relative accuracy of the masses, and their l1 distance from the truth where they are tilted
+    allowance: ClassVar[float] = MASS_ACCURACY
+    rounding: ClassVar[float] = 0.0
 
     @property
     def losses(self) -> np.ndarray:
@@ -58,14 +62,12 @@ class LossDistribution:
         """The pair (Q, P): the other adjacency direction."""
         mass = np.exp(self.log_mass - self.losses)[::-1]
         kept = mass > _FAINT
-        smoothing = (self.smoothing / self.mass)[::-1][kept] * mass[kept]
         return LossDistribution(
             self.step,
             -self.index[::-1][kept],
             mass[kept],
             self.reverse_infinite + float(mass[~kept].sum()),
             self.infinite,
-            smoothing,
             -self.offset,
         )
 
@@ -73,12 +75,6 @@ class LossDistribution:
     def log_mass(self) -> np.ndarray:
         """log of the P-mass of each atom, shape (N,)."""
         result: np.ndarray = np.log(self.mass)
-        return result
-
-    @property
-    def relative_smoothing(self) -> np.ndarray:
-        """Variance that the discretization added near each atom, shape (N,)."""
-        result: np.ndarray = self.smoothing / self.mass
         return result
 
 
@@ -109,18 +105,13 @@ def from_cells(
     at_border = np.zeros(loss.shape)
     at_border[1:] += to_upper
     at_border[:-1] += mass_p - to_upper
-    share = np.divide(to_upper, mass_p, out=np.zeros_like(mass_p), where=mass_p > 0)
-    spread = np.zeros(loss.shape)
-    spread[1:] = to_upper * (1 - share) * np.where(np.isfinite(width), width, 0.0) ** 2
     infinite = faint_p + (float(at_border[-1]) if np.isposinf(loss[-1]) else 0.0)
     reverse_infinite = faint_q
     if np.isneginf(loss[0]) and mass_p[0] > 0:
         carried = math.exp(math.log(mass_p[0]) - loss[1])
         reverse_infinite += max(float(mass_q[0]) - carried, 0.0)
     finite = np.isfinite(loss) & (at_border > 0)
-    return _to_grid(
-        step, loss[finite], at_border[finite], spread[finite], infinite, reverse_infinite
-    )
+    return from_atoms(step, loss[finite], at_border[finite], infinite, reverse_infinite)
 
 
 def from_below(
@@ -140,7 +131,48 @@ def from_below(
       offset: a point of the grid.
     """
     top_p, top_q = float(mass_p[-1]), float(mass_q[-1])
+    first, total, _ = _shared(step, mass_p[:-1], mass_q[:-1], offset)
+    left = np.flatnonzero(total > _FAINT)
+    return LossDistribution(step, left + first, total[left], top_p, 0.0, offset, top_q)
+
+
+def balanced_grid(step: float, mass_p: np.ndarray, mass_q: np.ndarray, offset: float) -> float:
+    """A point of the grid, for :func:`from_below`, with which next to no P-mass is dropped.
+
+    What :func:`balanced_loss` gives is good where the losses are at few points of the grid, and
+    any point where they are at very many.
+
+    Args:
+      step: grid spacing.
+      mass_p, mass_q: as for :func:`from_below`.
+      offset: where to begin.
+    """
     mass_p, mass_q = mass_p[:-1], mass_q[:-1]
+    whole = math.fsum(mass_p)
+
+    @functools.cache
+    def dropped(shift: float) -> float:
+        _, total, apart = _shared(step, mass_p, mass_q, offset + shift * step)
+        return math.copysign(max(whole - math.fsum(total), 0.0), apart)
+
+    if abs(dropped(0.0)) <= 1e-13 * whole:
+        return offset
+    shifts = np.linspace(0, 1, 9).tolist()
+    pairs = [
+        (abs(dropped(low)) + abs(dropped(high)), low, high)
+        for low, high in itertools.pairwise(shifts)
+        if dropped(low) * dropped(high) <= 0
+    ]
+    if pairs:
+        _, low, high = min(pairs)
+        shifts.append(float(scipy.optimize.brentq(dropped, low, high, xtol=1e-9, rtol=1e-9)))
+    return offset + step * float(min(shifts, key=lambda shift: abs(dropped(shift))))
+
+
+def _shared(
+    step: float, mass_p: np.ndarray, mass_q: np.ndarray, offset: float
+) -> tuple[int, np.ndarray, float]:
+    """(index of the first point, P-mass at each point, see :func:`_upward`)."""
     kept = (mass_p > _FAINT) & (mass_q > _FAINT)
     mass_p, mass_q = mass_p[kept], mass_q[kept]
     loss = np.log(mass_p) - np.log(mass_q) - offset
@@ -153,13 +185,10 @@ def from_below(
     mass = np.bincount(at, mass_p, size)
     excess = np.bincount(at, mass_p * -np.expm1(index * step - loss), size)
     deficit = np.bincount(at, mass_p * np.expm1((index + 1) * step - loss), size)
-    share = upward(np.maximum(excess, 0.0), np.maximum(deficit, 0.0), int(np.argmax(mass)))
+    share, apart = _upward(np.maximum(excess, 0.0), np.maximum(deficit, 0.0), int(np.argmax(mass)))
     total = (1 - share) * (mass - excess)
     total[1:] += share[:-1] * (mass + deficit)[:-1]
-    left = np.flatnonzero(total > _FAINT)
-    return LossDistribution(
-        step, left + first, total[left], top_p, 0.0, np.zeros(left.size), offset, top_q
-    )
+    return first, total, apart
 
 
 def balanced_loss(step: float, mass_p: np.ndarray, mass_q: np.ndarray) -> float:
@@ -185,6 +214,11 @@ def upward(excess: np.ndarray, deficit: np.ndarray, mode: int) -> np.ndarray:
     At point k the excess (1 - α_k) e_k from above must cover the deficit α_{k-1} d_{k-1} from
     below. Equality is a recursion that is stable towards the mode, from either side.
     """
+    return _upward(excess, deficit, mode)[0]
+
+
+def _upward(excess: np.ndarray, deficit: np.ndarray, mode: int) -> tuple[np.ndarray, float]:
+    """See :func:`upward`; and by how much the two recursions differ where they meet."""
     size = excess.size
     e, d = excess.tolist(), deficit.tolist()
     share = [0.0] * size
@@ -199,8 +233,9 @@ def upward(excess: np.ndarray, deficit: np.ndarray, mode: int) -> np.ndarray:
     for k in range(size - 1, mode, -1):
         room = (1 - share[k]) * e[k]
         share[k - 1] = min(1.0, room / d[k - 1]) if d[k - 1] > 0 else 0.0
+    apart = forward - share[mode]
     share[mode] = min(share[mode], forward)
-    return np.array(share)
+    return np.array(share), apart
 
 
 def from_atoms(
@@ -219,38 +254,16 @@ def from_atoms(
       infinite: P-mass of the loss +∞.
       reverse_infinite: Q-mass of the loss −∞, which the other direction needs.
     """
-    return _to_grid(step, loss, mass, np.zeros_like(mass), infinite, reverse_infinite)
-
-
-def _to_grid(
-    step: float,
-    loss: np.ndarray,
-    mass: np.ndarray,
-    spread: np.ndarray,
-    infinite: float,
-    reverse_infinite: float,
-) -> LossDistribution:
     position = loss / step
     below = np.floor(position)
     above_lower = (position - below) * step
     share = np.expm1(-above_lower) / math.expm1(-step)  # of the P-mass, to the upper grid point
-    index = below.astype(np.int64)
-    first = int(index.min())
-    size = int(index.max()) - first + 2
-    if size > LARGEST_WINDOW:
-        raise _check.FailureError(
-            f"the privacy loss of one round spans {size * step:.3g}, too wide for a grid of "
-            f"spacing {step:.3g}; ask for a lower accuracy or use more noise"
-        )
-    offset = index - first
-    variance = mass * above_lower * (step - above_lower) + spread
-    total = np.bincount(offset, mass * (1 - share), size)
-    total += np.bincount(offset + 1, mass * share, size)
-    smooth = np.bincount(offset, variance, size)
-    kept = np.flatnonzero(total > _FAINT)
-    return LossDistribution(
-        step, kept + first, total[kept], infinite, reverse_infinite, smooth[kept]
-    )
+    lower = below.astype(np.int64)
+    # only the points that have mass, however many there are between
+    index, at = np.unique(np.concatenate([lower, lower + 1]), return_inverse=True)
+    total = np.bincount(at, np.concatenate([mass * (1 - share), mass * share]))
+    kept = total > _FAINT
+    return LossDistribution(step, index[kept], total[kept], infinite, reverse_infinite)
 
 
 def normal_masses(borders: np.ndarray) -> np.ndarray:

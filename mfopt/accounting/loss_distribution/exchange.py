@@ -38,6 +38,7 @@ from scipy import special
 from mfopt.accounting import loss_distribution
 from mfopt.accounting.loss_distribution import LossDistribution
 from mfopt.accounting.loss_distribution.mixture import Round, Unbounded, reach
+from mfopt.accounting.loss_distribution.stages import Cells, Steps
 
 _MOST_CELLS = 500_000
 _NODES = 0.05  # spacing of the nodes for planning, in noise standard deviations
@@ -221,21 +222,21 @@ class Exchange:
         mass_q = np.concatenate([down_q, [rest], up_q])
         return loss_distribution.from_cells(step, np.maximum.accumulate(loss), mass_p, mass_q)
 
-    def discretize_below(
+    def cells_below(
         self,
         noise_multiplier: float,
-        step: float,
+        steps: Steps,
         spacing: float,
         log_tail: float,
         ends: tuple[float, float],
         *,
         add: bool,
-    ) -> LossDistribution:
-        """A pair that the round dominates: one of the two alone, which some data attain.
+    ) -> Cells:
+        """Cells of a pair that the round dominates: one of the two alone, which some data attain.
 
         Args:
           noise_multiplier: σ, in clip norms.
-          step: spacing of the grid of losses.
+          steps: spacings of the grids of losses.
           spacing: width of the cells of x, in noise standard deviations.
           log_tail: log of the probability that each truncation may leave out.
           ends: not used: all losses are told apart.
@@ -247,8 +248,7 @@ class Exchange:
         cells = math.ceil(min((high - low) / spacing, 2 * _MOST_CELLS))
         borders = np.concatenate([[-math.inf], np.linspace(low, high, cells + 1), [math.inf]])
         mass_p, mass_q = pair.masses(borders, noise_multiplier)
-        centre = loss_distribution.balanced_loss(step, mass_p, mass_q)
-        return loss_distribution.from_below(step, mass_p, mass_q, centre)
+        return Cells(mass_p, mass_q, loss_distribution.balanced_loss(steps.fine, mass_p, mass_q))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -346,21 +346,14 @@ class Coin(Unbounded):
             )
             for one, log_weight in self._both
         ]
-        first = min(int(part.index[0]) for part, _ in parts)
-        size = max(int(part.index[-1]) for part, _ in parts) - first + 1
-        mass, smoothing = (
-            sum(
-                np.bincount(part.index - first, weight * getattr(part, name), size)
-                for part, weight in parts
-            )
-            for name in ("mass", "smoothing")
+        index, at = np.unique(
+            np.concatenate([part.index for part, _ in parts]), return_inverse=True
         )
-        kept = np.flatnonzero(mass > 0)
+        mass = np.bincount(at, np.concatenate([weight * part.mass for part, weight in parts]))
         return LossDistribution(
             step,
-            kept + first,
-            np.asarray(mass)[kept],
+            index,
+            mass,
             sum(weight * part.infinite for part, weight in parts),
             sum(weight * part.reverse_infinite for part, weight in parts),
-            np.asarray(smoothing)[kept],
         )

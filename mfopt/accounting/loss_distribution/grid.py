@@ -11,7 +11,6 @@ need no grid at all.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 from typing import Literal
@@ -21,12 +20,14 @@ from scipy import special
 
 from mfopt.accounting import solve
 from mfopt.accounting.loss_distribution.mixture import Round
+from mfopt.accounting.loss_distribution.stages import Stages
 from mfopt.accounting.loss_distribution.tilting import Atoms, Tilting, dot
 
 _NODES = 0.05  # spacing of the nodes of x, in noise standard deviations
 _MOST_POINTS = 1 << 21  # of the composed window
 _MOST_CELLS = 1 << 18  # of one round, fewer for many sensitivities
 _MOST_MASSES = 1 << 25
+_FEW, _MANY = 1 << 16, 1 << 10  # points and rounds from which two stages may be worth it
 _LEAST = 1e-4  # smaller ε are computed to the absolute accuracy that this one has
 _ROUNDING = 1e-12  # of the loss, relative to its largest value: no grid is finer
 
@@ -78,11 +79,6 @@ class Law(Tilting):
     def terms(self) -> Sequence[tuple[Atoms, int]]:
         return ((self, self.rounds),)
 
-    @functools.cached_property
-    def relative_smoothing(self) -> np.ndarray:
-        """Nothing was added yet."""
-        return np.zeros_like(self.losses)
-
     def at(self, epsilon: float) -> Law:
         """The same rounds for questions about ε: no larger losses than can decide there.
 
@@ -113,7 +109,7 @@ class Law(Tilting):
         if epsilon >= self.largest:
             return infinite
         tilt = self.tilt_for_epsilon(epsilon)
-        mean, variance, _ = self.tilted_moments(tilt)
+        mean, variance = self.tilted_moments(tilt)
         if tilt == 0:
             finite = float(special.log_ndtr((mean - epsilon) / math.sqrt(max(variance, 1e-300))))
         else:
@@ -160,6 +156,7 @@ class Grid:
       least, largest: losses log P/Q beyond are split over these and infinite ones, which changes
         nothing at ε: they decide alone.
       tilt: θ of the composition.
+      stages: the two grids that take fewer points than this one, where there are such.
     """
 
     step: float
@@ -167,9 +164,18 @@ class Grid:
     least: float
     largest: float
     tilt: float
+    stages: Stages | None = None
 
     @classmethod
-    def plan(cls, law: Law, epsilon: float, accuracy: float, sensitivities: int) -> Grid:
+    def plan(
+        cls,
+        law: Law,
+        epsilon: float,
+        accuracy: float,
+        sensitivities: int,
+        *,
+        below: bool = False,
+    ) -> Grid:
         """The coarsest grid that raises ε by no more than ``accuracy`` times ε; ``law`` is at ε.
 
         Args:
@@ -177,6 +183,7 @@ class Grid:
           epsilon: where the profile is wanted.
           accuracy: relative rise of ε that the grid may cost.
           sensitivities: components of the mixture: what a finer grid costs.
+          below: whether a lower bound is wanted.
         """
         tilt = law.tilt_for_epsilon(epsilon)
         deviation = math.sqrt(max(law.tilted_moments(tilt)[1], 0.0))
@@ -198,7 +205,67 @@ class Grid:
         most = min(_MOST_CELLS, _MOST_MASSES // max(sensitivities, 1))
         spacing = max(spacing, span / most)
         ends = (-largest, -least) if law.add else (least, largest)
-        return cls(step, spacing, *ends, tilt)
+        return cls(step, spacing, *ends, tilt, _stages(law, tilt, rise, window, step, below))
+
+
+def _stages(
+    law: Law, tilt: float, rise: float, window: float, step: float, below: bool
+) -> Stages | None:
+    """The two grids that together take the fewest points, if one takes many.
+
+    Args:
+      law: the composed rounds.
+      tilt: θ.
+      rise: of ε, that grids may cost.
+      window: of the sum.
+      step: spacing of a single grid.
+      below: whether a lower bound is wanted.
+    """
+    best, found = window / step / 2, None
+    if best < _FEW or law.rounds < _MANY:
+        return None
+    allowed = 0.4 * 2 * rise / (1 + tilt)  # for each stage
+    fine = _ROUNDING * float(law.losses[-1] - law.losses[0])
+    fine = _shrink(step, fine, allowed, lambda h: law.added(tilt, h, 0.0)[0])
+    for small, outside, part in ((math.inf, 0.0, law), _small(law, tilt, rise)):
+        # from below as many rounds are left out as may have a large loss: only where one grid is
+        # not affordable
+        costly = window / step > 0.6 * _MOST_POINTS and outside < law.rounds / 256 - 64
+        if below and math.isfinite(small) and (found or not costly):
+            continue
+        block = 16
+        while block <= law.rounds // 2:
+            within = dataclasses.replace(part, rounds=block)
+            points = (within.chernoff(tilt, +1) - within.chernoff(tilt, -1)) / fine
+            coarse = math.sqrt(5 * allowed / (law.rounds / block + outside))
+            ratio = int(min(coarse, window / 16, 0.5 / (1 + tilt)) / fine)
+            if ratio > 1 and points + window / (ratio * fine) < best:
+                best = points + window / (ratio * fine)
+                found = Stages(fine, ratio, block, small)
+            if points > best:
+                break
+            block *= 4
+    return found
+
+
+def _small(law: Law, tilt: float, rise: float) -> tuple[float, float, Law]:
+    """Losses (all up to a size, the number of larger ones) that may be told from the others.
+
+    To draw small losses where there is a large one, too, raises log δ by no more than a tenth of
+    what the grids may.
+    """
+    log_weight = tilt * law.losses + law.log_mass
+    weight = np.exp(log_weight - special.logsumexp(log_weight))
+    order = np.argsort(-np.abs(law.losses))
+    larger = np.cumsum(weight[order])
+    total = max(abs(law.log_moment(tilt)), 1e-300)
+    most = 0.1 * max(tilt, 1e-9) * rise / total
+    cut = int(np.searchsorted(larger, min(most, 0.01)))
+    near = np.abs(law.losses) <= abs(law.losses[order[cut]])
+    part = dataclasses.replace(
+        law, losses=law.losses[near], log_mass=law.log_mass[near], slopes=law.slopes[near]
+    )
+    return float(abs(law.losses[order[cut]])), law.rounds * float(larger[cut]), part
 
 
 def _shrink(value: float, least: float, target: float, of) -> float:  # type: ignore[no-untyped-def]

@@ -20,6 +20,7 @@ from scipy import special
 from mfopt import _sizes
 from mfopt.accounting import loss_distribution
 from mfopt.accounting.loss_distribution import LossDistribution
+from mfopt.accounting.loss_distribution.stages import Cells, Steps
 from mfopt.errors import FailureError
 
 _MOST_CELLS = 1_000_000
@@ -97,21 +98,21 @@ class Round(Protocol):
           ends: the smallest and the largest loss that are told apart.
         """
 
-    def discretize_below(
+    def cells_below(
         self,
         noise_multiplier: float,
-        step: float,
+        steps: Steps,
         spacing: float,
         log_tail: float,
         ends: tuple[float, float],
         *,
         add: bool,
-    ) -> LossDistribution:
-        """A pair on a grid that the round dominates; see :meth:`Mixture.discretize_below`.
+    ) -> Cells:
+        """Outcomes put together to cells, for lower bounds: see :meth:`Mixture.cells_below`.
 
         Args:
           noise_multiplier: σ, in clip norms.
-          step: spacing of the grid of losses.
+          steps: spacings of the grids of losses.
           spacing: width of the cells of x, in noise standard deviations.
           log_tail: log of the probability that each truncation may leave out.
           ends: the smallest and the largest loss that are told apart.
@@ -128,7 +129,7 @@ class Unbounded:
 
     plural: ClassVar[str]
 
-    def discretize_below(self, *_: object, add: bool) -> LossDistribution:
+    def cells_below(self, *_: object, add: bool) -> Cells:
         """Refused, in either direction.
 
         Raises:
@@ -298,21 +299,21 @@ class Mixture:
         result = loss_distribution.from_cells(step, loss, mass_p, mass_q)
         return dataclasses.replace(result, infinite=result.infinite + lost)
 
-    def discretize_below(
+    def cells_below(
         self,
         noise_multiplier: float,
-        step: float,
+        steps: Steps,
         spacing: float,
         log_tail: float,
         ends: tuple[float, float],
         *,
         add: bool,
-    ) -> LossDistribution:
-        """A pair on a grid of ``step`` that the round dominates, in one direction.
+    ) -> Cells:
+        """Cells that end where the loss is a grid point, in one direction.
 
         Args:
           noise_multiplier: σ, in clip norms.
-          step: spacing of the grid of losses.
+          steps: spacings of the grids of losses.
           spacing: width of the cells of x, in noise standard deviations.
           log_tail: log of the probability that each truncation may leave out.
           ends: the smallest and the largest loss that are told apart.
@@ -322,17 +323,14 @@ class Mixture:
         borders = mixture.borders(noise_multiplier, spacing, log_tail, ends)
         mass_p, mass_q = mixture.masses(noise_multiplier, borders)
         loss = mixture.loss(borders[1:-1], noise_multiplier)
-        centre = loss_distribution.balanced_loss(step, mass_p, mass_q)
-        # cells that end where the loss is a grid point, the grid passing through the centre
-        count = np.arange(
-            math.ceil((loss[0] - centre) / step), math.floor((loss[-1] - centre) / step) + 1
-        )
-        z = np.interp(centre + step * count, loss, borders[1:-1])
+        centre = loss_distribution.balanced_loss(steps.fine, mass_p, mass_q)
+        # the grid passes through the centre
+        z = np.interp(steps.points(loss[0], loss[-1], centre), loss, borders[1:-1])
         borders = np.concatenate([[-math.inf], np.unique(z), [math.inf]])
         mass_p, mass_q = mixture.masses(noise_multiplier, borders)
         if add:
-            return loss_distribution.from_below(step, mass_q[::-1], mass_p[::-1], -centre)
-        return loss_distribution.from_below(step, mass_p, mass_q, centre)
+            return Cells(mass_q[::-1], mass_p[::-1], -centre)
+        return Cells(mass_p, mass_q, centre)
 
     def borders(
         self,

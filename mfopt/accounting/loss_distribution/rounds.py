@@ -21,6 +21,7 @@ from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution.convolution import ComposedLosses, Composition
 from mfopt.accounting.loss_distribution.grid import Grid, Law
 from mfopt.accounting.loss_distribution.mixture import Round
+from mfopt.accounting.loss_distribution.stages import Staged, Steps
 from mfopt.errors import FailureError
 
 Direction = Literal["remove", "add"]
@@ -234,16 +235,18 @@ class RoundsProfile:
     def _on(
         self, grid: Grid, step: float, epsilon: float, log_delta: float, law: Law
     ) -> tuple[Composition, ComposedLosses]:
+        stages = grid.stages if step == grid.step else None
         part = self.mixture.discretize(
             self.noise_multiplier,
-            step,
+            stages.fine if stages else step,
             grid.spacing,
             self._log_tail(log_delta),
             (grid.least, grid.largest),
         )
-        composition = Composition(((part, self.rounds),))
-        composition = composition.reverse() if law.add else composition
-        mean, variance, _ = composition.tilted_moments(grid.tilt)
+        part = part.reverse() if law.add else part
+        parts = ((part, self.rounds),)
+        composition = Staged(parts, stages) if stages else Composition(parts)
+        mean, variance = composition.tilted_moments(grid.tilt)
         # a grid that is coarse against the losses may have another saddle point
         close = abs(mean - epsilon) <= 2 * math.sqrt(variance)
         tilt = grid.tilt if close else composition.tilt_for_epsilon(epsilon)
@@ -251,16 +254,21 @@ class RoundsProfile:
 
     def _below(self, epsilon: float, law: Law, log_delta: float) -> ComposedLosses:
         """Composed losses that the rounds dominate, in the direction of ``law``."""
-        grid = Grid.plan(law.at(epsilon), epsilon, self.accuracy, self.mixture.components)
-        part = self.mixture.discretize_below(
+        grid = Grid.plan(
+            law.at(epsilon), epsilon, self.accuracy, self.mixture.components, below=True
+        )
+        steps = grid.stages.steps if grid.stages else Steps(grid.step)
+        cells = self.mixture.cells_below(
             self.noise_multiplier,
-            grid.step,
+            steps,
             grid.spacing,
             self._log_tail(log_delta),
             (grid.least, grid.largest),
             add=law.add,
         )
-        return Composition(((part, self.rounds),)).convolve(grid.tilt)
+        if grid.stages:
+            return grid.stages.compose_below(cells, self.rounds, grid.tilt)
+        return Composition(((cells.on(steps.fine), self.rounds),)).convolve(grid.tilt)
 
 
 @functools.lru_cache(maxsize=16)

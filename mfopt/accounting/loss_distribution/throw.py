@@ -146,8 +146,7 @@ class Throw(Unbounded):
         # Q-mass whose P-mass floats do not carry has no atom to sit on
         faint = float(np.exp(log_q[~kept]).sum())
         infinite += float(mass[~kept].sum())
-        smoothing = mass[kept] * step**2 / 6
-        return LossDistribution(step, index[kept], mass[kept], infinite, reverse + faint, smoothing)
+        return LossDistribution(step, index[kept], mass[kept], infinite, reverse + faint)
 
 
 def _atoms(

@@ -27,10 +27,6 @@ class Atoms(Protocol):
     def log_mass(self) -> np.ndarray:
         """log of the mass of each atom, shape (N,)."""
 
-    @property
-    def relative_smoothing(self) -> np.ndarray:
-        """Variance that the discretization added near each atom, shape (N,)."""
-
 
 class Tilting(abc.ABC):
     """A sum of independent losses, by the law of each and how often it occurs."""
@@ -54,20 +50,18 @@ class Tilting(abc.ABC):
         """κ(θ) of the composition: log E e^{θ Y} over the finite losses."""
         return sum(count * _log_moment(part, tilt) for part, count in self.terms)
 
-    def tilted_moments(self, tilt: float) -> tuple[float, float, float]:
-        """Mean and variance of Y under the law tilted by θ, and the variance due to the grid."""
-        mean = variance = added = 0.0
+    def tilted_moments(self, tilt: float) -> tuple[float, float]:
+        """Mean and variance of Y under the law tilted by θ."""
+        mean = variance = 0.0
         for part, count in self.terms:
             losses = part.losses
             log_weight = tilt * losses + part.log_mass
             weight = np.exp(log_weight - log_weight.max())
-            total = weight.sum()
-            added += count * dot(weight, part.relative_smoothing) / total
-            weight /= total
+            weight /= weight.sum()
             centre = dot(weight, losses)
             mean += count * centre
             variance += count * dot(weight, (losses - centre) ** 2)
-        return mean, variance, added
+        return mean, variance
 
     def tilt_for_epsilon(self, epsilon: float) -> float:
         """θ >= 0 whose tilted mean is ``epsilon`` (0 if the mean is larger): the saddle point.
@@ -82,7 +76,7 @@ class Tilting(abc.ABC):
         """θ >= 0 whose Chernoff bound on P(Y > tilted mean) is about ``log_delta``."""
 
         def excess(tilt: float) -> float:
-            mean, variance, _ = self.tilted_moments(tilt)
+            mean, variance = self.tilted_moments(tilt)
             # the prefactor of the tail: E of (1 - e^{-y}) over a lattice-free exponential tail
             factor = math.log(max(tilt * (1 + tilt) * math.sqrt(max(variance, 1e-300)), 1.0) + 1.0)
             return -(self.log_moment(tilt) - tilt * mean - factor) + log_delta
@@ -126,7 +120,6 @@ class Thinned(Tilting):
 class _Merged:
     losses: np.ndarray
     log_mass: np.ndarray
-    relative_smoothing: np.ndarray
 
 
 def _merged(part: Atoms, most: int) -> Atoms:
@@ -140,7 +133,7 @@ def _merged(part: Atoms, most: int) -> Atoms:
     losses = np.add.reduceat(each * part.losses, first) / mass
     # the ends stay where they are: they say what sums there can be
     losses[0], losses[-1] = part.losses[0], part.losses[-1]
-    return _Merged(losses, peaks + np.log(mass), np.zeros_like(mass))
+    return _Merged(losses, peaks + np.log(mass))
 
 
 def _log_moment(part: Atoms, tilt: float) -> float:

@@ -82,7 +82,6 @@ def _read(pmf: Any) -> LossDistribution:
         mass[kept],
         float(dense._infinity_mass),
         0.0,
-        np.zeros(kept.size),
     )
 
 

@@ -1,0 +1,162 @@
+"""Composition in two stages against one fine grid, and each inequality of it by itself."""
+
+import math
+
+import numpy as np
+import pytest
+
+from mfopt.accounting.loss_distribution import distribution, grid
+from mfopt.accounting.loss_distribution.convolution import Composition
+from mfopt.accounting.loss_distribution.mixture import Mixture
+from mfopt.accounting.loss_distribution.rounds import RoundsProfile
+from mfopt.accounting.loss_distribution.stages import (
+    Cells,
+    Stages,
+    Steps,
+    coarser,
+    coarser_below,
+    divided,
+)
+
+RARE = Mixture.binomial(1, 1e-3), 0.5  # rare large losses
+COMMON = Mixture.binomial(2, 0.3), 20.0  # like a Gaussian
+
+
+def hinge(losses, log_mass, epsilon):
+    """Σ p (1 - e^{ε - l})₊, and all P- and Q-mass."""
+    mass = np.exp(log_mass)
+    above = np.maximum(-np.expm1(epsilon - losses), 0.0)
+    return mass @ above, mass.sum(), mass @ np.exp(-losses)
+
+
+def block(round_, count=64, step=1e-3, tilt=2.0):
+    part = round_[0].discretize(round_[1], step, 0.01, -40.0, (-1.0, 2.0))
+    return Composition(((part, count),)).convolve(tilt)
+
+
+def atoms(composed):
+    loss = composed.low + composed.step * np.arange(composed.law.size)
+    kept = composed.law > 0
+    return loss[kept], np.log(composed.law[kept]) + composed.log_scale - composed.tilt * loss[kept]
+
+
+@pytest.mark.parametrize("round_", [RARE, COMMON])
+@pytest.mark.parametrize("ratio", [2, 7, 300])
+def test_a_coarser_block_keeps_both_masses_and_dominates(round_, ratio):
+    composed = block(round_)
+    found = coarser(composed, ratio)
+    assert found.step == pytest.approx(ratio * composed.step)
+    fine = [hinge(*atoms(composed), e) for e in (-0.3, 0.0, 0.11, 0.6)]
+    coarse = [hinge(found.losses, found.log_mass, e) for e in (-0.3, 0.0, 0.11, 0.6)]
+    for (low, *masses), (high, *others) in zip(fine, coarse, strict=True):
+        assert high >= low * (1 - 1e-9)
+        assert others == pytest.approx(masses, rel=1e-9)
+    # control: what is done is seen
+    assert ratio < 300 or coarse[2][0] > fine[2][0] * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("round_", [RARE, COMMON])
+@pytest.mark.parametrize("ratio", [2, 7, 50])
+def test_a_coarser_block_from_below_is_dominated(round_, ratio):
+    composed = block(round_)
+    found = coarser_below(composed, ratio)
+    for epsilon in (-0.3, 0.0, 0.11, 0.6):
+        fine, mass, _ = hinge(*atoms(composed), epsilon)
+        coarse, least, _ = hinge(found.losses, found.log_mass, epsilon)
+        assert coarse <= fine * (1 + 1e-9)
+        assert least <= mass * (1 + 1e-9)
+
+
+def test_the_two_parts_of_a_round_are_pairs_and_dominate_it():
+    part = RARE[0].discretize(RARE[1], 1e-4, 0.01, -40.0, (-1.0, 2.0))
+    small, large = divided(part, 0.01, 1e-3)
+    assert small.mass.sum() == pytest.approx(1, abs=1e-12)
+    assert small.mass @ np.exp(-small.losses) == pytest.approx(1, abs=1e-12)
+    assert large.mass.sum() + large.infinite == pytest.approx(1, abs=1e-9)
+    assert large.mass @ np.exp(-large.losses) + large.reverse_infinite == pytest.approx(1, abs=1e-9)
+    # all pairs of the two, by hand
+    both = (small.losses[:, None] + large.losses).ravel()
+    log_mass = (small.log_mass[:, None] + large.log_mass).ravel()
+    for epsilon in (0.0, 0.003, 0.2, 1.1):
+        one = hinge(part.losses, part.log_mass, epsilon)[0] + part.infinite
+        two = hinge(both, log_mass, epsilon)[0] + large.infinite
+        assert one * (1 - 1e-9) <= two <= one * 1.02
+    # control: without the small losses it is no longer above
+    assert hinge(large.losses, large.log_mass, 0.003)[0] + large.infinite < hinge(
+        part.losses, part.log_mass, 0.003
+    )[0] * (1 - 1e-3)
+
+
+def plan(profile, epsilon, direction, below=False):
+    law = profile._law(direction, -690.0).at(epsilon)
+    return grid.Grid.plan(law, epsilon, profile.accuracy, 2, below=below)
+
+
+@pytest.mark.parametrize(
+    ("mixture", "count", "sigma", "epsilon", "direction"),
+    [
+        (Mixture.binomial(1, 1e-5), 50_000, 0.5, 0.5, "remove"),
+        (Mixture.binomial(2, 0.01), 20_000, 2.0, 4.0, "remove"),
+        (Mixture.binomial(1, 0.5), 4096, 60.0, 2.0, "remove"),
+        (Mixture.binomial(1, 0.5), 4096, 60.0, 2.0, "add"),
+    ],
+)
+def test_two_stages_are_one_grid(monkeypatch, mixture, count, sigma, epsilon, direction):
+    profile = RoundsProfile(mixture, count, sigma)
+    monkeypatch.setattr(grid, "_FEW", math.inf)
+    plain = profile.log_delta(epsilon, direction)
+    monkeypatch.setattr(grid, "_FEW", 1 << 10)
+    stages = plan(profile, epsilon, direction).stages
+    assert stages is not None and math.isfinite(stages.small)
+    found = profile.log_delta(epsilon, direction)
+    slope = (
+        profile.log_delta(epsilon * 0.99, direction) - profile.log_delta(epsilon * 1.01, direction)
+    ) / (0.02 * epsilon)
+    # both are up to 2e-5 of ε above the truth
+    assert found == pytest.approx(plain, abs=5e-5 * epsilon * slope)
+    law = profile._law(direction, -690.0)
+    below = profile._below(epsilon, law, found).log_delta_below(epsilon)
+    assert below <= min(found, plain)
+    # control: a thousandth fewer rounds are told apart
+    fewer = RoundsProfile(mixture, round(count * 0.999), sigma).log_delta(epsilon, direction)
+    assert fewer < found
+
+
+@pytest.mark.parametrize("small", [math.inf, 0.02])
+def test_lower_bounds_in_two_stages_are_below_and_near(small):
+    mixture, sigma, count, epsilon = Mixture.binomial(1, 0.01), 2.0, 1 << 13, 2.0
+    profile = RoundsProfile(mixture, count, sigma)
+    law = profile._law("remove", -690.0).at(epsilon)
+    planned = grid.Grid.plan(law, epsilon, profile.accuracy, 2, below=True)
+    stages = Stages(planned.step / 2, 20, 128, small)
+    cells = mixture.cells_below(
+        sigma, stages.steps, planned.spacing, -60.0, (planned.least, planned.largest), add=False
+    )
+    found = stages.compose_below(cells, count, planned.tilt).log_delta_below(epsilon)
+    above = profile.log_delta(epsilon, "remove")
+    assert above - (0.2 if math.isfinite(small) else 0.01) < found < above
+
+
+def test_the_grid_is_laid_where_a_narrow_law_loses_nothing():
+    rng = np.random.default_rng(0)
+    loss = np.sort(rng.lognormal(0, 1.5, 4000))
+    mass_p = np.append(np.full(4000, 1 / 4000), 0.0)
+    loss += math.log(mass_p[:-1] @ np.exp(-loss))
+    mass_q = np.append(mass_p[:-1] * np.exp(-loss), 0.0)
+    step = 0.4
+    cells = Cells(mass_p, mass_q, 0.0)
+    dropped = [1 - one.on(step).mass.sum() for one in (cells, cells.balanced(step))]
+    assert dropped[1] < 0.2 * dropped[0]
+
+
+def test_cells_end_at_points_of_either_grid():
+    points = Steps(0.1, 1.0, 2.0).points(-3.2, 5.5, 0.03)
+    near = points[np.abs(points) <= 2.0]
+    assert np.all(np.diff(points) > 0) and 0.03 in near
+    np.testing.assert_allclose(np.diff(near), 0.1)
+    assert points[np.abs(points) > 2.0].tolist() == [-3.0, 3.0, 4.0, 5.0]
+
+
+def test_atoms_far_apart_need_no_memory_between():
+    one = distribution.from_atoms(1e-12, np.array([0.0, 3.0]), np.array([0.5, 0.5]))
+    assert one.index.size <= 4 and one.losses[-1] == pytest.approx(3.0)
