@@ -169,8 +169,9 @@ def test_estimate_is_at_the_end_of_its_bracket(pair):
     from mfopt.accounting.monte_carlo.frozen import FrozenSamples
 
     frozen = FrozenSamples(pair, 5.0, 1.0, 2**12, chunked.seed_key(0))
-    log_sigma = _solve(frozen, 1.0, 1e-5)
-    assert frozen.evaluate(log_sigma).value <= math.log(1e-5)
+    log_sigma, at = _solve(frozen, 1.0, 1e-5, frozen.evaluate(1.0))
+    assert at == frozen.evaluate(log_sigma)
+    assert at.value <= math.log(1e-5)
     assert frozen.evaluate(log_sigma - 1.001e-6).value > math.log(1e-5)
     log_sigma = _solve_add(frozen, 1.0, 1e-5)
     assert frozen.log_delta_add(log_sigma) <= math.log(1e-5)

@@ -79,8 +79,7 @@ def calibrate(
     key = chunked.subkey(chunked.seed_key(seed), _DOMAIN) if key is None else key
     if near is None:
         near = rough(loss.coarse(), epsilon, delta, chunked.subkey(key, 0), start)
-    frozen, log_sigma = _placed(loss, near, epsilon, delta, samples, key)
-    at = frozen.evaluate(log_sigma)
+    frozen, log_sigma, at = _placed(loss, near, epsilon, delta, samples, key)
     direction, add = "remove", frozen.log_delta_add(log_sigma)
     if add > math.log(delta):
         direction, log_sigma = "add", _solve_add(frozen, log_sigma, delta, add, at.slope)
@@ -120,8 +119,8 @@ def rough(
 
 def _placed(
     loss: SampledLoss, near: float, epsilon: float, delta: float, samples: int, key: jax.Array
-) -> tuple[FrozenEstimate, float]:
-    """A frozen estimate whose proposal serves at its own log σ.
+) -> tuple[FrozenEstimate, float, Any]:
+    """A frozen estimate whose proposal serves at its own log σ, and what it gives there.
 
     A proposal is fitted to a few samples: at one σ the fit may fail where at its neighbours it does
     not, and far from where it was placed it sees nothing, which looks like a δ far too small.
@@ -136,22 +135,25 @@ def _placed(
         elif abs(off) > _NEAR and attempt < _ATTEMPTS - 1:
             near *= math.exp(max(-0.3, min(off, 0.3)))
         else:
-            return frozen, _solve(frozen, math.log(near), delta, at)
+            return frozen, *_solve(frozen, math.log(near), delta, at)
     raise FailureError(
         f"calibration: near σ = {near:.4g} no sample says what δ is (ε = {epsilon:g}, "
         f"δ = {delta:g}). Use more samples or another seed."
     )
 
 
-def _solve(frozen: FrozenEstimate, start: float, delta: float, first: Any = None) -> float:
+def _solve(frozen: FrozenEstimate, start: float, delta: float, first: Any) -> tuple[float, Any]:
     """log σ on frozen samples whose proposal was placed near it; ``first`` is what start gives."""
+    known = {start: first}
 
     def function(log_sigma: float) -> tuple[float, float]:
-        known = first is not None and log_sigma == start
-        at = first if known else frozen.evaluate(log_sigma)
+        if log_sigma not in known:
+            known[log_sigma] = frozen.evaluate(log_sigma)
+        at = known[log_sigma]
         return at.value - math.log(delta), at.slope
 
-    return decreasing_root(function, start)
+    found = decreasing_root(function, start)
+    return found, known[found]
 
 
 def _solve_add(
