@@ -364,7 +364,6 @@ def write_study(
         how=f"{made['command']} --artifacts artifacts",
         seed=getattr(study, "seed", None),
         **_computing(records),
-        cpu_seconds=sum(record["cpu_seconds"] for record in records),
         code=code_digest(training=True, studies=True),
     )
     return outcome, made, files
@@ -381,6 +380,7 @@ def _computing(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "device": sorted({r["device"] for r in records}),
         "seconds": sum(r["seconds"] for r in records),
+        "cpu_seconds": sum(r["cpu_seconds"] for r in records),
         "made": max((r["made"] for r in records), default=None),
     }
 
