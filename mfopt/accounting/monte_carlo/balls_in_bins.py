@@ -56,6 +56,7 @@ class BallsInBinsLoss(TiltedLoss):
     pair: DominatingPair
     name: ClassVar[str] = "balls-in-bins"
     estimator: ClassVar[str] = "design-point importance sampling"
+    least_samples: ClassVar[int] = 2**14  # clusters spread so little that they are often enough
     glance: ClassVar[int] = tilted.PILOT
 
     def __post_init__(self) -> None:

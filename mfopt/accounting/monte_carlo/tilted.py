@@ -14,8 +14,8 @@ has mean H(P, Q): extend P by s indices drawn from the posterior softmax(u(X)); 
 the proposal's is Π N_l · e^(−sY). And 0 <= f <= B, since
 e^(−sy) δ₂(ε − y) <= e^(−sε) sup_t e^(st) δ₂(t) and N_l <= max_k mean_i e^(l·S[i,k]) by Hölder.
 
-"clusters", remove. The same with bins drawn in clusters (:mod:`.clusters`, with the proof), where
-they are many.
+"clusters", remove. The same with bins drawn in clusters (:mod:`.clusters`, with the proof): taken
+wherever there are two bins, unless an s beyond what is tabulated for it has a lower ceiling.
 
 "shift", remove. For any real s >= 0, k uniform and X ~ N((1+s) m_k, σ²I). The proposal's density
 over Q is R = mean_k e^((1+s) a_k − (1+s)² S_kk/2) >= e^(−s(1+s) g/2) e^((1+s)Y), g = max_k S_kk,
@@ -47,7 +47,7 @@ import scipy
 
 from mfopt import _quick
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import chunked, clusters, nested, proposals
+from mfopt.accounting.monte_carlo import chunked, clusters, proposals
 from mfopt.accounting.monte_carlo.clusters import Clusters
 from mfopt.accounting.monte_carlo.dominating_pair import (
     DominatingPair,
@@ -59,7 +59,7 @@ from mfopt.accounting.monte_carlo.nested import coloured
 from mfopt.accounting.monte_carlo.plain import scale
 from mfopt.accounting.monte_carlo.proposals import Asked, Drawn
 
-PILOT = 8192
+PILOT = 4096
 _ORDERS = 8  # ceilings that are computed at once in the search for an order
 
 
@@ -91,7 +91,7 @@ def tilt(kind: str, order: float, pair: DominatingPair, point: Point) -> Tilt:
 def remove_tilts(pair: DominatingPair, point: Point) -> list[Tilt]:
     """The proposal of least ceiling of each kind that may be best; the least of all first."""
     gram, _ = scale(pair, point.noise_multiplier)
-    chain = _least_clusters(gram, point) if pair.bins >= nested.LEAST else None
+    chain = _least_clusters(gram, point) if pair.bins > 1 else None
     if chain is None or chain.order == clusters.MOST - 1:
         plain = _least_chain(gram, point)
         chain = plain if chain is None or plain.log_ceiling < chain.log_ceiling else chain
@@ -180,7 +180,7 @@ def _least_clusters(gram: np.ndarray, point: Point) -> Tilt:
 def _clusters_tilt(gram: np.ndarray, log_normalizers: np.ndarray, order: int, point: Point) -> Tilt:
     diagonal, spikes = np.diagonal(gram), clusters.spikes(gram)
     # T is at most what S is beside the diagonal, or what it keeps of it
-    top = max(_largest_beside(gram), float(np.max(diagonal - spikes)))
+    top = max(float(_largest_beside(gram)), float(np.max(diagonal - spikes)))
     drawn_by = clusters.clusters(spikes, diagonal, log_normalizers, order, top)
     return Tilt("clusters", order, _chain_ceiling(drawn_by.log_sum, order, point), drawn_by)
 
@@ -258,10 +258,9 @@ def total(
 def warm_up(pair: DominatingPair, payoff: Payoff) -> None:
     """Compile the kernels for this number of bins and form of payoff; no samples are drawn."""
     gram, factor = scale(pair, 1.0)
-    _log_normalizers(gram, 1)
-    _log_normalizer(gram, 1)
-    for kind in ("chain", "mean"):
-        overlaps = _overlaps(Tilt(kind, 1, 0.0), gram)
+    for kind in ("clusters" if pair.bins > 1 else "chain", "mean"):
+        given = tilt(kind, 1, pair, Point(1.0, 1.0, payoff))
+        overlaps = _overlaps(given, gram)
         chunked.compile_only(
             _KERNELS[kind], 2**30, pair.bins, overlaps, factor, 1.0, 1.0, 0.0, payoff
         )
@@ -322,7 +321,7 @@ def _clusters(
     gram, given = overlaps
     bins = gram.shape[0]
     kind_key, chain_key, noise_key, point_key = jax.random.split(key, 4)
-    kind = jnp.sum(given.ends <= jax.random.uniform(kind_key, (size, 1)), axis=1)
+    kind = jnp.searchsorted(given.ends, jax.random.uniform(kind_key, (size,)), side="right")
     sizes = given.sizes[kind]
     noise = coloured(jax.random.normal(noise_key, (size, bins)), factor)
     place = jnp.arange(bins)
