@@ -54,6 +54,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mfopt.accounting.monte_carlo import overlaps
+from mfopt.accounting.monte_carlo.overlaps import Gram
 from mfopt.strategies.fields import Array
 
 MOST = 24  # places: of so many there are 1,575 kinds of partitions; ε = 0.5 or δ = 1e-12 take 22
@@ -81,15 +83,16 @@ class Clusters(NamedTuple):
     log_sum: float
 
 
-def spikes(gram: np.ndarray) -> np.ndarray:
+def spikes(gram: Gram) -> np.ndarray:
     """d, (bins,): what a mode has with itself beyond a part of what it has with a neighbour.
 
     Args:
       gram: S of at least two bins.
     """
-    beside = np.diagonal(gram, 1)
+    beside = np.asarray(overlaps.diagonal(gram, 1))
     larger = np.maximum(np.append(beside, -np.inf), np.append(-np.inf, beside))
-    result: np.ndarray = np.maximum(np.diagonal(gram) - _SHARE * larger, 0.0)
+    own = np.asarray(overlaps.diagonal(gram))
+    result: np.ndarray = np.maximum(own - _SHARE * larger, 0.0)
     return result
 
 

@@ -25,11 +25,13 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
 
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
-from mfopt.accounting.monte_carlo.nested import less, times, transposed_times
+from mfopt.accounting.monte_carlo.nested import Nested, less, times, transposed_times
+from mfopt.accounting.monte_carlo.overlaps import Gram, TableGram
 
 _SHARE = 0.999  # of the largest c
 _WORTH = 1e-3  # of the largest squared norm: a smaller c gains nothing
@@ -54,24 +56,31 @@ def split(pair: DominatingPair) -> CommonPart | None:
     Args:
       pair: a checked one.
     """
-    gram, factor = np.asarray(pair.gram), pair.factor
+    gram, factor = pair.gram, pair.factor
     ones = np.ones(pair.bins)
     try:
         # what an ill-conditioned G does to it is seen below
-        solved = scipy.linalg.cho_solve(scipy.linalg.cho_factor(gram), ones)
+        if isinstance(factor, Nested):
+            toward = factor.solve(ones)  # Lᵀ G⁻¹ 1
+        else:
+            solved = scipy.linalg.cho_solve(scipy.linalg.cho_factor(np.asarray(gram)), ones)
+            toward = transposed_times(factor, solved)
     except scipy.linalg.LinAlgError:
         return None
-    toward = transposed_times(factor, solved)
     length = float(np.linalg.norm(toward))
     if not 0 < length < math.inf:
         return None
     toward /= length
     common = times(factor, toward)
     root = float(np.mean(common))
-    largest = float(np.max(np.diagonal(gram)))
+    largest = float(np.max(np.asarray(gram).diagonal()))
     even = float(np.max(np.abs(common - root))) <= _ROUNDING * root
     if not (even and root**2 >= _WORTH * largest):
         return None
     squared = _SHARE * root**2
     kept = less(factor, (1 - math.sqrt(1 - _SHARE)) * common, toward)
-    return CommonPart(math.sqrt(squared), DominatingPair(gram - squared, kept))
+    if isinstance(factor, Nested):
+        left: Gram = TableGram(jnp.asarray(gram), squared)
+    else:
+        left = np.asarray(gram) - squared
+    return CommonPart(math.sqrt(squared), DominatingPair(left, kept))

@@ -39,7 +39,7 @@ from mfopt.accounting.monte_carlo.dominating_pair import (
     log_hinge,
     privacy_loss,
 )
-from mfopt.accounting.monte_carlo.nested import Factor, coloured
+from mfopt.accounting.monte_carlo.nested import Factor, Square, coloured, product
 from mfopt.strategies import Array
 
 MOST = 128  # modes that get components of their own
@@ -96,13 +96,11 @@ def nodes(bins: int, offset: Any = 0.5) -> jax.Array:
 
 
 @_quick.jit
-def placed(
-    gram: jax.Array, noise_multiplier: jax.Array, epsilon: jax.Array, offset: Any = 0.5
-) -> Placed:
+def placed(gram: Any, noise_multiplier: jax.Array, epsilon: jax.Array, offset: Any = 0.5) -> Placed:
     """Components whose v_j = Σ_k W[j, k] m_k is a design point of the mode of node j (mod K).
 
     Args:
-      gram: G, (bins, bins).
+      gram: G, (bins, bins), or what multiplies as it does (:class:`~.nested.Square`).
       noise_multiplier: σ near the one that is sought.
       epsilon: ε, the loss that the design points have.
       offset: of the nodes, in [0, 1).
@@ -116,16 +114,20 @@ def placed(
     own = jnp.eye(bins)[chosen]
     scaled = gram / noise_multiplier**2
     modes = jnp.tile(own, (2, 1))
-    at_modes = jnp.tile(scaled[chosen] - jnp.diagonal(scaled) / 2, (2, 1))  # row j: u at mode j
+    if isinstance(scaled, Square):
+        beside, squares = product(own, scaled), scaled.diagonal
+    else:
+        beside, squares = scaled[chosen], jnp.diagonal(scaled)
+    at_modes = jnp.tile(beside - squares / 2, (2, 1))  # row j: u at mode j
 
     def outer(_: int, p: jax.Array) -> jax.Array:
-        move = p @ scaled  # row j: what the direction p_j adds to <m_k, X>/σ²
+        move = product(p, scaled)  # row j: what the direction p_j adds to <m_k, X>/σ²
         step = _step_lengths(modes, at_modes, move, epsilon)
         return (p + jax.nn.softmax(at_modes + step[:, None] * move, axis=1)) / 2
 
     begin = jnp.concatenate([own, jnp.full(own.shape, 1 / bins)])
     p = jax.lax.fori_loop(0, _OUTER, outer, begin)
-    length = _step_lengths(modes, at_modes, p @ scaled, epsilon)
+    length = _step_lengths(modes, at_modes, product(p, scaled), epsilon)
     return Placed(modes + length[:, None] * p, chosen)
 
 
@@ -171,11 +173,12 @@ class Tables(NamedTuple):
     proposal_square: Array
 
 
-def tables(gram: Array, weights: Array) -> Tables:
+def tables(gram: Any, weights: Array) -> Tables:
     """Products of size J×b×b."""
-    shifted = weights @ gram
+    shifted = product(weights, gram)
     overlaps = shifted @ weights.T
-    return Tables(shifted - gram.diagonal() / 2, overlaps - overlaps.diagonal() / 2)
+    squares = gram.diagonal if isinstance(gram, Square) else gram.diagonal()
+    return Tables(shifted - squares / 2, overlaps - overlaps.diagonal() / 2)
 
 
 def linear(factor: Factor, weights: Array, draws: Draws) -> tuple[jax.Array, jax.Array, jax.Array]:

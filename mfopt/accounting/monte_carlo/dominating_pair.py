@@ -25,12 +25,13 @@ from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import nested
 from mfopt.accounting.monte_carlo.nested import Factor, Nested
 from mfopt.sampling import BallsInBins, Scheme
-from mfopt.strategies import Array, Strategy
+from mfopt.strategies import Strategy
 
 _ONE_LENGTH = 1e-9  # relative: squared norms and overlaps that differ by less count as equal
 _JITTER = 1e-12  # relative to the mean squared mode norm
 _FACTOR = 1e-9  # relative to the largest squared norm: G against L Lᵀ
 _SPARE = 1e-9  # relative to the mean squared norm: room for a factor in pieces
+_ROWS = 1024  # looked at together: no second matrix is made to check one
 _RANGE = 1e100  # of the largest entry of a mode: squares within float64, with room to spare
 
 
@@ -38,17 +39,17 @@ class DominatingPair(NamedTuple):
     """(P, Q) at every σ.
 
     Attributes:
-      gram: G, shape (bins, bins).
+      gram: G, shape (bins, bins); with many bins it may stand for a table (:mod:`.overlaps`).
       factor: any L with L Lᵀ = G, a matrix of shape (bins, bins) or in pieces (:mod:`.nested`).
     """
 
-    gram: Array
+    gram: Any
     factor: Factor
 
     @property
     def bins(self) -> int:
         """Number of components of P."""
-        return self.gram.shape[0]
+        return int(self.gram.shape[0])
 
 
 _COVERED = (BallsInBins,)
@@ -90,6 +91,7 @@ def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
         gram, relative = strategy.structured_gram(cast(BallsInBins, scheme))
         largest = math.sqrt(float(np.max(np.diagonal(gram))))  # a norm, which no entry exceeds
         pair = above(np.asarray(gram), relative) if 0 < largest < math.inf else None
+        del gram
     else:
         pair, entry = _exact(strategy, scheme)
         largest = float(entry)
@@ -134,12 +136,30 @@ def above(gram: np.ndarray, relative: float) -> DominatingPair:
     raised[np.diag_indices(bins)] += room + spare
     if not spare:
         return DominatingPair(raised, scipy.linalg.cholesky(raised, lower=True))
-    # in place: LAPACK's order of a symmetric matrix
-    factor = scipy.linalg.cholesky(raised.T, lower=True, overwrite_a=True)
+    factor = _cholesky_in_place(raised)
     pieces, apart = nested.nested(factor)
     if 2 * (2 * math.sqrt(rows + 2 * (room + spare)) * apart + apart**2) <= spare:
+        del raised, factor, gram  # of very many bins no two matrices should be held
         return DominatingPair(pieces.square(bins), pieces)
     return DominatingPair(factor @ factor.T, factor)
+
+
+def _cholesky_in_place(matrix: np.ndarray) -> np.ndarray:
+    """The lower triangular factor, where ``matrix`` was; by panels of columns.
+
+    LAPACK's own ends in a segmentation fault at 16,384 rows (OpenBLAS, two threads).
+    """
+    for begin in range(0, len(matrix), _ROWS):
+        own, below = slice(begin, begin + _ROWS), slice(begin + _ROWS, None)
+        corner = scipy.linalg.cholesky(matrix[own, own], lower=True)
+        matrix[own, own], matrix[own, below] = corner, 0
+        matrix[below, own] = scipy.linalg.solve_triangular(
+            corner, matrix[below, own].T, lower=True
+        ).T
+        for cut in range(begin + _ROWS, len(matrix), _ROWS):  # and nothing above the diagonal
+            rows = slice(cut, cut + _ROWS)
+            matrix[cut:, rows] -= matrix[cut:, own] @ matrix[rows, own].T
+    return matrix
 
 
 def check(pair: DominatingPair) -> DominatingPair:
@@ -158,12 +178,18 @@ def check(pair: DominatingPair) -> DominatingPair:
             raise _check.reject("pair", given, "must be G (b, b) and L (b, ...)")
     diagonal = np.diagonal(gram)
     finite = all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(factor))
-    if not (finite and np.all(np.isfinite(gram)) and np.all(diagonal > 0)):
+    cuts = [slice(cut, cut + _ROWS) for cut in range(0, len(gram), _ROWS)]
+    finite = finite and all(np.all(np.isfinite(gram[cut])) for cut in cuts)
+    if not (finite and np.all(diagonal > 0)):
         raise _check.reject(
             "pair", "G or its factor", "must be finite, with a diagonal greater than 0"
         )
-    product = factor.square(len(gram)) if isinstance(factor, Nested) else factor @ factor.T
-    off = max(float(np.abs(gram - gram.T).max()), float(np.abs(product - gram).max()))
+    if isinstance(factor, Nested):
+        product = factor.square_rows(len(gram))
+    else:
+        product = ((cut, factor[cut] @ factor.T) for cut in cuts)
+    off = max(float(np.abs(part - gram[cut]).max()) for cut, part in product)
+    off = max(off, *(float(np.abs(gram[cut] - gram[:, cut].T).max()) for cut in cuts))
     # entries that are 0 in exact arithmetic come out as dust of either sign
     dust = _FACTOR * float(diagonal.max())
     if not off <= dust or float(gram.min()) < -dust:

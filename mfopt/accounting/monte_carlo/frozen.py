@@ -14,7 +14,7 @@ from mfopt import _quick
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import chunked, design_point, spread
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
-from mfopt.accounting.monte_carlo.nested import Factor
+from mfopt.accounting.monte_carlo.nested import Factor, Nested, Square
 
 _CHUNK = 2048  # samples, at most
 _KEPT = 4  # memory budgets for the draws of an estimate: to make them again costs b² for each
@@ -82,11 +82,14 @@ class FrozenSamples:
         gram = np.asarray(pair.gram)
         self._overlaps = gram.mean(axis=0), gram.diagonal()
         offset = np.random.default_rng(np.asarray(jax.random.key_data(key))).random()
-        placed = design_point.placed(
-            jnp.asarray(pair.gram), float(noise_multiplier), self.epsilon, offset
-        )
-        # by NumPy: two products, once
-        known = design_point.tables(gram, np.asarray(placed.weights))
+        if isinstance(pair.factor, Nested):
+            times: Any = Square(self._factor, jnp.asarray(self._overlaps[1]))
+        else:
+            times = jnp.asarray(gram)
+        placed = design_point.placed(times, float(noise_multiplier), self.epsilon, offset)
+        # by NumPy where it is a matrix: two products, once
+        by = times if isinstance(times, Square) else gram
+        known = design_point.tables(by, np.asarray(placed.weights))
         self._placed, self._tables = placed, design_point.Tables(*map(jnp.asarray, known))
         self._size = _even_chunk(samples, pair.bins)
         count = -(-samples // self._size)

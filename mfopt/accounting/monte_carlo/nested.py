@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
+import scipy.linalg
 
 from mfopt.strategies.fields import Array
 
@@ -58,11 +59,19 @@ class Nested(NamedTuple):
 
     def square(self, bins: int) -> np.ndarray:
         """L̃ L̃ᵀ, (bins, bins)."""
-        result, run = np.empty((bins, bins)), len(self.rows[0])
+        result = np.empty((bins, bins))
+        for cut, rows in self.square_rows(bins):
+            result[cut] = rows
+        return result
+
+    def square_rows(self, bins: int) -> Iterator[tuple[slice, np.ndarray]]:
+        """L̃ L̃ᵀ by runs of bins: where they are, and their rows (run, bins)."""
+        run = len(self.rows[0])
         for number in range(len(self.rows)):
             begin, end = (min(run * cut, bins) for cut in (number, number + 1))
-            result[begin:end] = self.colour(self.dense(number)[: end - begin], np)[:, :bins]
-        return result
+            if begin < end:
+                rows = self.colour(self.dense(number)[: end - begin], np)[:, :bins]
+                yield slice(begin, end), rows
 
     def colour(self, normal: Any, numbers: Any = jnp) -> Any:
         """``normal`` L̃ᵀ, shape (samples, bins); ``numbers`` is NumPy where nothing is traced."""
@@ -80,6 +89,67 @@ class Nested(NamedTuple):
             above = [seen[block] for block in seen if block.middle <= number < block.end]
             parts.append(numbers.concatenate([own, *above], axis=1) @ rows.T)
         return numbers.concatenate(parts, axis=1)[:, :bins]
+
+    def back(self, x: Any, numbers: Any = jnp) -> Any:
+        """``x`` L̃, shape (samples, bins)."""
+        bins, run = x.shape[1], len(self.rows[0])
+        short = len(self.rows) * run - bins
+        x = numbers.pad(x, ((0, 0), (0, short))) if short else x
+        blocks = _blocks(len(self.rows))
+        parts, far = list[Any](), dict[_Block, Any]()
+        for number, rows in enumerate(self.rows):
+            part = x[:, run * number : run * (number + 1)] @ rows
+            parts.append(part[:, :run])
+            inside = [block for block in blocks if block.middle <= number < block.end]
+            for place, block in enumerate(inside):
+                used = run + RANK * place
+                far[block] = far.get(block, 0) + part[:, used : used + RANK]
+        for block, right in zip(blocks, self.right, strict=True):
+            given = far[block] @ right.T
+            for number in range(block.begin, block.middle):
+                cut = run * (number - block.begin)
+                parts[number] = parts[number] + given[:, cut : cut + run]
+        return numbers.concatenate(parts, axis=1)[:, :bins]
+
+    def solve(self, vector: np.ndarray) -> np.ndarray:
+        """L̃⁻¹ of one vector, (bins,)."""
+        bins, run = len(vector), len(self.rows[0])
+        blocks = _blocks(len(self.rows))
+        found = np.zeros(len(self.rows) * run)
+        seen = dict[_Block, np.ndarray]()
+        for number, kept in enumerate(self.rows):
+            begin, end = (min(run * cut, bins) for cut in (number, number + 1))
+            rows, left = np.asarray(kept)[: end - begin], vector[begin:end]
+            used = run
+            for block, right in zip(blocks, self.right, strict=True):
+                if block.middle <= number < block.end:
+                    if block not in seen:  # all that it takes is known by now
+                        above = found[run * block.begin : run * block.middle]
+                        seen[block] = np.asarray(right).T @ above
+                    left = left - rows[:, used : used + RANK] @ seen[block]
+                    used += RANK
+            triangle = rows[:, : end - begin]
+            found[begin:end] = scipy.linalg.solve_triangular(triangle, left, lower=True)
+        return found[:bins]
+
+
+class Square(NamedTuple):
+    """L̃ L̃ᵀ as what multiplies with it.
+
+    Attributes:
+      factor: L̃.
+      diagonal: of L̃ L̃ᵀ.
+    """
+
+    factor: Nested
+    diagonal: Array
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.diagonal), len(self.diagonal)
+
+    def __truediv__(self, squared: Any) -> Square:
+        return Square(self.factor / jnp.sqrt(squared), self.diagonal / squared)
 
 
 class Less(NamedTuple):
@@ -174,6 +244,13 @@ def coloured(normal: Any, factor: Factor) -> Any:
     if isinstance(factor, Nested):
         return factor.colour(normal)
     return normal @ factor.T
+
+
+def product(x: Any, gram: Any) -> Any:
+    """``x`` G of a matrix or a :class:`Square`, shape (samples, bins)."""
+    if isinstance(gram, Square):
+        return gram.factor.colour(gram.factor.back(x))
+    return x @ gram
 
 
 def times(factor: Factor, vector: np.ndarray) -> np.ndarray:

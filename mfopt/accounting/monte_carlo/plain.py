@@ -14,9 +14,10 @@ import numpy as np
 
 from mfopt import _check
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import chunked
+from mfopt.accounting.monte_carlo import chunked, overlaps
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair, privacy_loss
 from mfopt.accounting.monte_carlo.nested import Factor, Less, Nested, coloured
+from mfopt.accounting.monte_carlo.overlaps import Gram
 
 
 class Estimate(NamedTuple):
@@ -56,11 +57,12 @@ def delta(
     return from_sums(sums[0], sums[1], used)
 
 
-def scale(pair: DominatingPair, noise_multiplier: float) -> tuple[np.ndarray, Factor]:
+def scale(pair: DominatingPair, noise_multiplier: float) -> tuple[Gram, Factor]:
     """(S, L/σ): Gram matrix and factor in noise units."""
     sigma = _check.positive("noise_multiplier", noise_multiplier)
-    factor = pair.factor if isinstance(pair.factor, Nested | Less) else np.asarray(pair.factor)
-    return np.asarray(pair.gram) / sigma**2, factor / sigma
+    many = isinstance(pair.factor, Nested | Less)
+    factor = pair.factor if many else np.asarray(pair.factor)
+    return overlaps.scaled(pair.gram, sigma**2, many), factor / sigma
 
 
 def from_sums(first: float, second: float, samples: int) -> Estimate:
@@ -71,21 +73,21 @@ def from_sums(first: float, second: float, samples: int) -> Estimate:
 
 
 def _remove(
-    key: jax.Array, size: int, gram: jax.Array, factor: Any, epsilon: float
+    key: jax.Array, size: int, gram: Gram, factor: Any, epsilon: float
 ) -> tuple[jax.Array, ...]:
     mode_key, noise_key = jax.random.split(key)
     mode = jax.random.randint(mode_key, (size,), 0, gram.shape[0])
     noise = coloured(jax.random.normal(noise_key, (size, gram.shape[0])), factor)
-    loss = privacy_loss(gram[mode] + noise - jnp.diagonal(gram) / 2)
+    loss = privacy_loss(overlaps.rows(gram, mode) + noise - overlaps.diagonal(gram) / 2)
     value = jnp.maximum(-jnp.expm1(epsilon - loss), 0)
     return jnp.sum(value), jnp.sum(value**2)
 
 
 def _add(
-    key: jax.Array, size: int, gram: jax.Array, factor: Any, epsilon: float
+    key: jax.Array, size: int, gram: Gram, factor: Any, epsilon: float
 ) -> tuple[jax.Array, ...]:
     noise = coloured(jax.random.normal(key, (size, gram.shape[0])), factor)
-    loss = privacy_loss(noise - jnp.diagonal(gram) / 2)
+    loss = privacy_loss(noise - overlaps.diagonal(gram) / 2)
     value = jnp.maximum(-jnp.expm1(epsilon + loss), 0)
     return jnp.sum(value), jnp.sum(value**2)
 

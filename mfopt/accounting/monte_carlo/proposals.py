@@ -110,12 +110,14 @@ def mean(
     noise: jax.Array,
     asked: Asked,
     toward: Callable[[jax.Array], jax.Array],
+    clipped: bool = False,
 ) -> Sums:
     """f/B of X ~ N(−t m̄, σ²I), v being the mean mode m̄: e^(t <m̄, X> + t²|m̄|²/2) · δ₂(ε + Y).
 
     Args:
       key, ratio, drawn, noise, asked: as for :func:`chain`.
       toward: t <m̄, X>/σ² of exponents.
+      clipped: whether it is min(f/B, 1).
     """
     order = asked.order
 
@@ -126,7 +128,7 @@ def mean(
             + asked.payoff.log_value(asked.epsilon + ratio(exponents))
             - asked.log_ceiling
         )
-        return result
+        return jnp.where(result > 0, 0.0, result) if clipped else result  # NaN stays NaN
 
     return _on_points(key, log_value, -order * drawn.products, noise, drawn, asked)
 

@@ -100,6 +100,11 @@ class SampledLoss(abc.ABC):
         return 0.001
 
     @property
+    def many(self) -> bool:
+        """Whether it has so many modes that bounded values say more of δ than :meth:`frozen`."""
+        return False
+
+    @property
     @abc.abstractmethod
     def sensitivity(self) -> float:
         """Largest norm that one unit adds to C x, were its participations known."""
@@ -206,10 +211,14 @@ def best_pilot(
     """
     best: tuple[float, Pilot] | None = None
     count = 0
+    # no bound is below this part of a ceiling: no value at all would give as much
+    share = math.log(-math.log(trial.beta) / trial.samples)
     for first in tilts:
         here: Tilt | None = first
         least, misses = math.inf, 0
         while here is not None and misses < 2:  # one miss may be the pilot's noise
+            if best is not None and here.log_ceiling + share >= best[1].log_mean + best[0]:
+                break
             taken = loss.pilot(here, point, samples, chunked.subkey(trial.key, count))
             count += 1
             seen = taken.log_mean > -math.inf and (log_mean is None or taken.agrees(log_mean))

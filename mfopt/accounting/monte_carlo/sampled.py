@@ -15,7 +15,7 @@ import jax
 from mfopt._float64 import float64
 from mfopt.accounting.model import Bounds, Found, LossModel, Plan, Side
 from mfopt.accounting.monte_carlo import chunked
-from mfopt.accounting.monte_carlo.calibrate import calibrate
+from mfopt.accounting.monte_carlo.calibrate import Calibration, calibrate
 from mfopt.accounting.monte_carlo.evidence import (
     Hinge,
     Payoff,
@@ -35,6 +35,10 @@ from mfopt.accounting.monte_carlo.protocol import (
 from mfopt.guarantee import Status
 
 _SEARCH_SAMPLES = 4096
+_SHARE = 1e-3  # β over δ of a bound that is imagined
+# Where σ is found by pilots: of log δ in log σ, about; so many steps of log σ at most, none longer,
+# and what is near enough for a certificate to begin at.
+_SLOPE, _STEPS, _STEP, _NEAR = -12.0, 3, 0.1, 0.015
 _ALONE = 0.5  # a ceiling below this part of the other direction's δ̂ needs no samples
 _ENOUGH, _SAFE, _LEAST = 5, 5.0, 8192  # the lesser direction's samples are halved so often at most,
 # while its bound stays below the other's by so many standard errors, down to so many
@@ -137,15 +141,48 @@ class OneUnit(LossModel):
     def find_noise_multiplier(self, epsilon: float, delta: float, key: jax.Array) -> Found:
         if not self.alone:
             return super().find_noise_multiplier(epsilon, delta, key)
+        if self._near is not None and self.loss.many:
+            by_pilots = self._by_pilots(self._near, epsilon, delta, key)
+            if by_pilots is not None:
+                return by_pilots
         samples = self._calibrate_samples
         found = calibrate(self.loss, epsilon, delta, samples=samples, near=self._near, key=key)
         return Found(found.noise_multiplier, found.slope, found)
+
+    def _by_pilots(self, near: float, epsilon: float, delta: float, key: jax.Array) -> Found | None:
+        """σ by what a bound will be drawn from, at a few σ: for a loss of many modes.
+
+        None where that does not lead to it.
+        """
+        trial = Trial(self.least_samples, delta * _SHARE, chunked.subkey(key, 0))
+        log_sigma, point = math.log(near), self._at("remove", near, epsilon)
+        taken = self.loss.choose("remove", point, trial)
+        value, slope = taken.log_mean - math.log(delta), _SLOPE
+        for number in range(1, _STEPS + 1):
+            if not math.isfinite(value):  # no sample was above 0
+                return None
+            step = max(-_STEP, min(value / -slope, _STEP))
+            if number > 1 and abs(step) < _NEAR:
+                break
+            # far enough apart for a slope to be read off
+            step = math.copysign(max(abs(step), _NEAR), step) if number == 1 else step
+            log_sigma += step
+            point = self._at("remove", math.exp(log_sigma), epsilon)
+            tilt = self.loss.at(taken.tilt, point)
+            taken = self.loss.pilot(tilt, point, taken.samples, chunked.subkey(key, number))
+            before, value = value, taken.log_mean - math.log(delta)
+            slope = min((value - before) / step, _SLOPE / 4)
+        if not abs(value) < _STEP * -slope:
+            return None
+        sigma = math.exp(log_sigma - value / slope)
+        error = taken.deviation / math.sqrt(taken.samples) / -slope
+        return Found(sigma, slope, Calibration(sigma, error, slope, "remove", taken.samples))
 
     # --- bounds ----------------------------------------------------------------------------------
 
     def pilot(self, noise_multiplier: float, epsilon: float, trial: Trial) -> Plan:
         known = None
-        if self.alone:
+        if self.alone and not self.loss.many:
             frozen = self.loss.frozen(
                 noise_multiplier, epsilon, _SEARCH_SAMPLES, chunked.subkey(trial.key, 0)
             )

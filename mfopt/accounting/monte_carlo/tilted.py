@@ -1,7 +1,7 @@
 """The certificate's estimator: importance sampling whose weights have a proven ceiling.
 
 With Y = log P/Q and δ₂ a payoff (of the mechanism alone the hinge, δ₂(t) = (1 − e^t)₊), what is
-sampled is H(P, Q) = E_P δ₂(ε − Y) and H(Q, P) = E_Q δ₂(ε + Y), by one of four proposals. S is
+sampled is H(P, Q) = E_P δ₂(ε − Y) and H(Q, P) = E_Q δ₂(ε + Y), by one of these proposals. S is
 the Gram matrix in noise units and a_k = <m_k, X>/σ².
 
 "chain", remove. Take an integer order s >= 1. Bins k_0, …, k_s are drawn one at a time, k_0 uniform
@@ -25,6 +25,9 @@ It serves where little is amplified and a whole order is too coarse; s = 0 is pl
 "mean", add. With Jensen's bound Y >= <m̄, X>/σ² − ḡ/2, sampling X ~ N(−t m̄, σ²I) gives values
 f = e^(t·mean_i a_i + t²ρ/2) δ₂(ε + Y) in [0, e^(−t(ε−ḡ/2) + t²ρ/2) sup_u e^(tu) δ₂(u)].
 
+"clipped", add. The same with values clipped far below that ceiling, and what is above them bounded
+on samples of its own (:mod:`.gap`, with the proof), where bins are many.
+
 One sample is the mean of f over several points of X along the direction in which the proposal is
 shifted (:mod:`mfopt.accounting.monte_carlo.proposals`): it lies in [0, B] and has the same mean.
 
@@ -36,9 +39,10 @@ The upper confidence bound is that of :mod:`mfopt.accounting.monte_carlo.betting
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +51,7 @@ import scipy
 
 from mfopt import _quick
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import chunked, clusters, proposals
+from mfopt.accounting.monte_carlo import chunked, clusters, gap, overlaps, proposals
 from mfopt.accounting.monte_carlo.clusters import Clusters
 from mfopt.accounting.monte_carlo.dominating_pair import (
     DominatingPair,
@@ -56,6 +60,7 @@ from mfopt.accounting.monte_carlo.dominating_pair import (
 )
 from mfopt.accounting.monte_carlo.evidence import MAX_ORDER, Hinge, Payoff, Point, Sums, Tilt
 from mfopt.accounting.monte_carlo.nested import coloured
+from mfopt.accounting.monte_carlo.overlaps import Gram
 from mfopt.accounting.monte_carlo.plain import scale
 from mfopt.accounting.monte_carlo.proposals import Asked, Drawn
 
@@ -67,20 +72,27 @@ _ORDERS = 8  # ceilings that are computed at once in the search for an order
 
 
 @float64
-def tilt(kind: str, order: float, pair: DominatingPair, point: Point) -> Tilt:
+def tilt(
+    kind: str, order: float, pair: DominatingPair, point: Point, clip: gap.Gap | None = None
+) -> Tilt:
     """The proposal of this kind and order, with its ceiling at a point.
 
     Args:
-      kind: "chain", "clusters", "shift" or "mean".
+      kind: "chain", "clusters", "shift", "mean" or "clipped".
       order: s, whole for a chain and for clusters, or t.
       pair: the dominating pair.
       point: σ, ε and payoff.
+      clip: where the values of "clipped" are.
     """
-    if kind == "mean":
-        return Tilt(kind, order, _mean_ceiling(*_mean_squares(pair, point), order, point))
+    if kind in ("mean", "clipped"):
+        square, squared_norm = _mean_squares(pair, point)
+        log_ceiling = _mean_ceiling(square, squared_norm, order, point)
+        if clip is not None:
+            log_ceiling -= order * squared_norm * clip.cut
+        return Tilt(kind, order, log_ceiling, clip)
     gram, _ = scale(pair, point.noise_multiplier)
     if kind == "chain":
-        log_normalizers = float(_log_normalizer(gram, int(order)))
+        log_normalizers = _log_normalizer(gram, int(order))
         return Tilt(kind, int(order), _chain_ceiling(log_normalizers, int(order), point))
     if kind == "clusters":
         return _clusters_tilt(gram, _smooth_normalizers(gram, int(order)), int(order), point)
@@ -95,7 +107,7 @@ def remove_tilts(pair: DominatingPair, point: Point) -> list[Tilt]:
     if chain is None or chain.order == clusters.MOST - 1:
         plain = _least_chain(gram, point)
         chain = plain if chain is None or plain.log_ceiling < chain.log_ceiling else chain
-    top = float(np.max(np.diagonal(gram)))
+    top = float(np.max(overlaps.diagonal(gram)))
 
     def shift(order: float) -> Tilt:
         return Tilt("shift", order, _shift_ceiling(gram, order, point))
@@ -104,10 +116,17 @@ def remove_tilts(pair: DominatingPair, point: Point) -> list[Tilt]:
 
 
 @float64
-def mean_tilt(pair: DominatingPair, point: Point) -> Tilt:
-    """The add direction's proposal of (about) the least ceiling."""
+def mean_tilt(pair: DominatingPair, point: Point, cut: float = 0.0) -> Tilt:
+    """The add direction's proposal of (about) the least ceiling.
+
+    Args:
+      pair: the dominating pair.
+      point: σ, ε and payoff.
+      cut: part of ḡ by which the values' exponents over t are less: where they will be clipped.
+    """
 
     square, squared_norm = _mean_squares(pair, point)
+    squared_norm *= 1 - 2 * cut
 
     def log_ceiling(log_order: float) -> float:
         return _mean_ceiling(square, squared_norm, math.exp(log_order), point)
@@ -129,10 +148,76 @@ def mean_tilt(pair: DominatingPair, point: Point) -> Tilt:
     )
 
 
+@float64
+def clipped_tilt(pair: DominatingPair, point: Point, key: jax.Array) -> Tilt | None:
+    """The add direction's proposal with values clipped; None where that gains nothing.
+
+    Args:
+      pair: the dominating pair.
+      point: σ, ε and payoff.
+      key: randomness of a glance at Jensen's gap.
+    """
+    first = mean_tilt(pair, point)
+    if not first.order > 0:
+        return None
+
+    def glance(edges: tuple[float, float], path: int) -> tuple[GapSums, int]:
+        own = chunked.subkey(key, path)
+        return _gaps(pair, point, first.order, np.array(edges), gap.GLANCE, own)
+
+    sums, samples = glance((0.0, 0.0), 0)
+    mean = float(sums.total) / samples
+    deviation = math.sqrt(max(float(sums.square) / samples - mean**2, 0.0))
+    edges = gap.edges(mean, deviation)
+    sums, samples = glance(edges, 1)
+    shares = float(sums.below) / samples, float(sums.half) / samples
+    squared_norm = _mean_squares(pair, point)[1]
+    found, order = gap.chosen(edges, shares, squared_norm, first.order), first.order
+    if found is not None:  # with a lower ceiling goes another order, and with that another cut
+        order = mean_tilt(pair, point, found.cut).order
+        found = gap.chosen(edges, shares, squared_norm, order)
+    return None if found is None else tilt("clipped", order, pair, point, found)
+
+
+@float64
+def beyond(pair: DominatingPair, tilt: Tilt, point: Point, beta: float, key: jax.Array) -> float:
+    """What lies above the clipped values, over their ceiling, except with probability ``beta``.
+
+    Args:
+      pair: the dominating pair.
+      tilt: "clipped".
+      point: σ, ε and payoff.
+      beta: failure probability.
+      key: randomness; what the tilt was chosen by may not depend on it.
+    """
+    squared_norm = _mean_squares(pair, point)[1]
+    edges = squared_norm * np.array([tilt.detail.low, tilt.detail.high])
+    sums, samples = _gaps(pair, point, tilt.order, edges, gap.SAMPLES, key)
+    counts = int(sums.below), int(sums.half)
+    return gap.beyond(tilt.detail, squared_norm, tilt.order, counts, samples, beta)
+
+
+def _gaps(
+    pair: DominatingPair,
+    point: Point,
+    order: float,
+    edges: np.ndarray,
+    samples: int,
+    key: jax.Array,
+) -> tuple[GapSums, int]:
+    gram, factor = scale(pair, point.noise_multiplier)
+    known = overlaps.means(gram), overlaps.diagonal(gram)
+    found: tuple[GapSums, int] = chunked.total(
+        _gap_kernel, key, samples, pair.bins, known, factor, float(order), edges
+    )
+    return found
+
+
 def _mean_squares(pair: DominatingPair, point: Point) -> tuple[float, float]:
     """|m̄|² and the mean of |m_i|², in noise units."""
-    unit, gram = point.noise_multiplier**2, np.asarray(pair.gram)
-    return float(np.mean(gram)) / unit, float(np.mean(np.diagonal(gram))) / unit
+    unit = point.noise_multiplier**2
+    means, diagonal = overlaps.means(pair.gram), overlaps.diagonal(pair.gram)
+    return float(np.mean(means)) / unit, float(np.mean(diagonal)) / unit
 
 
 def _mean_ceiling(square: float, squared_norm: float, order: float, point: Point) -> float:
@@ -144,12 +229,12 @@ def _chain_ceiling(log_normalizers: float, order: int, point: Point) -> float:
     return log_normalizers - order * point.epsilon + point.payoff.log_peak(order)
 
 
-def _shift_ceiling(gram: np.ndarray, order: float, point: Point) -> float:
-    top = float(np.max(np.diagonal(gram)))
+def _shift_ceiling(gram: Gram, order: float, point: Point) -> float:
+    top = float(np.max(overlaps.diagonal(gram)))
     return order * (1 + order) * top / 2 - order * point.epsilon + point.payoff.log_peak(order)
 
 
-def _least_chain(gram: np.ndarray, point: Point) -> Tilt:
+def _least_chain(gram: Gram, point: Point) -> Tilt:
     best = Tilt("chain", 1, math.inf)
     before = 0.0
     for first in range(1, MAX_ORDER + 1, _ORDERS):
@@ -164,7 +249,7 @@ def _least_chain(gram: np.ndarray, point: Point) -> Tilt:
     return best
 
 
-def _least_clusters(gram: np.ndarray, point: Point) -> Tilt:
+def _least_clusters(gram: Gram, point: Point) -> Tilt:
     best = Tilt("clusters", 1, math.inf)
     for first in range(1, clusters.MOST, _ORDERS):
         last = min(first + _ORDERS, clusters.MOST) - 1
@@ -177,50 +262,59 @@ def _least_clusters(gram: np.ndarray, point: Point) -> Tilt:
     return best
 
 
-def _clusters_tilt(gram: np.ndarray, log_normalizers: np.ndarray, order: int, point: Point) -> Tilt:
-    diagonal, spikes = np.diagonal(gram), clusters.spikes(gram)
+def _clusters_tilt(gram: Gram, log_normalizers: np.ndarray, order: int, point: Point) -> Tilt:
+    diagonal, spikes = np.asarray(overlaps.diagonal(gram)), clusters.spikes(gram)
     # T is at most what S is beside the diagonal, or what it keeps of it
     top = max(float(_largest_beside(gram)), float(np.max(diagonal - spikes)))
     drawn_by = clusters.clusters(spikes, diagonal, log_normalizers, order, top)
     return Tilt("clusters", order, _chain_ceiling(drawn_by.log_sum, order, point), drawn_by)
 
 
-def _smooth_normalizers(gram: np.ndarray, order: int) -> np.ndarray:
+def _smooth_normalizers(gram: Gram, order: int) -> np.ndarray:
     """R(1), R(2), … of :mod:`.clusters`, up to ``order`` at least."""
     spikes = clusters.spikes(gram)
     found = [_log_normalizers(gram, first, spikes) for first in range(1, order + 1, _ORDERS)]
     return np.concatenate([np.asarray(part) for part in found])
 
 
-def _one_log_normalizer(gram: jax.Array, l: jax.Array, spikes: Any = 0.0) -> jax.Array:
-    """log max_k mean_i e^(l·T[i,k]), T = S − diag(``spikes``)."""
-    place = jnp.arange(gram.shape[0])
-    exponents = l * jnp.where(place[:, None] == place, gram - spikes, gram)
-    return jnp.max(jax.scipy.special.logsumexp(exponents, axis=0)) - jnp.log(gram.shape[0])
+@_quick.jit
+def _log_normalizers(gram: Gram, first: int, spikes: Any = 0.0) -> jax.Array:
+    """log max_k mean_i e^(l·T[i,k]), T = S − diag(``spikes``), l = first, …; shape (_ORDERS,)."""
+    place, orders = jnp.arange(gram.shape[0]), first + jnp.arange(_ORDERS)
+
+    def of_rows(rows: jax.Array, numbers: jax.Array) -> jax.Array:
+        own = jnp.broadcast_to(spikes, place.shape)[numbers]
+        smooth = rows - jnp.where(place == numbers[:, None], own[:, None], 0)
+        top = jnp.max(smooth, axis=1)
+        ratio = jnp.exp(smooth - top[:, None])
+
+        def add(power: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+            return power * ratio, jnp.sum(power, axis=1)
+
+        # one exponential for all orders
+        begin = ratio**first
+        masses = jax.lax.scan(add, begin, None, length=_ORDERS)[1]
+        return jnp.max(orders[:, None] * top + jnp.log(masses), axis=1)
+
+    largest = jnp.max(overlaps.by_rows(of_rows, gram), axis=0)
+    return largest - jnp.log(gram.shape[0])
 
 
 @_quick.jit
-def _log_normalizers(gram: jax.Array, first: int, spikes: Any = 0.0) -> jax.Array:
-    """For l = first, first + 1, …, shape (_ORDERS,)."""
-    orders = (first + jnp.arange(_ORDERS)).astype(gram.dtype)
-    result: jax.Array = jax.lax.map(lambda l: _one_log_normalizer(gram, l, spikes), orders)
-    return result
-
-
-@_quick.jit
-def _largest_beside(gram: jax.Array) -> jax.Array:
+def _largest_beside(gram: Gram) -> jax.Array:
     """The largest entry beside the diagonal."""
     place = jnp.arange(gram.shape[0])
-    return jnp.max(jnp.where(place[:, None] == place, -jnp.inf, gram))
+
+    def of_rows(rows: jax.Array, numbers: jax.Array) -> jax.Array:
+        return jnp.max(jnp.where(place == numbers[:, None], -jnp.inf, rows))
+
+    return jnp.max(overlaps.by_rows(of_rows, gram))
 
 
-@_quick.jit
-def _log_normalizer(gram: jax.Array, order: int) -> jax.Array:
+def _log_normalizer(gram: Gram, order: int) -> float:
     """Their sum over l = 1, …, order."""
-    result: jax.Array = jax.lax.fori_loop(
-        1, order + 1, lambda l, total: total + _one_log_normalizer(gram, l), jnp.zeros(())
-    )
-    return result
+    parts = [np.asarray(_log_normalizers(gram, l)) for l in range(1, order + 1, _ORDERS)]
+    return float(np.sum(np.concatenate(parts)[:order]))
 
 
 # --- kernels -------------------------------------------------------------------------------------
@@ -259,24 +353,23 @@ def warm_up(pair: DominatingPair, payoff: Payoff) -> None:
     """Compile the kernels for this number of bins and form of payoff; no samples are drawn."""
     gram, factor = scale(pair, 1.0)
     for kind in ("clusters" if pair.bins > 1 else "chain", "mean"):
-        given = tilt(kind, 1, pair, Point(1.0, 1.0, payoff))
-        overlaps = _overlaps(given, gram)
-        chunked.compile_only(
-            _KERNELS[kind], 2**30, pair.bins, overlaps, factor, 1.0, 1.0, 0.0, payoff
-        )
+        given = _overlaps(tilt(kind, 1, pair, Point(1.0, 1.0, payoff)), gram)
+        chunked.compile_only(_KERNELS[kind], 2**30, pair.bins, given, factor, 1.0, 1.0, 0.0, payoff)
 
 
-def _overlaps(tilt: Tilt, gram: np.ndarray) -> Any:
+def _overlaps(tilt: Tilt, gram: Gram) -> Any:
     """What a kernel takes of S; for the mean mode its columns' means and diagonal are enough."""
     if tilt.kind == "clusters":
         return gram, tilt.detail
-    return (gram.mean(axis=0), gram.diagonal()) if tilt.kind == "mean" else gram
+    if tilt.kind in ("mean", "clipped"):
+        return overlaps.means(gram), overlaps.diagonal(gram)
+    return gram
 
 
 def _chain(
     key: jax.Array,
     size: int,
-    gram: jax.Array,
+    gram: Gram,
     factor: Any,
     epsilon: jax.Array,
     order: jax.Array,
@@ -288,29 +381,29 @@ def _chain(
     first_key, chain_key, noise_key, point_key = jax.random.split(key, 4)
     first = jax.random.randint(first_key, (size,), 0, bins)
     noise = coloured(jax.random.normal(noise_key, (size, bins)), factor)
-    rows = jnp.arange(size)
+    rows, squares = jnp.arange(size), overlaps.diagonal(gram)
 
     # With n the counts of the bins drawn so far: products = S n, along = <noise, n>, square = nᵀS n
     def extend(l: jax.Array, before: Drawn) -> Drawn:
         products, along, square, log_normalizers = before
         chosen, top, mass = proposals.pick(products, jax.random.fold_in(chain_key, l))
         return Drawn(
-            products + gram[chosen],
+            products + overlaps.rows(gram, chosen),
             along + noise[rows, chosen],
-            square + 2 * products[rows, chosen] + gram[chosen, chosen],
+            square + 2 * products[rows, chosen] + squares[chosen],
             log_normalizers + top + jnp.log(mass / bins),
         )
 
-    begin = Drawn(gram[first], noise[rows, first], gram[first, first], jnp.zeros(size))
+    begin = Drawn(overlaps.rows(gram, first), noise[rows, first], squares[first], jnp.zeros(size))
     drawn: Drawn = jax.lax.fori_loop(1, order.astype(int) + 1, extend, begin)
     asked = Asked(epsilon, order, log_ceiling, payoff)
-    return proposals.chain(point_key, _ratio(jnp.diagonal(gram)), drawn, noise, asked)
+    return proposals.chain(point_key, _ratio(overlaps.diagonal(gram)), drawn, noise, asked)
 
 
 def _clusters(
     key: jax.Array,
     size: int,
-    overlaps: tuple[jax.Array, Clusters],
+    known: tuple[Gram, Clusters],
     factor: Any,
     epsilon: jax.Array,
     order: jax.Array,
@@ -318,7 +411,7 @@ def _clusters(
     payoff: Any,
 ) -> Sums:
     """:class:`Sums` over ``size`` iid samples; one compilation for every order."""
-    gram, given = overlaps
+    gram, given = known
     bins = gram.shape[0]
     kind_key, chain_key, noise_key, point_key = jax.random.split(key, 4)
     kind = jnp.searchsorted(given.ends, jax.random.uniform(kind_key, (size,)), side="right")
@@ -336,7 +429,7 @@ def _clusters(
         chosen, top, mass = proposals.pick(exponents, jax.random.fold_in(chain_key, j))
         log_normalizers += jnp.where(places > 0, top + jnp.log(mass), 0)
         own = jnp.where(place == chosen[:, None], given.spikes, 0)
-        smooth += places[:, None] * (gram[chosen] - own)
+        smooth += places[:, None] * (overlaps.rows(gram, chosen) - own)
         return smooth, drawn.at[:, j].set(chosen), log_normalizers
 
     begin = jnp.zeros((size, bins)), jnp.zeros(sizes.shape, int), given.log_over[kind]
@@ -347,14 +440,14 @@ def _clusters(
     along = jnp.sum(sizes * noise[rows, drawn], axis=1)
     square = jnp.sum(sizes * products[rows, drawn], axis=1)
     asked = Asked(epsilon, order, log_ceiling, payoff)
-    known = Drawn(products, along, square, log_normalizers)
-    return proposals.chain(point_key, _ratio(jnp.diagonal(gram)), known, noise, asked)
+    found = Drawn(products, along, square, log_normalizers)
+    return proposals.chain(point_key, _ratio(overlaps.diagonal(gram)), found, noise, asked)
 
 
 def _shift(
     key: jax.Array,
     size: int,
-    gram: jax.Array,
+    gram: Gram,
     factor: Any,
     epsilon: jax.Array,
     order: jax.Array,
@@ -366,23 +459,25 @@ def _shift(
     mode_key, noise_key, point_key = jax.random.split(key, 3)
     mode = jax.random.randint(mode_key, (size,), 0, bins)
     noise = coloured(jax.random.normal(noise_key, (size, bins)), factor)
-    drawn = Drawn(gram[mode], noise[jnp.arange(size), mode], gram[mode, mode])
+    products = overlaps.rows(gram, mode)
+    drawn = Drawn(products, noise[jnp.arange(size), mode], overlaps.diagonal(gram)[mode])
     asked = Asked(epsilon, order, log_ceiling, payoff)
-    return proposals.shift(point_key, _ratio(jnp.diagonal(gram)), drawn, noise, asked)
+    return proposals.shift(point_key, _ratio(overlaps.diagonal(gram)), drawn, noise, asked)
 
 
 def _mean(
     key: jax.Array,
     size: int,
-    overlaps: tuple[jax.Array, jax.Array],
+    known: tuple[jax.Array, jax.Array],
     factor: Any,
     epsilon: jax.Array,
     order: jax.Array,
     log_ceiling: jax.Array,
     payoff: Any,
+    clipped: bool = False,
 ) -> Sums:
     """:class:`Sums` of the add direction over ``size`` iid samples."""
-    means, diagonal = overlaps
+    means, diagonal = known
     noise_key, point_key = jax.random.split(key)
     noise = coloured(jax.random.normal(noise_key, (size, len(diagonal))), factor)
     products = jnp.broadcast_to(means, noise.shape)
@@ -392,7 +487,40 @@ def _mean(
     def toward(exponents: jax.Array) -> jax.Array:
         return order * jnp.mean(exponents, axis=1)
 
-    return proposals.mean(point_key, _ratio(diagonal), drawn, noise, asked, toward)
+    return proposals.mean(point_key, _ratio(diagonal), drawn, noise, asked, toward, clipped)
+
+
+_clipped = functools.partial(_mean, clipped=True)
+
+
+class GapSums(NamedTuple):
+    """Over iid samples of Jensen's gap F: Σ F, Σ F², and how many lie at or below two edges.
+
+    Both counts err on the side of a proof: upwards at the first edge, downwards at the second.
+    """
+
+    total: jax.Array
+    square: jax.Array
+    below: jax.Array
+    half: jax.Array
+
+
+def _gap_kernel(
+    key: jax.Array,
+    size: int,
+    known: tuple[jax.Array, jax.Array],
+    factor: Any,
+    order: jax.Array,
+    edges: jax.Array,
+) -> GapSums:
+    """:class:`GapSums` over ``size`` iid samples of N(−t m̄, σ²I)."""
+    means, diagonal = known
+    noise = coloured(jax.random.normal(key, (size, len(diagonal))), factor)
+    exponents = noise - order * means - diagonal / 2
+    found = privacy_loss(exponents) - jnp.mean(exponents, axis=1)
+    below = ~(found > edges[0] + gap.ROUNDING)  # with what is no number
+    half = found <= edges[1] - gap.ROUNDING
+    return GapSums(jnp.sum(found), jnp.sum(found**2), jnp.sum(below), jnp.sum(half))
 
 
 def _ratio(squares: jax.Array) -> proposals.Ratio:
@@ -409,4 +537,5 @@ _KERNELS: dict[str, Callable[..., Sums]] = {
     "clusters": _clusters,
     "shift": _shift,
     "mean": _mean,
+    "clipped": _clipped,
 }

@@ -1,0 +1,122 @@
+"""Values clipped in the direction of adding: the tail that Ehrhard's inequality bounds."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy
+from scipy.special import ndtr, ndtri
+
+from mfopt._float64 import float64
+from mfopt.accounting.monte_carlo import chunked, common_part, gap, nested, plain, tilted
+from mfopt.accounting.monte_carlo.balls_in_bins import BallsInBinsLoss
+from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
+from mfopt.accounting.monte_carlo.evidence import Point, Trial
+
+K = 4.5
+
+
+def spiky(bins=160, spike=2.0, seed=0):
+    """A pair in noise units of modes that overlap a little."""
+    rng = np.random.default_rng(seed)
+    own = np.diag(np.sqrt(spike * (0.7 + 0.6 * rng.random(bins))))
+    modes = np.concatenate([0.3 / bins**0.5 * rng.random((bins, bins)), own])
+    gram = modes.T @ modes
+    return DominatingPair(gram, np.linalg.cholesky(gram))
+
+
+@pytest.mark.parametrize(("height", "ratio"), [(-4.6, 0.3), (-2.0, 0.5), (-3.0, 2.0)])
+def test_what_is_clipped_is_the_integral(height, ratio):
+    """(4) for k = 1."""
+
+    def inside(y):
+        return ratio * np.exp(ratio * y) * ndtr(height - y)
+
+    expected = scipy.integrate.quad(inside, 0, 60)[0]
+    assert math.exp(gap._log_beyond(height, ratio)) == pytest.approx(expected, rel=1e-8)
+
+
+def tail_is_below_the_line(share, low, high):
+    """(3) for a law with R(F <= s) = ``share(s)``, from s_1 = ``low`` down."""
+    first, second = ndtri(share(low)), ndtri(share(high))
+    slope = (second - first) / (high - low)
+    s = np.linspace(low - 20, low, 2001)
+    return np.all(share(s) <= ndtr(first - slope * (low - s)) * (1 + 1e-12))
+
+
+def test_the_line_is_above_the_tail_of_a_gap_and_not_of_any_function():
+    spread = 1.7  # of d = u_1 − u_2, of two modes with |m_1| = |m_2|: F = log cosh(d/2)
+    assert tail_is_below_the_line(
+        lambda s: 2 * ndtr(2 * np.arccosh(np.exp(np.maximum(s, 0))) / spread) - 1, 0.1, 0.4
+    )
+    # log |d| is not convex, and has more below
+    assert not tail_is_below_the_line(lambda s: 2 * ndtr(np.exp(s) / spread) - 1, -0.5, 0.2)
+
+
+def test_counts_have_the_confidence_of_clopper_and_pearson():
+    first, second = gap._line(30, 500, 1000, 1e-3)
+    assert scipy.stats.binom.cdf(30, 1000, ndtr(first)) == pytest.approx(1e-3, rel=1e-6)
+    assert scipy.stats.binom.sf(499, 1000, ndtr(second)) == pytest.approx(1e-3, rel=1e-6)
+    assert gap._line(1000, 0, 1000, 1e-3) == (math.inf, -math.inf)
+
+
+def test_no_line_no_bound():
+    known = gap.Gap(0.4, 0.5, 0.3)
+    assert math.isfinite(gap.beyond(known, 2.0, 3.0, (300, 4000), 8192, 1e-8))
+    for counts in ((8192, 8192), (300, 0), (4000, 4000)):
+        assert gap.beyond(known, 2.0, 3.0, counts, 8192, 1e-8) == math.inf
+    rising = gap.Gap(0.4, 0.5, 0.45)  # it would clip where the line is not proven
+    assert gap.beyond(rising, 2.0, 3.0, (300, 4000), 8192, 1e-8) == math.inf
+
+
+@pytest.fixture(scope="module")
+def truth():
+    return plain.delta(spiky(), 1.0, 0.3, direction="add", samples=2**16, seed=3)
+
+
+@pytest.mark.ci
+@float64
+def test_what_is_left_and_what_is_clipped_are_all(truth):
+    """E min(f, B') below the truth by at most what is bounded; and it is below it."""
+    pair, point = spiky(), Point(1.0, 0.3)
+    found = tilted.clipped_tilt(pair, point, chunked.seed_key(0))
+    assert found is not None
+    assert found.log_ceiling < tilted.mean_tilt(pair, point).log_ceiling - 0.4
+
+    def seen(cut):
+        made = tilted.tilt("clipped", found.order, pair, point, found.detail._replace(cut=cut))
+        sums, samples = tilted.total(pair, made, point, 2**14, chunked.seed_key(1))
+        mean = float(sums.total) / samples
+        error = math.sqrt((float(sums.square) / samples - mean**2) / samples)
+        ceiling = math.exp(made.log_ceiling)
+        rest = tilted.beyond(pair, made, point, 1e-8, chunked.seed_key(2))
+        return mean * ceiling, math.hypot(error * ceiling, truth.standard_error), rest * ceiling
+
+    mean, error, rest = seen(found.detail.cut)
+    assert abs(mean - truth.value) < K * error and rest < 1e-2 * mean
+    mean, error, rest = seen(found.detail.low)
+    assert mean + rest > truth.value - K * error
+    mean, error, rest = seen(1.2 * found.detail.high)  # much is clipped then, and nothing proven
+    assert mean < truth.value - K * error and rest == math.inf
+
+
+@pytest.mark.ci
+@float64
+def test_a_bound_with_many_bins_is_clipped_and_holds(monkeypatch, truth):
+    pair, point, trial = spiky(), Point(1.0, 0.3), Trial(2**13, 1e-6, chunked.seed_key(4))
+    loss = BallsInBinsLoss(pair)
+    assert loss.choose("add", point, trial).tilt.kind == "mean"
+    monkeypatch.setattr(nested, "LEAST", 160)
+    pilot = loss.choose("add", point, trial)
+    assert pilot.tilt.kind == "clipped"
+    bet, _ = pilot.expected(trial.samples, trial.beta)
+    found = loss.bound(pilot.tilt, point, bet, trial)
+    assert truth.value - K * truth.standard_error < found.value < 1.3 * truth.value
+    # it goes along with σ, and what alone needs no samples is the whole ceiling
+    moved = loss.at(pilot.tilt, Point(1.05, 0.3))
+    assert moved.detail == pilot.tilt.detail and moved.log_ceiling < pilot.tilt.log_ceiling
+    assert loss.least("add", point).kind == "mean"
+    # a line that counts do not bear out leaves no bound
+    steep = pilot.tilt._replace(detail=pilot.tilt.detail._replace(low=0.9, high=0.91))
+    assert math.isnan(loss.bound(steep, point, bet, trial).value)
+    assert common_part.split(pair) is None or loss._split is not None
