@@ -38,7 +38,7 @@ class Composition(Tilting):
 
     Attributes:
       parts: (distribution of one round, number of rounds), all with the same ``step``; a round may
-        be a :class:`~.stages.Block` of them, which has no other direction.
+        be a :class:`~.stages.RoundsBlock` of them, which has no other direction.
     """
 
     parts: tuple[tuple[Any, int], ...]

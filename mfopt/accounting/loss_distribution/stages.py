@@ -70,7 +70,7 @@ class Stages:
         Where rounds are divided: but for a chance that is taken away, no more than ``spared`` of
         them have a large loss, and the small losses of all others are as many as are counted here.
         """
-        rare: tuple[tuple[Block, int], ...] = ()
+        rare: tuple[tuple[RoundsBlock, int], ...] = ()
         scale, spared = 0.0, 0
         if math.isfinite(self.small):
             cells, far, log_large, scale = cells.divided(self.small, tilt)
@@ -103,8 +103,8 @@ class Stages:
         one: LossDistribution,
         rounds: int,
         tilt: float,
-        coarser: Callable[[ComposedLosses, int], Block],
-    ) -> tuple[tuple[Block, int], ...]:
+        coarser: Callable[[ComposedLosses, int], RoundsBlock],
+    ) -> tuple[tuple[RoundsBlock, int], ...]:
         blocks, rest = divmod(rounds, self.block)
         return tuple(
             (coarser(Composition(((one, length),)).convolve(tilt), self.ratio), count)
@@ -210,9 +210,9 @@ class Cells:
         return bulk, large, log_large, whole
 
 
-def _rare(large: LossDistribution, rounds: int) -> Block:
+def _rare(large: LossDistribution, rounds: int) -> RoundsBlock:
     """Large losses of all rounds, less the outcomes in which there are too many."""
-    return Block(
+    return RoundsBlock(
         large.step,
         large.index,
         large.log_mass,
@@ -233,7 +233,7 @@ def _most(mean: float) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class Block:
+class RoundsBlock:
     """The discrete pair of a block of rounds, by its loss; as :class:`.LossDistribution`.
 
     Attributes:
@@ -261,7 +261,7 @@ class Block:
         return self.offset + self.step * self.index
 
 
-def coarser(composed: ComposedLosses, ratio: int) -> Block:
+def coarser(composed: ComposedLosses, ratio: int) -> RoundsBlock:
     """A block on a grid of ``ratio`` times the spacing that dominates ``composed``.
 
     Mass between two points is split over them so that its P- and its Q-mass stay what they are.
@@ -282,7 +282,7 @@ def coarser(composed: ComposedLosses, ratio: int) -> Block:
     kept = np.flatnonzero(total > 0)
     index = first + kept
     loss = composed.offset + ratio * step * index
-    return Block(
+    return RoundsBlock(
         ratio * step,
         index,
         np.log(total[kept]) + composed.log_scale - tilt * loss,
@@ -293,7 +293,7 @@ def coarser(composed: ComposedLosses, ratio: int) -> Block:
     )
 
 
-def coarser_below(composed: ComposedLosses, ratio: int) -> Block:
+def coarser_below(composed: ComposedLosses, ratio: int) -> RoundsBlock:
     """A block on a grid of ``ratio`` times the spacing that ``composed`` dominates."""
     coarse = ratio * composed.step
     loss = composed.low + composed.step * np.arange(composed.law.size)
@@ -302,7 +302,7 @@ def coarser_below(composed: ComposedLosses, ratio: int) -> Block:
         mass_q = mass_p * np.exp(-loss)
     centre = distribution.balanced_loss(coarse, mass_p, mass_q)
     found = distribution.from_below(coarse, np.append(mass_p, 0.0), np.append(mass_q, 0.0), centre)
-    return Block(
+    return RoundsBlock(
         coarse,
         found.index,
         found.log_mass,
