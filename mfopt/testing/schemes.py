@@ -251,7 +251,7 @@ def _truncation(
         met = np.any(taking_part[:, :, 0] & (sizes > size), axis=1).mean()
         error = math.sqrt(max(met * (1 - met), 1 / runs) / runs)
         rule(
-            met - ERRORS * error <= chances[size - 1],
+            bool(met - ERRORS * error <= chances[size - 1]),
             f"displacement says {chances[size - 1]:.3f} for batches of {size}, and in {runs} runs "
             f"a unit met a full batch in {met:.3f}",
         )

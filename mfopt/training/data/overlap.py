@@ -141,7 +141,8 @@ def _hashed(store: TokenStore, first: int, end: int, shortest: int) -> _Block:
     powers[0] = inverses[0] = 1
     prefix = np.zeros(len(tokens) + 1, np.uint64)
     with np.errstate(over="ignore"):
-        powers, inverses = np.cumprod(powers), np.cumprod(inverses)
+        powers = np.cumprod(powers, dtype=np.uint64)
+        inverses = np.cumprod(inverses, dtype=np.uint64)
         np.cumsum(uniform_hash(0, 0, tokens) * powers[:-1], out=prefix[1:])
 
         def hashes(begin: np.ndarray, stop: np.ndarray) -> np.ndarray:
