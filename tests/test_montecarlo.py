@@ -278,8 +278,10 @@ KNOWN = {
 def solved(pair, epsilon, direction, near):
     """σ of one direction at δ = 1e-5, the search started 5% off."""
     frozen = FrozenSamples(pair, near, epsilon, 2**15, chunked.seed_key(6))
-    solve = calibration._solve if direction == "remove" else calibration._solve_add
-    return math.exp(solve(frozen, math.log(1.05 * near), 1e-5))
+    start = math.log(1.05 * near)
+    if direction == "add":
+        return math.exp(calibration._solve_add(frozen, start, 1e-5))
+    return math.exp(calibration._solve(frozen, start, 1e-5, frozen.evaluate(start))[0])
 
 
 @pytest.mark.ci
