@@ -1,5 +1,6 @@
 """A sample of the random settings of the benchmark: 200 at a release, what is cheap always."""
 
+import json
 import math
 import sys
 from pathlib import Path
@@ -80,18 +81,39 @@ def test_settings_cover_the_range():
 
 
 @pytest.mark.parametrize(
-    ("bracket", "delta", "key"),
+    ("bracket", "others", "delta", "key"),
     [
-        ((0.9, 1.1), 1e-6, None),
-        ((1.01, 1.1), 1e-6, "wrong"),
-        ((0.8, 0.9), 1e-6, "wrong"),
-        ((1.2, 1.3), 1e-12, "beyond_floor"),
-        ((1.2, 0.999), 1e-6, "empty_reference"),
+        ((0.9, 1.1), [], 1e-6, None),
+        ((1.01, 1.1), [(1.0, 1.2), (1.02, 1.09)], 1e-6, "wrong"),
+        ((0.8, 0.9), [None, None], 1e-6, "wrong"),
+        ((0.8, 0.9), [None, (0.82, 0.9)], 1e-6, "wrong"),
+        ((1.2, 1.3), [None, None], 1e-12, "beyond_floor"),
+        ((1.2, 0.999), [None, None], 1e-6, "contradictory_reference"),
+        # a finer grid that is worse
+        ((0.8, 0.9), [(0.7, 0.95), (0.82, 0.92)], 1e-6, "contradictory_reference"),
+        ((1.01, 1.1), [(1.02, 1.2), None], 1e-12, "contradictory_reference"),
+        # bounds of two grids the wrong way round
+        ((0.8, 0.9), [None, (0.905, 0.9)], 1e-6, "contradictory_reference"),
     ],
 )
-def test_what_a_reference_says_against_an_answer(monkeypatch, bracket, delta, key):
-    answers = iter([({"wrong": [], "found": 1.0}, 0, ""), ({"reference": list(bracket)}, 0, "")])
-    monkeypatch.setattr(bench_settings, "isolated", lambda *_: next(answers))
+def test_what_a_reference_says_against_an_answer(monkeypatch, bracket, others, delta, key):
+    said = [bracket, *others]
+    answers = iter(
+        [{"wrong": [], "found": 1.0}, *(one and {"reference": list(one)} for one in said)]
+    )
+    monkeypatch.setattr(bench_settings, "isolated", lambda *_: (next(answers), 0, ""))
     found = bench_settings.examine({"delta": delta}, compare=True)
-    kinds = ("wrong", "beyond_floor", "empty_reference")
+    kinds = ("wrong", "beyond_floor", "contradictory_reference")
     assert [kind for kind in kinds if found.get(kind)] == ([key] if key else [])
+    assert not list(answers)
+
+
+def test_what_was_found_last_counts(tmp_path):
+    chosen = bench_settings.settings(2)
+    log = tmp_path / "log.jsonl"
+    lines = [
+        {"number": n, **chosen[n], "wrong": wrong} for n, wrong in ((0, ["x"]), (1, []), (0, []))
+    ]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = bench_settings.known(log, chosen)
+    assert [(one["number"], one["wrong"]) for one in found] == [(0, []), (1, [])]

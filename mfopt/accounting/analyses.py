@@ -26,6 +26,7 @@ from mfopt.mechanism import Mechanism
 
 # Relative width of σ: what a search returns is at most this much above the smallest σ.
 SIGMA_TOLERANCE = 1e-5
+_COARSE_SIGMA = 1e-3  # the same for where the fine search begins
 
 
 class Analysis(Protocol):
@@ -95,24 +96,27 @@ class DeterministicAnalysis(abc.ABC):
             return self.profile(sigma, accuracy).log_delta(epsilon) - target
 
         # a coarse grid finds the neighbourhood, the fine one decides
-        coarse = solve.smallest(
-            functools.partial(excess, accuracy=rounds.COARSE),
-            self.guess(epsilon, delta),
-            name="noise multiplier",
-            relative=1e-3,
-        )
+        coarsely = functools.partial(excess, accuracy=rounds.COARSE)
+        guess, fall = self.guess(epsilon, delta), None
+        # log δ falls about with the square of σ
+        found = solve.about(coarsely, guess, fall=1 - 2 * target, relative=_COARSE_SIGMA)
+        if found is None:
+            guess = solve.smallest(coarsely, guess, name="noise multiplier", relative=1e-3)
+        else:
+            guess, fall = found
         sigma = solve.smallest(
             functools.partial(excess, accuracy=rounds.FINE),
-            coarse * 0.9999,
+            guess,
             name="noise multiplier",
             relative=SIGMA_TOLERANCE,
             growth=1.001,
+            fall=fall,
         )
         return self._guarantee(
             sigma,
             epsilon,
             delta,
-            lambda: bracket.of_sigma(self.profile, sigma, epsilon, delta),
+            lambda: bracket.of_sigma(self.profile, sigma, epsilon, delta, fall),
         )
 
     def _guarantee(

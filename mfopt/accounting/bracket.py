@@ -13,7 +13,18 @@ from collections.abc import Callable
 from typing import Any
 
 NARROW, NARROW_DELTA = 1e-3, 1e-2  # relative width up to which an answer is called exact
-_SHORTER = (3e-5, 1e-4, 4e-4, 1e-3, 1e-2, 0.1)  # by how much a σ is tried to be too small
+_SHORTER = (
+    3e-5,
+    1e-4,
+    4e-4,
+    1e-3,
+    2e-3,
+    5e-3,
+    1e-2,
+    2e-2,
+    5e-2,
+    0.1,
+)  # by how much a σ is tried to be too small
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +56,13 @@ def of_delta(profile: Any, delta: float, epsilon: float) -> Bracket:
     return Bracket(min(below, delta), delta, NARROW_DELTA)
 
 
-def of_sigma(make: Callable[[float], Any], sigma: float, epsilon: float, delta: float) -> Bracket:
+def of_sigma(
+    make: Callable[[float], Any],
+    sigma: float,
+    epsilon: float,
+    delta: float,
+    fall: float | None = None,
+) -> Bracket:
     """The bracket of a σ found for (ε, δ): the least σ is above one that is proven too small.
 
     Args:
@@ -53,10 +70,17 @@ def of_sigma(make: Callable[[float], Any], sigma: float, epsilon: float, delta: 
         0.
       sigma: the answer, safe for the target.
       epsilon, delta: the target.
+      fall: by how much log δ falls with log σ, where that is known: it says what to try.
     """
     if sigma > 0 and hasattr(make(sigma), "log_delta_below"):
+        needed = 0.0
         for share in _SHORTER:
+            if share < needed:
+                continue
             below = sigma * (1 - share)
-            if make(below).log_delta_below(epsilon) > math.log(delta):
+            missing = math.log(delta) - make(below).log_delta_below(epsilon)
+            if missing < 0:
                 return Bracket(below, sigma)
+            if fall is not None:  # the gap between the bounds is much the same at a smaller σ
+                needed = share + 0.7 * missing / fall
     return Bracket(0.0, sigma)

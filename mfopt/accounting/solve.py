@@ -12,6 +12,10 @@ from collections.abc import Callable
 
 from mfopt import _check
 
+_DIRECT = 4  # points that are tried by the fall alone
+_SECANTS = 8
+_FARTHEST = 0.3  # of log x, in a step of a secant
+
 
 def smallest(
     excess: Callable[[float], float],
@@ -22,6 +26,7 @@ def smallest(
     largest: float = 1e9,
     least: float = 1e-9,
     growth: float = 1.3,
+    fall: float | None = None,
     most_steps: int = 200,
 ) -> float:
     """The smallest x > 0, to relative width ``relative``, at which ``excess(x) <= 0``.
@@ -35,10 +40,12 @@ def smallest(
       largest, least: x is sought between these.
       growth: factor of the first step of the bracket, close to 1 for a good guess; it squares
         from step to step.
+      fall: by how much ``excess`` falls with log x about the guess, where that is known: the width
+        is then judged by it, and no point below is evaluated if all goes well.
       most_steps: halvings of the bracket at most; the upper end holds after any number of them.
 
     Returns:
-      The upper end of the bracket: ``excess`` was evaluated there and is <= 0.
+      A point at which ``excess`` was evaluated and is <= 0: the upper end of the bracket.
 
     Raises:
       FailureError: ``excess`` is still > 0 at ``largest``; the message gives both end values.
@@ -52,6 +59,18 @@ def smallest(
                 raise _check.FailureError(f"the accountant gave no number at {name} = {x:g}")
         return values[x]
 
+    if fall is not None:
+        before = step = 0.0
+        for _ in range(_DIRECT):
+            over = evaluate(guess)
+            if abs(step) >= 20 * relative:  # else a secant would measure how smooth excess is
+                fall = min(max((before - over) / step, fall / 2), 2 * fall)
+            if -fall * relative <= over <= 0:
+                return guess
+            before, step = over, over / fall + relative / 2
+            if not abs(step) <= 30 * math.log(growth):
+                break
+            guess *= math.exp(step)
     low, high = _bracket(evaluate, min(max(guess, least), largest), least, largest, name, growth)
     if low is None:
         return high
@@ -64,6 +83,38 @@ def smallest(
         else:
             low = middle
     return high
+
+
+def about(
+    excess: Callable[[float], float], guess: float, *, fall: float, relative: float
+) -> tuple[float, float] | None:
+    """About where ``excess`` is 0, to ``relative``, and by how much it falls there with log x.
+
+    By secants, with nothing checked: where to begin with :func:`smallest`. None if they lead
+    nowhere.
+
+    Args:
+      excess: decreasing in x > 0.
+      guess: where to begin.
+      fall: about how much ``excess`` falls with log x.
+      relative: accuracy.
+    """
+    x, over = guess, excess(guess)
+    for _ in range(_SECANTS):
+        if not math.isfinite(over):
+            return None
+        step = min(max(over / fall, -_FARTHEST), _FARTHEST)
+        # a secant over less than this would say little of the fall
+        step = math.copysign(max(abs(step), relative), step)
+        x *= math.exp(step)
+        before, over = over, excess(x)
+        if not (math.isfinite(over) and (before - over) / step > 0):
+            return None
+        fall = (before - over) / step
+        # what a secant over this step misses is of second order
+        if abs(over / fall) * max(abs(step), abs(over / fall)) <= 0.1 * relative:
+            return x * math.exp(over / fall), fall
+    return None
 
 
 def _bracket(

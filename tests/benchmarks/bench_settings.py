@@ -7,18 +7,22 @@ CPU time and 1 GiB for each question; the lower bound of the discretization belo
 ε falls with σ and δ and grows with p, T and K; and, for every tenth setting for which
 dp_accounting has an answer in 10 s, ε between its optimistic and its pessimistic estimate, up to
 the 2e-5 that answers here may be above the truth. Below δ = 1e-11 a disagreement is listed apart:
-its own rounding is of that size. So is a reference whose optimistic estimate is above its
-pessimistic one: one of the two is wrong.
+its own rounding is of that size. So is one with a reference that contradicts itself: whose
+optimistic estimate is above its pessimistic one, or that is asked again on a grid three times as
+coarse and three times as fine, and either estimate is worse on the finer of two grids of which one
+holds the other, or a lower bound of one is above the upper bound of another.
 
-What was found for each setting goes into ``--log``, a line each; settings that it has already are
-not examined again, so that a long run may be cut anywhere.
+What was found for each setting goes into ``--log``, a line each, with the commit; settings that it
+has already are not examined again, so that a long run may be cut anywhere.
 
     mfopt bench settings --count 10000 --log settings.jsonl --out artifacts/bench-settings.json
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import functools
 import itertools
 import json
 import math
@@ -39,6 +43,7 @@ from scipy import stats  # here, or every setting's process would import it anew
 
 from mfopt.accounting import account, analysis
 from mfopt.errors import FailureError, UsageError
+from mfopt.experiments import artifacts
 from mfopt.mechanism import Mechanism
 from mfopt.sampling import Poisson
 
@@ -143,12 +148,17 @@ def _measured(result: Setting, name: str) -> Iterator[None]:
             result["wrong"].append(f"{name} took {spent:.1f} s of CPU time")
 
 
-def reference(result: Setting) -> Setting:
-    """dp_accounting's optimistic and pessimistic ε at the σ that was found, on a grid of 1e-3."""
+def reference(result: Setting, finer: float = 1.0) -> Setting:
+    """dp_accounting's optimistic and pessimistic ε at the σ that was found.
+
+    Args:
+      result: what :func:`check` found.
+      finer: its grid, of spacing 1e-3 or a hundredth of ε, is this many times finer.
+    """
     from dp_accounting.pld import privacy_loss_distribution
 
     sigma, delta = result["noise_multiplier"], result["delta"]
-    interval = min(1e-3, result["found"] / 100)
+    interval = min(1e-3, result["found"] / 100) / finer
     bracket = []
     for pessimistic in (False, True):
         if result["group_size"] == 1:
@@ -170,6 +180,23 @@ def reference(result: Setting) -> Setting:
             )
         bracket.append(one.self_compose(result["iterations"]).get_epsilon_for_delta(delta))
     return {"reference": bracket}
+
+
+def contradiction(brackets: list[list[float]]) -> bool:
+    """Whether (optimistic ε, pessimistic ε) on grids, from coarse to fine, cannot all be right.
+
+    Each grid holds the one before, so that its bracket lies within that one's.
+    """
+
+    def above(larger: float, smaller: float) -> bool:
+        return larger > smaller * (1 + 1e-6) + 1e-9
+
+    lows, highs = zip(*brackets, strict=True)
+    return (
+        above(max(lows), min(highs))
+        or any(above(*pair) for pair in itertools.pairwise(lows))
+        or any(above(fine, coarse) for coarse, fine in itertools.pairwise(highs))
+    )
 
 
 def isolated(work: Callable[[], Any], seconds: float) -> tuple[Any, int, str]:
@@ -210,13 +237,24 @@ def examine(setting: Setting, *, compare: bool) -> Setting:
             found["reference"] = [low, high]
             if not low * (1 - 1e-6) - 1e-9 <= found["found"] <= high * (1 + _ABOVE) + 1e-9:
                 said = f"ε = {found['found']} outside dp_accounting's {low, high}"
-                if low > high * (1 + 1e-6) + 1e-9:
-                    found["empty_reference"] = said
+                found["grids"] = grids(found)
+                if contradiction(found["grids"]):
+                    found["contradictory_reference"] = said
                 elif setting["delta"] < _FLOOR:
                     found["beyond_floor"] = said
                 else:
                     found["wrong"].append(said)
     return found
+
+
+def grids(result: Setting) -> list[list[float]]:
+    """The reference's bracket and, if it has them in time, those on two other grids."""
+    others: list[Setting | None] = [
+        isolated(functools.partial(reference, result, finer), 3 * _REFERENCE_SECONDS)[0]
+        for finer in (1 / 3, 3.0)
+    ]
+    coarse, fine = ([] if one is None else [one["reference"]] for one in others)
+    return [*coarse, result["reference"], *fine]
 
 
 def parser() -> Parser:
@@ -253,7 +291,9 @@ def known(log: Path | None, chosen: list[Setting]) -> list[Setting]:
     if log is None or not log.is_file():
         return []
     found = [json.loads(line) for line in log.read_text().splitlines()]
-    here = [one for one in found if one["number"] < len(chosen)]
+    # of a setting that was examined again, what was found last
+    latest = {one["number"]: one for one in found if one["number"] < len(chosen)}
+    here = [latest[number] for number in sorted(latest)]
     if any({**one, **chosen[one["number"]]} != one for one in here):
         raise SystemExit(f"--log {log}: its settings are other ones")
     return here
@@ -274,13 +314,16 @@ def summary(results: list[Setting]) -> dict[str, Any]:
     return {
         "settings": len(results),
         "numbers": [[numbers[first], numbers[end - 1]] for first, end in pieces],
+        "commits": dict(collections.Counter(r.get("commit") or "unknown" for r in results)),
         "wrong": sum(bool(r["wrong"]) for r in results),
         "refused": sum("refused" in r for r in results),
         "without_noise": sum(r.get("noise_multiplier") == 0 for r in results),
         "groups": sum(r["group_size"] > 1 for r in results),
         "compared_with_dp_accounting": sum("reference" in r for r in results),
         "outside_its_bracket_below_its_rounding": [r for r in results if "beyond_floor" in r],
-        "outside_its_bracket_which_is_empty": [r for r in results if "empty_reference" in r],
+        "outside_its_bracket_which_contradicts_itself": [
+            r for r in results if "contradictory_reference" in r
+        ],
         "cpu_seconds": {
             "median": float(np.median(times)),
             "99%": float(np.quantile(times, 0.99)),
@@ -305,13 +348,15 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = settings(options.first + options.settings, options.seed)
     results = known(options.log, chosen)
     done = {one["number"] for one in results}
+    commit = artifacts.commit()
     for number, setting in enumerate(chosen):
         if number < options.first or number in done:
             continue
         if time.perf_counter() - begun > 60 * options.minutes:
             break
         compare = options.compare > 0 and number % options.compare == 0
-        results.append({"number": number, **examine(setting, compare=compare)})
+        found = examine(setting, compare=compare)
+        results.append({"number": number, "commit": commit, **found})
         line = json.dumps(results[-1], ensure_ascii=False)
         if options.log is not None:
             with options.log.open("a") as log:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
+from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
@@ -26,6 +26,9 @@ LARGEST_WINDOW = 1 << 23
 MASS_ACCURACY = 1e-13  # relative, of one round; counted once a round on the private side
 # Masses below this are no longer accurate (close to the smallest normal float).
 _FAINT = 1e-290
+_SHIFTS = (1e-3, 1 / 64, 1 / 8, 7 / 16)  # of a grid, at which it is tried
+_MENDED = 0.1  # share of what was dropped at first that is worth no more search
+_STEPS, _LARGE = 64, 1e4  # of a recursion that are composed, and the largest factor there
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +134,7 @@ def from_below(
       offset: a point of the grid.
     """
     top_p, top_q = float(mass_p[-1]), float(mass_q[-1])
-    first, total, _ = _shared(step, mass_p[:-1], mass_q[:-1], offset)
+    first, total, _ = _shared(step, *_known(mass_p[:-1], mass_q[:-1]), offset)
     left = np.flatnonzero(total > _FAINT)
     return LossDistribution(step, left + first, total[left], top_p, 0.0, offset, top_q)
 
@@ -140,42 +143,58 @@ def balanced_grid(step: float, mass_p: np.ndarray, mass_q: np.ndarray, offset: f
     """A point of the grid, for :func:`from_below`, with which next to no P-mass is dropped.
 
     What :func:`balanced_loss` gives is good where the losses are at few points of the grid, and
-    any point where they are at very many.
+    any point where they are at very many. What is dropped changes its sign with the shift of the
+    grid here, as it is in want of what is above the likeliest point or of what is below.
 
     Args:
       step: grid spacing.
       mass_p, mass_q: as for :func:`from_below`.
       offset: where to begin.
     """
-    mass_p, mass_q = mass_p[:-1], mass_q[:-1]
-    whole = math.fsum(mass_p)
+    mass, loss = _known(mass_p[:-1], mass_q[:-1])
+    whole = float(mass.sum())
 
     @functools.cache
     def dropped(shift: float) -> float:
-        _, total, apart = _shared(step, mass_p, mass_q, offset + shift * step)
-        return math.copysign(max(whole - math.fsum(total), 0.0), apart)
+        _, total, apart = _shared(step, mass, loss, offset + shift * step)
+        lost = whole - float(total.sum())
+        return math.copysign(lost, apart) if lost > MASS_ACCURACY * whole else 0.0
 
-    if abs(dropped(0.0)) <= 1e-13 * whole:
-        return offset
-    shifts = np.linspace(0, 1, 9).tolist()
-    pairs = [
-        (abs(dropped(low)) + abs(dropped(high)), low, high)
-        for low, high in itertools.pairwise(shifts)
-        if dropped(low) * dropped(high) <= 0
-    ]
-    if pairs:
-        _, low, high = min(pairs)
-        shifts.append(float(scipy.optimize.brentq(dropped, low, high, xtol=1e-9, rtol=1e-9)))
-    return offset + step * float(min(shifts, key=lambda shift: abs(dropped(shift))))
+    tried = [0.0]
+    # it mostly grows with the shift, and jumps where a cell passes a point
+    side = -1.0 if dropped(0.0) > 0 else 1.0
+    for direction in (side, -side):
+        near = 0.0
+        for far in _SHIFTS:
+            if min(abs(dropped(shift)) for shift in tried) <= _MENDED * abs(dropped(0.0)):
+                break
+            tried.append(direction * far)
+            if dropped(near) * dropped(direction * far) < 0:
+                tried.append(_root(dropped, *sorted((near, direction * far))))
+            near = direction * far
+    return offset + step * min(tried, key=lambda shift: abs(dropped(shift)))
+
+
+def _root(function: Callable[[float], float], low: float, high: float) -> float:
+    """About where a function changes its sign, in few evaluations."""
+    found = scipy.optimize.brentq(
+        function, low, high, xtol=1e-7, maxiter=12, full_output=True, disp=False
+    )
+    return float(found[0])
+
+
+def _known(mass_p: np.ndarray, mass_q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(P-mass, loss) of the cells whose loss floats can tell."""
+    kept = (mass_p > _FAINT) & (mass_q > _FAINT)
+    mass_p, mass_q = mass_p[kept], mass_q[kept]
+    return mass_p, np.log(mass_p) - np.log(mass_q)
 
 
 def _shared(
-    step: float, mass_p: np.ndarray, mass_q: np.ndarray, offset: float
+    step: float, mass_p: np.ndarray, loss: np.ndarray, offset: float
 ) -> tuple[int, np.ndarray, float]:
     """(index of the first point, P-mass at each point, see :func:`_upward`)."""
-    kept = (mass_p > _FAINT) & (mass_q > _FAINT)
-    mass_p, mass_q = mass_p[kept], mass_q[kept]
-    loss = np.log(mass_p) - np.log(mass_q) - offset
+    loss = loss - offset
     index = np.floor(loss / step).astype(np.int64)
     first = int(index.min())
     size = int(index.max()) - first + 2
@@ -219,23 +238,56 @@ def upward(excess: np.ndarray, deficit: np.ndarray, mode: int) -> np.ndarray:
 
 def _upward(excess: np.ndarray, deficit: np.ndarray, mode: int) -> tuple[np.ndarray, float]:
     """See :func:`upward`; and by how much the two recursions differ where they meet."""
-    size = excess.size
-    e, d = excess.tolist(), deficit.tolist()
-    share = [0.0] * size
-    before = 0.0  # α_{k-1} d_{k-1}
-    for k in range(mode + 1):
-        value = 1 - before / e[k] if e[k] > 0 else 0.0
-        most = e[k + 1] / d[k] if k + 1 < size and d[k] > 0 else 1.0
-        share[k] = max(0.0, min(value, most, 1.0))
-        before = share[k] * d[k]
-    forward = share[mode]
-    share[size - 1] = 0.0
-    for k in range(size - 1, mode, -1):
-        room = (1 - share[k]) * e[k]
-        share[k - 1] = min(1.0, room / d[k - 1]) if d[k - 1] > 0 else 0.0
-    apart = forward - share[mode]
-    share[mode] = min(share[mode], forward)
-    return np.array(share), apart
+    above, below = excess[1:], deficit[:-1]
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        # the share of an interval's deficit that the next one's excess covers, and its inverse
+        room = np.where(below > 0, np.minimum(above / below, 1e300), 0.0)
+        asked = np.where(above > 0, np.minimum(below / above, 1e300), 0.0)
+    most = np.append(np.where(below > 0, np.minimum(room, 1.0), 1.0), 1.0)
+    end = mode + 1
+    first = _clipped((excess[:end] > 0) * 1.0, np.insert(asked[:mode], 0, 0.0), most[:end])
+    back = room[mode:][::-1]
+    last = np.append(_clipped(back, back, np.ones(back.size))[::-1], 0.0)
+    share = np.concatenate([first[:-1], [min(first[-1], last[0])], last[1:]])
+    # a smaller share only leaves more room before it, so that what a start was off by is mended at
+    # once; 1 - share is known to its rounding, far below the masses' own
+    covered = np.where(below > 0, (1 - share[1:] + 1e-15) * room, 1.0)
+    share[:-1] = np.minimum(share[:-1], covered)
+    # without the cuts at the mode: of one sign where some is dropped there, else of the other
+    covered_there = 1.0 - (first[-2] * asked[mode - 1] if mode else 0.0)
+    room_there = (1.0 - last[1]) * room[mode] if mode < room.size else 0.0
+    return share, float(covered_there - room_there)
+
+
+def _clipped(constant: np.ndarray, factor: np.ndarray, most: np.ndarray) -> np.ndarray:
+    """x_k = c_k - f_k x_{k-1}, cut to [0, m_k], from x_{-1} = 0; all of shape (N,), f_k >= 0.
+
+    Such steps compose to others of their kind: an affine map, cut. So blocks of them are composed
+    side by side, then followed from block to block, then gone through side by side again.
+    """
+    blocks = -(-constant.size // _STEPS)
+    short = blocks * _STEPS - constant.size
+    c, f, m = (
+        np.ascontiguousarray(np.pad(part, (0, short)).reshape(blocks, _STEPS).T)
+        for part in (constant, factor, most)
+    )
+    low, high = np.zeros(blocks), np.ones(blocks)
+    offset, slope = np.zeros(blocks), np.ones(blocks)
+    # large factors lead to an end of the range in any case; these cannot overflow
+    for up, by, top in zip(np.minimum(c, _LARGE), np.minimum(f, _LARGE), m, strict=True):
+        offset, slope = up - by * offset, -by * slope
+        low, high = (
+            np.minimum(np.maximum(up - by * high, 0.0), top),
+            np.minimum(np.maximum(up - by * low, 0.0), top),
+        )
+    x, starts = 0.0, []
+    for at, by, least, top in zip(*(a.tolist() for a in (offset, slope, low, high)), strict=True):
+        starts.append(x)
+        x = min(max(at + by * x, least), top)
+    found, value = np.empty_like(c), np.array(starts)
+    for row, (up, by, top) in enumerate(zip(c, f, m, strict=True)):
+        value = np.minimum(np.maximum(up - by * value, 0.0), top, out=found[row])
+    return found.T.ravel()[: constant.size]
 
 
 def from_atoms(
@@ -269,10 +321,7 @@ def from_atoms(
 def normal_masses(borders: np.ndarray) -> np.ndarray:
     """Standard normal probability of consecutive intervals, accurate in both tails."""
     from_below = special.ndtr(-np.abs(borders))
-    lower, upper = from_below[:-1], from_below[1:]
-    left, right = borders[:-1], borders[1:]
-    inside = 1 - lower - upper  # an interval that contains 0
-    result: np.ndarray = np.where(
-        right <= 0, upper - lower, np.where(left >= 0, lower - upper, inside)
-    )
+    result: np.ndarray = np.abs(np.diff(from_below))
+    inside = np.flatnonzero((borders[:-1] < 0) & (borders[1:] > 0))
+    result[inside] = 1 - from_below[inside] - from_below[inside + 1]
     return result

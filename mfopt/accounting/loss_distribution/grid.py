@@ -11,6 +11,7 @@ need no grid at all.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Literal
@@ -21,7 +22,13 @@ from scipy import special
 from mfopt.accounting import solve
 from mfopt.accounting.loss_distribution.mixture import Round
 from mfopt.accounting.loss_distribution.stages import Stages
-from mfopt.accounting.loss_distribution.tilting import Atoms, Tilting, dot
+from mfopt.accounting.loss_distribution.tilting import (
+    Atoms,
+    Tilting,
+    dot,
+    log_sum_exp,
+    tilted,
+)
 
 _NODES = 0.05  # spacing of the nodes of x, in noise standard deviations
 _MOST_POINTS = 1 << 21  # of the composed window
@@ -86,15 +93,14 @@ class Law(Tilting):
         split over the least such loss and an infinite one: δ(ε) does not change. What is left has
         a saddle point at ε, which the law of rare large losses need not have.
         """
-        least = min(self.chernoff(0.0, -1), 0.0)
-        largest = epsilon - least + 0.1 * max(epsilon, _LEAST)
+        largest = epsilon - self._low + 0.1 * max(epsilon, _LEAST)
         above = self.losses > largest
         if not np.any(above):
             return self
         # the atom at the largest loss carries the Q-mass of all that is above
         log_p, log_q = self.log_mass[above], self.log_mass[above] - self.losses[above]
-        log_atom = float(special.logsumexp(log_q)) + largest
-        lost = float(special.logsumexp(log_p + np.log(-np.expm1(largest - self.losses[above]))))
+        log_atom = log_sum_exp(log_q) + largest
+        lost = log_sum_exp(log_p + np.log(-np.expm1(largest - self.losses[above])))
         return dataclasses.replace(
             self,
             losses=np.append(self.losses[~above], largest),
@@ -102,6 +108,11 @@ class Law(Tilting):
             slopes=np.append(self.slopes[~above], 0.0),
             log_infinite=lost,
         )
+
+    @functools.cached_property
+    def _low(self) -> float:
+        """A loss, at most 0, below which the sum is hardly ever."""
+        return min(self.chernoff(0.0, -1), 0.0)
 
     def log_delta(self, epsilon: float) -> float:
         """The saddle-point estimate of log δ(ε) for a law that was made for this ε."""
@@ -138,8 +149,7 @@ class Law(Tilting):
 
     def added(self, tilt: float, step: float, spacing: float) -> tuple[float, float]:
         """Variance of the sum that a grid and cells of x would add under the law tilted by θ."""
-        log_weight = tilt * self.losses + self.log_mass
-        weight = np.exp(log_weight - special.logsumexp(log_weight))
+        weight = tilted(self, tilt)
         above = self.losses / step - np.floor(self.losses / step)
         grid = dot(weight, above * (1 - above)) * step**2
         cells = dot(weight, self.slopes**2) * spacing**2 / 6
@@ -254,8 +264,7 @@ def _small(law: Law, tilt: float, rise: float) -> tuple[float, float, Law]:
     To draw small losses where there is a large one, too, raises log δ by no more than a tenth of
     what the grids may.
     """
-    log_weight = tilt * law.losses + law.log_mass
-    weight = np.exp(log_weight - special.logsumexp(log_weight))
+    weight = tilted(law, tilt)
     order = np.argsort(-np.abs(law.losses))
     larger = np.cumsum(weight[order])
     total = max(abs(law.log_moment(tilt)), 1e-300)

@@ -24,6 +24,8 @@ from mfopt.accounting.loss_distribution.stages import Cells, Steps
 from mfopt.errors import FailureError
 
 _MOST_CELLS = 1_000_000
+_FEW = 4  # sensitivities that are added up one after the other
+_BLOCK = 1 << 17  # numbers that are looked at together
 _NODES = 0.05  # spacing of the nodes of x for planning, in noise standard deviations
 
 
@@ -252,10 +254,22 @@ class Mixture:
 
     def loss(self, z: np.ndarray, noise_multiplier: float) -> np.ndarray:
         """log P/Q at x = σ z, shape of ``z``."""
-        shift = self.sensitivities / noise_multiplier
-        result = np.full(z.shape, -math.inf)
-        for s, log_weight in zip(shift, self.log_weights, strict=True):
-            result = np.logaddexp(result, log_weight + s * z - 0.5 * s * s)
+        shift = (self.sensitivities / noise_multiplier)[:, None]
+        at_zero = self.log_weights[:, None] - 0.5 * shift * shift
+        if shift.size <= _FEW or z.size == 1:
+            few: np.ndarray = np.logaddexp.reduce(at_zero + shift * z, axis=0)
+            return few
+        result = np.empty(z.shape)
+        length = max(_BLOCK // shift.size, 1)
+        for first in range(0, z.size, length):
+            exponents = at_zero + shift * z[first : first + length]
+            at = exponents.argmax(axis=0)[None]
+            peaks = np.take_along_axis(exponents, at, 0)
+            exponents -= peaks
+            # the peak counts as 1 in log1p: losses are far below 1 where sampling is rare
+            np.put_along_axis(exponents, at, -np.inf, 0)
+            np.exp(exponents, out=exponents)
+            result[first : first + length] = peaks[0] + np.log1p(exponents.sum(axis=0))
         return result
 
     def ends(self, noise_multiplier: float, log_tail: float) -> tuple[float, float]:

@@ -268,7 +268,9 @@ class RoundsProfile:
         )
         if grid.stages:
             return grid.stages.compose_below(cells, self.rounds, grid.tilt)
-        return Composition(((cells.on(steps.fine), self.rounds),)).convolve(grid.tilt)
+        return Composition(((cells.balanced(steps.fine).on(steps.fine), self.rounds),)).convolve(
+            grid.tilt
+        )
 
 
 @functools.lru_cache(maxsize=16)
@@ -300,6 +302,9 @@ def guess(mixture: Round, rounds: int, epsilon: float, delta: float) -> float:
     start = min(
         max(moved, largest / 4), largest * math.sqrt(rounds) / gaussian.largest_mu(epsilon, delta)
     )
+    found = solve.about(excess, start, fall=1 - 2 * target, relative=1e-2)
+    if found is not None:
+        return found[0]
     return solve.smallest(excess, start, name="noise multiplier", relative=3e-2, growth=1.5)
 
 

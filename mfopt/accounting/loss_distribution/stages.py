@@ -24,12 +24,11 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from scipy import special
 
 from mfopt.accounting.loss_distribution import distribution
 from mfopt.accounting.loss_distribution.convolution import ComposedLosses, Composition
 from mfopt.accounting.loss_distribution.distribution import MASS_ACCURACY, LossDistribution
-from mfopt.accounting.loss_distribution.tilting import LOG_WINDOW_TAIL, Tilting
+from mfopt.accounting.loss_distribution.tilting import LOG_WINDOW_TAIL, Tilting, log_sum_exp
 from mfopt.errors import FailureError
 
 _CELLS = 1 << 13  # of a round's small losses
@@ -77,9 +76,9 @@ class Stages:
             spared = _most(rounds * math.exp(log_large))
             if spared > rounds // 2:
                 raise FailureError(f"{spared} of {rounds} rounds may have a large loss")
-            cells, scale = cells.balanced(self.fine), rounds * scale
+            scale *= rounds
             rare = ((_rare(far.on(self.coarse), rounds), rounds),)
-        one = cells.on(self.fine)
+        one = cells.balanced(self.fine).on(self.fine)
         blocks = self._blocks(one, rounds - spared, tilt, coarser_below)
         whole = Composition((*blocks, *rare))
         # what may be off is so by the measure of the law before it was cut down to a coarse grid
@@ -204,8 +203,8 @@ class Cells:
             told,
         )
         weights = np.append(log_p[far] + tilt * loss[far], math.log(mass_p) + tilt * told)
-        whole = float(special.logsumexp(weights))
-        log_large = float(special.logsumexp(weights[:-1])) - whole if np.any(far) else -690.0
+        whole = log_sum_exp(weights)
+        log_large = log_sum_exp(weights[:-1]) - whole if np.any(far) else -690.0
         log_large = max(log_large, math.log(max(1 - mass_p, 1e-300)))
         return bulk, large, log_large, whole
 
