@@ -119,6 +119,28 @@ def test_root_finder_survives_any_reported_slope(root, start, power, scale, slop
     assert root - 1e-12 <= found <= root + 1e-6 + 1e-12  # rounding: f is 0 close to the root
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    root=st.floats(-3, 3),
+    off=st.floats(-0.02, 0.02),
+    bend=st.floats(-1, 1),
+    slope=st.floats(-100, -0.1),
+)
+def test_a_short_newton_step_with_a_true_slope_is_taken_unseen(root, off, bend, slope):
+    """The same root as by a bracket, in fewer looks; a step that is not short is looked at."""
+    seen = []
+
+    def function(x):
+        seen.append(x)
+        far = x - root
+        return slope * (far + bend * far**2), slope * (1 + 2 * bend * far)
+
+    found = decreasing_root(function, root + off, straight=5e-4)
+    assert abs(found - root - 2.5e-7) <= 2.6e-7
+    assert len(seen) <= 3
+    assert abs(found - seen[-1]) <= 5e-4 or len(seen) == 1
+
+
 def test_root_finder_ends_where_there_is_no_root():
     for value in (1.0, -1.0, math.inf, -math.inf):
         with pytest.raises(FailureError, match="no sign change"):
@@ -163,19 +185,48 @@ def test_one_bin_has_the_gaussian_mechanisms_sigma(one_bin, epsilon, delta):
 
 
 def test_estimate_is_at_the_end_of_its_bracket(pair):
-    """δ̂(σ) <= δ and δ̂(σ (1 - 1e-6)) > δ on the same frozen samples."""
+    """δ̂(σ) <= δ and δ̂(σ (1 - 1e-6)) > δ on the same frozen samples, without a look at either."""
     from mfopt.accounting.monte_carlo import chunked
     from mfopt.accounting.monte_carlo.calibrate import _solve, _solve_add
     from mfopt.accounting.monte_carlo.frozen import FrozenSamples
 
     frozen = FrozenSamples(pair, 5.0, 1.0, 2**12, chunked.seed_key(0))
     log_sigma, at = _solve(frozen, 1.0, 1e-5, frozen.evaluate(1.0))
-    assert at == frozen.evaluate(log_sigma)
-    assert at.value <= math.log(1e-5)
+    there = frozen.evaluate(log_sigma)
+    assert there.value <= math.log(1e-5)
     assert frozen.evaluate(log_sigma - 1.001e-6).value > math.log(1e-5)
+    assert at.slope == pytest.approx(there.slope, rel=0.01)
+    assert at.relative_error == pytest.approx(there.relative_error, rel=0.01)
     log_sigma = _solve_add(frozen, 1.0, 1e-5)
     assert frozen.log_delta_add(log_sigma) <= math.log(1e-5)
     assert frozen.log_delta_add(log_sigma - 1.001e-6) > math.log(1e-5)
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 8.0])
+def test_the_large_sample_is_looked_at_once_or_twice(pair, epsilon, monkeypatch):
+    """And σ is what a bracket on it gives; control: from 5% off it takes three looks."""
+    from mfopt.accounting.monte_carlo.frozen import FrozenSamples
+
+    seen, evaluate = [], FrozenSamples.evaluate
+
+    def watched(self, log_sigma):
+        seen.append((self, log_sigma))
+        return evaluate(self, log_sigma)
+
+    monkeypatch.setattr(FrozenSamples, "evaluate", watched)
+    sigma = calibrate(pair, epsilon, 1e-5, samples=2**14, seed=0).noise_multiplier
+    large = [(frozen, x) for frozen, x in seen if frozen.samples >= 2**14]
+    assert 1 <= len(large) <= 2
+    frozen = large[0][0]
+
+    def function(x):
+        at = evaluate(frozen, x)
+        return at.value - math.log(1e-5), at.slope
+
+    assert abs(decreasing_root(function, large[0][1]) - math.log(sigma)) < 1e-6
+    seen.clear()
+    calibrate(pair, epsilon, 1e-5, samples=2**14, seed=0, near=1.05 * sigma)
+    assert len(seen) == 3
 
 
 def test_slope_of_the_frozen_estimate_matches_finite_differences(pair):

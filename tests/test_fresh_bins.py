@@ -28,6 +28,7 @@ from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw, FreshBinsLoss
 from mfopt.accounting.monte_carlo.frozen import LogDelta
 from mfopt.accounting.monte_carlo.pattern_ceilings import Ceilings
 from mfopt.errors import UsageError
+from mfopt.optimize import optimize, sizes
 from mfopt.sampling import BallsInBins, FreshBins
 from mfopt.strategies import BLT, Banded, BandedToeplitz, Identity, TimeScaled
 from mfopt.training import attack
@@ -327,6 +328,20 @@ def test_the_frozen_estimate_is_unbiased_and_knows_its_slope(small):
     ahead, behind = (frozen.evaluate(theta + h).value for h in (1e-4, -1e-4))
     np.testing.assert_allclose(at.slope, (ahead - behind) / 2e-4, rtol=1e-3)
     np.testing.assert_allclose(math.exp(frozen.log_delta_add(theta)), plain["add"][0], rtol=0.04)
+
+
+def test_a_search_takes_a_quarter_of_the_usual_samples(monkeypatch):
+    asked = []
+
+    def announced(scheme, searches, **_):
+        asked.extend(searches)
+        raise InterruptedError
+
+    monkeypatch.setattr(sizes, "announce", announced)
+    for scheme in (BallsInBins(4, 2), FreshBins(4, 2)):
+        with pytest.raises(InterruptedError):
+            optimize(scheme, 1.0, 1e-5, strategy="banded-toeplitz", bands=2)
+    assert asked[0].samples == 4 * asked[1].samples
 
 
 @pytest.mark.parametrize("epochs", few([1, 3], 1))

@@ -104,7 +104,7 @@ def grid_tasks(kind: str, epochs: int, bins: int, epsilon: float) -> tuple[Task,
         form, bins, epochs, epsilon, DELTA, scaled=scaled, buffers=buffers, seed=SEED
     )
     sigma = tasks.sigma_task(source, tasks.BALLS, bins, epochs, epsilon, DELTA, seed=SEED)
-    return source, sigma, tasks.certified_task(source)
+    return source, sigma, tasks.certified_task(sigma)
 
 
 def factorization(
@@ -445,7 +445,7 @@ def note(
         },
         "command": how,
         "version": __version__,
-        "commit": _commit(),
+        "commit": commit(),
         "code": code or code_digest(training=True),
         "seed": seed,
         "device": list(device),
@@ -458,7 +458,7 @@ def note(
     _files.write(folder / MANIFEST, text)
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """The commit of the tree that this package is run from, and whether it was changed since."""
     here = Path(__file__).parent
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from mfopt import _sizes
+from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.experiments.cache import Task
 from mfopt.experiments.tasks import BALLS, FRESH
 from mfopt.optimize import kinds, sizes
@@ -19,7 +20,7 @@ from mfopt.sampling import BallsInBins, BinScheme, FreshBins
 # Seconds on the two cores that costs were measured on.
 _PROGRAM = {"unamplified": 5.0, "amplified": 5.0, "sigma": 1.0}  # to compile one, by task
 _ACCOUNT = 0.3  # of σ without samples
-_ROOT = 8  # Monte Carlo evaluations behind a σ
+_ROOT = 6  # Monte Carlo evaluations behind a σ
 _TANGENTS = 15  # evaluations of most searches by tangents
 _GENERAL = 20  # of most for general C, which end where a round gains nothing
 _MANY = 2.0  # a search in as many numbers as there are steps, over one in a few
@@ -50,7 +51,7 @@ def _amplified(given: dict[str, Any]) -> float:
     if given["scaled"]:
         entry = kinds.scaled(entry, Scaling())
     evaluations = min(entry.steps, _TANGENTS if entry.tangents else _GENERAL)
-    samples = given["samples"] or entry.samples
+    samples = given["samples"] or entry.samples // law(_scheme(given)).frugal
     search = sizes.search_seconds(_scheme(given), samples=samples, evaluations=evaluations)
     own = evaluations * _CUBE * float(n) ** 3 if given["kind"] == "dense" else 0.0
     return search * (_MANY if many else 1.0) + own

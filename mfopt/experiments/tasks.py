@@ -8,6 +8,7 @@ norm.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from mfopt import _check, query_error, strategies
@@ -30,6 +31,7 @@ _SAMPLED: dict[str, type[BinScheme]] = {
 }  # whose C is optimized under the sampling
 # of a search in fixed order: a quarter fewer steps, and 1e-5 of RMSE, which no table prints
 _TOLERANCE = 1e-7
+_FEW = 2**11  # samples where σ is known already
 # (momentum, first step of the cooldown, its last step, last rate over the first); None: prefix sums
 Schedule = tuple[float, int, int, float]
 
@@ -203,14 +205,14 @@ def sigma_task(
     )
 
 
-def certified_task(source: Task, samples: int | None = 2**17) -> Task:
+def certified_task(estimate: Task) -> Task:
     """The least σ that is certified for the C of an :func:`amplified_task`, under its scheme.
 
     Args:
-      source: that task.
-      samples: of the certificate; as many as are worth it where None.
+      estimate: the :func:`sigma_task` of that C.
     """
-    return Task.of("certified", (source,), samples=samples, **_target(source))
+    (source,) = estimate.needs
+    return Task.of("certified", (source, estimate), **_target(source))
 
 
 def _target(source: Task) -> dict[str, Any]:
@@ -368,7 +370,7 @@ def run_sigma(
             delta,
             samples=samples,
             seed=seed,
-            start=source.record.get("start_sigma"),
+            near=_near(source),
         )
         sigma, relative_error, status = found.noise_multiplier, found.relative_error, "estimate"
     else:
@@ -390,13 +392,13 @@ def run_sigma(
 
 def run_certified(
     source: Result,
+    estimate: Result,
     *,
     bins: int,
     epochs: int,
     epsilon: float,
     delta: float,
     seed: int,
-    samples: int | None,
     sampling: str = BALLS,
     rethrow: int = 1,
 ) -> Result:
@@ -404,21 +406,22 @@ def run_certified(
 
     Args:
       source: task (or its result) that holds C.
+      estimate: of σ for it.
       bins: iterations of an epoch.
       epochs: passes over the data.
       epsilon: ε of the statement.
       delta: δ of the statement.
       seed: pins the random choices.
-      samples: Monte Carlo samples; as many as are worth it where None.
       sampling: scheme by name.
       rethrow: epochs between two throws of fresh bins.
     """
     strategy = strategy_of(source)
-    certificate, estimate = release(
+    certificate, _ = release(
         law(_bins(sampling, bins, epochs, rethrow)).loss(strategy),
         epsilon,
         delta,
-        samples=samples,
+        near=estimate.record["noise_multiplier"],
+        calibrate_samples=_FEW,
         seed=seed,
     )
     guarantee = certificate.guarantee("example")
@@ -427,10 +430,16 @@ def run_certified(
         {
             "guarantee": guarantee.describe(),
             "rmse": guarantee.noise_multiplier * at_one,
-            "estimated_noise_multiplier": estimate.noise_multiplier,
-            "estimate_relative_error": estimate.relative_error,
+            "estimated_noise_multiplier": estimate.record["noise_multiplier"],
+            "estimate_relative_error": estimate.record["relative_error"],
         }
     )
+
+
+def _near(source: Result) -> float | None:
+    """σ of C on the samples that it was found with, where there is one: no pilot is then taken."""
+    sigma = source.record.get("start_sigma")
+    return sigma if sigma is not None and math.isfinite(sigma) else None
 
 
 def scheme_of(sampling: str, strategy: Strategy, bins: int, epochs: int, rethrow: int = 1) -> Any:

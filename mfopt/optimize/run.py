@@ -460,7 +460,8 @@ class _Job:
 
     def samples(self, kind: Kind, asked: int | None = None) -> int:
         """Frozen samples, where no number is asked for."""
-        own = (_MANY_SAMPLES if self.problem.grouped else 1) * kind.samples
+        more = _MANY_SAMPLES if self.problem.grouped else 1
+        own = more * kind.samples // self.problem.law.frugal
         return own if asked is None else asked
 
     def accuracy(self, problem: _Problem, kind: Kind) -> float:

@@ -17,6 +17,7 @@ def decreasing_root(
     *,
     tolerance: float = 1e-6,
     max_step: float = 0.1,
+    straight: float = 0.0,
 ) -> float:
     """x with f(x) <= 0 and a point within ``tolerance`` below it where f > 0.
 
@@ -24,6 +25,15 @@ def decreasing_root(
     is taken while it stays inside the bracket, else the bracket is halved, or a full step taken
     towards its open side. After a few evaluations every other step is of that kind, so a wrong
     slope cannot hold up the search.
+
+    Args:
+      function: of x.
+      start: where to begin.
+      tolerance: between f <= 0 and f > 0.
+      max_step: no step is longer.
+      straight: a Newton step no longer than this is the last, and its end is not looked at: it is
+        a quarter of the tolerance beyond the tangent's root, whose error is about the square of the
+        step where the slope is the function's own.
 
     Raises:
       FailureError: the function is not a number, or has no sign change in reach.
@@ -41,6 +51,8 @@ def decreasing_root(
         if high - low <= tolerance:
             return high
         step = -value / slope if slope < 0 and math.isfinite(value) else math.copysign(1, value)
+        if slope < 0 and abs(step) <= straight and low < (end := x + step + tolerance / 4) < high:
+            return end
         # overshoot by a quarter of the tolerance: the last Newton steps land on both sides of the
         # root, and no further apart than the tolerance whatever is rounded
         step += math.copysign(tolerance / 4, step) if value > 0 else -tolerance / 4

@@ -21,6 +21,8 @@ _BLIND = 0.7  # relative standard error of δ̂ from which on nothing is read of
 _WEAK, _SHORT = 0.5, 0.5  # relative standard error from which on a search takes no longer steps of
 # log σ: far below where δ is met no proposal may serve, and a search that jumps there is lost
 _NEAR, _NUDGE = 0.1, 0.01  # of log σ: how far a proposal serves, and the step where it fails
+# of log σ: Newton steps whose error, about their square, is a percent and a quarter of 1e-6
+_ROUGHLY, _STRAIGHT = 0.1, 5e-4
 _DOMAIN = 0x63616C69  # keys of this search: an optimizer with the same seed draws others
 
 
@@ -57,8 +59,8 @@ def calibrate(
 ) -> Calibration:
     """Smallest σ with H(P, Q) and H(Q, P) at e^ε estimated <= δ, to relative 1e-6 on its samples.
 
-    A small sample finds σ while the shifts follow it; a fresh large one gives the result. On
-    the frozen samples the end of the bracket with δ̂ <= δ is returned.
+    A small sample finds σ while the shifts follow it; a fresh large one, looked at once or twice,
+    gives the result and its standard error. On the frozen samples δ̂ <= δ at what is returned.
 
     Args:
       pair: the mechanism, by its dominating pair or as a sampled loss.
@@ -114,7 +116,9 @@ def rough(
         return off, at.slope
 
     begin = math.log(start or loss.start(epsilon, delta))
-    return math.exp(decreasing_root(function, begin, tolerance=0.01, max_step=2.0))
+    return math.exp(
+        decreasing_root(function, begin, tolerance=0.01, max_step=2.0, straight=_ROUGHLY)
+    )
 
 
 def _placed(
@@ -143,17 +147,18 @@ def _placed(
 
 
 def _solve(frozen: FrozenEstimate, start: float, delta: float, first: Any) -> tuple[float, Any]:
-    """log σ on frozen samples whose proposal was placed near it; ``first`` is what start gives."""
-    known = {start: first}
+    """log σ on frozen samples whose proposal was placed near it, and what they give beside it.
+
+    ``first`` is what ``start`` gives.
+    """
+    at = None
 
     def function(log_sigma: float) -> tuple[float, float]:
-        if log_sigma not in known:
-            known[log_sigma] = frozen.evaluate(log_sigma)
-        at = known[log_sigma]
+        nonlocal at
+        at = first if at is None else frozen.evaluate(log_sigma)
         return at.value - math.log(delta), at.slope
 
-    found = decreasing_root(function, start)
-    return found, known[found]
+    return decreasing_root(function, start, straight=_STRAIGHT), at
 
 
 def _solve_add(

@@ -205,6 +205,7 @@ class FreshBinsLaw(SampledLaw):
 
     scheme: FreshBins
     divisible: ClassVar[bool] = True
+    frugal: ClassVar[int] = 4
 
     def loss(self, strategy: Strategy) -> FreshBinsLoss:
         return FreshBinsLoss(pattern.exact(strategy, self.scheme))

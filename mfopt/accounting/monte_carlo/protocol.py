@@ -290,9 +290,12 @@ class SampledLaw(abc.ABC):
     Attributes:
       divisible: whether draws may be cut along the first axis of every array into equal parts,
         whose δ̂ have the whole's as their mean: a search spreads them over the local devices then.
+      frugal: by how much a search divides the usual number of frozen samples: where each takes
+        long and says much.
     """
 
     divisible: ClassVar[bool] = False
+    frugal: ClassVar[int] = 1
 
     @abc.abstractmethod
     def loss(self, strategy: Strategy) -> SampledLoss:

@@ -97,7 +97,8 @@ def certified_cell(kind: str, sampling: str, epsilon: float) -> Task:
         bands=bands,
         buffers=buffers,
     )
-    return tasks.certified_task(source, None)
+    estimate = tasks.sigma_task(source, sampling, bins, epochs, epsilon, DELTA)
+    return tasks.certified_task(estimate)
 
 
 def certified(context: Context) -> Drawing:
@@ -111,9 +112,9 @@ def certified(context: Context) -> Drawing:
         label: [certified_cell(*each, epsilon) for epsilon in SMALL]
         for label, each in cells.items()
     }
+    found = context.run(task for each in wanted.values() for task in each)
     poisson = Comparison(bins, epochs, SMALL, DELTA, ("banded+poisson",), GROUPS)
     baseline = np.array([row.rmse for row in context.compare(poisson)])
-    found = context.run(task for each in wanted.values() for task in each)
     errors = {
         label: np.array([found[task].record["rmse"] for task in each])
         for label, each in wanted.items()
