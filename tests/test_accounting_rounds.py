@@ -12,6 +12,7 @@ from selection import few
 from mfopt.accounting import loss_distribution
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution import Composition
+from mfopt.accounting.loss_distribution.grid import Law
 from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile, smallest_epsilon
 from mfopt.accounting.loss_distribution.tilting import dot
@@ -354,3 +355,26 @@ def test_smallest_epsilon_is_the_same_from_wherever_it_begins():
     assert max(found.values()) <= min(found.values()) * (1 + 1e-11)
     assert all(composed.log_delta(epsilon) <= -12.0 for epsilon in found.values())
     assert composed.log_delta(min(found.values()) * (1 - 1e-9)) > -12.0
+
+
+@pytest.mark.parametrize(
+    ("probability", "group_size", "rounds"), [(0.99828338257786, 25, 73), (0.9, 2, 1)]
+)
+def test_the_chance_of_taking_part_may_be_1_to_rounding(probability, group_size, rounds):
+    # 0.00172^25 is far below the rounding of 1
+    mixture = Mixture.binomial(group_size, probability)
+    expected = -math.expm1(rounds * group_size * math.log1p(-probability))
+    assert expected - 1e-15 <= math.exp(RoundsProfile(mixture, rounds, 1.0).log_chance) <= 1
+    assert math.exp(RoundsProfile(mixture, rounds, 1.0).log_chance) <= expected + 1e-12
+
+
+@pytest.mark.parametrize("rounds", [16, 1000])
+def test_what_is_known_of_a_round_serves_any_number_of_rounds(rounds):
+    law = Law.of(Mixture.binomial(1, 0.01), 1.5, 100, -60.0, False)
+    law.chernoff(3.0, +1), law.chernoff(3.0, -1)
+    within = dataclasses.replace(law, rounds=rounds)
+    fresh = dataclasses.replace(within, known={})
+    for side in (+1, -1):
+        assert within.chernoff(3.0, side) == fresh.chernoff(3.0, side) != law.chernoff(3.0, side)
+    # of other losses it says nothing
+    assert within.at(0.01).log_moment(3.0) < within.log_moment(3.0)

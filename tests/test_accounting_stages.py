@@ -145,7 +145,7 @@ def test_the_grid_is_laid_where_a_narrow_law_loses_nothing():
     mass_q = np.append(mass_p[:-1] * np.exp(-loss), 0.0)
     step = 0.4
     cells = Cells(mass_p, mass_q, 0.0)
-    dropped = [1 - one.on(step).mass.sum() for one in (cells, cells.balanced(step))]
+    dropped = [1 - one.on(step).mass.sum() for one in (cells, cells.balanced(step, 1))]
     assert dropped[1] < 0.2 * dropped[0]
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import importlib
 import itertools
 import json
 import math
@@ -349,6 +350,8 @@ def main(arguments: list[str] | None = None) -> None:
     results = known(options.log, chosen)
     done = {one["number"] for one in results}
     commit = artifacts.commit()
+    if options.compare > 0:  # once, not in every process that asks it
+        importlib.import_module("dp_accounting.pld.privacy_loss_distribution")
     for number, setting in enumerate(chosen):
         if number < options.first or number in done:
             continue

@@ -28,7 +28,7 @@ MASS_ACCURACY = 1e-13  # relative, of one round; counted once a round on the pri
 _FAINT = 1e-290
 _SHIFTS = (1e-3, 1 / 64, 1 / 8, 7 / 16)  # of a grid, at which it is tried
 _MENDED = 0.1  # share of what was dropped at first that is worth no more search
-_STEPS, _LARGE = 64, 1e4  # of a recursion that are composed, and the largest factor there
+_LARGE = 1e4  # the largest factor in a recursion's composed steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +139,9 @@ def from_below(
     return LossDistribution(step, left + first, total[left], top_p, 0.0, offset, top_q)
 
 
-def balanced_grid(step: float, mass_p: np.ndarray, mass_q: np.ndarray, offset: float) -> float:
+def balanced_grid(
+    step: float, mass_p: np.ndarray, mass_q: np.ndarray, offset: float, enough: float = 0.0
+) -> float:
     """A point of the grid, for :func:`from_below`, with which next to no P-mass is dropped.
 
     What :func:`balanced_loss` gives is good where the losses are at few points of the grid, and
@@ -150,15 +152,17 @@ def balanced_grid(step: float, mass_p: np.ndarray, mass_q: np.ndarray, offset: f
       step: grid spacing.
       mass_p, mass_q: as for :func:`from_below`.
       offset: where to begin.
+      enough: share of the P-mass that may be dropped without a search for a better point.
     """
     mass, loss = _known(mass_p[:-1], mass_q[:-1])
     whole = float(mass.sum())
+    enough = max(enough, MASS_ACCURACY)
 
     @functools.cache
     def dropped(shift: float) -> float:
         _, total, apart = _shared(step, mass, loss, offset + shift * step)
         lost = whole - float(total.sum())
-        return math.copysign(lost, apart) if lost > MASS_ACCURACY * whole else 0.0
+        return math.copysign(lost, apart) if lost > enough * whole else 0.0
 
     tried = [0.0]
     # it mostly grows with the shift, and jumps where a cell passes a point
@@ -265,10 +269,12 @@ def _clipped(constant: np.ndarray, factor: np.ndarray, most: np.ndarray) -> np.n
     Such steps compose to others of their kind: an affine map, cut. So blocks of them are composed
     side by side, then followed from block to block, then gone through side by side again.
     """
-    blocks = -(-constant.size // _STEPS)
-    short = blocks * _STEPS - constant.size
+    # a step of all blocks takes as long to begin as going on through some thirty of them
+    steps = max(math.isqrt(constant.size // 32), 4)
+    blocks = -(-constant.size // steps)
+    short = blocks * steps - constant.size
     c, f, m = (
-        np.ascontiguousarray(np.pad(part, (0, short)).reshape(blocks, _STEPS).T)
+        np.ascontiguousarray(np.append(part, np.zeros(short)).reshape(blocks, steps).T)
         for part in (constant, factor, most)
     )
     low, high = np.zeros(blocks), np.ones(blocks)

@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from scipy import special
@@ -50,6 +50,7 @@ class Law(Tilting):
       rounds: number of compositions.
       add: whether the direction is that of adding.
       log_infinite: log of the mass of infinite loss of one round.
+      known: what was computed of one round; it serves any number of them.
     """
 
     losses: np.ndarray
@@ -58,6 +59,7 @@ class Law(Tilting):
     rounds: int
     add: bool = False
     log_infinite: float = -math.inf
+    known: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -86,6 +88,10 @@ class Law(Tilting):
     def terms(self) -> Sequence[tuple[Atoms, int]]:
         return ((self, self.rounds),)
 
+    @property
+    def _known(self) -> dict[Any, Any]:
+        return self.known
+
     def at(self, epsilon: float) -> Law:
         """The same rounds for questions about ε: no larger losses than can decide there.
 
@@ -107,6 +113,7 @@ class Law(Tilting):
             log_mass=np.append(self.log_mass[~above], log_atom),
             slopes=np.append(self.slopes[~above], 0.0),
             log_infinite=lost,
+            known={},
         )
 
     @functools.cached_property
@@ -272,7 +279,11 @@ def _small(law: Law, tilt: float, rise: float) -> tuple[float, float, Law]:
     cut = int(np.searchsorted(larger, min(most, 0.01)))
     near = np.abs(law.losses) <= abs(law.losses[order[cut]])
     part = dataclasses.replace(
-        law, losses=law.losses[near], log_mass=law.log_mass[near], slopes=law.slopes[near]
+        law,
+        losses=law.losses[near],
+        log_mass=law.log_mass[near],
+        slopes=law.slopes[near],
+        known={},
     )
     return float(abs(law.losses[order[cut]])), law.rounds * float(larger[cut]), part
 

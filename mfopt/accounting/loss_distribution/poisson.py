@@ -11,6 +11,7 @@ the number of units stays ("replace", and fixed batches under "zero-out") a roun
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -170,6 +171,7 @@ def _drawn(group_size: int, probability: float, adjacency: Adjacency) -> Round:
     return Mixture.binomial(group_size, probability)
 
 
+@functools.lru_cache(maxsize=4)  # an account asks for the same C several times
 def _scale(strategy: Strategy, n: int, groups: int) -> tuple[float, bool]:
     """(largest column norm, whether some group of iterations has it throughout).
 

@@ -142,7 +142,7 @@ class RoundsProfile:
         log_chance = self.mixture.log_chance
         if log_chance == 0 or self.mixture.trivial:
             return log_chance
-        none = self.rounds * math.log1p(-math.exp(log_chance))
+        none = self.rounds * _log_complement(log_chance)
         # rounded up; expm1 would lose what log_chance keeps far below the smallest float
         some = math.log(-math.expm1(none)) if none < -1e-300 else log_chance + math.log(self.rounds)
         return min(some + 1e-13, log_chance + math.log(self.rounds), 0.0)
@@ -268,9 +268,8 @@ class RoundsProfile:
         )
         if grid.stages:
             return grid.stages.compose_below(cells, self.rounds, grid.tilt)
-        return Composition(((cells.balanced(steps.fine).on(steps.fine), self.rounds),)).convolve(
-            grid.tilt
-        )
+        one = cells.balanced(steps.fine, self.rounds).on(steps.fine)
+        return Composition(((one, self.rounds),)).convolve(grid.tilt)
 
 
 @functools.lru_cache(maxsize=16)
@@ -306,6 +305,13 @@ def guess(mixture: Round, rounds: int, epsilon: float, delta: float) -> float:
     if found is not None:
         return found[0]
     return solve.smallest(excess, start, name="noise multiplier", relative=3e-2, growth=1.5)
+
+
+def _log_complement(log_chance: float) -> float:
+    """log(1 - e^x) for x < 0, also where e^x is 1 or 1 - e^x is to rounding."""
+    if log_chance > -math.log(2):
+        return math.log(-math.expm1(log_chance))
+    return math.log1p(-math.exp(log_chance))
 
 
 def _no_larger(composition: Composition, epsilon: float, log_delta: float) -> bool:

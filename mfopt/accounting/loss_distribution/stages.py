@@ -32,6 +32,7 @@ from mfopt.accounting.loss_distribution.tilting import LOG_WINDOW_TAIL, Tilting,
 from mfopt.errors import FailureError
 
 _CELLS = 1 << 13  # of a round's small losses
+_UNSEEN = 1e-8  # share of all outcomes that may be dropped without showing in a lower bound
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Stages:
                 raise FailureError(f"{spared} of {rounds} rounds may have a large loss")
             scale *= rounds
             rare = ((_rare(far.on(self.coarse), rounds), rounds),)
-        one = cells.balanced(self.fine).on(self.fine)
+        one = cells.balanced(self.fine, rounds - spared).on(self.fine)
         blocks = self._blocks(one, rounds - spared, tilt, coarser_below)
         whole = Composition((*blocks, *rare))
         # what may be off is so by the measure of the law before it was cut down to a coarse grid
@@ -174,9 +175,10 @@ class Cells:
         """On a grid, see :func:`.from_below`."""
         return distribution.from_below(step, self.mass_p, self.mass_q, self.centre)
 
-    def balanced(self, step: float) -> Cells:
-        """With a centre by which a grid loses little."""
-        centre = distribution.balanced_grid(step, self.mass_p, self.mass_q, self.centre)
+    def balanced(self, step: float, rounds: int) -> Cells:
+        """With a centre by which a grid loses little that ``rounds`` of them would show."""
+        enough = _UNSEEN / rounds
+        centre = distribution.balanced_grid(step, self.mass_p, self.mass_q, self.centre, enough)
         return dataclasses.replace(self, centre=centre)
 
     def divided(self, small: float, tilt: float) -> tuple[Cells, Cells, float, float]:

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import scipy
@@ -49,18 +49,31 @@ class Tilting(abc.ABC):
 
     def log_moment(self, tilt: float) -> float:
         """κ(θ) of the composition: log E e^{θ Y} over the finite losses."""
-        return sum(count * _log_moment(part, tilt) for part, count in self.terms)
+        total = 0.0
+        for number, (_, count) in enumerate(self.terms):
+            total += count * self._of_one(_log_moment, number, tilt)
+        return total
 
     def tilted_moments(self, tilt: float) -> tuple[float, float]:
         """Mean and variance of Y under the law tilted by θ."""
         mean = variance = 0.0
-        for part, count in self.terms:
-            losses = part.losses
-            weight = tilted(part, tilt)
-            centre = dot(weight, losses)
+        for number, (_, count) in enumerate(self.terms):
+            centre, square = self._of_one(_centre, number, tilt)
             mean += count * centre
-            variance += count * dot(weight, (losses - centre) ** 2)
+            variance += count * square
         return mean, variance
+
+    def _of_one(self, what: Callable[[Atoms, float], Any], number: int, tilt: float) -> Any:
+        """A function of the law of one round, by its number, and θ: computed once."""
+        key = what, number, tilt
+        if key not in self._known:
+            self._known[key] = what(self.terms[number][0], tilt)
+        return self._known[key]
+
+    @functools.cached_property
+    def _known(self) -> dict[Any, Any]:
+        """What was computed of the law of one round: the same for any number of rounds."""
+        return {}
 
     def tilted_mean(self, tilt: float) -> float:
         """Mean of Y under the law tilted by θ."""
@@ -155,6 +168,14 @@ def _merged(part: Atoms, most: int) -> Atoms:
 def _log_moment(part: Atoms, tilt: float) -> float:
     """κ(θ) = log Σ mass e^{θ loss}, of one round, over the finite atoms."""
     return log_sum_exp(tilt * part.losses + part.log_mass)
+
+
+def _centre(part: Atoms, tilt: float) -> tuple[float, float]:
+    """Mean and variance of one round under its law tilted by θ."""
+    losses = part.losses
+    weight = tilted(part, tilt)
+    mean = dot(weight, losses)
+    return mean, dot(weight, (losses - mean) ** 2)
 
 
 def log_sum_exp(exponents: np.ndarray) -> float:
