@@ -185,6 +185,39 @@ def test_the_ceiling_falls_and_the_mean_stays():
     assert there.kind == "clusters" and there.log_ceiling < here.log_ceiling
 
 
+@float64
+@pytest.mark.parametrize("bins", [2048, 2101])
+def test_squares_far_from_the_diagonal_bound_their_entries(bins):
+    """Of very many bins: never below what every entry gives, and hardly above."""
+    place = np.arange(bins)
+    apart = np.abs(place[:, None] - place)
+    size = 1 + 0.3 * np.sin(place / 300)
+    gram = np.outer(size, size) * (0.3 * np.exp(-apart / 400) + np.exp(-apart / 3) + 0.05)
+    spikes = np.random.default_rng(0).uniform(0, 0.5, bins)
+    smooth = gram - np.diag(spikes)
+    orders = np.arange(1, clusters.MOST + 1)
+    exact = [np.max(np.logaddexp.reduce(l * smooth, axis=0)) - math.log(bins) for l in orders]
+    found, beside = tilted._log_normalizers(gram, 1, spikes)
+    above = np.asarray(found) - exact
+    assert np.all(above > -1e-12) and 1e-6 < np.max(above) < 0.01
+    np.fill_diagonal(smooth, -np.inf)
+    assert float(beside) == np.max(smooth)
+
+
+def test_what_is_taken_of_the_overlaps_is_looked_at_once_for_each_noise(monkeypatch):
+    looks, smooth = [], tilted.smooth
+    monkeypatch.setattr(tilted, "smooth", lambda *given: looks.append(given[1]) or smooth(*given))
+    loss, point = BallsInBinsLoss(spiky(16)), Point(1.0, 1.5)
+    first = loss.tilts("remove", point)[0]
+    for order in (1, 2, 3):
+        again = loss.at(first._replace(order=order), point)
+        anew = tilted.tilt("clusters", order, *loss._sampled(point))
+        assert again.log_ceiling == anew.log_ceiling
+    assert looks == [1.0] + 3 * [1.0]  # the last three without the loss
+    loss.at(first, Point(1.1, 1.5))
+    assert looks[4:] == [1.1]
+
+
 def test_orders_end_where_partitions_are_tabulated():
     tilt = tilted.tilt("clusters", clusters.MOST - 1, spiky(), Point(1.0, 1.0))
     assert tilt.next_order is None and math.isfinite(tilt.log_ceiling)

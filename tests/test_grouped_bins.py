@@ -5,11 +5,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import mfopt
 from mfopt.accounting.monte_carlo import balls_in_bins, design_point, dominating_pair
 from mfopt.accounting.monte_carlo.balls_in_bins import GroupedLaw, Groups
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.calibration import calibrate
-from mfopt.optimize import InterruptedOptimization, kinds, objective, optimize, run, starts
+from mfopt.optimize import (
+    InterruptedOptimization,
+    kinds,
+    objective,
+    optimize,
+    run,
+    sizes,
+    starts,
+)
+from mfopt.optimize.so_far import BestSoFar
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import BLT, TimeScaled
 from mfopt.workloads import PrefixSums
@@ -117,3 +127,43 @@ def test_a_search_with_many_bins_ends_where_one_over_all_of_them_does(monkeypatc
         search(stop)
     # what is kept is of the size that was asked for, not of the few bins
     assert len(stopped.value.best.strategy.rows) == scheme.iterations
+
+
+@pytest.mark.ci
+def test_of_very_many_bins_c_is_searched_for_fewer_and_stretched(monkeypatch, tmp_path):
+    scheme, names = BallsInBins(bins=32, epochs=2), []
+    monkeypatch.setattr(design_point, "MOST", 8)
+    monkeypatch.setattr(run, "_FEW_BINS", 8)
+    monkeypatch.setattr(sizes, "_MOST_GROUPED", 2)
+    assert sizes.searched(scheme).bins == 16
+    assert sizes.searched(BallsInBins(bins=12, epochs=2)).bins == 12
+
+    def search(progress=lambda event: names.append(event.stage), **given):
+        options = {"buffers": 2, "time_scale": True, "seed": 0, "steps": 4, "samples": 256}
+        return optimize(scheme, 2.0, 1e-3, progress=progress, **options | given)
+
+    found = search()
+    assert names[-1].endswith("16 bins grouped")
+    assert len(found.strategy.rows) == scheme.iterations
+    # for the scheme's own bins C has a largest mode norm of 1, as every result
+    assert law(scheme).loss(found.strategy).sensitivity == pytest.approx(1.0)
+    # a kind that has no such likeness, and a start of its own, are searched with all of them
+    names.clear()
+    search(init=found.strategy)
+    search(strategy=("blt", "cyclic-blocks"), steps=2)
+    assert names and not any("16 bins" in name for name in names)
+
+    # what is kept of an interrupted search, and of a killed one, is for what was asked for
+    path = tmp_path / "best.npz"
+    keeper = BestSoFar(path, 2.0, 1e-3, listener=lambda event: None, every=0.0)
+
+    def stop(event):
+        keeper(event)
+        if keeper.path is not None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(InterruptedOptimization) as stopped:
+        search(stop)
+    assert len(stopped.value.best.strategy.rows) == scheme.iterations
+    kept = mfopt.load(keeper.path)
+    assert kept.sampling == scheme and len(kept.strategy.rows) == scheme.iterations

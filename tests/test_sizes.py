@@ -47,7 +47,7 @@ REFUSED = "GiB of memory|must be at most 2147483647 iterations"
     ("kind", "epochs", "bins"),
     [
         ("blt", 64, 32768),
-        ("blt", 4, 16384),
+        ("blt", 4, 65536),
         ("dense", 64, 128),
         ("toeplitz", 1, 10**9),
         ("sqrt", 10**6, 10**6),

@@ -42,7 +42,8 @@ class Optimized:
     Attributes:
       strategy: the best C found, scaled so that its largest mode norm is 1.
       loss: its objective value on the frozen samples (log error for "rmse" and "max"); biased
-        low by the optimization, so never report it.
+        low by the optimization, so never report it. Of the bins that were searched with, where the
+        scheme has more (:func:`.sizes.searched`); so is σ.
       noise_multiplier: σ for that C on the frozen samples, a starting point for calibration.
       status: why the optimization stopped.
       history: rows (seconds, loss, σ at a largest mode norm of 1), shape (evaluations, 3); of the
@@ -132,26 +133,27 @@ def optimize(
     if time_scale:
         scaling = Scaling() if time_scale is True else time_scale
         entries = [kinds.scaled(entry, scaling) for entry in entries]
-    n, workload = scheme.iterations, workload or PrefixSums()
-    exact = law(scheme)
-    coarse, few = exact.coarse(), None
+    workload, searched, few = workload or PrefixSums(), scheme, None
+    given = [init] if isinstance(init, Strategy) else list(init or [])
     if isinstance(loss, str):
         if loss not in objective.LOSSES:
             raise _check.reject("objective", loss, f"must be one of {sorted(objective.LOSSES)}")
-        if coarse != exact and workload == PrefixSums():  # which are of any length
+        if law(scheme).coarse() != law(scheme) and workload == PrefixSums():  # of any length
+            if not given and all(entry.stretch is not None for entry in entries):
+                searched = sizes.searched(scheme)
             smaller = dataclasses.replace(scheme, bins=min(_FEW_BINS, scheme.bins))
             of_few = objective.LOSSES[loss](workload, smaller.iterations)
-            few = _Problem(smaller, law(smaller), of_few)
-        loss = objective.LOSSES[loss](workload, n)
+            few = _Problem(smaller, law(smaller), of_few, smaller)
+        loss = objective.LOSSES[loss](workload, searched.iterations)
+    n = searched.iterations
     bands = min(_check.integer("bands", bands), n)
     buffers = _check.integer("buffers", buffers)
     begun = time.perf_counter()
-    size = kinds.Size(n, scheme.bins, bands, buffers)
-    problem = _Problem(scheme, coarse, loss)
+    size = kinds.Size(n, searched.bins, bands, buffers)
+    problem = _Problem(searched, law(searched).coarse(), loss, scheme)
     if few is not None:
         problem = problem._replace(reach=_NEAR, drift=_DRIFT)
     job = _Job(problem, few, epsilon, delta, optimizer, tolerance, seed, progress)
-    given = [init] if isinstance(init, Strategy) else list(init or [])
     for one in given:
         _check.kind("init", one, Strategy, "mfopt.load(path).strategy is one.")
     for entry in entries:
@@ -187,7 +189,7 @@ def optimize(
             ends.append(_best(job, search, size, after))
     place, forms = job.preferred(searches, ends)
     trace = ends[place]
-    found, mode_norm = normalized(trace.result(), scheme, trace.best_norm)
+    found, mode_norm = normalized(trace.result(), scheme, trace.norm)
     optimum = Optimized(
         found,
         trace.best_value,
@@ -232,6 +234,11 @@ def normalized(
     return (strategy, norm) if rescaled is None else (rescaled, 1.0)
 
 
+def _stretched(kind: Kind, before: int, n: int, strategy: Strategy) -> Strategy:
+    assert kind.stretch is not None
+    return kind.stretch(strategy, before, n)
+
+
 @functools.partial(_quick.jit, static_argnums=0)
 def _norm(sampled: SampledLaw, strategy: Strategy) -> jax.Array:
     return sampled.norm(sampled.reduced(strategy))
@@ -259,7 +266,7 @@ def _own_starts(job: _Job, entry: Kind, size: kinds.Size) -> list[Strategy]:
             found[kind.name, stage.size] = made[0]
             continue
         trace = job.best_of(kind, made, kind.warm_steps, job.samples(kind), stage=text)
-        found[kind.name, stage.size] = trace.result()
+        found[kind.name, stage.size] = trace.searched()
     return candidates(last)
 
 
@@ -293,6 +300,7 @@ class _Problem(NamedTuple):
       scheme: bins and epochs.
       law: its own, or a coarse one.
       loss: of C and σ.
+      asked: whose C is wanted: of more bins, where the one that is found is stretched to them.
       reach: of the first step of a search by tangents.
       drift: of log σ in one round of it.
     """
@@ -300,6 +308,7 @@ class _Problem(NamedTuple):
     scheme: BinScheme
     law: SampledLaw
     loss: objective.Loss
+    asked: BinScheme
     reach: float = tangent.REACH
     drift: float = math.inf
 
@@ -365,18 +374,18 @@ class _Job:
         self, kind: Kind, candidates: list[Strategy], steps: int, samples: int, stage: str = ""
     ) -> StartedTrace:
         """A short run from each start, then a full one from where the best of them got to."""
-        scheme, stage = self.problem.scheme, stage or kind.name
+        stage = stage or kind.name
         best: StartedTrace | None = None
         history: list[tuple[float, float, float]] = []
         targets: dict[int, tangent.TangentObjective] = {}
-        maps = [kind.parameterize(start, scheme.iterations) for start in candidates]
+        maps = [kind.parameterize(one, self.problem.scheme.iterations) for one in candidates]
         scouts = len(candidates) > 1
         for mapping in maps:
             # starts of one shape share one compiled objective
             target = targets.setdefault(
                 len(mapping.start), self._objective(self.problem, mapping, samples, self.seed)
             )
-            trace = StartedTrace(build=mapping.build, scheme=scheme)
+            trace = self._started(kind, mapping.build)
             if scouts:
                 self._run(self.problem, target, kind, mapping.start, trace, _SCOUT_STEPS, stage)
             else:
@@ -390,13 +399,21 @@ class _Job:
         assert best is not None
         if scouts and not best.interrupted and best.best is not None:
             target = targets[len(best.best)]
-            final = StartedTrace(build=best.build, scheme=scheme)
+            final = self._started(kind, best.build)
             judge = self._judge(kind, Parameterization(best.best, best.build), samples)
             self._run(self.problem, target, kind, best.best, final, steps, stage, judge)
             history += final.history
             best = final if final.best is not None else best
         best.history = history
         return best
+
+    def _started(self, kind: Kind, build: Callable[[jax.Array], Strategy]) -> StartedTrace:
+        """A trace of this problem."""
+        few, many = self.problem.scheme, self.problem.asked
+        stretch = None
+        if few != many:
+            stretch = functools.partial(_stretched, kind, few.iterations, many.iterations)
+        return StartedTrace(build=build, scheme=many, stretch=stretch)
 
     def confirm(
         self, kind: Kind, starts: list[Strategy], found: StartedTrace, samples: int
@@ -539,7 +556,9 @@ class _Job:
         tolerance = self.accuracy(problem, kind)
         self.later = max(self.later - steps, 0)
         # σ and the error are those of groups then: nothing that the result is reported with
-        stage += ", bins grouped" if problem.grouped else ""
+        if problem.grouped:
+            fewer = "" if problem.scheme == problem.asked else f"{problem.scheme.bins} "
+            stage += f", {fewer}bins grouped"
         tell = _signals.heard(self.progress)
 
         def report(trace: Trace) -> None:
@@ -583,13 +602,25 @@ class _Job:
 
 @dataclasses.dataclass
 class StartedTrace(Trace):
-    """A trace that knows which strategy its parameters are, and how batches are drawn."""
+    """A trace that knows which strategy its parameters are, and how batches are drawn.
+
+    Attributes:
+      build: from parameters to a strategy.
+      scheme: what the result is for.
+      stretch: from there to the result, where it is for more bins than are searched with.
+    """
 
     build: Callable[[jax.Array], Strategy] = dataclasses.field(kw_only=True)
     scheme: BinScheme = dataclasses.field(kw_only=True)
+    stretch: Callable[[Strategy], Strategy] | None = dataclasses.field(kw_only=True, default=None)
 
-    def result(self) -> Strategy:
-        """The best strategy so far, of numpy arrays.
+    @property
+    def norm(self) -> float:
+        """The largest mode norm of the result; NaN where nobody knows it yet."""
+        return self.best_norm if self.stretch is None else math.nan
+
+    def searched(self) -> Strategy:
+        """The best strategy so far, of numpy arrays, as it is searched for.
 
         Raises:
           FailureError: the objective was not a number anywhere.
@@ -599,3 +630,8 @@ class StartedTrace(Trace):
                 "the objective is not a number at any start: is the loss defined there?"
             )
         return built(self.build, self.best)
+
+    def result(self) -> Strategy:
+        """The best strategy so far for the scheme. Raises as :meth:`searched`."""
+        found = self.searched()
+        return found if self.stretch is None else self.stretch(found)

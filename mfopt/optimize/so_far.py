@@ -81,7 +81,7 @@ class BestSoFar:
         epsilon, delta, workload, unit = self._mechanism
         scheme = trace.scheme
         try:
-            strategy, mode_norm = normalized(trace.result(), scheme, trace.best_norm)
+            strategy, mode_norm = normalized(trace.result(), scheme, trace.norm)
             sigma = trace.best_sigma * mode_norm
             guarantee = Guarantee(
                 epsilon,

@@ -52,6 +52,7 @@ from mfopt.sampling import BallsInBins
 from mfopt.strategies import Array, Strategy
 
 _WORTH, _FEW = 0.005, 2**13  # with many bins: of σ, and samples where it is only begun with
+_VERY_MANY = 4096  # bins from which on a sample takes so long that less of σ is worth it
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -85,7 +86,9 @@ class BallsInBinsLoss(TiltedLoss):
     # with many bins a sample costs so much that the least number is nearly always enough
     @property
     def worth(self) -> float:
-        return _WORTH if self.many else super().worth
+        if not self.many:
+            return super().worth
+        return _WORTH * math.sqrt(max(1.0, self.pair.bins / _VERY_MANY))
 
     @property
     def many(self) -> bool:
@@ -117,7 +120,7 @@ class BallsInBinsLoss(TiltedLoss):
 
     def tilts(self, direction: SampledDirection, point: Point) -> Sequence[Tilt]:
         if direction == "remove":
-            return tilted.remove_tilts(*self._sampled(point))
+            return tilted.remove_tilts(*self._sampled(point), self._smooth(point))
         return (tilted.mean_tilt(*self._sampled(point)),)
 
     def total(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> tuple[Sums, int]:
@@ -126,7 +129,8 @@ class BallsInBinsLoss(TiltedLoss):
 
     def at(self, tilt: Tilt, point: Point) -> Tilt:
         clip = tilt.detail if tilt.kind == "clipped" else None
-        return tilted.tilt(tilt.kind, tilt.order, *self._sampled(point), clip)
+        known = self._smooth(point) if tilt.kind == "clusters" else None
+        return tilted.tilt(tilt.kind, tilt.order, *self._sampled(point), clip, known)
 
     @float64
     def choose(
@@ -162,6 +166,24 @@ class BallsInBinsLoss(TiltedLoss):
         if self._split is None or (paid := beside(point, self._split.shift)) is None:
             return self.pair, point
         return self._split.rest, paid
+
+    def _smooth(self, point: Point) -> tilted.Smooth | None:
+        """What ceilings take of S: of many bins it takes longer than all the rest, and many orders
+        are tried at one σ."""
+        pair, paid = self._sampled(point)
+        if pair.bins == 1:
+            return None
+        seen = self._seen
+        if (pair is self.pair, paid.noise_multiplier) not in seen:
+            seen.clear()
+            seen[pair is self.pair, paid.noise_multiplier] = tilted.smooth(
+                pair, paid.noise_multiplier
+            )
+        return seen[pair is self.pair, paid.noise_multiplier]
+
+    @functools.cached_property
+    def _seen(self) -> dict[tuple[bool, float], tilted.Smooth]:
+        return {}
 
     def free_bounds(self) -> Sequence[FreeBound]:
         squared = dominating_pair.orthogonal_norm(self.pair)

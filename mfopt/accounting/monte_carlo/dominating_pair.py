@@ -31,6 +31,7 @@ _ONE_LENGTH = 1e-9  # relative: squared norms and overlaps that differ by less c
 _JITTER = 1e-12  # relative to the mean squared mode norm
 _FACTOR = 1e-9  # relative to the largest squared norm: G against L Lᵀ
 _SPARE = 1e-9  # relative to the mean squared norm: room for a factor in pieces
+STRUCTURED = 4.0  # numbers held for each entry of G, at the peak of making and certifying a pair
 _ROWS = 1024  # looked at together: no second matrix is made to check one
 _RANGE = 1e100  # of the largest entry of a mode: squares within float64, with room to spare
 
@@ -81,7 +82,7 @@ def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
     bins, n = cast(BallsInBins, scheme).bins, scheme.length
     structured = strategy.has_structured_gram(cast(BallsInBins, scheme))
     if structured:
-        _sizes.require("bins", bins, lambda bins: 8 * 10.0 * bins**2)
+        _sizes.require("bins", bins, lambda bins: 8 * STRUCTURED * bins**2)
     else:
         # the modes and their QR: XLA's own account of the compiled function
         _sizes.require("bins", bins, lambda bins: 8 * (2.0 * n * bins + 4.0 * bins**2))

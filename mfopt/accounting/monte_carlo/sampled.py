@@ -22,6 +22,7 @@ from mfopt.accounting.monte_carlo.evidence import (
     Pilot,
     Point,
     Sums,
+    Tilt,
     Trial,
     UpperBound,
     ceiling_alone,
@@ -39,6 +40,7 @@ _SHARE = 1e-3  # β over δ of a bound that is imagined
 # Where σ is found by pilots: of log δ in log σ, about; so many steps of log σ at most, none longer,
 # and what is near enough for a certificate to begin at.
 _SLOPE, _STEPS, _STEP, _NEAR = -12.0, 3, 0.1, 0.015
+_SERVES = 0.1  # of log σ and of ε: how far a proposal serves that takes long to choose
 _ALONE = 0.5  # a ceiling below this part of the other direction's δ̂ needs no samples
 _ENOUGH, _SAFE, _LEAST = 5, 5.0, 8192  # the lesser direction's samples are halved so often at most,
 # while its bound stays below the other's by so many standard errors, down to so many
@@ -104,6 +106,7 @@ class OneUnit(LossModel):
         self.least_samples = loss.least_samples
         self._calibrate_samples = calibrate_samples or loss.calibrate_samples
         self._near = near
+        self._tilts: dict[SampledDirection, tuple[Point, Tilt]] = {}  # chosen last, and where
 
     # --- estimates -------------------------------------------------------------------------------
 
@@ -157,6 +160,7 @@ class OneUnit(LossModel):
         trial = Trial(self.least_samples, delta * _SHARE, chunked.subkey(key, 0))
         log_sigma, point = math.log(near), self._at("remove", near, epsilon)
         taken = self.loss.choose("remove", point, trial)
+        self._tilts["remove"] = point, taken.tilt
         value, slope = taken.log_mean - math.log(delta), _SLOPE
         for number in range(1, _STEPS + 1):
             if not math.isfinite(value):  # no sample was above 0
@@ -197,17 +201,26 @@ class OneUnit(LossModel):
                     nothing = Sums(*(jax.numpy.zeros(()),) * 3)
                     chosen[direction] = Chosen(Pilot(least, nothing, 1), False)
                     continue
-            first = self.loss.choose(
-                direction,
-                point,
-                trial._replace(key=chunked.subkey(trial.key, position, 0)),
-                known if direction == "remove" else None,
-            )
+            tilt = self._known_tilt(direction, point)
+            if tilt is None:
+                key = chunked.subkey(trial.key, position, 0)
+                about = known if direction == "remove" else None
+                tilt = self.loss.choose(direction, point, trial._replace(key=key), about).tilt
+                self._tilts[direction] = point, tilt
             # the choice was the best looking of a few: what it costs is seen on samples of its own
             size, key = max(trial.samples // 2, 256), chunked.subkey(trial.key, position, 1)
-            taken = self.loss.pilot(first.tilt, point, size, key)
-            chosen[direction] = Chosen(taken, True)
+            chosen[direction] = Chosen(self.loss.pilot(tilt, point, size, key), True)
         return self._planned(chosen, trial)
+
+    def _known_tilt(self, direction: SampledDirection, point: Point) -> Tilt | None:
+        """The proposal that was chosen near here, where to choose takes long: with many modes."""
+        if not self.loss.many or direction not in self._tilts:
+            return None
+        there, tilt = self._tilts[direction]
+        moved = abs(math.log(point.noise_multiplier / there.noise_multiplier))
+        if moved > _SERVES or abs(point.epsilon / there.epsilon - 1) > _SERVES:
+            return None
+        return self.loss.at(tilt, point)
 
     def widened(self, plan: Plan, noise_multiplier: float, epsilon: float, trial: Trial) -> Plan:
         chosen: dict[SampledDirection, Chosen] = self._planned(plan.detail, trial).detail

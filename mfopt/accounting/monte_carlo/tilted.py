@@ -65,15 +65,51 @@ from mfopt.accounting.monte_carlo.plain import scale
 from mfopt.accounting.monte_carlo.proposals import Asked, Drawn
 
 PILOT = 4096
-_ORDERS = 8  # ceilings that are computed at once in the search for an order
+_ORDERS = clusters.MOST  # normalizers that one look at S gives
+# From so many bins on only overlaps of bins that are at most so far apart are looked at one by one;
+# of all others the largest of each square of so many bins a side.
+_MANY, _NEAR, _SIDE = 2048, 256, 8
+_RISING = 3  # orders of higher ceilings after which none is lower
 
 
 # --- proposals -----------------------------------------------------------------------------------
 
 
+class Smooth(NamedTuple):
+    """What ceilings of clusters take of S, for every order.
+
+    Attributes:
+      spikes: d of :mod:`.clusters`, (bins,).
+      diagonal: of S, (bins,).
+      log_normalizers: R(1), R(2), … or above them, (MOST,).
+      top: at least the largest entry of T = S − diag(d).
+    """
+
+    spikes: np.ndarray
+    diagonal: np.ndarray
+    log_normalizers: np.ndarray
+    top: float
+
+
+@float64
+def smooth(pair: DominatingPair, noise_multiplier: float) -> Smooth:
+    """It for a pair of at least two bins, at this σ: one look at S, whose b² entries it takes."""
+    gram, _ = scale(pair, noise_multiplier)
+    spikes, diagonal = clusters.spikes(gram), np.asarray(overlaps.diagonal(gram))
+    log_normalizers, beside = _log_normalizers(gram, 1, spikes)
+    # T is at most what S is beside the diagonal, or what it keeps of it
+    top = max(float(beside), float(np.max(diagonal - spikes)))
+    return Smooth(spikes, diagonal, np.asarray(log_normalizers), top)
+
+
 @float64
 def tilt(
-    kind: str, order: float, pair: DominatingPair, point: Point, clip: gap.Gap | None = None
+    kind: str,
+    order: float,
+    pair: DominatingPair,
+    point: Point,
+    clip: gap.Gap | None = None,
+    known: Smooth | None = None,
 ) -> Tilt:
     """The proposal of this kind and order, with its ceiling at a point.
 
@@ -83,6 +119,7 @@ def tilt(
       pair: the dominating pair.
       point: σ, ε and payoff.
       clip: where the values of "clipped" are.
+      known: :func:`smooth` at this σ, where somebody has it already.
     """
     if kind in ("mean", "clipped"):
         square, squared_norm = _mean_squares(pair, point)
@@ -95,15 +132,22 @@ def tilt(
         log_normalizers = _log_normalizer(gram, int(order))
         return Tilt(kind, int(order), _chain_ceiling(log_normalizers, int(order), point))
     if kind == "clusters":
-        return _clusters_tilt(gram, _smooth_normalizers(gram, int(order)), int(order), point)
+        return _clusters_tilt(known or smooth(pair, point.noise_multiplier), int(order), point)
     return Tilt(kind, order, _shift_ceiling(gram, order, point))
 
 
 @float64
-def remove_tilts(pair: DominatingPair, point: Point) -> list[Tilt]:
-    """The proposal of least ceiling of each kind that may be best; the least of all first."""
-    gram, _ = scale(pair, point.noise_multiplier)
-    chain = _least_clusters(gram, point) if pair.bins > 1 else None
+def remove_tilts(pair: DominatingPair, point: Point, known: Smooth | None = None) -> list[Tilt]:
+    """The proposal of least ceiling of each kind that may be best; the least of all first.
+
+    Args:
+      pair: the dominating pair.
+      point: σ, ε and payoff.
+      known: :func:`smooth` at this σ, where somebody has it already.
+    """
+    gram, chain = scale(pair, point.noise_multiplier)[0], None
+    if pair.bins > 1:
+        chain = _least_clusters(known or smooth(pair, point.noise_multiplier), point)
     if chain is None or chain.order == clusters.MOST - 1:
         plain = _least_chain(gram, point)
         chain = plain if chain is None or plain.log_ceiling < chain.log_ceiling else chain
@@ -238,7 +282,7 @@ def _least_chain(gram: Gram, point: Point) -> Tilt:
     best = Tilt("chain", 1, math.inf)
     before = 0.0
     for first in range(1, MAX_ORDER + 1, _ORDERS):
-        ahead = before + np.cumsum(np.asarray(_log_normalizers(gram, first)))
+        ahead = before + np.cumsum(np.asarray(_log_normalizers(gram, first)[0]))
         before = float(ahead[-1])
         for order, value in enumerate(ahead, first):
             log_ceiling = _chain_ceiling(float(value), order, point)
@@ -249,71 +293,79 @@ def _least_chain(gram: Gram, point: Point) -> Tilt:
     return best
 
 
-def _least_clusters(gram: Gram, point: Point) -> Tilt:
+def _least_clusters(known: Smooth, point: Point) -> Tilt:
     best = Tilt("clusters", 1, math.inf)
-    for first in range(1, clusters.MOST, _ORDERS):
-        last = min(first + _ORDERS, clusters.MOST) - 1
-        log_normalizers = _smooth_normalizers(gram, last)
-        for order in range(first, last + 1):
-            here = _clusters_tilt(gram, log_normalizers, order, point)
-            best = here if here.log_ceiling < best.log_ceiling else best
-        if best.order < first:
-            break
+    for order in range(1, clusters.MOST):
+        here = _clusters_tilt(known, order, point)
+        best = here if here.log_ceiling < best.log_ceiling else best
+        if order > best.order + _RISING:
+            break  # the ceiling is convex enough
     return best
 
 
-def _clusters_tilt(gram: Gram, log_normalizers: np.ndarray, order: int, point: Point) -> Tilt:
-    diagonal, spikes = np.asarray(overlaps.diagonal(gram)), clusters.spikes(gram)
-    # T is at most what S is beside the diagonal, or what it keeps of it
-    top = max(float(_largest_beside(gram)), float(np.max(diagonal - spikes)))
-    drawn_by = clusters.clusters(spikes, diagonal, log_normalizers, order, top)
+def _clusters_tilt(known: Smooth, order: int, point: Point) -> Tilt:
+    drawn_by = clusters.clusters(
+        known.spikes, known.diagonal, known.log_normalizers, order, known.top
+    )
     return Tilt("clusters", order, _chain_ceiling(drawn_by.log_sum, order, point), drawn_by)
 
 
-def _smooth_normalizers(gram: Gram, order: int) -> np.ndarray:
-    """R(1), R(2), … of :mod:`.clusters`, up to ``order`` at least."""
-    spikes = clusters.spikes(gram)
-    found = [_log_normalizers(gram, first, spikes) for first in range(1, order + 1, _ORDERS)]
-    return np.concatenate([np.asarray(part) for part in found])
-
-
 @_quick.jit
-def _log_normalizers(gram: Gram, first: int, spikes: Any = 0.0) -> jax.Array:
-    """log max_k mean_i e^(l·T[i,k]), T = S − diag(``spikes``), l = first, …; shape (_ORDERS,)."""
-    place, orders = jnp.arange(gram.shape[0]), first + jnp.arange(_ORDERS)
+def _log_normalizers(gram: Gram, first: int, spikes: Any = 0.0) -> tuple[jax.Array, jax.Array]:
+    """log max_k mean_i e^(l·T[i,k]), T = S − diag(``spikes``), and the largest S off the diagonal.
 
-    def of_rows(rows: jax.Array, numbers: jax.Array) -> jax.Array:
-        own = jnp.broadcast_to(spikes, place.shape)[numbers]
-        smooth = rows - jnp.where(place == numbers[:, None], own[:, None], 0)
-        top = jnp.max(smooth, axis=1)
-        ratio = jnp.exp(smooth - top[:, None])
+    For l = first, …, shape (_ORDERS,); of very many bins numbers that may be larger.
+    """
+    bins = gram.shape[0]
+    orders, parts = first + jnp.arange(_ORDERS), _far if bins >= _MANY else _whole
 
-        def add(power: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
-            return power * ratio, jnp.sum(power, axis=1)
+    def of_rows(rows: jax.Array, numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
+        at = jnp.arange(len(numbers)), numbers
+        own = rows[at] - jnp.broadcast_to(spikes, (bins,))[numbers]
+        beside = jnp.max(rows.at[at].set(-jnp.inf))
+        exponents = parts(rows.at[at].set(own), numbers)
+        top = functools.reduce(jnp.maximum, [jnp.max(x, axis=1) for x, _ in exponents])
+        ratios = [jnp.exp(x - top[:, None]) for x, _ in exponents]
+
+        def add(powers: list[jax.Array], _: None) -> tuple[list[jax.Array], jax.Array]:
+            masses = [w * jnp.sum(p, axis=1) for p, (_, w) in zip(powers, exponents, strict=True)]
+            following = [power * ratio for power, ratio in zip(powers, ratios, strict=True)]
+            return following, functools.reduce(jnp.add, masses)
 
         # one exponential for all orders
-        begin = ratio**first
+        begin = [ratio**first for ratio in ratios]
         masses = jax.lax.scan(add, begin, None, length=_ORDERS)[1]
-        return jnp.max(orders[:, None] * top + jnp.log(masses), axis=1)
+        return jnp.max(orders[:, None] * top + jnp.log(masses), axis=1), beside
 
-    largest = jnp.max(overlaps.by_rows(of_rows, gram), axis=0)
-    return largest - jnp.log(gram.shape[0])
+    largest, beside = overlaps.by_rows(of_rows, gram)
+    return jnp.max(largest, axis=0) - jnp.log(bins), jnp.max(beside)
 
 
-@_quick.jit
-def _largest_beside(gram: Gram) -> jax.Array:
-    """The largest entry beside the diagonal."""
-    place = jnp.arange(gram.shape[0])
+def _whole(rows: jax.Array, numbers: jax.Array) -> list[tuple[jax.Array, int]]:
+    """Exponents of some rows and how often each counts: all of them, once."""
+    return [(rows, 1)]
 
-    def of_rows(rows: jax.Array, numbers: jax.Array) -> jax.Array:
-        return jnp.max(jnp.where(place == numbers[:, None], -jnp.inf, rows))
 
-    return jnp.max(overlaps.by_rows(of_rows, gram))
+def _far(rows: jax.Array, numbers: jax.Array) -> list[tuple[jax.Array, int]]:
+    """The near ones, once; and of each square of the others the largest, as often as it is wide.
+
+    ``numbers`` are of neighbouring rows, in ascending order.
+    """
+    count, bins = rows.shape
+    squares = -(-bins // _SIDE)
+    rows = jnp.pad(rows, ((0, 0), (0, squares * _SIDE - bins)), constant_values=-jnp.inf)
+    width = (count + 2 * _NEAR) // _SIDE + 1
+    begin = jnp.clip((numbers[0] - _NEAR) // _SIDE, 0, squares - width)
+    near = jax.lax.dynamic_slice(rows, (0, begin * _SIDE), (count, width * _SIDE))
+    largest = jnp.max(rows.reshape(-1, _SIDE, squares, _SIDE), axis=(1, 3))
+    place = jnp.arange(squares)
+    far = jnp.where((begin <= place) & (place < begin + width), -jnp.inf, largest)
+    return [(near, 1), (jnp.repeat(far, _SIDE, axis=0), _SIDE)]
 
 
 def _log_normalizer(gram: Gram, order: int) -> float:
     """Their sum over l = 1, …, order."""
-    parts = [np.asarray(_log_normalizers(gram, l)) for l in range(1, order + 1, _ORDERS)]
+    parts = [np.asarray(_log_normalizers(gram, l)[0]) for l in range(1, order + 1, _ORDERS)]
     return float(np.sum(np.concatenate(parts)[:order]))
 
 
