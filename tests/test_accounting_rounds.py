@@ -15,7 +15,7 @@ from mfopt.accounting.loss_distribution import Composition
 from mfopt.accounting.loss_distribution.grid import Law
 from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile, smallest_epsilon
-from mfopt.accounting.loss_distribution.tilting import dot
+from mfopt.accounting.loss_distribution.tilting import dot, log_ceiling
 
 # dp_accounting 0.6, from_mixture_gaussian_mechanism at value_discretization_interval 1e-4, whose
 # self-composition takes a minute in all: (sensitivity law, rounds, σ, δ) -> ε
@@ -379,3 +379,19 @@ def test_what_is_known_of_a_round_serves_any_number_of_rounds(rounds):
     # of the losses that are left at a small ε it says nothing
     one = dataclasses.replace(law, rounds=1)
     assert one.at(0.01).log_moment(3.0) < one.log_moment(3.0) == law.log_moment(3.0) / 100
+
+
+def test_wider_floats_round_away_less():
+    part = Mixture.binomial(1, 0.01).discretize(1.0, 1e-3, 0.02, -60.0)
+    composition = Composition(((part, 1 << 16),))
+    tilt = composition.tilt_for_epsilon(20.0)
+    plain, wide = (composition.convolve(tilt, extended=extended) for extended in (False, True))
+    ratio = np.finfo(np.float64).eps / np.finfo(np.longdouble).eps
+    assert wide.law.dtype == plain.law.dtype == np.float64
+    assert plain.rounding == pytest.approx(ratio * wide.rounding, rel=1e-2)
+    # what differs is within what either admits
+    assert np.abs(plain.law - wide.law).sum() <= plain.rounding + wide.rounding
+    if ratio > 1:
+        assert np.abs(plain.law - wide.law).sum() > wide.rounding  # control: wider floats differ
+    share = plain.rounding * math.exp(log_ceiling(tilt)) / plain._hinge(20.0)
+    assert plain.blurred(20.0, 0.9 * share) and not plain.blurred(20.0, 1.1 * share)

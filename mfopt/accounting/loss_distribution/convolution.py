@@ -29,6 +29,8 @@ from mfopt.accounting.loss_distribution.tilting import (
 )
 
 _EPS = float(np.finfo(np.float64).eps)
+# where a processor has wider floats; the same as float64 where not
+_EXTENDED_EPS = float(np.finfo(np.longdouble).eps)
 _BLOCK = 1 << 16  # points whose powers are taken at once
 
 
@@ -74,13 +76,17 @@ class Composition(Tilting):
         """P-mass with infinite total loss, a part of every δ."""
         return -math.expm1(self.log_finite)
 
-    def convolve(self, tilt: float, like: Tilting | None = None) -> ComposedLosses:
+    def convolve(
+        self, tilt: float, like: Tilting | None = None, *, extended: bool = False
+    ) -> ComposedLosses:
         """The composed losses on a window, tilted by ``tilt`` >= 0.
 
         Args:
           tilt: θ.
           like: about the same sum, of fewer atoms, by which the window is chosen. Upper bounds hold
             for every window; lower ones count on what this sum's own leaves out.
+          extended: whether to transform in the processor's widest floats, for some four times as
+            long.
         """
         like = like or self
         base = self.log_moment(tilt)
@@ -103,6 +109,8 @@ class Composition(Tilting):
         known = allowance = 0.0  # what the parts' own laws may be off by
         for part, count in self.parts:
             wrapped = np.bincount((part.index - part.index[0]) % size, tilted(part, tilt), size)
+            if extended:
+                wrapped = wrapped.astype(np.longdouble)
             power = _power(scipy.fft.rfft(wrapped, overwrite_x=True), count)
             spectrum = power if spectrum is None else np.multiply(spectrum, power, out=spectrum)
             shift += int(part.index[0]) * count
@@ -111,12 +119,13 @@ class Composition(Tilting):
             allowance += count * part.allowance
         assert spectrum is not None
         # rounding of the transform and of the power, as an l1 distance of the tilted law
-        size_of = np.abs(spectrum)
+        size_of = np.abs(spectrum).astype(np.float64)
         size_of = size_of[size_of > 0]
         power_norm = math.sqrt(2 * float(np.sum(size_of ** (2 - 2 / max(rounds, 1)))))
-        rounding = 2 * _EPS * (rounds + 1) * (math.log2(size) + 4) * power_norm
+        precision = _EXTENDED_EPS if extended else _EPS
+        rounding = 2 * precision * (rounds + 1) * (math.log2(size) + 4) * power_norm
         rounding += math.expm1(min(known, 100.0))
-        law = scipy.fft.irfft(spectrum, size, overwrite_x=True)
+        law = scipy.fft.irfft(spectrum, size, overwrite_x=True).astype(np.float64, copy=False)
         del spectrum, size_of
         # law[k] is the mass of all losses step * (shift + k + m size); place them from start on
         law = np.roll(law, -((start - shift) % size))
@@ -249,6 +258,10 @@ class ComposedLosses:
                 self.log_scale - self.tilt * epsilon + np.log(total), np.log(apart)
             )
         return min(float(found) - self.allowance, 0.0)
+
+    def blurred(self, epsilon: float, share: float) -> bool:
+        """Whether more than this share of δ(ε) may be rounding of the transform."""
+        return self.rounding * math.exp(log_ceiling(self.tilt)) > share * self._hinge(epsilon)
 
     def _hinge(self, epsilon: float) -> float:
         """Σ law e^{-θ y} (1 - e^{-y}) over the losses y + ε in the window, y > 0.

@@ -193,7 +193,8 @@ class RoundsProfile:
             if found > expected + 3:
                 # a saddle point that was misjudged drowns the tail in the transform's rounding
                 del composed
-                composed = composition.convolve(composition.tilt_for_epsilon(epsilon))
+                tilt = composition.tilt_for_epsilon(epsilon)
+                composed = self._convolve(composition, tilt, epsilon)
                 found = min(found, composed.log_delta(epsilon))
             del composed  # millions of points: not beside the next
             # what was truncated must be small against the δ that was found, or it is repeated
@@ -208,9 +209,12 @@ class RoundsProfile:
         for _ in range(_PLANS):
             composition, composed, largest = self._compose(direction, at, log_delta)
             found = smallest_epsilon(composed, log_delta, at)
+            blurred = math.isfinite(found) and self._blurred(composed, found)
             del composed  # millions of points: not beside the next
             best = min(best, found)
-            if abs(found - at) <= 0.1 * at or max(found, at) < 1e-6:
+            # what is rounding depends on the plan, and is least at the answer
+            near = abs(found - at) <= (1e-3 if blurred else 0.1) * at
+            if near or max(found, at) < 1e-6:
                 break
             at = found if math.isfinite(found) else 2 * max(largest, at)
         return best, composition
@@ -250,7 +254,19 @@ class RoundsProfile:
         # a grid that is coarse against the losses may have another saddle point
         close = abs(mean - epsilon) <= 2 * math.sqrt(variance)
         tilt = grid.tilt if close else composition.tilt_for_epsilon(epsilon)
-        return composition, composition.convolve(tilt)
+        return composition, self._convolve(composition, tilt, epsilon)
+
+    def _convolve(self, composition: Composition, tilt: float, epsilon: float) -> ComposedLosses:
+        """The composed losses, in wider floats where rounding would show at ε."""
+        composed = composition.convolve(tilt)
+        if self._blurred(composed, epsilon):
+            del composed  # millions of points: not beside the next
+            composed = composition.convolve(tilt, extended=True)
+        return composed
+
+    def _blurred(self, composed: ComposedLosses, epsilon: float) -> bool:
+        """Whether rounding of the transform may cost more than a grid may, a tenth of it."""
+        return composed.blurred(epsilon, 0.1 * self.accuracy * max(composed.tilt * epsilon, 1.0))
 
     def _below(self, epsilon: float, law: Law, log_delta: float) -> ComposedLosses:
         """Composed losses that the rounds dominate, in the direction of ``law``."""
@@ -267,9 +283,12 @@ class RoundsProfile:
             add=law.add,
         )
         if grid.stages:
-            return grid.stages.compose_below(cells, self.rounds, grid.tilt)
+            composed = grid.stages.compose_below(cells, self.rounds, grid.tilt)
+            if self._blurred(composed, epsilon):
+                composed = grid.stages.compose_below(cells, self.rounds, grid.tilt, extended=True)
+            return composed
         one = cells.balanced(steps.fine, self.rounds).on(steps.fine)
-        return Composition(((one, self.rounds),)).convolve(grid.tilt)
+        return self._convolve(Composition(((one, self.rounds),)), grid.tilt, epsilon)
 
 
 @functools.lru_cache(maxsize=16)

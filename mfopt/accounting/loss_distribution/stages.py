@@ -56,15 +56,20 @@ class Stages:
         """Spacing of the grid of the sum of all."""
         return self.fine * self.ratio
 
-    def compose(self, one: LossDistribution, rounds: int, tilt: float) -> ComposedLosses:
+    def compose(
+        self, one: LossDistribution, rounds: int, tilt: float, *, extended: bool = False
+    ) -> ComposedLosses:
         """Upper bounds for ``rounds`` of ``one``, which is on the fine grid, tilted by ``tilt``."""
         rare: tuple[tuple[LossDistribution, int], ...] = ()
         if math.isfinite(self.small):
             one, large = divided(one, self.small, self.coarse)
             rare = ((large, rounds),)
-        return Composition((*self._blocks(one, rounds, tilt, coarser), *rare)).convolve(tilt)
+        blocks = self._blocks(one, rounds, tilt, coarser, extended)
+        return Composition((*blocks, *rare)).convolve(tilt, extended=extended)
 
-    def compose_below(self, cells: Cells, rounds: int, tilt: float) -> ComposedLosses:
+    def compose_below(
+        self, cells: Cells, rounds: int, tilt: float, *, extended: bool = False
+    ) -> ComposedLosses:
         """Lower bounds for ``rounds`` of a round of these cells, tilted by ``tilt``.
 
         Where rounds are divided: but for a chance that is taken away, no more than ``spared`` of
@@ -80,7 +85,7 @@ class Stages:
             scale *= rounds
             rare = ((_rare(far.on(self.coarse), rounds), rounds),)
         one = cells.balanced(self.fine, rounds - spared).on(self.fine)
-        blocks = self._blocks(one, rounds - spared, tilt, coarser_below)
+        blocks = self._blocks(one, rounds - spared, tilt, coarser_below, extended)
         whole = Composition((*blocks, *rare))
         # what may be off is so by the measure of the law before it was cut down to a coarse grid
         scale += Composition(((one, rounds - spared),)).log_moment(tilt)
@@ -89,7 +94,7 @@ class Stages:
             (dataclasses.replace(part, rounding=more * part.rounding), count)
             for part, count in whole.parts
         ]
-        return Composition(tuple(parts)).convolve(tilt)
+        return Composition(tuple(parts)).convolve(tilt, extended=extended)
 
     @property
     def steps(self) -> Steps:
@@ -104,10 +109,16 @@ class Stages:
         rounds: int,
         tilt: float,
         coarser: Callable[[ComposedLosses, int], RoundsBlock],
+        extended: bool,
     ) -> tuple[tuple[RoundsBlock, int], ...]:
         blocks, rest = divmod(rounds, self.block)
         return tuple(
-            (coarser(Composition(((one, length),)).convolve(tilt), self.ratio), count)
+            (
+                coarser(
+                    Composition(((one, length),)).convolve(tilt, extended=extended), self.ratio
+                ),
+                count,
+            )
             for length, count in ((self.block, blocks), (rest, 1))
             if length
         )
@@ -123,10 +134,12 @@ class Staged(Composition):
 
     stages: Stages
 
-    def convolve(self, tilt: float, like: Tilting | None = None) -> ComposedLosses:
+    def convolve(
+        self, tilt: float, like: Tilting | None = None, *, extended: bool = False
+    ) -> ComposedLosses:
         """Upper bounds, on the coarse grid."""
         ((one, rounds),) = self.parts
-        return self.stages.compose(one, rounds, tilt)
+        return self.stages.compose(one, rounds, tilt, extended=extended)
 
 
 @dataclasses.dataclass(frozen=True)
