@@ -226,10 +226,11 @@ def normalized(
 
     (C, σ) and (a·C, a·σ) are one mechanism. At norm 1, σ is the noise multiplier of the Gaussian
     mechanism that this is without amplification, so the σ of two runs can be compared. A kind
-    whose scale is part of its definition stays as it is, with the norm that it has.
+    whose scale is part of its definition stays as it is, with the norm that it has. Of many bins
+    the norm is about that: no matrix of all of them is made for it.
     """
     if not norm > 0:
-        norm = float(_norm(law(scheme), strategy))
+        norm = float(_norm(law(scheme).coarse(), strategy))
     rescaled = strategy.rescaled(1 / norm)
     return (strategy, norm) if rescaled is None else (rescaled, 1.0)
 
