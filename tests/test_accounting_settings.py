@@ -144,3 +144,14 @@ def test_what_was_found_last_counts(tmp_path):
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = bench_settings.known(log, chosen)
     assert [(one["number"], one["wrong"]) for one in found] == [(0, []), (1, [])]
+
+
+def test_the_reference_is_not_asked_for_more_points_than_it_can_look_at():
+    found = {"probability": 0.01, "group_size": 1, "noise_multiplier": 1.0, "found": 1.0}
+    group = {**found, "group_size": 5, "noise_multiplier": 2.0}
+    assert not bench_settings.hopeless(found, 10.0)
+    assert not bench_settings.hopeless(group, 10.0)
+    # losses of a group reach the square of what it moves by
+    assert bench_settings.hopeless({**group, "noise_multiplier": 0.2}, 10.0)
+    assert bench_settings.hopeless(group, 10.0, finer=5.0)
+    assert not bench_settings.hopeless(group, 50.0, finer=5.0)

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import importlib
 import itertools
 import json
@@ -50,6 +49,9 @@ from mfopt.sampling import Poisson
 
 SECONDS, BYTES = 10.0, 1 << 30
 _REFERENCE_SECONDS = 10.0
+# of its grid, for one unit and for a group, whose losses it inverts one by one: with more points a
+# second it was never done in time
+_REFERENCE_POINTS = (5e4, 3e3)
 _ABOVE = 3e-5  # of ε: answers are up to 2e-5 above the truth
 # dp_accounting convolves without tilting, so that its δ has an absolute error: at p = 5e-9,
 # T = 656, σ = 0.471, δ = 2.42e-14 it says ε <= 0.00431, where δ is 4.26e-14 by the closed form of
@@ -159,7 +161,7 @@ def reference(result: Setting, finer: float = 1.0) -> Setting:
     from dp_accounting.pld import privacy_loss_distribution
 
     sigma, delta = result["noise_multiplier"], result["delta"]
-    interval = min(1e-3, result["found"] / 100) / finer
+    interval = _interval(result, finer)
     bracket = []
     for pessimistic in (False, True):
         if result["group_size"] == 1:
@@ -170,17 +172,46 @@ def reference(result: Setting, finer: float = 1.0) -> Setting:
                 pessimistic_estimate=pessimistic,
             )
         else:
-            count = np.arange(result["group_size"] + 1)
-            weights = stats.binom.pmf(count, result["group_size"], result["probability"])
             one = privacy_loss_distribution.from_mixture_gaussian_mechanism(
                 sigma,
-                count[weights > 0].tolist(),
-                weights[weights > 0].tolist(),
+                *_mixture(result),
                 value_discretization_interval=interval,
                 pessimistic_estimate=pessimistic,
             )
         bracket.append(one.self_compose(result["iterations"]).get_epsilon_for_delta(delta))
     return {"reference": bracket}
+
+
+def _interval(result: Setting, finer: float) -> float:
+    return float(min(1e-3, result["found"] / 100) / finer)
+
+
+def _mixture(result: Setting) -> tuple[list[int], list[float]]:
+    """How many of a group take part, and how likely that is."""
+    count = np.arange(result["group_size"] + 1)
+    weights = stats.binom.pmf(count, result["group_size"], result["probability"])
+    return count[weights > 0].tolist(), weights[weights > 0].tolist()
+
+
+def hopeless(result: Setting, seconds: float, finer: float = 1.0) -> bool:
+    """Whether the reference has more points on its grid than it can look at in this time.
+
+    Args:
+      result: what :func:`check` found.
+      seconds: of CPU time, that it is given.
+      finer: as for :func:`reference`.
+    """
+    from dp_accounting.pld import privacy_loss_mechanism
+
+    directions, span = privacy_loss_mechanism.AdjacencyType, 0.0
+    for direction in (directions.REMOVE, directions.ADD):
+        one = privacy_loss_mechanism.MixtureGaussianPrivacyLoss(
+            result["noise_multiplier"], *_mixture(result), adjacency_type=direction
+        )
+        ends = one.connect_dots_bounds()
+        span += ends.epsilon_upper - ends.epsilon_lower
+    most = _REFERENCE_POINTS[result["group_size"] > 1] * seconds
+    return bool(span / _interval(result, finer) > most)
 
 
 def contradiction(brackets: list[list[float]]) -> bool:
@@ -232,7 +263,7 @@ def examine(setting: Setting, *, compare: bool) -> Setting:
     if peak > BYTES:
         found["wrong"].append(f"{peak / 2**30:.2f} GiB")
     if compare and found.get("found"):
-        theirs, _, _ = isolated(lambda: reference(found), _REFERENCE_SECONDS)
+        theirs = _asked(found, _REFERENCE_SECONDS)
         if theirs is not None:
             low, high = theirs["reference"]
             found["reference"] = [low, high]
@@ -248,12 +279,19 @@ def examine(setting: Setting, *, compare: bool) -> Setting:
     return found
 
 
+def _asked(result: Setting, seconds: float, finer: float = 1.0) -> Setting | None:
+    """What :func:`reference` says, or None: where it has no answer in time, or none at all."""
+
+    def ask() -> Setting | None:
+        return None if hopeless(result, seconds, finer) else reference(result, finer)
+
+    answer: Setting | None = isolated(ask, seconds)[0]
+    return answer
+
+
 def grids(result: Setting) -> list[list[float]]:
     """The reference's bracket and, if it has them in time, those on two other grids."""
-    others: list[Setting | None] = [
-        isolated(functools.partial(reference, result, finer), 3 * _REFERENCE_SECONDS)[0]
-        for finer in (1 / 3, 3.0)
-    ]
+    others = [_asked(result, 3 * _REFERENCE_SECONDS, finer) for finer in (1 / 3, 3.0)]
     coarse, fine = ([] if one is None else [one["reference"]] for one in others)
     return [*coarse, result["reference"], *fine]
 
