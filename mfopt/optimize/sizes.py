@@ -30,7 +30,8 @@ _PAIRS = {True: 20, False: 8}  # of vectors kept by L-BFGS-B, for few and for ma
 _COMPILING, _EVALUATION, _PER_BIN, _CERTIFICATE, _MORE = 10.0, 1e-7, 1.2e-10, 1e-7, 1.6e-10
 _USUAL, _USUAL_GROUPED = 60, 20  # evaluations after which most searches have ended
 _PER_STEP = 1.2e-3  # of a search for each iteration of the run, between evaluations
-_PER_OVERLAP = 2e-6  # of finding σ and its proposals, for each entry of G
+_PER_OVERLAP = 5e-7  # of finding σ and its proposals, for each entry of G
+_USUAL_PROOF = 2**16  # samples of a certificate of very many bins, its pilots among them
 # Where bins are thrown more than once: of an evaluation and of a certificate for each sample, bin
 # and throw.
 _CHAIN, _CHAIN_PROOF, _USUAL_CHAIN = 3e-7, 8e-8, 16
@@ -137,10 +138,11 @@ def seconds(
     """
     bins = float(scheme.bins)
     search = search_seconds(scheme, samples=samples, evaluations=evaluations)
-    work, row = bins * max(1, scheme.bins // design_point.MOST), bins
     if _structured(kind, scheme, scaled) and bins >= nested.LEAST:
-        work, row = nested.WORK, nested.per_row(scheme.bins)
-    certified = max(SampledLoss.least_samples, min(SAMPLES, MOST_WORK // work))
+        certified, row = _USUAL_PROOF, float(nested.per_row(scheme.bins))
+    else:
+        work, row = scheme.bins * max(1, scheme.bins // design_point.MOST), bins
+        certified = max(SampledLoss.least_samples, min(SAMPLES, MOST_WORK // work))
     proof = certified * bins * (_CERTIFICATE + _MORE * row) + _PER_OVERLAP * bins**2
     compiling = _COMPILING
     if _throws(scheme) > 1:
