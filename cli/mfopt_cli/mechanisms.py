@@ -66,8 +66,13 @@ def provenance(seed: int | None, arguments: list[str] | None = None) -> dict[str
     }
 
 
-def comparison(factorization: Any) -> dict[str, float]:
-    """σ and RMSE without amplification, and of independent noise with the same batching."""
+def comparison(factorization: Any, norm: float | None = None) -> dict[str, float]:
+    """σ and RMSE without amplification, and of independent noise with the same batching.
+
+    Args:
+      factorization: any.
+      norm: the largest norm of what a unit adds to C x, from whoever made it.
+    """
     from mfopt import query_error
     from mfopt.accounting.closed_form import gaussian
     from mfopt.accounting.monte_carlo.dominating_pair import covers
@@ -77,7 +82,8 @@ def comparison(factorization: Any) -> dict[str, float]:
     scheme, n = factorization.sampling, factorization.iterations
     epsilon, delta = factorization.guarantee.epsilon, factorization.guarantee.delta
     # in a fixed, public order the sensitivity of C >= 0 is the largest norm of what a unit adds
-    norm = factorization.loss().sensitivity
+    if norm is None:
+        norm = factorization.loss().sensitivity
     plain = norm / gaussian.largest_mu(epsilon, delta)
     ratio = factorization.rmse / factorization.noise_multiplier
     found = {

@@ -215,9 +215,11 @@ def on_record(
     guarantee = None
     if not interrupted:
         try:
+            loss = law(scheme).loss(found.strategy)
+            record["mode_norm"] = loss.sensitivity  # for the report: of many bins it takes long
             certificate, estimate = release(
                 # the engine's samples are its own, also where the seed is the optimizer's
-                law(scheme).loss(found.strategy),
+                loss,
                 epsilon,
                 delta,
                 samples=certify_samples,

@@ -319,7 +319,7 @@ def _with_values(live: Live, objective: str) -> Report:
 def _report(found: Any, path: Path, seconds: float) -> None:
     from mfopt_cli import mechanisms
 
-    against = mechanisms.comparison(found)
+    against = mechanisms.comparison(found, found.provenance.get("mode_norm"))
     sigma = f"{words.round_up(found.noise_multiplier, 6)}  (× clip norm, C as stored)"
     if abs(against["mode_norm"] - 1) > 1e-9:  # a kind whose definition fixes its scale
         at_one = words.round_up(found.noise_multiplier / against["mode_norm"], 6)
