@@ -15,6 +15,7 @@ from mfopt import strategies as S
 from mfopt.accounting.monte_carlo.balls_in_bins import BallsInBinsLaw
 from mfopt.errors import UsageError
 from mfopt.optimize import kinds, objective, tangent, time_scale
+from mfopt.optimize import run as runs
 from mfopt.optimize.drivers import Trace
 from mfopt.optimize.objective import AmplifiedObjective, Evaluation, log_rmse
 from mfopt.optimize.time_scale import Scaling
@@ -179,6 +180,35 @@ def test_curvature_that_the_tangents_lack_is_learned(bend):
     assert valley.calls <= 25
 
 
+class Slopes(Valley):
+    """Of very many directions, each of which bends more than its tangents know."""
+
+    def __init__(self):
+        self.bends, self.calls = np.geomspace(2.0, 40.0, 60), 0
+
+    def tangent(self, x):
+        self.calls += 1
+        value, gradient = 0.5 * self.bends @ x**2, self.bends * x
+
+        def model(y):
+            away = y - x
+            return value + gradient @ away + 0.5 * away @ away, gradient + away
+
+        return tangent.Tangent(Evaluation(value, gradient, 1.0), model)
+
+
+def test_a_refused_step_is_followed_by_a_shorter_one(monkeypatch):
+    """What one step tells of one direction makes none that is as long a good one."""
+    ends = []
+    for shorter in (tangent._SHORTER, 1):
+        monkeypatch.setattr(tangent, "_SHORTER", shorter)
+        trace = Trace()
+        start = np.random.default_rng(0).normal(size=60)
+        tangent.minimize(Slopes(), start, trace, steps=40, tolerance=1e-9)
+        ends.append(trace.best_value)
+    assert ends[0] < ends[1] / 3
+
+
 class Wall:
     """A flat hollow between walls, whose tangents are lines: their minimum is behind a wall."""
 
@@ -206,6 +236,49 @@ def test_step_limit_of_tangents_is_kept():
     trace = Trace()
     tangent.minimize(Valley(300.0), np.full(3, 4.0), trace, steps=3, tolerance=1e-9)
     assert len(trace.history) == 3 and trace.status == "step limit 3 reached"
+
+
+def test_fewer_samples_are_the_first_of_all():
+    known = BallsInBinsLaw(SCHEME)
+    key, other = (jax.random.key(seed) for seed in (0, 1))
+    with jax.enable_x64(True):
+        few, every, others = (
+            jax.tree.map(np.asarray, known.draws(*of))
+            for of in ((key, 64), (key, 512), (other, 512))
+        )
+    assert len(few.normal) == 32
+    for part, whole in zip(few, every, strict=True):
+        np.testing.assert_array_equal(part, whole[:32])
+    assert not np.any(few.normal == others.normal[:32])
+
+
+def looked_at(monkeypatch, **options):
+    """(samples of each evaluation, what was found) of a search for a BLT."""
+    numbers, tangents = [], tangent.TangentObjective.tangent
+
+    def counted(self, parameters):
+        numbers.append(2 * len(self._draws.normal))
+        return tangents(self, parameters)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tangent.TangentObjective, "tangent", counted)
+        options = {"buffers": 1, "samples": 1024, "seed": 0, **options}
+        return numbers, optimize.optimize(SCHEME, 2.0, 1e-4, strategy="blt", **options)
+
+
+def test_the_last_steps_are_made_with_all_samples(monkeypatch):
+    numbers, small = looked_at(monkeypatch)
+    assert set(numbers) == {1024}  # a small search has nothing to save
+    whole = small.strategy
+    monkeypatch.setattr(runs, "_TERMS", 0)
+    for options in ({}, {"steps": 4}, {"steps": 1}, {"init": whole}):
+        numbers, found = looked_at(monkeypatch, **options)
+        most = numbers.index(1024)
+        assert set(numbers[:most]) <= {128} and set(numbers[most:]) == {1024}
+        if "steps" not in options:
+            assert found.loss == pytest.approx(small.loss, abs=1e-4)
+    monkeypatch.setattr(runs, "_FOR_EACH", 65)  # too few for two parameters
+    assert set(looked_at(monkeypatch)[0]) == {1024}
 
 
 @pytest.mark.release

@@ -42,6 +42,7 @@ Model = Callable[[np.ndarray], tuple[float, np.ndarray]]
 _ROUNDS = (2, 2, 4, 8, 16, 32)
 REACH = 5.0  # of a step, in each parameter
 _WILD = 0.1  # relative increase of the error beyond which a step tells nothing but that it was long
+_SHORTER = 4  # times, after a step that did not lower the error
 _RESOLVED = 3  # tolerances: a promise that another placement of the shifts makes as well
 _INNER = 150  # evaluations of one model at most
 
@@ -251,8 +252,9 @@ def minimize(
                 near = there.at.value < anchor.at.value + _WILD
                 known = near and np.all(np.isfinite(there.at.gradient))
                 change = there.at.gradient - anchor.model(reached)[1] if known else 0 * point
-                if not bend.learn(reached - point, change):
-                    reach = float(np.max(np.abs(reached - point))) / 4
+                bend.learn(reached - point, change)
+                # shorter also where it did: one curvature of many does not make a long step right
+                reach = float(np.max(np.abs(reached - point))) / _SHORTER
     trace.status = "tangents: no further decrease that the samples confirm"
 
 
