@@ -285,6 +285,21 @@ def test_the_last_steps_are_made_with_all_samples(monkeypatch):
     assert set(looked_at(monkeypatch)[0]) == {1024}
 
 
+def test_an_interrupt_between_few_samples_and_all_keeps_the_best(monkeypatch):
+    refresh = tangent.TangentObjective.refresh
+
+    def stopped(self, parameters):
+        refresh(self, parameters)
+        if len(self._draws.normal) == 512:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "_TERMS", 0)
+    monkeypatch.setattr(tangent.TangentObjective, "refresh", stopped)
+    with pytest.raises(optimize.InterruptedOptimization) as kept:
+        looked_at(monkeypatch)
+    assert len(kept.value.best.history) > 2 and kept.value.best.noise_multiplier > 0
+
+
 @pytest.mark.release
 def test_time_scaling_pays_and_every_kind_of_it_is_found():
     options = {"samples": 2048, "seed": 5, "bands": 3, "buffers": 2}

@@ -410,10 +410,8 @@ class _Job:
             if scouts:
                 early = target.early()
                 self._run(self.problem, early, kind, mapping.start, trace, _SCOUT_STEPS, stage)
-                if early is not target and trace.best is not None and not trace.interrupted:
-                    # fewer samples do not tell apart ends that are 0.2% from each other
-                    target.all.refresh(trace.best)
-                    trace.take(target.all(trace.best))
+                if early is not target:
+                    self._look_again(target.all, trace)
             else:
                 judge = self._judge(kind, mapping, samples)
                 self._run(self.problem, target, kind, mapping.start, trace, steps, stage, judge)
@@ -432,6 +430,16 @@ class _Job:
             best = final if final.best is not None else best
         best.history = history
         return best
+
+    def _look_again(self, target: tangent.TangentObjective, trace: StartedTrace) -> None:
+        """On all samples: fewer do not tell apart ends that are 0.2% from each other."""
+        if trace.best is None or trace.interrupted:
+            return
+        try:
+            target.refresh(trace.best)
+            trace.take(target(trace.best))
+        except KeyboardInterrupt:
+            self.interrupted = trace.interrupted = True
 
     def _started(self, kind: Kind, build: Callable[[jax.Array], Strategy]) -> StartedTrace:
         """A trace of this problem."""
