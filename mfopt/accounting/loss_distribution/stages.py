@@ -62,7 +62,8 @@ class Stages:
         """Upper bounds for ``rounds`` of ``one``, which is on the fine grid, tilted by ``tilt``."""
         rare: tuple[tuple[LossDistribution, int], ...] = ()
         if math.isfinite(self.small):
-            one, large = divided(one, self.small, self.coarse)
+            # on the grid a small loss is at a point next to it, which may be larger
+            one, large = divided(one, self.small + self.fine, self.coarse)
             rare = ((large, rounds),)
         blocks = self._blocks(one, rounds, tilt, coarser, extended)
         return Composition((*blocks, *rare)).convolve(tilt, extended=extended)
