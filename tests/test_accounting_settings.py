@@ -132,13 +132,14 @@ def test_settings_cover_the_range():
     [
         ((0.9, 1.1), [], 1e-6, None),
         ((1.01, 1.1), [(1.0, 1.2), (1.02, 1.09)], 1e-6, "wrong"),
-        ((0.8, 0.9), [None, None], 1e-6, "wrong"),
+        ((0.8, 0.9), [None, None, None], 1e-6, "wrong"),
         ((0.8, 0.9), [None, (0.82, 0.9)], 1e-6, "wrong"),
-        ((1.2, 1.3), [None, None], 1e-12, "beyond_floor"),
-        ((1.2, 0.999), [None, None], 1e-6, "contradictory_reference"),
+        ((1.2, 1.3), [None, None, None], 1e-12, "beyond_floor"),
+        ((1.2, 0.999), [None, None, None], 1e-6, "contradictory_reference"),
         # a finer grid that is worse
         ((0.8, 0.9), [(0.7, 0.95), (0.82, 0.92)], 1e-6, "contradictory_reference"),
-        ((1.01, 1.1), [(1.02, 1.2), None], 1e-12, "contradictory_reference"),
+        ((1.01, 1.1), [(1.02, 1.2), None, None], 1e-12, "contradictory_reference"),
+        ((0.8, 0.9), [None, None, (0.82, 0.92)], 1e-6, "contradictory_reference"),
         # bounds of two grids the wrong way round
         ((0.8, 0.9), [None, (0.905, 0.9)], 1e-6, "contradictory_reference"),
     ],

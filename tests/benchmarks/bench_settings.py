@@ -9,8 +9,9 @@ dp_accounting has an answer in 10 s, ε between its optimistic and its pessimist
 the 2e-5 that answers here may be above the truth. Below δ = 1e-11 a disagreement is listed apart:
 its own rounding is of that size. So is one with a reference that contradicts itself: whose
 optimistic estimate is above its pessimistic one, or that is asked again on a grid three times as
-coarse and three times as fine, and either estimate is worse on the finer of two grids of which one
-holds the other, or a lower bound of one is above the upper bound of another.
+coarse and three times as fine (twice, where that takes too long), and either estimate is worse on
+the finer of two grids of which one holds the other, or a lower bound of one is above the upper
+bound of another.
 
 What was found for each setting goes into ``--log``, a line each, with the commit; settings that it
 has already are not examined again, so that a long run may be cut anywhere.
@@ -291,7 +292,11 @@ def _asked(result: Setting, seconds: float, finer: float = 1.0) -> Setting | Non
 
 def grids(result: Setting) -> list[list[float]]:
     """The reference's bracket and, if it has them in time, those on two other grids."""
-    others = [_asked(result, 3 * _REFERENCE_SECONDS, finer) for finer in (1 / 3, 3.0)]
+    most = 3 * _REFERENCE_SECONDS
+    others = [
+        _asked(result, most, 1 / 3),
+        _asked(result, most, 3.0) or _asked(result, most, 2.0),
+    ]
     coarse, fine = ([] if one is None else [one["reference"]] for one in others)
     return [*coarse, result["reference"], *fine]
 
