@@ -226,9 +226,15 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "mean for the largest normalizer": Mutant(
         TILTED,
-        "jnp.max(jax.scipy.special.logsumexp",
-        "jnp.mean(jax.scipy.special.logsumexp",
+        "return jnp.max(largest, axis=0) - jnp.log(bins)",
+        "return jnp.mean(largest, axis=0) - jnp.log(bins)",
         sampling("exceeds_the_range"),
+    ),
+    "mean of a square of far overlaps for its largest": Mutant(
+        TILTED,
+        "largest = jnp.max(rows.reshape",
+        "largest = jnp.mean(rows.reshape",
+        "tests/test_clusters.py -k 'squares_far'",
     ),
     "shift's ceiling with half the norm": Mutant(
         TILTED,
@@ -252,7 +258,7 @@ MUTANTS: dict[str, Mutant] = {
         TILTED, "square + 2 * products[rows, chosen]", "square + products[rows, chosen]", UNBIASED
     ),
     "chain's weight without a normalizer": Mutant(
-        TILTED, "log_normalizers + top[:, 0] + jnp.log(mass / bins)", "log_normalizers", UNBIASED
+        TILTED, "log_normalizers + top + jnp.log(mass / bins)", "log_normalizers", UNBIASED
     ),
     "chain's weight with half the loss": Mutant(
         PROPOSALS, "- asked.order * loss\n", "- asked.order * loss - 0.05\n", UNBIASED
@@ -274,15 +280,15 @@ MUTANTS: dict[str, Mutant] = {
     ),
     # what modes have in common
     "the common part counts for less": Mutant(
-        f"{MONTE_CARLO}/balls_in_bins.py",
-        "Hockey(self._split.shift / point.noise_multiplier)",
-        "Hockey(0.97 * self._split.shift / point.noise_multiplier)",
+        f"{MONTE_CARLO}/hockey.py",
+        "Hockey(shift / point.noise_multiplier)",
+        "Hockey(0.97 * shift / point.noise_multiplier)",
         common("one_mean"),
     ),
     "more is taken out than is in common": Mutant(
         f"{MONTE_CARLO}/common_part.py",
-        "DominatingPair(gram - squared",
-        "DominatingPair(gram - 1.05 * squared",
+        "left = np.asarray(gram) - squared",
+        "left = np.asarray(gram) - 1.05 * squared",
         common("the_whole or one_mean"),
     ),
     "a Gaussian's hockey stick too low": Mutant(
@@ -605,7 +611,8 @@ HARMLESS: dict[str, tuple[Mutant, str]] = {
     "a sum that is no number passes": (
         Mutant(
             EVIDENCE,
-            "if not (math.isfinite(float(sums.total)) and math.isfinite(scaled)):",
+            "if not (math.isfinite(float(sums.total)) and math.isfinite(scaled) and "
+            "math.isfinite(beyond)):",
             "if False:",
             sampling("does_not_hold_leaves"),
         ),
