@@ -292,4 +292,5 @@ def test_a_canary_spread_over_all_parameters_is_not_found(old):
 def test_the_stream_makes_these_draws():
     stream = NoiseStream(S.Identity(), iterations=2, noise_multiplier=1.0, clip_norm=1.0)
     noise, _ = stream.next(stream.init(np.zeros(1000, np.float32), seed=0))
-    np.testing.assert_array_equal(noise, normals(1000, 0).astype(np.float32))
+    # two programs: on some processors one of them multiplies and adds in one step
+    np.testing.assert_array_max_ulp(np.asarray(noise), normals(1000, 0).astype(np.float32), 1)

@@ -59,7 +59,14 @@ class Stages:
     def compose(
         self, one: LossDistribution, rounds: int, tilt: float, *, extended: bool = False
     ) -> ComposedLosses:
-        """Upper bounds for ``rounds`` of ``one``, which is on the fine grid, tilted by ``tilt``."""
+        """Upper bounds for many rounds.
+
+        Args:
+          one: a round, on the fine grid.
+          rounds: how many.
+          tilt: θ.
+          extended: as for :meth:`.Composition.convolve`.
+        """
         rare: tuple[tuple[LossDistribution, int], ...] = ()
         if math.isfinite(self.small):
             # on the grid a small loss is at a point next to it, which may be larger
@@ -71,10 +78,16 @@ class Stages:
     def compose_below(
         self, cells: Cells, rounds: int, tilt: float, *, extended: bool = False
     ) -> ComposedLosses:
-        """Lower bounds for ``rounds`` of a round of these cells, tilted by ``tilt``.
+        """Lower bounds for many rounds.
 
         Where rounds are divided: but for a chance that is taken away, no more than ``spared`` of
         them have a large loss, and the small losses of all others are as many as are counted here.
+
+        Args:
+          cells: of a round.
+          rounds: how many.
+          tilt: θ.
+          extended: as for :meth:`.Composition.convolve`.
         """
         rare: tuple[tuple[RoundsBlock, int], ...] = ()
         scale, spared = 0.0, 0
