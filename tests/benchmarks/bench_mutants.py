@@ -226,8 +226,8 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "mean for the largest normalizer": Mutant(
         TILTED,
-        "return jnp.max(largest, axis=0) - jnp.log(bins)",
-        "return jnp.mean(largest, axis=0) - jnp.log(bins)",
+        "jnp.max(orders[:, None] * top",
+        "jnp.mean(orders[:, None] * top",
         sampling("exceeds_the_range"),
     ),
     "mean of a square of far overlaps for its largest": Mutant(
