@@ -168,18 +168,15 @@ class BallsInBinsLoss(TiltedLoss):
         return self._split.rest, paid
 
     def _smooth(self, point: Point) -> tilted.Smooth | None:
-        """What ceilings take of S: of many bins it takes longer than all the rest, and many orders
-        are tried at one σ."""
+        """What ceilings take of S, kept for one σ, at which many orders are tried."""
         pair, paid = self._sampled(point)
         if pair.bins == 1:
             return None
-        seen = self._seen
-        if (pair is self.pair, paid.noise_multiplier) not in seen:
-            seen.clear()
-            seen[pair is self.pair, paid.noise_multiplier] = tilted.smooth(
-                pair, paid.noise_multiplier
-            )
-        return seen[pair is self.pair, paid.noise_multiplier]
+        at = pair is self.pair, paid.noise_multiplier
+        if at not in self._seen:
+            self._seen.clear()
+            self._seen[at] = tilted.smooth(pair, paid.noise_multiplier)
+        return self._seen[at]
 
     @functools.cached_property
     def _seen(self) -> dict[tuple[bool, float], tilted.Smooth]:
