@@ -20,7 +20,7 @@ from mfopt.sampling import BallsInBins, BinScheme, FreshBins
 # Seconds on the two cores that costs were measured on.
 _PROGRAM = {"unamplified": 5.0, "amplified": 5.0, "sigma": 1.0}  # to compile one, by task
 _ACCOUNT = 0.3  # of σ without samples
-_ROOT = 6  # Monte Carlo evaluations behind a σ
+_ROOT = 2  # Monte Carlo evaluations behind a σ
 _TANGENTS = 15  # evaluations of most searches by tangents
 _GENERAL = 20  # of most for general C, which end where a round gains nothing
 _MANY = 2.0  # a search in as many numbers as there are steps, over one in a few
