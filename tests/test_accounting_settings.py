@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
+from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution import stages
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile
 
@@ -131,9 +133,12 @@ def test_settings_cover_the_range():
     ("bracket", "others", "delta", "key"),
     [
         ((0.9, 1.1), [], 1e-6, None),
-        ((1.01, 1.1), [(1.0, 1.2), (1.02, 1.09)], 1e-6, "wrong"),
-        ((0.8, 0.9), [None, None, None], 1e-6, "wrong"),
-        ((0.8, 0.9), [None, (0.82, 0.9)], 1e-6, "wrong"),
+        # the last of the others: what its one round gives with a tilt
+        ((1.01, 1.1), [(1.0, 1.2), (1.02, 1.09), None], 1e-6, "wrong"),
+        ((0.8, 0.9), [None, None, None, [0.9, 0.99]], 1e-6, "wrong"),
+        ((0.8, 0.9), [None, (0.82, 0.9), [1.001, 1.1]], 1e-6, "wrong"),
+        ((0.8, 0.9), [None, (0.82, 0.9), [0.9, 1.001]], 1e-6, "arbitrated"),
+        ((1.01, 1.1), [None, None, None, [0.9, 1.1]], 1e-6, "arbitrated"),
         ((1.2, 1.3), [None, None, None], 1e-12, "beyond_floor"),
         ((1.2, 0.999), [None, None, None], 1e-6, "contradictory_reference"),
         # a finer grid that is worse
@@ -145,15 +150,126 @@ def test_settings_cover_the_range():
     ],
 )
 def test_what_a_reference_says_against_an_answer(monkeypatch, bracket, others, delta, key):
-    said = [bracket, *others]
-    answers = iter(
-        [{"wrong": [], "found": 1.0}, *(one and {"reference": list(one)} for one in said)]
-    )
+    said = [
+        {"reference": list(one)} if isinstance(one, tuple) else one for one in (bracket, *others)
+    ]
+    answers = iter([{"wrong": [], "found": 1.0}, *said])
     monkeypatch.setattr(bench_settings, "isolated", lambda *_: (next(answers), 0, ""))
     found = bench_settings.examine({"delta": delta}, compare=True)
-    kinds = ("wrong", "beyond_floor", "contradictory_reference")
+    kinds = ("wrong", "beyond_floor", "contradictory_reference", "arbitrated")
     assert [kind for kind in kinds if found.get(kind)] == ([key] if key else [])
     assert not list(answers)
+
+
+def test_one_round_composed_with_a_tilt_has_every_delta():
+    # the closed form of T Gaussian rounds, at a δ that the reference's own transform loses
+    sigma, delta = 20.0, 1e-14
+    exact = gaussian.epsilon(math.sqrt(300) / sigma, delta)
+    asked = {"probability": 1.0, "iterations": 300, "group_size": 1}
+    result = {**asked, "noise_multiplier": sigma, "delta": delta, "found": exact}
+    low, high = bench_settings.arbiter(result)
+    # a round of each: rounded down to the grid, and spread over two of its points
+    assert exact - 300 * 1e-3 < low < exact < high < exact * (1 + 5e-5)
+    assert bench_settings.reference(result)["reference"][1] > exact * (1 + 2e-3)
+
+
+# dp_accounting's pessimistic ε is 22.01829
+ROUNDED = {
+    "probability": 3.137984550321911e-08,
+    "iterations": 6239,
+    "group_size": 1,
+    "delta": 1.071018984752631e-09,
+    "noise_multiplier": 0.17948652379142074,
+}
+
+
+def least_delta(setting, epsilon):
+    """δ(ε) from below: one or two rounds have losses above 1e-3, none of the others any but p's.
+
+    One round's δ has a closed form; of two, one's loss is rounded down.
+    """
+    names = ("probability", "noise_multiplier", "iterations")
+    p, sigma, rounds = (setting[name] for name in names)
+
+    def tails(loss):
+        """P and Q beyond a loss."""
+        at = sigma**2 * np.log((np.expm1(loss) + p) / p) + 0.5
+        alone = stats.norm.sf(at / sigma)
+        return (1 - p) * alone + p * stats.norm.sf((at - 1) / sigma), alone
+
+    def beyond(epsilon):
+        """E (1 - e^{ε - loss})+ over one round's losses above 1e-3."""
+        joint, alone = tails(np.maximum(epsilon, 1e-3))
+        return joint - np.exp(epsilon) * alone
+
+    small = math.log1p(-tails(1e-3)[0])
+    losses = np.arange(1e-3, 60, 1e-3)
+    once = rounds * math.exp((rounds - 1) * small) * beyond(epsilon - (rounds - 1) * math.log1p(-p))
+    second = beyond(epsilon - (rounds - 2) * math.log1p(-p) - losses[:-1])
+    twice = (
+        math.comb(rounds, 2)
+        * math.exp((rounds - 2) * small)
+        * (-np.diff(tails(losses)[0]) @ second)
+    )
+    return once + twice
+
+
+def test_a_reference_that_rounds_is_not_believed():
+    result = {**ROUNDED, "found": 22.018998731997705}
+    said = bench_settings.reference(result)["reference"][1]
+    low, high = bench_settings.arbiter(result)
+    assert least_delta(ROUNDED, said) > ROUNDED["delta"]
+    assert least_delta(ROUNDED, high) < ROUNDED["delta"]
+    assert low < said * (1 + 3e-5) < result["found"] < high * (1 + 2e-5)
+
+
+@pytest.mark.parametrize(
+    ("factor", "key"), [(1.0, "arbitrated"), (1 - 1e-3, "wrong"), (1 + 1e-3, "wrong")]
+)
+def test_an_answer_is_held_against_the_reference_composed_again(monkeypatch, factor, key):
+    """Controls: an answer that is a thousandth too small, or too large, is wrong."""
+    setting = {"probability": 0.01, "iterations": 3, "group_size": 1, "epsilon": 10, "delta": 1e-6}
+    honest, ask = bench_settings.check(setting), bench_settings.reference
+    monkeypatch.setattr(
+        bench_settings, "check", lambda _: {**honest, "found": honest["found"] * factor}
+    )
+    monkeypatch.setattr(
+        bench_settings,
+        "reference",
+        lambda *given: {"reference": [end * 0.99 for end in ask(*given)["reference"]]},
+    )
+    monkeypatch.setattr(bench_settings, "grids", lambda found: [found["reference"]])
+    found = bench_settings.examine(setting, compare=True)
+    assert [kind for kind in ("wrong", "arbitrated") if found.get(kind)] == [key]
+    low, high = found["arbiter"]
+    assert low < honest["found"] < high * (1 + 3e-5)
+
+
+def test_what_was_wrong_is_examined_again_when_asked(tmp_path, monkeypatch, capsys):
+    log = tmp_path / "log.jsonl"
+    chosen = bench_settings.settings(3)
+    rest = {"peak": 1, "sigma_seconds": 1.0, "found": 1.0, "below": 1.0}
+
+    def line(number, **more):
+        return {"number": number, **chosen[number], **rest, **more}
+
+    first = [line(0, wrong=[]), line(1, wrong=["x"]), line(2, wrong=["y"])]
+    log.write_text("".join(json.dumps(one) + "\n" for one in first))
+    monkeypatch.setattr(
+        bench_settings, "examine", lambda setting, compare: {**setting, **rest, "wrong": []}
+    )
+
+    def run(*more):
+        with pytest.raises(SystemExit) as ended:
+            bench_settings.main(["--compare-every", "1", "--log", str(log), *more])
+        capsys.readouterr()
+        lines = [json.loads(text)["number"] for text in log.read_text().splitlines()]
+        return ended.value.code, lines[3:]
+
+    assert run("--count", "3") == (1, [])
+    assert run("--first", "1", "--count", "1", "--again") == (0, [1])
+    assert run("--count", "3", "--again") == (0, [1, 2])
+    assert run("--count", "3", "--again") == (0, [1, 2])
 
 
 def test_what_was_found_last_counts(tmp_path):
