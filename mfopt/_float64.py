@@ -9,6 +9,8 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import numpy as np
 
+from mfopt._jitted import Jitted
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -51,7 +53,7 @@ def compiled(*static: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        jitted = jax.jit(function, static_argnames=static)
-        return functools.wraps(function)(float64(jitted))
+        jitted = Jitted(function, static_argnames=static)
+        return functools.wraps(function)(float64(jitted.__call__))
 
     return decorate

@@ -13,6 +13,8 @@ from typing import Any
 
 import jax
 
+from mfopt._jitted import Jitted
+
 OPTIONS = {
     "xla_backend_optimization_level": 1,
     "xla_llvm_disable_expensive_passes": True,
@@ -48,7 +50,7 @@ def _taken(some: dict[str, Any]) -> bool:
     return True
 
 
-class jit:
+class jit(Jitted):
     """``jax.jit`` with :func:`options`, which are asked for at the first call, not at import.
 
     JAX takes options for whole programs only: where an argument is traced, the function is called
@@ -56,17 +58,10 @@ class jit:
     """
 
     def __init__(self, function: Callable[..., Any], *, fused: bool = False, **static: Any) -> None:
-        functools.update_wrapper(self, function)
-        self._function, self._fused, self._static = function, fused, static
-
-    @functools.cached_property
-    def _compiled(self) -> Any:
-        return jax.jit(self._function, compiler_options=options(self._fused), **self._static)
+        super().__init__(
+            function, "quick", fused, options=functools.partial(options, fused), **static
+        )
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, named)))
-        return (self._function if traced else self._compiled)(*args, **named)
-
-    def lower(self, *args: Any, **named: Any) -> Any:
-        """As of ``jax.jit``."""
-        return self._compiled.lower(*args, **named)
+        return self._function(*args, **named) if traced else super().__call__(*args, **named)

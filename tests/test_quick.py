@@ -47,4 +47,4 @@ def test_a_quick_program_is_one_of_its_own_or_part_of_another():
     assert jax.grad(lambda x: double(x, 3))(2.0) == 3
     if _quick.options():  # why it looks for traced arguments
         with pytest.raises(ValueError, match="top-level"):
-            jax.jit(lambda x: double._compiled(x, 3))(2.0)
+            jax.jit(lambda x: double.jitted(x, 3))(2.0)

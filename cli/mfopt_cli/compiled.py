@@ -12,6 +12,8 @@ is switched on for the command line alone, and made fit to be on by default:
   home.
 * A bound on the size makes JAX take a lock for every read and write, so that no process sees what
   another is writing; the least recently used go first.
+* The programs of this package are kept whole beside that (:mod:`mfopt._kept`), and found without
+  being traced: most of what JAX's own cache leaves to do.
 * What a process that was killed left half written would stop JAX's own clearing for good, and a
   damaged entry might not be seen as one: at the start of a command both are removed. An entry is
   whole once its time stamp is there; from then on the SHA-256 beside it tells.
@@ -22,13 +24,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import platform
 import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import platformdirs
+
+from mfopt import _kept
+from mfopt._identity import processor
 
 VARIABLE = "MFOPT_COMPILED"
 MOST_BYTES = 2**26
@@ -43,9 +47,10 @@ def switch_on() -> Path | None:
     if "jax" in sys.modules or "JAX_COMPILATION_CACHE_DIR" in os.environ or given.lower() in _OFF:
         return None
     base = Path(given) if given else platformdirs.user_cache_path("mfopt", appauthor=False)
-    folder = base / "compiled" / _processor()
+    folder = base / "compiled" / processor()
+    programs = folder / "programs"
     try:
-        for part in (folder.parent, folder):
+        for part in (folder.parent, folder, programs):
             part.mkdir(parents=True, exist_ok=True, mode=0o700)
             if not _own(part):
                 return None
@@ -55,6 +60,7 @@ def switch_on() -> Path | None:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
     os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(MOST_BYTES))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    _kept.use(programs)
     # what cannot be read or written is compiled: nobody needs to know
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
     return folder
@@ -108,11 +114,3 @@ def _own(folder: Path) -> bool:
     if found.st_mode & 0o077:
         folder.chmod(0o700)
     return not folder.is_symlink()
-
-
-def _processor() -> str:
-    """A name for this kind of processor: what may be used of it is part of compiled code."""
-    words = [platform.system(), platform.machine(), platform.processor()]
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
-        words += sorted({line for line in lines if line.startswith(("model name", "flags"))})
-    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]

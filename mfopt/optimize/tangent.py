@@ -26,7 +26,7 @@ import numpy as np
 import scipy.optimize
 from threadpoolctl import threadpool_limits
 
-from mfopt import _quick
+from mfopt import _kept, _quick
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import spread
 from mfopt.accounting.monte_carlo.protocol import SampledLaw
@@ -146,17 +146,32 @@ def _programs(
       device: where they run, or None for JAX's own choice.
     """
 
+    model = _model(loss, law, build)
+
     @float64
-    def compiled() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def shapes() -> tuple[Any, Any, implicit.Frozen, Any]:
         number: Any = jax.ShapeDtypeStruct((), jnp.float64)
         point = jax.ShapeDtypeStruct((parameters,), jnp.float64)
         quadratic = jax.eval_shape(lambda x: law.quadratic(build(x)), point)
         proposal = law.proposal_shape(jax.eval_shape(law.prepared, quadratic))
         frozen = implicit.Frozen(jax.tree.unflatten(structure, draws), proposal, number, number)
+        return number, point, frozen, quadratic
+
+    def slope_program() -> Any:
+        number, _, frozen, quadratic = shapes()
+        return _slope.lower(law, quadratic, frozen, number, number).compile()
+
+    def model_program() -> Any:
+        number, point, _, quadratic = shapes()
+        return model.lower(point, number, quadratic).compile()
+
+    @float64
+    def compiled() -> tuple[Callable[..., Any], Callable[..., Any]]:
         with jax.default_device(device):
-            touch = _slope.lower(law, quadratic, frozen, number, number)
-            model = _model(loss, law, build).lower(point, number, quadratic)
-            return touch.compile(), model.compile()
+            # by what the shapes follow from, which are themselves traced
+            same = law, build, parameters, structure, draws
+            touch = _kept.program(slope_program, "slope", *same)
+            return touch, _kept.program(model_program, "model", loss, *same)
 
     return _beside.submit(compiled)
 
