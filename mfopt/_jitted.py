@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,8 +46,24 @@ class Jitted:
     @functools.cached_property
     def jitted(self) -> Any:
         """JAX's own."""
+        return self._jit(self._function)
+
+    def lower_alone(self, *args: Any) -> Any:
+        """As :meth:`lower`, of a program that JAX's cache has not seen: one that can be kept.
+
+        Its name is one that no other has, and names are part of that cache's keys.
+        """
+
+        def own(*args: Any) -> Any:
+            return self._function(*args)
+
+        own.__name__ = f"{getattr(self._function, '__name__', 'program')}_{uuid.uuid4().hex}"
+        own.__signature__ = inspect.signature(self._function)  # type: ignore[attr-defined]
+        return self._jit(own).lower(*args)
+
+    def _jit(self, function: Callable[..., Any]) -> Any:
         return jax.jit(
-            self._function,
+            function,
             compiler_options=self._options(),
             static_argnums=self._numbers or None,
             static_argnames=self._names or None,
@@ -75,7 +92,7 @@ class Jitted:
         found = self._programs.get(key)
         if found is None:
             found = self._programs[key] = _kept.program(
-                lambda: self.jitted.lower(*args).compile(),
+                lambda: self.lower_alone(*args),
                 *(self._function, self._parts, static, structure, shapes),
             )
         return found(*others)

@@ -17,12 +17,14 @@ It is switched on by the command line alone, with the cache of JAX: see :func:`u
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import pickle
 import re
 import stat
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,24 +51,47 @@ def on() -> bool:
     return _folder is not None and not _plugins.loaded()
 
 
-def program(make: Callable[[], Any], *parts: Any) -> Any:
-    """The compiled program that ``make`` makes, from disk where it is there.
+def program(lower: Callable[[], Any], *parts: Any) -> Any:
+    """A compiled program, from disk where it is there.
 
     Args:
-      make: compiles it: ``jax.jit(...).lower(...).compile()``.
+      lower: makes it, but for its compilation: ``jax.jit(...).lower(...)``.
       parts: all that it follows from beside code, machine and settings.
     """
     if not on() or _folder is None:
-        return make()
+        return lower().compile()
     try:
         path = _folder / f"{_identity.digest(*parts)}{SUFFIX}"
     except _identity.UnknownError:
-        return make()
+        return lower().compile()
     if (found := _read(path)) is None:
-        found = make()
-        with contextlib.suppress(OSError):  # a full disk is no reason to fail
-            _write(path, found)
+        _listen()
+        lowered, before = lower(), _taken.hits
+        found = lowered.compile()
+        # written again, what JAX read from its cache lacks some of its functions: XLA drops them
+        if _taken.hits == before:
+            with contextlib.suppress(OSError):  # a full disk is no reason to fail
+                _write(path, found)
     return found
+
+
+class _Taken(threading.local):
+    """Programs that JAX has read from its own cache in this thread."""
+
+    hits = 0
+
+
+_taken = _Taken()
+
+
+@functools.cache
+def _listen() -> None:
+    import jax
+
+    def hear(event: str, **_: Any) -> None:
+        _taken.hits += event == "/jax/compilation_cache/cache_hits"
+
+    jax.monitoring.register_event_listener(hear)
 
 
 def _read(path: Path) -> Any:

@@ -157,21 +157,21 @@ def _programs(
         frozen = implicit.Frozen(jax.tree.unflatten(structure, draws), proposal, number, number)
         return number, point, frozen, quadratic
 
-    def slope_program() -> Any:
+    def lower_slope() -> Any:
         number, _, frozen, quadratic = shapes()
-        return _slope.lower(law, quadratic, frozen, number, number).compile()
+        return _slope.lower_alone(law, quadratic, frozen, number, number)
 
-    def model_program() -> Any:
+    def lower_model() -> Any:
         number, point, _, quadratic = shapes()
-        return model.lower(point, number, quadratic).compile()
+        return model.lower_alone(point, number, quadratic)
 
     @float64
     def compiled() -> tuple[Callable[..., Any], Callable[..., Any]]:
         with jax.default_device(device):
             # by what the shapes follow from, which are themselves traced
             same = law, build, parameters, structure, draws
-            touch = _kept.program(slope_program, "slope", *same)
-            return touch, _kept.program(model_program, "model", loss, *same)
+            touch = _kept.program(lower_slope, "slope", *same)
+            return touch, _kept.program(lower_model, "model", loss, *same)
 
     return _beside.submit(compiled)
 
