@@ -29,6 +29,8 @@ _FAINT = 1e-290
 _SHIFTS = (1e-3, 1 / 64, 1 / 8, 7 / 16)  # of a grid, at which it is tried
 _MENDED = 0.1  # share of what was dropped at first that is worth no more search
 _LARGE = 1e4  # the largest factor in a recursion's composed steps
+# the steepest map that is composed with as many steps as this: no product is above 1e232
+_STEEP, _UNSCALED = 1e100, 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,8 +281,13 @@ def _clipped(constant: np.ndarray, factor: np.ndarray, most: np.ndarray) -> np.n
     )
     low, high = np.zeros(blocks), np.ones(blocks)
     offset, slope = np.zeros(blocks), np.ones(blocks)
-    # large factors lead to an end of the range in any case; these cannot overflow
-    for up, by, top in zip(np.minimum(c, _LARGE), np.minimum(f, _LARGE), m, strict=True):
+    # large factors lead to an end of the range in any case
+    composed = zip(np.minimum(c, _LARGE), np.minimum(f, _LARGE), m, strict=True)
+    for row, (up, by, top) in enumerate(composed):
+        if row % _UNSCALED == 0:
+            # many of them overflow; so steep a map, made less steep, is cut where it was
+            grown = np.maximum(np.maximum(np.abs(offset), np.abs(slope)) / _STEEP, 1.0)
+            offset, slope = offset / grown, slope / grown
         offset, slope = up - by * offset, -by * slope
         low, high = (
             np.minimum(np.maximum(up - by * high, 0.0), top),
