@@ -25,7 +25,7 @@ from mfopt.accounting.loss_distribution.stages import Staged, Steps
 from mfopt.errors import FailureError
 
 Direction = Literal["remove", "add"]
-COARSE, FINE = 1e-3, 2e-5  # relative accuracy of ε: inside searches, and for reported numbers
+COARSE, FINE = 1e-3, 2e-5  # relative accuracy aimed at for ε: in searches, and for reported numbers
 # Truncated probability relative to the δ in question: e^-16 = 1e-7.
 _TRUNCATED = 16.0
 _FAINTEST = -690.0  # log of the smallest δ that floats resolve
