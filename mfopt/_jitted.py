@@ -116,9 +116,9 @@ def _shape(leaf: Any) -> Any:
     if isinstance(leaf, bool | int | float) and not isinstance(leaf, np.generic):
         return type(leaf).__name__
     if isinstance(leaf, np.ndarray | np.generic):
-        return "numpy", leaf.shape, leaf.dtype.str
+        return leaf.shape, str(leaf.dtype), False
     if isinstance(leaf, jax.core.Tracer) or not isinstance(leaf, jax.Array):
         return None
     if len(leaf.sharding.device_set) > 1:
         return None
-    return "jax", leaf.shape, str(leaf.dtype), getattr(leaf, "weak_type", False)
+    return leaf.shape, str(leaf.dtype), getattr(leaf, "weak_type", False)

@@ -114,7 +114,7 @@ class AmplifiedObjective:
     @float64
     def quadratic(self, parameters: np.ndarray) -> Any:
         """All that σ knows of C at ``parameters``."""
-        return _quadratic(self._law, self._build)(jnp.asarray(parameters))
+        return _quadratic(self._law, self._build)(np.asarray(parameters))
 
     @float64
     def __call__(self, parameters: np.ndarray) -> Evaluation:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,8 @@ def built(build: Callable[[jax.Array], Strategy], parameters: np.ndarray) -> Str
 
     Compiled as one: operation by operation its first call would take seconds.
     """
-    return _compiled(build)(jnp.asarray(parameters))
+    point: Any = np.asarray(parameters)
+    return _compiled(build)(point)
 
 
 @functools.lru_cache(maxsize=16)

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.optimize
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from mfopt import _kept, _quick
 from mfopt._float64 import float64
@@ -105,11 +105,11 @@ class TangentObjective(AmplifiedObjective):
         """The model that touches the objective at ``parameters``."""
         if self._proposal is None:
             self.refresh(parameters)
-        frozen = implicit.Frozen(
-            self._draws, self._proposal, jnp.asarray(self._centre), jnp.asarray(self._start)
-        )
-        target = jnp.asarray(self._epsilon), jnp.asarray(math.log(self._delta))
-        quadratic = jax.tree.map(jnp.asarray, self.quadratic(parameters))
+        # NumPy's arrays as they are: `jnp.asarray` would be compiled for each of their shapes
+        near: list[Any] = [np.asarray(self._centre), np.asarray(self._start)]
+        frozen = implicit.Frozen(self._draws, self._proposal, *near)
+        target = np.asarray(self._epsilon), np.asarray(math.log(self._delta))
+        quadratic = self.quadratic(parameters)
         touch, compiled = self._compiled.result()
         (log_sigma, norm), slope = touch(quadratic, frozen, *target)
         if math.isfinite(float(log_sigma)):
@@ -118,7 +118,7 @@ class TangentObjective(AmplifiedObjective):
 
         @float64
         def model(x: np.ndarray) -> tuple[float, np.ndarray]:
-            value, gradient = compiled(jnp.asarray(x), *where)
+            value, gradient = compiled(x, *where)
             return float(value), np.asarray(gradient)
 
         value, gradient = model(parameters)
@@ -320,6 +320,12 @@ class _Bend:
         return bent
 
 
+@functools.cache
+def _blas() -> ThreadpoolController:
+    """The libraries that are loaded: they are looked for once."""
+    return ThreadpoolController()
+
+
 def _minimum(
     model: Model, start: np.ndarray, reach: float, value: float, tolerance: float
 ) -> tuple[float, np.ndarray]:
@@ -341,7 +347,7 @@ def _minimum(
         return at, slope
 
     # some hundred products of small matrices: threads of the BLAS would only wait for one another
-    with threadpool_limits(1, user_api="blas"):
+    with _blas().limit(limits=1, user_api="blas"):
         scipy.optimize.minimize(
             function,
             start,

@@ -81,7 +81,9 @@ class TimeScaled(Strategy):
         """(r, d), each of shape (n,)."""
         self.check_size(n)
         rows, columns = (
-            jnp.broadcast_to(jnp.asarray(x)[:n], (n,)) for x in (self.rows, self.columns)
+            # numbers stay NumPy's: JAX would compile either step for each length
+            (jnp if isinstance(x, jax.Array) else np).broadcast_to(x[:n], (n,))
+            for x in (self.rows, self.columns)
         )
         return rows, columns
 

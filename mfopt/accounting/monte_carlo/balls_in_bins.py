@@ -264,7 +264,7 @@ def _draws(key: jax.Array, samples: int, modes: int) -> design_point.Draws:
     pairs, count = (samples + 1) // 2, design_point.node_count(modes)
     component = design_point.components(rng.integers(2 * count), pairs, count)
     normal = rng.normal(size=(pairs, modes))
-    return design_point.Draws(jnp.asarray(component), jnp.asarray(normal))
+    return design_point.Draws(*jax.device_put((component, normal)))
 
 
 class Groups(NamedTuple):

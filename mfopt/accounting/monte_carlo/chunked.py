@@ -128,7 +128,7 @@ def seed_key(seed: int | None) -> jax.Array:
     entropy = np.random.SeedSequence(seed).generate_state(2, np.uint32)
     if seed is None:
         entropy = processes.agreed(entropy)
-    result: jax.Array = jax.random.wrap_key_data(jnp.asarray(entropy), impl="threefry2x32")
+    result: jax.Array = jax.random.wrap_key_data(jax.device_put(entropy), impl="threefry2x32")
     return result
 
 

@@ -78,19 +78,19 @@ class FrozenSamples:
         key: jax.Array,
     ) -> None:
         self.epsilon = float(epsilon)
-        self._bins, self._factor = pair.bins, jax.tree.map(jnp.asarray, pair.factor)
+        self._bins, self._factor = pair.bins, jax.device_put(pair.factor)
         gram = np.asarray(pair.gram)
         self._overlaps = gram.mean(axis=0), gram.diagonal()
         offset = np.random.default_rng(np.asarray(jax.random.key_data(key))).random()
         if isinstance(pair.factor, Nested):
             times: Any = Square(self._factor, jnp.asarray(self._overlaps[1]))
         else:
-            times = jnp.asarray(gram)
+            times = jax.device_put(gram)
         placed = design_point.placed(times, float(noise_multiplier), self.epsilon, offset)
         # by NumPy where it is a matrix: two products, once
         by = times if isinstance(times, Square) else gram
         known = design_point.tables(by, np.asarray(placed.weights))
-        self._placed, self._tables = placed, design_point.Tables(*map(jnp.asarray, known))
+        self._placed, self._tables = placed, design_point.Tables(*jax.device_put(known))
         self._size = _even_chunk(samples, pair.bins)
         count = -(-samples // self._size)
         self.samples, self._count = self._size * count, count
@@ -139,7 +139,7 @@ def warm_up(pair: DominatingPair, samples: int) -> None:
     """Compile the add direction for so many samples, on one chunk; its figure is thrown away."""
     size = _even_chunk(samples, pair.bins)
     over = spread.row(-(-samples // size))
-    linear = spread.rounds([jnp.zeros((size // 2, pair.bins))] * len(over), over)[0]
+    linear = spread.rounds([jax.device_put(np.zeros((size // 2, pair.bins)))] * len(over), over)[0]
     row = np.ones(pair.bins)
     jax.block_until_ready(spread.each(_log_delta_add, over, linear, row, row, 0.0, 1.0))
 
