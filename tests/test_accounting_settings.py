@@ -239,6 +239,8 @@ def test_an_answer_is_held_against_the_reference_composed_again(monkeypatch, fac
         lambda *given: {"reference": [end * 0.99 for end in ask(*given)["reference"]]},
     )
     monkeypatch.setattr(bench_settings, "grids", lambda found: [found["reference"]])
+    # not in a process of its own: this one may have JAX's threads, which a fork does not survive
+    monkeypatch.setattr(bench_settings, "isolated", lambda work, _: (work(), 0, ""))
     found = bench_settings.examine(setting, compare=True)
     assert [kind for kind in ("wrong", "arbitrated") if found.get(kind)] == [key]
     low, high = found["arbiter"]
