@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -41,7 +42,7 @@ class Jitted:
         self._function, self._parts, self._options = function, parts, options
         numbers = (static_argnums,) if isinstance(static_argnums, int) else static_argnums
         self._numbers, self._names = tuple(numbers), tuple(static_argnames)
-        self._programs: dict[Any, Callable[..., Any]] = {}
+        self._programs: dict[Any, _Program] = {}
 
     @functools.cached_property
     def jitted(self) -> Any:
@@ -89,17 +90,25 @@ class Jitted:
             return self.jitted(*args)
         device, wide = (getattr(jax.config, f"jax_{name}") for name in _IN_THREAD)
         key = static, structure, shapes, device, wide
-        found = self._programs.get(key)
-        if found is None:
-            found = self._programs[key] = _kept.program(
-                lambda: self.lower_alone(*args),
-                *(self._function, self._parts, static, structure, shapes),
-            )
-        return found(*others)
+        found = self._programs.setdefault(key, _Program())
+        with found.lock:
+            if found.call is None:
+                found.call = _kept.program(
+                    lambda: self.lower_alone(*args),
+                    *(self._function, self._parts, static, structure, shapes),
+                )
+        return found.call(*others)
 
     def lower(self, *args: Any, **named: Any) -> Any:
         """As of ``jax.jit``."""
         return self.jitted.lower(*args, **named)
+
+
+class _Program:
+    """One of them: made by the first thread that asks, while the others wait."""
+
+    def __init__(self) -> None:
+        self.lock, self.call = threading.Lock(), None  # type: Any, Any
 
 
 def _outermost() -> bool:

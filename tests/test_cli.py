@@ -380,10 +380,10 @@ def test_what_is_compiled_ahead_is_waited_for_and_can_be_left(monkeypatch):
     from mfopt.workloads import PrefixSums
 
     begun = []
-    ahead = pipeline._Ahead(BallsInBins(bins=2, epochs=2), PrefixSums(), Identity())
+    ahead = pipeline._Ahead(BallsInBins(bins=2, epochs=2), PrefixSums(), Identity(), threads=1)
     monkeypatch.setattr(pipeline, "warm_up", lambda bins: (begun.append(bins), ahead.leave()))
     monkeypatch.setattr(Identity, "inverse_arrays", lambda self, n: begun.append(n))
-    assert not ahead.daemon
+    assert not any(thread.daemon for thread in ahead.threads)
     ahead.start()
     ahead.join()
     assert begun == [2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -248,29 +249,42 @@ def on_record(
     return made
 
 
-class _Ahead(threading.Thread):
+class _Ahead:
     """Compiles what comes after the search, for a C of the form that it is at.
 
-    The interpreter waits for it on its way out: a thread within the compiler when the interpreter
-    has gone takes the process down with it.
+    Beside the search, which is done before one thread would be. The interpreter waits for all on
+    its way out: a thread within the compiler when the interpreter has gone takes the process down
+    with it.
     """
 
-    def __init__(self, scheme: BinScheme, workload: Workload, strategy: Strategy) -> None:
-        super().__init__(name="compiling ahead")
-        self._work = scheme, workload, strategy
+    def __init__(
+        self, scheme: BinScheme, workload: Workload, strategy: Strategy, threads: int = 2
+    ) -> None:
+        self._pieces: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        # what takes longest first
+        self._pieces.put(lambda: warm_up(scheme.bins))
+        self._pieces.put(lambda: query_error.row_variances(workload, strategy, scheme.iterations))
+        self._pieces.put(lambda: strategy.inverse_arrays(scheme.iterations))
+        self.threads = [
+            threading.Thread(target=self._run, name=f"compiling ahead {i}") for i in range(threads)
+        ]
         self._needed = True
 
-    def run(self) -> None:
-        scheme, workload, strategy = self._work
-        pieces: tuple[Callable[[], object], ...] = (
-            lambda: warm_up(scheme.bins),
-            lambda: query_error.row_variances(workload, strategy, scheme.iterations),
-            lambda: strategy.inverse_arrays(scheme.iterations),
-        )
-        with contextlib.suppress(UsageError, FailureError):  # told by whoever needs the figures
-            for piece in pieces:
-                if self._needed:
-                    piece()
+    def start(self) -> None:
+        """Begin."""
+        for thread in self.threads:
+            thread.start()
+
+    def join(self) -> None:
+        """Wait until all is compiled."""
+        for thread in self.threads:
+            thread.join()
+
+    def _run(self) -> None:
+        # what cannot be compiled is told by whoever needs the figures
+        with contextlib.suppress(UsageError, FailureError, Empty):
+            while self._needed:
+                self._pieces.get_nowait()()
 
     def leave(self) -> None:
         """Begin nothing more."""
