@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 _KNOWN = ("mfopt", "jax", "jaxlib", "numpy", "builtins", "functools")  # whose code is in the digest
-_VERSIONS = ("jax", "jaxlib", "numpy", "scipy", "ml_dtypes")
 _PLACES = ("_cache", "_dir", "log_", "dump_")  # in names of settings that change no program
 
 
@@ -67,14 +66,16 @@ def sources(folder: Path) -> str:
 @functools.cache
 def _surroundings() -> str:
     """Code and machine: the same for all programs of a process."""
-    import importlib.metadata
-
     import jax
+    import jaxlib
+    import ml_dtypes
+    import numpy as np
+    import scipy
 
     devices = [(device.platform, device.device_kind) for device in jax.devices()]
     if [platform for platform, _ in devices] != ["cpu"]:
         raise UnknownError("a GPU, or several devices")
-    versions = [(name, importlib.metadata.version(name)) for name in _VERSIONS]
+    versions = [(one.__name__, one.__version__) for one in (jax, jaxlib, np, scipy, ml_dtypes)]
     flags = sorted(item for item in os.environ.items() if item[0].startswith(("XLA_", "LIBTPU")))
     here = sources(Path(__file__).parent), processor(), sys.version
     return repr((here, versions, devices, flags))

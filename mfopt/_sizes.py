@@ -103,6 +103,14 @@ def here(seconds: float) -> float:
     return seconds * min(SPEED / speed(), _SLOWEST)
 
 
+def never_long(seconds: float) -> bool:
+    """Whether what took so long where costs were measured is not worth telling on any machine.
+
+    It spares the measurement: 25 products, and threads of the BLAS that wait for more.
+    """
+    return seconds * _SLOWEST < _LONG
+
+
 def announce(seconds: float, report: Report, *, of: str = "this", note: str = "") -> None:
     """Say in one line about how long work takes, where that is worth telling.
 

@@ -125,6 +125,11 @@ def test_long_work_is_announced_and_short_work_is_not(monkeypatch):
     assert not announced(128, 2**16) and announced(128, 2**16, searches=4)  # one after another
     monkeypatch.setattr(_sizes, "speed", lambda: 100 * _sizes.SPEED)
     assert not announced(4096)
+    # where it cannot be long the machine is not measured
+    monkeypatch.setattr(_sizes, "speed", lambda: pytest.fail("measured"))
+    assert not announced(128, evaluations=40)
+    with pytest.raises(pytest.fail.Exception):
+        announced(4096)
 
 
 def test_the_speed_of_this_machine_is_a_plausible_number():

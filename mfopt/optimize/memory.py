@@ -181,9 +181,13 @@ def announce(
     for scheme, kind in wanted:
         if kind != "identity":
             entry = kinds.find(kind)
-            work = {"samples": entry.samples, "evaluations": entry.steps}
-            scaled = bool(time_scale) and entry.scalable
-            total += sizes.seconds(scheme, kind=kind, scaled=scaled, **work)
+            total += sizes.seconds(
+                scheme,
+                kind=kind,
+                scaled=bool(time_scale) and entry.scalable,
+                samples=entry.samples,
+                evaluations=entry.steps,
+            )
     _sizes.announce(total, progress, of=f"{len(wanted)} {noun}", note="Ctrl-C keeps the best")
 
 

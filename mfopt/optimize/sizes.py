@@ -8,7 +8,7 @@ a rough one, from evaluations and certificates of 32 to 4,096 bins on two cores.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -125,6 +125,7 @@ def seconds(
     evaluations: int,
     kind: str = "",
     scaled: bool = False,
+    here: Callable[[float], float] = _sizes.here,
 ) -> float:
     """About how long an optimization with its certificate takes here, on a CPU.
 
@@ -135,6 +136,7 @@ def seconds(
       samples: frozen Monte Carlo samples.
       evaluations: of the objective, at most.
       kind, scaled: as for :func:`memory`; of any that has no structure by default.
+      here: what takes so long where costs were measured, on this machine.
     """
     bins = float(scheme.bins)
     search = search_seconds(scheme, samples=samples, evaluations=evaluations)
@@ -147,7 +149,7 @@ def seconds(
     compiling = _COMPILING
     if _throws(scheme) > 1:
         proof, compiling = SAMPLES * bins * _throws(scheme) * _CHAIN_PROOF, 2 * _COMPILING
-    return compiling + _sizes.here(search + proof)
+    return compiling + here(search + proof)
 
 
 class SearchWork(NamedTuple):
@@ -169,15 +171,19 @@ def announce(
       report: told once, to be kept in view.
       scaled: as for :func:`seconds`.
     """
-    if jax.default_backend() == "cpu":
-        alone = [seconds(scheme, scaled=scaled, **work._asdict()) for work in searches]
+    if jax.default_backend() != "cpu":
+        return
+
+    def expected(here: Callable[[float], float]) -> float:
+        alone = [seconds(scheme, scaled=scaled, here=here, **work._asdict()) for work in searches]
         others = [
-            _COMPILING
-            + _sizes.here(search_seconds(scheme, samples=samples, evaluations=evaluations))
+            _COMPILING + here(search_seconds(scheme, samples=samples, evaluations=evaluations))
             for _, samples, evaluations in searches[1:]
         ]
-        expected = max(alone) + sum(others)
-        _sizes.announce(expected, report, note="Ctrl-C keeps the best so far")
+        return max(alone) + sum(others)
+
+    if not _sizes.never_long(expected(float)):
+        _sizes.announce(expected(_sizes.here), report, note="Ctrl-C keeps the best so far")
 
 
 def require(
