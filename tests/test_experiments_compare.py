@@ -1,8 +1,11 @@
 """Cache, runner, comparison and its command line."""
 
+import concurrent.futures
 import csv
 import io
 import json
+import multiprocessing
+import os
 import types
 from pathlib import Path
 
@@ -556,3 +559,33 @@ def test_the_noise_is_timed_once_for_each_recursion(cache: Cache, sizes: dict, m
 
     assert "s a step" in recommendation.recommend(timed)[0].text()
     assert " time\n" in recommendation.blocks(timed) and "1 s" in recommendation.blocks(timed)
+
+
+@pytest.mark.parametrize(
+    ("places", "jobs", "expected"),
+    [
+        ((0, 1), 1, [(0, 1)]),
+        ((0, 1), 2, [(0,), (1,)]),
+        ((4, 5, 7, 9, 11), 2, [(4, 7, 11), (5, 9)]),
+        ((4, 5), 3, [(4,), (5,), (4,)]),
+        ((), 2, [(), ()]),
+    ],
+)
+def test_workers_share_out_the_cores(monkeypatch, places, jobs, expected):
+    monkeypatch.setattr(runner, "_places", lambda: places)
+    assert runner.shares(jobs) == expected
+
+
+@pytest.mark.ci
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system has no such thing")
+def test_a_worker_stays_on_its_cores_and_says_what_machine_it_is():
+    """Threads on all cores in every worker would wait for one another."""
+    context = multiprocessing.get_context("spawn")
+    own = context.SimpleQueue()
+    mine = {min(os.sched_getaffinity(0))}
+    own.put(tuple(mine))
+    with concurrent.futures.ProcessPoolExecutor(
+        1, mp_context=context, initializer=runner._begin, initargs=([], own)
+    ) as pool:
+        assert pool.submit(os.sched_getaffinity, 0).result() == mine
+        assert pool.submit(runner.device).result() == runner.device()

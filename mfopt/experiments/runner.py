@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextvars
+import functools
 import importlib
 import json
 import multiprocessing
@@ -148,7 +149,7 @@ def cores() -> int:
 
     if jax.default_backend() != "cpu":
         return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else usual_jobs()
+    return len(_places()) or usual_jobs()
 
 
 def _cells(done: int, total: int, task: Task | None = None) -> Progress:
@@ -194,7 +195,7 @@ def device() -> str:
     """What computed a result, in words without the machine's name."""
     import jax  # here, so that a call that finds everything in the cache does not wait for it
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = len(_places()) or os.cpu_count()
     name = "CPU" if jax.default_backend() == "cpu" else jax.devices()[0].device_kind
     return f"{name}, {cores} cores ({platform.machine()})"
 
@@ -207,15 +208,32 @@ def _own_modules() -> list[str]:
     return sorted(name for name in names if not name.startswith("mfopt.") and name != "__main__")
 
 
-def _begin(modules: list[str], threads: int) -> None:
-    """A worker's first call: its own kinds, and no more threads of BLAS than it has cores.
+@functools.cache
+def _places() -> tuple[int, ...]:
+    """Cores that this process may run on, as it began; none where the system does not say."""
+    return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
 
-    More would wait for one another, in all workers at once, for longer than they work.
+
+def shares(jobs: int) -> list[tuple[int, ...]]:
+    """Cores for each of so many workers: all of them shared out, or one each."""
+    places = _places()
+    return [places[i % len(places) :: jobs] if places else () for i in range(jobs)]
+
+
+def _begin(modules: list[str], mine: multiprocessing.SimpleQueue[tuple[int, ...]]) -> None:
+    """A worker's first call: its own kinds, its own cores, and no more threads than these.
+
+    More threads, of JAX or of the BLAS, would wait for one another, in all workers at once, for
+    longer than they work: a σ of 128 bins took five times as long.
     """
     import scipy.linalg  # noqa: F401  (what is not loaded yet cannot be limited)
     from threadpoolctl import threadpool_limits
 
-    threadpool_limits(threads, user_api="blas")
+    _places()  # while these are all; JAX counts those that are left when it first works
+    cores = mine.get()
+    if cores:
+        os.sched_setaffinity(0, cores)
+    threadpool_limits(max(len(cores), 1), user_api="blas")
     for name in modules:
         importlib.import_module(name)
 
@@ -225,11 +243,14 @@ def _in_processes(missing: list[Task], cache: Cache, jobs: int, progress: Report
     open_tasks = set(missing)
     # spawn: a forked JAX deadlocks
     context = multiprocessing.get_context("spawn")
+    own = context.SimpleQueue()
+    for share in shares(jobs):
+        own.put(share)
     with concurrent.futures.ProcessPoolExecutor(
         jobs,
         mp_context=context,
         initializer=_begin,
-        initargs=(_own_modules(), max((os.cpu_count() or 1) // jobs, 1)),
+        initargs=(_own_modules(), own),
     ) as pool:
         running: dict[concurrent.futures.Future[None], Task] = {}
         try:
