@@ -28,6 +28,12 @@ atexit.register(shutil.rmtree, os.environ["MFOPT_DATA"], ignore_errors=True)
 # with these numbers tests that find their programs compiled take a tenth less.
 gc.set_threshold(50_000, 20, 20)
 
+# A worker of several stays on one core: threads of each on all of them would wait for one another.
+_WORKER = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+if _WORKER and hasattr(os, "sched_setaffinity"):
+    _CORES = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {_CORES[int(_WORKER) % len(_CORES)]})
+
 # Most of the suite's time is compilation, much of it the same from test to test, from worker to
 # worker and from run to run. Entries are keyed by the program and the compiler's version.
 os.environ.setdefault(
