@@ -4,6 +4,7 @@ import atexit
 import gc
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from importlib.metadata import version
@@ -19,6 +20,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 # test starts, would compile them all again, which takes seconds.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A shell starts what runs in the background with these ignored, and processes inherit that: a
+# test's Ctrl-C would go unheard.
+for _name, _usual in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
+    if (_number := getattr(signal, _name, None)) and signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, _usual)
 
 # no test reads or writes what this user has proved
 os.environ["MFOPT_DATA"] = tempfile.mkdtemp(prefix="mfopt-tests-")
