@@ -165,7 +165,7 @@ def test_the_time_of_a_comparison_is_about_what_it_took(name, monkeypatch) -> No
     assert expected is not None and took / 3 < expected < 3 * took
     # a control: one ε of six, and fewer samples of each σ
     less = costs.seconds(cells(setting._replace(epsilons=(2.0,), samples=2**9)))
-    assert less is not None and less < expected / 2
+    assert less is not None and less < 0.6 * expected
 
 
 def test_as_many_processes_as_have_room(tmp_path, monkeypatch) -> None:
