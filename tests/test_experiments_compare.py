@@ -163,9 +163,13 @@ def test_the_time_of_a_comparison_is_about_what_it_took(name, monkeypatch) -> No
         setting = Comparison(32, 8, artifacts.EPSILONS, 1e-5, artifacts.FORMS, (32,))
     expected = costs.seconds(cells(setting))
     assert expected is not None and took / 3 < expected < 3 * took
-    # a control: one ε of six, and fewer samples of each σ
-    less = costs.seconds(cells(setting._replace(epsilons=(2.0,), samples=2**9)))
-    assert less is not None and less < 0.6 * expected
+    # a control: one ε of six, fewer samples of each σ, and half of the families, each of which has
+    # programs to compile
+    few = setting._replace(
+        epsilons=(2.0,), samples=2**9, include=setting.include[: len(setting.include) // 2]
+    )
+    less = costs.seconds(cells(few))
+    assert less is not None and less < expected / 2
 
 
 def test_as_many_processes_as_have_room(tmp_path, monkeypatch) -> None:
@@ -580,12 +584,20 @@ def test_workers_share_out_the_cores(monkeypatch, places, jobs, expected):
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system has no such thing")
 def test_a_worker_stays_on_its_cores_and_says_what_machine_it_is():
     """Threads on all cores in every worker would wait for one another."""
+    before = os.sched_getaffinity(0)
     context = multiprocessing.get_context("spawn")
     own = context.SimpleQueue()
-    mine = {min(os.sched_getaffinity(0))}
-    own.put(tuple(mine))
-    with concurrent.futures.ProcessPoolExecutor(
-        1, mp_context=context, initializer=runner._begin, initargs=([], own)
-    ) as pool:
-        assert pool.submit(os.sched_getaffinity, 0).result() == mine
-        assert pool.submit(runner.device).result() == runner.device()
+    try:
+        # a worker of these tests has one core: what it starts would stay on that in any case
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+        every = os.sched_getaffinity(0)
+        if len(every) == 1:
+            pytest.skip("one core")
+        own.put((max(every),))
+        with concurrent.futures.ProcessPoolExecutor(
+            1, mp_context=context, initializer=runner._begin, initargs=([], own)
+        ) as pool:
+            assert pool.submit(os.sched_getaffinity, 0).result() == {max(every)}
+            assert f"{len(every)} cores" in pool.submit(runner.device).result()
+    finally:
+        os.sched_setaffinity(0, before)
