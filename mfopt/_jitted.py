@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import sys
@@ -104,11 +105,12 @@ class Jitted:
         return self.jitted.lower(*args, **named)
 
 
+@dataclasses.dataclass
 class _Program:
     """One of them: made by the first thread that asks, while the others wait."""
 
-    def __init__(self) -> None:
-        self.lock, self.call = threading.Lock(), None  # type: Any, Any
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    call: Callable[..., Any] | None = None
 
 
 def _outermost() -> bool:
