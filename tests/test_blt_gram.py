@@ -121,7 +121,8 @@ def test_one_panel_of_groups_is_as_many(bins, monkeypatch):
 def test_a_product_by_buffers_is_the_one_by_modes(monkeypatch):
     strategy, scheme = _case(3, 7, [0.9, 0.3, 0.05])
     slope = np.random.default_rng(4).normal(size=(7, 7))
-    by_modes = float(strategy.gram_product(slope, scheme))
+    with jax.enable_x64(True):
+        by_modes = float(strategy.gram_product(slope, scheme))
     calls = []
     asked = blt_gram.product
     monkeypatch.setattr(time_scaled, "_PAYS", 1)
