@@ -8,17 +8,17 @@ and momentum under a learning-rate schedule η read it through two running numbe
 so the variance of y_t follows from how these numbers vary together with the state of B⁻¹. For a
 BLT that state is one number a buffer, and every covariance obeys z_t = a z_{t-1} + x_t with a
 constant a: all of them cost O(n · buffers²). For any other B all draws are followed at once
-from lag to lag, O(n²) time and O(n) memory.
+(:mod:`mfopt.followed_draws`), O(n²) time.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from mfopt import followed_draws
 from mfopt.strategies import (
     BLT,
     CyclicBlocks,
@@ -28,8 +28,6 @@ from mfopt.strategies import (
     WaveBLT,
 )
 from mfopt.workloads import Workload
-
-_SEGMENT = 64  # lags whose running numbers the backward pass holds at once
 
 
 def row_variances(workload: Workload, strategy: TimeScaled, n: int) -> jax.Array | None:
@@ -65,7 +63,7 @@ def _toeplitz(
     base: ToeplitzStrategy, rows: jax.Array, columns: jax.Array, rates: jax.Array, momentum: float
 ) -> jax.Array:
     inverse = jnp.asarray(base.inverse_coefs(len(rows)))
-    return by_lags(inverse, rows, columns, rates, momentum)
+    return followed_draws.row_variances(inverse, rows, columns, rates, momentum)
 
 
 @through.register
@@ -145,46 +143,6 @@ def by_state(
     series = (read, decay, feed, 1 / columns, 1 / rows**2, rates)
     variances: jax.Array = jax.lax.scan(step, jnp.zeros((buffers + 2, buffers + 2)), series)[1]
     return variances
-
-
-def by_lags(
-    inverse: jax.Array, rows: jax.Array, columns: jax.Array, rates: jax.Array, momentum: float
-) -> jax.Array:
-    """Var y_t for B⁻¹ with the coefficients ``inverse``, shape (n,).
-
-    The draw of step s reaches w_{s+k} as inverse[k] / (r_s d_{s+k}); at lag k the two running
-    numbers of all s are two vectors.
-
-    Args:
-      inverse: first column of B⁻¹, shape (n,).
-      rows, columns: r and d, shape (n,).
-      rates: η, shape (n,).
-      momentum: β.
-    """
-    n = len(inverse)
-    padding = -n % _SEGMENT
-    out = jnp.pad(1 / columns, (0, n + padding))
-    rates = jnp.pad(rates, (0, n + padding))
-    fresh = 1 / rows**2
-
-    def step(carry: tuple[Any, ...], lag: tuple[jax.Array, jax.Array]) -> tuple[Any, ...]:
-        velocity, total, variances = carry
-        coefficient, k = lag
-        reached = jax.lax.dynamic_slice_in_dim(out, k, n)  # 0 past the last step
-        velocity = momentum * velocity + coefficient * reached
-        total = total + jax.lax.dynamic_slice_in_dim(rates, k, n) * velocity
-        squares = jnp.where(jnp.arange(n) + k < n, fresh * total**2, 0)
-        moved = jax.lax.dynamic_slice_in_dim(jnp.pad(squares, (n, 0)), n - k, n)  # from s to s + k
-        return (velocity, total, variances + moved), None
-
-    @jax.checkpoint  # the backward pass rebuilds the numbers of a segment
-    def segment(carry: tuple[Any, ...], lags: tuple[jax.Array, jax.Array]) -> tuple[Any, ...]:
-        return jax.lax.scan(step, carry, lags)
-
-    lags = (jnp.pad(inverse, (0, padding)), jnp.minimum(jnp.arange(n + padding), n))
-    zeros = jnp.zeros(n, inverse.dtype)
-    start = (zeros, zeros, zeros)
-    return jax.lax.scan(segment, start, jax.tree.map(lambda x: x.reshape(-1, _SEGMENT), lags))[0][2]
 
 
 def _inverse(base: BLT) -> tuple[jax.Array, jax.Array]:
