@@ -303,6 +303,17 @@ def test_show_imports_only_what_a_file_takes(made):
     assert done.returncode == 0 and done.stdout.splitlines()[-1].strip() == "[]"
 
 
+def test_a_search_is_imported_without_scipys_larger_parts():
+    # they come beside the first programs: half a second of a command that takes some
+    program = (
+        "import sys, mfopt_cli.main, mfopt.optimize\n"
+        "large = {f'scipy.{n}' for n in ('special', 'linalg', 'optimize', 'sparse', 'stats')}\n"
+        "assert not large & set(sys.modules), large & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("typed", "completed"),
     [("mfopt op", "plain,optimize"), ("mfopt show --js", "plain,--json"), ("mfopt sho --js", "")],

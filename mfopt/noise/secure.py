@@ -55,8 +55,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax import lax
-from scipy import special
 
 from mfopt import _check
 from mfopt.noise import _draws, _kernels
@@ -244,7 +244,7 @@ class GridBounds:
         """What it costs so many parameters: r = shift · √(parameters · n)."""
         draws = parameters * self.iterations
         moved = self.shift * math.sqrt(draws)
-        epsilon = moved * (moved / 2 - float(special.ndtri(_DELTA)))
+        epsilon = moved * (moved / 2 - float(scipy.special.ndtri(_DELTA)))
         return SecureCost(2 * epsilon, draws * DISTANCE)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.optimize
+import scipy
 
 from mfopt import _check
 from mfopt.optimize.objective import Evaluation, Objective

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.optimize
+import scipy
 from threadpoolctl import ThreadpoolController
 
 from mfopt import _kept, _quick
@@ -46,7 +46,7 @@ _SHORTER = 4  # times, after a step that did not lower the error
 _RESOLVED = 3  # tolerances: a promise that another placement of the shifts makes as well
 _INNER = 150  # evaluations of one model at most
 
-_beside = ThreadPoolExecutor(1, "compiling")
+_beside = ThreadPoolExecutor(2, "compiling")
 
 
 class Tangent(NamedTuple):
@@ -88,6 +88,7 @@ class TangentObjective(AmplifiedObjective):
         # a thread does not see the caller's choice of a device
         device = getattr(jax.config, "jax_default_device")  # noqa: B009 - not in its stubs
         self._compiled = _programs(*parts, structure, shapes, device)
+        _beside.submit(_solver)
 
     def __call__(self, parameters: np.ndarray) -> Evaluation:
         """As the parent's, from the compiled parts of the tangent: nothing else is compiled."""
@@ -174,6 +175,12 @@ def _programs(
             return touch, _kept.program(lower_model, "model", loss, *same)
 
     return _beside.submit(compiled)
+
+
+def _solver() -> Callable[..., Any]:
+    """SciPy's: a quarter of a second to import, while programs are compiled or loaded."""
+    solver: Callable[..., Any] = scipy.optimize.minimize
+    return solver
 
 
 @functools.partial(_quick.jit, static_argnums=0)
@@ -348,7 +355,7 @@ def _minimum(
 
     # some hundred products of small matrices: threads of the BLAS would only wait for one another
     with _blas().limit(limits=1, user_api="blas"):
-        scipy.optimize.minimize(
+        _solver()(
             function,
             start,
             jac=True,

@@ -26,8 +26,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.linalg
-import scipy.optimize
+import scipy
 from threadpoolctl import threadpool_limits
 
 from mfopt import _check, _quick, query_error

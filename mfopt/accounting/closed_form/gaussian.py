@@ -13,7 +13,6 @@ import math
 
 import numpy as np
 import scipy
-from scipy import special
 
 from mfopt import _check
 
@@ -33,7 +32,7 @@ def log_delta(mu: float, epsilon: float) -> float:
     density = -0.5 * a * a - _LOG_ROOT_TWO_PI
     if a < -5:
         # far inside: 1 less than 2e-6, so nothing cancels, however large μ and ε are
-        return math.log(special.ndtr(-a) - math.exp(density) * _mills(epsilon / mu + mu / 2))
+        return math.log(scipy.special.ndtr(-a) - math.exp(density) * _mills(epsilon / mu + mu / 2))
     if a > 1e8:
         return density + math.log(mu) - 2 * math.log(a) if mu < a else density - math.log(a)
     return density + math.log(_mills_difference(a, mu))
@@ -51,7 +50,7 @@ def _mills_difference(a: float, mu: float) -> float:
 
 
 def _mills(x: float) -> float:
-    return float(math.sqrt(math.pi / 2) * special.erfcx(x / math.sqrt(2)))
+    return float(math.sqrt(math.pi / 2) * scipy.special.erfcx(x / math.sqrt(2)))
 
 
 def delta(mu: float, epsilon: float) -> float:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Literal, Protocol
 
 import numpy as np
-from scipy import special
+import scipy
 
 from mfopt import _check
 from mfopt.accounting import solve
@@ -61,7 +61,7 @@ class GroupProfile:
             result: float = min(low[1], 0.0)
             return result
         share = math.expm1(epsilon - low[0]) / math.expm1(high[0] - low[0])
-        chord = special.logsumexp([low[1], high[1]], b=[1 - share, share])
+        chord = scipy.special.logsumexp([low[1], high[1]], b=[1 - share, share])
         return min(float(chord), 0.0)
 
     def epsilon(self, delta: float) -> float:

@@ -16,7 +16,7 @@ import math
 from typing import Literal
 
 import numpy as np
-from scipy import special
+import scipy
 
 from mfopt import _check
 from mfopt.accounting import solve
@@ -90,10 +90,12 @@ def log_moments(
         power = _check.integer("order", int(order)) + 1
         k = np.arange(power + 1)
         log_binomial = (
-            special.gammaln(power + 1) - special.gammaln(k + 1) - special.gammaln(power - k + 1)
+            scipy.special.gammaln(power + 1)
+            - scipy.special.gammaln(k + 1)
+            - scipy.special.gammaln(power - k + 1)
         )
-        chance = special.xlogy(k, q) + special.xlog1py(power - k, -q)
-        result.append(special.logsumexp(log_binomial + chance + (k * k - k) / (2 * z * z)))
+        chance = scipy.special.xlogy(k, q) + scipy.special.xlog1py(power - k, -q)
+        result.append(scipy.special.logsumexp(log_binomial + chance + (k * k - k) / (2 * z * z)))
     # rounding may not make a moment smaller than it is; 0 is its least value
     found: np.ndarray = np.maximum(np.array(result), 0.0) * (1 + 1e-12) + 1e-14
     return found
@@ -109,7 +111,9 @@ def _integral(z: float, q: float, power: float) -> float:
     t = np.arange(-40.0, power / z + 40.0, spacing)
     log_ratio = np.logaddexp(np.log1p(-q) if q < 1 else -np.inf, math.log(q) + t / z - 0.5 / z**2)
     log_terms = power * log_ratio - 0.5 * t * t
-    return float(special.logsumexp(log_terms)) + math.log(spacing) - 0.5 * math.log(2 * math.pi)
+    return (
+        float(scipy.special.logsumexp(log_terms)) + math.log(spacing) - 0.5 * math.log(2 * math.pi)
+    )
 
 
 def epsilon(

@@ -17,7 +17,7 @@ import dataclasses
 import math
 
 import numpy as np
-from scipy import special
+import scipy
 
 from mfopt import _check
 from mfopt.accounting import loss_distribution, solve
@@ -149,7 +149,7 @@ class AllocationProfile:
         """log of a bound on H_{e^ε}(Q, P): by Jensen, log Λ is at least the mean exponent."""
         half, square = self.gram / 2, self.gram / self.bins
         t = max((epsilon - half) / square, 0.0)
-        peak = float(special.xlogy(t, t) - special.xlog1py(1 + t, t))
+        peak = float(scipy.special.xlogy(t, t) - scipy.special.xlog1py(1 + t, t))
         return min(-t * (epsilon - half) + 0.5 * t**2 * square + peak, 0.0)
 
     def _step(self, slope: float, threshold: float, epsilon: float) -> float:
@@ -211,7 +211,7 @@ class AllocationProfile:
         """E_Q of Λ - e^ε where some X_i is above b e^ε, where the hinge is linear; its rounding."""
         log_threshold = math.log(self.bins) + epsilon
         z = (log_threshold + self.gram / 2) / math.sqrt(self.gram)
-        tail_q, tail_p = special.ndtr(-z), special.ndtr(math.sqrt(self.gram) - z)
+        tail_q, tail_p = scipy.special.ndtr(-z), scipy.special.ndtr(math.sqrt(self.gram) - z)
         with np.errstate(divide="ignore"):  # a tail of 1 is the whole law
             in_p, in_q = np.log1p(-tail_p), np.log1p(-tail_q)
         under_p = -math.expm1(in_p + (self.bins - 1) * in_q)

@@ -18,7 +18,6 @@ from typing import ClassVar
 
 import numpy as np
 import scipy
-from scipy import special
 
 from mfopt import _check
 
@@ -333,7 +332,7 @@ def from_atoms(
 
 def normal_masses(borders: np.ndarray) -> np.ndarray:
     """Standard normal probability of consecutive intervals, accurate in both tails."""
-    from_below = special.ndtr(-np.abs(borders))
+    from_below = scipy.special.ndtr(-np.abs(borders))
     result: np.ndarray = np.abs(np.diff(from_below))
     inside = np.flatnonzero((borders[:-1] < 0) & (borders[1:] > 0))
     result[inside] = 1 - from_below[inside] - from_below[inside + 1]

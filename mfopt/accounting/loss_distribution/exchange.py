@@ -33,7 +33,7 @@ import dataclasses
 import math
 
 import numpy as np
-from scipy import special
+import scipy
 
 from mfopt.accounting import loss_distribution
 from mfopt.accounting.loss_distribution import LossDistribution
@@ -89,9 +89,11 @@ class Pair:
         """z where losses begin to be positive, and beyond which little mass or no use is."""
         first = 0.5 * (self.with_it + self.without) / sigma
         q = self.probability
-        high = float(-special.ndtri_exp(log_tail))
+        high = float(-scipy.special.ndtri_exp(log_tail))
         likely = min(log_tail - math.log(q), -1e-9)
-        high = max(high, self.with_it / sigma - float(special.ndtri_exp(likely)), first + 1e-6)
+        high = max(
+            high, self.with_it / sigma - float(scipy.special.ndtri_exp(likely)), first + 1e-6
+        )
         high = reach(lambda z: float(self.loss(np.array([z]), sigma)[0]), first, high, largest)
         return first, max(high, first + 1e-9)
 
@@ -182,7 +184,7 @@ class Exchange:
         (up, up_q, up_slope), (down, down_p, down_slope) = parts
         # of the second pair P has what Q has of the first, and log Q = log P + loss
         down_q = (down_p + down)[::-1]
-        rest = 1 - float(np.exp(special.logsumexp(np.concatenate([up_q, down_q]))))
+        rest = 1 - float(np.exp(scipy.special.logsumexp(np.concatenate([up_q, down_q]))))
         atom = [math.log(max(rest, 1e-300))]
         return (
             np.concatenate([-down[::-1], [0.0], up]),
@@ -243,7 +245,7 @@ class Exchange:
           add: whether the direction is that of adding a unit.
         """
         pair = self.add if add else self.remove
-        low = float(special.ndtri_exp(log_tail)) + min(pair.without, 0) / noise_multiplier
+        low = float(scipy.special.ndtri_exp(log_tail)) + min(pair.without, 0) / noise_multiplier
         high = pair.ends(noise_multiplier, log_tail, math.inf)[1]
         cells = math.ceil(min((high - low) / spacing, 2 * _MOST_CELLS))
         borders = np.concatenate([[-math.inf], np.linspace(low, high, cells + 1), [math.inf]])
@@ -296,7 +298,7 @@ class Coin(Unbounded):
     def log_chance(self) -> float:
         """log of the probability that a round moves at all."""
         parts = [log_weight + one.log_chance for one, log_weight in self._both]
-        return min(float(special.logsumexp(parts)), 0.0)
+        return min(float(scipy.special.logsumexp(parts)), 0.0)
 
     @property
     def log_none(self) -> float:
@@ -306,7 +308,7 @@ class Coin(Unbounded):
     def log_square(self, noise_multiplier: float) -> float:
         """log(1 + χ²) of the two together."""
         parts = [log_weight + one.log_square(noise_multiplier) for one, log_weight in self._both]
-        return max(float(special.logsumexp(parts)), 0.0)
+        return max(float(scipy.special.logsumexp(parts)), 0.0)
 
     def nodes(
         self, noise_multiplier: float, log_tail: float

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
-from scipy import special
+import scipy
 
 from mfopt.accounting import solve
 from mfopt.accounting.loss_distribution.mixture import Round
@@ -129,10 +129,14 @@ class Law(Tilting):
         tilt = self.tilt_for_epsilon(epsilon)
         mean, variance = self.tilted_moments(tilt)
         if tilt == 0:
-            finite = float(special.log_ndtr((mean - epsilon) / math.sqrt(max(variance, 1e-300))))
+            finite = float(
+                scipy.special.log_ndtr((mean - epsilon) / math.sqrt(max(variance, 1e-300)))
+            )
         else:
             root = math.sqrt(variance / 2)
-            share = 0.5 * (special.erfcx(tilt * root) - special.erfcx((1 + tilt) * root))
+            share = 0.5 * (
+                scipy.special.erfcx(tilt * root) - scipy.special.erfcx((1 + tilt) * root)
+            )
             finite = self.log_moment(tilt) - tilt * epsilon + math.log(max(share, 1e-300))
         return min(float(np.logaddexp(finite, infinite)), 0.0)
 

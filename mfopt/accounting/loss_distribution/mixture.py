@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
-from scipy import special
+import scipy
 
 from mfopt import _sizes
 from mfopt.accounting import loss_distribution
@@ -238,7 +238,7 @@ class Mixture:
     def log_chance(self) -> float:
         """log of the probability that the sensitivity is not 0."""
         above = self.log_weights[self.sensitivities > 0]
-        return min(float(special.logsumexp(above)), 0.0) if above.size else -math.inf
+        return min(float(scipy.special.logsumexp(above)), 0.0) if above.size else -math.inf
 
     def cut(self, log_tail: float) -> tuple[Mixture, float]:
         """Without the least likely sensitivities, of total probability at most e^log_tail.
@@ -275,8 +275,8 @@ class Mixture:
     def ends(self, noise_multiplier: float, log_tail: float) -> tuple[float, float]:
         """z beyond which neither Q nor any component of P has more than e^log_tail of mass."""
         shift = self.sensitivities / noise_multiplier
-        beyond = special.ndtri_exp(np.minimum(log_tail - self.log_weights, -1e-9))
-        return float(special.ndtri_exp(log_tail)), float(np.max(shift - beyond))
+        beyond = scipy.special.ndtri_exp(np.minimum(log_tail - self.log_weights, -1e-9))
+        return float(scipy.special.ndtri_exp(log_tail)), float(np.max(shift - beyond))
 
     def discretize(
         self,

@@ -29,7 +29,6 @@ from typing import Literal
 
 import numpy as np
 import scipy
-from scipy import special
 
 from mfopt import _check
 from mfopt.accounting.closed_form import gaussian
@@ -349,7 +348,7 @@ def _beyond(profile: AllocationProfile, cut: float, epsilons: np.ndarray) -> np.
     """E_Q of Λ - e^ε where some X_i is above ``cut`` >= b e^ε, where the hinge is linear; above."""
     root = math.sqrt(profile.gram)
     z = (math.log(cut) + profile.gram / 2) / root
-    tail_q, tail_p = special.ndtr(-z), special.ndtr(root - z)
+    tail_q, tail_p = scipy.special.ndtr(-z), scipy.special.ndtr(root - z)
     with np.errstate(divide="ignore"):
         in_p, in_q = np.log1p(-tail_p), np.log1p(-tail_q)
     under_p = -math.expm1(in_p + (profile.bins - 1) * in_q)

@@ -21,7 +21,7 @@ import functools
 import math
 
 import numpy as np
-from scipy import special
+import scipy
 
 from mfopt.accounting.monte_carlo.plain import Estimate
 
@@ -40,7 +40,7 @@ def log_ratio(exponents: np.ndarray, gram: float, group_size: int) -> np.ndarray
     samples, bins = exponents.shape
     count = np.arange(group_size + 1)
     rate = math.log(group_size / bins)
-    base = count * rate - 0.5 * count**2 * gram - special.gammaln(count + 1)
+    base = count * rate - 0.5 * count**2 * gram - scipy.special.gammaln(count + 1)
     state = np.zeros((samples, group_size + 1))
     state[:, 0] = 1.0
     log_scale = np.zeros(samples)
@@ -148,12 +148,12 @@ class Counts:
         powers = (
             count * (math.log(k / self.bins) + math.sqrt(self.gram) * z[:, None])
             - 0.5 * count**2 * self.gram
-            - special.gammaln(count + 1)
+            - scipy.special.gammaln(count + 1)
         )
 
         def law(log_fugacity: float) -> tuple[np.ndarray, float, float]:
             terms = powers + count * log_fugacity
-            log_f = special.logsumexp(terms, axis=1)
+            log_f = scipy.special.logsumexp(terms, axis=1)
             weight = -0.5 * z * z + (1 + tilt) * log_f
             weight = np.exp(weight - weight.max())
             weight *= self.bins / weight.sum()
@@ -192,5 +192,5 @@ class Counts:
         k, b = self.group_size, self.bins
         half = 0.5 * self.gram * (k * (1 - 1 / b) + k**2 / b)
         t = max((epsilon - half) / self._mean_square, 0.0)
-        peak = float(special.xlogy(t, t) - special.xlog1py(1 + t, t))
+        peak = float(scipy.special.xlogy(t, t) - scipy.special.xlog1py(1 + t, t))
         return min(-t * (epsilon - half) + 0.5 * t**2 * self._mean_square + peak, 0.0), t

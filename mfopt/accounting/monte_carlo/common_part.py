@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-import scipy.linalg
+import scipy
 
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.nested import Nested, less, times, transposed_times

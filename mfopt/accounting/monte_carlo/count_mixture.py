@@ -71,7 +71,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
-from scipy import special
 
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import chunked
@@ -241,7 +240,7 @@ def _shape(pair: CountPair, sigma: float) -> _Shape:
     level = np.maximum.accumulate(level)
     # cells of the grid: F's mass in each is known, w and log F are at least so much
     count = np.arange(base.size)
-    log_share = count * math.log(pair.group_size / pair.bins) - special.gammaln(count + 1)
+    log_share = count * math.log(pair.group_size / pair.bins) - scipy.special.gammaln(count + 1)
     mass = np.exp(log_share) @ _masses(np.concatenate([[-np.inf], grid, [np.inf]]), root, count)
     # |w'| = √g |Σ (2j + 1 − 2 E n) p_j p_{j+1}| <= √g (2J − 1) w, where w <= 1/4: of a pair of
     # neighbours one is even and one odd, and (Σ_even p)(Σ_odd p) is no more
@@ -250,7 +249,7 @@ def _shape(pair: CountPair, sigma: float) -> _Shape:
     least_spread = _lower_tail(pair, mass, np.concatenate([[0.0], inside, [0.0]]))
     capped = np.minimum(np.concatenate([[0.0], level]), _PART)
     beyond = max(_lower_tail(pair, mass, capped) - _PART, 0.0)
-    log_constant = _log_constant(pair) + math.log(special.i0e(least_spread))
+    log_constant = _log_constant(pair) + math.log(scipy.special.i0e(least_spread))
     return _Shape(grid, level, log_constant, least_spread, beyond)
 
 
@@ -268,16 +267,16 @@ def _lower_tail(pair: CountPair, mass: np.ndarray, least: np.ndarray) -> float:
 def _base(pair: CountPair, sigma: float) -> tuple[np.ndarray, float]:
     """log (K/b)^j/j! − j² g/2 for j <= J, and √g."""
     g, count = pair.squared_norm / sigma**2, np.arange(pair.most + 1)
-    base = count * math.log(pair.group_size / pair.bins) - special.gammaln(count + 1)
+    base = count * math.log(pair.group_size / pair.bins) - scipy.special.gammaln(count + 1)
     return base - 0.5 * count**2 * g, math.sqrt(g)
 
 
 def _one_bin(base: np.ndarray, root: float, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """log F and w at z."""
     powers = base + np.arange(base.size) * root * z[:, None]
-    level = special.logsumexp(powers, axis=1)
+    level = scipy.special.logsumexp(powers, axis=1)
     law = np.exp(powers - level[:, None])
-    small = special.logsumexp(powers[:, 1:], axis=1)  # log (F − 1), where F is near 1
+    small = scipy.special.logsumexp(powers[:, 1:], axis=1)  # log (F − 1), where F is near 1
     level = np.where(small < -1, np.log1p(np.exp(np.minimum(small, 0.0))), level)
     return level, np.sum(law[:, 1:] * law[:, :-1], axis=1)
 
@@ -285,7 +284,7 @@ def _one_bin(base: np.ndarray, root: float, z: np.ndarray) -> tuple[np.ndarray, 
 def _masses(edges: np.ndarray, root: float, count: np.ndarray) -> np.ndarray:
     """Masses of cells under N(√g n, 1), shape (counts, cells): differences of the smaller tail."""
     at = edges - root * count[:, None]
-    tail, head = special.ndtr(-at), special.ndtr(at)
+    tail, head = scipy.special.ndtr(-at), scipy.special.ndtr(at)
     right = at[:, :-1] > 0
     mass = np.where(right, tail[:, :-1] - tail[:, 1:], head[:, 1:] - head[:, :-1])
     result: np.ndarray = np.maximum(mass, 0.0)
@@ -310,7 +309,7 @@ def _tables(pair: CountPair, order: float, sigma: float, epsilon: float) -> _Tab
     cells = np.cumsum(weighted, axis=1) / total[:, None]
     cells = np.minimum(cells / cells[:, -1:], 1.0)
     # the counts: coefficients of the power b, from the last bin backwards
-    log_p = count * math.log(k / b) - special.gammaln(count + 1) + np.log(total) + log_g[-1]
+    log_p = count * math.log(k / b) - scipy.special.gammaln(count + 1) + np.log(total) + log_g[-1]
     first = float(log_p[0])
     p = np.exp(log_p - first)
     power, log_scale = np.zeros(k + 1), 0.0

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.linalg
+import scipy
 
 from mfopt import _check, _quick, _sizes
 from mfopt._float64 import float64

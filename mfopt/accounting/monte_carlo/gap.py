@@ -39,7 +39,6 @@ import math
 from typing import NamedTuple
 
 import scipy
-from scipy.special import log_ndtr, ndtri
 
 SAMPLES = 8192  # of the counts
 GLANCE = 2048
@@ -119,13 +118,15 @@ def _line(below: int, half: int, samples: int, beta: float) -> tuple[float, floa
     """(h_1, h_2), either of them wrong with probability ``beta`` at most."""
     most = scipy.stats.beta.isf(beta, below + 1, samples - below) if below < samples else 1.0
     least = scipy.stats.beta.ppf(beta, half, samples - half + 1) if half > 0 else 0.0
-    return float(ndtri(min(most * (1 + ROUNDING), 1.0))), float(ndtri(least * (1 - ROUNDING)))
+    return float(scipy.special.ndtri(min(most * (1 + ROUNDING), 1.0))), float(
+        scipy.special.ndtri(least * (1 - ROUNDING))
+    )
 
 
 def _log_beyond(height: float, ratio: float) -> float:
     """log of (4) over B' at h_0 and r."""
-    first = ratio * height + ratio**2 / 2 + float(log_ndtr(height + ratio))
-    second = float(log_ndtr(height))
+    first = ratio * height + ratio**2 / 2 + float(scipy.special.log_ndtr(height + ratio))
+    second = float(scipy.special.log_ndtr(height))
     # the difference of two numbers near each other: what rounding adds is counted
     share = -math.expm1(min(second - first, 0.0)) + 1e-12
     return first + math.log(share)

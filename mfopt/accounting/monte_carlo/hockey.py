@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import scipy
-from scipy.special import log_ndtr
 
 from mfopt.accounting.monte_carlo.evidence import Hinge, Point
 from mfopt.strategies.fields import Array
@@ -47,7 +46,11 @@ class Hockey(NamedTuple):
         mu, wanted = float(self.mu), math.log1p(1 / order)
 
         def above(t: float) -> float:
-            fall = log_ndtr(mu / 2 - t / mu) - log_ndtr(-mu / 2 - t / mu) - t
+            fall = (
+                scipy.special.log_ndtr(mu / 2 - t / mu)
+                - scipy.special.log_ndtr(-mu / 2 - t / mu)
+                - t
+            )
             return float(fall) - wanted
 
         # at μ -> 0 the peak is the hinge's, at large μ near μ² (s + 1/2)
@@ -57,7 +60,12 @@ class Hockey(NamedTuple):
         while above(most) >= 0:
             most += 1 + most
         at = float(scipy.optimize.brentq(above, least, most, xtol=1e-12))
-        return order * at + float(log_ndtr(mu / 2 - at / mu)) - math.log1p(order) + _NUDGE
+        return (
+            order * at
+            + float(scipy.special.log_ndtr(mu / 2 - at / mu))
+            - math.log1p(order)
+            + _NUDGE
+        )
 
 
 def beside(point: Point, shift: float) -> Point | None:

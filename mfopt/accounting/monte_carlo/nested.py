@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
-import scipy.linalg
+import scipy
 
 from mfopt.strategies.fields import Array
 

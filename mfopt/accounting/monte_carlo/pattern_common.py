@@ -42,8 +42,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.linalg
-import scipy.sparse.linalg
+import scipy
 
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import patterns as pattern
