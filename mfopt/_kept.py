@@ -11,7 +11,8 @@ first two, which are most of what is left. Here a program is found by what it fo
 * A file that is damaged or does not load is a miss, never an error. It is written under another
   name and moved into place.
 
-It is switched on by the command line alone, with the cache of JAX: see :func:`use`.
+It is switched on by the command line alone, with the cache of JAX: see :func:`use`. Processes that
+it starts are told of the folder (:func:`shared`).
 """
 
 from __future__ import annotations
@@ -49,6 +50,11 @@ def use(folder: Path | None) -> None:
 def on() -> bool:
     """Whether programs are kept."""
     return _folder is not None and not _plugins.loaded()
+
+
+def shared() -> Path | None:
+    """The folder, for processes that are to :func:`use` it too; None where nothing is kept."""
+    return _folder if on() else None
 
 
 def program(lower: Callable[[], Any], *parts: Any) -> Any:

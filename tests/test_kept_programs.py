@@ -157,6 +157,7 @@ def test_nothing_is_kept_over_several_devices_or_with_a_plugin(folder, monkeypat
     _identity._surroundings.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(_plugins, "_loaded", {"lottery"})
+        assert _kept.shared() is None  # nor by a process that is started now
         _factor(expected_to_compile=None)
     assert not _files(folder)
 

@@ -17,8 +17,9 @@ import pkgutil
 import platform
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
-from mfopt import _check, _signals, _sizes
+from mfopt import _check, _kept, _signals, _sizes
 from mfopt.experiments.cache import Cache, Result, Task
 from mfopt.progress import Progress, Report, silent
 
@@ -220,11 +221,21 @@ def shares(jobs: int) -> list[tuple[int, ...]]:
     return [places[i % len(places) :: jobs] if places else () for i in range(jobs)]
 
 
-def _begin(modules: list[str], mine: multiprocessing.SimpleQueue[tuple[int, ...]]) -> None:
+def _begin(
+    modules: list[str],
+    mine: multiprocessing.SimpleQueue[tuple[int, ...]],
+    programs: Path | None = None,
+) -> None:
     """A worker's first call: its own kinds, its own cores, and no more threads than these.
 
     More threads, of JAX or of the BLAS, would wait for one another, in all workers at once, for
     longer than they work: a σ of 128 bins took five times as long.
+
+    Args:
+      modules: define the user's own kinds.
+      mine: holds the cores of each worker.
+      programs: where compiled programs are kept. Most of a sweep's first cells of a shape is their
+        compilation: what one worker has compiled, the others read.
     """
     import scipy.linalg  # noqa: F401  (what is not loaded yet cannot be limited)
     from threadpoolctl import threadpool_limits
@@ -234,6 +245,7 @@ def _begin(modules: list[str], mine: multiprocessing.SimpleQueue[tuple[int, ...]
     if cores:
         os.sched_setaffinity(0, cores)
     threadpool_limits(max(len(cores), 1), user_api="blas")
+    _kept.use(programs)
     for name in modules:
         importlib.import_module(name)
 
@@ -250,7 +262,7 @@ def _in_processes(missing: list[Task], cache: Cache, jobs: int, progress: Report
         jobs,
         mp_context=context,
         initializer=_begin,
-        initargs=(_own_modules(), own),
+        initargs=(_own_modules(), own, _kept.shared()),
     ) as pool:
         running: dict[concurrent.futures.Future[None], Task] = {}
         try:
