@@ -30,6 +30,27 @@ def test_loss_against_a_loop():
         assert int(num_targets(jnp.asarray(mask))) == len(terms)
 
 
+def test_loss_and_gradient_are_those_of_the_rows_that_predict():
+    rng = np.random.default_rng(1)
+    logits = jnp.asarray(rng.normal(size=(6, 5)), jnp.float32)
+    tokens = jnp.array([4, 0, 3, 1, 2, 2])
+
+    def cut(logits, mask):
+        rows, weights = logits[:-1], (mask[1:] & mask[:-1]).astype(jnp.float32)
+        chosen = jnp.take_along_axis(rows, tokens[1:, None], axis=-1)[:, 0]
+        losses = jax.nn.logsumexp(rows, axis=-1) - chosen
+        return jnp.sum(weights * losses) / jnp.maximum(jnp.sum(weights), 1.0)
+
+    for length in range(7):
+        mask = jnp.arange(6) < length
+        expected, slope = jax.value_and_grad(cut)(logits, mask)
+        found, gradient = jax.value_and_grad(next_token_loss)(logits, tokens, mask)
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        np.testing.assert_allclose(gradient, slope, rtol=1e-6)
+        # a row that the next token is not known of has no gradient; all others have
+        assert np.any(gradient, axis=1).tolist() == [row + 1 < length for row in range(6)]
+
+
 def test_a_model_without_flax_trains_on_a_store():
     store = synthetic_store()
     model = bigram_model()

@@ -114,9 +114,11 @@ def next_token_loss(logits: jax.Array, tokens: jax.Array, mask: jax.Array) -> ja
     Returns:
         Scalar float32; 0 where the record has fewer than two real tokens.
     """
-    logits = logits[:-1].astype(jnp.float32)
-    targets = tokens[1:]
-    weights = (mask[1:] & mask[:-1]).astype(jnp.float32)
+    # the last row predicts nothing and weighs 0: without it every logit would be copied, and the
+    # gradient of each once more
+    logits = logits.astype(jnp.float32)
+    targets = jnp.roll(tokens, -1)
+    weights = jnp.append(mask[1:] & mask[:-1], False).astype(jnp.float32)
     chosen = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
     losses = jax.nn.logsumexp(logits, axis=-1) - chosen
     return jnp.sum(weights * losses) / jnp.maximum(jnp.sum(weights), 1.0)
