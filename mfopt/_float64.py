@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import numpy as np
 
-from mfopt._jitted import Jitted
+from mfopt import _quick
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,7 +53,7 @@ def compiled(*static: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        jitted = Jitted(function, static_argnames=static)
+        jitted = _quick.jit(function, once=True, static_argnames=static)
         return functools.wraps(function)(float64(jitted.__call__))
 
     return decorate

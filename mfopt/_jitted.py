@@ -81,7 +81,7 @@ class Jitted:
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Its value."""
-        if named or not _kept.on() or not _outermost():
+        if named or not _kept.on() or not outermost():
             return self.jitted(*args, **named)
         static = tuple((i, arg) for i, arg in enumerate(args) if i in self._static)
         others = tuple(arg for i, arg in enumerate(args) if i not in self._static)
@@ -113,7 +113,7 @@ class _Program:
     call: Callable[..., Any] | None = None
 
 
-def _outermost() -> bool:
+def outermost() -> bool:
     """Whether nothing is being traced around this: a value would become part of that program.
 
     JAX has no public name for it; without its own nothing is kept.

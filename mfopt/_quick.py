@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from mfopt._jitted import Jitted
+from mfopt._jitted import Jitted, outermost
 
 OPTIONS = {
     "xla_backend_optimization_level": 1,
@@ -53,15 +53,32 @@ def _taken(some: dict[str, Any]) -> bool:
 class jit(Jitted):
     """``jax.jit`` with :func:`options`, which are asked for at the first call, not at import.
 
-    JAX takes options for whole programs only: where an argument is traced, the function is called
-    as it is and becomes part of the program around it.
+    JAX takes options for whole programs only: where an argument is traced, the function becomes
+    part of the program around it.
+
+    Args:
+      function: what is compiled.
+      fused: see :func:`options`.
+      once: whether it stays one function there, which a program that calls it several times has
+        once.
+      static: as for ``jax.jit``.
     """
 
-    def __init__(self, function: Callable[..., Any], *, fused: bool = False, **static: Any) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        fused: bool = False,
+        once: bool = False,
+        **static: Any,
+    ) -> None:
         super().__init__(
             function, "quick", fused, options=functools.partial(options, fused), **static
         )
+        self._inner = jax.jit(function, **static) if once else None
 
     def __call__(self, *args: Any, **named: Any) -> Any:
+        if self._inner is not None:
+            return (super().__call__ if outermost() else self._inner)(*args, **named)
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, named)))
         return self._function(*args, **named) if traced else super().__call__(*args, **named)

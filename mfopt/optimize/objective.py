@@ -114,7 +114,7 @@ class AmplifiedObjective:
     @float64
     def quadratic(self, parameters: np.ndarray) -> Any:
         """All that σ knows of C at ``parameters``."""
-        return _quadratic(self._law, self._build)(np.asarray(parameters))
+        return _quadratic(self._law, built(self._build, parameters))
 
     @float64
     def __call__(self, parameters: np.ndarray) -> Evaluation:
@@ -133,9 +133,9 @@ class AmplifiedObjective:
         return Evaluation(float(value), np.asarray(gradient), sigma, float(norm))
 
 
-@functools.lru_cache(maxsize=16)
-def _quadratic(law: SampledLaw, build: Callable[[jax.Array], Strategy]) -> Callable[..., Any]:
-    return _quick.jit(lambda x: law.quadratic(build(x)))
+@functools.partial(_quick.jit, static_argnums=0)
+def _quadratic(law: SampledLaw, strategy: Strategy) -> Any:
+    return law.quadratic(strategy)
 
 
 @functools.partial(_quick.jit, static_argnums=0)

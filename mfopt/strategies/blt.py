@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -66,6 +67,15 @@ class BLT(ToeplitzStrategy):
             np.diag(np.asarray(self.decay, np.float64)) - np.outer(root, root)
         )
         return -((vectors.T @ root) ** 2), decay
+
+    def inverse_coefs(self, n: int) -> Array:
+        """First column of C⁻¹, shape (n,); of numbers by :meth:`inverse`: nothing is compiled."""
+        if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(self)):
+            return super().inverse_coefs(n)
+        scale, decay = self.inverse()
+        tail = decay ** np.arange(self.check_size(n) - 1)[:, None] @ scale
+        result: np.ndarray = np.concatenate([np.ones(1), tail]) / np.asarray(self.gain)
+        return result
 
     def inverse_arrays(self, n: int) -> dict[str, np.ndarray]:
         scale, decay = self.inverse()

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import jax.numpy as jnp
 import numpy as np
 
-from mfopt._float64 import compiled
 from mfopt.strategies.base import ToeplitzStrategy
-from mfopt.strategies.fields import Array
 
 
 class Identity(ToeplitzStrategy):
@@ -17,12 +14,12 @@ class Identity(ToeplitzStrategy):
 
     kind: ClassVar[str] = "identity"
 
-    @compiled("n")
-    def toeplitz_coefs(self, n: int) -> Array:
-        return (jnp.arange(self.check_size(n)) == 0).astype(float)
-
-    def toeplitz_column(self, n: int) -> np.ndarray:
-        # an account of independent noise asks for no more of C: nothing to compile for each n
+    # numbers that depend on n alone: nothing to compile for each n
+    def toeplitz_coefs(self, n: int) -> np.ndarray:
         column = np.zeros(self.check_size(n))
         column[0] = 1.0
         return column
+
+    def inverse_coefs(self, n: int) -> np.ndarray:
+        """As any C⁻¹: first column, shape (n,)."""
+        return self.toeplitz_coefs(n)
