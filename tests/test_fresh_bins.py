@@ -1,8 +1,10 @@
 """Fresh bins: scheme, likelihood, ceilings and estimators against all patterns written out."""
 
+import dataclasses
 import itertools
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -328,6 +330,67 @@ def test_the_frozen_estimate_is_unbiased_and_knows_its_slope(small):
     ahead, behind = (frozen.evaluate(theta + h).value for h in (1e-4, -1e-4))
     np.testing.assert_allclose(at.slope, (ahead - behind) / 2e-4, rtol=1e-3)
     np.testing.assert_allclose(math.exp(frozen.log_delta_add(theta)), plain["add"][0], rtol=0.04)
+
+
+@pytest.mark.parametrize("bands", few([1, 3, 16, 20], 1))
+def test_a_product_with_bands_and_its_slope_are_those_of_the_dense_matrix(bands):
+    n, rng = 45, np.random.default_rng(3)
+    lower, x, weights = (
+        rng.normal(size=(bands, n)),
+        rng.normal(size=(7, n)),
+        rng.normal(size=(7, n)),
+    )
+    for d in range(bands):
+        lower[d, n - d :] = 0
+    dense = sum(np.diag(lower[d, : n - d], -d) for d in range(bands))
+
+    @float64
+    def found():
+        product, back = jax.vjp(band.transposed, jnp.asarray(lower), jnp.asarray(x))
+        return product, *back(jnp.asarray(weights))
+
+    product, by_band, by_x = found()
+    np.testing.assert_allclose(product, x @ dense, atol=1e-12)
+    np.testing.assert_allclose(by_x, weights @ dense.T, atol=1e-12)
+    every = x.T @ weights  # slope of each entry M[i, j]
+    for d in range(bands):
+        np.testing.assert_allclose(by_band[d, : n - d], np.diagonal(every, -d), atol=1e-12)
+        if d:  # the control: row and column taken for one another
+            assert np.max(np.abs(by_band[d, : n - d] - np.diagonal(every, d))) > 0.1
+
+
+@pytest.mark.ci
+def test_what_a_search_keeps_of_its_draws_gives_the_value_and_slope_of_all_that_is_made_anew():
+    scheme, matrix = FreshBins(BINS, EPOCHS), Banded.from_dense(drawn(BINS, EPOCHS, BANDS), BANDS)
+    made_from = FreshBinsLaw(scheme)
+
+    @float64
+    def found(kept, gram, columns=None):
+        proposal = pattern_frozen.PatternProposal(jnp.array([1.5, 1.1]), jnp.array([0.3, 0.8]))
+        draws = made_from.draws(chunked.seed_key(6), 512)
+
+        def value(gram):
+            reduced = made_from.prepared(gram)
+            if columns is not None:
+                reduced = dataclasses.replace(reduced, columns=columns)
+            if kept:
+                terms = made_from.frozen(reduced, proposal, draws)
+                return made_from.log_delta(terms, jnp.log(SIGMA), EPSILON)
+            terms = pattern_frozen.terms(reduced, proposal, draws)
+            values = pattern_frozen.log_values(terms, jnp.log(SIGMA), EPSILON)
+            return jax.scipy.special.logsumexp(values) - math.log(values.size)
+
+        at, slope = jax.value_and_grad(value)(jnp.asarray(gram))
+        return np.asarray(at), np.asarray(slope)
+
+    gram = float64(made_from.quadratic)(matrix)
+    value, slope = found(True, gram)
+    expected, its_slope = found(False, gram)
+    np.testing.assert_allclose(value, expected, atol=1e-6)  # the draws themselves are float32
+    np.testing.assert_allclose(slope, its_slope, atol=1e-5 * np.max(np.abs(its_slope)))
+    # the control: noise of another C than that of the overlaps
+    other = float64(lambda: 1.01 * band.factor(jnp.asarray(gram)))()
+    assert abs(found(True, gram, other)[0] - expected) > 1e-4
 
 
 def test_a_search_takes_a_quarter_of_the_usual_samples(monkeypatch):

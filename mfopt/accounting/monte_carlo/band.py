@@ -8,6 +8,8 @@ whatever the number of bands; shapes (samples, n).
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
@@ -29,11 +31,35 @@ def tiles(band: jax.Array) -> jax.Array:
 
 
 def transposed(band: jax.Array, x: jax.Array) -> jax.Array:
-    """Mᵀ x for each row x of ``x`` (samples, n)."""
+    """Mᵀ x for each row x of ``x`` (samples, n); of few bands differentiable in reverse alone."""
+    return _few_bands(band, x) if band.shape[0] <= _LEAST_WIDTH else _by_tiles(band, x)
+
+
+@jax.custom_vjp
+def _few_bands(band: jax.Array, x: jax.Array) -> jax.Array:
+    """Lag by lag: a tile would be mostly zeros."""
     bands, n = band.shape
-    if bands <= _LEAST_WIDTH:  # a tile would be mostly zeros
-        ahead = jnp.pad(x, ((0, 0), (0, bands - 1)))
-        return sum(band[d] * ahead[:, d : d + n] for d in range(1, bands)) + band[0] * x
+    # or the padding, fused into the sums, would be asked about at each of their terms
+    ahead = jax.lax.optimization_barrier(jnp.pad(x, ((0, 0), (0, bands - 1))))
+    result: jax.Array = sum(band[d] * ahead[:, d : d + n] for d in range(1, bands)) + band[0] * x
+    return result
+
+
+def _few_forward(band: jax.Array, x: jax.Array) -> tuple[jax.Array, Any]:
+    return _few_bands(band, x), (band, x)
+
+
+def _few_backward(saved: Any, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """By tiles: sums over samples, lag by lag, would cost ten times what the product does."""
+    result: tuple[jax.Array, jax.Array] = jax.vjp(_by_tiles, *saved)[1](cotangent)
+    return result
+
+
+_few_bands.defvjp(_few_forward, _few_backward)
+
+
+def _by_tiles(band: jax.Array, x: jax.Array) -> jax.Array:
+    n = band.shape[1]
     blocks = tiles(band)
     count, width = blocks.shape[0], blocks.shape[2]
     padded = jnp.pad(x, ((0, 0), (0, (count + 1) * width - n))).reshape(-1, count + 1, width)

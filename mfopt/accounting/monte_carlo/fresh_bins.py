@@ -257,7 +257,7 @@ class FreshBinsLaw(SampledLaw):
     def frozen(
         self, reduced: Patterns, proposal: PatternProposal, draws: PatternDraws
     ) -> PatternTerms:
-        return PatternTerms(reduced, proposal, draws)
+        return pattern_frozen.all_terms(reduced, proposal, draws)
 
     def log_delta(self, terms: PatternTerms, log_sigma: Any, epsilon: Any) -> jax.Array:
         return pattern_frozen.log_delta(terms, log_sigma, epsilon)

@@ -56,6 +56,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mfopt import _quick
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import betting, chunked
 from mfopt.accounting.monte_carlo.evidence import (
@@ -323,7 +324,7 @@ class _Throws:
         return below + self.rest.shift**2 / 2, self.rest.ratio(products)
 
 
-@jax.jit
+@_quick.jit
 def _glance(scaled: Rest, order: jax.Array, key: jax.Array) -> jax.Array:
     """a_g of a few candidates, always the same: shape (candidates, K)."""
     z = jax.random.normal(key, (_GLANCE, scaled.patterns.iterations))

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import copy
 
+import jax
 import numpy as np
 
+from mfopt import _quick
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo.patterns import (
     Patterns,
@@ -20,6 +22,13 @@ from mfopt.accounting.monte_carlo.patterns import (
     toward_mean,
     within,
 )
+
+
+@_quick.jit
+def _parts(patterns: Patterns) -> tuple[jax.Array, ...]:
+    """One program: operation by operation, each would be compiled for each shape."""
+    largest, mean = largest_square(patterns), mean_square(patterns)
+    return corners(patterns), within(patterns), largest, mean, toward_mean(patterns)[1]
 
 
 class Ceilings:
@@ -32,11 +41,10 @@ class Ceilings:
     @float64
     def __init__(self, patterns: Patterns) -> None:
         self.bins, self.throws = patterns.bins, patterns.throws
-        self.corner = np.asarray(corners(patterns))
-        self.largest_square = float(largest_square(patterns))  # max_k |m_k|²
-        self.mean_square = float(mean_square(patterns))  # ḡ = E_k |m_k|²
-        self.square_of_mean = float(toward_mean(patterns)[1])  # ρ = |m̄|²
-        self.within = np.asarray(within(patterns))
+        found = _parts(patterns)
+        self.corner, self.within = map(np.asarray, found[:2])
+        # max_k |m_k|², ḡ = E_k |m_k|², ρ = |m̄|²
+        self.largest_square, self.mean_square, self.square_of_mean = map(float, found[2:])
         self.common = 0.0  # c, what all <m_k, m_k'> are less by
         self._log_normalizers = [0.0]  # with c = 0
 

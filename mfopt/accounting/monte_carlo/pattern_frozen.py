@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
 
+from mfopt import _quick
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import chunked, pattern_tilts, spread
 from mfopt.accounting.monte_carlo.dominating_pair import log_hinge
@@ -66,11 +67,19 @@ class PatternDraws(NamedTuple):
 
 
 class PatternTerms(NamedTuple):
-    """What log δ̂ is computed from; samples are laid out in chunks and never held all at once."""
+    """What log δ̂ is computed from: of X = v + σz by samples, with the rest in chunks.
+
+    Attributes:
+      patterns: C.
+      proposal: where X is put.
+      centre: Mᵀv, shape (pairs, K·b).
+      noise: Mᵀz, shape (pairs, K·b).
+    """
 
     patterns: Patterns
     proposal: PatternProposal
-    draws: PatternDraws
+    centre: jax.Array
+    noise: jax.Array
 
 
 def _chunks_of(pairs: int, n: int) -> int:
@@ -85,7 +94,7 @@ def _whole_pairs(samples: int, n: int) -> int:
     return -(-pairs // chunks) * chunks
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
+@functools.partial(_quick.jit, static_argnums=(1, 2))
 def draw(key: jax.Array, samples: int, shape: tuple[int, int, int]) -> PatternDraws:
     """At least ``samples`` frozen draws; ``shape`` is (K, b, n)."""
     throws, bins, n = shape
@@ -118,14 +127,39 @@ def _log_ratio(
     return result
 
 
-def log_values(terms: PatternTerms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
-    """log f, f = (P/R)(1 - e^(ε-Y))₊, of one chunk: shape (2·pairs,), z first, then -z."""
-    patterns, proposal, draws = terms
-    x = jnp.exp(-log_sigma)
+def terms(patterns: Patterns, proposal: PatternProposal, draws: PatternDraws) -> PatternTerms:
+    """Of one chunk, in float64."""
     alpha, gamma = (part[draws.component][:, None] for part in map(jnp.asarray, proposal))
     centre = alpha * Overlaps(patterns).of(draws.bins) + gamma * toward_mean(patterns)[0]
-    moved = x * noise(patterns, draws.normal.astype(float))
-    exponents = jnp.concatenate([x**2 * centre + moved, x**2 * centre - moved])
+    return PatternTerms(patterns, proposal, centre, noise(patterns, draws.normal.astype(float)))
+
+
+def all_terms(patterns: Patterns, proposal: PatternProposal, draws: PatternDraws) -> PatternTerms:
+    """Of all chunks, kept in float32 as the draws are: the same at any σ."""
+
+    @jax.checkpoint
+    def chunk(draws: PatternDraws) -> tuple[jax.Array, jax.Array]:
+        made = terms(patterns, proposal, draws)
+        return made.centre.astype(jnp.float32), made.noise.astype(jnp.float32)
+
+    kept = jax.lax.map(chunk, _cut(draws))
+    return PatternTerms(patterns, proposal, *(x.reshape(-1, patterns.numbers) for x in kept))
+
+
+def _cut(tree: Any) -> Any:
+    """Arrays of pairs in chunks along the first axis."""
+    pairs, n = jax.tree.leaves(tree)[-1].shape
+    # a device's part of the draws need not be whole chunks
+    chunks = next(k for k in range(_chunks_of(pairs, n), pairs + 1) if pairs % k == 0)
+    return jax.tree.map(lambda leaf: leaf.reshape(chunks, -1, *leaf.shape[1:]), tree)
+
+
+def log_values(terms: PatternTerms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
+    """log f, f = (P/R)(1 - e^(ε-Y))₊, of one chunk: shape (2·pairs,), z first, then -z."""
+    patterns, proposal = terms.patterns, terms.proposal
+    x = jnp.exp(-log_sigma)
+    moved, centre = x * terms.noise, x**2 * terms.centre
+    exponents = jnp.concatenate([centre + moved, centre - moved])
     half = x**2 * squared_norms(patterns) / 2
     loss = log_mean(exponents - half, x**2 * corners(patterns), patterns.bins)
     ratio = _log_ratio(patterns, proposal, exponents, x**2)
@@ -136,14 +170,11 @@ def log_delta(terms: PatternTerms, log_sigma: jax.Array, epsilon: jax.Array) -> 
     """log δ̂: smooth and decreasing in log σ, and differentiable in the patterns."""
 
     @jax.checkpoint
-    def chunk(draws: PatternDraws) -> jax.Array:
-        return log_values(PatternTerms(terms.patterns, terms.proposal, draws), log_sigma, epsilon)
+    def chunk(part: tuple[jax.Array, jax.Array]) -> jax.Array:
+        own = terms._replace(centre=part[0].astype(float), noise=part[1].astype(float))
+        return log_values(own, log_sigma, epsilon)
 
-    pairs, n = terms.draws.normal.shape
-    # a device's part of the draws need not be whole chunks
-    chunks = next(k for k in range(_chunks_of(pairs, n), pairs + 1) if pairs % k == 0)
-    parts = jax.tree.map(lambda leaf: leaf.reshape(chunks, -1, *leaf.shape[1:]), terms.draws)
-    values = jax.lax.map(chunk, parts)
+    values = jax.lax.map(chunk, _cut((terms.centre, terms.noise)))
     result: jax.Array = jax.scipy.special.logsumexp(values) - np.log(values.size)
     return result
 
@@ -181,7 +212,7 @@ def fit(patterns: Patterns, noise_multiplier: float, epsilon: float) -> PatternP
     return PatternProposal(jnp.exp(jnp.asarray(best[:, 0])), jnp.asarray(best[:, 1]))
 
 
-@jax.jit
+@_quick.jit
 def _pilot(
     scaled: Patterns, order: jax.Array, epsilon: jax.Array, key: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
@@ -273,8 +304,8 @@ def _moments(
     size: int,
 ) -> jax.Array:
     draws = draw(key, size, (patterns.throws, patterns.bins, patterns.iterations))
-    terms = PatternTerms(patterns, proposal, draws)
-    return paired_moments(lambda theta: log_values(terms, theta, epsilon), log_sigma)
+    made = terms(patterns, proposal, draws)
+    return paired_moments(lambda theta: log_values(made, theta, epsilon), log_sigma)
 
 
 @functools.partial(jax.jit, static_argnums=4)

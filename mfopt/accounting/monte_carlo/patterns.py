@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _check, _sizes
+from mfopt import _check, _quick, _sizes
 from mfopt._float64 import float64
 from mfopt.accounting import unamplified
 from mfopt.accounting.monte_carlo import band, dominating_pair
@@ -116,7 +116,7 @@ def exact(strategy: Strategy, scheme: FreshBins) -> Patterns:
     return Patterns(columns, np.asarray(_gram(columns)), scheme.bins, scheme.rethrow)
 
 
-_gram = jax.jit(band.gram)
+_gram = _quick.jit(band.gram)
 
 
 def check(strategy: Strategy, scheme: FreshBins) -> int:
