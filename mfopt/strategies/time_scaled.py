@@ -131,7 +131,8 @@ class TimeScaled(Strategy):
         """Shape (n, bins); for a Toeplitz B in O(n²) time and memory O(n·(bins + epochs)).
 
         Between epochs j <= e, B is a bins×bins block T_{e-j}, and in epoch e the mode of bin i is
-        Σ_{j<=e} d[j, i] T_{e-j}[:, i]: for each bin a small product over earlier epochs.
+        Σ_{j<=e} d[j, i] T_{e-j}[:, i]: for each bin a small product over earlier epochs, of which
+        a banded B knows few.
         """
         n = self.check_size(scheme.iterations)
         epochs, bins = scheme.epochs, scheme.bins
@@ -139,8 +140,9 @@ class TimeScaled(Strategy):
         column = self.base.toeplitz_column(n)
         if column is None:
             return rows[:, None] * jnp.asarray(self.base.weighted_modes(columns, scheme))
-        blocks = _blocks(jnp.asarray(column), epochs, bins)
-        earlier = jnp.arange(epochs)[:, None] - jnp.arange(epochs)[None, :]
+        known = min(epochs, (self.base.most_bands(n) + bins - 2) // bins + 1)  # T_m != 0
+        blocks = _blocks(jnp.asarray(column), known, bins)
+        earlier = jnp.arange(epochs)[:, None] - jnp.arange(known)[None, :]
         # by epoch e, distance m and bin: d of epoch e - m
         factors = jnp.where(
             (earlier >= 0)[:, :, None],
