@@ -233,6 +233,53 @@ def test_a_step_far_too_long_does_not_end_the_search():
     assert trace.best_value < 2e-3 and "step limit" not in trace.status
 
 
+def lowest_of(model, value, size, counted):
+    """The end of one minimization, whose values are kept."""
+
+    def watched(y):
+        counted.append(model(y)[0])
+        return model(y)
+
+    return tangent._minimum(watched, np.zeros(size), 5.0, value, 5e-5)
+
+
+def test_a_model_of_many_parameters_is_not_minimized_to_its_very_end(monkeypatch):
+    """Most of the way for less than 0.6 of the evaluations; a small one is, by the same ones."""
+    bends, gradient = np.geomspace(1e-3, 10.0, 200), np.geomspace(1e-3, 0.1, 200)
+    truth = 0.5 * np.sum(gradient**2 / bends)
+
+    def promised(size, counted):
+        def model(y):
+            slope = gradient[:size] + bends[:size] * y
+            return 2.0 + (gradient[:size] + slope) @ y / 2, slope
+
+        return 2.0 - lowest_of(model, 2.0, size, counted)[0]
+
+    whole, some = list[float](), list[float]()
+    found = promised(200, some)
+    small = promised(tangent._MANY - 1, small_count := [])
+    monkeypatch.setattr(tangent, "_ADDED", 0.0)
+    assert promised(200, whole) == pytest.approx(truth, rel=0.01)
+    assert 0.7 * truth < found and len(some) < 0.6 * len(whole)
+    again = list[float]()
+    assert promised(tangent._MANY - 1, again) == small and len(again) == len(small_count)
+
+
+def test_a_model_whose_error_falls_below_every_error_is_left_at_once():
+    """σ of a tangent may reach 0: what it promises there is no reason to follow it to the end."""
+    counted = []
+
+    def model(y):  # log of an error, whose square is linear in y
+        square = 1 + np.sum(y) / 9.9
+        if not square > 0:
+            return math.nan, y
+        return 1 + math.log(square) / 2, np.full(2, 0.5 / (9.9 * square))
+
+    lowest, reached = lowest_of(model, 1.0, 2, counted)
+    assert lowest < 0 and np.max(np.abs(reached)) <= 5
+    assert [value < 0 for value in counted] == [False] * (len(counted) - 1) + [True]
+
+
 def test_step_limit_of_tangents_is_kept():
     trace = Trace()
     tangent.minimize(Valley(300.0), np.full(3, 4.0), trace, steps=3, tolerance=1e-9)

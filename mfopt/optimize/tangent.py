@@ -14,6 +14,7 @@ minimum stays where it was touched, the gradient of the error itself is 0 (major
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable
@@ -45,6 +46,9 @@ _WILD = 0.1  # relative increase of the error beyond which a step tells nothing 
 _SHORTER = 4  # times, after a step that did not lower the error
 _RESOLVED = 3  # tolerances: a promise that another placement of the shifts makes as well
 _INNER = 150  # evaluations of one model at most
+# Of many parameters: the end of a minimization, which takes most of its evaluations, adds less than
+# a tangent is off by. So many evaluations have to bring this share of what all of them did.
+_MANY, _WINDOW, _ADDED = 100, 6, 0.1
 
 _beside = ThreadPoolExecutor(2, "compiling")
 
@@ -327,6 +331,17 @@ class _Bend:
         return bent
 
 
+class _EnoughError(Exception):
+    """Ends the minimization of a model."""
+
+
+def _settled(course: list[float], parameters: int, value: float) -> bool:
+    """Whether the last of the lowest values so far add little to what all of them took off."""
+    if parameters < _MANY or len(course) <= _WINDOW:
+        return False
+    return course[-1 - _WINDOW] - course[-1] < _ADDED * (value - course[-1])
+
+
 @functools.cache
 def _blas() -> ThreadpoolController:
     """The libraries that are loaded: they are looked for once."""
@@ -338,10 +353,12 @@ def _minimum(
 ) -> tuple[float, np.ndarray]:
     """(lowest value, where) of one model within ``reach`` of each parameter, by L-BFGS-B.
 
-    Not a number counts as a step too far.
+    Not a number counts as a step too far. It ends before the minimum where the rest cannot be worth
+    it, or the model cannot be believed.
     """
     lowest, best = value, start
     gradient = np.zeros_like(start)
+    course = []
 
     def function(parameters: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal lowest, best, gradient
@@ -351,10 +368,14 @@ def _minimum(
         if at < lowest:
             lowest, best = at, np.array(parameters)
         gradient = slope
+        course.append(lowest)
+        # no error falls below 0, nor its logarithm so far: where a tangent's σ does, it is lost
+        if value - lowest > max(1.0, abs(value)) or _settled(course, len(start), value):
+            raise _EnoughError
         return at, slope
 
     # some hundred products of small matrices: threads of the BLAS would only wait for one another
-    with _blas().limit(limits=1, user_api="blas"):
+    with _blas().limit(limits=1, user_api="blas"), contextlib.suppress(_EnoughError):
         _solver()(
             function,
             start,
