@@ -50,11 +50,13 @@ class Jitted:
         """JAX's own."""
         return self._jit(self._function)
 
-    def lower_alone(self, *args: Any) -> Any:
-        """As :meth:`lower`, of a program that JAX's cache has not seen: one that can be kept.
+    def lower_for(self, alone: bool, *args: Any) -> Any:
+        """As :meth:`lower`; where ``alone``, of a program that JAX's cache has not seen.
 
-        Its name is one that no other has, and names are part of that cache's keys.
+        Its name is then one that no other has, and names are part of that cache's keys.
         """
+        if not alone:
+            return self.lower(*args)
 
         def own(*args: Any) -> Any:
             return self._function(*args)
@@ -95,7 +97,7 @@ class Jitted:
         with found.lock:
             if found.call is None:
                 found.call = _kept.program(
-                    lambda: self.lower_alone(*args),
+                    lambda alone: self.lower_for(alone, *args),
                     *(self._function, self._parts, static, structure, shapes),
                 )
         return found.call(*others)

@@ -57,22 +57,24 @@ def shared() -> Path | None:
     return _folder if on() else None
 
 
-def program(lower: Callable[[], Any], *parts: Any) -> Any:
+def program(lower: Callable[[bool], Any], *parts: Any) -> Any:
     """A compiled program, from disk where it is there.
 
     Args:
-      lower: makes it, but for its compilation: ``jax.jit(...).lower(...)``.
+      lower: makes it, but for its compilation, ``jax.jit(...).lower(...)``: of a name that no other
+        program has where True, so that it is compiled here and can be kept. What is not kept has
+        the name that JAX's own cache may know.
       parts: all that it follows from beside code, machine and settings.
     """
     if not on() or _folder is None:
-        return lower().compile()
+        return lower(False).compile()
     try:
         path = _folder / f"{_identity.digest(*parts)}{SUFFIX}"
     except _identity.UnknownError:
-        return lower().compile()
+        return lower(False).compile()
     if (found := _read(path)) is None:
         _listen()
-        lowered, before = lower(), _taken.hits
+        lowered, before = lower(True), _taken.hits
         found = lowered.compile()
         # written again, what JAX read from its cache lacks some of its functions: XLA drops them
         if _taken.hits == before:

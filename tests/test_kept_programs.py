@@ -35,8 +35,8 @@ def folder(tmp_path, monkeypatch):
 def _factor(expected_to_compile):
     """A factor by a new ``jit``, as a new process would make it."""
     made, lowered = _quick.jit(jnp.linalg.cholesky), []
-    lower = made.lower_alone
-    made.lower_alone = lambda *args: (lowered.append(args), lower(*args))[1]
+    lower = made.lower_for
+    made.lower_for = lambda *args: (lowered.append(args), lower(*args))[1]
     found = made(_MATRIX)
     assert expected_to_compile is None or bool(lowered) == expected_to_compile
     return np.asarray(found)
@@ -78,7 +78,7 @@ def test_what_jax_read_from_its_own_cache_is_compiled_again_to_be_kept(folder, m
     again = _factor(expected_to_compile=False)
     assert np.allclose(again @ again.T, _MATRIX, rtol=1e-12)
     # and what it reads all the same is not kept
-    monkeypatch.setattr(_quick.jit, "lower_alone", _quick.jit.lower)
+    monkeypatch.setattr(_quick.jit, "lower_for", lambda self, alone, *args: self.lower(*args))
     for path in _files(folder):
         path.unlink()
     jax.clear_caches()
@@ -170,8 +170,20 @@ def test_what_cannot_be_named_or_calls_python_is_not_kept(folder):
     ):
         assert float(_quick.jit(function)(1.0)) in (1.0, 2.0)
     traced = jax.jit(lambda x: jax.pure_callback(float, shape, x)).lower(1.0)
-    _kept.program(lambda: traced, "calls Python")
+    _kept.program(lambda alone: traced, "calls Python")
     assert not _files(folder)
+
+
+def test_what_is_not_kept_has_the_name_that_jaxs_cache_knows(folder, monkeypatch):
+    asked, lower = [], _quick.jit.lower_for
+    monkeypatch.setattr(
+        _quick.jit,
+        "lower_for",
+        lambda self, alone, *args: (asked.append(alone), lower(self, alone, *args))[1],
+    )
+    for function in (lambda x: x + 1, jnp.linalg.cholesky):
+        _quick.jit(function)(np.eye(2, dtype=np.float32))
+    assert asked == [False, True] and len(_files(folder)) == 1
 
 
 def test_sources_are_told_apart_by_name_and_content(tmp_path):

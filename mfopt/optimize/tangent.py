@@ -162,13 +162,13 @@ def _programs(
         frozen = implicit.Frozen(jax.tree.unflatten(structure, draws), proposal, number, number)
         return number, point, frozen, quadratic
 
-    def lower_slope() -> Any:
+    def lower_slope(alone: bool) -> Any:
         number, _, frozen, quadratic = shapes()
-        return _slope.lower_alone(law, quadratic, frozen, number, number)
+        return _slope.lower_for(alone, law, quadratic, frozen, number, number)
 
-    def lower_model() -> Any:
+    def lower_model(alone: bool) -> Any:
         number, point, _, quadratic = shapes()
-        return model.lower_alone(point, number, quadratic)
+        return model.lower_for(alone, point, number, quadratic)
 
     @float64
     def compiled() -> tuple[Callable[..., Any], Callable[..., Any]]:
