@@ -25,6 +25,7 @@ from mfopt.experiments import (
     decision_plots,
     figures,
     plots,
+    spent,
     tasks,
     training,
 )
@@ -64,6 +65,7 @@ STRATEGIES = {f"strategies-{e}x{b}": (e, b) for e, b in ((8, 32), (32, 32), (16,
 COMPARISON = "comparison-16x128"
 GRID = "grid"
 TRAINING, AUDIT = "train-comparison", "audit"
+COSTS = "costs"  # what making all of them took: made with all of them only
 
 
 class Built(NamedTuple):
@@ -290,8 +292,8 @@ def rebuild(
 ) -> list[Path]:
     """Build artifacts into ``folder`` and note each in its manifest, replacing what is there.
 
-    The cells of several artifacts are computed by one pool of processes, a process for each core;
-    what measures time is made before that, alone.
+    Where all are chosen, what that took is one more. The cells of several artifacts are computed by
+    one pool of processes, a process for each core; what measures time is made before that, alone.
 
     Args:
       chosen: names of artifacts.
@@ -311,19 +313,27 @@ def rebuild(
             raise _check.reject("artifact", name, "is not known", "See `mfopt figures --list`.")
     folder.mkdir(parents=True, exist_ok=True)
     read_manifest(folder)  # a damaged one is refused before the work
-    chosen = list(dict.fromkeys(chosen))
+    chosen, meter, made = list(dict.fromkeys(chosen)), spent.Meter(cache), list[Built]()
     together = [name for name in chosen if name not in figures.TIMES]
 
     def build(name: str) -> list[Path]:
         built = _build(name, folder, cache, jobs, within(progress, name))
         _note(folder, name, built, cache)
+        made.append(built)
         return list(built.files)
 
     written = [path for name in chosen if name in figures.TIMES for path in build(name)]
     if len(together) > 1:
         asked = [first_tasks(functools.partial(build, name)) for name in together]
         run_all(itertools.chain(*asked), cache, jobs=jobs or cores(), progress=progress)
-    return written + [path for name in together for path in build(name)]
+    written += [path for name in together for path in build(name)]
+    if set(chosen) == set(known):
+        cells = _with_needs([task for built in made for task in built.tasks])
+        place = _made(folder / "tables") / f"{COSTS}.csv"
+        built = Built([_files.write(place, meter.table(cells))], cells)
+        _note(folder, COSTS, built, cache)
+        written += built.files
+    return written
 
 
 def study_name(study: type[Study]) -> str:
@@ -390,7 +400,7 @@ def _note(folder: Path, name: str, built: Built, cache: Cache) -> None:
         folder,
         name,
         built.files,
-        how=command(name),
+        how=command("all" if name == COSTS else name),
         seed=SEED,
         **_computing(_records(built, cache)),
     )
