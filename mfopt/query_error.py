@@ -88,7 +88,7 @@ def _cyclic_blocks(strategy: CyclicBlocks, workload: Workload, n: int) -> Array:
 def _banded(strategy: Banded, workload: Workload, n: int) -> Array:
     entries = strategy.entries(n)
     # the recursion on covariances is sequential: it pays while its blocks are small
-    if _partial_sums(workload, n) and strategy.bands**2 < n**2 // 4:
+    if partial_sums(workload, n) and strategy.bands**2 < n**2 // 4:
         return prefix_row_variances(entries)
     return _band_norms(jnp.asarray(workload.materialize(n)), entries)
 
@@ -132,7 +132,7 @@ def max_error(
     return noise_multiplier * jnp.sqrt(jnp.max(jnp.asarray(row_variances(workload, strategy, n))))
 
 
-def _partial_sums(workload: Workload, n: int) -> bool:
+def partial_sums(workload: Workload, n: int) -> bool:
     """Whether A is prefix sums, whatever it is called."""
     running = workload.recurrence(n)
     return running is not None and running[1] == 0 and bool(np.all(running[0] == 1))

@@ -10,10 +10,10 @@ import scipy.optimize
 
 from mfopt import UsageError, query_error
 from mfopt.accounting import sensitivity
-from mfopt.optimize import quasi_newton, unamplified
+from mfopt.optimize import fixed_bands, quasi_newton, unamplified
 from mfopt.optimize.objective import Evaluation
 from mfopt.sampling import FixedOrder, MinSeparation
-from mfopt.strategies import Banded, Identity, SquareRoot, prefix_recursion
+from mfopt.strategies import Banded, Identity, SquareRoot, prefix_numbers, prefix_recursion
 from mfopt.strategies.prefix_recursion import prefix_row_variances
 from mfopt.workloads import Momentum, PrefixSums
 
@@ -67,6 +67,54 @@ def test_blocks_have_the_values_and_gradients_of_single_steps() -> None:
         )
     for one, other in zip(blocks, steps, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("bands", "n"), [(1, 1), (1, 70), (5, 38), (32, 64), (40, 70), (9, 9)])
+def test_numbers_have_the_values_and_slopes_of_the_dense_matrix(bands: int, n: int) -> None:
+    entries = random_band(bands, n)
+    inverse = np.tril(np.ones((n, n))) @ np.linalg.inv(Banded(entries).materialize(n))
+    variances = np.sum(inverse**2, axis=1)
+    np.testing.assert_allclose(prefix_numbers.row_variances(entries), variances, rtol=1e-12)
+    total, slope = prefix_numbers.total(entries)
+    assert total == pytest.approx(variances.sum(), rel=1e-12)
+    # with B = A C⁻¹: d |B|² = -2 <Bᵀ B C⁻ᵀ, dC>
+    whole = -2 * inverse.T @ inverse @ np.linalg.inv(Banded(entries).materialize(n)).T
+    np.testing.assert_allclose(slope, Banded.from_dense(whole, bands).columns, rtol=1e-9)
+    # what is not part of C changes nothing, and has no slope
+    entries[np.arange(bands)[:, None] + np.arange(n) >= n] = np.nan
+    assert prefix_numbers.total(entries)[0] == total
+    np.testing.assert_array_equal(prefix_numbers.total(entries)[1], slope)
+
+
+def test_what_has_no_inverse_has_no_error() -> None:
+    entries = random_band(3, 12)
+    entries[0, 5] = 0
+    assert np.isnan(prefix_numbers.total(entries)[0])
+
+
+@pytest.mark.parametrize(
+    ("bands", "equal", "workload"),
+    [
+        (3, True, PrefixSums()),
+        (3, False, PrefixSums()),
+        (8, False, PrefixSums()),
+        (12, True, PrefixSums()),  # modes
+        (3, False, Momentum(0.9, np.ones(N))),
+    ],
+)
+def test_slope_of_normed_bands_against_finite_differences(bands, equal, workload) -> None:
+    error = fixed_bands.squared_error(workload, N)
+    shape = fixed_bands.FixedBands(error, bands, N, SCHEME.bins, SCHEME.epochs, equal)
+    x = shape.parameters(random_band(bands, N))
+    direction = np.random.default_rng(1).normal(size=x.shape)
+    h = 1e-6
+    slope = shape(x).gradient @ direction
+    ahead, behind = (shape(x + s * h * direction).value for s in (1, -1))
+    found = Banded(shape.build(x))
+    rmse = float(query_error.rmse(workload, found, N))
+    assert slope == pytest.approx((ahead - behind) / (2 * h), rel=1e-6)
+    assert shape(x).value == pytest.approx(np.log(rmse), rel=1e-9)
+    assert sensitivity(found, SCHEME).value == pytest.approx(1, rel=1e-9)
 
 
 def test_quasi_newton_finds_a_minimum_whose_function_ends_near_it() -> None:

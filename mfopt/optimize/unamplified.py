@@ -18,6 +18,7 @@ The value is RMSE at sensitivity 1: multiply by the Gaussian mechanism's σ for 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -32,17 +33,20 @@ from threadpoolctl import threadpool_limits
 from mfopt import _check, _quick, query_error
 from mfopt._float64 import float64
 from mfopt.accounting import unamplified as sensitivities
-from mfopt.optimize import kinds, quasi_newton
+from mfopt.optimize import fixed_bands, kinds, quasi_newton
 from mfopt.optimize.drivers import Step, Trace
+from mfopt.optimize.fixed_bands import FixedBands
 from mfopt.optimize.objective import Evaluation
 from mfopt.progress import Report, silent
-from mfopt.sampling import BallsInBins, FixedOrder, MinSeparation, Scheme
+from mfopt.sampling import FixedOrder, MinSeparation, Scheme
 from mfopt.strategies import BLT, Banded, BandedToeplitz, Dense, SquareRoot, Strategy, Toeplitz
+from mfopt.strategies.fixed import square_root_coefs
 from mfopt.workloads import PrefixSums, Workload
 
 KINDS = ("banded", "banded-toeplitz", "toeplitz", "blt", "dense")
 _STEPS = 1000
 _TOLERANCE = 1e-8  # relative decrease of the loss in a step at which the search ends
+_ROUGH = 1e-5  # the same, of where the search of a banded C begins
 _FLOOR = 1e-8
 
 
@@ -139,28 +143,23 @@ def optimize(
             Step(f"optimizing, {strategy}", len(t.history), steps, "steps", at_most=True, trace=t)
         )
     )
+    found: Strategy
     if strategy == "dense":
-        found: Strategy = _dense(scheme, workload, init, equal_columns, steps, tolerance, trace)
+        found = _dense(scheme, workload, init, equal_columns, steps, tolerance, trace)
+    elif strategy == "banded":
+        entries = None if init is None else np.asarray(init.banded_columns(n, bands))
+        found = _banded(scheme, workload, bands, entries, equal_columns, steps, tolerance, trace)
     else:
         size = kinds.Size(n, scheme.bins if hasattr(scheme, "bins") else n, bands, buffers)
         source = init or (kinds.find("blt").starts(size)[0] if strategy == "blt" else SquareRoot())
-        if strategy == "banded" and init is None:
-            # the best Toeplitz band is a few percent off and costs next to nothing
-            source = optimize(
-                scheme, strategy="banded-toeplitz", bands=bands, workload=workload
-            ).strategy
-            if not equal_columns:
-                # the optimum of a diagonal C: errors of early steps stay in more prefix sums
-                columns = source.banded_columns(n, bands)
-                source = Banded(columns * np.arange(n, 0, -1) ** 0.25)
         shaped = kinds.find(strategy).convert(source, size)
         if shaped is None:
             raise _check.reject("init", source.kind, f"cannot start a {strategy} strategy")
-        build, start, lowest = _PARAMETERIZED[strategy](shaped, scheme, equal_columns)
+        build, start = _PARAMETERIZED[strategy](shaped, scheme)
         loss = _quick.jit(
             jax.value_and_grad(lambda x: jnp.log(query_error.rmse(workload, build(x), n)))
         )
-        best = _descend(_with_gradient(loss), start, steps, tolerance, trace, lowest)
+        best = _descend(_with_gradient(loss), start, steps, tolerance, trace)
         found = jax.tree.map(lambda leaf: np.asarray(leaf), build(jnp.asarray(best)))
     value = sensitivities.sensitivity(found, scheme).value
     plain = float(query_error.rmse(workload, found, n))
@@ -242,56 +241,59 @@ def _bounded(
 
 
 def _banded(
-    start: Banded, scheme: Scheme, equal_columns: bool
-) -> tuple[Callable[[jax.Array], Strategy], np.ndarray, np.ndarray]:
-    """The entries themselves, bounded below; columns or modes are divided by their norms.
-
-    Where columns may differ, a unit's shares of its budget are a softmax of numbers of their own:
-    half as many steps as with entries alone.
+    scheme: Scheme,
+    workload: Workload,
+    bands: int,
+    start: np.ndarray | None,
+    equal_columns: bool,
+    steps: int,
+    tolerance: float,
+    trace: Trace,
+) -> Banded:
+    """The entries themselves, bounded below.
 
     Entries >= 0 is what balls-in-bins needs; no bound was seen active at an optimum for prefix
     sums. Their logarithms would need no bound but converge three times slower.
     """
     n = scheme.iterations
-    entries = np.asarray(start.entries(n))
-    shape = entries.shape
     separation, most, repeats = pattern(scheme)
-    overlapping = shape[0] > separation
-    if overlapping and not repeats:
+    if bands > separation and not repeats:
         raise _check.reject(
             "bands",
-            shape[0],
+            bands,
             f"a unit's columns overlap at separation {separation}",
             "Use at most that many bands, or FixedOrder.",
         )
-    shares = n if repeats and not (overlapping or equal_columns) else 0
-
-    def build(x: jax.Array) -> Strategy:
-        inside = jnp.arange(shape[0])[:, None] + jnp.arange(n) < n
-        raw = jnp.where(inside, x[shares:].reshape(shape), 0)
-        if overlapping:
-            modes = Banded(raw).modes(BallsInBins(separation, most))
-            return Banded(raw / jnp.tile(jnp.sqrt(jnp.sum(modes**2, axis=0)), most))
-        column: jax.Array | float = 1 / most
-        if shares:
-            # columns that do not overlap are orthogonal: their squared norms add up
-            column = jax.nn.softmax(x[:n].reshape(most, separation), axis=0).reshape(n)
-        return Banded(raw * jnp.sqrt(column / jnp.sum(raw**2, axis=0)))
-
-    lowest = np.zeros(shape)
+    error = fixed_bands.squared_error(workload, n)
+    shape = FixedBands(error, bands, n, separation, most, equal_columns or not repeats)
+    if start is None:
+        # equal entries in each row are a few percent off, and cost next to nothing
+        start = _constant(dataclasses.replace(shape, equal=True), square_root_coefs(bands))
+        if not equal_columns:
+            # the optimum of a diagonal C: errors of early steps stay in more prefix sums
+            start = start * np.arange(n, 0, -1) ** 0.25
+    lowest = np.zeros((bands, n))
     lowest[0] = _FLOOR
-    norms = np.linalg.norm(entries, axis=0)
-    first = np.maximum(entries / norms, lowest)
-    return (
-        build,
-        np.concatenate([2 * np.log(norms[:shares]), first.ravel()]),
-        np.concatenate([np.full(shares, -np.inf), lowest.ravel()]),
-    )
+    bounds = np.concatenate([np.full(shape.shares, -np.inf), lowest.ravel()])
+    first = np.maximum(shape.parameters(start), bounds)
+    return Banded(shape.build(_descend(shape, first, steps, tolerance, trace, bounds)))
+
+
+def _constant(shape: FixedBands, coefs: np.ndarray) -> np.ndarray:
+    """Entries of the best C with equal entries along each of its rows."""
+
+    def evaluate(x: np.ndarray) -> Evaluation:
+        at = shape(np.repeat(x, shape.n))
+        return at._replace(gradient=at.gradient.reshape(len(x), -1).sum(axis=1))
+
+    lowest = np.where(np.arange(len(coefs)) == 0, _FLOOR, 0.0)
+    best = _descend(evaluate, coefs, _STEPS, _ROUGH, Trace(), lowest)
+    return np.tile(best[:, None], shape.n)
 
 
 def _toeplitz(
-    start: Toeplitz | BandedToeplitz, scheme: Scheme, equal_columns: bool
-) -> tuple[Callable[[jax.Array], Strategy], np.ndarray, None]:
+    start: Toeplitz | BandedToeplitz, scheme: Scheme
+) -> tuple[Callable[[jax.Array], Strategy], np.ndarray]:
     """Ratios of neighbouring coefficients in (0, 1): non-negative and decreasing by construction.
 
     The earliest and densest participation is then the worst one (Kalinin and Lampert 2024), a
@@ -307,12 +309,10 @@ def _toeplitz(
         unscaled = jnp.concatenate([jnp.ones(1), jnp.exp(logs)])
         return kind(unscaled / norm(jnp.pad(unscaled, (0, n - unscaled.shape[0]))))
 
-    return build, np.log(ratios) - np.log1p(-ratios), None
+    return build, np.log(ratios) - np.log1p(-ratios)
 
 
-def _blt(
-    start: BLT, scheme: Scheme, equal_columns: bool
-) -> tuple[Callable[[jax.Array], Strategy], np.ndarray, None]:
+def _blt(start: BLT, scheme: Scheme) -> tuple[Callable[[jax.Array], Strategy], np.ndarray]:
     """log ω and the logit of λ; coefficients decrease where Σω <= 1, as at every optimum seen."""
     inside, norm = kinds.of(start, scheme.iterations), _worst_norm(scheme)
 
@@ -321,7 +321,7 @@ def _blt(
         column = jnp.asarray(unscaled.toeplitz_coefs(scheme.iterations))
         return BLT(unscaled.scale, unscaled.decay, unscaled.gain / norm(column))
 
-    return build, inside.start, None
+    return build, inside.start
 
 
 def _worst_norm(scheme: Scheme) -> Callable[[jax.Array], jax.Array]:
@@ -338,7 +338,6 @@ def _worst_norm(scheme: Scheme) -> Callable[[jax.Array], jax.Array]:
 
 
 _PARAMETERIZED: dict[str, Callable[..., Any]] = {
-    "banded": _banded,
     "banded-toeplitz": _toeplitz,
     "toeplitz": _toeplitz,
     "blt": _blt,

@@ -1,0 +1,141 @@
+"""A banded C whose columns, or modes, have norms of their own: its error and slope, by hand.
+
+A search of a new size compiles nothing where the workload is prefix sums
+(:mod:`mfopt.strategies.prefix_numbers`); for others the error alone is compiled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy
+
+from mfopt import _quick, query_error
+from mfopt._float64 import float64
+from mfopt.optimize.objective import Evaluation
+from mfopt.strategies import Banded, prefix_numbers
+from mfopt.workloads import Workload
+
+Error = Callable[[np.ndarray], tuple[float, np.ndarray]]
+"""Entries (bands, n) -> ‖A C⁻¹‖_F² and its slope along them, shape (bands, n)."""
+
+
+def squared_error(workload: Workload, n: int) -> Error:
+    """‖A C⁻¹‖_F² of banded C."""
+    if query_error.partial_sums(workload, n):
+        return prefix_numbers.total
+
+    @float64
+    def error(entries: np.ndarray) -> tuple[float, np.ndarray]:
+        value, slope = _compiled(entries, workload)
+        return float(value), slope
+
+    return error
+
+
+def _total(entries: jax.Array, workload: Workload) -> jax.Array:
+    variances = query_error.row_variances(workload, Banded(entries), entries.shape[1])
+    return jnp.sum(jnp.asarray(variances))
+
+
+_compiled = _quick.jit(jax.value_and_grad(_total), static_argnums=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedBands:
+    """log of ‖A C⁻¹‖_F/√n for the banded C of parameters: its entries, but for their norms.
+
+    Where columns may differ, a unit's shares of its budget are a softmax of numbers of their own,
+    which come first: half as many steps as with entries alone.
+
+    Attributes:
+      error: of C.
+      bands, n: shape of C.
+      separation, most: distance of a unit's iterations, and their number.
+      equal: whether all columns have one norm.
+    """
+
+    error: Error
+    bands: int
+    n: int
+    separation: int
+    most: int
+    equal: bool
+
+    @property
+    def overlapping(self) -> bool:
+        """Whether a unit's columns have rows in common: then its modes get norm 1."""
+        return self.bands > self.separation
+
+    @property
+    def shares(self) -> int:
+        """How many parameters are shares of a budget."""
+        return 0 if self.equal or self.overlapping else self.n
+
+    def parameters(self, entries: np.ndarray) -> np.ndarray:
+        """Those of a C with such entries, shape (bands, n)."""
+        norms = np.linalg.norm(entries, axis=0)
+        return np.concatenate([2 * np.log(norms[: self.shares]), (entries / norms).ravel()])
+
+    def build(self, x: np.ndarray) -> np.ndarray:
+        """Entries of C, shape (bands, n)."""
+        raw = self._raw(x)
+        entries: np.ndarray = raw * self._scale(x, self._norms(raw)[0])
+        return entries
+
+    @np.errstate(over="ignore", invalid="ignore", divide="ignore")
+    def __call__(self, x: np.ndarray) -> Evaluation:
+        """Its value and gradient; not a number where C cannot be inverted in double precision."""
+        raw = self._raw(x)
+        squares, reach = self._norms(raw)
+        scale = self._scale(x, squares)
+        total, slope = self.error(raw * scale)
+        felt = np.einsum("kj,kj->j", slope, raw) * scale  # along the logarithm of scale
+        whole = self._of_unit(felt) if self.overlapping else felt
+        along = slope * scale - reach * (whole / squares)
+        budget = np.zeros(0)
+        if self.shares:
+            column = self._columns(x)
+            budget = (felt - column * self._of_unit(felt)) / 2
+        gradient = np.concatenate([budget, along.ravel()]) / (2 * total)
+        return Evaluation(float(np.log(total / self.n)) / 2, gradient, math.nan)
+
+    def _raw(self, x: np.ndarray) -> np.ndarray:
+        raw = x[self.shares :].reshape(self.bands, self.n).copy()
+        for k in range(1, self.bands):
+            raw[k, self.n - k :] = 0
+        return raw
+
+    def _norms(self, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Squared norm of each column, or of its mode, and half its slope along each entry."""
+        if not self.overlapping:
+            return np.einsum("kj,kj->j", raw, raw), raw
+        row = np.arange(self.bands)[:, None] + np.arange(self.n)
+        place = row * self.separation + np.arange(self.n) % self.separation
+        modes = np.bincount(place.ravel(), raw.ravel())
+        squares = np.sum(modes.reshape(-1, self.separation) ** 2, axis=0)
+        return np.tile(squares, self.most), modes[place]
+
+    def _scale(self, x: np.ndarray, squares: np.ndarray) -> np.ndarray:
+        result: np.ndarray = np.sqrt(self._columns(x) / squares)
+        return result
+
+    def _columns(self, x: np.ndarray) -> np.ndarray | float:
+        """Squared norms that columns, or modes, are to have."""
+        if self.overlapping:
+            return 1.0
+        if not self.shares:
+            return 1 / self.most
+        # columns that do not overlap are orthogonal: their squared norms add up
+        logits = x[: self.n].reshape(self.most, self.separation)
+        columns: np.ndarray = scipy.special.softmax(logits, axis=0).reshape(-1)
+        return columns
+
+    def _of_unit(self, felt: np.ndarray) -> np.ndarray:
+        """Sums over each unit's columns, (n,)."""
+        return np.tile(felt.reshape(self.most, self.separation).sum(axis=0), self.most)
