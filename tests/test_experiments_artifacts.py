@@ -152,10 +152,14 @@ def test_several_are_made_of_cells_of_one_pool(tmp_path) -> None:
     )
     assert {path.stem for path in written} == set(names)
     begun = [event.total for event in events if event.unit == "cells" and event.done == 0]
-    assert begun[0] == 18 + 4 and begun[1:] == [
-        0,
-        0,
-    ]  # then nothing is left
+    assert begun == [18 + 4, 0, 0]  # then nothing is left
+    # drawn side by side in other processes they are the same files
+    cells = Cache(tmp_path / "cells")
+    again = artifacts.rebuild(names, tmp_path / "two", cells, jobs=2, progress=events.append)
+    assert [path.name for path in again] == [path.name for path in written]
+    assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written]
+    assert artifacts.read_manifest(tmp_path / "two") == artifacts.read_manifest(tmp_path / "new")
+    assert [event.note for event in events if event.unit == "artifacts"] == names
 
 
 @pytest.mark.ci

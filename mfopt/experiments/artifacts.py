@@ -7,13 +7,14 @@ the seconds of computing behind it (the sum over the cells it was made of, cache
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import itertools
 import json
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,12 +31,12 @@ from mfopt.experiments import (
     training,
 )
 from mfopt.experiments.cache import Cache, Task, code_digest
-from mfopt.experiments.runner import cores, first_tasks, run_all
+from mfopt.experiments.runner import cores, first_tasks, run_all, workers
 from mfopt.experiments.studies import base
 from mfopt.experiments.studies.base import Outcome, Study
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
-from mfopt.progress import Report, silent, within
+from mfopt.progress import Progress, Report, silent, within
 from mfopt.sampling import BallsInBins
 from mfopt.workloads import PrefixSums
 
@@ -293,7 +294,8 @@ def rebuild(
     """Build artifacts into ``folder`` and note each in its manifest, replacing what is there.
 
     Where all are chosen, what that took is one more. The cells of several artifacts are computed by
-    one pool of processes, a process for each core; what measures time is made before that, alone.
+    one pool of processes, a process for each core, and drawn by another; what measures time is
+    made before that, alone.
 
     Args:
       chosen: names of artifacts.
@@ -313,27 +315,73 @@ def rebuild(
             raise _check.reject("artifact", name, "is not known", "See `mfopt figures --list`.")
     folder.mkdir(parents=True, exist_ok=True)
     read_manifest(folder)  # a damaged one is refused before the work
-    chosen, meter, made = list(dict.fromkeys(chosen)), spent.Meter(cache), list[Built]()
+    chosen, meter = list(dict.fromkeys(chosen)), spent.Meter(cache)
+    make, made = _Maker(folder, cache, commit()), dict[str, _Noted]()
+    try:
+        for name, one in _each(make, chosen, jobs, progress):
+            made[name] = one
+        if set(chosen) == set(known):
+            cells = _with_needs([task for one in made.values() for task in one.built.tasks])
+            place = _made(folder / "tables") / f"{COSTS}.csv"
+            built = Built([_files.write(place, meter.table(cells))], cells)
+            made[COSTS] = make.noted("all", built)
+    finally:  # what was made before an interrupt is noted too
+        if made:
+            _keep(folder, {name: one.entry for name, one in made.items()})
+    return [path for one in made.values() for path in one.built.files]
+
+
+class _Noted(NamedTuple):
+    """What was written, and what the manifest says of it."""
+
+    built: Built
+    entry: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Maker:
+    """Makes artifacts, in this process or in another one."""
+
+    folder: Path
+    cache: Cache
+    commit: str | None
+
+    def __call__(self, name: str, jobs: int | None, progress: Report) -> _Noted:
+        return self.noted(name, _build(name, self.folder, self.cache, jobs, progress))
+
+    def noted(self, name: str, built: Built) -> _Noted:
+        """With its entry of the manifest.
+
+        Args:
+          name: what is asked for to make it.
+          built: its files and cells.
+        """
+        computing = _computing(_records(built, self.cache))
+        how, at = command(name), self.commit
+        return _Noted(built, _entry(self.folder, built.files, how, SEED, commit=at, **computing))
+
+
+def _each(
+    make: _Maker, chosen: Sequence[str], jobs: int | None, progress: Report
+) -> Iterator[tuple[str, _Noted]]:
+    """Artifacts by name as they are made, those that measure time first."""
     together = [name for name in chosen if name not in figures.TIMES]
-
-    def build(name: str) -> list[Path]:
-        built = _build(name, folder, cache, jobs, within(progress, name))
-        _note(folder, name, built, cache)
-        made.append(built)
-        return list(built.files)
-
-    written = [path for name in chosen if name in figures.TIMES for path in build(name)]
+    for name in chosen:
+        if name in figures.TIMES:
+            yield name, make(name, jobs, within(progress, name))
+    at_once = jobs or cores()
     if len(together) > 1:
-        asked = [first_tasks(functools.partial(build, name)) for name in together]
-        run_all(itertools.chain(*asked), cache, jobs=jobs or cores(), progress=progress)
-    written += [path for name in together for path in build(name)]
-    if set(chosen) == set(known):
-        cells = _with_needs([task for built in made for task in built.tasks])
-        place = _made(folder / "tables") / f"{COSTS}.csv"
-        built = Built([_files.write(place, meter.table(cells))], cells)
-        _note(folder, COSTS, built, cache)
-        written += built.files
-    return written
+        asked = [first_tasks(functools.partial(make, name, jobs, silent)) for name in together]
+        run_all(itertools.chain(*asked), make.cache, jobs=at_once, progress=progress)
+    if len(together) < 2 or at_once == 1:
+        for name in together:
+            yield name, make(name, jobs, within(progress, name))
+        return
+    with workers(at_once) as pool:
+        making = {name: pool.submit(make, name, 1, silent) for name in together}
+        for done, (name, future) in enumerate(making.items()):
+            progress(Progress("writing", done, len(together), "artifacts", note=name))
+            yield name, future.result()
 
 
 def study_name(study: type[Study]) -> str:
@@ -395,17 +443,6 @@ def _computing(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _note(folder: Path, name: str, built: Built, cache: Cache) -> None:
-    note(
-        folder,
-        name,
-        built.files,
-        how=command("all" if name == COSTS else name),
-        seed=SEED,
-        **_computing(_records(built, cache)),
-    )
-
-
 def _with_needs(tasks: Sequence[Task]) -> list[Task]:
     """The tasks and all that they are made from, each once."""
     found: dict[Task, None] = {}
@@ -448,14 +485,42 @@ def note(
       cpu_seconds: of processors, where that is known: what a busy machine does not lengthen.
       code: digest of the code; that of the library without its studies if left out.
     """
-    entry = {
+    entry = _entry(
+        folder,
+        files,
+        how,
+        seed,
+        device=device,
+        seconds=seconds,
+        made=made,
+        cpu_seconds=cpu_seconds,
+        code=code,
+        commit=commit(),
+    )
+    _keep(folder, {name: entry})
+
+
+def _entry(
+    folder: Path,
+    files: Sequence[Path],
+    how: str,
+    seed: int | None,
+    *,
+    device: Sequence[str],
+    seconds: float,
+    commit: str | None,
+    made: str | None = None,
+    cpu_seconds: float | None = None,
+    code: str | None = None,
+) -> dict[str, Any]:
+    return {
         "files": {
             path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
             for path in sorted(files)
         },
         "command": how,
         "version": __version__,
-        "commit": commit(),
+        "commit": commit,
         "code": code or code_digest(training=True),
         "seed": seed,
         "device": list(device),
@@ -463,9 +528,12 @@ def note(
         "made": made or time.strftime("%Y-%m-%d", time.gmtime()),
         **({} if cpu_seconds is None else {"cpu_seconds": round(cpu_seconds, 1)}),
     }
-    manifest = {**read_manifest(folder), name: entry}
-    text = json.dumps(manifest, indent=2, sort_keys=True) + "\n"
-    _files.write(folder / MANIFEST, text)
+
+
+def _keep(folder: Path, entries: dict[str, Any]) -> None:
+    """Write entries into the folder's manifest, in place of what it said of these artifacts."""
+    manifest = read_manifest(folder) | entries
+    _files.write(folder / MANIFEST, json.dumps(manifest, indent=2, sort_keys=True) + "\n")
 
 
 def commit() -> str | None:

@@ -7,6 +7,7 @@ task needs, and no module that describes tasks imports the one that runs them.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import contextvars
 import functools
 import importlib
@@ -16,7 +17,7 @@ import os
 import pkgutil
 import platform
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from mfopt import _check, _kept, _signals, _sizes
@@ -250,9 +251,13 @@ def _begin(
         importlib.import_module(name)
 
 
-def _in_processes(missing: list[Task], cache: Cache, jobs: int, progress: Report) -> None:
-    waiting, finished, done = list(missing), set[Task](), 0
-    open_tasks = set(missing)
+@contextlib.contextmanager
+def workers(jobs: int) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
+    """Processes that each work on cores of their own; what is not begun ends with an exception.
+
+    Args:
+      jobs: how many.
+    """
     # spawn: a forked JAX deadlocks
     context = multiprocessing.get_context("spawn")
     own = context.SimpleQueue()
@@ -264,24 +269,31 @@ def _in_processes(missing: list[Task], cache: Cache, jobs: int, progress: Report
         initializer=_begin,
         initargs=(_own_modules(), own, _kept.shared()),
     ) as pool:
-        running: dict[concurrent.futures.Future[None], Task] = {}
         try:
-            while waiting or running:
-                for task in list(waiting):
-                    if len(running) >= jobs:
-                        break
-                    if all(need in finished or need not in open_tasks for need in task.needs):
-                        waiting.remove(task)
-                        running[pool.submit(_work, str(cache.folder), task)] = task
-                ready, _ = concurrent.futures.wait(
-                    running, return_when=concurrent.futures.FIRST_COMPLETED
-                )
-                for future in ready:
-                    task = running.pop(future)
-                    future.result()
-                    finished.add(task)
-                    done += 1
-                    progress(_cells(done, len(missing), task))
+            yield pool
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _in_processes(missing: list[Task], cache: Cache, jobs: int, progress: Report) -> None:
+    waiting, finished, done = list(missing), set[Task](), 0
+    open_tasks = set(missing)
+    running: dict[concurrent.futures.Future[None], Task] = {}
+    with workers(jobs) as pool:
+        while waiting or running:
+            for task in list(waiting):
+                if len(running) >= jobs:
+                    break
+                if all(need in finished or need not in open_tasks for need in task.needs):
+                    waiting.remove(task)
+                    running[pool.submit(_work, str(cache.folder), task)] = task
+            ready, _ = concurrent.futures.wait(
+                running, return_when=concurrent.futures.FIRST_COMPLETED
+            )
+            for future in ready:
+                task = running.pop(future)
+                future.result()
+                finished.add(task)
+                done += 1
+                progress(_cells(done, len(missing), task))
