@@ -51,19 +51,46 @@ def test_a_tangent_touches_the_objective(strategy):
     assert 1e-8 < error < 0.02  # near, and another function
 
 
-def test_chosen_rows_have_the_gradient_of_a_gather():
-    from mfopt.accounting.monte_carlo import design_point
+@pytest.mark.parametrize("bins", [5, 200])
+def test_rows_of_a_cycle_have_the_value_and_gradient_of_a_gather(bins):
+    """Blocks read a table's rows once for all of them; a part cycle is at the end."""
+    from mfopt.accounting.monte_carlo import design_point, dominating_pair
 
-    rng = np.random.default_rng(0)
-    table, weight = rng.normal(size=(5, 3)), rng.normal(size=(9, 3))
-    chosen = rng.integers(5, size=9)
+    modes = np.eye(bins) + 0.5 * np.random.default_rng(0).random((bins, bins))
+    sigma = 0.5 * np.linalg.norm(modes[:, 0])
+
+    def whole(terms, log_sigma, epsilon):
+        x, chosen = jnp.exp(-log_sigma), terms.component
+        values = []
+        for sign in (1, -1):
+            u = x**2 * terms.loss_square[chosen] + sign * x * terms.loss_linear
+            w = x**2 * terms.proposal_square[chosen] + sign * x * terms.proposal_linear
+            loss, ratio = (dominating_pair.privacy_loss(y) for y in (u, w))
+            density = dominating_pair.privacy_loss(u[:, terms.nodes])
+            values.append(density - ratio + dominating_pair.log_hinge(loss - epsilon))
+        values = jnp.concatenate(values)
+        return jax.scipy.special.logsumexp(values) - jnp.log(len(values))
+
     with jax.enable_x64(True):
-        fast, slow = (
-            jax.value_and_grad(lambda x, rows=rows: jnp.sum(weight * rows(x, chosen) ** 2))(table)
-            for rows in (design_point._rows, lambda x, i: x[i])
-        )
-    assert fast[0] == pytest.approx(slow[0])
-    np.testing.assert_allclose(fast[1], slow[1])
+        pair = dominating_pair.jittered(jnp.asarray(modes.T @ modes))
+        placed = design_point.placed(pair.gram, sigma, 1.0, 0.5)
+        draws = design_point.draw(jax.random.key(0), 2 * 613, bins)
+
+        def both(log_delta, draws):
+            terms = design_point.exponents(pair, placed, draws)
+            floats = {k: v for k, v in terms._asdict().items() if k not in ("component", "nodes")}
+            return jax.value_and_grad(
+                lambda some: log_delta(terms._replace(**some), jnp.log(sigma), 1.0)
+            )(floats)
+
+        fast, slow = both(design_point.log_delta, draws), both(whole, draws)
+        assert float(fast[0]) == pytest.approx(float(slow[0]), rel=1e-12)
+        for name, expected in slow[1].items():
+            found = np.asarray(fast[1][name])
+            np.testing.assert_allclose(found, np.asarray(expected), rtol=1e-9, atol=1e-14)
+        # what is not in cycles, it misreads
+        mixed = draws._replace(component=np.sort(draws.component))
+        assert abs(both(design_point.log_delta, mixed)[0] - both(whole, mixed)[0]) > 1e-4
 
 
 @pytest.mark.ci

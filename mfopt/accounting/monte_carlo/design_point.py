@@ -62,7 +62,8 @@ class Placed(NamedTuple):
 class Draws(NamedTuple):
     """Frozen randomness: component index (pairs,) and standard normals (pairs, bins).
 
-    Components are stratified, and each row z stands for an antithetic pair of samples, z and −z:
+    Components are stratified and come in cycles: that of pair i + J is that of pair i, which
+    :func:`log_values` relies on. Each row z stands for an antithetic pair of samples, z and −z:
     samples i and i + pairs. The estimator stays unbiased.
     """
 
@@ -203,12 +204,16 @@ def log_values(terms: Terms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Ar
     """log f for each sample (−inf where the loss is below ε), f = (P_K/R)(1 − e^(ε−Y))₊."""
     x = jnp.exp(-log_sigma)
     every = len(terms.nodes) == terms.loss_square.shape[1]
+    pairs, period = len(terms.component), len(terms.loss_square)
+    size = min(max(_BLOCK // period, 1) * period, pairs)
+    # of every block, since components come in cycles: their transpose is a sum over blocks
+    rows = terms.component[:size]
+    loss_square = x**2 * terms.loss_square[rows]
+    proposal_square = x**2 * terms.proposal_square[rows]
 
     @jax.checkpoint  # a backward pass makes the exponents of a block again
-    def block(own: tuple[jax.Array, ...]) -> jax.Array:
-        component, loss_linear, proposal_linear = own
-        loss_square = x**2 * _rows(terms.loss_square, component)
-        proposal_square = x**2 * _rows(terms.proposal_square, component)
+    def block(own: tuple[jax.Array, jax.Array]) -> jax.Array:
+        loss_linear, proposal_linear = own
 
         def of(sign: int) -> jax.Array:
             at_modes = loss_square + sign * x * loss_linear
@@ -219,29 +224,13 @@ def log_values(terms: Terms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Ar
 
         return jnp.stack([of(1), of(-1)])
 
-    pairs = len(terms.component)
-    size = min(_BLOCK, pairs)
-
     def in_blocks(part: jax.Array) -> jax.Array:
         padded = jnp.pad(part, [(0, -pairs % size)] + [(0, 0)] * (part.ndim - 1))
         return padded.reshape(-1, size, *part.shape[1:])
 
-    own = terms.component, terms.loss_linear, terms.proposal_linear
-    values = jax.lax.map(block, tuple(map(in_blocks, own)))
+    own = in_blocks(terms.loss_linear), in_blocks(terms.proposal_linear)
+    values = jax.lax.map(block, own)
     return jnp.swapaxes(values, 0, 1).reshape(2, -1)[:, :pairs].reshape(-1)
-
-
-@jax.custom_jvp
-def _rows(table: jax.Array, chosen: jax.Array) -> jax.Array:
-    """``table[chosen]``; its transpose is a product, which is many times faster than a scatter."""
-    return table[chosen]
-
-
-@_rows.defjvp
-def _rows_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
-    table, chosen = primals
-    moved = jax.nn.one_hot(chosen, len(table), dtype=table.dtype) @ tangents[0]
-    return _rows(table, chosen), moved
 
 
 def log_delta(terms: Terms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
