@@ -22,6 +22,7 @@ from mfopt.strategies import (
     Strategy,
     TimeScaled,
     ToeplitzStrategy,
+    prefix_numbers,
     series,
 )
 from mfopt.strategies.prefix_recursion import prefix_row_variances
@@ -30,7 +31,6 @@ from mfopt.workloads import Workload
 _BLOCK = 256  # columns of A C⁻¹ held at once for Momentum × Toeplitz
 
 
-@compiled("workload", "n")
 def row_variances(workload: Workload, strategy: Strategy, n: int) -> Array:
     """Squared row norms of A C⁻¹, shape (n,): error variance per step at σ = 1.
 
@@ -39,6 +39,15 @@ def row_variances(workload: Workload, strategy: Strategy, n: int) -> Array:
     :mod:`mfopt.time_scaled_error` says; the rest is a dense triangular solve. A kind of one's own
     registers a faster way with :func:`variances`.
     """
+    if isinstance(strategy, Banded) and _by_recursion(strategy, workload, n):
+        entries = strategy.entries(n)
+        if not isinstance(entries, jax.Array):
+            return prefix_numbers.row_variances(entries)
+    return _row_variances(workload, strategy, n)
+
+
+@compiled("workload", "n")
+def _row_variances(workload: Workload, strategy: Strategy, n: int) -> Array:
     return variances(strategy, workload, n)
 
 
@@ -86,11 +95,15 @@ def _cyclic_blocks(strategy: CyclicBlocks, workload: Workload, n: int) -> Array:
 
 @variances.register
 def _banded(strategy: Banded, workload: Workload, n: int) -> Array:
-    entries = strategy.entries(n)
-    # the recursion on covariances is sequential: it pays while its blocks are small
-    if partial_sums(workload, n) and strategy.bands**2 < n**2 // 4:
+    entries = jnp.asarray(strategy.entries(n))
+    if _by_recursion(strategy, workload, n):
         return prefix_row_variances(entries)
     return _band_norms(jnp.asarray(workload.materialize(n)), entries)
+
+
+def _by_recursion(strategy: Banded, workload: Workload, n: int) -> bool:
+    # the recursion on covariances is sequential: it pays while its blocks are small
+    return partial_sums(workload, n) and strategy.bands**2 < n**2 // 4
 
 
 @float64

@@ -86,6 +86,19 @@ def test_numbers_have_the_values_and_slopes_of_the_dense_matrix(bands: int, n: i
     np.testing.assert_array_equal(prefix_numbers.total(entries)[1], slope)
 
 
+def test_banded_numbers_are_what_is_compiled_of_them() -> None:
+    strategy = Banded(random_band(4, 20))
+
+    def asked(found: Banded) -> list:
+        variances = query_error.row_variances(PrefixSums(), found, 18)
+        return [found.entries(18), found.materialize(18), variances]
+
+    with jax.enable_x64(True):
+        for one, other in zip(asked(strategy), jax.jit(asked)(strategy), strict=True):
+            assert isinstance(one, np.ndarray)
+            np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
 def test_what_has_no_inverse_has_no_error() -> None:
     entries = random_band(3, 12)
     entries[0, 5] = 0

@@ -166,9 +166,10 @@ def _seen(strategy: Strategy, n: int) -> tuple[int, np.ndarray]:
             block = np.asarray(strategy.materialize(n))
         else:  # the matrix does not fit: its columns are its products with unit vectors
             block = np.asarray(strategy.multiply(np.eye(n, stop - start, -start)))
-        rows, columns = np.nonzero(block)
-        furthest = max(furthest, int(np.max(rows - columns - start, initial=0)))
-        squares[start:stop] = np.sum(block**2, axis=0)
+        below = block[::-1] != 0  # last row first
+        lags = n - 1 - np.argmax(below, axis=0) - np.arange(start, stop)
+        furthest = max(furthest, int(np.max(lags, where=below.any(axis=0), initial=0)))
+        squares[start:stop] = np.einsum("ij,ij->j", block, block)
     return furthest + 1, np.sqrt(squares)
 
 

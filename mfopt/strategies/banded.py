@@ -57,14 +57,26 @@ class Banded(Strategy):
         entries = self.entries(n)
         return Banded(entries / jnp.sqrt(jnp.sum(entries**2, axis=0)))
 
-    def entries(self, n: int) -> jax.Array:
+    def entries(self, n: int) -> Array:
         """``columns`` cut to n and with the unused corner set to 0, shape (bands, n)."""
-        kept = jnp.asarray(self.columns)[:, : self.check_size(n)]
-        inside = jnp.arange(self.bands)[:, None] + jnp.arange(n)[None, :] < n
-        return jnp.where(inside, kept, 0)
+        kept = self.columns[:, : self.check_size(n)]
+        # numbers stay NumPy's: JAX would compile each step for each shape
+        numbers = jnp if isinstance(kept, jax.Array) else np
+        inside = numbers.arange(self.bands)[:, None] + numbers.arange(n)[None, :] < n
+        entries: Array = numbers.where(inside, kept, 0)
+        return entries
+
+    def materialize(self, n: int) -> Array:
+        entries = self.entries(n)
+        if isinstance(entries, jax.Array):
+            return self._materialize(n)
+        matrix = np.zeros((n, n))
+        for k in range(min(self.bands, n)):
+            matrix.reshape(-1)[k * n :: n + 1] = entries[k, : n - k]
+        return matrix
 
     @compiled("n")
-    def materialize(self, n: int) -> Array:
+    def _materialize(self, n: int) -> Array:
         entries = self.entries(n)
         lag = jnp.arange(n)[:, None] - jnp.arange(n)[None, :]
         inside = (lag >= 0) & (lag < self.bands)
@@ -86,7 +98,7 @@ class Banded(Strategy):
         """C⁻¹ y by forward substitution along the band: O(n · bands) per right-hand side."""
         y = jnp.asarray(y)
         n = y.shape[0]
-        entries = self.entries(n)
+        entries = jnp.asarray(self.entries(n))
 
         def step(pending: jax.Array, row: tuple[jax.Array, jax.Array]) -> Any:
             # pending[k]: what the columns solved so far add to row t + k
