@@ -175,7 +175,7 @@ class Valley:
     def __init__(self, bend):
         self.bend, self.calls = bend, 0
 
-    def refresh(self, parameters):
+    def refresh(self, parameters, known=math.nan):
         pass
 
     def tangent(self, x):
@@ -240,7 +240,7 @@ def test_a_refused_step_is_followed_by_a_shorter_one(monkeypatch):
 class Wall:
     """A flat hollow between walls, whose tangents are lines: their minimum is behind a wall."""
 
-    def refresh(self, parameters):
+    def refresh(self, parameters, known=math.nan):
         pass
 
     def tangent(self, x):
@@ -362,8 +362,8 @@ def test_the_last_steps_are_made_with_all_samples(monkeypatch):
 def test_an_interrupt_between_few_samples_and_all_keeps_the_best(monkeypatch):
     refresh = tangent.TangentObjective.refresh
 
-    def stopped(self, parameters):
-        refresh(self, parameters)
+    def stopped(self, parameters, *known):
+        refresh(self, parameters, *known)
         if len(self._draws.normal) == 512:
             raise KeyboardInterrupt
 

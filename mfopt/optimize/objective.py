@@ -100,9 +100,11 @@ class AmplifiedObjective:
         self._proposal: Any = None
 
     @float64
-    def refresh(self, parameters: np.ndarray) -> None:
-        """Place the proposal at the σ that these parameters need."""
-        sigma = math.nan if self._proposal is None else self(parameters).noise_multiplier
+    def refresh(self, parameters: np.ndarray, known: float = math.nan) -> None:
+        """Place the proposal at the σ that these parameters need, where it is not ``known``."""
+        sigma = known
+        if not math.isfinite(sigma) and self._proposal is not None:
+            sigma = self(parameters).noise_multiplier
         if not math.isfinite(sigma):
             loss = self._law.near(built(self._build, parameters))
             sigma = rough(loss, self._epsilon, self._delta, self._calibration_key)

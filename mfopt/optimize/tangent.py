@@ -68,6 +68,9 @@ class Tangent(NamedTuple):
 class Touchable(Objective, Protocol):
     """An objective that knows its tangents."""
 
+    def refresh(self, parameters: np.ndarray, known: float = math.nan) -> None:
+        """As :class:`Objective`'s, for the σ that is ``known`` there, or about that."""
+
     def tangent(self, parameters: np.ndarray) -> Tangent:
         """The model that touches the objective at ``parameters``."""
 
@@ -100,9 +103,9 @@ class TangentObjective(AmplifiedObjective):
             return self._last[1]
         return self.tangent(parameters).at
 
-    def refresh(self, parameters: np.ndarray) -> None:
+    def refresh(self, parameters: np.ndarray, known: float = math.nan) -> None:
         """As the parent's."""
-        super().refresh(parameters)
+        super().refresh(parameters, known)
         self._last = None
 
     @float64
@@ -226,10 +229,12 @@ def minimize(
     tolerance: float,
     reach: float = REACH,
     drift: float = math.inf,
+    sigma: float = math.nan,
 ) -> None:
     """At most ``steps`` tangents, in rounds; between rounds the frozen shifts follow.
 
-    The search ends where the first tangent of a round promises less than the samples resolve.
+    The search ends where the first tangent of a round promises less than the samples resolve: of
+    the first round only where its shifts were placed by a σ that is known.
 
     Args:
       objective: what is minimized.
@@ -241,13 +246,14 @@ def minimize(
       drift: of log σ, at a mode norm of 1, from where the shifts were placed: beyond it they are
         not believed. A search that begins near its end needs no more, and would otherwise find
         what stale shifts do not see.
+      sigma: at the start, or about that, where a search on other samples ended there.
     """
     point, bend = start, _Bend()
     for number, length in enumerate(_ROUNDS):
         if len(trace.history) >= steps:
             trace.status = f"step limit {steps} reached"
             return
-        objective.refresh(point)
+        objective.refresh(point, math.nan if number else sigma)
         trace.restart()  # another estimate: values before and after do not compare
         anchor = objective.tangent(point)
         trace.record(point, anchor.at)
@@ -257,7 +263,7 @@ def minimize(
             lowest, reached = _minimum(model, point, reach, anchor.at.value, tolerance)
             promised = anchor.at.value - lowest
             if promised < (tolerance if count else _RESOLVED * tolerance):
-                if count == 0 and number > 0:
+                if count == 0 and (number > 0 or not math.isnan(sigma)):
                     trace.status = f"tangents: converged to a relative {tolerance:g}"
                     return
                 break
