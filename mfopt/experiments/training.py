@@ -341,12 +341,15 @@ def compare(
 
 
 def run_tasks(setting: TrainingComparison) -> dict[tuple[str, float, int], Task]:
-    """{(strategy, learning rate, seed): training run}."""
+    """{(strategy, learning rate, seed): training run}, one mechanism after the other.
+
+    A process keeps the programs of the mechanism that it ran last.
+    """
     return {
         (strategy, rate, seed): run_task(setting, strategy, rate, seed)
+        for strategy in setting.strategies
         for seed in setting.seeds
         for rate in setting.learning_rates
-        for strategy in setting.strategies
     }
 
 
