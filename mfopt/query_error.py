@@ -39,11 +39,22 @@ def row_variances(workload: Workload, strategy: Strategy, n: int) -> Array:
     :mod:`mfopt.time_scaled_error` says; the rest is a dense triangular solve. A kind of one's own
     registers a faster way with :func:`variances`.
     """
-    if isinstance(strategy, Banded) and _by_recursion(strategy, workload, n):
-        entries = strategy.entries(n)
-        if not isinstance(entries, jax.Array):
-            return prefix_numbers.row_variances(entries)
-    return _row_variances(workload, strategy, n)
+    found = _of_numbers(strategy, workload, n)
+    return _row_variances(workload, strategy, n) if found is None else found
+
+
+def _of_numbers(strategy: Strategy, workload: Workload, n: int) -> np.ndarray | None:
+    """:func:`row_variances` where NumPy has them of C's numbers, with nothing compiled for them."""
+    if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(strategy)):
+        return None
+    way = variances.dispatch(type(strategy))  # a kind may have registered its own
+    if way is _toeplitz and isinstance(strategy, ToeplitzStrategy) and partial_sums(workload, n):
+        inverse = strategy.inverse_coefs(n)
+        # traced where there is nothing to trace but what is around this
+        return None if isinstance(inverse, jax.Array) else np.cumsum(np.cumsum(inverse) ** 2)
+    if way is _banded and isinstance(strategy, Banded) and _by_recursion(strategy, workload, n):
+        return prefix_numbers.row_variances(np.asarray(strategy.entries(n)))
+    return None
 
 
 @compiled("workload", "n")

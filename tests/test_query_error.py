@@ -10,6 +10,8 @@ from test_strategies import EVERY_KIND, every_strategy
 
 from mfopt import query_error, workloads
 from mfopt.errors import UsageError
+from mfopt.sampling import BallsInBins
+from mfopt.strategies import BandedInverseSquareRoot, BandedSquareRoot
 
 N = 24
 
@@ -161,3 +163,17 @@ def test_a_workload_of_ones_own_needs_its_matrix_only():
     del workloads._KINDS["test-differences"]
     with pytest.raises(UsageError, match="must be one of"):
         workloads.from_description(own.describe(), {})
+
+
+def test_more_bands_of_a_kind_in_closed_form_compile_nothing(caplog):
+    def asked(bands: int, n: int) -> list[str]:
+        caplog.clear()
+        with jax.log_compiles(), caplog.at_level("WARNING", "jax"):
+            for strategy in (BandedSquareRoot(bands), BandedInverseSquareRoot(bands)):
+                query_error.row_variances(workloads.PrefixSums(), strategy, n)
+                strategy.modes(BallsInBins(n // 3, 3))
+                strategy.gram(BallsInBins(n // 3, 3))
+        return [said for said in caplog.messages if "XLA compilation" in said]
+
+    assert asked(3, 93)  # control: a size that nobody has asked for
+    assert not asked(5, 93)

@@ -375,13 +375,9 @@ class ToeplitzStrategy(Strategy):
         y = jnp.asarray(y)
         return series.apply(jnp.asarray(self.inverse_coefs(y.shape[0])), y)
 
-    @compiled("scheme")
     def modes(self, scheme: BallsInBins) -> Array:
-        first = self._first_mode(scheme)
-        lag = jnp.arange(scheme.iterations)[:, None] - jnp.arange(scheme.bins)[None, :]
-        return jnp.where(lag >= 0, first[jnp.clip(lag, 0)], 0)
+        return _toeplitz_modes(self.toeplitz_coefs(scheme.iterations), scheme)
 
-    @compiled("scheme")
     def gram(self, scheme: BallsInBins) -> Array:
         """Gram matrix in O(n log n + bins²).
 
@@ -389,28 +385,42 @@ class ToeplitzStrategy(Strategy):
         G[i, k] = Σ_{t=0}^{n-1-k} u_t u_{t+k-i}. The last column is an autocorrelation; one step
         up a diagonal adds one product from the end of u.
         """
-        n, b = scheme.iterations, scheme.bins
-        first = self._first_mode(scheme)
-        head = n - b + 1
-        size = series.fft_size(n + head)
-        spectrum = jnp.conj(jnp.fft.rfft(first[:head], size)) * jnp.fft.rfft(first, size)
-        last_column = jnp.fft.irfft(spectrum, size)[:b]  # by lag d: G[b-1-d, b-1]
-        tail = first[n - b :][::-1]  # tail[i] = u_{n-1-i}
-        i, d = jnp.arange(b)[None, :], jnp.arange(b)[:, None]
-        # by lag d and row i: u_{n-1-k} u_{n-1-i} with k = i + d, for every k < b - 1
-        steps = jnp.where(i + d < b - 1, tail[i] * tail[jnp.minimum(i + d, b - 1)], 0)
-        by_lag = last_column[:, None] + jnp.cumsum(steps[:, ::-1], axis=1)[:, ::-1]
-        row, column = jnp.minimum(d, i), jnp.maximum(d, i)
-        return by_lag[column - row, row]
-
-    def _first_mode(self, scheme: BallsInBins) -> jax.Array:
-        """Σ_j (column 0 shifted by bins·j): a running sum over the epochs."""
-        coefs = jnp.asarray(self.toeplitz_coefs(scheme.iterations))
-        return jnp.cumsum(coefs.reshape(scheme.epochs, scheme.bins), axis=0).reshape(-1)
+        return _toeplitz_gram(self.toeplitz_coefs(scheme.iterations), scheme)
 
     def check_entries(self, n: int) -> None:
         coefs = np.asarray(self.toeplitz_coefs(self.check_size(n)))
         check_values(coefs, coefs[:1])
+
+
+# of coefficients: one program serves all kinds of a size
+@compiled("scheme")
+def _toeplitz_modes(coefs: Array, scheme: BallsInBins) -> Array:
+    first = _first_mode(coefs, scheme)
+    lag = jnp.arange(scheme.iterations)[:, None] - jnp.arange(scheme.bins)[None, :]
+    return jnp.where(lag >= 0, first[jnp.clip(lag, 0)], 0)
+
+
+@compiled("scheme")
+def _toeplitz_gram(coefs: Array, scheme: BallsInBins) -> Array:
+    n, b = scheme.iterations, scheme.bins
+    first = _first_mode(coefs, scheme)
+    head = n - b + 1
+    size = series.fft_size(n + head)
+    spectrum = jnp.conj(jnp.fft.rfft(first[:head], size)) * jnp.fft.rfft(first, size)
+    last_column = jnp.fft.irfft(spectrum, size)[:b]  # by lag d: G[b-1-d, b-1]
+    tail = first[n - b :][::-1]  # tail[i] = u_{n-1-i}
+    i, d = jnp.arange(b)[None, :], jnp.arange(b)[:, None]
+    # by lag d and row i: u_{n-1-k} u_{n-1-i} with k = i + d, for every k < b - 1
+    steps = jnp.where(i + d < b - 1, tail[i] * tail[jnp.minimum(i + d, b - 1)], 0)
+    by_lag = last_column[:, None] + jnp.cumsum(steps[:, ::-1], axis=1)[:, ::-1]
+    row, column = jnp.minimum(d, i), jnp.maximum(d, i)
+    return by_lag[column - row, row]
+
+
+def _first_mode(coefs: Array, scheme: BallsInBins) -> jax.Array:
+    """Σ_j (column 0 shifted by bins·j): a running sum over the epochs."""
+    by_epoch = jnp.asarray(coefs).reshape(scheme.epochs, scheme.bins)
+    return jnp.cumsum(by_epoch, axis=0).reshape(-1)
 
 
 def dimensions(description: dict[str, Any]) -> dict[str, int]:

@@ -2,19 +2,20 @@
 
 All three come from the square root of the prefix-sum matrix, whose generating function is
 (1 - x)^(-1/2) (Fichtenberger, Henzinger, Upadhyay 2022; Henzinger, Upadhyay, Upadhyay 2022).
+Coefficients are NumPy's: nothing is compiled for each number of bands.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt._float64 import compiled
-from mfopt.strategies import series
 from mfopt.strategies.base import ToeplitzStrategy
 from mfopt.strategies.fields import Array, setting
+from mfopt.strategies.toeplitz import Toeplitz
 
 
 def square_root_coefs(n: int) -> np.ndarray:
@@ -34,13 +35,12 @@ class SquareRoot(ToeplitzStrategy):
 
     kind: ClassVar[str] = "sqrt"
 
-    @compiled("n")
-    def toeplitz_coefs(self, n: int) -> Array:
-        return jnp.asarray(square_root_coefs(self.check_size(n)))
+    def toeplitz_coefs(self, n: int) -> np.ndarray:
+        return square_root_coefs(self.check_size(n))
 
-    @compiled("n")
-    def inverse_coefs(self, n: int) -> Array:
-        return jnp.asarray(inverse_square_root_coefs(self.check_size(n)))
+    def inverse_coefs(self, n: int) -> np.ndarray:
+        """First column of C⁻¹, shape (n,)."""
+        return inverse_square_root_coefs(self.check_size(n))
 
 
 class BandedSquareRoot(ToeplitzStrategy):
@@ -49,10 +49,12 @@ class BandedSquareRoot(ToeplitzStrategy):
     bands: int = setting()
     kind: ClassVar[str] = "banded-sqrt"
 
-    @compiled("n")
-    def toeplitz_coefs(self, n: int) -> Array:
-        coefs = jnp.asarray(square_root_coefs(self.check_size(n)))
-        return jnp.where(jnp.arange(n) < self.bands, coefs, 0)
+    def toeplitz_coefs(self, n: int) -> np.ndarray:
+        return _cut(square_root_coefs(self.check_size(n)), self.bands)
+
+    def inverse_coefs(self, n: int) -> Array:
+        """First column of C⁻¹, shape (n,); by the program of any numbers, whatever the bands."""
+        return Toeplitz(self.toeplitz_coefs(n)).inverse_coefs(n)
 
 
 class BandedInverseSquareRoot(ToeplitzStrategy):
@@ -65,12 +67,17 @@ class BandedInverseSquareRoot(ToeplitzStrategy):
     bands: int = setting()
     kind: ClassVar[str] = "banded-inverse-sqrt"
 
-    @compiled("n")
-    def inverse_coefs(self, n: int) -> Array:
-        coefs = jnp.asarray(inverse_square_root_coefs(self.check_size(n)))
-        return jnp.where(jnp.arange(n) < self.bands, coefs, 0)
+    def inverse_coefs(self, n: int) -> np.ndarray:
+        """First column of C⁻¹, shape (n,)."""
+        return _cut(inverse_square_root_coefs(self.check_size(n)), self.bands)
 
-    @compiled("n")
     def toeplitz_coefs(self, n: int) -> Array:
+        coefs = Toeplitz(self.inverse_coefs(n)).inverse_coefs(n)
         # the exact coefficients are >= 0; an FFT leaves rounding dust of either sign
-        return jnp.maximum(series.reciprocal(jnp.asarray(self.inverse_coefs(n))), 0)
+        positive: Array = (jnp if isinstance(coefs, jax.Array) else np).maximum(coefs, 0)
+        return positive
+
+
+def _cut(coefs: np.ndarray, bands: int) -> np.ndarray:
+    coefs[bands:] = 0
+    return coefs

@@ -11,7 +11,6 @@ Adjacency: add-remove of one privacy unit whose per-iteration contribution is cl
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, NamedTuple, cast
 
@@ -84,7 +83,7 @@ def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
     if structured:
         _sizes.require("bins", bins, lambda bins: 8 * STRUCTURED * bins**2)
     else:
-        # the modes and their QR: XLA's own account of the compiled function
+        # the modes, and what is made of them: scaled, then their QR
         _sizes.require("bins", bins, lambda bins: 8 * (2.0 * n * bins + 4.0 * bins**2))
     strategy = jax.tree.map(_wide, strategy)
     strategy.check_entries(scheme.iterations)
@@ -94,8 +93,13 @@ def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
         pair = above(np.asarray(gram), relative) if 0 < largest < math.inf else None
         del gram
     else:
-        pair, entry = _exact(strategy, scheme)
-        largest = float(entry)
+        modes = np.asarray(strategy.modes(cast(BallsInBins, scheme)))
+        largest = float(np.max(modes))
+        pair = None
+        if 0 < largest < math.inf:
+            modes = modes / largest
+            gram, factor = _of_modes(modes)
+            pair = DominatingPair(np.asarray(gram) * largest**2, np.asarray(factor) * largest)
     if not 1 / _RANGE <= largest <= _RANGE:
         raise _check.reject(
             "C",
@@ -210,12 +214,11 @@ def _wide(leaf: Any) -> np.ndarray:
     return array.astype(np.float64)
 
 
-@functools.partial(_quick.jit, static_argnums=1)
-def _exact(strategy: Strategy, scheme: BallsInBins) -> tuple[DominatingPair, jax.Array]:
-    modes = jnp.asarray(strategy.modes(scheme))
-    largest = jnp.max(modes)
-    factor = jnp.linalg.qr(modes / largest, mode="r").T
-    return DominatingPair(factor @ factor.T * largest**2, factor * largest), largest
+@_quick.jit
+def _of_modes(modes: jax.Array) -> DominatingPair:
+    # of numbers: one program serves all kinds of C of a size
+    factor = jnp.linalg.qr(modes, mode="r").T
+    return DominatingPair(factor @ factor.T, factor)
 
 
 def jittered(gram: jax.Array) -> DominatingPair:
