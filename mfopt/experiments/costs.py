@@ -18,14 +18,14 @@ from mfopt.optimize.time_scale import Scaling
 from mfopt.sampling import BallsInBins, BinScheme, FreshBins
 
 # Seconds on the two cores that costs were measured on.
-_PROGRAM = {"unamplified": 5.0, "amplified": 5.0, "sigma": 1.0}  # to compile one, by task
+_PROGRAM = {"amplified": 5.0, "sigma": 1.0}  # to compile one, by task
 _ACCOUNT = 0.3  # of σ without samples
 _ROOT = 2  # Monte Carlo evaluations behind a σ
 _TANGENTS = 15  # evaluations of most searches by tangents
 _GENERAL = 20  # of most for general C, which end where a round gains nothing
 _MANY = 2.0  # a search in as many numbers as there are steps, over one in a few
 _FIXED_ORDER = 75  # evaluations of a search without amplification
-_BANDED, _CUBE = 4e-5, 2e-10  # of such an evaluation: for n (1 + bands / 64), and for n³
+_BANDED, _CUBE = 3e-6, 2e-10  # of such an evaluation: for n (1 + (bands / 30)²), and for n³
 
 
 def seconds(missing: Iterable[Task]) -> float | None:
@@ -62,8 +62,8 @@ def _unamplified(given: dict[str, Any]) -> float:
     if given["kind"] == "dense":
         return _FIXED_ORDER * _CUBE * n**3
     if given["kind"] == "banded":
-        return _FIXED_ORDER * _BANDED * n * (1 + float(given["bands"]) / 64)
-    return 0.0  # next to compilation
+        return _FIXED_ORDER * _BANDED * n * (1 + (float(given["bands"]) / 30) ** 2)
+    return _PROGRAM["amplified"]  # compilation is most of it
 
 
 def _sigma(given: dict[str, Any]) -> float:
