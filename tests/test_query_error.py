@@ -1,6 +1,7 @@
 """Errors of A C⁻¹ against the dense definition, and their gradients."""
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +67,31 @@ def test_gradients_match_finite_differences(kind):
             slope = float(jax.grad(value)(0.0))
             numeric = float(value(1e-6) - value(-1e-6)) / 2e-6
         assert slope == pytest.approx(numeric, rel=2e-5)
+
+
+def test_queries_in_parts_have_the_error_and_gradient_of_all_at_once(monkeypatch):
+    """Parts of unequal size, of an A and a C without any structure."""
+    n, rng = 11, np.random.default_rng(0)
+    matrix, query = (np.tril(rng.random((n, n))) + np.eye(n) for _ in range(2))
+    weight = jnp.asarray(rng.random(n))
+
+    def error(matrix):
+        strategy = types.SimpleNamespace(materialize=lambda n: matrix)
+        found = query_error.dense(strategy, workloads.DenseWorkload(query), n)
+        return weight @ found, found
+
+    def found():
+        return jax.value_and_grad(error, has_aux=True)(jnp.asarray(matrix))
+
+    with jax.enable_x64(True):
+        (_, whole), whole_slope = found()
+        monkeypatch.setattr(query_error, "_PARTS", 3)
+        monkeypatch.setattr(query_error, "_LEAST", 1)
+        (_, parts), slope = found()
+    np.testing.assert_allclose(parts, whole, rtol=1e-12)
+    np.testing.assert_allclose(parts, np.sum((query @ np.linalg.inv(matrix)) ** 2, axis=1))
+    np.testing.assert_allclose(np.tril(slope), np.tril(whole_slope), rtol=1e-10, atol=1e-12)
+    assert not np.any(np.triu(slope, 1))
 
 
 def test_momentum_workload_is_what_the_optimizer_does():
