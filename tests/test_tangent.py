@@ -260,6 +260,21 @@ def test_a_step_far_too_long_does_not_end_the_search():
     assert trace.best_value < 2e-3 and "step limit" not in trace.status
 
 
+def test_a_search_that_begins_at_its_end_asks_once_where_sigma_is_known():
+    """And once more after a step that gains less than another placement of the shifts changes."""
+
+    def calls(start, bend=0.0, **known):
+        valley = Valley(bend)
+        tangent.minimize(valley, start, Trace(), steps=20, tolerance=1e-5, **known)
+        return valley.calls
+
+    end, near = np.zeros(3), np.array([math.sqrt(4e-5), 0.0, 0.0])
+    assert calls(end, sigma=1.0) == 1 and calls(end) == 2
+    # a step that promises 4.5e-5 and gains 2.3e-5; one that gains more is looked at again
+    assert calls(near, 0.5, sigma=1.0) == 2 and calls(near, 0.5) == 3
+    assert calls(2 * near, 0.5, sigma=1.0) > 2
+
+
 def lowest_of(model, value, size, counted):
     """The end of one minimization, whose values are kept."""
 

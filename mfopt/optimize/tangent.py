@@ -233,8 +233,8 @@ def minimize(
 ) -> None:
     """At most ``steps`` tangents, in rounds; between rounds the frozen shifts follow.
 
-    The search ends where the first tangent of a round promises less than the samples resolve: of
-    the first round only where its shifts were placed by a σ that is known.
+    The search ends where a round promises and gains less than another placement of the shifts would
+    change: the first one only where its shifts were placed by a σ that is known.
 
     Args:
       objective: what is minimized.
@@ -263,7 +263,9 @@ def minimize(
             lowest, reached = _minimum(model, point, reach, anchor.at.value, tolerance)
             promised = anchor.at.value - lowest
             if promised < (tolerance if count else _RESOLVED * tolerance):
-                if count == 0 and (number > 0 or not math.isnan(sigma)):
+                gained = placed.value - anchor.at.value
+                small = (count == 0 or gained > 0) and gained < _RESOLVED * tolerance
+                if small and (number > 0 or not math.isnan(sigma)):
                     trace.status = f"tangents: converged to a relative {tolerance:g}"
                     return
                 break
