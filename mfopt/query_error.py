@@ -45,6 +45,7 @@ def row_variances(workload: Workload, strategy: Strategy, n: int) -> Array:
     return _row_variances(workload, strategy, n) if found is None else found
 
 
+@np.errstate(all="ignore")  # what leaves double precision is seen in the numbers, as with JAX
 def _of_numbers(strategy: Strategy, workload: Workload, n: int) -> np.ndarray | None:
     """:func:`row_variances` where NumPy has them of C's numbers, with nothing compiled for them."""
     if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(strategy)):

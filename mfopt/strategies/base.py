@@ -334,10 +334,9 @@ class ToeplitzStrategy(Strategy):
     def toeplitz_column(self, n: int) -> Array:
         return self.toeplitz_coefs(n)
 
-    @compiled("n")
     def inverse_coefs(self, n: int) -> Array:
         """First column of C⁻¹, shape (n,)."""
-        return series.reciprocal(jnp.asarray(self.toeplitz_coefs(n)))
+        return _toeplitz_inverse(self.toeplitz_coefs(n))
 
     @compiled("n")
     def materialize(self, n: int) -> Array:
@@ -393,6 +392,11 @@ class ToeplitzStrategy(Strategy):
 
 
 # of coefficients: one program serves all kinds of a size
+@compiled()
+def _toeplitz_inverse(coefs: Array) -> Array:
+    return series.reciprocal(jnp.asarray(coefs))
+
+
 @compiled("scheme")
 def _toeplitz_modes(coefs: Array, scheme: BallsInBins) -> Array:
     first = _first_mode(coefs, scheme)

@@ -52,10 +52,6 @@ class BandedSquareRoot(ToeplitzStrategy):
     def toeplitz_coefs(self, n: int) -> np.ndarray:
         return _cut(square_root_coefs(self.check_size(n)), self.bands)
 
-    def inverse_coefs(self, n: int) -> Array:
-        """First column of C⁻¹, shape (n,); by the program of any numbers, whatever the bands."""
-        return Toeplitz(self.toeplitz_coefs(n)).inverse_coefs(n)
-
 
 class BandedInverseSquareRoot(ToeplitzStrategy):
     """C whose *inverse* has the first ``bands`` coefficients of the inverse square root.

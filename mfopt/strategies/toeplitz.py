@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mfopt import _check
-from mfopt._float64 import compiled
 from mfopt.strategies.base import ToeplitzStrategy
 from mfopt.strategies.fields import Array, parameter
 
@@ -33,9 +34,8 @@ class Toeplitz(ToeplitzStrategy):
             )
         return n
 
-    @compiled("n")
     def toeplitz_coefs(self, n: int) -> Array:
-        return jnp.asarray(self.coefs)[: self.check_size(n)]
+        return self.coefs[: self.check_size(n)]
 
     def rescaled(self, factor: float) -> Toeplitz:
         return Toeplitz(factor * self.coefs)
@@ -61,10 +61,12 @@ class BandedToeplitz(ToeplitzStrategy):
     def most_bands(self, n: int) -> int:
         return min(self.bands, self.check_size(n))
 
-    @compiled("n")
     def toeplitz_coefs(self, n: int) -> Array:
-        kept = jnp.asarray(self.coefs)[: self.check_size(n)]
-        return jnp.pad(kept, (0, n - kept.shape[0]))
+        kept = self.coefs[: self.check_size(n)]
+        # numbers stay NumPy's: JAX would compile this for each number of bands
+        numbers = jnp if isinstance(kept, jax.Array) else np
+        column: Array = numbers.pad(kept, (0, n - kept.shape[0]))
+        return column
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "bands": self.bands}

@@ -96,7 +96,7 @@ def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
         modes = np.asarray(strategy.modes(cast(BallsInBins, scheme)))
         largest = float(np.max(modes))
         pair = None
-        if 0 < largest < math.inf:
+        if 1 / _RANGE <= largest <= _RANGE:
             modes = modes / largest
             gram, factor = _of_modes(modes)
             pair = DominatingPair(np.asarray(gram) * largest**2, np.asarray(factor) * largest)
