@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg import lapack
+import scipy
 
 _BLOCK = 32  # steps of a block at least: smaller products cost their calls
 
@@ -66,7 +66,7 @@ def _forward(entries: np.ndarray) -> _Blocks:
     fresh, carried = np.empty((2, blocks, size, size))
     for inverse, block in zip(fresh, both, strict=True):
         # the transpose of L is upper triangular, and as Fortran sees it L is
-        found, singular = lapack.dtrtri(block[:, :size].T, lower=1)
+        found, singular = scipy.linalg.lapack.dtrtri(block[:, :size].T, lower=1)
         inverse[:] = np.nan if singular else found
     carried[0] = 0
     np.matmul(fresh[1:], np.swapaxes(both[:-1, :, size:], 1, 2), out=carried[1:])
