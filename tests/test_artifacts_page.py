@@ -1,9 +1,14 @@
 """What the page of artifacts says is what their files have."""
 
 import csv
+import json
+import re
+import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mfopt.experiments import artifacts, spent
@@ -163,9 +168,97 @@ def test_ahead_of_cyclic_poisson_sampling() -> None:
     assert f"the optimized Toeplitz strategy by {ahead('toeplitz', 8.0)} at ε = 8" in SAID
     poisson, balls = (table[f"dpsgd+{way}", 0.5] for way in ("poisson", "balls-in-bins"))
     assert f"({said(poisson, 1)} against {said(balls, 1)})" in SAID
+    off = [said(100 * (1 - x / table["dpsgd+unamplified", 0.5]), 1) for x in (poisson, balls)]
+    assert f"{off[0]}% and {off[1]}% below unamplified DP-SGD" in SAID
     many = [table[f"banded{form}+balls-in-bins", 16.0] for form in ("", "-toeplitz")]
     assert f"has RMSE {said(many[0])} and its Toeplitz form {said(many[1])}" in SAID
     assert f"below the {said(table['blt-4', 16.0])} of the 4-buffer BLT" in SAID
+
+
+def test_independent_noise_with_bins_thrown_afresh() -> None:
+    fresh, poisson, balls = (
+        next(
+            float(r["noise_multiplier"])
+            for r in rows("tables/comparison-16x128.csv")
+            if r["family"] == f"dpsgd+{way}" and float(r["epsilon"]) == 2
+        )
+        for way in ("fresh-bins", "poisson", "balls-in-bins")
+    )
+    assert f"ε = 2**: σ = {said(fresh, 4)}; Poisson sampling has {said(poisson, 4)}" in SAID
+    assert f"balls-in-bins {said(balls, 3)}" in SAID
+
+
+def test_bins_thrown_afresh_in_training() -> None:
+    study = json.loads((FOLDER / "studies/sampling-in-training.json").read_text(encoding="utf-8"))
+    found = next(words for words in study["findings"] if "held-out-users" in words)
+    told = re.search(r"ends ([\d.]+ ± [\d.]+) nats below the time-scaled BLT", SAID)
+    assert told is not None and f"in 3 of 3 seeds, by {told[1]}" in found
+
+
+def test_groups_by_black_box() -> None:
+    found = panels("user-level-1")[0]
+    loose, exact = (
+        [found[f"{way}, σ = 2", k] for k in (16, 32)]
+        for way in ("black box", "mixture of Gaussians")
+    )
+    words = f"ε = {said(loose[0], 1)} at K = 16 and {said(loose[1], 0)} at 32"
+    assert f"{words} (exact: {said(exact[0], 1)} and {said(exact[1], 1)})" in SAID
+
+
+def test_timings() -> None:
+    cells: dict[tuple[str, str], list[float]] = {}
+    for row in rows("figures/near-exact-4.csv"):
+        place = row["epochs"], row["iterations_per_epoch"]
+        cells.setdefault(place, []).append(float(row["cpu_seconds"]))
+    medians = [statistics.median(each) for each in cells.values()]
+    assert f"{said(min(medians), 1)} to {said(max(medians), 1)}, more by bins" in SAID
+    more = [each[0] - statistics.median(each) for each in cells.values()]
+    assert f"compiles for {said(min(more), 0)} to {said(max(more), 0)} more" in SAID
+
+
+# of benchmarks: what was done, and what follows from several of a file's numbers
+_SETTING = {"40", "24", "2,048", "1,024"}
+_FOLLOWS = {"1.24", "0.12", "0.03", "636", "22.018768", "22.018793", "2,688", "5,820", "8319"}
+_BENCHMARKS = [line for line in LINES if line.startswith("| `bench-")]
+
+
+def inside(value: Any) -> Iterator[float]:
+    """All numbers of a JSON value, those in its words too, and the lengths of its lists."""
+    if isinstance(value, dict):
+        yield from inside([*value.items()])
+    elif isinstance(value, list | tuple):
+        yield len(value)
+        for each in value:
+            yield from inside(each)
+    elif isinstance(value, str):
+        yield from (float(found.replace(",", "")) for found in _NUMBER.findall(value))
+    elif isinstance(value, int | float):
+        yield value
+
+
+_NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?")
+
+
+@pytest.mark.parametrize("line", _BENCHMARKS, ids=lambda line: line[3 : line.index("json") - 1])
+def test_numbers_of_benchmarks(line: str) -> None:
+    names, text = line.strip("| ").split("|", 1)
+    files = [FOLDER / name for name in re.findall(r"`([^`]+)`", names)]
+    values = np.array(
+        [x for file in files for x in inside(json.loads(file.read_text(encoding="utf-8")))]
+    )
+    # as it is, in percent, as a difference in percent
+    values = np.concatenate([values, 100 * values, 100 * (values - 1), 100 * (1 - values)])
+    text = re.sub(r"`[^`]*`|BLT-4|\d+ × \d+|10[⁰-⁹¹²³]+", "", text)
+    for number in set(_NUMBER.findall(text)) - _SETTING - _FOLLOWS:
+        places = len(number.partition(".")[2].partition("e")[0])
+        off = np.min(np.abs(values - float(number.replace(",", ""))))
+        assert off <= 0.51 * 10.0**-places, number
+
+
+def test_a_number_that_no_benchmark_has_is_seen() -> None:
+    line = next(line for line in _BENCHMARKS if "bench-seeds" in line)
+    with pytest.raises(AssertionError, match="23"):
+        test_numbers_of_benchmarks(line.replace("22.89", "23.89"))
 
 
 @pytest.fixture
