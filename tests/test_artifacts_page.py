@@ -1,10 +1,10 @@
-"""What the page of artifacts says is what their files have."""
+"""What the pages of artifacts and studies say is what their files have."""
 
 import csv
 import json
 import re
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -243,22 +243,62 @@ _NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?")
 def test_numbers_of_benchmarks(line: str) -> None:
     names, text = line.strip("| ").split("|", 1)
     files = [FOLDER / name for name in re.findall(r"`([^`]+)`", names)]
-    values = np.array(
-        [x for file in files for x in inside(json.loads(file.read_text(encoding="utf-8")))]
-    )
-    # as it is, in percent, as a difference in percent
+    contents = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    assert missing(text, inside(contents)) <= _SETTING | _FOLLOWS
+
+
+def missing(text: str, numbers: Iterable[float]) -> set[str]:
+    """The numbers of a text that are none of these, rounded, in percent, or as a difference."""
+    values = np.array(list(numbers))
     values = np.concatenate([values, 100 * values, 100 * (values - 1), 100 * (1 - values)])
-    text = re.sub(r"`[^`]*`|BLT-4|\d+ × \d+|10[⁰-⁹¹²³]+", "", text)
-    for number in set(_NUMBER.findall(text)) - _SETTING - _FOLLOWS:
+    found = set()
+    for number in _NUMBER.findall(re.sub(r"`[^`]*`|BLT-4|\d+ × \d+|10[⁰-⁹¹²³]+", "", text)):
         places = len(number.partition(".")[2].partition("e")[0])
-        off = np.min(np.abs(values - float(number.replace(",", ""))))
-        assert off <= 0.51 * 10.0**-places, number
+        if np.min(np.abs(values - float(number.replace(",", "")))) > 0.51 * 10.0**-places:
+            found.add(number)
+    return found
 
 
 def test_a_number_that_no_benchmark_has_is_seen() -> None:
     line = next(line for line in _BENCHMARKS if "bench-seeds" in line)
     with pytest.raises(AssertionError, match="23"):
         test_numbers_of_benchmarks(line.replace("22.89", "23.89"))
+
+
+# of studies: a sum, the σ of what is not compared, and a paper's figures
+_BESIDE = {
+    "public-copies": {"4,794"},
+    "noise-in-training": {"0.807"},
+    "step-time": {"1.04", "1.09"},
+}
+_PAGE = (FOLDER.parent / "mfopt" / "experiments" / "README.md").read_text(encoding="utf-8")
+_STUDIES = {
+    found[1]: part
+    for part in re.split(r"\n(?=\* `|What `|\n)", _PAGE.split("## Studies")[1])
+    if (found := re.match(r"\s*(?:\* |What )`([a-z-]+)`", part))
+    and (FOLDER / "studies" / f"{found[1]}.json").is_file()
+}
+
+
+def means(table: list[dict[str, Any]]) -> Iterator[float]:
+    """Of each column over the seeds of each setting."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in table:
+        words = {k: v for k, v in row.items() if isinstance(v, str | bool)}
+        place = *words.items(), row.get("epsilon"), row.get("learning_rate")
+        groups.setdefault(place, []).append(row)
+    for group in groups.values():
+        for column in group[0]:
+            values = [row.get(column) for row in group]
+            if all(type(value) is float for value in values):
+                yield float(np.mean(values))
+
+
+@pytest.mark.parametrize("study", _STUDIES)
+def test_numbers_of_studies(study: str) -> None:
+    content = json.loads((FOLDER / "studies" / f"{study}.json").read_text(encoding="utf-8"))
+    numbers = [*inside(content), *means(content["rows"])]
+    assert missing(_STUDIES[study], numbers) <= _BESIDE.get(study, set())
 
 
 @pytest.fixture
