@@ -6,6 +6,7 @@ import io
 import json
 import multiprocessing
 import os
+import sys
 import types
 from pathlib import Path
 
@@ -601,6 +602,18 @@ def test_a_worker_stays_on_its_cores_and_says_what_machine_it_is():
             assert f"{len(every)} cores" in pool.submit(runner.device).result()
     finally:
         os.sched_setaffinity(0, before)
+
+
+def test_workers_import_only_what_can_be_imported(monkeypatch):
+    here = type("Here", (), {})
+    typed = type("Typed", (), {"__module__": "page"})  # of a page whose code was run by exec
+    own = type("Own", (), {"__module__": "mfopt.strategies.blt"})
+    main = type("Main", (), {"__module__": "__main__"})
+    kinds = {"here": here, "typed": typed, "own": own, "main": main}
+    monkeypatch.setattr("mfopt.strategies.registered", lambda: kinds)
+    assert runner._own_modules() == [__name__]
+    monkeypatch.setitem(sys.modules, "page", types.ModuleType("page"))
+    assert runner._own_modules() == [__name__]
 
 
 @pytest.mark.ci

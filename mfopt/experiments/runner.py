@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import pkgutil
 import platform
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -203,11 +204,15 @@ def device() -> str:
 
 
 def _own_modules() -> list[str]:
-    """Modules that define a user's own kinds: a worker knows a kind once it has imported them."""
+    """Modules that define a user's own kinds: a worker knows a kind once it has imported them.
+
+    What was typed in or run by ``exec`` has no module to import: cells of other kinds still run.
+    """
     from mfopt.strategies import registered
 
     names = {cls.__module__ for cls in registered().values()}
-    return sorted(name for name in names if not name.startswith("mfopt.") and name != "__main__")
+    own = {name for name in names if not name.startswith("mfopt.") and name != "__main__"}
+    return sorted(name for name in own if getattr(sys.modules.get(name), "__spec__", None))
 
 
 @functools.cache
