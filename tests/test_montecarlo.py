@@ -21,7 +21,6 @@ from processes import with_devices
 from selection import few
 from test_strategies import EVERY_KIND, dense_modes, every_strategy
 
-from mfopt import _kept
 from mfopt import strategies as S
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.monte_carlo import betting, chunked, dominating_pair, plain, proposals, tilted
@@ -550,9 +549,8 @@ def test_shifted_mixture_is_unbiased_at_any_order(order):
 
 
 @pytest.mark.ci
-def test_systematic_points_lose_variance_and_no_mean(monkeypatch):
+def test_systematic_points_lose_variance_and_no_mean():
     """Against the same proposal with one point drawn along the direction: POINTS = 1."""
-    monkeypatch.setattr(_kept, "_folder", None)  # what is kept is not among JAX's caches
     pair, sigma, epsilon, remove, _ = two_bins()
     tilt = tilted.tilt("chain", 2, pair, Point(sigma, epsilon))
     many = Whole(pair).pilot(tilt, Point(sigma, epsilon), 2**16, chunked.seed_key(0))
