@@ -83,7 +83,7 @@ def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
     if structured:
         _sizes.require("bins", bins, lambda bins: 8 * STRUCTURED * bins**2)
     else:
-        # the modes, and what is made of them: scaled, then their QR
+        # the modes, and those that are scaled, in whose place their QR is made
         _sizes.require("bins", bins, lambda bins: 8 * (2.0 * n * bins + 4.0 * bins**2))
     strategy = jax.tree.map(_wide, strategy)
     strategy.check_entries(scheme.iterations)
@@ -93,13 +93,9 @@ def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
         pair = above(np.asarray(gram), relative) if 0 < largest < math.inf else None
         del gram
     else:
-        modes = np.asarray(strategy.modes(cast(BallsInBins, scheme)))
-        largest = float(np.max(modes))
-        pair = None
-        if 1 / _RANGE <= largest <= _RANGE:
-            modes = modes / largest
-            gram, factor = _of_modes(modes)
-            pair = DominatingPair(np.asarray(gram) * largest**2, np.asarray(factor) * largest)
+        modes = strategy.modes(cast(BallsInBins, scheme))
+        largest = float(np.max(np.asarray(modes)))
+        pair = _of_modes(modes, largest) if 0 < largest < math.inf else None
     if not 1 / _RANGE <= largest <= _RANGE:
         raise _check.reject(
             "C",
@@ -215,10 +211,10 @@ def _wide(leaf: Any) -> np.ndarray:
 
 
 @_quick.jit
-def _of_modes(modes: jax.Array) -> DominatingPair:
+def _of_modes(modes: jax.Array, largest: jax.Array) -> DominatingPair:
     # of numbers: one program serves all kinds of C of a size
-    factor = jnp.linalg.qr(modes, mode="r").T
-    return DominatingPair(factor @ factor.T, factor)
+    factor = jnp.linalg.qr(modes / largest, mode="r").T
+    return DominatingPair(factor @ factor.T * largest**2, factor * largest)
 
 
 def jittered(gram: jax.Array) -> DominatingPair:
