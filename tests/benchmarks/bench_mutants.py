@@ -314,8 +314,8 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a mode is left out of G": Mutant(
         PAIR,
-        'factor = jnp.linalg.qr(modes, mode="r").T',
-        'factor = jnp.linalg.qr(modes, mode="r").T.at[0].multiply(0.9)',
+        'factor = jnp.linalg.qr(modes / largest, mode="r").T',
+        'factor = jnp.linalg.qr(modes / largest, mode="r").T.at[0].multiply(0.9)',
         sampling("gram_matrix_of_dense") + " tests/test_verify.py",
     ),
     "a pair that is none": Mutant(
