@@ -4,6 +4,7 @@ import math
 
 import mpmath
 import pytest
+import scipy
 
 from mfopt.accounting import solve
 from mfopt.accounting.closed_form import gaussian
@@ -118,3 +119,52 @@ def test_almost_no_noise_hides_almost_nothing(mu, share):
     """δ is close to 1 while ε is below μ²/2, with no overflow on the way."""
     found = gaussian.log_delta(mu, share * mu * mu)
     assert -1e-5 < found <= 0.0
+
+
+@pytest.mark.parametrize(
+    ("function", "low", "high"),
+    [
+        (lambda x: x**3 - 2, 0.0, 10.0),
+        (lambda x: math.exp(-x) - 1e-8, 0.0, 100.0),
+        (lambda x: math.atan(50 * (x - 0.3)), -1.0, 40.0),
+        (lambda x: -math.inf if x < 0.25 else x - 0.5, 0.0, 1.0),
+        (lambda x: (x - 1e-3) ** 9, -1.0, 4.0),
+    ],
+)
+def test_root_is_where_halves_of_the_bracket_find_it(function, low, high):
+    """In about as many evaluations as Brent's method takes, never in many more than halves."""
+    calls = []
+
+    def counted(x):
+        calls.append(x)
+        return function(x)
+
+    tight = {"xtol": 1e-300, "rtol": 1e-15, "maxiter": 3000, "full_output": True}
+    wanted, halves = scipy.optimize.bisect(function, low, high, **tight)
+    _, brent = scipy.optimize.brentq(function, low, high, **tight, disp=False)
+    at = solve.root(counted, low, high)
+    # a ninth power tells no more of its root than its smallest value does
+    assert function(at) == 0 or at == pytest.approx(wanted, rel=1e-13)
+    assert len(calls) <= min(1.5 * brent.function_calls + 5, halves.function_calls + 5)
+    calls.clear()
+    rough = solve.root(counted, low, high, relative=1e-2)
+    assert function(rough) == 0 or rough == pytest.approx(wanted, rel=1.1e-2)
+
+
+def test_root_far_smaller_than_its_bracket_is_found_by_halves():
+    assert solve.root(lambda x: 1 - x * 1e200, 0.0, 1.0) == pytest.approx(1e-200, rel=1e-13)
+
+
+def test_lowest_is_within_a_bracket_of_the_minimum():
+    calls = []
+
+    def function(x):
+        calls.append(x)
+        return abs(x - 1.234) ** 1.5
+
+    at = solve.lowest(function, -7.0, 5.0, width=1e-3)
+    assert at == pytest.approx(1.234, abs=1e-3) and at in calls
+    # each point leaves 0.618 of the bracket
+    assert len(calls) == 2 + math.ceil(math.log(12 / 1e-3) / math.log(1.618034))
+    assert solve.lowest(lambda x: x, 2.0, 3.0, width=1e-4) == pytest.approx(2.0, abs=1e-4)
+    assert solve.lowest(lambda x: -x, 2.0, 3.0, width=1e-4) == pytest.approx(3.0, abs=1e-4)

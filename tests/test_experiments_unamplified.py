@@ -10,8 +10,7 @@ import scipy.optimize
 
 from mfopt import UsageError, query_error
 from mfopt.accounting import sensitivity
-from mfopt.optimize import fixed_bands, quasi_newton, unamplified
-from mfopt.optimize.objective import Evaluation
+from mfopt.optimize import fixed_bands, unamplified
 from mfopt.sampling import FixedOrder, MinSeparation
 from mfopt.strategies import Banded, Identity, SquareRoot, prefix_numbers, prefix_recursion
 from mfopt.strategies.prefix_recursion import prefix_row_variances
@@ -128,29 +127,6 @@ def test_slope_of_normed_bands_against_finite_differences(bands, equal, workload
     assert slope == pytest.approx((ahead - behind) / (2 * h), rel=1e-6)
     assert shape(x).value == pytest.approx(np.log(rmse), rel=1e-9)
     assert sensitivity(found, SCHEME).value == pytest.approx(1, rel=1e-9)
-
-
-def test_quasi_newton_finds_a_minimum_whose_function_ends_near_it() -> None:
-    curvatures = np.logspace(0, 3, 30)
-
-    def evaluate(x: np.ndarray) -> Evaluation:
-        # not a number beyond x₀ = 1.01, a hundredth from the optimum
-        value = curvatures @ (x - 1) ** 2 / 2 + (np.nan if x[0] > 1.01 else 0)
-        return Evaluation(float(value), curvatures * (x - 1), np.nan)
-
-    points: list[np.ndarray] = []
-
-    def noted(x: np.ndarray) -> Evaluation:
-        points.append(x)
-        return evaluate(x)
-
-    ended = quasi_newton.minimize(noted, np.zeros(30), steps=500, tolerance=1e-10)
-    assert "gains" in ended
-    assert len(points) < 500
-    assert min(evaluate(x).value for x in points) < 1e-8
-    few = quasi_newton.minimize(evaluate, np.zeros(30), steps=5, tolerance=1e-10)
-    assert few == "step limit 5 reached"
-    assert "start" in quasi_newton.minimize(evaluate, np.full(30, 2.0), steps=5, tolerance=1e-10)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
-"""Inversion of a monotone function that always ends on the private side.
+"""Roots and minima of functions of one number; inversion that ends on the private side.
 
-Every accountant gives δ as a decreasing function of ε and of σ. The solver here finds the
+Every accountant gives δ as a decreasing function of ε and of σ. :func:`smallest` finds the
 smallest argument whose value is *checked* to satisfy the target: the returned number was
 itself evaluated, so no interpolation error can make it less private than asked.
 """
@@ -14,6 +14,8 @@ from mfopt import _check
 
 _DIRECT = 4  # points that are tried by the fall alone
 _SECANTS = 8
+_HALVES, _SMALLEST = 1200, 1e-300  # steps at most; width of a bracket about 0
+_GOLDEN = (math.sqrt(5) - 1) / 2
 _FARTHEST = 0.3  # of log x, in a step of a secant
 
 
@@ -115,6 +117,84 @@ def about(
         if abs(over / fall) * max(abs(step), abs(over / fall)) <= 0.1 * relative:
             return x * math.exp(over / fall), fall
     return None
+
+
+def root(
+    function: Callable[[float], float], low: float, high: float, *, relative: float = 2.0**-51
+) -> float:
+    """Where a monotone function changes sign between ``low`` and ``high``.
+
+    By inverse quadratic interpolation where that is safe, else by halves (Chandrupatla 1997):
+    SciPy's solvers are as quick, but take a quarter of a second to import.
+
+    Args:
+      function: of opposite signs at the ends.
+      low, high: two ends.
+      relative: width of the last bracket; a few units of the last place by default.
+
+    Returns:
+      The end of that bracket with the smaller value.
+    """
+    new, other = (high, function(high)), (low, function(low))
+    share = 0.5  # of the way from the newest point to the one across the root
+    for _ in range(_HALVES):
+        best = min(new, other, key=lambda point: abs(point[1]))
+        close = relative / 2 * abs(best[0])
+        width = abs(other[0] - new[0])
+        if best[1] == 0 or width <= 2 * close or width <= _SMALLEST:
+            break
+        least = close / width
+        x = new[0] + min(max(share, least), 1 - least) * (other[0] - new[0])
+        if x in (new[0], other[0]):
+            x = (new[0] + other[0]) / 2
+        value = function(x)
+        last, across = (new, other) if (value > 0) == (new[1] > 0) else (other, new)
+        new, other = (x, value), across
+        share = _interpolated(new, other, last)
+    return best[0]
+
+
+def lowest(function: Callable[[float], float], low: float, high: float, *, width: float) -> float:
+    """About where a function with one minimum between ``low`` and ``high`` is lowest.
+
+    By golden sections: each point costs one evaluation and leaves 0.62 of the bracket.
+
+    Args:
+      function: falls up to its minimum, and rises from there.
+      low, high: ends of the bracket, which are not evaluated.
+      width: of the last bracket.
+
+    Returns:
+      The best point that was evaluated.
+    """
+    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    at_left, at_right = function(left), function(right)
+    while high - low > width:
+        if at_left <= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - _GOLDEN * (high - low)
+            at_left = function(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + _GOLDEN * (high - low)
+            at_right = function(right)
+    return left if at_left <= at_right else right
+
+
+def _interpolated(
+    new: tuple[float, float], other: tuple[float, float], last: tuple[float, float]
+) -> float:
+    """The share of the way to ``other`` at which the inverse parabola is 0; a half if unsafe."""
+    (x, f), (x_other, f_other), (x_last, f_last) = new, other, last
+    if f_last in (f, f_other):
+        return 0.5
+    place = (x - x_other) / (x_last - x_other)
+    height = (f - f_other) / (f_last - f_other)
+    if not (height**2 < place and (1 - height) ** 2 < 1 - place):
+        return 0.5
+    return f / (f_other - f) * f_last / (f_other - f_last) + (x_last - x) / (x_other - x) * (
+        f / (f_last - f)
+    ) * (f_other / (f_last - f_other))
 
 
 def _bracket(

@@ -24,14 +24,13 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy
 from threadpoolctl import ThreadpoolController
 
 from mfopt import _kept, _quick
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import spread
 from mfopt.accounting.monte_carlo.protocol import SampledLaw
-from mfopt.optimize import implicit
+from mfopt.optimize import implicit, quasi_newton
 from mfopt.optimize.drivers import Trace
 from mfopt.optimize.objective import AmplifiedObjective, Evaluation, Loss, Objective
 from mfopt.optimize.parameterization import Parameterization
@@ -46,9 +45,11 @@ _WILD = 0.1  # relative increase of the error beyond which a step tells nothing 
 _SHORTER = 4  # times, after a step that did not lower the error
 _RESOLVED = 3  # tolerances: a promise that another placement of the shifts makes as well
 _INNER = 150  # evaluations of one model at most
-# Of many parameters: the end of a minimization, which takes most of its evaluations, adds less than
-# a tangent is off by. So many evaluations have to bring this share of what all of them did.
-_MANY, _WINDOW, _ADDED = 100, 6, 0.1
+_PAIRS = 30  # steps whose curvature is remembered, from model to model
+# The end of a minimization, which takes most of its evaluations, adds less than a tangent is off
+# by: so many evaluations have to bring this share of what all of them did.
+_WINDOW, _ADDED = 5, 0.05
+_LOST = 0.3  # decrease of the error that no tangent is believed in
 
 _beside = ThreadPoolExecutor(2, "compiling")
 
@@ -95,7 +96,6 @@ class TangentObjective(AmplifiedObjective):
         # a thread does not see the caller's choice of a device
         device = getattr(jax.config, "jax_default_device")  # noqa: B009 - not in its stubs
         self._compiled = _programs(*parts, structure, shapes, device)
-        _beside.submit(_solver)
 
     def __call__(self, parameters: np.ndarray) -> Evaluation:
         """As the parent's, from the compiled parts of the tangent: nothing else is compiled."""
@@ -184,12 +184,6 @@ def _programs(
     return _beside.submit(compiled)
 
 
-def _solver() -> Callable[..., Any]:
-    """SciPy's: a quarter of a second to import, while programs are compiled or loaded."""
-    solver: Callable[..., Any] = scipy.optimize.minimize
-    return solver
-
-
 @functools.partial(_quick.jit, static_argnums=0)
 def _slope(
     law: SampledLaw,
@@ -248,7 +242,8 @@ def minimize(
         what stale shifts do not see.
       sigma: at the start, or about that, where a search on other samples ended there.
     """
-    point, bend = start, _Bend()
+    point, bend, width = start, _Bend(), reach
+    curvature = quasi_newton.Curvature(_PAIRS)
     for number, length in enumerate(_ROUNDS):
         if len(trace.history) >= steps:
             trace.status = f"step limit {steps} reached"
@@ -260,7 +255,7 @@ def minimize(
         placed = anchor.at
         for count in range(length):
             model = bend.added(anchor.model, point)
-            lowest, reached = _minimum(model, point, reach, anchor.at.value, tolerance)
+            lowest, reached = _minimum(model, point, width, anchor.at.value, tolerance, curvature)
             promised = anchor.at.value - lowest
             if promised < (tolerance if count else _RESOLVED * tolerance):
                 gained = placed.value - anchor.at.value
@@ -268,6 +263,8 @@ def minimize(
                 if small and (number > 0 or not math.isnan(sigma)):
                     trace.status = f"tangents: converged to a relative {tolerance:g}"
                     return
+                # is it what the bends forbid? The next round begins without
+                bend, width = _Bend(), reach
                 break
             if len(trace.history) >= steps:
                 trace.status = f"step limit {steps} reached"
@@ -275,12 +272,12 @@ def minimize(
             there = objective.tangent(reached)
             if _strayed(placed, there.at, drift):
                 trace.record(reached, there.at._replace(value=math.nan))
-                reach = float(np.max(np.abs(reached - point))) / 4
+                width = float(np.max(np.abs(reached - point))) / 4
                 continue
             trace.record(reached, there.at)
             if there.at.value < anchor.at.value:
                 bend.learn(reached - point, there.at.gradient - anchor.model(reached)[1])
-                point, anchor, reach = reached, there, min(2 * reach, REACH)
+                point, anchor, width = reached, there, min(2 * width, REACH)
             else:
                 # a curvature read far outside the tangent's range would forbid all further steps
                 near = there.at.value < anchor.at.value + _WILD
@@ -288,7 +285,7 @@ def minimize(
                 change = there.at.gradient - anchor.model(reached)[1] if known else 0 * point
                 bend.learn(reached - point, change)
                 # shorter also where it did: one curvature of many does not make a long step right
-                reach = float(np.max(np.abs(reached - point))) / _SHORTER
+                width = float(np.max(np.abs(reached - point))) / _SHORTER
     trace.status = "tangents: no further decrease that the samples confirm"
 
 
@@ -343,9 +340,9 @@ class _EnoughError(Exception):
     """Ends the minimization of a model."""
 
 
-def _settled(course: list[float], parameters: int, value: float) -> bool:
+def _settled(course: list[float], value: float) -> bool:
     """Whether the last of the lowest values so far add little to what all of them took off."""
-    if parameters < _MANY or len(course) <= _WINDOW:
+    if len(course) <= _WINDOW:
         return False
     return course[-1 - _WINDOW] - course[-1] < _ADDED * (value - course[-1])
 
@@ -357,45 +354,40 @@ def _blas() -> ThreadpoolController:
 
 
 def _minimum(
-    model: Model, start: np.ndarray, reach: float, value: float, tolerance: float
+    model: Model,
+    start: np.ndarray,
+    reach: float,
+    value: float,
+    tolerance: float,
+    curvature: quasi_newton.Curvature,
 ) -> tuple[float, np.ndarray]:
-    """(lowest value, where) of one model within ``reach`` of each parameter, by L-BFGS-B.
+    """(lowest value, where) of one model within ``reach`` of each parameter.
 
-    Not a number counts as a step too far. It ends before the minimum where the rest cannot be worth
-    it, or the model cannot be believed.
+    It ends before the minimum where the rest cannot be worth it, or the model cannot be believed.
     """
     lowest, best = value, start
-    gradient = np.zeros_like(start)
     course = []
 
     def function(parameters: np.ndarray) -> tuple[float, np.ndarray]:
-        nonlocal lowest, best, gradient
+        nonlocal lowest, best
         at, slope = model(parameters)
-        if not (math.isfinite(at) and np.all(np.isfinite(slope))):
-            return lowest + 1.0, gradient
-        if at < lowest:
-            lowest, best = at, np.array(parameters)
-        gradient = slope
+        if at < lowest and np.all(np.isfinite(slope)):
+            lowest, best = at, parameters
         course.append(lowest)
         # no error falls below 0, nor its logarithm so far: where a tangent's σ does, it is lost
-        if value - lowest > max(1.0, abs(value)) or _settled(course, len(start), value):
+        if value - lowest > _LOST * max(1.0, abs(value)) or _settled(course, value):
             raise _EnoughError
         return at, slope
 
     # some hundred products of small matrices: threads of the BLAS would only wait for one another
     with _blas().limit(limits=1, user_api="blas"), contextlib.suppress(_EnoughError):
-        _solver()(
+        quasi_newton.minimize(
             function,
             start,
-            jac=True,
-            method="L-BFGS-B",
-            bounds=np.stack([start - reach, start + reach], axis=1),
-            options={
-                "maxfun": _INNER,
-                "maxiter": _INNER,
-                "maxcor": 30 if len(start) < 10**5 else 8,
-                "ftol": tolerance / 30,
-                "gtol": 1e-12,
-            },
+            steps=_INNER,
+            tolerance=tolerance / 30,
+            window=1,
+            box=(start - reach, start + reach),
+            curvature=curvature,
         )
     return lowest, best

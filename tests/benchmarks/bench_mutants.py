@@ -538,7 +538,7 @@ MUTANTS: dict[str, Mutant] = {
     # closed forms
     "a Gaussian's ε rounded down": Mutant(
         GAUSSIAN,
-        "return _private_side(float(found), 1e-14, lambda e: log_delta(mu, e) <= target)",
+        "return _private_side(found, 1e-14, lambda e: log_delta(mu, e) <= target)",
         "return float(found) * (1 - 1e-9)",
         "tests/test_accounting_gaussian.py -k inverses",
     ),

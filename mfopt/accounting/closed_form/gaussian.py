@@ -15,6 +15,7 @@ import numpy as np
 import scipy
 
 from mfopt import _check
+from mfopt.accounting import solve
 
 _LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(80)
@@ -66,10 +67,8 @@ def epsilon(mu: float, delta: float) -> float:
     high = mu * mu / 2 + mu
     while log_delta(mu, high) > target:
         high *= 2
-    found = scipy.optimize.brentq(
-        lambda e: log_delta(mu, e) - target, 0.0, high, xtol=1e-300, rtol=1e-14, maxiter=500
-    )
-    return _private_side(float(found), 1e-14, lambda e: log_delta(mu, e) <= target)
+    found = solve.root(lambda e: log_delta(mu, e) - target, 0.0, high)
+    return _private_side(found, 1e-14, lambda e: log_delta(mu, e) <= target)
 
 
 def largest_mu(epsilon: float, delta: float) -> float:
@@ -80,10 +79,8 @@ def largest_mu(epsilon: float, delta: float) -> float:
         low, high = high, 2 * high
     while log_delta(low, epsilon) > target:
         low, high = low / 2, low
-    found = scipy.optimize.brentq(
-        lambda m: log_delta(m, epsilon) - target, low, high, xtol=1e-300, rtol=1e-14, maxiter=500
-    )
-    return _private_side(float(found), -1e-14, lambda m: log_delta(m, epsilon) <= target)
+    found = solve.root(lambda m: log_delta(m, epsilon) - target, low, high)
+    return _private_side(found, -1e-14, lambda m: log_delta(m, epsilon) <= target)
 
 
 def _private_side(value: float, relative: float, satisfied) -> float:  # type: ignore[no-untyped-def]

@@ -13,8 +13,6 @@ import math
 from collections.abc import Callable
 from typing import Literal
 
-import scipy
-
 from mfopt import _check
 from mfopt.accounting import solve
 from mfopt.accounting.closed_form import gaussian
@@ -355,12 +353,12 @@ def smallest_epsilon(composed: ComposedLosses, log_delta: float, near: float) ->
         return max(composed.log_delta(epsilon), -1e4) - log_delta
 
     low, high = _narrow(excess, low, high, near)
-    found = scipy.optimize.brentq(excess, low, high, xtol=1e-13, rtol=1e-12)
+    found = solve.root(excess, low, high, relative=1e-12)
     step = 1e-12
     while composed.log_delta(found) > log_delta:
         found += step * max(found, 1e-3)
         step *= 2
-    return float(found)
+    return found
 
 
 def _narrow(

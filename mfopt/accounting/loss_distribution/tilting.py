@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import scipy
+
+from mfopt.accounting import solve
 
 # Tilted mass that may lie outside the FFT window on either side: e^-32 = 1e-14.
 LOG_WINDOW_TAIL = 32.0
+_ROUGH = 1e-2  # relative accuracy of an order
 _SHORT = 1 << 14  # below it einsum takes longer to begin than to sum
 
 
@@ -230,7 +232,7 @@ def increasing_root(function: Callable[[float], float], near: float | None = Non
     """
     if near and function(near / 1.03) < 0 <= function(near * 1.03):
         low, high = near / 1.03, near * 1.03
-        return float(scipy.optimize.brentq(function, low, high, xtol=1e-290, rtol=1e-2))
+        return solve.root(function, low, high, relative=_ROUGH)
     if function(0.0) >= 0:
         return 0.0
     low, high = 0.0, 1.0
@@ -238,4 +240,4 @@ def increasing_root(function: Callable[[float], float], near: float | None = Non
         low, high = high, 4 * high
         if high > 1e12:
             return low
-    return float(scipy.optimize.brentq(function, low, high, xtol=1e-290, rtol=1e-2, maxiter=2000))
+    return solve.root(function, low, high, relative=_ROUGH)

@@ -17,7 +17,7 @@ from mfopt.accounting.monte_carlo import processes, spread
 
 MEMORY_BUDGET = 2**28  # bytes of live sample arrays, over all local devices
 _LIVE_ARRAYS = 8  # float64 arrays of shape (chunk, bins) alive at once in the kernels
-_LARGEST = 8192  # samples in a chunk: pilots and tests of any size share one compilation
+_LARGEST = 4096  # samples in a chunk: pilots and tests of any size share one compilation
 _CALL = 64  # chunks per device in one call: how often progress is shown
 
 _listener: ContextVar[Callable[[int], None] | None] = ContextVar("listener", default=None)

@@ -73,6 +73,7 @@ import numpy as np
 import scipy
 
 from mfopt._float64 import float64
+from mfopt.accounting import solve
 from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.evidence import (
     HINGE,
@@ -200,13 +201,8 @@ def least(pair: CountPair, direction: SampledDirection, sigma: float, epsilon: f
         return tilt(pair, "remove", math.exp(log_order), sigma, epsilon).log_ceiling
 
     # convex enough, and wide at its least
-    found = scipy.optimize.minimize_scalar(
-        log_ceiling,
-        bounds=(math.log(0.1), math.log(100.0)),
-        method="bounded",
-        options={"xatol": 0.1},
-    )
-    return tilt(pair, "remove", math.exp(float(found.x)), sigma, epsilon)
+    found = solve.lowest(log_ceiling, math.log(0.1), math.log(100.0), width=0.1)
+    return tilt(pair, "remove", math.exp(found), sigma, epsilon)
 
 
 def add_tilt(pair: CountPair, sigma: float, epsilon: float) -> Tilt:

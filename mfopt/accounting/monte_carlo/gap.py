@@ -40,6 +40,8 @@ from typing import NamedTuple
 
 import scipy
 
+from mfopt.accounting import solve
+
 SAMPLES = 8192  # of the counts
 GLANCE = 2048
 ROUNDING = 1e-9  # of F: a sample that is so near to s_1 or s_2 counts against what is proven
@@ -84,9 +86,7 @@ def chosen(
     if not (low < high and math.isfinite(first) and first < second and squared_norm > 0):
         return None
     slope = (second - first) / (high - low)
-    height = scipy.optimize.brentq(
-        lambda h: _log_beyond(h, order / slope) - math.log(_BEYOND), -40.0, 0.0
-    )
+    height = solve.root(lambda h: _log_beyond(h, order / slope) - math.log(_BEYOND), -40.0, 0.0)
     cut = low - max(first - height, 0.0) / slope
     if not cut > _LEAST_CUT * squared_norm:
         return None
@@ -116,8 +116,8 @@ def beyond(
 
 def _line(below: int, half: int, samples: int, beta: float) -> tuple[float, float]:
     """(h_1, h_2), either of them wrong with probability ``beta`` at most."""
-    most = scipy.stats.beta.isf(beta, below + 1, samples - below) if below < samples else 1.0
-    least = scipy.stats.beta.ppf(beta, half, samples - half + 1) if half > 0 else 0.0
+    most = scipy.special.betainccinv(below + 1, samples - below, beta) if below < samples else 1.0
+    least = scipy.special.betaincinv(half, samples - half + 1, beta) if half > 0 else 0.0
     return float(scipy.special.ndtri(min(most * (1 + ROUNDING), 1.0))), float(
         scipy.special.ndtri(least * (1 - ROUNDING))
     )

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import scipy
 
+from mfopt.accounting import solve
 from mfopt.accounting.monte_carlo.evidence import Hinge, Point
 from mfopt.strategies.fields import Array
 
@@ -59,7 +60,7 @@ class Hockey(NamedTuple):
             least -= 1 - least
         while above(most) >= 0:
             most += 1 + most
-        at = float(scipy.optimize.brentq(above, least, most, xtol=1e-12))
+        at = solve.root(above, least, most)
         return (
             order * at
             + float(scipy.special.log_ndtr(mu / 2 - at / mu))

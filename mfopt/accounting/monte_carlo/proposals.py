@@ -20,13 +20,14 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-import scipy
 
+from mfopt.accounting import solve
 from mfopt.accounting.monte_carlo.evidence import Sums, Tilt, sums
 from mfopt.accounting.monte_carlo.hockey import Hockey
 
 POINTS = 8
 _SMOOTH_POINTS = 2
+_WIDTH = 1e-3  # of the bracket of log order: a ceiling is flat about its least
 _SHIFT_WORTH = 3.0  # log: a shift is tried where its ceiling is at most so far above a chain's
 
 
@@ -203,12 +204,13 @@ def worth_a_pilot(
     """
     # without log_peak the least is at (1+2s)g/2 = ε: the search is around it
     near = math.log(max(epsilon / largest_square, 1e-3))
-    found = scipy.optimize.minimize_scalar(
+    found = solve.lowest(
         lambda log_order: shift(math.exp(log_order)).log_ceiling,
-        bounds=(min(near, -7.0) - 5, near + 5),
-        method="bounded",
+        min(near, -7.0) - 5,
+        near + 5,
+        width=_WIDTH,
     )
-    best = min((shift(math.exp(float(found.x))), shift(0.0)), key=lambda one: one.log_ceiling)
+    best = min((shift(math.exp(found)), shift(0.0)), key=lambda one: one.log_ceiling)
     kept = [chain] if chain.log_ceiling <= best.log_ceiling + _SHIFT_WORTH else []
     kept += [best] if best.log_ceiling <= chain.log_ceiling + _SHIFT_WORTH else []
     return sorted(kept, key=lambda tilt: tilt.log_ceiling)

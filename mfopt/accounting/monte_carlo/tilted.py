@@ -47,10 +47,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy
 
 from mfopt import _quick
 from mfopt._float64 import float64
+from mfopt.accounting import solve
 from mfopt.accounting.monte_carlo import chunked, clusters, gap, overlaps, proposals
 from mfopt.accounting.monte_carlo.clusters import Clusters
 from mfopt.accounting.monte_carlo.dominating_pair import (
@@ -179,13 +179,7 @@ def mean_tilt(pair: DominatingPair, point: Point, cut: float = 0.0) -> Tilt:
         best = float(add_tilt(square, squared_norm, point.epsilon, np))
     else:
         # convex in the order, as log_peak is: a supremum of what is linear in it
-        found = scipy.optimize.minimize_scalar(
-            log_ceiling,
-            bounds=(math.log(1e-2), math.log(1e3)),
-            method="bounded",
-            options={"xatol": 1e-2},
-        )
-        best = math.exp(float(found.x))
+        best = math.exp(solve.lowest(log_ceiling, math.log(1e-2), math.log(1e3), width=1e-2))
     return min(
         (Tilt("mean", t, _mean_ceiling(square, squared_norm, t, point)) for t in (0.0, best)),
         key=lambda one: one.log_ceiling,
