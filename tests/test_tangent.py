@@ -237,6 +237,62 @@ def test_a_refused_step_is_followed_by_a_shorter_one(monkeypatch):
     assert ends[0] < ends[1] / 3
 
 
+class Loosened:
+    """A valley whose first placement of the shifts is stiff: it forbids what the others do not."""
+
+    def __init__(self):
+        self.placements = 0
+
+    def refresh(self, parameters, known=math.nan):
+        self.placed, self.placements = np.array(parameters), self.placements + 1
+
+    def tangent(self, x):
+        def model(y):
+            return 0.05 * float((y - 3) @ (y - 3)), 0.1 * (y - 3)
+
+        stiff = 20.0 if self.placements == 1 else 0.0
+        (value, gradient), away = model(x), x - self.placed
+        at = Evaluation(value + stiff * float(away @ away), gradient + 2 * stiff * away, 1.0)
+        return tangent.Tangent(at, model)
+
+
+def test_what_one_placement_of_the_shifts_forbids_is_asked_again_of_the_next(monkeypatch):
+    kept = tangent._Bend()
+    for bend, end in ((tangent._Bend, 3.0), (lambda: kept, 0.0)):  # the control never forgets
+        monkeypatch.setattr(tangent, "_Bend", bend)
+        trace = Trace()
+        tangent.minimize(Loosened(), np.zeros(2), trace, steps=40, tolerance=5e-3, reach=0.05)
+        np.testing.assert_allclose(trace.best, end, atol=0.3)
+
+
+class Blind:
+    """A hill whose value, away from where the shifts were placed, seems to fall."""
+
+    def refresh(self, parameters, known=math.nan):
+        self.placed = np.array(parameters)
+
+    def tangent(self, x):
+        away = x - self.placed
+        truth = 0.05 * float(x @ x)
+        at = Evaluation(truth - 0.2 * float(away @ away), 0.1 * x - 0.4 * away, 1.0)
+
+        def model(y):
+            return at.value + float(at.gradient @ (y - x)), at.gradient
+
+        return tangent.Tangent(at, model)
+
+
+@pytest.mark.parametrize("steps", [4, 40])
+def test_a_round_that_found_what_its_shifts_do_not_see_is_taken_back(steps, monkeypatch):
+    for unseen in (tangent._UNSEEN, math.inf):  # the control believes all
+        monkeypatch.setattr(tangent, "_UNSEEN", unseen)
+        trace, start = Trace(), np.array([0.4, -0.3])
+        tangent.minimize(Blind(), start, trace, steps=steps, tolerance=1e-4)
+        assert len(trace.history) <= steps
+        far = np.linalg.norm(trace.best) > 1
+        assert far if math.isinf(unseen) else not far and trace.best_value <= 0.0125 + 1e-12
+
+
 class Wall:
     """A flat hollow between walls, whose tangents are lines: their minimum is behind a wall."""
 

@@ -50,6 +50,10 @@ _PAIRS = 30  # steps whose curvature is remembered, from model to model
 # by: so many evaluations have to bring this share of what all of them did.
 _WINDOW, _ADDED = 5, 0.05
 _LOST = 0.3  # decrease of the error that no tangent is believed in
+# Increase of the error, once the shifts are placed where a round has ended, by which it has found
+# what they did not see. Two placements differ by 0.01% under balls-in-bins, 0.8% with bins thrown
+# afresh at ε = 8, where a search once ended 5% high.
+_UNSEEN = 0.01
 
 _beside = ThreadPoolExecutor(2, "compiling")
 
@@ -244,19 +248,29 @@ def minimize(
     """
     point, bend, width = start, _Bend(), reach
     curvature = quasi_newton.Curvature(_PAIRS)
+    lowest: _Placed | None = None
     for number, length in enumerate(_ROUNDS):
         if len(trace.history) >= steps:
-            trace.status = f"step limit {steps} reached"
-            return
+            break
         objective.refresh(point, math.nan if number else sigma)
         trace.restart()  # another estimate: values before and after do not compare
         anchor = objective.tangent(point)
         trace.record(point, anchor.at)
+        if lowest is not None and lowest.unseen(anchor.at):
+            if len(trace.history) >= steps:
+                break
+            bend, width = _Bend(), float(np.max(np.abs(point - lowest.point))) / _SHORTER
+            point = lowest.point
+            objective.refresh(point)
+            anchor = objective.tangent(point)
+            trace.record(point, anchor.at)
+        if lowest is None or anchor.at.value < lowest.at.value:
+            lowest = _Placed(anchor.at, point)
         placed = anchor.at
         for count in range(length):
             model = bend.added(anchor.model, point)
-            lowest, reached = _minimum(model, point, width, anchor.at.value, tolerance, curvature)
-            promised = anchor.at.value - lowest
+            least, reached = _minimum(model, point, width, anchor.at.value, tolerance, curvature)
+            promised = anchor.at.value - least
             if promised < (tolerance if count else _RESOLVED * tolerance):
                 gained = placed.value - anchor.at.value
                 small = (count == 0 or gained > 0) and gained < _RESOLVED * tolerance
@@ -267,8 +281,7 @@ def minimize(
                 bend, width = _Bend(), reach
                 break
             if len(trace.history) >= steps:
-                trace.status = f"step limit {steps} reached"
-                return
+                break
             there = objective.tangent(reached)
             if _strayed(placed, there.at, drift):
                 trace.record(reached, there.at._replace(value=math.nan))
@@ -287,6 +300,27 @@ def minimize(
                 # shorter also where it did: one curvature of many does not make a long step right
                 width = float(np.max(np.abs(reached - point))) / _SHORTER
     trace.status = "tangents: no further decrease that the samples confirm"
+    if len(trace.history) >= steps:
+        trace.status = f"step limit {steps} reached"
+    # the last round ended where no shifts have been placed
+    if lowest is None or trace.best is None:
+        return
+    if not np.array_equal(trace.best, lowest.point):
+        objective.refresh(trace.best)
+        if lowest.unseen(objective.tangent(trace.best).at):
+            trace.best = np.array(lowest.point)
+            trace.take(lowest.at)
+
+
+class _Placed(NamedTuple):
+    """A value on shifts that were placed where it is, and where."""
+
+    at: Evaluation
+    point: np.ndarray
+
+    def unseen(self, there: Evaluation) -> bool:
+        """Whether such a value elsewhere is much higher, or no number."""
+        return not there.value <= self.at.value + _UNSEEN
 
 
 def _strayed(placed: Evaluation, there: Evaluation, drift: float) -> bool:
