@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import os
@@ -82,6 +83,9 @@ def main(arguments: list[str] | None = None) -> Any:
     speak_plainly()
     # what is imported and traced stays: to look at it again and again took a fifteenth of the time
     gc.set_threshold(50_000, 20, 20)
+    # nor is it on the way out, where the interpreter looks several times: a quarter of a second
+    atexit.unregister(gc.freeze)
+    atexit.register(gc.freeze)
     try:
         with _signals.as_interrupts():
             code = cli.main(args=arguments, prog_name="mfopt", standalone_mode=False)
