@@ -232,7 +232,8 @@ def minimize(
     """At most ``steps`` tangents, in rounds; between rounds the frozen shifts follow.
 
     The search ends where a round promises and gains less than another placement of the shifts would
-    change: the first one only where its shifts were placed by a σ that is known.
+    change: the first one only where its shifts were placed by a σ that is known. A round that ends
+    higher than an earlier one, once the shifts are placed where it ended, is taken back.
 
     Args:
       objective: what is minimized.
@@ -264,7 +265,7 @@ def minimize(
             objective.refresh(point)
             anchor = objective.tangent(point)
             trace.record(point, anchor.at)
-        if lowest is None or anchor.at.value < lowest.at.value:
+        if math.isfinite(anchor.at.value) and (lowest is None or anchor.at.value < lowest.at.value):
             lowest = _Placed(anchor.at, point)
         placed = anchor.at
         for count in range(length):
