@@ -165,7 +165,7 @@ def test_the_estimator_is_unbiased(order):
         light[2:] -= 0.5
         return tilt._replace(detail=tilt.detail._replace(log_weights=light))
 
-    mean, error, _ = seen(pair, point, "clusters", order, change=fewer_pairs)
+    mean, error, _ = seen(pair, point, "clusters", order, 2**18, change=fewer_pairs)
     assert abs(mean - expected.value) > K * math.hypot(error, expected.standard_error)
 
 

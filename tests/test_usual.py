@@ -95,7 +95,7 @@ def test_an_interrupt_keeps_the_better_so_far(after):
         searched(BOTH, progress=progress)
     assert len(seen) == after  # nothing went on behind the user's back
     best = stop.value.best
-    assert best.forms == {} and np.exp(best.loss) == pytest.approx(rmse(best.strategy), rel=0.05)
+    assert best.forms == {} and np.exp(best.loss) == pytest.approx(rmse(best.strategy), rel=0.1)
     assert best.strategy.kind == ("wave-blt" if after == 1 else min_kind(seen))
 
 

@@ -120,38 +120,55 @@ def about(
 
 
 def root(
-    function: Callable[[float], float], low: float, high: float, *, relative: float = 2.0**-51
+    function: Callable[[float], float], low: float, high: float, *, relative: float = 1e-14
 ) -> float:
     """Where a monotone function changes sign between ``low`` and ``high``.
 
-    By inverse quadratic interpolation where that is safe, else by halves (Chandrupatla 1997):
-    SciPy's solvers are as quick, but take a quarter of a second to import.
+    Brent's method (1973): inverse quadratic interpolation and secants where they shrink the bracket
+    quickly, else halves. SciPy's is the same, but takes a quarter of a second to import.
 
     Args:
       function: of opposite signs at the ends.
       low, high: two ends.
-      relative: width of the last bracket; a few units of the last place by default.
+      relative: half a width of the last bracket is less than half of it.
 
     Returns:
-      The end of that bracket with the smaller value.
+      The end of the last bracket with the smaller value.
     """
-    new, other = (high, function(high)), (low, function(low))
-    share = 0.5  # of the way from the newest point to the one across the root
+    before, here = (low, function(low)), (high, function(high))
+    if before[1] == 0:
+        return low
+    across, last, step = before, high - low, high - low
     for _ in range(_HALVES):
-        best = min(new, other, key=lambda point: abs(point[1]))
-        close = relative / 2 * abs(best[0])
-        width = abs(other[0] - new[0])
-        if best[1] == 0 or width <= 2 * close or width <= _SMALLEST:
+        if (before[1] < 0) != (here[1] < 0):
+            across, last, step = before, here[0] - before[0], here[0] - before[0]
+        if abs(across[1]) < abs(here[1]):
+            before, here, across = here, across, here
+        least = (_SMALLEST + relative * abs(here[0])) / 2
+        half = (across[0] - here[0]) / 2
+        if here[1] == 0 or abs(half) < least:
             break
-        least = close / width
-        x = new[0] + min(max(share, least), 1 - least) * (other[0] - new[0])
-        if x in (new[0], other[0]):
-            x = (new[0] + other[0]) / 2
-        value = function(x)
-        last, across = (new, other) if (value > 0) == (new[1] > 0) else (other, new)
-        new, other = (x, value), across
-        share = _interpolated(new, other, last)
-    return best[0]
+        guess = math.nan
+        if abs(last) > least and abs(here[1]) < abs(before[1]):
+            guess = _interpolated(here, before, across)
+        # NaN, of values that are infinite, is no good guess either
+        good = 2 * abs(guess) < min(abs(last), 3 * abs(half) - least)
+        last, step = (step, guess) if good else (half, half)
+        x = here[0] + (step if abs(step) > least else math.copysign(least, half))
+        before, here = here, (x, function(x))
+    return here[0]
+
+
+def _interpolated(
+    here: tuple[float, float], before: tuple[float, float], across: tuple[float, float]
+) -> float:
+    """The step to the root of the secant through two points, or of the parabola x(f) of three."""
+    (x, f), (x_before, f_before), (x_across, f_across) = here, before, across
+    if x_before == x_across:
+        return -f * (x - x_before) / (f - f_before)
+    slope, other = (f_before - f) / (x_before - x), (f_across - f) / (x_across - x)
+    bend = other * slope * (f_across - f_before)
+    return -f * (f_across * other - f_before * slope) / bend if bend else math.nan
 
 
 def lowest(function: Callable[[float], float], low: float, high: float, *, width: float) -> float:
@@ -179,22 +196,6 @@ def lowest(function: Callable[[float], float], low: float, high: float, *, width
             right = low + _GOLDEN * (high - low)
             at_right = function(right)
     return left if at_left <= at_right else right
-
-
-def _interpolated(
-    new: tuple[float, float], other: tuple[float, float], last: tuple[float, float]
-) -> float:
-    """The share of the way to ``other`` at which the inverse parabola is 0; a half if unsafe."""
-    (x, f), (x_other, f_other), (x_last, f_last) = new, other, last
-    if f_last in (f, f_other):
-        return 0.5
-    place = (x - x_other) / (x_last - x_other)
-    height = (f - f_other) / (f_last - f_other)
-    if not (height**2 < place and (1 - height) ** 2 < 1 - place):
-        return 0.5
-    return f / (f_other - f) * f_last / (f_other - f_last) + (x_last - x) / (x_other - x) * (
-        f / (f_last - f)
-    ) * (f_other / (f_last - f_other))
 
 
 def _bracket(
