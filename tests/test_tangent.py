@@ -15,7 +15,7 @@ from mfopt import optimize
 from mfopt import strategies as S
 from mfopt.accounting.monte_carlo.balls_in_bins import BallsInBinsLaw
 from mfopt.errors import UsageError
-from mfopt.optimize import kinds, objective, quasi_newton, tangent, time_scale
+from mfopt.optimize import kinds, objective, quasi_newton, tangent, tangent_search, time_scale
 from mfopt.optimize import run as runs
 from mfopt.optimize.drivers import Trace
 from mfopt.optimize.objective import AmplifiedObjective, Evaluation, log_rmse
@@ -203,7 +203,7 @@ class Valley:
 @pytest.mark.parametrize("bend", [0.0, 1.0, 20.0, 300.0])
 def test_curvature_that_the_tangents_lack_is_learned(bend):
     valley, trace = Valley(bend), Trace()
-    tangent.minimize(valley, np.array([3.0, -2.0, 4.0]), trace, steps=40, tolerance=1e-9)
+    tangent_search.minimize(valley, np.array([3.0, -2.0, 4.0]), trace, steps=40, tolerance=1e-9)
     assert trace.best_value < 1e-6 and "converged" in trace.status
     assert valley.calls <= 25
 
@@ -228,11 +228,11 @@ class Slopes(Valley):
 def test_a_refused_step_is_followed_by_a_shorter_one(monkeypatch):
     """What one step tells of one direction makes none that is as long a good one."""
     ends = []
-    for shorter in (tangent._SHORTER, 1):
-        monkeypatch.setattr(tangent, "_SHORTER", shorter)
+    for shorter in (tangent_search._SHORTER, 1):
+        monkeypatch.setattr(tangent_search, "_SHORTER", shorter)
         trace = Trace()
         start = np.random.default_rng(0).normal(size=60)
-        tangent.minimize(Slopes(), start, trace, steps=40, tolerance=1e-9)
+        tangent_search.minimize(Slopes(), start, trace, steps=40, tolerance=1e-9)
         ends.append(trace.best_value)
     assert ends[0] < ends[1] / 3
 
@@ -257,11 +257,16 @@ class Loosened:
 
 
 def test_what_one_placement_of_the_shifts_forbids_is_asked_again_of_the_next(monkeypatch):
-    kept = tangent._Bend()
-    for bend, end in ((tangent._Bend, 3.0), (lambda: kept, 0.0)):  # the control never forgets
-        monkeypatch.setattr(tangent, "_Bend", bend)
+    kept = tangent_search._Bend()
+    for bend, end in (
+        (tangent_search._Bend, 3.0),
+        (lambda: kept, 0.0),
+    ):  # the control never forgets
+        monkeypatch.setattr(tangent_search, "_Bend", bend)
         trace = Trace()
-        tangent.minimize(Loosened(), np.zeros(2), trace, steps=40, tolerance=5e-3, reach=0.05)
+        tangent_search.minimize(
+            Loosened(), np.zeros(2), trace, steps=40, tolerance=5e-3, reach=0.05
+        )
         np.testing.assert_allclose(trace.best, end, atol=0.3)
 
 
@@ -284,10 +289,10 @@ class Blind:
 
 @pytest.mark.parametrize("steps", [4, 40])
 def test_a_round_that_found_what_its_shifts_do_not_see_is_taken_back(steps, monkeypatch):
-    for unseen in (tangent._UNSEEN, math.inf):  # the control believes all
-        monkeypatch.setattr(tangent, "_UNSEEN", unseen)
+    for unseen in (tangent_search._UNSEEN, math.inf):  # the control believes all
+        monkeypatch.setattr(tangent_search, "_UNSEEN", unseen)
         trace, start = Trace(), np.array([0.4, -0.3])
-        tangent.minimize(Blind(), start, trace, steps=steps, tolerance=1e-4)
+        tangent_search.minimize(Blind(), start, trace, steps=steps, tolerance=1e-4)
         assert len(trace.history) <= steps
         far = np.linalg.norm(trace.best) > 1
         assert far if math.isinf(unseen) else not far and trace.best_value <= 0.0125 + 1e-12
@@ -312,7 +317,7 @@ class Wall:
 def test_a_step_far_too_long_does_not_end_the_search():
     """What is learned behind the wall would forbid all further steps."""
     trace = Trace()
-    tangent.minimize(Wall(), np.array([1.0, -0.9, 0.8]), trace, steps=40, tolerance=3e-5)
+    tangent_search.minimize(Wall(), np.array([1.0, -0.9, 0.8]), trace, steps=40, tolerance=3e-5)
     assert trace.best_value < 2e-3 and "step limit" not in trace.status
 
 
@@ -321,7 +326,7 @@ def test_a_search_that_begins_at_its_end_asks_once_where_sigma_is_known():
 
     def calls(start, bend=0.0, **known):
         valley = Valley(bend)
-        tangent.minimize(valley, start, Trace(), steps=20, tolerance=1e-5, **known)
+        tangent_search.minimize(valley, start, Trace(), steps=20, tolerance=1e-5, **known)
         return valley.calls
 
     end, near = np.zeros(3), np.array([math.sqrt(4e-5), 0.0, 0.0])
@@ -339,7 +344,7 @@ def lowest_of(model, value, size, counted):
         return model(y)
 
     curvature = quasi_newton.Curvature(30)
-    return tangent._minimum(watched, np.zeros(size), 5.0, value, 5e-5, curvature)
+    return tangent_search._minimum(watched, np.zeros(size), 5.0, value, 5e-5, curvature)
 
 
 def test_a_model_is_not_minimized_to_its_very_end(monkeypatch):
@@ -352,7 +357,7 @@ def test_a_model_is_not_minimized_to_its_very_end(monkeypatch):
         return 2.0 + (gradient + slope) @ y / 2, slope
 
     found = 2.0 - lowest_of(model, 2.0, 200, some := [])[0]
-    monkeypatch.setattr(tangent, "_ADDED", 0.0)
+    monkeypatch.setattr(tangent_search, "_ADDED", 0.0)
     whole = 2.0 - lowest_of(model, 2.0, 200, every := [])[0]
     assert whole == pytest.approx(truth, rel=0.01)
     assert 0.8 * truth < found < whole and len(some) < len(every) / 2
@@ -362,7 +367,7 @@ def test_a_model_s_minimum_stays_within_reach():
     """A plane falls to a corner of the box; its curvature, which is none, is not learned."""
     downhill = np.array([1.0, -0.3, 0.0, 2e-3])
     curvature = quasi_newton.Curvature(30)
-    lowest, reached = tangent._minimum(
+    lowest, reached = tangent_search._minimum(
         lambda y: (5 - 0.01 * downhill @ y, -0.01 * downhill),
         np.zeros(4),
         2.0,
@@ -385,14 +390,14 @@ def test_a_model_whose_error_falls_below_every_error_is_left_at_once():
         return 1 + math.log(square) / 2, np.full(2, 0.5 / (9.9 * square))
 
     lowest, reached = lowest_of(model, 1.0, 2, counted)
-    assert lowest < 1 - tangent._LOST and np.max(np.abs(reached)) <= 5
-    lost = [value < 1 - tangent._LOST for value in counted]
+    assert lowest < 1 - tangent_search._LOST and np.max(np.abs(reached)) <= 5
+    lost = [value < 1 - tangent_search._LOST for value in counted]
     assert lost == [False] * (len(counted) - 1) + [True]
 
 
 def test_step_limit_of_tangents_is_kept():
     trace = Trace()
-    tangent.minimize(Valley(300.0), np.full(3, 4.0), trace, steps=3, tolerance=1e-9)
+    tangent_search.minimize(Valley(300.0), np.full(3, 4.0), trace, steps=3, tolerance=1e-9)
     assert len(trace.history) == 3 and trace.status == "step limit 3 reached"
 
 

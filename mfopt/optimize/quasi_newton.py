@@ -36,7 +36,8 @@ class Curvature:
     """
 
     def __init__(self, most: int = 20) -> None:
-        self._pairs: collections.deque[tuple[np.ndarray, np.ndarray]] = collections.deque(
+        # (step, change, sᵀy)
+        self._pairs: collections.deque[tuple[np.ndarray, np.ndarray, float]] = collections.deque(
             maxlen=most
         )
 
@@ -49,15 +50,15 @@ class Curvature:
 
     def learn(self, step: np.ndarray, change: np.ndarray) -> None:
         """Take in a pair, unless the function is not convex along it."""
-        if _convex(step, change) > 0:
-            self._pairs.append((step, change))
+        if (along := _convex(step, change)) > 0:
+            self._pairs.append((step, change, along))
 
     def descent(self, gradient: np.ndarray, free: np.ndarray | None = None) -> np.ndarray:
         """The quasi-Newton step, in the parameters that are ``free`` (all by default)."""
-        way, pairs = -gradient, list(self._pairs)
-        if free is not None:
-            way, pairs = way * free, [(step * free, change * free) for step, change in pairs]
-        known = [(*pair, along) for pair in pairs if (along := _convex(*pair)) > 0]
+        way, known = -gradient, list(self._pairs)
+        if free is not None and not np.all(free):
+            way, pairs = way * free, [(step * free, change * free) for step, change, _ in known]
+            known = [(*pair, along) for pair in pairs if (along := _convex(*pair)) > 0]
         if not known:
             # nothing is known of the curvature: a step of length 1 at most
             return way / max(float(np.linalg.norm(way)), 1.0)

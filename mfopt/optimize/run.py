@@ -16,7 +16,7 @@ from mfopt import _check, _quick, _signals
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo.protocol import SampledLaw, law
 from mfopt.errors import FailureError, UsageError
-from mfopt.optimize import drivers, kinds, objective, sizes, tangent, usual
+from mfopt.optimize import drivers, kinds, objective, sizes, tangent, tangent_search, usual
 from mfopt.optimize.drivers import Judge, Step, Trace
 from mfopt.optimize.kinds import Kind
 from mfopt.optimize.objective import Evaluation
@@ -329,7 +329,7 @@ class _Problem(NamedTuple):
     law: SampledLaw
     loss: objective.Loss
     asked: BinScheme
-    reach: float = tangent.REACH
+    reach: float = tangent_search.REACH
     drift: float = math.inf
 
     @property
@@ -621,7 +621,7 @@ class _Job:
             if self.optimizer == "tangents" and kind.tangents:
                 for level in levels:
                     # to what fewer samples resolve; the last steps are made with all
-                    tangent.minimize(
+                    tangent_search.minimize(
                         level.objective,
                         point,
                         trace,

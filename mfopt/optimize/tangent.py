@@ -14,7 +14,6 @@ minimum stays where it was touched, the gradient of the error itself is 0 (major
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable
@@ -24,36 +23,17 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from threadpoolctl import ThreadpoolController
 
 from mfopt import _kept, _quick
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import spread
 from mfopt.accounting.monte_carlo.protocol import SampledLaw
-from mfopt.optimize import implicit, quasi_newton
-from mfopt.optimize.drivers import Trace
+from mfopt.optimize import implicit
 from mfopt.optimize.objective import AmplifiedObjective, Evaluation, Loss, Objective
 from mfopt.optimize.parameterization import Parameterization
 from mfopt.strategies import Strategy
 
 Model = Callable[[np.ndarray], tuple[float, np.ndarray]]
-
-# Tangents of each round: short at first, while C still moves far and the shifts must follow.
-_ROUNDS = (2, 2, 4, 8, 16, 32)
-REACH = 5.0  # of a step, in each parameter
-_WILD = 0.1  # relative increase of the error beyond which a step tells nothing but that it was long
-_SHORTER = 4  # times, after a step that did not lower the error
-_RESOLVED = 3  # tolerances: a promise that another placement of the shifts makes as well
-_INNER = 150  # evaluations of one model at most
-_PAIRS = 30  # steps whose curvature is remembered, from model to model
-# The end of a minimization, which takes most of its evaluations, adds less than a tangent is off
-# by: so many evaluations have to bring this share of what all of them did.
-_WINDOW, _ADDED = 5, 0.05
-_LOST = 0.3  # decrease of the error that no tangent is believed in
-# Increase of the error, once the shifts are placed where a round has ended, by which it has found
-# what they did not see. Two placements differ by 0.01% under balls-in-bins, 0.8% with bins thrown
-# afresh at ε = 8, where a search once ended 5% high.
-_UNSEEN = 0.01
 
 _beside = ThreadPoolExecutor(2, "compiling")
 
@@ -216,213 +196,3 @@ def _model(loss: Loss, law: SampledLaw, build: Callable[[jax.Array], Strategy]) 
         return loss(strategy, jnp.exp(log_sigma) * jnp.sqrt(weight))
 
     return _quick.jit(jax.value_and_grad(value))
-
-
-def minimize(
-    objective: Touchable,
-    start: np.ndarray,
-    trace: Trace,
-    *,
-    steps: int,
-    tolerance: float,
-    reach: float = REACH,
-    drift: float = math.inf,
-    sigma: float = math.nan,
-) -> None:
-    """At most ``steps`` tangents, in rounds; between rounds the frozen shifts follow.
-
-    The search ends where a round promises and gains less than another placement of the shifts would
-    change: the first one only where its shifts were placed by a σ that is known. A round that ends
-    higher than an earlier one, once the shifts are placed where it ended, is taken back.
-
-    Args:
-      objective: what is minimized.
-      start: parameters, shape (p,).
-      trace: is told of every tangent, and keeps the best.
-      steps: tangents at most.
-      tolerance: relative change of the error that the samples resolve.
-      reach: of the first step, in each parameter.
-      drift: of log σ, at a mode norm of 1, from where the shifts were placed: beyond it they are
-        not believed. A search that begins near its end needs no more, and would otherwise find
-        what stale shifts do not see.
-      sigma: at the start, or about that, where a search on other samples ended there.
-    """
-    point, bend, width = start, _Bend(), reach
-    curvature = quasi_newton.Curvature(_PAIRS)
-    lowest: _Placed | None = None
-    for number, length in enumerate(_ROUNDS):
-        if len(trace.history) >= steps:
-            break
-        objective.refresh(point, math.nan if number else sigma)
-        trace.restart()  # another estimate: values before and after do not compare
-        anchor = objective.tangent(point)
-        trace.record(point, anchor.at)
-        if lowest is not None and lowest.unseen(anchor.at):
-            if len(trace.history) >= steps:
-                break
-            bend, width = _Bend(), float(np.max(np.abs(point - lowest.point))) / _SHORTER
-            point = lowest.point
-            objective.refresh(point)
-            anchor = objective.tangent(point)
-            trace.record(point, anchor.at)
-        if math.isfinite(anchor.at.value) and (lowest is None or anchor.at.value < lowest.at.value):
-            lowest = _Placed(anchor.at, point)
-        placed = anchor.at
-        for count in range(length):
-            model = bend.added(anchor.model, point)
-            least, reached = _minimum(model, point, width, anchor.at.value, tolerance, curvature)
-            promised = anchor.at.value - least
-            if promised < (tolerance if count else _RESOLVED * tolerance):
-                gained = placed.value - anchor.at.value
-                small = (count == 0 or gained > 0) and gained < _RESOLVED * tolerance
-                if small and (number > 0 or not math.isnan(sigma)):
-                    trace.status = f"tangents: converged to a relative {tolerance:g}"
-                    return
-                # is it what the bends forbid? The next round begins without
-                bend, width = _Bend(), reach
-                break
-            if len(trace.history) >= steps:
-                break
-            there = objective.tangent(reached)
-            if _strayed(placed, there.at, drift):
-                trace.record(reached, there.at._replace(value=math.nan))
-                width = float(np.max(np.abs(reached - point))) / 4
-                continue
-            trace.record(reached, there.at)
-            if there.at.value < anchor.at.value:
-                bend.learn(reached - point, there.at.gradient - anchor.model(reached)[1])
-                point, anchor, width = reached, there, min(2 * width, REACH)
-            else:
-                # a curvature read far outside the tangent's range would forbid all further steps
-                near = there.at.value < anchor.at.value + _WILD
-                known = near and np.all(np.isfinite(there.at.gradient))
-                change = there.at.gradient - anchor.model(reached)[1] if known else 0 * point
-                bend.learn(reached - point, change)
-                # shorter also where it did: one curvature of many does not make a long step right
-                width = float(np.max(np.abs(reached - point))) / _SHORTER
-    trace.status = "tangents: no further decrease that the samples confirm"
-    if len(trace.history) >= steps:
-        trace.status = f"step limit {steps} reached"
-    # the last round ended where no shifts have been placed
-    if lowest is None or trace.best is None:
-        return
-    if not np.array_equal(trace.best, lowest.point):
-        objective.refresh(trace.best)
-        if lowest.unseen(objective.tangent(trace.best).at):
-            trace.best = np.array(lowest.point)
-            trace.take(lowest.at)
-
-
-class _Placed(NamedTuple):
-    """A value on shifts that were placed where it is, and where."""
-
-    at: Evaluation
-    point: np.ndarray
-
-    def unseen(self, there: Evaluation) -> bool:
-        """Whether such a value elsewhere is much higher, or no number."""
-        return not there.value <= self.at.value + _UNSEEN
-
-
-def _strayed(placed: Evaluation, there: Evaluation, drift: float) -> bool:
-    """Whether log σ at a mode norm of 1 is further than ``drift`` from where it was; NaN is."""
-    if math.isinf(drift):
-        return False
-    before, after = (at.noise_multiplier / at.mode_norm for at in (placed, there))
-    return not abs(math.log(after) - math.log(before)) <= drift
-
-
-class _Bend:
-    """What the tangents lack: how log σ bends in C, a matrix K >= 0 learned on the way.
-
-    Where a step s ends, the samples' gradient less the tangent's is about K s. Symmetric rank-one
-    updates (Nocedal and Wright 2006, section 6.2) from K = 0, and only those that keep K >= 0:
-    without a step there is no correction, and a step that went too far is shorter next time.
-    """
-
-    def __init__(self) -> None:
-        self._vectors: list[np.ndarray] = []
-
-    def times(self, x: np.ndarray) -> np.ndarray:
-        """K x."""
-        total = np.zeros_like(x)
-        for vector in self._vectors:
-            total += (vector @ x) * vector
-        return total
-
-    def learn(self, step: np.ndarray, change: np.ndarray) -> bool:
-        """Take in that K ``step`` is about ``change``; False where K stays as it is."""
-        left = change - self.times(step)
-        along = float(left @ step)
-        if along > 1e-8 * np.linalg.norm(left) * np.linalg.norm(step):
-            self._vectors.append(left / math.sqrt(along))
-            return True
-        return False
-
-    def added(self, model: Model, centre: np.ndarray) -> Model:
-        """``model`` + (x - centre)ᵀ K (x - centre)/2."""
-
-        def bent(x: np.ndarray) -> tuple[float, np.ndarray]:
-            value, gradient = model(x)
-            away = x - centre
-            push = self.times(away)
-            return value + float(away @ push) / 2, gradient + push
-
-        return bent
-
-
-class _EnoughError(Exception):
-    """Ends the minimization of a model."""
-
-
-def _settled(course: list[float], value: float) -> bool:
-    """Whether the last of the lowest values so far add little to what all of them took off."""
-    if len(course) <= _WINDOW:
-        return False
-    return course[-1 - _WINDOW] - course[-1] < _ADDED * (value - course[-1])
-
-
-@functools.cache
-def _blas() -> ThreadpoolController:
-    """The libraries that are loaded: they are looked for once."""
-    return ThreadpoolController()
-
-
-def _minimum(
-    model: Model,
-    start: np.ndarray,
-    reach: float,
-    value: float,
-    tolerance: float,
-    curvature: quasi_newton.Curvature,
-) -> tuple[float, np.ndarray]:
-    """(lowest value, where) of one model within ``reach`` of each parameter.
-
-    It ends before the minimum where the rest cannot be worth it, or the model cannot be believed.
-    """
-    lowest, best = value, start
-    course = []
-
-    def function(parameters: np.ndarray) -> tuple[float, np.ndarray]:
-        nonlocal lowest, best
-        at, slope = model(parameters)
-        if at < lowest and np.all(np.isfinite(slope)):
-            lowest, best = at, parameters
-        course.append(lowest)
-        # no error falls below 0, nor its logarithm so far: where a tangent's σ does, it is lost
-        if value - lowest > _LOST * max(1.0, abs(value)) or _settled(course, value):
-            raise _EnoughError
-        return at, slope
-
-    # some hundred products of small matrices: threads of the BLAS would only wait for one another
-    with _blas().limit(limits=1, user_api="blas"), contextlib.suppress(_EnoughError):
-        quasi_newton.minimize(
-            function,
-            start,
-            steps=_INNER,
-            tolerance=tolerance / 30,
-            window=1,
-            box=(start - reach, start + reach),
-            curvature=curvature,
-        )
-    return lowest, best
