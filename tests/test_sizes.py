@@ -70,6 +70,15 @@ def test_common_sizes_fit(machine):
         sizes.require(kind, BallsInBins(128, 16), samples=2**14, bands=16)
 
 
+def test_a_million_iterations_fit_where_there_are_no_modes(machine):
+    """Modes of a C between two diagonals are made from numbers of all pairs of epochs."""
+    million = BallsInBins(bins=128, epochs=7813)
+    sizes.require("blt", million, samples=2**14, scaled=True)
+    for kind in ("banded-toeplitz", "wave-blt"):
+        with pytest.raises(UsageError, match=r"bins = 128.*GiB.*Here \d+ would fit"):
+            sizes.require(kind, million, samples=2**14, scaled=True)
+
+
 BUILT_IN = ("blt", "toeplitz", "banded-toeplitz", "banded", "dense")
 
 

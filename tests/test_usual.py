@@ -29,6 +29,7 @@ def test_a_wave_is_tried_where_it_pays():
     assert usual.kinds(few, np.nextafter(usual.WAVE_FROM, 0), 4) == ("blt",)
     assert usual.kinds(few, 16.0, starts.FEWEST_WAVE - 1) == ("blt",)
     assert usual.kinds(many, 16.0, 4) == ("blt",)
+    assert usual.kinds(BallsInBins(2, 129), 16.0, 4) == ("blt",)
     assert usual.kinds(FreshBins(128, 2), 16.0, 4) == ("banded-toeplitz",)
 
 

@@ -21,7 +21,7 @@ from mfopt.optimize import kinds
 from mfopt.optimize.kinds import Size
 from mfopt.progress import Report
 from mfopt.sampling import BinScheme
-from mfopt.strategies import Strategy
+from mfopt.strategies import Strategy, time_scaled
 
 _BASE = 2**29  # bytes: Python, JAX and what it compiles
 _PAIRS = {True: 20, False: 8}  # of vectors kept by L-BFGS-B, for few and for many parameters
@@ -70,7 +70,8 @@ def memory(
       scheme: bins and epochs.
       samples: frozen Monte Carlo samples; 0 for a C that is not optimized.
       bands, buffers: of kinds that have such a number.
-      scaled: whether C is between two diagonals, which spares a BLT with many bins its modes.
+      scaled: whether C is between two diagonals, which spares a BLT with many bins or epochs its
+        modes.
 
     Raises:
       UsageError: an unknown kind, or one that cannot be optimized and has ``samples``.
@@ -81,7 +82,8 @@ def memory(
     whole = n * n if cls.modes is Strategy.modes else 0.0
     structured = _structured(kind, scheme, scaled)
     each = dominating_pair.STRUCTURED if structured else 12.0
-    pair = (0.0 if structured else 2 * n * bins) + each * float(bins) ** 2 + 5 * whole
+    modes = 0.0 if structured else 2 * n * (bins + (epochs if scaled else 0))
+    pair = modes + each * float(bins) ** 2 + 5 * whole
     # draws that are kept to find σ, and chunks of a certificate
     pair += frozen.kept_bytes(SampledLoss.calibrate_samples, bins) / 8 + chunked.MEMORY_BUDGET / 8
     if not samples:
@@ -105,7 +107,7 @@ def search_seconds(scheme: BinScheme, *, samples: int, evaluations: int) -> floa
     """A search under amplification, without compilation, where costs were measured.
 
     Args:
-      scheme: bins and epochs; the number of epochs hardly matters where bins are thrown once.
+      scheme: bins and epochs; some hundred epochs hardly matter where bins are thrown once.
       samples: frozen Monte Carlo samples.
       evaluations: of the objective, at most.
     """
@@ -114,7 +116,7 @@ def search_seconds(scheme: BinScheme, *, samples: int, evaluations: int) -> floa
         return min(evaluations, _USUAL_CHAIN) * samples * bins * _throws(scheme) * _CHAIN
     few = groups(scheme)
     usual = min(evaluations, _USUAL_GROUPED if few < bins else _USUAL)
-    between = _PER_STEP * searched(scheme).iterations if few < bins else 0.0
+    between = _PER_STEP * searched(scheme).iterations if time_scaled.many(scheme) else 0.0
     return usual * samples * few * (_EVALUATION + _PER_BIN * few) + between
 
 
@@ -231,7 +233,7 @@ def require(
 
 def _structured(kind: str, scheme: BinScheme, scaled: bool) -> bool:
     """Whether G comes from buffers, and modes are never formed."""
-    return scaled and kind == "blt" and scheme.bins > design_point.MOST
+    return scaled and kind == "blt" and time_scaled.many(scheme)
 
 
 def _throws(scheme: BinScheme) -> int:

@@ -9,13 +9,12 @@ thrown afresh have an account for banded C only.
 
 from __future__ import annotations
 
-from mfopt.accounting.monte_carlo import design_point
 from mfopt.optimize import starts
 from mfopt.sampling import BinScheme
+from mfopt.strategies import time_scaled
 
 BUFFERS = 4  # of a BLT and of one with a wave: more gain next to nothing
 WAVE_FROM = 4.0  # ε; below it a second search gains less than it costs
-_MOST_BINS = design_point.MOST  # beyond, only a BLT without a wave has a G from its buffers
 
 
 def kinds(scheme: BinScheme, epsilon: float, buffers: int) -> tuple[str, ...]:
@@ -34,6 +33,8 @@ def kinds(scheme: BinScheme, epsilon: float, buffers: int) -> tuple[str, ...]:
     """
     if scheme.kind == "fresh-bins":
         return ("banded-toeplitz",)
-    waves = buffers >= starts.FEWEST_WAVE and scheme.bins <= _MOST_BINS
+    # of many, only a BLT without a wave has a G from its buffers
+    few = not time_scaled.many(scheme)
+    waves = few and buffers >= starts.FEWEST_WAVE
     # the one that will most likely be kept first: what comes after the search is compiled for it
     return ("wave-blt", "blt") if waves and epsilon >= WAVE_FROM else ("blt",)

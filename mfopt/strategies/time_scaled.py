@@ -15,7 +15,7 @@ import numpy as np
 
 from mfopt import _check
 from mfopt._float64 import compiled, float64
-from mfopt.sampling import BallsInBins
+from mfopt.sampling import BallsInBins, BinScheme
 from mfopt.strategies import blt_gram
 from mfopt.strategies.base import Strategy
 from mfopt.strategies.blt import BLT
@@ -23,7 +23,7 @@ from mfopt.strategies.fields import Array, inner, parameter
 
 # Within these bounds no product of r, d and an entry of B overflows or is lost.
 _SMALLEST, _LARGEST = 1e-30, 1e30
-_MANY = 128  # bins, beyond which G is formed from a BLT's buffers
+_MANY = 128  # bins or epochs, beyond which G is formed from a BLT's buffers
 # Entries of the modes from which on <H, G> is: 16 × 128 in 1.5 ms instead of 9, for 0.6 s more of
 # compilation; a search asks for it some 150 times.
 _PAYS = 2**17
@@ -128,7 +128,7 @@ class TimeScaled(Strategy):
 
     @compiled("scheme")
     def modes(self, scheme: BallsInBins) -> Array:
-        """Shape (n, bins); for a Toeplitz B in O(n²) time and memory O(n·(bins + epochs)).
+        """Shape (n, bins); for a Toeplitz B in O(n²) time and memory O(n·(bins + 2 epochs)).
 
         Between epochs j <= e, B is a bins×bins block T_{e-j}, and in epoch e the mode of bin i is
         Σ_{j<=e} d[j, i] T_{e-j}[:, i]: for each bin a small product over earlier epochs, of which
@@ -153,8 +153,8 @@ class TimeScaled(Strategy):
         return rows[:, None] * modes.reshape(n, bins)
 
     def gram_product(self, slope: Array, scheme: BallsInBins) -> jax.Array:
-        many = scheme.iterations * scheme.bins >= _PAYS
-        if not (self._of_buffers() and (many or self.has_structured_gram(scheme))):
+        pays = scheme.iterations * scheme.bins >= _PAYS
+        if not (self._of_buffers() and (pays or self.has_structured_gram(scheme))):
             return super().gram_product(slope, scheme)
         rows, columns = (jnp.asarray(part) for part in self.diagonals(scheme.iterations))
         base = cast(BLT, self.base)
@@ -176,8 +176,8 @@ class TimeScaled(Strategy):
         return blt_gram.product(slopes[0], base, rows, columns, scheme, size, slopes[1])
 
     def has_structured_gram(self, scheme: BallsInBins) -> bool:
-        """From the buffers of a BLT, where there are many bins."""
-        return self._of_buffers() and scheme.bins > _MANY
+        """From the buffers of a BLT, where modes are many or of many epochs."""
+        return self._of_buffers() and many(scheme)
 
     def _of_buffers(self) -> bool:
         """Whether :mod:`blt_gram` knows of it."""
@@ -198,6 +198,11 @@ class TimeScaled(Strategy):
                     (float(np.min(values)), float(np.max(values))),
                     f"must lie in [{_SMALLEST:g}, {_LARGEST:g}]",
                 )
+
+
+def many(scheme: BinScheme) -> bool:
+    """Whether modes are too many, or of too many epochs, to be formed where G is known without."""
+    return max(scheme.bins, scheme.epochs) > _MANY
 
 
 def _along(diagonal: Array, x: jax.Array) -> jax.Array:
