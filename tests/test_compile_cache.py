@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 from mfopt_cli import compiled
@@ -108,6 +109,43 @@ def test_a_wide_folder_is_narrowed_and_anothers_is_not_used(fresh, monkeypatch):
     assert int(os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"]) == compiled.MOST_BYTES
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     monkeypatch.setattr(os, "getuid", lambda: fresh.stat().st_uid + 1)
+    assert compiled.switch_on() is None and "JAX_COMPILATION_CACHE_DIR" not in os.environ
+
+
+def _looked():
+    """Wait until all that was begun has ended."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("tidying"):
+            thread.join()
+
+
+def test_jax_waits_for_a_look_at_all_entries_and_the_command_does_not(fresh, monkeypatch):
+    import filelock
+
+    folder = compiled.switch_on()
+    end, tidied = threading.Event(), compiled.tidy
+
+    def slow(folder, begun):
+        tidied(folder, lambda: (begun(), end.wait()))
+
+    monkeypatch.setattr(compiled, "tidy", slow)
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    _looked()
+    _entry(folder, "half", stamp=None)
+    assert compiled.switch_on() == folder and (folder / "half-cache").exists()
+    with pytest.raises(filelock.Timeout):
+        filelock.FileLock(folder / ".lockfile", timeout=0).acquire()
+    end.set()
+    with filelock.FileLock(folder / ".lockfile", timeout=10):
+        assert not (folder / "half-cache").exists()
+
+
+def test_without_a_lock_nothing_is_kept(fresh, monkeypatch):
+    folder = compiled.switch_on()
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    _looked()
+    (folder / ".lockfile").unlink(missing_ok=True)
+    (folder / ".lockfile").mkdir()
     assert compiled.switch_on() is None and "JAX_COMPILATION_CACHE_DIR" not in os.environ
 
 

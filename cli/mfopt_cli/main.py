@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> Any:
 
     speak_plainly()
     # what is imported and traced stays: to look at it again and again took a fifteenth of the time
-    gc.set_threshold(50_000, 20, 20)
+    gc.set_threshold(200_000, 20, 20)
     # nor is it on the way out, where the interpreter looks several times: a quarter of a second
     atexit.unregister(gc.freeze)
     atexit.register(gc.freeze)
