@@ -7,7 +7,9 @@ same engine, so one question has one answer.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -180,15 +182,17 @@ def _calibration(found: Verified) -> Calibration:
     return Calibration(found.noise_multiplier, 0.0, -math.inf, "both", 0)
 
 
-@float64
-def warm_up(bins: int) -> None:
-    """Compile what :func:`release` will need for so many bins, beyond what the optimizer uses.
+def to_compile(bins: int) -> list[Callable[[], None]]:
+    """Pieces of work that compile what :func:`release` needs for so many bins, any in any order.
 
-    Run in a thread beside the optimizer, this hides seconds of compilation. With very many bins
-    nothing is: they are few beside the work, and what is compiled depends on the factor's form.
+    Beyond what the optimizer uses: run in threads beside it, they hide seconds of compilation. With
+    very many bins there are none: they are few beside the work, and what is compiled depends on
+    the factor's form.
     """
     if bins >= nested.LEAST:
-        return
+        return []
     pair = DominatingPair(np.eye(bins), np.eye(bins))
-    tilted.warm_up(pair, Hockey(1.0))
-    frozen.warm_up(pair, SampledLoss.calibrate_samples)
+    kernels = [
+        functools.partial(tilted.warm_up, kind, pair, Hockey(1.0)) for kind in tilted.kinds(bins)
+    ]
+    return [*kernels, functools.partial(frozen.warm_up, pair, SampledLoss.calibrate_samples)]

@@ -101,6 +101,7 @@ def optimize(
     init: Strategy | Sequence[Strategy] | None = None,
     seed: int | None = None,
     progress: Report = silent,
+    ready: Callable[[], None] = lambda: None,
 ) -> Optimized:
     """The strategy with the least error of (C, σ(C)) at (ε, δ) under the scheme's amplification.
 
@@ -123,6 +124,7 @@ def optimize(
       seed: pins the frozen samples.
       progress: told of every evaluation (a :class:`~mfopt.optimize.drivers.Step`), counted over
         all starts and warm starts of the call.
+      ready: called before an evaluation that waits for its programs only: the time for others.
 
     Raises:
       UsageError: an argument out of range, or a kind without free parameters.
@@ -160,7 +162,7 @@ def optimize(
     problem = _Problem(searched, law(searched).coarse(), loss, scheme)
     if few is not None:
         problem = problem._replace(reach=_NEAR, drift=_DRIFT)
-    job = _Job(problem, few, epsilon, delta, optimizer, tolerance, seed, progress)
+    job = _Job(problem, few, epsilon, delta, optimizer, tolerance, seed, progress, ready)
     for one in given:
         _check.kind("init", one, Strategy, "mfopt.load(path).strategy is one.")
     for entry in entries:
@@ -354,6 +356,7 @@ class _Job:
     tolerance: float | None
     seed: int | None
     progress: Report
+    ready: Callable[[], None] = lambda: None
     interrupted: bool = False
     done: int = 0
     later: int = 0
@@ -579,13 +582,15 @@ class _Job:
 
     def _targets(self, kind: Kind, mapping: Parameterization, samples: int) -> list[_Level]:
         """The objective on all samples, after one on the first of them where that saves much."""
-        levels = [_Level(self._objective(self.problem, mapping, samples, self.seed))]
+        levels = []
         few = samples // (2 * _SHARE) * 2
         tangents = self.optimizer == "tangents" and kind.tangents and not self.problem.grouped
         pays = samples * sizes.groups(self.problem.scheme) >= _TERMS
         if tangents and pays and few >= max(_FOR_EACH * len(mapping.start), 64):
             first = self._objective(self.problem, mapping, few, self.seed)
-            levels.insert(0, _Level(first, max(1.0, self.samples(kind) / few)))
+            levels.append(_Level(first, max(1.0, self.samples(kind) / few)))
+        # after it: programs are compiled in the order in which they are asked for
+        levels.append(_Level(self._objective(self.problem, mapping, samples, self.seed)))
         return levels
 
     def _run(
@@ -613,7 +618,7 @@ class _Job:
             ceiling = self.done + max(steps, len(trace.history)) + self.later
             tell(Step(f"optimizing, {stage}", so_far, ceiling, "steps", at_most=True, trace=trace))
 
-        trace.progress = report
+        trace.progress, trace.ready = report, self.ready
         target = levels[-1].objective
         try:
             if self.interrupted:

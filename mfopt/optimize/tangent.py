@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _kept, _quick
+from mfopt import _kept, _quick, _sizes
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import spread
 from mfopt.accounting.monte_carlo.protocol import SampledLaw
@@ -35,7 +35,8 @@ from mfopt.strategies import Strategy
 
 Model = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
-_beside = ThreadPoolExecutor(2, "compiling")
+_COMPILING = 3  # programs of one search at most
+_beside = ThreadPoolExecutor(min(_sizes.spare_cores(), _COMPILING), "compiling")
 
 
 class Tangent(NamedTuple):
@@ -76,10 +77,11 @@ class TangentObjective(AmplifiedObjective):
             )
             for leaf in leaves
         )
-        parts = self._loss, self._law, self._build, len(parameterization.start)
         # a thread does not see the caller's choice of a device
         device = getattr(jax.config, "jax_default_device")  # noqa: B009 - not in its stubs
-        self._compiled = _programs(*parts, structure, shapes, device)
+        form = _Form(self._law, self._build, len(parameterization.start))
+        self._slope = _slope_program(form, structure, shapes, device)
+        self._model = _model_program(form, self._loss, device)
 
     def __call__(self, parameters: np.ndarray) -> Evaluation:
         """As the parent's, from the compiled parts of the tangent: nothing else is compiled."""
@@ -102,11 +104,11 @@ class TangentObjective(AmplifiedObjective):
         frozen = implicit.Frozen(self._draws, self._proposal, *near)
         target = np.asarray(self._epsilon), np.asarray(math.log(self._delta))
         quadratic = self.quadratic(parameters)
-        touch, compiled = self._compiled.result()
-        (log_sigma, norm), slope = touch(quadratic, frozen, *target)
+        (log_sigma, norm), slope = self._slope.result()(quadratic, frozen, *target)
         if math.isfinite(float(log_sigma)):
             self._start = float(log_sigma)
         where = spread.gathered((jnp.asarray(log_sigma), slope), self._devices)
+        compiled = self._model.result()
 
         @float64
         def model(x: np.ndarray) -> tuple[float, np.ndarray]:
@@ -119,51 +121,67 @@ class TangentObjective(AmplifiedObjective):
         return Tangent(at, model)
 
 
+class _Form(NamedTuple):
+    """What the shapes follow from: whose σ, of which C, of how many parameters."""
+
+    law: SampledLaw
+    build: Callable[[jax.Array], Strategy]
+    parameters: int
+
+    @property
+    def point(self) -> jax.ShapeDtypeStruct:
+        """Parameters."""
+        return jax.ShapeDtypeStruct((self.parameters,), jnp.float64)
+
+    def quadratic(self) -> Any:
+        """What σ knows of C, in shapes."""
+        return jax.eval_shape(lambda x: self.law.quadratic(self.build(x)), self.point)
+
+
+_Program = Future[Callable[..., Any]]
+_NUMBER: Any = jax.ShapeDtypeStruct((), np.float64)
+
+
 @functools.lru_cache(maxsize=16)
-def _programs(
-    loss: Loss,
-    law: SampledLaw,
-    build: Callable[[jax.Array], Strategy],
-    parameters: int,
-    structure: Any,
-    draws: tuple[jax.ShapeDtypeStruct, ...],
-    device: Any,
-) -> Future[tuple[Callable[..., Any], Callable[..., Any]]]:
-    """:func:`_slope` and :func:`_model`, compiled beside whatever comes before their first use.
+def _slope_program(
+    form: _Form, structure: Any, draws: tuple[jax.ShapeDtypeStruct, ...], device: Any
+) -> _Program:
+    """:func:`_slope`, compiled beside whatever comes before its first use.
 
     Args:
-      loss, law, build: static in them.
-      parameters: how many.
+      form: of the problem.
       structure, draws: the tree of frozen draws, and its leaves.
-      device: where they run, or None for JAX's own choice.
+      device: where it runs, or None for JAX's own choice.
     """
 
-    model = _model(loss, law, build)
-
-    @float64
-    def shapes() -> tuple[Any, Any, implicit.Frozen, Any]:
-        number: Any = jax.ShapeDtypeStruct((), jnp.float64)
-        point = jax.ShapeDtypeStruct((parameters,), jnp.float64)
-        quadratic = jax.eval_shape(lambda x: law.quadratic(build(x)), point)
+    def lower(alone: bool) -> Any:
+        law, quadratic = form.law, form.quadratic()
         proposal = law.proposal_shape(jax.eval_shape(law.prepared, quadratic))
-        frozen = implicit.Frozen(jax.tree.unflatten(structure, draws), proposal, number, number)
-        return number, point, frozen, quadratic
+        frozen = implicit.Frozen(jax.tree.unflatten(structure, draws), proposal, _NUMBER, _NUMBER)
+        return _slope.lower_for(alone, law, quadratic, frozen, _NUMBER, _NUMBER)
 
-    def lower_slope(alone: bool) -> Any:
-        number, _, frozen, quadratic = shapes()
-        return _slope.lower_for(alone, law, quadratic, frozen, number, number)
+    return _compiled(device, lower, "slope", *form, structure, draws)
 
-    def lower_model(alone: bool) -> Any:
-        number, point, _, quadratic = shapes()
-        return model.lower_for(alone, point, number, quadratic)
+
+@functools.lru_cache(maxsize=16)
+def _model_program(form: _Form, loss: Loss, device: Any) -> _Program:
+    """:func:`_model`, likewise: one for all numbers of samples."""
+
+    def lower(alone: bool) -> Any:
+        model = _model(loss, form.law, form.build)
+        return model.lower_for(alone, form.point, _NUMBER, form.quadratic())
+
+    return _compiled(device, lower, "model", *form, loss)
+
+
+def _compiled(device: Any, lower: Callable[[bool], Any], *parts: Any) -> _Program:
+    """A program by what its shapes follow from, which are themselves traced."""
 
     @float64
-    def compiled() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def compiled() -> Callable[..., Any]:
         with jax.default_device(device):
-            # by what the shapes follow from, which are themselves traced
-            same = law, build, parameters, structure, draws
-            touch = _kept.program(lower_slope, "slope", *same)
-            return touch, _kept.program(lower_model, "model", loss, *same)
+            program: Callable[..., Any] = _kept.program(lower, *parts)
+            return program
 
     return _beside.submit(compiled)
 

@@ -394,13 +394,17 @@ def total(
     )
 
 
+def kinds(bins: int) -> tuple[str, ...]:
+    """Those that most certificates of so many bins take, what compiles longest first."""
+    return "clusters" if bins > 1 else "chain", "mean"
+
+
 @float64
-def warm_up(pair: DominatingPair, payoff: Payoff) -> None:
-    """Compile the kernels for this number of bins and form of payoff; no samples are drawn."""
+def warm_up(kind: str, pair: DominatingPair, payoff: Payoff) -> None:
+    """Compile a kernel for this number of bins and form of payoff; no samples are drawn."""
     gram, factor = scale(pair, 1.0)
-    for kind in ("clusters" if pair.bins > 1 else "chain", "mean"):
-        given = _overlaps(tilt(kind, 1, pair, Point(1.0, 1.0, payoff)), gram)
-        chunked.compile_only(_KERNELS[kind], 2**30, pair.bins, given, factor, 1.0, 1.0, 0.0, payoff)
+    given = _overlaps(tilt(kind, 1, pair, Point(1.0, 1.0, payoff)), gram)
+    chunked.compile_only(_KERNELS[kind], 2**30, pair.bins, given, factor, 1.0, 1.0, 0.0, payoff)
 
 
 def _overlaps(tilt: Tilt, gram: Gram) -> Any:
