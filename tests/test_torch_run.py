@@ -500,6 +500,89 @@ def test_sums_in_16_bits_are_refused_where_they_would_be_made():
     assert 0 < float(model.weight.grad.norm()) <= 3 * 0.5
 
 
+def contributions(build, examples=512, numbers=1024):
+    """Largest norm that one example moves a sum by, of examples that nearly agree."""
+    torch.manual_seed(0)
+    x = torch.randn(1, numbers) + 0.3 * torch.randn(examples, numbers)
+    whole = build(x)
+    without = [build(torch.cat([x[:i], x[i + 1 :]])) for i in range(8)]
+    return max(float((whole - one).double().norm()) for one in without)
+
+
+@pytest.mark.parametrize("way", ["clipping", "run"])
+def test_one_example_moves_a_sum_by_its_clip_norm_under_autocast(way):
+    from mfopt.torch import PrivateRun
+    from mfopt.torch.clipping import backward
+
+    def build(x):
+        model = torch.nn.Linear(x.shape[1], 1, bias=False)
+        with torch.autocast("cpu", torch.bfloat16):
+            if way == "run":
+                PrivateRun(factorization(), RECORDS, 1.0).backward(model, loss, x)
+            else:
+                backward(model, loss, x, 1.0)
+        return model.weight.grad
+
+    def loss(model, batch):
+        value = model(batch)
+        assert value.dtype == torch.bfloat16  # the user's autocast reaches the model
+        return 1e3 * value.sum()
+
+    assert contributions(build) <= 1.0 + 1e-4
+    # control: the sum as a product, which autocast forms in 16 bits
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = contributions(lambda x: 1 / x.norm(dim=1) @ x)
+    assert rounded > 1.3
+
+
+def test_ghost_clipping_under_autocast_is_refused():
+    """Its sums are formed by the backward pass, in the types of the forward pass."""
+    model, optimizer, criterion, loader = with_opacus("ghost")
+    x, y = next(batch for batch in loader if len(batch[0]))
+    optimizer.zero_grad()
+    criterion(model(x), y).backward()
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(UsageError, match="16 bits"):
+        model(x)
+    # control: gradients of single examples are added up outside of autocast
+    model, optimizer, loader = with_opacus("hooks")
+    for x, y in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        if len(x):
+            break
+
+
+def test_no_matrix_product_comes_after_the_gradients(monkeypatch):
+    """Where TF32 is on, what goes into a product is cut to 10 bits."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from mfopt.torch.clipping import _add_scaled, norms
+
+    seen = []
+
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(function.overloadpacket.__name__)
+            return function(*args, **(kwargs or {}))
+
+    products = {"mm", "mv", "bmm", "dot", "addmm", "addmv", "baddbmm"}
+    rows, factor = torch.randn(7, 300), torch.rand(7)
+    monkeypatch.setattr("mfopt.torch.clipping._AT_ONCE", 600)  # two rows at once
+    total = torch.ones(30, 10)
+    with Names():
+        norms(rows)
+        _add_scaled(total, factor, rows)
+    assert seen and not products & set(seen)
+    exact = 1 + (factor.double() @ rows.double()).view(30, 10)
+    np.testing.assert_allclose(total, exact, rtol=1e-5, atol=1e-6)
+    with Names():
+        factor @ rows  # control
+    assert products & set(seen)
+
+
 def test_batches_of_nobody_keep_the_structure_of_a_batch():
     from mfopt.torch.loader import EmptyBatches
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from mfopt.noise.for_torch import refuse_narrow
 _MARGIN = 1.0 - 2.0**-18
 _LEAST = 1e-10
 _BLOCK = 128  # numbers whose squares are added up one after the other
+_AT_ONCE = 2**20  # numbers of scaled gradients held beside the gradients
 
 
 def backward(
@@ -111,7 +113,7 @@ def backward(
     for parts in zip(*(torch.split(leaf, block) for leaf in tensors), strict=True):
         gradients, losses = each(detached, *parts)
         loss_sum += losses.detach().sum()
-        with torch.no_grad():
+        with torch.no_grad(), _in_full(trained.values()):
             flat = [gradients[name].reshape(len(losses), -1) for name in trained]
             norm = torch.stack([norms(g) for g in flat]).norm(dim=0)
             factor = _MARGIN * bound / norm.clamp(min=bound)
@@ -120,8 +122,29 @@ def backward(
             for total, g in zip(sums, flat, strict=True):
                 if not whole:  # 0 times infinity would be no number
                     g = torch.where(usable[:, None], g, 0.0)
-                total += (factor.to(g.dtype) @ g).view_as(total)
+                _add_scaled(total, factor.to(g.dtype), g)
     return loss_sum / examples
+
+
+@contextlib.contextmanager
+def _in_full(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Without the caller's autocast, which would round norms and sums to 16 bits."""
+    with contextlib.ExitStack() as stack:
+        for kind in {p.device.type for p in parameters}:
+            if torch.amp.is_autocast_available(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+def _add_scaled(total: torch.Tensor, factor: torch.Tensor, rows: torch.Tensor) -> None:
+    """Add Σ factor[i] rows[i] of (m, n) to ``total``.
+
+    Not by a matrix product: settings of the process (TF32, bfloat16 on CPUs) may round what goes
+    into one, and a row would count for more than its clipped norm.
+    """
+    count = max(1, _AT_ONCE // max(1, rows.shape[1]))
+    for part, scale in zip(torch.split(rows, count), torch.split(factor, count), strict=True):
+        total += (scale[:, None] * part).sum(0).view_as(total)
 
 
 def norms(rows: torch.Tensor) -> torch.Tensor:

@@ -93,7 +93,7 @@ def make_private(
       UsageError: an option that contradicts the factorization (``poisson_sampling``,
         ``noise_multiplier``, clipping other than flat), a loader with a sampler of its own, an
         optimizer that has worked or whose noise was replaced. Later, on a step: past the last one,
-        or with other than one batch of the loader.
+        or with other than one batch of the loader; with ghost clipping, autocast.
     """
     for name, reason in _REFUSED.items():
         if loader_options.pop(name, None):
@@ -135,6 +135,8 @@ def make_private(
     private.expected_batch_size = run.normalizer / run.ranks  # Opacus's is for one process
     private.step_hook = None
     wrapped.forbid_grad_accumulation()
+    if grad_sample_mode == "ghost":
+        _refuse_autocast(wrapped)
     for_opacus.check_optimizer(private, run.stream)
     run.start_noise(private.params)
     for_opacus.install(private, run)
@@ -147,6 +149,29 @@ def make_private(
 
     run.on_restart(forget)
     return (wrapped, private, *rest)
+
+
+def _refuse_autocast(module: torch.nn.Module) -> None:
+    """Let every layer that is trained refuse to work under autocast.
+
+    Ghost clipping has PyTorch's own backward pass add up over examples, in the types of the forward
+    pass; the sums are float32 again when a step sees them.
+    """
+
+    def before_forward(layer: torch.nn.Module, _: Any) -> None:
+        kinds = {p.device.type for p in layer.parameters(recurse=False) if p.requires_grad}
+        if any(torch.is_autocast_enabled(kind) for kind in kinds):
+            raise _check.reject(
+                "grad_sample_mode",
+                "ghost",
+                f"under autocast the sum of clipped gradients of {type(layer).__name__} would be "
+                "formed in 16 bits: its rounding lets one unit move it by more than the clip norm",
+                'Use "hooks", or no autocast.',
+            )
+
+    for layer in module.modules():
+        if any(p.requires_grad for p in layer.parameters(recurse=False)):
+            layer.register_forward_pre_hook(before_forward)
 
 
 def _size(dataset: Any) -> int:
