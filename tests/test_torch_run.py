@@ -433,6 +433,118 @@ def test_a_step_needs_exactly_one_batch_of_the_loader(way):
         break
 
 
+@pytest.mark.parametrize("skips", [True, False])
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_an_empty_batch_that_is_skipped_is_seen_where_batches_are_fetched_ahead(mode, skips):
+    """Opacus makes a loader of its own: all that its steps show is how many examples they had."""
+    pytest.importorskip("opacus")
+    from opacus.utils.batch_memory_manager import BatchMemoryManager
+
+    model, optimizer, *criterion, loader = with_opacus(mode, num_workers=1)
+    criterion = criterion[0] if criterion else torch.nn.functional.cross_entropy
+
+    def go():
+        for _ in range(2):
+            with BatchMemoryManager(
+                data_loader=loader, max_physical_batch_size=2, optimizer=optimizer
+            ) as physical:
+                for x, y in physical:
+                    if skips and not len(x):
+                        continue
+                    optimizer.zero_grad()
+                    criterion(model(x), y).backward()
+                    optimizer.step()
+
+    if skips:
+        with pytest.raises(UsageError, match="were drawn for the step"):
+            go()
+    else:
+        go()
+        same(model, expected_path()[9])
+
+
+@pytest.mark.parametrize("times", [2, 0], ids=["twice", "fewer"])
+@pytest.mark.parametrize("way", ["plain", "hooks", "ghost"])
+def test_a_batch_that_holds_a_record_twice_is_refused(way, times):
+    def collate(records):  # one may leave out records: damaged ones, say
+        return torch.utils.data.default_collate(records * times or records[:1])
+
+    if way == "plain":
+        run, model, optimizer = plain()
+        loader = run.loader(data(), collate_fn=collate)
+    else:
+        model, optimizer, *rest, loader = with_opacus(way, collate_fn=collate)
+        criterion = rest[0] if rest else torch.nn.functional.cross_entropy
+
+    def go():
+        for batch in loader:
+            optimizer.zero_grad()
+            if way == "plain":
+                run.backward(model, loss_of, batch)
+            else:
+                criterion(model(batch[0]), batch[1]).backward()
+            optimizer.step()
+
+    if times:
+        with pytest.raises(UsageError, match="were drawn for the step"):
+            go()
+    else:
+        go()
+
+
+def test_a_batch_is_summed_once_in_whole_or_in_parts():
+    path = expected_path()
+    run, model, optimizer = plain()
+    batches = iter(run.loader(data()))
+    assert not len(next(batches)[0])
+    optimizer.step()  # no pass at all where there is nobody
+    batch = next(batches)
+    run.backward(model, loss_of, batch)
+    run.backward(model, loss_of, batch)
+    with pytest.raises(UsageError, match=r"examples = .*would hold a batch twice"):
+        optimizer.step()
+
+    def broken(model, part):
+        if calls.append(part) or len(calls) > 1:
+            raise RuntimeError("no memory")
+        return loss_of(model, part)
+
+    # what was left half-way, and is not forgotten, counts as well
+    for forget in (None, False, True):
+        calls = []
+        optimizer.zero_grad()
+        with pytest.raises(RuntimeError, match="no memory"):
+            run.backward(model, broken, batch, microbatch=1)
+        if forget is not None:
+            optimizer.zero_grad(set_to_none=forget)
+        run.backward(model, loss_of, batch)
+        if forget is None:
+            with pytest.raises(UsageError, match="zero_grad"):
+                optimizer.step()
+    optimizer.step()
+    same(model, path[1])
+    for step, (x, y) in enumerate(batches, 2):  # parts by hand
+        optimizer.zero_grad()
+        for i in range(len(x)):
+            run.backward(model, loss_of, (x[i : i + 1], y[i : i + 1]))
+        optimizer.step()
+        same(model, path[step])
+    assert run.step == 5
+
+
+def test_gradients_that_ghost_clipping_has_not_clipped_are_refused():
+    model, optimizer, criterion, loader = with_opacus("ghost")
+    batches = iter(loader)
+    x, y = next(batches)
+    criterion(model(x), y).backward()
+    optimizer.step()
+    x, y = next(batches)
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    with pytest.raises(UsageError, match="not clipped"):
+        optimizer.step()
+
+
 def test_what_a_step_would_release_without_noise_is_refused():
     run, model, optimizer = plain()
     for batch in run.loader(data()):

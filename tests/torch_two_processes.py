@@ -12,9 +12,11 @@ def main(rank: int, store: str, out: str) -> None:
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=2
     )
+    import test_torch_run
     from opacus.distributed import DifferentiallyPrivateDistributedDataParallel as Distributed
     from test_torch_run import data, epoch, loss_of, plain, with_opacus
 
+    test_torch_run.torch = torch  # which a fixture imports there
     found = {}
     model, optimizer, loader = with_opacus(model=Distributed(network()))
     epoch(model, optimizer, loader, stop=3)

@@ -52,17 +52,13 @@ def backward(
         length.
     """
     bound = _check.positive("max_grad_norm", max_grad_norm)
-    _check.kind("module", module, torch.nn.Module)
+    trained = trained_in(module)
     if not callable(loss):
         raise _check.reject("loss", type(loss).__name__, "must be a function of (module, batch)")
     if bound < _LEAST:
         raise _check.reject(
             "max_grad_norm", bound, f"must be at least {_LEAST:g}", "Scale the loss, and it."
         )
-    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    if not trained:
-        raise _check.reject("module", type(module).__name__, "has no trainable parameters")
-    refuse_narrow("module", trained.values())
     for name, part in module.named_modules():
         if isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and part.training:
             raise _check.reject(
@@ -71,17 +67,7 @@ def backward(
                 "mixes examples, so that no example's gradient is its own",
                 "Use torch.nn.GroupNorm, or opacus.validators.ModuleValidator.fix(module).",
             )
-    if isinstance(batch, Mapping):
-        batch = dict(batch)  # kinds of dictionaries that PyTorch's trees do not know
-    leaves, structure = pytree.tree_flatten(batch)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    sizes = {leaf.shape[0] if leaf.ndim else None for leaf in tensors}
-    if len(tensors) != len(leaves) or len(sizes) != 1 or None in sizes:
-        raise _check.reject(
-            "batch",
-            [tuple(leaf.shape) for leaf in tensors],
-            "must be tensors with as many examples each along the first axis",
-        )
+    tensors, structure = _split(batch)
     frozen = {name: p for name, p in module.named_parameters() if name not in trained}
     fixed = {**frozen, **dict(module.named_buffers())}
 
@@ -124,6 +110,41 @@ def backward(
                     g = torch.where(usable[:, None], g, 0.0)
                 _add_scaled(total, factor.to(g.dtype), g)
     return loss_sum / examples
+
+
+def trained_in(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """Trainable parameters by name; raises as :func:`backward` where there are none, or in 16 bits.
+
+    Args:
+      module: a model.
+    """
+    _check.kind("module", module, torch.nn.Module)
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    if not trained:
+        raise _check.reject("module", type(module).__name__, "has no trainable parameters")
+    refuse_narrow("module", trained.values())
+    return trained
+
+
+def examples_in(batch: Any) -> int:
+    """How many examples a batch holds; raises as :func:`backward` for what is no batch."""
+    return int(_split(batch)[0][0].shape[0])
+
+
+def _split(batch: Any) -> tuple[list[torch.Tensor], Any]:
+    """The tensors of a batch, equally long, and what they stand in."""
+    if isinstance(batch, Mapping):
+        batch = dict(batch)  # kinds of dictionaries that PyTorch's trees do not know
+    leaves, structure = pytree.tree_flatten(batch)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    sizes = {leaf.shape[0] if leaf.ndim else None for leaf in tensors}
+    if len(tensors) != len(leaves) or len(sizes) != 1 or None in sizes:
+        raise _check.reject(
+            "batch",
+            [tuple(leaf.shape) for leaf in tensors],
+            "must be tensors with as many examples each along the first axis",
+        )
+    return tensors, structure
 
 
 @contextlib.contextmanager

@@ -34,12 +34,14 @@ class RunProgress(Protocol):
       drawn: steps whose batches were handed to the loader; for those fetched ahead too.
       given: steps whose batches the training code has, where the loader knows.
       ahead: whether loaders fetch batches before they are asked for.
+      sizes: of the batches that were handed to the loader and not released, by step.
     """
 
     sampler: UnitSampler
     drawn: int
     given: int | None
     ahead: bool
+    sizes: dict[int, int]
 
     @property
     def step(self) -> int: ...
@@ -83,8 +85,9 @@ class UnitBatches(data.Sampler[list[int]]):
         self.run.restart()
         self.run.drawn, self.run.given = start, None
         for step in range(start, stop):
-            self.run.drawn = step + 1
-            yield self.run.sampler[step].tolist()
+            units = self.run.sampler[step].tolist()
+            self.run.drawn, self.run.sizes[step] = step + 1, len(units)
+            yield units
 
 
 class PrivateLoader(data.DataLoader[Any]):

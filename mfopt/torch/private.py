@@ -135,11 +135,14 @@ def make_private(
     private.expected_batch_size = run.normalizer / run.ranks  # Opacus's is for one process
     private.step_hook = None
     wrapped.forbid_grad_accumulation()
-    if grad_sample_mode == "ghost":
-        _refuse_autocast(wrapped)
     for_opacus.check_optimizer(private, run.stream)
     run.start_noise(private.params)
     for_opacus.install(private, run)
+    if grad_sample_mode == "ghost":
+        _refuse_autocast(wrapped)
+        _count_ghosts(wrapped, private, run)
+    else:
+        _count_examples(private, run)
 
     def forget() -> None:
         # a break in the middle of a logical step: its batch comes again, whole
@@ -149,6 +152,48 @@ def make_private(
 
     run.on_restart(forget)
     return (wrapped, private, *rest)
+
+
+def _count_examples(optimizer: Any, run: PrivateRun) -> None:
+    """Tell ``run`` of all examples whose clipped gradients the optimizer adds up."""
+    add_up = optimizer.clip_and_accumulate
+
+    def counted() -> None:
+        examples = len(optimizer._get_flat_grad_sample(optimizer.params[0]))
+        run.count(examples, first=_nothing_summed(optimizer))
+        add_up()
+
+    optimizer.clip_and_accumulate = counted
+
+
+def _count_ghosts(module: Any, optimizer: Any, run: PrivateRun) -> None:
+    """As :func:`_count_examples` with ghost clipping, which happens in the backward pass."""
+    factors, add_up = module.get_clipping_coef, optimizer.accumulate
+    clipped: list[int] = []  # by the backward pass since the last step of the optimizer
+
+    def get_clipping_coef() -> torch.Tensor:
+        found: torch.Tensor = factors()
+        clipped[:] = [len(found)]  # gradients of an earlier pass are dropped by Opacus
+        return found
+
+    def accumulate() -> None:
+        if not clipped and any(p.grad is not None and bool(p.grad.any()) for p in optimizer.params):
+            raise _check.reject(
+                "criterion",
+                "left out",
+                "the gradients were not clipped: the backward pass was of another loss, or was "
+                "taken into account by a step already",
+                "Call backward() on what the returned criterion gives, and zero_grad() before.",
+            )
+        run.count(sum(clipped), first=_nothing_summed(optimizer))
+        clipped.clear()
+        add_up()
+
+    module.get_clipping_coef, optimizer.accumulate = get_clipping_coef, accumulate
+
+
+def _nothing_summed(optimizer: Any) -> bool:
+    return all(p.summed_grad is None for p in optimizer.params)
 
 
 def _refuse_autocast(module: torch.nn.Module) -> None:

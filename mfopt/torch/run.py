@@ -49,7 +49,9 @@ class PrivateRun:
     each step's sum is of gradients of that step's batch, each of norm at most ``max_grad_norm``,
     and if the file is right: ``factorization.proved_here`` says whether this machine proved it.
     Units have positions: under a fixed order that is a guarantee for zero-out, not add-remove.
-    What can be seen is refused: a step without its batch, with two, without noise, past the last.
+    What can be seen is refused: a step without its batch, with two, with more examples than were
+    drawn for it, without noise, past the last. Of sums that are not made by ``backward``, examples
+    are not seen.
 
     Args:
       factorization: C, σ and the sampling scheme.
@@ -82,6 +84,8 @@ class PrivateRun:
         self.noise: TorchNoise | SilentNoise | None = None
         self.drawn, self.ahead = 0, False
         self.given: int | None = None
+        self.sizes: dict[int, int] = {}
+        self.examples: int | None = None  # in the sum of this step; None where nobody counts them
         self._seed = seed
         self._summed: Callable[[], None] = lambda: None
 
@@ -138,6 +142,11 @@ class PrivateRun:
           microbatch: examples whose gradients are held at once; all of them if left out.
         """
         bound = self.stream.clip_norm
+        again = self.examples is not None and any(
+            p.grad is not None and bool(p.grad.any()) for p in clipping.trained_in(module).values()
+        )
+        # also where it is broken off: what it had added by then is in the sum
+        self.count(clipping.examples_in(batch), first=not again)
         return clipping.backward(module, loss, batch, bound, microbatch=microbatch)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
@@ -235,16 +244,22 @@ class PrivateRun:
         """``forget()`` drops what was summed of a step that was not released."""
         self._summed = forget
 
+    def count(self, examples: int, *, first: bool) -> None:
+        """Called by what clips: so many examples more in the sum, or the first ones of it."""
+        self.examples = examples + (0 if first else self.examples or 0)
+
     def restart(self) -> None:
         """Called when a loader goes on after a break: the step's batch comes again, whole."""
         self._summed()
+        self.sizes, self.examples = {}, None
 
     def add_to(self, sums: list[torch.Tensor]) -> None:
         """Add the noise of the step in place, in the process that adds it; one step more.
 
         Raises:
           NoiseExhaustedError: past the last step.
-          UsageError: the batches that were given out since the last step are not exactly one.
+          UsageError: the batches that were given out since the last step are not exactly one, or
+            the examples in the sum are not those of its batch.
         """
         noise = self._started()
         batches = self.drawn if self.given is None else self.given
@@ -257,7 +272,28 @@ class PrivateRun:
                 "every step must have exactly one batch of the run's loader, an empty one too",
                 "Take batches from the returned loader only, and step after each one.",
             )
+        if self.step < self.stream.iterations:
+            self._check_examples(self.sizes.get(self.step, 0))
         noise.add_to(sums)
+        self.sizes.pop(self.step - 1, None)
+        self.examples = None
+
+    def _check_examples(self, drawn: int) -> None:
+        """Refuse a sum of other examples than this step's."""
+        # a loader's function may leave out records; where batches are fetched ahead by a loader
+        # that was made from this one, their number alone tells which batch was taken
+        told = self.given is not None or not self.ahead
+        found = self.examples
+        if found is None or found == drawn or (told and found < drawn):
+            return
+        raise _check.reject(
+            "examples",
+            found,
+            f"are in the sum, and {drawn} were drawn for the step: it would hold a batch twice, or "
+            "another step's",
+            "Add up each batch once, and step for an empty one too; after a pass that failed, call "
+            "zero_grad() first.",
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """**Secret.** Noise and batches of the run, for PyTorch checkpoints."""
@@ -286,6 +322,7 @@ class PrivateRun:
         whole = {**state["sampler"], "rank": self.rank, "ranks": self.ranks}
         self.sampler = UnitSampler.from_state(whole)
         self.drawn, self.given = self.step, None
+        self.sizes, self.examples = {}, None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise no_copy(self)
