@@ -19,6 +19,7 @@ from mfopt.training.batching import Sampler, displacement_probability
 from mfopt.training.clipping import Clipping, NoClipping
 from mfopt.training.data import TokenStore
 from mfopt.training.loop import Execution
+from mfopt.training.selection import RULES
 from mfopt.training.units import RecordUnits, UserUnits
 
 STORE = synthetic_store(num_users=40, empty_users=(3,))
@@ -130,6 +131,51 @@ def test_single_records_are_protected_only_where_none_is_left_out(rule):
     units = RecordUnits(store, group_size=5, length=8)
     with pytest.raises(UsageError, match="held out"):
         privacy.statement(account, execution_for(account, units), privacy_unit="record")
+
+
+@pytest.mark.parametrize("rule", RULES[:-1])
+def test_an_emptied_record_moves_no_other_to_another_batch(rule):
+    """Under a fixed order a number decides the batch, so it must not follow from content."""
+    texts = [[[1] * 5, [2] * 4, [3] * 3], [[7] * 3]]
+    emptied = [[[], *texts[0][1:]], texts[1]]
+    scheme = sampling.FixedOrder(bins=4, epochs=1)
+    account = account_for(scheme, unit="record")
+
+    def units_of(users, **changes):
+        store = TokenStore.from_records(users, vocab_size=100)
+        losses = store.record_lengths(np.arange(store.num_records)).astype(float)
+        settings = {"group_size": 4, "reserve": True, **changes}
+        return RecordUnits(store, length=8, rule=rule, seed=5, losses=losses, **settings)
+
+    def batches(users, **changes):
+        units = units_of(users, **changes)
+        found = []
+        for step in range(4):
+            tokens, mask = units.fetch(np.arange(step, units.population, 4), step)
+            found.append(
+                {
+                    int(row[0])
+                    for row, kept in zip(tokens[:, 0], mask[:, 0], strict=True)
+                    if kept.any()
+                }
+            )
+        return found
+
+    def moved(**changes):
+        pairs = zip(batches(texts, **changes), batches(emptied, **changes), strict=True)
+        return set().union(*(a ^ b for a, b in pairs))
+
+    assert moved() == {1}
+    execution = execution_for(account, units_of(texts))
+    stated = privacy.statement(account, execution, privacy_unit="record")
+    assert stated.adjacency == "zero-out"
+    if rule != "random":  # control: where something is chosen, content decides the numbers
+        assert len(moved(group_size=3)) > 1
+    # what says that content decided is refused, whoever made it
+    described = units_of(texts).describe() | {"selection": "longest"}
+    execution.units.describe = lambda: described
+    with pytest.raises(UsageError, match="moves others to other batches"):
+        privacy.statement(account, execution, privacy_unit="record")
 
 
 def test_no_statement_in_words_is_better_than_its_numbers():

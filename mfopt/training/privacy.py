@@ -200,7 +200,8 @@ def _group_size(units: Units, privacy_unit: str) -> int:
         raise _check.reject(
             "privacy_unit", privacy_unit, "user-level sampling clips users, so the unit is the user"
         )
-    if not units.describe().get("whole"):
+    facts = units.describe()
+    if not facts.get("whole"):
         raise _check.reject(
             "privacy_unit",
             privacy_unit,
@@ -208,6 +209,14 @@ def _group_size(units: Units, privacy_unit: str) -> int:
             f"user {units.group_size} are kept",
             "Raise `records_per_user` above every user's number of records, of data without "
             "held-out records, or state it per user.",
+        )
+    if facts.get("reserve") and facts.get("selection") != "random":
+        raise _check.reject(
+            "selection",
+            facts.get("selection"),
+            "numbers a user's records by their content: one that is emptied moves others to other "
+            "batches",
+            "Use selection = 'random' (of records that are all kept it changes nothing else).",
         )
     return 1
 

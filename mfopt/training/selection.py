@@ -34,6 +34,24 @@ def check_rule(rule: str, losses: np.ndarray | None, records: int) -> str:
     return rule
 
 
+def check_record_rule(rule: str, losses: np.ndarray | None, records: int) -> str:
+    """As :func:`check_rule`, where whole records are chosen.
+
+    Args:
+      rule: how records are chosen.
+      losses: of each record under the initial model, for the perplexity rules.
+      records: their number.
+    """
+    if rule == "chunk":
+        raise _check.reject(
+            "selection",
+            rule,
+            "random chunks cross record borders, so they fit user-level sampling (uls) only",
+            "Choose a rule that picks whole records.",
+        )
+    return check_rule(rule, losses, records)
+
+
 def select(
     store: TokenStore,
     users: np.ndarray,
@@ -112,13 +130,7 @@ def select_once(
       losses: loss of each record under the initial model, for the perplexity rules.
       reserve: keep a place for every user's missing records.
     """
-    if rule == "chunk":
-        raise _check.reject(
-            "selection",
-            rule,
-            "random chunks cross record borders, so they fit user-level sampling (uls) only",
-            "Choose a rule that picks whole records.",
-        )
+    check_record_rule(rule, losses, store.num_records)
     blocks = [np.empty(0, dtype=np.int64)]
     for begin in range(0, store.num_users, _USERS_AT_ONCE):
         users = np.arange(begin, min(begin + _USERS_AT_ONCE, store.num_users))

@@ -26,7 +26,7 @@ import numpy as np
 from mfopt import _check
 from mfopt.training.data import TokenStore
 from mfopt.training.secrets import stream
-from mfopt.training.selection import check_rule, select, select_once
+from mfopt.training.selection import check_record_rule, check_rule, select, select_once
 
 
 class Units(abc.ABC):
@@ -131,7 +131,9 @@ class RecordUnits(Units):
 
     Which records are kept follows from all of a user's records, so that one record more may bring
     others in and out; so it may where records were held out by their number. Where neither can be,
-    the description says ``whole``, and a statement about single records is possible.
+    the description says ``whole``, and a statement about single records is possible. Nothing is
+    chosen then, and where numbers are reserved they follow from a record's place among its user's,
+    whatever ``rule`` is: sorted by content, an emptied record would move others to other batches.
 
     Args:
         reserve: number the units user by user with ``group_size`` numbers each, also for users
@@ -154,14 +156,16 @@ class RecordUnits(Units):
     ) -> None:
         self.store = store
         self.length = _check.integer("length", length)
-        self.rule = rule
         self.reserve = reserve
+        held_out = (store.metadata.get("hold_out") or {}).get("records", 0)
+        group_size = _check.integer("group_size", group_size)
+        self.whole = not held_out and int(store.records_per_user().max(initial=0)) < group_size
+        check_record_rule(rule, losses, store.num_records)
+        self.rule = "random" if self.whole and reserve else rule
         self.selected = select_once(
-            store, group_size, rule, seed=seed, losses=losses, reserve=reserve
+            store, group_size, self.rule, seed=seed, losses=losses, reserve=reserve
         )
         self.population = len(self.selected)
-        held_out = (store.metadata.get("hold_out") or {}).get("records", 0)
-        self.whole = not held_out and int(store.records_per_user().max(initial=0)) < group_size
         self.group_size = group_size
         self.records = 1
         self._pad = pad_id
