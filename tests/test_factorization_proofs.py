@@ -137,6 +137,13 @@ def test_ensure_proves_once_and_refuses_what_is_false(certified, monkeypatch):
     assert not false.proved_here
 
 
+class Proof:
+    """In place of a certificate."""
+
+    def guarantee(self, privacy_unit):
+        return f"a guarantee per {privacy_unit}"
+
+
 def test_bad_luck_of_the_first_certificate_is_paid_for(certified, monkeypatch):
     asked = []
 
@@ -144,6 +151,7 @@ def test_bad_luck_of_the_first_certificate_is_paid_for(certified, monkeypatch):
         asked.append((delta, samples))
         if len(asked) == 1:
             raise FailureError("not certified")
+        return Proof()
 
     monkeypatch.setattr(proofs, "certify", unlucky)
     proofs.ensure(certified)
@@ -170,11 +178,12 @@ def test_a_statement_of_fresh_bins_is_certified_as_it_stands(monkeypatch):
 
     def certified(loss, sigma, epsilon, delta, **_):
         asked.append((loss.name, sigma, epsilon, delta))
+        return Proof()
 
     monkeypatch.setattr(proofs, "certify", certified)
     monkeypatch.setattr(proofs, "account", None)  # a search for ε would end a little above it
     strategy = S.BandedToeplitz(np.array([1.0, 0.5]))
     mechanism = Mechanism(FreshBins(4, 3), strategy)
     stated = types.SimpleNamespace(group_size=1, adjacency="add-remove", epsilon=1.0, delta=1e-5)
-    proofs.prove(mechanism, 2.0, stated)
+    assert proofs.prove(mechanism, 2.0, stated) == "a guarantee per example"
     assert asked == [("fresh-bins", 2.0, 1.0, 1e-5)]

@@ -11,6 +11,7 @@ from mfopt_cli.commands.verify import command
 from test_train_run import compiled, data, settings_for  # noqa: F401 (fixtures)
 
 from mfopt.errors import UsageError
+from mfopt.guarantee import Guarantee
 from mfopt.training import signing, verification
 from mfopt.training.execute import execute
 from mfopt.training.prepare import prepare
@@ -65,9 +66,26 @@ def test_an_honest_report_holds_and_a_better_one_does_not(data, tmp_path, change
         {"mechanism_digest": "0" * 64},
         {"steps_done": 100},
         {"pinned": True},
+        {"holds": False},
+        {"holds": False, "pinned": True},
+        {"statement": "(0.01, 1e-12)-DP for one user"},
+        {"iterations_covered": 10**9},
+        {"not_covered": []},
+        {"not_covered": facts["not_covered"][1:]},
+        {"treated_as_public": []},
+        {"noise_multiplier_unit": "relative to nothing"},
+        {"guarantee": guarantee | {"method": "magic"}},
+        {"guarantee": guarantee | {"failure_probability": 0.5}},
+        {"guarantee": guarantee | {"details": {"sampled_unit": "planet"}}},
+        {"sampling": facts["sampling"] | {"expected_batch": 1e6}},
+        {"warnings": [*facts["warnings"], "all is well"]},
+        {"warnings": ["all is well"] * len(facts["warnings"])} if facts["warnings"] else None,
     ]
-    for lie in lies:
-        assert not verification.verify(facts | lie).holds, lie
+    other = "bound" if guarantee["status"] == "certified" else "certified"
+    for status in (other, "estimate"):
+        lies.append({"guarantee": guarantee | {"status": status}})
+    believed = [lie for lie in filter(None, lies) if verification.verify(facts | lie).holds]
+    assert not believed
 
 
 @pytest.mark.release
@@ -79,6 +97,14 @@ def test_a_certified_file_is_proved_again(data, tmp_path):  # noqa: F811
     assert verification.verify(facts).holds
     less = facts["account"] | {"epsilon": 1.7}
     assert not verification.verify(facts | {"account": less}).holds
+    # a certificate that may be wrong is not a proof that cannot be
+    believed = []
+    for change in ({"status": "exact"}, {"status": "bound"}, {"failure_probability": 0.0}):
+        both = {name: facts[name] | change for name in ("account", "guarantee")}
+        text = str(Guarantee(**both["guarantee"]))
+        if verification.verify(facts | both | {"statement": text}).holds:
+            believed.append(change)
+    assert not believed
     # a C that does not fit is looked up in its file, and must be that of the digest
     without = facts | {"strategy_arrays": None}
     with pytest.raises(UsageError, match="factorization"):
@@ -131,6 +157,11 @@ def test_the_command_line(data, tmp_path):  # noqa: F811
     assert "not signed" in said.stdout and "a claim" in said.stdout
     asked = json.loads(runner.invoke(command, [str(path), "--json"]).stdout)
     assert asked["holds"] and len(asked["checks"]) > 10
+    pinned = report_of(data, tmp_path / "pinned", seed=3)
+    assert pinned["pinned"] and not pinned["holds"]
+    path.write_text(json.dumps(pinned))
+    refused = runner.invoke(command, [str(path), "--quiet"])
+    assert refused.exit_code == 1 and "claims a guarantee" in refused.stderr
     path.write_text(json.dumps(facts | {"parameters": 3}))
     wrong = runner.invoke(command, [str(path), "--quiet"])
     assert wrong.exit_code == 1 and "noise norm" in wrong.stderr

@@ -90,8 +90,8 @@ def prove(
     stated: Guarantee,
     *,
     progress: Report = silent,
-) -> None:
-    """Prove what is stated of a mechanism with fresh randomness.
+) -> Guarantee:
+    """Prove what is stated of a mechanism with fresh randomness; what was proved.
 
     Args:
       mechanism: C, sampling, unit, group size and adjacency.
@@ -109,14 +109,17 @@ def prove(
         found = account(mechanism, noise_multiplier=noise_multiplier, delta=stated.delta)
         if not (found.status in _PROVED and found.epsilon <= stated.epsilon):
             raise FailureError(f"what could be proved is {found}.")
-        return
+        return found
     try:
-        certify(loss, noise_multiplier, stated.epsilon, stated.delta, progress=progress)
+        proof = certify(loss, noise_multiplier, stated.epsilon, stated.delta, progress=progress)
     except FailureError:
         # the first attempt may have failed by bad luck; what it could have erred with is paid for
         rest = stated.delta * (1 - BETA_SHARE)
         more = min(_MORE, MOST_WORK // loss.work)
-        certify(loss, noise_multiplier, stated.epsilon, rest, samples=more, progress=progress)
+        proof = certify(
+            loss, noise_multiplier, stated.epsilon, rest, samples=more, progress=progress
+        )
+    return proof.guarantee(mechanism.privacy_unit)
 
 
 def _sampled(mechanism: Mechanism) -> SampledLoss | None:

@@ -286,6 +286,8 @@ def warnings_of(execution: Execution, sizes: dict[str, float]) -> list[str]:
     return found
 
 
+SIGMA_UNIT = "relative to the clip norm, for C as stored"
+PUBLIC = ("number of units", "all settings")
 NOT_COVERED = (
     "metrics, TensorBoard events, plots and evaluations on held-out users: computed without noise",
     "checkpoints: they hold the secret keys of noise and sampling; export the model instead",
@@ -343,7 +345,7 @@ def report(
         if small
         else None,
         "noise_multiplier": accounted.noise_multiplier,
-        "noise_multiplier_unit": "relative to the clip norm, for C as stored",
+        "noise_multiplier_unit": SIGMA_UNIT,
         "sampling": execution.sampler.describe(),
         "units": execution.units.describe(),
         "clipping": execution.clipping.describe(),
@@ -353,7 +355,7 @@ def report(
         "parameters": num_params,
         "noise_against_signal": sizes,
         "warnings": warnings_of(execution, sizes),
-        "treated_as_public": ["number of units", "all settings"],
+        "treated_as_public": list(PUBLIC),
         "not_covered": list(NOT_COVERED),
     }
 

@@ -12,12 +12,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mfopt import _check, sampling, strategies
+from mfopt.accounting import account as account_of
+from mfopt.accounting.verify import BETA_SHARE
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import load as load_factorization
 from mfopt.factorization import proofs
@@ -36,6 +39,9 @@ from mfopt.words import round_up
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+_NUMBER = re.compile(
+    r"[-+]?\d[\d.]*(?:e[-+]?\d+)?"
+)  # in words; the numbers have checks of their own
 CLAIMS = (
     "the run executed this mechanism, by an unchanged mfopt, on data with this many units",
     "its secret (sampling and noise keys, checkpoints) was random and is known to nobody else",
@@ -120,16 +126,31 @@ def verify(
         stated, account, execution = _rebuilt(facts, factorization)
         checks = [
             _same("mechanism", facts["mechanism_digest"], account.digest),
-            _same("claims a guarantee", bool(facts["holds"]), not facts["pinned"]),
+            Check(
+                "claims a guarantee",
+                f"{facts['holds']}, pinned: {facts['pinned']}",
+                "only a run that says so, with a secret of its own, has one",
+                facts["holds"] is True and facts["pinned"] is False,
+            ),
         ]
         progress(Progress("proving the account again"))
         checks.append(_proved(account, progress))
         checks += _statement(facts, stated, account, execution)
+        checks += _words(facts, stated, execution)
         sizes = privacy.noise_against_signal(execution, _check.integer("p", facts["parameters"]))
         for name, value in sizes.items():
             checks.append(_close(name, facts["noise_against_signal"][name], value))
         warnings = privacy.warnings_of(execution, sizes)
-        checks.append(_same("warnings", len(facts["warnings"]), len(warnings)))
+        found = [_NUMBER.sub("#", text) for text in warnings]
+        same = [_NUMBER.sub("#", text) for text in facts["warnings"]] == found
+        checks.append(
+            Check(
+                "warnings",
+                f"{len(warnings)}" if same else f"{facts['warnings']}",
+                f"{warnings}",
+                same,
+            )
+        )
         done, most = facts["steps_done"], execution.iterations
         checks.append(Check("steps", f"{done}", f"at most {most}", 0 <= int(done) <= most))
     except (KeyError, TypeError, AttributeError, ValueError) as problem:
@@ -220,11 +241,28 @@ def _proved(account: privacy.Account, progress: Report) -> Check:
     words = f"({epsilon}, {delta})-DP at σ = {sigma}"
     if stated.status == "estimate":
         return Check("account", words, "an estimate, which proves nothing", False)
+    mechanism, multiplier = account.mechanism, stated.noise_multiplier
     try:
-        proofs.prove(account.mechanism, stated.noise_multiplier, stated, progress=progress)
+        found = proofs.prove(mechanism, multiplier, stated, progress=progress)
+        if not _as_certain(stated, found):  # another analysis may be
+            found = account_of(mechanism, noise_multiplier=multiplier, delta=stated.delta)
     except (FailureError, UsageError) as problem:
         return Check("account", words, f"not proved here: {problem}", False)
-    return Check("account", words, "proved again here", True)
+    if not (found.epsilon <= stated.epsilon and _as_certain(stated, found)):
+        words = f"{words}, {stated.status}, wrong with chance {stated.failure_probability:g}"
+        return Check("account", words, f"what can be proved here is {found}", False)
+    return Check("account", f"{words}, proved again by {found.method}", "", True)
+
+
+def _as_certain(stated: Guarantee, found: Guarantee) -> bool:
+    """Whether what was found holds as certainly as what is stated, and is as tight."""
+    if found.status == "estimate" or (stated.status == "exact" and found.status != "exact"):
+        return False
+    if stated.status != "certified":
+        return found.failure_probability == 0
+    # that of its own draws, of as many tests as it took: no test errs less than this
+    least = min(found.failure_probability, BETA_SHARE * stated.delta)
+    return stated.failure_probability >= least * (1 - 1e-9)
 
 
 def _statement(
@@ -248,6 +286,25 @@ def _statement(
         _same("adjacency", stated.adjacency, found.adjacency),
         _same("group size", stated.group_size, found.group_size),
         _same("noise multiplier", stated.noise_multiplier, execution_sigma(execution)),
+        _same("method", stated.method, found.method),
+        _same("status", stated.status, found.status),
+        _same("failure probability", stated.failure_probability, found.failure_probability),
+        _alike("details", stated.details, found.details),
+    ]
+
+
+def _words(facts: dict[str, Any], stated: Guarantee, execution: Execution) -> list[Check]:
+    """What people read: it says what the numbers say, and leaves nothing out."""
+    left_out = [text for text in privacy.NOT_COVERED if text not in facts["not_covered"]]
+    return [
+        _same("statement", facts["statement"], str(stated)),
+        _same("iterations covered", facts["iterations_covered"], execution.iterations),
+        Check(
+            "not covered", f"{len(facts['not_covered'])}", f"leaves out {left_out}", not left_out
+        ),
+        _same("public", facts["treated_as_public"], list(privacy.PUBLIC)),
+        _same("unit of the noise multiplier", facts["noise_multiplier_unit"], privacy.SIGMA_UNIT),
+        _alike("sampling", facts["sampling"], execution.sampler.describe()),
     ]
 
 
@@ -259,6 +316,24 @@ def execution_sigma(execution: Execution) -> float:
 
 def _same(name: str, stated: Any, found: Any) -> Check:
     return Check(name, str(stated), str(found), stated == found)
+
+
+def _alike(name: str, stated: Any, found: Any) -> Check:
+    found = json.loads(json.dumps(found))
+    same = _equal(stated, found)
+    return Check(name, "as computed here" if same else str(stated), str(found), same)
+
+
+def _equal(stated: Any, found: Any) -> bool:
+    """Whether two JSON values are the same up to the last bits of numbers."""
+    if isinstance(stated, dict) and isinstance(found, dict):
+        same = stated.keys() == found.keys()
+        return same and all(_equal(stated[name], found[name]) for name in found)
+    if isinstance(stated, list) and isinstance(found, list):
+        return len(stated) == len(found) and all(map(_equal, stated, found))
+    if type(stated) is float and type(found) is float:
+        return stated == found or math.isclose(stated, found, rel_tol=1e-6)
+    return type(stated) is type(found) and bool(stated == found)
 
 
 def _close(name: str, stated: float, found: float) -> Check:
