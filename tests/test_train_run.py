@@ -21,7 +21,8 @@ from train_oracles import write_store
 
 import mfopt
 from mfopt.accounting.closed_form.group import one_unit_target
-from mfopt.errors import UsageError
+from mfopt.errors import FailureError, UsageError
+from mfopt.factorization import proofs
 from mfopt.training import config, metrics, privacy
 from mfopt.training.config import TrainConfig
 from mfopt.training.execute import execute
@@ -78,6 +79,52 @@ def settings_for(data, output, **changes):
 
 def exported(folder):
     return load_file(folder / "model" / "model.safetensors")
+
+
+def test_the_account_in_a_folder_is_believed_only_where_it_is_proved(data, tmp_path, monkeypatch):
+    monkeypatch.setenv("MFOPT_DATA", str(tmp_path / "proofs"))
+    settings = settings_for(data, tmp_path / "run", steps=1)
+    path = tmp_path / "run" / "account.json"
+
+    def altered(**changes):
+        kept = json.loads(honest)
+        path.write_text(json.dumps(kept | {"guarantee": kept["guarantee"] | changes}))
+
+    prepared = prepare(settings)
+    sigma = prepared.account.noise_multiplier
+    prepared.close()
+    honest = path.read_text()
+    # a new run asks nobody but the accountant
+    altered(noise_multiplier=0.01)
+    prepared = prepare(settings)
+    assert prepared.account.noise_multiplier == sigma
+    assert json.loads(path.read_text()) == json.loads(honest)
+    execute(prepared)
+    # one that goes on does not take what cannot be proved
+    for changes, problem, match in (
+        ({"noise_multiplier": 0.01}, FailureError, "could not be proved"),
+        ({"noise_multiplier": 0.99 * sigma}, FailureError, "could not be proved"),
+        ({"epsilon": 20.0}, UsageError, "differs from the run"),
+        ({"delta": 0.5}, UsageError, "differs from the run"),
+        ({"noise_multiplier": "much"}, UsageError, "noise_multiplier|is no account"),
+    ):
+        altered(**changes)
+        with pytest.raises(problem, match=match):
+            prepare(settings, resume=True)
+    path.write_text("{}")
+    with pytest.raises(UsageError, match="is no account"):
+        prepare(settings, resume=True)
+    # controls: the honest one, also where nothing is noted of its proof
+    path.write_text(honest)
+    proved = []
+    prove = proofs.prove
+    monkeypatch.setattr(proofs, "prove", lambda *a, **k: proved.append(a) or prove(*a, **k))
+    prepare(settings, resume=True).close()
+    assert not proved
+    monkeypatch.setenv("MFOPT_DATA", str(tmp_path / "elsewhere"))
+    prepare(settings, resume=True).close()
+    prepare(settings, resume=True).close()
+    assert len(proved) == 1
 
 
 @pytest.mark.ci

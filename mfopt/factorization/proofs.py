@@ -13,7 +13,7 @@ A note adds nothing to a certificate's own probability of failing.
 from __future__ import annotations
 
 import datetime
-from typing import Any
+from typing import Any, Protocol
 
 from mfopt import _notes
 from mfopt._version import __version__
@@ -22,7 +22,6 @@ from mfopt.accounting.monte_carlo.protocol import SampledLoss, law
 from mfopt.accounting.verify import BETA_SHARE, MOST_WORK
 from mfopt.calibration import certify
 from mfopt.errors import FailureError, UsageError
-from mfopt.factorization.record import Record
 from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism, content_digest
 from mfopt.progress import Progress, Report, silent
@@ -31,7 +30,20 @@ _PROVED = ("certified", "exact", "bound")
 _MORE = 2**21  # samples of a second attempt
 
 
-def note(factorization: Record) -> bool:
+class Stated(Protocol):
+    """A mechanism at one σ with its statement: a factorization, or the account of a run."""
+
+    @property
+    def mechanism(self) -> Mechanism: ...
+    @property
+    def noise_multiplier(self) -> float: ...
+    @property
+    def guarantee(self) -> Guarantee: ...
+    @property
+    def digest(self) -> str: ...
+
+
+def note(factorization: Stated) -> bool:
     """Put on record that this process has just proved the guarantee of ``factorization``.
 
     Only for the code that ran the proof: what was read from a file is never noted.
@@ -45,12 +57,12 @@ def note(factorization: Record) -> bool:
     return _notes.write(statement(factorization), {"mfopt": __version__, "date": date})
 
 
-def is_known(factorization: Record) -> bool:
+def is_known(factorization: Stated) -> bool:
     """Whether the guarantee of ``factorization`` was proved on this machine by this user."""
     return _notes.read(statement(factorization)) is not None
 
 
-def ensure(factorization: Record, *, progress: Report = silent) -> Guarantee:
+def ensure(factorization: Stated, *, progress: Report = silent) -> Guarantee:
     """The guarantee of ``factorization``, proved again here unless it was already.
 
     Up to two certificates are run, the second with more samples; both together err with
@@ -75,7 +87,7 @@ def ensure(factorization: Record, *, progress: Report = silent) -> Guarantee:
     return stated
 
 
-def _prove(factorization: Record, progress: Report) -> None:
+def _prove(factorization: Stated, progress: Report) -> None:
     prove(
         factorization.mechanism,
         factorization.noise_multiplier,
@@ -132,7 +144,7 @@ def _sampled(mechanism: Mechanism) -> SampledLoss | None:
     return law(mechanism.sampling).loss(mechanism.strategy)
 
 
-def statement(factorization: Record) -> str:
+def statement(factorization: Stated) -> str:
     """The name that a proof of the guarantee of ``factorization`` is noted under."""
     stated = factorization.guarantee
     facts: dict[str, Any] = {

@@ -138,7 +138,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
     folder = Path(config.output)
     resuming = check_folder(folder, resume)
     mesh = meshes.make_mesh(config.model_parallel)
-    account = account_of(config, folder, progress)
+    account = account_of(config, folder, progress, resuming=resuming)
     parts, tokenizer = _open_data(config, folder, progress)
     train = parts["train"]
     secret = secret_of(config, folder, resuming)

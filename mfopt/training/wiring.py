@@ -16,12 +16,13 @@ from jax.sharding import Mesh
 
 from mfopt import _check, _files
 from mfopt.accounting.closed_form.group import one_unit_target
+from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import Factorization, proofs
 from mfopt.factorization import load as load_factorization
 from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
 from mfopt.noise import NoiseStream
-from mfopt.progress import Report
+from mfopt.progress import Progress, Report
 from mfopt.sampling import Scheme
 from mfopt.strategies import Identity, Strategy
 from mfopt.training import mesh as meshes
@@ -35,11 +36,25 @@ from mfopt.training.loop import Execution
 from mfopt.training.secrets import RunSecret
 from mfopt.training.units import RecordUnits, Units, UserUnits
 
+_ANOTHER = "Begin a new run in another folder."
 
-def account_of(config: TrainConfig, folder: Path, progress: Report) -> privacy.Account | None:
+
+def account_of(
+    config: TrainConfig, folder: Path, progress: Report, *, resuming: bool = False
+) -> privacy.Account | None:
     """The account that the run has to execute: of the file, or solved for (ε, δ).
 
     None for the non-private baseline. What is solved for is kept in ``folder``, for resumption.
+
+    Args:
+        config: settings of the run.
+        folder: of the run.
+        progress: told of proofs.
+        resuming: a run in the folder goes on, with the account that is kept there.
+
+    Raises:
+        UsageError: what is kept there is not for these settings.
+        FailureError: what is kept there, or in a factorization file, could not be proved.
     """
     if config.algorithm == "none":
         if config.factorization:
@@ -74,7 +89,10 @@ def account_of(config: TrainConfig, folder: Path, progress: Report) -> privacy.A
     )
     asked = [accounted.sampling.describe(), digest, group, accounted.privacy_unit, epsilon, delta]
     asked += [accounted.adjacency]
-    return _solved_once(folder / "account.json", asked, accounted, epsilon, delta)
+    path = folder / "account.json"
+    if resuming and path.is_file():
+        return _kept(path, asked, accounted, (epsilon, delta), progress)
+    return _solved(path, asked, accounted, epsilon, delta)
 
 
 def _believed(found: Factorization, trust: bool, progress: Report) -> Factorization:
@@ -92,23 +110,58 @@ def _believed(found: Factorization, trust: bool, progress: Report) -> Factorizat
     return found
 
 
-def _solved_once(
+def _solved(
     path: Path, asked: list[Any], accounted: Mechanism, epsilon: float, delta: float
 ) -> privacy.Account:
     """The account, kept with the run: a resumed run and every process must have the same σ."""
-    if path.is_file():
-        kept = json.loads(path.read_text())
-        if kept["asked"] == asked:
-            return privacy.Account(accounted, Guarantee(**kept["guarantee"]))
     solved = None
     if jax.process_index() == 0:
         solved = privacy.Account.solve(accounted, epsilon, delta)
         text = json.dumps({"asked": asked, "guarantee": solved.guarantee.describe()}, indent=2)
         _files.write(path, text + "\n")
+        proofs.note(solved)
     wait_for_lead("account")
     if solved is not None and jax.process_count() == 1:
         return solved
     return privacy.Account(accounted, Guarantee(**json.loads(path.read_text())["guarantee"]))
+
+
+def _kept(
+    path: Path,
+    asked: list[Any],
+    accounted: Mechanism,
+    target: tuple[float, float],
+    progress: Report,
+) -> privacy.Account:
+    """The account that a run was begun with, which anybody may have written: proved again."""
+    try:
+        kept = json.loads(path.read_text())
+        account = privacy.Account(accounted, Guarantee(**kept["guarantee"]))
+        _check.noise_multiplier(account.noise_multiplier)
+        same = kept["asked"] == asked
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise _check.reject(
+            "output", str(path), f"is no account of a run ({problem})", _ANOTHER
+        ) from None
+    stated = account.guarantee
+    if not (same and stated.epsilon <= target[0] and stated.delta <= target[1]):
+        raise _check.reject(
+            "resume",
+            "epsilon, delta, sampling or unit",
+            f"differs from the run, whose account ({path}) is {account.guarantee}",
+            "Resume with what the run was started with (its config.toml), or start a new run.",
+        )
+    if jax.process_index() == 0 and not proofs.is_known(account):
+        progress(Progress("proving the account of the run again"))
+        try:
+            proofs.prove(accounted, account.noise_multiplier, account.guarantee, progress=progress)
+        except (FailureError, UsageError) as problem:
+            raise FailureError(
+                f"{path} says {account.guarantee}, which could not be proved: {problem} {_ANOTHER}"
+            ) from None
+        proofs.note(account)
+    wait_for_lead("account")
+    return account
 
 
 def units_of(

@@ -142,7 +142,8 @@ def _subject(run: str | None, path: str | None) -> tuple[Any, Any, int | None]:
         moved = not Path(settings.factorization).is_file() and own.is_file()
         settings = dataclasses.replace(settings, factorization=str(own)) if moved else settings
     with tempfile.TemporaryDirectory() as empty:
-        account = wiring.account_of(settings, folder or Path(empty), silent)
+        kept = folder is not None
+        account = wiring.account_of(settings, folder or Path(empty), silent, resuming=kept)
     if account is None:
         raise _check.reject("algorithm", "none", "claims nothing that an audit could refute")
     report = folder / "privacy-report.json" if folder else None
