@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+import shutil
 
 import jax.numpy as jnp
 import numpy as np
@@ -194,6 +195,22 @@ def test_rates_are_tried_on_public_data_only(data, tmp_path):  # noqa: F811
     again = prepare(settings_for(data, folder, **changes), resume=True)
     assert again.learning_rate == 1e-7
     again.close()
+    # a rate that was found for something else is not this run's
+    other = tmp_path / "other"
+    write_store(synthetic_store(num_users=9, seed=3, public=True), other / "public")
+    for name in ("train", "held-out-users"):
+        shutil.copytree(data / name, other / name)
+    for place, settings in (
+        (data, {"epsilon": 1.0}),
+        (data, {"width": 16}),
+        (data, {"beta1": 0.5}),
+        (other, {}),
+    ):
+        (folder / "rates.json").write_text(json.dumps({**tried, "losses": [1.0, 3.0, 2.0]}))
+        another = prepare(settings_for(place, folder, **changes, **settings))
+        another.close()
+        assert another.learning_rate != 1e-7, settings
+        assert json.loads((folder / "rates.json").read_text())["for"] != tried["for"]
     for wrong in ("0.1", "0.1,x", "0.1,-1", "0.1,nan"):
         with pytest.raises(UsageError, match="sweep_rates"):
             settings_for(data, tmp_path / "no", learning_rate=0.0, sweep_rates=wrong)

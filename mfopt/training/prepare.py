@@ -182,6 +182,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
         losses = _record_losses(config, train, model, mesh)
         units = units_of(config, train, secret, scheme, config.selection, losses)
         execution = dataclasses.replace(execution, units=units)
+    model_digest = digest_of((model.params, model.frozen))
     if config.sweep_rates:
         found = sweep.sweep(
             model,
@@ -191,6 +192,12 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
             lambda rate: optimizer_of(config, execution, rate),
             steps=min(config.steps or execution.iterations, execution.iterations),
             folder=folder,
+            found_for={
+                "settings": config.fingerprint,
+                "mechanism": account.digest if account else "",
+                "public data": parts["public"].digest,
+                "model": model_digest,
+            },
             progress=progress,
         )
         rate, optimizer = found.best, optimizer_of(config, execution, found.best)
@@ -209,7 +216,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
     facts = {
         "settings": config.fingerprint,
         "data": train.digest,
-        "model": digest_of((model.params, model.frozen)),
+        "model": model_digest,
         "tokenizer": train.metadata.get("tokenizer_digest", ""),
         "mechanism": account.digest if account else "",
         "microbatch": config.microbatch,

@@ -75,6 +75,7 @@ def sweep(
     *,
     steps: int,
     folder: Path,
+    found_for: dict[str, str],
     progress: Report = silent,
 ) -> RateSweep:
     """Train on ``public`` with each rate. Kept in ``folder``, for resumption.
@@ -87,6 +88,7 @@ def sweep(
         optimizer: makes the optimizer of a rate.
         steps: of the private run.
         folder: of the run.
+        found_for: digests of all that the losses follow from; what is kept for others is not used.
         progress: told of each rate.
 
     Raises:
@@ -95,7 +97,7 @@ def sweep(
     path = folder / FILE
     if path.is_file():
         kept = json.loads(path.read_text())
-        if kept["rates"] == list(rates):
+        if kept["rates"] == list(rates) and kept.get("for") == found_for:
             losses = [math.inf if loss is None else loss for loss in kept["losses"]]
             return RateSweep(tuple(rates), tuple(losses))
     units, left_out, length = _parts(public, execution.units)
@@ -112,7 +114,8 @@ def sweep(
         loss = evaluate(released(state.params, state.optimizer), model.frozen, left_out).loss
         losses.append(loss if math.isfinite(loss) else math.inf)
     found = RateSweep(tuple(rates), tuple(losses))
-    _files.write(path, json.dumps(found.describe(), indent=2) + "\n")
+    text = json.dumps(found.describe() | {"for": found_for}, indent=2)
+    _files.write(path, text + "\n")
     listed = ", ".join(f"{r:g}: {x:.4f}" for r, x in zip(found.rates, found.losses, strict=True))
     edge = "" if found.bracketed else "; the best is the last one tried: try further"
     note = f"learning rate {found.best:g}, by public loss ({listed}){edge}"
