@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from mfopt.accounting.loss_distribution.grid import Law
 from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile, smallest_epsilon
 from mfopt.accounting.loss_distribution.tilting import dot, log_ceiling
+from mfopt.errors import FailureError
 
 # dp_accounting 0.6, from_mixture_gaussian_mechanism at value_discretization_interval 1e-4, whose
 # self-composition takes a minute in all: (sensitivity law, rounds, σ, δ) -> ε
@@ -148,10 +150,77 @@ def test_a_lost_tail_is_counted():
 
 def test_sensitivities_that_are_left_out_count_as_infinite_losses():
     mixture, log_tail = Mixture.binomial(30, 0.1), math.log(1e-6)
-    _, lost = mixture.cut(log_tail)
+    lost = mixture.cut(log_tail).missing
     part = mixture.discretize(1.0, 0.01, 0.01, log_tail)
     assert 1e-8 < lost < 1e-6 and part.infinite >= lost
     assert part.mass.sum() + part.infinite == pytest.approx(1, abs=1e-3 * lost)
+
+
+def counted(group_size, batch_size, population):
+    """log P(h of the group are in the batch) from whole numbers, h = 0, 1, ..."""
+    ways = [
+        math.comb(group_size, h) * math.comb(population - group_size, batch_size - h)
+        for h in range(min(group_size, batch_size) + 1)
+    ]
+    shares = [Fraction(one, math.comb(population, batch_size)) for one in ways]
+    return [math.log(one.numerator) - math.log(one.denominator) for one in shares if one]
+
+
+@pytest.mark.parametrize(
+    ("group_size", "batch_size", "population"),
+    [(1, 7, 50), (4, 20, 1000), (9, 3, 40), (30, 35, 60), (40, 500, 3000), (1, 1999, 2000)],
+)
+def test_weights_of_a_fixed_batch_are_those_counted(group_size, batch_size, population):
+    found = Mixture.hypergeometric(group_size, batch_size, population)
+    exact = counted(group_size, batch_size, population)
+    np.testing.assert_allclose(found.log_weights, exact, rtol=1e-12, atol=1e-12)
+    assert found.sensitivities[-1] == 2 * min(group_size, batch_size)
+    # control: a batch of one more
+    other = counted(group_size, batch_size + 1, population)
+    size = min(len(other), len(exact))
+    assert not np.allclose(other[-size:], exact[-size:], rtol=1e-4)
+
+
+@pytest.mark.parametrize(("probability", "group_size"), [(0.3, 2), (1e-4, 50), (0.97, 200)])
+def test_weights_of_a_group_are_the_binomial_law(probability, group_size):
+    p, rest = Fraction(probability), 1 - Fraction(probability)
+    exact = [math.comb(group_size, h) * p**h * rest ** (group_size - h) for h in range(group_size)]
+    exact = [math.log(one.numerator) - math.log(one.denominator) for one in exact]
+    found = Mixture.binomial(group_size, probability).log_weights[:-1]
+    np.testing.assert_allclose(found, exact, rtol=1e-12, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("mixture", "mean"),
+    [
+        (lambda: Mixture.hypergeometric(1, 10**7, 10**10), 2e-3),
+        (lambda: Mixture.hypergeometric(5, 10**9, 10**11), 0.1),
+        (lambda: Mixture.hypergeometric(1000, 10**6, 10**9), 2.0),
+        (lambda: Mixture.binomial(10**5, 0.01), 1000.0),
+    ],
+)
+def test_weights_of_large_numbers_lose_no_mass(mixture, mean):
+    weights = np.exp(mixture().log_weights)
+    assert abs(math.fsum(weights) - 1) < 1e-14
+    assert mixture().mean == pytest.approx(mean, rel=1e-12)
+
+
+def test_a_batch_of_a_large_population_is_twice_the_gaussian_of_its_share():
+    """Of one unit only the share counts: 10⁶ of 10⁹ is 1 of 1000."""
+    large, small = Mixture.hypergeometric(1, 10**6, 10**9), Mixture.hypergeometric(1, 1, 1000)
+    found, same = (RoundsProfile(one, 10**4, 0.8).epsilon(1e-10) for one in (large, small))
+    assert found == pytest.approx(same, rel=1e-9)
+    assert 23.8212 <= found <= 23.8225
+
+
+def test_weights_that_do_not_add_up_to_1_are_refused():
+    shift, weights = np.array([0.0, 1.0]), np.array([0.9, 0.1])
+    for factor in (1 - 1e-10, 1 + 1e-10, math.nan):
+        with pytest.raises(FailureError, match="add up to"), np.errstate(invalid="ignore"):
+            Mixture(shift, np.log(factor * weights))
+    # control: what is missing is named, and is an infinite loss
+    part = Mixture(shift, np.log((1 - 1e-5) * weights), 1e-5).discretize(1.0, 0.01, 0.01, -60.0)
+    assert part.infinite >= 1e-5
 
 
 def test_what_the_window_loses_and_infinite_losses_are_added():

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import scipy
@@ -20,6 +20,7 @@ import scipy
 from mfopt import _sizes
 from mfopt.accounting import loss_distribution
 from mfopt.accounting.loss_distribution import LossDistribution
+from mfopt.accounting.loss_distribution.distribution import MASS_ACCURACY
 from mfopt.accounting.loss_distribution.stages import Cells, Steps
 from mfopt.errors import FailureError
 
@@ -29,17 +30,24 @@ _BLOCK = 1 << 17  # numbers that are looked at together
 _NODES = 0.05  # spacing of the nodes of x for planning, in noise standard deviations
 
 
-def _stats() -> Any:
-    from scipy import stats  # slow to import, and not needed to load a file
-
-    return stats
-
-
 def _counts(group_size: int) -> np.ndarray:
     """0 .. group_size, where there is memory for arrays of that length."""
     if group_size > 10**6:
         _sizes.require("group_size", group_size, lambda size: 100.0 * size)
     return np.arange(group_size + 1)
+
+
+def _log_weights(log_ratios: np.ndarray) -> np.ndarray:
+    """log of weights of sum 1, from the log of each over the one before, which must be decreasing.
+
+    A difference of log factorials loses as many digits as they are large: weights of a batch of
+    10⁷ from 10¹⁰ added up to 1 - 7e-6. Ratios are short products, summed away from the likeliest.
+    """
+    mode = int(np.count_nonzero(log_ratios > 0))
+    below = np.cumsum(-log_ratios[:mode][::-1])[::-1]
+    above = np.cumsum(log_ratios[mode:])
+    result: np.ndarray = np.concatenate([below, [0.0], above])
+    return result - math.log1p(math.fsum(np.exp(below)) + math.fsum(np.exp(above)))
 
 
 class Round(Protocol):
@@ -147,23 +155,34 @@ class Mixture:
     Attributes:
       sensitivities: shape (m,), >= 0, increasing, in units of the clip norm.
       log_weights: shape (m,), log probabilities.
+      missing: probability of what is left out, which counts as an infinite loss.
+
+    Raises:
+      FailureError: the probabilities and ``missing`` do not add up to 1.
     """
 
     sensitivities: np.ndarray
     log_weights: np.ndarray
+    missing: float = 0.0
+
+    def __post_init__(self) -> None:
+        total = math.fsum(np.exp(self.log_weights)) + self.missing
+        # the composition counts so much a round, and nothing counts more
+        if not abs(total - 1) <= MASS_ACCURACY:
+            raise FailureError(f"the weights of a mixture add up to 1 {total - 1:+.3g}")
 
     @classmethod
     def binomial(cls, group_size: int, probability: float) -> Mixture:
         """Number of a group's units in a Poisson-sampled batch (Ganesh 2024, Theorem 3.1)."""
+        if group_size == 1 or probability in (0, 1):
+            with np.errstate(divide="ignore"):
+                log_weights = np.array([np.log1p(-probability), np.log(probability)])
+            return cls._kept(np.array([0, group_size]), log_weights)
         count = _counts(group_size)
-        return cls._kept(count, _stats().binom.logpmf(count, group_size, probability))
-
-    @classmethod
-    def poisson(cls, mean: float) -> Mixture:
-        """A Poisson number of units; counts of probability below 1e-300 are left out."""
-        count = np.arange(int(mean + 40 * math.sqrt(mean)) + 200)
-        log_weights = _stats().poisson.logpmf(count, mean)
-        return cls._kept(count, np.where(log_weights > -690, log_weights, -math.inf))
+        ratios = np.log((group_size - count[:-1]) / count[1:])
+        return cls._kept(
+            count, _log_weights(ratios + (math.log(probability) - math.log1p(-probability)))
+        )
 
     @classmethod
     def hypergeometric(cls, group_size: int, batch_size: int, population: int) -> Mixture:
@@ -171,9 +190,11 @@ class Mixture:
 
         ``population`` counts the data set that contains the group.
         """
-        count = _counts(group_size)
-        log_weights = _stats().hypergeom.logpmf(count, population, group_size, batch_size)
-        return cls._kept(2 * count, log_weights)
+        others = population - batch_size - group_size
+        count = _counts(min(group_size, batch_size))[max(-others, 0) :].astype(np.float64)
+        here, above = count[:-1], count[1:]
+        ratios = (group_size - here) / above * ((batch_size - here) / (others + above))
+        return cls._kept(2 * count, _log_weights(np.log(ratios)))
 
     @classmethod
     def _kept(cls, sensitivities: np.ndarray, log_weights: np.ndarray) -> Mixture:
@@ -187,8 +208,8 @@ class Mixture:
         return hash(self._content)
 
     @functools.cached_property
-    def _content(self) -> tuple[bytes, bytes]:
-        return self.sensitivities.tobytes(), self.log_weights.tobytes()
+    def _content(self) -> tuple[bytes, bytes, float]:
+        return self.sensitivities.tobytes(), self.log_weights.tobytes(), self.missing
 
     @property
     def trivial(self) -> bool:
@@ -227,7 +248,7 @@ class Mixture:
         self, noise_multiplier: float, log_tail: float
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(loss, log Q-mass, slope of the loss in z) at nodes, losses increasing; for planning."""
-        cut, _ = self.cut(log_tail)
+        cut = self.cut(log_tail)
         low, high = cut.ends(noise_multiplier, log_tail)
         z = np.linspace(low, high, max(64, min(math.ceil((high - low) / _NODES), 1 << 16)))
         loss = cut.loss(z, noise_multiplier)
@@ -240,17 +261,14 @@ class Mixture:
         above = self.log_weights[self.sensitivities > 0]
         return min(float(scipy.special.logsumexp(above)), 0.0) if above.size else -math.inf
 
-    def cut(self, log_tail: float) -> tuple[Mixture, float]:
-        """Without the least likely sensitivities, of total probability at most e^log_tail.
-
-        Returns what is left and the probability removed, which counts as an infinite loss.
-        """
+    def cut(self, log_tail: float) -> Mixture:
+        """Without the least likely sensitivities, of total probability at most e^log_tail."""
         order = np.argsort(self.log_weights)
         cumulative = np.logaddexp.accumulate(self.log_weights[order])
         dropped = int(np.searchsorted(cumulative, log_tail, side="right"))
         kept = np.sort(order[dropped:])
         lost = math.exp(cumulative[dropped - 1]) if dropped else 0.0
-        return Mixture(self.sensitivities[kept], self.log_weights[kept]), lost
+        return Mixture(self.sensitivities[kept], self.log_weights[kept], self.missing + lost)
 
     def loss(self, z: np.ndarray, noise_multiplier: float) -> np.ndarray:
         """log P/Q at x = σ z, shape of ``z``."""
@@ -298,7 +316,7 @@ class Mixture:
           log_tail: log of the probability that each truncation may send to an infinite loss.
           ends: the smallest and the largest loss that are told apart.
         """
-        mixture, lost = self.cut(log_tail)
+        mixture = self.cut(log_tail)
         borders = mixture.borders(noise_multiplier, spacing, log_tail, ends)
         mass_p, mass_q = mixture.masses(noise_multiplier, borders)
         finite = mixture.loss(borders[1:-1], noise_multiplier)
@@ -311,7 +329,7 @@ class Mixture:
             lowest = -math.inf
         loss = np.concatenate([[lowest], np.maximum(finite, lowest), [math.inf]])
         result = loss_distribution.from_cells(step, loss, mass_p, mass_q)
-        return dataclasses.replace(result, infinite=result.infinite + lost)
+        return dataclasses.replace(result, infinite=result.infinite + mixture.missing)
 
     def cells_below(
         self,
@@ -333,7 +351,7 @@ class Mixture:
           ends: the smallest and the largest loss that are told apart.
           add: whether the direction is that of adding a unit.
         """
-        mixture, _ = self.cut(log_tail)
+        mixture = self.cut(log_tail)
         borders = mixture.borders(noise_multiplier, spacing, log_tail, ends)
         mass_p, mass_q = mixture.masses(noise_multiplier, borders)
         loss = mixture.loss(borders[1:-1], noise_multiplier)
