@@ -36,7 +36,8 @@ class Mechanism:
 
     Raises:
       UsageError: for a scheme that a file could not give back, K < 1, an unknown adjacency, or a C
-        that does not have the scheme's number of iterations.
+        that does not have the scheme's number of iterations or whose numbers are narrower than
+        float32.
     """
 
     sampling: Scheme
@@ -51,6 +52,8 @@ class Mechanism:
         if self.adjacency not in known:
             raise _check.reject("adjacency", self.adjacency, f"must be one of {known}")
         sampling.require(self.sampling)
+        # one C for all who look at it, however narrow the arrays that its numbers came in
+        object.__setattr__(self, "strategy", self.strategy.widened())
         self.strategy.check_size(self.sampling.iterations)
 
     @property

@@ -46,14 +46,14 @@ def sensitivity(strategy: Strategy, scheme: Scheme) -> Sensitivity:
     """Sensitivity of C under add-remove or zero-out adjacency; replacement doubles it.
 
     Raises:
-      UsageError: the scheme has no participation pattern of its own, or n is too large for the
-        dense computation that an unstructured C needs.
+      UsageError: the scheme has no participation pattern of its own, n is too large for the
+        dense computation that an unstructured C needs, or parameters are narrower than float32.
     """
     # by exact class: a subclass may let units take part otherwise
     found = _BY_SCHEME.get(type(scheme))
     if found is None:
         raise _check.reject("sampling", scheme, "must be FixedOrder or MinSeparation")
-    return found(strategy, scheme)
+    return found(strategy.widened(), scheme)
 
 
 def fixed_order(strategy: Strategy, scheme: FixedOrder) -> Sensitivity:
@@ -134,6 +134,8 @@ class _Extent(NamedTuple):
 @functools.lru_cache(maxsize=2)  # an account asks for the same C several times
 def _extent(strategy: Strategy, n: int) -> _Extent:
     """Bands and column norms, from all entries of C; the bands are held against those stated."""
+    # found again by the numbers alone: they must not be seen in the width of their arrays
+    strategy = strategy.widened()
     seen, norms = _seen(strategy, n)
     stated = strategy.column_bands(n)
     if stated < seen:

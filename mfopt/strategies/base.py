@@ -149,6 +149,15 @@ class Strategy(abc.ABC):
         """
         return None
 
+    def widened(self) -> Self:
+        """The same C with numpy float64 parameters: what a tree function made narrow is not so.
+
+        Raises:
+          UsageError: parameters that are not real numbers, or floats of 16 bits and fewer.
+        """
+        result: Self = jax.tree.map(lambda leaf: fields.wide("C", leaf), self)
+        return result
+
     def arrays(self) -> dict[str, np.ndarray]:
         """The parameters by name: with :meth:`describe`, all that a file needs to store.
 

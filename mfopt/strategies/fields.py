@@ -21,6 +21,31 @@ Array: TypeAlias = jax.Array | np.ndarray
 _ROLE = "mfopt"
 
 
+def wide(name: str, value: Any) -> Any:
+    """A leaf's numbers as numpy float64, every one the same; a tracer as it is.
+
+    What is computed from narrower ones is rounded to their width: it is that of another C.
+
+    Args:
+      name: of the parameter.
+      value: a numpy or a JAX array.
+
+    Raises:
+      UsageError: numbers that are not real, or floats of 16 bits and fewer.
+    """
+    if isinstance(value, jax.core.Tracer):
+        return value
+    array = np.asarray(value)
+    if array.dtype.kind not in "iuf" or array.dtype == np.float16:
+        raise _check.reject(
+            name,
+            str(array.dtype),
+            "parameters must be real numbers, float32 or wider",
+            "Convert them first: C is what is stored.",
+        )
+    return array.astype(np.float64, copy=False)
+
+
 @dataclasses.dataclass(frozen=True)
 class Parameter:
     """An array of real numbers: a leaf of the pytree, float64 in a file."""
@@ -28,8 +53,10 @@ class Parameter:
     dimensions: int
 
     def checked(self, name: str, value: Any) -> Array:
-        """``value`` as a float64 array (a JAX array stays what it is), or :class:`UsageError`."""
-        if not isinstance(value, jax.Array):
+        """``value`` as a float64 array (a tracer stays what it is), or :class:`UsageError`."""
+        if isinstance(value, jax.Array):
+            value = value if value.dtype == np.float64 else wide(name, value)
+        else:
             if isinstance(value, np.ndarray) and value.dtype.kind not in "fiu":
                 raise _check.reject(name, f"array of {value.dtype}", "must hold real numbers")
             try:

@@ -85,7 +85,7 @@ def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
     else:
         # the modes, and those that are scaled, in whose place their QR is made
         _sizes.require("bins", bins, lambda bins: 8 * (2.0 * n * bins + 4.0 * bins**2))
-    strategy = jax.tree.map(_wide, strategy)
+    strategy = strategy.widened()
     strategy.check_entries(scheme.iterations)
     if structured:
         gram, relative = strategy.structured_gram(cast(BallsInBins, scheme))
@@ -196,18 +196,6 @@ def check(pair: DominatingPair) -> DominatingPair:
     if not off <= dust or float(gram.min()) < -dust:
         raise _check.reject("pair", off, "G must be symmetric and >= 0, and L Lᵀ = G")
     return DominatingPair(gram, factor)
-
-
-def _wide(leaf: Any) -> np.ndarray:
-    array = np.asarray(leaf)
-    if array.dtype.kind not in "iuf" or array.dtype == np.float16:
-        raise _check.reject(
-            "C",
-            str(array.dtype),
-            "parameters must be real numbers, float32 or wider",
-            "Convert them first: C is what is stored.",
-        )
-    return array.astype(np.float64)
 
 
 @_quick.jit

@@ -100,7 +100,7 @@ def exact(strategy: Strategy, scheme: FreshBins) -> Patterns:
         large or small that overlaps would leave float64, or parameters narrower than float32.
     """
     n = scheme.iterations
-    strategy = jax.tree.map(dominating_pair._wide, strategy)
+    strategy = strategy.widened()
     bands = check(strategy, scheme)
     # dense modes of one throw, in the ceilings
     _sizes.require("bins", scheme.bins, lambda bins: 8 * 3.0 * scheme.throws * bins**2)
