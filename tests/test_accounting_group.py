@@ -84,6 +84,17 @@ def test_black_box_by_moments_has_a_number_where_probabilities_end():
     assert moments.group_epsilon(2.0, 0.0, 2000, 1e-6, 4) == 0.0
 
 
+def test_moments_of_one_unit_at_0_are_no_group_at_0():
+    """Of a release of all units the group's ε is known: that of a Gaussian of K/z."""
+    exact = gaussian.epsilon(100 / 7000, 1e-4)
+    assert 0.029 < exact < moments.group_epsilon(7000.0, 1.0, 1, 1e-4, 100) < 10 * exact
+    for noise in np.geomspace(500, 1e8, 40):
+        exact = gaussian.epsilon(100 / noise, 1e-4)
+        assert moments.group_epsilon(noise, 1.0, 1, 1e-4, 100) >= exact
+    # control: where K δ₁ <= δ it is 0
+    assert moments.group_epsilon(1e8, 1.0, 1, 0.1, 4) == 0.0
+
+
 @pytest.mark.release
 def test_growth_in_group_size_is_close_to_linear():
     """Charles et al. 2024, Figure 1: T = 2000, p = 1/100, δ = 1e-6; the lemma grows much faster."""
