@@ -426,6 +426,29 @@ def test_smallest_epsilon_is_the_same_from_wherever_it_begins():
     assert composed.log_delta(min(found.values()) * (1 - 1e-9)) > -12.0
 
 
+class Stubbed:
+    """Composed losses whose log δ is -ε, but no number where ``broken`` says so."""
+
+    low, high = 0.0, 40.0
+
+    def __init__(self, broken):
+        self.broken = broken
+
+    def log_delta(self, epsilon):
+        return math.nan if self.broken(epsilon) else -epsilon
+
+
+@pytest.mark.parametrize("near", [0.0, 3.0, 12.0, 30.0])
+def test_an_epsilon_whose_delta_is_no_number_is_none(near):
+    assert smallest_epsilon(Stubbed(lambda epsilon: True), -12.0, near) == math.inf
+    assert smallest_epsilon(Stubbed(lambda epsilon: epsilon == 40), -12.0, near) == math.inf
+    for broken in (lambda e: e < 20, lambda e: 11 < e < 13, lambda e: e == 0):
+        found = smallest_epsilon(Stubbed(broken), -12.0, near)
+        assert Stubbed(broken).log_delta(found) <= -12.0
+    # control
+    assert smallest_epsilon(Stubbed(lambda e: False), -12.0, near) == pytest.approx(12.0)
+
+
 @pytest.mark.parametrize(
     ("probability", "group_size", "rounds"), [(0.99828338257786, 25, 73), (0.9, 2, 1)]
 )

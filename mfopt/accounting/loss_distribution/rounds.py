@@ -345,7 +345,7 @@ def smallest_epsilon(composed: ComposedLosses, log_delta: float, near: float) ->
     low, high = max(0.0, composed.low), composed.high
     if composed.log_delta(low) <= log_delta:
         return low
-    if composed.log_delta(high) > log_delta:
+    if not composed.log_delta(high) <= log_delta:  # NaN too
         return math.inf
 
     @functools.cache
@@ -355,8 +355,8 @@ def smallest_epsilon(composed: ComposedLosses, log_delta: float, near: float) ->
     low, high = _narrow(excess, low, high, near)
     found = solve.root(excess, low, high, relative=1e-12)
     step = 1e-12
-    while composed.log_delta(found) > log_delta:
-        found += step * max(found, 1e-3)
+    while not composed.log_delta(found) <= log_delta:
+        found = min(found + step * max(found, 1e-3), high)  # where it was seen to be
         step *= 2
     return found
 
@@ -370,12 +370,12 @@ def _narrow(
     """
     width = 0.01 * near
     at = min(max(near, low), high)
-    upwards = excess(at) > 0
+    upwards = not excess(at) <= 0
     while low < at < high:
         low, high = (at, high) if upwards else (low, at)
         at += width if upwards else -width
         width *= 4
-        if low < at < high and (excess(at) > 0) is not upwards:
+        if low < at < high and (not excess(at) <= 0) is not upwards:
             return (low, at) if upwards else (at, high)
     return low, high
 
