@@ -1,5 +1,6 @@
 """Balls-in-bins: the exact account of C = I, groups, and composition, against sampling."""
 
+import copy
 import itertools
 import math
 
@@ -219,6 +220,31 @@ class TestComposition:
             assert np.allclose(*(np.exp(table.log_value(t)) for table in tables), atol=2e-3)
         model = composition.ComposedModel(self.pair, composition.approximate(0.2, 1e-4), 2**14)
         assert max(both(model, 50.0, 3.0, 1e-8, 0).values()) >= 1e-4
+
+    def test_what_bounds_losses_from_below_is_no_companion(self):
+        options = {"value_discretization_interval": 0.05, "use_connect_dots": False}
+        hopeful, bound = (
+            reference.from_gaussian_mechanism(1.0, pessimistic_estimate=side, **options)
+            for side in (False, True)
+        )
+        with pytest.raises(UsageError, match="optimistic"):
+            composition.from_dp_accounting(hopeful)
+        for name in ("_pmf_remove", "_pmf_add"):  # one side is enough
+            mixed = copy.copy(bound)
+            setattr(mixed, name, getattr(hopeful, name))
+            with pytest.raises(UsageError, match="optimistic"):
+                composition.from_dp_accounting(mixed)
+        composition.from_dp_accounting(bound)  # control
+
+    @pytest.mark.parametrize("share", [1 - 1e-9, 0.5, math.nan])
+    def test_a_companion_that_lacks_mass_is_refused(self, share):
+        given = reference.from_laplace_mechanism(1.0, value_discretization_interval=0.01)
+        composition.from_dp_accounting(given)  # control
+        dense = copy.copy(given._pmf_add.to_dense_pmf())
+        dense._probs = share * dense._probs
+        given._pmf_add = dense
+        with pytest.raises(UsageError, match="add up"):
+            composition.from_dp_accounting(given)
 
     def test_a_constant_is_added_in_both_directions(self):
         with_it, without = (

@@ -34,6 +34,7 @@ from mfopt.accounting.verified import VerifiedAnalysis
 from mfopt.strategies.fields import Array
 
 _STEP = 1e-3
+_LOST = 1e-12  # of a distribution's mass: what sums of as many numbers as it has may round away
 
 
 def pure(epsilon: float, step: float = _STEP) -> Composition:
@@ -67,6 +68,9 @@ def from_dp_accounting(pld: Any) -> Composition:
 
     Its remove and add sides become the two directions; where they are not each other's reverse,
     the two are kept apart.
+
+    Raises:
+      UsageError: a side is optimistic, or lacks some of its mass.
     """
     remove, add = (_read(side) for side in (pld._pmf_remove, pld._pmf_add))
     return _TwoSided(((remove, 1),), ((add, 1),))
@@ -74,7 +78,19 @@ def from_dp_accounting(pld: Any) -> Composition:
 
 def _read(pmf: Any) -> LossDistribution:
     dense = pmf.to_dense_pmf()
+    if pmf._pessimistic_estimate is not True or dense._pessimistic_estimate is not True:
+        raise _check.reject(
+            "pld",
+            "an optimistic privacy loss distribution",
+            "it must bound the losses from above, in both directions",
+            "Make it with pessimistic_estimate=True.",
+        )
     mass = np.maximum(np.asarray(dense._probs, dtype=np.float64), 0.0)
+    total = float(mass.sum()) + float(dense._infinity_mass)
+    if not 1 - _LOST <= total < math.inf:
+        raise _check.reject(
+            "pld", total, f"its masses, that of infinite loss too, must add up to 1 - {_LOST:g}"
+        )
     kept = np.flatnonzero(mass > 0)
     return LossDistribution(
         dense._discretization,
