@@ -246,6 +246,19 @@ class TestComposition:
         with pytest.raises(UsageError, match="add up"):
             composition.from_dp_accounting(given)
 
+    def test_a_composed_guarantee_names_its_companion(self):
+        mechanism = Mechanism(BallsInBins(4, 2), BandedSquareRoot(2))
+        found = composition.analysis(
+            mechanism, composition.approximate(0.3, 1e-7), certify=False
+        ).epsilon(2.5, 1e-3)
+        assert "composed with" in found.method
+        (part,) = found.details["composed_with"]
+        assert part["infinite"] == 1e-7 and part["count"] == 1
+        assert part["largest_loss"] == pytest.approx(0.3, abs=2e-3)
+        model = composition.ComposedModel(self.pair, composition.pure(0.3))
+        assert "composed with" in model.method
+        assert "composed with" not in OneUnit(loss_of(self.pair)).method  # control
+
     def test_a_constant_is_added_in_both_directions(self):
         with_it, without = (
             both(composition.ComposedModel(self.pair, other, 2**14), 50.0, 3.0, 1e-8, 0)

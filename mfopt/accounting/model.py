@@ -5,7 +5,8 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import jax
@@ -127,6 +128,7 @@ class LossModel(abc.ABC):
       least_samples: of the last test, where nothing else was asked for.
       worth: slack, relative to x, above which a test of usual size is made larger.
       most_slack: of x, relative, that a bound may cost; beyond it the answer is refused.
+      details: what else a guarantee says about the mechanism.
     """
 
     method: str
@@ -138,6 +140,7 @@ class LossModel(abc.ABC):
     least_samples: int = 2**16
     worth: float = 0.001
     most_slack: float = 0.05
+    details: Mapping[str, Any] = MappingProxyType({})
 
     @abc.abstractmethod
     def log_estimate(self, noise_multiplier: float, epsilon: float) -> float:

@@ -135,6 +135,7 @@ class VerifiedAnalysis:
             details={
                 "sampling": mechanism.sampling.describe(),
                 "strategy": mechanism.strategy.describe(),
+                **self.model.details,
                 **({"seed": self.seed} if self.model.sampled else {}),
                 **numbers,
             },

@@ -238,9 +238,6 @@ class ComposedModel(OneUnit):
       samples: of each direction's test, where they are asked for.
     """
 
-    method = "balls-in-bins Monte Carlo composed with a privacy loss distribution"
-    estimator = method + ", point estimate"
-
     def __init__(
         self, loss: SampledLoss | DominatingPair, other: Composition, samples: int | None = None
     ) -> None:
@@ -253,3 +250,20 @@ class ComposedModel(OneUnit):
             samples,
             {name: Companion(stick, stick.constant) for name, stick in sides.items()},
         )
+        self.method += f", composed with {_NAMED}"
+        self.estimator += f", composed with {_NAMED}"
+        self.details = {"composed_with": [_described(*part) for part in other.parts]}
+
+
+_NAMED = "a privacy loss distribution"
+
+
+def _described(part: Any, count: int) -> dict[str, Any]:
+    """What a reader is told of a companion: its losses in the direction that removes a unit."""
+    ends = {"least_loss": np.min, "largest_loss": np.max} if part.losses.size else {}
+    return {
+        "count": count,
+        "step": float(part.step),
+        **{name: float(end(part.losses)) for name, end in ends.items()},
+        "infinite": float(part.infinite),
+    }
