@@ -259,6 +259,16 @@ class TestComposition:
         assert "composed with" in model.method
         assert "composed with" not in OneUnit(loss_of(self.pair)).method  # control
 
+    def test_a_ceiling_that_needs_no_samples_has_the_constant_too(self):
+        for other, constant in (
+            (composition.approximate(0.2, 1e-4), 1e-4),
+            (composition.pure(0.2), 0),
+        ):
+            model = composition.ComposedModel(self.pair, other, 2**14)
+            trial = Trial(2**14, 1e-8, chunked.seed_key(0))
+            found = model.direction_bound("add", 50.0, 3.0, trial)
+            assert constant <= found < constant + 1e-8
+
     def test_a_constant_is_added_in_both_directions(self):
         with_it, without = (
             both(composition.ComposedModel(self.pair, other, 2**14), 50.0, 3.0, 1e-8, 0)

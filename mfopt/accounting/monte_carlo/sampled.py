@@ -308,7 +308,7 @@ class OneUnit(LossModel):
         least = self.loss.least(direction, point)
         # β is a small part of δ: a ceiling of that size needs no sampling
         if direction == "add" and least.log_ceiling <= math.log(trial.beta):
-            return ceiling_alone(least).value
+            return ceiling_alone(least).value + self.companions[direction].constant
         pilot_key, key = (chunked.subkey(trial.key, i) for i in (0, 1))
         pilot = self.loss.choose(direction, point, trial._replace(key=pilot_key))
         found = self._bound(Chosen(pilot, True), point, trial._replace(key=key))
