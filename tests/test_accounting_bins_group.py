@@ -224,3 +224,13 @@ def test_groups_of_independent_noise_are_near_the_exact_mixture() -> None:
     assert here.value - 4 * here.standard_error < 1e-5 < below.value + 4 * below.standard_error
     # all three are asked; which is the least differs from case to case
     assert found.group_size == 3 and len(found.details["least_of"]) == 3
+
+
+def test_a_moment_below_the_smallest_float_is_a_moment() -> None:
+    pair = CountPair(4, 8, 1.0, 0.0, faint=1e-18)
+    for least in (0.5, 3.0, 1e3):
+        found = count_mixture._lower_tail(pair, np.array([0.0, 1.0]), np.array([0.0, least]))
+        assert 0 < found <= 4 * least  # there is never less than that
+    mechanism = Mechanism(BallsInBins(4, 1), group_size=8)
+    answer = account(mechanism, noise_multiplier=30.0, delta=1e-6, seed=1, certify=False)
+    assert 0 < answer.epsilon < gaussian.epsilon(8 / 30, 1e-6)

@@ -10,7 +10,7 @@ from dp_accounting.pld import privacy_loss_distribution as reference
 from scipy import stats
 from selection import few
 
-from mfopt.accounting import loss_distribution
+from mfopt.accounting import Mechanism, account, loss_distribution
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution import Composition
 from mfopt.accounting.loss_distribution.grid import Law
@@ -18,6 +18,7 @@ from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile, smallest_epsilon
 from mfopt.accounting.loss_distribution.tilting import dot, log_ceiling
 from mfopt.errors import FailureError
+from mfopt.sampling import Poisson
 
 # dp_accounting 0.6, from_mixture_gaussian_mechanism at value_discretization_interval 1e-4, whose
 # self-composition takes a minute in all: (sensitivity law, rounds, σ, δ) -> ε
@@ -447,6 +448,14 @@ def test_an_epsilon_whose_delta_is_no_number_is_none(near):
         assert Stubbed(broken).log_delta(found) <= -12.0
     # control
     assert smallest_epsilon(Stubbed(lambda e: False), -12.0, near) == pytest.approx(12.0)
+
+
+def test_rounds_whose_losses_are_all_beyond_floats_have_no_lower_bound():
+    profile = RoundsProfile(Mixture.binomial(1, 0.3), 100, 1e-3)
+    with pytest.raises(FailureError, match="beyond numerical range"):
+        profile.log_delta_below(1.0)
+    found = account(Mechanism(Poisson(0.3, 100)), noise_multiplier=1e-3, epsilon=1.0)
+    assert found.delta == 1.0
 
 
 @pytest.mark.parametrize(

@@ -232,3 +232,12 @@ def test_a_thinned_sum_plans_for_the_whole_one():
         assert ours.log_delta(loss) == pytest.approx(slow.log_delta(loss), abs=1e-6)
     # a control: so few atoms plan for another sum
     assert abs(Thinned(total, 8).log_moment(tilt) - total.log_moment(tilt)) > 0.1
+
+
+@pytest.mark.parametrize("sigma", [0.1, 0.13])
+def test_losses_of_little_noise_stay_within_floats(sigma):
+    found = account(Mechanism(FreshBins(2, 2)), noise_multiplier=sigma, delta=1e-6)
+    one = AllocationProfile(2, sigma**-2).epsilon(1e-6)  # one throw of the two
+    assert one < found.epsilon <= gaussian.epsilon(math.sqrt(2) / sigma, 1e-6) * (1 + 1e-9)
+    # further out floats would not hold e^loss
+    assert max(np.abs(throw._reach(2, sigma, -700.0))) <= 600

@@ -199,6 +199,10 @@ def _shared(
     step: float, mass_p: np.ndarray, loss: np.ndarray, offset: float
 ) -> tuple[int, np.ndarray, float]:
     """(index of the first point, P-mass at each point, see :func:`_upward`)."""
+    if not loss.size:
+        raise _check.FailureError(
+            "all losses of a round are beyond numerical range; use more noise"
+        )
     loss = loss - offset
     index = np.floor(loss / step).astype(np.int64)
     first = int(index.min())

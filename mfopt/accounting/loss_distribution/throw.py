@@ -368,7 +368,7 @@ def _reach(bins: int, noise_multiplier: float, log_tail: float) -> tuple[float, 
     for direction in ("add", "remove"):
         high = 4 * math.log1p(_deviation(bins, noise_multiplier))
         while high < 2 * _LARGEST_LOSS and profile.log_delta(high, direction) > log_tail:
-            high *= 1.5
+            high = min(1.5 * high, 2 * _LARGEST_LOSS)  # beyond it floats do not hold e^loss
         ends.append(high)
     return -ends[0], ends[1]
 

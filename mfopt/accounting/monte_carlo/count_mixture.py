@@ -95,6 +95,7 @@ _FAINT = 1e-18  # probability of more than J units in a bin that is not worth sa
 _LEAST_LEVEL = 1e-6  # of log F in the cells of G
 _PART = 1.0  # τ
 _NUDGE = 1e-9  # relative, upwards: rounding of δ₂ and of sums of logarithms
+_UNDERFLOW = 1e-290  # of a mass, far above what many products below the smallest float add up to
 
 
 class CountPair(NamedTuple):
@@ -253,9 +254,11 @@ def _lower_tail(pair: CountPair, mass: np.ndarray, least: np.ndarray) -> float:
     """a with P'(Σ h < a) <= faint by (6), h >= ``least`` in cells of F's ``mass``; at least 0."""
     if pair.faint <= 0:
         return 0.0
-    best, budget = 0.0, math.log(pair.faint) - _log_constant(pair)
+    best, budget, whole = 0.0, math.log(pair.faint) - _log_constant(pair), float(mass.sum())
     for rate in np.geomspace(0.1, 1e3, 30):
-        moment = float(mass @ np.exp(-rate * least)) * (1 + _NUDGE)
+        with np.errstate(under="ignore"):
+            moment = float(mass @ np.exp(-rate * least)) * (1 + _NUDGE)
+        moment += _UNDERFLOW * whole  # what floats do not hold of the masses and of the rest
         best = max(best, (budget - pair.bins * math.log(moment)) / rate)
     return best
 
