@@ -56,6 +56,13 @@ def test_c_of_too_few_digits_is_refused_by_all(scheme, dtype):
         Mechanism(scheme, _narrowed(S.Toeplitz(_WIDE), dtype))
 
 
+def test_c_in_float64_stays_the_object_that_it_is():
+    exact = S.Toeplitz(_WIDE)
+    assert Mechanism(FixedOrder(5, 4), exact).strategy is exact
+    narrow = _narrowed(exact, jnp.float32)  # control
+    assert Mechanism(FixedOrder(5, 4), narrow).strategy is not narrow
+
+
 @pytest.mark.parametrize("seen", [unamplified.column_norms, unamplified.bands])
 def test_columns_are_seen_in_float64(seen):
     whole = jnp.asarray([11, 3] + 18 * [1], jnp.int8)  # their squares are no int8
