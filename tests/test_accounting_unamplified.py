@@ -156,6 +156,34 @@ def test_bands_and_norms_of_a_matrix_that_does_not_fit(monkeypatch):
             np.testing.assert_allclose(unamplified.column_norms(strategy, 50), whole, rtol=1e-12)
 
 
+class Short(strategies.ToeplitzStrategy):
+    """A Toeplitz strategy that states two bands, whatever its coefficients are."""
+
+    kind = "test-short"
+    coefs: strategies.Array = strategies.parameter(dimensions=1)
+
+    def toeplitz_coefs(self, n):
+        return strategies.BandedToeplitz(self.coefs).toeplitz_coefs(n)
+
+    def column_bands(self, n):
+        return 2
+
+
+def test_a_time_scaled_band_has_no_dust_behind_it_however_long():
+    rng = np.random.default_rng(5)
+    for n in (60, 8193):  # a dense matrix, and products by FFT
+        rows, columns = rng.uniform(0.5, 2.0, (2, n))
+        base = strategies.BandedToeplitz(0.5 ** np.arange(4.0))
+        scaled = strategies.TimeScaled(base, rows, columns)
+        assert unamplified.bands(scaled, n) == 4
+        entries = np.asarray(scaled.banded_columns(n, 4))
+        norms = unamplified.column_norms(scaled, n)
+        np.testing.assert_allclose(norms, np.linalg.norm(entries, axis=0), rtol=1e-12)
+        boast = strategies.TimeScaled(Short(0.5 ** np.arange(4.0)), rows, columns)
+        with pytest.raises(UsageError, match="contradicts its own matrix"):
+            unamplified.bands(boast, n)
+
+
 def test_rounds_are_scaled_by_the_largest_column_norm():
     from mfopt import strategies as S
     from mfopt.accounting.loss_distribution import poisson

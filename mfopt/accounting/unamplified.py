@@ -21,7 +21,7 @@ import numpy as np
 
 from mfopt import _check
 from mfopt.sampling import BallsInBins, FixedOrder, MinSeparation, Scheme
-from mfopt.strategies import Strategy
+from mfopt.strategies import Strategy, TimeScaled
 
 # Dense CᵀC is formed up to this many iterations (512 MiB).
 _LARGEST_DENSE = 8192
@@ -160,6 +160,9 @@ def _seen(strategy: Strategy, n: int) -> tuple[int, np.ndarray]:
         norms = np.full(n, np.sqrt(squares[-1]))
         norms[n - width :] = np.sqrt(squares[::-1])
         return width, norms
+    # by exact class: a subclass may have other entries
+    if type(strategy) is TimeScaled and (column := strategy.base.toeplitz_column(n)) is not None:
+        return _seen_scaled(np.asarray(column), *map(np.asarray, strategy.diagonals(n)))
     furthest, squares = 0, np.zeros(n)
     width = n if n <= _LARGEST_DENSE else max(1, _LARGEST_DENSE**2 // n)
     for start in range(0, n, width):
@@ -173,6 +176,18 @@ def _seen(strategy: Strategy, n: int) -> tuple[int, np.ndarray]:
         furthest = max(furthest, int(np.max(lags, where=below.any(axis=0), initial=0)))
         squares[start:stop] = np.einsum("ij,ij->j", block, block)
     return furthest + 1, np.sqrt(squares)
+
+
+def _seen_scaled(
+    coefs: np.ndarray, rows: np.ndarray, columns: np.ndarray
+) -> tuple[int, np.ndarray]:
+    """Of diag(rows) T diag(columns), entry by entry: an FFT would leave dust behind the bands."""
+    n = len(coefs)
+    width = n - int(np.argmax(coefs[::-1] != 0))
+    squares = np.zeros(n)
+    for lag in range(width):
+        squares[: n - lag] += (coefs[lag] * rows[lag:]) ** 2
+    return width, columns * np.sqrt(squares)
 
 
 def _non_negative(strategy: Strategy, n: int) -> bool:
