@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from mfopt import _check
 from mfopt.sampling import Adjacency
+from mfopt.words import delta as delta_in_words
 from mfopt.words import round_up
 
 Status = Literal["exact", "certified", "bound", "estimate"]
@@ -64,9 +65,8 @@ class Guarantee:
 
     def __str__(self) -> str:
         """In words; ε, δ and σ rounded up."""
-        epsilon, delta, sigma = (
-            round_up(value, 6) for value in (self.epsilon, self.delta, self.noise_multiplier)
-        )
+        epsilon, sigma = (round_up(value, 6) for value in (self.epsilon, self.noise_multiplier))
+        delta = delta_in_words(self.delta)
         return (
             f"({epsilon}, {delta})-DP per {self.privacy_unit}"
             f"{f' (groups of {self.group_size})' if self.group_size > 1 else ''}, "

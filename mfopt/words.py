@@ -19,6 +19,16 @@ def round_up(value: float, digits: int = 5) -> str:
     return shown if float(shown) >= value else f"{float(shown) + unit:.{digits}g}"
 
 
+def delta(value: float, digits: int = 6) -> str:
+    """A δ rounded up, and in full where that would be 1.
+
+    >>> delta(1e-5), delta(0.9999999)
+    ('1e-05', '0.9999999')
+    """
+    shown = round_up(value, digits)
+    return repr(value) if value < 1 <= float(shown) else shown
+
+
 def duration(seconds: float) -> str:
     """A time in its two largest units.
 

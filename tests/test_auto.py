@@ -1,5 +1,7 @@
 """The least error over sampling schemes and forms of C."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -48,15 +50,34 @@ def searched(monkeypatch):
     return calls, ends
 
 
+class Made(tuple):
+    """A stub of a factorization: (scheme, C, interrupted, provenance), its error and status."""
+
+    def __new__(cls, facts, rmse, status):
+        made = super().__new__(cls, facts)
+        made.rmse, made.guarantee = rmse, SimpleNamespace(status=status)
+        made.provenance = {**facts[3], "interrupted": facts[2], "not_certified": ["no proof"]}
+        return made
+
+
 @pytest.fixture
 def proved(monkeypatch):
-    """(scheme, C, interrupted, provenance) of all that is put on record; the first may fail."""
+    """(scheme, C, interrupted, provenance) of all that is put on record; the first may fail, or
+    be given an error or a status.
+    """
     records, failing = [], []
 
     def prove(found, scheme, *_, provenance, interrupted, **__):
-        records.append((scheme, found.strategy, interrupted, provenance))
-        if failing:
-            raise failing.pop()
+        rmse, status = ERRORS[scheme.kind, found.strategy.kind], "certified"
+        come = failing.pop(0) if failing else None
+        if isinstance(come, float):
+            rmse = come
+        elif isinstance(come, str):
+            status = come
+        facts = (scheme, found.strategy, interrupted, provenance)
+        records.append(Made(facts, rmse, status))
+        if isinstance(come, Exception):
+            raise come
         return records[-1]
 
     monkeypatch.setattr(auto, "on_record", prove)
@@ -96,6 +117,24 @@ def test_what_is_not_certified_gives_way_to_the_next(searched, proved):
     failing += [FailureError("no bound")] * 4
     with pytest.raises(FailureError, match="could be certified: balls-in-bins, blt: no bound"):
         auto.least_error(*TARGET, most=1)
+
+
+def test_a_certificate_that_costs_the_amplification_gives_way_to_a_lesser_error(searched, proved):
+    records, failing = proved
+    failing += [10.0]  # of the best estimate; the second and third are 2.5 and 3
+    _, strategy, *_ = auto.least_error(*TARGET, most=1)
+    assert strategy is BAD and len(records) == 2
+    records.clear()
+    failing += [2.6, 2.7]
+    _, strategy, *_ = auto.least_error(*TARGET, most=1)
+    assert strategy is GOOD and len(records) == 2
+
+
+def test_a_search_without_any_certificate_is_kept(searched, proved):
+    records, failing = proved
+    failing += ["estimate"] * 4
+    made = auto.least_error(*TARGET, most=1)
+    assert made[1] is GOOD and made.guarantee.status == "estimate" and len(records) == 4
 
 
 @pytest.mark.parametrize("loss", [-5.0, 9.0, np.inf])

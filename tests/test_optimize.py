@@ -20,7 +20,7 @@ from mfopt import strategies as S
 from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.calibration import calibrate
-from mfopt.errors import UsageError
+from mfopt.errors import FailureError, UsageError
 from mfopt.optimize import drivers, factorize, kinds, starts, tangent
 from mfopt.optimize import run as runs
 from mfopt.optimize.drivers import Trace
@@ -585,6 +585,34 @@ def test_factorization_is_certified():
     assert found.guarantee.status == "certified" and not found.provenance["interrupted"]
     assert found.noise_multiplier >= found.provenance["estimated_noise_multiplier"]
     assert found.guarantee.noise_multiplier == found.noise_multiplier
+
+
+def test_a_search_without_a_certificate_is_kept(monkeypatch, tmp_path, capsys):
+    from mfopt_cli.main import main
+
+    from mfopt.optimize import pipeline
+
+    def refused(*_, **__):
+        raise FailureError("not certified: no sample says enough.")
+
+    monkeypatch.setattr(pipeline, "release", refused)
+    path = tmp_path / "c.npz"
+    words = "optimize --epochs 2 --iters 4 --eps 2 --buffers 1 --samples 512 --steps 3 --seed 1"
+    with pytest.raises(SystemExit) as stop:
+        main([*words.split(), "--quiet", "--out", str(path)])
+    assert stop.value.code == 1
+    said = capsys.readouterr().err
+    assert "no sample says enough. C is saved" in said and f"mfopt calibrate {path}" in said
+    kept = load(path)
+    assert kept.guarantee.status == "estimate" and not kept.provenance["interrupted"]
+    with pytest.raises(FailureError, match="no sample"):  # nothing was spent on it
+        optimize.factorize(SCHEME, 2.0, 1e-4, strategy="banded-sqrt")
+
+
+def test_a_target_that_samples_cannot_reach_has_the_bound_that_holds_anyway():
+    found = optimize.factorize(BallsInBins(bins=13, epochs=7), 0.01, 1e-15, seed=1)
+    assert found.guarantee.status == "certified" and not found.guarantee.failure_probability
+    assert "without amplification" in found.guarantee.method
 
 
 # --- starts --------------------------------------------------------------------------------------

@@ -124,7 +124,7 @@ def summary(factorization: Any) -> dict[str, Any]:
 
 def statement(guarantee: Any) -> str:
     """One line: the guarantee in words, nothing rounded towards less privacy."""
-    from mfopt.words import round_up
+    from mfopt.words import delta, round_up
 
     words = {
         "certified": f"certified (fails with probability <= {guarantee.failure_probability:.1e} "
@@ -134,7 +134,7 @@ def statement(guarantee: Any) -> str:
         "estimate": "NOT CERTIFIED, an estimate only",
     }
     return (
-        f"({round_up(guarantee.epsilon, 6)}, {round_up(guarantee.delta, 6)})-DP per "
+        f"({round_up(guarantee.epsilon, 6)}, {delta(guarantee.delta)})-DP per "
         f"{guarantee.privacy_unit}, {guarantee.adjacency} adjacency, "
         f"{words.get(guarantee.status, guarantee.status)}"
     )

@@ -25,7 +25,8 @@ Pr[round r is reached] sums the later q's and the chance of releasing nothing (R
 β is δ/1000, which costs 0.1% of δ and little under the logarithm.
 
 What a bound shows without samples needs no test: an x at which a :class:`~.FreeBound` is <= δ is
-accepted as it is, so no σ is ever released above the exact unamplified one.
+accepted as it is, so no σ is ever released above the exact unamplified one, and it is what remains
+where samples say too little.
 """
 
 from __future__ import annotations
@@ -174,8 +175,11 @@ class Engine:
             lambda plan, n: (plan.expected(n, beta) - plan.log_mean, _WORTH_DELTA, _WORTH_DELTA),
         )
         if not plan.expected(samples, beta) - plan.log_mean < _MOST_SLACK_DELTA:
-            return self._or_refuse(
-                best, best.delta < 1, f"no sample says much about δ at σ = {sigma:.6g}"
+            if best.delta < 1:
+                return best
+            raise FailureError(
+                f"not certified: no sample says much about δ at σ = {sigma:.6g}. "
+                "Use more certify samples, or a larger σ or ε."
             )
         found = self.model.bounds(sigma, epsilon, plan, self._trial(samples, beta))
         total = largest(found.both) + beta
@@ -263,12 +267,30 @@ class Engine:
             if fallback is None or x < fallback[0]:
                 fallback = x, found
         try:
-            with self._stage("calibrating on fresh samples"):
-                estimate = find()
-        except FailureError:
+            return self._searched(name, delta, at, find, fallback)
+        except FailureError as problem:
             if fallback is None:
                 raise
-            return fallback[1]  # nothing is known of the truth; this holds
+            why = str(problem).removeprefix("not certified: ").partition(". ")[0]
+            note = f"{why}; {_words(name)} = {fallback[0]:.6g} holds without samples, and is taken"
+            self.progress(Progress("certifying", note=note, lasting=True))
+            return fallback[1]
+
+    def _searched(
+        self,
+        name: Free,
+        delta: float,
+        at: Callable[[float], tuple[float, float]],
+        find: Callable[[], Found],
+        fallback: tuple[float, Verified] | None,
+    ) -> Verified:
+        """What an estimate and tests near it show.
+
+        Raises:
+          FailureError: nothing within some percent of the estimate.
+        """
+        with self._stage("calibrating on fresh samples"):
+            estimate = find()
         if not self.model.sampled:
             return self._inflate(estimate, at, delta)
         short = 0.0
@@ -326,13 +348,10 @@ class Engine:
         most_slack = self.model.most_slack
         near = fallback is not None and fallback[0] <= (1 + most_slack) * centre
         if not slack(plan, samples) < most_slack:
-            refused = self._or_refuse(
-                None if fallback is None else fallback[1],
-                near,
-                f"no sample says enough near {_words(name)} = {centre:.6g}, where its bound would "
-                f"cost more than {100 * most_slack:g}%",
+            raise FailureError(
+                f"not certified: no sample says enough near {_words(name)} = {centre:.6g}, where "
+                f"its bound would cost more than {100 * most_slack:g}%. Use more certify samples."
             )
-            return refused, 0.0
         # several percent beyond where the pilot says that δ is met, nothing is worth a test
         truth = centre * math.exp((plan.log_mean - math.log(delta)) / slope)
         rungs = []
@@ -456,20 +475,6 @@ class Engine:
             )
             if delta == 1.0
             else Verified(sigma, epsilon, delta, found, 0.0, 0, 0, bound.method)
-        )
-
-    @staticmethod
-    def _or_refuse(fallback: Verified | None, good: bool, why: str) -> Verified:
-        if fallback is not None and good:
-            return fallback
-        tail = (
-            ""
-            if fallback is None
-            else f" Without amplification σ = {fallback.noise_multiplier:.6g} holds "
-            f"(ε = {fallback.epsilon:g}, δ = {fallback.delta:.3g})."
-        )
-        raise FailureError(
-            f"not certified: {why}.{tail} Use more certify samples, a larger δ, or a smaller ε."
         )
 
     def _trial(self, samples: int = 0, beta: float = 0.0, *path: int) -> Trial:

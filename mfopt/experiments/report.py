@@ -137,7 +137,7 @@ def _guarantee(found: Factorization) -> str:
         else (f"group of {stated.group_size} ({stated.privacy_unit})")
     )
     rows = [
-        ("ε, δ", f"{words.round_up(stated.epsilon, 6)}, {words.round_up(stated.delta, 6)}"),
+        ("ε, δ", f"{words.round_up(stated.epsilon, 6)}, {words.delta(stated.delta)}"),
         (
             "for",
             f"adding or removing one {unit}"

@@ -150,9 +150,12 @@ def least_error(
       provenance: more to put on record.
       progress: told of every evaluation, and in words of every candidate that is finished.
 
+    Where nothing could be certified the best C is kept likewise, and
+    ``provenance["not_certified"]`` says why.
+
     Raises:
       UsageError: an argument out of range.
-      FailureError: nothing could be certified.
+      FailureError: nothing that was tried has an answer.
     """
     _check.epsilon("epsilon", epsilon)
     _check.probability("delta", delta)
@@ -185,21 +188,30 @@ def least_error(
             tried.append(Tried(candidate, scored, time.perf_counter() - begun))
         progress(Progress(candidate.words(), note=_note(tried[-1]), lasting=True))
     ranked = sorted((one for one in tried if one.scored is not None), key=lambda one: one.rmse)
-    chosen = [(one.scored.found, one.candidate.scheme) for one in ranked if one.scored is not None]
+    chosen = [
+        (one.scored.found, one.candidate.scheme, one.rmse)
+        for one in ranked
+        if one.scored is not None
+    ]
     if unfinished is not None:
         # an unfinished search's own samples flatter it by next to nothing
         value = math.exp(unfinished[0].loss) if math.isfinite(unfinished[0].loss) else math.inf
         if not ranked or value < ranked[0].rmse:
-            chosen.insert(0, unfinished)
+            chosen.insert(0, (*unfinished, value))
     if not chosen:
         if interrupted:
             raise FailureError("interrupted before anything was tried; nothing to keep")
         raise FailureError("nothing that was tried has an answer: " + tried[-1].problem)
     record = {**(provenance or {}), "tried": [one.describe() for one in tried], "at_most": most}
     refused: list[str] = []
-    for found, scheme in chosen:
+    kept: list[Factorization] = []
+    proved: list[Factorization] = []
+    for found, scheme, rmse in chosen:
+        # a certificate may cost more than was estimated, up to all of the amplification
+        if proved and not rmse < min(one.rmse for one in proved):
+            break
         try:
-            return on_record(
+            made = on_record(
                 found,
                 scheme,
                 epsilon,
@@ -208,14 +220,26 @@ def least_error(
                 certify_samples=certify_samples,
                 seed=seed,
                 privacy_unit=privacy_unit,
-                provenance={**record, **({"not_certified": refused} if refused else {})},
+                provenance={**record, **({"not_certified": list(refused)} if refused else {})},
                 progress=progress,
                 interrupted=interrupted,
+                keep=True,
             )
         except FailureError as problem:
-            refused.append(f"{scheme.kind}, {found.strategy.kind}: {problem}")
-            note = f"{refused[-1]} The next best is certified instead."
-            progress(Progress("certifying", note=note, lasting=True))
+            why = str(problem)
+        else:
+            if interrupted or made.provenance["interrupted"]:
+                return min(proved, key=lambda one: one.rmse, default=made)
+            if made.guarantee.status == "certified":
+                proved.append(made)
+                continue
+            kept.append(made)
+            why = made.provenance["not_certified"][-1]
+        refused.append(f"{scheme.kind}, {found.strategy.kind}: {why}")
+        note = f"{refused[-1]} The next best is certified instead."
+        progress(Progress("certifying", note=note, lasting=True))
+    if proved or kept:
+        return min(proved, key=lambda one: one.rmse, default=(kept or proved)[0])
     raise FailureError("nothing that was tried could be certified: " + refused[0])
 
 

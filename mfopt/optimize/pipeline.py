@@ -51,7 +51,8 @@ def factorize(
 
     The guarantee is (ε, δ)-DP of one ``privacy_unit``, add-remove adjacency, certified by
     estimate-verify-release. An interrupt (KeyboardInterrupt) keeps the best C so far and returns
-    it with an *estimate* for a guarantee; ``provenance["interrupted"]`` is then true.
+    it with an *estimate* for a guarantee; ``provenance["interrupted"]`` is then true. So does a
+    search whose C has no certificate, and ``provenance["not_certified"]`` says why.
 
     Args:
       scheme, epsilon, delta, bands, workload, seed: as for :func:`mfopt.optimize.optimize`, which
@@ -70,7 +71,7 @@ def factorize(
 
     Raises:
       UsageError: an argument out of range.
-      FailureError: no σ could be certified.
+      FailureError: no σ could be certified for a C that nothing was spent on.
 
     >>> from mfopt.sampling import BallsInBins
     >>> made = factorize(BallsInBins(bins=8, epochs=2), 2.0, strategy="identity")
@@ -187,6 +188,7 @@ def factorize(
         provenance=record,
         progress=progress,
         interrupted=interrupted,
+        keep=searched,
     )
 
 
@@ -203,6 +205,7 @@ def on_record(
     provenance: dict[str, Any] | None = None,
     progress: Report = silent,
     interrupted: bool = False,
+    keep: bool = False,
 ) -> Factorization:
     """An optimized C with the least σ that is certified for it, ready to save.
 
@@ -212,9 +215,11 @@ def on_record(
       certify_samples, seed, progress: as for :func:`factorize`.
       privacy_unit, provenance: as for :func:`factorize`.
       interrupted: whether the search was; C then gets an estimate, as at an interrupt here.
+      keep: whether C gets an estimate also where no σ could be certified, and
+        ``provenance["not_certified"]`` why.
 
     Raises:
-      FailureError: no σ could be certified.
+      FailureError: no σ could be certified, and C is not to be kept; or it has no estimate either.
     """
     record = {
         **(provenance or {}),
@@ -244,8 +249,13 @@ def on_record(
             record["estimate_relative_error"] = estimate.relative_error
         except KeyboardInterrupt:
             interrupted = True
+        except FailureError as problem:
+            if not keep:
+                raise
+            record["not_certified"] = [*record.get("not_certified", []), str(problem)]
     if guarantee is None:
-        guarantee = _estimate(found, scheme, epsilon, delta, privacy_unit)
+        why = "interrupted" if interrupted else "no certificate"
+        guarantee = _estimate(found, scheme, epsilon, delta, privacy_unit, why)
     record["interrupted"] = interrupted
     made = Factorization(
         found.strategy,
@@ -311,22 +321,32 @@ class _Ahead:
 
 
 def _estimate(
-    found: Optimized, scheme: BinScheme, epsilon: float, delta: float, privacy_unit: str
+    found: Optimized,
+    scheme: BinScheme,
+    epsilon: float,
+    delta: float,
+    privacy_unit: str,
+    why: str,
 ) -> Guarantee:
-    """The uncertified statement of an interrupted run, from a quick fresh estimate of σ."""
+    """The uncertified statement of a run without certificate, from a quick fresh estimate of σ."""
     from mfopt.calibration import calibrate
 
     sampled = law(scheme).loss(found.strategy)
-    estimate = calibrate(sampled, epsilon, delta, samples=2**13)
-    if not np.isfinite(estimate.noise_multiplier):
-        raise FailureError("interrupted before any usable strategy was found; nothing to keep")
+    sigma, details = found.noise_multiplier, {}
+    # where not even that can be sampled, the search's own σ says what it was
+    with contextlib.suppress(FailureError):
+        estimate = calibrate(sampled, epsilon, delta, samples=2**13)
+        sigma = estimate.noise_multiplier
+        details = {"relative_error": estimate.relative_error, "samples": estimate.samples}
+    if not np.isfinite(sigma):
+        raise FailureError(f"{why}, and no usable strategy was found; nothing to keep")
     return Guarantee(
         epsilon=epsilon,
         delta=delta,
-        noise_multiplier=estimate.noise_multiplier,
+        noise_multiplier=sigma,
         privacy_unit=privacy_unit,
         adjacency="add-remove",
-        method=f"{sampled.name} Monte Carlo, importance sampling (interrupted, not certified)",
+        method=f"{sampled.name} Monte Carlo, importance sampling ({why}, not certified)",
         status="estimate",
-        details={"relative_error": estimate.relative_error, "samples": estimate.samples},
+        details=details,
     )

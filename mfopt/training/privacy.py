@@ -24,6 +24,7 @@ from mfopt.strategies import Strategy
 from mfopt.training.batching import charged_delta, smallest_batch_size
 from mfopt.training.loop import Execution
 from mfopt.training.units import Units
+from mfopt.words import delta as delta_in_words
 from mfopt.words import round_up
 from mfopt.workloads import PrefixSums, ToeplitzWorkload
 
@@ -370,7 +371,7 @@ def report_text(facts: dict[str, Any]) -> str:
     guarantee, sizes = facts["guarantee"], facts["noise_against_signal"]
     lines = [
         f"privacy unit      {guarantee['privacy_unit']} ({guarantee['adjacency']} adjacency)",
-        f"epsilon, delta    {round_up(guarantee['epsilon'], 6)}, {round_up(guarantee['delta'], 6)}",
+        f"epsilon, delta    {round_up(guarantee['epsilon'], 6)}, {delta_in_words(guarantee['delta'])}",
         f"method            {guarantee['method']} ({guarantee['status']})",
         f"noise multiplier  {round_up(facts['noise_multiplier'], 6)} "
         f"({facts['noise_multiplier_unit']})",

@@ -55,7 +55,7 @@ def _guarantee(report: dict[str, Any]) -> str:
     stated = report["guarantee"]
     rows = [
         ("statement", report["statement"] if report["holds"] else "NONE: see below"),
-        ("ε, δ", f"{words.round_up(stated['epsilon'], 6)}, {words.round_up(stated['delta'], 6)}"),
+        ("ε, δ", f"{words.round_up(stated['epsilon'], 6)}, {words.delta(stated['delta'])}"),
         ("for", f"one {stated['privacy_unit']}, {stated['adjacency']} adjacency"),
         ("method", f"{stated['method']} ({stated['status']})"),
     ]

@@ -237,6 +237,15 @@ def command(
         _report(found, path, seconds)
     if found.guarantee.status == "certified":
         return 0 if path == wanted else 1
+    if not found.provenance["interrupted"]:
+        why = found.provenance["not_certified"][-1]
+        click.echo(
+            f"mfopt: {why} C is saved and its σ is NOT CERTIFIED: `mfopt calibrate {path} "
+            "--eps EPS --delta DELTA` finds one without a search for another target, or for this "
+            "one with more --certify-samples.",
+            err=True,
+        )
+        return 1
     click.echo(
         "interrupted: the best strategy so far is saved and its σ is NOT CERTIFIED. "
         f"Run `mfopt certify {path}` before training.",
