@@ -3,14 +3,17 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from mfopt_cli import display
 from mfopt_cli.main import COMMANDS, cli, main
 from mfopt_cli.options import StrategyName
 
@@ -245,6 +248,38 @@ def test_init_and_own_workload(made, tmp_path):
     assert run(*TINY, *shared, "--init", made[0], "--out", first) == (0, "", "")
     assert run(*TINY, *shared, "--init", first, "--out", second) == (0, "", "")
     assert mfopt.load(second).workload.kind == "toeplitz"
+
+
+@pytest.mark.ci
+def test_an_audit_without_an_upper_bound_says_so_and_is_json():
+    blt = Path(__file__).parents[1] / "artifacts/factorizations/blt-4-8x32-eps2.npz"
+    words = ["audit", blt, "--canaries", 100, "--seed", 1]
+
+    def no_constant(text):
+        raise AssertionError(f"{text} is no JSON")
+
+    code, out, _ = run(*words, "--json")
+    found = json.loads(out, parse_constant=no_constant)
+    assert code == 0 and found["noise_multiplier_highest"] is None
+    code, out, _ = run(*words)
+    assert code == 0 and "no upper bound" in out and "inf" not in out
+
+
+def test_one_printer_writes_all_json(capsys):
+    for path in (Path(display.__file__).parent / "commands").glob("*.py"):
+        assert "json.dumps(" not in path.read_text(), path.name
+    display.json_object({"b": [float("inf"), 1.0], "a": {"x": float("nan")}}, sort_keys=True)
+    assert json.loads(capsys.readouterr().out) == {"a": {"x": None}, "b": [None, 1.0]}
+
+
+@pytest.mark.parametrize("closed", ["", ">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_stream_is_no_reason_to_fail(closed, made):
+    python = f"{shlex.quote(sys.executable)} -c 'from mfopt_cli.main import main; main()'"
+    for asked, code in ((f"calibrate {shlex.quote(str(made[0]))} --eps 3 --seed 1", 0), ("x", 2)):
+        child = subprocess.run(
+            f"{python} {asked} {closed}", shell=True, capture_output=True, text=True, check=False
+        )
+        assert child.returncode == code and "Traceback" not in child.stderr, child.stderr
 
 
 # --- help ----------------------------------------------------------------------------------------

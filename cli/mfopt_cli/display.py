@@ -102,9 +102,9 @@ def print_text(text: str, style: str = "") -> None:
         click.echo(text)
 
 
-def json_object(values: dict[str, Any]) -> None:
-    """One JSON object; numbers that are not finite become null, as JSON has none."""
-    click.echo(json.dumps(plain(values), indent=2, allow_nan=False))
+def json_object(values: dict[str, Any] | list[Any] | None, *, sort_keys: bool = False) -> None:
+    """One JSON value; numbers that are not finite become null, as JSON has none."""
+    click.echo(json.dumps(plain(values), indent=2, sort_keys=sort_keys, allow_nan=False))
 
 
 def plain(value: Any) -> Any:

@@ -80,6 +80,7 @@ def main(arguments: list[str] | None = None) -> Any:
     from mfopt import _signals
     from mfopt_cli.spelling import speak_plainly
 
+    _open_streams()
     speak_plainly()
     # what is imported and traced stays: to look at it again and again took a fifteenth of the time
     gc.set_threshold(200_000, 20, 20)
@@ -121,6 +122,13 @@ def main(arguments: list[str] | None = None) -> Any:
     if isinstance(code, int) and code:
         sys.exit(code)
     return code
+
+
+def _open_streams() -> None:
+    """Let a stream that was closed before the start (``>&-``) lead nowhere, where it is None."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for as long as we run
 
 
 def _end(message: str, code: int) -> None:

@@ -371,7 +371,8 @@ def report_text(facts: dict[str, Any]) -> str:
     guarantee, sizes = facts["guarantee"], facts["noise_against_signal"]
     lines = [
         f"privacy unit      {guarantee['privacy_unit']} ({guarantee['adjacency']} adjacency)",
-        f"epsilon, delta    {round_up(guarantee['epsilon'], 6)}, {delta_in_words(guarantee['delta'])}",
+        f"epsilon, delta    {round_up(guarantee['epsilon'], 6)}, "
+        f"{delta_in_words(guarantee['delta'])}",
         f"method            {guarantee['method']} ({guarantee['status']})",
         f"noise multiplier  {round_up(facts['noise_multiplier'], 6)} "
         f"({facts['noise_multiplier_unit']})",

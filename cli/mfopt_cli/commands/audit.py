@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ def command(
         )
     faults = [finding for finding in result.sampling if finding.fault]
     if as_json:
-        click.echo(json.dumps(dataclasses.asdict(result) | {"passed": result.passed}))
+        display.json_object(dataclasses.asdict(result) | {"passed": result.passed})
     elif not quiet:
         display.table(
             f"{run or config}: audit with {result.canaries} canaries",
@@ -89,7 +89,7 @@ def command(
                 (
                     "",
                     f"{result.epsilon_profile:.4g} if it is this mechanism with another noise "
-                    f"multiplier (at most {result.noise_multiplier_highest:.4g})",
+                    f"multiplier ({_at_most(result.noise_multiplier_highest)})",
                 ),
                 ("confidence", f"{result.confidence:g}"),
                 (
@@ -111,6 +111,13 @@ def command(
             "audit failed: the trainer leaks more than the guarantee allows "
             f"(with confidence {result.confidence:g})"
         )
+
+
+def _at_most(noise_multiplier: float) -> str:
+    """The largest noise multiplier that the guesses allow, in words."""
+    if math.isfinite(noise_multiplier):
+        return f"at most {noise_multiplier:.4g}"
+    return "these guesses are no upper bound on it: more canaries may be"
 
 
 def _subject(run: str | None, path: str | None) -> tuple[Any, Any, int | None]:

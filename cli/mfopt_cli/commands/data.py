@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +149,7 @@ def build(**given: Any) -> None:
     with Live(not given["quiet"] and not given["as_json"]) as live:
         report = make(options=chosen, force=given["force"], restart=given["restart"], progress=live)
     if given["as_json"]:
-        click.echo(json.dumps(report, indent=2, sort_keys=True))
+        display.json_object(report, sort_keys=True)
     elif not given["quiet"]:
         _print(report)
 
@@ -244,7 +243,7 @@ def stats(path: str, plot: str | None, verify: bool, force: bool, as_json: bool)
             store.verify()
     found = {name: statistics.summary(store) for name, store in stores.items()}
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        display.json_object(found)
     else:
         for name, facts in found.items():
             _describe(name, facts)

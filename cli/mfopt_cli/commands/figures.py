@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -106,7 +105,7 @@ def _artifacts(name: str) -> list[str]:
 
 def _report(written: list[str], as_json: bool, quiet: bool) -> None:
     if as_json:
-        click.echo(json.dumps({"written": written}, indent=2))
+        display.json_object({"written": written})
     elif not quiet:
         for path in written:
             click.echo(f"wrote {path}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from mfopt_cli import display, options
@@ -63,7 +61,7 @@ def command(
         )
         said.append(prompt + tokenizer.decode(list(drawn)))
     if as_json:
-        click.echo(json.dumps(said))
+        display.json_object(said)
         return
     for number, text in enumerate(said):
         if number:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from typing import Any
 
@@ -140,12 +139,12 @@ def command(
     if report_only:
         prepared.close()
         if as_json:
-            click.echo(json.dumps(report, indent=2, sort_keys=True))
+            display.json_object(report, sort_keys=True)
         return
     with Live(not quiet) as live:
         summary = execute(prepared, resume_from=resume_from, progress=live)
     if as_json:
-        click.echo(json.dumps(summary, indent=2, sort_keys=True))
+        display.json_object(summary, sort_keys=True)
         return
     for line in _lines(summary):
         display.print_text(line)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from mfopt_cli import display, options
@@ -43,7 +41,7 @@ def command(
             facts, public_key=key, factorization=factorization, progress=live
         )
     if as_json:
-        click.echo(json.dumps(found.describe(), indent=2))
+        display.json_object(found.describe())
     elif not quiet:
         rows = [
             (check.name, f"{check.stated}" if check.holds else f"{check.stated}: {check.found}")
