@@ -25,6 +25,8 @@ def missing(problem: ModuleNotFoundError) -> ModuleNotFoundError:
     if package not in EXTRAS:
         return problem
     return ModuleNotFoundError(
-        f"this needs {package}, which is not installed: pip install 'mfopt[{EXTRAS[package]}]'",
+        # mfopt is installed from its clone: no index has it
+        f"this needs {package}, which is not installed: in the clone of mfopt, run "
+        f"pip install '.[{EXTRAS[package]}]'",
         name=problem.name,
     )

@@ -36,7 +36,7 @@ def test_a_command_names_the_missing_extra(words, tmp_path):
     program = f"import os; os.chdir({str(tmp_path)!r})\nfrom mfopt_cli.main import main\n"
     done = run(f"{program}main({words!r})", TRAIN)
     assert done.returncode == 1, done.stderr
-    assert done.stderr.strip().splitlines()[-1].endswith("pip install 'mfopt[train]'")
+    assert done.stderr.strip().splitlines()[-1].endswith("run pip install '.[train]'")
     assert "Traceback" not in done.stderr
 
 
@@ -53,7 +53,7 @@ for module in ("for_torch", "for_opacus", "for_jax_privacy"):
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["for_torch", "for_opacus", "for_jax_privacy"]
-    assert all("pip install 'mfopt[interop]'" in line for line in lines)
+    assert all("in the clone of mfopt, run pip install '.[interop]'" in line for line in lines)
 
 
 def test_other_missing_modules_are_not_explained_away():
