@@ -13,7 +13,7 @@ from mfopt import strategies as S
 from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.calibration import calibrate
 from mfopt.errors import UsageError
-from mfopt.optimize import run, starts, usual
+from mfopt.optimize import auto, memory, run, starts, usual
 from mfopt.sampling import BallsInBins, FreshBins
 from mfopt.workloads import PrefixSums
 
@@ -42,6 +42,26 @@ def rmse(strategy):
     loss = dominating_pair.exact(strategy, SCHEME)
     sigma = calibrate(loss, 8.0, 1e-4, samples=2**15, seed=5).noise_multiplier
     return float(query_error.rmse(PrefixSums(), strategy, SCHEME.iterations, sigma))
+
+
+@pytest.mark.parametrize("iters", [1, 3])
+def test_runs_of_a_few_iterations_have_as_few_buffers(iters, tmp_path):
+    from mfopt_cli.main import main
+
+    scheme = BallsInBins(iters, 1)
+    assert usual.buffers(scheme) == iters and usual.buffers(BallsInBins(4, 2)) == 4
+    sizes = [one.size for one in memory.wanted(scheme, 5) if one.kind != "banded-toeplitz"]
+    assert sizes and max(sizes) <= iters
+    kept = [one for one in auto.candidates(1, iters, 15) if one.scheme.kind == "balls-in-bins"]
+    assert max(one.size for one in kept) <= iters
+    found = optimize.optimize(scheme, 2.0, 1e-3, samples=64, steps=1, seed=1)
+    assert found.strategy.buffers == iters
+    path = tmp_path / "few.npz"
+    words = f"--epochs 1 --iters {iters} --eps 8 --samples 64 --steps 1 --seed 1 --quiet"
+    main(["optimize", *words.split(), "--out", str(path)])
+    assert mfopt.load(path).strategy.base.buffers == iters
+    with pytest.raises(UsageError, match=f"Use at most {iters}"):
+        optimize.optimize(scheme, 2.0, 1e-3, buffers=4)
 
 
 def test_the_better_form_is_kept_whichever_comes_first():

@@ -104,10 +104,10 @@ def candidates(epochs: int, iters: int, most: int) -> list[Candidate]:
     kept, afresh = BallsInBins(iters, epochs), FreshBins(iters, epochs)
     found = [Candidate(kept, "identity"), Candidate(afresh, "identity")]
     if most >= 1:
-        found.append(Candidate(kept, "blt", min(most, usual.BUFFERS)))
-    if most >= starts.FEWEST_WAVE:
+        found.append(Candidate(kept, "blt", min(most, usual.buffers(kept))))
+    if min(most, kept.iterations) >= starts.FEWEST_WAVE:
         found.append(Candidate(kept, "wave-blt", usual.BUFFERS))
-    blocks = min(most, memory.MOST_BLOCKS, iters + 1)
+    blocks = min(most, memory.MOST_BLOCKS, iters + 1, kept.iterations)
     if blocks >= memory.FEWEST_BLOCKS:
         found.append(Candidate(kept, "cyclic-blocks", blocks))
     bands = min(most + 1, MOST_BANDS, iters)

@@ -78,13 +78,14 @@ def wanted(scheme: BinScheme, memory: int) -> list[WithinBound]:
     ['blt (3)', 'blt (4)', 'wave-blt (4)', 'blt (5)', 'cyclic-blocks (5)']
     """
     bands = max(_FEWEST_BANDS, int(_LEAST_SHARE * scheme.bins) + 1)
+    n = scheme.iterations  # no kind has more buffers
     found: dict[tuple[str, int], WithinBound] = {}
     for bound in range(max(memory - 1, 0), memory + 2):
         for kind, size, least in (
-            ("blt", min(bound, MOST_BUFFERS), 1),
-            ("wave-blt", min(bound, starts.FEWEST_WAVE), starts.FEWEST_WAVE),
-            ("cyclic-blocks", min(bound, MOST_BLOCKS, scheme.bins + 1), FEWEST_BLOCKS),
-            ("banded-toeplitz", min(bound + 1, scheme.iterations), bands),
+            ("blt", min(bound, MOST_BUFFERS, n), 1),
+            ("wave-blt", min(bound, starts.FEWEST_WAVE, n), starts.FEWEST_WAVE),
+            ("cyclic-blocks", min(bound, MOST_BLOCKS, scheme.bins + 1, n), FEWEST_BLOCKS),
+            ("banded-toeplitz", min(bound + 1, n), bands),
         ):
             if size >= least:
                 found.setdefault((kind, size), WithinBound(bound, kind, size))

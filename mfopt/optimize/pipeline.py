@@ -89,7 +89,7 @@ def factorize(
     workload = _check.kind("workload", workload or PrefixSums(), Workload)
     if memory is not None and options:
         raise _check.reject("memory", memory, f"leaves no choice of {', '.join(sorted(options))}")
-    buffers = _check.integer("buffers", options.get("buffers", usual.BUFFERS))
+    buffers = _check.integer("buffers", options.get("buffers", usual.buffers(scheme)))
     forms = asked or usual.kinds(scheme, epsilon, buffers)
     searched = memory is not None or len(forms) > 1 or forms[0] in kinds.names()
     if time_scale is None:

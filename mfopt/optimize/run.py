@@ -90,7 +90,7 @@ def optimize(
     *,
     strategy: str | Sequence[str] = "blt",
     bands: int = 16,
-    buffers: int = usual.BUFFERS,
+    buffers: int | None = None,
     workload: Workload | None = None,
     loss: str | objective.Loss = "rmse",
     samples: int | None = None,
@@ -110,7 +110,7 @@ def optimize(
       epsilon, delta: add-remove target for one unit.
       strategy: a kind of :mod:`mfopt.optimize.kinds`, or several: each is searched, and the best of
         them on fresh samples is kept.
-      bands, buffers: size of banded kinds and of BLT.
+      bands, buffers: size of banded kinds and of BLT; by default :func:`usual.buffers`.
       workload: A; prefix sums by default.
       loss: "rmse", "max", or a differentiable function of (strategy, σ) to minimize.
       samples: frozen Monte Carlo samples; more for kinds with more parameters by default.
@@ -156,6 +156,8 @@ def optimize(
         loss = objective.LOSSES[loss](workload, searched.iterations)
     n = searched.iterations
     bands = min(_check.integer("bands", bands), n)
+    if buffers is None:
+        buffers = usual.buffers(scheme)
     buffers = _check.integer("buffers", buffers)
     begun = time.perf_counter()
     size = kinds.Size(n, searched.bins, bands, buffers)

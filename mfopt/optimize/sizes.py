@@ -212,7 +212,7 @@ def require(
             "buffers",
             buffers,
             f"is more than the run has iterations ({scheme.iterations})",
-            "4 to 8 are near the optimum.",
+            f"Use at most {scheme.iterations}.",
         )
 
     def need(bins: int, samples: int = samples) -> float:

@@ -17,6 +17,16 @@ BUFFERS = 4  # of a BLT and of one with a wave: more gain next to nothing
 WAVE_FROM = 4.0  # ε; below it a second search gains less than it costs
 
 
+def buffers(scheme: BinScheme) -> int:
+    """How many of a BLT, where no number was asked for: no more than there are iterations.
+
+    >>> from mfopt.sampling import BallsInBins
+    >>> buffers(BallsInBins(bins=3, epochs=1)), buffers(BallsInBins(bins=32, epochs=8))
+    (3, 4)
+    """
+    return min(BUFFERS, scheme.iterations)
+
+
 def kinds(scheme: BinScheme, epsilon: float, buffers: int) -> tuple[str, ...]:
     """Kinds of C to search, the best of which is to be kept.
 

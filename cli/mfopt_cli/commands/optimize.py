@@ -54,7 +54,8 @@ from mfopt_cli.live import Live
     type=options.COUNT,
     default=4,
     show_default=True,
-    help="Buffers of blt, wave-blt (at least 4) and cyclic-blocks.",
+    help="Buffers of blt, wave-blt (at least 4) and cyclic-blocks; by default no more than there "
+    "are iterations.",
 )
 @options.option(
     "--memory",
@@ -160,9 +161,11 @@ def command(
     everywhere = sampling == "auto"
     _check.epsilon("epsilon", epsilon)
     _check.probability("delta", delta)
-    source = click.get_current_context().get_parameter_source("bands")
-    if scheme.kind == "fresh-bins" and source is click.core.ParameterSource.DEFAULT:
+    given = click.get_current_context().get_parameter_source
+    if scheme.kind == "fresh-bins" and given("bands") is click.core.ParameterSource.DEFAULT:
         bands = min(bands, iters)  # more have no account there
+    if given("buffers") is click.core.ParameterSource.DEFAULT:
+        buffers = min(buffers, scheme.iterations)
     for name, value in [("bands", bands), ("buffers", buffers)]:
         _check.integer(name, value)
     forms: tuple[str, ...]  # one of which the file will hold
