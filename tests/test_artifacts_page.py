@@ -301,6 +301,25 @@ def test_numbers_of_studies(study: str) -> None:
     assert missing(_STUDIES[study], numbers) <= _BESIDE.get(study, set())
 
 
+def test_audits() -> None:
+    page = (FOLDER.parent / "mfopt" / "training" / "README.md").read_text(encoding="utf-8")
+    text = " ".join(page.split())
+    content = json.loads((FOLDER / "audit.json").read_text(encoding="utf-8"))
+    found = {(a["fault"], a["size"]): a for a in content["audits"]}
+
+    def bounds(fault: str, size: float) -> str:
+        one = found[fault, size]
+        return f"{one['epsilon_lower']:.3g} and {one['epsilon_profile']:.3g}"
+
+    claim = content["setting"]["epsilon"]
+    assert f"ε = {claim:g} the bounds are {bounds('noise', 1.0)} on the trainer as it is" in text
+    assert f"They are {bounds('noise', 0.5)} if it adds half the noise, " in text
+    assert f"{bounds('norm', 1.5)} if it does not clip gradients of 1.5 clip norms" in text
+    caught = [found["noise", 0.5], found["norm", 1.5]]
+    assert all(a["epsilon_lower"] < claim < a["epsilon_profile"] for a in caught)
+    assert max(a["epsilon_lower"] for a in found.values()) < 3.8  # which the page says of all
+
+
 @pytest.fixture
 def costs() -> dict[str, dict[str, float]]:
     columns = ("cells", "cpu_seconds", "seconds")
