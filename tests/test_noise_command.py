@@ -8,9 +8,10 @@ from mfopt_cli.main import main
 
 from mfopt import strategies as S
 from mfopt.errors import FailureError, UsageError
-from mfopt.factorization import Factorization
+from mfopt.experiments import mechanism_plot
+from mfopt.factorization import Factorization, load
 from mfopt.guarantee import Guarantee
-from mfopt.noise import NoiseStream, measure
+from mfopt.noise import NoiseStream, from_factorization, measure
 from mfopt.sampling import BallsInBins
 from mfopt.workloads import PrefixSums
 
@@ -49,6 +50,17 @@ def test_json_gives_memory_and_time(saved, capsys):
     assert 3 * 4 * 20_000 <= found["peak_bytes"] <= 4 * 4 * 20_000 + 4096
     assert found["run_seconds"] == pytest.approx(24 * found["first_seconds"])
     assert not found["extrapolated"]
+
+
+def test_a_strategy_is_described_in_words_everywhere(saved, capsys):
+    blt = S.BLT(np.array([0.3]), np.array([0.6]))
+    path = saved(S.TimeScaled(blt, np.linspace(1, 2, 24), np.ones(24)))
+    words = "blt, buffers 1, time-scaled"
+    assert run(path, "--params", "1e3", "--repeats", "1") == 0
+    assert words in capsys.readouterr().out
+    found = load(path)
+    assert words in repr(from_factorization(found, clip_norm=1.0))
+    assert words in mechanism_plot.draw(found).get_suptitle()
 
 
 def test_table_says_that_a_growing_step_is_extrapolated(saved, capsys):

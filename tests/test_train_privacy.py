@@ -310,6 +310,8 @@ def test_reports_are_public_and_readable():
     for part in ("add-remove", "for tests", "3 of 8", "delta raised", "not covered"):
         assert part in text
     assert "NO GUARANTEE" not in text
+    scaled = facts | {"strategy": {"kind": "time-scaled", "base": {"kind": "blt", "buffers": 4}}}
+    assert "blt, buffers 4, time-scaled" in privacy.report_text(scaled)
     pinned = privacy.report(account, execution, stated, num_params=100, steps_done=3, pinned=True)
     assert "NO GUARANTEE" in privacy.report_text(pinned) and not pinned["holds"]
     guess = dataclasses.replace(stated, status="estimate")

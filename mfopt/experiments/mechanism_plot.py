@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mfopt import words
 from mfopt.experiments import plots
 from mfopt.factorization import Factorization
 
@@ -29,7 +30,7 @@ def draw(factorization: Factorization) -> Any:
         fill(panel, factorization)
     guarantee = factorization.guarantee
     figure.suptitle(
-        f"{factorization.strategy.kind}, {factorization.sampling.words()}\n"
+        f"{words.described(factorization.strategy.describe())}: {factorization.sampling.words()}\n"
         f"RMSE {factorization.rmse:.4g}, σ {factorization.noise_multiplier:.4g}, "
         f"ε = {guarantee.epsilon:g}, δ = {guarantee.delta:g} ({guarantee.status})"
     )

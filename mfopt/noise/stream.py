@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mfopt import _check
+from mfopt import _check, words
 from mfopt.mechanism import release_digest
 from mfopt.noise import _draws, _kernels, _keys, secure
 from mfopt.noise.choice import Past, choose
@@ -180,7 +180,7 @@ class NoiseStream:
         }
 
     def __repr__(self) -> str:
-        return f"NoiseStream({self.strategy.describe()}, {self.settings})"
+        return f"NoiseStream({words.described(self.strategy.describe())}, {self.settings})"
 
     def buffer_bytes(self, parameters: int) -> int:
         """Memory of the buffers for so many parameters, over all devices, in bytes."""

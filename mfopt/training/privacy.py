@@ -25,7 +25,7 @@ from mfopt.training.batching import charged_delta, smallest_batch_size
 from mfopt.training.loop import Execution
 from mfopt.training.units import Units
 from mfopt.words import delta as delta_in_words
-from mfopt.words import round_up
+from mfopt.words import described, round_up
 from mfopt.workloads import PrefixSums, ToeplitzWorkload
 
 # Norm of the noise in the sum of all steps, in norms of the largest possible signal in it. Language
@@ -376,7 +376,7 @@ def report_text(facts: dict[str, Any]) -> str:
         f"method            {guarantee['method']} ({guarantee['status']})",
         f"noise multiplier  {round_up(facts['noise_multiplier'], 6)} "
         f"({facts['noise_multiplier_unit']})",
-        f"strategy          {facts['strategy']['kind']}",
+        f"strategy          {described(facts['strategy'])}",
         f"sampling          {_words(facts['sampling']['scheme'])}",
         f"sampled units     {facts['sampling']['population']} x {facts['units']['unit']}",
         f"steps             {facts['steps_done']} of {facts['iterations_covered']} covered",

@@ -103,7 +103,7 @@ def command(
     display.table(
         str(path),
         [
-            ("strategy", str(about["strategy"])),
+            ("strategy", words.described(about["strategy"])),
             ("method", _method(about)),
             ("buffers", f"{about['buffers']} of {about['buffer_dtype']}"),
             ("parameters", f"{params:,}"),
