@@ -144,6 +144,11 @@ BAD = {
     "infinite eps": (2, "eps", {"--eps": "inf"}),
     "text eps": (2, "eps", {"--eps": "two"}),
     "delta 2": (2, "delta", {"--delta": "2"}),
+    "delta 1e-300": (
+        2,
+        "--delta 1e-300: must be at least 1e-280: double precision has no thousandth of less. Use",
+        {"--delta": "1e-300", "--strategy": "blt"},
+    ),
     "delta 0": (2, "delta", {"--delta": "0"}),
     "no epochs": (2, "epochs", {"--epochs": "0"}),
     "negative iters": (2, "--iters -4: must be at least 1", {"--iters": "-4"}),

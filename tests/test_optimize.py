@@ -587,6 +587,17 @@ def test_factorization_is_certified():
     assert found.guarantee.noise_multiplier == found.noise_multiplier
 
 
+def test_a_search_that_sees_nothing_names_the_target():
+    trace = runs.StartedTrace(build=lambda x: S.Identity(), scheme=SCHEME, target="`delta=1e-60`")
+    with pytest.raises(FailureError, match=r"`delta=1e-60`: use a larger `delta` \(.*1e-20"):
+        trace.result()
+    for search in (optimize.optimize, optimize.factorize):
+        with pytest.raises(UsageError, match="delta = 1e-290: must be at least 1e-280"):
+            search(SCHEME, 2.0, 1e-290)
+    with pytest.raises(UsageError, match="delta = 1e-290: must be at least 1e-280"):
+        optimize.least_error(2, 4, 2.0, 1e-290)
+
+
 def test_a_search_without_a_certificate_is_kept(monkeypatch, tmp_path, capsys):
     from mfopt_cli.main import main
 

@@ -490,7 +490,12 @@ def check_delta(delta: float) -> float:
     """δ in (0, 1), above the smallest that floats can take a thousandth of."""
     delta = _check.probability("delta", delta)
     if delta < LEAST_DELTA:
-        raise _check.reject("delta", delta, f"must be at least {LEAST_DELTA:g}")
+        raise _check.reject(
+            "delta",
+            delta,
+            f"must be at least {LEAST_DELTA:g}: double precision has no thousandth of less",
+            "Use a larger one: 1e-20 is beyond what anybody could observe.",
+        )
     return delta
 
 

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mfopt import _check
+from mfopt.accounting.verify import check_delta
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import Factorization
 from mfopt.optimize import kinds, memory, starts, usual
@@ -158,7 +159,7 @@ def least_error(
       FailureError: nothing that was tried has an answer.
     """
     _check.epsilon("epsilon", epsilon)
-    _check.probability("delta", delta)
+    check_delta(delta)
     most = _check.integer("memory", most, at_least=0)
     workload = workload or PrefixSums()
     wanted = candidates(epochs, iters, most)

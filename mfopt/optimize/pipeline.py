@@ -13,6 +13,7 @@ import numpy as np
 from mfopt import _check, _signals, _sizes, query_error
 from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.accounting.monte_carlo.protocol import law
+from mfopt.accounting.verify import check_delta
 from mfopt.calibration import release, to_compile
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import Factorization, proofs
@@ -80,7 +81,7 @@ def factorize(
     """
     asked = None if strategy is None else kinds.asked(strategy)
     _check.epsilon("epsilon", epsilon)
-    _check.probability("delta", delta)
+    check_delta(delta)
     if certify_samples is not None:
         _check.integer("certify samples", certify_samples, at_least=256)
     if seed is not None:

@@ -15,6 +15,7 @@ import numpy as np
 from mfopt import _check, _quick, _signals
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo.protocol import SampledLaw, law
+from mfopt.accounting.verify import check_delta
 from mfopt.errors import FailureError, UsageError
 from mfopt.optimize import drivers, kinds, objective, sizes, tangent, tangent_search, usual
 from mfopt.optimize.drivers import Judge, Step, Trace
@@ -35,6 +36,7 @@ _SCOUT_STEPS, _SCOUT_FEW = 12, 40
 # terms (samples times modes), where less would save nothing, and so many samples a parameter, where
 # fewer would be fitted. A plain BLT at 8 × 128, ε = 2, then takes about three quarters of the time.
 _SHARE, _TERMS, _FOR_EACH = 8, 2**19, 64
+_SEEN_DELTA = 1e-20  # seeds, ε and sizes that were tried; at 1e-25 the first search had no σ
 _FEW_BINS = 128  # of the search that one with more bins begins from
 _NEAR, _DRIFT = 0.5, 0.2  # reach of a step, and of log σ in a round, from a start that is near
 # Where bins are grouped: times as many frozen samples, since all else costs more there, and the
@@ -137,7 +139,7 @@ def optimize(
     ('blt', 1, True)
     """
     _check.epsilon("epsilon", epsilon)
-    _check.probability("delta", delta)
+    check_delta(delta)
     entries = [kinds.find(name) for name in kinds.asked(strategy)]
     if time_scale:
         scaling = Scaling() if time_scale is True else time_scale
@@ -453,7 +455,12 @@ class _Job:
         stretch = None
         if few != many:
             stretch = functools.partial(_stretched, kind, few.iterations, many.iterations)
-        return StartedTrace(build=build, scheme=many, stretch=stretch)
+        return StartedTrace(
+            build=build,
+            scheme=many,
+            stretch=stretch,
+            target=f"`epsilon={self.epsilon:g}`, `delta={self.delta:g}`",
+        )
 
     def confirm(
         self, kind: Kind, starts: list[Strategy], found: StartedTrace, samples: int
@@ -668,11 +675,13 @@ class StartedTrace(Trace):
       build: from parameters to a strategy.
       scheme: what the result is for.
       stretch: from there to the result, where it is for more bins than are searched with.
+      target: in words, for messages.
     """
 
     build: Callable[[jax.Array], Strategy] = dataclasses.field(kw_only=True)
     scheme: BinScheme = dataclasses.field(kw_only=True)
     stretch: Callable[[Strategy], Strategy] | None = dataclasses.field(kw_only=True, default=None)
+    target: str = dataclasses.field(kw_only=True, default="this target")
 
     @property
     def norm(self) -> float:
@@ -687,7 +696,9 @@ class StartedTrace(Trace):
         """
         if self.best is None:
             raise FailureError(
-                "the objective is not a number at any start: is the loss defined there?"
+                f"the objective is not a number at any start for {self.target}: use a larger "
+                f"`delta` (samples may have no σ for less than {_SEEN_DELTA:g}), or see whether a loss of "
+                "your own is defined there."
             )
         return built(self.build, self.best)
 
