@@ -1,6 +1,6 @@
-"""How much noise the certificate costs: certified σ over the estimate from many samples.
+"""What a certificate costs: certified σ over the estimate from many samples, and CPU seconds.
 
-    mfopt bench slack --seeds 20 --out artifacts/bench-slack.json
+    mfopt bench certify --seeds 20 --out artifacts/bench-certify.json
 
 For each file and δ: σ is estimated once, from so many samples that its error is small against the
 slack, and certified with every seed; the slack is certified over estimated σ, less one. CPU seconds
@@ -56,14 +56,14 @@ def slack(
 
 def parser() -> Parser:
     """Its options."""
-    words = Parser("slack", __doc__)
+    words = Parser("certify", __doc__)
     words.word(
         "--files",
         type=listed(Path),
         default=[Path("artifacts/factorizations/optimize-blt-16x128-eps2.npz")],
         help="Factorizations; a list.",
     )
-    words.word("--delta", type=listed(float), default=[1e-5, 1e-8], help="Targets δ; a list.")
+    words.word("--delta", type=listed(float), default=list(TARGETS), help="Targets δ; a list.")
     words.word("--seeds", type=count, default=20, help="Certificates for each target.")
     words.word("--samples", type=count, default=2**20, help="Samples of the estimate.")
     words.out()
@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
             row = slack(pair, found.guarantee.epsilon, delta, options.seeds, int(options.samples))
             rows.append({"file": path.name, "strategy": found.strategy.describe(), **row})
     deltas = ",".join(f"{delta:g}" for delta in options.delta)
-    how = f"mfopt bench slack --delta {deltas} --seeds {options.seeds}"
+    how = f"mfopt bench certify --delta {deltas} --seeds {options.seeds}"
     keep(options.out, rows, how=how, begun=begun)
     print(json.dumps(rows, indent=2, ensure_ascii=False))
     return int(any(row["within target"] < row["seeds"] for row in rows))
