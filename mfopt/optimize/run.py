@@ -697,8 +697,8 @@ class StartedTrace(Trace):
         if self.best is None:
             raise FailureError(
                 f"the objective is not a number at any start for {self.target}: use a larger "
-                f"`delta` (samples may have no σ for less than {_SEEN_DELTA:g}), or see whether a loss of "
-                "your own is defined there."
+                f"`delta` (samples may have no σ for less than {_SEEN_DELTA:g}), or see whether a "
+                "loss of your own is defined there."
             )
         return built(self.build, self.best)
 
