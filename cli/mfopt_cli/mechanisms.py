@@ -34,7 +34,11 @@ def workload(text: str, n: int, momentum: float | None, cooldown: str | None) ->
                 "workload", text, "must be prefix, momentum or the .npy file of one"
             )
         return workloads.load(text, n)
-    if text == "prefix" and momentum is None and cooldown is None:
+    if text == "prefix" and momentum is not None:
+        raise _check.reject(
+            "momentum", momentum, "does nothing without --workload momentum", "Give that too."
+        )
+    if text == "prefix" and cooldown is None:
         return workloads.PrefixSums()
     rates = np.ones(n)
     if cooldown is not None:

@@ -93,6 +93,8 @@ def command(
     from mfopt.experiments import artifacts, comparison, families, noise_time, recommendation
     from mfopt.experiments.cache import Cache, default_folder
 
+    if as_csv and as_json:
+        raise click.UsageError("--csv does nothing with --json: give one of them")
     chosen = [name for part in include for name in part.split(",") if name]
     setting = comparison.Comparison(
         iters,

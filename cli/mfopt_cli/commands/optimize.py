@@ -183,6 +183,7 @@ def command(
 
         forms = (strategy,) if strategy else usual.kinds(scheme, epsilon, buffers)
         searched = not init  # it could begin with a file
+        _check_sizes(forms)
     from mfopt.factorization import load
 
     def named_after(form: str) -> Path:
@@ -300,6 +301,26 @@ def _check_chosen(option: str, unused: list[Any], optimizer: str, objective: str
         raise click.UsageError(f"{option} chooses the form of C itself: leave out {words}")
     if optimizer != "tangents":
         raise click.UsageError(f"{option} goes with the default --optimizer only")
+
+
+# what each size is of, among the kinds that are known here; those of a plugin may take either
+_SIZED = {
+    "bands": ("banded", "banded-toeplitz", "banded-sqrt", "banded-inverse-sqrt"),
+    "buffers": ("blt", "wave-blt", "cyclic-blocks"),
+}
+
+
+def _check_sizes(forms: tuple[str, ...]) -> None:
+    """Refuse a size that was given and that none of the forms has."""
+    source = click.get_current_context().get_parameter_source
+    known = set(forms) <= set(options.StrategyName.names)
+    for name, sized in _SIZED.items():
+        given = source(name) is click.core.ParameterSource.COMMANDLINE
+        if given and known and not set(forms) & set(sized):
+            raise click.UsageError(
+                f"--{name} does nothing for {' or '.join(forms)}: leave it out, or give "
+                f"--strategy {', '.join(sized[:-1])} or {sized[-1]}"
+            )
 
 
 def _scaling(strategy: str, wanted: bool | None, knots: int | None) -> Any:
