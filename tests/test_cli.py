@@ -13,13 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from mfopt_cli import display
+from mfopt_cli import display, messages
 from mfopt_cli.main import COMMANDS, cli, main
 from mfopt_cli.options import StrategyName
 
 import mfopt
 from mfopt import words
+from mfopt._check import reject
+from mfopt.errors import UsageError
 from mfopt.optimize import kinds
+from mfopt.sampling import from_description
 from mfopt.strategies import registered
 
 TINY = ["optimize", "--epochs", "2", "--iters", "4", "--eps", "2", "--delta", "1e-3", "--seed", "3"]
@@ -178,8 +181,16 @@ BAD = {
     "no unit": (2, "unit", {"--unit": " "}),
     "momentum 2": (2, "momentum", {"--workload": "momentum", "--momentum": "2"}),
     "malformed cooldown": (2, "cooldown", {"--workload": "momentum", "--cooldown": "1:2"}),
-    "backward cooldown": (2, "cooldown", {"--workload": "momentum", "--cooldown": "5:2:0.1"}),
-    "missing init": (2, "not a file", {"--strategy": "blt", "--init": "none.npz"}),
+    "backward cooldown": (
+        2,
+        "--cooldown 5:2:0.1: its stop 2 must be after its start 5",
+        {"--workload": "momentum", "--cooldown": "5:2:0.1"},
+    ),
+    "missing init": (
+        2,
+        "--init none.npz: is not a file",
+        {"--strategy": "blt", "--init": "none.npz"},
+    ),
     "missing folder": (2, "does not exist", {"--out": "none/one.npz"}),
     "other suffix": (2, ".npz", {"--out": "one.txt"}),
 }
@@ -231,6 +242,24 @@ def test_corrupt_and_missing_files(command, made, tmp_path):
 def test_an_audit_names_what_was_typed(words, named):
     code, _, err = run("audit", *words)
     assert code == 2 and f"{named} none: is not a file" in err
+
+
+def test_a_file_that_is_something_else_is_called_so(tmp_path):
+    other = tmp_path / "other.npz"
+    other.write_text("hello")
+    code, _, err = run("show", other)
+    assert code == 1 and "no factorization file of mfopt" in err and "mfopt optimize" in err
+    for path, why in ((tmp_path / "none", "No such file or directory"), (other, "not JSON")):
+        code, _, err = run("verify", path)
+        assert code == 2 and f"{path}: cannot be read (" in err and why in err
+        assert "Errno" not in err
+
+
+def test_messages_name_options_and_no_empty_value():
+    with pytest.raises(UsageError, match=r"^sampling = 'nosuch': must be one of balls-in-bins, "):
+        from_description({"kind": "nosuch"})
+    problem = reject("factorization", "", "give either", "So.")
+    assert messages.of_usage(problem, None) == "factorization: give either. So."
 
 
 def test_corrupt_init(made, tmp_path):

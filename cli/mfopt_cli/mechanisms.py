@@ -47,7 +47,9 @@ def workload(text: str, n: int, momentum: float | None, cooldown: str | None) ->
             rates = workloads.linear_cooldown(n, int(start), int(stop), float(final))
         except ValueError as problem:
             if isinstance(problem, _check.UsageError):
-                raise
+                part = (problem.argument or "").removeprefix("cooldown ")
+                rule = f"its {part} {problem.value!r} {problem.rule}"
+                raise _check.reject("cooldown", cooldown, rule) from None
             raise _check.reject(
                 "cooldown", cooldown, "must be START:STOP:FINAL, for example 500:2000:0.05"
             ) from None

@@ -65,7 +65,10 @@ def of_usage(problem: UsageError, ctx: click.Context | None) -> str:
     if names_several:
         pairs = zip(names, value, strict=True)
         shown, value = ", ".join(f"{flag(n, ctx) or n} {v!r}" for n, v in pairs), None
-    said = "" if value is None else f" {value}" if isinstance(value, str) else f" {value!r}"
+    if isinstance(value, str):
+        said = f" {value}" if value else ""  # the rule speaks of one that is empty
+    else:
+        said = "" if value is None else f" {value!r}"
     tail = f" {problem.way_out}" if problem.way_out else ""
     return f"{shown}{said}: {translate(f'{problem.rule}.{tail}', ctx)}"
 

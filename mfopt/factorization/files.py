@@ -39,6 +39,7 @@ see :mod:`mfopt.factorization.proofs`) and the history and provenance, which are
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -159,6 +160,10 @@ def load(path: str | Path, cls: type[_Loaded]) -> _Loaded:
             return _restore(archive, metadata, sampling, cls)
     except MALFORMED as problem:
         reason = _check.printable(str(problem) or type(problem).__name__)
+        if isinstance(problem, zipfile.BadZipFile):
+            reason = (
+                "it is no factorization file of mfopt, or is damaged. `mfopt optimize` makes one"
+            )
         raise FailureError(f"cannot load {path}: {reason}") from None
 
 

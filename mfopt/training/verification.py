@@ -87,10 +87,11 @@ def read(path: str | Path) -> dict[str, Any]:
     try:
         facts = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as problem:
+        why = problem.strerror if isinstance(problem, OSError) else "it is not JSON"
         raise _check.reject(
             "report",
             str(path),
-            f"cannot be read ({problem})",
+            f"cannot be read ({why})",
             "Give the privacy report of a run; `mfopt certify` proves a factorization file.",
         ) from None
     if not isinstance(facts, dict) or facts.get("format") != privacy.REPORT_FORMAT:

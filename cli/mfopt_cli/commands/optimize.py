@@ -161,6 +161,8 @@ def command(
     everywhere = sampling == "auto"
     _check.epsilon("epsilon", epsilon)
     _check.probability("delta", delta)
+    if init is not None:
+        _check.file("init", init)
     given = click.get_current_context().get_parameter_source
     if scheme.kind == "fresh-bins" and given("bands") is click.core.ParameterSource.DEFAULT:
         bands = min(bands, iters)  # more have no account there
