@@ -127,7 +127,7 @@ class LossModel(abc.ABC):
       samples: samples of a test, where they were asked for; else as many as are worth it.
       least_samples: of the last test, where nothing else was asked for.
       worth: slack, relative to x, above which a test of usual size is made larger.
-      most_slack: of x, relative, that a bound may cost; beyond it the answer is refused.
+      most_slack: of x, relative, that a bound may cost; beyond it none is taken from samples.
       details: what else a guarantee says about the mechanism.
     """
 

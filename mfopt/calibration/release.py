@@ -144,7 +144,7 @@ def release(
 
     Raises:
       UsageError: ε or δ out of range.
-      FailureError: no σ was accepted, or its bound would cost several percent.
+      FailureError: no σ was accepted, or its bound would cost several percent, and no other holds.
 
     >>> from mfopt import sampling, strategies
     >>> from mfopt.accounting.monte_carlo import dominating_pair
