@@ -21,7 +21,7 @@ import numpy as np
 
 from mfopt import _check
 from mfopt.sampling import BallsInBins, FixedOrder, MinSeparation, Scheme
-from mfopt.strategies import Strategy, TimeScaled
+from mfopt.strategies import Strategy
 
 # Dense CᵀC is formed up to this many iterations (512 MiB).
 _LARGEST_DENSE = 8192
@@ -160,9 +160,8 @@ def _seen(strategy: Strategy, n: int) -> tuple[int, np.ndarray]:
         norms = np.full(n, np.sqrt(squares[-1]))
         norms[n - width :] = np.sqrt(squares[::-1])
         return width, norms
-    # by exact class: a subclass may have other entries
-    if type(strategy) is TimeScaled and (column := strategy.base.toeplitz_column(n)) is not None:
-        return _seen_scaled(np.asarray(column), *map(np.asarray, strategy.diagonals(n)))
+    if (factors := strategy.scaled_column(n)) is not None:
+        return _seen_scaled(*map(np.asarray, factors))
     furthest, squares = 0, np.zeros(n)
     width = n if n <= _LARGEST_DENSE else max(1, _LARGEST_DENSE**2 // n)
     for start in range(0, n, width):

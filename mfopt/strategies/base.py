@@ -142,6 +142,10 @@ class Strategy(abc.ABC):
         """First column of C, shape (n,), where its kind makes C Toeplitz; None otherwise."""
         return None
 
+    def scaled_column(self, n: int) -> tuple[Array, Array, Array] | None:
+        """(c, r, d), each (n,), where its kind is diag(r) T diag(d), T Toeplitz of column c."""
+        return None
+
     def rescaled(self, factor: float) -> Strategy | None:
         """The strategy ``factor`` · C, or None where the definition of the kind fixes the scale.
 

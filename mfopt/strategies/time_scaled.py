@@ -95,6 +95,11 @@ class TimeScaled(Strategy):
         rows, columns = self.diagonals(n)
         return rows[:, None] * jnp.asarray(self.base.materialize(n)) * columns[None, :]
 
+    def scaled_column(self, n: int) -> tuple[Array, Array, Array] | None:
+        # a subclass may have other entries
+        column = self.base.toeplitz_column(n) if type(self) is TimeScaled else None
+        return None if column is None else (column, *self.diagonals(n))
+
     def column_bands(self, n: int) -> int:
         return self.base.column_bands(self.check_size(n))
 

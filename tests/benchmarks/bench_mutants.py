@@ -468,7 +468,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a truncated tail is lost": Mutant(
         MIXTURE,
-        "result, infinite=result.infinite + lost)",
+        "result, infinite=result.infinite + mixture.missing)",
         "result, infinite=result.infinite)",
         rounds("lost_tail or left_out"),
     ),
@@ -531,8 +531,8 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "fixed batches without doubling": Mutant(
         MIXTURE,
-        "return cls._kept(2 * count, log_weights)",
-        "return cls._kept(count, log_weights)",
+        "return cls._kept(2 * count, _log_weights(",
+        "return cls._kept(count, _log_weights(",
         "tests/test_accounting_group.py -k 'jax_privacy' tests/test_accounting_conformance.py",
     ),
     # closed forms
