@@ -45,11 +45,17 @@ def command(folder: Path, kept: Path, *words: str) -> dict[str, Any]:
       kept: folder of its compiled programs.
       words: the command line.
     """
+    # this process has a cache of its own, which another would take for its host's choice
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("JAX_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE"))
+    }
     begun = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, *words],
         cwd=folder,
-        env={**os.environ, "MFOPT_COMPILED": str(kept)},
+        env={**inherited, "MFOPT_COMPILED": str(kept)},
         capture_output=True,
         text=True,
         check=True,
