@@ -39,6 +39,7 @@ def digest(*parts: Any) -> str:
     return found.hexdigest()
 
 
+@functools.cache
 def processor() -> str:
     """A name for this kind of processor: what may be used of it is part of compiled code."""
     words = [platform.system(), platform.machine(), platform.processor()]

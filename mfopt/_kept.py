@@ -75,7 +75,8 @@ def program(lower: Callable[[bool], Any], *parts: Any) -> Any:
     if (found := _read(path)) is None:
         _listen()
         lowered, before = lower(True), _taken.hits
-        found = lowered.compile()
+        with _unwritten():
+            found = lowered.compile()
         # written again, what JAX read from its cache lacks some of its functions: XLA drops them
         if _taken.hits == before:
             with contextlib.suppress(OSError):  # a full disk is no reason to fail
@@ -100,6 +101,21 @@ def _listen() -> None:
         _taken.hits += event == "/jax/compilation_cache/cache_hits"
 
     jax.monitoring.register_event_listener(hear)
+
+
+def _unwritten() -> contextlib.AbstractContextManager[Any]:
+    """JAX's own cache takes nothing that this thread compiles: nobody would ask it for that name.
+
+    JAX has no public name for it, in one thread; without its own it is written twice.
+    """
+    from jax._src import config
+
+    least: Any = getattr(config, "persistent_cache_min_compile_time_secs", None)
+    try:
+        nothing: contextlib.AbstractContextManager[Any] = least(float("inf"))
+    except TypeError:  # of another version: not there, or no context
+        return contextlib.nullcontext()
+    return nothing
 
 
 def _read(path: Path) -> Any:

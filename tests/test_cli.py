@@ -324,6 +324,33 @@ def test_a_closed_stream_is_no_reason_to_fail(closed, made):
         assert child.returncode == code and "Traceback" not in child.stderr, child.stderr
 
 
+def test_the_installed_command_ends_as_main_does_and_what_is_registered_runs(made):
+    """One that leaves early says all, does all, and has the exit codes of one that does not."""
+    program = (
+        "import atexit, sys, threading, time; from mfopt_cli.main import script\n"
+        "def late(): time.sleep(0.2); print('thread')\n"
+        "from mfopt_cli.commands import show; there = show.command.callback\n"
+        "def callback(*a, **k):\n"
+        "    atexit.register(print, 'registered'); threading.Thread(target=late).start()\n"
+        "    return there(*a, **k)\n"
+        "show.command.callback = callback\n"
+        "class Last:\n"
+        "    def __del__(self): print('taken apart')\n"
+        "last = Last()\n"
+        "sys.exit(script())"
+    )
+    for asked, code in ((made[0], 0), ("no-such-file.npz", 2)):
+        child = subprocess.run(
+            [sys.executable, "-c", program, "show", str(asked)], capture_output=True, text=True
+        )
+        lines = child.stdout.splitlines()
+        assert child.returncode == code and "Traceback" not in child.stderr, child.stderr
+        if code == 0:
+            assert lines[-2:] == ["thread", "registered"] and len(lines) > 10
+        else:
+            assert lines == ["taken apart"]
+
+
 # --- help ----------------------------------------------------------------------------------------
 
 

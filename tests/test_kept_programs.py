@@ -186,6 +186,26 @@ def test_what_is_not_kept_has_the_name_that_jaxs_cache_knows(folder, monkeypatch
     assert asked == [False, True] and len(_files(folder)) == 1
 
 
+def test_what_is_kept_is_not_written_to_jaxs_cache_too(folder, tmp_path):
+    program = (
+        "import sys, jax, jax.numpy as jnp, numpy as np\n"
+        "from pathlib import Path; from mfopt import _kept, _quick\n"
+        "if sys.argv[1] == 'kept': _kept.use(Path(sys.argv[2]))\n"
+        "_quick.jit(jnp.linalg.cholesky)(np.eye(3, dtype=np.float32))\n"
+    )
+    for way, kept in (("kept", 1), ("not", 0)):
+        cache = tmp_path / f"jax-{way}"
+        place = {"JAX_COMPILATION_CACHE_DIR": str(cache)}
+        always = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        subprocess.run(
+            [sys.executable, "-c", program, way, str(folder)],
+            check=True,
+            env={**os.environ, **place, **always},
+        )
+        written = [path.name for path in cache.glob("*-cache") if "cholesky" in path.name]
+        assert len(written) == 1 - kept and len(_files(folder)) == 1
+
+
 def test_sources_are_told_apart_by_name_and_content(tmp_path):
     with pytest.raises(_identity.UnknownError):
         _identity.sources(tmp_path)

@@ -70,6 +70,26 @@ def cli(no_compile_cache: bool) -> None:
         compiled.switch_on()
 
 
+def script() -> Any:
+    """The installed command: :func:`main`, and a process that ends without taking itself apart.
+
+    To unload what was imported takes the interpreter a tenth of a second or more. Threads have
+    ended and all that was to be done at the end has been by then, as this is registered first.
+    """
+    well = False
+
+    def leave() -> None:
+        if well:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+
+    atexit.register(leave)
+    result = main()
+    well = not result  # a failure takes the usual way, as does one that main raises
+    return result
+
+
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line.
 
@@ -84,9 +104,6 @@ def main(arguments: list[str] | None = None) -> Any:
     speak_plainly()
     # what is imported and traced stays: to look at it again and again took a fifteenth of the time
     gc.set_threshold(200_000, 20, 20)
-    # nor is it on the way out, where the interpreter looks several times: a quarter of a second
-    atexit.unregister(gc.freeze)
-    atexit.register(gc.freeze)
     try:
         with _signals.as_interrupts():
             code = cli.main(args=arguments, prog_name="mfopt", standalone_mode=False)
