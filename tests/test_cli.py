@@ -327,8 +327,8 @@ def test_a_closed_stream_is_no_reason_to_fail(closed, made):
 def test_the_installed_command_ends_as_main_does_and_what_is_registered_runs(made):
     """One that leaves early says all, does all, and has the exit codes of one that does not."""
     program = (
-        "import atexit, sys, threading, time; from mfopt_cli.main import script\n"
-        "def late(): time.sleep(0.2); print('thread')\n"
+        "import atexit, sys, threading; from mfopt_cli.main import script\n"
+        "def late(): threading.main_thread().join(); print('thread')\n"
         "from mfopt_cli.commands import show; there = show.command.callback\n"
         "def callback(*a, **k):\n"
         "    atexit.register(print, 'registered'); threading.Thread(target=late).start()\n"
