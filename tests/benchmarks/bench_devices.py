@@ -92,8 +92,8 @@ def parser() -> Parser:
     words = Parser("devices", __doc__)
     words.word("--devices", type=listed(count), default=[1, 2, 4, 8], help="How many; a list.")
     words.word("--samples", type=count, default=2**15, help="Of a certificate, for each device.")
-    words.word("--frozen", type=count, default=2**11, help="Of a search, for each device.")
-    words.word("--repeats", type=count, default=5, help="Calls that medians are of.")
+    words.word("--frozen", type=count, default=2**14, help="Of a search, for each device.")
+    words.word("--repeats", type=count, default=9, help="Calls that medians are of.")
     words.word("--here", action="store_true", help="Only the devices that JAX sees as it is.")
     words.out()
     return words
