@@ -21,7 +21,7 @@ from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.calibration import calibrate
 from mfopt.errors import FailureError, UsageError
-from mfopt.optimize import drivers, factorize, kinds, starts, tangent
+from mfopt.optimize import drivers, factorize, implicit, kinds, starts, tangent
 from mfopt.optimize import run as runs
 from mfopt.optimize.drivers import Trace
 from mfopt.optimize.kinds import of
@@ -92,6 +92,40 @@ def test_objective_gradient_matches_finite_differences(kind):
         low, high = (target(mapping.start + h * direction) for h in (-1e-4, 1e-4))
         numeric = (high.value - low.value) / 2e-4
         assert at.gradient @ direction == pytest.approx(numeric, rel=1e-4, abs=3e-7)
+
+
+@pytest.mark.parametrize(
+    ("value", "root", "most"),
+    [
+        (lambda x: 8 - x, math.nan, 6),  # every σ in reach is too small
+        (lambda x: 6.5 - 10 * x, 0.65, 10),
+        (lambda x: -20 * x, 0.0, 10),
+        (lambda x: -8 - x, math.nan, 60),  # too large, where δ̂ of far shifts need not be monotone
+    ],
+)
+def test_the_root_finder_looks_at_few_points(monkeypatch, value, root, most):
+    """Of log δ̂ by a formula, whose evaluations are counted."""
+    seen = []
+
+    def estimate(*_):
+        def at(theta, _):
+            jax.debug.callback(lambda x: seen.append(float(x)), theta)
+            return value(theta)
+
+        return at
+
+    class Law:
+        def log_scale(self, _):
+            return 0.0
+
+    monkeypatch.setattr(implicit, "_estimate", estimate)
+    with jax.enable_x64(True):
+        zero = jnp.zeros(())
+        frozen = implicit.Frozen(None, None, zero, jnp.asarray(-0.1))
+        found = float(implicit.log_sigma(Law(), None, frozen, zero, zero))
+    jax.effects_barrier()
+    assert found == pytest.approx(root, abs=1e-8, nan_ok=True)
+    assert 1 <= len(seen) <= most, seen
 
 
 @pytest.mark.ci

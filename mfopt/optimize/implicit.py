@@ -72,6 +72,7 @@ def log_sigma(
     """
     estimate = _estimate(law, reduced, frozen)
     centre = frozen.centre + law.log_scale(reduced)
+    top = centre + _REACH
 
     def unfinished(state: _Search) -> jax.Array:
         result: jax.Array = (jnp.abs(state.step) > 0) & (state.taken < _MAX_ITERATIONS)
@@ -89,19 +90,20 @@ def log_sigma(
         secant = jnp.where(jnp.isfinite(value), -value / slope, jnp.sign(value))
         least = jnp.where(state.taken == 0, _FIRST, 0.0)
         secant = jnp.sign(secant) * jnp.maximum(jnp.abs(secant), least)
-        moved = theta + jnp.clip(secant, -_MAX_STEP, _MAX_STEP)
+        moved = jnp.minimum(theta + jnp.clip(secant, -_MAX_STEP, _MAX_STEP), top)
         length = jnp.abs(secant)
         stuck = (length <= _ROUNDING) & (length > jnp.abs(step) / 8)
-        settled = (length <= _TOLERANCE) | stuck
+        # where even the largest σ in reach is too small, nothing between is looked at
+        settled = (length <= _TOLERANCE) | stuck | (low >= top)
         inside = (moved > low) & (moved < high)
-        moved = jnp.where(settled | inside, moved, (low + high) / 2)
+        moved = jnp.where(settled | inside, moved, (low + jnp.minimum(high, top)) / 2)
         moved = jnp.where(jnp.isnan(value), jnp.nan, moved)
         ahead = jnp.where(settled, 0.0, moved - theta)
         return _Search(moved, value, slope, low, high, ahead, state.taken + 1)
 
     start = jnp.clip(frozen.start, centre - _REACH / 2, centre + _REACH / 2)
     far, slope = jnp.full_like(start, jnp.inf), jnp.full_like(start, _SLOPE)
-    begin = _Search(start, far, slope, centre - _REACH, centre + _REACH, far, jnp.zeros((), int))
+    begin = _Search(start, far, slope, centre - _REACH, far, far, jnp.zeros((), int))
     theta = jax.lax.while_loop(unfinished, iterate, begin).theta
     return jnp.where(jnp.abs(theta - centre) < 0.999 * _REACH, theta, jnp.nan)
 
