@@ -24,6 +24,7 @@ import os
 import pickle
 import re
 import stat
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -108,9 +109,8 @@ def _unwritten() -> contextlib.AbstractContextManager[Any]:
 
     JAX has no public name for it, in one thread; without its own it is written twice.
     """
-    from jax._src import config
-
-    least: Any = getattr(config, "persistent_cache_min_compile_time_secs", None)
+    known = sys.modules.get("jax._src.config")
+    least: Any = getattr(known, "persistent_cache_min_compile_time_secs", None)
     try:
         nothing: contextlib.AbstractContextManager[Any] = least(float("inf"))
     except TypeError:  # of another version: not there, or no context
