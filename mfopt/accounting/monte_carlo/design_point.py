@@ -44,6 +44,7 @@ from mfopt.strategies import Array
 
 MOST = 128  # modes that get components of their own
 _BLOCK = 256  # pairs of samples whose exponents are held at once: near the processor
+_FAR = 300.0  # powers of e whose squares are within double precision
 _OUTER, _INNER = 8, 8  # damped fixed point on p; Newton on λ inside
 
 
@@ -71,15 +72,36 @@ class Draws(NamedTuple):
     normal: jax.Array
 
 
+class Exponents(NamedTuple):
+    """x²·square[component of the pair] ± x·linear, x = 1/σ: + for the draw z, − for −z.
+
+    Attributes:
+      linear: (pairs, modes).
+      square: row = component, (J, modes).
+      top: where each row is largest, (J,).
+      own: of each row of ``linear``, what it has there, (pairs,).
+    """
+
+    linear: jax.Array
+    square: Array
+    top: Array
+    own: jax.Array
+
+
 class Terms(NamedTuple):
-    """Exponents of Y and of log R/Q as polynomials in x = 1/σ (see :func:`exponents`)."""
+    """Exponents of Y and of log R/Q (see :func:`exponents`).
+
+    Attributes:
+      component: (pairs,).
+      loss: of every mode.
+      nodes: of those at the nodes, where these are not all.
+      proposal: of every component.
+    """
 
     component: jax.Array
-    loss_linear: jax.Array  # (pairs, bins): coefficient of x for z, and less it for −z
-    loss_square: Array  # (J, bins), row = component: coefficient of x²
-    proposal_linear: jax.Array  # (pairs, J)
-    proposal_square: Array  # (J, J)
-    nodes: Array  # (K,)
+    loss: Exponents
+    nodes: Exponents | None
+    proposal: Exponents
 
 
 def node_count(bins: int) -> int:
@@ -191,7 +213,17 @@ def linear(factor: Factor, weights: Array, draws: Draws) -> tuple[jax.Array, jax
 def joined(known: Tables, own: tuple[jax.Array, ...], nodes: Array) -> Terms:
     """The terms of samples, from both parts."""
     component, loss, proposal = own
-    return Terms(component, loss, known.loss_square, proposal, known.proposal_square, nodes)
+
+    def part(linear: jax.Array, square: Array) -> Exponents:
+        top = jnp.argmax(square, axis=1)
+        at_top = linear[jnp.arange(len(linear)), top[component]]
+        # sums do not depend on what they are taken over
+        return Exponents(linear, square, top, jax.lax.stop_gradient(at_top))
+
+    every = len(nodes) == known.loss_square.shape[1]
+    at_nodes = None if every else part(loss[:, nodes], known.loss_square[:, nodes])
+    of_loss, of_proposal = part(loss, known.loss_square), part(proposal, known.proposal_square)
+    return Terms(component, of_loss, at_nodes, of_proposal)
 
 
 def exponents(pair: DominatingPair, proposal: Placed, draws: Draws) -> Terms:
@@ -203,34 +235,78 @@ def exponents(pair: DominatingPair, proposal: Placed, draws: Draws) -> Terms:
 def log_values(terms: Terms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
     """log f for each sample (−inf where the loss is below ε), f = (P_K/R)(1 − e^(ε−Y))₊."""
     x = jnp.exp(-log_sigma)
-    every = len(terms.nodes) == terms.loss_square.shape[1]
-    pairs, period = len(terms.component), len(terms.loss_square)
+    pairs, period = len(terms.component), len(terms.loss.square)
     size = min(max(_BLOCK // period, 1) * period, pairs)
     # of every block, since components come in cycles: their transpose is a sum over blocks
     rows = terms.component[:size]
-    loss_square = x**2 * terms.loss_square[rows]
-    proposal_square = x**2 * terms.proposal_square[rows]
-
-    @jax.checkpoint  # a backward pass makes the exponents of a block again
-    def block(own: tuple[jax.Array, jax.Array]) -> jax.Array:
-        loss_linear, proposal_linear = own
-
-        def of(sign: int) -> jax.Array:
-            at_modes = loss_square + sign * x * loss_linear
-            loss = privacy_loss(at_modes)
-            density = loss if every else privacy_loss(at_modes[:, terms.nodes])
-            ratio = privacy_loss(proposal_square + sign * x * proposal_linear)
-            return density - ratio + log_hinge(loss - epsilon)
-
-        return jnp.stack([of(1), of(-1)])
+    of_loss, of_proposal = (_powers(x, part, rows) for part in (terms.loss, terms.proposal))
+    of_nodes = None if terms.nodes is None else _powers(x, terms.nodes, rows)
 
     def in_blocks(part: jax.Array) -> jax.Array:
         padded = jnp.pad(part, [(0, -pairs % size)] + [(0, 0)] * (part.ndim - 1))
         return padded.reshape(-1, size, *part.shape[1:])
 
-    own = in_blocks(terms.loss_linear), in_blocks(terms.proposal_linear)
-    values = jax.lax.map(block, own)
+    parts = terms.loss, terms.nodes, terms.proposal
+    every = jax.tree.map(in_blocks, [part and (part.linear, part.own) for part in parts])
+
+    @jax.checkpoint  # a backward pass makes the exponents of a block again
+    def block(given: list[Any]) -> jax.Array:
+        at_modes, at_nodes, at_components = given
+        losses = densities = _log_means(x, of_loss, *at_modes)
+        if of_nodes is not None:
+            densities = _log_means(x, of_nodes, *at_nodes)
+        ratios = _log_means(x, of_proposal, *at_components)
+        both = zip(losses, densities, ratios, strict=True)
+        return jnp.stack(
+            [density - ratio + log_hinge(loss - epsilon) for loss, density, ratio in both]
+        )
+
+    values = jax.lax.map(block, every)
     return jnp.swapaxes(values, 0, 1).reshape(2, -1)[:, :pairs].reshape(-1)
+
+
+class _Powers(NamedTuple):
+    """For each pair of a block the log of the largest e^(x²·square), and all of them over it."""
+
+    log_largest: jax.Array
+    over: jax.Array
+
+
+def _powers(x: jax.Array, part: Exponents, rows: jax.Array) -> _Powers:
+    table = x**2 * part.square
+    largest = jax.lax.stop_gradient(table[jnp.arange(len(table)), part.top])
+    return _Powers(largest[rows], jnp.exp(table - largest[:, None])[rows])
+
+
+def _log_means(
+    x: jax.Array, known: _Powers, linear: jax.Array, own: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """log of the mean of e^(a_k ± b_k) over modes, for the draws z and for −z; each (size,).
+
+    With t the mode of the largest a it is a_t ± b_t + log mean_k e^(a_k − a_t) e^(±(b_k − b_t)):
+    one exponential serves both draws, and the term of t is 1, so that no sum is 0. Powers end at
+    e^(±:data:`_FAR`), which nothing is seen of: where modes k and t are √d apart b_k − b_t is some
+    √d, and near a shift of t a_k − a_t is about −d/2, so that a term that is cut is 0 both ways.
+    """
+    # else XLA would make them once for each of their uses
+    powers = jax.lax.optimization_barrier(_power(x * (linear - own[:, None])))
+    over, log_modes = known.over, jnp.log(linear.shape[1])
+    plus = known.log_largest + x * own + jnp.log(jnp.sum(over * powers, axis=1)) - log_modes
+    minus = known.log_largest - x * own + jnp.log(jnp.sum(over / powers, axis=1)) - log_modes
+    return plus, minus
+
+
+@jax.custom_jvp
+def _power(exponents: jax.Array) -> jax.Array:
+    return jnp.exp(jnp.clip(exponents, -_FAR, _FAR))
+
+
+@_power.defjvp
+def _power_jvp(
+    primals: tuple[jax.Array], tangents: tuple[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    power = _power(*primals)  # where it is cut it counts for nothing, and so does its slope
+    return power, power * tangents[0]
 
 
 def log_delta(terms: Terms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
@@ -249,7 +325,7 @@ def log_delta_add(
     Args:
       means: of each column of G, <m̄, m_i>.
       squares: diagonal of G.
-      linear: ``loss_linear`` of :class:`Terms`: the normals are those of the remove direction.
+      linear: that of ``Terms.loss``: the normals are those of the remove direction.
       log_sigma: log σ.
       epsilon: ε of the hockey-stick divergence.
     """

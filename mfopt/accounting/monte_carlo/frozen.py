@@ -166,7 +166,7 @@ def _linear(key: jax.Array, factor: Factor, weights: jax.Array, size: int, bins:
     return design_point.linear(factor, weights, design_point.draw(key, size, bins))
 
 
-@functools.partial(_quick.jit, fused=True)
+@_quick.jit
 def _moments(
     own: Own,
     tables: design_point.Tables,

@@ -165,28 +165,32 @@ def pick(exponents: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array, ja
 
     Returns (columns, tops, masses), each (size,): Σ e^exponents of a row is e^top · mass.
     """
-    top = jnp.max(exponents, axis=1, keepdims=True)
+    top = jnp.max(exponents, axis=1)
     uniform = jax.random.uniform(key, (exponents.shape[0],))
-    chosen, mass = _column(jnp.exp(exponents - top), uniform)
-    return chosen, top[:, 0], mass
+    chosen, mass = _column(exponents, top, uniform)
+    return chosen, top, mass
 
 
-def _column(weights: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A column for each row, drawn ∝ ``weights`` (size, bins), and the rows' sums (size,).
+def _column(
+    exponents: jax.Array, top: jax.Array, uniform: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """A column for each row, drawn ∝ e^(``exponents`` − ``top``), and the rows' sums (size,).
 
     First a block of about √bins columns, then a column in it: running sums over all columns are
     what would cost most. Its width is a power of two: most numbers of bins are whole blocks then.
+    Exponentials are summed as they are made, and only those of the block are made again.
     """
-    size, bins = weights.shape
+    size, bins = exponents.shape
     width = 2 ** round(math.log2(bins) / 2)
     blocks = -(-bins // width)
-    parts = jnp.pad(weights, ((0, 0), (0, blocks * width - bins))).reshape(size, blocks, width)
-    ends = jnp.cumsum(jnp.sum(parts, axis=2), axis=1)
+    padding = (0, 0), (0, blocks * width - bins)
+    parts = jnp.pad(exponents, padding, constant_values=-jnp.inf).reshape(size, blocks, width)
+    ends = jnp.cumsum(jnp.sum(jnp.exp(parts - top[:, None, None]), axis=2), axis=1)
     mass = ends[:, -1]
     left = (uniform * mass)[:, None]
     block = jnp.minimum(jnp.sum(ends <= left, axis=1), blocks - 1)
     before = jnp.where(block > 0, ends[jnp.arange(size), block - 1], 0.0)
-    inside = jnp.cumsum(parts[jnp.arange(size), block], axis=1)
+    inside = jnp.cumsum(jnp.exp(parts[jnp.arange(size), block] - top[:, None]), axis=1)
     column = jnp.sum(before[:, None] + inside <= left, axis=1)
     return jnp.minimum(block * width + jnp.minimum(column, width - 1), bins - 1), mass
 
