@@ -95,15 +95,22 @@ def test_objective_gradient_matches_finite_differences(kind):
 
 
 @pytest.mark.parametrize(
-    ("value", "root", "most"),
+    ("value", "root", "slope", "most"),
     [
-        (lambda x: 8 - x, math.nan, 6),  # every σ in reach is too small
-        (lambda x: 6.5 - 10 * x, 0.65, 10),
-        (lambda x: -20 * x, 0.0, 10),
-        (lambda x: -8 - x, math.nan, 60),  # too large, where δ̂ of far shifts need not be monotone
+        (lambda x: 8 - x, math.nan, math.nan, 6),  # every σ in reach is too small
+        (lambda x: 6.5 - 10 * x, 0.65, math.nan, 10),
+        (lambda x: -20 * x, 0.0, math.nan, 10),
+        # too large, where δ̂ of far shifts need not be monotone
+        (lambda x: -8 - x, math.nan, math.nan, 60),
+        # as from one tangent to the next: near, with a slope that is nearly right
+        (lambda x: -22 * (x + 0.105) + 30 * (x + 0.105) ** 2, -0.105, -22.5, 4),
+        # and with one that is wrong, or none
+        (lambda x: -22 * (x + 0.105) + 30 * (x + 0.105) ** 2, -0.105, -200.0, 8),
+        (lambda x: -22 * (x + 0.105) + 30 * (x + 0.105) ** 2, -0.105, -2.0, 8),
+        (lambda x: -22 * (x + 0.105) + 30 * (x + 0.105) ** 2, -0.105, 5.0, 8),
     ],
 )
-def test_the_root_finder_looks_at_few_points(monkeypatch, value, root, most):
+def test_the_root_finder_looks_at_few_points(monkeypatch, value, root, slope, most):
     """Of log δ̂ by a formula, whose evaluations are counted."""
     seen = []
 
@@ -121,10 +128,10 @@ def test_the_root_finder_looks_at_few_points(monkeypatch, value, root, most):
     monkeypatch.setattr(implicit, "_estimate", estimate)
     with jax.enable_x64(True):
         zero = jnp.zeros(())
-        frozen = implicit.Frozen(None, None, zero, jnp.asarray(-0.1))
-        found = float(implicit.log_sigma(Law(), None, frozen, zero, zero))
+        frozen = implicit.Frozen(None, None, zero, jnp.asarray(-0.1), jnp.asarray(slope))
+        found = float(implicit.root(Law(), None, frozen, zero, zero).log_sigma)
     jax.effects_barrier()
-    assert found == pytest.approx(root, abs=1e-8, nan_ok=True)
+    assert found == pytest.approx(root, abs=2e-9, nan_ok=True)
     assert 1 <= len(seen) <= most, seen
 
 

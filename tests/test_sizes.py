@@ -196,8 +196,7 @@ def test_the_estimate_is_that_of_the_compiled_program():
         frozen = implicit.Frozen(
             law(scheme).draws(jax.random.key(0), samples),
             jax.eval_shape(lambda: design_point.placed(jnp.eye(scheme.bins), 1.0, 2.0)),
-            number,
-            number,
+            *(number,) * 3,
         )
         point = jax.ShapeDtypeStruct(mapping.start.shape, jnp.float64)
         program = objective._evaluation(loss, mapping.build, objective.law(scheme))

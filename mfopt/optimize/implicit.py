@@ -17,6 +17,7 @@ from mfopt.accounting.monte_carlo import spread
 from mfopt.accounting.monte_carlo.protocol import SampledLaw
 
 _TOLERANCE = 1e-9  # of a secant step that has been taken: what is left is far less
+_SQUARED = 1e-10  # of it times the step before, over which its slope was read: of what is left
 _ROUNDING = 1e-6  # steps below that which do not shrink further are of rounding
 _SLOPE = -10.0  # of log δ̂ in log σ, or about that: for the first step, which is no shorter than
 _FIRST = 1e-3
@@ -34,12 +35,26 @@ class Frozen(NamedTuple):
       proposal: where they are put, for some C and σ.
       centre: log of that σ over the scale of that C.
       start: where the search for log σ begins (any value; a good one saves steps).
+      slope: of log δ̂ in log σ there, or about that; NaN where nothing is known of it.
     """
 
     draws: Any
     proposal: Any
     centre: jax.Array
     start: jax.Array
+    slope: jax.Array
+
+
+class Root(NamedTuple):
+    """What solves log δ̂ = log δ.
+
+    Attributes:
+      log_sigma: log σ, differentiable in C.
+      slope: of log δ̂ in log σ, as it was read off last; a constant to whoever differentiates.
+    """
+
+    log_sigma: jax.Array
+    slope: jax.Array
 
 
 class _Search(NamedTuple):
@@ -55,9 +70,9 @@ class _Search(NamedTuple):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def log_sigma(
+def root(
     law: SampledLaw, reduced: Any, frozen: Frozen, epsilon: jax.Array, log_delta: jax.Array
-) -> jax.Array:
+) -> Root:
     """log σ with log δ̂ = ``log_delta`` on the frozen samples.
 
     NaN where no such σ lies near ``frozen.centre``: with shifts placed for a very different
@@ -85,16 +100,18 @@ def log_sigma(
         low = jnp.where(value > 0, jnp.maximum(state.low, theta), state.low)
         high = jnp.where(value > 0, state.high, jnp.minimum(state.high, theta))
         read = (value - known) / step
-        slope = jnp.where((jnp.abs(step) > _APART) & (read < 0), read, state.slope)
+        new = (jnp.abs(step) > _APART) & (read < 0)
+        slope = jnp.where(new, read, state.slope)
         # δ̂ = 0 (value −inf) means that σ is far too large
         secant = jnp.where(jnp.isfinite(value), -value / slope, jnp.sign(value))
-        least = jnp.where(state.taken == 0, _FIRST, 0.0)
+        least = jnp.where((state.taken == 0) & ~known_slope, _FIRST, 0.0)
         secant = jnp.sign(secant) * jnp.maximum(jnp.abs(secant), least)
         moved = jnp.minimum(theta + jnp.clip(secant, -_MAX_STEP, _MAX_STEP), top)
         length = jnp.abs(secant)
         stuck = (length <= _ROUNDING) & (length > jnp.abs(step) / 8)
         # where even the largest σ in reach is too small, nothing between is looked at
-        settled = (length <= _TOLERANCE) | stuck | (low >= top)
+        close = new & (length * jnp.abs(step) <= _SQUARED)
+        settled = (length <= _TOLERANCE) | close | stuck | (low >= top)
         inside = (moved > low) & (moved < high)
         moved = jnp.where(settled | inside, moved, (low + jnp.minimum(high, top)) / 2)
         moved = jnp.where(jnp.isnan(value), jnp.nan, moved)
@@ -102,10 +119,12 @@ def log_sigma(
         return _Search(moved, value, slope, low, high, ahead, state.taken + 1)
 
     start = jnp.clip(frozen.start, centre - _REACH / 2, centre + _REACH / 2)
-    far, slope = jnp.full_like(start, jnp.inf), jnp.full_like(start, _SLOPE)
+    known_slope = frozen.slope < 0
+    far, slope = jnp.full_like(start, jnp.inf), jnp.where(known_slope, frozen.slope, _SLOPE)
     begin = _Search(start, far, slope, centre - _REACH, far, far, jnp.zeros((), int))
-    theta = jax.lax.while_loop(unfinished, iterate, begin).theta
-    return jnp.where(jnp.abs(theta - centre) < 0.999 * _REACH, theta, jnp.nan)
+    end = jax.lax.while_loop(unfinished, iterate, begin)
+    near = jnp.abs(end.theta - centre) < 0.999 * _REACH
+    return Root(jnp.where(near, end.theta, jnp.nan), end.slope)
 
 
 def devices(law: SampledLaw, draws: Any) -> spread.Devices:
@@ -140,20 +159,20 @@ def _estimate(
 
 def _forward(
     law: SampledLaw, reduced: Any, frozen: Frozen, epsilon: jax.Array, log_delta: jax.Array
-) -> tuple[jax.Array, tuple[Any, ...]]:
-    solution = log_sigma(law, reduced, frozen, epsilon, log_delta)
-    return solution, (reduced, frozen, epsilon, solution)
+) -> tuple[Root, tuple[Any, ...]]:
+    solution = root(law, reduced, frozen, epsilon, log_delta)
+    return solution, (reduced, frozen, epsilon, solution.log_sigma)
 
 
-def _backward(law: SampledLaw, saved: tuple[Any, ...], cotangent: jax.Array) -> tuple[Any, ...]:
+def _backward(law: SampledLaw, saved: tuple[Any, ...], cotangent: Root) -> tuple[Any, ...]:
     reduced, frozen, epsilon, solution = saved
 
     def value(reduced: Any, theta: jax.Array) -> jax.Array:
         return _estimate(law, reduced, frozen)(theta, epsilon)
 
     by_reduced, by_theta = jax.grad(value, argnums=(0, 1))(reduced, solution)
-    rate = -cotangent / by_theta
+    rate = -cotangent.log_sigma / by_theta
     return jax.tree.map(lambda leaf: rate * leaf, by_reduced), None, None, None
 
 
-log_sigma.defvjp(_forward, _backward)
+root.defvjp(_forward, _backward)

@@ -96,7 +96,7 @@ class AmplifiedObjective:
         known = loss if isinstance(loss, Hashable) else functools.partial(loss)
         self._loss = known
         self._evaluate = _evaluation(known, parameterization.build, self._law)
-        self._start = self._centre = math.nan
+        self._start = self._centre = self._fall = math.nan
         self._proposal: Any = None
 
     @float64
@@ -122,17 +122,25 @@ class AmplifiedObjective:
     def __call__(self, parameters: np.ndarray) -> Evaluation:
         if self._proposal is None:
             self.refresh(parameters)
-        frozen = implicit.Frozen(
-            self._draws, self._proposal, jnp.asarray(self._centre), jnp.asarray(self._start)
+        target = np.asarray(self._epsilon), np.asarray(math.log(self._delta))
+        (value, (root, norm)), gradient = self._evaluate(
+            jnp.asarray(parameters), self._frozen(self._start), *target
         )
-        target = jnp.asarray(self._epsilon), jnp.asarray(math.log(self._delta))
-        (value, (log_sigma, norm)), gradient = self._evaluate(
-            jnp.asarray(parameters), frozen, *target
-        )
-        if math.isfinite(float(log_sigma)):
-            self._start = float(log_sigma)
-        sigma = math.exp(float(log_sigma))
-        return Evaluation(float(value), np.asarray(gradient), sigma, float(norm))
+        log_sigma = self._learned(root)
+        return Evaluation(float(value), np.asarray(gradient), math.exp(log_sigma), float(norm))
+
+    def _frozen(self, start: float) -> implicit.Frozen:
+        """What is frozen, for a search that begins at this log σ."""
+        # NumPy's arrays as they are: `jnp.asarray` would be compiled for each of their shapes
+        numbers: list[Any] = [np.asarray(x) for x in (self._centre, start, self._fall)]
+        return implicit.Frozen(self._draws, self._proposal, *numbers)
+
+    def _learned(self, root: implicit.Root) -> float:
+        """log σ; the next search begins with what this one found."""
+        log_sigma = float(root.log_sigma)
+        if math.isfinite(log_sigma):
+            self._start, self._fall = log_sigma, float(root.slope)
+        return log_sigma
 
 
 @functools.partial(_quick.jit, static_argnums=0)
@@ -150,14 +158,14 @@ def _reduced(law: SampledLaw, quadratic: Any) -> tuple[Any, jax.Array]:
 def _evaluation(
     loss: Loss, build: Callable[[jax.Array], Strategy], law: SampledLaw
 ) -> Callable[..., tuple[Any, ...]]:
-    """((loss, (log σ, mode norm)), gradient) of (parameters, frozen, ε, log δ), for all ε, δ."""
+    """((loss, (root, mode norm)), gradient) of (parameters, frozen, ε, log δ), for all ε, δ."""
 
     def value(
         parameters: jax.Array, frozen: implicit.Frozen, epsilon: jax.Array, log_delta: jax.Array
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    ) -> tuple[jax.Array, tuple[implicit.Root, jax.Array]]:
         strategy = build(parameters)
         reduced = law.reduced(strategy)
-        log_sigma = implicit.log_sigma(law, reduced, frozen, epsilon, log_delta)
-        return loss(strategy, jnp.exp(log_sigma)), (log_sigma, law.norm(reduced))
+        root = implicit.root(law, reduced, frozen, epsilon, log_delta)
+        return loss(strategy, jnp.exp(root.log_sigma)), (root, law.norm(reduced))
 
     return _quick.jit(jax.value_and_grad(value, has_aux=True))

@@ -65,6 +65,7 @@ class TangentObjective(AmplifiedObjective):
     """The loss under amplification, with its tangents."""
 
     _last: tuple[bytes, Evaluation] | None = None
+    _touched: tuple[Any, Any] | None = None  # log σ and ∂ log σ/∂G, of the last tangent
 
     @float64
     def __init__(self, loss: Loss, parameterization: Parameterization, *job: Any, **more: Any):
@@ -99,15 +100,14 @@ class TangentObjective(AmplifiedObjective):
         """The model that touches the objective at ``parameters``."""
         if self._proposal is None:
             self.refresh(parameters)
-        # NumPy's arrays as they are: `jnp.asarray` would be compiled for each of their shapes
-        near: list[Any] = [np.asarray(self._centre), np.asarray(self._start)]
-        frozen = implicit.Frozen(self._draws, self._proposal, *near)
         target = np.asarray(self._epsilon), np.asarray(math.log(self._delta))
         quadratic = self.quadratic(parameters)
-        (log_sigma, norm), slope = self._slope.result()(quadratic, frozen, *target)
-        if math.isfinite(float(log_sigma)):
-            self._start = float(log_sigma)
-        where = spread.gathered((jnp.asarray(log_sigma), slope), self._devices)
+        frozen = self._frozen(self._foreseen(quadratic))
+        (root, norm), slope = self._slope.result()(quadratic, frozen, *target)
+        log_sigma = self._learned(root)
+        where = spread.gathered((jnp.asarray(root.log_sigma), slope), self._devices)
+        if math.isfinite(log_sigma):
+            self._touched = where
         compiled = self._model.result()
 
         @float64
@@ -116,9 +116,19 @@ class TangentObjective(AmplifiedObjective):
             return float(value), np.asarray(gradient)
 
         value, gradient = model(parameters)
-        at = Evaluation(value, gradient, math.exp(float(log_sigma)), float(norm))
+        at = Evaluation(value, gradient, math.exp(log_sigma), float(norm))
         self._last = np.asarray(parameters).tobytes(), at
         return Tangent(at, model)
+
+    def _foreseen(self, quadratic: Any) -> float:
+        """log σ by the tangent before."""
+        if self._touched is None:
+            return self._start
+        log_sigma, slope = self._touched
+        parts = zip(jax.tree.leaves(slope), jax.tree.leaves(quadratic), strict=True)
+        product = 2 * sum(float(np.vdot(np.asarray(h), np.asarray(g))) for h, g in parts)
+        near = float(log_sigma) + math.log(product) / 2 if product > 0 else math.nan
+        return near if math.isfinite(near) else self._start
 
 
 class _Form(NamedTuple):
@@ -157,7 +167,7 @@ def _slope_program(
     def lower(alone: bool) -> Any:
         law, quadratic = form.law, form.quadratic()
         proposal = law.proposal_shape(jax.eval_shape(law.prepared, quadratic))
-        frozen = implicit.Frozen(jax.tree.unflatten(structure, draws), proposal, _NUMBER, _NUMBER)
+        frozen = implicit.Frozen(jax.tree.unflatten(structure, draws), proposal, *(_NUMBER,) * 3)
         return _slope.lower_for(alone, law, quadratic, frozen, _NUMBER, _NUMBER)
 
     return _compiled(device, lower, "slope", *form, structure, draws)
@@ -193,15 +203,16 @@ def _slope(
     frozen: implicit.Frozen,
     epsilon: jax.Array,
     log_delta: jax.Array,
-) -> tuple[tuple[jax.Array, jax.Array], Any]:
-    """((log σ, norm of C), ∂ log σ/∂G); compiled once for all strategies."""
+) -> tuple[tuple[implicit.Root, jax.Array], Any]:
+    """((root, norm of C), ∂ log σ/∂G); compiled once for all strategies."""
 
-    def value(quadratic: Any) -> tuple[jax.Array, jax.Array]:
+    def value(quadratic: Any) -> tuple[jax.Array, tuple[implicit.Root, jax.Array]]:
         reduced = law.prepared(quadratic)
-        log_sigma = implicit.log_sigma(law, reduced, frozen, epsilon, log_delta)
-        return log_sigma, law.norm(reduced)
+        root = implicit.root(law, reduced, frozen, epsilon, log_delta)
+        return root.log_sigma, (root, law.norm(reduced))
 
-    return jax.value_and_grad(value, has_aux=True)(quadratic)
+    (_, found), slope = jax.value_and_grad(value, has_aux=True)(quadratic)
+    return found, slope
 
 
 @functools.lru_cache(maxsize=16)
