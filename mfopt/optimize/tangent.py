@@ -126,7 +126,8 @@ class TangentObjective(AmplifiedObjective):
             return self._start
         log_sigma, slope = self._touched
         parts = zip(jax.tree.leaves(slope), jax.tree.leaves(quadratic), strict=True)
-        product = 2 * sum(float(np.vdot(np.asarray(h), np.asarray(g))) for h, g in parts)
+        # without the BLAS, whose threads would go on waiting for more beside the samples' own
+        product = 2 * sum(float(np.sum(np.asarray(h) * np.asarray(g))) for h, g in parts)
         near = float(log_sigma) + math.log(product) / 2 if product > 0 else math.nan
         return near if math.isfinite(near) else self._start
 

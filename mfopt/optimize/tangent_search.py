@@ -70,17 +70,31 @@ def minimize(
       sigma: at the start, or about that, where a search on other samples ended there.
     """
     search = _Search(objective, start, trace, steps, tolerance, reach, drift)
-    for number, length in enumerate(_ROUNDS):
-        if search.spent or not search.place(math.nan if number else sigma):
-            break
-        nothing_more = search.follow(length)
-        if nothing_more and (number > 0 or not math.isnan(sigma)):
-            trace.status = f"tangents: converged to a relative {tolerance:g}"
-            return
-    trace.status = "tangents: no further decrease that the samples confirm"
-    if search.spent:
-        trace.status = f"step limit {steps} reached"
-    search.look_back()
+    with contextlib.ExitStack() as until_the_end:
+        for number, length in enumerate(_ROUNDS):
+            if search.spent or not search.place(math.nan if number else sigma):
+                break
+            if not number:
+                until_the_end.enter_context(_one_thread())
+            nothing_more = search.follow(length)
+            if nothing_more and (number > 0 or not math.isnan(sigma)):
+                trace.status = f"tangents: converged to a relative {tolerance:g}"
+                return
+        trace.status = "tangents: no further decrease that the samples confirm"
+        if search.spent:
+            trace.status = f"step limit {steps} reached"
+        search.look_back()
+
+
+def _one_thread() -> contextlib.AbstractContextManager[object]:
+    """NumPy's BLAS by one thread, for some hundred products of small matrices a tangent.
+
+    Several would wait for one another, and then, without sleeping, for more: whoever let them work
+    between two tangents would take a core from the samples of the next one.
+    """
+    limited: contextlib.AbstractContextManager[object]
+    limited = _blas().result().limit(limits=1, user_api="blas")
+    return limited
 
 
 class _Search:
@@ -301,8 +315,7 @@ def _minimum(
             raise _EnoughError
         return at, slope
 
-    # some hundred products of small matrices: threads of the BLAS would only wait for one another
-    with _blas().result().limit(limits=1, user_api="blas"), contextlib.suppress(_EnoughError):
+    with contextlib.suppress(_EnoughError):
         quasi_newton.minimize(
             function,
             start,
