@@ -18,8 +18,8 @@ its estimate is never reported.
 The estimator is unbiased for every choice of shifts; no bound on the weights is proven, so it
 calibrates and optimizes but never certifies (that is :mod:`mfopt.accounting.monte_carlo.tilted`).
 
-With x = 1/σ every exponent is x²·(a table row) + x·(a Gaussian), so for frozen samples one
-evaluation at another σ costs two logsumexps and no matrix product.
+With x = 1/σ every exponent is x²·(a table row) ± x·(a Gaussian), so for frozen samples one
+evaluation at another σ costs one exponential for each Gaussian, and no matrix product.
 """
 
 from __future__ import annotations
