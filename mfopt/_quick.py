@@ -21,25 +21,19 @@ OPTIONS = {
     "xla_cpu_use_fusion_emitters": False,
     "xla_cpu_parallel_codegen_split_count": 1,
 }
-_FUSED = "xla_cpu_use_fusion_emitters"
 
 
 @functools.cache
-def options(fused: bool = False) -> dict[str, Any] | None:
+def options() -> dict[str, Any] | None:
     """For ``compiler_options`` of ``jax.jit``; None where these are not of the backend.
 
     Versions of the compiler differ in what they know, and refuse what they do not: it is asked.
-
-    Args:
-      fused: for a program that is mostly exponentials of large arrays, run many times: half a
-        second more to compile, and twice as fast.
     """
     if jax.default_backend() != "cpu":
         return None
-    wanted = {name: value for name, value in OPTIONS.items() if not (fused and name == _FUSED)}
-    if _taken(wanted):
-        return wanted
-    return {name: value for name, value in wanted.items() if _taken({name: value})} or None
+    if _taken(OPTIONS):
+        return dict(OPTIONS)
+    return {name: value for name, value in OPTIONS.items() if _taken({name: value})} or None
 
 
 def _taken(some: dict[str, Any]) -> bool:
@@ -58,7 +52,6 @@ class jit(Jitted):
 
     Args:
       function: what is compiled.
-      fused: see :func:`options`.
       once: whether it stays one function there, which a program that calls it several times has
         once.
       static: as for ``jax.jit``.
@@ -68,13 +61,10 @@ class jit(Jitted):
         self,
         function: Callable[..., Any],
         *,
-        fused: bool = False,
         once: bool = False,
         **static: Any,
     ) -> None:
-        super().__init__(
-            function, "quick", fused, options=functools.partial(options, fused), **static
-        )
+        super().__init__(function, "quick", options=options, **static)
         self._inner = jax.jit(function, **static) if once else None
 
     def __call__(self, *args: Any, **named: Any) -> Any:

@@ -548,6 +548,24 @@ def test_shifted_mixture_is_unbiased_at_any_order(order):
         assert abs(off[0] - truth) > K * off[1]  # control: 5% more noise
 
 
+@pytest.mark.parametrize("bins", [1, 5, 8, 128, 131])
+def test_a_pick_is_that_of_the_inverse_distribution_function(bins):
+    """The same uniform number leads to the same column, whatever is added to a row."""
+    size, key = 1000, jax.random.key(3)
+    rng = np.random.default_rng(bins)
+    exponents = rng.normal(0, 2, (size, bins)) + rng.choice([-400.0, -3.0, 0.0, 500.0], (size, 1))
+    exponents[::3, bins // 2 :] -= 2000  # columns of weight 0
+    with jax.enable_x64(True):
+        chosen, tops, masses = map(np.asarray, proposals.pick(exponents, key))
+        uniform = np.asarray(jax.random.uniform(key, (size,)))
+    weights = np.exp(exponents - exponents.max(axis=1, keepdims=True))
+    ends = np.cumsum(weights, axis=1)
+    expected = np.minimum(np.sum(ends <= (uniform * ends[:, -1])[:, None], axis=1), bins - 1)
+    np.testing.assert_array_equal(chosen, expected)
+    np.testing.assert_array_equal(tops, exponents.max(axis=1))
+    np.testing.assert_allclose(masses, weights.sum(axis=1), rtol=1e-13)
+
+
 @pytest.mark.ci
 def test_systematic_points_lose_variance_and_no_mean():
     """Against the same proposal with one point drawn along the direction: POINTS = 1."""

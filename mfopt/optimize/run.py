@@ -39,9 +39,6 @@ _SHARE, _TERMS, _FOR_EACH = 8, 2**19, 64
 _SEEN_DELTA = 1e-20  # seeds, ε and sizes that were tried; at 1e-25 the first search had no σ
 _FEW_BINS = 128  # of the search that one with more bins begins from
 _NEAR, _DRIFT = 0.5, 0.2  # reach of a step, and of log σ in a round, from a start that is near
-# Of log σ in a round, from any start. With 400 epochs first steps went to 0.45, from where searches
-# took a third more tangents.
-_FAR = 0.35
 # Where bins are grouped: times as many frozen samples, since all else costs more there, and the
 # least tolerance. At 8 × 1,024: 0.03% of the error, and a third of the evaluations.
 _MANY_SAMPLES, _LEAST_TOLERANCE = 4, 1e-4
@@ -339,7 +336,7 @@ class _Problem(NamedTuple):
     loss: objective.Loss
     asked: BinScheme
     reach: float = tangent_search.REACH
-    drift: float = _FAR
+    drift: float = tangent_search.DRIFT
 
     @property
     def grouped(self) -> bool:
