@@ -86,7 +86,7 @@ def test_rows_of_a_cycle_have_the_value_and_gradient_of_a_gather(bins, share, ep
     with jax.enable_x64(True):
         pair = dominating_pair.jittered(jnp.asarray(modes.T @ modes))
         placed = design_point.placed(pair.gram, sigma, epsilon, 0.5)
-        draws = design_point.draw(jax.random.key(0), 2 * 613, bins)
+        draws = design_point.draw(jax.random.key(0), 2 * 4013, bins)  # many blocks
 
         def both(log_delta, draws):
             tables = design_point.tables(pair.gram, placed.weights)

@@ -43,7 +43,9 @@ from mfopt.accounting.monte_carlo.nested import Factor, Square, coloured, produc
 from mfopt.strategies import Array
 
 MOST = 128  # modes that get components of their own
-_BLOCK = 256  # pairs of samples whose exponents are held at once: near the processor
+# Pairs of samples whose exponents are held at once, near the processor: so many, and more where so
+# many exponents are not reached.
+_BLOCK, _EXPONENTS = 256, 2**14
 _FAR = 300.0  # powers of e whose squares are within double precision
 _OUTER, _INNER = 8, 8  # damped fixed point on p; Newton on λ inside
 
@@ -236,7 +238,7 @@ def log_values(terms: Terms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Ar
     """log f for each sample (−inf where the loss is below ε), f = (P_K/R)(1 − e^(ε−Y))₊."""
     x = jnp.exp(-log_sigma)
     pairs, period = len(terms.component), len(terms.loss.square)
-    size = min(max(_BLOCK // period, 1) * period, pairs)
+    size = min(max(max(_BLOCK, _EXPONENTS // period) // period, 1) * period, pairs)
     # of every block, since components come in cycles: their transpose is a sum over blocks
     rows = terms.component[:size]
     of_loss, of_proposal = (_powers(x, part, rows) for part in (terms.loss, terms.proposal))
