@@ -77,6 +77,7 @@ def test_kinds_count_every_partition_once(places):
         kind = tuple(sorted(map(len, found), reverse=True))
         kinds[kind] = kinds.get(kind, 0) + 1
     assert {kind: clusters.count(kind) for kind in clusters.partitions(places)} == kinds
+    assert clusters._number(places) == len(kinds)
 
 
 def log_normalizers(smooth, count):
@@ -92,7 +93,7 @@ def drawn(gram, order, known):
     smooth, bins = gram - np.diag(spikes), len(gram)
     weights = clusters.log_weights(spikes, diagonal)
     given = clusters.clusters(
-        spikes, diagonal, log_normalizers(smooth, known), order, float(smooth.max())
+        spikes, weights, log_normalizers(smooth, known), order, float(smooth.max())
     )
     for number, kind in enumerate(clusters.partitions(order + 1)):
         for chosen in itertools.product(range(bins), repeat=len(kind)):

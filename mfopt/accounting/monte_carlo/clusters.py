@@ -127,18 +127,18 @@ def log_weights(spikes: np.ndarray, diagonal: np.ndarray) -> np.ndarray:
 
 
 def clusters(
-    spikes: np.ndarray, diagonal: np.ndarray, log_normalizers: np.ndarray, order: int, top: float
+    spikes: np.ndarray, weights: np.ndarray, log_normalizers: np.ndarray, order: int, top: float
 ) -> Clusters:
     """What is drawn by for one order.
 
     Args:
       spikes: d.
-      diagonal: of S.
+      weights: :func:`log_weights`.
       log_normalizers: R(1), R(2), …, at least one.
       order: s < MOST.
       top: the largest entry of T.
     """
-    known, weights = len(log_normalizers), log_weights(spikes, diagonal)
+    known = len(log_normalizers)
     summed, largest = np.logaddexp.reduce(weights, axis=1), np.max(weights, axis=1)
 
     # log of (4) for a cluster of each size (rows) after each number of places (columns)
@@ -156,7 +156,7 @@ def clusters(
     log_sum = float(np.logaddexp.reduce(log_shares))
     ends = np.cumsum(np.exp(log_shares - log_sum))
     ends[-1] = np.inf  # whatever was rounded
-    more = _MOST_KINDS - len(totals)  # never drawn: one form, and so one compilation for all orders
+    more = _number(MOST) - len(totals)  # never drawn: one form, one compilation for all orders
     return Clusters(
         spikes,
         weights,
@@ -197,6 +197,16 @@ def partitions(places: int, most: int | None = None) -> Iterator[tuple[int, ...]
 
 
 @functools.cache
+def _number(places: int) -> int:
+    """How many :func:`partitions` there are, without making them."""
+    ways = [1] + [0] * places
+    for size in range(1, places + 1):
+        for filled in range(size, places + 1):
+            ways[filled] += ways[filled - size]
+    return ways[places]
+
+
+@functools.cache
 def count(kind: tuple[int, ...]) -> int:
     """How many partitions have clusters of these sizes."""
     found = math.factorial(sum(kind))
@@ -205,6 +215,3 @@ def count(kind: tuple[int, ...]) -> int:
     for size in set(kind):
         found //= math.factorial(kind.count(size))
     return found
-
-
-_MOST_KINDS = sum(1 for _ in partitions(MOST))

@@ -80,13 +80,13 @@ class Smooth(NamedTuple):
 
     Attributes:
       spikes: d of :mod:`.clusters`, (bins,).
-      diagonal: of S, (bins,).
+      log_weights: of clusters of every size, (MOST + 1, bins).
       log_normalizers: R(1), R(2), … or above them, (MOST,).
       top: at least the largest entry of T = S − diag(d).
     """
 
     spikes: np.ndarray
-    diagonal: np.ndarray
+    log_weights: np.ndarray
     log_normalizers: np.ndarray
     top: float
 
@@ -99,7 +99,8 @@ def smooth(pair: DominatingPair, noise_multiplier: float) -> Smooth:
     log_normalizers, beside = _log_normalizers(gram, 1, spikes)
     # T is at most what S is beside the diagonal, or what it keeps of it
     top = max(float(beside), float(np.max(diagonal - spikes)))
-    return Smooth(spikes, diagonal, np.asarray(log_normalizers), top)
+    log_weights = clusters.log_weights(spikes, diagonal)
+    return Smooth(spikes, log_weights, np.asarray(log_normalizers), top)
 
 
 @float64
@@ -299,7 +300,7 @@ def _least_clusters(known: Smooth, point: Point) -> Tilt:
 
 def _clusters_tilt(known: Smooth, order: int, point: Point) -> Tilt:
     drawn_by = clusters.clusters(
-        known.spikes, known.diagonal, known.log_normalizers, order, known.top
+        known.spikes, known.log_weights, known.log_normalizers, order, known.top
     )
     return Tilt("clusters", order, _chain_ceiling(drawn_by.log_sum, order, point), drawn_by)
 
@@ -473,22 +474,20 @@ def _clusters(
     def extend(
         j: jax.Array, before: tuple[jax.Array, jax.Array, jax.Array]
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        smooth, drawn, log_normalizers = before
+        smooth, counts, log_normalizers = before
         places = sizes[:, j]
         exponents = places[:, None] * smooth + given.log_weights[places]
         chosen, top, mass = proposals.pick(exponents, jax.random.fold_in(chain_key, j))
         log_normalizers += jnp.where(places > 0, top + jnp.log(mass), 0)
-        own = jnp.where(place == chosen[:, None], given.spikes, 0)
-        smooth += places[:, None] * (overlaps.rows(gram, chosen) - own)
-        return smooth, drawn.at[:, j].set(chosen), log_normalizers
+        more = jnp.where(place == chosen[:, None], places[:, None], 0.0)
+        smooth += places[:, None] * overlaps.rows(gram, chosen) - more * given.spikes
+        return smooth, counts + more, log_normalizers
 
-    begin = jnp.zeros((size, bins)), jnp.zeros(sizes.shape, int), given.log_over[kind]
-    steps = order.astype(int) + 1
-    smooth, drawn, log_normalizers = jax.lax.fori_loop(0, steps, extend, begin)
-    rows = jnp.arange(size)[:, None]
-    products = smooth.at[rows, drawn].add(sizes * given.spikes[drawn])
-    along = jnp.sum(sizes * noise[rows, drawn], axis=1)
-    square = jnp.sum(sizes * products[rows, drawn], axis=1)
+    nothing = jnp.zeros((size, bins))
+    steps, begin = order.astype(int) + 1, (nothing, nothing, given.log_over[kind])
+    smooth, counts, log_normalizers = jax.lax.fori_loop(0, steps, extend, begin)
+    products = smooth + counts * given.spikes
+    along, square = jnp.sum(counts * noise, axis=1), jnp.sum(counts * products, axis=1)
     asked = Asked(epsilon, order, log_ceiling, payoff)
     found = Drawn(products, along, square, log_normalizers)
     return proposals.chain(point_key, _ratio(overlaps.diagonal(gram)), found, noise, asked)
