@@ -105,8 +105,9 @@ def main(arguments: list[str] | None = None) -> Any:
     # Threads of NumPy's BLAS sleep at once when nothing is left. As it is they would wait awake for
     # some 25 ms, on the cores that compiled code is to use: a third of the main command's time.
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
-    # what is imported and traced stays: to look at it again and again took a fifteenth of the time
-    gc.set_threshold(200_000, 20, 20)
+    # what is imported and traced stays: to look at it again and again took a fifteenth of the time,
+    # and one look at 200,000 objects a twenty-fifth of a toy's
+    gc.set_threshold(500_000, 20, 20)
     try:
         with _signals.as_interrupts():
             code = cli.main(args=arguments, prog_name="mfopt", standalone_mode=False)

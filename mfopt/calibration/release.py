@@ -195,4 +195,11 @@ def to_compile(bins: int) -> list[Callable[[], None]]:
     kernels = [
         functools.partial(tilted.warm_up, kind, pair, Hockey(1.0)) for kind in tilted.kinds(bins)
     ]
-    return [*kernels, functools.partial(frozen.warm_up, pair, SampledLoss.calibrate_samples)]
+    estimate = functools.partial(frozen.warm_up, pair, SampledLoss.calibrate_samples)
+    return [*kernels, estimate, _load]
+
+
+def _load() -> None:
+    """What is imported at its first use, by the bounds without samples: a twentieth of a second."""
+    import scipy.fft  # noqa: F401
+    import scipy.special  # noqa: F401
