@@ -201,5 +201,5 @@ def to_compile(bins: int) -> list[Callable[[], None]]:
 
 def _load() -> None:
     """What is imported at its first use, by the bounds without samples: a twentieth of a second."""
-    import scipy.fft  # noqa: F401
+    import scipy.fft
     import scipy.special  # noqa: F401
