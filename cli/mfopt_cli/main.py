@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from mfopt_cli import options
+
 # name -> one line of help. Each command lives in mfopt_cli/commands/<name>.py as ``command`` and
 # is imported only when it is run, so that `mfopt --help` never waits for JAX.
 COMMANDS: dict[str, str] = {
@@ -34,7 +36,7 @@ COMMANDS: dict[str, str] = {
 }
 
 
-class _LazyGroup(click.Group):
+class _LazyGroup(options.Group):
     """A group whose commands are imported on use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

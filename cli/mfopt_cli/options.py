@@ -25,11 +25,26 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 FILE = click.Path(path_type=Path)  # of an argument that must be there
 
 
+def _once(command: click.Command, ctx: click.Context, args: list[str]) -> None:
+    """Refuse an option that is given more than once: click takes the last and drops the others."""
+    if ctx.resilient_parsing:  # half a line, to be completed
+        return
+    _, _, given = command.make_parser(ctx).parse_args(args=list(args))
+    for param in dict.fromkeys(given):
+        single = isinstance(param, click.Option) and not (param.multiple or param.is_eager)
+        if single and given.count(param) > 1:
+            names = [word.split("=")[0] for word in args]
+            typed = [name for name in [*param.opts, *param.secondary_opts] if name in names]
+            said = " and ".join(typed or param.opts[:1])
+            raise messages.Refused(f"{said}: given more than once. Give one value, once.")
+
+
 class Command(click.Command):
     """A command that remembers the words it was given, for its messages."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[WORDS] = tuple(args)
+        _once(self, ctx, args)
         try:
             return super().parse_args(ctx, args)
         except UsageError as problem:
@@ -51,6 +66,10 @@ class Group(click.Group):
     """A group of such commands."""
 
     command_class = Command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        _once(self, ctx, args)
+        return super().parse_args(ctx, args)
 
 
 class StrategyName(click.ParamType):  # type: ignore[type-arg]  # no runtime argument in click 8.1

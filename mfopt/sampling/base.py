@@ -279,6 +279,8 @@ def parse(text: str) -> Scheme:
             raise _check.reject(
                 "sampling", item, f"{scheme.kind} is described by {', '.join(names)}"
             )
+        if name in values:
+            raise _check.reject("sampling", text, f"gives {name} more than once")
         try:
             values[name] = types[name](value)
         except ValueError:

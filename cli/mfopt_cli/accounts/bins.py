@@ -29,7 +29,9 @@ _binned = apply(
 @options.option(
     "--also",
     metavar="MECHANISM",
-    help="What else touches the same data: pure:ε, approximate:ε:δ or gaussian:σ (sensitivity 1).",
+    multiple=True,
+    help="What else touches the same data: pure:ε, approximate:ε:δ or gaussian:σ (sensitivity 1). "
+    "Repeatable: all are composed.",
 )
 def balls_in_bins(
     plot: Path | None,
@@ -42,7 +44,7 @@ def balls_in_bins(
     samples: int | None,
     seed: int | None,
     estimate: bool,
-    also: str | None,
+    also: tuple[str, ...],
     **arguments: Any,
 ) -> None:
     """Any C >= 0 with balls-in-bins batching; exact for C = I, certified by sampling otherwise.
@@ -56,17 +58,17 @@ def balls_in_bins(
 
     effort = shared.effort(samples, seed, estimate)
     found, file = shared.matrix(strategy, ("identity", "sqrt", "banded-sqrt"))
-    other = None if also is None else _other(also)
+    others = [_other(text) for text in also]
 
     def compute(row: Row) -> list[Row]:
         of: Any = {"privacy_unit": privacy_unit, "adjacency": adjacency}
         scheme = BallsInBins(*shared.bins_of(row, file))
         mechanism = Mechanism(scheme, found, row["group_size"], **of)
-        if other is not None:
-            return [_composed(mechanism, other, row, **effort).describe()]
+        if others:
+            return [_composed(mechanism, others, row, **effort).describe()]
         return analysed(mechanism, row, **effort)
 
-    title = f"balls-in-bins, {strategy}" + ("" if also is None else f", and {also}")
+    title = ", and ".join([f"balls-in-bins, {strategy}", *also])
     answers.run(arguments, compute, title, plot, force, as_json, quiet)
 
 
@@ -133,10 +135,12 @@ def _other(text: str) -> Any:
         ) from None
 
 
-def _composed(mechanism: Any, other: Any, row: Row, **more: Any) -> Any:
-    """The guarantee of a mechanism together with what else touches the data."""
+def _composed(mechanism: Any, others: list[Any], row: Row, **more: Any) -> Any:
+    """The guarantee of a mechanism together with all that touches the data besides it."""
+    from mfopt.accounting.loss_distribution import Composition
     from mfopt.accounting.monte_carlo import composition
 
+    other = Composition(tuple(part for one in others for part in one.parts))
     found = composition.analysis(mechanism, other, **more)
     if row["eps"] is None:
         return found.epsilon(row["noise_multiplier"], row["delta"])

@@ -1,0 +1,81 @@
+"""An option that is given twice: companions compose, and nothing else is dropped in silence."""
+
+import json
+
+import click
+import pytest
+from click.testing import CliRunner
+from mfopt_cli.main import cli, main
+from test_vocabulary import EVERY, every, of
+
+from mfopt import sampling
+from mfopt.errors import UsageError
+
+SMALL = ["--epochs", "2", "--iters", "4"]
+
+
+def said(words):
+    """(exit code, lines on standard error) of a command that writes nothing else."""
+    found = CliRunner().invoke(cli, words, prog_name="mfopt", catch_exceptions=False)
+    assert found.stdout == ""
+    return found.exit_code, found.stderr.splitlines()
+
+
+@every
+def test_an_option_given_twice_is_refused_by_its_name(path):
+    """Any value: what is refused is refused before values are read."""
+    for param in of(path):
+        if isinstance(param, click.Argument) or param.multiple or path == ("bench",):
+            continue
+        for name in {param.opts[0], param.opts[-1], *param.secondary_opts[:1]}:
+            once = [name] if param.is_flag else [name, "1"]
+            code, lines = said([*path, *once, *once])
+            assert code == 2 and len(lines) == 1, (path, name, lines)
+            assert f"{name}: given more than once" in lines[0], lines
+
+
+def test_two_names_of_one_option_are_the_option_twice():
+    code, lines = said(["account", "dpsgd", "--iters", "4", "--bins=5"])
+    assert code == 2 and "--iters and --bins: given more than once" in lines[0]
+    code, lines = said(["optimize", "--time-scale", "--no-time-scale"])
+    assert code == 2 and "--time-scale and --no-time-scale: given" in lines[0]
+
+
+def test_options_before_a_command_are_watched_too():
+    for words in (["--no-compile-cache"] * 2, ["experiment", "--list", "--list"]):
+        code, lines = said(words)
+        assert code == 2 and len(lines) == 1 and f"{words[-1]}: given more" in lines[0]
+
+
+def test_what_may_be_repeated_adds_up():
+    names = {
+        (*path, param.name) for path in EVERY for param in of(path) if getattr(param, "multiple", 0)
+    }
+    assert names == {
+        ("account", "balls-in-bins", "also"),
+        ("compare", "include"),
+        ("data", "build", "paths"),
+        ("data", "build", "public"),
+    }
+
+
+def test_a_scheme_is_given_each_number_once():
+    with pytest.raises(UsageError, match="gives probability more than once"):
+        sampling.parse("poisson:probability=0.05,iterations=2,probability=0.5")
+
+
+def test_companions_compose(capsys):
+    """σ with several is no less than with any of them alone, in either order."""
+
+    def sigma(*also):
+        words = ["account", "balls-in-bins", *SMALL, "--eps", "2", "--delta", "1e-3"]
+        words += ["--certify-samples", "8192", "--seed", "1", "--json"]
+        main([*words, *(word for text in also for word in ("--also", text))])
+        found = json.loads(capsys.readouterr().out)
+        assert len(found["details"]["composed_with"]) == len(also)
+        return found["noise_multiplier"]
+
+    alone = sigma("pure:0.5")
+    both = [sigma("pure:0.5", "pure:1e-3"), sigma("pure:1e-3", "pure:0.5")]
+    assert min(both) >= alone and both[0] == pytest.approx(both[1], rel=1e-6)
+    assert sigma("pure:0.5", "pure:0.5") > 1.05 * alone
