@@ -53,7 +53,6 @@ def compiled(*static: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        jitted = _quick.jit(function, once=True, static_argnames=static)
-        return functools.wraps(function)(float64(jitted.__call__))
+        return float64(_quick.jit(function, once=True, static_argnames=static))
 
     return decorate

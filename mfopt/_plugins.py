@@ -24,11 +24,6 @@ def installed() -> bool:
     return bool(importlib.metadata.entry_points(group=GROUP))
 
 
-def loaded() -> bool:
-    """Whether one has been imported here: it may have changed what a kind of this package does."""
-    return bool(_loaded)
-
-
 def load() -> None:
     """Import every installed plugin that was not imported before.
 

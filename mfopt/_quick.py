@@ -1,19 +1,19 @@
-"""Compiled programs that run for seconds at most: in half the usual time of compilation.
+"""``jax.jit`` with compiler options that halve the time of compilation.
 
-XLA's CPU compiler spends most of it on fusing and optimizing once more what it has fused already,
-LLVM after it on passes that it calls expensive itself.
-For the programs of a search or a certificate that gains nothing that can be measured.
+XLA's CPU compiler spends most of its time on fusing and on optimizing again what it has fused, LLVM
+after it on passes that it calls expensive itself. The programs of a search or a certificate run for
+seconds at most and gain nothing measurable from either.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
-from mfopt._jitted import Jitted, outermost
+R = TypeVar("R")
 
 OPTIONS = {
     "xla_backend_optimization_level": 1,
@@ -25,7 +25,7 @@ OPTIONS = {
 
 @functools.cache
 def options() -> dict[str, Any] | None:
-    """For ``compiler_options`` of ``jax.jit``; None where these are not of the backend.
+    """Return ``compiler_options`` for ``jax.jit``; None where the backend knows none of these.
 
     Versions of the compiler differ in what they know, and refuse what they do not: it is asked.
     """
@@ -44,31 +44,29 @@ def _taken(some: dict[str, Any]) -> bool:
     return True
 
 
-class jit(Jitted):
+def jit(function: Callable[..., R], *, once: bool = False, **static: Any) -> Callable[..., R]:
     """``jax.jit`` with :func:`options`, which are asked for at the first call, not at import.
 
-    JAX takes options for whole programs only: where an argument is traced, the function becomes
-    part of the program around it.
+    JAX takes options for whole programs only. Where an argument is traced, the function becomes
+    part of the program around it; where none is, it is a program of its own, also within a trace.
 
     Args:
       function: what is compiled.
-      once: whether it stays one function there, which a program that calls it several times has
-        once.
-      static: as for ``jax.jit``.
+      once: keep it one function of the program around it, which holds it once however often it is
+        called there.
+      static: static_argnums or static_argnames, as for ``jax.jit``.
     """
+    inner: Callable[..., R] = jax.jit(function, **static) if once else function
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        *,
-        once: bool = False,
-        **static: Any,
-    ) -> None:
-        super().__init__(function, "quick", options=options, **static)
-        self._inner = jax.jit(function, **static) if once else None
+    @functools.cache
+    def program() -> Callable[..., R]:
+        return jax.jit(function, compiler_options=options(), **static)
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        if self._inner is not None:
-            return (super().__call__ if outermost() else self._inner)(*args, **named)
-        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, named)))
-        return self._function(*args, **named) if traced else super().__call__(*args, **named)
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> R:
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, named))):
+            return inner(*args, **named)
+        with jax.core.eval_context():
+            return program()(*args, **named)
+
+    return call

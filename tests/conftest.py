@@ -76,14 +76,6 @@ def _without_optimization(request: pytest.FixtureRequest):
         jax.config.update("jax_disable_most_optimizations", False)
 
 
-@pytest.fixture(autouse=True)
-def _keeps_no_programs():
-    """A command keeps them for its process: what a later test compiles would not be its own."""
-    yield
-    if (kept := sys.modules.get("mfopt._kept")) is not None:
-        kept.use(None)
-
-
 class _OnlyWithExamples:
     """Modules without an example are not imported to look for one, which takes each worker long.
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from mfopt_cli.main import main
 
-from mfopt import FailureError, UsageError, _kept, _sizes
+from mfopt import FailureError, UsageError, _sizes
 from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.experiments import (
     artifacts,
@@ -615,31 +615,3 @@ def test_workers_import_only_what_can_be_imported(monkeypatch):
     assert runner._own_modules() == [__name__]
     monkeypatch.setitem(sys.modules, "page", types.ModuleType("page"))
     assert runner._own_modules() == [__name__]
-
-
-@pytest.mark.ci
-def test_what_one_worker_has_compiled_the_others_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(_kept, "_folder", None)
-    programs = tmp_path / "programs"
-    programs.mkdir(mode=0o700)
-    wanted = [
-        tasks.amplified_task("blt", BINS, EPOCHS, epsilon, 1e-5, buffers=1, samples=64)
-        for epsilon in (2.0, 4.0)
-    ]
-
-    def swept(name):
-        found = run_all(wanted, Cache(tmp_path / name), jobs=2)
-        files = {(path.name, path.stat().st_ino) for path in programs.glob(f"*{_kept.SUFFIX}")}
-        return files, [
-            np.concatenate([x.ravel() for x in found[t].arrays.values()]) for t in wanted
-        ]
-
-    nowhere, plain = swept("nowhere")
-    assert not nowhere  # a sweep of a program that keeps none, as most of these tests are
-    _kept.use(programs)
-    written, first = swept("first")
-    assert written
-    again, second = swept("second")  # new processes
-    assert again == written
-    np.testing.assert_array_equal(first, plain)
-    np.testing.assert_array_equal(second, plain)

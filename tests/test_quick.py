@@ -45,6 +45,15 @@ def test_a_quick_program_is_one_of_its_own_or_part_of_another():
     assert double(jnp.float32(2), 3) == 6
     assert jax.jit(lambda x: double(x, 3) + 1)(jnp.float32(2)) == 7
     assert jax.grad(lambda x: double(x, 3))(2.0) == 3
-    if _quick.options():  # why it looks for traced arguments
+    assert jax.jit(lambda x: x + double(jnp.float32(2), 3))(1.0) == 7  # nothing of it is traced
+    if options := _quick.options():  # why it looks for traced arguments
+        plain = jax.jit(lambda x: 3 * x, compiler_options=options)
         with pytest.raises(ValueError, match="top-level"):
-            jax.jit(lambda x: double.jitted(x, 3))(2.0)
+            jax.jit(plain)(2.0)
+
+
+def test_a_function_that_is_kept_whole_is_in_a_program_once():
+    calls = []
+    double = _quick.jit(lambda x: calls.append(1) or 2 * x, once=True)
+    assert jax.jit(lambda x: double(x) + double(x + 1))(2.0) == 10
+    assert len(calls) == 1

@@ -15,7 +15,7 @@ from mfopt import optimize
 from mfopt import strategies as S
 from mfopt.accounting.monte_carlo.balls_in_bins import BallsInBinsLaw
 from mfopt.errors import UsageError
-from mfopt.optimize import kinds, objective, quasi_newton, tangent, tangent_search, time_scale
+from mfopt.optimize import kinds, quasi_newton, tangent, tangent_search, time_scale
 from mfopt.optimize import run as runs
 from mfopt.optimize.drivers import Trace
 from mfopt.optimize.objective import AmplifiedObjective, Evaluation, log_rmse
@@ -101,26 +101,6 @@ def test_rows_of_a_cycle_have_the_value_and_gradient_of_a_gather(bins, share, ep
         if epsilon == 1:  # what is not in cycles, it misreads
             mixed = draws._replace(component=np.sort(draws.component))
             assert abs(both(in_blocks, mixed)[0] - both(whole, mixed)[0]) > 1e-4
-
-
-@pytest.mark.ci
-def test_programs_are_compiled_for_the_device_that_the_caller_chose(monkeypatch):
-    """They are compiled in a thread, which does not see a device chosen by context."""
-    seen = []
-
-    class Watched(BallsInBinsLaw):
-        def norm(self, reduced):
-            seen.append(jax.config.jax_default_device)
-            return super().norm(reduced)
-
-    monkeypatch.setattr(objective, "law", Watched)
-    mapping = kinds.of(S.BLT(np.array([0.3]), np.array([0.5])), N)
-    with jax.default_device(jax.devices()[0]):
-        target = tangent.TangentObjective(
-            log_rmse(PREFIX, N), mapping, SCHEME, 2.0, 1e-4, samples=64, seed=0
-        )
-        assert math.isfinite(target(mapping.start).value)
-    assert seen and set(seen) == {jax.devices()[0]}
 
 
 @pytest.mark.parametrize("rows", [True, False])

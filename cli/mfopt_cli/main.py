@@ -67,9 +67,9 @@ def cli(no_compile_cache: bool) -> None:
       eval "$(_MFOPT_COMPLETE=bash_source mfopt)"
     """
     if not no_compile_cache:
-        from mfopt_cli import compiled
+        from mfopt_cli import compile_cache
 
-        compiled.switch_on()
+        compile_cache.switch_on()
 
 
 def script() -> Any:

@@ -19,9 +19,8 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 
-from mfopt import _check, _kept, _signals, _sizes
+from mfopt import _check, _signals, _sizes
 from mfopt.experiments.cache import Cache, Result, Task
 from mfopt.progress import Progress, Report, silent
 
@@ -230,7 +229,6 @@ def shares(jobs: int) -> list[tuple[int, ...]]:
 def _begin(
     modules: list[str],
     mine: multiprocessing.SimpleQueue[tuple[int, ...]],
-    programs: Path | None = None,
 ) -> None:
     """A worker's first call: its own kinds, its own cores, and no more threads than these.
 
@@ -240,8 +238,6 @@ def _begin(
     Args:
       modules: define the user's own kinds.
       mine: holds the cores of each worker.
-      programs: where compiled programs are kept. Most of a sweep's first cells of a shape is their
-        compilation: what one worker has compiled, the others read.
     """
     import scipy.linalg  # noqa: F401  (what is not loaded yet cannot be limited)
     from threadpoolctl import threadpool_limits
@@ -251,7 +247,6 @@ def _begin(
     if cores:
         os.sched_setaffinity(0, cores)
     threadpool_limits(max(len(cores), 1), user_api="blas")
-    _kept.use(programs)
     for name in modules:
         importlib.import_module(name)
 
@@ -272,7 +267,7 @@ def workers(jobs: int) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
         jobs,
         mp_context=context,
         initializer=_begin,
-        initargs=(_own_modules(), own, _kept.shared()),
+        initargs=(_own_modules(), own),
     ) as pool:
         try:
             yield pool

@@ -17,26 +17,21 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _kept, _quick, _sizes
+from mfopt import _quick
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import spread
 from mfopt.accounting.monte_carlo.protocol import SampledLaw
 from mfopt.optimize import implicit
 from mfopt.optimize.objective import AmplifiedObjective, Evaluation, Loss, Objective
-from mfopt.optimize.parameterization import Parameterization
 from mfopt.strategies import Strategy
 
 Model = Callable[[np.ndarray], tuple[float, np.ndarray]]
-
-_COMPILING = 3  # programs of one search at most
-_beside = ThreadPoolExecutor(min(_sizes.spare_cores(), _COMPILING), "compiling")
 
 
 class Tangent(NamedTuple):
@@ -67,23 +62,6 @@ class TangentObjective(AmplifiedObjective):
     _last: tuple[bytes, Evaluation] | None = None
     _touched: tuple[Any, Any] | None = None  # log σ and ∂ log σ/∂G, of the last tangent
 
-    @float64
-    def __init__(self, loss: Loss, parameterization: Parameterization, *job: Any, **more: Any):
-        super().__init__(loss, parameterization, *job, **more)
-        leaves, structure = jax.tree.flatten(self._draws)
-        spread_out = len(self._devices) > 1
-        shapes = tuple(
-            jax.ShapeDtypeStruct(
-                leaf.shape, leaf.dtype, sharding=leaf.sharding if spread_out else None
-            )
-            for leaf in leaves
-        )
-        # a thread does not see the caller's choice of a device
-        device = getattr(jax.config, "jax_default_device")  # noqa: B009 - not in its stubs
-        form = _Form(self._law, self._build, len(parameterization.start))
-        self._slope = _slope_program(form, structure, shapes, device)
-        self._model = _model_program(form, self._loss, device)
-
     def __call__(self, parameters: np.ndarray) -> Evaluation:
         """As the parent's, from the compiled parts of the tangent: nothing else is compiled."""
         if self._last is not None and self._last[0] == np.asarray(parameters).tobytes():
@@ -101,18 +79,18 @@ class TangentObjective(AmplifiedObjective):
         if self._proposal is None:
             self.refresh(parameters)
         target = np.asarray(self._epsilon), np.asarray(math.log(self._delta))
+        touching = _model(self._loss, self._law, self._build)
         quadratic = self.quadratic(parameters)
         frozen = self._frozen(self._foreseen(quadratic))
-        (root, norm), slope = self._slope.result()(quadratic, frozen, *target)
+        (root, norm), slope = _slope(self._law, quadratic, frozen, *target)
         log_sigma = self._learned(root)
         where = spread.gathered((jnp.asarray(root.log_sigma), slope), self._devices)
         if math.isfinite(log_sigma):
             self._touched = where
-        compiled = self._model.result()
 
         @float64
         def model(x: np.ndarray) -> tuple[float, np.ndarray]:
-            value, gradient = compiled(x, *where)
+            value, gradient = touching(x, *where)
             return float(value), np.asarray(gradient)
 
         value, gradient = model(parameters)
@@ -130,71 +108,6 @@ class TangentObjective(AmplifiedObjective):
         product = 2 * sum(float(np.sum(np.asarray(h) * np.asarray(g))) for h, g in parts)
         near = float(log_sigma) + math.log(product) / 2 if product > 0 else math.nan
         return near if math.isfinite(near) else self._start
-
-
-class _Form(NamedTuple):
-    """What the shapes follow from: whose σ, of which C, of how many parameters."""
-
-    law: SampledLaw
-    build: Callable[[jax.Array], Strategy]
-    parameters: int
-
-    @property
-    def point(self) -> jax.ShapeDtypeStruct:
-        """Parameters."""
-        return jax.ShapeDtypeStruct((self.parameters,), jnp.float64)
-
-    def quadratic(self) -> Any:
-        """What σ knows of C, in shapes."""
-        return jax.eval_shape(lambda x: self.law.quadratic(self.build(x)), self.point)
-
-
-_Program = Future[Callable[..., Any]]
-_NUMBER: Any = jax.ShapeDtypeStruct((), np.float64)
-
-
-@functools.lru_cache(maxsize=16)
-def _slope_program(
-    form: _Form, structure: Any, draws: tuple[jax.ShapeDtypeStruct, ...], device: Any
-) -> _Program:
-    """:func:`_slope`, compiled beside whatever comes before its first use.
-
-    Args:
-      form: of the problem.
-      structure, draws: the tree of frozen draws, and its leaves.
-      device: where it runs, or None for JAX's own choice.
-    """
-
-    def lower(alone: bool) -> Any:
-        law, quadratic = form.law, form.quadratic()
-        proposal = law.proposal_shape(jax.eval_shape(law.prepared, quadratic))
-        frozen = implicit.Frozen(jax.tree.unflatten(structure, draws), proposal, *(_NUMBER,) * 3)
-        return _slope.lower_for(alone, law, quadratic, frozen, _NUMBER, _NUMBER)
-
-    return _compiled(device, lower, "slope", *form, structure, draws)
-
-
-@functools.lru_cache(maxsize=16)
-def _model_program(form: _Form, loss: Loss, device: Any) -> _Program:
-    """:func:`_model`, likewise: one for all numbers of samples."""
-
-    def lower(alone: bool) -> Any:
-        model = _model(loss, form.law, form.build)
-        return model.lower_for(alone, form.point, _NUMBER, form.quadratic())
-
-    return _compiled(device, lower, "model", *form, loss)
-
-
-def _compiled(device: Any, lower: Callable[[bool], Any], *parts: Any) -> _Program:
-    """A program by what its shapes follow from, which are themselves traced."""
-
-    @float64
-    def compiled() -> Callable[..., Any]:
-        with jax.default_device(device):
-            program: Callable[..., Any] = _kept.program(lower, *parts)
-            return program
-
-    return _beside.submit(compiled)
 
 
 @functools.partial(_quick.jit, static_argnums=0)

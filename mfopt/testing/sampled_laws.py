@@ -200,12 +200,6 @@ def _law(
     rule(not all(jax.tree.leaves(other)), "`draws` must depend on its key")
     reduced, log_sigma = sampled.reduced(strategy), math.log(point.noise_multiplier)
     near = sampled.proposal(reduced, point.noise_multiplier, point.epsilon)
-    shapes = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), jax.tree.map(jnp.asarray, reduced)
-    )
-    planned = jax.tree.map(lambda x: (x.shape, x.dtype), sampled.proposal_shape(shapes))
-    made = jax.tree.map(lambda x: (jnp.shape(x), jnp.asarray(x).dtype), near)
-    rule(planned == made, f"proposal_shape says {planned}, and the proposal has {made}")
 
     @jax.jit
     def along(step: jax.Array, log_sigma: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Thirty commands with pinned seeds, and every number that they print: what a change must not move.
+"""Commands with pinned seeds, and every number that they print: what a change must not move.
 
     mfopt bench commands --out before.json
     mfopt bench commands --against before.json

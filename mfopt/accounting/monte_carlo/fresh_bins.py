@@ -250,10 +250,6 @@ class FreshBinsLaw(SampledLaw):
     def proposal(self, reduced: Patterns, noise_multiplier: Any, epsilon: Any) -> PatternProposal:
         return pattern_frozen.fit(reduced, float(noise_multiplier), float(epsilon))
 
-    def proposal_shape(self, reduced: Patterns) -> PatternProposal:
-        each = jax.ShapeDtypeStruct((pattern_frozen.COMPONENTS,), jnp.float64)
-        return PatternProposal(each, each)  # type: ignore[arg-type]  # shapes of them
-
     def frozen(
         self, reduced: Patterns, proposal: PatternProposal, draws: PatternDraws
     ) -> PatternTerms:

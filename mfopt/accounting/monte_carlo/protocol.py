@@ -352,15 +352,6 @@ class SampledLaw(abc.ABC):
     def proposal(self, reduced: Any, noise_multiplier: Any, epsilon: Any) -> Any:
         """Where the frozen draws are put; any is unbiased, one near the solution is precise."""
 
-    def proposal_shape(self, reduced: Any) -> Any:
-        """Shapes and types of :meth:`proposal`; override where that cannot be traced.
-
-        Args:
-          reduced: shapes and types of :meth:`reduced`.
-        """
-        number = jax.ShapeDtypeStruct((), jnp.float64)
-        return jax.eval_shape(self.proposal, reduced, number, number)
-
     @abc.abstractmethod
     def frozen(self, reduced: Any, proposal: Any, draws: Any) -> Any:
         """Terms that do not depend on σ, a pytree."""
