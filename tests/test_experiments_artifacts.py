@@ -11,10 +11,11 @@ import pytest
 from mfopt_cli.main import main
 
 import mfopt
-from mfopt.experiments import artifacts, spent, tasks
-from mfopt.experiments.accounts import filter_task
+from mfopt.experiments import artifacts, spent
+from mfopt.experiments.accounts import FilterCell
 from mfopt.experiments.cache import Cache, code_digest
-from mfopt.experiments.runner import first_tasks, run_all
+from mfopt.experiments.mechanisms import FixedCell, Goal, SigmaCell
+from mfopt.experiments.runner import first_cells, run_all
 from mfopt.progress import Progress
 
 FOLDER = Path(__file__).parent.parent / "artifacts"
@@ -25,19 +26,7 @@ SMALL = "blt-4-8x32-eps2"
 def rebuilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("artifacts")
     cache = tmp_path_factory.mktemp("cells")
-    main(
-        [
-            "figures",
-            "--artifacts",
-            str(folder),
-            SMALL,
-            "--cache",
-            str(cache),
-            "--jobs",
-            "1",
-            "--quiet",
-        ]
-    )
+    main(f"figures --artifacts {folder} {SMALL} --cache {cache} --jobs 1 --quiet".split())
     return folder
 
 
@@ -117,14 +106,7 @@ def test_a_note_names_the_commit_and_the_code(tmp_path, monkeypatch) -> None:
 def test_unknown_artifact_is_refused(tmp_path, capsys) -> None:
     with pytest.raises(SystemExit) as stop:
         main(
-            [
-                "figures",
-                "--artifacts",
-                str(tmp_path / "a"),
-                "blt-4-9x9-eps1",
-                "--cache",
-                str(tmp_path / "c"),
-            ]
+            f"figures --artifacts {tmp_path / 'a'} blt-4-9x9-eps1 --cache {tmp_path / 'c'}".split()
         )
     assert stop.value.code == 2
     assert "is not known" in capsys.readouterr().err
@@ -132,14 +114,14 @@ def test_unknown_artifact_is_refused(tmp_path, capsys) -> None:
 
 
 def test_what_work_wants_first_is_known_before_anything_runs(tmp_path) -> None:
-    cache, account = Cache(tmp_path), filter_task(1.0, 1e-5, 10, 100, 5.0)
+    cache, account = Cache(tmp_path), FilterCell(1.0, 1e-5, 10, 100, 5.0)
 
     def work() -> None:
         run_all([account], cache)
         raise AssertionError("ran on")
 
-    assert first_tasks(work) == [account] and not cache.has(account)
-    assert first_tasks(lambda: None) == []
+    assert first_cells(work) == [account] and not cache.has(account)
+    assert first_cells(lambda: None) == []
     assert run_all([account], cache, jobs=1)[account].record  # asked no more
 
 
@@ -190,6 +172,6 @@ def test_every_cell_of_the_grid_has_a_name() -> None:
 
 
 def test_an_artifacts_seconds_count_what_its_cells_are_made_from() -> None:
-    source = tasks.fixed_task("identity", 1)
-    cells = [tasks.sigma_task(source, tasks.BALLS, 4, 2, epsilon, 1e-3) for epsilon in (1.0, 2.0)]
+    source = FixedCell("identity")
+    cells = [SigmaCell(source, Goal(4, 2, epsilon, 1e-3)) for epsilon in (1.0, 2.0)]
     assert artifacts._with_needs(cells) == [source, *cells]

@@ -24,11 +24,19 @@ from mfopt.experiments import (
     plots,
     recommendation,
     runner,
-    tasks,
 )
 from mfopt.experiments import cache as cache_module
-from mfopt.experiments.cache import Cache, Result, Task
+from mfopt.experiments.auditing import TrainerAudit, audit_task
+from mfopt.experiments.cache import Cache, Result
 from mfopt.experiments.comparison import Comparison, Row
+from mfopt.experiments.mechanisms import (
+    AmplifiedCell,
+    FixedCell,
+    Goal,
+    SigmaCell,
+    UnamplifiedCell,
+    strategy_of,
+)
 from mfopt.experiments.runner import run_all
 from mfopt.optimize.drivers import Trace
 from mfopt.progress import Progress
@@ -60,30 +68,38 @@ def sizes(cache: Cache) -> dict:
     return comparison.every_size(SETTING, cache, jobs=1)
 
 
-def test_key_depends_on_everything_and_not_on_order() -> None:
-    a = Task.of("sigma", bins=8, epsilon=1.0)
-    assert a.key == Task.of("sigma", epsilon=1.0, bins=8).key
+def test_key_depends_on_every_setting_that_is_no_default() -> None:
+    goal = Goal(BINS, EPOCHS, 1.0, 1e-5)
+    a = SigmaCell(FixedCell("sqrt"), goal)
+    assert a.key == SigmaCell(FixedCell("sqrt", bands=1), goal).key
+    assert "epsilon" in str(a) and a.settings == {
+        "goal": {"bins": BINS, "epochs": EPOCHS, "epsilon": 1.0, "delta": 1e-5}
+    }
     others = [
-        Task.of("sigma", bins=8, epsilon=2.0),
-        Task.of("fixed", bins=8, epsilon=1.0),
-        Task.of("sigma", (a,), bins=8, epsilon=1.0),
+        SigmaCell(FixedCell("sqrt"), Goal(BINS, EPOCHS, 2.0, 1e-5)),
+        SigmaCell(FixedCell("sqrt"), goal, samples=64),
+        SigmaCell(FixedCell("tree"), goal),
+        FixedCell("sqrt"),
     ]
-    assert len({a.key, *(task.key for task in others)}) == 4
+    assert len({a.key, *(cell.key for cell in others)}) == 5
+    # σ that takes no samples is one cell, however many are asked for
+    plain = goal.under("poisson")
+    assert SigmaCell(FixedCell("identity"), plain, 64) == SigmaCell(FixedCell("identity"), plain)
 
 
 def test_cache_round_trip_and_damage(tmp_path) -> None:
-    store, task = Cache(tmp_path), Task.of("fixed", kind="sqrt", bands=1)
-    assert store.load(task) is None
-    store.store(task, Result({"x": 0.1}, {"C/a": np.arange(3.0)}))
-    found = store.load(task)
+    store, cell = Cache(tmp_path), FixedCell("sqrt")
+    assert store.load(cell) is None
+    store.store(cell, Result({"x": 0.1}, {"C/a": np.arange(3.0)}))
+    found = store.load(cell)
     assert found is not None and found.record == {"x": 0.1}
     np.testing.assert_array_equal(found.arrays["C/a"], np.arange(3.0))
-    content = store.path(task).read_bytes()
-    store.path(task).write_bytes(content[: len(content) // 2])
-    assert store.load(task) is None
-    assert [p.name for p in tmp_path.iterdir()] == [store.path(task).name]
+    content = store.path(cell).read_bytes()
+    store.path(cell).write_bytes(content[: len(content) // 2])
+    assert store.load(cell) is None
+    assert [p.name for p in tmp_path.iterdir()] == [store.path(cell).name]
     with pytest.raises(UsageError, match="cache"):
-        Cache(store.path(task) / "below-a-file")
+        Cache(store.path(cell) / "below-a-file")
 
 
 def test_sweep_resumes_and_reports_progress(cache: Cache, sizes: dict) -> None:
@@ -94,26 +110,17 @@ def test_sweep_resumes_and_reports_progress(cache: Cache, sizes: dict) -> None:
 
     comparison.every_size(SETTING, cache, jobs=1, progress=progress)
     assert seen == [(0, 0)]
-    planned = [task for c in comparison.plan(SETTING).values() for _, task in c]
-    lost = next(task for task in planned if "poisson" in task.settings)
+    planned = [cell for c in comparison.plan(SETTING).values() for _, cell in c]
+    lost = next(cell for cell in planned if cell.goal.sampling == "poisson")
     cache.path(lost).unlink()
     again = comparison.every_size(SETTING, cache, jobs=1, progress=progress)
     assert seen[1:] == [(0, 1), (1, 1)]
     assert again == sizes
 
 
-def cells(setting: Comparison) -> list[Task]:
-    found: dict[Task, None] = {}
-
-    def collect(task: Task) -> None:
-        for needed in task.needs:
-            collect(needed)
-        found[task] = None
-
-    for candidates in comparison.plan(setting).values():
-        for _, task in candidates:
-            collect(task)
-    return list(found)
+def cells(setting: Comparison) -> list:
+    sigmas = [cell for found in comparison.plan(setting).values() for _, cell in found]
+    return artifacts._with_needs(sigmas)
 
 
 def test_what_takes_long_is_told_before_it(tmp_path, monkeypatch) -> None:
@@ -122,7 +129,7 @@ def test_what_takes_long_is_told_before_it(tmp_path, monkeypatch) -> None:
 
     def run(cost: float | None) -> None:
         told.clear()
-        wanted = [tasks.fixed_task("identity"), tasks.fixed_task("sqrt")]
+        wanted = [FixedCell("identity"), FixedCell("sqrt")]
         folder = Cache(tmp_path / str(cost))
         run_all(wanted, folder, jobs=2, progress=told.append, cost=lambda missing: cost)
 
@@ -135,7 +142,7 @@ def test_what_takes_long_is_told_before_it(tmp_path, monkeypatch) -> None:
         run(1200.0)
     (said,) = [event.note for event in told if event.lasting]
     assert said == "2 cells may take about 10 min here (finished ones are kept)"
-    assert costs.seconds([*cells(SETTING), Task.of("audit")]) is None
+    assert costs.seconds([*cells(SETTING), audit_task(TrainerAudit(), "noise", 1.0)]) is None
     assert costs.seconds([]) == 0
 
 
@@ -158,7 +165,7 @@ def test_the_time_of_a_comparison_is_about_what_it_took(name, monkeypatch) -> No
     # wall time says little of a machine that was busy; older entries have no other
     took = made.get("cpu_seconds", made["seconds"])
     if name == artifacts.COMPARISON:
-        wide = tuple(width for width in comparison.WIDTHS if width <= 128)
+        wide = tuple(width for width in families.WIDTHS if width <= 128)
         setting = Comparison(128, 16, artifacts.EPSILONS, widths=wide)
     else:
         setting = Comparison(32, 8, artifacts.EPSILONS, 1e-5, artifacts.FORMS, (32,))
@@ -193,8 +200,8 @@ def test_as_many_processes_as_have_room(tmp_path, monkeypatch) -> None:
     with pytest.raises(UsageError, match=r"jobs = 2: .* GiB of memory.*Here 1 would fit"):
         jobs_with(1.5, jobs=9)  # there are two cells
     for candidates in comparison.plan(setting).values():
-        for _, task in candidates:
-            store.store(task, Result({}))
+        for _, cell in candidates:
+            store.store(cell, Result({}))
     assert jobs_with(1.5, jobs=9) == 9  # nothing is left to compute
 
 
@@ -206,10 +213,10 @@ def test_processes_give_what_one_process_gives(tmp_path, sizes: dict) -> None:
         assert rows[0].rmse == pytest.approx(sizes[key][0].rmse, rel=1e-12)
 
 
-def test_a_failing_task_raises_and_keeps_the_finished(tmp_path) -> None:
+def test_a_failing_cell_raises_and_keeps_the_finished(tmp_path) -> None:
     store = Cache(tmp_path)
-    good = tasks.fixed_task("sqrt")
-    bad = tasks.sigma_task(good, "poisson", BINS, EPOCHS, 1.0, 1e-5)  # not analysed
+    good = FixedCell("sqrt")
+    bad = SigmaCell(good, Goal(BINS, EPOCHS, 1.0, 1e-5, "poisson"))  # not analysed
     with pytest.raises(UsageError, match="strategy"):
         run_all([bad], store, jobs=1)
     assert store.has(good) and not store.has(bad)
@@ -221,9 +228,9 @@ def test_a_failing_task_raises_and_keeps_the_finished(tmp_path) -> None:
 @pytest.mark.parametrize("kind", ["amplified", "unamplified"])
 def test_an_interrupted_cell_is_never_kept(kind: str, tmp_path, monkeypatch) -> None:
     """An optimizer that is stopped early has a C to give; the table must not take it."""
-    task = {
-        "amplified": tasks.amplified_task("blt", BINS, EPOCHS, 1.0, 1e-5, buffers=2),
-        "unamplified": tasks.unamplified_task("banded", BINS, EPOCHS, 2),
+    cell = {
+        "amplified": AmplifiedCell(Goal(BINS, EPOCHS, 1.0, 1e-5), "blt", buffers=2),
+        "unamplified": UnamplifiedCell("banded", BINS, EPOCHS, 2),
     }[kind]
     record, calls = Trace.record, []
 
@@ -236,11 +243,11 @@ def test_an_interrupted_cell_is_never_kept(kind: str, tmp_path, monkeypatch) -> 
     monkeypatch.setattr(Trace, "record", interrupt)
     store = Cache(tmp_path)
     with pytest.raises(KeyboardInterrupt) as stopped:
-        run_all([tasks.fixed_task("sqrt"), task], store, jobs=1)
+        run_all([FixedCell("sqrt"), cell], store, jobs=1)
     assert "1 of 2 cells are kept" in stopped.value.__notes__[0]
-    assert not store.has(task)
-    run_all([task], store, jobs=1)  # no interrupt any more: a control that it would be kept
-    assert store.has(task)
+    assert not store.has(cell)
+    run_all([cell], store, jobs=1)  # no interrupt any more: a control that it would be kept
+    assert store.has(cell)
 
 
 def test_an_interrupted_sweep_ends_with_130_and_says_what_is_kept(tmp_path, monkeypatch, capsys):
@@ -255,11 +262,11 @@ def test_an_interrupted_sweep_ends_with_130_and_says_what_is_kept(tmp_path, monk
 
 
 def test_the_address_of_a_result_follows_the_code(monkeypatch) -> None:
-    task = tasks.fixed_task("sqrt")
-    before = task.key
-    assert task.key == before
+    cell = FixedCell("sqrt")
+    before = cell.key
+    assert cell.key == before
     monkeypatch.setattr(cache_module, "code_digest", lambda *_: "another")
-    assert task.key != before
+    assert cell.key != before
 
 
 def test_balls_in_bins_never_loses_to_unamplified_at_the_same_c(sizes: dict) -> None:
@@ -299,7 +306,7 @@ def test_sigmas_follow_their_definitions(sizes: dict, cache: Cache) -> None:
 
     row = next(r for r in sizes["banded+poisson", 1.0] if r.size == 4)
     planned = dict(comparison.plan(SETTING)["banded+poisson", 1.0])
-    optimum = tasks.strategy_of(cache.load(planned[4].needs[0]))  # type: ignore[arg-type]
+    optimum = strategy_of(cache.load(planned[4].source))  # type: ignore[arg-type]
     norm = np.linalg.norm(np.asarray(optimum.materialize(BINS * EPOCHS)), axis=0).max()
     event = dp_event.SelfComposedDpEvent(
         dp_event.PoissonSampledDpEvent(
@@ -396,13 +403,14 @@ def test_a_recommendation_weighs_error_against_memory_and_time() -> None:
 def test_fresh_bins_are_a_row_a_search_of_their_own_and_a_sentence() -> None:
     fresh = families.find("banded-toeplitz-scaled+fresh-bins")
     setting = Comparison(32, 4, (1.0,), widths=(1, 8, 16, 64))
-    ((size, task),) = fresh.candidates(setting, 1.0)
-    assert size == 16 and task.arguments["sampling"] == "fresh-bins"
-    (search,) = task.needs
-    assert search.arguments["sampling"] == "fresh-bins" and search.arguments["bands"] == 16
+    ((size, sigma),) = fresh.candidates(setting, 1.0)
+    search = sigma.source
+    assert size == search.bands == 16 and search.goal == sigma.goal
+    assert search.goal.sampling == "fresh-bins"
     # C begins at the BLT that another row optimizes under balls-in-bins
     ((_, blt),) = families.find("blt-4-scaled").candidates(setting, 1.0)
-    assert {**search.needs[0].arguments, "bands": 1} == {**blt.needs[0].arguments, "bands": 1}
+    assert search.needs[0].needs == blt.source.needs
+    assert search.needs[0].goal == blt.goal and search.needs[0].kind == "blt"
     rows = [
         row("blt-4-scaled", 22.9, 4),
         row("banded-toeplitz-scaled+fresh-bins", 20.0, 15, size=16),
@@ -448,27 +456,9 @@ def test_families_expand_and_unknown_ones_are_refused() -> None:
 
 
 def test_command_writes_table_csv_json_and_plots(tmp_path, cache: Cache, sizes, capsys) -> None:
-    arguments = [
-        "compare",
-        "--epochs",
-        "2",
-        "--iters",
-        "8",
-        "--eps",
-        "1,8",
-        "--samples",
-        "8192",
-        "--include",
-        ",".join(FAMILIES),
-        "--bands",
-        "1,4",
-        "--cache",
-        str(cache.folder),
-        "--jobs",
-        "1",
-        "--out",
-        str(tmp_path / "c"),
-    ]
+    words = f"compare --epochs 2 --iters 8 --eps 1,8 --samples 8192 --bands 1,4 --include {{}} \
+        --jobs 1 --cache {cache.folder}"
+    arguments = [*words.format(",".join(FAMILIES)).split(), "--out", str(tmp_path / "c")]
     main(arguments)
     text = capsys.readouterr().out
     assert "DP-SGD, Poisson" in text and "ε = 8" in text
@@ -510,21 +500,9 @@ def test_command_writes_table_csv_json_and_plots(tmp_path, cache: Cache, sizes, 
     ],
 )
 def test_command_names_bad_arguments(extra, named, tmp_path, capsys) -> None:
+    words = f"compare --epochs 2 --iters 8 --include dpsgd --cache {tmp_path}"
     with pytest.raises(SystemExit) as stop:
-        main(
-            [
-                "compare",
-                "--epochs",
-                "2",
-                "--iters",
-                "8",
-                "--include",
-                "dpsgd",
-                "--cache",
-                str(tmp_path),
-                *extra,
-            ]
-        )
+        main([*words.split(), *extra])
     assert stop.value.code == 2
     shown = capsys.readouterr().err
     assert named in shown and "Traceback" not in shown
@@ -549,7 +527,7 @@ def test_the_noise_is_timed_once_for_each_recursion(cache: Cache, sizes: dict, m
         return types.SimpleNamespace(run_seconds=float(len(streams)) * stream.iterations)
 
     monkeypatch.setattr(noise_time, "measure", measure)
-    rows = [min(candidates, key=lambda row: row.rmse) for candidates in sizes.values()]
+    rows = comparison.best(sizes)
     timed = noise_time.timed(SETTING, rows, cache, 1000)
     assert [row._replace(noise_seconds=None) for row in timed] == rows
     by_cost: dict = {}

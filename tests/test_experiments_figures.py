@@ -11,7 +11,7 @@ from mfopt.experiments.cache import Cache
 from mfopt.experiments.figures import near_exact
 from mfopt.experiments.figures.context import Context
 from mfopt.experiments.figures.mcmahan import PRINTED
-from mfopt.experiments.runner import first_tasks
+from mfopt.experiments.runner import first_cells
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +38,13 @@ def test_every_figure_that_was_promised_has_a_name() -> None:
 
 
 def test_the_samples_of_figure_5_end_where_the_grid_has_its_cells(context: Context) -> None:
-    asked = first_tasks(lambda: near_exact.samples(context))
-    sources = {source for task in asked for source in task.needs}
+    asked = first_cells(lambda: near_exact.samples(context))
+    sources = {sigma.source for sigma in asked}
     for epsilon in near_exact.SAMPLE_EPSILONS:
-        shared, *_ = artifacts.grid_tasks("blt-4", *near_exact.MAIN, epsilon)
+        shared = artifacts.grid_cells("blt-4", *near_exact.MAIN, epsilon).source
         assert shared in sources
         best = [each for each in sources if shared in each.needs]
-        assert [each.arguments["samples"] for each in best] == [near_exact.MOST_SAMPLES]
+        assert [each.samples for each in best] == [near_exact.MOST_SAMPLES]
     assert len(sources) == len(near_exact.SAMPLE_EPSILONS) * (
         len(near_exact.SAMPLES) * len(near_exact.SEEDS) + 1
     )
@@ -93,40 +93,27 @@ def test_moments_table_agrees_with_the_printed_one(context: Context) -> None:
 @pytest.mark.ci
 def test_black_box_is_finite_where_it_should_be() -> None:
     from mfopt.accounting import Mechanism, analysis
-    from mfopt.experiments.accounts import run_group_baseline
+    from mfopt.experiments.accounts import GroupBaselineCell
     from mfopt.sampling import Poisson
 
     scheme = Poisson(0.01, 200)
     exact = analysis(Mechanism(scheme, group_size=2)).epsilon(4.0, 1e-6).epsilon
-    asked = {
-        "scheme": scheme.describe(),
-        "adjacency": "add-remove",
-        "noise_multiplier": 4.0,
-        "delta": 1e-6,
-    }
-    found = run_group_baseline(group_size=2, **asked).record["epsilon"]
-    assert exact < found < 3 * exact
+
+    def baseline(group_size: int, adjacency: str = "add-remove") -> float | None:
+        return GroupBaselineCell(scheme, group_size, 4.0, 1e-6, adjacency).run().record["epsilon"]
+
+    assert exact < baseline(2) < 3 * exact
     # where loss distributions end, moments go on: exponential, as the lemma is, but a number
-    far = run_group_baseline(group_size=2000, **asked).record["epsilon"]
-    assert 1e6 < far < 1e12
-    zeroed = {**asked, "adjacency": "zero-out"}
-    assert run_group_baseline(group_size=2000, **zeroed).record["epsilon"] is None
+    assert 1e6 < baseline(2000) < 1e12
+    assert baseline(2000, "zero-out") is None
 
 
 @pytest.mark.ci
 def test_command_lists_and_writes(tmp_path, context: Context, capsys) -> None:
     main(["figures", "--list"])
     assert "near-exact-3b" in capsys.readouterr().out
-    arguments = [
-        "figures",
-        "user-level-2a",
-        "--out",
-        str(tmp_path),
-        "--jobs",
-        "1",
-        "--cache",
-        str(context.cache.folder),
-    ]
+    words = f"figures user-level-2a --out {tmp_path} --jobs 1 --cache {context.cache.folder}"
+    arguments = words.split()
     main(arguments)
     assert "user-level-2a.png" in capsys.readouterr().out
     assert {p.suffix for p in tmp_path.iterdir()} == {".png", ".svg", ".csv"}

@@ -73,7 +73,7 @@ def study():
 
 def test_the_whole_costs_no_more_than_it_says():
     made = study()
-    asked = {task.needs[0].arguments["epsilon"] for task in made.cells()}
+    asked = {task.needs[0].epsilon for task in made.cells()}
     assert asked == {2.0, 1.8}  # fixed G, and what a median at 0.2 leaves
     found = {}
     for task in made.cells():

@@ -78,9 +78,9 @@ def test_what_is_accounted_is_what_is_drawn():
     els = dataclasses.replace(SMALL, algorithm=ELS, group=4, batch=18)
     uls = dataclasses.replace(SMALL, group=2, batch=9)
     for descent, units, group in ((els, 36, 4), (uls, 9, 1)):
-        asked = descent.task().needs[0].arguments
-        assert asked["scheme"]["probability"] == 0.5 and asked["scheme"]["iterations"] == 6
-        assert (asked["group_size"], asked["epsilon"], asked["delta"]) == (group, 1.0, 1e-5)
+        (asked,) = descent.task().needs
+        assert asked.scheme.probability == 0.5 and asked.scheme.iterations == 6
+        assert (asked.group_size, asked.epsilon, asked.delta) == (group, 1.0, 1e-5)
         drawn = np.concatenate(
             [
                 places[..., 0]

@@ -148,7 +148,7 @@ def source(scheme) -> Result:
         "strategy": Identity().describe(),
         "scheme": scheme.describe(),
         "guarantee": guarantee,
-        "task": {"seed": 0, "samples": 2**12},
+        "cell": {"seed": 0, "samples": 2**12},
     }
     return Result(record)
 

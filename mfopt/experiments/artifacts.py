@@ -24,14 +24,15 @@ from mfopt.experiments import (
     auditing,
     comparison,
     decision_plots,
+    families,
     figures,
     plots,
     spent,
-    tasks,
     training,
 )
-from mfopt.experiments.cache import Cache, Task, code_digest
-from mfopt.experiments.runner import cores, first_tasks, run_all, workers
+from mfopt.experiments.cache import Cache, code_digest
+from mfopt.experiments.mechanisms import AmplifiedCell, CertifiedCell, Goal, SigmaCell, strategy_of
+from mfopt.experiments.runner import cores, first_cells, run_all, workers
 from mfopt.experiments.studies import base
 from mfopt.experiments.studies.base import Outcome, Study
 from mfopt.factorization import Factorization
@@ -73,7 +74,7 @@ class Built(NamedTuple):
     """Files that were written, and the tasks behind them."""
 
     files: Sequence[Path]
-    tasks: Sequence[Task]
+    tasks: Sequence[Any]
 
 
 Build = Callable[[Path, Cache, int | None, Report], Built]
@@ -93,8 +94,8 @@ def _factorizations() -> dict[str, tuple[str, int, int, float]]:
     }
 
 
-def grid_tasks(kind: str, epochs: int, bins: int, epsilon: float) -> tuple[Task, Task, Task]:
-    """(C, σ estimate, certificate) of one cell of the grid.
+def grid_cells(kind: str, epochs: int, bins: int, epsilon: float) -> CertifiedCell:
+    """The certificate of one cell of the grid; it names its C and the estimate of its σ.
 
     Args:
       kind: kind of strategy.
@@ -103,11 +104,8 @@ def grid_tasks(kind: str, epochs: int, bins: int, epsilon: float) -> tuple[Task,
       epsilon: ε of the statement.
     """
     form, buffers, scaled = KINDS[kind]
-    source = tasks.amplified_task(
-        form, bins, epochs, epsilon, DELTA, scaled=scaled, buffers=buffers, seed=SEED
-    )
-    sigma = tasks.sigma_task(source, tasks.BALLS, bins, epochs, epsilon, DELTA, seed=SEED)
-    return source, sigma, tasks.certified_task(sigma)
+    goal = Goal(bins, epochs, epsilon, DELTA, seed=SEED)
+    return CertifiedCell.of(SigmaCell(AmplifiedCell(goal, form, scaled, buffers=buffers), goal))
 
 
 def factorization(
@@ -131,12 +129,13 @@ def factorization(
       jobs: worker processes; by default one for every two cores.
       progress: told of each finished cell.
     """
-    source, _, certified = grid_tasks(kind, epochs, bins, epsilon)
+    certified = grid_cells(kind, epochs, bins, epsilon)
+    source = certified.source
     found = run_all([source, certified], cache, jobs=jobs, progress=progress)
     record = found[certified].record
     guarantee = Guarantee(**record["guarantee"])
     return Factorization(
-        tasks.strategy_of(found[source]),
+        strategy_of(found[source]),
         guarantee.noise_multiplier,
         BallsInBins(bins, epochs),
         PrefixSums(),
@@ -166,8 +165,7 @@ def _build(name: str, folder: Path, cache: Cache, jobs: int | None, progress: Re
         kind, epochs, bins, epsilon = factorizations[name]
         made = factorization(kind, epochs, bins, epsilon, cache, jobs=jobs, progress=progress)
         place = _made(folder / "factorizations") / f"{name}.npz"
-        source, _, certified = grid_tasks(kind, epochs, bins, epsilon)
-        return Built([made.save(place, force=True)], [source, certified])
+        return Built([made.save(place, force=True)], [grid_cells(kind, epochs, bins, epsilon)])
     if name == GRID:
         return _grid(folder, cache, jobs, progress)
     if name == COMPARISON:
@@ -193,9 +191,9 @@ class _Recording(Cache):
 
     def __init__(self, folder: str | Path) -> None:
         super().__init__(folder)
-        self.seen: dict[Task, None] = {}
+        self.seen: dict[Any, None] = {}
 
-    def load(self, task: Task) -> Any:
+    def load(self, task: Any) -> Any:
         result = super().load(task)
         if result is not None:
             self.seen[task] = None
@@ -204,23 +202,21 @@ class _Recording(Cache):
 
 def _grid(folder: Path, cache: Cache, jobs: int | None, progress: Report) -> Built:
     """σ and RMSE of all cells: BLT-4 and Toeplitz, plain and time-scaled."""
-    cells = [
-        (kind, epochs, bins, epsilon, grid_tasks(kind, epochs, bins, epsilon)[:2])
-        for kind, epochs, bins, epsilon in _factorizations().values()
-    ]
-    wanted = [task for *_, pair in cells for task in pair]
-    found = run_all(wanted, cache, jobs=jobs, progress=progress)
+    cells = {place: grid_cells(*place).estimate for place in _factorizations().values()}
+    found = run_all(cells.values(), cache, jobs=jobs, progress=progress)
     lines = [
         "kind,epochs,bins,epsilon,delta,noise_multiplier,rmse,relative_error,optimizer_seconds"
     ]
-    for kind, epochs, bins, epsilon, (source, sigma) in cells:
-        r = found[sigma].record
+    for (kind, epochs, bins, epsilon), sigma in cells.items():
+        r, (source,) = found[sigma].record, sigma.needs
+        search = cache.load(source)
+        assert search is not None, "its σ was found from it"
         lines.append(
             f"{kind},{epochs},{bins},{epsilon:g},{DELTA:g},{r['noise_multiplier']!r},"
-            f"{r['rmse']!r},{r['relative_error']!r},{found[source].record['seconds']}"
+            f"{r['rmse']!r},{r['relative_error']!r},{search.record['seconds']}"
         )
     place = _made(folder / "tables") / "grid.csv"
-    return Built([_files.write(place, "\n".join(lines) + "\n")], wanted)
+    return Built([_files.write(place, "\n".join(lines) + "\n")], [*cells.values()])
 
 
 def _strategies(
@@ -241,11 +237,11 @@ def _strategies(
 def _comparison(folder: Path, cache: Cache, jobs: int | None, progress: Report) -> Built:
     """The whole comparison at 16 epochs × 128 iterations, with its plots."""
     # more bands than iterations in an epoch overlap, cost much and hardly help
-    widths = tuple(width for width in comparison.WIDTHS if width <= 128)
+    widths = tuple(width for width in families.WIDTHS if width <= 128)
     setting = comparison.Comparison(128, 16, EPSILONS, DELTA, widths=widths)
     recorder = _Recording(cache.folder)
     sizes = comparison.every_size(setting, recorder, jobs=jobs, progress=progress)
-    rows = [min(candidates, key=lambda row: row.rmse) for candidates in sizes.values()]
+    rows = comparison.best(sizes)
     every = [row for candidates in sizes.values() for row in candidates]
     files = write_comparison(_made(folder / "tables") / COMPARISON, setting, rows, every)
     return Built(files, list(recorder.seen))
@@ -371,7 +367,7 @@ def _each(
             yield name, make(name, jobs, within(progress, name))
     at_once = jobs or cores()
     if len(together) > 1:
-        asked = [first_tasks(functools.partial(make, name, jobs, silent)) for name in together]
+        asked = [first_cells(functools.partial(make, name, jobs, silent)) for name in together]
         run_all(itertools.chain(*asked), make.cache, jobs=at_once, progress=progress)
     if len(together) < 2 or at_once == 1:
         for name in together:
@@ -443,11 +439,11 @@ def _computing(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _with_needs(tasks: Sequence[Task]) -> list[Task]:
+def _with_needs(tasks: Sequence[Any]) -> list[Any]:
     """The tasks and all that they are made from, each once."""
-    found: dict[Task, None] = {}
+    found: dict[Any, None] = {}
 
-    def add(task: Task) -> None:
+    def add(task: Any) -> None:
         if task not in found:
             for needed in task.needs:
                 add(needed)

@@ -1,11 +1,13 @@
-"""Results on disk, addressed by what was asked: a sweep that was stopped goes on where it was.
+"""Cells and their results on disk: a sweep that was stopped goes on where it was.
 
-A task is a name and JSON-able settings. Its result is a JSON-able record and arrays, kept in one
-``.npz`` file named by a SHA-256 of the task and of the code that computed it.
+A cell is one unit of work, a frozen dataclass: its fields are settings, and the cells whose results
+it reads. A result is a JSON-able record and arrays, kept in one ``.npz`` file that is named by a
+SHA-256 of the cell and of the code that computed it.
 """
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 import hashlib
@@ -15,16 +17,16 @@ import sys
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import platformdirs
 
 from mfopt import _check, _files
 
-_FORMAT = 2  # of the files
+_FORMAT = 3  # of the files
 _PACKAGE = Path(__file__).parent.parent
-# what no number in a cell depends on: the trainer counts for the tasks that train
+# what no number in a cell depends on: the trainer counts for the cells that train
 _PRESENTATION = ("experiments/plots.py", "experiments/artifacts.py", "experiments/figures/")
 _TRAINING = ("train-", "audit", "study-")
 _STUDIES, _STUDY = "experiments/studies/", "study-"
@@ -34,7 +36,7 @@ _STUDIES, _STUDY = "experiments/studies/", "study-"
 def code_digest(training: bool, studies: bool = False) -> str:
     """SHA-256 of the library's source that a cell's numbers follow from.
 
-    Whole files, comments included: a result is computed again rather than believed.
+    Whole files, comments included: a result is computed again rather than trusted.
 
     Args:
       training: with the trainer and what it runs.
@@ -62,48 +64,92 @@ def _own_code(settings: dict[str, Any]) -> str:
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """One unit of work.
+class Cell(abc.ABC):
+    """One unit of work; subclasses are frozen dataclasses that workers can import.
 
     Attributes:
-      name: a key of :data:`mfopt.experiments.runner.WORK`.
-      settings: JSON text of the settings, keys sorted, so that tasks are hashable.
-      needs: tasks whose results this one reads.
+      name: of its files; one that begins with "train-", "audit" or "study-" follows the trainer's
+        code too.
     """
 
+    name: ClassVar[str]
+
+    @abc.abstractmethod
+    def run(self, *needed: Result) -> Result:
+        """Compute the result from those of :attr:`needs`."""
+
+    @property
+    def needs(self) -> tuple[Cell, ...]:
+        """Cells whose results this one reads, in the order of its fields."""
+        values = [getattr(self, field.name) for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+        return tuple(cell for value in values for cell in _cells(value))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The other fields, JSON-able, but those that have their defaults."""
+        given: dict[str, Any] = json.loads(
+            json.dumps(_given(self), allow_nan=False, default=_described)
+        )
+        return given
+
+    @property
+    def key(self) -> str:
+        """Address of the result: of the cell, of all it needs, and of the code."""
+        settings = self.settings
+        code = code_digest(self.name.startswith(_TRAINING), self.name.startswith(_STUDY))
+        text = json.dumps(settings, sort_keys=True)
+        sha = hashlib.sha256(f"{_FORMAT}|{code}{_own_code(settings)}|{self.name}|{text}".encode())
+        for cell in self.needs:
+            sha.update(cell.key.encode())
+        return sha.hexdigest()[:40]
+
+    def __str__(self) -> str:
+        return f"{self.name} " + " ".join(f"{k}={v}" for k, v in self.settings.items())
+
+
+def _cells(value: Any) -> tuple[Cell, ...]:
+    """The cells in a field: one, or a tuple of them."""
+    return tuple(v for v in (value if type(value) is tuple else (value,)) if isinstance(v, Cell))
+
+
+def _given(record: Any) -> dict[str, Any]:
+    """Fields that are no cells and differ from their defaults."""
+    values = {f.name: (getattr(record, f.name), f.default) for f in dataclasses.fields(record)}
+    return {
+        k: value for k, (value, default) in values.items() if value != default and not _cells(value)
+    }
+
+
+def _described(value: Any) -> Any:
+    """A scheme, or a record of settings, in JSON."""
+    return value.describe() if hasattr(value, "describe") else _given(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A cell of a function by name: of those that are no classes yet."""
+
     name: str
-    settings: str
-    needs: tuple[Task, ...] = ()
+    text: str
+    needs: tuple[Any, ...] = ()
 
     @classmethod
-    def of(cls, name: str, needs: tuple[Task, ...] = (), **settings: Any) -> Task:
-        """A task from plain settings."""
+    def of(cls, name: str, needs: tuple[Any, ...] = (), **settings: Any) -> Task:
         return cls(name, json.dumps(settings, sort_keys=True, allow_nan=False), needs)
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The settings as a dict."""
-        settings: dict[str, Any] = json.loads(self.settings)
+        settings: dict[str, Any] = json.loads(self.text)
         return settings
 
-    @property
-    def key(self) -> str:
-        """Address of the result: of the task, of all it needs, and of the code."""
-        code = code_digest(self.name.startswith(_TRAINING), self.name.startswith(_STUDY))
-        code += _own_code(self.arguments)
-        sha = hashlib.sha256(f"{_FORMAT}|{code}|{self.name}|{self.settings}".encode())
-        for task in self.needs:
-            sha.update(task.key.encode())
-        return sha.hexdigest()[:40]
-
-    def __str__(self) -> str:
-        return f"{self.name} " + " ".join(f"{k}={v}" for k, v in self.arguments.items())
+    settings = arguments
+    key = Cell.key
+    __str__ = Cell.__str__
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a task gave: a JSON-able record, and arrays."""
+    """What a cell gave: a JSON-able record, and arrays."""
 
     record: dict[str, Any]
     arrays: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
@@ -122,20 +168,20 @@ class Cache:
             ) from None
         _files.sweep(self.folder)
 
-    def path(self, task: Task) -> Path:
-        """Where the result of ``task`` is or would be."""
-        return self.folder / f"{task.name}-{task.key}.npz"
+    def path(self, cell: Cell) -> Path:
+        """Where the result of ``cell`` is or would be."""
+        return self.folder / f"{cell.name}-{cell.key}.npz"
 
-    def has(self, task: Task) -> bool:
+    def has(self, cell: Cell) -> bool:
         """Whether a result is there."""
-        return self.path(task).is_file()
+        return self.path(cell).is_file()
 
-    def load(self, task: Task) -> Result | None:
+    def load(self, cell: Cell) -> Result | None:
         """The result, or None where there is none or its file is damaged (it is made again)."""
         try:
             # numpy leaves a file open whose zip is damaged, so it is opened here
             with (
-                self.path(task).open("rb") as stream,
+                self.path(cell).open("rb") as stream,
                 np.load(stream, allow_pickle=False) as archive,
             ):
                 arrays = {name: archive[name] for name in archive.files}
@@ -144,11 +190,11 @@ class Cache:
             return None
         return Result(record, arrays)
 
-    def store(self, task: Task, result: Result) -> None:
+    def store(self, cell: Cell, result: Result) -> None:
         """Keep a result: written to a temporary name, then renamed."""
         text = np.array(json.dumps(result.record, sort_keys=True))
         _files.write(
-            self.path(task),
+            self.path(cell),
             _files.npz({"record": text, **result.arrays}, compress=True),
             check=_files.check_zip,
         )

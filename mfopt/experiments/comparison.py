@@ -10,16 +10,17 @@ import csv
 import io
 import json
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from mfopt import _check, _sizes
-from mfopt.experiments import costs, families, tasks
-from mfopt.experiments.cache import Cache, Task
+from mfopt.experiments import costs, families
+from mfopt.experiments.cache import Cache
+from mfopt.experiments.families import Comparison as Comparison
+from mfopt.experiments.mechanisms import SigmaCell
 from mfopt.experiments.runner import run_all, usual_jobs
 from mfopt.progress import Report, silent
 
-WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 DEFAULT_BASELINE = "banded+poisson"
 Z95 = 1.959964
 
@@ -54,48 +55,8 @@ class Row(NamedTuple):
     noise_seconds: float | None = None
 
 
-class Comparison(NamedTuple):
-    """What is compared where.
-
-    Attributes:
-      bins, epochs: iterations an epoch, and epochs; n = bins · epochs.
-      epsilons: targets.
-      delta: target.
-      include: families, see :mod:`mfopt.experiments.families`.
-      widths: numbers of bands to choose from.
-      seed: pins the Monte Carlo samples.
-      samples: of each reported σ.
-      schedule: momentum and cooldown of the workload; None for prefix sums.
-    """
-
-    bins: int
-    epochs: int
-    epsilons: tuple[float, ...]
-    delta: float = 1e-5
-    include: tuple[str, ...] = families.DEFAULT
-    widths: tuple[int, ...] = WIDTHS
-    seed: int = 0
-    samples: int = 2**15
-    schedule: tasks.Schedule | None = None
-
-    def check(self) -> Comparison:
-        """Itself, or :class:`UsageError`."""
-        _check.integer("iters", self.bins)
-        _check.integer("epochs", self.epochs)
-        _check.probability("delta", self.delta)
-        if not self.epsilons:
-            raise _check.reject("eps", "", "name at least one ε")
-        for epsilon in self.epsilons:
-            _check.epsilon("eps", epsilon)
-        for width in self.widths:
-            _check.integer("bands", width)
-        for name in self.include:
-            families.find(name).require(self)
-        return self
-
-
-def plan(setting: Comparison) -> dict[tuple[str, float], list[tuple[int, Task]]]:
-    """For each family and ε, the candidate sizes with the task that gives their σ."""
+def plan(setting: Comparison) -> dict[tuple[str, float], list[tuple[int, SigmaCell]]]:
+    """For each family and ε, the candidate sizes with the cell of their σ."""
     setting.check()
     return {
         (family, epsilon): found
@@ -105,25 +66,14 @@ def plan(setting: Comparison) -> dict[tuple[str, float], list[tuple[int, Task]]]
     }
 
 
-def compare(
-    setting: Comparison,
-    cache: Cache,
-    *,
-    jobs: int | None = None,
-    progress: Report = silent,
-) -> list[Row]:
-    """One row per family and ε, each at its best size.
+def compare(setting: Comparison, cache: Cache, **how: Any) -> list[Row]:
+    """One row per family and ε, each at its best size; ``how`` is as for :func:`every_size`."""
+    return best(every_size(setting, cache, **how))
 
-    Args:
-      setting: what is compared, and where.
-      cache: where finished cells are kept.
-      jobs: worker processes; by default one for every two cores.
-      progress: told of each finished cell.
-    """
-    return [
-        min(rows, key=lambda row: row.rmse)
-        for rows in every_size(setting, cache, jobs=jobs, progress=progress).values()
-    ]
+
+def best(sizes: Mapping[tuple[str, float], Sequence[Row]]) -> list[Row]:
+    """The row of least RMSE of each family and ε."""
+    return [min(rows, key=lambda row: row.rmse) for rows in sizes.values()]
 
 
 def every_size(
@@ -145,32 +95,19 @@ def every_size(
       UsageError: more processes than have room in memory.
     """
     planned = plan(setting)
-    wanted = [task for candidates in planned.values() for _, task in candidates]
+    wanted = [cell for candidates in planned.values() for _, cell in candidates]
     each = families.memory(setting)
     if jobs is None:
         jobs = min(usual_jobs(), max(int(_sizes.usable_memory() // each), 1))
-    elif left := [task for task in wanted if not cache.has(task)]:
+    elif left := [cell for cell in wanted if not cache.has(cell)]:
         asked = min(_check.integer("jobs", jobs), len(left))
         _sizes.require("jobs", asked, lambda jobs: jobs * each)
     results = run_all(wanted, cache, jobs=jobs, progress=progress, cost=costs.seconds)
-    found: dict[tuple[str, float], list[Row]] = {}
-    for (family, epsilon), candidates in planned.items():
-        found[family, epsilon] = [
-            Row(
-                family,
-                epsilon,
-                size,
-                record["noise_multiplier"],
-                record["rmse"],
-                record["relative_error"],
-                record["memory"],
-                record["status"],
-                record["draws"],
-            )
-            for size, task in candidates
-            for record in [results[task].record]
-        ]
-    return found
+    names = [n for n in Row._fields if n not in ("family", "epsilon", "size", "noise_seconds")]
+    return {
+        key: [Row(*key, size, **{n: results[cell].record[n] for n in names}) for size, cell in each]
+        for key, each in planned.items()
+    }
 
 
 class Change(NamedTuple):
@@ -221,27 +158,24 @@ def table(rows: Sequence[Row], baseline: str | None = None) -> tuple[list[str], 
     """
     found = by_key(rows)
     epsilons = list(dict.fromkeys(row.epsilon for row in rows))
-    shown = list(dict.fromkeys(row.family for row in rows))
     gains = improvements(rows, baseline) if baseline else {}
-    best = {e: min(row.rmse for row in rows if row.epsilon == e) for e in epsilons}
-    lines = []
-    for family in shown:
-        cells = [families.label(family)]
-        for epsilon in epsilons:
-            row = found.get((family, epsilon))
-            if row is None:
-                cells.append("-")
-                continue
-            size = f" ({row.size})" if row.size else ""
-            gain = gains.get((family, epsilon))
-            change = "" if gain is None else f" {_change(gain.percent)}"
-            mark = "*" if row.rmse == best[epsilon] else ""
-            cells.append(f"{_number(row.rmse)}{mark}{size}{change}")
-        lines.append(cells)
+    least = {e: min(row.rmse for row in rows if row.epsilon == e) for e in epsilons}
+
+    def cell(key: tuple[str, float]) -> str:
+        if (row := found.get(key)) is None:
+            return "-"
+        mark = "*" if row.rmse == least[row.epsilon] else ""
+        size = f" ({row.size})" if row.size else ""
+        change = f" {_change(gains[key].percent)}" if key in gains else ""
+        return f"{number(row.rmse)}{mark}{size}{change}"
+
+    families_shown = dict.fromkeys(row.family for row in rows)
+    lines = [[families.label(f), *(cell((f, e)) for e in epsilons)] for f in families_shown]
     return ["", *(f"ε = {e:g}" for e in epsilons)], lines
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """An RMSE as tables print it."""
     return f"{value:.2f}" if 0.01 <= value < 1e6 else f"{value:.3g}"
 
 
@@ -256,14 +190,12 @@ def _change(percent: float) -> str:
 def text_table(rows: Sequence[Row], baseline: str | None = None) -> str:
     """:func:`table` as lines of text."""
     headers, lines = table(rows, baseline)
-    width = max(len(line[0]) for line in lines) + 2
-    each = [
-        max(20, *(len(cell) + 2 for cell in column[1:]))
-        for column in zip(headers, *lines, strict=True)
-    ][1:]
+    columns = [*zip(headers, *lines, strict=True)]
+    first, *each = (max(len(cell) + 2 for cell in column[1:]) for column in columns)
+    widths = [max(20, width) for width in each]
     return "\n".join(
-        f"{first:<{width}}" + "".join(f"{cell:>{w}}" for cell, w in zip(cells, each, strict=True))
-        for first, *cells in [headers, *lines]
+        f"{name:<{first}}" + "".join(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True))
+        for name, *cells in [headers, *lines]
     ).rstrip()
 
 

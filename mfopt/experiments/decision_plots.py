@@ -26,9 +26,9 @@ from mfopt.experiments.comparison import (
     improvements,
 )
 from mfopt.experiments.comparison_plots import where
+from mfopt.experiments.mechanisms import BALLS, FRESH, POISSON, UNAMPLIFIED
 from mfopt.experiments.plots import COLOURS, named_ticks, plain_ticks, tidy
 from mfopt.experiments.recommendation import TIE
-from mfopt.experiments.tasks import BALLS, FRESH, POISSON, UNAMPLIFIED
 
 MOST_CURVES = 8
 _LOWEST = -40.0  # percent: a far worse mechanism would squeeze all the others into one line

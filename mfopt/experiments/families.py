@@ -6,21 +6,29 @@ Where a family has a size (bands), a comparison takes the one with the least RMS
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from mfopt import _check, _sizes
-from mfopt.experiments import tasks
-from mfopt.experiments.cache import Task
-from mfopt.experiments.tasks import BALLS, FRESH, POISSON, UNAMPLIFIED
+from mfopt.experiments.cache import Cell
+from mfopt.experiments.mechanisms import (
+    BALLS,
+    FRESH,
+    POISSON,
+    SAMPLED,
+    UNAMPLIFIED,
+    AmplifiedCell,
+    Cooldown,
+    FixedCell,
+    Goal,
+    SigmaCell,
+    UnamplifiedCell,
+)
 from mfopt.optimize import kinds, sizes
-from mfopt.sampling import BallsInBins, BinScheme, FreshBins
+from mfopt.sampling import BinScheme
 from mfopt.strategies import registered
 
-if TYPE_CHECKING:
-    from mfopt.experiments.comparison import Comparison
-
-BUFFERS = (2, 3, 4, 5)
 FRESH_BANDS = 16  # of a C optimized under fresh bins: its search takes long, and few are enough
+WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 FIXED, FIXED_ORDER, AMPLIFIED = "closed form", "optimized without amplification", "optimized"
 
 
@@ -41,31 +49,19 @@ class Family(NamedTuple):
 
     label: str
     kind: str
-    sampling: str
-    found: str
+    sampling: str = BALLS
+    found: str = AMPLIFIED
     scaled: bool = False
     buffers: int = 0
     bands: bool = False
     equal_columns: bool = True
     slow: bool = False
 
-    def candidates(self, s: Comparison, epsilon: float) -> list[tuple[int, Task]]:
-        """Sizes to choose from at this ε, with the task that gives their σ."""
+    def candidates(self, s: Comparison, epsilon: float) -> list[tuple[int, SigmaCell]]:
+        """Sizes to choose from at this ε, with the cell of their σ."""
+        goal = s.goal(epsilon, self.sampling)
         return [
-            (
-                width or self.buffers,
-                tasks.sigma_task(
-                    self._optimum(s, epsilon, width),
-                    self.sampling,
-                    s.bins,
-                    s.epochs,
-                    epsilon,
-                    s.delta,
-                    seed=s.seed,
-                    samples=s.samples,
-                    schedule=s.schedule,
-                ),
-            )
+            (width or self.buffers, SigmaCell(self._optimum(goal, width), goal, s.samples))
             for width in self._widths(s)
         ]
 
@@ -84,51 +80,29 @@ class Family(NamedTuple):
         least = 1 if self.found == FIXED_ORDER else 2
         return [width for width in s.widths if least <= width <= most]
 
-    def _optimum(self, s: Comparison, epsilon: float, width: int) -> Task:
+    def _optimum(self, goal: Goal, width: int) -> Cell:
         if self.found == FIXED or width == 1:
-            return tasks.fixed_task("identity" if width == 1 else self.kind, max(width, 1))
-        if self.found == FIXED_ORDER:
-            return tasks.unamplified_task(
-                self.kind,
-                s.bins,
-                s.epochs,
-                width,
-                buffers=self.buffers,
-                equal_columns=self.equal_columns,
-                schedule=s.schedule,
-            )
-        return tasks.amplified_task(
-            self.kind,
-            s.bins,
-            s.epochs,
-            epsilon,
-            s.delta,
-            sampling=self.sampling,
-            scaled=self.scaled,
-            bands=max(width, 1),
-            buffers=self.buffers,
-            seed=s.seed,
-            schedule=s.schedule,
-        )
+            return FixedCell("identity" if width == 1 else self.kind, max(width, 1))
+        if self.found == AMPLIFIED:
+            return AmplifiedCell(goal, self.kind, self.scaled, max(width, 1), self.buffers)
+        size = goal.bins, goal.epochs, width, self.buffers
+        return UnamplifiedCell(self.kind, *size, self.equal_columns, goal.schedule)
 
     def require(self, s: Comparison) -> None:
         """Refuse a search or an account that does not fit into the memory that is free."""
-        scheme = self._bins(s)
-        if scheme is not None:
+        if scheme := self._scheme(s):
             sizes.require(self.kind, scheme, **self._of_search(s))
-            return
-        _sizes.require("bins", s.bins, lambda bins: self._of_vectors(bins * s.epochs))
+        else:
+            _sizes.require("bins", s.bins, lambda bins: self._of_vectors(bins * s.epochs))
 
     def memory(self, s: Comparison) -> float:
         """Bytes that the largest cell takes."""
-        scheme = self._bins(s)
-        if scheme is not None:
+        if scheme := self._scheme(s):
             return sizes.memory(self.kind, scheme, **self._of_search(s))
         return self._of_vectors(s.bins * s.epochs)
 
-    def _bins(self, s: Comparison) -> BinScheme | None:
-        made = {BALLS: BallsInBins, FRESH: FreshBins}.get(self.sampling)
-        return None if made is None else made(s.bins, s.epochs)
+    def _scheme(self, s: Comparison) -> BinScheme | None:
+        return s.goal(1.0, self.sampling).bin_scheme() if self.sampling in SAMPLED else None
 
     def _of_search(self, s: Comparison) -> dict[str, Any]:
         samples = kinds.find(self.kind).samples if self.found == AMPLIFIED else 0
@@ -140,95 +114,131 @@ class Family(NamedTuple):
         return 8.0 * n * (60 + (12 if self.kind == "dense" else 0) * n)
 
 
+def _samplings(label: str, kind: str, columns: bool = True) -> dict[str, Family]:
+    """A C optimized in fixed order under three samplings."""
+    said = {UNAMPLIFIED: "unamplified", POISSON: "cyclic Poisson", BALLS: "balls-in-bins"}
+    return {
+        f"{kind}+{sampling}": Family(
+            f"{label}, {words}",
+            kind,
+            sampling,
+            FIXED_ORDER,
+            bands=True,
+            equal_columns=columns or sampling != UNAMPLIFIED,
+        )
+        for sampling, words in said.items()
+    }
+
+
 # order is the order of tables
 FAMILIES: dict[str, Family] = {
     "dpsgd+unamplified": Family("DP-SGD, unamplified", "identity", UNAMPLIFIED, FIXED),
     "dpsgd+poisson": Family("DP-SGD, Poisson", "identity", POISSON, FIXED),
     "dpsgd+balls-in-bins": Family("DP-SGD, balls-in-bins", "identity", BALLS, FIXED),
     "dpsgd+fresh-bins": Family("DP-SGD, fresh bins", "identity", FRESH, FIXED),
-    "banded+unamplified": Family(
-        "banded, unamplified", "banded", UNAMPLIFIED, FIXED_ORDER, bands=True, equal_columns=False
-    ),
-    "banded+poisson": Family("banded, cyclic Poisson", "banded", POISSON, FIXED_ORDER, bands=True),
-    "banded+balls-in-bins": Family(
-        "banded, balls-in-bins", "banded", BALLS, FIXED_ORDER, bands=True
-    ),
-    "banded-toeplitz+unamplified": Family(
-        "banded Toeplitz, unamplified", "banded-toeplitz", UNAMPLIFIED, FIXED_ORDER, bands=True
-    ),
-    "banded-toeplitz+poisson": Family(
-        "banded Toeplitz, cyclic Poisson", "banded-toeplitz", POISSON, FIXED_ORDER, bands=True
-    ),
-    "banded-toeplitz+balls-in-bins": Family(
-        "banded Toeplitz, balls-in-bins", "banded-toeplitz", BALLS, FIXED_ORDER, bands=True
-    ),
+    **_samplings("banded", "banded", columns=False),
+    **_samplings("banded Toeplitz", "banded-toeplitz"),
     "blt-4+unamplified": Family("BLT-4, unamplified", "blt", UNAMPLIFIED, FIXED_ORDER, buffers=4),
     "dense+unamplified": Family(
         "dense multi-epoch, unamplified", "dense", UNAMPLIFIED, FIXED_ORDER, slow=True
     ),
-    **{
-        f"blt-{d}": Family(f"BLT-{d}", "blt", BALLS, AMPLIFIED, buffers=d, slow=d != 4)
-        for d in BUFFERS
-    },
-    "toeplitz": Family("Toeplitz", "toeplitz", BALLS, AMPLIFIED),
+    **{f"blt-{d}": Family(f"BLT-{d}", "blt", buffers=d, slow=d != 4) for d in (2, 3, 4, 5)},
+    "toeplitz": Family("Toeplitz", "toeplitz"),
     **{
         f"blt-{d}-scaled": Family(
-            f"BLT-{d}, time-scaled", "blt", BALLS, AMPLIFIED, True, d, slow=d not in (2, 4)
+            f"BLT-{d}, time-scaled", "blt", scaled=True, buffers=d, slow=d in (3, 5)
         )
-        for d in BUFFERS
+        for d in (2, 3, 4, 5)
     },
-    "toeplitz-scaled": Family("Toeplitz, time-scaled", "toeplitz", BALLS, AMPLIFIED, True),
+    "toeplitz-scaled": Family("Toeplitz, time-scaled", "toeplitz", scaled=True),
     "banded-toeplitz-scaled": Family(
-        "banded Toeplitz, time-scaled", "banded-toeplitz", BALLS, AMPLIFIED, True, bands=True
+        "banded Toeplitz, time-scaled", "banded-toeplitz", scaled=True, bands=True
     ),
     "banded-toeplitz-scaled+fresh-bins": Family(
-        "banded Toeplitz scaled, fresh bins",
-        "banded-toeplitz",
-        FRESH,
-        AMPLIFIED,
-        True,
-        bands=True,
+        "banded Toeplitz scaled, fresh bins", "banded-toeplitz", FRESH, scaled=True, bands=True
     ),
     "cyclic-blocks-5-scaled": Family(
-        "cyclic blocks (5), time-scaled", "cyclic-blocks", BALLS, AMPLIFIED, True, 5
+        "cyclic blocks (5), time-scaled", "cyclic-blocks", scaled=True, buffers=5
     ),
     "wave-blt-4-scaled": Family(
-        "BLT with a wave (4), time-scaled", "wave-blt", BALLS, AMPLIFIED, True, 4
+        "BLT with a wave (4), time-scaled", "wave-blt", scaled=True, buffers=4
     ),
-    "banded+amplified": Family("banded", "banded", BALLS, AMPLIFIED, bands=True),
-    "dense": Family("dense", "dense", BALLS, AMPLIFIED, slow=True),
-    "sqrt": Family("square root, balls-in-bins", "sqrt", BALLS, FIXED),
+    "banded+amplified": Family("banded", "banded", bands=True),
+    "dense": Family("dense", "dense", slow=True),
+    "sqrt": Family("square root, balls-in-bins", "sqrt", found=FIXED),
     "banded-sqrt": Family(
-        "banded square root, balls-in-bins", "banded-sqrt", BALLS, FIXED, bands=True
+        "banded square root, balls-in-bins", "banded-sqrt", found=FIXED, bands=True
     ),
     "banded-sqrt+poisson": Family(
         "banded square root, cyclic Poisson", "banded-sqrt", POISSON, FIXED, bands=True
     ),
     "banded-inverse-sqrt": Family(
-        "banded inverse sqrt, balls-in-bins", "banded-inverse-sqrt", BALLS, FIXED, bands=True
+        "banded inverse sqrt, balls-in-bins", "banded-inverse-sqrt", found=FIXED, bands=True
     ),
-    "tree": Family("tree (Honaker), balls-in-bins", "tree", BALLS, FIXED),
+    "tree": Family("tree (Honaker), balls-in-bins", "tree", found=FIXED),
 }
 DEFAULT = tuple(name for name, family in FAMILIES.items() if not family.slow)
 
 
-def find(name: str, argument: str = "include") -> Family:
-    """The family of that name, or that of a kind that a user has defined.
+class Comparison(NamedTuple):
+    """What is compared where.
 
-    An error says that it was given as ``argument``.
+    Attributes:
+      bins, epochs: iterations an epoch, and epochs; n = bins · epochs.
+      epsilons: targets.
+      delta: target.
+      include: names of families.
+      widths: numbers of bands to choose from.
+      seed: pins the Monte Carlo samples.
+      samples: of each reported σ.
+      schedule: momentum and cooldown of the workload; None for prefix sums.
+    """
+
+    bins: int
+    epochs: int
+    epsilons: tuple[float, ...]
+    delta: float = 1e-5
+    include: tuple[str, ...] = DEFAULT
+    widths: tuple[int, ...] = WIDTHS
+    seed: int = 0
+    samples: int = 2**15
+    schedule: Cooldown | None = None
+
+    def goal(self, epsilon: float, sampling: str) -> Goal:
+        """What a mechanism of one ε and sampling is for."""
+        at = self.bins, self.epochs, float(epsilon), self.delta, sampling
+        return Goal(*at, schedule=self.schedule, seed=self.seed)
+
+    def check(self) -> Comparison:
+        """Return it, or raise :class:`UsageError`."""
+        _check.integer("iters", self.bins)
+        _check.integer("epochs", self.epochs)
+        _check.probability("delta", self.delta)
+        if not self.epsilons:
+            raise _check.reject("eps", "", "name at least one ε")
+        for epsilon in self.epsilons:
+            _check.epsilon("eps", epsilon)
+        for width in self.widths:
+            _check.integer("bands", width)
+        for name in self.include:
+            find(name).require(self)
+        return self
+
+
+def find(name: str, argument: str = "include") -> Family:
+    """Return the family of that name, or that of a kind that a user has defined.
 
     Raises:
-      UsageError: neither.
+      UsageError: neither; it was given as ``argument``.
     """
     if name in FAMILIES:
         return FAMILIES[name]
     if name not in _own_kinds():
-        raise _check.reject(
-            argument, name, "is not a family", f"Choose from {', '.join(FAMILIES)}."
-        )
+        known = f"Choose from {', '.join(FAMILIES)}."
+        raise _check.reject(argument, name, "is not a family", known)
     if name in kinds.names():
-        return Family(name, name, BALLS, AMPLIFIED, buffers=4)
-    return Family(name, name, BALLS, FIXED)
+        return Family(name, name, buffers=4)
+    return Family(name, name, found=FIXED)
 
 
 def expand(names: Sequence[str]) -> tuple[str, ...]:
@@ -247,9 +257,8 @@ def expand(names: Sequence[str]) -> tuple[str, ...]:
             found = [f for f in FAMILIES if f.split("+")[0] == name]
             found = found or [f for f in FAMILIES if f.startswith(f"{name}-")]
         if not found:
-            raise _check.reject(
-                "include", name, "is not a family", f"Choose from {', '.join(FAMILIES)}, all."
-            )
+            known = f"Choose from {', '.join(FAMILIES)}, all."
+            raise _check.reject("include", name, "is not a family", known)
         chosen += found
     return tuple(dict.fromkeys(chosen))
 

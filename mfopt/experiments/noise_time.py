@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from mfopt.experiments.cache import Cache
 from mfopt.experiments.comparison import Comparison, Row, plan
-from mfopt.experiments.tasks import strategy_of
+from mfopt.experiments.mechanisms import strategy_of
 from mfopt.noise.choice import choose
 from mfopt.noise.measure import measure
 from mfopt.noise.stream import NoiseStream
@@ -47,8 +47,8 @@ def timed(
     for done, row in enumerate(rows):
         stage = f"timing the noise of {parameters:,} parameters"
         progress(Progress(stage, done, len(rows), "mechanisms", note=row.family))
-        task = next(task for size, task in planned[row.family, row.epsilon] if size == row.size)
-        held = cache.load(task.needs[0])
+        sigma = dict(planned[row.family, row.epsilon])[row.size]
+        held = cache.load(sigma.source)
         assert held is not None, "its σ was found from it"
         strategy = strategy_of(held)
         recursion = choose(strategy, n)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mfopt.experiments import families
-from mfopt.experiments.comparison import Row, improvement
-from mfopt.experiments.tasks import BALLS, FRESH, POISSON, UNAMPLIFIED
+from mfopt.experiments.comparison import Row, improvement, number
+from mfopt.experiments.mechanisms import BALLS, FRESH, POISSON, UNAMPLIFIED
 
 LITTLE = 8  # model-sized arrays that count as little memory
 TIE = 0.0025  # relative: errors so close count as equal, and the least memory decides
@@ -92,7 +92,7 @@ def blocks(rows: Sequence[Row], baseline: str | None = None) -> str:
             if timed:
                 draws = "" if row.noise_seconds is None else _time(row.noise_seconds)
             name = f"{families.label(row.family)}{size}"
-            lines.append(f"{name:<42}{_number(row.rmse):>10}{change:>9}{row.memory:>8}{draws:>8}")
+            lines.append(f"{name:<42}{number(row.rmse):>10}{change:>9}{row.memory:>8}{draws:>8}")
         parts.append("\n".join(line.rstrip() for line in lines))
     return "\n\n".join(parts)
 
@@ -102,10 +102,6 @@ def _change(percent: float) -> str:
     if percent > -100:
         return f"{round(-percent, 1) + 0.0:+.1f}%"  # never -0.0
     return f"×{1 - percent / 100:.3g}"
-
-
-def _number(value: float) -> str:
-    return f"{value:.2f}" if 0.01 <= value < 1e6 else f"{value:.3g}"
 
 
 def _time(seconds: float) -> str:
@@ -131,7 +127,7 @@ def _named(row: Row) -> str:
     # the sampling is said where it matters
     name = families.label(row.family).partition(", ")
     kept = name[0] if name[2] in SAMPLING.values() or name[2] in _SAMPLED else "".join(name)
-    return f"{kept}{size}, RMSE {_number(row.rmse)} at {cost}"
+    return f"{kept}{size}, RMSE {number(row.rmse)} at {cost}"
 
 
 _SAMPLED = ("unamplified", "Poisson", "cyclic Poisson", "balls-in-bins", "fresh bins")

@@ -1,8 +1,4 @@
-"""Runs tasks side by side in processes; what is in the cache is not run again.
-
-What a task's name stands for is in :data:`WORK`, by dotted name: a worker imports only what its
-task needs, and no module that describes tasks imports the one that runs them.
-"""
+"""Compute cells side by side in processes; what is in the cache is not computed again."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ import contextlib
 import contextvars
 import functools
 import importlib
-import json
 import multiprocessing
 import os
 import pkgutil
@@ -19,22 +14,15 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from mfopt import _check, _signals, _sizes
-from mfopt.experiments.cache import Cache, Result, Task
+from mfopt.experiments.cache import Cache, Result
 from mfopt.progress import Progress, Report, silent
 
 _HERE = "mfopt.experiments"
 # task name -> the function that computes it, of (results needed..., settings as keywords)
 WORK = {
-    "fixed": f"{_HERE}.tasks:run_fixed",
-    "unamplified": f"{_HERE}.tasks:run_unamplified",
-    "amplified": f"{_HERE}.tasks:run_amplified",
-    "sigma": f"{_HERE}.tasks:run_sigma",
-    "certified": f"{_HERE}.tasks:run_certified",
-    "account": f"{_HERE}.accounts:run_account",
-    "group-baseline": f"{_HERE}.accounts:run_group_baseline",
-    "filter": f"{_HERE}.accounts:run_filter",
     "train-base": f"{_HERE}.training:run_base",
     "train-mechanism": f"{_HERE}.training:run_mechanism",
     "train-run": f"{_HERE}.training:run_training",
@@ -52,38 +40,35 @@ WORK = {
 
 
 def run_all(
-    tasks: Iterable[Task],
+    cells: Iterable[Any],
     cache: Cache,
     *,
     jobs: int | None = None,
     progress: Report = silent,
-    cost: Callable[[Iterable[Task]], float | None] | None = None,
-) -> dict[Task, Result]:
-    """Results of all ``tasks``; what they need is run first.
+    cost: Callable[[Iterable[Any]], float | None] | None = None,
+) -> dict[Any, Result]:
+    """Results of all ``cells``; what they need is computed first.
 
     Args:
-      tasks: what is wanted; repeats are run once.
-      cache: where results are kept; every finished task is in it at once, so that an
+      cells: what is wanted; repeats are computed once.
+      cache: where results are kept; every finished cell is in it at once, so that an
         interrupted call resumes.
-      jobs: processes; by default one per two cores, at least one. 1 runs in this process.
-      progress: told of every finished task, counting only what was not in the cache.
-      cost: seconds of one process for tasks, or None where nobody knows; told before the work.
+      jobs: processes; by default one per two cores, at least one. 1 works in this process.
+      progress: told of every finished cell, counting only what was not in the cache.
+      cost: seconds of one process for cells, or None where nobody knows; told before the work.
 
     Raises:
-      FailureError, UsageError: what a task raised; tasks that finished before it are kept.
+      FailureError, UsageError: what a cell raised; cells that finished before it are kept.
       KeyboardInterrupt: as it came; what was unfinished is not kept, and a note says what is.
     """
-    wanted = list(dict.fromkeys(tasks))
+    wanted = list(dict.fromkeys(cells))
     if _asking.get():
         raise _Asked(wanted)
-    results: dict[Task, Result] = {}
-    for task in wanted:
-        if (found := cache.load(task)) is not None:
-            results[task] = found
-    missing: dict[Task, None] = {}
-    for task in wanted:
-        if task not in results:
-            _collect(task, cache, missing)
+    results = {cell: found for cell in wanted if (found := cache.load(cell)) is not None}
+    missing: dict[Any, None] = {}
+    for cell in wanted:
+        if cell not in results:
+            _collect(cell, cache, missing)
     total, done = len(missing), 0
     progress = _signals.heard(progress)
     progress(_cells(0, total))
@@ -95,22 +80,22 @@ def run_all(
         )
     try:
         if jobs == 1:
-            for task in missing:  # already in an order in which needs come first
-                _work(str(cache.folder), task)
+            for cell in missing:  # already in an order in which needs come first
+                _work(str(cache.folder), cell)
                 done += 1
-                progress(_cells(done, total, task))
+                progress(_cells(done, total, cell))
         else:
             _in_processes(list(missing), cache, jobs, progress)
     except KeyboardInterrupt as stop:
-        kept = sum(cache.has(task) for task in missing)
+        kept = sum(cache.has(cell) for cell in missing)
         stop.add_note(f"{kept} of {total} cells are kept: the same command goes on from there")
         raise
-    for task in wanted:
-        if task not in results:
-            found = cache.load(task)
+    for cell in wanted:
+        if cell not in results:
+            found = cache.load(cell)
             if found is None:
-                raise _check.FailureError(f"the cache {cache.folder} lost the result of {task}")
-            results[task] = found
+                raise _check.FailureError(f"the cache {cache.folder} lost the result of {cell}")
+            results[cell] = found
     return results
 
 
@@ -121,8 +106,8 @@ class _Asked(Exception):
 _asking = contextvars.ContextVar("asking", default=False)
 
 
-def first_tasks(work: Callable[[], object]) -> list[Task]:
-    """The tasks that ``work`` hands to :func:`run_all` first, none of which is run.
+def first_cells(work: Callable[[], object]) -> list[Any]:
+    """The cells that ``work`` hands to :func:`run_all` first, none of which is computed.
 
     With them one pool of processes serves several pieces of work, each of which finds its cells in
     the cache afterwards.
@@ -154,37 +139,40 @@ def cores() -> int:
     return len(_places()) or usual_jobs()
 
 
-def _cells(done: int, total: int, task: Task | None = None) -> Progress:
-    return Progress("computing", done, total, "cells", note="" if task is None else str(task))
+def _cells(done: int, total: int, cell: Any = None) -> Progress:
+    return Progress("computing", done, total, "cells", note="" if cell is None else str(cell))
 
 
-def _collect(task: Task, cache: Cache, missing: dict[Task, None]) -> None:
-    if task in missing or cache.load(task) is not None:
+def _collect(cell: Any, cache: Cache, missing: dict[Any, None]) -> None:
+    if cell in missing or cache.load(cell) is not None:
         return
-    for needed in task.needs:
+    for needed in cell.needs:
         _collect(needed, cache, missing)
-    missing[task] = None
+    missing[cell] = None
 
 
-def _work(folder: str, task: Task) -> None:
-    """Compute one task in a worker and keep its result."""
+def _work(folder: str, cell: Any) -> None:
+    """Compute one cell in a worker and keep its result."""
     cache = Cache(folder)
     needed = []
-    for source in task.needs:
+    for source in cell.needs:
         result = cache.load(source)
         if result is None:
             raise _check.FailureError(f"the cache {folder} lost the result of {source}")
         needed.append(result)
-    cache.store(task, compute(task, needed))
+    cache.store(cell, compute(cell, needed))
 
 
-def compute(task: Task, needed: list[Result]) -> Result:
-    """One task's result; its wall and processor time and its machine go on record."""
+def compute(cell: Any, needed: list[Result]) -> Result:
+    """One cell's result; its wall and processor time and its machine go on record."""
     begun, worked = time.perf_counter(), time.process_time()
-    result = pkgutil.resolve_name(WORK[task.name])(*needed, **task.arguments)
+    if hasattr(cell, "run"):
+        result = cell.run(*needed)
+    else:
+        result = pkgutil.resolve_name(WORK[cell.name])(*needed, **cell.arguments)
     record = {
         **result.record,
-        "task": json.loads(json.dumps({"name": task.name, **task.arguments})),
+        "cell": {"name": cell.name, **cell.settings},
         "seconds": round(time.perf_counter() - begun, 3),
         "cpu_seconds": round(time.process_time() - worked, 3),  # of all threads
         "device": device(),
@@ -276,24 +264,24 @@ def workers(jobs: int) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
             raise
 
 
-def _in_processes(missing: list[Task], cache: Cache, jobs: int, progress: Report) -> None:
-    waiting, finished, done = list(missing), set[Task](), 0
-    open_tasks = set(missing)
-    running: dict[concurrent.futures.Future[None], Task] = {}
+def _in_processes(missing: list[Any], cache: Cache, jobs: int, progress: Report) -> None:
+    waiting, finished, done = list(missing), set[Any](), 0
+    open_cells = set(missing)
+    running: dict[concurrent.futures.Future[None], Any] = {}
     with workers(jobs) as pool:
         while waiting or running:
-            for task in list(waiting):
+            for cell in list(waiting):
                 if len(running) >= jobs:
                     break
-                if all(need in finished or need not in open_tasks for need in task.needs):
-                    waiting.remove(task)
-                    running[pool.submit(_work, str(cache.folder), task)] = task
+                if all(need in finished or need not in open_cells for need in cell.needs):
+                    waiting.remove(cell)
+                    running[pool.submit(_work, str(cache.folder), cell)] = cell
             ready, _ = concurrent.futures.wait(
                 running, return_when=concurrent.futures.FIRST_COMPLETED
             )
             for future in ready:
-                task = running.pop(future)
+                cell = running.pop(future)
                 future.result()
-                finished.add(task)
+                finished.add(cell)
                 done += 1
-                progress(_cells(done, len(missing), task))
+                progress(_cells(done, len(missing), cell))

@@ -6,8 +6,9 @@ import collections
 import os
 import time
 from collections.abc import Iterable
+from typing import Any
 
-from mfopt.experiments.cache import Cache, Task
+from mfopt.experiments.cache import Cache
 
 ALL, COMMAND = "all cells", "this command"  # the rows below those of each kind of work
 
@@ -24,7 +25,7 @@ class Meter:
         self._before = {path.name for path in cache.folder.iterdir()}
         self._begun, self._worked = time.perf_counter(), _worked()
 
-    def table(self, cells: Iterable[Task]) -> str:
+    def table(self, cells: Iterable[Any]) -> str:
         """CSV: for each kind of work its cells, their processor seconds and their seconds.
 
         The row ``all cells`` has their sums, each cell as it was when it was computed. The row

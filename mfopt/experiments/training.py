@@ -23,9 +23,9 @@ from mfopt import _check, _files
 from mfopt.experiments import plots
 from mfopt.experiments.cache import Cache, Result, Task
 from mfopt.experiments.families import FRESH_BANDS
+from mfopt.experiments.mechanisms import BALLS, FRESH
 from mfopt.experiments.packing import packed
 from mfopt.experiments.runner import run_all
-from mfopt.experiments.tasks import BALLS, FRESH
 from mfopt.progress import Report, silent
 from mfopt.sampling import BallsInBins, BinScheme, FreshBins
 from mfopt.training.data import open_parts

@@ -5,16 +5,14 @@ A figure is a list of panels (and its data as CSV); a table is rows of text.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mfopt import _check, _files
 from mfopt.experiments import plots
 from mfopt.experiments.cache import Cache
 from mfopt.experiments.figures import charles, chua, fresh_bins, ganesh, mcmahan, near_exact
-from mfopt.experiments.figures.context import Context, Drawing
-from mfopt.progress import Report, silent
+from mfopt.experiments.figures.context import Builder, Context
 
 
 class Entry(NamedTuple):
@@ -30,7 +28,7 @@ class Entry(NamedTuple):
     paper: str
     number: str
     what: str
-    build: Callable[[Context], Drawing]
+    build: Builder
 
 
 FIGURES: dict[str, Entry] = {
@@ -67,24 +65,12 @@ TABLES = ("near-exact-4", "fedavg-table-1")
 TIMES = ("near-exact-4",)  # whose numbers are times: nothing else may be computed beside them
 
 
-def make(
-    name: str,
-    folder: Path,
-    cache: Cache,
-    *,
-    jobs: int | None = None,
-    progress: Report = silent,
-) -> list[Path]:
-    """Make one figure or table and write it into ``folder``; returns the paths.
+def make(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]:
+    """Make one figure or table and write it into ``folder``; return the paths.
 
-    Args:
-      name: name of the figure or table.
-      folder: where files are written.
-      cache: where finished cells are kept.
-      jobs: worker processes; by default one for every two cores.
-      progress: told of each finished cell.
+    ``how`` is ``jobs`` and ``progress``, as for :func:`mfopt.experiments.runner.run_all`.
     """
-    drawing = FIGURES[name].build(Context(cache, jobs, progress))
+    drawing = FIGURES[name].build(Context(cache, **how))
     stem = folder / name
     if drawing.table is not None:
         return [

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+import csv
+import io
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
 
 from mfopt.experiments import comparison
-from mfopt.experiments.cache import Cache, Result, Task
-from mfopt.experiments.plots import Panel
+from mfopt.experiments.cache import Cache, Cell, Result
+from mfopt.experiments.families import Comparison
+from mfopt.experiments.plots import Curve, Panel
 from mfopt.experiments.runner import run_all
 from mfopt.progress import Report, silent
+
+K = TypeVar("K", bound=Hashable)
 
 
 class Context(NamedTuple):
@@ -19,11 +26,16 @@ class Context(NamedTuple):
     jobs: int | None = None
     progress: Report = silent
 
-    def run(self, tasks: Iterable[Task]) -> dict[Task, Result]:
-        """Results of the tasks, from the cache where they are there."""
-        return run_all(tasks, self.cache, jobs=self.jobs, progress=self.progress)
+    def run(self, cells: Iterable[Cell]) -> dict[Cell, Result]:
+        """Results of the cells, from the cache where they are there."""
+        return run_all(cells, self.cache, jobs=self.jobs, progress=self.progress)
 
-    def compare(self, setting: comparison.Comparison) -> list[comparison.Row]:
+    def records(self, cells: Mapping[K, Cell]) -> dict[K, dict[str, Any]]:
+        """The record of each cell."""
+        found = self.run(cells.values())
+        return {key: found[cell].record for key, cell in cells.items()}
+
+    def compare(self, setting: Comparison) -> list[comparison.Row]:
         """Rows of a comparison, each at its best size."""
         return comparison.compare(setting, self.cache, jobs=self.jobs, progress=self.progress)
 
@@ -36,3 +48,21 @@ class Drawing(NamedTuple):
     columns: int | None = None
     table: str | None = None
     csv: str | None = None
+
+
+Builder = Callable[[Context], Drawing]
+# name -> number as printed, what it shows, what makes it
+Figures = dict[str, tuple[str, str, Builder]]
+
+
+def banded(label: str, x: Any, *band: np.ndarray) -> Curve:
+    """A curve of the values ``band[0]`` with ``band[1]`` on either side."""
+    y, half = band
+    return Curve(label, list(x), y.tolist(), (y - half).tolist(), (y + half).tolist())
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table as CSV."""
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows([header, *rows])
+    return buffer.getvalue()

@@ -1,20 +1,17 @@
-"""This library's own figures of bins that are thrown afresh.
+"""This library's own figures of bins that are reassigned in each epoch.
 
 δ = 1e-5, add-remove adjacency of one example, RMSE of prefix sums.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
-from mfopt.experiments import tasks
-from mfopt.experiments.cache import Task
-from mfopt.experiments.comparison import Z95, Comparison
+from mfopt.experiments.comparison import Z95
 from mfopt.experiments.comparison_plots import EPSILON
-from mfopt.experiments.families import FRESH_BANDS
-from mfopt.experiments.figures.context import Context, Drawing
+from mfopt.experiments.families import FRESH_BANDS, Comparison
+from mfopt.experiments.figures.context import Context, Drawing, Figures, banded
+from mfopt.experiments.mechanisms import BALLS, FRESH, AmplifiedCell, CertifiedCell, Goal, SigmaCell
 from mfopt.experiments.plots import Curve, Panel
 
 PAPER = "this library, bins thrown afresh"
@@ -25,25 +22,11 @@ MAIN, SMALL = (16, 128), (0.5, 1.0, 2.0)  # epochs × iterations, and the ε of 
 GROUPS = (2, 4, 8, 16)  # bands to choose from under cyclic Poisson sampling
 
 
-def kept_cell(epsilon: float, rethrow: int) -> Task:
-    """σ and RMSE of a banded Toeplitz C optimized for bins that are kept for so many epochs.
-
-    Args:
-      epsilon: ε of the statement.
-      rethrow: L, epochs between two throws.
-    """
+def kept_cell(epsilon: float, rethrow: int) -> SigmaCell:
+    """σ and RMSE of a banded Toeplitz C optimized for bins that are kept for so many epochs."""
     epochs, bins = STUDIED
-    source = tasks.amplified_task(
-        "banded-toeplitz",
-        bins,
-        epochs,
-        epsilon,
-        DELTA,
-        sampling=tasks.FRESH,
-        rethrow=rethrow,
-        bands=BANDS,
-    )
-    return tasks.sigma_task(source, tasks.FRESH, bins, epochs, epsilon, DELTA, rethrow=rethrow)
+    goal = Goal(bins, epochs, epsilon, DELTA, FRESH, rethrow)
+    return SigmaCell(AmplifiedCell(goal, "banded-toeplitz", bands=BANDS), goal)
 
 
 def kept(context: Context) -> Drawing:
@@ -52,20 +35,17 @@ def kept(context: Context) -> Drawing:
     σ is estimated on fresh samples.
     """
     epochs, bins = STUDIED
-    lengths = np.array([length for length in range(1, epochs + 1) if epochs % length == 0])
-    cells = {epsilon: [kept_cell(epsilon, int(each)) for each in lengths] for epsilon in EPSILONS}
-    found = context.run(task for each in cells.values() for task in each)
+    lengths = [length for length in range(1, epochs + 1) if epochs % length == 0]
+    found = context.records({(e, each): kept_cell(e, each) for e in EPSILONS for each in lengths})
     errors, excess = [], []
-    for epsilon, each in cells.items():
-        records = [found[task].record for task in each]
-        rmse = np.array([record["rmse"] for record in records])
-        spread = Z95 * np.array([record["relative_error"] for record in records])
-        label = f"ε = {epsilon:g}"
-        errors.append(_curve(label, lengths, rmse, rmse * spread))
-        above = rmse / rmse[0]
+    for epsilon in EPSILONS:
+        rmse = np.array([found[epsilon, each]["rmse"] for each in lengths])
+        spread = Z95 * np.array([found[epsilon, each]["relative_error"] for each in lengths])
+        label, above = f"ε = {epsilon:g}", rmse / rmse[0]
+        errors.append(banded(label, lengths, rmse, rmse * spread))
         # L = 1 is what the others are compared with
-        reach = above * np.hypot(spread, spread[0]) * (lengths > 1)
-        excess.append(_curve(label, lengths, 100 * (above - 1), 100 * reach))
+        reach = above * np.hypot(spread, spread[0]) * (np.array(lengths) > 1)
+        excess.append(banded(label, lengths, 100 * (above - 1), 100 * reach))
     where = f"{epochs} epochs × {bins} iterations, {BANDS} bands, δ = {DELTA:g}"
     axis = f"epochs that bins are kept (log scale; {epochs}: balls-in-bins)"
     return Drawing(
@@ -76,7 +56,7 @@ def kept(context: Context) -> Drawing:
     )
 
 
-def certified_cell(kind: str, sampling: str, epsilon: float) -> Task:
+def certified_cell(kind: str, sampling: str, epsilon: float) -> CertifiedCell:
     """Certified σ and RMSE of a time-scaled C optimized under its sampling scheme.
 
     Args:
@@ -85,49 +65,30 @@ def certified_cell(kind: str, sampling: str, epsilon: float) -> Task:
       epsilon: ε of the statement.
     """
     epochs, bins = MAIN
-    buffers, bands = (4, 1) if kind == "blt" else (0, FRESH_BANDS)
-    source = tasks.amplified_task(
-        kind,
-        bins,
-        epochs,
-        epsilon,
-        DELTA,
-        sampling=sampling,
-        scaled=True,
-        bands=bands,
-        buffers=buffers,
-    )
-    estimate = tasks.sigma_task(source, sampling, bins, epochs, epsilon, DELTA)
-    return tasks.certified_task(estimate)
+    goal = Goal(bins, epochs, epsilon, DELTA, sampling)
+    bands, buffers = (1, 4) if kind == "blt" else (FRESH_BANDS, 0)
+    return CertifiedCell.of(SigmaCell(AmplifiedCell(goal, kind, True, bands, buffers), goal))
 
 
 def certified(context: Context) -> Drawing:
     """Certified RMSE under three sampling schemes, each with the C that is best under it."""
     epochs, bins = MAIN
-    cells = {
-        f"banded Toeplitz ({FRESH_BANDS} bands), fresh bins": ("banded-toeplitz", tasks.FRESH),
-        "BLT-4, balls-in-bins": ("blt", tasks.BALLS),
+    forms = {
+        f"banded Toeplitz ({FRESH_BANDS} bands), fresh bins": ("banded-toeplitz", FRESH),
+        "BLT-4, balls-in-bins": ("blt", BALLS),
     }
-    wanted = {
-        label: [certified_cell(*each, epsilon) for epsilon in SMALL]
-        for label, each in cells.items()
-    }
-    found = context.run(task for each in wanted.values() for task in each)
+    cells = {(x, e): certified_cell(*of, e) for x, of in forms.items() for e in SMALL}
+    found = context.records(cells)
     poisson = Comparison(bins, epochs, SMALL, DELTA, ("banded+poisson",), GROUPS)
-    baseline = np.array([row.rmse for row in context.compare(poisson)])
-    errors = {
-        label: np.array([found[task].record["rmse"] for task in each])
-        for label, each in wanted.items()
-    }
-    first, second = errors.values()
-    x = list(SMALL)
-    where = f"{epochs} epochs × {bins} iterations, δ = {DELTA:g}"
-    drawn = [Curve(label, x, rmse.tolist()) for label, rmse in errors.items()]
-    drawn.append(Curve("general banded, cyclic Poisson", x, baseline.tolist()))
+    rmse = {x: np.array([found[x, epsilon]["rmse"] for epsilon in SMALL]) for x in forms}
+    rmse["general banded, cyclic Poisson"] = np.array([r.rmse for r in context.compare(poisson)])
+    first, *others = rmse.values()
     saved = [
-        Curve(f"fresh bins over {name}", x, (100 * (1 - first / rmse)).tolist())
-        for name, rmse in (("balls-in-bins", second), ("cyclic Poisson", baseline))
+        Curve(f"fresh bins over {name}", SMALL, (100 * (1 - first / other)).tolist())
+        for name, other in zip(("balls-in-bins", "cyclic Poisson"), others, strict=True)
     ]
+    drawn = [Curve(label, SMALL, values.tolist()) for label, values in rmse.items()]
+    where = f"{epochs} epochs × {bins} iterations, δ = {DELTA:g}"
     return Drawing(
         [
             Panel(drawn, where, EPSILON, "certified RMSE (log scale)\nlower is better", log_y=True),
@@ -136,11 +97,7 @@ def certified(context: Context) -> Drawing:
     )
 
 
-def _curve(label: str, x: np.ndarray, y: np.ndarray, half: np.ndarray) -> Curve:
-    return Curve(label, x.tolist(), y.tolist(), (y - half).tolist(), (y + half).tolist())
-
-
-FIGURES: dict[str, tuple[str, str, Callable[[Context], Drawing]]] = {
+FIGURES: Figures = {
     "fresh-bins-certified": ("16 × 128", "certified RMSE under three samplings", certified),
     "fresh-bins-kept": ("8 × 16", "bins kept for several epochs", kept),
 }

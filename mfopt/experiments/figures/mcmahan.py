@@ -6,14 +6,9 @@ user, noise multiplier z relative to the sensitivity of the average.
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Callable
-
 from mfopt.accounting.closed_form import moments
-from mfopt.experiments.accounts import account_task
-from mfopt.experiments.cache import Task
-from mfopt.experiments.figures.context import Context, Drawing
+from mfopt.experiments.accounts import AccountCell
+from mfopt.experiments.figures.context import Context, Drawing, Figures, csv_text
 from mfopt.sampling import Poisson
 
 PAPER = "McMahan et al. 2018, DP recurrent language models"
@@ -27,65 +22,46 @@ PRINTED: dict[tuple[int, int, float], tuple[float, ...]] = {
     (10**6, 10**3, 3.0): (0.47, 0.47, 0.48, 0.48, 0.49, 0.67, 1.95),
     (10**9, 10**3, 1.0): (0.84, 0.84, 0.84, 0.85, 0.88, 0.88, 0.88),
 }
-
-
-def cell(users: int, cohort: int, noise: float, rounds: int) -> Task:
-    """ε by the privacy loss distribution.
-
-    Args:
-      users: users in the data set.
-      cohort: users of a round, expected.
-      noise: noise scale z.
-      rounds: rounds.
-    """
-    return account_task(Poisson(cohort / users, rounds), noise_multiplier=noise, delta=users**-1.1)
+_HEADER = (
+    *("users", "users_per_round", "noise_multiplier", "rounds", "delta"),
+    *("epsilon_printed", "epsilon_moments", "epsilon_pld"),
+)
 
 
 def table(context: Context) -> Drawing:
     """Table 1: the printed ε, this library's moments accountant, and its tightest account."""
-    keys = [(*row, rounds) for row in PRINTED for rounds in ROUNDS]
-    found = context.run([cell(*key) for key in keys])
-    value = {key: found[cell(*key)].record["epsilon"] for key in keys}
+    places = [(*row, rounds) for row in PRINTED for rounds in ROUNDS]
+    found = context.records(
+        {
+            (users, cohort, noise, rounds): AccountCell(
+                Poisson(cohort / users, rounds), noise_multiplier=noise, delta=users**-1.1
+            )
+            for users, cohort, noise, rounds in places
+        }
+    )
     old = {
         (users, cohort, noise, rounds): moments.epsilon(noise, cohort / users, rounds, users**-1.1)
-        for users, cohort, noise, rounds in keys
+        for users, cohort, noise, rounds in places
     }
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(
-        [
-            "users",
-            "users_per_round",
-            "noise_multiplier",
-            "rounds",
-            "delta",
-            "epsilon_printed",
-            "epsilon_moments",
-            "epsilon_pld",
-        ]
-    )
     lines = [
         "ε at δ = users^-1.1 by number of rounds: as printed in 2018, by this library's moments",
         "accountant (the same method), and by privacy loss distribution (tight)",
         f"{'users':>8}{'per round':>11}{'z':>6}" + "".join(f"{f'10^{i}':>10}" for i in range(7)),
     ]
+    rows = []
     for row, printed in PRINTED.items():
-        mine = [value[(*row, rounds)] for rounds in ROUNDS]
         users, cohort, noise = row
-        lines.append(
-            f"{users:>8.0e}{cohort:>11}{noise:>6.1f}" + "".join(f"{e:>10.2f}" for e in printed)
-        )
-        lines.append(
-            f"{'moments':>25}" + "".join(f"{old[*row, rounds]:>10.2f}" for rounds in ROUNDS)
-        )
-        lines.append(f"{'tight':>25}" + "".join(f"{e:>10.4g}" for e in mine))
-        for rounds, shown, new in zip(ROUNDS, printed, mine, strict=True):
-            writer.writerow(
-                [users, cohort, noise, rounds, users**-1.1, shown, old[*row, rounds], new]
-            )
-    return Drawing(table="\n".join(lines) + "\n", csv=buffer.getvalue())
+        tight = [found[(*row, rounds)]["epsilon"] for rounds in ROUNDS]
+        same = [old[(*row, rounds)] for rounds in ROUNDS]
+        head = f"{users:>8.0e}{cohort:>11}{noise:>6.1f}"
+        lines.append(head + "".join(f"{e:>10.2f}" for e in printed))
+        lines.append(f"{'moments':>25}" + "".join(f"{e:>10.2f}" for e in same))
+        lines.append(f"{'tight':>25}" + "".join(f"{e:>10.4g}" for e in tight))
+        each = zip(ROUNDS, printed, same, tight, strict=True)
+        rows += [(*row, rounds, users**-1.1, *values) for rounds, *values in each]
+    return Drawing(table="\n".join(lines) + "\n", csv=csv_text(_HEADER, rows))
 
 
-FIGURES: dict[str, tuple[str, str, Callable[[Context], Drawing]]] = {
+FIGURES: Figures = {
     "fedavg-table-1": ("Table 1", "ε of DP-FedAvg by number of rounds", table),
 }

@@ -15,9 +15,10 @@ import scipy.stats
 
 from mfopt import _check, query_error, sampling
 from mfopt.accounting import Mechanism, account
-from mfopt.experiments import families, tasks
+from mfopt.experiments import families
 from mfopt.experiments.cache import Result, Task
-from mfopt.experiments.comparison import Comparison
+from mfopt.experiments.families import Comparison
+from mfopt.experiments.mechanisms import Cooldown, Goal, strategy_of, workload_of
 from mfopt.experiments.studies.rates import choose
 from mfopt.sampling import FixedOrder
 from mfopt.training.batching import (
@@ -72,7 +73,7 @@ def mechanism_task(
     sigmas = tuple(task for _, task in candidates)
     return Task.of(
         "study-mechanism",
-        (*sigmas, *(task.needs[0] for task in sigmas)),
+        (*sigmas, *(sigma.source for sigma in sigmas)),
         sizes=[size for size, _ in candidates],
         sampling=families.find(family).sampling,
         bins=setting.bins,
@@ -111,8 +112,8 @@ def run_mechanism(
     errors = [result.record["rmse"] for result in needed[: len(sizes)]]
     best = int(np.argmin(errors))
     source = needed[len(sizes) + best]
-    strategy = tasks.strategy_of(source)
-    scheme = tasks.scheme_of(sampling, strategy, bins, epochs)
+    strategy = strategy_of(source)
+    scheme = Goal(bins, epochs, epsilon, delta, sampling).scheme(strategy)
     found = account(
         Mechanism(scheme, strategy), epsilon=epsilon, delta=delta, seed=seed, samples=samples
     )
@@ -130,7 +131,7 @@ def run_mechanism(
 def run_task(
     source: Task,
     data: Data,
-    schedule: tasks.Schedule,
+    schedule: Cooldown,
     *,
     execution: str = AS_ACCOUNTED,
     rates: tuple[float, ...],
@@ -194,7 +195,7 @@ def run_images(
     from mfopt.experiments.studies import many_runs
 
     loaded = Data(*data).load()
-    strategy = tasks.strategy_of(source)
+    strategy = strategy_of(source)
     scheme = sampling.from_description(source.record["scheme"])
     sigma = source.record["guarantee"]["noise_multiplier"]
     population = len(loaded.train.y)
@@ -202,7 +203,7 @@ def run_images(
     mechanism = many_runs.RunMechanism(
         strategy, sigma, scheme, batch_size, shuffled=execution == SHUFFLED
     )
-    workload = tasks.workload_of(schedule, scheme.length)
+    workload = workload_of(schedule, scheme.length)
     measured = many_runs.train(
         loaded,
         mechanism,
@@ -231,7 +232,7 @@ def _stated(
     """(adjacency, sampling, ε and δ of what is executed; the size that batches are cut to)."""
     guarantee = source.record["guarantee"]
     epsilon, delta, sigma = (guarantee[k] for k in ("epsilon", "delta", "noise_multiplier"))
-    strategy = tasks.strategy_of(source)
+    strategy = strategy_of(source)
     size = None
     if execution == SHUFFLED:
         # in equal batches every order is one of fixed order, and that is all that is known
@@ -248,8 +249,8 @@ def _stated(
             Mechanism(scheme, strategy),
             noise_multiplier=sigma / 2,
             delta=delta,
-            seed=source.record["task"]["seed"],
-            samples=source.record["task"]["samples"],
+            seed=source.record["cell"]["seed"],
+            samples=source.record["cell"]["samples"],
         ).epsilon
     elif execution != AS_ACCOUNTED:
         raise _check.reject("execution", execution, f"must be one of {', '.join(EXECUTIONS)}")

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from mfopt import _check
-from mfopt.experiments import families, tasks
+from mfopt.experiments import families
 from mfopt.experiments.cache import Result, Task
-from mfopt.experiments.comparison import Comparison
+from mfopt.experiments.families import Comparison
+from mfopt.experiments.mechanisms import Cooldown
 from mfopt.experiments.studies import cifar, image_cells
 from mfopt.experiments.studies.base import Outcome, Study, check_number, check_several, flag
 from mfopt.experiments.studies.image_cells import (
@@ -108,10 +109,10 @@ class ImageStudy(Study):
         raise NotImplementedError
 
     @property
-    def schedule(self) -> tasks.Schedule:
+    def schedule(self) -> Cooldown:
         """Momentum and cooldown of every run."""
         n = self.bins * self.epochs
-        return self.momentum, min(round(self.constant * n), n - 1), n, self.final
+        return Cooldown(self.momentum, min(round(self.constant * n), n - 1), n, self.final)
 
     def comparison(self, workload: str) -> Comparison:
         """The setting of mechanisms optimized for the schedule, or for prefix sums."""

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 import numpy as np
 
 from mfopt import _check
-from mfopt.experiments import families, tasks
+from mfopt.experiments import families
 from mfopt.experiments.cache import Result, Task
-from mfopt.experiments.comparison import Comparison
+from mfopt.experiments.families import Comparison
+from mfopt.experiments.mechanisms import strategy_of
 from mfopt.experiments.studies.base import Outcome, Study, check_number, check_several, flag
 from mfopt.experiments.studies.image_cells import interval, mechanism_task
 from mfopt.experiments.studies.images import ends
@@ -434,7 +435,7 @@ def run_federated(
     noise = None
     if given.private:
         noise = NoiseStream(
-            tasks.strategy_of(source),
+            strategy_of(source),
             iterations=rounds,
             noise_multiplier=z,
             clip_norm=1.0,

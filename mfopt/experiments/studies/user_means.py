@@ -19,7 +19,7 @@ import numpy as np
 import scipy.stats
 
 from mfopt import _check, _sizes
-from mfopt.experiments.accounts import account_task
+from mfopt.experiments.accounts import AccountCell
 from mfopt.experiments.cache import Result, Task
 from mfopt.sampling import Poisson
 
@@ -118,12 +118,8 @@ class Descent:
           UsageError: memory has no room for the data of all trials.
         """
         _sizes.require("users", self.users, self._bytes)
-        accounted = account_task(
-            self.scheme,
-            group_size=self.group if self.algorithm == ELS else 1,
-            epsilon=self.epsilon,
-            delta=self.delta,
-        )
+        together = self.group if self.algorithm == ELS else 1
+        accounted = AccountCell(self.scheme, together, epsilon=self.epsilon, delta=self.delta)
         return Task.of("study-means", (accounted,), **dataclasses.asdict(self))
 
     def _bytes(self, users: int) -> float:

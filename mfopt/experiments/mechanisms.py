@@ -1,0 +1,327 @@
+"""Cells of mechanisms: optimize a C, find its σ, measure its error.
+
+All numbers are for one unit under add-remove adjacency, of prefix sums unless the goal has a
+schedule, σ relative to the clip norm.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+from mfopt import _check, query_error, strategies
+from mfopt.accounting import Mechanism, account
+from mfopt.accounting.monte_carlo.protocol import law
+from mfopt.accounting.unamplified import bands as column_bands
+from mfopt.calibration import calibrate, release
+from mfopt.experiments.cache import Cell, Result
+from mfopt.noise.choice import choose
+from mfopt.optimize import kinds, optimize, unamplified
+from mfopt.optimize.time_scale import Scaling
+from mfopt.sampling import BallsInBins, BinScheme, CyclicPoisson, FixedOrder, FreshBins, Poisson
+from mfopt.strategies import Strategy
+from mfopt.workloads import Momentum, PrefixSums, Workload, linear_cooldown
+
+UNAMPLIFIED, POISSON, BALLS, FRESH = "unamplified", "poisson", "balls-in-bins", "fresh-bins"
+SAMPLED = (BALLS, FRESH)  # whose C is optimized under the sampling
+# of a search in fixed order: a quarter fewer steps, and 1e-5 of RMSE, which no table prints
+_TOLERANCE = 1e-7
+_FEW = 2**11  # samples where σ is known already
+
+
+class Cooldown(NamedTuple):
+    """SGD with momentum whose rate is constant up to ``start``, then falls to ``final`` of it."""
+
+    momentum: float
+    start: int
+    stop: int
+    final: float
+
+
+def workload_of(schedule: Cooldown | None, n: int) -> Workload:
+    """What C is optimized for and measured on: prefix sums, or momentum with a linear cooldown."""
+    if schedule is None:
+        return PrefixSums()
+    momentum, start, stop, final = schedule
+    return Momentum(float(momentum), linear_cooldown(n, int(start), int(stop), float(final)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """What a mechanism is for.
+
+    Attributes:
+      bins, epochs: iterations an epoch, and epochs.
+      epsilon, delta: of the statement.
+      sampling: "unamplified", "poisson", "balls-in-bins" or "fresh-bins".
+      rethrow: epochs between two assignments of fresh bins.
+      schedule: of the workload; prefix sums if None.
+      seed: pins the Monte Carlo samples.
+    """
+
+    bins: int
+    epochs: int
+    epsilon: float
+    delta: float
+    sampling: str = BALLS
+    rethrow: int = 1
+    schedule: Cooldown | None = None
+    seed: int = 0
+
+    @property
+    def iterations(self) -> int:
+        """Steps of the whole run, n."""
+        return self.bins * self.epochs
+
+    @property
+    def workload(self) -> Workload:
+        """Queries whose error counts."""
+        return workload_of(self.schedule, self.iterations)
+
+    def under(self, sampling: str) -> Goal:
+        """The same under another sampling."""
+        return dataclasses.replace(self, sampling=sampling, rethrow=1)
+
+    def bin_scheme(self) -> BinScheme:
+        """The scheme, where units are assigned to bins."""
+        if self.sampling == FRESH:
+            return FreshBins(self.bins, self.epochs, self.rethrow)
+        return BallsInBins(self.bins, self.epochs)
+
+    def scheme(self, strategy: Strategy) -> Any:
+        """The scheme that C is run under: cyclic Poisson for as many groups as C has bands."""
+        n = self.iterations
+        if self.sampling == UNAMPLIFIED:
+            return FixedOrder(self.bins, self.epochs)
+        if self.sampling in SAMPLED:
+            return self.bin_scheme()
+        if self.sampling != POISSON:
+            known = f"{UNAMPLIFIED}, {POISSON}, {BALLS} or {FRESH}"
+            raise _check.reject("sampling", self.sampling, f"must be {known}")
+        bands = column_bands(strategy, n)
+        # a group of 1/bands of the units gives the same expected batch at bands times the rate;
+        # with more bands than that leaves a rate for, the accountant of Poisson sampling refuses
+        grouped = 1 < bands <= self.bins
+        return CyclicPoisson(bands / self.bins, bands, n) if grouped else Poisson(1 / self.bins, n)
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedCell(Cell):
+    """A C in closed form."""
+
+    name = "fixed"
+    kind: str
+    bands: int = 1
+
+    def run(self, *needed: Result) -> Result:
+        return _with_strategy(kinds.fixed(self.kind, bands=self.bands))
+
+
+@dataclasses.dataclass(frozen=True)
+class UnamplifiedCell(Cell):
+    """The C with the least error in fixed order, without amplification.
+
+    Attributes:
+      kind: of C.
+      bins, epochs, schedule: as of :class:`Goal`.
+      bands: of C; 0 where there are none.
+      buffers: of a BLT.
+      equal_columns: whether all columns have one norm, as cyclic Poisson sampling needs.
+    """
+
+    name = "unamplified"
+    kind: str
+    bins: int
+    epochs: int
+    bands: int = 0
+    buffers: int = 0
+    equal_columns: bool = True
+    schedule: Cooldown | None = None
+
+    @property
+    def needs(self) -> tuple[Cell, ...]:
+        if self.kind != "dense":
+            return ()
+        at = self.bins, self.epochs, min(32, self.bins)
+        return (UnamplifiedCell("banded", *at, schedule=self.schedule),)
+
+    def run(self, *needed: Result) -> Result:
+        found = unamplified.optimize(
+            FixedOrder(self.bins, self.epochs),
+            strategy=self.kind,
+            bands=max(self.bands, 1),
+            buffers=max(self.buffers, 1),
+            workload=workload_of(self.schedule, self.bins * self.epochs),
+            init=strategy_of(needed[0]) if needed else None,
+            equal_columns=self.equal_columns,
+            tolerance=_TOLERANCE,
+        )
+        return _with_strategy(
+            found.strategy, evaluations=len(found.trace.history), status=found.trace.status
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class AmplifiedCell(Cell):
+    """The C with the least error under the amplification of the goal's bins.
+
+    It needs what the optimizer begins from, each a cell of its own: kinds and schemes share them.
+
+    Attributes:
+      goal: whose C; what it begins from is optimized under balls-in-bins.
+      kind: of C.
+      scaled: whether C is put between two diagonals that vary with time.
+      bands: of a banded C.
+      buffers: of a BLT; 0 for other kinds.
+      samples: frozen Monte Carlo samples; as the kind has them if None.
+      start: what to begin from in place of the kind's own starts.
+    """
+
+    name = "amplified"
+    goal: Goal
+    kind: str
+    scaled: bool = False
+    bands: int = 1
+    buffers: int = 0
+    samples: int | None = None
+    start: Cell | None = None
+
+    @property
+    def needs(self) -> tuple[Cell, ...]:
+        if self.start is not None:
+            return (self.start,)
+        entry, n = kinds.find(self.kind), self.goal.iterations
+        entry = kinds.scaled(entry, Scaling()) if self.scaled else entry
+        size = kinds.Size(n, self.goal.bins, min(self.bands, n), self.buffers)
+        return tuple(
+            AmplifiedCell(
+                self.goal.under(BALLS),
+                stage.kind.plain,
+                stage.kind.scaling is not None,
+                stage.size.bands,
+                stage.size.buffers,
+            )
+            for stage in ([] if entry.starts(size) else entry.after(size))
+        )
+
+    def run(self, *needed: Result) -> Result:
+        goal = self.goal
+        found = optimize(
+            goal.bin_scheme(),
+            goal.epsilon,
+            goal.delta,
+            strategy=self.kind,
+            bands=max(self.bands, 1),
+            buffers=max(self.buffers, 1),
+            workload=goal.workload,
+            time_scale=self.scaled,
+            seed=goal.seed,
+            samples=self.samples,
+            init=[strategy_of(start) for start in needed] or None,
+        )
+        return _with_strategy(
+            found.strategy,
+            evaluations=len(found.history),
+            status=found.status,
+            start_sigma=found.noise_multiplier,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class SigmaCell(Cell):
+    """σ and RMSE of the C of ``source`` under the goal's sampling, from so many samples."""
+
+    name = "sigma"
+    source: Cell
+    goal: Goal
+    samples: int = 2**15
+
+    def __post_init__(self) -> None:
+        if self.goal.sampling not in SAMPLED:  # exact: what pins samples makes no other cell
+            object.__setattr__(self, "samples", 0)
+            object.__setattr__(self, "goal", dataclasses.replace(self.goal, seed=0))
+
+    def run(self, *needed: Result) -> Result:
+        (source,), goal = needed, self.goal
+        strategy, n = strategy_of(source), goal.iterations
+        at_one = float(query_error.rmse(goal.workload, strategy, n))
+        recursion, scheme = choose(strategy, n), goal.scheme(strategy)
+        sampled = law(scheme).loss(strategy) if goal.sampling in SAMPLED else None
+        relative_error = 0.0
+        if sampled is not None and not any(bound.exact for bound in sampled.free_bounds()):
+            # σ on the samples that C was found with, where there is one: no pilot is then taken
+            near = source.record.get("start_sigma")
+            found = calibrate(
+                sampled,
+                goal.epsilon,
+                goal.delta,
+                samples=self.samples,
+                seed=goal.seed,
+                near=near if near is not None and math.isfinite(near) else None,
+            )
+            sigma, relative_error, status = found.noise_multiplier, found.relative_error, "estimate"
+        else:
+            mechanism = Mechanism(scheme, strategy)
+            guarantee = account(mechanism, epsilon=goal.epsilon, delta=goal.delta)
+            sigma, status = guarantee.noise_multiplier, guarantee.status
+        return Result(
+            {
+                "noise_multiplier": sigma,
+                "rmse": sigma * at_one,
+                "rmse_at_one": at_one,
+                "relative_error": relative_error,
+                "status": status,
+                "memory": recursion.slots,
+                "draws": recursion.draws(n),
+                "strategy": strategy.describe(),
+            }
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class CertifiedCell(Cell):
+    """The least σ that is certified for the C of an estimate, and the RMSE of prefix sums."""
+
+    name = "certified"
+    source: Cell
+    estimate: Cell
+    goal: Goal
+
+    @classmethod
+    def of(cls, estimate: SigmaCell) -> CertifiedCell:
+        """For the C, the scheme and the (ε, δ) of an estimate."""
+        return cls(estimate.source, estimate, estimate.goal)
+
+    def run(self, *needed: Result) -> Result:
+        (source, estimate), goal = needed, self.goal
+        strategy = strategy_of(source)
+        certificate, _ = release(
+            law(goal.bin_scheme()).loss(strategy),
+            goal.epsilon,
+            goal.delta,
+            near=estimate.record["noise_multiplier"],
+            calibrate_samples=_FEW,
+            seed=goal.seed,
+        )
+        guarantee = certificate.guarantee("example")
+        at_one = float(query_error.rmse(PrefixSums(), strategy, goal.iterations))
+        return Result(
+            {
+                "guarantee": guarantee.describe(),
+                "rmse": guarantee.noise_multiplier * at_one,
+                "estimated_noise_multiplier": estimate.record["noise_multiplier"],
+                "estimate_relative_error": estimate.record["relative_error"],
+            }
+        )
+
+
+def strategy_of(result: Result) -> Strategy:
+    """The C that a result holds."""
+    arrays = {k.removeprefix("C/"): v for k, v in result.arrays.items() if k.startswith("C/")}
+    return strategies.from_description(result.record["strategy"], arrays)
+
+
+def _with_strategy(strategy: Strategy, **record: Any) -> Result:
+    arrays = {f"C/{name}": value for name, value in strategy.arrays().items()}
+    return Result({"strategy": strategy.describe(), **record}, arrays)
