@@ -593,3 +593,10 @@ def test_workers_import_only_what_can_be_imported(monkeypatch):
     assert runner._own_modules() == [__name__]
     monkeypatch.setitem(sys.modules, "page", types.ModuleType("page"))
     assert runner._own_modules() == [__name__]
+
+
+def test_a_worker_that_is_killed_is_told_of_in_a_line():
+    with pytest.raises(FailureError, match=r"killed, .*Finished cells are kept.*`jobs=1`") as told:  # noqa: SIM117
+        with runner.workers(2) as pool:
+            pool.submit(os._exit, 9).result()
+    assert len(str(told.value).splitlines()) == 1

@@ -89,6 +89,10 @@ def make_bigram(vocab_size, length, seed):
     return Bigram(vocab_size, nnx.Rngs(seed))
 
 
+def make_other(vocab_size, length, seed):
+    return {"table": np.zeros((vocab_size, vocab_size))}
+
+
 def make_ahead(vocab_size, length, seed):
     return Bigram(vocab_size, nnx.Rngs(seed), ahead=True)
 
@@ -101,6 +105,7 @@ def test_a_model_by_its_import_path(data, tmp_path):  # noqa: F811
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
     for changes, match in [
         ({"model": f"{__name__}:make_ahead"}, "looks ahead"),
+        ({"model": f"{__name__}:make_other"}, "gives a dict: must be a Model or"),
         ({"model": f"{__name__}:nothing"}, "cannot be imported"),
         ({"model": "no_such_module:make"}, "cannot be imported"),
         ({"model": name, "lora_rank": 2}, "adapters"),
@@ -138,6 +143,20 @@ def test_text_is_drawn_from_the_model_s_distribution():
     assert list(generate(model, [0], tokens=9, temperature=0.0, end=0)) == [1]
     with pytest.raises(UsageError, match="prompt"):
         next(generate(model, [3], tokens=1))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1", "[]", "null", "", "{", "\xff", "[" * 10**5, '{"model_type": "gpt2", "n_layer": "x"}'],
+    ids=lambda text: text[:30],
+)
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_a_folder_with_another_json_is_refused_in_a_line(name, text, tmp_path):
+    good = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 300}
+    (tmp_path / "config.json").write_text(json.dumps(good))
+    (tmp_path / name).write_text(text, encoding="latin-1")
+    said = CliRunner().invoke(command, [str(tmp_path)], catch_exceptions=False)
+    assert said.exit_code == 2 and len(said.stderr.splitlines()) == 1 and not said.stdout
 
 
 @pytest.mark.release

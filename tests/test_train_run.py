@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -179,7 +180,7 @@ from mfopt.training.execute import execute
 from mfopt.training.prepare import prepare
 from mfopt.training.config import TrainConfig
 settings = TrainConfig(**json.loads(sys.argv[1]))
-execute(prepare(settings, resume=True))
+execute(prepare(settings, resume=sys.argv[2] == "resume"))
 """
 
 
@@ -198,7 +199,8 @@ def test_a_run_killed_at_any_moment_goes_on_bit_for_bit(data, tmp_path, compiled
     killed = 0
     for rows in (3, 11, 1000):
         child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, json.dumps(broken)], env={**os.environ, **compiled}
+            [sys.executable, "-c", CHILD, json.dumps(broken), "resume" if killed else "begin"],
+            env={**os.environ, **compiled},
         )
         while child.poll() is None:
             if len(metrics.read_table(table)) >= rows:
@@ -261,6 +263,47 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(tmp_path):
         check_folder(folder, resume=True)
     (folder / "checkpoints" / "2").mkdir()
     assert check_folder(folder, resume=True)
+    shutil.rmtree(folder / "checkpoints")  # by somebody who wants to begin again
+    with pytest.raises(UsageError, match="checkpoints are gone"):
+        check_folder(folder, resume=False)
+
+
+def test_a_run_is_gone_on_with_where_one_is(tmp_path):
+    """A folder that is misspelled, or another, would begin a run anew and spend ε once more."""
+    other = tmp_path / "other"
+    other.mkdir()
+    for folder in (tmp_path / "runn", other):
+        with pytest.raises(UsageError, match="holds no run to go on with"):
+            check_folder(folder, resume=True)
+    assert not (tmp_path / "runn").exists()
+    (other / "secret").write_bytes(b"")  # killed before its first checkpoint: no noise was used
+    assert not check_folder(other, resume=True)
+    words = ["--resume", f"--output={tmp_path / 'runn'}", "--data=stdlib", *RUN]
+    said = CliRunner().invoke(command, words, catch_exceptions=False)
+    assert said.exit_code == 2 and said.stdout == "" and len(said.stderr.splitlines()) == 1
+    assert "holds no run to go on with" in said.stderr and "leave --resume out" in said.stderr
+
+
+RUN = ["--sampling=poisson:probability=0.1,iterations=10", "--eps=8", "--delta=1e-4"]
+
+
+@pytest.mark.parametrize(
+    ("model", "problem"),
+    [
+        ("json:loads", "missing a required argument: 's'"),
+        ("builtins:dict", "must be a function to call with vocab_size, length and seed"),
+        ("math:pi", "must be a function to call with"),
+        ("no_such:module", "cannot be imported"),
+    ],
+)
+def test_a_model_that_is_no_function_of_the_settings_is_refused_before_any_work(
+    model, problem, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("mfopt.training.prepare._open_data", None)
+    words = [f"--model={model}", f"--output={tmp_path / 'run'}", "--data=stdlib", *RUN]
+    said = CliRunner().invoke(command, words, catch_exceptions=False)
+    assert said.exit_code == 2 and said.stdout == ""
+    assert f"--model {model}: " in said.stderr and problem in said.stderr
 
 
 @pytest.mark.ci

@@ -60,6 +60,8 @@ class Command(click.Command):
             raise messages.Refused(messages.of_usage(problem, ctx)) from problem
         except FailureError as problem:
             raise messages.Failed(messages.translate(str(problem), ctx)) from problem
+        except EOFError as problem:  # click takes it for Ctrl-D at a prompt, and there are none
+            raise messages.Failed(f"a file, or an answer, ends too early ({problem})") from problem
 
 
 class Group(click.Group):

@@ -245,6 +245,9 @@ def workers(jobs: int) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
 
     Args:
       jobs: how many.
+
+    Raises:
+      FailureError: one of them was killed from outside.
     """
     # spawn: a forked JAX deadlocks
     context = multiprocessing.get_context("spawn")
@@ -259,6 +262,12 @@ def workers(jobs: int) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
     ) as pool:
         try:
             yield pool
+        except concurrent.futures.BrokenExecutor as problem:
+            raise _check.FailureError(
+                "a worker process was killed, as the system does where memory runs out. Finished "
+                "cells are kept: the same command goes on from there (with `jobs=1` in the least "
+                "memory)"
+            ) from problem
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

@@ -80,9 +80,18 @@ def check_folder(folder: Path, resume: bool) -> bool:
             "holds a run already",
             "Go on with it by `resume=True`, or choose another folder.",
         )
+    # one that ended before its first checkpoint has used no noise: it begins with a new secret
+    if resume and not there and not (folder / _SECRETS[0]).is_file():
+        raise _check.reject(
+            "output",
+            str(folder),
+            "holds no run to go on with",
+            "Name the folder of the run, or begin one: leave `resume=True` out.",
+        )
     # the first one is written before the report, and the report before the first draw
-    begun = there and (folder / REPORT).is_file()
-    if begun and not any(child.name.isdigit() for child in (folder / CHECKPOINTS).iterdir()):
+    if (folder / REPORT).is_file() and not any(
+        child.name.isdigit() for child in (folder / CHECKPOINTS).glob("*")
+    ):
         raise _check.reject(
             "output",
             str(folder),

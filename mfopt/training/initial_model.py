@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
+import inspect
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,16 +74,13 @@ def made_elsewhere(model: str) -> bool:
     return not Path(model).exists() and all(part.isidentifier() for part in parts)
 
 
-def _imported(config: TrainConfig, vocab_size: int) -> Model:
-    """The model that ``config.model``, MODULE:FUNCTION, makes.
+def maker_of(config: TrainConfig) -> Callable[..., Any]:
+    """The function that ``config.model``, MODULE:FUNCTION, names.
 
-    The function is called as ``function(vocab_size=V, length=L, seed=S)`` and gives a
-    :class:`Model`, or a Flax NNX module that maps tokens (L,) to logits (L, V) and is causal.
+    Raises:
+      UsageError: it cannot be imported, does not take what it will be called with, or adapters or
+        pretraining, which are for the GPT-2 here, are asked for.
     """
-    import importlib
-
-    from mfopt.training.models.nnx_model import from_nnx
-
     if config.lora_rank or config.pretrain_steps:
         raise _check.reject(
             "model",
@@ -93,9 +93,33 @@ def _imported(config: TrainConfig, vocab_size: int) -> Model:
         make = getattr(importlib.import_module(name), function)
     except (ImportError, AttributeError) as problem:
         raise _check.reject("model", config.model, f"cannot be imported ({problem})") from None
-    made = make(vocab_size=vocab_size, length=config.length, seed=config.model_seed)
+    try:
+        inspect.signature(make).bind(vocab_size=0, length=0, seed=0)
+    except (TypeError, ValueError) as problem:
+        raise _check.reject(
+            "model",
+            config.model,
+            f"must be a function to call with vocab_size, length and seed by name ({problem})",
+        ) from None
+    return make  # type: ignore[no-any-return]  # a module's attribute
+
+
+def _imported(config: TrainConfig, vocab_size: int) -> Model:
+    """The model that ``config.model``, MODULE:FUNCTION, makes.
+
+    The function is called as ``function(vocab_size=V, length=L, seed=S)`` and gives a
+    :class:`Model`, or a Flax NNX module that maps tokens (L,) to logits (L, V) and is causal.
+    """
+    from flax import nnx
+
+    from mfopt.training.models.nnx_model import from_nnx
+
+    made = maker_of(config)(vocab_size=vocab_size, length=config.length, seed=config.model_seed)
+    if not isinstance(made, Model | nnx.Module):
+        given = f"gives a {type(made).__name__}: must be a Model or a Flax NNX module"
+        raise _check.reject("model", config.model, given)
     if not isinstance(made, Model):
-        made = from_nnx(made, name=function, vocab_size=vocab_size)
+        made = from_nnx(made, name=config.model.partition(":")[2], vocab_size=vocab_size)
     _refuse_looking_ahead(made, config)
     return made
 

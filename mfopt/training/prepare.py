@@ -26,6 +26,7 @@ from mfopt.training.initial_model import (
     digest_of,
     initial_model,
     made_elsewhere,
+    maker_of,
     no_public_part,
 )
 from mfopt.training.loop import Execution, Trainer
@@ -101,7 +102,9 @@ def preflight(config: TrainConfig, *, resume: bool = False) -> None:
         for name in ("pretrain_steps", "patience", "sweep_rates"):
             if getattr(config, name) and "public" not in parts:
                 raise no_public_part(name, getattr(config, name))
-    if config.model and not made_elsewhere(config.model):
+    if config.model and made_elsewhere(config.model):
+        maker_of(config)
+    elif config.model:
         from mfopt.training.models.huggingface import read_config
 
         read_config(config.model)

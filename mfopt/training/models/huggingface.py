@@ -151,10 +151,7 @@ def read_config(folder: str | Path) -> GPT2Config:
         raise _check.reject(
             "model", str(folder), "holds no config.json", "Name the folder of a GPT-2 or of a run."
         )
-    try:
-        found = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise _check.reject("folder", str(folder), f"has unreadable config.json: {error}") from None
+    found = _json_object(path)
     for name, value in _REQUIRED.items():
         if found.get(name, value) != value or (name == "model_type" and name not in found):
             raise _check.reject(
@@ -165,6 +162,14 @@ def read_config(folder: str | Path) -> GPT2Config:
     return GPT2Config(
         **shape, layer_norm_epsilon=found.get("layer_norm_epsilon", defaults["layer_norm_epsilon"])
     )
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise _check.reject("model", str(path), f"cannot be read: {error}") from None
+    return dict(_check.kind(path.name, found, dict, "Name the folder of a GPT-2 or of a run."))
 
 
 def load_pretrained(
@@ -203,8 +208,8 @@ def _locate(folder: Path) -> dict[str, Path]:
     if (folder / WEIGHTS).is_file():
         files = [folder / WEIGHTS]
     elif index.is_file():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        files = [folder / Path(name).name for name in names]
+        shards = _check.kind("weight_map", _json_object(index).get("weight_map"), dict).values()
+        files = sorted({folder / Path(str(name)).name for name in shards})
     else:
         raise _check.reject(
             "folder",
