@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
+
 from mfopt import _check
 from mfopt._version import __version__
 
@@ -70,6 +72,20 @@ def provenance(seed: int | None, arguments: list[str] | None = None) -> dict[str
         "device": str(jax.devices()[0].device_kind),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
+
+
+def keep(factorization: Any, path: Path, *, force: bool) -> Path:
+    """Save a finished result, elsewhere if need be; return where, and say so if it is elsewhere."""
+    from mfopt.factorization import keep
+
+    saved = keep(factorization, path, force=force)
+    if saved != path:
+        click.echo(
+            f"mfopt: {path} could not be written (it appeared meanwhile, or the disk is full): "
+            f"the result is saved as {saved}",
+            err=True,
+        )
+    return saved
 
 
 def comparison(factorization: Any, norm: float | None = None) -> dict[str, float]:

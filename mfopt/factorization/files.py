@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -73,20 +73,13 @@ def check_output(path: Path, *, force: bool, name: str = "path") -> None:
     _files.check_output(path, force=force, name=name, suffixes=(".npz",))
 
 
-def save(
-    factorization: Record,
-    path: str | Path,
-    *,
-    force: bool = False,
-    checked: Callable[[Path, Record], object] | None = None,
-) -> Path:
+def save(factorization: Record, path: str | Path, *, force: bool = False) -> Path:
     """Write the file and read it again before it takes its place: never half a file.
 
     Args:
       factorization: what is written.
       path: where.
       force: replace what is there.
-      checked: told of the whole file, under its hidden name, and what it was read as.
 
     Raises:
       UsageError: the path exists (without ``force``) or cannot be written.
@@ -102,8 +95,6 @@ def save(
         found = load(written, type(factorization))
         if found.digest != factorization.digest:
             raise FailureError(f"cannot save {path}: what was written reads as something else")
-        if checked is not None:
-            checked(written, found)
 
     try:
         return _files.write(
@@ -116,13 +107,7 @@ def save(
         raise _check.reject("path", str(path), "appeared meanwhile", _files.EXISTS) from None
 
 
-def keep(
-    factorization: Record,
-    path: Path,
-    *,
-    force: bool = False,
-    checked: Callable[[Path, Record], object] | None = None,
-) -> Path:
+def keep(factorization: Record, path: Path, *, force: bool = False) -> Path:
     """Save a result that took long, wherever that is possible; returns where.
 
     An interrupt meanwhile comes through once it is saved. See :func:`mfopt._files.write_beside`.
@@ -131,12 +116,11 @@ def keep(
       factorization: what is written.
       path: where, if it can be written there.
       force: replace what is there.
-      checked: as of :func:`save`.
     """
     with _signals.deferred():
         return _files.write_beside(
             path,
-            lambda place, replace: save(factorization, place, force=replace, checked=checked),
+            lambda place, replace: save(factorization, place, force=replace),
             force=force,
         )
 

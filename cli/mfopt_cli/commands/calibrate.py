@@ -37,7 +37,7 @@ def command(
 
     from mfopt.calibration import release
     from mfopt.factorization import check_output, load, proofs
-    from mfopt_cli import mechanisms, seen
+    from mfopt_cli import mechanisms
 
     started = time.perf_counter()
     found = load(path)
@@ -62,7 +62,7 @@ def command(
         proofs.note(new)
     wanted = out
     if out is not None:
-        out = seen.keep(new, out, force=force)
+        out = mechanisms.keep(new, out, force=force)
     if as_json:
         seconds = time.perf_counter() - started
         where = None if out is None else str(out)

@@ -37,7 +37,7 @@ def command(
 
     from mfopt.calibration import certify
     from mfopt.factorization import check_output, load, proofs
-    from mfopt_cli import mechanisms, seen
+    from mfopt_cli import mechanisms
 
     found = load(path)
     if out is not None:
@@ -59,7 +59,7 @@ def command(
         proofs.note(proved)
     wanted = out
     if out is not None:
-        out = seen.keep(proved, out, force=force)
+        out = mechanisms.keep(proved, out, force=force)
     if as_json:
         display.json_object({**guarantee.describe(), "certified": True, "path": str(out or path)})
     elif not quiet:

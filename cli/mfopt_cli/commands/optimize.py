@@ -196,7 +196,7 @@ def command(
 
     from mfopt.optimize import factorize, kinds, least_error
     from mfopt.optimize.so_far import BestSoFar
-    from mfopt_cli import mechanisms, seen
+    from mfopt_cli import mechanisms
 
     settings: dict[str, Any] = {}
     if memory is not None or everywhere:
@@ -234,7 +234,7 @@ def command(
         else:
             found = factorize(scheme, epsilon, delta, strategy=strategy, bands=bands, **settings)
     wanted = named_after(_kept(found) if len(forms) > 1 else forms[0])
-    path = seen.keep(found, wanted, force=force)
+    path = mechanisms.keep(found, wanted, force=force)
     so_far.discard()
     seconds = time.perf_counter() - started
     if as_json:

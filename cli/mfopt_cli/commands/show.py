@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from mfopt_cli import display, options, seen
+from mfopt import words
+from mfopt_cli import display, options
 
 
 @click.command(name="show", cls=options.Command)
@@ -19,10 +20,27 @@ def command(path: Path, as_json: bool) -> None:
     Example:
       mfopt show mfopt-blt-16x128-eps2.npz
     """
-    found = seen.view(path)
+    from mfopt.factorization import load
+    from mfopt_cli import mechanisms
+
+    found = load(path)
     if as_json:
-        display.json_object({**found["summary"], "path": str(path)})
+        display.json_object({**mechanisms.summary(found), "path": str(path)})
         return
-    proved = "yes" if found["summary"]["proved_here"] else f"no: run `mfopt certify {path}`"
-    live = {"proved here": proved}
-    display.table(str(path), [(name, live.get(name, value)) for name, value in found["rows"]])
+    sigma = f"{words.round_up(found.noise_multiplier, 6)}  (× clip norm, C as stored)"
+    rows = [
+        ("strategy", words.described(found.strategy.describe())),
+        ("sampling", found.sampling.words()),
+        ("workload", words.described(found.workload.describe())),
+        ("noise multiplier σ", sigma),
+        ("RMSE", f"{found.rmse:.6g}  (clip norms, per coordinate)"),
+        ("max error", f"{found.max_error:.6g}"),
+        ("guarantee", mechanisms.statement(found.guarantee)),
+        ("proved here", "yes" if found.proved_here else f"no: run `mfopt certify {path}`"),
+        ("method", found.guarantee.method),
+        ("digest", found.digest),
+    ]
+    for name, value in found.provenance.items():
+        shown = f"{value:.6g}" if isinstance(value, float) else str(value)
+        rows.append((name.replace("_", " "), shown))
+    display.table(str(path), rows)
