@@ -83,15 +83,6 @@ def require(name: str, value: int, need: Callable[[int], float]) -> None:
     )
 
 
-def spare_cores() -> int:
-    """Compilers that may work beside the main thread, at least one: a core is left to it.
-
-    With one on each of two cores, threads of one small QR waited two seconds for one another.
-    """
-    places = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
-    return max((len(places) or os.cpu_count() or 1) - 1, 1)
-
-
 @functools.cache
 def speed() -> float:
     """Operations on doubles, in matrix products, that this machine makes now: 10⁹ a second."""

@@ -523,42 +523,6 @@ def test_as_a_process_with_the_default_name(tmp_path):
     assert mfopt.load(path).guarantee.status == "certified"
 
 
-def test_what_is_compiled_ahead_is_waited_for_and_can_be_left(monkeypatch):
-    # a thread within the compiler when the interpreter ends takes the process down by a signal
-    from mfopt.optimize import pipeline
-    from mfopt.sampling import BallsInBins
-    from mfopt.strategies import Identity
-    from mfopt.workloads import PrefixSums
-
-    begun, go = [], threading.Event()
-    pieces = [lambda: (go.wait(), begun.append(1)), lambda: begun.append(2)]
-    monkeypatch.setattr(pipeline._sizes, "spare_cores", lambda: 1)
-    monkeypatch.setattr(pipeline, "to_compile", lambda bins: pieces[: bins - 1])
-    monkeypatch.setattr(Identity, "inverse_arrays", lambda self, n: begun.append(n))
-
-    def ahead(bins):
-        go.clear()
-        scheme = BallsInBins(bins=bins, epochs=2)
-        made = pipeline._Ahead(scheme, PrefixSums())
-        assert not any(thread.daemon for thread in made.threads)
-        return made
-
-    waited_for = ahead(2)
-    for _ in range(2):  # of one form, once
-        waited_for.follow(Identity)
-    go.set()
-    waited_for.join()
-    assert begun == [1, 4]
-
-    begun.clear()
-    left = ahead(3)
-    left.leave()
-    go.set()
-    for thread in left.threads:
-        thread.join()
-    assert 2 not in begun  # nothing more than what had begun
-
-
 @pytest.mark.ci
 def test_interrupt_saves_the_best_so_far_uncertified(tmp_path):
     child = process(

@@ -7,18 +7,12 @@ same engine, so one question has one answer.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable
-
-import numpy as np
 
 from mfopt._float64 import float64
 from mfopt.accounting.model import Found
-from mfopt.accounting.monte_carlo import frozen, nested, tilted
 from mfopt.accounting.monte_carlo.calibrate import Calibration
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
-from mfopt.accounting.monte_carlo.hockey import Hockey
 from mfopt.accounting.monte_carlo.protocol import SampledLoss, loss_of
 from mfopt.accounting.monte_carlo.sampled import OneUnit
 from mfopt.accounting.verify import Engine, Verified
@@ -180,26 +174,3 @@ def _calibration(found: Verified) -> Calibration:
     if isinstance(found.estimate, Found) and isinstance(found.estimate.detail, Calibration):
         return found.estimate.detail
     return Calibration(found.noise_multiplier, 0.0, -math.inf, "both", 0)
-
-
-def to_compile(bins: int) -> list[Callable[[], None]]:
-    """Pieces of work that compile what :func:`release` needs for so many bins, any in any order.
-
-    Beyond what the optimizer uses: run in threads beside it, they hide seconds of compilation. With
-    very many bins there are none: they are few beside the work, and what is compiled depends on
-    the factor's form.
-    """
-    if bins >= nested.LEAST:
-        return []
-    pair = DominatingPair(np.eye(bins), np.eye(bins))
-    kernels = [
-        functools.partial(tilted.warm_up, kind, pair, Hockey(1.0)) for kind in tilted.kinds(bins)
-    ]
-    estimate = functools.partial(frozen.warm_up, pair, SampledLoss.calibrate_samples)
-    return [*kernels, estimate, _load]
-
-
-def _load() -> None:
-    """What is imported at its first use, by the bounds without samples: a twentieth of a second."""
-    import scipy.fft
-    import scipy.special  # noqa: F401

@@ -35,7 +35,6 @@ class Trace:
 
     Attributes:
       progress: told of every evaluation.
-      ready: called before the first of them, where its programs are on their way.
       best_sigma: σ at the best point, for C scaled to a largest mode norm of 1.
       best_norm: the largest mode norm that C has there.
       history: one row (seconds, loss, that σ) per evaluation.
@@ -43,7 +42,6 @@ class Trace:
     """
 
     progress: Callable[[Trace], None] = lambda trace: None
-    ready: Callable[[], None] = lambda: None
     best: np.ndarray | None = None
     best_value: float = math.inf
     best_sigma: float = math.nan

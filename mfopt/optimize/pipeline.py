@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Sequence
-from queue import SimpleQueue
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from mfopt import _check, _signals, _sizes, query_error
-from mfopt.accounting.monte_carlo import dominating_pair
+from mfopt import _check, _signals
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.accounting.verify import check_delta
-from mfopt.calibration import release, to_compile
-from mfopt.errors import FailureError, UsageError
+from mfopt.calibration import release
+from mfopt.errors import FailureError
 from mfopt.factorization import Factorization, proofs
 from mfopt.guarantee import Guarantee
 from mfopt.optimize import kinds, sizes, usual
-from mfopt.optimize.drivers import Step
 from mfopt.optimize.memory import options as within_memory
-from mfopt.optimize.run import InterruptedOptimization, Optimized, StartedTrace, optimize
+from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
 from mfopt.optimize.time_scale import Scaling
-from mfopt.progress import Progress, Report, silent
+from mfopt.progress import Report, silent
 from mfopt.sampling import BinScheme, Scheme
-from mfopt.strategies import Strategy
 from mfopt.workloads import PrefixSums, Workload
-
-_COMPILING = 2  # threads at most: one kernel takes as long as all others together
 
 
 def factorize(
@@ -106,24 +99,6 @@ def factorize(
             buffers=options.get("buffers", 1),
             scaled=bool(time_scale),
         )
-    compiling: _Ahead | None = None
-    # independent noise is certified without samples
-    sampled_proof = dominating_pair.covers(scheme) and forms != ("identity",)
-
-    def ready() -> None:
-        nonlocal compiling
-        # beside the search, whose own programs come first
-        if sampled_proof and compiling is None:
-            compiling = _Ahead(scheme, workload)
-
-    def searching(event: Progress) -> None:
-        if isinstance(event, Step):
-            ready()
-            trace = event.trace
-            if compiling and isinstance(trace, StartedTrace) and trace.best is not None:
-                compiling.follow(trace.result)
-        progress(event)
-
     interrupted, bounds = False, {}
     if searched:
         try:
@@ -136,7 +111,7 @@ def factorize(
                     workload=workload,
                     time_scale=time_scale,
                     seed=seed,
-                    progress=searching,
+                    progress=progress,
                 )
                 found = bounds[memory].found
             else:
@@ -149,18 +124,11 @@ def factorize(
                     workload=workload,
                     time_scale=time_scale,
                     seed=seed,
-                    progress=searching,
-                    ready=ready,
+                    progress=progress,
                     **options,
                 )
         except InterruptedOptimization as stopped:
             found, interrupted = stopped.best, True
-            if compiling is not None:
-                compiling.leave()
-        except BaseException:
-            if compiling is not None:
-                compiling.leave()
-            raise
     else:
         fixed = kinds.fixed(forms[0], bands=bands)
         nothing = np.zeros((0, 3))
@@ -172,11 +140,6 @@ def factorize(
             "kept": bounds[memory].memory,
             "estimated_rmse": {str(bound): option.rmse for bound, option in bounds.items()},
         }
-    if compiling is not None and not interrupted:
-        try:
-            compiling.join()
-        except KeyboardInterrupt:
-            interrupted = True
     return on_record(
         found,
         scheme,
@@ -269,56 +232,6 @@ def on_record(
     )
     proofs.note(made)
     return made
-
-
-class _Ahead:
-    """Compiles what comes after the search, from now on.
-
-    Beside the search, which is done before one thread would be. The interpreter waits for all on
-    its way out: a thread within the compiler when the interpreter has gone takes the process down
-    with it.
-    """
-
-    def __init__(self, scheme: BinScheme, workload: Workload) -> None:
-        self._scheme, self._workload = scheme, workload
-        self._pieces = SimpleQueue[Callable[[], object] | None]()
-        for piece in to_compile(scheme.bins):
-            self._pieces.put(piece)
-        self._needed, self._follows = True, False
-        self.threads = [
-            threading.Thread(target=self._run, name=f"compiling ahead {i}")
-            for i in range(min(_sizes.spare_cores(), _COMPILING))
-        ]
-        for thread in self.threads:
-            thread.start()
-
-    def follow(self, form: Callable[[], Strategy]) -> None:
-        """Compile also what is asked of a C of this form; once, whatever is given later."""
-        if not self._follows:
-            self._follows, strategy, n = True, form(), self._scheme.iterations
-            self._pieces.put(lambda: query_error.row_variances(self._workload, strategy, n))
-            self._pieces.put(lambda: strategy.inverse_arrays(n))
-
-    def join(self) -> None:
-        """Wait until all is compiled."""
-        self._end()
-        for thread in self.threads:
-            thread.join()
-
-    def leave(self) -> None:
-        """Begin nothing more."""
-        self._needed = False
-        self._end()
-
-    def _end(self) -> None:
-        for _ in self.threads:
-            self._pieces.put(None)
-
-    def _run(self) -> None:
-        while (piece := self._pieces.get()) is not None and self._needed:
-            # what cannot be compiled is told by whoever needs the figures
-            with contextlib.suppress(UsageError, FailureError):
-                piece()
 
 
 def _estimate(

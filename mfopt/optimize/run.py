@@ -103,7 +103,6 @@ def optimize(
     init: Strategy | Sequence[Strategy] | None = None,
     seed: int | None = None,
     progress: Report = silent,
-    ready: Callable[[], None] = lambda: None,
 ) -> Optimized:
     """The strategy with the least error of (C, σ(C)) at (ε, δ) under the scheme's amplification.
 
@@ -126,7 +125,6 @@ def optimize(
       seed: pins the frozen samples.
       progress: told of every evaluation (a :class:`~mfopt.optimize.drivers.Step`), counted over
         all starts and warm starts of the call.
-      ready: called before an evaluation that waits for its programs only: the time for others.
 
     Raises:
       UsageError: an argument out of range, or a kind without free parameters.
@@ -166,7 +164,7 @@ def optimize(
     problem = _Problem(searched, law(searched).coarse(), loss, scheme)
     if few is not None:
         problem = problem._replace(reach=_NEAR, drift=_DRIFT)
-    job = _Job(problem, few, epsilon, delta, optimizer, tolerance, seed, progress, ready)
+    job = _Job(problem, few, epsilon, delta, optimizer, tolerance, seed, progress)
     for one in given:
         _check.kind("init", one, Strategy, "mfopt.load(path).strategy is one.")
     for entry in entries:
@@ -360,7 +358,6 @@ class _Job:
     tolerance: float | None
     seed: int | None
     progress: Report
-    ready: Callable[[], None] = lambda: None
     interrupted: bool = False
     done: int = 0
     later: int = 0
@@ -627,7 +624,7 @@ class _Job:
             ceiling = self.done + max(steps, len(trace.history)) + self.later
             tell(Step(f"optimizing, {stage}", so_far, ceiling, "steps", at_most=True, trace=trace))
 
-        trace.progress, trace.ready = report, self.ready
+        trace.progress = report
         target = levels[-1].objective
         try:
             if self.interrupted:

@@ -138,8 +138,6 @@ class _Search:
         self._objective.refresh(self._point, sigma)
         _blas()  # all that a model calls are loaded by now
         self._trace.restart()  # another estimate: values before and after do not compare
-        if not self._trace.history:
-            self._trace.ready()
         self._touch()
         lowest = self._lowest
         if lowest is not None and lowest.unseen(self._anchor.at):

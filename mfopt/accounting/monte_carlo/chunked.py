@@ -90,12 +90,6 @@ def total(
     return jax.tree.map(lambda leaf: leaf.sum(axis=0), every), chunks * size
 
 
-def compile_only(kernel: Callable[..., Any], samples: int, bins: int, *args: Any) -> None:
-    """What :func:`total` would compile, run over no chunk."""
-    size, devices = chunk_size(samples, bins), spread.devices()
-    jax.block_until_ready(_run(kernel, size, devices, seed_key(0), 0, 0, args))
-
-
 @functools.partial(_quick.jit, static_argnums=(0, 1, 2))
 def _run(
     kernel: Callable[..., Any],

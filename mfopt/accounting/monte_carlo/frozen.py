@@ -134,16 +134,6 @@ class FrozenSamples:
         return float(np.logaddexp.reduce(found) - np.log(self._count))
 
 
-@float64
-def warm_up(pair: DominatingPair, samples: int) -> None:
-    """Compile the add direction for so many samples, on one chunk; its figure is thrown away."""
-    size = _even_chunk(samples, pair.bins)
-    over = spread.row(-(-samples // size))
-    linear = spread.rounds([jax.device_put(np.zeros((size // 2, pair.bins)))] * len(over), over)[0]
-    row = np.ones(pair.bins)
-    jax.block_until_ready(spread.each(_log_delta_add, over, linear, row, row, 0.0, 1.0))
-
-
 def _even_chunk(samples: int, bins: int) -> int:
     """Samples per chunk, whole antithetic pairs; few sizes, since each is compiled."""
     size = min(chunked.chunk_size(samples, bins), _CHUNK)

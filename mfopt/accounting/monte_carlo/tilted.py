@@ -58,7 +58,7 @@ from mfopt.accounting.monte_carlo.dominating_pair import (
     add_tilt,
     privacy_loss,
 )
-from mfopt.accounting.monte_carlo.evidence import MAX_ORDER, Hinge, Payoff, Point, Sums, Tilt
+from mfopt.accounting.monte_carlo.evidence import MAX_ORDER, Hinge, Point, Sums, Tilt
 from mfopt.accounting.monte_carlo.nested import coloured
 from mfopt.accounting.monte_carlo.overlaps import Gram
 from mfopt.accounting.monte_carlo.plain import scale
@@ -393,19 +393,6 @@ def total(
         tilt.log_ceiling,
         point.payoff,
     )
-
-
-def kinds(bins: int) -> tuple[str, ...]:
-    """Those that most certificates of so many bins take, what compiles longest first."""
-    return "clusters" if bins > 1 else "chain", "mean"
-
-
-@float64
-def warm_up(kind: str, pair: DominatingPair, payoff: Payoff) -> None:
-    """Compile a kernel for this number of bins and form of payoff; no samples are drawn."""
-    gram, factor = scale(pair, 1.0)
-    given = _overlaps(tilt(kind, 1, pair, Point(1.0, 1.0, payoff)), gram)
-    chunked.compile_only(_KERNELS[kind], 2**30, pair.bins, given, factor, 1.0, 1.0, 0.0, payoff)
 
 
 def _overlaps(tilt: Tilt, gram: Gram) -> Any:
