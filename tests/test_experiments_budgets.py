@@ -7,7 +7,7 @@ from study_oracles import finished, write_parts
 from mfopt.accounting import Mechanism, account
 from mfopt.errors import UsageError
 from mfopt.experiments.cache import Cache
-from mfopt.experiments.studies import base, fine_tuning
+from mfopt.experiments.studies import engine, fine_tuning, output
 from mfopt.experiments.studies.budgets import TrainingBudgets
 from mfopt.experiments.studies.noise_in_training import NoiseInTraining
 from mfopt.experiments.training import CHOSEN_ON, REPORTED, base_task
@@ -122,7 +122,7 @@ def test_the_trainer_runs_what_is_accounted(tmp_path):
         rates=(0.01,), seeds=(0,), steps=3, length=8, width=8, layers=1, pretrain_steps=2,
     )  # fmt: skip
     cache = Cache(tmp_path / "cells")
-    outcome, made = base.run(study, cache, jobs=1)
+    outcome, made = engine.run(study, cache, jobs=1)
     els, uls = outcome.rows
     # 4 records a step of 16 users: 2 of each kept, or one drawn of each sampled user
     for row, probability, group in ((els, 4 / 32, 2), (uls, 4 / 16, 1)):
@@ -131,7 +131,7 @@ def test_the_trainer_runs_what_is_accounted(tmp_path):
         assert row["noise_multiplier"] == pytest.approx(sigma, rel=1e-6)
         assert row["pretrained"] != row["loss"] and np.isfinite(row["loss"])
     assert els["pretrained"] == uls["pretrained"] and made["seconds"] > 0
-    assert len(base.write(tmp_path, study, outcome, made)) == 5
+    assert len(output.write(tmp_path, study, outcome, made)) == 5
     too_many = TrainingBudgets(**{**study.__dict__, "budgets": (33,)})
     with pytest.raises(UsageError, match="units of a step"):
-        base.run(too_many, cache, jobs=1)
+        engine.run(too_many, cache, jobs=1)

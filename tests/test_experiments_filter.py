@@ -14,8 +14,8 @@ from mfopt.experiments.studies.filtered_means import FilteredDescent, outcomes
 from mfopt.experiments.studies.user_means import subsets
 
 SMALL = FilteredDescent(
-    2, 4.0, 1e-5, 9, 3, 2, 0.4, 1.0, iterations=5, trials=6,
-    thresholds=(0.8, 1.5, 2.5, 6.0), rates=(0.1, 0.4), seed=3,
+    group=2, epsilon=4.0, delta=1e-5, users=9, examples=3, dimension=2, across=0.4, within=1.0,
+    iterations=5, trials=6, thresholds=(0.8, 1.5, 2.5, 6.0), rates=(0.1, 0.4), seed=3,
 )  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def test_the_filter_is_the_algorithm_written_out():
 
 
 def test_half_the_budget_goes_to_the_threshold_and_half_to_the_noise():
-    found = compute(SMALL.task(), [])
+    found = compute(SMALL, [])
     assert found.record["noise_per_threshold"] == filter_noise(4.0, 1e-5, 5, 9, 1.0)
     same = outcomes(SMALL, found.record["noise_per_threshold"], budget=2.0)
     np.testing.assert_array_equal(found.arrays["errors"], same[0])

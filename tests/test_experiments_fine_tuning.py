@@ -10,7 +10,7 @@ from train_fixtures import bigram_model, synthetic_store
 
 from mfopt.errors import UsageError
 from mfopt.experiments.cache import Cache, Result
-from mfopt.experiments.studies import base, step_time
+from mfopt.experiments.studies import engine, output, step_time
 from mfopt.experiments.studies.adapters import Adapters
 from mfopt.experiments.studies.clip_norms import ClipNorms
 from mfopt.experiments.studies.fine_tuning import PLAIN
@@ -266,8 +266,8 @@ def test_whole_studies_run(tmp_path):
         step_time.StepTime(widths=(8,), batches=(4,), groups=(2,), layers=1, length=8, steps=2),
     ]  # fmt: skip
     for study in studies:
-        outcome, made = base.run(study, cache, jobs=1)
-        assert outcome.findings and len(base.write(tmp_path / "out", study, outcome, made)) == 5
+        outcome, made = engine.run(study, cache, jobs=1)
+        assert outcome.findings and len(output.write(tmp_path / "out", study, outcome, made)) == 5
         for row in outcome.rows:
             for key in {"loss", "after", "seconds"} & row.keys():
                 assert np.isfinite(row[key])

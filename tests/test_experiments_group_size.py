@@ -8,8 +8,7 @@ import pytest
 from mfopt.errors import UsageError
 from mfopt.experiments.cache import Result
 from mfopt.experiments.studies import user_means
-from mfopt.experiments.studies.group_size import GroupSize, best_of
-from mfopt.experiments.studies.private_median import probabilities
+from mfopt.experiments.studies.group_size import GroupSize, best_of, probabilities
 from mfopt.experiments.studies.user_means import ELS, ULS, Descent
 
 CANDIDATES = (1, 2, 4, 8, 16)
@@ -42,8 +41,9 @@ def test_the_private_median_finds_the_median():
 
 
 SIZED = Descent(
-    ELS, 3, 20, 1.0, 1e-5, 30, 12, 2, 1.0, 0.7, iterations=5, trials=200, clips=(2.0,),
-    lengths=(0.1,), seed=1, median=3.0, spread=0.8,
+    algorithm=ELS, group=3, batch=20, epsilon=1.0, delta=1e-5, users=30, examples=12, dimension=2,
+    across=1.0, within=0.7, iterations=5, trials=200, clips=(2.0,), lengths=(0.1,), seed=1,
+    median=3.0, spread=0.8,
 )  # fmt: skip
 
 
@@ -73,21 +73,18 @@ def study():
 
 def test_the_whole_costs_no_more_than_it_says():
     made = study()
-    asked = {task.needs[0].epsilon for task in made.cells()}
-    assert asked == {2.0, 1.8}  # fixed G, and what a median at 0.2 leaves
+    assert {cell.needs[0].epsilon for cell in made.cells()} == {2.0, 1.8}  # 0.2 for a median
     found = {}
-    for task in made.cells():
-        arguments = task.arguments
-        value = arguments["group"] + 100 * (arguments["epsilon"] < 2)
-        errors = np.full((1, 1, 6), float(value))
-        found[task] = Result({"noise_multiplier": 1.0}, {"errors": errors})
-    known = made.losses(found, 2.0)
+    for cell in made.cells():
+        errors = np.full((1, 1, 6), float(cell.group + 100 * (cell.epsilon < 2)))
+        found[cell] = Result({"noise_multiplier": 1.0}, {"errors": errors})
+    rows = made.rows(found)
     chances = made.chances(2.0)
-    np.testing.assert_allclose(known["G by a private median"], chances @ [101.0, 104.0, 116.0])
-    assert made.nearest() == 4 and known["G = median"][0] == 4.0
-    rows = made.outcome(found).rows
+    np.testing.assert_allclose(rows[-1]["_losses"], chances @ [101.0, 104.0, 116.0])
+    assert made.nearest() == 4 and rows[1]["squared_error"] == 4.0
     assert len(rows) == 4 and all(row["epsilon"] == 2.0 for row in rows)
     assert rows[-1]["epsilon_of_median"] == pytest.approx(0.2)
+    assert "G = 4 (the median) has 4.000 ± 0.000 times" in made.findings(rows)[0]
 
 
 def test_the_best_is_judged_by_the_other_half():

@@ -9,11 +9,13 @@ import re
 import pytest
 from mfopt_cli.main import main
 
+from mfopt import _check
 from mfopt.errors import UsageError
-from mfopt.experiments import artifacts, runner, studies
-from mfopt.experiments.cache import Result, Task, code_digest
-from mfopt.experiments.studies import base
-from mfopt.experiments.studies.base import PRIVACY, Outcome, Study, flag
+from mfopt.experiments import artifacts, studies
+from mfopt.experiments.cache import Cell, Result, code_digest
+from mfopt.experiments.plots import Curve, Panel
+from mfopt.experiments.studies import engine, output
+from mfopt.experiments.studies.engine import PRIVACY, Study, option
 
 every = pytest.mark.parametrize("name", studies.STUDIES)
 
@@ -31,11 +33,9 @@ def test_registered_studies_say_what_they_are_and_accept_both_sizes(name):
             full.check()
     else:
         full.check()
-    assert set(study.full) <= {field.name for field in base.flags(study)}
-    tasks = list(small.cells())
-    assert tasks and len(list(full.cells())) >= len(tasks)
-    own = [task.name for task in tasks if task.name not in ("account",)]
-    assert all(task in runner.WORK for task in own)
+    assert set(study.full) <= {field.name for field in engine.options(study)}
+    cells = list(small.cells())
+    assert cells and len(list(full.cells())) >= len(cells)
     assert small.command() == f"mfopt experiment {name}"
 
 
@@ -106,51 +106,50 @@ class Squares(Study):
     name = "squares"
     summary, source, default_size, time, full_size = ("Squares.", "none", "two", "0 s", "three")
     full = {"values": (1.0, 2.0, 3.0)}  # noqa: RUF012
-    values: tuple[float, ...] = flag((1.0, 2.0), "What is squared.")
-    shift: float = flag(0.0, "Added.")
-    method: str = flag("plain", "How.", choices=("plain", "odd"))
-    twice: bool = flag(False, "Twice.")
-
-    def check(self):
-        if self.shift < 0:
-            raise UsageError("shift")
-        return self
+    columns = "x; square=x²; epsilon=ε"
+    title = "Squares"
+    values: tuple[float, ...] = option((1.0, 2.0), "What is squared.", rule=_check.finite)
+    shift: float = option(0.0, "Added.", rule=_check.non_negative)
+    method: str = option("plain", "How.", choices=("plain", "odd"))
+    twice: bool = option(False, "Twice.")
 
     def cells(self):
-        return [Task.of("study-squares", value=v, shift=self.shift) for v in self.values]
+        return [SquareCell(v, self.shift) for v in self.values]
 
-    def outcome(self, found):
-        from mfopt.experiments.plots import Curve, Panel
-
-        rows = [
-            dict.fromkeys(PRIVACY) | {"x": v, "square": found[task].record["square"]}
-            for v, task in zip(self.values, self.cells(), strict=True)
+    def rows(self, found):
+        return [
+            dict.fromkeys(PRIVACY) | {"x": cell.value, "_hidden": 1, **found[cell].record}
+            for cell in self.cells()
         ]
+
+    def panels(self, rows):
         curve = Curve("square", self.values, [row["square"] for row in rows])
-        return Outcome(
-            rows,
-            {"x": "x", "square": "x²", "epsilon": "ε"},
-            [Panel([curve], "squares", "x", "x²")],
-            "Squares",
-            ["They grow."],
-        )
+        return [Panel([curve], "squares", "x", "x²")]
+
+    def findings(self, rows):
+        return ["They grow."]
 
 
 CALLS = []
 
 
-def run_square(*, value, shift):
-    CALLS.append(value)
-    if value == 3.0 and CALLS.count(3.0) == 1:
-        raise KeyboardInterrupt
-    return Result({"square": value * value + shift})
+@dataclasses.dataclass(frozen=True)
+class SquareCell(Cell):
+    name = "study-squares"
+    value: float
+    shift: float
+
+    def run(self, *needed):
+        CALLS.append(self.value)
+        if self.value == 3.0 and CALLS.count(3.0) == 1:
+            raise KeyboardInterrupt
+        return Result({"square": self.value * self.value + self.shift})
 
 
 @pytest.fixture
 def squares(monkeypatch):
     CALLS.clear()
     monkeypatch.setitem(studies.STUDIES, "squares", f"{__name__}:Squares")
-    monkeypatch.setitem(runner.WORK, "study-squares", f"{__name__}:run_square")
 
 
 def call(*words):
@@ -170,7 +169,7 @@ def test_a_study_is_a_command_that_stops_resumes_and_writes_whole_files(squares,
     assert CALLS == [1.0, 2.0, 3.0, 3.0]  # the finished ones were not run again
     shown = capsys.readouterr().out
     assert "x²" in shown and "They grow." in shown
-    assert {path.name for path in out.iterdir()} == {f"squares.{kind}" for kind in base.FILES}
+    assert {path.name for path in out.iterdir()} == {f"squares.{kind}" for kind in output.FILES}
     rows = list(csv.DictReader((out / "squares.csv").read_text().splitlines()))
     assert [row["square"] for row in rows] == ["1.0", "4.0", "9.0"] and set(PRIVACY) <= set(rows[0])
     kept = json.loads((out / "squares.json").read_text())
@@ -195,7 +194,7 @@ def test_a_study_among_the_artifacts_is_noted_in_their_manifest(squares, tmp_pat
         assert entry["command"] == (
             f"mfopt experiment squares --values {values} --artifacts artifacts"
         )
-        assert set(entry["files"]) == {f"studies/squares.{kind}" for kind in base.FILES}
+        assert set(entry["files"]) == {f"studies/squares.{kind}" for kind in output.FILES}
         for path, digest in entry["files"].items():
             assert hashlib.sha256((folder / path).read_bytes()).hexdigest() == digest
     assert manifest["grid"] == other and set(manifest) == {"grid", "studies/squares"}
@@ -265,8 +264,9 @@ def test_cells_of_studies_depend_on_the_code_of_studies_and_others_do_not():
     from mfopt.experiments import cache
 
     assert cache.code_digest(True) != cache.code_digest(True, True)
-    own = Task.of("study-means", value=1)
-    assert own.key != dataclasses.replace(own, name="account").key
+    (own, other) = SquareCell(1.0, 0.0), SquareCell(1.0, 0.0)
+    object.__setattr__(other, "name", "account")
+    assert own.key != other.key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,10 +277,10 @@ class Timed(Squares):
     alone = True
 
     def cells(self):
-        return [Task.of("study-squares", value=v, shift=0.0) for v in (1.0, 2.0)]
+        return [SquareCell(v, 0.0) for v in (1.0, 2.0)]
 
     def more(self, found):
-        return [Task.of("study-squares", value=3.0, shift=0.0)]
+        return [SquareCell(3.0, 0.0)]
 
 
 def test_all_studies_are_one_command_and_one_pool(squares, monkeypatch, tmp_path, capsys):
@@ -298,7 +298,7 @@ def test_all_studies_are_one_command_and_one_pool(squares, monkeypatch, tmp_path
     assert everything("--out", out) == 0
     assert CALLS == [1.0, 2.0, 3.0, 3.0]  # what two studies share is run once
     assert "They grow." in capsys.readouterr().out
-    names = {f"{name}.{kind}" for name in registered for kind in base.FILES}
+    names = {f"{name}.{kind}" for name in registered for kind in output.FILES}
     assert {path.name for path in out.iterdir()} == names
     assert everything("--out", out) == 2 and "--force" in capsys.readouterr().err
     assert everything("--artifacts", tmp_path / "artifacts") == 0 and len(CALLS) == 4

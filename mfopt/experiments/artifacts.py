@@ -33,8 +33,8 @@ from mfopt.experiments import (
 from mfopt.experiments.cache import Cache, code_digest
 from mfopt.experiments.mechanisms import AmplifiedCell, CertifiedCell, Goal, SigmaCell, strategy_of
 from mfopt.experiments.runner import cores, first_cells, run_all, workers
-from mfopt.experiments.studies import base
-from mfopt.experiments.studies.base import Outcome, Study
+from mfopt.experiments.studies import engine, output
+from mfopt.experiments.studies.engine import Outcome, Study
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
 from mfopt.progress import Progress, Report, silent, within
@@ -407,9 +407,9 @@ def write_study(
     """
     read_manifest(folder)  # a damaged one is refused before the work
     recorder = _Recording(cache.folder)
-    outcome, made = base.run(study, recorder, jobs=jobs, progress=progress)
+    outcome, made = engine.run(study, recorder, jobs=jobs, progress=progress)
     name = study_name(type(study))
-    files = base.write((folder / name).parent, study, outcome, made)
+    files = output.write((folder / name).parent, study, outcome, made)
     records = _records(Built(files, list(recorder.seen)), cache)
     note(
         folder,

@@ -27,8 +27,6 @@ WORK = {
     "train-mechanism": f"{_HERE}.training:run_mechanism",
     "train-run": f"{_HERE}.training:run_training",
     "audit": f"{_HERE}.auditing:run_audit",
-    "study-means": f"{_HERE}.studies.user_means:run_descent",
-    "study-filter": f"{_HERE}.studies.filtered_means:run_filtered",
     "study-mechanism": f"{_HERE}.studies.image_cells:run_mechanism",
     "study-images": f"{_HERE}.studies.image_cells:run_images",
     "study-next-word": f"{_HERE}.studies.next_word:run_federated",

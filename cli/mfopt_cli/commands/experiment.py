@@ -82,17 +82,17 @@ _places = options.apply(
 
 @functools.cache
 def _command(name: str) -> click.Command:
-    from mfopt.experiments.studies import base, find
+    from mfopt.experiments.studies import engine, find
 
-    study = find(name)
+    study, fields = find(name), engine.options(find(name))
 
     def callback(full: bool, **given: Any) -> None:
-        own = {field.name: given.pop(field.name) for field in base.flags(study)}
+        own = {field.name: given.pop(field.name) for field in fields}
         chosen = {key: value for key, value in own.items() if value is not None}
         size = study.full if full else {}
         _run(study(**{**size, **chosen}).check(), **given)
 
-    params: list[click.Parameter] = [_option(field, study.full) for field in base.flags(study)]
+    params: list[click.Parameter] = [_option(field, study.full) for field in fields]
     callback.__doc__ = (
         f"{study.summary}\n\n{study.source}. By default: {study.default_size}, {study.time}. "
         f"With --full: {study.full_size}; needs {study.needs}.\n\n"
@@ -110,9 +110,9 @@ def _command(name: str) -> click.Command:
 
 def _option(field: dataclasses.Field[Any], full: Any) -> options.Option:
     """A study's field as an option; what is not given keeps the study's own default."""
-    from mfopt.experiments.studies.base import option_of, worded
+    from mfopt.experiments.studies.engine import option_of, worded
 
-    meta, several = field.metadata["flag"], isinstance(field.default, tuple)
+    meta, several = field.metadata["option"], isinstance(field.default, tuple)
     kind = meta["kind"]
     more: dict[str, Any]
     if kind is bool:
@@ -146,17 +146,17 @@ def _run(
     quiet: bool,
 ) -> None:
     from mfopt.experiments.cache import Cache, default_folder
-    from mfopt.experiments.studies import base
+    from mfopt.experiments.studies import output
 
     _check_places([study], out, artifacts, jobs, force)
     store = Cache(cache or default_folder())
     with Live(not quiet and not as_json) as live:
         outcome, made, written = _made(study, out, artifacts, store, jobs=jobs, progress=live)
     if as_json:
-        display.json_object(base.described(study, outcome, made))
+        display.json_object(output.described(study, outcome, made))
     elif not quiet:
         display.print_text(outcome.title, "bold")
-        display.columns(*base.table(outcome))
+        display.columns(*output.table(outcome))
         click.echo()
         _say(outcome, written)
 
@@ -166,12 +166,12 @@ def _made(
 ) -> tuple[Any, Any, list[Path]]:
     """A study's outcome, how it was made, and the files that were written."""
     from mfopt.experiments.artifacts import write_study
-    from mfopt.experiments.studies import base
+    from mfopt.experiments.studies import engine, output
 
     if artifacts is not None:
         return write_study(study, artifacts, store, **how)
-    outcome, made = base.run(study, store, **how)
-    return outcome, made, [] if out is None else base.write(out, study, outcome, made)
+    outcome, made = engine.run(study, store, **how)
+    return outcome, made, [] if out is None else output.write(out, study, outcome, made)
 
 
 def _say(outcome: Any, written: list[Path]) -> None:
@@ -208,7 +208,7 @@ def every(
     """
     from mfopt.experiments.cache import Cache, default_folder
     from mfopt.experiments.runner import cores
-    from mfopt.experiments.studies import STUDIES, base, find
+    from mfopt.experiments.studies import STUDIES, engine, find, output
 
     studies = [find(name)().check() for name in STUDIES]
     _check_places(studies, out, artifacts, jobs, force)
@@ -217,12 +217,12 @@ def every(
     with Live(not quiet and not as_json) as live:
         for study in studies:
             if study.alone:
-                base.run_cells([study], store, progress=live)
-        base.run_cells(together, store, jobs=jobs or cores(), progress=live)
+                engine.run_cells([study], store, progress=live)
+        engine.run_cells(together, store, jobs=jobs or cores(), progress=live)
     said = {}
     for study in studies:
         outcome, made, written = _made(study, out, artifacts, store)
-        said[study.name] = base.described(study, outcome, made)
+        said[study.name] = output.described(study, outcome, made)
         if not quiet and not as_json:
             display.print_text(f"{study.name}: {outcome.title}", "bold")
             _say(outcome, written)
@@ -240,7 +240,7 @@ def _check_places(
     """Refuse what cannot be before anything is computed; folders that are not there are made."""
     from mfopt import _check
     from mfopt.experiments import plots
-    from mfopt.experiments.studies import base
+    from mfopt.experiments.studies import output
 
     if jobs is not None:
         _check.integer("jobs", jobs)
@@ -252,5 +252,5 @@ def _check_places(
             options.folder(name, folder)
     if out is not None:
         plots.check_outputs(
-            [path for study in studies for path in base.outputs(study, out)], force=force
+            [path for study in studies for path in output.outputs(study, out)], force=force
         )

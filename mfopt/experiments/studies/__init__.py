@@ -1,6 +1,6 @@
 """The papers' training studies by name; each is imported when it is asked for.
 
-``mfopt experiment NAME`` runs one; :mod:`mfopt.experiments.studies.base` says what a study is.
+``mfopt experiment NAME`` runs one; :mod:`mfopt.experiments.studies.engine` says what a study is.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import pkgutil
 
 from mfopt import _check
-from mfopt.experiments.studies.base import Outcome, Study, run, write
+from mfopt.experiments.studies.engine import Outcome, Study, run
+from mfopt.experiments.studies.output import write
 
 __all__ = ["STUDIES", "Outcome", "Study", "find", "run", "write"]
 

@@ -5,21 +5,25 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self
-
-import numpy as np
+from typing import Any, ClassVar
 
 from mfopt import _check
-from mfopt.experiments.cache import Result, Task
-from mfopt.experiments.studies.base import Outcome, flag
+from mfopt.experiments.plots import Panel
+from mfopt.experiments.studies.engine import Found, Row, option
 from mfopt.experiments.studies.filtered_means import FilteredDescent
-from mfopt.experiments.studies.on_means import MeanStudy
-from mfopt.experiments.studies.user_means import ULS, Z95, Descent, relative, tuned
+from mfopt.experiments.studies.rows import curve, level, pick
+from mfopt.experiments.studies.user_means import (
+    ULS,
+    Z95,
+    Descent,
+    MeansCell,
+    MeanStudy,
+    even,
+    relative,
+    tuned,
+)
 
-if TYPE_CHECKING:
-    from mfopt.experiments.plots import Panel
-
-PLAIN = "user-wise DP-SGD"
+FILTER, PLAIN = "filter", "user-wise DP-SGD"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,37 +37,39 @@ class ConcentrationFilter(MeanStudy):
     time = "about 0.2 CPU-minutes"
     full: ClassVar[Mapping[str, Any]] = {"users": 1024, "trials": 128}
     full_size = "1,024 users, 128 trials (the publication runs no filter: it counts its noise)"
+    columns = (
+        "across=σ₁; algorithm; threshold_relative=τ / distance; halted; steps_taken=steps; "
+        "noise_on_mean=noise; squared_error=error²; standard_error=± s.e.; privacy_unit=unit; "
+        "sampling; epsilon=ε"
+    )
 
-    acrosses: tuple[float, ...] = flag((0.01, 0.1, 1.0), "σ₁, deviations of users' means.")
-    relatives: tuple[float, ...] = flag(
+    acrosses: tuple[float, ...] = option((0.01, 0.1, 1.0), "σ₁, deviations of users' means.")
+    relatives: tuple[float, ...] = option(
         (0.5, 1.0, 1.1, 1.2, 1.4, 2.0), "τ, over the typical distance of two users."
     )
-    epsilon: float = flag(3.0, "ε of every run.", option="--eps")
-    within: float = flag(1.0, "σ₂, standard deviation of a user's examples.")
-    users: int = flag(256, "Users N, all of them in each step.")
-    group: int = flag(8, "Examples of a user in a step.")
-    steps: int = flag(64, "Steps T.")
-    trials: int = flag(32, "Independent trials, an even number.")
-    rates: tuple[float, ...] = flag(
+    epsilon: float = option(3.0, "ε of every run.", name="--eps")
+    within: float = option(1.0, "σ₂, standard deviation of a user's examples.")
+    users: int = option(256, "Users N, all of them in each step.")
+    group: int = option(8, "Examples of a user in a step.")
+    steps: int = option(64, "Steps T.")
+    trials: int = option(32, "Independent trials, an even number.", rule=even)
+    rates: tuple[float, ...] = option(
         (0.001, 0.003, 0.01, 0.03, 0.1, 0.3), "Learning rates to choose from (filter)."
     )
-    clips: tuple[float, ...] = flag((1.0, 4.0), "Clip norms to choose from (DP-SGD).")
-    lengths: tuple[float, ...] = flag(
+    clips: tuple[float, ...] = option((1.0, 4.0), "Clip norms to choose from (DP-SGD).")
+    lengths: tuple[float, ...] = option(
         (0.05, 0.1, 0.2, 0.4, 0.8), "Its learning rates, each times the clip norm."
     )
 
-    def check(self) -> Self:
-        super().check()
-        self._check_positive("acrosses", "relatives", "rates", "within")
-        _check.epsilon("epsilon", self.epsilon)
-        self._check_at_most("group", self.examples, "examples")
+    def check_together(self) -> None:
+        self.at_most("group", "examples")
         for across in self.acrosses:
             # squares of τ and of distances are taken in single precision
             if max(1.0, *self.relatives) * self.distance(across) > 1e15:
                 rule = "makes a distance or τ above 1e15"
                 way_out = "Take less of it, of `within` or of `relatives`."
                 raise _check.reject("acrosses", across, rule, way_out)
-        return self
+        super().check_together()
 
     def distance(self, across: float) -> float:
         """Root mean square distance of two users' averaged gradients."""
@@ -72,150 +78,95 @@ class ConcentrationFilter(MeanStudy):
 
     def filtered(self, across: float) -> FilteredDescent:
         """The filter at every τ."""
-        typical = self.distance(across)
-        return FilteredDescent(
-            self.group,
-            self.epsilon,
-            self.delta,
-            self.users,
-            self.examples,
-            self.dimension,
-            across,
-            self.within,
-            self.steps,
-            self.trials,
-            tuple(share * typical for share in self.relatives),
-            self.rates,
-            self.seed,
-        )
+        thresholds = tuple(each * self.distance(across) for each in self.relatives)
+        return FilteredDescent.of(self, across=across, thresholds=thresholds)
 
     def plain(self, across: float) -> Descent:
         """DP-SGD of all users, as many gradients a step."""
-        return Descent.of(
-            self, ULS, self.group, self.group * self.users, self.epsilon, across=across
-        )
+        batch = self.group * self.users
+        return Descent.of(self, algorithm=ULS, batch=batch, across=across)
 
-    def cells(self) -> Iterable[Task]:
-        return [f(a).task() for a in self.acrosses for f in (self.filtered, self.plain)]
+    def cells(self) -> Iterable[MeansCell]:
+        return [cell for a in self.acrosses for cell in (self.filtered(a), self.plain(a))]
 
-    def outcome(self, found: Mapping[Task, Result]) -> Outcome:
+    def rows(self, found: Found) -> list[Row]:
         rows = []
         for across in self.acrosses:
-            result = found[self.filtered(across).task()]
-            plain = found[self.plain(across).task()]
-            unit = result.record["noise_per_threshold"]
-            for k, share in enumerate(self.relatives):
-                threshold = share * self.distance(across)
-                at = tuned(result.arrays["errors"][k : k + 1], (threshold,), self.rates)
-                taken = result.arrays["steps"][k]
-                rows.append(
-                    self._row(across, at.losses, "all users", unit * threshold, None)
-                    | {
-                        "algorithm": "filter",
-                        "threshold": threshold,
-                        "threshold_relative": share,
-                        "halted": float((taken < self.steps).mean()),
-                        "steps_taken": float(taken.mean()),
-                        "guarantee": "as its authors state",
-                    }
-                )
-            at = tuned(plain.arrays["errors"], self.clips, self.lengths)
-            sigma = plain.record["noise_multiplier"]
+            cell, plain = self.filtered(across), self.plain(across)
+            errors, steps = (found[cell].arrays[name] for name in ("errors", "steps"))
+            noise = found[cell].record["noise_per_threshold"]
+            best = tuned(errors, cell.thresholds, self.rates).losses
+            for k, threshold in enumerate(cell.thresholds):
+                at = tuned(errors[k : k + 1], (threshold,), self.rates)
+                own = {
+                    **self._row(across, plain, None, noise * threshold),
+                    **at.summary("squared_error", "standard_error"),
+                    "trials": self.trials,
+                    "algorithm": FILTER,
+                    "threshold": threshold,
+                    "threshold_relative": self.relatives[k],
+                    "halted": float((steps[k] < self.steps).mean()),
+                    "steps_taken": float(steps[k].mean()),
+                    "guarantee": "as its authors state",
+                }
+                rows.append(own | {"_best": best})
+            sigma, at = found[plain].record["noise_multiplier"], self.best(found[plain])
             rows.append(
-                self._row(across, at.losses, "all users", sigma * at.clip[0] / self.users, sigma)
-                | {
+                {
+                    **self._row(across, plain, sigma, sigma * at.clip[0] / self.users),
+                    **at.summary("squared_error", "standard_error"),
+                    "trials": self.trials,
                     "algorithm": PLAIN,
                     "threshold": None,
                     "threshold_relative": None,
                     "halted": 0.0,
                     "steps_taken": float(self.steps),
                     "guarantee": "accounted here",
+                    "_best": at.losses,
                 }
             )
-        return Outcome(
-            rows,
-            {
-                "across": "σ₁",
-                "algorithm": "algorithm",
-                "threshold_relative": "τ / distance",
-                "halted": "halted",
-                "steps_taken": "steps",
-                "noise_on_mean": "noise",
-                "squared_error": "error²",
-                "standard_error": "± s.e.",
-                "privacy_unit": "unit",
-                "sampling": "sampling",
-                "epsilon": "ε",
-            },
-            self._panels(rows),
+        for row in rows:
+            reach = Z95 * row["standard_error"]
+            row |= {"_low": row["squared_error"] - reach, "_high": row["squared_error"] + reach}
+        return rows
+
+    def _row(self, across: float, cell: Descent, sigma: float | None, noise: float) -> Row:
+        """What both algorithms say first; ``noise`` is that on the mean gradient."""
+        privacy = cell.privacy(sampling="all users", noise_multiplier=sigma)
+        return {"across": across, **privacy, "noise_on_mean": float(noise)}
+
+    @property
+    def title(self) -> str:
+        return (
             f"Concentration filter, ε = {self.epsilon:g}, δ = {self.delta:g} per user, "
-            f"{self.users:,} users, {self.steps} steps",
-            self._findings(found, rows),
+            f"{self.users:,} users, {self.steps} steps"
         )
 
-    def _row(
-        self, across: float, losses: np.ndarray, sampling: str, noise: float, sigma: float | None
-    ) -> dict[str, Any]:
-        """What both algorithms say.
-
-        Args:
-          across: σ₁.
-          losses: of the trials.
-          sampling: in words.
-          noise: standard deviation on the mean gradient.
-          sigma: noise multiplier, where there is one.
-        """
-        return {
-            "across": across,
-            "privacy_unit": "user",
-            "adjacency": "add-remove",
-            "sampling": sampling,
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "noise_multiplier": sigma,
-            "noise_on_mean": float(noise),
-            "squared_error": float(losses.mean()),
-            "standard_error": float(losses.std(ddof=1) / np.sqrt(self.trials)),
-            "trials": self.trials,
-        }
-
-    def _panels(self, rows: list[dict[str, Any]]) -> list[Panel]:
-        from mfopt.experiments.plots import Curve, Panel
-
+    def panels(self, rows: list[Row]) -> list[Panel]:
         errors, halts = [], []
-        ends = (min(self.relatives), max(self.relatives))
         for across in self.acrosses:
-            mine = [r for r in rows if r["across"] == across and r["algorithm"] != PLAIN]
-            (plain,) = (r for r in rows if r["across"] == across and r["algorithm"] == PLAIN)
-            label = f"filter, σ₁ = {across:g}"
-            x = [r["threshold_relative"] for r in mine]
-            mean = [r["squared_error"] for r in mine]
-            band = [Z95 * r["standard_error"] for r in mine]
-            low = [m - b for m, b in zip(mean, band, strict=True)]
-            high = [m + b for m, b in zip(mean, band, strict=True)]
-            errors.append(Curve(label, x, mean, low, high))
-            level = plain["squared_error"]
-            errors.append(Curve(f"DP-SGD, σ₁ = {across:g}", ends, (level, level), like=label))
-            halts.append(Curve(label, x, [r["halted"] for r in mine]))
+            mine = pick(rows, across=across, algorithm=FILTER)
+            (plain,) = pick(rows, across=across, algorithm=PLAIN)
+            label, x = f"filter, σ₁ = {across:g}", "threshold_relative"
+            errors.append(curve(label, mine, x, "squared_error", ("_low", "_high")))
+            value = plain["squared_error"]
+            dashed = level(f"DP-SGD, σ₁ = {across:g}", self.relatives, value)
+            errors.append(dashed._replace(like=label))
+            halts.append(curve(label, mine, x, "halted", None))
         axis = "τ over the distance of two users (log scale)"
+        error = "squared error of the mean\n(log scale)"
         return [
-            Panel(
-                errors, "last iterate", axis, "squared error of the mean\n(log scale)", log_y=True
-            ),
+            Panel(errors, "last iterate", axis, error, log_y=True),
             Panel(halts, "runs that halted", axis, "share of trials"),
         ]
 
-    def _findings(self, found: Mapping[Task, Result], rows: list[dict[str, Any]]) -> list[str]:
+    def findings(self, rows: list[Row]) -> list[str]:
         said = []
         for across in self.acrosses:
-            result = found[self.filtered(across).task()]
-            plain = found[self.plain(across).task()]
-            thresholds = self.filtered(across).thresholds
-            best = tuned(result.arrays["errors"], thresholds, self.rates)
-            other = tuned(plain.arrays["errors"], self.clips, self.lengths)
+            mine = pick(rows, across=across, algorithm=FILTER)
+            (plain,) = pick(rows, across=across, algorithm=PLAIN)
             # other draws: the formula for pairs holds for independent ones too
-            ratio, spread = relative(best.losses, other.losses)
-            mine = [r for r in rows if r["across"] == across and r["algorithm"] != PLAIN]
+            ratio, spread = relative(mine[0]["_best"], plain["_best"])
             halted = ", ".join(f"{r['halted']:.0%} at {r['threshold_relative']:g}" for r in mine)
             said.append(
                 f"σ₁ = {across:g}: at its best τ the filter's squared error is {ratio:.2f} ± "

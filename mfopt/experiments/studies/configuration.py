@@ -15,18 +15,22 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from mfopt import _check
-from mfopt.experiments.cache import Result, Task
-from mfopt.experiments.studies.base import Outcome, flag
-from mfopt.experiments.studies.on_means import MeanStudy
-from mfopt.experiments.studies.user_means import ULS, Z95, Descent, relative, tuned
-
-if TYPE_CHECKING:
-    from mfopt.experiments.plots import Panel
+from mfopt.experiments.plots import Panel
+from mfopt.experiments.studies.engine import Found, Row, option
+from mfopt.experiments.studies.rows import curve, pick
+from mfopt.experiments.studies.user_means import (
+    ULS,
+    Z95,
+    Descent,
+    MeanStudy,
+    mean_error,
+    relative,
+)
 
 Place = tuple[int, int]  # (G, M)
 BEST, ORACLE, ESTIMATE = "best of the grid", "greedy local oracle", "Estimate-and-Double"
@@ -56,32 +60,35 @@ class EstimateAndDouble(MeanStudy):
         "clips": (0.5, 1.0, 2.0, 4.0, 8.0, 16.0),
     }
     full_size = "4 ε, 128 trials, a wider sweep (their language models: `mfopt train`)"
+    columns = (
+        "epsilon=ε; strategy; gradients=B; places=(G, M); squared_error=error²; "
+        "suboptimality=above the best; standard_error=± s.e.; privacy_unit=unit; sampling; "
+        "noise_multiplier=σ"
+    )
 
-    epsilons: tuple[float, ...] = flag((1.0, 4.0, 16.0), "ε of every grid.", option="--eps")
-    groups: tuple[int, ...] = flag((1, 2, 4, 8, 16), "G, each the double of the one before.")
-    cohorts: tuple[int, ...] = flag(
+    epsilons: tuple[float, ...] = option((1.0, 4.0, 16.0), "ε of every grid.", name="--eps")
+    groups: tuple[int, ...] = option((1, 2, 4, 8, 16), "G, each the double of the one before.")
+    cohorts: tuple[int, ...] = option(
         (4, 8, 16, 32, 64, 128, 256), "M, each the double of the one before."
     )
-    within: float = flag(1.0, "σ₂, standard deviation of a user's examples.")
-    across: float = flag(1.0, "σ₁, standard deviation of users' means.")
-    probed: int = flag(128, "Users that L(G) is estimated by.")
+    within: float = option(1.0, "σ₂, standard deviation of a user's examples.")
+    across: float = option(1.0, "σ₁, standard deviation of users' means.")
+    probed: int = option(128, "Users that L(G) is estimated by.")
 
-    def check(self) -> Self:
-        super().check()
-        self._check_positive("within", "across", "epsilons")
-        _check.integer("probed", self.probed)
-        self._check_at_most("groups", self.examples, "examples")
-        self._check_at_most("cohorts", self.users, "users")
+    def check_together(self) -> None:
+        self.at_most("groups", "examples")
+        self.at_most("cohorts", "users")
         for name in ("groups", "cohorts"):
             values = getattr(self, name)
-            if not values or any(b != 2 * a for a, b in itertools.pairwise(values)):
+            if any(b != 2 * a for a, b in itertools.pairwise(values)):
                 raise _check.reject(name, values, "each must be twice the one before")
-        return self
+        super().check_together()
 
     def descent(self, epsilon: float, place: Place) -> Descent:
         """ULS at one (G, M)."""
         group, cohort = place
-        return Descent.of(self, ULS, group, group * cohort, epsilon)
+        batch = group * cohort
+        return Descent.of(self, algorithm=ULS, group=group, batch=batch, epsilon=epsilon)
 
     def places(self) -> list[Place]:
         """The grid."""
@@ -93,8 +100,8 @@ class EstimateAndDouble(MeanStudy):
         doublings = (last[0] * last[1] // (first[0] * first[1])).bit_length()
         return [first[0] * first[1] << k for k in range(doublings)]
 
-    def cells(self) -> Iterable[Task]:
-        return [self.descent(e, place).task() for e in self.epsilons for place in self.places()]
+    def cells(self) -> Iterable[Descent]:
+        return [self.descent(e, place) for e in self.epsilons for place in self.places()]
 
     def lipschitz(self) -> dict[int, float]:
         """L(G) for every G: the median norm of users' averaged gradients at θ = 0."""
@@ -102,22 +109,17 @@ class EstimateAndDouble(MeanStudy):
         users = make.standard_normal(d) + self.across * make.standard_normal((self.probed, d))
         noise = self.within * make.standard_normal((self.probed, self.examples, d))
         data = users[:, None] + noise
-        return {
-            group: float(np.median(np.linalg.norm(data[:, :group].mean(1), axis=-1)))
-            for group in self.groups
-        }
+        norms = {g: np.linalg.norm(data[:, :g].mean(1), axis=-1) for g in self.groups}
+        return {group: float(np.median(each)) for group, each in norms.items()}
 
-    def choices(self, found: Mapping[Task, Result], epsilon: float) -> dict[str, Choice]:
+    def choices(self, found: Found, epsilon: float) -> dict[str, Choice]:
         """What each strategy chooses at each budget, with the losses of every trial there.
 
         What a strategy knows of losses comes from the other half of the trials: a choice is judged
         by trials that it has not seen.
         """
-        at = {place: found[self.descent(epsilon, place).task()] for place in self.places()}
-        loss = {
-            place: tuned(result.arrays["errors"], self.clips, self.lengths).losses
-            for place, result in at.items()
-        }
+        at = {place: found[self.descent(epsilon, place)] for place in self.places()}
+        loss = {place: self.best(result).losses for place, result in at.items()}
         scale = self.lipschitz()
         noise = {m: at[self.groups[0], m].record["noise_multiplier"] / m for m in self.cohorts}
 
@@ -125,139 +127,102 @@ class EstimateAndDouble(MeanStudy):
             shrunk = noise[2 * cohort] / noise[cohort]
             return bool(scale[2 * group] / scale[group] < shrunk)
 
-        every: dict[str, list[list[Place]]] = {}
         each = [[p for p in loss if p[0] * p[1] == budget] for budget in self.budgets()]
+        halves = []
         for half in (0, 1):
             known = {place: float(values[1 - half :: 2].mean()) for place, values in loss.items()}
 
             def oracle(group: int, cohort: int, known: Mapping[Place, float] = known) -> bool:
                 return known[2 * group, cohort] < known[group, 2 * cohort]
 
-            paths = {
-                BEST: [min(some, key=known.__getitem__) for some in each],
-                ESTIMATE: walk(self.groups, self.cohorts, estimated),
-                ORACLE: walk(self.groups, self.cohorts, oracle),
-                COHORT: [max(some, key=lambda place: place[1]) for some in each],
-                GROUP: [max(some, key=lambda place: place[0]) for some in each],
-            }
-            for name, path in paths.items():
-                every.setdefault(name, []).append(path)
+            halves.append(
+                {
+                    BEST: [min(some, key=known.__getitem__) for some in each],
+                    ESTIMATE: walk(self.groups, self.cohorts, estimated),
+                    ORACLE: walk(self.groups, self.cohorts, oracle),
+                    COHORT: [max(some, key=lambda place: place[1]) for some in each],
+                    GROUP: [max(some, key=lambda place: place[0]) for some in each],
+                }
+            )
         # the mean over all places of a budget is what a random one of them expects
         anywhere = np.array([np.mean([loss[place] for place in some], axis=0) for some in each])
         chosen = {RANDOM: Choice(([], []), anywhere)}
-        for name, (even, odd) in every.items():
+        for name in halves[0]:
             losses = np.empty_like(anywhere)
-            for half, places in enumerate((even, odd)):
-                losses[:, half::2] = [loss[place][half::2] for place in places]
-            chosen[name] = Choice((even, odd), losses)
+            for half, paths in enumerate(halves):
+                losses[:, half::2] = [loss[place][half::2] for place in paths[name]]
+            chosen[name] = Choice((halves[0][name], halves[1][name]), losses)
         return chosen
 
-    def outcome(self, found: Mapping[Task, Result]) -> Outcome:
-        every = {epsilon: self.choices(found, epsilon) for epsilon in self.epsilons}
+    def rows(self, found: Found) -> list[Row]:
         rows = []
-        for epsilon, chosen in every.items():
+        for epsilon in self.epsilons:
+            chosen = self.choices(found, epsilon)
             for name in STRATEGIES:
                 for k, budget in enumerate(self.budgets()):
-                    rows.append(self._row(found, epsilon, chosen, name, k, budget))
-        return Outcome(
-            rows,
-            {
-                "epsilon": "ε",
-                "strategy": "strategy",
-                "gradients": "B",
-                "places": "(G, M)",
-                "squared_error": "error²",
-                "suboptimality": "above the best",
-                "standard_error": "± s.e.",
-                "privacy_unit": "unit",
-                "sampling": "sampling",
-                "noise_multiplier": "σ",
-            },
-            self._panels(every),
-            f"Choosing G and M of ULS on mean estimation, user-level DP, δ = {self.delta:g}",
-            self._findings(every),
-        )
+                    row = self._row(found, epsilon, chosen[name], chosen[BEST], k)
+                    rows.append({"strategy": name, "gradients": budget, **row})
+        return rows
 
-    def _row(
-        self,
-        found: Mapping[Task, Result],
-        epsilon: float,
-        chosen: Mapping[str, Choice],
-        name: str,
-        k: int,
-        budget: int,
-    ) -> dict[str, Any]:
-        """One strategy at one budget.
-
-        Args:
-          found: results of the cells.
-          epsilon: ε of the statement.
-          chosen: what every strategy chose at that ε.
-          name: of the strategy.
-          k: number of the budget.
-          budget: gradients a step.
-        """
-        choice = chosen[name]
-        places = () if name == RANDOM else dict.fromkeys(half[k] for half in choice.places)
+    def _row(self, found: Found, epsilon: float, choice: Choice, best: Choice, k: int) -> Row:
+        """One strategy at the budget of number ``k``."""
+        places = list(dict.fromkeys(half[k] for half in choice.places if half))
         cohorts = {m for _, m in places}
-        sigma = None
-        if len(cohorts) == 1:
-            sigma = found[self.descent(epsilon, next(iter(places))).task()].record[
-                "noise_multiplier"
-            ]
-        excess = choice.losses[k] - chosen[BEST].losses[k]
+        cell = self.descent(epsilon, places[0] if places else self.places()[0])
+        suboptimality, error = mean_error(choice.losses[k] - best.losses[k])
         shares = " or ".join(f"{m / self.users:.4g}" for m in sorted(cohorts)) or "any"
+        sigma = found[cell].record["noise_multiplier"] if len(cohorts) == 1 else None
+        ratio, spread = relative(choice.losses[k], best.losses[k])
         return {
-            "strategy": name,
-            "gradients": budget,
             "places": " or ".join(f"({g}, {m})" for g, m in places) or "any",
             "squared_error": float(choice.losses[k].mean()),
-            "suboptimality": float(excess.mean()),
-            "standard_error": float(excess.std(ddof=1) / np.sqrt(self.trials)),
-            "privacy_unit": "user",
-            "adjacency": "add-remove",
-            "sampling": f"Poisson, users, {shares}",
-            "epsilon": epsilon,
-            "delta": self.delta,
+            "suboptimality": suboptimality,
+            "standard_error": error,
+            **cell.privacy(sampling=f"Poisson, users, {shares}"),
             "noise_multiplier": sigma,
             "within": self.within,
             "trials": self.trials,
+            "_losses": choice.losses[k],
+            "_above": 100 * (ratio - 1),
+            "_low": 100 * (ratio - 1) - 100 * Z95 * spread,
+            "_high": 100 * (ratio - 1) + 100 * Z95 * spread,
         }
 
-    def _panels(self, every: Mapping[float, Mapping[str, Choice]]) -> list[Panel]:
-        from mfopt.experiments.plots import Curve, Panel
+    @property
+    def title(self) -> str:
+        return f"Choosing G and M of ULS on mean estimation, user-level DP, δ = {self.delta:g}"
 
-        panels = []
-        for epsilon, chosen in every.items():
-            curves = []
-            for name in STRATEGIES:
-                each = [
-                    relative(a, b)
-                    for a, b in zip(chosen[name].losses, chosen[BEST].losses, strict=True)
-                ]
-                y = [100 * (value - 1) for value, _ in each]
-                band = [100 * Z95 * error for _, error in each]
-                low = [a - b for a, b in zip(y, band, strict=True)]
-                high = [a + b for a, b in zip(y, band, strict=True)]
-                curves.append(Curve(name, self.budgets(), y, low, high))
-            axis = "gradients per step B (log scale)"
-            above = "squared error above the best\nof the grid (%)"
-            panels.append(Panel(curves, f"ε = {epsilon:g}", axis, above, zero_line=True))
-        return panels
+    def panels(self, rows: list[Row]) -> list[Panel]:
+        axis = "gradients per step B (log scale)"
+        above = "squared error above the best\nof the grid (%)"
+        return [
+            Panel(
+                [
+                    curve(name, mine, "gradients", "_above", ("_low", "_high"))
+                    for name in STRATEGIES
+                    for mine in [pick(rows, epsilon=epsilon, strategy=name)]
+                ],
+                f"ε = {epsilon:g}",
+                axis,
+                above,
+                zero_line=True,
+            )
+            for epsilon in self.epsilons
+        ]
 
-    def _findings(self, every: Mapping[float, Mapping[str, Choice]]) -> list[str]:
+    def findings(self, rows: list[Row]) -> list[str]:
         said = []
-        for epsilon, chosen in every.items():
-            against = [
-                relative(a, b)
-                for a, b in zip(chosen[ESTIMATE].losses, chosen[ORACLE].losses, strict=True)
-            ]
-            whole, error = relative(*(chosen[n].losses.mean(0) for n in (ESTIMATE, ORACLE)))
-            worst = max(against)
+        for epsilon in self.epsilons:
+            mine, greedy = (
+                [row["_losses"] for row in pick(rows, epsilon=epsilon, strategy=name)]
+                for name in (ESTIMATE, ORACLE)
+            )
+            whole, error = relative(np.mean(mine, axis=0), np.mean(greedy, axis=0))
+            worst, spread = max(relative(a, b) for a, b in zip(mine, greedy, strict=True))
             said.append(
                 f"ε = {epsilon:g}: over all budgets Estimate-and-Double's squared error is "
                 f"{whole:.3f} ± {Z95 * error:.3f} times the greedy oracle's; "
-                f"at its worst budget {worst[0]:.3f} ± {Z95 * worst[1]:.3f}"
+                f"at its worst budget {worst:.3f} ± {Z95 * spread:.3f}"
             )
         return said
 

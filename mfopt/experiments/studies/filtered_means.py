@@ -18,10 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from mfopt import _sizes
 from mfopt.accounting.closed_form.filter import filter_noise
-from mfopt.experiments.cache import Result, Task
-from mfopt.experiments.studies.user_means import subsets
+from mfopt.experiments.cache import Result
+from mfopt.experiments.studies.user_means import MeansCell, subsets
 
 # one user more changes Σ 1(pair within τ) by at most 2N - 1, and the score by less than 2
 SCORE_SENSITIVITY = 2.0
@@ -29,59 +28,30 @@ SHARE = 0.8  # of N, that the score must reach
 _STEPS = 2**22  # users times steps of one chunk of trials
 
 
-@dataclasses.dataclass(frozen=True)
-class FilteredDescent:
-    """The filter at one privacy target; fields as of :class:`~.user_means.Descent`.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FilteredDescent(MeansCell):
+    """Squared errors (thresholds, rates, trials) and steps taken (thresholds, trials).
 
     Attributes:
       thresholds: τ of the sweep.
       rates: learning rates of the sweep.
     """
 
-    group: int
-    epsilon: float
-    delta: float
-    users: int
-    examples: int
-    dimension: int
-    across: float
-    within: float
-    iterations: int
-    trials: int
+    name = "study-filter"
     thresholds: tuple[float, ...]
     rates: tuple[float, ...]
-    seed: int = 0
 
-    def task(self) -> Task:
-        """Errors and halts of every trial at every setting of the sweep.
-
-        Raises:
-          UsageError: memory has no room for one trial.
-        """
-        _sizes.require("users", self.users, self._bytes)
-        return Task.of("study-filter", **dataclasses.asdict(self))
-
-    def _bytes(self, users: int) -> float:
-        """Of one trial: data, batches and coins, distances of all pairs."""
+    def bytes(self, users: int) -> float:
+        # of one trial: data, batches and coins, distances of all pairs
         data = 16.0 * users * self.examples * self.dimension
         batches = self.iterations * (users * (8.0 * self.group + 24) + 12 * self.dimension)
         return data + batches + 8.0 * users**2 * (1 + len(self.thresholds))
 
-
-def run_filtered(**settings: Any) -> Result:
-    """Squared errors (thresholds, rates, trials) and steps taken (thresholds, trials).
-
-    Args:
-      settings: fields of :class:`FilteredDescent`.
-    """
-    settings |= {key: tuple(settings[key]) for key in ("thresholds", "rates")}
-    descent = FilteredDescent(**settings)
-    unit = filter_noise(
-        descent.epsilon, descent.delta, descent.iterations, descent.users, 1.0
-    )  # of τ = 1
-    errors, steps, kept = outcomes(descent, unit)
-    arrays = {"errors": errors, "steps": steps, "kept": kept}
-    return Result({"noise_per_threshold": unit}, arrays)
+    def run(self, *needed: Result) -> Result:
+        unit = filter_noise(self.epsilon, self.delta, self.iterations, self.users, 1.0)  # of τ = 1
+        errors, steps, kept = outcomes(self, unit)
+        arrays = {"errors": errors, "steps": steps, "kept": kept}
+        return Result({"noise_per_threshold": unit}, arrays)
 
 
 def outcomes(

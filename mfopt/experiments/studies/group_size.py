@@ -9,29 +9,24 @@ log-normal numbers of examples, whose law is public; one user's number is not.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
 from mfopt import _check
-from mfopt.experiments.cache import Result, Task
-from mfopt.experiments.studies.base import Outcome, flag
-from mfopt.experiments.studies.on_means import MeanStudy
-from mfopt.experiments.studies.private_median import probabilities
+from mfopt.experiments.plots import Panel
+from mfopt.experiments.studies.engine import Found, Row, option
+from mfopt.experiments.studies.rows import curve, level, pick
 from mfopt.experiments.studies.user_means import (
     ELS,
     Z95,
     Descent,
+    MeanStudy,
+    Tuned,
     draw_sizes,
     relative,
-    tuned,
 )
-
-if TYPE_CHECKING:
-    from mfopt.experiments.plots import Panel
-
-PRIVATE, MEDIAN = "G by a private median", "G = median"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,64 +44,44 @@ class GroupSize(MeanStudy):
         "clips": (0.5, 1.0, 2.0, 4.0, 8.0, 16.0),
     }
     full_size = "4 ε, 128 trials, a wider sweep (their language models: `mfopt train`)"
+    columns = (
+        "epsilon=ε; epsilon_of_median=of it, median; group=G; squared_error=error²; low95=from; "
+        "high95=to (95%); privacy_unit=unit; sampling; noise_multiplier=σ"
+    )
 
-    epsilons: tuple[float, ...] = flag((1.0, 4.0, 16.0), "ε of the whole.", option="--eps")
-    median_share: float = flag(0.05, "Share of ε that the private median spends.")
-    groups: tuple[int, ...] = flag((1, 2, 4, 8, 16, 32, 64), "G to choose from.")
-    median: float = flag(8.0, "Median of the law of users' numbers of examples.")
-    spread: float = flag(1.0, "Standard deviation of their logarithm.")
-    examples: int = flag(64, "Most examples of a user.")
-    batch: int = flag(64, "Expected gradients a step.")
-    within: float = flag(2.0, "σ₂, standard deviation of a user's examples.")
-    across: float = flag(1.0, "σ₁, standard deviation of users' means.")
+    epsilons: tuple[float, ...] = option((1.0, 4.0, 16.0), "ε of the whole.", name="--eps")
+    median_share: float = option(
+        0.05, "Share of ε that the private median spends.", rule=_check.probability
+    )
+    groups: tuple[int, ...] = option((1, 2, 4, 8, 16, 32, 64), "G to choose from.")
+    median: float = option(8.0, "Median of the law of users' numbers of examples.")
+    spread: float = option(1.0, "Standard deviation of their logarithm.")
+    examples: int = option(64, "Most examples of a user.")
+    batch: int = option(64, "Expected gradients a step.")
+    within: float = option(2.0, "σ₂, standard deviation of a user's examples.")
+    across: float = option(1.0, "σ₁, standard deviation of users' means.")
 
-    def check(self) -> Self:
-        super().check()
-        self._check_positive("median", "spread", "within", "across", "epsilons")
-        _check.integer("batch", self.batch)
-        _check.probability("median_share", self.median_share)
-        self._check_at_most("groups", self.examples, "examples")
-        if len(set(self.groups)) < max(2, len(self.groups)):
+    def check_together(self) -> None:
+        self.at_most("groups", "examples")
+        if len(self.groups) < 2:
             raise _check.reject("groups", self.groups, "must name two values, and none twice")
         room = min(self.descent(1.0, group).expected for group in self.groups)
         if self.batch > room:
             rule = f"is more than the {room:.4g} examples to expect at the smallest G"
             raise _check.reject("batch", self.batch, rule, "Take less, or more `users`.")
-        return self
+        super().check_together()
 
     def descent(self, epsilon: float, group: int) -> Descent:
         """ELS at one G."""
-        return Descent.of(
-            self, ELS, group, self.batch, epsilon, median=self.median, spread=self.spread
-        )
+        return Descent.of(self, algorithm=ELS, group=group, epsilon=epsilon)
 
     def _left(self, epsilon: float) -> float:
         """ε of the training where the median has spent its share."""
         return epsilon - self.median_share * epsilon
 
-    def cells(self) -> Iterable[Task]:
-        return [
-            self.descent(each, group).task()
-            for epsilon in self.epsilons
-            for each in (epsilon, self._left(epsilon))
-            for group in self.groups
-        ]
-
-    def losses(self, found: Mapping[Task, Result], epsilon: float) -> dict[Any, np.ndarray]:
-        """(trials,) of every G, of the G nearest the median, and of the private median.
-
-        The private one is the mean over the mechanism's exact law, for each trial's users.
-        """
-
-        def at(each: float, group: int) -> np.ndarray:
-            errors = found[self.descent(each, group).task()].arrays["errors"]
-            return tuned(errors, self.clips, self.lengths).losses
-
-        known: dict[Any, np.ndarray] = {group: at(epsilon, group) for group in self.groups}
-        known[MEDIAN] = known[self.nearest()]
-        rest = np.stack([at(self._left(epsilon), group) for group in self.groups], axis=-1)
-        known[PRIVATE] = (rest * self.chances(epsilon)).sum(-1)
-        return known
+    def cells(self) -> Iterable[Descent]:
+        both = [each for epsilon in self.epsilons for each in (epsilon, self._left(epsilon))]
+        return [self.descent(epsilon, group) for epsilon in both for group in self.groups]
 
     def chances(self, epsilon: float) -> np.ndarray:
         """(trials, groups): of the private median's choices."""
@@ -117,75 +92,62 @@ class GroupSize(MeanStudy):
         """The G nearest the law's median, in ratio."""
         return min(self.groups, key=lambda group: abs(np.log(group / self.median)))
 
-    def outcome(self, found: Mapping[Task, Result]) -> Outcome:
-        every = {epsilon: self.losses(found, epsilon) for epsilon in self.epsilons}
+    def rows(self, found: Found) -> list[Row]:
         rows = []
-        for epsilon, known in every.items():
-            names: tuple[int | str, ...] = (*self.groups, PRIVATE)
-            for name in names:
-                private = isinstance(name, str)
-                descent = self.descent(epsilon, self.nearest() if isinstance(name, str) else name)
-                result = found[descent.task()].record
-                chosen = self.chances(epsilon).mean(0)
-                losses = known[name]
-                error = losses.std(ddof=1) / np.sqrt(self.trials)
-                shares = ", ".join(
-                    f"{g}: {c:.2f}" for g, c in zip(self.groups, chosen, strict=True) if c > 0.005
-                )
-                rows.append(
-                    {
-                        "group": f"private median ({shares})" if private else str(name),
-                        "squared_error": float(losses.mean()),
-                        "low95": float(losses.mean() - Z95 * error),
-                        "high95": float(losses.mean() + Z95 * error),
-                        "privacy_unit": "user",
-                        "adjacency": "add-remove",
-                        "sampling": "exponential mechanism, then Poisson, examples"
-                        if private
-                        else descent.words(),
-                        "epsilon": epsilon,
-                        "epsilon_of_median": self.median_share * epsilon if private else 0.0,
-                        "delta": self.delta,
-                        "noise_multiplier": None if private else result["noise_multiplier"],
-                        "gradients": self.batch,
-                        "trials": self.trials,
-                    }
-                )
-        return Outcome(
-            rows,
-            {
-                "epsilon": "ε",
-                "epsilon_of_median": "of it, median",
-                "group": "G",
-                "squared_error": "error²",
-                "low95": "from",
-                "high95": "to (95%)",
-                "privacy_unit": "unit",
-                "sampling": "sampling",
-                "noise_multiplier": "σ",
-            },
-            self._panels(every),
+        for epsilon in self.epsilons:
+            cells = {group: self.descent(epsilon, group) for group in self.groups}
+            for group, cell in cells.items():
+                at = self.best(found[cell])
+                said = {"noise_multiplier": found[cell].record["noise_multiplier"], "_group": group}
+                rows.append(self._row(str(group), at, cell) | said)
+            # the private one is the mean over the mechanism's exact law, for each trial's users
+            left = [self.best(found[self.descent(self._left(epsilon), g)]) for g in self.groups]
+            chances = self.chances(epsilon)
+            at = Tuned((np.stack([t.losses for t in left], axis=-1) * chances).sum(-1))
+            pairs = zip(self.groups, chances.mean(0), strict=True)
+            shares = ", ".join(f"{g}: {c:.2f}" for g, c in pairs if c > 0.005)
+            said = {
+                "sampling": "exponential mechanism, then Poisson, examples",
+                "epsilon_of_median": self.median_share * epsilon,
+                "_right": chances.mean(0)[self.groups.index(self.nearest())],
+            }
+            cell = cells[self.nearest()]
+            rows.append(self._row(f"private median ({shares})", at, cell) | said)
+        return rows
+
+    def _row(self, group: str, at: Tuned, cell: Descent) -> Row:
+        privacy = cell.privacy()
+        return {
+            "group": group,
+            **at.summary("squared_error", "low95", "high95"),
+            **{key: privacy[key] for key in privacy if key != "delta"},
+            "epsilon_of_median": 0.0,
+            "delta": self.delta,
+            "noise_multiplier": None,
+            "gradients": self.batch,
+            "trials": self.trials,
+            "_group": None,
+            "_losses": at.losses,
+        }
+
+    @property
+    def title(self) -> str:
+        return (
             f"G of ELS where users hold 1 to {self.examples} examples, median {self.median:g}; "
-            f"user-level DP, δ = {self.delta:g}",
-            self._findings(every),
+            f"user-level DP, δ = {self.delta:g}"
         )
 
-    def _panels(self, every: Mapping[float, Mapping[Any, np.ndarray]]) -> list[Panel]:
-        from mfopt.experiments.plots import Curve, Panel
-
+    def panels(self, rows: list[Row]) -> list[Panel]:
         panels = []
-        for epsilon, known in every.items():
-            mean = [float(known[g].mean()) for g in self.groups]
-            band = [Z95 * float(known[g].std(ddof=1)) / self.trials**0.5 for g in self.groups]
-            low = [m - b for m, b in zip(mean, band, strict=True)]
-            high = [m + b for m, b in zip(mean, band, strict=True)]
-            level = float(known[PRIVATE].mean())
-            ends = (self.groups[0], self.groups[-1])
+        for epsilon in self.epsilons:
+            *fixed, private = pick(rows, epsilon=epsilon)
+            y = "squared_error", ("low95", "high95")
+            label = "G by a private median, its ε paid"
             panels.append(
                 Panel(
                     [
-                        Curve("ELS with G fixed beforehand", self.groups, mean, low, high),
-                        Curve("G by a private median, its ε paid", ends, (level, level)),
+                        curve("ELS with G fixed beforehand", fixed, "_group", *y),
+                        level(label, self.groups, private["squared_error"]),
                     ],
                     f"ε = {epsilon:g}",
                     "examples kept of each user G (log scale)\ndotted: median of the users",
@@ -196,28 +158,51 @@ class GroupSize(MeanStudy):
             )
         return panels
 
-    def _findings(self, every: Mapping[float, Mapping[Any, np.ndarray]]) -> list[str]:
+    def findings(self, rows: list[Row]) -> list[str]:
         said = []
-        for epsilon, known in every.items():
-            best = best_of({group: known[group] for group in self.groups})
-            median, m_error = relative(known[MEDIAN], best)
-            private, p_error = relative(known[PRIVATE], best)
-            right = self.chances(epsilon).mean(0)[self.groups.index(self.nearest())]
+        for epsilon in self.epsilons:
+            *fixed, private = pick(rows, epsilon=epsilon)
+            best = best_of({row["_group"]: row["_losses"] for row in fixed})
+            (median,) = pick(fixed, _group=self.nearest())
+            (one, error), (paid, other) = (relative(r["_losses"], best) for r in (median, private))
             said.append(
-                f"ε = {epsilon:g}: G = {self.nearest()} (the median) has "
-                f"{median:.3f} ± {Z95 * m_error:.3f} times the squared error of the best G; the "
-                f"private median, its ε of {self.median_share * epsilon:g} paid, "
-                f"{private:.3f} ± {Z95 * p_error:.3f} times; it chooses the median's G with "
-                f"probability {right:.2f}"
+                f"ε = {epsilon:g}: G = {self.nearest()} (the median) has {one:.3f} ± "
+                f"{Z95 * error:.3f} times the squared error of the best G; the private median, its "
+                f"ε of {self.median_share * epsilon:g} paid, {paid:.3f} ± {Z95 * other:.3f} times; "
+                f"it chooses the median's G with probability {private['_right']:.2f}"
             )
         return said
 
 
 def best_of(losses: Mapping[int, np.ndarray]) -> np.ndarray:
     """Losses at what is best for the other half of the trials."""
-    first = next(iter(losses.values()))
-    best = np.empty_like(first)
+    best = np.empty_like(next(iter(losses.values())))
     for half in (0, 1):
         chosen = min(losses, key=lambda key: losses[key][1 - half :: 2].mean())
         best[half::2] = losses[chosen][half::2]
     return best
+
+
+def probabilities(numbers: np.ndarray, candidates: Sequence[int], epsilon: float) -> np.ndarray:
+    """Chances of a median by the exponential mechanism, (..., candidates): its exact law.
+
+    The score of a candidate g is -|#{users below g} - #{users above g}|. Adding or removing one
+    user changes one of the two counts by one, so the score's sensitivity is 1, and a choice with
+    probability proportional to exp(ε score / 2) is ε-DP per user, add-remove (McSherry and Talwar
+    2007). Before training at (ε', δ) on the same users the whole is (ε + ε', δ)-DP.
+
+    Args:
+      numbers: one for each user, shape (..., users).
+      candidates: public values to choose from.
+      epsilon: ε of the choice.
+
+    >>> probabilities(np.array([1, 2, 2, 3]), (1, 2, 3), 100.0).round(3).tolist()
+    [0.0, 1.0, 0.0]
+    """
+    epsilon = _check.epsilon("epsilon", epsilon)
+    values = np.asarray(candidates)[:, None]
+    numbers = np.asarray(numbers)[..., None, :]
+    score = -np.abs((numbers < values).sum(-1) - (numbers > values).sum(-1))
+    weight = np.exp(0.5 * epsilon * (score - score.max(-1, keepdims=True)))
+    chances: np.ndarray = weight / weight.sum(-1, keepdims=True)
+    return chances

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import scipy.stats
 
 from mfopt import _check, query_error, sampling
 from mfopt.accounting import Mechanism, account
@@ -20,6 +19,7 @@ from mfopt.experiments.cache import Result, Task
 from mfopt.experiments.families import Comparison
 from mfopt.experiments.mechanisms import Cooldown, Goal, strategy_of, workload_of
 from mfopt.experiments.studies.rates import choose
+from mfopt.experiments.studies.rows import interval as interval
 from mfopt.sampling import FixedOrder
 from mfopt.training.batching import (
     charged_delta,
@@ -316,9 +316,3 @@ def best(
 def _at(cells: Sequence[Task], rate: float) -> list[Task]:
     """The same runs at one other rate."""
     return [Task.of(task.name, task.needs, **{**task.arguments, "rates": [rate]}) for task in cells]
-
-
-def interval(values: np.ndarray) -> tuple[float, float]:
-    """(mean, half the width of its 95% interval by Student's t over seeds)."""
-    half = scipy.stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
-    return float(values.mean()), float(half)

@@ -4,36 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar
 
 from mfopt import _check
-from mfopt.experiments.cache import Result, Task
-from mfopt.experiments.studies.base import Outcome, check_several, flag
-from mfopt.experiments.studies.on_means import MeanStudy
-from mfopt.experiments.studies.user_means import (
-    ELS,
-    ULS,
-    Z95,
-    Descent,
-    Tuned,
-    relative,
-    tuned,
-)
-
-if TYPE_CHECKING:
-    from mfopt.experiments.plots import Panel
+from mfopt.experiments.plots import Panel
+from mfopt.experiments.studies.engine import Found, Row, option
+from mfopt.experiments.studies.rows import curve, pick
+from mfopt.experiments.studies.user_means import ELS, ULS, Z95, Descent, MeanStudy, even, relative
 
 EPSILON, BUDGET, WITHIN = "ε", "compute budget", "within-user σ₂"
-
-
-class PanelPoint(NamedTuple):
-    """One place on the axis of a panel."""
-
-    panel: str
-    x: float
-    epsilon: float
-    batch: int
-    within: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,166 +31,114 @@ class MeanEstimation(MeanStudy):
         "clips": (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0),
     }
     full_size = "the same with longer axes and a wider sweep: the default is the paper's size"
-
-    epsilons: tuple[float, ...] = flag(
-        (0.5, 1.0, 2.0, 4.0, 8.0), "ε of the first panel.", option="--eps"
+    columns = (
+        "panel=varies; value=at; algorithm; squared_error=error²; low95=from; high95=to (95%); "
+        "privacy_unit=unit; sampling; epsilon=ε; noise_multiplier=σ"
     )
-    budgets: tuple[int, ...] = flag(
+
+    epsilons: tuple[float, ...] = option(
+        (0.5, 1.0, 2.0, 4.0, 8.0), "ε of the first panel.", name="--eps"
+    )
+    budgets: tuple[int, ...] = option(
         (16, 32, 64, 128, 256), "Gradients a step, of the second panel."
     )
-    withins: tuple[float, ...] = flag((0.25, 0.5, 1.0, 2.0, 4.0), "σ₂, of the third panel.")
-    groups: tuple[int, ...] = flag((1, 2, 4, 8, 16), "G of ULS.")
-    at_eps: float = flag(1.0, "ε of the other panels.")
-    at_budget: int = flag(64, "Gradients a step of the other panels.")
-    at_within: float = flag(1.0, "σ₂ of the other panels.")
-    across: float = flag(1.0, "σ₁, standard deviation of users' means.")
-    examples: int = flag(16, "Examples K of each user; G of ELS.")
-    trials: int = flag(128, "Independent trials, an even number.")
-    clips: tuple[float, ...] = flag((2.0, 4.0, 8.0, 16.0), "Clip norms to choose from.")
+    withins: tuple[float, ...] = option((0.25, 0.5, 1.0, 2.0, 4.0), "σ₂, of the third panel.")
+    groups: tuple[int, ...] = option((1, 2, 4, 8, 16), "G of ULS.")
+    at_eps: float = option(1.0, "ε of the other panels.", rule=_check.epsilon)
+    at_budget: int = option(64, "Gradients a step of the other panels.")
+    at_within: float = option(1.0, "σ₂ of the other panels.")
+    across: float = option(1.0, "σ₁, standard deviation of users' means.")
+    examples: int = option(16, "Examples K of each user; G of ELS.")
+    trials: int = option(128, "Independent trials, an even number.", rule=even)
+    clips: tuple[float, ...] = option((2.0, 4.0, 8.0, 16.0), "Clip norms to choose from.")
 
-    def check(self) -> Self:
-        super().check()
-        self._check_positive("at_eps", "across", "at_within", "epsilons", "withins")
-        _check.integer("at_budget", self.at_budget)
-        for name in ("budgets", "groups"):
-            check_several(name, getattr(self, name))
-        self._check_at_most("groups", self.examples, "examples")
+    def check_together(self) -> None:
+        self.at_most("groups", "examples")
+        most = min(self.groups) * self.users
         for batch in (*self.budgets, self.at_budget):
-            _check.integer("budgets", batch)
-            if batch > min(self.groups) * self.users:
-                rule = f"{self.users} users give at most {min(self.groups) * self.users}"
+            if batch > most:
+                rule = f"{self.users} users give at most {most}"
                 raise _check.reject("budgets", batch, rule, "Take less, or more `users`.")
-        return self
+        super().check_together()
 
-    def points(self) -> list[PanelPoint]:
-        """All points of all panels."""
-        return [
-            *(PanelPoint(EPSILON, e, e, self.at_budget, self.at_within) for e in self.epsilons),
-            *(PanelPoint(BUDGET, b, self.at_eps, b, self.at_within) for b in self.budgets),
-            *(PanelPoint(WITHIN, s, self.at_eps, self.at_budget, s) for s in self.withins),
-        ]
+    def arms(self) -> Iterator[tuple[str, float, str, Descent]]:
+        """(panel, place on its axis, label, cell)."""
+        axes = {EPSILON: "epsilon", BUDGET: "batch", WITHIN: "within"}
+        places = {EPSILON: self.epsilons, BUDGET: self.budgets, WITHIN: self.withins}
+        at = {"epsilon": self.at_eps, "batch": self.at_budget, "within": self.at_within}
+        kinds = [("ELS", ELS, self.examples), *(("ULS", ULS, group) for group in self.groups)]
+        for panel, name in axes.items():
+            for x in places[panel]:
+                for kind, algorithm, group in kinds:
+                    place = {**at, name: x}
+                    cell = Descent.of(self, algorithm=algorithm, group=group, **place)
+                    yield panel, float(x), f"{kind}, G = {group}", cell
 
-    def algorithms(self) -> list[tuple[str, str, int]]:
-        """(label, algorithm, G)."""
-        return [
-            (f"ELS, G = {self.examples}", ELS, self.examples),
-            *((f"ULS, G = {group}", ULS, group) for group in self.groups),
-        ]
+    def cells(self) -> Iterable[Descent]:
+        return [cell for *_, cell in self.arms()]
 
-    def descent(self, point: PanelPoint, algorithm: str, group: int) -> Descent:
-        """One algorithm at one point."""
-        return Descent.of(
-            self, algorithm, group, point.batch, point.epsilon, within=float(point.within)
-        )
-
-    def _all(self) -> Iterator[tuple[PanelPoint, str, Descent]]:
-        for point in self.points():
-            for label, algorithm, group in self.algorithms():
-                yield point, label, self.descent(point, algorithm, group)
-
-    def cells(self) -> Iterable[Task]:
-        return [descent.task() for *_, descent in self._all()]
-
-    def best(self, found: Mapping[Task, Result]) -> dict[tuple[PanelPoint, str], Tuned]:
-        """Every algorithm at every point, at its best setting."""
-        return {
-            (point, label): tuned(found[descent.task()].arrays["errors"], self.clips, self.lengths)
-            for point, label, descent in self._all()
-        }
-
-    def outcome(self, found: Mapping[Task, Result]) -> Outcome:
-        best = self.best(found)
+    def rows(self, found: Found) -> list[Row]:
         rows = []
-        for point, label, descent in self._all():
-            at = best[point, label]
+        for panel, x, label, cell in self.arms():
+            at = self.best(found[cell])
             rows.append(
-                {
-                    "panel": point.panel,
-                    "value": float(point.x),
-                    "algorithm": label,
-                    "squared_error": at.mean,
-                    "low95": at.mean - Z95 * at.error,
-                    "high95": at.mean + Z95 * at.error,
-                    "privacy_unit": "user",
-                    "adjacency": "add-remove",
-                    "sampling": descent.words(),
-                    "epsilon": descent.epsilon,
-                    "delta": descent.delta,
-                    "noise_multiplier": found[descent.task()].record["noise_multiplier"],
-                    "gradients": descent.batch,
-                    "within": descent.within,
+                {"panel": panel, "value": x, "algorithm": label}
+                | at.summary("squared_error", "low95", "high95")
+                | cell.privacy()
+                | {
+                    "noise_multiplier": found[cell].record["noise_multiplier"],
+                    "gradients": cell.batch,
+                    "within": cell.within,
                     "trials": self.trials,
                     "clip_even": at.clip[0],
                     "clip_odd": at.clip[1],
                     "length_even": at.length[0],
                     "length_odd": at.length[1],
                     "at_the_end_of": " ".join(at.edge),
+                    "_losses": at.losses,
                 }
             )
-        return Outcome(
-            rows,
-            {
-                "panel": "varies",
-                "value": "at",
-                "algorithm": "algorithm",
-                "squared_error": "error²",
-                "low95": "from",
-                "high95": "to (95%)",
-                "privacy_unit": "unit",
-                "sampling": "sampling",
-                "epsilon": "ε",
-                "noise_multiplier": "σ",
-            },
-            self._panels(best),
-            f"Mean estimation, user-level DP, δ = {self.delta:g} add-remove, {self.trials} trials",
-            self._findings(best),
+        return rows
+
+    @property
+    def title(self) -> str:
+        return (
+            f"Mean estimation, user-level DP, δ = {self.delta:g} add-remove, {self.trials} trials"
         )
 
-    def _panels(self, best: Mapping[tuple[PanelPoint, str], Tuned]) -> list[Panel]:
-        from mfopt.experiments.plots import Curve, Panel
-
+    def panels(self, rows: list[Row]) -> list[Panel]:
         axes = {
             EPSILON: ("varying ε", "user-level ε (log scale)"),
             BUDGET: ("varying compute budget", "gradients per step B (log scale)"),
             WITHIN: ("varying within-user deviation", "within-user deviation σ₂ (log scale)"),
         }
-        panels = []
-        for name, (title, axis) in axes.items():
-            points = [point for point in self.points() if point.panel == name]
-            curves = []
-            for label, *_ in self.algorithms():
-                at = [best[point, label] for point in points]
-                curves.append(
-                    Curve(
-                        label,
-                        [point.x for point in points],
-                        [t.mean for t in at],
-                        [t.mean - Z95 * t.error for t in at],
-                        [t.mean + Z95 * t.error for t in at],
-                    )
-                )
-            panels.append(
-                Panel(curves, title, axis, "squared error of the mean\n(log scale)", log_y=True)
+        y = "squared_error", ("low95", "high95")
+        return [
+            Panel(
+                [
+                    curve(label, pick(rows, panel=panel, algorithm=label), "value", *y)
+                    for label in dict.fromkeys(row["algorithm"] for row in rows)
+                ],
+                *words,
+                "squared error of the mean\n(log scale)",
+                log_y=True,
             )
-        return panels
+            for panel, words in axes.items()
+        ]
 
-    def _findings(self, best: Mapping[tuple[PanelPoint, str], Tuned]) -> list[str]:
-        els, *uls = [label for label, *_ in self.algorithms()]
+    def findings(self, rows: list[Row]) -> list[str]:
+        els, *uls = dict.fromkeys(row["algorithm"] for row in rows)
         said = []
         for panel in (EPSILON, BUDGET, WITHIN):
-            points = [point for point in self.points() if point.panel == panel]
             for label in dict.fromkeys((uls[0], uls[-1])):
-                ratios = [
-                    relative(best[point, label].losses, best[point, els].losses) for point in points
-                ]
-                text = ", ".join(
-                    f"{r:.2f} ± {Z95 * s:.2f} at {point.x:g}"
-                    for point, (r, s) in zip(points, ratios, strict=True)
+                pairs = zip(
+                    *(pick(rows, panel=panel, algorithm=a) for a in (label, els)), strict=True
                 )
+                ratios = ((a["value"], relative(a["_losses"], b["_losses"])) for a, b in pairs)
+                text = ", ".join(f"{r:.2f} ± {Z95 * s:.2f} at {x:g}" for x, (r, s) in ratios)
                 said.append(f"{panel}: error² of {label} over that of {els}: {text}")
-        edges = sum(bool(t.edge) for t in best.values())
-        if edges:
+        if edges := sum(bool(row["at_the_end_of"]) for row in rows):
             said.append(
-                f"{edges} of {len(best)} sweeps have their best value at an end (at_the_end_of)"
+                f"{edges} of {len(rows)} sweeps have their best value at an end (at_the_end_of)"
             )
         return said

@@ -10,37 +10,33 @@ batches and noise; clip norms and step lengths of a sweep share them.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import scipy.stats
 
 from mfopt import _check, _sizes
 from mfopt.experiments.accounts import AccountCell
-from mfopt.experiments.cache import Result, Task
+from mfopt.experiments.cache import Cell, Result
+from mfopt.experiments.studies.engine import Study, option
 from mfopt.sampling import Poisson
 
 ELS, ULS = "ELS", "ULS"
 Z95 = 1.96
 _BYTES = 2**26  # of one chunk's batches
-_OF_STUDY = (
-    *("delta", "users", "examples", "dimension", "across", "within"),
-    *("trials", "clips", "lengths", "seed"),
-)
 _ROUND = 16  # places of a batch are a multiple of this, so that programs are used again
 
 
-@dataclasses.dataclass(frozen=True)
-class Descent:
-    """One algorithm at one privacy target.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeansCell(Cell):
+    """Many trials of one algorithm at one privacy target.
 
     Attributes:
-      algorithm: "ELS" or "ULS".
       group: G, examples of a user: in all (ELS), in one participation (ULS).
-      batch: B, expected gradients a step.
       epsilon, delta: of adding or removing one user with all its examples.
       users: N, public.
       examples: K, of each user; ELS takes ``group`` of them.
@@ -49,16 +45,10 @@ class Descent:
       within: σ₂, standard deviation of a user's examples.
       iterations: T.
       trials: how often all is drawn.
-      clips: clip norms of the sweep, in units of the data.
-      lengths: learning rate times clip norm: the longest step of one whole contribution.
       seed: pins all draws; data, and noise, are the same for every algorithm.
-      median, spread: of the log-normal law of users' numbers of examples, at most K, ELS only;
-        every user has K where ``spread`` is 0.
     """
 
-    algorithm: str
     group: int
-    batch: int
     epsilon: float
     delta: float
     users: int
@@ -68,29 +58,44 @@ class Descent:
     within: float
     iterations: int
     trials: int
+    seed: int = 0
+
+    @classmethod
+    def of(cls, study: Any, **other: Any) -> Self:
+        """One of a study's: what is not given here is the study's field of that name."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        own = {n: getattr(study, n) for n in names if n not in other and hasattr(study, n)}
+        return cls(**{"iterations": study.steps} | own | other)
+
+    @abc.abstractmethod
+    def bytes(self, users: int) -> float:
+        """Memory that so many users take."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Descent(MeansCell):
+    """Squared distance of the last iterate to μ, (clips, lengths, trials), by ELS or ULS.
+
+    Attributes:
+      algorithm: "ELS" or "ULS".
+      batch: B, expected gradients a step.
+      clips: clip norms of the sweep, in units of the data.
+      lengths: learning rate times clip norm: the longest step of one whole contribution.
+      median, spread: of the log-normal law of users' numbers of examples, at most K, ELS only;
+        every user has K where ``spread`` is 0.
+    """
+
+    name = "study-means"
+    algorithm: str
+    batch: int
     clips: tuple[float, ...]
     lengths: tuple[float, ...]
-    seed: int = 0
     median: float = 0.0
     spread: float = 0.0
 
     def __post_init__(self) -> None:
         if self.spread and self.algorithm != ELS:
             raise _check.reject("spread", self.spread, "users of several sizes are for ELS only")
-
-    @classmethod
-    def of(
-        cls, study: Any, algorithm: str, group: int, batch: int, epsilon: float, **other: Any
-    ) -> Descent:
-        """One of a study's: what is not given here is the study's field of that name.
-
-        Args:
-          study: with ``steps`` for ``iterations``.
-          algorithm, group, batch, epsilon: as for the class.
-          other: fields that the study varies, or has no field for.
-        """
-        own = {name: getattr(study, name) for name in _OF_STUDY if name not in other}
-        return cls(algorithm, group, batch, float(epsilon), iterations=study.steps, **own, **other)
 
     @property
     def expected(self) -> float:
@@ -111,48 +116,32 @@ class Descent:
         """Expected units of a step: what the noised sum is divided by."""
         return self.batch if self.algorithm == ELS else self.batch / self.group
 
-    def task(self) -> Task:
-        """The losses of every trial at every setting of the sweep.
-
-        Raises:
-          UsageError: memory has no room for the data of all trials.
-        """
-        _sizes.require("users", self.users, self._bytes)
+    @property
+    def needs(self) -> tuple[Cell, ...]:
         together = self.group if self.algorithm == ELS else 1
-        accounted = AccountCell(self.scheme, together, epsilon=self.epsilon, delta=self.delta)
-        return Task.of("study-means", (accounted,), **dataclasses.asdict(self))
+        return (AccountCell(self.scheme, together, epsilon=self.epsilon, delta=self.delta),)
 
-    def _bytes(self, users: int) -> float:
+    def bytes(self, users: int) -> float:
         data = 2.0 * users * self.examples * self.dimension
         return self.trials * (4 * data + self.iterations * (4.0 * self.dimension + 40 * self.batch))
 
-    def words(self) -> str:
-        """The sampling, in words."""
+    def run(self, *needed: Result) -> Result:
+        accounted = needed[0].record
+        sigma = accounted["noise_multiplier"]
+        record = {"noise_multiplier": sigma, "status": accounted["status"]}
+        return Result(record, {"errors": squared_errors(self, sigma)})
+
+    def privacy(self, **more: Any) -> dict[str, Any]:
+        """What a row says of its privacy: of adding or removing one user; ``more`` is first."""
         what = "examples" if self.algorithm == ELS else "users"
-        return f"Poisson, {what}, {self.scheme.probability:.4g}"
-
-
-def check_trials(trials: int) -> None:
-    """Refuse a number of trials that has no two halves, as :func:`tuned` needs them."""
-    if _check.integer("trials", trials, at_least=4) % 2:
-        rule = "must be even: each half chooses the settings of the other"
-        raise _check.reject("trials", trials, rule)
-
-
-def run_descent(accounted: Result, **settings: Any) -> Result:
-    """Squared distance of the last iterate to μ, (clips, lengths, trials), with the σ accounted.
-
-    Args:
-      accounted: result of the account: σ over the clip norm.
-      settings: fields of :class:`Descent`.
-    """
-    settings |= {key: tuple(settings[key]) for key in ("clips", "lengths")}
-    descent = Descent(**settings)
-    sigma = accounted.record["noise_multiplier"]
-    errors = squared_errors(descent, sigma)
-    return Result(
-        {"noise_multiplier": sigma, "status": accounted.record["status"]}, {"errors": errors}
-    )
+        said = {
+            "privacy_unit": "user",
+            "adjacency": "add-remove",
+            "sampling": f"Poisson, {what}, {self.scheme.probability:.4g}",
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+        }
+        return said | more
 
 
 def squared_errors(descent: Descent, sigma: float) -> np.ndarray:
@@ -303,8 +292,7 @@ def _program() -> Any:
     return jax.jit(jax.vmap(trial, in_axes=(0, 0, 0, 0, None, None, None), out_axes=1))
 
 
-@dataclasses.dataclass(frozen=True)
-class Tuned:
+class Tuned(NamedTuple):
     """The trials at the best setting of a sweep, chosen without their own losses.
 
     Attributes:
@@ -315,19 +303,25 @@ class Tuned:
     """
 
     losses: np.ndarray
-    clip: tuple[float, float]
-    length: tuple[float, float]
-    edge: tuple[str, ...]
+    clip: tuple[float, float] = (0.0, 0.0)
+    length: tuple[float, float] = (0.0, 0.0)
+    edge: tuple[str, ...] = ()
 
-    @property
-    def mean(self) -> float:
-        """Over the trials."""
-        return float(self.losses.mean())
+    def summary(self, *names: str) -> dict[str, float]:
+        """The mean over the trials under the first name, and its error under the others.
 
-    @property
-    def error(self) -> float:
-        """Standard error of the mean."""
-        return float(self.losses.std(ddof=1) / np.sqrt(len(self.losses)))
+        Args:
+          names: one more for its standard error, or two more for the borders of 95%.
+        """
+        mean, error = mean_error(self.losses)
+        if len(names) == 2:
+            return dict(zip(names, (mean, error), strict=True))
+        return dict(zip(names, (mean, mean - Z95 * error, mean + Z95 * error), strict=True))
+
+
+def mean_error(losses: np.ndarray) -> tuple[float, float]:
+    """(mean over trials, its standard error)."""
+    return float(losses.mean()), float(losses.std(ddof=1) / np.sqrt(len(losses)))
 
 
 def tuned(errors: np.ndarray, clips: Sequence[float], lengths: Sequence[float]) -> Tuned:
@@ -354,8 +348,8 @@ def tuned(errors: np.ndarray, clips: Sequence[float], lengths: Sequence[float]) 
                 edge.add(name)
     if not np.isfinite(losses).all():
         raise _check.FailureError("every learning rate of the sweep diverges: add shorter steps")
-    clip = (clips[chosen[0][0]], clips[chosen[1][0]])
-    length = (lengths[chosen[0][1]], lengths[chosen[1][1]])
+    (first, one), (second, other) = chosen
+    clip, length = (clips[first], clips[second]), (lengths[one], lengths[other])
     return Tuned(losses, clip, length, tuple(sorted(edge)))
 
 
@@ -364,3 +358,44 @@ def relative(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
     value = float(one.mean() / other.mean())
     residual = (one - value * other) / other.mean()
     return value, float(residual.std(ddof=1) / np.sqrt(len(residual)))
+
+
+def even(name: str, trials: int) -> None:
+    """The rule of a number of trials: two halves, each of which chooses the other's settings."""
+    if _check.integer(name, trials, at_least=4) % 2:
+        rule = "must be even: each half chooses the settings of the other"
+        raise _check.reject(name, trials, rule)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeanStudy(Study):
+    """A study that descends to a mean; :class:`Descent` says what each setting is."""
+
+    delta: float = option(1e-6, "δ of every statement.")
+    users: int = option(256, "Users N.")
+    examples: int = option(16, "Examples K of each user.")
+    dimension: int = option(32, "Coordinates d.")
+    steps: int = option(256, "Steps T.")
+    trials: int = option(64, "Independent trials, an even number.", rule=even)
+    clips: tuple[float, ...] = option((2.0, 8.0), "Clip norms to choose from.")
+    lengths: tuple[float, ...] = option(
+        (0.025, 0.035, 0.05, 0.07, 0.1, 0.14, 0.2, 0.28, 0.4, 0.56),
+        "Learning rates to choose from, each times the clip norm.",
+    )
+    seed: int = option(0, "Pin the randomness of data, batches and noise.")
+
+    def check_together(self) -> None:
+        for cell in self.cells():
+            _sizes.require("users", self.users, cell.bytes)
+
+    def at_most(self, name: str, owner: str) -> None:
+        """Refuse numbers of which a user, or the population, has only so many: ``owner``."""
+        value, most = getattr(self, name), getattr(self, owner)
+        for each in value if isinstance(value, tuple) else (value,):
+            if each > most:
+                rule = f"a user has {most} {owner}" if owner == "examples" else f"there are {most}"
+                raise _check.reject(name, each, rule, f"Take less, or more `{owner}`.")
+
+    def best(self, result: Result) -> Tuned:
+        """The trials of a :class:`Descent` at its best clip norm and step length."""
+        return tuned(result.arrays["errors"], self.clips, self.lengths)

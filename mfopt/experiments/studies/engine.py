@@ -1,0 +1,344 @@
+"""The engine of studies: it checks options, finds cells, chooses rates, and runs what is asked.
+
+A study is one frozen dataclass in one file: its options, its arms and their cells, a row for each
+arm, the columns that are shown, the panels of a plot, and sentences that compare. Cells of all
+studies go through the one runner with the one cache: what was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+import shlex
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self
+
+from mfopt import _check
+from mfopt._version import __version__
+from mfopt.experiments.cache import Cache, Result
+from mfopt.experiments.plots import Panel
+from mfopt.experiments.runner import run_all
+from mfopt.experiments.studies.rates import ChosenRate, choose
+from mfopt.progress import Report, silent
+
+# what every row of every study says of its privacy: None where there is none (a baseline)
+PRIVACY = ("privacy_unit", "adjacency", "sampling", "epsilon", "delta", "noise_multiplier")
+Row = dict[str, Any]
+Found = Mapping[Any, Result]
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    name: str | None = None,
+    kind: type[int] | type[float] | type[str] | type[bool] | type[Path] | None = None,
+    choices: tuple[str, ...] = (),
+    least: int = 1,
+    rule: Callable[[str, Any], Any] | None = None,
+    empty: bool = False,
+) -> Any:
+    """A field of a study that is an option of its command too.
+
+    Args:
+      default: also tells the kind: a number, a word, a tuple of numbers or words, a bool, a path.
+      help: one line.
+      name: of the option, where this is not the field's with dashes (``--eps`` for ``epsilons``).
+      kind: of the value, or of the items of a tuple, where ``default`` is None or empty.
+      choices: the only words allowed.
+      least: whole number allowed.
+      rule: (name, value) -> the value, or :class:`UsageError`; as the kind and the name have it
+        where None: an ε, a δ, a seed, a whole number, a number of single precision above 0.
+      empty: whether a tuple may have no item.
+    """
+    item = (default[0] if default else None) if isinstance(default, tuple) else default
+    of = kind or (Path if isinstance(item, Path) else type(item))
+    meta: dict[str, Any] = {"help": help, "name": name, "kind": of, "choices": choices}
+    meta |= {"least": least, "rule": rule, "empty": empty}
+    return dataclasses.field(default=default, metadata={"option": meta})
+
+
+def options(study: type[Study]) -> list[dataclasses.Field[Any]]:
+    """The fields that are options: a study's own, then those that it shares with others."""
+    own = study.__annotations__
+    found = [field for field in dataclasses.fields(study) if "option" in field.metadata]
+    return sorted(found, key=lambda field: field.name not in own)
+
+
+def option_of(field: dataclasses.Field[Any]) -> str:
+    """The name of a field's option."""
+    given: str | None = field.metadata["option"]["name"]
+    return given or "--" + field.name.replace("_", "-")
+
+
+def worded(value: Any) -> str:
+    """A field's value as it is typed."""
+    return ",".join(map(_word, value)) if isinstance(value, tuple) else _word(value)
+
+
+def _word(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+
+
+def check_several(name: str, values: tuple[object, ...]) -> None:
+    """Refuse a list of values with nothing in it, or with one twice."""
+    if not values or len(set(values)) < len(values):
+        raise _check.reject(name, values, "must name at least one value, and none twice")
+
+
+def _checked(field: dataclasses.Field[Any], value: Any) -> None:
+    """Refuse what an option cannot be, by its own rule or the one of its kind."""
+    meta, name = field.metadata["option"], field.name
+    several = isinstance(field.default, tuple)
+    if several and not (meta["empty"] and not value):
+        check_several(name, value)
+    for each in value if several else () if value is None else (value,):
+        if meta["choices"] and each not in meta["choices"]:
+            raise _check.reject(name, each, f"must be one of {', '.join(meta['choices'])}")
+        if meta["rule"] is not None:
+            meta["rule"](name, each)
+        elif name in ("epsilon", "epsilons"):
+            _check.epsilon(name, each)
+        elif name == "delta":
+            _check.probability(name, each)
+        elif name == "seed" or (name == "seeds" and several):
+            _check.pinned(name, each)
+        elif meta["kind"] is int:
+            _check.integer(name, each, at_least=meta["least"])
+        elif meta["kind"] is float:
+            _check.single(name, each)
+
+
+def share(name: str, value: Any) -> float:
+    """The rule of a share that may be 0 or 1."""
+    return _check.probability(name, value, closed=True)
+
+
+class Outcome(NamedTuple):
+    """What a study says, made from the results of its cells.
+
+    Attributes:
+      rows: one dictionary a row, all with the same keys, among them :data:`PRIVACY`.
+      columns: {key of the rows: heading} of those that the terminal shows, in order.
+      panels: of the plot.
+      title: of the plot.
+      findings: what follows, in words, each with its numbers.
+      plot_columns: panels side by side; as the plots choose where None.
+    """
+
+    rows: Sequence[Row]
+    columns: Mapping[str, str]
+    panels: Sequence[Panel]
+    title: str
+    findings: Sequence[str]
+    plot_columns: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Study(abc.ABC):
+    """A study with its settings; subclasses add fields made by :func:`option`.
+
+    Attributes:
+      name: on the command line, and of the files.
+      summary: one line.
+      source: paper, section, figures.
+      default_size: what is run by default, in words.
+      time: of that on two cores, as measured.
+      full: the fields' values at the paper's size (``--full``).
+      full_size: the same in words.
+      needs: what the full size needs that mfopt does not bring.
+      alone: whether it measures time, so that nothing may run beside it.
+      columns: of the rows that the terminal shows, as "key; key=heading".
+      plot_columns: panels side by side; as the plots choose where None.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    source: ClassVar[str]
+    default_size: ClassVar[str]
+    time: ClassVar[str]
+    full: ClassVar[Mapping[str, Any]]
+    full_size: ClassVar[str]
+    needs: ClassVar[str] = "nothing"
+    alone: ClassVar[bool] = False
+    columns: ClassVar[str]
+    plot_columns: ClassVar[int | None] = None
+
+    def __post_init__(self) -> None:
+        for field in options(type(self)):
+            if field.metadata["option"]["kind"] is float:
+                value = getattr(self, field.name)
+                object.__setattr__(self, field.name, _floats(value))
+
+    def check(self) -> Self:
+        """Return this study, or raise :class:`UsageError` that names a field that cannot be."""
+        for field in options(type(self)):
+            _checked(field, getattr(self, field.name))
+        self.check_together()
+        return self
+
+    def check_together(self) -> None:  # noqa: B027 (nothing to add)
+        """Refuse options that do not go together."""
+
+    @abc.abstractmethod
+    def cells(self) -> Iterable[Any]:
+        """Every result that :meth:`rows` reads; what those need is found by itself."""
+
+    def more(self, found: Found) -> Iterable[Any]:
+        """Cells that these results ask for: rates beyond an end that was best. None at last."""
+        return ()
+
+    @abc.abstractmethod
+    def rows(self, found: Found) -> list[Row]:
+        """One row for each arm; keys that begin with "_" are for panels and findings only."""
+
+    @property
+    @abc.abstractmethod
+    def title(self) -> str:
+        """Heading of the plot."""
+
+    @abc.abstractmethod
+    def panels(self, rows: list[Row]) -> list[Panel]:
+        """Panels of the plot."""
+
+    @abc.abstractmethod
+    def findings(self, rows: list[Row]) -> list[str]:
+        """Sentences that compare the arms."""
+
+    def outcome(self, found: Found) -> Outcome:
+        """Rows, plot and words from the results of all cells."""
+        rows = self.rows(found)
+        said = self.panels(rows), self.title, self.findings(rows), self.plot_columns
+        columns = dict(part.strip().partition("=")[::2] for part in self.columns.split(";"))
+        return Outcome(
+            [{k: v for k, v in row.items() if not k.startswith("_")} for row in rows],
+            {key: heading or key for key, heading in columns.items()},
+            *said,
+        )
+
+    def command(self) -> str:
+        """The command that runs this study."""
+        words = ["mfopt", "experiment", self.name]
+        for field in options(type(self)):
+            value = getattr(self, field.name)
+            if value != field.default:
+                words += [option_of(field)] if value is True else [option_of(field), worded(value)]
+        return shlex.join(words)
+
+
+def _floats(value: Any) -> Any:
+    """Whole numbers as floats, in a tuple too; what is no number stays for the checks."""
+    if isinstance(value, tuple):
+        return tuple(map(_floats, value))
+    return float(value) if type(value) is int else value
+
+
+class Swept(Study):
+    """A study whose arms are each run at several rates and stand at the one that is best for it.
+
+    The rate is chosen on other data than what is reported; a grid whose end is best goes on beyond
+    it, up to ``extend`` times.
+    """
+
+    rates: tuple[float, ...]
+    extend: int = 0
+
+    @abc.abstractmethod
+    def arms(self) -> Iterable[Any]:
+        """All that is compared, in the table's order."""
+
+    @abc.abstractmethod
+    def runs(self, arm: Any, rate: float) -> list[Any]:
+        """The cells of an arm at one rate: those of every seed."""
+
+    @abc.abstractmethod
+    def judged(self, results: list[Result], rate: float) -> float:
+        """What a rate is chosen by, from the results of :meth:`runs`; lower is better."""
+
+    def rates_of(self, arm: Hashable) -> tuple[float, ...]:
+        """The rates that an arm begins with."""
+        return self.rates
+
+    def cells(self) -> Iterable[Any]:
+        pairs = [(arm, rate) for arm in self.arms() for rate in self.rates_of(arm)]
+        return dict.fromkeys(cell for pair in pairs for cell in self.runs(*pair))
+
+    def more(self, found: Found) -> Iterable[Any]:
+        for arm in self.arms():
+            if (rate := self.chosen(found, arm).missing) is not None:
+                yield from self.runs(arm, rate)
+
+    def chosen(self, found: Found, arm: Any) -> ChosenRate:
+        """The rate of an arm, and the one to try next."""
+
+        def loss(rate: float) -> float | None:
+            results = [found.get(cell) for cell in self.runs(arm, rate)]
+            known = [result for result in results if result is not None]
+            return self.judged(known, rate) if len(known) == len(results) else None
+
+        return choose(self.rates_of(arm), loss, most=self.extend)
+
+    def best(self, found: Found, arm: Any) -> tuple[ChosenRate, list[Result]]:
+        """The rate of an arm, and the results of its runs there."""
+        at = self.chosen(found, arm)
+        return at, [found[cell] for cell in self.runs(arm, at.rate)]
+
+
+def run(
+    study: Study, cache: Cache, *, jobs: int | None = None, progress: Report = silent
+) -> tuple[Outcome, dict[str, Any]]:
+    """The outcome of a study, and how it was made: JSON-able facts for its files.
+
+    Args:
+      study: what is run.
+      cache: where finished cells are kept.
+      jobs: worker processes; by default one for every two cores.
+      progress: told of each finished cell.
+
+    Raises:
+      UsageError: a setting that cannot be.
+      FailureError: a cell failed, or what it found is not finite.
+      KeyboardInterrupt: what was finished is kept; the same call goes on from there.
+    """
+    study.check()
+    found = run_cells([study], cache, jobs=jobs, progress=progress)
+    outcome = study.outcome(found)
+    for row in outcome.rows:
+        missing = [key for key in (*PRIVACY, *outcome.columns) if key not in row]
+        assert not missing and row.keys() == outcome.rows[0].keys(), missing
+        for key, value in row.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                rule = "runs diverged, or numbers left the range of single precision"
+                raise _check.FailureError(f"{key} is {value} in {study.name}: {rule}")
+    records = [result.record for result in found.values()]
+    made = {
+        "command": study.command(),
+        "version": __version__,
+        "device": sorted({record["device"] for record in records}),
+        "seconds": round(sum(record["seconds"] for record in records), 1),
+        "cpu_seconds": round(sum(record["cpu_seconds"] for record in records), 1),
+        "made": max(record["made"] for record in records),
+    }
+    return outcome, made
+
+
+def run_cells(
+    studies: Sequence[Study], cache: Cache, *, jobs: int | None = None, progress: Report = silent
+) -> dict[Any, Result]:
+    """Every cell of some studies, in one pool, with those that results ask for.
+
+    Args:
+      studies: checked.
+      cache: where finished cells are kept.
+      jobs: worker processes; by default one for every two cores.
+      progress: told of each finished cell.
+    """
+    asked = [cell for study in studies for cell in study.cells()]
+    found: dict[Any, Result] = {}
+    jobs = 1 if any(study.alone for study in studies) else jobs
+    while asked:
+        found |= run_all(asked, cache, jobs=jobs, progress=progress)
+        asked = [cell for study in studies for cell in study.more(found) if cell not in found]
+    return found

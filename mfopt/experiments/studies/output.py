@@ -1,0 +1,75 @@
+"""A study's outcome as a table for people, and as files: CSV, JSON, findings and plot."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from mfopt import _files
+from mfopt.experiments import plots
+from mfopt.experiments.studies.engine import Outcome, Study, options
+
+FILES = ("csv", "json", "txt", *plots.FORMATS)
+
+
+def described(study: Study, outcome: Outcome, made: dict[str, Any]) -> dict[str, Any]:
+    """All of a study as one JSON-able object."""
+    values = {field.name: getattr(study, field.name) for field in options(type(study))}
+    return {
+        "study": study.name,
+        "source": study.source,
+        **made,
+        "setting": {k: str(v) if isinstance(v, Path) else v for k, v in values.items()},
+        "findings": list(outcome.findings),
+        "rows": list(outcome.rows),
+    }
+
+
+def table(outcome: Outcome) -> tuple[list[str], list[list[str]]]:
+    """(headings, cells) of the table for people."""
+    return list(outcome.columns.values()), [
+        [_shown(row[key]) for key in outcome.columns] for row in outcome.rows
+    ]
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def csv_text(outcome: Outcome) -> str:
+    """Every row with all its columns."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, list(outcome.rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(outcome.rows)
+    return buffer.getvalue()
+
+
+def outputs(study: Study, folder: Path) -> list[Path]:
+    """The files that :func:`write` writes."""
+    return [folder / f"{study.name}.{kind}" for kind in FILES]
+
+
+def write(folder: Path, study: Study, outcome: Outcome, made: dict[str, Any]) -> list[Path]:
+    """NAME.csv, .json, .txt (the findings), .png and .svg in ``folder``, each whole or not at all.
+
+    Args:
+      folder: where; it is made where it is not there.
+      study: what was run.
+      outcome: what it says.
+      made: how it was made, as :func:`.engine.run` gives it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(described(study, outcome, made), indent=2, allow_nan=False)
+    figure = plots.draw(outcome.panels, title=outcome.title, columns=outcome.plot_columns)
+    contents = (csv_text(outcome), text + "\n", "\n".join(outcome.findings) + "\n")
+    named = zip(outputs(study, folder), contents, strict=False)
+    return [
+        *(_files.write(path, content) for path, content in named),
+        *plots.save(figure, folder / study.name),
+    ]

@@ -1,0 +1,76 @@
+"""What studies make of their rows: selections, curves with bands, and comparisons in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import scipy.stats
+
+from mfopt.experiments.plots import Curve, Panel
+from mfopt.experiments.studies.engine import Row
+
+
+def pick(rows: Sequence[Row], **want: Any) -> list[Row]:
+    """The rows that have these values."""
+    return [row for row in rows if all(row[key] == value for key, value in want.items())]
+
+
+def curve(
+    label: str,
+    rows: Sequence[Row],
+    x: str,
+    y: str = "loss",
+    band: tuple[str, str] | None = ("least", "largest"),
+    like: str | None = None,
+) -> Curve:
+    """One column of rows over another, with a band between two others.
+
+    Args:
+      label: in the legend.
+      rows: one a point.
+      x, y: names of columns.
+      band: names of the columns of its lower and its upper border; None for no band.
+      like: label of the curve whose colour this one shares.
+    """
+    rows = sorted(rows, key=lambda row: row[x])
+    low, high = ([row[name] for row in rows] for name in band) if band else (None, None)
+    return Curve(label, [row[x] for row in rows], [row[y] for row in rows], low, high, like)
+
+
+def level(label: str, ends: Sequence[float], value: float) -> Curve:
+    """A horizontal line between the least and the largest of ``ends``."""
+    return Curve(label, (min(ends), max(ends)), (value, value))
+
+
+def alike(panels: list[Panel]) -> list[Panel]:
+    """The panels with one range of values, so that they can be compared by eye."""
+    drawn = [curve for panel in panels for curve in panel.curves]
+    values = [y for c in drawn for line in (c.y, c.low, c.high) if line is not None for y in line]
+    margin = 0.05 * (max(values) - min(values)) or 0.05
+    return [p._replace(y_range=(min(values) - margin, max(values) + margin)) for p in panels]
+
+
+def interval(values: np.ndarray) -> tuple[float, float]:
+    """(mean, half the width of its 95% interval by Student's t over seeds)."""
+    half = scipy.stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
+    return float(values.mean()), float(half)
+
+
+def about(values: Any, form: str = ".4f") -> str:
+    """The mean of values in words, with half of its 95% interval where there are several."""
+    values = np.atleast_1d(values)
+    half = f" ± {interval(values)[1]:.4f}" if len(values) > 1 else ""
+    return f"{values.mean():{form}}{half}"
+
+
+def apart(one: np.ndarray | float, other: np.ndarray | float) -> str:
+    """How far losses lie below or above others, in words: of several, paired, with 95% of the mean.
+
+    >>> apart(2.0, 2.5), apart(np.array([2.5, 2.7]), np.array([2.0, 2.2]))
+    ('0.5000 below', '0.5000 ± 0.0000 above')
+    """
+    gaps = np.atleast_1d(np.subtract(one, other))
+    below = gaps.mean() < 0
+    return f"{about(-gaps if below else gaps)} {'below' if below else 'above'}"
