@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _check, _quick, query_error
+from mfopt import _check, _float64, _quick, query_error
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import chunked, spread
 from mfopt.accounting.monte_carlo.calibrate import rough
@@ -89,7 +89,7 @@ class AmplifiedObjective:
         samples = _check.integer("samples", samples, at_least=64)
         key = chunked.seed_key(seed)
         self._calibration_key = chunked.subkey(key, 1)
-        with jax.enable_x64(True):
+        with _float64.scope():
             draws = self._law.draws(chunked.subkey(key, 0), samples)
             self._devices = implicit.devices(self._law, draws)
             self._draws = spread.placed(draws, self._devices)
