@@ -20,8 +20,8 @@ from mfopt.accounting.monte_carlo.evidence import Point
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.calibration import release
 from mfopt.errors import FailureError
-from mfopt.optimize import kinds, tangent
-from mfopt.optimize.objective import log_rmse
+from mfopt.optimize import kinds
+from mfopt.optimize.objective import AmplifiedObjective, log_rmse
 from mfopt.sampling import BallsInBins, FreshBins
 from mfopt.strategies import BLT, BandedToeplitz
 from mfopt.workloads import PrefixSums
@@ -62,9 +62,7 @@ def searches(cases):
     for scheme, strategy, _ in cases:
         mapping = kinds.find(strategy.kind).parameterize(strategy, scheme.iterations)
         loss = log_rmse(PrefixSums(), scheme.iterations)
-        target = tangent.TangentObjective(
-            loss, mapping, scheme, EPSILON, DELTA, samples=256, seed=0
-        )
+        target = AmplifiedObjective(loss, mapping, scheme, EPSILON, DELTA, samples=256, seed=0)
         at = target(mapping.start)
         found += [at.value, *at.gradient, at.noise_multiplier]
     return found

@@ -38,7 +38,7 @@ from mfopt.experiments.mechanisms import (
     strategy_of,
 )
 from mfopt.experiments.runner import run_all
-from mfopt.optimize.drivers import Trace
+from mfopt.optimize.optimizers import Trace
 from mfopt.progress import Progress
 from mfopt.sampling import BallsInBins
 

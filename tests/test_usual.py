@@ -94,6 +94,8 @@ def test_fresh_samples_decide(monkeypatch, better):
 
     def judged(job, points, samples):
         seen = real(job, points, samples)
+        if len({point.build for point in points}) < 2:  # ends and starts of one kind
+            return seen
         return [
             at._replace(value=float("nan") if kind != better else at.value)
             for kind, at in zip(BOTH, seen, strict=True)

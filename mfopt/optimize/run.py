@@ -17,28 +17,21 @@ from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo.protocol import SampledLaw, law
 from mfopt.accounting.verify import check_delta
 from mfopt.errors import FailureError, UsageError
-from mfopt.optimize import drivers, kinds, objective, sizes, tangent, tangent_search, usual
-from mfopt.optimize.drivers import Judge, Step, Trace
+from mfopt.optimize import kinds, objective, optimizers, sizes, usual
 from mfopt.optimize.kinds import Kind
-from mfopt.optimize.objective import Evaluation
+from mfopt.optimize.objective import AmplifiedObjective, Evaluation
+from mfopt.optimize.optimizers import Judge, Step, Trace
 from mfopt.optimize.parameterization import Parameterization, built
+from mfopt.optimize.search import minimize
 from mfopt.optimize.time_scale import Scaling
 from mfopt.progress import Report, silent
 from mfopt.sampling import BinScheme
 from mfopt.strategies import Strategy
 from mfopt.workloads import PrefixSums, Workload
 
-# Evaluations at most from one of several starts: on all samples, and on few of them, where each
-# search goes as far as these tell. (Of two starts of a BLT at 16 × 128 the one that ends 0.15%
-# higher was ahead after 12 steps.)
-_SCOUT_STEPS, _SCOUT_FEW = 12, 40
-# First steps, and all of a run that only gives a start, take this share of the samples: of so many
-# terms (samples times modes), where less would save nothing, and so many samples a parameter, where
-# fewer would be fitted. A plain BLT at 8 × 128, ε = 2, then takes about three quarters of the time.
-_SHARE, _TERMS, _FOR_EACH = 8, 2**19, 64
+_SCOUT_STEPS = 12  # evaluations at most from one of several starts
 _SEEN_DELTA = 1e-20  # seeds, ε and sizes that were tried; at 1e-25 the first search had no σ
 _FEW_BINS = 128  # of the search that one with more bins begins from
-_NEAR, _DRIFT = 0.5, 0.2  # reach of a step, and of log σ in a round, from a start that is near
 # Where bins are grouped: times as many frozen samples, since all else costs more there, and the
 # least tolerance. At 8 × 1,024: 0.03% of the error, and a third of the evaluations.
 _MANY_SAMPLES, _LEAST_TOLERANCE = 4, 1e-4
@@ -50,10 +43,10 @@ class Optimized:
 
     Attributes:
       strategy: the best C found, scaled so that its largest mode norm is 1.
-      loss: its objective value on the frozen samples (log error for "rmse" and "max"); biased
-        low by the optimization, so never report it. Of the bins that were searched with, where the
-        scheme has more (:func:`.sizes.searched`); so is σ.
-      noise_multiplier: σ for that C on the frozen samples, a starting point for calibration.
+      loss: its objective value (log error for "rmse" and "max") on samples that the search has not
+        seen; of the bins that were searched with, where the scheme has more
+        (:func:`.sizes.searched`); so is σ.
+      noise_multiplier: σ for that C on the same samples, a starting point for calibration.
       status: why the optimization stopped.
       history: rows (seconds, loss, σ at a largest mode norm of 1), shape (evaluations, 3); of the
         search that found this C.
@@ -116,14 +109,14 @@ def optimize(
       loss: "rmse", "max", or a differentiable function of (strategy, σ) to minimize.
       samples: frozen Monte Carlo samples; more for kinds with more parameters by default.
       time_scale: whether C is put between two diagonals that vary with time, and how they may.
-      optimizer: "tangents" (:mod:`mfopt.optimize.tangent`, and L-BFGS for the kinds for which that
+      optimizer: "tangents" (:mod:`mfopt.optimize.search`, and L-BFGS for the kinds for which that
         does not pay), "lbfgs" (SciPy's L-BFGS-B) or "optax:NAME" / NAME for an optax optimizer.
       steps: evaluations of the objective at most, for each kind.
       tolerance: relative change of the error that counts as progress.
       init: one or several strategies to start from, instead of the built-in starts; of several
         kinds, those are searched that it says something about.
       seed: pins the frozen samples.
-      progress: told of every evaluation (a :class:`~mfopt.optimize.drivers.Step`), counted over
+      progress: told of every evaluation (a :class:`~mfopt.optimize.optimizers.Step`), counted over
         all starts and warm starts of the call.
 
     Raises:
@@ -162,8 +155,6 @@ def optimize(
     begun = time.perf_counter()
     size = kinds.Size(n, searched.bins, bands, buffers)
     problem = _Problem(searched, law(searched).coarse(), loss, scheme)
-    if few is not None:
-        problem = problem._replace(reach=_NEAR, drift=_DRIFT)
     job = _Job(problem, few, epsilon, delta, optimizer, tolerance, seed, progress)
     for one in given:
         _check.kind("init", one, Strategy, "mfopt.load(path).strategy is one.")
@@ -224,8 +215,7 @@ def _best(job: _Job, search: _Search, size: kinds.Size, after: int) -> StartedTr
     law(job.problem.scheme).check_shape(candidates[0])
     job.later = _budget(len(candidates), limit) + after
     trace = job.best_of(kind, candidates, limit, search.samples)
-    if not kind.tangents:
-        job.confirm(kind, candidates, trace, search.samples)
+    job.confirm(kind, candidates, trace, search.samples)
     return trace
 
 
@@ -284,7 +274,7 @@ def _own_starts(job: _Job, entry: Kind, size: kinds.Size) -> list[Strategy]:
 
 def _budget(candidates: int, steps: int) -> int:
     """Evaluations at most from so many starts: a short run from each, where there are several."""
-    return steps if candidates == 1 else candidates * _SCOUT_FEW + steps
+    return steps if candidates == 1 else candidates * _SCOUT_STEPS + steps
 
 
 class _Search(NamedTuple):
@@ -305,18 +295,6 @@ class _Search(NamedTuple):
     most: int
 
 
-class _Level(NamedTuple):
-    """What one part of a search minimizes.
-
-    Attributes:
-      objective: on all samples, or on the first of them.
-      wider: tolerances that so many samples resolve.
-    """
-
-    objective: tangent.TangentObjective
-    wider: float = 1.0
-
-
 class _Problem(NamedTuple):
     """Whose σ is asked for, of which law, what is minimized with it, and how.
 
@@ -325,16 +303,12 @@ class _Problem(NamedTuple):
       law: its own, or a coarse one.
       loss: of C and σ.
       asked: whose C is wanted: of more bins, where the one that is found is stretched to them.
-      reach: of the first step of a search by tangents.
-      drift: of log σ in one round of it.
     """
 
     scheme: BinScheme
     law: SampledLaw
     loss: objective.Loss
     asked: BinScheme
-    reach: float = tangent_search.REACH
-    drift: float = tangent_search.DRIFT
 
     @property
     def grouped(self) -> bool:
@@ -401,24 +375,20 @@ class _Job:
         stage = stage or kind.name
         best: StartedTrace | None = None
         history: list[tuple[float, float, float]] = []
-        targets: dict[int, list[_Level]] = {}
+        targets: dict[int, AmplifiedObjective] = {}
         maps = [kind.parameterize(one, self.problem.scheme.iterations) for one in candidates]
         scouts = len(candidates) > 1
         for mapping in maps:
             # starts of one shape share one compiled objective
             size = len(mapping.start)
             if size not in targets:
-                targets[size] = self._targets(kind, mapping, samples)
-            levels, trace = targets[size], self._started(kind, mapping.build)
+                targets[size] = self._objective(self.problem, mapping, samples, self.seed)
+            target, trace = targets[size], self._started(kind, mapping.build)
             if scouts:
-                few = len(levels) > 1
-                limit = _SCOUT_FEW if few else _SCOUT_STEPS
-                self._run(self.problem, levels[:1], kind, mapping.start, trace, limit, stage)
-                if few:
-                    self._look_again(levels[-1].objective, trace)
+                self._run(target, kind, mapping.start, trace, _SCOUT_STEPS, stage)
             else:
                 judge = self._judge(kind, mapping, samples)
-                self._run(self.problem, levels, kind, mapping.start, trace, steps, stage, judge)
+                self._run(target, kind, mapping.start, trace, steps, stage, judge)
             history += trace.history
             if best is None or trace.best_value < best.best_value:
                 best = trace
@@ -426,25 +396,15 @@ class _Job:
                 break
         assert best is not None
         if scouts and not best.interrupted and best.best is not None:
-            levels = targets[len(best.best)][-1:]
+            target = targets[len(best.best)]
             final = self._started(kind, best.build)
             judge = self._judge(kind, Parameterization(best.best, best.build), samples)
             sigma = best.best_sigma * best.best_norm
-            self._run(self.problem, levels, kind, best.best, final, steps, stage, judge, sigma)
+            self._run(target, kind, best.best, final, steps, stage, judge, sigma)
             history += final.history
             best = final if final.best is not None else best
         best.history = history
         return best
-
-    def _look_again(self, target: tangent.TangentObjective, trace: StartedTrace) -> None:
-        """On all samples: fewer do not tell apart ends that are 0.2% from each other."""
-        if trace.best is None or trace.interrupted:
-            return
-        try:
-            target.refresh(trace.best)
-            trace.take(target(trace.best))
-        except KeyboardInterrupt:
-            self.interrupted = trace.interrupted = True
 
     def _started(self, kind: Kind, build: Callable[[jax.Array], Strategy]) -> StartedTrace:
         """A trace of this problem."""
@@ -462,7 +422,7 @@ class _Job:
     def confirm(
         self, kind: Kind, starts: list[Strategy], found: StartedTrace, samples: int
     ) -> None:
-        """Take ``found`` back to a start that is better on samples that no search has seen.
+        """Judge the end on samples that no search has seen, and take it back to a better start.
 
         A C of as many numbers as a general one has fits the frozen samples themselves: at 16 × 128
         dense C was up to 0.7% worse than the time-scaled Toeplitz that it had begun from.
@@ -479,8 +439,8 @@ class _Job:
         at = seen[place]
         if not math.isfinite(at.value):
             return
-        found.best, found.build = ends[place]
-        found.take(at)
+        found.build = ends[place].build
+        found.move(ends[place].start, at)
         if place:
             found.status += "; fresh samples preferred the start"
 
@@ -501,7 +461,7 @@ class _Job:
         if len(points) > 1 and not self.interrupted:
             seen = self._afresh(list(points.values()), max(search.samples for search in searches))
             for place, at in zip(points, seen, strict=False):  # none after an interrupt
-                ends[place].take(at)
+                ends[place].move(points[place].start, at)
                 forms[searches[place].kind.plain] = at.value
         values = {place: np.nan_to_num(ends[place].best_value, nan=math.inf) for place in points}
         return min(values, key=lambda place: values[place], default=0), forms
@@ -549,7 +509,7 @@ class _Job:
         target = self._objective(few, mapping, kind.samples, self.seed)
         trace = Trace()  # what is not for this scheme is kept by nobody
         text = f"{kind.name}, {few.scheme.bins} bins first"
-        self._run(few, [_Level(target)], kind, mapping.start, trace, _SCOUT_STEPS, text)
+        self._run(target, kind, mapping.start, trace, _SCOUT_STEPS, text, problem=few)
         if trace.best is not None:
             start = built(mapping.build, trace.best)
         return [kind.stretch(start, n, self.problem.scheme.iterations)]
@@ -565,18 +525,12 @@ class _Job:
 
     def _unseen(self, mapping: Parameterization, samples: int, seed: int) -> Judge:
         """The objective on samples of that seed, wherever it is asked for."""
-        target = self._objective(self.problem, mapping, samples, seed)
-
-        def evaluate(point: np.ndarray) -> Evaluation:
-            target.refresh(point)
-            return target(point)
-
-        return evaluate
+        return self._objective(self.problem, mapping, samples, seed)
 
     def _objective(
         self, problem: _Problem, mapping: Parameterization, samples: int, seed: int | None
-    ) -> tangent.TangentObjective:
-        return tangent.TangentObjective(
+    ) -> AmplifiedObjective:
+        return AmplifiedObjective(
             problem.loss,
             mapping,
             problem.law,
@@ -586,23 +540,9 @@ class _Job:
             seed=seed,
         )
 
-    def _targets(self, kind: Kind, mapping: Parameterization, samples: int) -> list[_Level]:
-        """The objective on all samples, after one on the first of them where that saves much."""
-        levels = []
-        few = samples // (2 * _SHARE) * 2
-        tangents = self.optimizer == "tangents" and kind.tangents and not self.problem.grouped
-        pays = samples * sizes.groups(self.problem.scheme) >= _TERMS
-        if tangents and pays and few >= max(_FOR_EACH * len(mapping.start), 64):
-            first = self._objective(self.problem, mapping, few, self.seed)
-            levels.append(_Level(first, max(1.0, self.samples(kind) / few)))
-        # after it: programs are compiled in the order in which they are asked for
-        levels.append(_Level(self._objective(self.problem, mapping, samples, self.seed)))
-        return levels
-
     def _run(
         self,
-        problem: _Problem,
-        levels: list[_Level],
+        target: AmplifiedObjective,
         kind: Kind,
         point: np.ndarray,
         trace: Trace,
@@ -610,7 +550,9 @@ class _Job:
         stage: str,
         judge: Judge | None = None,
         sigma: float = math.nan,
+        problem: _Problem | None = None,
     ) -> None:
+        problem = problem or self.problem
         tolerance = self.accuracy(problem, kind)
         self.later = max(self.later - steps, 0)
         # σ and the error are those of groups then: nothing that the result is reported with
@@ -625,29 +567,17 @@ class _Job:
             tell(Step(f"optimizing, {stage}", so_far, ceiling, "steps", at_most=True, trace=trace))
 
         trace.progress = report
-        target = levels[-1].objective
         try:
             if self.interrupted:
                 raise KeyboardInterrupt
             if self.optimizer == "tangents" and kind.tangents:
-                for level in levels:
-                    # to what fewer samples resolve; the last steps are made with all
-                    tangent_search.minimize(
-                        level.objective,
-                        point,
-                        trace,
-                        steps=steps if level is levels[-1] else steps // 2,
-                        tolerance=level.wider * tolerance,
-                        reach=problem.reach,
-                        drift=problem.drift,
-                        sigma=sigma,
-                    )
-                    point = point if trace.best is None else trace.best
-                    sigma = trace.best_sigma * trace.best_norm
+                minimize(target, point, trace, steps=steps, tolerance=tolerance, sigma=sigma)
             elif self.optimizer in ("tangents", "lbfgs"):
-                drivers.lbfgs(target, point, trace, steps=steps, tolerance=tolerance, judge=judge)
+                optimizers.lbfgs(
+                    target, point, trace, steps=steps, tolerance=tolerance, judge=judge
+                )
             else:
-                drivers.optax_method(
+                optimizers.optax_method(
                     target,
                     point,
                     trace,

@@ -12,7 +12,7 @@ from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import Factorization
 from mfopt.factorization.files import save
 from mfopt.guarantee import Guarantee
-from mfopt.optimize.drivers import Step
+from mfopt.optimize.optimizers import Step
 from mfopt.optimize.run import StartedTrace, normalized
 from mfopt.progress import Progress, Report
 from mfopt.workloads import PrefixSums, Workload

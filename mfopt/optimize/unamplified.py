@@ -33,10 +33,10 @@ from threadpoolctl import threadpool_limits
 from mfopt import _check, _quick, query_error
 from mfopt._float64 import float64
 from mfopt.accounting import unamplified as sensitivities
-from mfopt.optimize import fixed_bands, kinds, quasi_newton
-from mfopt.optimize.drivers import Step, Trace
+from mfopt.optimize import fixed_bands, kinds
 from mfopt.optimize.fixed_bands import FixedBands
 from mfopt.optimize.objective import Evaluation
+from mfopt.optimize.optimizers import Step, Trace
 from mfopt.progress import Report, silent
 from mfopt.sampling import FixedOrder, MinSeparation, Scheme
 from mfopt.strategies import BLT, Banded, BandedToeplitz, Dense, SquareRoot, Strategy, Toeplitz
@@ -182,37 +182,7 @@ def _descend(
     trace: Trace,
     lowest: np.ndarray | None = None,
 ) -> np.ndarray:
-    """One L-BFGS run with x >= ``lowest``: the loss is deterministic, so nothing is refreshed.
-
-    Bounds are looked at where a search without them ends below one: it costs a fraction.
-    """
-    # vectors gain nothing from threads of BLAS, whose waiting costs more than the work
-    with threadpool_limits(1, user_api="blas"):
-        if lowest is not None:
-
-            def free(x: np.ndarray) -> Evaluation:
-                at = evaluate(x)
-                trace.record(x, at)
-                return at
-
-            ended = quasi_newton.minimize(free, start, steps=steps, tolerance=tolerance)
-            trace.status = f"L-BFGS: {ended}"
-            if trace.best is not None and np.all(trace.best >= lowest):
-                return trace.best
-            start = start if trace.best is None else np.maximum(trace.best, lowest)
-            trace.best, trace.best_value = None, math.inf
-        return _bounded(evaluate, start, steps, tolerance, trace, lowest)
-
-
-def _bounded(
-    evaluate: Callable[[np.ndarray], Evaluation],
-    start: np.ndarray,
-    steps: int,
-    tolerance: float,
-    trace: Trace,
-    lowest: np.ndarray | None,
-) -> np.ndarray:
-    """SciPy's L-BFGS-B.
+    """SciPy's L-BFGS-B with x >= ``lowest``: the loss is deterministic, nothing is placed again.
 
     A point outside the domain is answered with a value above the best one and the last
     gradient, so the line search backs off.
@@ -223,19 +193,27 @@ def _bounded(
         nonlocal last
         at = evaluate(x)
         trace.record(x, at)
-        if not (math.isfinite(at.value) and np.all(np.isfinite(at.gradient))):
+        if not at.usable:
             return trace.best_value + 1.0, last
         last = at.gradient
         return at.value, last
 
-    outcome = scipy.optimize.minimize(
-        function,
-        start,
-        jac=True,
-        method="L-BFGS-B",
-        bounds=None if lowest is None else scipy.optimize.Bounds(lowest, np.inf),
-        options={"maxfun": steps, "maxiter": steps, "maxcor": 30, "ftol": tolerance, "gtol": 1e-12},
-    )
+    # vectors gain nothing from threads of BLAS, whose waiting costs more than the work
+    with threadpool_limits(1, user_api="blas"):
+        outcome = scipy.optimize.minimize(
+            function,
+            start,
+            jac=True,
+            method="L-BFGS-B",
+            bounds=None if lowest is None else scipy.optimize.Bounds(lowest, np.inf),
+            options={
+                "maxfun": steps,
+                "maxiter": steps,
+                "maxcor": 30,
+                "ftol": tolerance,
+                "gtol": 1e-12,
+            },
+        )
     trace.status = f"L-BFGS: {outcome.message.strip().lower()}"
     return start if trace.best is None else trace.best
 

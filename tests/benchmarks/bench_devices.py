@@ -44,8 +44,8 @@ def measured(samples: int, frozen: int, rounds: int) -> dict[str, Any]:
     from mfopt.accounting.monte_carlo import chunked
     from mfopt.accounting.monte_carlo.evidence import Point
     from mfopt.accounting.monte_carlo.protocol import law
-    from mfopt.optimize import kinds, tangent
-    from mfopt.optimize.objective import log_rmse
+    from mfopt.optimize import kinds
+    from mfopt.optimize.objective import AmplifiedObjective, log_rmse
     from mfopt.sampling import BallsInBins
     from mfopt.strategies import BLT
     from mfopt.workloads import PrefixSums
@@ -55,7 +55,7 @@ def measured(samples: int, frozen: int, rounds: int) -> dict[str, Any]:
     loss, point = law(scheme).loss(strategy), Point(SIGMA, EPSILON)
     tilt, key = loss.least("remove", point), chunked.seed_key(0)
     mapping = kinds.find("blt").parameterize(strategy, scheme.iterations)
-    target = tangent.TangentObjective(
+    target = AmplifiedObjective(
         log_rmse(PrefixSums(), scheme.iterations),
         mapping,
         scheme,
@@ -67,7 +67,7 @@ def measured(samples: int, frozen: int, rounds: int) -> dict[str, Any]:
     return {
         "devices": devices,
         "certificate": timed(lambda: loss.pilot(tilt, point, devices * samples, key), rounds),
-        "tangent": timed(lambda: target.tangent(mapping.start), rounds),
+        "tangent": timed(lambda: target.placed(mapping.start), rounds),
     }
 
 

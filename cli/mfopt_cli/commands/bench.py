@@ -36,8 +36,8 @@ def command(context: click.Context, name: str) -> int:
     """Run benchmark NAME with its own options.
 
     NAME is one of account, all, calls, certify, commands, compare, defaults, devices, digits,
-    draws, faults, fuzz, kill, mutants, noise, optimize, schedules, seeds, settings, train. Ratios
-    are measured within one run; a figure is worth what the machine's quiet was worth.
+    draws, faults, fuzz, kill, mutants, noise, optima, optimize, schedules, seeds, settings, train.
+    Ratios are measured within one run; a figure is worth what the machine's quiet was worth.
 
     \b
     Example:

@@ -1,9 +1,10 @@
-"""Optimization drivers: L-BFGS, and any optax method by name. They see only an objective."""
+"""General optimizers for the objective: SciPy's L-BFGS-B, and any optax method by name."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -14,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from mfopt import _check, _float64
-from mfopt.optimize.objective import Evaluation, Objective
+from mfopt import _check
+from mfopt.optimize.objective import AmplifiedObjective, Evaluation, Placement
 from mfopt.progress import Progress
 
 if TYPE_CHECKING:
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
 
 Judge = Callable[[np.ndarray], Evaluation]
 
-# (evaluations, length of the first step) of each round. The frozen shifts follow the optimum
-# between rounds: often at first, while C still moves far, so that no round can exploit shifts
-# that have become stale. The first step of a later round is short: it starts near an optimum.
+# (evaluations, length of the first step) of each round. The proposal is placed between rounds:
+# often at first, while C still moves far, so that no round can exploit a stale one. The first step
+# of a later round is short: it starts near an optimum.
 _ROUNDS = ((15, 0.5), (30, 0.1), (60, 0.05), (120, 0.05), (240, 0.05), (480, 0.05))
 
 
@@ -52,20 +53,24 @@ class Trace:
     _started: float = dataclasses.field(default_factory=time.perf_counter)
 
     def restart(self) -> None:
-        """Forget the best value, not the best point: the objective has been refreshed."""
+        """Forget the best value, not the best point: the proposal has been placed again."""
         self.best_value = math.inf
 
     def record(self, parameters: np.ndarray, at: Evaluation) -> None:
-        """Note one evaluation."""
+        """Add one evaluation, and make its point the best where it is lowest."""
+        if at.value < self.best_value:
+            self.move(parameters, at)
+        self.note(at)
+
+    def note(self, at: Evaluation) -> None:
+        """Add one evaluation to the history."""
         sigma = at.noise_multiplier / at.mode_norm
         self.history.append((time.perf_counter() - self._started, at.value, sigma))
-        if at.value < self.best_value:
-            self.best = np.array(parameters)
-            self.take(at)
         self.progress(self)
 
-    def take(self, at: Evaluation) -> None:
-        """The best point's value and σ: those found now, or on other samples than before."""
+    def move(self, parameters: np.ndarray, at: Evaluation) -> None:
+        """Make a point the best one, whatever the best value was on other samples."""
+        self.best = np.array(parameters)
         self.best_value, self.best_norm = at.value, at.mode_norm
         self.best_sigma = at.noise_multiplier / at.mode_norm
 
@@ -78,7 +83,7 @@ class Step(Progress):
 
 
 def lbfgs(
-    objective: Objective,
+    objective: AmplifiedObjective,
     start: np.ndarray,
     trace: Trace,
     *,
@@ -86,7 +91,7 @@ def lbfgs(
     tolerance: float,
     judge: Judge | None = None,
 ) -> None:
-    """SciPy's L-BFGS-B in rounds; between rounds the objective's frozen shifts follow.
+    """SciPy's L-BFGS-B in rounds, at the beginning of which the proposal is placed.
 
     A point where the objective is not a number is answered with a value above the best one, so
     the line search backs off.
@@ -106,11 +111,22 @@ def lbfgs(
     if judged is not None and not math.isfinite(judged.value):
         judged = None  # it judges nothing there
     for number, (length, first_step) in enumerate(_ROUNDS):
-        objective.refresh(parameters)
+        placement = objective.placed(parameters, trace.best_sigma * trace.best_norm).placement
         first = len(trace.history)
         trace.restart()
         budget = min(length, steps - first)
-        message = _lbfgs_round(objective, parameters, trace, budget, tolerance, first_step)
+        if placement.proposal is None:
+            trace.record(parameters, Evaluation(math.nan, np.zeros(0), math.nan))
+            trace.status = "the objective is not a number at the start"
+            return
+        message = _lbfgs_round(
+            functools.partial(_on_placement, objective, placement),
+            parameters,
+            trace,
+            budget,
+            tolerance,
+            first_step,
+        )
         before, parameters = parameters, parameters if trace.best is None else trace.best
         trace.status = f"L-BFGS: {message}"
         if judge is not None and judged is not None:
@@ -118,8 +134,7 @@ def lbfgs(
             if not judged.value < last.value - tolerance:
                 trace.status = f"no gain on unseen samples after {len(trace.history)} evaluations"
                 if not judged.value < last.value:
-                    trace.best = np.array(before)
-                    trace.take(last)
+                    trace.move(before, last)
                 return
         values = [value for _, value, _ in trace.history[first:] if math.isfinite(value)]
         gain = values[0] - min(values) if values else 0.0
@@ -130,8 +145,14 @@ def lbfgs(
             return
 
 
+def _on_placement(
+    objective: AmplifiedObjective, placement: Placement, point: np.ndarray
+) -> Evaluation:
+    return objective.tangent(point, placement).at
+
+
 def _lbfgs_round(
-    objective: Objective,
+    objective: Callable[[np.ndarray], Evaluation],
     start: np.ndarray,
     trace: Trace,
     steps: int,
@@ -149,7 +170,7 @@ def _lbfgs_round(
         parameters = start + first_step * scaled
         at = objective(parameters)
         trace.record(parameters, at)
-        if not (math.isfinite(at.value) and np.all(np.isfinite(at.gradient))):
+        if not at.usable:
             return trace.best_value + 1.0, last_gradient
         last_gradient = first_step * at.gradient
         return at.value, last_gradient
@@ -184,7 +205,7 @@ def _text(message: str | bytes) -> str:
 
 
 def optax_method(
-    objective: Objective,
+    objective: AmplifiedObjective,
     start: np.ndarray,
     trace: Trace,
     *,
@@ -208,7 +229,7 @@ def optax_method(
       tolerance: decrease of the objective over 50 steps that counts as progress.
       learning_rate: of the optimizer, a number or a schedule; not used by "lbfgs".
     """
-    import optax  # a second of imports that the other drivers do without
+    import optax  # a second of imports that the other optimizers do without
 
     factory = getattr(optax, name, None)
     if not callable(factory):
@@ -219,16 +240,18 @@ def optax_method(
         method = factory(learning_rate=None if search else rate)
     if not isinstance(method, optax.GradientTransformation):
         raise _check.reject("optimizer", name, "is not an optax optimizer", "Try adam or sgd.")
-    with _float64.scope():
-        objective.refresh(start)
+    with jax.enable_x64(True):
+        here = objective.placed(start)
         parameters = jnp.asarray(start)
         with _usable(name):
             state = method.init(parameters)
 
         def evaluate(point: jax.Array) -> Evaluation:
-            at = objective(np.asarray(point))
-            trace.record(np.asarray(point), at)
-            return at
+            nonlocal here
+            found = objective.follow(np.asarray(point), here) if here.at.usable else here
+            trace.record(np.asarray(point), found.at)
+            here = found if found.at.usable else here
+            return found.at
 
         caught: list[BaseException] = []
 
@@ -253,7 +276,7 @@ def optax_method(
         at = evaluate(parameters)
         since, anchor = 0, at.value
         while len(trace.history) < steps:
-            if not (math.isfinite(at.value) and np.all(np.isfinite(at.gradient))):
+            if not at.usable:
                 trace.status = f"optax {name}: objective not a number; lower the learning rate"
                 return
             with _usable(name):

@@ -1,0 +1,195 @@
+"""The search by tangents: a trust-region method whose models need no samples.
+
+Each step minimizes the model of :mod:`mfopt.optimize.objective` (log σ by its tangent) inside a
+box, and is taken only if the samples confirm a decrease. What the tangent lacks, how log σ bends
+in C, is learned on the way. The search ends where the model, freed of all that was learned, sees
+nothing to gain on a proposal that was placed at the point itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+import numpy as np
+import scipy.optimize
+
+from mfopt.optimize.objective import AmplifiedObjective, Model, Tangent
+from mfopt.optimize.optimizers import Trace
+
+REACH = 5.0  # largest step, in each parameter
+_SHORTER, _LONGER = 4.0, 2.0  # factors of the box after a step that failed, and one that did not
+_WILD = 0.1  # relative increase of the error beyond which a step only tells that it was too long
+_INNER = 150  # evaluations of one model
+_PAIRS = 30  # steps whose curvature L-BFGS-B keeps
+# The end of a minimization takes most of its evaluations and adds less than a tangent is off by:
+# the last so many evaluations have to bring this share of what all of them did.
+_WINDOW, _ADDED = 5, 0.05
+_LOST = 0.3  # decrease of log error for which no tangent is trusted
+# Increase of log error, on a proposal of its own, by which the end of a search is worse than an
+# earlier point. Two placements differ by 1e-4 under balls-in-bins, 0.8% for fresh bins at ε = 8.
+_WORSE = 0.01
+# Tolerances: the largest change by another placement below which gains are taken for noise.
+_AGREE = 3
+
+
+def minimize(
+    objective: AmplifiedObjective,
+    start: np.ndarray,
+    trace: Trace,
+    *,
+    steps: int,
+    tolerance: float,
+    sigma: float = math.nan,
+) -> None:
+    """At most ``steps`` tangents from ``start``; ``trace`` keeps the best point and the reason.
+
+    Args:
+      objective: what is minimized.
+      start: parameters, shape (p,).
+      trace: told of every tangent.
+      steps: tangents at most.
+      tolerance: relative change of the error that the samples resolve.
+      sigma: σ at the start, where it is known.
+    """
+    coarsest = _AGREE * tolerance
+    # own: the last point on a proposal of its own; lowest: the best of these
+    here = own = lowest = objective.placed(start, sigma)
+    trace.record(here.point, here.at)
+    if not here.at.usable:
+        trace.status = "the objective is not a number at the start"
+        return
+    bend, width, renewed = _Bend(), REACH, True
+    while len(trace.history) < steps:
+        model = bend.added(objective.model(here), here.point)
+        least, reached = _minimum(model, here, width, tolerance)
+        if here.at.value - least < tolerance:
+            if not renewed:  # what was learned may forbid what the tangent alone would promise
+                bend, width, renewed = _Bend(), REACH, True
+            elif here is own:
+                trace.status = f"converged (relative tolerance {tolerance:.2g})"
+                return
+            else:  # is it a minimum on a proposal of its own?
+                before = here
+                here = own = objective.placed(here.point, here.at.noise_multiplier)
+                changed = abs(here.at.value - before.at.value)
+                tolerance = max(tolerance, min(changed, coarsest))
+                if not _worse(here, lowest):
+                    lowest = min(here, lowest, key=lambda tangent: tangent.at.value)
+                else:
+                    here = own = lowest
+                    width, renewed = _widest(before.point - here.point) / _SHORTER, False
+                trace.move(here.point, here.at)
+                trace.note(here.at)
+            continue
+        there = objective.follow(reached, here)
+        trace.note(there.at)
+        step, change = _widest(reached - here.point), there.at.value - here.at.value
+        if there.at.usable and change < _WILD:
+            bend.learn(reached - here.point, there.at.gradient - objective.model(here)(reached)[1])
+        if not (there.at.usable and change < 0):
+            width = step / _SHORTER
+            continue
+        renewed = renewed and -change < tolerance
+        if there.placement is not here.placement:
+            own, lowest = there, min(there, lowest, key=lambda tangent: tangent.at.value)
+        here, width = there, min(max(_LONGER * step, width), REACH)
+        trace.move(here.point, here.at)
+    trace.status = f"step limit {steps} reached"
+    if here is not own:
+        here = objective.placed(here.point, here.at.noise_multiplier)
+        here = lowest if _worse(here, lowest) else here
+        trace.move(here.point, here.at)
+
+
+def _worse(own: Tangent, lowest: Tangent) -> bool:
+    """True where the first of two points on proposals of their own is lost."""
+    return not (own.at.usable and own.at.value <= lowest.at.value + _WORSE)
+
+
+def _widest(step: np.ndarray) -> float:
+    return float(np.max(np.abs(step)))
+
+
+class _Bend:
+    """Curvature of log σ that the tangents lack: a symmetric matrix K, learned from the steps.
+
+    Where a step s ends, the samples' gradient less the tangent's is about K s: symmetric rank-one
+    updates (Nocedal and Wright 2006, section 6.2) from K = 0.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[float, np.ndarray]] = []  # K = Σ sign · v vᵀ
+
+    def times(self, x: np.ndarray) -> np.ndarray:
+        """K x."""
+        total = np.zeros_like(x)
+        for sign, vector in self._parts:
+            total += sign * (vector @ x) * vector
+        return total
+
+    def learn(self, step: np.ndarray, change: np.ndarray) -> None:
+        """Update K so that K ``step`` is ``change``."""
+        left = change - self.times(step)
+        along = float(left @ step)
+        if abs(along) > 1e-8 * np.linalg.norm(left) * np.linalg.norm(step):
+            self._parts.append((math.copysign(1.0, along), left / math.sqrt(abs(along))))
+
+    def added(self, model: Model, centre: np.ndarray) -> Model:
+        """``model`` + (x - centre)ᵀ K (x - centre)/2."""
+
+        def bent(x: np.ndarray) -> tuple[float, np.ndarray]:
+            value, gradient = model(x)
+            away = x - centre
+            push = self.times(away)
+            return value + float(away @ push) / 2, gradient + push
+
+        return bent
+
+
+class _EnoughError(Exception):
+    """Ends the minimization of a model."""
+
+
+def _minimum(
+    model: Model, here: Tangent, reach: float, tolerance: float
+) -> tuple[float, np.ndarray]:
+    """(lowest value, where) of a model within ``reach`` of each parameter of ``here``.
+
+    It ends early where the rest cannot be worth it, or where the model cannot be trusted.
+    """
+    value = here.at.value
+    lowest, best = value, here.point
+    course: list[float] = []
+
+    def function(parameters: np.ndarray) -> tuple[float, np.ndarray]:
+        nonlocal lowest, best
+        at, slope = model(parameters)
+        if not (math.isfinite(at) and np.all(np.isfinite(slope))):
+            return lowest + 1.0, np.zeros_like(parameters)  # the line search backs off
+        if at < lowest:
+            lowest, best = at, parameters.copy()
+        course.append(lowest)
+        settled = len(course) > _WINDOW and (
+            course[-1 - _WINDOW] - lowest < _ADDED * (value - lowest)
+        )
+        # no error falls below 0, nor its logarithm so far: where a tangent's σ does, it is lost
+        if settled or value - lowest > _LOST * max(1.0, abs(value)):
+            raise _EnoughError
+        return at, slope
+
+    with contextlib.suppress(_EnoughError):
+        scipy.optimize.minimize(
+            function,
+            here.point,
+            jac=True,
+            method="L-BFGS-B",
+            bounds=scipy.optimize.Bounds(here.point - reach, here.point + reach),
+            options={
+                "maxfun": _INNER,
+                "maxcor": _PAIRS,
+                "ftol": tolerance / 30,
+                "gtol": 1e-12,
+            },
+        )
+    return lowest, best

@@ -1,0 +1,210 @@
+"""What searches end with, against the best value known for each cell.
+
+    mfopt bench optima --kinds blt,wave-blt --out optima.json
+    mfopt bench optima --check
+
+A cell is a kind of C, a sampling scheme with its shape, and ε (δ = 1e-5, prefix sums). Each seed is
+a search of its own; its C is judged by the RMSE at σ from fresh samples, the same for all
+(2^15, seed 1). The best values known stand in ``tests/data/optima.csv`` with the commit that found
+them; ``--update`` puts better ones there. A search may end 0.3% above, and no higher above a kind
+that its own contains.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mfopt_cli.benchmarks import Parser, count, keep, listed
+
+TABLE = Path(__file__).parents[1] / "data" / "optima.csv"
+DELTA = 1e-5
+LIMIT, LIMIT_RELEASE = 0.3, 0.6  # percent above the best known
+BANDS = {"fresh-bins": 4}
+
+SHAPES = [(1, 8), (1, 64), (2, 8), (4, 16), (8, 32), (16, 128), (64, 8), (4, 512), (32, 2)]
+EPSILONS = [0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0]
+# contained kind, containing kind, in cells of one scheme, shape and ε
+CONTAINED = [
+    ("blt-2", "blt"),
+    ("blt", "blt-6"),
+    ("blt-plain", "blt"),
+    ("blt-2", "wave-blt"),
+    ("blt", "toeplitz"),
+    ("banded-toeplitz", "toeplitz"),
+    ("toeplitz", "dense"),
+]
+
+
+class Cell(NamedTuple):
+    """One cell: ``kind`` may end in -2 or -6 (buffers) or -plain (without time scaling)."""
+
+    kind: str
+    scheme: str
+    epochs: int
+    iters: int
+    epsilon: float
+
+
+CHECK = [
+    Cell("blt", "balls-in-bins", 16, 128, 0.5),
+    Cell("blt", "balls-in-bins", 8, 32, 0.1),
+    Cell("blt", "balls-in-bins", 8, 32, 2.0),
+    Cell("blt", "balls-in-bins", 2, 8, 1.0),
+    Cell("blt", "balls-in-bins", 64, 8, 8.0),
+    Cell("wave-blt", "balls-in-bins", 8, 32, 1.0),
+    Cell("wave-blt", "balls-in-bins", 8, 32, 16.0),
+    Cell("blt-2", "balls-in-bins", 8, 32, 1.0),
+    Cell("banded-toeplitz", "balls-in-bins", 4, 16, 8.0),
+    Cell("toeplitz", "balls-in-bins", 4, 16, 4.0),
+    Cell("banded-toeplitz", "fresh-bins", 4, 16, 0.5),
+    Cell("banded-toeplitz", "fresh-bins", 4, 16, 8.0),
+]
+
+
+def every() -> list[Cell]:
+    """The cells of a release: default kinds at all shapes and ε, others at a few."""
+    cells = [
+        Cell(kind, "balls-in-bins", *shape, epsilon)
+        for shape, epsilon in itertools.product(SHAPES, EPSILONS)
+        for kind in ("blt", *(["wave-blt"] if epsilon >= 1 and shape[1] >= 8 else []))
+        if shape[1] <= 128 or epsilon in (0.5, 2.0, 8.0)
+    ]
+    cells += [
+        Cell(kind, "balls-in-bins", *shape, epsilon)
+        for kind in ("blt-2", "blt-6", "blt-plain", "banded-toeplitz", "toeplitz", "dense")
+        for shape, epsilon in itertools.product([(2, 8), (4, 16)], (0.5, 2.0, 8.0))
+    ]
+    cells += [
+        Cell("banded-toeplitz", "fresh-bins", *shape, epsilon)
+        for shape, epsilon in itertools.product([(2, 8), (4, 16), (8, 32)], (0.5, 2.0, 8.0))
+    ]
+    return list(dict.fromkeys([*CHECK, *cells]))
+
+
+def rmse(cell: Cell, seed: int) -> tuple[float, str]:
+    """(RMSE at σ from fresh samples, why the search stopped) of one seed."""
+    from mfopt.optimize import kinds, memory, optimize
+    from mfopt.sampling import BallsInBins, FreshBins
+    from mfopt.workloads import PrefixSums
+
+    name, _, variant = cell.kind.rpartition("-")
+    kind = name if variant in ("2", "6", "plain") else cell.kind
+    scheme = (FreshBins if cell.scheme == "fresh-bins" else BallsInBins)(
+        bins=cell.iters, epochs=cell.epochs
+    )
+    options: dict[str, Any] = {"buffers": int(variant)} if variant in ("2", "6") else {}
+    found = optimize(
+        scheme,
+        cell.epsilon,
+        DELTA,
+        strategy=kind,
+        bands=BANDS.get(cell.scheme, cell.iters),
+        time_scale=kinds.find(kind).scalable and variant != "plain",
+        seed=seed,
+        **options,
+    )
+    return memory.scored(found, scheme, cell.epsilon, DELTA, PrefixSums()).rmse, found.status
+
+
+def known() -> dict[Cell, tuple[float, str]]:
+    """(best RMSE, commit) by cell."""
+    with TABLE.open(newline="") as file:
+        return {
+            Cell(
+                row["kind"], row["scheme"], int(row["epochs"]), int(row["iters"]), float(row["eps"])
+            ): (float(row["rmse"]), row["commit"])
+            for row in csv.DictReader(file)
+        }
+
+
+def write(best: dict[Cell, tuple[float, str]]) -> None:
+    """Replace the table."""
+    with TABLE.open("w", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(["kind", "scheme", "epochs", "iters", "eps", "rmse", "commit"])
+        for cell, (value, commit) in sorted(best.items()):
+            rows.writerow([*cell[:4], f"{cell.epsilon:g}", f"{value:.6g}", commit])
+
+
+def excesses(rows: list[dict[str, Any]]) -> list[str]:
+    """Cells in which a kind ended more than 0.3% above one that it contains, as lines."""
+    worst: dict[tuple[Any, ...], float] = {}
+    least: dict[tuple[Any, ...], float] = {}
+    for row in rows:
+        at = tuple(row["cell"])
+        worst[at] = max(worst.get(at, 0.0), row["rmse"])
+        least[at] = min(least.get(at, row["rmse"]), row["rmse"])
+    lines = []
+    for small, large in CONTAINED:
+        for at, value in least.items():
+            above = worst.get((large, *at[1:]), 0.0)
+            if at[0] == small and above > value * (1 + LIMIT / 100):
+                lines.append(f"{large} above {small} by {100 * (above / value - 1):.2f}%: {at[1:]}")
+    return lines
+
+
+def parser() -> Parser:
+    """Its options."""
+    made = Parser("optima", __doc__)
+    made.word(
+        "--check", action="store_true", help="A dozen cells, three seeds, failing above 0.3%."
+    )
+    made.word("--kinds", type=listed(str), help="Of the cells, those of these kinds.")
+    made.word("--seeds", type=count, default=3, help="Searches in each cell.")
+    made.word("--first-seed", type=count, default=0, help="The seeds follow on from it.")
+    made.word("--update", action="store_true", help="Put better values into the table.")
+    made.out()
+    return made
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the cells, and say how far above the best each ended."""
+    options, started = parser(), time.perf_counter()
+    arguments = options.parse_args(words)
+    wanted = CHECK if arguments.check else every()
+    wanted = [cell for cell in wanted if not arguments.kinds or cell.kind in arguments.kinds]
+    best, rows = known(), list[dict[str, Any]]()
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=TABLE.parent
+    ).stdout.strip()
+    for cell in wanted:
+        for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
+            begun = time.process_time()
+            value, status = rmse(cell, seed)
+            if arguments.update and value < best.get(cell, (float("inf"), ""))[0]:
+                best[cell] = value, commit
+                write(best)
+            excess = 100 * (value / best.get(cell, (value, ""))[0] - 1)
+            rows.append(
+                {
+                    "cell": list(cell),
+                    "seed": seed,
+                    "rmse": value,
+                    "percent above the best known": round(excess, 3),
+                    "stopped because": status,
+                    "CPU seconds": round(time.process_time() - begun, 2),
+                }
+            )
+            mark = "  <--" if excess > LIMIT else ""
+            print(
+                f"{'  '.join(map(str, cell))}  seed {seed}: {value:.5g}, +{excess:.2f}%{mark}",
+                flush=True,
+            )
+    for row in rows:  # against the best of all, those of this run among them
+        there = best.get(Cell(*row["cell"]))
+        if there is not None:
+            row["percent above the best known"] = round(100 * (row["rmse"] / there[0] - 1), 3)
+    largest = max(row["percent above the best known"] for row in rows)
+    lines = excesses(rows)
+    print(f"{len(rows)} searches, at most {largest:.2f}% above the best known", *lines, sep="\n")
+    if arguments.out:
+        report = {"searches": rows, "largest, percent": largest, "contained": lines}
+        keep(arguments.out, report, how=options.command(words), begun=started)
+    limit = LIMIT if arguments.check else LIMIT_RELEASE
+    return int(largest > limit or bool(lines))

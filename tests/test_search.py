@@ -1,0 +1,463 @@
+"""The search by tangents, its objective, and time-scaled C found by it."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from selection import before_release
+from test_optimize import PREFIX, SCHEME, N, error_of, objective_for
+from test_strategies import every_strategy
+
+from mfopt import optimize
+from mfopt import strategies as S
+from mfopt.accounting.monte_carlo import design_point, dominating_pair
+from mfopt.accounting.monte_carlo.protocol import law
+from mfopt.errors import UsageError
+from mfopt.optimize import implicit, kinds, search, time_scale
+from mfopt.optimize.objective import AmplifiedObjective, Evaluation, Placement, Tangent, log_rmse
+from mfopt.optimize.optimizers import Trace
+from mfopt.optimize.time_scale import Scaling
+from mfopt.sampling import BallsInBins
+
+
+def scaled_blt(n=N, seed=0):
+    rows, columns = np.exp(0.3 * np.random.default_rng(seed).normal(size=(2, n)))
+    return S.TimeScaled(S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])), rows, columns)
+
+
+# --- σ and its tangent ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "root", "most"),
+    [
+        (lambda x: 8 - x, math.nan, 6),  # every σ in reach is too small
+        (lambda x: -8 - x, math.nan, 60),  # and too large
+        (lambda x: 6.5 - 10 * x, 0.65, 8),
+        (lambda x: -20 * x, 0.0, 8),
+        (lambda x: -22 * (x + 0.102) + 30 * (x + 0.102) ** 2, -0.102, 8),
+        # a jump over the target: no σ meets it
+        (lambda x: jnp.where(x < 0.1, 3.0, -3.0) - x, math.nan, 60),
+        (lambda x: jnp.where(jnp.abs(x - 0.3) < 0.2, jnp.nan, 1 - 2 * x), math.nan, 60),
+    ],
+)
+def test_sigma_meets_the_target_or_is_nan(monkeypatch, value, root, most):
+    """Evaluations of log δ̂, here by a formula, are counted."""
+    seen = []
+
+    def estimate(*_):
+        def at(theta, _):
+            jax.debug.callback(lambda x: seen.append(float(x)), theta)
+            return value(theta)
+
+        return at
+
+    class Law:
+        def log_scale(self, _):
+            return 0.0
+
+    monkeypatch.setattr(implicit, "_estimate", estimate)
+    with jax.enable_x64(True):
+        zero = jnp.zeros(())
+        found = float(
+            implicit.log_sigma(Law(), None, implicit.Frozen(None, None, zero), zero, zero)
+        )
+    jax.effects_barrier()
+    assert found == pytest.approx(root, abs=2e-9, nan_ok=True)
+    assert 1 <= len(seen) <= most, seen
+
+
+@pytest.mark.ci
+def test_no_tangent_has_a_sigma_that_misses_the_target():
+    """Wherever a step goes, near its proposal or far from it, and from wherever it comes."""
+    target, mapping = objective_for(scaled_blt(), samples=512)
+    rng, log_delta, met = np.random.default_rng(0), jax.jit(design_point.log_delta), 0
+    here = target.placed(mapping.start)
+    for size in (0.01, 0.1, 0.5, 1, 2, 8, 30) * 3:
+        point = mapping.start + size * rng.normal(size=mapping.start.shape)
+        found = target.tangent(point, here.placement)
+        if not math.isfinite(found.at.value):
+            continue
+        met += 1
+        with jax.enable_x64(True):
+            pair = dominating_pair.jittered(mapping.build(jnp.asarray(point)).gram(SCHEME))
+            terms = design_point.exponents(pair, here.placement.proposal, target._draws)
+            reached = float(log_delta(terms, math.log(found.at.noise_multiplier), 2.0))
+        assert reached == pytest.approx(math.log(1e-4), abs=1e-6)
+    assert 5 < met < 21  # some were near, some were too far
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "strategy",
+    before_release([every_strategy(N)["blt"], every_strategy(N)["toeplitz"], scaled_blt()], 2),
+)
+def test_a_tangent_touches_the_objective(strategy):
+    """Its model has the value and gradient of the objective there, and is near it elsewhere."""
+    target, mapping = objective_for(strategy)
+    here = target.placed(mapping.start)
+    assert abs(here.drift) < 0.03
+    value, gradient = target.model(here)(mapping.start)
+    assert value == pytest.approx(here.at.value, abs=1e-10)
+    np.testing.assert_allclose(gradient, here.at.gradient, atol=1e-10)
+    away = mapping.start + 0.03 * np.random.default_rng(0).normal(size=mapping.start.shape)
+    error = abs(target.model(here)(away)[0] - target.follow(away, here).at.value)
+    assert 1e-8 < error < 0.02
+
+
+@pytest.mark.ci
+def test_proposals_follow_where_sigma_moves():
+    """Wherever a search comes from, its value is that of a proposal placed at the point."""
+    scheme = BallsInBins(bins=32, epochs=8)
+    mapping = kinds.of(S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])), scheme.iterations)
+    loss = log_rmse(PREFIX, scheme.iterations)
+    target = AmplifiedObjective(loss, mapping, scheme, 0.5, 1e-5, samples=1024, seed=0)
+    there, here = mapping.start + np.array([2.0, 2.0, 1.0, 1.0]), target.placed(mapping.start)
+    own, from_afar = target.placed(there), target.follow(there, here)
+    assert from_afar.placement is not here.placement and abs(from_afar.drift) <= 0.03
+    assert from_afar.at.value == pytest.approx(own.at.value, abs=3e-4)
+    near = target.follow(there + 0.01, own)
+    assert near.placement is own.placement and near.drift != own.drift
+
+
+# --- the search ----------------------------------------------------------------------------------
+
+
+class Valley:
+    """A long bent valley whose tangents lack half of the curvature, NaN far from its end."""
+
+    def __init__(self, bend=1.0, stale=0.0):
+        # on a proposal placed elsewhere a value is too low by `stale` times the distance
+        self.bend, self.stale, self.calls = bend, stale, 0
+        self.known = np.array([1.0, 30.0, 4.0])
+
+    def truth(self, y):
+        whole = self.known + self.bend * np.array([1.0, 2.0, 0.5])
+        return 0.5 * whole @ y**2, whole * y
+
+    def placed(self, x, sigma=math.nan, near=None):
+        return self.touch(x, Placement(np.array(x), 0.0))
+
+    def follow(self, x, near):
+        found = self.touch(x, near.placement)
+        return found if abs(found.drift) <= 0.1 else self.placed(x)
+
+    def touch(self, x, placement):
+        self.calls += 1
+        value, gradient = self.truth(x)
+        away = x - placement.proposal
+        far = float(np.linalg.norm(away))
+        if far > 0:
+            value, gradient = value - self.stale * far, gradient - self.stale * away / far
+        if np.max(np.abs(x)) > 20:
+            value, gradient = math.nan, np.full(3, math.nan)
+        return Tangent(np.array(x), Evaluation(value, gradient, 1.0), placement, far, (0.0, ()))
+
+    def model(self, touched):
+        x, at = touched.point, touched.at
+
+        def evaluate(y):
+            away = y - x
+            known = self.known * away
+            return at.value + at.gradient @ away + 0.5 * known @ away, at.gradient + known
+
+        return evaluate
+
+
+def searched(objective, start, steps=60, tolerance=1e-9):
+    trace = Trace()
+    search.minimize(objective, np.array(start), trace, steps=steps, tolerance=tolerance)
+    return trace
+
+
+@pytest.mark.parametrize("bend", [0.0, 1.0, 20.0, 300.0])
+def test_curvature_that_the_tangents_lack_is_learned(bend):
+    valley = Valley(bend)
+    trace = searched(valley, [3.0, -2.0, 4.0])
+    assert trace.best_value < 1e-6 and "converged" in trace.status
+    assert valley.calls <= 60
+
+
+def test_what_a_stale_proposal_promises_is_not_the_end():
+    """The end is a minimum on a proposal of its own, though on others values fall everywhere."""
+    trace = searched(Valley(stale=0.05), [0.3, -0.2, 0.4], tolerance=1e-5)
+    assert trace.best_value == pytest.approx(Valley().truth(trace.best)[0], abs=1e-12)
+    assert trace.best_value < 2e-3
+
+
+class Trap(Valley):
+    """A valley in which proposals further than 0.05 apart hide a wall."""
+
+    def truth(self, y):
+        value, gradient = super().truth(y)
+        wall = max(0.0, 0.5 - y[0])
+        return value + 40 * wall**2, gradient - np.array([80 * wall, 0, 0])
+
+    def touch(self, x, placement):
+        found = super().touch(x, placement)
+        if found.drift == 0 or not found.at.usable:
+            return found
+        return found._replace(at=found.at._replace(value=Valley().truth(x)[0]))
+
+
+def test_a_point_that_is_worse_on_its_own_proposal_is_taken_back():
+    for steps in (3, 40):
+        trace = searched(Trap(), [0.6, 0.01, 0.01], steps=steps, tolerance=1e-5)
+        start, end = (Trap().truth(np.array(x))[0] for x in ([0.6, 0.01, 0.01], trace.best))
+        assert end <= start + search._WORSE and trace.best_value == pytest.approx(end, abs=1e-9)
+
+
+class Wall(Valley):
+    """Flat, but for a wall that the tangents do not see."""
+
+    def truth(self, x):
+        wall = np.maximum(np.abs(x) - 1.5, 0)
+        value = float(np.sum(0.05 * x**2 + 5 * wall**4))
+        return value, 0.1 * x + 20 * np.sign(x) * wall**3
+
+    def model(self, touched):
+        x, at = touched.point, touched.at
+        return lambda y: (at.value + at.gradient @ (y - x), at.gradient)
+
+
+def test_a_step_far_too_long_does_not_end_the_search():
+    """Curvature learned behind the wall would forbid all further steps."""
+    trace = searched(Wall(), [1.0, -0.9, 0.8], steps=60, tolerance=3e-5)
+    assert trace.best_value < 2e-3 and "converged" in trace.status
+
+
+def test_a_stalled_point_is_not_called_converged():
+    """What was learned of one step forbids others: it is forgotten before the search ends."""
+    wild, seen = search._Bend.learn, []
+
+    def stiff(self, step, change):
+        if not seen:
+            self._parts.append((1.0, np.full(3, 1e6)))
+        seen.append(step)
+        wild(self, step, change)
+
+    search._Bend.learn = stiff
+    try:
+        trace = searched(Valley(), [3.0, -2.0, 4.0], tolerance=1e-5)
+    finally:
+        search._Bend.learn = wild
+    assert trace.best_value < 1e-3
+
+
+def test_a_start_without_a_sigma_ends_at_once():
+    trace = searched(Valley(), [30.0, 0.0, 0.0])
+    assert trace.best is None and "not a number" in trace.status
+
+
+def test_step_limit_of_tangents_is_kept():
+    trace = searched(Valley(300.0), np.full(3, 4.0), steps=3)
+    assert len(trace.history) == 3 and trace.status == "step limit 3 reached"
+
+
+def lowest_of(model, value, size, counted):
+    """(lowest value, where) of one minimization, whose values are kept."""
+
+    def watched(y):
+        counted.append(model(y)[0])
+        return model(y)
+
+    at = Evaluation(value, np.zeros(size), 1.0)
+    here = Tangent(np.zeros(size), at, Placement(None, 0.0), 0.0, (0.0, ()))
+    return search._minimum(watched, here, 5.0, 5e-5)
+
+
+def test_a_model_is_not_minimized_to_its_very_end(monkeypatch):
+    """Most of the way for less than half of the evaluations."""
+    bends, gradient = np.geomspace(1e-2, 10.0, 200), np.geomspace(1e-2, 0.1, 200)
+    truth = 0.5 * np.sum(gradient**2 / bends)
+
+    def model(y):
+        slope = gradient + bends * y
+        return 2.0 + (gradient + slope) @ y / 2, slope
+
+    found = 2.0 - lowest_of(model, 2.0, 200, some := [])[0]
+    monkeypatch.setattr(search, "_ADDED", 0.0)
+    whole = 2.0 - lowest_of(model, 2.0, 200, every := [])[0]
+    assert whole == pytest.approx(truth, rel=0.02)
+    assert 0.8 * truth < found < whole and len(some) < len(every)
+
+
+def test_a_model_s_minimum_stays_within_reach():
+    downhill = np.array([1.0, -0.3, 0.0, 2e-3])
+    lowest, reached = lowest_of(lambda y: (5 - 0.01 * downhill @ y, -0.01 * downhill), 5.0, 4, [])
+    np.testing.assert_allclose(reached[:3], [5.0, -5.0, 0.0])
+    assert 5 - 0.01 * downhill @ reached == lowest
+
+
+def test_a_model_whose_error_falls_below_every_error_is_left_at_once():
+    """σ of a tangent may reach 0: what it promises there is no reason to follow it to the end."""
+
+    def model(y):  # log of an error, whose square is linear in y
+        square = 1 + np.sum(y) / 9.9
+        if not square > 0:
+            return math.nan, y
+        return 1 + math.log(square) / 2, np.full(2, 0.5 / (9.9 * square))
+
+    lowest, reached = lowest_of(model, 1.0, 2, counted := [])
+    assert lowest < 1 - search._LOST and np.max(np.abs(reached)) <= 5
+    assert counted[-1] < 1 - search._LOST
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_wave_is_no_worse_than_the_blt_that_it_contains(seed):
+    """A shortcut of the root finder once ended this search 17% high, certified."""
+    scheme = BallsInBins(bins=32, epochs=8)
+    errors = {
+        kind: optimize.optimize(
+            scheme, 1.0, 1e-5, strategy=kind, buffers=buffers, time_scale=True, seed=seed
+        ).loss
+        for kind, buffers in (("blt", 2), ("wave-blt", 4))
+    }
+    assert errors["wave-blt"] < errors["blt"] + 0.003
+
+
+# --- parameters of time-scaled C -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bins", "share", "epsilon"),
+    [(5, 0.5, 1.0), (200, 0.5, 1.0), (5, 0.02, 2000.0), (200, 0.005, 1e5)],
+    ids=["whole", "nodes", "large ε", "powers that are cut"],
+)
+def test_rows_of_a_cycle_have_the_value_and_gradient_of_a_gather(bins, share, epsilon):
+    """Blocks read a table's rows once for all of them; a part cycle is at the end.
+
+    Both draws of a pair have one exponential, whose powers end within double precision.
+    """
+    modes = np.eye(bins) + 0.5 * np.random.default_rng(0).random((bins, bins))
+    sigma = share * np.linalg.norm(modes[:, 0])
+
+    def whole(parts, component, nodes):
+        tables, loss_linear, proposal_linear = parts
+        x, values = jnp.exp(-jnp.log(sigma)), []
+        for sign in (1, -1):
+            u = x**2 * tables.loss_square[component] + sign * x * loss_linear
+            w = x**2 * tables.proposal_square[component] + sign * x * proposal_linear
+            loss, ratio = (dominating_pair.privacy_loss(y) for y in (u, w))
+            density = dominating_pair.privacy_loss(u[:, nodes])
+            values.append(density - ratio + dominating_pair.log_hinge(loss - epsilon))
+        values = jnp.concatenate(values)
+        return jax.scipy.special.logsumexp(values) - jnp.log(len(values))
+
+    def in_blocks(parts, component, nodes):
+        tables, *linear = parts
+        terms = design_point.joined(tables, (component, *linear), nodes)
+        return design_point.log_delta(terms, jnp.log(sigma), epsilon)
+
+    with jax.enable_x64(True):
+        pair = dominating_pair.jittered(jnp.asarray(modes.T @ modes))
+        placed = design_point.placed(pair.gram, sigma, epsilon, 0.5)
+        draws = design_point.draw(jax.random.key(0), 2 * 4013, bins)  # many blocks
+
+        def both(log_delta, draws):
+            tables = design_point.tables(pair.gram, placed.weights)
+            component, *linear = design_point.linear(pair.factor, placed.weights, draws)
+            return jax.value_and_grad(log_delta)((tables, *linear), component, placed.nodes)
+
+        fast, slow = both(in_blocks, draws), both(whole, draws)
+        assert math.isfinite(slow[0]) and float(fast[0]) == pytest.approx(float(slow[0]), rel=1e-12)
+        for found, expected in zip(*map(jax.tree.leaves, (fast[1], slow[1])), strict=True):
+            assert np.any(expected)
+            np.testing.assert_allclose(found, np.asarray(expected), rtol=1e-9, atol=1e-14)
+        if epsilon == 1:  # what is not in cycles, it misreads
+            mixed = draws._replace(component=np.sort(draws.component))
+            assert abs(both(in_blocks, mixed)[0] - both(whole, mixed)[0]) > 1e-4
+
+
+@pytest.mark.parametrize("rows", [True, False])
+def test_scaled_parameters_round_trip_and_have_gradients(rows):
+    strategy, scaling = scaled_blt(), Scaling(knots=5, rows=rows)
+    inside = kinds.of(strategy.base, N)
+    mapping = time_scale.scaled(strategy, N, inside, scaling)
+    assert len(mapping.start) == 4 + (10 if rows else 5)
+    with jax.enable_x64(True):
+        built = jax.tree.map(np.asarray, mapping.build(jnp.asarray(mapping.start)))
+        at = np.rint(time_scale.places(5, N)).astype(int)
+        ours, theirs = built.diagonals(N), strategy.diagonals(N)
+        if rows:
+            for one, two in zip(ours, theirs, strict=True):
+                np.testing.assert_allclose(one[[0, -1]], two[[0, -1]], rtol=1e-12)
+        again = time_scale.scaled(built, N, inside, scaling)
+        reached = jax.tree.map(np.asarray, again.build(jnp.asarray(again.start)))
+    assert at[0] == 0 and at[-1] == N - 1
+    built.check_entries(N)
+    reached.check_entries(N)
+    with pytest.raises(UsageError, match="knots"):
+        Scaling(knots=1)
+
+
+@pytest.mark.parametrize("kind", ["blt", "toeplitz", "banded-toeplitz"])
+def test_a_slope_between_the_diagonals_is_told_by_the_base_alone(kind):
+    """However steep: the same C, with diagonals near each other, and zeros that stay zeros."""
+    base = {
+        "blt": S.BLT(np.array([0.3, 0.1]), np.array([0.2, 0.5])),
+        "toeplitz": S.Toeplitz(0.6 ** np.arange(N)),
+        "banded-toeplitz": S.BandedToeplitz(np.array([1.0, 0.5, 0.3])),
+    }[kind]
+    time = np.arange(N) / (N - 1)
+    steep = (1.5 if kind == "blt" else 20.0) * time
+    steep -= np.mean(steep)  # a constant would scale C, and σ with it
+    given = S.TimeScaled(base, np.exp(steep), np.exp(0.3 * time**2 - steep))
+    matrix = np.asarray(given.materialize(N))
+    entry = kinds.scaled(kinds.find(kind), Scaling())
+    levelled = time_scale.level(given, N, kinds.find(kind).tilted)
+    np.testing.assert_allclose(np.asarray(levelled.materialize(N)), matrix, rtol=1e-9)
+    rows, columns = map(np.log, map(np.asarray, levelled.diagonals(N)))
+    trend = np.polyfit(np.arange(N), columns - rows, 1)
+    np.testing.assert_allclose(trend, 0, atol=1e-9)
+    # and parameters lose nothing, whatever of this kind the search begins from
+    containing = kinds.scaled(kinds.find("toeplitz"), Scaling(knots=24))
+    for one in (entry, containing) if kind != "blt" else (entry,):
+        start = one.convert(given, kinds.Size(N, SCHEME.bins, 3, 2))
+        mapping = one.parameterize(start, N)
+        with jax.enable_x64(True):
+            built = np.asarray(mapping.build(jnp.asarray(mapping.start)).materialize(N))
+            moved = mapping.start.copy()
+            moved[-24:] += time_scale.places(24, N) / time_scale._units(24)
+            again = np.asarray(mapping.build(jnp.asarray(moved)).materialize(N))
+        np.testing.assert_allclose(again, built, rtol=1e-9)  # a slope of q changes nothing
+        scale = np.mean(np.diagonal(matrix)) / np.mean(np.diagonal(built))
+        np.testing.assert_allclose(built * scale, matrix, rtol=0.02, atol=1e-6 * np.max(matrix))
+
+
+def test_fewer_samples_are_the_first_of_all():
+    known = law(SCHEME)
+    key, other = (jax.random.key(seed) for seed in (0, 1))
+    with jax.enable_x64(True):
+        few, every, others = (
+            jax.tree.map(np.asarray, known.draws(*of))
+            for of in ((key, 64), (key, 512), (other, 512))
+        )
+    assert len(few.normal) == 32
+    for part, whole in zip(few, every, strict=True):
+        np.testing.assert_array_equal(part, whole[:32])
+    assert not np.any(few.normal == others.normal[:32])
+
+
+@pytest.mark.release
+def test_time_scaling_pays_and_every_kind_of_it_is_found():
+    options = {"samples": 2048, "seed": 5, "bands": 3, "buffers": 2}
+    plain = optimize.optimize(SCHEME, 2.0, 1e-4, strategy="blt", **options)
+    for kind in ("blt", "toeplitz", "banded-toeplitz"):
+        found = optimize.optimize(
+            SCHEME, 2.0, 1e-4, strategy=kind, time_scale=Scaling(knots=5), **options
+        )
+        assert found.strategy.kind == "time-scaled" and found.strategy.base.kind == kind
+        gram = np.asarray(found.strategy.gram(SCHEME))
+        assert np.max(np.diagonal(gram)) == pytest.approx(1)
+        if kind != "banded-toeplitz":  # three bands are too few here
+            assert error_of(found) < error_of(plain) - 0.01
+    again = optimize.optimize(
+        SCHEME, 2.0, 1e-4, strategy="blt", time_scale=True, init=plain.strategy, **options
+    )
+    assert error_of(again) < error_of(plain) - 0.01
+    with pytest.raises(UsageError, match="time scale"):
+        optimize.optimize(SCHEME, 2.0, 1e-4, strategy="dense", time_scale=True)
