@@ -188,7 +188,7 @@ def audit(
         progress(Progress("training on canaries", result.step + 1, steps, "steps"))
     progress(Progress("attacking"))
     released = releases.astype(np.float64) * (execution.normalizer / bound)
-    attacker = attack.attack_on(account.sampling, account.strategy, _group(settings))
+    attacker = attack.attack_on(account.sampling, account.strategy, settings.group_size)
     scores = attacker(white_noise(released, account.strategy), account.noise_multiplier)
     # the same execution under another secret
     other = RunSecret(secret.derive("twin"))
@@ -216,7 +216,7 @@ def _announce(canaries: int, execution: Execution, progress: Report) -> None:
 
 def _store(settings: TrainConfig, present: np.ndarray, population: int | None) -> TokenStore:
     """A user a canary, without records where it is absent; and users that fill the batches."""
-    each = _group(settings)
+    each = settings.group_size
     users = [[[unit] * 2] * each if there else [] for unit, there in enumerate(present.tolist())]
     if settings.batch_size and population is not None:
         units = len(users) if each == 1 else each * int(present.sum())
@@ -230,12 +230,6 @@ def _store(settings: TrainConfig, present: np.ndarray, population: int | None) -
             )
         users += [[[len(present)] * 2] * each] * ((population - units) // each)
     return TokenStore.from_records(users, vocab_size=len(present) + 1)
-
-
-def _group(settings: TrainConfig) -> int:
-    """Sampled units of one canary."""
-    by_record = settings.algorithm in ("els", "group") and settings.privacy_unit == "user"
-    return settings.records_per_user if by_record else 1
 
 
 def white_noise(releases: np.ndarray, strategy: Strategy) -> np.ndarray:
@@ -269,7 +263,7 @@ def judge(
     lower, guesses, correct = _best_rule(scores, present, delta, level)
     hits = int(np.sum((scores >= 0) == present))
     least = float(stats.beta.ppf(level, hits, m - hits + 1)) if hits else 0.0
-    optimum = _Expected(account, _group(settings))
+    optimum = _Expected(account, settings.group_size)
     sigma = account.noise_multiplier
     highest = optimum.largest_noise_multiplier(least, sigma)
     return Audit(

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 
 from mfopt import _extras
 
@@ -40,6 +41,7 @@ except ModuleNotFoundError as problem:
 from mfopt import _check
 from mfopt.errors import FailureError, UsageError
 from mfopt.noise import NoiseState
+from mfopt.training import mesh as meshes
 from mfopt.training.loop import TrainState
 from mfopt.training.secrets import RunSecret
 
@@ -76,7 +78,7 @@ class Checkpoints:
         if jax.process_index() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             os.chmod(self.folder, _OWNER_ONLY)
-        _wait("checkpoint folder")
+        meshes.wait_for_lead("checkpoint folder")
         options = ocp.CheckpointManagerOptions(
             max_to_keep=_check.integer("keep", keep),
             cleanup_tmp_directories=True,
@@ -255,7 +257,7 @@ class Checkpoints:
                     again += 1
                     aside = self.folder / f"{_DAMAGED}{number}-{again}"
                 place.rename(aside)
-        _wait("damaged checkpoints")
+        meshes.wait_for_lead("damaged checkpoints")
         if later:
             self._manager.reload()
 
@@ -292,13 +294,6 @@ def _without_late_calls(found: Any) -> None:
 _unraisable = sys.unraisablehook
 
 
-def _wait(what: str) -> None:
-    if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
-
-        multihost_utils.sync_global_devices(what)
-
-
 def _name(secret: RunSecret) -> str:
     """Tells one secret from another, and nothing about it."""
     return secret.derive("name").hex()[:16]
@@ -320,8 +315,6 @@ def _message(items: Mapping[str, list[Any]], facts: Mapping[str, Any]) -> bytes:
 
 def _array_digest(name: str, leaf: Any) -> str:
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-        from jax.experimental import multihost_utils
-
         leaf = multihost_utils.process_allgather(leaf, tiled=True)
     array = np.ascontiguousarray(np.asarray(leaf))
     digest = hashlib.sha256(f"{name} {array.dtype.str} {np.shape(leaf)} ".encode())

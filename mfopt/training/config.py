@@ -315,6 +315,12 @@ class TrainConfig:
             and _optimizable(self.scheme())
         )
 
+    @property
+    def group_size(self) -> int:
+        """Sampled units that one protected user or record accounts for."""
+        by_record = self.algorithm in ("els", "group") and self.privacy_unit == "user"
+        return self.records_per_user if by_record else 1
+
     def scheme(self) -> Scheme:
         """The sampling scheme that ``sampling`` describes."""
         return sampling.parse(self.sampling)

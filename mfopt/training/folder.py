@@ -12,6 +12,7 @@ import jax
 
 from mfopt import _check, _files
 from mfopt.errors import UsageError
+from mfopt.training import mesh as meshes
 from mfopt.training.config import TrainConfig
 from mfopt.training.secrets import RunSecret
 
@@ -133,7 +134,7 @@ def secret_of(config: TrainConfig, folder: Path, resuming: bool) -> RunSecret:
         content = RunSecret.fresh().to_bytes()
         for name in _SECRETS:
             _files.write(folder / name, content, private=True)
-    wait_for_lead("secret")
+    meshes.wait_for_lead("secret")
     for name in _SECRETS:
         with contextlib.suppress(OSError, UsageError):
             return RunSecret.from_bytes((folder / name).read_bytes())
@@ -143,11 +144,3 @@ def secret_of(config: TrainConfig, folder: Path, resuming: bool) -> RunSecret:
         "holds a run without its secret, or with a damaged one",
         "Without it the run cannot go on: begin a new one in another folder.",
     )
-
-
-def wait_for_lead(what: str) -> None:
-    """Several processes meet here, so that what the first has written is there for all."""
-    if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
-
-        multihost_utils.sync_global_devices(what)

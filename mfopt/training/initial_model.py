@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib
 import inspect
@@ -13,25 +14,44 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from flax import nnx
 
 from mfopt import _check, _files
 from mfopt.errors import UsageError
-from mfopt.progress import Progress, Report
+from mfopt.progress import Progress, Report, silent
+from mfopt.sampling import FixedOrder
+from mfopt.training import mesh as meshes
+from mfopt.training.batching import Sampler
+from mfopt.training.clipping import NoClipping
 from mfopt.training.config import TrainConfig
 from mfopt.training.data import TokenStore, overlap
 from mfopt.training.export import export_model
-from mfopt.training.folder import wait_for_lead
+from mfopt.training.loop import Execution, Trainer
 from mfopt.training.models import Model
-from mfopt.training.pretraining import pretrain
+from mfopt.training.models.gpt2 import GPT2Config, LoRAConfig
+from mfopt.training.models.huggingface import (
+    gpt2_model,
+    gpt2_shapes,
+    load_pretrained,
+    read_config,
+)
+from mfopt.training.models.nnx_model import from_nnx
+from mfopt.training.optimizers import make_optimizer, schedule
 from mfopt.training.tokenizers import Tokenizer
+from mfopt.training.units import Units
+
+_WARMUP_SHARE = 0.05
+# settings that a pretrained model follows from, beside its data and initial values
+_PRETRAINED_BY = (
+    *("length", "width", "layers", "heads", "model_seed", "compute_dtype"),
+    *("pretrain_steps", "pretrain_batch", "pretrain_rate"),
+)
 
 
 def initial_model(
     config: TrainConfig,
     parts: dict[str, TokenStore],
     folder: Path,
-    mesh: Mesh,
     progress: Report,
     tokenizer: Tokenizer | None = None,
 ) -> Model:
@@ -41,30 +61,26 @@ def initial_model(
       config: settings of the run.
       parts: token stores by name.
       folder: where files are written.
-      mesh: devices.
       progress: told of pretraining steps.
       tokenizer: of the data; kept with a pretrained model.
     """
-    from mfopt.training.models.gpt2 import GPT2Config, LoRAConfig
-    from mfopt.training.models.huggingface import gpt2_model, load_pretrained
-
-    if made_elsewhere(config.model):
-        return _imported(config, parts["train"].vocab_size)
-    lora = None
-    if config.lora_rank:
-        layers = tuple(name.strip() for name in config.lora_layers.split(","))
-        lora = LoRAConfig(config.lora_rank, config.lora_alpha or None, layers)
-    loading: dict[str, Any] = {"compute_dtype": config.compute_dtype, "remat": config.remat}
-    source = config.model
+    vocab_size, source = parts["train"].vocab_size, config.model
+    if made_elsewhere(source):
+        return _imported(config, vocab_size)
     if config.pretrain_steps:
         source = str(folder / "pretrained")
         if jax.process_index() == 0:
-            _pretrain(config, parts, Path(source), loading, progress, tokenizer)
-        wait_for_lead("pretraining")
-    if source:
-        return load_pretrained(source, lora=lora, seed=config.model_seed, **loading)
-    shape = _shape(config, parts["train"].vocab_size, loading)
-    return gpt2_model(GPT2Config(**shape), lora=lora, seed=config.model_seed)
+            _pretrained(config, parts, Path(source), progress, tokenizer)
+        meshes.wait_for_lead("pretraining")
+    return _gpt2(config, vocab_size, source, _lora(config))
+
+
+def outline(config: TrainConfig, vocab_size: int) -> Model | None:
+    """:func:`initial_model` with shapes in place of values; None where a function makes it."""
+    if made_elsewhere(config.model):
+        return None
+    shape = read_config(config.model) if config.model else _shape(config, vocab_size)
+    return gpt2_shapes(dataclasses.replace(shape, **_computing(config)), _lora(config))
 
 
 def made_elsewhere(model: str) -> bool:
@@ -104,79 +120,104 @@ def maker_of(config: TrainConfig) -> Callable[..., Any]:
     return make  # type: ignore[no-any-return]  # a module's attribute
 
 
+def no_public_part(setting: str, value: int) -> UsageError:
+    """The refusal to use private data where public data is needed."""
+    return _check.reject(
+        setting,
+        value,
+        "the data has no public part",
+        "Build it with a public part, or pretrain elsewhere and give `model`.",
+    )
+
+
+def digest_of(params: Any) -> str:
+    """SHA-256 of the values of a pytree of arrays."""
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        array = np.ascontiguousarray(np.asarray(leaf))
+        digest.update(f"{jax.tree_util.keystr(path)}{array.dtype}{array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def _gpt2(
+    config: TrainConfig, vocab_size: int, source: str, lora: LoRAConfig | None = None
+) -> Model:
+    if source:
+        return load_pretrained(source, lora=lora, seed=config.model_seed, **_computing(config))
+    return gpt2_model(_shape(config, vocab_size), lora=lora, seed=config.model_seed)
+
+
+def _shape(config: TrainConfig, vocab_size: int) -> GPT2Config:
+    sizes = (vocab_size, config.length, config.width, config.layers, config.heads)
+    return GPT2Config(*sizes, **_computing(config))
+
+
+def _computing(config: TrainConfig) -> dict[str, Any]:
+    return {"compute_dtype": config.compute_dtype, "remat": config.remat}
+
+
+def _lora(config: TrainConfig) -> LoRAConfig | None:
+    if not config.lora_rank:
+        return None
+    layers = tuple(name.strip() for name in config.lora_layers.split(","))
+    return LoRAConfig(config.lora_rank, config.lora_alpha or None, layers)
+
+
 def _imported(config: TrainConfig, vocab_size: int) -> Model:
     """The model that ``config.model``, MODULE:FUNCTION, makes.
 
     The function is called as ``function(vocab_size=V, length=L, seed=S)`` and gives a
     :class:`Model`, or a Flax NNX module that maps tokens (L,) to logits (L, V) and is causal.
     """
-    from flax import nnx
-
-    from mfopt.training.models.nnx_model import from_nnx
-
     made = maker_of(config)(vocab_size=vocab_size, length=config.length, seed=config.model_seed)
     if not isinstance(made, Model | nnx.Module):
         given = f"gives a {type(made).__name__}: must be a Model or a Flax NNX module"
         raise _check.reject("model", config.model, given)
     if not isinstance(made, Model):
         made = from_nnx(made, name=config.model.partition(":")[2], vocab_size=vocab_size)
-    _refuse_looking_ahead(made, config)
+    if made.logits is not None:
+        rows = np.zeros((2, config.length), np.int32)
+        rows[1, -1] = 1
+        first, second = (
+            np.asarray(made.logits(made.params, made.frozen, jnp.asarray(row)))[:-1] for row in rows
+        )
+        # finite logits that a causal model computes from the same tokens differ by rounding at most
+        if not np.allclose(first, second, rtol=1e-3, atol=1e-4):
+            raise _check.reject(
+                "model", config.model, "looks ahead: its logits at a token follow from later tokens"
+            )
     return made
 
 
-def _refuse_looking_ahead(model: Model, config: TrainConfig) -> None:
-    """Refuse logits that follow from later tokens: their loss would say nothing."""
-    if model.logits is None:
-        return
-    rows = np.zeros((2, config.length), np.int32)
-    rows[1, -1] = 1
-    first, second = (
-        np.asarray(model.logits(model.params, model.frozen, jnp.asarray(row))) for row in rows
-    )
-    # finite logits that a causal model computes from the same tokens differ by rounding at most
-    if not np.allclose(first[:-1], second[:-1], rtol=1e-3, atol=1e-4):
-        raise _check.reject(
-            "model", config.model, "looks ahead: its logits at a token follow from later tokens"
-        )
-
-
-def _pretrain(
+def _pretrained(
     config: TrainConfig,
     parts: dict[str, TokenStore],
     target: Path,
-    loading: dict[str, Any],
     progress: Report,
     tokenizer: Tokenizer | None,
 ) -> None:
-    """Make the pretrained model of these settings in ``target``, unless it is there."""
+    """Make the pretrained model of these settings in ``target``, unless it is there bit for bit."""
     if "public" not in parts:
         raise no_public_part("pretrain_steps", config.pretrain_steps)
     public, record = parts["public"], target / "pretraining.json"
-    names = (
-        "length",
-        "width",
-        "layers",
-        "heads",
-        "model_seed",
-        "pretrain_steps",
-        "pretrain_batch",
-        "pretrain_rate",
-        "compute_dtype",
-    )
-    base = _plain_model(config, public.vocab_size, loading)
+    base = _gpt2(config, public.vocab_size, config.model)
     base.check_fits(public.vocab_size, config.length)
     private = [store for name, store in parts.items() if name != "public"]
     overlap.refuse_copies(public, private, config.public_overlap)
-    wanted = {name: getattr(config, name) for name in names}
-    wanted |= {
-        "data": public.digest,
-        "model": digest_of(base.params),
-        "weights": None,
-    }
-    if _is_there(record, wanted, target):
-        note = "using the pretrained model of these settings"
-        progress(Progress("pretraining", note=note, lasting=True))
-        return
+    facts = {name: getattr(config, name) for name in _PRETRAINED_BY}
+    facts |= {"data": public.digest, "model": digest_of(base.params)}
+
+    def weights() -> str:
+        return hashlib.sha256((target / "model.safetensors").read_bytes()).hexdigest()
+
+    try:
+        if json.loads(record.read_text()) == facts | {"weights": weights()}:
+            note = "using the pretrained model of these settings"
+            progress(Progress("pretraining", note=note, lasting=True))
+            return
+    except (OSError, ValueError):  # not there, or not whole
+        pass
     params = pretrain(
         base,
         public,
@@ -188,59 +229,78 @@ def _pretrain(
         progress=progress,
     )
     export_model(base, params, target, force=True, tokenizer=tokenizer)
-    wanted["weights"] = _weights_digest(target)
-    _files.write(record, json.dumps(wanted, indent=2) + "\n")
+    _files.write(record, json.dumps(facts | {"weights": weights()}, indent=2) + "\n")
 
 
-def no_public_part(setting: str, value: int) -> UsageError:
-    """The refusal to use private data where public data is needed."""
-    return _check.reject(
-        setting,
-        value,
-        "the data has no public part",
-        "Build it with a public part, or pretrain elsewhere and give `model`.",
+class CorpusUnits(Units):
+    """One unit: a fresh random block of ``records`` records of a public store at each step.
+
+    Args:
+      store: token store.
+      records: record numbers to draw from.
+      length: tokens of a row.
+      seed: pins the random choices.
+    """
+
+    def __init__(self, store: TokenStore, *, records: int, length: int, seed: int) -> None:
+        self.store, self.records, self.length, self._seed = store, records, length, seed
+        self.population = self.group_size = 1
+
+    def fetch(self, units: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
+        rng = np.random.default_rng([self._seed, step])
+        count = self.store.num_records
+        records = rng.choice(count, self.records, replace=self.records > count)
+        tokens, mask = self.store.batch(records, self.length)
+        return tokens[None], mask[None]
+
+    def describe(self) -> dict[str, Any]:
+        return {"unit": "block", "records": self.records, "length": self.length}
+
+
+def pretrain(
+    model: Model,
+    store: TokenStore,
+    *,
+    steps: int,
+    batch: int,
+    length: int,
+    learning_rate: float,
+    seed: int = 0,
+    progress: Report = silent,
+) -> Any:
+    """Parameters after ``steps`` steps of AdamW with a cosine schedule on public records.
+
+    Args:
+      model: the model.
+      store: token store.
+      steps: number of steps.
+      batch: records of a step.
+      length: tokens of a row.
+      learning_rate: learning rate.
+      seed: pins the random choices.
+      progress: told of each step.
+
+    Raises:
+        UsageError: the store is not marked as public.
+    """
+    if store.metadata.get("public") is not True:
+        raise _check.reject(
+            "store", str(store.path), "is not marked as public, and pretraining adds no noise"
+        )
+    units = CorpusUnits(store, records=batch, length=length, seed=seed)
+    sampler = Sampler(FixedOrder(bins=1, epochs=steps), 1, 0, microbatch=1)
+    rate = schedule("cosine", learning_rate, steps, warmup=max(1, int(_WARMUP_SHARE * steps)))
+    trainer = Trainer(
+        model,
+        Execution(units, sampler, NoClipping(), None, 1.0),
+        make_optimizer("adamw", rate, beta2=0.99, weight_decay=0.01),
     )
-
-
-def _is_there(record: Path, wanted: dict[str, Any], target: Path) -> bool:
-    """Whether ``target`` holds, bit for bit, the model that was pretrained with these settings."""
-    try:
-        found = json.loads(record.read_text())
-        weights = _weights_digest(target)
-    except (OSError, ValueError):
-        return False
-    return bool(found == {**wanted, "weights": weights})
-
-
-def _weights_digest(folder: Path) -> str:
-    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-
-
-def _plain_model(config: TrainConfig, vocab_size: int, loading: dict[str, Any]) -> Model:
-    from mfopt.training.models.gpt2 import GPT2Config
-    from mfopt.training.models.huggingface import gpt2_model, load_pretrained
-
-    if config.model:
-        return load_pretrained(config.model, seed=config.model_seed, **loading)
-    return gpt2_model(GPT2Config(**_shape(config, vocab_size, loading)), seed=config.model_seed)
-
-
-def _shape(config: TrainConfig, vocab_size: int, loading: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "vocab_size": vocab_size,
-        "n_positions": config.length,
-        "n_embd": config.width,
-        "n_layer": config.layers,
-        "n_head": config.heads,
-        **loading,
-    }
-
-
-def digest_of(params: Any) -> str:
-    """SHA-256 of the values of a pytree of arrays."""
-    digest = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        array = np.ascontiguousarray(np.asarray(leaf))
-        digest.update(f"{jax.tree_util.keystr(path)}{array.dtype}{array.shape}".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()
+    state = trainer.init()
+    stage = f"pretraining on {store.num_records} public records"
+    progress(Progress(stage, 0, steps, "steps"))
+    for result in trainer.run(state):
+        state, done = result.state, result.step + 1
+        if done % 10 == 0 or done == steps:  # looking at the loss waits for the step
+            loss = float(result.statistics.loss) / max(1.0, float(result.statistics.targets))
+            progress(Progress(stage, done, steps, "steps", note=f"loss {loss:.3f}"))
+    return state.params

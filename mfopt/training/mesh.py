@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mfopt import _check
@@ -34,6 +35,12 @@ def make_mesh(model_parallel: int = 1) -> Mesh:
             "model_parallel", model_parallel, f"must divide the number of devices ({len(devices)})"
         )
     return Mesh(devices.reshape(-1, model_parallel), (DATA, MODEL))
+
+
+def wait_for_lead(what: str) -> None:
+    """Several processes meet here, so that what the first has written is there for all."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(what)
 
 
 def data_parallel(mesh: Mesh) -> int:

@@ -20,7 +20,7 @@ from mfopt.training.data import TokenStore, open_parts, verify_all
 from mfopt.training.data.embedded import EMBEDDED
 from mfopt.training.data.stdlib import build_stdlib
 from mfopt.training.evaluation import Evaluator
-from mfopt.training.folder import Lock, check_folder, secret_of, wait_for_lead
+from mfopt.training.folder import Lock, check_folder, secret_of
 from mfopt.training.gradients import formed_one_by_one
 from mfopt.training.initial_model import (
     digest_of,
@@ -28,9 +28,11 @@ from mfopt.training.initial_model import (
     made_elsewhere,
     maker_of,
     no_public_part,
+    outline,
 )
 from mfopt.training.loop import Execution, Trainer
 from mfopt.training.models import Model
+from mfopt.training.models.huggingface import read_config
 from mfopt.training.optimizers import averaged, fitting_rate, make_optimizer, schedule, sweep_rates
 from mfopt.training.secrets import RunSecret
 from mfopt.training.selection import PERPLEXITY_RULES
@@ -105,8 +107,6 @@ def preflight(config: TrainConfig, *, resume: bool = False) -> None:
     if config.model and made_elsewhere(config.model):
         maker_of(config)
     elif config.model:
-        from mfopt.training.models.huggingface import read_config
-
         read_config(config.model)
     if config.sign_key:
         signing.load_private(config.sign_key)
@@ -162,20 +162,21 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
         )
     rate = learning_rate_of(config, execution)
     optimizer = optimizer_of(config, execution, rate)
-    work = sizes.work(config, train.vocab_size)
+    shapes = outline(config, train.vocab_size)
 
-    def affordable(work: sizes.Work) -> Execution:
+    def affordable(model: Model) -> Execution:
+        work = sizes.work(model, config.length)
         fitting = dataclasses.replace(config, microbatch=sizes.fitting(work, execution, config))
         found = execution_of(fitting, account, scheme, execution.units, secret, mesh)
         sizes.require(work, found, config)
         sizes.announce(work, found, config, progress)
         return found
 
-    if work.trained:
-        execution = affordable(work)
-    model = initial_model(config, parts, folder, mesh, progress, tokenizer)
-    if not work.trained:  # a function made it: nobody could tell before
-        execution = affordable(sizes.work(config, train.vocab_size, model))
+    if shapes is not None:
+        execution = affordable(shapes)
+    model = initial_model(config, parts, folder, progress, tokenizer)
+    if shapes is None:  # a function made it: nobody could tell before
+        execution = affordable(model)
     config = dataclasses.replace(config, microbatch=execution.sampler.microbatch)
     note = None if account is None else formed_one_by_one(model, config.length)
     if note and config.microbatch > 1:
@@ -292,7 +293,7 @@ def _open_data(
         if not place.is_dir() and jax.process_index() == 0:
             public = EMBEDDED[config.data]
             build_stdlib(place, public=public, progress=within(progress, "embedded corpus"))
-        wait_for_lead("corpus")
+        meshes.wait_for_lead("corpus")
     parts = open_parts(place)
     progress(Progress("comparing the data with its digests"))
     verify_all(parts)

@@ -6,16 +6,18 @@ Counted in float32 numbers and operations on them; what these cost was measured 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from mfopt import _check, _sizes
 from mfopt.progress import Report
 from mfopt.training import ghost
 from mfopt.training.config import TrainConfig
 from mfopt.training.gradients import taps_of
-from mfopt.training.initial_model import made_elsewhere
 from mfopt.training.loop import Execution
 from mfopt.training.models import Model
 
@@ -27,7 +29,7 @@ _FASTER = 2.2  # operations on floats for one on doubles
 _GRADIENT, _DRAW, _BUFFER, _UPDATE = 4.0, 7.0, 1.0, 4.0
 _MOMENTS = {"sgd": 0, "momentum": 1}  # arrays of an optimizer's state; 2 of all others
 _SPARE = 0.9  # of a device's memory
-_SLACK = 1.1  # of what a microbatch holds at once, over its largest arrays
+_REMAT = ("remat2", "checkpoint")
 
 
 class Work(NamedTuple):
@@ -36,19 +38,15 @@ class Work(NamedTuple):
     Attributes:
       trained: parameters that are trained.
       frozen: other parameters.
-      record: numbers that the backward pass of one record holds; 0 where nobody knows.
-      layers: blocks, each with a product over all pairs of tokens.
-      width: of the residual stream.
+      record: numbers that the backward pass of one record holds.
       products: (size, positions in a record) of each parameter that meets activations in products
         only.
     """
 
     trained: float
-    frozen: float = 0.0
-    record: float = 0.0
-    layers: int = 0
-    width: int = 0
-    products: tuple[tuple[int, int], ...] = ()
+    frozen: float
+    record: float
+    products: tuple[tuple[int, int], ...]
 
     def formed(self, records: int) -> float:
         """Parameters whose gradients are formed for each of several units of so many records."""
@@ -57,66 +55,40 @@ class Work(NamedTuple):
         )
 
 
-def work(config: TrainConfig, vocab_size: int, model: Model | None = None) -> Work:
-    """The model of a run; of the settings alone where it was not made yet.
-
-    Args:
-        config: settings of the run.
-        vocab_size: of the data.
-        model: once it is there. Without it the size of one that a function makes is not known.
-    """
-    from mfopt.training.models.gpt2 import LINEAR_LAYERS, GPT2Config
-    from mfopt.training.models.huggingface import read_config
-
-    trained = 0.0 if model is None else float(model.num_params)
-    frozen = (
-        0.0 if model is None else float(sum(leaf.size for leaf in jax.tree.leaves(model.frozen)))
+def work(model: Model, length: int) -> Work:
+    """The model of a run on rows of ``length`` tokens; it may hold shapes in place of values."""
+    trained, frozen = (
+        float(sum(leaf.size for leaf in jax.tree.leaves(part)))
+        for part in (model.params, model.frozen)
     )
-    if made_elsewhere(config.model):
-        return Work(trained, frozen, products=_products(model, config.length))
-    if config.model:
-        shape = read_config(config.model)
-    else:
-        sizes = (vocab_size, config.length, config.width, config.layers, config.heads)
-        shape = GPT2Config(*sizes)
-    d, inner = shape.n_embd, shape.inner
-    products = [(size, config.length) for size in (3 * d**2, d**2, d * inner, d * inner)]
-    products = [*products * shape.n_layer, (shape.vocab_size * d, 2 * config.length)]
-    if config.remat:
-        products = products[-1:]
-    if model is None:
-        trained = float(shape.num_params)
-        if config.lora_rank:
-            both = ((d, 3 * d), (d, d), (d, inner), (inner, d))
-            ends = dict(zip(LINEAR_LAYERS, both, strict=True))
-            adapted = [name.strip() for name in config.lora_layers.split(",")]
-            frozen = trained
-            adapters = sum(sum(ends.get(name, (0,))) for name in adapted)
-            trained = float(shape.n_layer * config.lora_rank * adapters)
-            products = [
-                (config.lora_rank * size, config.length)
-                for name in adapted
-                for size in ends.get(name, ())
-            ] * shape.n_layer
-    block = config.length * (8 * shape.n_embd + 4 * shape.inner)
-    block += 3 * shape.n_head * config.length**2
-    kept = shape.n_layer * block
-    if config.remat:
-        kept = 2 * block + shape.n_layer * config.length * shape.n_embd
-    record = kept + 3 * config.length * shape.vocab_size  # logits, their softmax, its gradient
-    found = tuple(products) if model is None else _products(model, config.length)
-    return Work(trained, frozen, record, shape.n_layer, shape.n_embd, found)
-
-
-def _products(model: Model | None, length: int) -> tuple[tuple[int, int], ...]:
-    if model is None:
-        return ()
     taps = taps_of(model, model.params, model.frozen, length)
     leaves = jax.tree.leaves(model.params)
-    return tuple(
+    products = tuple(
         (leaves[i].size, sum(use.positions for use in taps.uses if use.leaf == i))
         for i in taps.leaves
     )
+    row = [jax.ShapeDtypeStruct((length,), dtype) for dtype in (jnp.int32, bool)]
+    record = _held(model.loss, model.params, model.frozen, *row)
+    blocks = [eqn for eqn in taps.program.jaxpr.eqns if eqn.primitive.name in _REMAT]
+    if blocks:  # one at a time is recomputed in the backward pass, and held with its gradient
+        block = max(blocks, key=lambda eqn: len(eqn.params["jaxpr"].eqns))
+        again = jaxpr_as_fun(ClosedJaxpr(block.params["jaxpr"], ()))
+        given = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in block.invars]
+        record += 2 * _held(lambda given: again(*given), given)
+    return Work(trained, frozen, record, products)
+
+
+def _held(function: Callable[..., Any], given: Any, *rest: Any) -> float:
+    """Float32 numbers that the backward pass towards ``given`` keeps beside the arguments."""
+
+    def backward(given: Any, *rest: Any) -> Any:
+        return jax.vjp(lambda given: function(given, *rest), given)[1]
+
+    kept, arguments = (
+        sum(leaf.size * leaf.dtype.itemsize / 4 for leaf in jax.tree.leaves(tree))
+        for tree in (jax.eval_shape(backward, given, *rest), (given, rest))
+    )
+    return max(0.0, float(kept - arguments))
 
 
 def memory(found: Work, execution: Execution, config: TrainConfig, microbatch: int) -> float:
@@ -125,7 +97,7 @@ def memory(found: Work, execution: Execution, config: TrainConfig, microbatch: i
     The model and its initial copy, the sum of gradients, one draw of noise and the update; the
     state that is kept (parameters, moments, buffers of noise) and its copy while a checkpoint is
     written; and for each unit of a microbatch its gradient and its records. What a microbatch holds
-    is 0.9 to 1.6 of XLA's own account of it, at five shapes.
+    is 1.1 to 1.5 of XLA's own account of it, at six shapes.
 
     Args:
       found: the model.
@@ -137,11 +109,10 @@ def memory(found: Work, execution: Execution, config: TrainConfig, microbatch: i
     moments = _MOMENTS.get(config.optimizer, 2) + bool(config.average)
     state = found.trained * (1 + moments + slots)
     step = found.trained * 4 + found.frozen * 2
-    private = execution.noise is not None
     rows = execution.units.records
     formed = found.trained if microbatch == 1 else found.formed(rows)
-    unit = formed * private + rows * found.record
-    return _BASE + 4 * (2 * state + step + _SLACK * microbatch * unit)
+    unit = formed * (execution.noise is not None) + rows * found.record
+    return _BASE + 4 * (2 * state + step + microbatch * unit)
 
 
 def seconds(found: Work, execution: Execution, config: TrainConfig, steps: int) -> float:
@@ -156,8 +127,7 @@ def seconds(found: Work, execution: Execution, config: TrainConfig, steps: int) 
     length, whole = config.length, found.trained + found.frozen
     # an operation is a product or a sum: two for each weight forward, and twice that backward; half
     # of the latter is the gradient of the weight itself, which a frozen one does not have
-    token = (6 if not found.frozen else 4) * whole + 12 * found.layers * found.width * length
-    token *= 4 / 3 if config.remat else 1
+    token = (6 if not found.frozen else 4) * whole * (4 / 3 if config.remat else 1)
     units = execution.sampler.expected_batch
     operations = units * execution.units.records * length * token
     traffic = _UPDATE * found.trained
@@ -173,31 +143,21 @@ def seconds(found: Work, execution: Execution, config: TrainConfig, steps: int) 
 
 
 def fitting(found: Work, execution: Execution, config: TrainConfig) -> int:
-    """The microbatch to take: what was asked for, or the usual one, halved until it fits.
-
-    Args:
-      found: the model.
-      execution: with the usual microbatch.
-      config: settings of the run.
-    """
-    sampler, devices = execution.sampler, jax.local_device_count()
-    free = _device_memory()
-    microbatch = sampler.microbatch
+    """The microbatch to take: what was asked for, or the usual one, halved until it fits."""
+    microbatch, devices = execution.sampler.microbatch, jax.local_device_count()
     if config.microbatch or jax.process_count() > 1:
         return microbatch
-    while microbatch % (2 * devices) == 0:
-        # every device holds all that is not of the microbatch
-        if memory(found, execution, config, microbatch // devices) <= free:
-            break
+    if jax.default_backend() == "cpu":
+        free = _sizes.usable_memory() / devices
+    else:
+        stats = jax.local_devices()[0].memory_stats() or {}
+        free = _SPARE * float(stats.get("bytes_limit", float("inf")))
+    # every device holds all that is not of the microbatch
+    while microbatch % (2 * devices) == 0 and (
+        memory(found, execution, config, microbatch // devices) > free
+    ):
         microbatch //= 2
     return microbatch
-
-
-def _device_memory() -> float:
-    if jax.default_backend() == "cpu":
-        return _sizes.usable_memory() / jax.local_device_count()
-    stats = jax.local_devices()[0].memory_stats() or {}
-    return _SPARE * float(stats.get("bytes_limit", float("inf")))
 
 
 def require(found: Work, execution: Execution, config: TrainConfig) -> None:

@@ -31,7 +31,6 @@ from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping, NoClipping
 from mfopt.training.config import TrainConfig
 from mfopt.training.data import TokenStore
-from mfopt.training.folder import wait_for_lead
 from mfopt.training.loop import Execution
 from mfopt.training.secrets import RunSecret
 from mfopt.training.units import RecordUnits, Units, UserUnits
@@ -73,9 +72,7 @@ def account_of(
             return privacy.Account.of(_believed(found, config.trust, progress))
         # the file's C at a target of the run's own: for groups, which the file is not made for
         strategy, scheme, digest = found.strategy, found.sampling, found.digest
-    epsilon, delta, group = config.epsilon, config.delta, 1
-    if config.algorithm in ("els", "group") and config.privacy_unit == "user":
-        group = config.records_per_user
+    epsilon, delta, group = config.epsilon, config.delta, config.group_size
     if config.algorithm == "group":
         epsilon, delta = one_unit_target(epsilon, delta, group)
         group = 1
@@ -90,9 +87,14 @@ def account_of(
     asked = [accounted.sampling.describe(), digest, group, accounted.privacy_unit, epsilon, delta]
     asked += [accounted.adjacency]
     path = folder / "account.json"
-    if resuming and path.is_file():
-        return _kept(path, asked, accounted, (epsilon, delta), progress)
-    return _solved(path, asked, accounted, epsilon, delta)
+    kept = resuming and path.is_file()
+    if not kept and jax.process_index() == 0:
+        solved = privacy.Account.solve(accounted, epsilon, delta)
+        text = json.dumps({"asked": asked, "guarantee": solved.guarantee.describe()}, indent=2)
+        _files.write(path, text + "\n")
+        proofs.note(solved)
+    meshes.wait_for_lead("account")
+    return _read(path, asked, accounted, (epsilon, delta), progress if kept else None)
 
 
 def _believed(found: Factorization, trust: bool, progress: Report) -> Factorization:
@@ -106,34 +108,22 @@ def _believed(found: Factorization, trust: bool, progress: Report) -> Factorizat
         )
     if jax.process_index() == 0:
         proofs.ensure(found, progress=progress)
-    wait_for_lead("proof")
+    meshes.wait_for_lead("proof")
     return found
 
 
-def _solved(
-    path: Path, asked: list[Any], accounted: Mechanism, epsilon: float, delta: float
-) -> privacy.Account:
-    """The account, kept with the run: a resumed run and every process must have the same σ."""
-    solved = None
-    if jax.process_index() == 0:
-        solved = privacy.Account.solve(accounted, epsilon, delta)
-        text = json.dumps({"asked": asked, "guarantee": solved.guarantee.describe()}, indent=2)
-        _files.write(path, text + "\n")
-        proofs.note(solved)
-    wait_for_lead("account")
-    if solved is not None and jax.process_count() == 1:
-        return solved
-    return privacy.Account(accounted, Guarantee(**json.loads(path.read_text())["guarantee"]))
-
-
-def _kept(
+def _read(
     path: Path,
     asked: list[Any],
     accounted: Mechanism,
     target: tuple[float, float],
-    progress: Report,
+    progress: Report | None,
 ) -> privacy.Account:
-    """The account that a run was begun with, which anybody may have written: proved again."""
+    """The account in the file of a run: a resumed run and every process must have the same σ.
+
+    With ``progress`` it is one that a run was begun with, which anybody may have written: it is
+    proved again.
+    """
     try:
         kept = json.loads(path.read_text())
         account = privacy.Account(accounted, Guarantee(**kept["guarantee"]))
@@ -151,16 +141,16 @@ def _kept(
             f"differs from the run, whose account ({path}) is {account.guarantee}",
             "Resume with what the run was started with (its config.toml), or start a new run.",
         )
-    if jax.process_index() == 0 and not proofs.is_known(account):
+    if progress is not None and jax.process_index() == 0 and not proofs.is_known(account):
         progress(Progress("proving the account of the run again"))
         try:
-            proofs.prove(accounted, account.noise_multiplier, account.guarantee, progress=progress)
+            proofs.prove(accounted, account.noise_multiplier, stated, progress=progress)
         except (FailureError, UsageError) as problem:
             raise FailureError(
-                f"{path} says {account.guarantee}, which could not be proved: {problem} {_ANOTHER}"
+                f"{path} says {stated}, which could not be proved: {problem} {_ANOTHER}"
             ) from None
         proofs.note(account)
-    wait_for_lead("account")
+    meshes.wait_for_lead("proof of the account")
     return account
 
 
@@ -182,20 +172,11 @@ def units_of(
         rule: which of a user's records are used.
         losses: of each record under the initial model, for the perplexity rules.
     """
-    shared: dict[str, Any] = {
-        "length": config.length,
-        "rule": rule,
-        "seed": secret.seed("selection"),
-        "losses": losses,
-    }
+    seed, count = secret.seed("selection"), config.records_per_user
+    shared: dict[str, Any] = {"length": config.length, "rule": rule, "seed": seed, "losses": losses}
     if config.algorithm in ("els", "group"):
-        return RecordUnits(
-            train,
-            group_size=config.records_per_user,
-            reserve=not scheme.independent,
-            **shared,
-        )
-    return UserUnits(train, records=config.records_per_user, **shared)
+        return RecordUnits(train, group_size=count, reserve=not scheme.independent, **shared)
+    return UserUnits(train, records=count, **shared)
 
 
 def execution_of(

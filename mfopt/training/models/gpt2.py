@@ -121,58 +121,19 @@ class LoRAConfig:
         return 1.0 if self.alpha is None else self.alpha / self.rank
 
 
-@dataclasses.dataclass(frozen=True)
-class Start:
-    """Where initial values come from: numpy streams, so no device and no compiler is involved.
-
-    The adapters have a stream of their own, so that they do not depend on whether the base is drawn
-    (``base`` given) or about to be loaded (``base`` None: zeros that take no memory).
-    """
-
-    base: np.random.Generator | None
-    adapters: np.random.Generator
-
-    @classmethod
-    def of(cls, seed: int, base: bool = True) -> Start:
-        """The streams of ``seed``."""
-        streams = np.random.SeedSequence(_check.seed("seed", seed)).spawn(2)
-        first, second = map(np.random.default_rng, streams)
-        return cls(first if base else None, second)
-
-    def normal(self, std: float, *shape: int) -> np.ndarray:
-        """Base weights, float32."""
-        if self.base is None:
-            return np.broadcast_to(np.float32(0), shape)
-        return np.float32(std) * self.base.standard_normal(shape, np.float32)
+def _zeros(*shape: int) -> np.ndarray:
+    return np.broadcast_to(np.float32(0), shape)  # takes no memory
 
 
 class Linear(nnx.Module):
-    """x W + b, plus a low-rank adapter where ``lora`` is given.
+    """x W + b, plus a low-rank adapter where ``lora`` is given."""
 
-    Args:
-      in_features: size of the input.
-      out_features: size of the output.
-      std: spread of the initial weights.
-      lora: adapter, or None.
-      draws: source of initial weights.
-    """
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        std: float,
-        *,
-        lora: LoRAConfig | None,
-        draws: Start,
-    ) -> None:
-        self.kernel = nnx.Param(draws.normal(std, in_features, out_features))
-        self.bias = nnx.Param(np.zeros(out_features, np.float32))
+    def __init__(self, rows: int, columns: int, lora: LoRAConfig | None) -> None:
+        self.kernel, self.bias = nnx.Param(_zeros(rows, columns)), nnx.Param(_zeros(columns))
         self.scale = 0.0 if lora is None else lora.scale
         if lora is not None:
-            spread = draws.adapters.standard_normal((in_features, lora.rank), np.float32)
-            self.lora_a = nnx.LoRAParam(spread / np.float32(np.sqrt(in_features)))
-            self.lora_b = nnx.LoRAParam(np.zeros((lora.rank, out_features), np.float32))
+            self.lora_a = nnx.LoRAParam(_zeros(rows, lora.rank))
+            self.lora_b = nnx.LoRAParam(_zeros(lora.rank, columns))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         dtype = x.dtype
@@ -187,8 +148,7 @@ class LayerNorm(nnx.Module):
     """Layer norm over the last axis, computed in float32."""
 
     def __init__(self, features: int, epsilon: float) -> None:
-        self.scale = nnx.Param(np.ones(features, np.float32))
-        self.bias = nnx.Param(np.zeros(features, np.float32))
+        self.scale, self.bias = nnx.Param(_zeros(features)), nnx.Param(_zeros(features))
         self.epsilon = epsilon
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -203,12 +163,10 @@ class LayerNorm(nnx.Module):
 class Attention(nnx.Module):
     """Causal self-attention of one sequence, (L, d) -> (L, d)."""
 
-    def __init__(self, config: GPT2Config, adapters: dict[str, LoRAConfig], draws: Start) -> None:
-        d = config.n_embd
-        self.n_head = config.n_head
-        self.c_attn = Linear(d, 3 * d, 0.02, lora=adapters.get("attn/c_attn"), draws=draws)
-        std = 0.02 / (2 * config.n_layer) ** 0.5  # residual branches add up over the depth
-        self.c_proj = Linear(d, d, std, lora=adapters.get("attn/c_proj"), draws=draws)
+    def __init__(self, config: GPT2Config, adapters: dict[str, LoRAConfig]) -> None:
+        d, self.n_head = config.n_embd, config.n_head
+        self.c_attn = Linear(d, 3 * d, adapters.get("attn/c_attn"))
+        self.c_proj = Linear(d, d, adapters.get("attn/c_proj"))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         length, width = x.shape
@@ -222,11 +180,9 @@ class Attention(nnx.Module):
 class MLP(nnx.Module):
     """The two-layer network of a block, (L, d) -> (L, d)."""
 
-    def __init__(self, config: GPT2Config, adapters: dict[str, LoRAConfig], draws: Start) -> None:
-        d, hidden = config.n_embd, config.inner
-        self.c_fc = Linear(d, hidden, 0.02, lora=adapters.get("mlp/c_fc"), draws=draws)
-        std = 0.02 / (2 * config.n_layer) ** 0.5
-        self.c_proj = Linear(hidden, d, std, lora=adapters.get("mlp/c_proj"), draws=draws)
+    def __init__(self, config: GPT2Config, adapters: dict[str, LoRAConfig]) -> None:
+        self.c_fc = Linear(config.n_embd, config.inner, adapters.get("mlp/c_fc"))
+        self.c_proj = Linear(config.inner, config.n_embd, adapters.get("mlp/c_proj"))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.c_proj(jax.nn.gelu(self.c_fc(x), approximate=True))
@@ -235,11 +191,11 @@ class MLP(nnx.Module):
 class Block(nnx.Module):
     """One transformer block, (L, d) -> (L, d)."""
 
-    def __init__(self, config: GPT2Config, adapters: dict[str, LoRAConfig], draws: Start) -> None:
+    def __init__(self, config: GPT2Config, adapters: dict[str, LoRAConfig]) -> None:
         self.ln_1 = LayerNorm(config.n_embd, config.layer_norm_epsilon)
-        self.attn = Attention(config, adapters, draws)
+        self.attn = Attention(config, adapters)
         self.ln_2 = LayerNorm(config.n_embd, config.layer_norm_epsilon)
-        self.mlp = MLP(config, adapters, draws)
+        self.mlp = MLP(config, adapters)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = x + self.attn(self.ln_1(x))
@@ -249,19 +205,16 @@ class Block(nnx.Module):
 class GPT2(nnx.Module):
     """Tokens (L,) of one record -> logits (L, V) float32; row i predicts token i + 1.
 
-    Args:
-        config: the shape.
-        lora: adapters, or None for the plain model.
-        draws: source of the initial values (normal, as in the published model).
+    All parameters are zeros that take no memory: :func:`initial_value` draws them.
     """
 
-    def __init__(self, config: GPT2Config, lora: LoRAConfig | None = None, *, draws: Start) -> None:
+    def __init__(self, config: GPT2Config, lora: LoRAConfig | None = None) -> None:
         d = config.n_embd
         adapters = {} if lora is None else dict.fromkeys(lora.layers, lora)
         self.config = config
-        self.wte = nnx.Param(draws.normal(0.02, config.vocab_size, d))
-        self.wpe = nnx.Param(draws.normal(0.01, config.n_positions, d))
-        self.h = nnx.List([Block(config, adapters, draws) for _ in range(config.n_layer)])
+        self.wte = nnx.Param(_zeros(config.vocab_size, d))
+        self.wpe = nnx.Param(_zeros(config.n_positions, d))
+        self.h = nnx.List([Block(config, adapters) for _ in range(config.n_layer)])
         self.ln_f = LayerNorm(d, config.layer_norm_epsilon)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
@@ -282,6 +235,26 @@ def _recomputed(block: Block, x: jax.Array) -> jax.Array:
     graph, state = nnx.split(block)
     out: jax.Array = jax.checkpoint(lambda state, x: nnx.merge(graph, state)(x))(state, x)
     return out
+
+
+def initial_value(
+    path: Sequence[str], shape: tuple[int, ...], layers: int, rng: np.random.Generator
+) -> np.ndarray:
+    """A parameter before training, float32: normal, as in the published model.
+
+    Args:
+      path: of the parameter.
+      shape: of the parameter.
+      layers: blocks of the model.
+      rng: a numpy stream, so that neither a device nor a compiler is involved.
+    """
+    name = path[-1]
+    if name in ("scale", "bias"):
+        return np.full(shape, name == "scale", np.float32)
+    std = 0.01 if name == "wpe" else 0.02
+    if "c_proj" in path:
+        std = 0.02 / (2 * layers) ** 0.5  # residual branches add up over the depth
+    return np.float32(std) * rng.standard_normal(shape, np.float32)
 
 
 def partition_spec(path: Sequence[str], axis: str = "model") -> Spec:

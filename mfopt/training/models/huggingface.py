@@ -26,9 +26,15 @@ except ModuleNotFoundError as problem:
     raise _extras.missing(problem) from None
 
 from mfopt import _check, _files
-from mfopt.training.models.gpt2 import GPT2, GPT2Config, LoRAConfig, Start, partition_spec
+from mfopt.training.models.gpt2 import (
+    GPT2,
+    GPT2Config,
+    LoRAConfig,
+    initial_value,
+    partition_spec,
+)
 from mfopt.training.models.model import Model, PyTree
-from mfopt.training.models.nnx_model import flatten, from_nnx, nest, pick
+from mfopt.training.models.nnx_model import from_nnx, nest, pick
 
 WEIGHTS = "model.safetensors"
 _GPT2_END = 50256
@@ -67,15 +73,30 @@ def gpt2_model(
     >>> gpt2_model(small, lora=LoRAConfig(rank=2)).num_params  # A (8, 2) and B (2, 24)
     64
     """
+    streams = np.random.SeedSequence(_check.seed("seed", seed)).spawn(2)
+    # adapters have a stream of their own: they do not depend on where the base comes from
+    draws, adapter_draws = map(np.random.default_rng, streams)
+    model, plain, adapters = gpt2_shapes(config, lora), {}, {}
+    shapes = model.params if lora is None else model.frozen
+    for path, _ in _tensor_names(config):
+        shape = pick(shapes, path).shape
+        if base is None:
+            plain[path] = jnp.asarray(initial_value(path, shape, config.n_layer, draws))
+        else:
+            plain[path] = _expect(base, path, shape)
+        if lora is not None and path[-1] == "kernel" and "/".join(path[2:4]) in lora.layers:
+            low = adapter_draws.standard_normal((shape[0], lora.rank), np.float32)
+            adapters[*path[:-1], "lora_a"] = jnp.asarray(low / np.float32(np.sqrt(shape[0])))
+            adapters[*path[:-1], "lora_b"] = jnp.zeros((lora.rank, shape[1]))
+    if lora is None:
+        return dataclasses.replace(model, params=nest(plain))
+    return dataclasses.replace(model, params=nest(adapters), frozen=nest(plain))
 
-    module = GPT2(config, lora, draws=Start.of(seed, base=base is None))
-    adapters, plain = nnx.state(module, nnx.LoRAParam, ...)
-    values = flatten(adapters) | flatten(plain)
-    if base is not None:
-        values |= {path: _expect(base, path, leaf.shape) for path, leaf in flatten(plain).items()}
-    nnx.update(module, nnx.from_flat_state({p: jnp.asarray(v) for p, v in values.items()}))
-    return from_nnx(
-        module,
+
+def gpt2_shapes(config: GPT2Config, lora: LoRAConfig | None = None) -> Model:
+    """:func:`gpt2_model` with shapes in place of values: nothing is drawn, held or read."""
+    model = from_nnx(
+        GPT2(config, lora),
         trainable=nnx.Param if lora is None else nnx.LoRAParam,
         name=f"gpt2-{config.num_params / 1e6:.1f}M" + (f"-lora{lora.rank}" if lora else ""),
         vocab_size=config.vocab_size,
@@ -85,6 +106,10 @@ def gpt2_model(
             folder, config, merge_adapters(params, frozen, lora)
         ),
     )
+    params, frozen = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (model.params, model.frozen)
+    )
+    return dataclasses.replace(model, params=params, frozen=frozen)
 
 
 def _expect(base: PyTree, path: tuple[Any, ...], shape: tuple[int, ...]) -> jax.Array:
