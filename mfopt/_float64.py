@@ -1,9 +1,16 @@
-"""Float64 in a scope: importing mfopt changes no global JAX flag of the host program."""
+"""JAX's settings in a scope: importing mfopt changes no global flag of the host program.
+
+The work needs float64, and arrays that may be mixed, moved and compiled: a host program may have
+turned each of these off for its own code (``jax_numpy_dtype_promotion=strict``,
+``jax_numpy_rank_promotion=raise``, ``jax_transfer_guard=disallow``, ``jax_disable_jit``,
+``jax_debug_nans``).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -23,8 +30,38 @@ def _to_numpy(leaf: Any) -> Any:
     return leaf
 
 
+@contextlib.contextmanager
+def scope(wide: bool | None = True) -> Iterator[None]:
+    """Pin the settings of JAX that the work needs, in this thread.
+
+    Args:
+      wide: whether arrays may be float64; None leaves that to the host program.
+    """
+    with (
+        contextlib.nullcontext() if wide is None else jax.enable_x64(wide),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+        jax.transfer_guard("allow"),
+        jax.disable_jit(False),
+        jax.debug_nans(False),  # a trial σ may give NaN, which is then refused
+        jax.debug_infs(False),
+    ):
+        yield
+
+
+def pinned(function: Callable[P, R]) -> Callable[P, R]:
+    """Run ``function`` in a :func:`scope`, in the width of the host program."""
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        with scope(None):
+            return function(*args, **kwargs)
+
+    return wrapper
+
+
 def float64(function: Callable[P, R]) -> Callable[P, R]:
-    """Run ``function`` under ``jax.enable_x64`` and hand concrete arrays back as numpy float64.
+    """Run ``function`` in a :func:`scope` and hand concrete arrays back as numpy float64.
 
     Numpy results keep their width outside the scope, where a JAX float64 array would be cut to
     float32 by the next operation. Tracers pass through, so decorated methods stay
@@ -33,7 +70,7 @@ def float64(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        with jax.enable_x64(True):
+        with scope():
             result: R = jax.tree.map(_to_numpy, function(*args, **kwargs))
         return result
 

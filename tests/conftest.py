@@ -7,7 +7,6 @@ import shutil
 import signal
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -48,33 +47,6 @@ os.environ.setdefault(
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
-# Files whose programs run for less time than it takes to compile them: without optimization they
-# take a fifth to two fifths less. Where many samples are drawn it costs as much.
-COMPILED_MORE_THAN_RUN = (
-    "test_train_",
-    "test_noise_",
-    "test_check_",
-    "test_jax_loops",
-    "test_factorization",
-)
-BUT_NOT = ("test_noise_draws", "test_factorization_proofs")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _without_optimization(request: pytest.FixtureRequest):
-    """For these files, and the processes that they start: numbers are compared between the two."""
-    name = request.path.name
-    if not name.startswith(COMPILED_MORE_THAN_RUN) or name.startswith(BUT_NOT):
-        yield
-        return
-    import jax
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-        jax.config.update("jax_disable_most_optimizations", True)
-        yield
-        jax.config.update("jax_disable_most_optimizations", False)
-
 
 class _OnlyWithExamples:
     """Modules without an example are not imported to look for one, which takes each worker long.
@@ -98,25 +70,6 @@ def pytest_collection_finish() -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_OnlyWithExamples())
-    os.environ.setdefault("XLA_FLAGS", " ".join(_flags()))
-
-
-def _flags() -> list[str]:
-    """The quick options for all programs, those of the processes that tests start too.
-
-    XLA ends a process that sets a flag which it does not know, and reads them once: a version
-    that was not tried gets none.
-    """
-    from mfopt import _quick
-
-    jaxlib = tuple(map(int, version("jaxlib").split(".")[:2]))
-    if not (0, 8) <= jaxlib < (0, 13):
-        return []
-    return [
-        f"--{name}={str(value).lower()}"
-        for name, value in _quick.OPTIONS.items()
-        if name != "xla_cpu_use_fusion_emitters" or jaxlib < (0, 11)
-    ]
 
 
 @pytest.hookimpl(optionalhook=True)  # without xdist nobody asks

@@ -8,7 +8,7 @@ import pytest
 from mfopt import strategies
 from mfopt.accounting import Mechanism, account, unamplified
 from mfopt.errors import UsageError
-from mfopt.sampling import BallsInBins, CyclicPoisson, FixedOrder, MinSeparation
+from mfopt.sampling import BallsInBins, CyclicPoisson, FixedOrder, MinSeparation, Poisson
 
 
 def patterns(n, separation, most):
@@ -44,6 +44,49 @@ def test_fixed_order_is_the_largest_mode_norm():
         dense = np.asarray(strategy.materialize(12))
         by_columns = max(np.linalg.norm(dense[:, i::4].sum(axis=1)) for i in range(4))
         assert found.value == pytest.approx(by_columns, rel=1e-9)
+
+
+def test_fixed_order_asks_for_no_gram_matrix(monkeypatch):
+    """100,000 bins: its 80 GB for the diagonal alone aborted the process."""
+
+    def refuse(self, scheme):
+        raise AssertionError("bins² entries")
+
+    monkeypatch.setattr(strategies.ToeplitzStrategy, "gram", refuse)
+    found = unamplified.sensitivity(strategies.SquareRoot(), FixedOrder(100_000, 4))
+    coefs = np.asarray(strategies.SquareRoot().toeplitz_coefs(400_000))
+    first = sum(np.pad(coefs, (start, 0))[:400_000] for start in range(0, 400_000, 100_000))
+    assert found.exact and found.value == pytest.approx(np.linalg.norm(first), rel=1e-8)
+
+
+def test_fixed_order_looks_at_modes_block_by_block(monkeypatch):
+    rng = np.random.default_rng(8)
+    scaled = strategies.TimeScaled(
+        strategies.SquareRoot(), rng.uniform(0.5, 2, 35), rng.uniform(0.5, 2, 35)
+    )
+    monkeypatch.setattr(unamplified, "_LARGEST_DENSE", 10)  # two bins at a time
+    for strategy in (scaled, strategies.Dense(random_dense(35, rng))):
+        modes = np.asarray(strategy.modes(BallsInBins(7, 5)))
+        found = unamplified.sensitivity(strategy, FixedOrder(7, 5)).value
+        assert found == pytest.approx(np.linalg.norm(modes, axis=0).max(), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "norm"),
+    [
+        (FixedOrder(10**9, 2), 2**0.5),
+        (MinSeparation(10**9, 1000, 5), 5**0.5),
+        (Poisson(1e-4, 10**9), None),
+    ],
+)
+def test_independent_noise_takes_no_array_of_all_iterations(scheme, norm, monkeypatch):
+    monkeypatch.setattr(strategies.Identity, "toeplitz_coefs", None)
+    found = account(Mechanism(scheme), epsilon=2, delta=1e-5)
+    if norm is None:
+        assert 0 < found.noise_multiplier < 10 and found.status == "exact"
+    else:
+        plain = account(Mechanism(FixedOrder(1, 1)), epsilon=2, delta=1e-5)
+        assert found.noise_multiplier == pytest.approx(norm * plain.noise_multiplier, rel=1e-9)
 
 
 def test_fixed_order_with_negative_entries_is_a_bound_not_a_claim():

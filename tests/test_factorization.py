@@ -335,6 +335,7 @@ FORGERIES = {
     "a line of its own": lambda m, a: m["provenance"].update(note="\nverified here: yes"),
     "written right to left": lambda m, a: m["provenance"].update({"\u202edate": 1}),
     "surplus array": lambda m, a: a.update(more=np.zeros(2)),
+    "other mechanism digest": lambda m, a: m.update(mechanism_digest="0" * 64),
     "no mechanism digest": lambda m, a: m.pop("mechanism_digest"),
 }
 

@@ -75,6 +75,24 @@ def test_truncation_cuts_and_one_unit_displaces_at_most_one(scheme, monkeypatch)
     assert cut > 0
 
 
+def test_hidden_cuts_are_drawn_for_each_step_and_public_cuts_follow_from_numbers():
+    epochs, size = 40, 6
+    sampler = Sampler(sampling.BallsInBins(4, epochs), 50, seed=3, microbatch=3, batch_size=size)
+    for bin_ in range(4):
+        members = sampler.drawn[bin_]
+        share = size / len(members)
+        assert share < 0.8
+        kept = [sampler.batch(bin_ + 4 * epoch).units for epoch in range(epochs)]
+        times = np.array([np.sum(np.concatenate(kept) == unit) for unit in members])
+        # each is kept as often as any other, in some passes and not in others
+        assert np.all(np.abs(times - epochs * share) < 5 * np.sqrt(epochs * share * (1 - share)))
+        assert np.all(times < epochs)
+    for seed in (3, 4):  # the cut reveals nothing: no secret decides it
+        order = Sampler(sampling.FixedOrder(5, 3), 40, seed=seed, microbatch=3, batch_size=size)
+        for step in range(15):
+            np.testing.assert_array_equal(order.batch(step).units, order.drawn[step][:size])
+
+
 def test_displacement_probability_against_simulation():
     # `population` others, as when the unit is added; the control is the bound for one place more,
     # which must not hold

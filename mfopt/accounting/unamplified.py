@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mfopt import _check
-from mfopt.sampling import BallsInBins, FixedOrder, MinSeparation, Scheme
-from mfopt.strategies import Strategy
+from mfopt.sampling import FixedOrder, MinSeparation, Scheme
+from mfopt.strategies import Identity, Strategy
 
 # Dense CᵀC is formed up to this many iterations (512 MiB).
 _LARGEST_DENSE = 8192
@@ -62,11 +63,10 @@ def fixed_order(strategy: Strategy, scheme: FixedOrder) -> Sensitivity:
     With negative entries the bound is Σ |X[i, j]| over each pattern.
     """
     bins, n = scheme.bins, scheme.iterations
+    if type(strategy) is Identity:
+        return Sensitivity(_up(math.sqrt(scheme.epochs), scheme.epochs), True, "largest mode norm")
     if _non_negative(strategy, n):
-        gram = np.asarray(strategy.gram(BallsInBins(bins, scheme.epochs)))
-        return Sensitivity(
-            _up(float(np.sqrt(np.max(np.diagonal(gram)))), n), True, "largest mode norm"
-        )
+        return Sensitivity(_up(_largest_mode(strategy, scheme), n), True, "largest mode norm")
     products = np.abs(_products(strategy, n))
     worst = max(float(products[start::bins, start::bins].sum()) for start in range(min(bins, n)))
     value = _up(float(np.sqrt(worst)), n)
@@ -84,14 +84,13 @@ def min_separation(strategy: Strategy, scheme: MinSeparation) -> Sensitivity:
     """
     n, b, k = scheme.iterations, scheme.separation, scheme.participations
     strategy.check_size(n)
+    if type(strategy) is Identity:
+        return Sensitivity(_up(math.sqrt(k), k), True, "earliest equally spaced participations")
     column = strategy.toeplitz_column(n)
     if column is not None:
         coefs = np.asarray(column)
         if np.all(coefs >= 0) and np.all(np.diff(coefs) <= 0):
-            total = np.zeros(n)
-            for start in range(0, k * b, b):
-                total[start:] += coefs[: n - start]
-            value = float(np.linalg.norm(total))
+            value = _spaced_norm(coefs, b, k)
             return Sensitivity(_up(value, n), True, "earliest equally spaced participations")
     products = np.abs(_products(strategy, n))
     if bands(strategy, n) <= b:
@@ -150,6 +149,8 @@ def _extent(strategy: Strategy, n: int) -> _Extent:
 
 
 def _seen(strategy: Strategy, n: int) -> tuple[int, np.ndarray]:
+    if type(strategy) is Identity:  # no array of length n, however many iterations
+        return 1, np.broadcast_to(1.0, (n,))
     column = strategy.toeplitz_column(n)
     if column is not None:
         coefs = np.asarray(column)
@@ -187,6 +188,32 @@ def _seen_scaled(
     for lag in range(width):
         squares[: n - lag] += (coefs[lag] * rows[lag:]) ** 2
     return width, columns * np.sqrt(squares)
+
+
+def _largest_mode(strategy: Strategy, scheme: FixedOrder) -> float:
+    """Largest norm of a mode Σ_j C[:, bins·j + i], for C >= 0.
+
+    Only the diagonal of the Gram matrix of the modes: its bins² entries may not fit in memory.
+    """
+    n, bins, epochs = scheme.iterations, scheme.bins, scheme.epochs
+    if (column := strategy.toeplitz_column(n)) is not None:
+        # mode i is mode 0 shifted down by i and cut at n, so none is longer
+        return _spaced_norm(np.asarray(column), bins, epochs)
+    largest, width = 0.0, min(bins, max(1, _LARGEST_DENSE**2 // n))
+    for start in range(0, bins, width):
+        chosen = np.tile(np.eye(bins, min(width, bins - start), -start), (epochs, 1))
+        modes = np.asarray(strategy.multiply(chosen))
+        largest = max(largest, float(np.max(np.sum(modes**2, axis=0))))
+    return math.sqrt(largest)
+
+
+def _spaced_norm(coefs: np.ndarray, separation: int, participations: int) -> float:
+    """Norm of the summed columns 0, separation, 2·separation, … of a Toeplitz C; coefs (n,)."""
+    n = len(coefs)
+    total = np.zeros(n)
+    for start in range(0, participations * separation, separation):
+        total[start:] += coefs[: n - start]
+    return float(np.linalg.norm(total))
 
 
 def _non_negative(strategy: Strategy, n: int) -> bool:

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from mfopt import _check
+from mfopt._float64 import float64
 from mfopt.accounting.model import LossModel, Numbers
 from mfopt.accounting.verify import Engine, Verified, check_delta
 from mfopt.guarantee import Guarantee, Status
@@ -31,6 +32,7 @@ class VerifiedAnalysis:
     ) -> None:
         self.mechanism, self.model, self.certify, self.seed = mechanism, model, certify, seed
 
+    @float64
     def epsilon(self, noise_multiplier: float, delta: float) -> Guarantee:
         """The smallest ε that is verified at this σ and δ."""
         if self.certify:
@@ -46,6 +48,7 @@ class VerifiedAnalysis:
         )
         return self._estimate(sigma, found.value, delta)
 
+    @float64
     def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
         """The smallest σ that is verified for (ε, δ)."""
         if self.certify:
@@ -59,6 +62,7 @@ class VerifiedAnalysis:
         )
         return self._estimate(found.value, epsilon, delta)
 
+    @float64
     def delta(self, noise_multiplier: float, epsilon: float) -> Guarantee:
         """A verified δ at this σ and ε >= 0, its failure probability included.
 

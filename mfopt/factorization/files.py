@@ -291,8 +291,6 @@ def _restore(
 
 def _prove(archive: Archive, metadata: dict[str, Any], factorization: Record) -> None:
     """Refuse a file that is not, but for rounding, what saving ``factorization`` would write."""
-    if factorization.digest != metadata["mechanism_digest"]:
-        raise ValueError("its mechanism digest does not match C, σ and the sampling scheme")
     factorization.strategy.check_inverse(factorization.iterations)
     arrays, expected = _contents(factorization)
     for name, header in archive.headers.items():

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from mfopt import _check
+from mfopt import _check, _float64
 from mfopt.noise.packing import Packing
 from mfopt.noise.recursions import Modal, Ring, Rows
 from mfopt.noise.stream import NoiseStream
@@ -69,7 +69,7 @@ class OnCPU:
         self._scratch = made  # nobody else has it: the next step may write into it
 
     def _advance(self, key: np.ndarray, step: int, scratch: Any) -> Any:
-        with jax.default_device(_cpu()), jax.enable_x64(self.stream.dtype == np.float64):
+        with jax.default_device(_cpu()), _float64.scope(self.stream.dtype == np.float64):
             made, self._buffer = self.stream.step_packed(
                 key, self._buffer, np.int32(step), packing=self.packing, scratch=scratch
             )
@@ -77,7 +77,7 @@ class OnCPU:
 
     def _scratch_memory(self) -> Any:
         if self._scratch is None:
-            with jax.default_device(_cpu()), jax.enable_x64(self.stream.dtype == np.float64):
+            with jax.default_device(_cpu()), _float64.scope(self.stream.dtype == np.float64):
                 return jax.numpy.zeros(self.packing.shape, self.stream.dtype)
         made, self._scratch = self._scratch, None
         return made
@@ -95,7 +95,7 @@ class OnCPU:
     def load(self, buffers: list[torch.Tensor]) -> None:
         """Go on from what :meth:`buffers` gave; from 0 if empty."""
         slots, dtype = self.stream.recursion.slots, self.stream.buffer_dtype
-        with jax.default_device(_cpu()), jax.enable_x64(dtype == np.float64):
+        with jax.default_device(_cpu()), _float64.scope(dtype == np.float64):
             if not slots:
                 self._buffer = None
             elif buffers:

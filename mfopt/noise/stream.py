@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mfopt import _check, words
+from mfopt._float64 import pinned
 from mfopt.mechanism import release_digest
 from mfopt.noise import _draws, _kernels, _keys, secure
 from mfopt.noise.choice import Past, choose
@@ -211,6 +212,7 @@ class NoiseStream:
             return None
         return secure.bounds(self.strategy, self.recursion, self.iterations)
 
+    @pinned
     def init(self, params: Any, *, seed: int | None = None, key: Any = None) -> NoiseState:
         """The state before step 0, for ``params``: arrays or ``jax.ShapeDtypeStruct``.
 
@@ -247,6 +249,7 @@ class NoiseStream:
             pinned=seed is not None,
         )
 
+    @pinned
     def next(self, state: NoiseState) -> tuple[Any, NoiseState]:
         """(noise of this step, next state); consumes ``state`` outside of jit.
 
@@ -265,6 +268,7 @@ class NoiseStream:
         self.check_state(state)
         return self._step(state, None)
 
+    @pinned
     def release(self, sums: Any, state: NoiseState) -> tuple[Any, NoiseState]:
         """(sums of clipped gradients plus the noise of this step, next state).
 
@@ -348,6 +352,7 @@ class NoiseStream:
         after = np.asarray(step + 1, np.int32)
         return noise, dataclasses.replace(state, step=after, key=key, buffers=buffers)
 
+    @pinned
     def compile_step(self, state: NoiseState) -> jax.stages.Compiled:
         """The compiled step outside of jit, to look at its memory and its communication."""
         lowered = self._advance_jitted.lower(
@@ -496,6 +501,7 @@ class NoiseStream:
             ordered = [_kernels.once(lambda: noise[0], step)]
         return jax.tree.unflatten(layout.treedef, ordered), key, tuple(new)
 
+    @pinned
     def step_packed(
         self, key: np.ndarray, buffer: Any, step: Any, *, packing: Packing, scratch: Any = None
     ) -> tuple[jax.Array, Any]:

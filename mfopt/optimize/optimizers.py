@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from mfopt import _check
+from mfopt import _check, _float64
 from mfopt.optimize.objective import AmplifiedObjective, Evaluation, Placement
 from mfopt.progress import Progress
 
@@ -240,7 +240,7 @@ def optax_method(
         method = factory(learning_rate=None if search else rate)
     if not isinstance(method, optax.GradientTransformation):
         raise _check.reject("optimizer", name, "is not an optax optimizer", "Try adam or sgd.")
-    with jax.enable_x64(True):
+    with _float64.scope():
         here = objective.placed(start)
         parameters = jnp.asarray(start)
         with _usable(name):

@@ -23,3 +23,11 @@ class Identity(ToeplitzStrategy):
     def inverse_coefs(self, n: int) -> np.ndarray:
         """As any C⁻¹: first column, shape (n,)."""
         return self.toeplitz_coefs(n)
+
+    def column_bands(self, n: int) -> int:
+        return 1 if type(self) is Identity else super().column_bands(n)
+
+    def check_entries(self, n: int) -> None:
+        # one entry says it all, however many iterations; a subclass may have others
+        self.check_size(n)
+        super().check_entries(1 if type(self) is Identity else n)

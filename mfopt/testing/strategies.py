@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import load, query_error, strategies
+from mfopt import _float64, load, query_error, strategies
 from mfopt.accounting import unamplified
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
@@ -152,7 +152,7 @@ def _pytree(strategy: Strategy, matrix: np.ndarray) -> None:
             f"its pytree has the structure of {other.kind}, whose compiled code would serve it",
         )
     n = len(matrix)
-    with jax.enable_x64(True):
+    with _float64.scope():
         traced = jax.jit(lambda c: jnp.asarray(c.materialize(n)))(strategy)
         _close(traced, matrix, "materialize inside jax.jit")
 
@@ -176,7 +176,7 @@ def _gradients(strategy: Strategy, scheme: BallsInBins) -> None:
         variances = query_error.row_variances(PrefixSums(), there, scheme.iterations)
         return jnp.sum(weight * there.gram(scheme)) + jnp.sum(jnp.log(jnp.asarray(variances)))
 
-    with jax.enable_x64(True):
+    with _float64.scope():
         slope = float(jax.grad(value)(0.0))
         numeric = float(value(1e-6) - value(-1e-6)) / 2e-6
     off = abs(slope - numeric) / max(1.0, abs(numeric))
@@ -251,7 +251,7 @@ def _parameters(strategy: Strategy, matrix: np.ndarray) -> None:
         mapping.build == again.build and hash(mapping.build) == hash(again.build),
         "parameterize gives unequal builds for one shape: each start would be compiled anew",
     )
-    with jax.enable_x64(True):
+    with _float64.scope():
         built = mapping.build(jnp.asarray(mapping.start))
         again_built = np.asarray(built.materialize(n))
         _close(

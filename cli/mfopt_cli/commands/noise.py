@@ -78,13 +78,14 @@ def command(
     """
     import jax
 
+    from mfopt import _float64
     from mfopt.factorization import load
     from mfopt.noise import from_factorization
     from mfopt.noise.measure import measure
 
     factorization = load(path)
     narrow = None if secure and buffer_dtype == "float32" else jax.numpy.dtype(buffer_dtype)
-    with jax.enable_x64(secure):
+    with _float64.scope(secure):
         stream = from_factorization(
             factorization, clip_norm=1.0, past=past, buffer_dtype=narrow, secure=secure
         )

@@ -10,8 +10,6 @@ import dataclasses
 import math
 from typing import Any
 
-import numpy as np
-
 from mfopt import _check
 from mfopt.accounting import bracket, unamplified
 from mfopt.accounting.account import Accountant, Effort
@@ -114,12 +112,5 @@ class WholeProfile(Accountant):
 def largest_mode(mechanism: Mechanism) -> float:
     """The largest norm of a mode of C, rounded up."""
     scheme: Any = mechanism.sampling
-    strategy, n = mechanism.strategy, mechanism.iterations
-    if unamplified.bands(strategy, n) == 1:  # for any number of bins, without a Gram matrix
-        columns = unamplified.column_norms(strategy, n).reshape(-1, scheme.bins)
-        result: float = float(np.sqrt(np.max(np.sum(columns**2, axis=0)))) * (
-            1 + 1e-15 * scheme.epochs
-        )
-        return result
     order = FixedOrder(scheme.bins, scheme.epochs)
-    return unamplified.sensitivity(strategy, order).value
+    return unamplified.sensitivity(mechanism.strategy, order).value

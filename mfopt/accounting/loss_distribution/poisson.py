@@ -178,6 +178,9 @@ def _scale(strategy: Strategy, n: int, groups: int) -> tuple[float, bool]:
     Only then, and if that group has as many iterations as any, is the account attained.
     """
     norms = unamplified.column_norms(strategy, n)
+    if not norms.strides[0]:  # one number for all columns, however many
+        norms = norms[:1]
+        n = groups = 1
     largest = float(np.max(norms))
     full = norms >= largest * (1 - 1e-12)
     most = -(-n // groups)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from mfopt import _check
+from mfopt import _check, _float64
 from mfopt.accounting.chain import Chain
 from mfopt.accounting.model import LossModel
 from mfopt.accounting.monte_carlo import (
@@ -100,7 +100,7 @@ class FreshBinsLoss(TiltedLoss):
     @functools.cached_property
     def sensitivity(self) -> float:
         """Largest norm of a pattern."""
-        with jax.enable_x64(True):
+        with _float64.scope():
             return math.sqrt(float(pattern.largest_square(self.patterns)))
 
     def start(self, epsilon: float, delta: float) -> float:

@@ -1,0 +1,90 @@
+"""What a host program sets in JAX for its own code changes nothing here."""
+
+import contextlib
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from mfopt import _float64, query_error, strategies, workloads
+from mfopt.accounting import Mechanism, account
+from mfopt.noise import NoiseStream
+from mfopt.sampling import BallsInBins
+
+SETTINGS = {
+    "strict dtypes": lambda: jax.numpy_dtype_promotion("strict"),
+    "strict ranks": lambda: jax.numpy_rank_promotion("raise"),
+    "no transfers": lambda: jax.transfer_guard("disallow"),
+    "no jit": lambda: jax.disable_jit(True),
+}
+KINDS = {
+    "sqrt": strategies.SquareRoot(),
+    "blt": strategies.BLT(np.array([0.9, 0.5]), np.array([0.2, 0.1])),
+    "time-scaled": strategies.TimeScaled(
+        strategies.BandedToeplitz(np.array([1.0, 0.5])), np.linspace(1, 2, 16)
+    ),
+}
+SCHEME = BallsInBins(8, 2)
+PARAMETERS = {"a": np.zeros((3, 2), np.float32), "b": np.zeros(5, np.float32)}
+
+
+def numbers(kind):
+    strategy = KINDS[kind]
+    return (
+        np.asarray(strategy.materialize(16)),
+        np.asarray(strategy.solve(np.eye(16))),
+        np.asarray(strategy.gram(SCHEME)),
+        query_error.rmse(workloads.Momentum(0.9, np.ones(16)), strategy, 16, 1.0),
+    )
+
+
+def certified():
+    mechanism = Mechanism(SCHEME, KINDS["sqrt"])
+    return account(mechanism, noise_multiplier=4.0, delta=1e-5, samples=2**12, seed=1).epsilon
+
+
+def noise(kind):
+    stream = NoiseStream(KINDS[kind], iterations=16, noise_multiplier=1.0, clip_norm=1.0)
+    state, made = stream.init(PARAMETERS, seed=3), []
+    for _ in range(2):
+        step, state = stream.next(state)
+        made.append(step)
+    return made
+
+
+WORK = {
+    "certified": certified,
+    **{f"numbers-{kind}": functools.partial(numbers, kind) for kind in KINDS},
+    **{f"noise-{kind}": functools.partial(noise, kind) for kind in KINDS},
+}
+
+
+@functools.cache
+def usual(work):
+    return jax.device_get(WORK[work]())
+
+
+@pytest.mark.parametrize("work", WORK)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_setting_of_the_host_program_is_its_own(setting, work):
+    expected = usual(work)
+    jax.clear_caches()  # else nothing is traced
+    with SETTINGS[setting]():
+        found = WORK[work]()
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(found), expected)
+
+
+def test_the_scope_leaves_every_setting_as_it_was():
+    names = ("enable_x64", "numpy_dtype_promotion", "numpy_rank_promotion", "disable_jit")
+
+    def settings():
+        return {name: getattr(jax.config, f"jax_{name}") for name in names}
+
+    with jax.numpy_dtype_promotion("strict"):
+        before = settings()
+        with contextlib.suppress(ZeroDivisionError), _float64.scope():
+            inside = settings()
+            raise ZeroDivisionError
+        assert settings() == before != inside
+    assert inside == dict(zip(names, (True, "standard", "allow", False), strict=True))
