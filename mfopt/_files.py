@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import stat
+import tempfile
 import time
 import uuid
 import zipfile
@@ -336,8 +337,6 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _fallback_folders(first: Path) -> Iterator[Path]:
-    import tempfile
-
     seen = set()
     for folder in (first, Path.cwd(), Path.home(), Path(tempfile.gettempdir())):
         if folder.is_dir() and (whole := folder.resolve()) not in seen:

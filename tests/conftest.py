@@ -1,7 +1,6 @@
 """Shared test settings."""
 
 import atexit
-import gc
 import os
 import shutil
 import signal
@@ -30,10 +29,6 @@ for _name, _usual in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.
 os.environ["MFOPT_DATA"] = tempfile.mkdtemp(prefix="mfopt-tests-")
 atexit.register(shutil.rmtree, os.environ["MFOPT_DATA"], ignore_errors=True)
 
-# The collector looks at all that was imported, and at what JAX traces, far more often than it pays:
-# with these numbers tests that find their programs compiled take a tenth less.
-gc.set_threshold(50_000, 20, 20)
-
 # A worker of several stays on one core: threads of each on all of them would wait for one another.
 _WORKER = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
 if _WORKER and hasattr(os, "sched_setaffinity"):
@@ -60,12 +55,6 @@ class _OnlyWithExamples:
         if file_path.suffix == ".py" and ">>> " not in file_path.read_text("utf-8"):
             return [one for one in found if not isinstance(one, DoctestModule)]
         return found
-
-
-def pytest_collection_finish() -> None:
-    """What is there before the first test stays: nobody need look at it again."""
-    gc.collect()
-    gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from mfopt import _check
 from mfopt.progress import Progress
 from mfopt_cli import display, sweeps
 from mfopt_cli.live import Live
@@ -19,7 +20,6 @@ _NAMES = {"noise_multiplier": "--noise-multiplier", "eps": "--eps", "delta": "--
 
 def iterations(row: Row) -> int:
     """All iterations n of a row: epochs times iterations per epoch."""
-    from mfopt import _check
 
     total, epochs, iters = row["iterations"], row["epochs"], row["iters"]
     if total is not None:
@@ -38,7 +38,6 @@ def probability(row: Row, factor: int = 1) -> float:
 
     ``factor`` groups take turns, so that the rate within the group whose turn it is is higher.
     """
-    from mfopt import _check
 
     sized = (row["batch_size"] is not None) + (row["population"] is not None)
     if sized == 1 or (sized and row["probability"] is not None):

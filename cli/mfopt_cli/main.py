@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
 import importlib
 import os
 import sys
@@ -11,7 +9,9 @@ from typing import Any
 
 import click
 
-from mfopt_cli import options
+from mfopt import _extras, _signals
+from mfopt_cli import compile_cache, options
+from mfopt_cli.spelling import speak_plainly
 
 # name -> one line of help. Each command lives in mfopt_cli/commands/<name>.py as ``command`` and
 # is imported only when it is run, so that `mfopt --help` never waits for JAX.
@@ -67,29 +67,7 @@ def cli(no_compile_cache: bool) -> None:
       eval "$(_MFOPT_COMPLETE=bash_source mfopt)"
     """
     if not no_compile_cache:
-        from mfopt_cli import compile_cache
-
         compile_cache.switch_on()
-
-
-def script() -> Any:
-    """The installed command: :func:`main`, and a process that ends without taking itself apart.
-
-    To unload what was imported takes the interpreter a tenth of a second or more. Threads have
-    ended and all that was to be done at the end has been by then, as this is registered first.
-    """
-    well = False
-
-    def leave() -> None:
-        if well:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(0)
-
-    atexit.register(leave)
-    result = main()
-    well = not result  # a failure takes the usual way, as does one that main raises
-    return result
 
 
 def main(arguments: list[str] | None = None) -> Any:
@@ -99,17 +77,11 @@ def main(arguments: list[str] | None = None) -> Any:
     after Ctrl-C, 143 after SIGTERM; a result that was kept in spite of it is no full one, so that
     ``mfopt optimize ... && mfopt train ...`` stops).
     """
-    from mfopt import _signals
-    from mfopt_cli.spelling import speak_plainly
-
     _open_streams()
     speak_plainly()
-    # Threads of NumPy's BLAS sleep at once when nothing is left. As it is they would wait awake for
-    # some 25 ms, on the cores that compiled code is to use: a third of the main command's time.
+    # Threads of NumPy's BLAS would wait awake for 25 ms on the cores of compiled code: on two busy
+    # cores a warm main command takes 8.8 CPU seconds so, and 6.8 where they sleep at once.
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
-    # what is imported and traced stays: to look at it again and again took a fifteenth of the time,
-    # and one look at 200,000 objects a twenty-fifth of a toy's
-    gc.set_threshold(500_000, 20, 20)
     try:
         with _signals.as_interrupts():
             code = cli.main(args=arguments, prog_name="mfopt", standalone_mode=False)
@@ -130,8 +102,6 @@ def main(arguments: list[str] | None = None) -> Any:
     except MemoryError as error:
         _end(f"out of memory{f': {error}' if str(error) else ''}", 1)
     except ModuleNotFoundError as error:
-        from mfopt import _extras
-
         if (error.name or "").partition(".")[0] not in _extras.EXTRAS:
             raise
         _end(str(_extras.missing(error)), 1)
@@ -175,3 +145,6 @@ def _no_device() -> bool:
     except (RuntimeError, AssertionError):
         return True
     return False
+
+
+script = main  # the entry point of commands that were installed before

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
+import scipy
 
 from mfopt.accounting.closed_form.group import GroupProfile
 from mfopt.accounting.loss_distribution.rounds import COARSE, FINE, Direction
@@ -102,9 +103,7 @@ class DeterministicUnit:
                 for e in points
             ]
             self._curves.clear()  # searches move on from σ to σ
-            from scipy import interpolate  # slow to import, and few ask
-
-            self._curves[sigma] = reach, interpolate.PchipInterpolator(points, values)
+            self._curves[sigma] = reach, scipy.interpolate.PchipInterpolator(points, values)
         return self._curves[sigma]
 
     def direction_bound(

@@ -17,6 +17,7 @@ from mfopt import _check, _sizes, query_error
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.calibration import calibrate
+from mfopt.noise.choice import choose
 from mfopt.optimize import kinds, sizes, starts
 from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
 from mfopt.optimize.time_scale import Scaling
@@ -202,8 +203,6 @@ def quiet(progress: Report) -> Report:
 
 
 def _memory(strategy: Strategy, scheme: BinScheme) -> int:
-    from mfopt.noise.choice import choose  # slow to import, and most searches ask for no memory
-
     return choose(strategy, scheme.iterations).slots
 
 

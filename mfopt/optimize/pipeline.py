@@ -11,7 +11,7 @@ import numpy as np
 from mfopt import _check, _signals
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.accounting.verify import check_delta
-from mfopt.calibration import release
+from mfopt.calibration import calibrate, release
 from mfopt.errors import FailureError
 from mfopt.factorization import Factorization, proofs
 from mfopt.guarantee import Guarantee
@@ -243,8 +243,6 @@ def _estimate(
     why: str,
 ) -> Guarantee:
     """The uncertified statement of a run without certificate, from a quick fresh estimate of σ."""
-    from mfopt.calibration import calibrate
-
     sampled = law(scheme).loss(found.strategy)
     sigma, details = found.noise_multiplier, {}
     # where not even that can be sampled, the search's own σ says what it was

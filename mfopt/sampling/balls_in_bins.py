@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
+import scipy
 
 from mfopt import _check
-from mfopt.sampling import _law
 from mfopt.sampling._bins import BinScheme
 from mfopt.sampling._generator import generator
 
@@ -65,8 +65,8 @@ class BallsInBins(BinScheme):
 
     def batch_sizes(self, step: int, population: int) -> Any:
         self._step(step)
-        return _law.binomial(population, 1 / self.bins)
+        return scipy.stats.binom(population, 1 / self.bins)
 
     def displacement(self, population: int, batch_size: int) -> float:
         # a unit meets one batch in all epochs, with a binomial number of others in it
-        return float(_law.binomial(max(0, population - 1), 1 / self.bins).sf(batch_size - 1))
+        return float(scipy.stats.binom(max(0, population - 1), 1 / self.bins).sf(batch_size - 1))

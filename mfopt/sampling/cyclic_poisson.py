@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
+import scipy
 
 from mfopt import _check
-from mfopt.sampling import _law
 from mfopt.sampling._generator import bernoulli, generator
 from mfopt.sampling.base import Scheme
 
@@ -98,8 +98,8 @@ class CyclicPoisson(Scheme):
 
     def batch_sizes(self, step: int, population: int) -> Any:
         self._step(step)
-        return _law.binomial(population, self.probability / self.bands)
+        return scipy.stats.binom(population, self.probability / self.bands)
 
     def displacement(self, population: int, batch_size: int) -> float:
-        others = _law.binomial(max(0, population - 1), self.probability / self.bands)
+        others = scipy.stats.binom(max(0, population - 1), self.probability / self.bands)
         return min(1.0, self.rounds * self.probability * float(others.sf(batch_size - 1)))

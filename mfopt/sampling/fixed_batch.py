@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any, ClassVar
 
 import numpy as np
+import scipy
 
 from mfopt import _check
-from mfopt.sampling import _law
 from mfopt.sampling._generator import generator, subset
 from mfopt.sampling.base import Adjacency, Scheme
 
@@ -55,7 +55,7 @@ class FixedBatch(Scheme):
     def batch_sizes(self, step: int, population: int) -> Any:
         self._step(step)
         self._population(population)
-        return _law.binomial(self.batch_size, 1)
+        return scipy.stats.binom(self.batch_size, 1)
 
     def expected_batch(self, population: int) -> float:
         """``batch_size``, exactly."""

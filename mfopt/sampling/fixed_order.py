@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any, ClassVar
 
 import numpy as np
+import scipy
 
 from mfopt import _check
-from mfopt.sampling import _law
 from mfopt.sampling._bins import BinScheme
 from mfopt.sampling.base import Adjacency
 
@@ -38,7 +38,7 @@ class FixedOrder(BinScheme):
         return np.arange(self._step(step) % self.bins, population, self.bins)
 
     def batch_sizes(self, step: int, population: int) -> Any:
-        return _law.binomial(self.sample(step, population).size, 1)
+        return scipy.stats.binom(self.sample(step, population).size, 1)
 
     def largest_batch(self, population: int) -> int:
         return -(-_check.integer("population", population, at_least=0) // self.bins)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
+import scipy
 
 from mfopt import _check
 from mfopt.sampling._bins import BinScheme
@@ -85,14 +86,10 @@ class FreshBins(BinScheme):
         return drawn
 
     def batch_sizes(self, step: int, population: int) -> Any:
-        from scipy import stats
-
         self._step(step)
-        return stats.binom(population, 1 / self.bins)
+        return scipy.stats.binom(population, 1 / self.bins)
 
     def displacement(self, population: int, batch_size: int) -> float:
-        from scipy import stats
-
         # a unit meets one batch for each throw, with a binomial number of others in it
-        one = float(stats.binom.sf(batch_size - 1, max(0, population - 1), 1 / self.bins))
+        one = float(scipy.stats.binom.sf(batch_size - 1, max(0, population - 1), 1 / self.bins))
         return min(1.0, self.throws * one)

@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any, ClassVar
 
 import numpy as np
+import scipy
 
 from mfopt import _check
-from mfopt.sampling import _law
 from mfopt.sampling._generator import bernoulli, generator
 from mfopt.sampling.base import Scheme
 
@@ -40,8 +40,8 @@ class Poisson(Scheme):
 
     def batch_sizes(self, step: int, population: int) -> Any:
         self._step(step)
-        return _law.binomial(population, self.probability)
+        return scipy.stats.binom(population, self.probability)
 
     def displacement(self, population: int, batch_size: int) -> float:
-        others = _law.binomial(max(0, population - 1), self.probability)
+        others = scipy.stats.binom(max(0, population - 1), self.probability)
         return min(1.0, self.iterations * self.probability * float(others.sf(batch_size - 1)))

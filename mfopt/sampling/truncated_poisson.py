@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any, ClassVar
 
 import numpy as np
+import scipy
 
-from mfopt.sampling import _law
 from mfopt.sampling._generator import generator, subset
 from mfopt.sampling.base import Scheme
 
@@ -52,9 +52,7 @@ class TruncatedPoisson(Scheme):
 
     def batch_sizes(self, step: int, population: int) -> Any:
         self._step(step)
-        return _law.binomial_at_most(
-            self._population(population), self.probability, self.batch_size
-        )
+        return _at_most(self._population(population), self.probability, self.batch_size)
 
     def expected_batch(self, population: int) -> float:
         """Mean number of units in an iteration."""
@@ -66,7 +64,7 @@ class TruncatedPoisson(Scheme):
     @property
     def full(self) -> float:
         """Chance that the others alone fill a batch."""
-        others = _law.binomial(self.population - 1, self.probability)
+        others = scipy.stats.binom(self.population - 1, self.probability)
         return float(others.sf(self.batch_size - 1))
 
     @property
@@ -75,6 +73,15 @@ class TruncatedPoisson(Scheme):
         full = self.full
         if full == 0:
             return 0.0
-        everybody = _law.binomial(self.population, self.probability)
+        everybody = scipy.stats.binom(self.population, self.probability)
         share = float(everybody.sf(self.batch_size)) * self.batch_size / self.population
         return min(share / full, self.probability)
+
+
+def _at_most(count: int, probability: float, most: int) -> Any:
+    """Return the law of the smaller of a binomial number and ``most``."""
+    most = min(most, count)
+    law = scipy.stats.binom(count, probability)
+    values = np.arange(most + 1)
+    chances = np.append(law.pmf(values[:-1]), law.sf(most - 1))
+    return scipy.stats.rv_discrete(values=(values, chances / chances.sum()))

@@ -81,7 +81,7 @@ COMMANDS = {
     "run": "account run poisson:probability=0.02,iterations=500@1.1 "
     "poisson:probability=0.05,iterations=200@1.6 --delta 1e-6 --points 3",
 }
-_PROGRAM = "from mfopt_cli.main import script; script()"
+_PROGRAM = "from mfopt_cli.main import main; main()"
 # what a clock, a machine or a version says, and paths
 _PASSING = ("seconds", "path", "date", "command", "device", "jax", "mfopt", "python", "peak_bytes")
 

@@ -76,7 +76,7 @@ LONGEST = 1800.0  # seconds before a command counts as hanging
 _COLD = (
     "import resource, sys; limit = int(sys.argv.pop(1)); "
     "limit < 0 or resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)); "
-    "from mfopt_cli.main import script; script()"
+    "from mfopt_cli.main import main; main()"
 )
 
 

@@ -163,21 +163,21 @@ def parser() -> Parser:
     return made
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run the cells, and say how far above the best each ended."""
     options, started = parser(), time.perf_counter()
-    arguments = options.parse_args(words)
-    wanted = CHECK if arguments.check else every()
-    wanted = [cell for cell in wanted if not arguments.kinds or cell.kind in arguments.kinds]
+    chosen = options.parse_args(arguments)
+    wanted = CHECK if chosen.check else every()
+    wanted = [cell for cell in wanted if not chosen.kinds or cell.kind in chosen.kinds]
     best, rows = known(), list[dict[str, Any]]()
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=TABLE.parent
     ).stdout.strip()
     for cell in wanted:
-        for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
+        for seed in range(chosen.first_seed, chosen.first_seed + chosen.seeds):
             begun = time.process_time()
             value, status = rmse(cell, seed)
-            if arguments.update and value < best.get(cell, (float("inf"), ""))[0]:
+            if chosen.update and value < best.get(cell, (float("inf"), ""))[0]:
                 best[cell] = value, commit
                 write(best)
             excess = 100 * (value / best.get(cell, (value, ""))[0] - 1)
@@ -203,8 +203,8 @@ def main(words: Sequence[str]) -> int:
     largest = max(row["percent above the best known"] for row in rows)
     lines = excesses(rows)
     print(f"{len(rows)} searches, at most {largest:.2f}% above the best known", *lines, sep="\n")
-    if arguments.out:
+    if chosen.out:
         report = {"searches": rows, "largest, percent": largest, "contained": lines}
-        keep(arguments.out, report, how=options.command(words), begun=started)
-    limit = LIMIT if arguments.check else LIMIT_RELEASE
+        keep(chosen.out, report, how=options.command(arguments), begun=started)
+    limit = LIMIT if chosen.check else LIMIT_RELEASE
     return int(largest > limit or bool(lines))

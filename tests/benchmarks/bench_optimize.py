@@ -28,9 +28,9 @@ SIZES = {"8x1024": (8, 1024), "8x4096": (8, 4096), "8x16384": (8, 16384), "7813x
 COMMANDS = {"main": (16, 128), "toy": (2, 8)}
 _PROGRAM = """
 import resource, sys
-from mfopt_cli.main import script
+from mfopt_cli.main import main
 try:
-    script()
+    main()
 finally:
     used = resource.getrusage(resource.RUSAGE_SELF)
     print(used.ru_utime + used.ru_stime, used.ru_maxrss / 2**20, file=sys.stderr)

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from mfopt import _check
 from mfopt_cli import answers, options, sweeps
 from mfopt_cli.accounts import shared
 from mfopt_cli.answers import Row, analysed
@@ -116,7 +117,6 @@ def fresh_bins(
 
 def _other(text: str) -> Any:
     """The mechanism of ``--also``."""
-    from mfopt import _check
     from mfopt.accounting.monte_carlo import composition
 
     kinds: dict[tuple[str, int], Callable[..., Any]] = {

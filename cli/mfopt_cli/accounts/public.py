@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from mfopt import _check
 from mfopt_cli import answers, display, options, sweeps
 from mfopt_cli.accounts import shared
 from mfopt_cli.answers import Row, analysed, iterations
@@ -95,7 +96,6 @@ def min_separation(
 
 def _length_of(row: Row, file: Any) -> int:
     """n of the file, which what was typed must be."""
-    from mfopt import _check
 
     if row["iterations"] is None and row["iters"] is None and row["epochs"] is None:
         return int(file.iterations)

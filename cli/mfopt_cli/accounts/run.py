@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from mfopt import _check
 from mfopt.progress import Progress
 from mfopt_cli import answers, display, options
 from mfopt_cli.accounts import shared
@@ -95,7 +96,7 @@ def run(
 
 def _phase(text: str, of: dict[str, Any]) -> tuple[Any, float]:
     """(mechanism, σ) of a PHASE."""
-    from mfopt import _check, sampling
+    from mfopt import sampling
     from mfopt.accounting import Mechanism
 
     if Path(text).is_file():

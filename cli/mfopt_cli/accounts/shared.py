@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from mfopt import _check
 from mfopt_cli import options, sweeps
 from mfopt_cli.answers import Row
 from mfopt_cli.options import apply
@@ -83,7 +84,7 @@ def matrix(text: str, kinds: tuple[str, ...]) -> tuple[Any, Any]:
       text: identity, sqrt, banded-sqrt:BANDS or a factorization file.
       kinds: names that are taken besides files.
     """
-    from mfopt import _check, strategies
+    from mfopt import strategies
 
     name, _, number = text.partition(":")
     if name in kinds and name in ("identity", "sqrt") and not number:
@@ -110,7 +111,6 @@ def own(row: Row, name: str, value: Any, file: Any) -> Any:
       value: the file's.
       file: the factorization, or None where there is none.
     """
-    from mfopt import _check
 
     typed = row[name]
     if file is None:
@@ -129,7 +129,6 @@ def own(row: Row, name: str, value: Any, file: Any) -> Any:
 
 def bins_of(row: Row, file: Any) -> tuple[int, int]:
     """(bins, epochs) of a row, or of the file that C is from."""
-    from mfopt import _check
 
     scheme = None if file is None else file.sampling
     if scheme is None or (hasattr(scheme, "bins") and hasattr(scheme, "epochs")):

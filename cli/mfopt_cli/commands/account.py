@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from mfopt import _check
 from mfopt_cli import answers, options, sweeps
 from mfopt_cli.accounts import bins, public, run, shared
 from mfopt_cli.answers import Row, analysed, iterations, probability
@@ -120,7 +121,6 @@ def _file(path: Path) -> Any:
 
 def _cyclic(row: Row, file: Any) -> Any:
     """The sampling of a row, what is left out being that of the file."""
-    from mfopt import _check
     from mfopt.accounting import unamplified
     from mfopt.sampling import CyclicPoisson
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import click
 
+from mfopt import _check
+from mfopt.errors import FailureError
+from mfopt.progress import silent
 from mfopt_cli import display, options
 from mfopt_cli.live import Live
 
@@ -50,7 +54,6 @@ def command(
       mfopt audit --config c.toml --canaries 20000
       mfopt audit best.npz --config c.toml
     """
-    from mfopt.errors import FailureError
     from mfopt.training.audit import audit
 
     account, settings, population = _subject(run, config)
@@ -122,11 +125,8 @@ def _at_most(noise_multiplier: float) -> str:
 
 def _subject(run: str | None, path: str | None) -> tuple[Any, Any, int | None]:
     """(account, settings or None, population of the run if known)."""
-    import tempfile
 
     import mfopt
-    from mfopt import _check
-    from mfopt.progress import silent
     from mfopt.training import config, verification, wiring
     from mfopt.training.privacy import Account
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 
@@ -33,7 +34,6 @@ def command(
     Example:
       mfopt calibrate mfopt-blt-16x128-eps2.npz --eps 1 --delta 1e-6
     """
-    import dataclasses
 
     from mfopt.calibration import release
     from mfopt.factorization import check_output, load, proofs

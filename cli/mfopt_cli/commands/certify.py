@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import click
@@ -33,7 +34,6 @@ def command(
     Example:
       mfopt certify mfopt-blt-16x128-eps2.npz --eps 2.1 --delta 1e-5
     """
-    import dataclasses
 
     from mfopt.calibration import certify
     from mfopt.factorization import check_output, load, proofs

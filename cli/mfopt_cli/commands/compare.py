@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from mfopt import _check
 from mfopt_cli import display, options, sweeps
 from mfopt_cli.live import Live
 
@@ -89,7 +90,6 @@ def command(
       mfopt compare --epochs 8 --iters 32 --eps 2 --include dpsgd,blt-4 --baseline dpsgd+poisson
       mfopt compare --epochs 8 --iters 32 --eps 2 --params 1e7
     """
-    from mfopt import _check
     from mfopt.experiments import artifacts, comparison, families, noise_time, recommendation
     from mfopt.experiments.cache import Cache, default_folder
 
@@ -161,7 +161,6 @@ def command(
 
 
 def _check_outputs(out: Path, force: bool) -> None:
-    from mfopt import _check
     from mfopt.experiments import plots
 
     if not out.name or out.is_dir():

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from mfopt import _check
 from mfopt_cli import display, options
 from mfopt_cli.live import Live
 
@@ -94,7 +95,6 @@ def build(**given: Any) -> None:
       mfopt data build chats --data a.jsonl --data b.jsonl --user-column author \\
           --tokenizer gpt2/tokenizer.json --held-out-users 0.1
     """
-    from mfopt import _check
     from mfopt.training.data.build import Options
     from mfopt.training.data.build import build as build_stores
     from mfopt.training.data.builder import HoldOut
@@ -155,7 +155,6 @@ def build(**given: Any) -> None:
 
 
 def _source(paths: tuple[str, ...], given: dict[str, Any], name: str = "data") -> Any:
-    from mfopt import _check
     from mfopt.training.data import enron, sources
 
     kind = given["kind"]

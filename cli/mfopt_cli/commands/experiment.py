@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from mfopt import _check
 from mfopt_cli import display, options, sweeps
 from mfopt_cli.live import Live
 
@@ -238,7 +239,6 @@ def _check_places(
     force: bool,
 ) -> None:
     """Refuse what cannot be before anything is computed; folders that are not there are made."""
-    from mfopt import _check
     from mfopt.experiments import plots
     from mfopt.experiments.studies import output
 

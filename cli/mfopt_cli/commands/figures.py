@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from mfopt import _check
 from mfopt.progress import within
 from mfopt_cli import display, options
 from mfopt_cli.live import Live
@@ -53,7 +54,6 @@ def command(
       mfopt figures user-level-1 near-exact-2a --out plots
       mfopt figures --artifacts artifacts blt-4-8x32-eps2
     """
-    from mfopt import _check
     from mfopt.experiments import figures, plots
     from mfopt.experiments.cache import Cache, default_folder
 

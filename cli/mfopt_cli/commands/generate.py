@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from mfopt import _check
 from mfopt_cli import display, options
 
 
@@ -38,7 +39,6 @@ def command(
     Example:
       mfopt generate run --prompt "def " --texts 3
     """
-    from mfopt import _check
     from mfopt.training.generation import generate
     from mfopt.training.models.huggingface import load_pretrained
     from mfopt.training.tokenizers import Tokenizer

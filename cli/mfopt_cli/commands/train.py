@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 from typing import Any
 
 import click
 
+from mfopt import _check
 from mfopt.progress import Report
 from mfopt_cli import display, options
 from mfopt_cli.live import Live
@@ -112,7 +114,6 @@ def command(
       mfopt train --sampling poisson:probability=0.05,iterations=200 \\
           --eps 8 --delta 1e-6 --algorithm els --records-per-user 4
     """
-    from mfopt import _check
     from mfopt.training import config as settings_of
     from mfopt.training import privacy
 
@@ -161,7 +162,6 @@ def _sampling(epochs: int | None, iters: int | None, sampling: str | None) -> st
 
 def _join(coordinator: str | None, processes: int | None, process: int | None) -> None:
     """Make this process one of several, where that is asked for."""
-    from mfopt import _check
 
     given = {"coordinator": coordinator, "processes": processes, "process": process}
     missing = [f"--{name}" for name, value in given.items() if value is None]
@@ -187,12 +187,10 @@ def _join(coordinator: str | None, processes: int | None, process: int | None) -
 
 def _with_factorization(settings: Any, progress: Report) -> Any:
     """The settings with a file for their sampling, epsilon and delta, made if it is not there."""
-    from pathlib import Path
 
     import jax
 
     import mfopt
-    from mfopt import _check
     from mfopt.optimize import factorize
     from mfopt.training.folder import make_folder
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from mfopt.errors import FailureError
 from mfopt_cli import display, options
 from mfopt_cli.live import Live
 
@@ -31,7 +32,6 @@ def command(
       mfopt verify run/privacy-report.json
       mfopt verify privacy-report.json --public-key lab.pub.pem
     """
-    from mfopt.errors import FailureError
     from mfopt.training import signing, verification
 
     facts = verification.read(report)

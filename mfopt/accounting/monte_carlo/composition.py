@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 
 from mfopt import _check
 from mfopt._float64 import float64
@@ -130,8 +131,6 @@ class HockeyStick:
     @classmethod
     def of(cls, composition: Composition) -> HockeyStick:
         """The table of a composition, in its own direction."""
-        from scipy import signal  # slow to import, and few ask
-
         composed = composition.convolve(0.0)
         # the law of the window is normalized: its scale is the mass that is not infinite
         law = composed.law * math.exp(min(composed.log_scale + composed.allowance, 0.0))
@@ -139,7 +138,7 @@ class HockeyStick:
         above = np.append(from_here[1:], 0.0)
         # Σ_{j > k} law_j e^{-(loss_j - loss_k)}, as a recursion that neither over- nor underflows
         decay = math.exp(-composed.step)
-        tail = signal.lfilter([0.0, decay], [1.0, -decay], law[::-1])[::-1]
+        tail = scipy.signal.lfilter([0.0, decay], [1.0, -decay], law[::-1])[::-1]
         finite = np.maximum(above - tail, 0.0)
         # rounding of the two sums, and what the window and the truncation may hide
         per_term = 4 * np.finfo(np.float64).eps * (law.size + 1 / composed.step)
