@@ -1,4 +1,4 @@
-"""Each source: what becomes a record, what is bad, and going on from any position."""
+"""Each source: what becomes a record, what is bad, and the same at every reading."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ def reasons(source):
     return Counter(item.reason for item in source.read() if item.reason is not None)
 
 
-def assert_resumable(source):
+def assert_repeatable(source):
     items = list(source.read())
     assert items, "an empty source proves nothing"
-    for count, item in enumerate(items, 1):
-        assert list(source.read(item.position)) == items[count:]
+    assert list(source.read()) == items
     done = [item.done for item in items]
     assert done == sorted(done) and done[-1] <= source.total()
     assert source.describe() == source.describe() and json.dumps(source.describe())
@@ -70,7 +69,7 @@ def test_tables_give_the_rows_that_were_written(tmp_path, kind, write, suffix):
     source = kind(files, "who", "what")
     assert records(source) == ROWS + ROWS[:2] + ROWS[:1]
     assert reasons(source) == {"text is empty": 1}
-    assert_resumable(source)
+    assert_repeatable(source)
     bad = next(item for item in source.read() if item.reason)
     assert bad.where.startswith(f"two.{suffix}: ") and not bad.filtered
     before = source.describe()
@@ -113,7 +112,7 @@ def test_bad_json_lines_are_told_apart(tmp_path):
         "text is empty": 1,
         "not UTF-8": 2,
     }
-    assert_resumable(source)
+    assert_repeatable(source)
 
 
 def test_bad_csv_rows_are_told_apart(tmp_path):
@@ -122,7 +121,7 @@ def test_bad_csv_rows_are_told_apart(tmp_path):
     source = Csv([path], "user", "text")
     assert records(source) == [("a", "fine"), ("b", "last")]
     assert reasons(source) == {"wrong number of columns": 2, "user is empty": 1, "not UTF-8": 1}
-    assert_resumable(source)
+    assert_repeatable(source)
     with pytest.raises(UsageError, match=r"bad.csv has columns \['user', 'text'\]"):
         list(Csv([path], "who", "text").read())
 
@@ -177,7 +176,7 @@ def test_folders_of_files_and_of_folders(tmp_path):
         "new paragraph\n",
     ]
     for source in (whole, lines, parts):
-        assert_resumable(source)
+        assert_repeatable(source)
     with pytest.raises(UsageError, match="records"):
         Folder(tmp_path, "word")
     with pytest.raises(UsageError, match="no folder"):
@@ -268,7 +267,7 @@ def test_the_maildir(tmp_path):
     }
     by_rule = {item.reason for item in source.read() if item.filtered}
     assert by_rule == {"forwarded", "repeated 20-gram", "empty body"}
-    assert_resumable(source)
+    assert_repeatable(source)
 
 
 def test_functions_of_a_module():
@@ -309,7 +308,7 @@ def test_the_standard_library_has_the_promised_shape():
         StandardLibrary("secret")
 
 
-def test_the_standard_library_resumes_and_skips_what_is_not_python(tmp_path):
+def test_the_standard_library_skips_what_is_not_python(tmp_path):
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "a.py").write_text("def no(): pass\n")
     (tmp_path / "good.py").write_text("def f(): pass\ndef g(): pass\n")
@@ -318,4 +317,4 @@ def test_the_standard_library_resumes_and_skips_what_is_not_python(tmp_path):
     source = StandardLibrary("all", tmp_path)
     assert records(source) == [("good", "def f(): pass\n"), ("good", "def g(): pass\n")]
     assert reasons(source) == {"not Python": 1}
-    assert_resumable(source)
+    assert_repeatable(source)

@@ -366,43 +366,50 @@ def _values(array: np.ndarray) -> list[Any]:
     return values
 
 
-def report_text(facts: dict[str, Any]) -> str:
-    """The report for people."""
-    guarantee, sizes = facts["guarantee"], facts["noise_against_signal"]
-    lines = [
-        f"privacy unit      {guarantee['privacy_unit']} ({guarantee['adjacency']} adjacency)",
-        f"epsilon, delta    {round_up(guarantee['epsilon'], 6)}, "
-        f"{delta_in_words(guarantee['delta'])}",
-        f"method            {guarantee['method']} ({guarantee['status']})",
-        f"noise multiplier  {round_up(facts['noise_multiplier'], 6)} "
-        f"({facts['noise_multiplier_unit']})",
-        f"strategy          {described(facts['strategy'])}",
-        f"sampling          {_words(facts['sampling']['scheme'])}",
-        f"sampled units     {facts['sampling']['population']} x {facts['units']['unit']}",
-        f"steps             {facts['steps_done']} of {facts['iterations_covered']} covered",
-        f"noise in a step   norm {sizes['noise_norm']:.4g} over {facts['parameters']} parameters; "
-        f"a batch of aligned gradients {sizes['largest_signal_norm']:.4g}",
+def report_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """The report for people, as names and values."""
+    guarantee, sizes, scheme = (
+        facts["guarantee"],
+        facts["noise_against_signal"],
+        facts["sampling"]["scheme"],
+    )
+    details = ", ".join(f"{name} {value}" for name, value in scheme.items() if name != "kind")
+    epsilon, delta = round_up(guarantee["epsilon"], 6), delta_in_words(guarantee["delta"])
+    rows = [
+        ("privacy unit", f"{guarantee['privacy_unit']} ({guarantee['adjacency']} adjacency)"),
+        ("epsilon, delta", f"{epsilon}, {delta}"),
+        ("method", f"{guarantee['method']} ({guarantee['status']})"),
+        (
+            "noise multiplier",
+            f"{round_up(facts['noise_multiplier'], 6)} ({facts['noise_multiplier_unit']})",
+        ),
+        ("strategy", described(facts["strategy"])),
+        ("sampling", f"{scheme['kind']} ({details})"),
+        ("sampled units", f"{facts['sampling']['population']} x {facts['units']['unit']}"),
+        ("steps", f"{facts['steps_done']} of {facts['iterations_covered']} covered"),
+        (
+            "noise in a step",
+            f"norm {sizes['noise_norm']:.4g} over {facts['parameters']} parameters; "
+            f"a batch of aligned gradients {sizes['largest_signal_norm']:.4g}",
+        ),
     ]
     extra = guarantee["details"]
     if "displacement" in extra:
-        lines.append(
-            f"truncation        to {facts['sampling']['batch_size']}: delta raised from "
-            f"{extra['delta_before_truncation']:.6g} (chance of displacing a unit "
-            f"{extra['displacement']:.3g})"
-        )
+        before, chance = extra["delta_before_truncation"], extra["displacement"]
+        raised = f"delta raised from {before:.6g} (chance of displacing a unit {chance:.3g})"
+        rows.append(("truncation", f"to {facts['sampling']['batch_size']}: {raised}"))
     if "sensitivity_factor" in extra:
-        lines.append("truncation        noise doubled, since one unit may displace another")
+        rows.append(("truncation", "noise doubled, since one unit may displace another"))
     if extra.get("taken_on_trust"):
-        lines.append("TAKEN ON TRUST    this machine has not proved the file's guarantee")
+        rows.append(("TAKEN ON TRUST", "this machine has not proved the file's guarantee"))
     if facts["pinned"]:
-        lines.append("NO GUARANTEE      the seed is pinned: whoever knows it can remove the noise")
+        rows.append(("NO GUARANTEE", "the seed is pinned: whoever knows it can remove the noise"))
     if guarantee["status"] == "estimate":
-        lines.append("NO GUARANTEE      the account is an estimate: certify the file first")
-    lines += [f"WARNING           {text}" for text in facts["warnings"]]
-    lines += ["not covered:", *(f"  - {text}" for text in facts["not_covered"])]
-    return "\n".join(lines)
+        rows.append(("NO GUARANTEE", "the account is an estimate: certify the file first"))
+    return rows + [("WARNING", text) for text in facts["warnings"]]
 
 
-def _words(description: dict[str, Any]) -> str:
-    rest = ", ".join(f"{key} {value}" for key, value in description.items() if key != "kind")
-    return f"{description['kind']} ({rest})"
+def report_text(facts: dict[str, Any]) -> str:
+    """:func:`report_rows` and what is not covered, a line each."""
+    lines = [f"{name:<17} {value}" for name, value in report_rows(facts)]
+    return "\n".join([*lines, "not covered:", *(f"  - {text}" for text in facts["not_covered"])])

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 _NUMBER = re.compile(
     r"[-+]?\d[\d.]*(?:e[-+]?\d+)?"
 )  # in words; the numbers have checks of their own
+# fields that hold by themselves, or that the digest of the mechanism and the proof are about
+_FOUND_ELSEWHERE = ("format", "mfopt", "account", "guarantee", "strategy_arrays", "steps_done")
 CLAIMS = (
     "the run executed this mechanism, by an unchanged mfopt, on data with this many units",
     "its secret (sampling and noise keys, checkpoints) was random and is known to nobody else",
@@ -125,35 +127,8 @@ def verify(
     signer = signing.signer(facts, public_key)
     try:
         stated, account, execution = _rebuilt(facts, factorization)
-        checks = [
-            _same("mechanism", facts["mechanism_digest"], account.digest),
-            Check(
-                "claims a guarantee",
-                f"{facts['holds']}, pinned: {facts['pinned']}",
-                "only a run that says so, with a secret of its own, has one",
-                facts["holds"] is True and facts["pinned"] is False,
-            ),
-        ]
         progress(Progress("proving the account again"))
-        checks.append(_proved(account, progress))
-        checks += _statement(facts, stated, account, execution)
-        checks += _words(facts, stated, execution)
-        sizes = privacy.noise_against_signal(execution, _check.integer("p", facts["parameters"]))
-        for name, value in sizes.items():
-            checks.append(_close(name, facts["noise_against_signal"][name], value))
-        warnings = privacy.warnings_of(execution, sizes)
-        found = [_NUMBER.sub("#", text) for text in warnings]
-        same = [_NUMBER.sub("#", text) for text in facts["warnings"]] == found
-        checks.append(
-            Check(
-                "warnings",
-                f"{len(warnings)}" if same else f"{facts['warnings']}",
-                f"{warnings}",
-                same,
-            )
-        )
-        done, most = facts["steps_done"], execution.iterations
-        checks.append(Check("steps", f"{done}", f"at most {most}", 0 <= int(done) <= most))
+        checks = [_proved(account, progress), *_compared(facts, stated, account, execution)]
     except (KeyError, TypeError, AttributeError, ValueError) as problem:
         if isinstance(problem, UsageError):
             raise
@@ -266,10 +241,14 @@ def _as_certain(stated: Guarantee, found: Guarantee) -> bool:
     return stated.failure_probability >= least * (1 - 1e-9)
 
 
-def _statement(
+def _compared(
     facts: dict[str, Any], stated: Guarantee, account: privacy.Account, execution: Execution
 ) -> list[Check]:
-    """The statement about the run: no better than what follows from the account."""
+    """Every field of the report against what follows from the account and the execution."""
+    claim = f"{facts['holds']}, pinned: {facts['pinned']}"
+    only = "only a run that says so, with a secret of its own, has one"
+    honest = facts["holds"] is True and facts["pinned"] is False
+    checks = [Check("claims a guarantee", claim, only, honest)]
     try:
         found = privacy.statement(
             account,
@@ -279,50 +258,55 @@ def _statement(
             black_box=bool(facts["black_box"]),
         )
     except UsageError as problem:
-        return [Check("statement", str(stated), str(problem), False)]
-    return [
-        _at_least("epsilon", stated.epsilon, found.epsilon),
-        _at_least("delta", stated.delta, found.delta),
-        _same("unit", stated.privacy_unit, found.privacy_unit),
-        _same("adjacency", stated.adjacency, found.adjacency),
-        _same("group size", stated.group_size, found.group_size),
-        _same("noise multiplier", stated.noise_multiplier, execution_sigma(execution)),
-        _same("method", stated.method, found.method),
-        _same("status", stated.status, found.status),
-        _same("failure probability", stated.failure_probability, found.failure_probability),
-        _alike("details", stated.details, found.details),
+        return [*checks, Check("statement", str(stated), str(problem), False)]
+    for name, value in _plain(found.describe()).items():
+        mine, words = facts["guarantee"][name], name.replace("_", " ")
+        if name in ("epsilon", "delta"):  # a statement may say less than what is proved
+            checks.append(_at_least(name, mine, value))
+        elif name == "details":
+            checks.append(_alike(name, mine, value))
+        else:
+            checks.append(Check(words, f"{mine}", f"{value}", mine == value))
+    expected = _plain(
+        privacy.report(
+            account,
+            execution,
+            stated,
+            num_params=_check.integer("parameters", facts["parameters"]),
+            steps_done=facts["steps_done"],
+            pinned=facts["pinned"],
+            black_box=facts["black_box"],
+        )
+    )
+    for name, value in expected.pop("noise_against_signal").items():
+        mine = facts["noise_against_signal"][name]
+        checks.append(_alike(name, mine, value if math.isfinite(value) else None))
+    done, most = facts["steps_done"], execution.iterations
+    checks.append(Check("steps", f"{done}", f"at most {most}", 0 <= int(done) <= most))
+    left_out = [text for text in expected.pop("not_covered") if text not in facts["not_covered"]]
+    checks.append(
+        Check("not covered", f"{len(facts['not_covered'])}", f"leaves out {left_out}", not left_out)
+    )
+    warnings = [_NUMBER.sub("#", text) for text in expected.pop("warnings")]
+    mine = [_NUMBER.sub("#", text) for text in facts["warnings"]]
+    checks.append(Check("warnings", f"{facts['warnings']}", f"{warnings}", mine == warnings))
+    return checks + [
+        _alike(name, facts[name], value)
+        for name, value in expected.items()
+        if name not in _FOUND_ELSEWHERE
     ]
 
 
-def _words(facts: dict[str, Any], stated: Guarantee, execution: Execution) -> list[Check]:
-    """What people read: it says what the numbers say, and leaves nothing out."""
-    left_out = [text for text in privacy.NOT_COVERED if text not in facts["not_covered"]]
-    return [
-        _same("statement", facts["statement"], str(stated)),
-        _same("iterations covered", facts["iterations_covered"], execution.iterations),
-        Check(
-            "not covered", f"{len(facts['not_covered'])}", f"leaves out {left_out}", not left_out
-        ),
-        _same("public", facts["treated_as_public"], list(privacy.PUBLIC)),
-        _same("unit of the noise multiplier", facts["noise_multiplier_unit"], privacy.SIGMA_UNIT),
-        _alike("sampling", facts["sampling"], execution.sampler.describe()),
-    ]
-
-
-def execution_sigma(execution: Execution) -> float:
-    """σ of the noise that a run adds."""
-    assert execution.noise is not None
-    return execution.noise.noise_multiplier
-
-
-def _same(name: str, stated: Any, found: Any) -> Check:
-    return Check(name, str(stated), str(found), stated == found)
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value))
 
 
 def _alike(name: str, stated: Any, found: Any) -> Check:
-    found = json.loads(json.dumps(found))
     same = _equal(stated, found)
-    return Check(name, "as computed here" if same else str(stated), str(found), same)
+    first, second = (f"{x:.6g}" if type(x) is float else str(x) for x in (stated, found))
+    if same and isinstance(stated, dict | list):
+        first = "as computed here"
+    return Check(name.replace("_", " "), first, second, same)
 
 
 def _equal(stated: Any, found: Any) -> bool:
@@ -335,11 +319,6 @@ def _equal(stated: Any, found: Any) -> bool:
     if type(stated) is float and type(found) is float:
         return stated == found or math.isclose(stated, found, rel_tol=1e-6)
     return type(stated) is type(found) and bool(stated == found)
-
-
-def _close(name: str, stated: float, found: float) -> Check:
-    near = math.isfinite(found) and math.isclose(stated, found, rel_tol=1e-6)
-    return Check(name.replace("_", " "), f"{stated:.6g}", f"{found:.6g}", near)
 
 
 def _at_least(name: str, stated: float, found: float) -> Check:

@@ -8,11 +8,10 @@ then the work lies beside it in ``<name>.partial``; the same build started again
 from __future__ import annotations
 
 import dataclasses
-import hashlib
+import itertools
 import json
 import shutil
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -160,22 +159,21 @@ def build(
 
 
 def _begin(work: Path, plan: Mapping[str, Any], restart: bool) -> None:
-    digest = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
     if restart:
         shutil.rmtree(work, ignore_errors=True)
     work.mkdir(exist_ok=True)
     path = work / "plan.json"
     if path.is_file():
-        found = json.loads(path.read_text())
-        if found["digest"] != digest:
-            changed = sorted(key for key in plan if found["plan"].get(key) != plan[key])
+        found = json.loads(path.read_text())["plan"]
+        changed = sorted(key for key in plan if found.get(key) != json.loads(json.dumps(plan[key])))
+        if changed:
             raise _check.reject(
                 "out",
                 str(work),
                 f"holds an unfinished build that differs in {', '.join(changed)}",
                 "Repeat that build's command, or give `restart=True` to forget it.",
             )
-    _files.write(path, json.dumps({"digest": digest, "plan": plan}))
+    _files.write(path, json.dumps({"plan": plan}))
 
 
 def _settle_tokenizer(
@@ -207,14 +205,9 @@ def _fill(
     progress: Report,
 ) -> dict[str, Any]:
     """Read the rest of ``source`` into the spool; the counts of the whole reading."""
-    state = builder.progress
-    bad, filtered = Counter(state.get("bad", {})), Counter(state.get("filtered", {}))
-    examples: list[str] = state.get("examples", [])
-    position, finished = state.get("position"), state.get("finished", False)
+    state: dict[str, Any] = {"bad": {}, "filtered": {}, "examples": [], "items": 0, "whole": False}
+    state |= builder.progress
     pending: list[Item] = []
-
-    def counts() -> dict[str, Any]:
-        return {"bad": dict(bad), "filtered": dict(filtered), "examples": examples}
 
     def add() -> None:
         texts = [item.text or "" for item in pending]
@@ -225,37 +218,33 @@ def _fill(
         )
         pending.clear()
 
-    def commit(done: bool) -> None:
-        add()
-        builder.commit({**counts(), "position": position, "finished": done})
-
-    if not finished:
-        committed, characters = time.monotonic(), 0
-        total = source.total()
-        for item in source.read(position):
+    if not state["whole"]:
+        committed, characters, total = time.monotonic(), 0, source.total()
+        for item in itertools.islice(source.read(), state["items"], None):
             progress(Progress(f"reading {name}", item.done, total, source.unit))
-            position = item.position
+            state["items"] += 1
             if item.reason is None:
                 pending.append(item)
                 characters += len(item.text or "")
-            elif item.filtered:
-                filtered[item.reason] += 1
             else:
-                if options.on_bad == "fail":
-                    raise _check.reject(
-                        "data", item.where, item.reason, "Mend it, or skip bad lines."
-                    )
-                bad[item.reason] += 1
-                if len(examples) < _EXAMPLES:
-                    examples.append(f"{item.where}: {item.reason}")
-            if len(pending) >= _BATCH_TEXTS or characters >= _BATCH_CHARACTERS:
+                found = state["filtered" if item.filtered else "bad"]
+                found[item.reason] = found.get(item.reason, 0) + 1
+                if options.on_bad == "fail" and not item.filtered:
+                    way_out = "Mend it, or skip bad lines."
+                    raise _check.reject("data", item.where, item.reason, way_out)
+                if len(state["examples"]) < _EXAMPLES and not item.filtered:
+                    state["examples"].append(f"{item.where}: {item.reason}")
+            late = time.monotonic() - committed > _COMMIT_SECONDS
+            if late or len(pending) >= _BATCH_TEXTS or characters >= _BATCH_CHARACTERS:
                 add()
                 characters = 0
-            if time.monotonic() - committed > _COMMIT_SECONDS:
-                commit(done=False)
-                committed, characters = time.monotonic(), 0
-        commit(done=True)
-    return counts() | {"records": builder.num_records}
+            if late:
+                builder.commit(state)
+                committed = time.monotonic()
+        add()
+        builder.commit(state | {"whole": True})
+    counts = {kind: state[kind] for kind in ("bad", "filtered", "examples")}
+    return counts | {"records": builder.num_records}
 
 
 def _group(
@@ -267,19 +256,19 @@ def _group(
     counts: dict[str, Any],
     progress: Report,
 ) -> None:
-    if not builder.num_records:
+    total, done = counts["records"], 0
+    if not total:
         left_out = {**counts["filtered"], **counts["bad"]}
         reasons = ", ".join(f"{count:,} × {reason}" for reason, count in sorted(left_out.items()))
         raise FailureError(
             f"no record can be used for the part {name} ({reasons or 'there is none'}); nothing "
             "written. Check `user_column`, `text_column` and the format."
         )
-    total, done = builder.num_tokens, 0
 
-    def advance(tokens: int) -> None:
+    def advance(records: int) -> None:
         nonlocal done
-        done += tokens
-        progress(Progress(f"grouping {name}", done, total, "tokens"))
+        done += records
+        progress(Progress(f"grouping {name}", done, total, "records"))
 
     counts |= builder.finish(
         final,

@@ -1,12 +1,9 @@
-"""Writing a token store from records in any order: an append-only spool, then one grouping pass.
+"""Writing a token store from records in any order: a spool on disk, then one pass by user.
 
-Records arrive as they are read, users mixed. They are appended to flat files (the *spool*) and
-grouped by user at the end, with array operations only: no Python object per record or user is
-kept. A commit makes everything so far durable together with the reader's position, so a build
-that was killed goes on from the last commit.
-
-Grouping needs about 100 bytes of memory per record (10 GB for 10⁸ records), mapped pages included;
-tokens stay on disk.
+Records arrive as they are read, users mixed. They go into an SQLite file (the *spool*), whose index
+gives them back user by user, in memory that grows neither with records nor with users. A commit
+makes everything so far durable together with the reader's progress, so a build that was killed
+goes on from the last commit.
 """
 
 from __future__ import annotations
@@ -16,9 +13,10 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -32,17 +30,34 @@ from mfopt.training.data.store import (
     token_dtype,
 )
 
-STATE = "state.json"
-# User names and texts are recognized by 128-bit digests: a chance meeting among 10⁸ has
-# probability below 1e-22.
+# Texts are recognized by 128-bit digests, and a user's hold-out follows from one: a chance meeting
+# among 10⁸ has probability below 1e-22.
 _KEY_BYTES = 16
-_COLUMNS = ("tokens", "lengths", "users", "texts", "names", "name_lengths")
-_CHUNK = 1 << 22
+_TABLES = """
+PRAGMA cache_size = -65536;
+CREATE TABLE IF NOT EXISTS users (id INTEGER PRIMARY KEY, name BLOB UNIQUE);
+CREATE TABLE IF NOT EXISTS records (
+    id INTEGER PRIMARY KEY, user INTEGER NOT NULL, text BLOB, tokens BLOB NOT NULL
+);
+CREATE TABLE IF NOT EXISTS state (id INTEGER PRIMARY KEY, facts TEXT);
+"""
+_NEW = "INSERT OR IGNORE INTO users (name) VALUES (?)"
+_ADD = "INSERT INTO records (user, text, tokens) SELECT id, ?, ? FROM users WHERE name = ?"
+# the outer loop runs through the users, the inner through the index: nothing is sorted
+_BY_USER = """
+SELECT name, tokens, {repeated} FROM users CROSS JOIN records ON records.user = users.id
+ORDER BY users.id, records.id
+"""
+_REPEATED = """EXISTS (
+    SELECT 1 FROM records AS earlier
+    WHERE earlier.user = records.user AND earlier.text = records.text AND earlier.id < records.id
+)"""
+_EVERY = 1000  # records between two words about progress
 
 
-def key(text: str) -> bytes:
+def key(text: bytes) -> bytes:
     """The 128-bit digest under which a user or a text is recognized."""
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_KEY_BYTES).digest()
+    return hashlib.blake2b(text, digest_size=_KEY_BYTES).digest()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,37 +94,31 @@ class TokenStoreBuilder:
 
     Raises:
         UsageError: the spool was begun with another ``vocab_size``.
+        FailureError: the spool is damaged.
     """
 
     def __init__(self, spool: str | Path, vocab_size: int) -> None:
-        self.spool = Path(spool)
+        self.spool, self.vocab_size = Path(spool), vocab_size
         self.dtype = token_dtype(vocab_size)
-        self.vocab_size = vocab_size
         self.spool.mkdir(parents=True, exist_ok=True)
+        self._base = sqlite3.connect(self.spool / "records.sqlite")
+        try:
+            self._base.executescript(_TABLES)
+            found = self._base.execute("SELECT facts FROM state").fetchone()
+        except sqlite3.DatabaseError as problem:
+            self.close()
+            raise FailureError(
+                f"{self.spool} cannot be gone on with ({problem}); start anew with `restart=True`"
+            ) from None
+        state: dict[str, Any] = {"vocab_size": vocab_size, "progress": {}}
+        state |= json.loads(found[0]) if found else {}
         #: what :meth:`commit` was given last: {} for a new spool
-        self.progress: dict[str, Any] = {}
-        self._committed = dict.fromkeys(_COLUMNS, 0)
-        if (self.spool / STATE).is_file():
-            state = json.loads((self.spool / STATE).read_text())
-            if state["vocab_size"] != vocab_size:
-                raise _check.reject(
-                    "vocab_size", vocab_size, f"the build began with {state['vocab_size']}"
-                )
-            self.progress, self._committed = state["progress"], state["bytes"]
-        self._last_user = self.progress.get("last_user")
-        self._files: dict[str, BinaryIO] = {}
-        for name, size in self._committed.items():
-            path = self._path(name)
-            path.touch()
-            if path.stat().st_size < size:
-                raise FailureError(
-                    f"{path} is shorter than its last commit; start anew with `restart=True`"
-                )
-            os.truncate(path, size)  # what was written after the last commit is read again
-            self._files[name] = open(path, "ab")  # noqa: SIM115 (closed in close())
-
-    def _path(self, name: str) -> Path:
-        return self.spool / f"{name}.bin"
+        self.progress: dict[str, Any] = state["progress"]
+        if state["vocab_size"] != vocab_size:
+            self.close()
+            raise _check.reject(
+                "vocab_size", vocab_size, f"the build began with {state['vocab_size']}"
+            )
 
     def __enter__(self) -> TokenStoreBuilder:
         return self
@@ -118,19 +127,13 @@ class TokenStoreBuilder:
         self.close()
 
     def close(self) -> None:
-        """Close the spool's files; what was not committed is read again by the next build."""
-        for file in self._files.values():
-            file.close()
+        """Close the spool; what was not committed is read again by the next build."""
+        self._base.close()
 
     @property
     def num_records(self) -> int:
         """Records in the spool, committed or not."""
-        return self._files["lengths"].tell() // 8
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens in the spool, committed or not."""
-        return self._files["tokens"].tell() // self.dtype.itemsize
+        return int(self._base.execute("SELECT coalesce(max(id), 0) FROM records").fetchone()[0])
 
     def add(
         self, users: Sequence[str], records: Sequence[np.ndarray], texts: Sequence[str] = ()
@@ -149,42 +152,21 @@ class TokenStoreBuilder:
         tokens = np.concatenate(records)
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocab_size:
             raise _check.reject("tokens", int(tokens.max()), f"must be below {self.vocab_size}")
-        names, name_lengths = [], []
-        for user in users:
-            # The first record of a user always comes after another user's, so its name is kept.
-            encoded = b"" if user == self._last_user else user.encode("utf-8", "replace")
-            names.append(encoded)
-            name_lengths.append(len(encoded))
-            self._last_user = user
-        write = {
-            "tokens": tokens.astype(self.dtype).tobytes(),
-            "lengths": np.array([len(record) for record in records], np.int64).tobytes(),
-            "users": b"".join(map(key, users)),
-            "texts": b"".join(map(key, texts)) if texts else bytes(_KEY_BYTES * len(users)),
-            "names": b"".join(names),
-            "name_lengths": np.array(name_lengths, np.int64).tobytes(),
-        }
-        for name, data in write.items():
-            self._files[name].write(data)
+        names = [user.encode("utf-8", "replace") for user in users]
+        keys: Sequence[bytes | None] = [None] * len(users)
+        if texts:
+            keys = [key(text.encode("utf-8", "surrogatepass")) for text in texts]
+        contents = [record.astype(self.dtype).tobytes() for record in records]
+        # a new one gets the next number: they stand in the order in which they first came
+        self._base.executemany(_NEW, zip(names, strict=True))
+        self._base.executemany(_ADD, zip(keys, contents, names, strict=True))
 
     def commit(self, progress: Mapping[str, Any]) -> None:
         """Make everything added so far durable, together with JSON-able ``progress``."""
-        sizes = {}
-        for name, file in self._files.items():
-            file.flush()
-            os.fsync(file.fileno())
-            sizes[name] = file.tell()
-        self.progress = {**progress, "last_user": self._last_user}
-        state = {"vocab_size": self.vocab_size, "progress": self.progress, "bytes": sizes}
-        _files.write(self.spool / STATE, json.dumps(state))
-        self._committed = sizes
-
-    def _column(self, name: str, dtype: Any, width: int = 1) -> np.ndarray:
-        path = self._path(name)
-        if path.stat().st_size == 0:
-            return np.empty((0, width) if width > 1 else 0, dtype)
-        flat = np.memmap(path, dtype, "r").view(np.ndarray)
-        return flat.reshape(-1, width) if width > 1 else flat
+        self.progress = dict(progress)
+        state = json.dumps({"vocab_size": self.vocab_size, "progress": self.progress})
+        self._base.execute("INSERT OR REPLACE INTO state VALUES (0, ?)", (state,))
+        self._base.commit()
 
     def finish(
         self,
@@ -194,7 +176,7 @@ class TokenStoreBuilder:
         name: str = "train",
         hold_out: HoldOut | None = None,
         drop_duplicates: bool = False,
-        advance: Callable[[int], object] = lambda tokens: None,
+        advance: Callable[[int], object] = lambda records: None,
     ) -> dict[str, int]:
         """Group by user and write ``folder/<name>`` (and the held-out parts).
 
@@ -207,7 +189,7 @@ class TokenStoreBuilder:
             name: of the part that is not held out.
             hold_out: what is kept from it; None: nothing.
             drop_duplicates: keep the first of a user's records with the same text.
-            advance: called with the number of tokens written since the last call.
+            advance: called with the number of records read since the last call.
 
         Returns:
             Records per part, and ``duplicates``: how many were dropped.
@@ -215,43 +197,39 @@ class TokenStoreBuilder:
         Raises:
             FailureError: no record is left to train on.
         """
-        for file in self._files.values():
-            file.flush()
-        lengths = self._column("lengths", np.int64)
-        user_of, keys, first = _group(self._column("users", np.uint64, 2))
-        keep = np.ones(len(lengths), bool)
+        hold_out = hold_out or HoldOut()
+        self._base.execute("CREATE INDEX IF NOT EXISTS by_user ON records (user)")
         if drop_duplicates:
-            keep = _first_of_each(user_of, self._column("texts", np.uint64, 2))
-        order = np.argsort(user_of, kind="stable")
-        part = _assign(order, user_of, keys, hold_out or HoldOut())
-        counts = {"duplicates": int(np.count_nonzero(~keep))}
-        starts = np.concatenate([[0], np.cumsum(lengths)])
-        tokens = self._column("tokens", self.dtype)
-        for number, part_name in enumerate((name, "held-out-users", "held-out-records")):
-            records = order[(part == number) & keep[order]]
-            counts[part_name] = len(records)
-            if not len(records):
-                if number == 0:
-                    raise FailureError(f"No record is left for the part {name}; nothing written.")
-                continue
-            users, begins = np.unique(user_of[records], return_index=True)
-            destination = Path(folder) / part_name
-            destination.mkdir(parents=True)
-            _write_tokens(destination, tokens, starts, lengths, records, advance)
-            _save_array(destination / "user_offsets.npy", np.append(begins, len(records)))
-            self._write_names(destination, first[users])
-            _write_metadata(
-                destination, {**metadata, "part": part_name, "vocab_size": self.vocab_size}
+            self._base.execute("CREATE INDEX IF NOT EXISTS by_text ON records (user, text)")
+        counts = dict.fromkeys(("duplicates", name, "held-out-users", "held-out-records"), 0)
+        parts: dict[str, _Part] = {}
+        user, outside, number = b"", False, 0
+        rows = self._base.execute(_BY_USER.format(repeated=_REPEATED if drop_duplicates else "0"))
+        for done, (of, tokens, repeated) in enumerate(rows, 1):
+            if of != user or done == 1:
+                user, number = of, 0
+                outside = _uniform(key(user), 2 * hold_out.seed) < hold_out.users
+            held = bool(hold_out.records) and (
+                _uniform(key(user), 2 * hold_out.seed + 1, number) < hold_out.records
             )
+            part = "held-out-users" if outside else "held-out-records" if held else name
+            number += 1
+            if done % _EVERY == 0:
+                advance(_EVERY)
+            if repeated:
+                part = "duplicates"
+            else:
+                if part not in parts:
+                    parts[part] = _Part(Path(folder) / part, self.dtype)
+                parts[part].add(user, tokens)
+            counts[part] += 1
+        for part, store in parts.items():
+            store.close({**metadata, "part": part, "vocab_size": self.vocab_size})
+        if not counts[name]:
+            for store in parts.values():
+                shutil.rmtree(store.folder)
+            raise FailureError(f"No record is left for the part {name}; nothing written.")
         return counts
-
-    def _write_names(self, folder: Path, records: np.ndarray) -> None:
-        name_lengths = self._column("name_lengths", np.int64)
-        stops = np.cumsum(name_lengths)[records]
-        sizes = name_lengths[records]
-        _save_array(folder / "name_offsets.npy", np.concatenate([[0], np.cumsum(sizes)]))
-        names = self._column("names", np.uint8)
-        _save_array(folder / "user_names.npy", names[_spans(stops - sizes, sizes)])
 
     def discard(self) -> None:
         """Remove the spool."""
@@ -259,103 +237,75 @@ class TokenStoreBuilder:
         shutil.rmtree(self.spool)
 
 
-def _group(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Number users by first appearance: (user of each record, key of each user, first record)."""
-    order = np.lexsort((keys[:, 1], keys[:, 0]))
-    ordered = keys[order]
-    fresh = np.ones(len(keys), bool)
-    fresh[1:] = np.any(ordered[1:] != ordered[:-1], axis=1)
-    first = order[fresh]  # lexsort is stable: the first of each group came first
-    rank = np.empty(len(first), np.int64)
-    by_arrival = np.argsort(first)
-    rank[by_arrival] = np.arange(len(first))
-    user_of = np.empty(len(keys), np.int64)
-    user_of[order] = rank[np.cumsum(fresh) - 1]
-    return user_of, keys[first[by_arrival]], first[by_arrival]
+def _uniform(digest: bytes, salt: int, number: int = 0) -> float:
+    """A number in [0, 1) from a key, a salt and a number: the finalizer of splitmix64, twice."""
+    low, high = (int.from_bytes(digest[at : at + 8], "little") for at in (0, 8))
+    x = low ^ (number << 32) ^ salt
+    for addend in (high ^ number, 0x9E3779B97F4A7C15):
+        x = (x + addend) % (1 << 64)
+        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % (1 << 64)
+        x = (x ^ (x >> 27)) * 0x94D049BB133111EB % (1 << 64)
+        x ^= x >> 31
+    return float((x >> 11) * 2.0**-53)
 
 
-def _first_of_each(user_of: np.ndarray, texts: np.ndarray) -> np.ndarray:
-    """True on the first record of each (user, text)."""
-    order = np.lexsort((texts[:, 1], texts[:, 0], user_of))
-    same = np.zeros(len(order), bool)
-    same[1:] = (user_of[order][1:] == user_of[order][:-1]) & np.all(
-        texts[order][1:] == texts[order][:-1], axis=1
-    )
-    keep = np.empty(len(order), bool)
-    keep[order] = ~same
-    return keep
+class _Column:
+    """A ``.npy`` file of one axis that is written piece by piece; its header holds the length."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
+        self._file, self._dtype, self.length = open(path, "wb"), dtype, 0  # noqa: SIM115
+        self._head()
+
+    def _head(self) -> None:
+        facts = {"descr": self._dtype.str, "fortran_order": False, "shape": (self.length,)}
+        self._file.seek(0)
+        np.lib.format.write_array_header_1_0(self._file, facts)
+
+    def add(self, content: bytes) -> None:
+        self._file.write(content)
+        self.length += len(content) // self._dtype.itemsize
+
+    def close(self) -> None:
+        self._head()  # with room for any length
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
 
 
-def _uniform(keys: np.ndarray, salt: int) -> np.ndarray:
-    """A number in [0, 1) from each (·, 2) key and a salt: the finalizer of splitmix64, twice."""
-    with np.errstate(over="ignore"):
-        x = keys[:, 0] ^ np.uint64(salt % (1 << 64))
-        for addend in (keys[:, 1], np.uint64(0x9E3779B97F4A7C15)):
-            x = x + addend
-            x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-            x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-            x = x ^ (x >> np.uint64(31))
-    return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
+class _Part:
+    """A store that is written record by record, users one after the other."""
 
+    def __init__(self, folder: Path, dtype: np.dtype[Any]) -> None:
+        folder.mkdir(parents=True)
+        offsets, byte = np.dtype("<i8"), np.dtype(np.uint8)
+        kinds = {"tokens": dtype, "user_names": byte}
+        kinds |= dict.fromkeys(("record_offsets", "user_offsets", "name_offsets"), offsets)
+        self._columns = {
+            name: _Column(folder / f"{name}.npy", kind) for name, kind in kinds.items()
+        }
+        self.folder, self._user, self._records = folder, b"", 0
+        self._mark("record_offsets", 0)
 
-def _assign(
-    order: np.ndarray, user_of: np.ndarray, keys: np.ndarray, hold_out: HoldOut
-) -> np.ndarray:
-    """The part of each record in ``order``: 0 train, 1 held-out users, 2 held-out records."""
-    part = np.zeros(len(order), np.int8)
-    users = user_of[order]
-    if hold_out.records:
-        begins = np.searchsorted(users, np.arange(len(keys)))
-        number = (np.arange(len(order)) - begins[users]).astype(np.uint64)
-        record_keys = keys[users] ^ np.stack([number << np.uint64(32), number], axis=1)
-        part[_uniform(record_keys, 2 * hold_out.seed + 1) < hold_out.records] = 2
-    if hold_out.users:
-        part[(_uniform(keys, 2 * hold_out.seed) < hold_out.users)[users]] = 1
-    return part
+    def _mark(self, column: str, place: int) -> None:
+        self._columns[column].add(place.to_bytes(8, "little"))
 
+    def _end_user(self) -> None:
+        self._mark("user_offsets", self._records)
+        self._mark("name_offsets", self._columns["user_names"].length)
 
-def _spans(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """The indices of all spans [starts[i], starts[i] + sizes[i]), one span after the other."""
-    shift = starts - np.concatenate([[0], np.cumsum(sizes)[:-1]]) if len(sizes) else starts
-    return np.repeat(shift, sizes) + np.arange(int(sizes.sum()))
+    def add(self, user: bytes, tokens: bytes) -> None:
+        if user != self._user or not self._records:
+            self._end_user()
+            self._columns["user_names"].add(user)
+        self._columns["tokens"].add(tokens)
+        self._mark("record_offsets", self._columns["tokens"].length)
+        self._user, self._records = user, self._records + 1
 
-
-def _blocks(lengths: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Runs of records of at most _CHUNK tokens together (or one longer record)."""
-    ends = np.cumsum(lengths)
-    begin = 0
-    while begin < len(lengths):
-        done = int(ends[begin - 1]) if begin else 0
-        end = max(int(np.searchsorted(ends, done + _CHUNK, side="right")), begin + 1)
-        yield begin, end
-        begin = end
-
-
-def _save_array(path: Path, array: np.ndarray) -> None:
-    _files.write(path, lambda stream: np.save(stream, array, allow_pickle=False))
-
-
-def _write_tokens(
-    folder: Path,
-    tokens: np.ndarray,
-    starts: np.ndarray,
-    lengths: np.ndarray,
-    records: np.ndarray,
-    advance: Callable[[int], object],
-) -> None:
-    sizes = lengths[records]
-    offsets = np.concatenate([[0], np.cumsum(sizes)])
-    _save_array(folder / "record_offsets.npy", offsets)
-    total = int(offsets[-1])
-    if total == 0:
-        _save_array(folder / "tokens.npy", np.empty(0, tokens.dtype))
-        return
-    out = np.lib.format.open_memmap(folder / "tokens.npy", "w+", tokens.dtype, (total,))
-    for begin, end in _blocks(sizes):
-        block = tokens[_spans(starts[records[begin:end]], sizes[begin:end])]
-        out[offsets[begin] : offsets[end]] = block
-        advance(len(block))
-    out.flush()
+    def close(self, metadata: dict[str, Any]) -> None:
+        self._end_user()
+        for column in self._columns.values():
+            column.close()
+        _write_metadata(self.folder, metadata)
 
 
 def _write_metadata(folder: Path, metadata: dict[str, Any]) -> None:

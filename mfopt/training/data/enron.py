@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mfopt import _check
-from mfopt.training.data.sources import FileTree, checked
+from mfopt.training.data.sources import FileTree, Item
 
 _HEADER = re.compile(
     r"^(date|from|to|cc|bcc|subject):[ \t]*(.*(?:\n[ \t]+.*)*)", re.IGNORECASE | re.MULTILINE
@@ -92,7 +92,7 @@ class Enron(FileTree):
         """As for every tree, and the n-gram's length."""
         return super().describe() | {"ngram": self.ngram}
 
-    def items(self, path: Path) -> Iterator[tuple[str | None, str | None, str | None, bool]]:
+    def items(self, path: Path) -> Iterator[Item]:
         """The records of one mail."""
         data = path.read_bytes()
         try:
@@ -102,7 +102,7 @@ class Enron(FileTree):
         try:
             fields = parse(mail)
         except ValueError as error:
-            yield None, None, str(error), False
+            yield Item(reason=str(error))
             return
         reason = None
         if _FORWARDED_SUBJECT.match(fields["subject"]) or _FORWARDED_BODY.search(fields["body"]):
@@ -112,11 +112,11 @@ class Enron(FileTree):
         elif repeats_ngram(fields["body"], self.ngram):
             reason = f"repeated {self.ngram}-gram"
         if reason:
-            yield None, None, reason, True
+            yield Item(reason=reason, filtered=True)
             return
         for receiver in fields["receivers"]:
             text = (
                 f"Date: {fields['date']}\nFrom: {fields['sender']}\nTo: {receiver}\n"
                 f"Subject: {fields['subject']}\n\n{fields['body']}\n"
             )
-            yield *checked(fields["sender"], text), False
+            yield Item.of(fields["sender"], text)

@@ -1,4 +1,4 @@
-"""Streams of (user, text) from files, with positions to go on from and a place for bad lines."""
+"""Streams of (user, text) from files, with a place for bad lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, Protocol
 
 from mfopt import _check
 
-Position = list[int]
 _EDGE = 1 << 16
 # A line of a CSV file whose quotes do not match swallows what follows: no field is that long.
 _LONGEST_FIELD = 1 << 26
@@ -26,25 +25,40 @@ class Item(NamedTuple):
     """One step of a source: a record, or the reason why there is none.
 
     Args:
-        position: where to go on after this item.
-        done: progress so far, in the source's unit.
         user, text: the record; None where ``reason`` is given.
         reason: why the item gives no record.
-        where: the place of a bad item, for people.
         filtered: the item is sound and left out by rule (a forwarded mail), not broken.
+        done: progress so far, in the source's unit.
+        where: the place of the item, for people.
     """
 
-    position: Position
-    done: int
     user: str | None = None
     text: str | None = None
     reason: str | None = None
-    where: str = ""
     filtered: bool = False
+    done: int = 0
+    where: str = ""
+
+    @classmethod
+    def of(cls, user: Any, text: Any) -> Item:
+        """A record, or the reason why the values cannot be one."""
+        if isinstance(user, int) and not isinstance(user, bool):
+            user = str(user)
+        for name, value in (("user", user), ("text", text)):
+            if not isinstance(value, str):
+                other = "neither text nor integer" if name == "user" else "not text"
+                return cls(reason=f"{name} is {'missing' if value is None else other}")
+            if not value.strip():
+                return cls(reason=f"{name} is empty")
+        try:
+            (user + text).encode("utf-8")
+        except UnicodeEncodeError:
+            return cls(reason="not UTF-8")
+        return cls(user, text)
 
 
 class Source(Protocol):
-    """Where records come from. ``read(position)`` goes on behind an item with that position."""
+    """Where records come from: the same ones in the same order at every reading."""
 
     unit: str
 
@@ -54,8 +68,8 @@ class Source(Protocol):
     def total(self) -> int:
         """All of it, in ``unit``; for the progress bar."""
 
-    def read(self, position: Position | None = None) -> Iterator[Item]:
-        """The items behind ``position``; all where None."""
+    def read(self) -> Iterator[Item]:
+        """The items."""
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
@@ -69,33 +83,6 @@ def fingerprint(path: Path) -> dict[str, Any]:
     return {"name": path.name, "bytes": size, "edges": digest.hexdigest()}
 
 
-def _existing(paths: Sequence[str | Path]) -> list[Path]:
-    found = [Path(path) for path in paths]
-    for path in found:
-        if not path.is_file():
-            raise _check.reject("data", str(path), "is no file")
-    return found
-
-
-def checked(user: Any, text: Any) -> tuple[str | None, str | None, str | None]:
-    """(user, text, None), or (None, None, reason) where the values cannot be a record."""
-    if isinstance(user, int) and not isinstance(user, bool):
-        user = str(user)
-    if not isinstance(user, str):
-        return None, None, "user is missing" if user is None else "user is neither text nor integer"
-    if not isinstance(text, str):
-        return None, None, "text is missing" if text is None else "text is not text"
-    if not user.strip():
-        return None, None, "user is empty"
-    if not text.strip():
-        return None, None, "text is empty"
-    try:
-        (user + text).encode("utf-8")
-    except UnicodeEncodeError:
-        return None, None, "not UTF-8"
-    return user, text, None
-
-
 class _Files:
     """What the formats of one record per line or row share."""
 
@@ -103,7 +90,10 @@ class _Files:
     format = ""
 
     def __init__(self, paths: Sequence[str | Path], user_column: str, text_column: str) -> None:
-        self.paths = _existing(paths)
+        self.paths = [Path(path) for path in paths]
+        for path in self.paths:
+            if not path.is_file():
+                raise _check.reject("data", str(path), "is no file")
         self.user_column, self.text_column = user_column, text_column
 
     def describe(self) -> dict[str, Any]:
@@ -119,65 +109,63 @@ class _Files:
         """Bytes of all files."""
         return sum(path.stat().st_size for path in self.paths)
 
-    def read(self, position: Position | None = None) -> Iterator[Item]:
-        """All items behind ``position`` = [file, place in the file]."""
-        first, place = position or [0, 0]
-        before = sum(path.stat().st_size for path in self.paths[:first])
-        for number, path in enumerate(self.paths[first:], first):
-            for item in self._read_file(path, place if number == first else 0):
-                yield item._replace(
-                    position=[number, *item.position],
-                    done=before + item.done,
-                    where=f"{path.name}: {item.where}",
-                )
+    def read(self) -> Iterator[Item]:
+        """All items."""
+        before = 0
+        for path in self.paths:
+            for item in self._read_file(path):
+                where = f"{path.name}: {item.where}"
+                yield item._replace(done=before + item.done, where=where)
             before += path.stat().st_size
 
-    def _read_file(self, path: Path, place: int) -> Iterator[Item]:
+    def _read_file(self, path: Path) -> Iterator[Item]:
         raise NotImplementedError
+
+    def _columns(self, path: Path, names: Sequence[str]) -> list[int]:
+        """The places of the two columns among ``names``."""
+        for column in (self.user_column, self.text_column):
+            if column not in names:
+                raise _check.reject("column", column, f"{path.name} has columns {list(names)}")
+        return [names.index(self.user_column), names.index(self.text_column)]
 
 
 class JsonLines(_Files):
-    """One JSON object per line; the place in a file is the byte behind the line.
-
-    A file that ends in ``.gz`` is read through gzip; its places are those of the text inside.
-    """
+    """One JSON object per line; a file that ends in ``.gz`` is read through gzip."""
 
     format = "jsonl"
 
-    def _read_file(self, path: Path, place: int) -> Iterator[Item]:
+    def _read_file(self, path: Path) -> Iterator[Item]:
         with open(path, "rb") as raw:
             packed = path.suffix.lower() == ".gz"
             file: Any = gzip.GzipFile(fileobj=raw) if packed else raw
+            place = 0
             try:
-                file.seek(place)
                 while line := file.readline():
                     begin, place = place, place + len(line)
-                    if not line.strip():
-                        continue
-                    user, text, reason = self._parse(line)
-                    done = raw.tell() if packed else place
-                    yield Item([place], done, user, text, reason, f"byte {begin}")
+                    if line.strip():
+                        done = raw.tell() if packed else place
+                        yield self._parsed(line)._replace(done=done, where=f"byte {begin}")
             except (gzip.BadGzipFile, EOFError, zlib.error) as error:
                 raise _check.reject("data", str(path), f"is damaged: {error}") from None
 
-    def _parse(self, line: bytes) -> tuple[str | None, str | None, str | None]:
+    def _parsed(self, line: bytes) -> Item:
         try:
             value = json.loads(line.decode("utf-8"))
         except UnicodeDecodeError:
-            return None, None, "not UTF-8"
+            return Item(reason="not UTF-8")
         except (ValueError, RecursionError):
-            return None, None, "not JSON"
+            return Item(reason="not JSON")
         if not isinstance(value, dict):
-            return None, None, "not a JSON object"
-        return checked(value.get(self.user_column), value.get(self.text_column))
+            return Item(reason="not a JSON object")
+        return Item.of(value.get(self.user_column), value.get(self.text_column))
 
 
 class Csv(_Files):
-    """Comma-separated values with a header line; the place in a file counts its rows."""
+    """Comma-separated values with a header line."""
 
     format = "csv"
 
-    def _read_file(self, path: Path, place: int) -> Iterator[Item]:
+    def _read_file(self, path: Path) -> Iterator[Item]:
         csv.field_size_limit(_LONGEST_FIELD)
         # Bytes that are not UTF-8 spoil their own row only.
         with (
@@ -186,36 +174,45 @@ class Csv(_Files):
         ):
             rows = csv.reader(file)
             header = next(rows, [])
-            for column in (self.user_column, self.text_column):
-                if column not in header:
-                    raise _check.reject("column", column, f"{path.name} has columns {header}")
-            user_at, text_at = header.index(self.user_column), header.index(self.text_column)
-            count = 0
+            places = self._columns(path, header)
             while True:
                 try:
                     row = next(rows)
                 except StopIteration:
                     return
                 except csv.Error as error:
-                    row, reason = [], f"not CSV ({error})"
+                    item = Item(reason=f"not CSV ({error})")
                 else:
-                    reason = "" if len(row) == len(header) else "wrong number of columns"
-                count += 1
-                if count <= place or (not row and not reason.startswith("not CSV")):
-                    continue
-                where, done = f"line {rows.line_num}", raw.tell()
-                if reason:
-                    yield Item([count], done, reason=reason, where=where)
-                else:
-                    yield Item([count], done, *checked(row[user_at], row[text_at]), where)
+                    if not row:
+                        continue
+                    item = Item(reason="wrong number of columns")
+                    if len(row) == len(header):
+                        item = Item.of(*(row[place] for place in places))
+                yield item._replace(done=raw.tell(), where=f"line {rows.line_num}")
 
 
-class Parquet(_Files):
-    """Parquet files; the place in a file counts its rows."""
+class _Tables(_Files):
+    """Files that pyarrow reads in batches of rows."""
+
+    def _batches(self, path: Path) -> Iterator[tuple[Any, int]]:
+        """(columns of one batch, bytes of the file that are done)."""
+        raise NotImplementedError
+
+    def _read_file(self, path: Path) -> Iterator[Item]:
+        row = 0
+        for batch, done in self._batches(path):
+            columns = [batch.column(place).to_pylist() for place in (0, 1)]
+            for user, text in zip(*columns, strict=True):
+                row += 1
+                yield Item.of(user, text)._replace(done=done, where=f"row {row}")
+
+
+class Parquet(_Tables):
+    """Parquet files."""
 
     format = "parquet"
 
-    def _read_file(self, path: Path, place: int) -> Iterator[Item]:
+    def _batches(self, path: Path) -> Iterator[tuple[Any, int]]:
         import pyarrow as arrow
         from pyarrow import parquet
 
@@ -224,31 +221,16 @@ class Parquet(_Files):
         except arrow.ArrowInvalid as error:
             raise _check.reject("data", str(path), f"is no Parquet file: {error}") from None
         with file:
-            names = file.schema_arrow.names
-            for column in (self.user_column, self.text_column):
-                if column not in names:
-                    raise _check.reject("column", column, f"{path.name} has columns {names}")
-            rows, size = max(file.metadata.num_rows, 1), path.stat().st_size
-            row = 0
-            for group in range(file.num_row_groups):
-                length = file.metadata.row_group(group).num_rows
-                if row + length <= place:
-                    row += length
-                    continue
-                for batch in file.iter_batches(
-                    1024, row_groups=[group], columns=[self.user_column, self.text_column]
-                ):
-                    users = batch.column(self.user_column).to_pylist()
-                    texts = batch.column(self.text_column).to_pylist()
-                    for user, text in zip(users, texts, strict=True):
-                        row += 1
-                        if row > place:
-                            done = size * row // rows
-                            yield Item([row], done, *checked(user, text), f"row {row}")
+            self._columns(path, file.schema_arrow.names)
+            columns, rows = [self.user_column, self.text_column], 0
+            for batch in file.iter_batches(1024, columns=columns):
+                rows += batch.num_rows
+                share = rows / max(file.metadata.num_rows, 1)
+                yield batch.select(columns), int(path.stat().st_size * share)
 
 
-class HuggingFace(_Files):
-    """A data set as ``datasets.save_to_disk`` leaves it; the place in a file counts its rows.
+class HuggingFace(_Tables):
+    """A data set as ``datasets.save_to_disk`` leaves it.
 
     Args:
         folder: of one split: it holds ``state.json`` and Arrow files.
@@ -275,31 +257,19 @@ class HuggingFace(_Files):
             raise _check.reject("data", str(folder), f"is no saved data set ({error})") from None
         super().__init__([place / name for name in names], user_column, text_column)
 
-    def _read_file(self, path: Path, place: int) -> Iterator[Item]:
+    def _batches(self, path: Path) -> Iterator[tuple[Any, int]]:
         import pyarrow as arrow
 
-        size, row = path.stat().st_size, 0
+        size = path.stat().st_size
         with arrow.memory_map(str(path)) as file:
             try:
                 batches = arrow.ipc.open_stream(file)
             except arrow.ArrowInvalid as error:
                 raise _check.reject("data", str(path), f"is no Arrow stream: {error}") from None
-            for column in (self.user_column, self.text_column):
-                if column not in batches.schema.names:
-                    raise _check.reject(
-                        "column", column, f"{path.name} has columns {batches.schema.names}"
-                    )
+            self._columns(path, batches.schema.names)
             for batch in batches:
-                if row + batch.num_rows <= place:
-                    row += batch.num_rows
-                    continue
-                users = batch.column(self.user_column).to_pylist()
-                texts = batch.column(self.text_column).to_pylist()
-                for user, text in zip(users, texts, strict=True):
-                    row += 1
-                    if row > place:
-                        done = min(size, file.tell())
-                        yield Item([row], done, *checked(user, text), f"row {row}")
+                done = min(size, file.tell())
+                yield batch.select([self.user_column, self.text_column]), done
 
 
 def walk(folder: Path, left_out: Collection[str] = ()) -> Iterator[Path]:
@@ -321,10 +291,7 @@ def walk(folder: Path, left_out: Collection[str] = ()) -> Iterator[Path]:
 
 
 class FileTree:
-    """What sources made of many small files share; a position is [files done, items of the next].
-
-    Sub-classes give ``items(path)``: the (user, text, reason, filtered) of one file.
-    """
+    """What sources made of many small files share; sub-classes give the ``items`` of one file."""
 
     unit = "files"
     format = ""
@@ -333,7 +300,6 @@ class FileTree:
         self.folder = Path(folder)
         if not self.folder.is_dir():
             raise _check.reject("data", str(folder), "is no folder")
-        self._total: int | None = None
 
     def files(self) -> Iterator[Path]:
         """The files, in a fixed order."""
@@ -345,27 +311,20 @@ class FileTree:
         for path in self.files():
             digest.update(f"{path.relative_to(self.folder)}\0{path.stat().st_size}\n".encode())
             count += 1
-        self._total = count
         return {"format": self.format, "files": count, "names_and_sizes": digest.hexdigest()}
 
     def total(self) -> int:
         """Number of files."""
-        if self._total is None:
-            self._total = sum(1 for _ in self.files())
-        return self._total
+        return sum(1 for _ in self.files())
 
-    def read(self, position: Position | None = None) -> Iterator[Item]:
-        """All items behind ``position``."""
-        first, skip = position or [0, 0]
-        for number, path in enumerate(self.files()):
-            if number < first:
-                continue
+    def read(self) -> Iterator[Item]:
+        """All items."""
+        for number, path in enumerate(self.files(), 1):
             where = str(path.relative_to(self.folder))
-            for count, (user, text, reason, filtered) in enumerate(self.items(path), 1):
-                if number > first or count > skip:
-                    yield Item([number, count], number + 1, user, text, reason, where, filtered)
+            for item in self.items(path):
+                yield item._replace(done=number, where=where)
 
-    def items(self, path: Path) -> Iterator[tuple[str | None, str | None, str | None, bool]]:
+    def items(self, path: Path) -> Iterator[Item]:
         """The records of one file, or the reasons why there are none."""
         raise NotImplementedError
 
@@ -393,14 +352,14 @@ class Folder(FileTree):
         """As for every tree, and what one record is."""
         return super().describe() | {"records": self.records}
 
-    def items(self, path: Path) -> Iterator[tuple[str | None, str | None, str | None, bool]]:
+    def items(self, path: Path) -> Iterator[Item]:
         """The records of one file."""
         parts = path.relative_to(self.folder).parts
         user = parts[0] if len(parts) > 1 else path.stem
         try:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
-            yield None, None, "not UTF-8", False
+            yield Item(reason="not UTF-8")
             return
         pieces = [text]
         if self.records == "line":
@@ -408,4 +367,4 @@ class Folder(FileTree):
         elif self.records == "paragraph":
             pieces = [part for part in re.split(r"\n\s*\n", text) if part.strip()]
         for piece in pieces:
-            yield *checked(user, piece), False
+            yield Item.of(user, piece)

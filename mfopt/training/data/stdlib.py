@@ -25,7 +25,7 @@ from mfopt import _check
 from mfopt.progress import Report, silent
 from mfopt.training.data.build import Options, build
 from mfopt.training.data.builder import HoldOut
-from mfopt.training.data.sources import FileTree, checked, walk
+from mfopt.training.data.sources import FileTree, Item, walk
 
 # Tests, demonstrations, bundled applications, and what is installed beside the library.
 _LEFT_OUT = {
@@ -117,17 +117,17 @@ class StandardLibrary(FileTree):
             ):
                 yield path
 
-    def items(self, path: Path) -> Iterator[tuple[str | None, str | None, str | None, bool]]:
+    def items(self, path: Path) -> Iterator[Item]:
         """The functions of one module."""
         module = ".".join(path.relative_to(self.folder).with_suffix("").parts)
         try:
             with tokenize.open(path) as file:
                 texts = (docstrings_of if self.part == "prose" else functions_of)(file.read())
         except (SyntaxError, UnicodeDecodeError):
-            yield None, None, "not Python", False
+            yield Item(reason="not Python")
             return
         for text in texts:
-            yield *checked(module.removesuffix(".__init__"), text), False
+            yield Item.of(module.removesuffix(".__init__"), text)
 
 
 def build_stdlib(
