@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from mfopt import _check, _files, _signals
 from mfopt.errors import FailureError
@@ -21,7 +23,6 @@ from mfopt.training.config import TrainConfig
 from mfopt.training.evaluation import HeldOutLoss
 from mfopt.training.export import export_model
 from mfopt.training.folder import CHECKPOINTS, REPORT
-from mfopt.training.health import Health
 from mfopt.training.loop import TrainState
 from mfopt.training.optimizers import released
 from mfopt.training.prepare import Prepared, placed
@@ -195,9 +196,24 @@ def _finish(prepared: Prepared, state: TrainState) -> None:
     summary.write(folder)
 
 
-def _health(prepared: Prepared) -> Health:
-    _, _, frozen = placed(prepared.config, prepared.model, prepared.mesh)
-    return Health(prepared.model, frozen, prepared.config.length)
+def _health(prepared: Prepared) -> Callable[[Any], bool]:
+    """A check that a run can still learn: finite parameters, and a finite loss on a public row.
+
+    Both are post-processing of what was released, so that a run which stops for them tells nothing
+    more about the data. (The loss of a private batch would.)
+    """
+    model, length = prepared.model, prepared.config.length
+    _, _, frozen = placed(prepared.config, model, prepared.mesh)
+    # the row counts through the vocabulary
+    tokens = np.arange(length, dtype=np.int32) % (model.vocab_size or 2)
+
+    @jax.jit
+    def sound(params: Any, frozen: Any) -> jax.Array:
+        finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(params)]
+        loss = model.loss(params, frozen, jnp.asarray(tokens), jnp.ones(length, bool))
+        return jnp.all(jnp.stack([*finite, jnp.isfinite(loss)]))
+
+    return lambda params: bool(sound(params, frozen))
 
 
 def _evaluators(
