@@ -12,7 +12,7 @@ import pytest
 from _pytest.doctest import DoctestModule
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "benchmarks")]
 
 # Compiled modules are kept, also where that is turned off: each worker, and each process that a
 # test starts, would compile them all again, which takes seconds.

@@ -3,18 +3,12 @@
 import ast
 from pathlib import Path
 
-import pytest
-from test_vocabulary import BENCHMARKS, benchmark
+import bench_mutants as bench
 
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.fixture(scope="module")
-def bench():
-    return benchmark(next(path for path in BENCHMARKS if path.stem == "bench_mutants"))
-
-
-def test_what_a_mutant_changes_stands_once(bench):
+def test_what_a_mutant_changes_stands_once():
     every = bench.listed_mutants()
     assert len(every) > 100
     for name, mutant in every.items():
@@ -23,7 +17,7 @@ def test_what_a_mutant_changes_stands_once(bench):
         assert mutant.after != mutant.before, name
 
 
-def test_random_mutants_are_pinned_by_their_seed_and_change_one_place(bench):
+def test_random_mutants_are_pinned_by_their_seed_and_change_one_place():
     places = ["mfopt/sampling", "mfopt/training/batching.py"]
     every = bench.random_mutants(10**6, 0, places)
     assert len(every) > 200
@@ -38,7 +32,7 @@ def test_random_mutants_are_pinned_by_their_seed_and_change_one_place(bench):
     assert "tests/test_train_batching.py" in mutant.tests
 
 
-def test_every_operator_constant_and_call_can_be_changed(bench):
+def test_every_operator_constant_and_call_can_be_changed():
     source = "def f(é, b):\n    if not é < b and 2 * b == 0.5:\n        return -max(b, 1)\n"
     found = {(before, after) for _, before, after in bench.changes(source)}
     assert found == {

@@ -1,26 +1,15 @@
 """The benchmark of schedules: gradients that are clipped by hand are those that JAX would clip."""
 
-import importlib.util
-from pathlib import Path
-
+import bench_schedules as bench
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-BENCHMARKS = Path(__file__).parent / "benchmarks"
-
-
-def module():
-    spec = importlib.util.spec_from_file_location("schedules", BENCHMARKS / "bench_schedules.py")
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
-
 
 @pytest.mark.release
 def test_clipped_sums_are_those_of_each_image_s_own_gradient():
-    bench, rng = module(), np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     size = sum(int(np.prod(shape)) for shape in bench.SHAPES.values())
     models = bench.cut(rng.normal(size=(2, size)) / 4)
     x, y = rng.uniform(size=(5, 64)).astype(np.float32), np.array([0, 3, 9, 3, 1])
@@ -47,7 +36,6 @@ def test_clipped_sums_are_those_of_each_image_s_own_gradient():
 
 
 def test_a_schedule_stays_and_falls():
-    bench = module()
     cooldown = bench.schedule(bench.SHARES["cooldown"])
     np.testing.assert_array_equal(cooldown[: bench.N // 2], 1)
     assert cooldown[-1] == 2 / bench.N and np.all(np.diff(cooldown) <= 0)

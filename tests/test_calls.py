@@ -1,26 +1,15 @@
 """A sample of the hostile calls that ``mfopt bench calls`` makes by the thousand."""
 
-import importlib.util
-import sys
+import shlex
 from pathlib import Path
 
+import bench_calls as calls
 import pytest
 from mfopt_cli.main import COMMANDS
 
-PATH = Path(__file__).parent / "benchmarks" / "bench_calls.py"
-
 
 @pytest.fixture(scope="module")
-def calls():
-    spec = importlib.util.spec_from_file_location("bench_calls", PATH)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["bench_calls"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def places(calls, tmp_path_factory):
+def places(tmp_path_factory):
     # independent noise: its σ takes no samples
     found = calls.prepare(tmp_path_factory.mktemp("calls"), "identity")
     yield found
@@ -67,9 +56,7 @@ ONCE = [
 
 
 @pytest.mark.parametrize("line", ONCE)
-def test_what_was_once_a_traceback_is_bad_usage_in_one_line(line, calls, places):
-    import shlex
-
+def test_what_was_once_a_traceback_is_bad_usage_in_one_line(line, places):
     found = calls.run(shlex.split(line), places, 60.0)
     assert (found["code"], found["problem"], found["stopped"]) == (2, "", False), found
     assert found["said"].startswith("mfopt: error: ")
@@ -100,7 +87,7 @@ def test_what_was_once_a_traceback_is_bad_usage_in_one_line(line, calls, places)
         ("optimize --epochs 2 --iters 4 --eps 2 --out FILE", "mfopt certify FILE"),
     ],
 )
-def test_a_refusal_names_what_was_typed_and_the_way_out(line, said, calls, places):
+def test_a_refusal_names_what_was_typed_and_the_way_out(line, said, places):
     found = calls.run(line.split(), places, 60.0)
     for name in ("FILE", "FOLDER", "MISSING", "TEXT"):
         said = said.replace(name, places[name])
@@ -108,7 +95,7 @@ def test_a_refusal_names_what_was_typed_and_the_way_out(line, said, calls, place
 
 
 @pytest.mark.release
-def test_a_sample_of_generated_calls(calls, places):
+def test_a_sample_of_generated_calls(places):
     chosen = list(calls.generate(4 * len(calls.GOOD), seed=1))
     # what is valid by chance may take long: those commands are for the benchmark
     quick = [call for call in chosen if call[0] not in ("optimize", "compare", "audit", "noise")]
@@ -121,7 +108,7 @@ def test_a_sample_of_generated_calls(calls, places):
     assert not problems
 
 
-def test_every_command_is_attacked_and_the_judge_sees_faults(calls, tmp_path):
+def test_every_command_is_attacked_and_the_judge_sees_faults(tmp_path):
     assert {path.split()[0] for path in calls.GOOD} == set(COMMANDS)
     judge = calls.judge
     show = ["show", "FILE"]

@@ -1,29 +1,18 @@
 """A sample of the benchmark that damages files; the hours are in tests/benchmarks/bench_fuzz.py."""
 
-import importlib.util
 from collections import Counter
-from pathlib import Path
 
+import bench_fuzz as fuzz
 import pytest
 
-SCRIPT = Path(__file__).parent / "benchmarks" / "bench_fuzz.py"
-
 
 @pytest.fixture(scope="module")
-def fuzz():
-    spec = importlib.util.spec_from_file_location("bench_fuzz", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def known(fuzz, tmp_path_factory):
+def known(tmp_path_factory):
     return fuzz.targets(tmp_path_factory.mktemp("fuzz"))
 
 
 @pytest.mark.release
-def test_damaged_files_are_refused_or_load_as_they_were(fuzz, known):
+def test_damaged_files_are_refused_or_load_as_they_were(known):
     counts = Counter()
     for number, target in enumerate(known):
         for way in fuzz.WAYS:
@@ -33,7 +22,7 @@ def test_damaged_files_are_refused_or_load_as_they_were(fuzz, known):
         assert any(way.__name__ in key and "refused" in key for key in counts)
 
 
-def test_the_attack_can_see_a_change(fuzz, known):
+def test_the_attack_can_see_a_change(known):
     # control: another good file in the place of the first
     with pytest.raises(fuzz.Broken, match="other contents"):
         known[0].check(known[1].data)

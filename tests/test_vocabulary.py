@@ -2,12 +2,11 @@
 
 import argparse
 import ast
-import importlib.util
+import importlib
 import inspect
 import json
 import re
 import shlex
-import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -168,11 +167,7 @@ BENCHMARKS = sorted((Path(__file__).parent / "benchmarks").glob("bench_*.py"))
 
 
 def benchmark(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module(path.stem)
 
 
 def bench_meaning(action):
@@ -275,71 +270,29 @@ def test_lists_and_counts_of_benchmarks_are_those_of_the_commands(capsys):
 # --- messages ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["optimize", "--epochs", "2", "--iters", "0", "--eps", "2"], "--iters 0: "),
-        (["optimize", "--epochs", "2", "--bins", "0", "--eps", "2"], "--bins 0: "),
-        (["optimize", "--epochs", "0", "--iters", "4", "--epsilon", "2"], "--epochs 0: "),
-        (["optimize", "--epochs", "2", "--iters", "4", "--epsilon=-2"], "--epsilon -2.0: "),
-        (["optimize", "--epochs", "2", "--iters", "4", "--eps", "x"], "'--eps'"),
-        (["optimize", "--epochs", "2", "--iters", "4", "--epsilon", "x"], "'--epsilon'"),
-        (["account", "dpsgd", "--iters", "0", "--eps", "1", "--delta", "1e-5"], "--iters 0: "),
-        (
-            [
-                "account",
-                "uls",
-                "--iterations",
-                "0",
-                "--probability",
-                "0.1",
-                "--eps",
-                "1",
-                "--delta",
-                "1e-5",
-            ],
-            "--iterations 0: ",
-        ),
-        (
-            [
-                "account",
-                "fedavg",
-                "--rounds",
-                "0",
-                "--probability",
-                "0.1",
-                "--eps",
-                "1",
-                "--delta",
-                "1e-5",
-            ],
-            "--rounds 0: ",
-        ),
-        (
-            [
-                "account",
-                "balls-in-bins",
-                "--iters",
-                "0",
-                "--epochs",
-                "1",
-                "--eps",
-                "1",
-                "--delta",
-                "1e-5",
-            ],
-            "--iters 0: ",
-        ),
-        (["train", "--epochs", "2", "--iters", "4", "--eps", "-1"], "--eps -1.0: "),
-        (["train", "x.npz", "--out", "y", "--width", "0"], "--width 0: "),
-        (["compare", "--epochs", "0", "--iters", "4"], "--epochs 0: "),
-    ],
-)
-def test_messages_name_what_was_typed(words, said, capsys):
+TYPED = {
+    "optimize --epochs 2 --iters 0 --eps 2": "--iters 0: ",
+    "optimize --epochs 2 --bins 0 --eps 2": "--bins 0: ",
+    "optimize --epochs 0 --iters 4 --epsilon 2": "--epochs 0: ",
+    "optimize --epochs 2 --iters 4 --epsilon=-2": "--epsilon -2.0: ",
+    "optimize --epochs 2 --iters 4 --eps x": "'--eps'",
+    "optimize --epochs 2 --iters 4 --epsilon x": "'--epsilon'",
+    "account dpsgd --iters 0 --eps 1 --delta 1e-5": "--iters 0: ",
+    "account uls --iterations 0 --probability 0.1 --eps 1 --delta 1e-5": "--iterations 0: ",
+    "account fedavg --rounds 0 --probability 0.1 --eps 1 --delta 1e-5": "--rounds 0: ",
+    "account balls-in-bins --iters 0 --epochs 1 --eps 1 --delta 1e-5": "--iters 0: ",
+    "train --epochs 2 --iters 4 --eps -1": "--eps -1.0: ",
+    "train x.npz --out y --width 0": "--width 0: ",
+    "compare --epochs 0 --iters 4": "--epochs 0: ",
+}
+
+
+@pytest.mark.parametrize("words", TYPED)
+def test_messages_name_what_was_typed(words, capsys):
     with pytest.raises(SystemExit) as stopped:
-        main(words)
+        main(words.split())
     error = capsys.readouterr().err
-    assert stopped.value.code == 2 and said in error, error
+    assert stopped.value.code == 2 and TYPED[words] in error, error
 
 
 def test_arguments_in_backticks_become_options_of_the_command_at_hand():

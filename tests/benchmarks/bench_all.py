@@ -6,9 +6,9 @@
 Each contest is CPU seconds of mfopt over those of another package for the same question, in turn in
 one process: what else runs on the machine meets both alike. Of --repeats ratios the median counts;
 their spread is between the quartiles. --reports writes one file for a device and a day. --against
-compares with the last one committed for this device (of the working folder where there is no git):
-a ratio is worse where its lower quartile is above the upper quartile it had, and the exit code is
-then 1. A contest whose package is missing is left out, and the report says so.
+compares with the folder's last one of this device: a ratio is worse where its lower quartile is
+above the upper quartile it had, and the exit code is then 1. A contest whose package is missing is
+left out, and the report says so.
 
 certify: the certificate of a BLT at 16 × 128, ε = 2, δ = 1e-5, against jax-privacy's Monte Carlo at
 equal tightness. *Extrapolated*: its time is that of a few samples times the number of samples that
@@ -17,23 +17,22 @@ its own formula asks for, to prove the same δ at a σ whose δ is what mfopt es
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import importlib.util
 import json
 import math
 import os
 import re
-import subprocess
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import bench_account
+import bench_noise
 import numpy as np
-from mfopt_cli.benchmarks import Parser, count, keep, listed
+from harness import Bench, Options, choice, in_turn, machine
+from harness import cpu as timed
 
 _QUIET = 0.5  # processes that want a core, for each core
 
@@ -53,25 +52,7 @@ class Contest(NamedTuple):
 
 def cpu(call: Callable[[], Any]) -> Callable[[], float]:
     """``call`` as CPU seconds, threads included."""
-
-    def timed() -> float:
-        begun = time.process_time()
-        call()
-        return time.process_time() - begun
-
-    return timed
-
-
-def _beside(name: str) -> Any:
-    """Another benchmark's module: what it measures is not written a second time."""
-    if f"bench_{name}" not in sys.modules:
-        path = Path(__file__).parent / f"bench_{name}.py"
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module
-        spec.loader.exec_module(module)
-    return sys.modules[f"bench_{name}"]
+    return lambda: timed(call)[1]
 
 
 # --- contests ------------------------------------------------------------------------------------
@@ -88,8 +69,7 @@ def certify() -> Contest:
     from mfopt.strategies import BLT
 
     scheme, epsilon, delta = BallsInBins(bins=128, epochs=16), 2.0, 1e-5
-    noise = _beside("noise")
-    blt = BLT(noise.SCALES, noise.DECAYS)
+    blt = BLT(bench_noise.SCALES, bench_noise.DECAYS)
     pair = dominating_pair.exact(blt, scheme)
     made, _ = release(pair, epsilon, delta, seed=1)
     sigma = made.noise_multiplier
@@ -115,14 +95,9 @@ def certify() -> Contest:
 
 def account() -> Contest:
     """ε of DP-SGD for groups of 16 examples against dp_accounting."""
-    sweep = _beside("account")
-    options = argparse.Namespace(probability=0.001, iterations=2000, noise_multiplier=2.0)
-    ours, theirs = (call(16, options) for call in (sweep.ours, sweep.theirs))
-    return Contest(
-        cpu(lambda: sweep.ours(16, options)),
-        cpu(lambda: sweep.theirs(16, options)),
-        {"relative_difference": ours / theirs - 1},
-    )
+    asked = 16, 0.001, 2000, 2.0
+    ours, theirs = (partial(call, *asked) for call in (bench_account.ours, bench_account.theirs))
+    return Contest(cpu(ours), cpu(theirs), {"relative_difference": ours() / theirs() - 1})
 
 
 def allocation() -> Contest:
@@ -175,8 +150,7 @@ def optimize() -> Contest:
 
 
 def _noise(first: str, second: str) -> Contest:
-    steps = _beside("noise").STEPS
-    ours, theirs = (steps[name]("blt", 10**6) for name in (first, second))
+    ours, theirs = (bench_noise.STEPS[name]("blt", 10**6) for name in (first, second))
     ours(), theirs()  # compiled
     return Contest(
         cpu(lambda: [ours() for _ in range(5)]), cpu(lambda: [theirs() for _ in range(5)]), {}
@@ -207,20 +181,9 @@ CONTESTS: dict[str, tuple[Callable[[], Contest], str]] = {
 
 
 def measured(contest: Contest, rounds: int) -> dict[str, Any]:
-    """The ratios of ``rounds`` pairs, who is first taking turns, after one that is not counted."""
+    """The ratios of ``rounds`` pairs, after one that is not counted."""
     contest.ours(), contest.theirs()
-    times = np.zeros((rounds, 2))
-    for number in range(rounds):
-        for which in (0, 1) if number % 2 else (1, 0):
-            times[number, which] = contest[which]()
-    low, middle, high = np.percentile(times[:, 0] / times[:, 1], [25, 50, 75])
-    return {
-        "ratio": float(middle),
-        "quartiles": [float(low), float(high)],
-        "rounds": rounds,
-        "cpu_seconds": [float(x) for x in np.median(times, axis=0)],
-        **contest.facts,
-    }
+    return {**in_turn(contest.ours, contest.theirs, rounds), **contest.facts}
 
 
 def worse(before: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:
@@ -246,56 +209,34 @@ def file_of(report: dict[str, Any]) -> str:
 
 
 def last(folder: Path, device: str) -> dict[str, Any] | None:
-    """The last committed report of a device; the folder's own where there is no git."""
-    git = ["git", "-C", str(folder)]
-    listing = subprocess.run(
-        [*git, "ls-tree", "--name-only", "HEAD", "./"], capture_output=True, text=True
-    )
-    if listing.returncode == 0:
-        names = listing.stdout.split()
-
-        def text(name: str) -> str:
-            shown = [*git, "show", f"HEAD:./{name}"]
-            return subprocess.run(shown, capture_output=True, text=True, check=True).stdout
-    else:
-        names = [path.name for path in folder.iterdir()]
-
-        def text(name: str) -> str:
-            return (folder / name).read_text()
-
+    """The folder's last report of a device."""
     # the day is the last part of a name, and sorts as it is written
     begin = file_of({"device": device, "date": ""}).removesuffix(".json")
-    mine = sorted(name for name in names if name.startswith(begin) and name.endswith(".json"))
-    found: dict[str, Any] | None = json.loads(text(mine[-1])) if mine else None
+    mine = sorted(path for path in folder.iterdir() if path.name.startswith(begin))
+    found: dict[str, Any] | None = json.loads(mine[-1].read_text()) if mine else None
     return found
 
 
-def parser() -> Parser:
-    """Its options."""
-    words = Parser("all", __doc__)
-    words.word(
-        "--contests",
-        type=listed(str, CONTESTS),
-        default=list(CONTESTS),
-        help=f"Which of {', '.join(CONTESTS)}; a list.",
-    )
-    words.word("--repeats", type=count, default=9, help="Pairs of each contest.")
-    words.word("--reports", type=Path, help="Folder for the report of this device and day.")
-    words.word("--against", type=Path, help="Folder whose last committed report is compared with.")
-    return words
+bench = Bench(
+    __file__,
+    __doc__,
+    contests=choice(CONTESTS),
+    repeats=(9, "Pairs of each contest."),
+    reports=(None, "Folder for the report of this device and day.", Path),
+    against=(None, "Folder whose last report of this device is compared with.", Path),
+)
+parser, main = bench.parser, bench.main
 
 
-def main(arguments: list[str]) -> int:
-    """Print one JSON object, keep it, compare it."""
-    words, begun = parser(), time.perf_counter()
-    options = words.parse_args(arguments)
+@bench.work
+def compared(options: Options) -> tuple[dict[str, Any], bool]:
+    """Run the contests, keep their ratios, compare them with the last ones."""
     from mfopt.experiments import runner
 
     found: dict[str, Any] = {
         "what": "CPU seconds of mfopt over those of the other package",
         "device": runner.device(),
-        "date": datetime.date.today().isoformat(),
-        "load_average": [round(x, 2) for x in os.getloadavg()],  # of others, before this began
+        **machine("jax", "numpy"),  # the load is that of others, before this begins
         "contests": {},
     }
     before = last(options.against, found["device"]) if options.against else None
@@ -308,16 +249,11 @@ def main(arguments: list[str]) -> int:
             entry = {"against": package, "left_out": "not installed"}
         found["contests"][name] = entry
         print(name, entry.get("ratio", "left out"), file=sys.stderr, flush=True)
-    found["versions"] = {name: metadata.version(name) for name in ("mfopt", "jax", "numpy")}
-    print(json.dumps(found, indent=2))
     if options.reports:
         options.reports.mkdir(parents=True, exist_ok=True)
-        keep(options.reports / file_of(found), found, how=words.command(arguments), begun=begun)
-    if options.against is None:
-        return 0
+        bench.out = options.reports / file_of(found)
     if before is None:
-        print(f"nothing is committed for {found['device']}: nothing to compare", file=sys.stderr)
-        return 0
+        return found, False
     told = worse(before, found)
     for name, text in told.items():
         print(f"worse: {name} {text}", file=sys.stderr)
@@ -328,4 +264,4 @@ def main(arguments: list[str]) -> int:
             "spread then; measure again on an idle one",
             file=sys.stderr,
         )
-    return 1 if told else 0
+    return found, bool(told)

@@ -15,7 +15,6 @@ can cut the work in parts.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import contextlib
 import importlib
@@ -37,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from mfopt_cli.benchmarks import Parser, count, keep
+from harness import Bench, Options
 
 Call = list[str]
 
@@ -72,106 +71,27 @@ GOOD: dict[str, str] = {
     "generate": "FOLDER --texts 1",
 }
 NUMBERS = (
-    "0",
-    "-1",
-    "-0.0",
-    "nan",
-    "inf",
-    "-inf",
-    "1e309",
-    "1e-320",
-    "1e9",
-    "1e12",
-    "1e20",
-    "1e23",
-    "2147483648",
-    "9223372036854775808",
-    "9" * 400,
-    "0.5",
-    "1.5",
-    "1e-50",
-    "1e-100",
-    "0.99",
-    "1",
-    "2",
-    "1000",
-    "x",
-    "",
-    " ",
-    "0x10",
-    "1_0",
-    "1__0",
-    "1,5",
-    "5:1",
-    "1:1e9",
-    "1:",
-    ":",
-    "1:2:0",
-    "½",
-    "١",
-    "1e",
-    "--",
-    "+3",
-    "None",
-    "True",
-    "1e-5\n",
-    "10M",
-    "1e400M",
-    "-M",
+    *shlex.split(
+        "0 -1 -0.0 nan inf -inf 1e309 1e-320 1e9 1e12 1e20 1e23 2147483648 9223372036854775808 0.5 "
+        "1.5 1e-50 1e-100 0.99 1 2 1000 x 0x10 1_0 1__0 1,5 5:1 1:1e9 1: : 1:2:0 ½ ١ 1e -- +3 None "
+        "True 10M 1e400M -M"
+    ),
+    *("", " ", "1e-5\n", "9" * 400),
 )
 WORDS = (
-    "",
-    " ",
-    "x",
-    "🙂",
-    "a" * 5000,
-    "[bold]x[/bold]",
-    "\x1b[31mred",
-    "--",
-    "-x",
-    "../..",
-    "a:b:c",
-    "%s%n",
-    "None",
-    "balls-in-bins:bins=4",
-    "balls-in-bins:bins=1e9,epochs=1e9",
-    "poisson:probability=2,iterations=-1",
-    ":,=",
-    "pure:nan",
-    "pure:1e9",
-    "gaussian:-1",
-    "approximate:1:2",
-    "banded-sqrt:0",
-    "banded-sqrt:99999999999",
-    "blt,,dpsgd",
-    "all",
+    *shlex.split(
+        "x 🙂 [bold]x[/bold] -- -x ../.. a:b:c %s%n None balls-in-bins:bins=4 :,= pure:nan "
+        "pure:1e9 balls-in-bins:bins=1e9,epochs=1e9 poisson:probability=2,iterations=-1 "
+        "gaussian:-1 all approximate:1:2 banded-sqrt:0 banded-sqrt:99999999999 blt,,dpsgd"
+    ),
+    *("", " ", "a" * 5000, "\x1b[31mred"),
 )
 PATHS = (
-    "",
-    " ",
-    ".",
-    "..",
-    "/",
-    "MISSING",
-    "FOLDER",
-    "TEXT",
-    "CUT",
-    "EMPTY",
-    "/dev/null",
-    "/dev/full",
-    "LOCKED",
-    "a" * 300,
-    "new\nline.npz",
-    "no/such/folder/x.npz",
-    "TEXT/x.npz",
-    "~/x.npz",
-    "x.npz.npz",
-    "-",
-    "--",
-    "🙂.npz",
-    "FILE",
-    "x.png",
-    "x",
+    *shlex.split(
+        ". .. / MISSING FOLDER TEXT CUT EMPTY /dev/null /dev/full LOCKED no/such/folder/x.npz "
+        "TEXT/x.npz ~/x.npz x.npz.npz - -- 🙂.npz FILE x.png x"
+    ),
+    *("", " ", "a" * 300, "new\nline.npz"),
 )
 # what commands import when they are run
 IMPORTED = (
@@ -186,25 +106,24 @@ IMPORTED = (
 )
 # values at which a call can mean nothing: success is a failure of the command
 NEVER = {
-    "x",
-    "",
-    " ",
-    "nan",
-    "inf",
-    "-inf",
-    "0x10",
-    "1__0",
-    "1:",
-    ":",
-    "1:2:0",
-    "5:1",
-    "1e",
-    "None",
-    "True",
-    "-M",
-    "1e400M",
-    "1e309",
+    *shlex.split("x nan inf -inf 0x10 1__0 1: : 1:2:0 5:1 1e None True -M 1e400M 1e309"),
+    *("", " "),
 }
+NUMERIC = ("integer", "float", "integers", "numbers")
+PLACES = shlex.split("FOLDER TEXT CUT EMPTY MISSING LOCKED CORPUS DATA CACHE FILE")
+
+bench = Bench(
+    __file__,
+    __doc__,
+    count=(1500, "Calls to generate."),
+    seed=(0, "Pin the randomness."),
+    minutes=(600.0, "Time after which to stop early."),
+    seconds=(10.0, "Time before a call is stopped."),
+    gib=(8.0, "Memory that a call may need.", "--memory"),
+    only=("", "Only calls of commands that start with this."),
+    worker=(False, "Make the calls that standard input holds."),
+)
+parser, main = bench.parser, bench.main
 
 
 def options_of(path: str) -> dict[str, Any]:
@@ -225,7 +144,7 @@ def hostile(param: Any, rng: random.Random) -> str:
     """A value to break this option with."""
     if isinstance(param.type, click.Path):
         return rng.choice(PATHS)
-    if param.type.name in ("integer", "float", "integers", "numbers"):
+    if param.type.name in NUMERIC:
         return rng.choice(NUMBERS)
     return rng.choice(WORDS + PATHS)
 
@@ -273,27 +192,14 @@ def prepare(folder: Path, strategy: str = "sqrt") -> dict[str, str]:
     """The paths that the capital words of a call stand for; ``strategy`` is that of FILE."""
     from mfopt_cli.main import main
 
-    places = {
-        name: str(folder / name.lower())
-        for name in (
-            "FOLDER",
-            "TEXT",
-            "CUT",
-            "EMPTY",
-            "MISSING",
-            "LOCKED",
-            "CORPUS",
-            "DATA",
-            "CACHE",
-        )
-    }
+    places = {name: str(folder / name.lower()) for name in PLACES}
+    places["FILE"] += ".npz"
     (folder / "folder").mkdir()
     (folder / "corpus").mkdir()
     (folder / "corpus" / "metadata.json").write_text("1")
     (folder / "data").write_text('{"user": "a", "text": "b"}\n')
     (folder / "text").write_text("hello")
     (folder / "empty").write_text("")
-    places["FILE"] = str(folder / "file.npz")
     with contextlib.redirect_stdout(io.StringIO()):
         made = f"optimize --epochs 2 --iters 4 --eps 2 --delta 1e-3 --strategy {strategy} --seed 1"
         main([*made.split(), "--certify-samples", "4096", "--quiet", "--out", places["FILE"]])
@@ -386,9 +292,8 @@ def judge(call: Call, code: int, out: str, err: str, folder: Path, stopped: bool
 def _finite(value: Any) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("a number that is not finite")
-    for item in (
-        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    ):
+    inside = value.values() if isinstance(value, dict) else value
+    for item in inside if isinstance(value, dict | list) else ():
         _finite(item)
 
 
@@ -399,18 +304,13 @@ def _meaningless(call: Call) -> str:
         return ""
     for name, value in itertools.pairwise(call):
         param = known.get(name)
-        numeric = param is not None and param.type.name in (
-            "integer",
-            "float",
-            "integers",
-            "numbers",
-        )
+        numeric = param is not None and param.type.name in NUMERIC
         if numeric and value in NEVER and call.count(name) == 1:
             return f"success with {name} {value!r}"
     return ""
 
 
-def worker(calls: list[tuple[int, Call]], options: argparse.Namespace) -> None:
+def worker(calls: list[tuple[int, Call]], options: Options) -> None:
     """Make the calls, one line of JSON on the original standard output for each."""
     report = os.fdopen(os.dup(1), "w")
     for name in IMPORTED:  # a call that is stopped must not leave half a module to the next one
@@ -424,21 +324,13 @@ def worker(calls: list[tuple[int, Call]], options: argparse.Namespace) -> None:
             report.flush()
 
 
-def drive(calls: list[Call], options: argparse.Namespace) -> list[dict[str, Any]]:
+def drive(calls: list[Call], options: Options) -> list[dict[str, Any]]:
     """All calls that there is time for, in a child that is replaced when a call ends it."""
     left, results = collections.deque(enumerate(calls)), []
     until = time.monotonic() + 60 * options.minutes
     while left and time.monotonic() < until:
         child = subprocess.Popen(
-            [
-                sys.executable,
-                __file__,
-                "--worker",
-                "--seconds",
-                str(options.seconds),
-                "--memory",
-                str(options.memory),
-            ],
+            [sys.executable, __file__, "--worker", f"--seconds={options.seconds}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -458,7 +350,7 @@ def drive(calls: list[Call], options: argparse.Namespace) -> list[dict[str, Any]
                 continue
             while left and left[0][0] <= entry["index"]:
                 left.popleft()
-            if entry["gib"] > options.memory:
+            if entry["gib"] > options.gib:
                 entry["problem"] = entry["problem"] or f"{entry['gib']:.1f} GiB"
                 # a fresh process, so that the next one's memory can be told
                 child.kill()
@@ -468,7 +360,7 @@ def drive(calls: list[Call], options: argparse.Namespace) -> list[dict[str, Any]
                 print(f"{shlex.join(entry['call'])[:200]}\n    {entry['problem']}", flush=True)
             if time.monotonic() > until:
                 child.kill()
-            if entry["gib"] > options.memory or time.monotonic() > until:
+            if entry["gib"] > options.gib or time.monotonic() > until:
                 break
         child.wait()
         if begun is not None:
@@ -482,63 +374,24 @@ def drive(calls: list[Call], options: argparse.Namespace) -> list[dict[str, Any]
     return results
 
 
-def parser() -> Parser:
-    """Its options."""
-    words = Parser("calls", __doc__)
-    words.word("--count", type=count, default=1500, help="Calls to generate.")
-    words.seed()
-    words.word("--minutes", type=float, default=600.0, help="Time after which to stop early.")
-    words.word("--seconds", type=float, default=10.0, help="Time before a call is stopped.")
-    words.word(
-        "--gib",
-        dest="memory",
-        older=("--memory",),
-        type=float,
-        default=8.0,
-        help="Memory that a call may need.",
-    )
-    words.word("--only", default="", help="Only calls of commands that start with this.")
-    words.out("JSON file; the calls that it counts are not made again.")
-    words.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    return words
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Run the benchmark."""
-    options = parser().parse_args(arguments)
-    began = time.perf_counter()
+@bench.work
+def called(options: Options) -> tuple[dict[str, Any] | None, bool]:
+    """Make the calls; exit code 1 where something was wrong with one."""
     if options.worker:
         worker([(index, call) for index, call in json.load(sys.stdin)], options)
-        return
-    calls = [
-        call
-        for call in generate(options.count, options.seed)
-        if " ".join(call).startswith(options.only)
-    ]
-    how = f"mfopt bench calls --count {options.count} --seed {options.seed}"
-    how += f" --seconds {options.seconds:g}"
-    how += f" --only {shlex.quote(options.only)}" if options.only else ""
-    before = earlier(options.out, how)
-    results = drive(calls[before["calls"] :], options)
-    summary = added(before, results)
+        return None, False
+    began = time.perf_counter()
+    made = generate(options.count, options.seed)
+    calls = [call for call in made if " ".join(call).startswith(options.only)]
+    nothing = {"command": bench.how, "calls": 0, "codes": {}, "stopped_at_work": 0}
+    nothing |= {"largest_gib": 0.0, "problems": [], "seconds": 0.0}
+    before = bench.earlier(nothing, same="command")
+    summary = added(before, drive(calls[before["calls"] :], options))
     summary["seconds"] = round(before["seconds"] + time.perf_counter() - began, 1)
-    began -= before["seconds"]
-    keep(options.out, summary, how=how, begun=began, seed=options.seed)
-    print(json.dumps(summary, indent=2, ensure_ascii=False))
+    bench.begun -= before["seconds"]
     if summary["calls"] < len(calls):
         print(f"{summary['calls']} of {len(calls)} calls; the same command goes on")
-    if summary["problems"]:
-        raise SystemExit(1)
-
-
-def earlier(out: Path | None, how: str) -> dict[str, Any]:
-    """What the report of an earlier part says, or the beginning of one."""
-    if out is not None and out.is_file():
-        found: dict[str, Any] = json.loads(out.read_text())
-        if found.get("command") == how:
-            return found
-    nothing = {"command": how, "calls": 0, "codes": {}, "stopped_at_work": 0, "largest_gib": 0.0}
-    return {**nothing, "problems": [], "seconds": 0.0}
+    return summary, bool(summary["problems"])
 
 
 def added(before: dict[str, Any], results: list[dict[str, Any]]) -> dict[str, Any]:

@@ -19,12 +19,11 @@ import resource
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mfopt_cli.benchmarks import Parser, keep, listed
+from harness import Bench, Options, choice
 
 MADE = Path(__file__).parents[2] / "artifacts" / "factorizations"
 BLT, TOEPLITZ = MADE / "blt-4-16x32-eps2.npz", MADE / "toeplitz-scaled-16x32-eps2.npz"
@@ -147,19 +146,19 @@ def differences(new: dict[str, Any], old: dict[str, Any]) -> list[tuple[float, s
     return found
 
 
-def parser() -> Parser:
-    """Its options."""
-    words = Parser("commands", __doc__)
-    words.word("--only", type=listed(str, COMMANDS), default=list(COMMANDS), help="Some; a list.")
-    words.word("--against", type=Path, help="A report to compare with.")
-    words.word("--tolerance", type=float, default=0.0, help="Relative difference allowed.")
-    words.out()
-    return words
+bench = Bench(
+    __file__,
+    __doc__,
+    only=choice(COMMANDS),
+    against=(None, "A report to compare with.", Path),
+    tolerance=(0.0, "Relative difference allowed."),
+)
+parser, main = bench.parser, bench.main
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run all, record, compare; 1 if anything differs."""
-    options, begun = parser().parse_args(arguments), time.perf_counter()
+@bench.work
+def compared(options: Options) -> tuple[dict[str, Any] | None, bool]:
+    """Run all, record, compare; exit code 1 if anything differs."""
     old = json.loads(options.against.read_text())["commands"] if options.against else {}
     new: dict[str, Any] = {}
     worst = 0.0
@@ -173,6 +172,5 @@ def main(arguments: list[str] | None = None) -> int:
                 print("".join(f"  {line}\n" for _, line in apart) or "  the same", flush=True)
     total = sum(one["cpu_seconds"] for one in new.values())
     print(f"{total:.1f} CPU s" + (f"; largest difference {worst:.3g}" if old else ""))
-    report = {"cpu_seconds": round(total, 1), "commands": new}
-    keep(options.out, report, how="mfopt bench commands", begun=begun)
-    return int(worst > options.tolerance)
+    bench.keep({"cpu_seconds": round(total, 1), "commands": new})
+    return None, worst > options.tolerance

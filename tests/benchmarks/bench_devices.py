@@ -13,16 +13,25 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from mfopt_cli.benchmarks import Parser, count, keep, listed
+from harness import Bench, Options, child, cpu
 
 BINS, EPOCHS, EPSILON, DELTA, SIGMA = 32, 4, 2.0, 1e-5, 2.0
+
+bench = Bench(
+    __file__,
+    __doc__,
+    devices=([1, 2, 4, 8], "How many; a list."),
+    samples=(2**15, "Of a certificate, for each device."),
+    frozen=(2**14, "Of a search, for each device."),
+    repeats=(9, "Calls that medians are of."),
+    here=(False, "Only the devices that JAX sees as it is."),
+)
+parser, main = bench.parser, bench.main
 
 
 def timed(work: Callable[[], object], rounds: int) -> dict[str, float]:
@@ -30,15 +39,14 @@ def timed(work: Callable[[], object], rounds: int) -> dict[str, float]:
     work()
     spent = []
     for _ in range(rounds):
-        wall, cpu = time.perf_counter(), time.process_time()
-        work()
-        spent.append((time.process_time() - cpu, time.perf_counter() - wall))
+        wall = time.perf_counter()
+        spent.append((cpu(work)[1], time.perf_counter() - wall))
     cpu_seconds, seconds = np.median(spent, axis=0)
     return {"CPU seconds": float(cpu_seconds), "seconds": float(seconds)}
 
 
-def measured(samples: int, frozen: int, rounds: int) -> dict[str, Any]:
-    """On the devices of this process, with so many samples for each."""
+def here(options: Options) -> dict[str, Any]:
+    """Times on the devices of this process, with so many samples for each."""
     import jax
 
     from mfopt.accounting.monte_carlo import chunked
@@ -55,75 +63,41 @@ def measured(samples: int, frozen: int, rounds: int) -> dict[str, Any]:
     loss, point = law(scheme).loss(strategy), Point(SIGMA, EPSILON)
     tilt, key = loss.least("remove", point), chunked.seed_key(0)
     mapping = kinds.find("blt").parameterize(strategy, scheme.iterations)
-    target = AmplifiedObjective(
-        log_rmse(PrefixSums(), scheme.iterations),
-        mapping,
-        scheme,
-        EPSILON,
-        DELTA,
-        samples=devices * frozen,
-        seed=0,
-    )
-    return {
-        "devices": devices,
-        "certificate": timed(lambda: loss.pilot(tilt, point, devices * samples, key), rounds),
-        "tangent": timed(lambda: target.placed(mapping.start), rounds),
+    error = log_rmse(PrefixSums(), scheme.iterations)
+    what = error, mapping, scheme, EPSILON, DELTA
+    target = AmplifiedObjective(*what, samples=devices * options.frozen, seed=0)
+    work = {
+        "certificate": lambda: loss.pilot(tilt, point, devices * options.samples, key),
+        "tangent": lambda: target.placed(mapping.start),
     }
+    return {"devices": devices, **{k: timed(v, options.repeats) for k, v in work.items()}}
 
 
-def in_a_process(devices: int, words: list[str]) -> dict[str, Any]:
-    """:func:`measured` of a process whose CPU looks like so many devices."""
-    flags = os.environ.get("XLA_FLAGS", "")
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={devices}".strip(),
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    command = [sys.executable, __file__, "--here", *words]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    print(done.stdout.splitlines()[-1], flush=True)
-    return found
-
-
-def parser() -> Parser:
-    """Its options."""
-    words = Parser("devices", __doc__)
-    words.word("--devices", type=listed(count), default=[1, 2, 4, 8], help="How many; a list.")
-    words.word("--samples", type=count, default=2**15, help="Of a certificate, for each device.")
-    words.word("--frozen", type=count, default=2**14, help="Of a search, for each device.")
-    words.word("--repeats", type=count, default=9, help="Calls that medians are of.")
-    words.word("--here", action="store_true", help="Only the devices that JAX sees as it is.")
-    words.out()
-    return words
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Measure, print, write."""
+@bench.work
+def measured(options: Options) -> dict[str, Any] | None:
+    """A row for each number of devices."""
+    if options.here:
+        print(json.dumps(here(options)))
+        return None
     from mfopt.experiments import runner
 
-    given = sys.argv[1:] if arguments is None else arguments
-    options = parser().parse_args(given)
-    if options.here:
-        print(json.dumps(measured(options.samples, options.frozen, options.repeats)))
-        return 0
-    begun = time.perf_counter()
-    sizes = (("--samples", options.samples), ("--frozen", options.frozen))
-    words = [
-        word
-        for name, value in (*sizes, ("--repeats", options.repeats))
-        for word in (name, str(value))
-    ]
-    rows = [in_a_process(devices, words) for devices in options.devices]
+    words = [f"--{name}={getattr(options, name)}" for name in ("samples", "frozen", "repeats")]
+    rows = []
+    for devices in options.devices:
+        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count="
+        shown = {"XLA_FLAGS": f"{flags}{devices}".strip(), "JAX_PLATFORMS": "cpu"}
+        row, problem = child(__file__, "--here", *words, **shown)
+        if not row:
+            raise SystemExit(problem)
+        rows.append(row)
+        print(json.dumps(row), flush=True)
     first = rows[0]
     for row in rows:
         for what in ("certificate", "tangent"):
             work = row["devices"] / first["devices"]
-            row[what]["CPU seconds over the work"] = (
-                row[what]["CPU seconds"] / first[what]["CPU seconds"] / work
-            )
-    report = {
+            spent = row[what]["CPU seconds"] / first[what]["CPU seconds"]
+            row[what]["CPU seconds over the work"] = spent / work
+    return {
         "device": runner.device(),
         "cores": os.cpu_count(),
         "devices are": f"virtual: they share {os.cpu_count()} cores, so that wall time grows with "
@@ -134,9 +108,6 @@ def main(arguments: list[str] | None = None) -> int:
         "load average": os.getloadavg()[0],
         "rows": rows,
     }
-    keep(options.out, report, how=parser().command(given), begun=begun)
-    print(json.dumps(report, indent=2, ensure_ascii=False))
-    return 0
 
 
 if __name__ == "__main__":

@@ -14,19 +14,26 @@ mfopt from its certified factorization. Schedules are post-processing, and chang
 from __future__ import annotations
 
 import functools
-import sys
-import time
 import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mfopt_cli.benchmarks import Parser, count, keep, listed
+from harness import Bench, Options, mean
 
 RATES = (0.0625, 0.125, 0.25)  # to begin with
 SCHEDULES = ("constant", "cooldown")
 EPOCHS, BINS, DELTA, CLIP = 8, 32, 1e-5, 1.0
-FILES = Path(__file__).resolve().parents[2] / "artifacts" / "factorizations"
+KEPT = Path(__file__).resolve().parents[2] / "artifacts" / "factorizations"
+
+
+bench = Bench(
+    __file__,
+    __doc__,
+    eps=([2.0, 8.0], "Values of ε; a list."),
+    repeats=(5, "Seeds at each rate."),
+)
+parser, main = bench.parser, bench.main
 
 
 def images(seed: int) -> tuple[Any, ...]:
@@ -46,7 +53,7 @@ def factorization(epsilon: float) -> Any:
     """The certified time-scaled BLT for ε, from the artifacts."""
     import mfopt
 
-    return mfopt.load(FILES / f"blt-4-scaled-{EPOCHS}x{BINS}-eps{epsilon:g}.npz")
+    return mfopt.load(KEPT / f"blt-4-scaled-{EPOCHS}x{BINS}-eps{epsilon:g}.npz")
 
 
 @functools.cache
@@ -118,68 +125,39 @@ def swept(method: str, epsilon: float, schedule: str, seeds: range) -> dict[floa
     return dict(sorted(found.items()))
 
 
-def parser() -> Parser:
-    """Its options."""
-    words = Parser("digits", __doc__)
-    words.word("--eps", type=listed(float), default=[2.0, 8.0], help="Values of ε; a list.")
-    words.word("--repeats", type=count, default=5, help="Seeds at each rate.")
-    words.out()
-    return words
-
-
-def main(arguments: list[str]) -> None:
-    """Print one line for each ε and method."""
+@bench.work
+def measured(options: Options) -> dict[str, Any]:
+    """Accuracy of both methods and their difference, for each ε."""
     warnings.simplefilter("ignore")  # of PyTorch and Opacus
-    words, begun = parser(), time.perf_counter()
-    options = words.parse_args(arguments)
     report: dict[str, Any] = {}
     seeds = range(options.repeats)
     for epsilon in options.eps:
         tests = {}
         for method in ("mfopt", "opacus"):
             found = {
-                (schedule, rate): accuracy
+                f"{schedule} {rate:g}": accuracy
                 for schedule in SCHEDULES
                 for rate, accuracy in swept(method, epsilon, schedule, seeds).items()
             }
-            means = {setting: np.mean(each, axis=0) for setting, each in found.items()}
+            halves = {at: np.mean(each, axis=0) for at, each in found.items()}
             # on either half, the setting that is best on the other
-            chosen = [
-                max(means, key=lambda setting, h=half: means[setting][1 - h]) for half in (0, 1)
-            ]
-            halves = [found[setting][:, half] for half, setting in enumerate(chosen)]
-            tests[method] = np.mean(halves, axis=0)
-            said = {
-                "chosen": [_setting(setting) for setting in chosen],
-                "halves": {_setting(at): [float(v) for v in mean] for at, mean in means.items()},
-                **_summary(tests[method]),
+            chosen = [max(halves, key=lambda at, h=half: halves[at][1 - h]) for half in (0, 1)]
+            each = [found[setting][:, half] for half, setting in enumerate(chosen)]
+            tests[method] = np.mean(each, axis=0)
+            said = report[f"{method}, epsilon {epsilon:g}"] = {
+                "chosen": chosen,
+                "halves": {at: both.tolist() for at, both in halves.items()},
+                "accuracy": tests[method].tolist(),
+                **mean(tests[method]),
             }
-            report[f"{method}, epsilon {epsilon:g}"] = said
-            settings = " and ".join(dict.fromkeys(said["chosen"]))
+            settings = " and ".join(dict.fromkeys(chosen))
             print(f"{method:<10} ε = {epsilon:g}: {_words(said)} with {settings}", flush=True)
-        said = _summary(tests["mfopt"] - tests["opacus"])
-        report[f"difference, epsilon {epsilon:g}"] = said
+        apart = tests["mfopt"] - tests["opacus"]
+        said = report[f"difference, epsilon {epsilon:g}"] = {"accuracy": [*apart], **mean(apart)}
         print(f"difference ε = {epsilon:g}: {_words(said)}, seed by seed", flush=True)
-        keep(options.out, report, how=words.command(arguments), begun=begun)
-
-
-def _setting(setting: tuple[str, float]) -> str:
-    schedule, rate = setting
-    return f"{schedule} {rate:g}"
-
-
-def _summary(values: Any) -> dict[str, Any]:
-    error = float(np.std(values, ddof=1) / np.sqrt(len(values)))
-    return {
-        "accuracy": [float(v) for v in values],
-        "mean": float(np.mean(values)),
-        "standard_error": error,
-    }
+        bench.keep(report)
+    return report
 
 
 def _words(said: dict[str, Any]) -> str:
     return f"{said['mean']:.1%} ± {said['standard_error']:.1%}"
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

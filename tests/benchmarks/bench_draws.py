@@ -20,22 +20,28 @@ Old is the draw of 24 of Threefry's 64 bits (|z| <= 5.42), kept here and in the 
 from __future__ import annotations
 
 import functools
-import json
-import resource
-import sys
-import time
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from mfopt_cli.benchmarks import Parser, count, keep
+from harness import Bench, Options, cpu, in_turn
 from scipy import special, stats
 
 from mfopt.noise import _draws, _keys
 
 PARTICIPATIONS = 16
 LEVEL = 0.01  # of the attack: false alarms at most
+
+bench = Bench(
+    __file__,
+    __doc__,
+    params=(10**7, "Parameters of cost and canary.", "--size"),
+    repeats=(40, "Timed draws of each kind.", "--rounds"),
+    draws=(10**8, "Draws of the law."),
+    runs=(100, "Runs of the canary; 0: none."),
+)
+parser, main = bench.parser, bench.main
 
 
 def old_normal(low: jax.Array, high: jax.Array, offset: Any, dtype: Any) -> jax.Array:
@@ -69,27 +75,22 @@ def draw(which: str, count: int, key: Any, step: Any, dtype: Any = jnp.float32) 
     return _draws.standard_normal(*words, of.offset, dtype)
 
 
-def cpu_seconds() -> float:
-    """Of this process, all threads."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
-def cost(size: int, rounds: int, dtype: Any) -> dict[str, float]:
-    """Least CPU seconds of a draw, and the ratio of the two of one round."""
-    compiled = {
-        which: jax.jit(functools.partial(draw, which, size, dtype=dtype)) for which in DRAWS
-    }
+def cost(size: int, rounds: int, dtype: Any) -> dict[str, Any]:
+    """CPU seconds of a draw, new over old, in turn."""
     key = _keys.fresh()
-    found: dict[str, list[float]] = {which: [] for which in compiled}
-    for step in range(rounds + 1):
-        for which, function in compiled.items():
-            started = cpu_seconds()
-            jax.block_until_ready(function(key, np.int32(step)))
-            found[which].append(cpu_seconds() - started)
-    ratios = np.divide(found["new"][1:], found["old"][1:])
-    least = {which: min(times[1:]) for which, times in found.items()}
-    return {**least, "new / old, median of pairs": float(np.median(ratios))}
+
+    def timed(which: str) -> Any:
+        compiled = jax.jit(functools.partial(draw, which, size, dtype=dtype))
+        steps = iter(range(rounds + 1))
+
+        def one() -> float:
+            step = np.int32(next(steps))
+            return cpu(lambda: jax.block_until_ready(compiled(key, step)))[1]
+
+        one()
+        return one
+
+    return in_turn(timed("new"), timed("old"), rounds)
 
 
 def law(count: int) -> dict[str, float]:
@@ -156,50 +157,17 @@ def canary(which: str, size: int, runs: int) -> dict[str, Any]:
     }
 
 
-def parser() -> Parser:
-    """Its options."""
-    words = Parser("draws", __doc__)
-    words.word(
-        "--params",
-        dest="size",
-        older=("--size",),
-        type=count,
-        default=10**7,
-        help="Parameters of cost and canary.",
-    )
-    words.word(
-        "--repeats",
-        dest="rounds",
-        older=("--rounds",),
-        type=count,
-        default=40,
-        help="Timed draws of each kind.",
-    )
-    words.word("--draws", type=count, default=10**8, help="Draws of the law.")
-    words.word("--runs", type=count, default=100, help="Runs of the canary; 0: none.")
-    words.out()
-    return words
-
-
-def main(arguments: list[str]) -> None:
-    """Measure all three and print them as JSON."""
-    options = parser().parse_args(arguments)
-    begun = time.perf_counter()
-    size = int(options.size)
+@bench.work
+def measured(options: Options) -> dict[str, Any]:
+    """All three."""
     report: dict[str, Any] = {
         "device": jax.devices()[0].device_kind,
         "cost": {},
-        "law": law(int(options.draws)),
+        "law": law(options.draws),
     }
     for dtype in ("float32", "float64"):
         with jax.enable_x64(dtype == "float64"):
-            report["cost"][dtype] = cost(size, options.rounds, jnp.dtype(dtype))
-    print(json.dumps(report, indent=2), flush=True)
+            report["cost"][dtype] = cost(options.params, options.repeats, jnp.dtype(dtype))
     if options.runs:
-        report["canary"] = {which: canary(which, size, options.runs) for which in DRAWS}
-        print(json.dumps(report["canary"], indent=2), flush=True)
-    keep(options.out, report, how=f"mfopt bench draws --runs {options.runs}", begun=begun)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+        report["canary"] = {which: canary(which, options.params, options.runs) for which in DRAWS}
+    return report

@@ -21,19 +21,16 @@ import collections
 import csv
 import hashlib
 import importlib
-import importlib.util
-import json
 import os
 import random
 import shutil
 import signal
-import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from mfopt_cli.benchmarks import Parser, count, keep
+import bench_kill
+from harness import Bench, Options
 
 KINDS = ("kill -9", "SIGTERM", "disk full", "bit flip")
 LIMITS = (0, 300, 4_000, 20_000)  # bytes of a file on the full disk
@@ -44,23 +41,13 @@ TRAIN = (
 )
 
 
-def _kill() -> Any:
-    """The benchmark of kills, which knows how to run a command in a copy of this process."""
-    path = Path(__file__).with_name("bench_kill.py")
-    spec = importlib.util.spec_from_file_location("bench_kill", path)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules.setdefault("bench_kill", importlib.util.module_from_spec(spec))
-    spec.loader.exec_module(module)
-    return module
-
-
-def parser() -> Parser:
-    """Its options."""
-    words = Parser("faults", __doc__)
-    words.word("--faults", type=count, default=20, help="Faults in all.")
-    words.seed()
-    words.out()
-    return words
+bench = Bench(
+    __file__,
+    __doc__,
+    faults=(20, "Faults in all."),
+    seed=(0, "Pin the randomness."),
+)
+parser, main = bench.parser, bench.main
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -90,7 +77,7 @@ class Faults:
     """
 
     def __init__(self, root: Path, steps: int, rng: random.Random) -> None:
-        self.kill, self.root, self.rng, self.steps = _kill(), root, rng, steps
+        self.root, self.rng, self.steps = root, rng, steps
         self.data, self.folder, self.alone = root / "data", root / "run", root / "alone"
         self.outcomes: collections.Counter[str] = collections.Counter()
         self.wrong: list[str] = []
@@ -102,12 +89,12 @@ class Faults:
 
     def begin(self) -> None:
         """Build the data; begin a run, copy it, and let the copy go to its end."""
-        self.expect(self.kill.Running(self.kill.tiny_data(self.root, self.data)).wait())
+        self.expect(bench_kill.Running(bench_kill.tiny_data(self.root, self.data)).wait())
         command = self.command(self.folder)
-        self.expect(self.kill.Running(f"{command} --steps 1 --quiet").wait())
+        self.expect(bench_kill.Running(f"{command} --steps 1 --quiet").wait())
         shutil.copytree(self.folder, self.alone)
         command = self.command(self.alone)
-        self.expect(self.kill.Running(f"{command} --resume --quiet").wait())
+        self.expect(bench_kill.Running(f"{command} --resume --quiet").wait())
         self.reference = rows(self.alone)
 
     def expect(self, outcome: tuple[int, str]) -> None:
@@ -120,14 +107,14 @@ class Faults:
         command = f"{self.command(self.folder)} --resume"
         if kind == "disk full":
             limit = self.rng.choice(LIMITS)
-            code, said = self.kill.Running(f"{command} --quiet", limit=limit).wait()
+            code, said = bench_kill.Running(f"{command} --quiet", limit=limit).wait()
             self.judge(number, f"{kind} ({limit} bytes)", code, said, {0, 1})
         elif kind == "bit flip":
             self.flipped(number, command)
         else:
             before = len(rows(self.folder))
             wanted = before + self.rng.randint(0, 2)
-            running = self.kill.Running(f"{command} --quiet")
+            running = bench_kill.Running(f"{command} --quiet")
             begun = time.monotonic()
             while (
                 not os.waitid(os.P_PID, running._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -154,7 +141,7 @@ class Faults:
         path.write_bytes(content)
         done = len(rows(self.folder))
         few = min(self.steps, done + 2)
-        code, said = self.kill.Running(f"{command} --steps {few}").wait()
+        code, said = bench_kill.Running(f"{command} --steps {few}").wait()
         where = str(path.relative_to(self.root))
         self.judge(number, f"bit flip in {where}", code, said, {0, 1, 2}, kind="bit flip")
         if code and path.is_file():
@@ -189,7 +176,7 @@ class Faults:
 
     def end(self) -> None:
         """Go to the end, and compare with the run left alone."""
-        code, said = self.kill.Running(f"{self.command(self.folder)} --resume --quiet").wait()
+        code, said = bench_kill.Running(f"{self.command(self.folder)} --resume --quiet").wait()
         if code:
             self.wrong.append(f"the end is not reached: {said[-600:]}")
             return
@@ -199,17 +186,14 @@ class Faults:
             self.wrong.append("the model is not that of the run left alone")
 
 
-def main(arguments: list[str] | None = None) -> int:
+@bench.work
+def measured(options: Options) -> tuple[dict[str, Any], bool]:
     """Run the faults; exit code 1 where one was not survived."""
-    options = parser().parse_args(arguments)
     rng = random.Random(options.seed)
-    root = Path(tempfile.mkdtemp(prefix="mfopt-faults-"))
-    os.environ["MFOPT_DATA"] = str(root / "proofs")
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(root / "compiled")
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    root = bench_kill.scratch("faults")
     for module in ("mfopt_cli.main", "mfopt.training.execute", "mfopt.training.prepare"):
         importlib.import_module(module)
-    started, begun = time.perf_counter(), time.process_time()
+    begun = time.process_time()
     faults = Faults(root, 3 * options.faults, rng)
     faults.begin()
     # every kind equally often, in random order
@@ -220,17 +204,13 @@ def main(arguments: list[str] | None = None) -> int:
     faults.end()
     shutil.rmtree(root)
     used = os.times()
-    facts = {
-        "command": f"mfopt bench faults --faults {options.faults} --seed {options.seed}",
+    spent = time.process_time() - begun + used.children_user + used.children_system
+    return {
+        "command": bench.how,
         "faults": options.faults,
         "steps": faults.steps,
-        "cpu_seconds": round(
-            time.process_time() - begun + used.children_user + used.children_system
-        ),
+        "cpu_seconds": round(spent),
         "outcomes": dict(faults.outcomes),
         "refusals": faults.refusals,
         "wrong": [text.replace(str(root), "ROOT") for text in faults.wrong],
-    }
-    print(json.dumps(facts, indent=2, sort_keys=True, ensure_ascii=False))
-    keep(options.out, facts, how=facts["command"], begun=started, seed=options.seed)
-    return 1 if faults.wrong else 0
+    }, bool(faults.wrong)

@@ -49,7 +49,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mfopt_cli.benchmarks import Parser, count, keep, listed
+from harness import Bench, Options, choice
 
 COMMANDS = {
     "optimize": "optimize --epochs 2 --iters 4 --eps 2 --strategy banded-toeplitz --bands 2 "
@@ -72,6 +72,16 @@ WAYS = [*SIGNALS, "disk full"]
 LIMITS = (0, 64, 512, 2000, 4000, 20_000)  # bytes of a file on the full disk
 COLD = 8  # one moment in so many is a process of its own
 LONGEST = 1800.0  # seconds before a command counts as hanging
+
+bench = Bench(
+    __file__,
+    __doc__,
+    moments=(30, "Interrupts in all."),
+    minutes=(600.0, "Time for them, after which to stop early."),
+    commands=choice(COMMANDS),
+    seed=(0, "Pin the randomness."),
+)
+parser, main = bench.parser, bench.main
 
 _COLD = (
     "import resource, sys; limit = int(sys.argv.pop(1)); "
@@ -192,36 +202,21 @@ def told(words: list[str]) -> int:
     return code if isinstance(code, int) else int(bool(code))
 
 
-def parser() -> Parser:
-    """Its options."""
-    words = Parser("kill", __doc__)
-    words.word("--moments", type=count, default=30, help="Interrupts in all.")
-    words.word(
-        "--minutes", type=float, default=600.0, help="Time for them, after which to stop early."
-    )
-    words.word(
-        "--commands",
-        type=listed(str, COMMANDS),
-        default=list(COMMANDS),
-        help=f"Which of {', '.join(COMMANDS)}; a list.",
-    )
-    words.seed()
-    words.out("JSON file; the moments that it holds are not run again.")
-    return words
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run the moments; exit code 1 where something was wrong after one of them."""
-    options = parser().parse_args(arguments)
-    started = time.perf_counter()
-    how = f"mfopt bench kill --moments {options.moments} --seed {options.seed}"
-    if options.commands != list(COMMANDS):
-        how += f" --commands {','.join(options.commands)}"
-    facts = earlier(options.out, how)
-    root = Path(tempfile.mkdtemp(prefix="mfopt-kill-"))
+def scratch(name: str) -> Path:
+    """A folder for everything, what is compiled and what is proved too."""
+    root = Path(tempfile.mkdtemp(prefix=f"mfopt-{name}-"))
     os.environ["MFOPT_DATA"] = str(root / "proofs")
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(root / "compiled"))
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    return root
+
+
+@bench.work
+def killed(options: Options) -> tuple[dict[str, Any], bool]:
+    """Run the moments; exit code 1 where something was wrong after one of them."""
+    started, root = time.perf_counter(), scratch("kill")
+    nothing = {"command": bench.how, "seconds": 0.0, "moments": [], "faults": []}
+    facts = bench.earlier(nothing, same="command")
     importing = time.process_time()
     for module in ("mfopt_cli.main", "mfopt.optimize", "mfopt.experiments.comparison"):
         importlib.import_module(module)
@@ -233,8 +228,7 @@ def main(arguments: list[str] | None = None) -> int:
     if "train" in options.commands:
         code, said = Running(tiny_data(root, data)).wait()
         if code:
-            print(f"no data to train on: {said}")
-            return 1
+            raise SystemExit(f"no data to train on: {said}")
     works = facts.setdefault("seconds_undisturbed", {})
     undisturbed: dict[str, str] = {}
     for name in options.commands:
@@ -244,10 +238,8 @@ def main(arguments: list[str] | None = None) -> int:
             works[name] = known or round(running.watched(), 2)
             code, said = running.wait()
             if code:
-                print(f"{name} does not even run undisturbed: {said}")
-                return 1
+                raise SystemExit(f"{name} does not even run undisturbed: {said}")
         undisturbed[name] = table(folder)
-        write(options.out, facts)
     before, until = facts["seconds"], time.monotonic() + 60 * options.minutes
     while (number := len(facts["moments"])) < options.moments:
         if time.monotonic() > until:
@@ -259,30 +251,18 @@ def main(arguments: list[str] | None = None) -> int:
         whole = works[name] + (importing if cold else 0.0)
         row, faults = one(name, way, cold, rng, root, data, whole, undisturbed[name])
         facts["moments"].append(row)
-        facts["faults"] += faults
+        # a report names no folder of the machine
+        facts["faults"] += [re.sub(r"(?:/[\w.+-]+)+/", "", fault) for fault in faults]
         facts["seconds"] = round(before + time.perf_counter() - started, 1)
         print(f"{number + 1}/{options.moments} {row}: {len(facts['faults'])} faults", flush=True)
-        write(options.out, facts)
+        write(bench.out, facts)
     shutil.rmtree(root)
-    # a report names no folder of the machine
-    facts["faults"] = [re.sub(r"(?:/[\w.+-]+)+/", "", fault) for fault in facts["faults"]]
-    begun = started - before
-    keep(options.out, summed(facts), how=how, begun=begun, seed=options.seed)
-    print(json.dumps({**summed(facts), "moments": len(facts["moments"])}, indent=2))
-    return 1 if facts["faults"] else 0
-
-
-def earlier(out: Path | None, how: str) -> dict[str, Any]:
-    """What the report of an earlier part says, or the beginning of one."""
-    if out is not None and out.is_file():
-        found: dict[str, Any] = json.loads(out.read_text())
-        if found.get("command") == how:
-            return found
-    return {"command": how, "seconds": 0.0, "moments": [], "faults": []}
+    bench.begun = started - before
+    return summed(facts), bool(facts["faults"])
 
 
 def write(out: Path | None, facts: dict[str, Any]) -> None:
-    """Keep what there is. (:func:`keep` asks JAX for its device: a copy made after that hangs.)"""
+    """Keep what there is. (:meth:`Bench.keep` asks JAX for its device: a later copy hangs.)"""
     from mfopt import _files
 
     if out is not None:
@@ -429,7 +409,3 @@ def table(folder: Path) -> str:
 def complete(name: str, folder: Path) -> Any:
     expected = {"optimize": "one.npz", "compare": "comparison.json", "train": "run/loss.png"}
     return (folder / expected[name]).is_file()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -28,18 +28,16 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 import traceback
 import warnings
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax  # noqa: F401 (for the copies)
 import pytest
 import scipy.stats  # noqa: F401
-from mfopt_cli.benchmarks import Parser, count, keep, listed
+from harness import Bench, Options
 
 ROOT = Path(__file__).resolve().parents[2]
 LIST = Path(__file__).with_name("mutants.txt")
@@ -258,32 +256,25 @@ def tried(words: list[str], copy: Path, limit: float) -> tuple[int, str]:
         os._exit(code)
 
 
-def parser() -> Parser:
-    """Its options."""
-    words = Parser("mutants", __doc__)
-    only = "This mutant of the list; may be given several times."
-    words.word("--only", choices=[*listed_mutants()], action="append", help=only)
-    words.word("--random", type=count, help="So many random mutants in place of the list.")
-    words.word(
-        "--modules",
-        type=listed(str),
-        default=list(GUARANTEE),
-        help="Files and folders that random mutants are drawn from; a list.",
-    )
-    words.seed()
-    words.out()
-    return words
+bench = Bench(
+    __file__,
+    __doc__,
+    only=("", "This mutant of the list; its name or a part of several."),
+    random=(0, "So many random mutants in place of the list."),
+    modules=([*GUARANTEE], "Files and folders that random mutants are drawn from; a list."),
+    seed=(0, "Pin the randomness."),
+)
+parser, main = bench.parser, bench.main
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the chosen mutants; returns the number of survivors that should have been killed."""
-    words = parser()
-    options, begun = words.parse_args(arguments), time.perf_counter()
-    chosen = listed_mutants()
+@bench.work
+def survived(options: Options) -> tuple[dict[str, Any], int]:
+    """Run the chosen mutants; the exit code is that of survivors that should have been killed."""
+    chosen = {name: one for name, one in listed_mutants().items() if options.only in name}
     if options.random:
         chosen = random_mutants(options.random, options.seed, options.modules)
-    elif options.only:
-        chosen = {name: chosen[name] for name in options.only}
+    elif not chosen:
+        raise SystemExit(f"--only {options.only}: no mutant has that in its name")
     alive: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
@@ -311,11 +302,6 @@ def main(arguments: list[str] | None = None) -> int:
     if options.random:
         facts["by module"] = {
             path: [sum(name.startswith(path + ":") for name in names) for names in (chosen, alive)]
-            for path in sorted(Counter(mutant.path for mutant in chosen.values()))
+            for path in sorted({mutant.path for mutant in chosen.values()})
         }
-    keep(options.out, facts, how=words.command(arguments or []), begun=begun, seed=options.seed)
-    return 0 if options.random else len(left)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return facts, 0 if options.random else len(left)

@@ -13,51 +13,30 @@ mfopt makes past draws again, so its time grows with the step; the others keep a
 
 from __future__ import annotations
 
-import argparse
-import functools
 import json
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
-from mfopt_cli.benchmarks import Parser, count, keep, listed
+from harness import Bench, Options, child, choice, cpu, in_turn
 
 DECAYS = np.array([0.5, 0.9, 0.99, 0.999])
 SCALES = np.array([0.3, 0.1, 0.05, 0.02])
 BANDS = {"banded-16": 16, "banded-64": 64, "toeplitz": 64}
 ITERATIONS = 2048
-
-# contender -> mechanisms; "floor" and "draw" are parts of the least time
-CONTENDERS = (
-    "mfopt",
-    "mfopt-scaled",
-    "jax-privacy",
-    "mfopt-torch",
-    "torch",
-    "mfopt-torch-scaled",
-    "torch-scaled",
-    "opake-dpftrl",
-    "floor",
-    "jax.random.normal",
-)
-MECHANISMS = ("identity", "blt", "banded-16", "banded-64", "toeplitz")
 SLOTS = {"identity": 0, "blt": len(DECAYS), "banded-16": 15, "banded-64": 63, "toeplitz": 63}
-# copies of the parameters that a contender was seen to need, to refuse before swapping
-COPIES = {
-    "mfopt": lambda slots: slots + 4,
-    "mfopt-scaled": lambda slots: slots + 4,
-    "mfopt-torch": lambda slots: slots + 4,
-    "torch": lambda slots: slots + 4,
-    "mfopt-torch-scaled": lambda slots: slots + 4,
-    "torch-scaled": lambda slots: slots + 4,
-    "jax-privacy": lambda slots: 5 * slots // 2 + 4,
-    "opake-dpftrl": lambda slots: 2 * slots + 6,
-    "floor": lambda slots: slots + 4,
-    "jax.random.normal": lambda slots: 6,
+# ratios of CPU time that the noise must reach: at most
+LIMITS = {
+    ("mfopt", "jax-privacy"): 0.33,
+    ("mfopt-torch", "torch"): 1.1,
+    ("mfopt-torch-scaled", "torch-scaled"): 1.1,
+    ("mfopt-torch", "opake-dpftrl"): 1,
+    ("mfopt", "floor"): 2,
+    ("mfopt-scaled", "mfopt"): 1.05,
 }
 
 
@@ -72,21 +51,15 @@ def mfopt_stream(mechanism: str, *, scaled: bool = False) -> Any:
     from mfopt import strategies
     from mfopt.noise import NoiseStream
 
-    strategy: Any
-    if mechanism == "identity":
-        strategy = strategies.Identity()
-    elif mechanism == "blt":
-        strategy = strategies.BLT(SCALES, DECAYS)
-    else:
+    if mechanism in BANDS:
         kind = strategies.Toeplitz if mechanism == "toeplitz" else strategies.BandedToeplitz
-        strategy = kind(coefs(mechanism))
+        strategy: Any = kind(coefs(mechanism))
+    else:
+        strategy = strategies.BLT(SCALES, DECAYS) if mechanism == "blt" else strategies.Identity()
     iterations = 64 if mechanism == "toeplitz" else ITERATIONS
     if scaled:
-        rows, columns = (
-            np.exp(np.sin(np.arange(iterations) / 100)),
-            np.linspace(1.7, 0.6, iterations),
-        )
-        strategy = strategies.TimeScaled(strategy, rows, columns)
+        rows = np.exp(np.sin(np.arange(iterations) / 100))
+        strategy = strategies.TimeScaled(strategy, rows, np.linspace(1.7, 0.6, iterations))
     return NoiseStream(strategy, iterations=iterations, noise_multiplier=1.0, clip_norm=1.0)
 
 
@@ -107,18 +80,11 @@ def optax_step(transformation: Any, size: int) -> Callable[[], None]:
     return step
 
 
-def mfopt_step(mechanism: str, size: int) -> Callable[[], None]:
+def mfopt_step(mechanism: str, size: int, *, scaled: bool = False) -> Callable[[], None]:
     """mfopt in JAX."""
     from mfopt.noise.for_optax import add_noise
 
-    return optax_step(add_noise(mfopt_stream(mechanism)), size)
-
-
-def scaled_step(mechanism: str, size: int) -> Callable[[], None]:
-    """mfopt in JAX, the same C between two diagonals."""
-    from mfopt.noise.for_optax import add_noise
-
-    return optax_step(add_noise(mfopt_stream(mechanism, scaled=True)), size)
+    return optax_step(add_noise(mfopt_stream(mechanism, scaled=scaled)), size)
 
 
 def jax_privacy_step(mechanism: str, size: int) -> Callable[[], None]:
@@ -222,14 +188,9 @@ def floor_step(mechanism: str, size: int) -> Callable[[], None]:
     import jax
     import jax.numpy as jnp
 
-    from mfopt import strategies
-    from mfopt.noise import NoiseStream, _kernels
-    from mfopt.noise.for_optax import add_noise
+    from mfopt.noise import _kernels
 
-    identity = NoiseStream(
-        strategies.Identity(), iterations=ITERATIONS, noise_multiplier=1.0, clip_norm=1.0
-    )
-    draw = optax_step(add_noise(identity), size)
+    draw = mfopt_step("identity", size)
     slots = SLOTS[mechanism]
     factors = jnp.asarray(DECAYS, jnp.float32)[:, None]
     scale = jax.jit(lambda b: factors * b, donate_argnums=0)
@@ -259,21 +220,36 @@ def random_normal_step(mechanism: str, size: int) -> Callable[[], None]:
     return lambda: jax.block_until_ready(draw(key))
 
 
-STEPS = {
+STEPS: dict[str, Callable[[str, int], Callable[[], None]]] = {
     "mfopt": mfopt_step,
-    "mfopt-scaled": scaled_step,
+    "mfopt-scaled": partial(mfopt_step, scaled=True),
     "jax-privacy": jax_privacy_step,
     "mfopt-torch": torch_step,
     "torch": by_hand_step,
-    "mfopt-torch-scaled": functools.partial(torch_step, scaled=True),
-    "torch-scaled": functools.partial(by_hand_step, scaled=True),
+    "mfopt-torch-scaled": partial(torch_step, scaled=True),
+    "torch-scaled": partial(by_hand_step, scaled=True),
     "opake-dpftrl": opake_step,
     "floor": floor_step,
     "jax.random.normal": random_normal_step,
 }
+# copies of the parameters that a contender was seen to need, to refuse before swapping
+COPIES = {"jax-privacy": (2.5, 4), "opake-dpftrl": (2, 6), "jax.random.normal": (0, 6)}
+
+bench = Bench(
+    __file__,
+    __doc__,
+    params=([10**6, 10**7, 10**8], "Numbers of parameters; a list.", "--sizes"),
+    mechanisms=choice(SLOTS),
+    contenders=choice(STEPS),
+    repeats=(3, "Timed processes of each contender.", "--rounds"),
+    steps=(8, "Timed steps of a process."),
+    paired=("", "Two contenders, A,B: the ratio of A to B alone, --steps of each in turn."),
+    child=("", "CONTENDER,MECHANISM,SIZE,STEPS: the measurement of one process."),
+)
+parser, main = bench.parser, bench.main
 
 
-def child(contender: str, mechanism: str, size: int, steps: int) -> dict[str, float]:
+def here(contender: str, mechanism: str, size: int, steps: int) -> dict[str, float]:
     """Least seconds of a step and peak memory, measured in this process."""
     import jax
 
@@ -287,10 +263,9 @@ def child(contender: str, mechanism: str, size: int, steps: int) -> dict[str, fl
     first = time.perf_counter() - started
     times, busy = [], []
     for _ in range(steps):
-        started, worked = time.perf_counter(), time.process_time()
-        step()
+        started = time.perf_counter()
+        busy.append(cpu(step)[1])
         times.append(time.perf_counter() - started)
-        busy.append(time.process_time() - worked)
     peak = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     return {
         "seconds": min(times),
@@ -301,51 +276,23 @@ def child(contender: str, mechanism: str, size: int, steps: int) -> dict[str, fl
 
 
 def paired(first: str, second: str, mechanism: str, size: int, pairs: int) -> dict[str, Any]:
-    """CPU time of a step of ``first`` over one of ``second``, in turn in one process.
-
-    Whatever else runs on the machine meets both alike, so the median of many ratios is worth more
-    than the ratio of two runs.
-    """
+    """CPU time of a step of ``first`` over one of ``second``, in turn in one process."""
     steps = [STEPS[name](mechanism, size) for name in (first, second)]
     for step in steps:
         step()
-    times = np.zeros((pairs, 2))
-    for pair in range(pairs):
-        for which in (0, 1) if pair % 2 else (1, 0):
-            begun = time.process_time()
-            steps[which]()
-            times[pair, which] = time.process_time() - begun
-    ratios = times[:, 0] / times[:, 1]
-    low, middle, high = np.percentile(ratios, [25, 50, 75])
-    return {
-        "pairs": pairs,
-        "median": float(middle),
-        "quartiles": [float(low), float(high)],
-        "standard error": float(1.2533 * np.std(ratios, ddof=1) / np.sqrt(pairs)),
-        "of the least": float(times[:, 0].min() / times[:, 1].min()),
-        "least CPU ms": [float(1e3 * x) for x in times.min(axis=0)],
-    }
+    return in_turn(*(lambda s=step: cpu(s)[1] for step in steps), pairs)
 
 
 def in_own_process(contender: str, mechanism: str, size: int, steps: int) -> dict[str, Any]:
-    """Run :func:`child` in a new process; {"skipped": reason} where it cannot run."""
+    """Run :func:`here` in a new process; {"skipped": reason} where it cannot run."""
     from mfopt.noise.measure import free_bytes
 
-    needed = COPIES[contender](SLOTS[mechanism]) * 4 * size
-    free = free_bytes()
+    each, more = COPIES.get(contender, (1, 4))
+    needed, free = (each * SLOTS[mechanism] + more) * 4 * size, free_bytes()
     if free is not None and needed > free:
         return {"skipped": f"needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free"}
-    arguments = [contender, mechanism, str(size), str(steps)]
-    done = subprocess.run(
-        [sys.executable, __file__, "--child", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        return {"skipped": lines[-1][:160]}
-    return json.loads(done.stdout.splitlines()[-1])
+    found, problem = child(__file__, f"--child={contender},{mechanism},{size},{steps}")
+    return found or {"skipped": problem[:160]}
 
 
 def least(results: list[dict[str, Any]]) -> dict[str, Any]:
@@ -353,133 +300,50 @@ def least(results: list[dict[str, Any]]) -> dict[str, Any]:
     ran = [r for r in results if "seconds" in r]
     if not ran:
         return results[0]
-    return {
-        "seconds": min(r["seconds"] for r in ran),
-        "cpu_seconds": min(r["cpu_seconds"] for r in ran),
-        "first": min(r["first"] for r in ran),
-        "copies": max(r["copies"] for r in ran),
-    }
+    return {name: (max if name == "copies" else min)(r[name] for r in ran) for name in ran[0]}
 
 
-def verdicts(found: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Ratios of CPU time that the noise must reach: good where it is at most its limit.
-
-    CPU seconds, not the clock's: they say more on a machine that has other work too.
-    """
-    pairs = {
-        "mfopt / jax-privacy (<= 0.33)": ("mfopt", "jax-privacy"),
-        "mfopt-torch / torch (<= 1.1)": ("mfopt-torch", "torch"),
-        "mfopt-torch-scaled / torch-scaled (<= 1.1)": ("mfopt-torch-scaled", "torch-scaled"),
-        "mfopt-torch / opake-dpftrl (<= 1)": ("mfopt-torch", "opake-dpftrl"),
-        "mfopt / floor (<= 2)": ("mfopt", "floor"),
-        "mfopt-scaled / mfopt (<= 1.05)": ("mfopt-scaled", "mfopt"),
-    }
-    return {
-        name: found[a]["cpu_seconds"] / found[b]["cpu_seconds"]
-        for name, (a, b) in pairs.items()
-        if "seconds" in found.get(a, {}) and "seconds" in found.get(b, {})
-    }
-
-
-def parser() -> Parser:
-    """Its options."""
-    words = Parser("noise", __doc__)
-    words.word(
-        "--params",
-        dest="sizes",
-        older=("--sizes",),
-        type=listed(count),
-        default=[10**6, 10**7, 10**8],
-        help="Numbers of parameters; a list.",
-    )
-    words.word(
-        "--mechanisms",
-        type=listed(str, MECHANISMS),
-        default=list(MECHANISMS),
-        help=f"Which of {', '.join(MECHANISMS)}; a list.",
-    )
-    words.word(
-        "--contenders",
-        type=listed(str, CONTENDERS),
-        default=list(CONTENDERS),
-        help=f"Which of {', '.join(CONTENDERS)}; a list.",
-    )
-    words.word(
-        "--repeats",
-        dest="rounds",
-        older=("--rounds",),
-        type=count,
-        default=3,
-        help="Timed processes of each contender.",
-    )
-    words.word("--steps", type=count, default=8, help="Timed steps of a process.")
-    words.word(
-        "--paired",
-        type=listed(str, CONTENDERS),
-        help="Two contenders, A,B: the ratio of A to B, step by step in turn in one process, of "
-        "--steps steps each; nothing else is measured.",
-    )
-    words.word("--json", action="store_true", help="Print one JSON object and nothing else.")
-    words.out()
-    words.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
-    return words
-
-
-def main(arguments: list[str]) -> None:
-    """Print one table per mechanism and size."""
-    words, begun = parser(), time.perf_counter()
-    options = words.parse_args(arguments)
+@bench.work
+def measured(options: Options) -> dict[str, Any] | None:
+    """A table for each mechanism and size."""
     if options.child:
-        contender, mechanism, size, steps = options.child
-        print(json.dumps(child(contender, mechanism, int(size), int(steps))))
-        return
+        contender, mechanism, size, steps = options.child.split(",")
+        print(json.dumps(here(contender, mechanism, int(size), int(steps))))
+        return None
     report: dict[str, Any] = {}
-    if options.paired and len(options.paired) != 2:
-        words.error("--paired takes two contenders")
-    for size in map(int, options.sizes):
+    for size in options.params:
         for mechanism in options.mechanisms:
+            name = f"{mechanism} {size}"
             if options.paired:
-                ratio = paired(*options.paired, mechanism, size, options.steps)
-                report[f"{mechanism} {size}"] = {" / ".join(options.paired): ratio}
-                keep(options.out, report, how=words.command(arguments), begun=begun)
-                print(mechanism, size, ratio, file=sys.stderr, flush=True)
-                continue
-            rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in options.contenders}
-            for _ in range(options.rounds):
-                for name in options.contenders:
-                    rounds[name].append(in_own_process(name, mechanism, size, options.steps))
-            found = {name: least(results) for name, results in rounds.items()}
-            ratios = verdicts(found)
-            report[f"{mechanism} {size}"] = {"contenders": found, "ratios": ratios}
-            if not options.json:
-                show(mechanism, size, found, ratios)
-            # what was measured is kept, whatever stops the rest
-            keep(options.out, report, how=words.command(arguments), begun=begun)
-    if options.json or options.paired:
-        print(json.dumps(report, indent=2))
+                pair = options.paired.split(",")
+                ratio = paired(*pair, mechanism, size, options.steps)
+                report[name] = {" / ".join(pair): ratio}
+                print(name, ratio, file=sys.stderr, flush=True)
+            else:
+                report[name] = table(mechanism, size, options)
+            bench.keep(report)  # what was measured, whatever stops the rest
+    return report
 
 
-def show(
-    mechanism: str, size: int, found: dict[str, dict[str, Any]], ratios: dict[str, float]
-) -> None:
-    """One table."""
+def table(mechanism: str, size: int, options: Options) -> dict[str, Any]:
+    """All contenders in turn, their ratios, and both in print."""
+    rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in options.contenders}
+    for _ in range(options.repeats):
+        for name in options.contenders:
+            rounds[name].append(in_own_process(name, mechanism, size, options.steps))
+    found, ratios = {name: least(results) for name, results in rounds.items()}, {}
     print(f"\n{mechanism}, {size:,} parameters, {SLOTS[mechanism]} buffers", flush=True)
-    columns = f"{'CPU ms/step':>11} {'ms/step':>9} {'first step s':>13} {'peak / parameters':>18}"
-    print(f"  {'':<18} {columns}")
-    for contender, result in found.items():
-        if "skipped" in result:
-            print(f"  {contender:<18} not run: {result['skipped']}")
-            continue
-        copies = f"{result['copies']:.1f} copies" if size >= 10**7 else "-"
-        print(
-            f"  {contender:<18} {1000 * result['cpu_seconds']:>11.2f} "
-            f"{1000 * result['seconds']:>9.2f} {result['first']:>13.2f} "
-            f"{copies:>18}"
-        )
-    for name, ratio in ratios.items():
-        limit = float(name.split("<= ")[1].rstrip(")"))
-        print(f"  {name:<36} {ratio:.2f}  {'met' if ratio <= limit else 'NOT met'}")
+    for name, row in found.items():
+        words = [f"{key} {value:.4g}" for key, value in row.items() if key != "skipped"]
+        print(f"  {name:<18} {', '.join(words) or row['skipped']}")
+    for (first, second), limit in LIMITS.items():
+        both = [found.get(name, {}).get("cpu_seconds") for name in (first, second)]
+        if all(both):
+            name = f"{first} / {second} (<= {limit})"
+            ratios[name] = both[0] / both[1]
+            print(f"  {name:<44} {ratios[name]:.2f}")
+    return {"contenders": found, "ratios": ratios}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main())

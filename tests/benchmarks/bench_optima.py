@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import csv
 import itertools
-import subprocess
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mfopt_cli.benchmarks import Parser, count, keep, listed
+from harness import Bench, Options, cpu, listed
+
+from mfopt.experiments import artifacts
 
 TABLE = Path(__file__).parents[1] / "data" / "optima.csv"
 DELTA = 1e-5
@@ -149,35 +148,29 @@ def excesses(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def parser() -> Parser:
-    """Its options."""
-    made = Parser("optima", __doc__)
-    made.word(
-        "--check", action="store_true", help="A dozen cells, three seeds, failing above 0.3%."
-    )
-    made.word("--kinds", type=listed(str), help="Of the cells, those of these kinds.")
-    made.word("--seeds", type=count, default=3, help="Searches in each cell.")
-    made.word("--first-seed", type=count, default=0, help="The seeds follow on from it.")
-    made.word("--update", action="store_true", help="Put better values into the table.")
-    made.out()
-    return made
+bench = Bench(
+    __file__,
+    __doc__,
+    check=(False, "A dozen cells, three seeds, failing above 0.3%."),
+    kinds=(None, "Of the cells, those of these kinds.", listed(str)),
+    seeds=(3, "Searches in each cell."),
+    first_seed=(0, "The seeds follow on from it."),
+    update=(False, "Put better values into the table."),
+)
+parser, main = bench.parser, bench.main
 
 
-def main(arguments: Sequence[str]) -> int:
+@bench.work
+def searched(options: Options) -> tuple[dict[str, Any], bool]:
     """Run the cells, and say how far above the best each ended."""
-    options, started = parser(), time.perf_counter()
-    chosen = options.parse_args(arguments)
-    wanted = CHECK if chosen.check else every()
-    wanted = [cell for cell in wanted if not chosen.kinds or cell.kind in chosen.kinds]
+    wanted = CHECK if options.check else every()
+    wanted = [cell for cell in wanted if not options.kinds or cell.kind in options.kinds]
     best, rows = known(), list[dict[str, Any]]()
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=TABLE.parent
-    ).stdout.strip()
+    commit = (artifacts.commit() or "unknown")[:7]
     for cell in wanted:
-        for seed in range(chosen.first_seed, chosen.first_seed + chosen.seeds):
-            begun = time.process_time()
-            value, status = rmse(cell, seed)
-            if chosen.update and value < best.get(cell, (float("inf"), ""))[0]:
+        for seed in range(options.first_seed, options.first_seed + options.seeds):
+            (value, status), seconds = cpu(rmse, cell, seed)
+            if options.update and value < best.get(cell, (float("inf"), ""))[0]:
                 best[cell] = value, commit
                 write(best)
             excess = 100 * (value / best.get(cell, (value, ""))[0] - 1)
@@ -188,23 +181,18 @@ def main(arguments: Sequence[str]) -> int:
                     "rmse": value,
                     "percent above the best known": round(excess, 3),
                     "stopped because": status,
-                    "CPU seconds": round(time.process_time() - begun, 2),
+                    "CPU seconds": round(seconds, 2),
                 }
             )
             mark = "  <--" if excess > LIMIT else ""
-            print(
-                f"{'  '.join(map(str, cell))}  seed {seed}: {value:.5g}, +{excess:.2f}%{mark}",
-                flush=True,
-            )
+            where = "  ".join(map(str, cell))
+            print(f"{where}  seed {seed}: {value:.5g}, +{excess:.2f}%{mark}", flush=True)
     for row in rows:  # against the best of all, those of this run among them
         there = best.get(Cell(*row["cell"]))
         if there is not None:
             row["percent above the best known"] = round(100 * (row["rmse"] / there[0] - 1), 3)
     largest = max(row["percent above the best known"] for row in rows)
     lines = excesses(rows)
-    print(f"{len(rows)} searches, at most {largest:.2f}% above the best known", *lines, sep="\n")
-    if chosen.out:
-        report = {"searches": rows, "largest, percent": largest, "contained": lines}
-        keep(chosen.out, report, how=options.command(arguments), begun=started)
-    limit = LIMIT if chosen.check else LIMIT_RELEASE
-    return int(largest > limit or bool(lines))
+    limit = LIMIT if options.check else LIMIT_RELEASE
+    report = {"searches": rows, "largest, percent": largest, "contained": lines}
+    return report, largest > limit or bool(lines)

@@ -16,12 +16,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mfopt_cli.benchmarks import Parser, count, keep, listed
+from harness import Bench, Options, choice, cpu, machine
 
 # epochs × bins; the last has a million iterations in few bins
 SIZES = {"8x1024": (8, 1024), "8x4096": (8, 4096), "8x16384": (8, 16384), "7813x128": (7813, 128)}
@@ -36,9 +35,17 @@ finally:
     print(used.ru_utime + used.ru_stime, used.ru_maxrss / 2**20, file=sys.stderr)
 """
 
+bench = Bench(
+    __file__,
+    __doc__,
+    repeats=(5, "Rounds of the everyday commands."),
+    sizes=choice(SIZES),
+)
+parser, main = bench.parser, bench.main
+
 
 def command(folder: Path, kept: Path, *words: str) -> dict[str, Any]:
-    """One process: what it takes, and what it says of its result.
+    """What one process takes, and what it says of its result.
 
     Args:
       folder: where it runs.
@@ -46,11 +53,8 @@ def command(folder: Path, kept: Path, *words: str) -> dict[str, Any]:
       words: the command line.
     """
     # this process has a cache of its own, which another would take for its host's choice
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("JAX_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE"))
-    }
+    ours = ("JAX_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     begun = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, *words],
@@ -61,8 +65,8 @@ def command(folder: Path, kept: Path, *words: str) -> dict[str, Any]:
         check=True,
     )
     wall = time.perf_counter() - begun
-    cpu, memory = map(float, done.stderr.split()[-2:])
-    taken = {"wall seconds": wall, "CPU seconds": cpu, "GiB": memory}
+    spent, memory = map(float, done.stderr.split()[-2:])
+    taken = {"wall seconds": wall, "CPU seconds": spent, "GiB": memory}
     if "--json" not in words:
         return taken
     found = json.loads(done.stdout)
@@ -77,66 +81,36 @@ def optimized(folder: Path, kept: Path, epochs: int, bins: int) -> dict[str, Any
 
 
 def yardstick() -> float:
-    """Seconds of twenty million steps of a loop."""
-    total, begun = 0, time.perf_counter()
-    for number in range(20_000_000):
-        total += number
-    return time.perf_counter() - begun
+    """CPU seconds of twenty million steps of a loop."""
+    return cpu(lambda: sum(number for number in range(20_000_000)))[1]
 
 
 def started(folder: Path, repeats: int) -> dict[str, Any]:
-    """The everyday commands, cold and warm."""
+    """The everyday commands, cold and warm: medians, and all wall times."""
     rows: dict[str, list[dict[str, Any]]] = {}
     for number in range(repeats):
         for name, size in COMMANDS.items():
-            kept = folder / f"{name}-{number}"
             for state in ("cold", "warm"):
+                kept = folder / f"{name}-{number}"
                 rows.setdefault(f"{name}, {state}", []).append(optimized(folder, kept, *size))
         rows.setdefault("show", []).append(command(folder, kept, "show", "found.npz"))
         print(number, {name: row[-1]["wall seconds"] for name, row in rows.items()}, flush=True)
-    return {name: _joined(row) for name, row in rows.items()}
-
-
-def _joined(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians, and all wall times."""
     numbers = ("wall seconds", "CPU seconds", "GiB")
-    middle = {name: median(row[name] for row in rows) for name in numbers}
-    return middle | {"all wall seconds": [row["wall seconds"] for row in rows]}
+    return {
+        name: {number: median(row[number] for row in some) for number in numbers}
+        | {"all wall seconds": [row["wall seconds"] for row in some]}
+        for name, some in rows.items()
+    }
 
 
-def parser() -> Parser:
-    """Its options."""
-    words = Parser("optimize", __doc__)
-    words.word("--repeats", type=count, default=5, help="Rounds of the everyday commands.")
-    words.word(
-        "--sizes",
-        type=listed(str, SIZES),
-        default=list(SIZES),
-        help=f"Which of {', '.join(SIZES)}; a list.",
-    )
-    words.out()
-    return words
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Print one JSON object, and keep it."""
-    options, begun = parser().parse_args(arguments), time.perf_counter()
-    found: dict[str, Any] = {"load_average": [round(x, 2) for x in os.getloadavg()]}
-    ticks = [yardstick()]
+@bench.work
+def measured(options: Options) -> dict[str, Any]:
+    """Everyday commands, then sizes."""
+    found, ticks = machine("jax", "numpy"), [yardstick()]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        found["commands"] = started(folder, options.repeats)
-        found["sizes"] = {}
+        found["commands"], found["sizes"] = started(folder, options.repeats), {}
         for size in options.sizes:
             found["sizes"][size] = optimized(folder, folder / size, *SIZES[size])
             print(size, found["sizes"][size], flush=True)
-    found["yardstick"] = [*ticks, yardstick()]
-    found["versions"] = {name: metadata.version(name) for name in ("mfopt", "jax", "numpy")}
-    how = f"mfopt bench optimize --repeats {options.repeats} --sizes {','.join(options.sizes)}"
-    keep(options.out, found, how=how, begun=begun)
-    print(json.dumps(found, indent=2))
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    return {**found, "yardstick": [*ticks, yardstick()]}

@@ -15,15 +15,13 @@ which are post-processing. (Clipped gradients are formed by hand: 1,600 runs tak
 from __future__ import annotations
 
 import functools
-import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from mfopt_cli.benchmarks import Parser, count, keep, listed
+from harness import Bench, Options, mean
 
 from mfopt.accounting import account
 from mfopt.mechanism import Mechanism
@@ -39,6 +37,14 @@ SHARES = {"constant": 0.0, "falling in the last quarter": 0.25, "cooldown": 0.5,
 RELEASED = ("last iterate", "mean of the last epoch")
 SHAPES = {"w": (64, 32), "b": (32,), "v": (32, 10), "c": (10,)}
 Params = dict[str, Any]
+
+bench = Bench(
+    __file__,
+    __doc__,
+    eps=([0.5, 2.0, 8.0], "Values of ε; a list."),
+    repeats=(20, "Seeds."),
+)
+parser, main = bench.parser, bench.main
 
 
 def schedule(share: float) -> np.ndarray:
@@ -167,63 +173,36 @@ def run(sigma: float, inverse: np.ndarray, poisson: bool, seed: int) -> np.ndarr
     return np.array(each).reshape(2, 2, len(SHARES), len(RATES)).swapaxes(0, 1)
 
 
-def parser() -> Parser:
-    """Its options."""
-    words = Parser("schedules", __doc__)
-    words.word("--eps", type=listed(float), default=[0.5, 2.0, 8.0], help="Values of ε; a list.")
-    words.word("--repeats", type=count, default=20, help="Seeds.")
-    words.out()
-    return words
-
-
-def main(arguments: list[str]) -> None:
-    """Print one line for each ε, mechanism, schedule and what is released."""
-    words, begun = parser(), time.perf_counter()
-    options = words.parse_args(arguments)
+@bench.work
+def measured(options: Options) -> dict[str, Any]:
+    """For each ε and mechanism: every schedule and what is released, at the rate of least loss."""
     report: dict[str, Any] = {}
     for epsilon in options.eps:
         best: np.ndarray | None = None
         for name, sigma, inverse in mechanisms(epsilon):
             poisson = name.endswith("Poisson")
             runs = np.array([run(sigma, inverse, poisson, s) for s in range(options.repeats)])
+            rates = np.argmin(runs[:, 1].mean(0), axis=-1)  # (released, schedules)
             chosen = {
-                (how, what): runs[:, :, j, i, np.argmin(runs[:, 1, j, i].mean(0))]
+                (how, what): (int(rates[j, i]), runs[:, :, j, i, rates[j, i]])
                 for i, how in enumerate(SHARES)
                 for j, what in enumerate(RELEASED)
             }
             if best is None:  # of independent noise, which comes first
-                best = min(chosen.values(), key=lambda each: float(each[:, 1].mean()))
+                best = min((each for _, each in chosen.values()), key=lambda e: e[:, 1].mean())
             rows = {}
-            for (how, what), each in chosen.items():
-                i, j = list(SHARES).index(how), RELEASED.index(what)
-                at = int(np.argmin(runs[:, 1, j, i].mean(0)))
-                rows[f"{how}, {what}"] = {
+            for (how, what), (at, each) in chosen.items():
+                said = rows[f"{how}, {what}"] = {
                     "rate": RATES[at],
                     "bracketed": 0 < at < len(RATES) - 1,
-                    "accuracy": _summary(each[:, 0]),
-                    "loss": _summary(each[:, 1]),
-                    "accuracy_gained": _summary(each[:, 0] - best[:, 0]),
-                    "loss_saved": _summary(best[:, 1] - each[:, 1]),
+                    "accuracy": mean(each[:, 0]),
+                    "loss": mean(each[:, 1]),
+                    "accuracy_gained": mean(each[:, 0] - best[:, 0]),
+                    "loss_saved": mean(best[:, 1] - each[:, 1]),
                 }
-                said = rows[f"{how}, {what}"]
-                print(
-                    f"ε = {epsilon:g}  {name:<37} {how:<28} {what:<23} "
-                    f"{_words(said['accuracy'], 100)}%  loss {_words(said['loss'], 1)}",
-                    flush=True,
-                )
+                share, loss = said["accuracy"]["mean"], said["loss"]["mean"]
+                setting = f"ε = {epsilon:g}  {name:<37} {how:<28} {what:<23}"
+                print(f"{setting} {share:.1%}  loss {loss:.4f}", flush=True)
             report[f"{name}, epsilon {epsilon:g}"] = {"noise_multiplier": sigma, **rows}
-        keep(options.out, report, how=words.command(arguments), begun=begun)
-
-
-def _summary(values: np.ndarray) -> dict[str, float]:
-    error = float(np.std(values, ddof=1) / np.sqrt(len(values)))
-    return {"mean": float(np.mean(values)), "standard_error": error}
-
-
-def _words(said: dict[str, float], scale: float) -> str:
-    digits = 1 if scale > 1 else 4
-    return f"{scale * said['mean']:.{digits}f} ± {scale * said['standard_error']:.{digits}f}"
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+        bench.keep(report)
+    return report

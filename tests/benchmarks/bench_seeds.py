@@ -4,18 +4,17 @@
 
 Every seed is a whole optimization with its certificate. Certified RMSE is what the user gets;
 estimated RMSE is that of the same C with σ from fresh samples, the same ones for every seed. What
-is in ``--out`` already is kept and not run again. The target is a spread of at most 0.1%.
+is in ``--out`` already is kept and not run again. Exit code 1 where the spread of certified RMSE
+exceeds its target of 0.1%.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-import time
 from typing import Any
 
 import numpy as np
-from mfopt_cli.benchmarks import Parser, count, keep
+from harness import Bench, Options, cpu
 
 from mfopt import query_error
 from mfopt.calibration import calibrate
@@ -24,21 +23,28 @@ from mfopt.sampling import BallsInBins
 
 TARGET = 0.1  # percent
 
+bench = Bench(
+    __file__,
+    __doc__,
+    epochs=(16, "Epochs."),
+    iters=(128, "Iterations an epoch."),
+    eps=(2.0, "Target ε."),
+    delta=(1e-5, "Target δ."),
+    seeds=(10, "How many seeds, from 0."),
+    samples=(2**17, "Samples of the estimate."),
+)
+parser, main = bench.parser, bench.main
 
-def run(
-    scheme: BallsInBins, epsilon: float, delta: float, seed: int, samples: int
-) -> dict[str, Any]:
-    """One seed."""
-    begun = time.process_time()
-    found = factorize(scheme, epsilon, delta, seed=seed)
-    seconds = time.process_time() - begun
-    fresh = calibrate(found.dominating_pair(), epsilon, delta, samples=samples, seed=10**6)
-    sigma = fresh.noise_multiplier
+
+def one(options: Options, seed: int) -> dict[str, Any]:
+    """The result of one seed."""
+    scheme, target = BallsInBins(options.iters, options.epochs), (options.eps, options.delta)
+    found, seconds = cpu(lambda: factorize(scheme, *target, seed=seed))
+    fresh = calibrate(found.dominating_pair(), *target, samples=options.samples, seed=10**6)
+    what = found.workload, found.strategy, found.iterations, fresh.noise_multiplier
     return {
         "certified rmse": found.rmse,
-        "estimated rmse": float(
-            query_error.rmse(found.workload, found.strategy, found.iterations, sigma)
-        ),
+        "estimated rmse": float(query_error.rmse(*what)),
         "relative error of the estimate": fresh.relative_error,
         "evaluations": found.provenance["evaluations"],
         "stopped because": found.provenance["optimizer_status"],
@@ -48,52 +54,22 @@ def run(
 
 def spread(values: list[float]) -> dict[str, float]:
     """Least, median, largest, and how far the ends are from the median."""
-    middle = float(np.median(values))
-    worst = max(max(values) - middle, middle - min(values))
-    return {
-        "least": min(values),
-        "median": middle,
-        "largest": max(values),
-        "off the median by at most, percent": 100 * worst / middle,
-    }
+    low, middle, high = map(float, np.percentile(values, [0, 50, 100]))
+    worst = 100 * max(high / middle - 1, 1 - low / middle)
+    names = ("least", "median", "largest", "off the median by at most, percent")
+    return dict(zip(names, (low, middle, high, worst), strict=True))
 
 
-def parser() -> Parser:
-    """Its options."""
-    words = Parser("seeds", __doc__)
-    words.word("--epochs", type=count, default=16, help="Epochs.")
-    words.word("--iters", type=count, default=128, help="Iterations an epoch.")
-    words.word("--eps", type=float, default=2.0, help="Target ε.")
-    words.word("--delta", type=float, default=1e-5, help="Target δ.")
-    words.word("--seeds", type=count, default=10, help="How many seeds, from 0.")
-    words.word("--samples", type=count, default=2**17, help="Samples of the estimate.")
-    words.out("JSON file; seeds already in it are kept.")
-    return words
-
-
-def main(arguments: list[str]) -> int:
-    """Run the seeds that are missing; exit code 1 where the spread missed its target."""
-    words, begun = parser(), time.perf_counter()
-    options = words.parse_args(arguments)
+@bench.work
+def measured(options: Options) -> tuple[dict[str, Any], bool]:
+    """Run the seeds that are missing."""
     setting = f"{options.epochs}x{options.iters} eps {options.eps:g} delta {options.delta:g}"
-    report: dict[str, Any] = {"setting": setting, "seeds": {}}
-    if options.out and options.out.exists():
-        earlier = json.loads(options.out.read_text())
-        report = earlier if earlier["setting"] == setting else report
+    report = bench.earlier({"setting": setting, "seeds": {}}, same="setting")
     rows = report["seeds"]
-    scheme = BallsInBins(bins=options.iters, epochs=options.epochs)
-    for seed in range(options.seeds):
-        if str(seed) in rows:
-            continue
-        rows[str(seed)] = run(scheme, options.eps, options.delta, seed, int(options.samples))
+    for seed in (seed for seed in range(options.seeds) if str(seed) not in rows):
+        rows[str(seed)] = one(options, seed)
         print(seed, rows[str(seed)], file=sys.stderr, flush=True)
         for name in ("certified rmse", "estimated rmse"):
             report[name] = spread([row[name] for row in rows.values()])
-        keep(options.out, report, how=words.command(arguments), begun=begun)
-    print(json.dumps(report, indent=2, ensure_ascii=False))
-    worst = report["certified rmse"]["off the median by at most, percent"]
-    return int(worst > TARGET)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+        bench.keep(report)
+    return report, report["certified rmse"]["off the median by at most, percent"] > TARGET

