@@ -1,6 +1,6 @@
 """Nobody asks a strategy, scheme or workload for its class, but tables that give it functions."""
 
-import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ TABLES = {
     "mfopt/time_scaled_error.py",
     "mfopt/optimize/kinds.py",
     "mfopt/optimize/starts.py",
+    "mfopt/experiments/accounts.py",  # a published account of Poisson sampling alone
 }
 CLASSES = {
     *(cls.__name__ for cls in strategies.registered().values()),
@@ -25,29 +26,10 @@ CLASSES = {
 OWN = ("mfopt/strategies/", "mfopt/sampling/", "mfopt/workloads.py")
 
 
-def names(node):
-    """The last part of every name inside a node."""
-    found = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-    return found | {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
-
-
-def questions(source):
-    """Lines that ask an object for being of some class."""
-    if not any(name in source for name in CLASSES):
-        return
-    for node in ast.walk(ast.parse(source)):
-        asked: set[str] = set()
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in (
-            "isinstance",
-            "issubclass",
-        ):
-            asked = names(node.args[1])
-        elif isinstance(node, ast.MatchClass):
-            asked = names(node.cls)
-        elif isinstance(node, ast.Compare) and names(node.left) & {"type", "kind"}:
-            asked = set().union(*(names(c) for c in node.comparators))
-        if asked & CLASSES:
-            yield node.lineno if hasattr(node, "lineno") else node.cls.lineno
+ASKED = re.compile(
+    r"is(?:instance|subclass)\(.+?, [^()]*?\b(?:{0})\b|\bcase (?:\w+\.)*(?:{0})\("
+    r"|\b(?:kind|type\([^()]+\)) (?:is|==|!=|in|is not) [^:\n]*?\b(?:{0})\b".format("|".join(CLASSES))
+)
 
 
 @pytest.mark.parametrize(
@@ -64,16 +46,16 @@ def questions(source):
     ],
 )
 def test_a_question_is_seen(line):
-    assert list(questions(line))
-    assert not list(questions("isinstance(c, Strategy) or isinstance(n, int)"))
+    assert ASKED.search(line)
+    assert not ASKED.search("isinstance(c, Strategy) or isinstance(n, int)")
 
 
 def test_only_the_tables_ask_for_a_class():
     found = []
-    for folder in ("mfopt", "cli"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            name = path.relative_to(ROOT).as_posix()
-            if name in TABLES or name.startswith(OWN):
-                continue
-            found += [f"{name}:{line}" for line in questions(path.read_text())]
+    for path in sorted([*ROOT.glob("mfopt/**/*.py"), *ROOT.glob("cli/**/*.py")]):
+        name = path.relative_to(ROOT).as_posix()
+        if name not in TABLES and not name.startswith(OWN):
+            text = path.read_text()
+            lines = (text.count("\n", 0, match.start()) + 1 for match in ASKED.finditer(text))
+            found += [f"{name}:{line}" for line in lines]
     assert not found, "use a method or a dispatch table"

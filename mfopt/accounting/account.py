@@ -27,7 +27,6 @@ from mfopt.errors import UsageError
 from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
 from mfopt.sampling import Scheme
-from mfopt.strategies import Identity
 
 _REGISTERED: dict[str, dict[str, type[Accountant]]] = {}
 
@@ -155,7 +154,7 @@ def analysis(
     if not isinstance(mechanism, Mechanism):
         raise _check.reject("mechanism", mechanism, "must be an mfopt.mechanism.Mechanism")
     n = mechanism.sampling.iterations
-    if n > 10**7 and type(mechanism.strategy) is not Identity:  # all columns of C are looked at
+    if n > 10**7 and not mechanism.strategy.is_identity:  # all columns of C are looked at
         _sizes.require("iterations", n, lambda length: 48.0 * length)
     # bounds that hold anyway are asked first: they are cheap
     fit = sorted(supporting(mechanism), key=lambda accountant: not accountant.free)

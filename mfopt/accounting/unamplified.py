@@ -22,7 +22,7 @@ import numpy as np
 
 from mfopt import _check
 from mfopt.sampling import FixedOrder, MinSeparation, Scheme
-from mfopt.strategies import Identity, Strategy
+from mfopt.strategies import Strategy
 
 # Dense CᵀC is formed up to this many iterations (512 MiB).
 _LARGEST_DENSE = 8192
@@ -63,7 +63,7 @@ def fixed_order(strategy: Strategy, scheme: FixedOrder) -> Sensitivity:
     With negative entries the bound is Σ |X[i, j]| over each pattern.
     """
     bins, n = scheme.bins, scheme.iterations
-    if type(strategy) is Identity:
+    if strategy.is_identity:
         return Sensitivity(_up(math.sqrt(scheme.epochs), scheme.epochs), True, "largest mode norm")
     if _non_negative(strategy, n):
         return Sensitivity(_up(_largest_mode(strategy, scheme), n), True, "largest mode norm")
@@ -84,7 +84,7 @@ def min_separation(strategy: Strategy, scheme: MinSeparation) -> Sensitivity:
     """
     n, b, k = scheme.iterations, scheme.separation, scheme.participations
     strategy.check_size(n)
-    if type(strategy) is Identity:
+    if strategy.is_identity:
         return Sensitivity(_up(math.sqrt(k), k), True, "earliest equally spaced participations")
     column = strategy.toeplitz_column(n)
     if column is not None:
@@ -149,7 +149,7 @@ def _extent(strategy: Strategy, n: int) -> _Extent:
 
 
 def _seen(strategy: Strategy, n: int) -> tuple[int, np.ndarray]:
-    if type(strategy) is Identity:  # no array of length n, however many iterations
+    if strategy.is_identity:  # no array of length n, however many iterations
         return 1, np.broadcast_to(1.0, (n,))
     column = strategy.toeplitz_column(n)
     if column is not None:

@@ -146,6 +146,11 @@ class Strategy(abc.ABC):
         """(c, r, d), each (n,), where its kind is diag(r) T diag(d), T Toeplitz of column c."""
         return None
 
+    @property
+    def is_identity(self) -> bool:
+        """True where C is I for every n: noise is independent, and no array is needed to say so."""
+        return False
+
     def rescaled(self, factor: float) -> Strategy | None:
         """The strategy ``factor`` · C, or None where the definition of the kind fixes the scale.
 

@@ -14,6 +14,10 @@ class Identity(ToeplitzStrategy):
 
     kind: ClassVar[str] = "identity"
 
+    @property
+    def is_identity(self) -> bool:
+        return type(self) is Identity
+
     # numbers that depend on n alone: nothing to compile for each n
     def toeplitz_coefs(self, n: int) -> np.ndarray:
         column = np.zeros(self.check_size(n))
@@ -25,9 +29,9 @@ class Identity(ToeplitzStrategy):
         return self.toeplitz_coefs(n)
 
     def column_bands(self, n: int) -> int:
-        return 1 if type(self) is Identity else super().column_bands(n)
+        return 1 if self.is_identity else super().column_bands(n)
 
     def check_entries(self, n: int) -> None:
         # one entry says it all, however many iterations; a subclass may have others
         self.check_size(n)
-        super().check_entries(1 if type(self) is Identity else n)
+        super().check_entries(1 if self.is_identity else n)

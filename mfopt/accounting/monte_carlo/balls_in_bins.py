@@ -49,7 +49,7 @@ from mfopt.accounting.monte_carlo.protocol import (
 )
 from mfopt.accounting.monte_carlo.sampled import OneUnit
 from mfopt.sampling import BallsInBins
-from mfopt.strategies import Array, Identity, Strategy
+from mfopt.strategies import Array, Strategy
 
 _WORTH, _FEW = 0.005, 2**13  # with many bins: of σ, and samples where it is only begun with
 _VERY_MANY = 4096  # bins from which on a sample takes so long that less of σ is worth it
@@ -388,7 +388,7 @@ def orthogonal_norm(mechanism: Any) -> float | None:
     Raises:
       UsageError: C has negative entries (Lemma 3.2 of Choquette-Choo et al. 2024 needs C >= 0).
     """
-    if type(mechanism.strategy) is Identity:
+    if mechanism.strategy.is_identity:
         return dominating_pair.rounded_norm(float(mechanism.sampling.epochs))
     column = mechanism.strategy.toeplitz_column(mechanism.sampling.iterations)
     if column is not None and column[0] > 0 and not np.any(column[1:]):
