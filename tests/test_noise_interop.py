@@ -1,4 +1,4 @@
-"""Noise inside jax_privacy, PyTorch and Opacus, each with the library itself."""
+"""Noise inside PyTorch and Opacus, each with the library itself."""
 
 import subprocess
 import sys
@@ -16,65 +16,23 @@ from mfopt.noise import NoiseExhaustedError, NoiseStream
 N = 11
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _libraries():
+    """Not at import: seconds for each worker that collects, and one of them runs these tests."""
+    global torch, TorchNoise
+    torch = pytest.importorskip("torch")
+    from mfopt.noise.for_torch import TorchNoise
+
+
 def make(strategy, n=N, **options):
     settings = {"noise_multiplier": 2.0, "clip_norm": 0.5, **options}
     return NoiseStream(strategy, iterations=n, **settings)
 
 
-# --- jax_privacy ---------------------------------------------------------------------------
-
-
-@pytest.mark.release
-@pytest.mark.parametrize("kind", EVERY_KIND)
-def test_jax_privacy_streaming_matrix_is_the_dense_inverse(kind):
-    pytest.importorskip("jax_privacy")
-    from mfopt.noise.for_jax_privacy import inverse_as_streaming_matrix
-
-    strategy = every_strategy(N)[kind]
-    matrix = inverse_as_streaming_matrix(make(strategy))
-    exact = np.asarray(strategy.solve(np.eye(N)))
-    np.testing.assert_allclose(matrix.materialize(N), exact, atol=1e-5)
-    # rows past n are NaN, not a repetition of the last one
-    assert np.all(np.isnan(matrix.materialize(N + 1)[N]))
-
-
-@pytest.mark.ci
-def test_jax_privacy_makes_the_same_noise_step_by_step():
-    jax_privacy = pytest.importorskip("jax_privacy")
-    from jax_privacy.matrix_factorization import buffered_toeplitz, toeplitz
-
-    from mfopt.noise.for_jax_privacy import inverse_as_streaming_matrix
-
-    coefs = np.array([1.0, 0.5, 0.3, 0.1])
-    scale, decay = np.array([0.3, 0.1]), np.array([0.9, 0.5])
-    with jax.enable_x64(True):
-        theirs = buffered_toeplitz.BufferedToeplitz.build(decay, scale)
-        pairs = [
-            (S.BandedToeplitz(coefs), toeplitz.inverse_as_streaming_matrix(jnp.asarray(coefs))),
-            (S.BLT(scale, decay), theirs.inverse_as_streaming_matrix()),
-        ]
-        params = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(2)}
-        for strategy, reference in pairs:
-            ours = inverse_as_streaming_matrix(make(strategy, dtype=np.float64))
-            state, other = ours.init_multiply(params), reference.init_multiply(params)
-            rng = np.random.default_rng(0)
-            for _ in range(N):
-                white = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape)), params)  # noqa: B023
-                one, state = ours.multiply_next(white, state)
-                two, other = reference.multiply_next(white, other)
-                jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), one, two)
-    assert jax_privacy is not None
-
-
 # --- PyTorch -------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def torch():
-    return pytest.importorskip("torch")
-
-
-def tensors(torch, dtype="float32"):
+def tensors(dtype="float32"):
     kind = getattr(torch, dtype)
     return [torch.zeros(3, 4, dtype=kind), torch.zeros(5, dtype=kind), torch.zeros((), dtype=kind)]
 
@@ -82,17 +40,16 @@ def tensors(torch, dtype="float32"):
 ARRAYS = [np.zeros((3, 4), np.float32), np.zeros(5, np.float32), np.zeros((), np.float32)]
 
 
-def test_what_is_no_stream_or_no_list_of_tensors_is_refused(torch):
+def test_what_is_no_stream_or_no_list_of_tensors_is_refused():
     from mfopt.noise.for_optax import add_noise
-    from mfopt.noise.for_torch import TorchNoise
 
     stream = make(S.Identity())
     for bad in (None, 3, torch.nn.Linear(2, 1), torch.ones(3)):
         with pytest.raises(UsageError, match=r"parameters = .*list of tensors"):
             TorchNoise(stream, bad)
         with pytest.raises(UsageError, match=r"sums = .*list of tensors"):
-            TorchNoise(stream, tensors(torch)).add_to(bad)
-    for call in (lambda: TorchNoise(None, tensors(torch)), lambda: add_noise(None)):
+            TorchNoise(stream, tensors()).add_to(bad)
+    for call in (lambda: TorchNoise(None, tensors()), lambda: add_noise(None)):
         with pytest.raises(UsageError, match=r"stream = .*from_factorization"):
             call()
 
@@ -100,11 +57,9 @@ def test_what_is_no_stream_or_no_list_of_tensors_is_refused(torch):
 @pytest.mark.ci
 @pytest.mark.parametrize("past", ["auto", "store"])
 @pytest.mark.parametrize("kind", EVERY_KIND)
-def test_torch_noise_is_that_of_the_jax_stream(torch, kind, past):
-    from mfopt.noise.for_torch import TorchNoise
-
+def test_torch_noise_is_that_of_the_jax_stream(kind, past):
     stream = make(every_strategy(N)[kind], past=past)
-    noise = TorchNoise(stream, tensors(torch), seed=3)
+    noise = TorchNoise(stream, tensors(), seed=3)
     state = stream.init(ARRAYS, seed=3)
     for _ in range(N):
         made = noise.next()
@@ -120,15 +75,14 @@ def test_torch_noise_is_that_of_the_jax_stream(torch, kind, past):
 
 @pytest.mark.parametrize("past", ["auto", "store"])
 @pytest.mark.parametrize("kind", EVERY_KIND)
-def test_torch_noise_from_the_generator_of_other_devices(torch, kind, past, monkeypatch):
+def test_torch_noise_from_the_generator_of_other_devices(kind, past, monkeypatch):
     # what devices without the counter-based draws use, run here on the CPU
     from mfopt.noise import _torch_parts
-    from mfopt.noise.for_torch import TorchNoise
 
     monkeypatch.setattr(_torch_parts, "part_for", lambda device: _torch_parts.OnDevice)
     strategy = every_strategy(N)[kind]
-    noise = TorchNoise(make(strategy, past=past), tensors(torch), seed=3)
-    white = TorchNoise(make(S.Identity()), tensors(torch), seed=3)
+    noise = TorchNoise(make(strategy, past=past), tensors(), seed=3)
+    white = TorchNoise(make(S.Identity()), tensors(), seed=3)
     made, plain = (
         np.array([torch.cat([t.flatten() for t in source.next()]).numpy() for _ in range(N)])
         for source in (noise, white)
@@ -138,19 +92,18 @@ def test_torch_noise_from_the_generator_of_other_devices(torch, kind, past, monk
 
 
 @pytest.mark.parametrize("kind", ["blt", "sqrt"])
-def test_torch_noise_of_other_devices_goes_on_from_its_state(torch, kind, monkeypatch):
+def test_torch_noise_of_other_devices_goes_on_from_its_state(kind, monkeypatch):
     from mfopt.noise import _torch_parts
-    from mfopt.noise.for_torch import TorchNoise
 
     stream = make(every_strategy(N)[kind])
-    counted = TorchNoise(stream, tensors(torch), seed=3)
+    counted = TorchNoise(stream, tensors(), seed=3)
     counted.next()
     monkeypatch.setattr(_torch_parts, "part_for", lambda device: _torch_parts.OnDevice)
-    noise = TorchNoise(stream, tensors(torch), seed=3)
+    noise = TorchNoise(stream, tensors(), seed=3)
     noise.next()
     saved = noise.state_dict()
     expected = noise.next()
-    other = TorchNoise(stream, tensors(torch))
+    other = TorchNoise(stream, tensors())
     other.load_state_dict(saved)
     assert all(map(torch.equal, other.next(), expected))
     if kind == "blt":
@@ -160,9 +113,7 @@ def test_torch_noise_of_other_devices_goes_on_from_its_state(torch, kind, monkey
             other.load_state_dict(counted.state_dict())
 
 
-def test_torch_noise_of_many_parameters_is_compiled_once(torch):
-    from mfopt.noise.for_torch import TorchNoise
-
+def test_torch_noise_of_many_parameters_is_compiled_once():
     parameters = [torch.zeros(*shape) for shape in [(3, 4), (5,), (2, 7, 3), (1,)] * 10]
     stream = make(S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])))
     noise = TorchNoise(stream, parameters, seed=3)
@@ -178,11 +129,9 @@ def test_torch_noise_of_many_parameters_is_compiled_once(torch):
 @pytest.mark.parametrize(
     "kind", ["identity", "blt", "banded-toeplitz", pytest.param("toeplitz", marks=pytest.mark.ci)]
 )
-def test_noise_is_added_in_place_as_out_of_place(torch, kind):
-    from mfopt.noise.for_torch import TorchNoise
-
+def test_noise_is_added_in_place_as_out_of_place(kind):
     stream = make(every_strategy(N)[kind])
-    parameters = [*tensors(torch), torch.zeros(2, 3, dtype=torch.bfloat16), torch.zeros(7).double()]
+    parameters = [*tensors(), torch.zeros(2, 3, dtype=torch.bfloat16), torch.zeros(7).double()]
     given, inside = (TorchNoise(stream, parameters, seed=3) for _ in "12")
     handed, kept = [], []
     for step in range(N):
@@ -211,11 +160,9 @@ def test_noise_is_added_in_place_as_out_of_place(torch, kind):
 
 
 @pytest.mark.parametrize("change", ["count", "shape", "integers", "narrow", "expanded", "none"])
-def test_sums_that_are_not_the_parameters_are_refused_and_use_no_noise(torch, change):
-    from mfopt.noise.for_torch import TorchNoise
-
-    noise = TorchNoise(make(S.BLT(np.array([0.3]), np.array([0.9]))), tensors(torch), seed=3)
-    sums = tensors(torch)
+def test_sums_that_are_not_the_parameters_are_refused_and_use_no_noise(change):
+    noise = TorchNoise(make(S.BLT(np.array([0.3]), np.array([0.9]))), tensors(), seed=3)
+    sums = tensors()
     if change == "count":
         sums.pop()
     else:
@@ -229,16 +176,14 @@ def test_sums_that_are_not_the_parameters_are_refused_and_use_no_noise(torch, ch
     with pytest.raises(UsageError, match="sums"):
         noise.add_to(sums)
     assert noise.step == 0 and all(not torch.any(total) for total in sums[1:])
-    again = TorchNoise(noise.stream, tensors(torch), seed=3)
+    again = TorchNoise(noise.stream, tensors(), seed=3)
     assert all(map(torch.equal, noise.next(), again.next()))
 
 
 @pytest.mark.parametrize("kind", ["blt", "banded-toeplitz"])
-def test_a_step_that_was_broken_off_is_never_made_again(torch, kind, monkeypatch):
-    from mfopt.noise.for_torch import TorchNoise
-
-    noise = TorchNoise(make(every_strategy(N)[kind]), tensors(torch), seed=3)
-    noise.add_to(tensors(torch))
+def test_a_step_that_was_broken_off_is_never_made_again(kind, monkeypatch):
+    noise = TorchNoise(make(every_strategy(N)[kind]), tensors(), seed=3)
+    noise.add_to(tensors())
     saved = noise.state_dict()
 
     def interrupted(*arguments):
@@ -246,26 +191,24 @@ def test_a_step_that_was_broken_off_is_never_made_again(torch, kind, monkeypatch
 
     # after the buffers went on, before the step was counted
     monkeypatch.setattr(noise._parts[0], "_unpacked", interrupted)
-    for step in (lambda: noise.add_to(tensors(torch)), noise.next):
+    for step in (lambda: noise.add_to(tensors()), noise.next):
         with pytest.raises((KeyboardInterrupt, FailureError)):
             step()
     monkeypatch.undo()
-    for use in (noise.next, lambda: noise.add_to(tensors(torch)), noise.state_dict):
+    for use in (noise.next, lambda: noise.add_to(tensors()), noise.state_dict):
         with pytest.raises(FailureError, match="broken off"):
             use()
     noise.load_state_dict(saved)
-    unbroken = TorchNoise(noise.stream, tensors(torch), seed=3)
+    unbroken = TorchNoise(noise.stream, tensors(), seed=3)
     unbroken.next()
     assert all(map(torch.equal, noise.next(), unbroken.next()))
 
 
-def test_the_memory_of_noise_that_was_added_is_used_again(torch):
-    from mfopt.noise.for_torch import TorchNoise
-
-    noise = TorchNoise(make(S.BandedToeplitz(np.array([1.0, 0.5]))), tensors(torch))
+def test_the_memory_of_noise_that_was_added_is_used_again():
+    noise = TorchNoise(make(S.BandedToeplitz(np.array([1.0, 0.5]))), tensors())
     places = set()
     for _ in range(4):
-        noise.add_to(tensors(torch))
+        noise.add_to(tensors())
         places.add(noise._parts[0]._scratch.unsafe_buffer_pointer())
     assert len(places) == 1
 
@@ -293,59 +236,56 @@ def test_options_that_a_compiler_does_not_know_are_left_out(monkeypatch):
     assert _kernels.host_options.__wrapped__() == {}
 
 
-def test_torch_noise_is_fresh_unless_pinned_and_hides_its_key(torch):
-    from mfopt.noise.for_torch import TorchNoise
-
+def test_torch_noise_is_fresh_unless_pinned_and_hides_its_key():
     stream = make(S.Identity())
-    first, second = (TorchNoise(stream, tensors(torch)).next()[0] for _ in "12")
+    first, second = (TorchNoise(stream, tensors()).next()[0] for _ in "12")
     assert not torch.any(first == second)
-    secret = TorchNoise(stream, tensors(torch), key=np.array([123456789] * 8, np.uint32))
+    secret = TorchNoise(stream, tensors(), key=np.array([123456789] * 8, np.uint32))
     assert "123456789" not in repr(secret) and "secret" in repr(secret)
-    assert "not private" in repr(TorchNoise(stream, tensors(torch), seed=1))
+    assert "not private" in repr(TorchNoise(stream, tensors(), seed=1))
     with pytest.raises(UsageError, match="not both"):
-        TorchNoise(stream, tensors(torch), seed=1, key=np.arange(8, dtype=np.uint32))
+        TorchNoise(stream, tensors(), seed=1, key=np.arange(8, dtype=np.uint32))
 
 
 @pytest.mark.parametrize("bad", [[], [1.0], "integers"])
-def test_torch_refuses_parameters_without_noise(torch, bad):
-    from mfopt.noise.for_torch import TorchNoise
-
+def test_torch_refuses_parameters_without_noise(bad):
     bad = [torch.zeros(2, dtype=torch.int32)] if bad == "integers" else bad
     with pytest.raises(UsageError, match="parameters"):
         TorchNoise(make(S.Identity()), bad)
 
 
 @pytest.mark.parametrize("buffer_dtype", [None, jnp.bfloat16])
-def test_torch_noise_goes_on_from_its_state(torch, tmp_path, buffer_dtype):
-    from mfopt.noise.for_torch import TorchNoise
-
+def test_torch_noise_goes_on_from_its_state(tmp_path, buffer_dtype):
     stream = make(S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])), buffer_dtype=buffer_dtype)
-    noise = TorchNoise(stream, tensors(torch))
+    noise = TorchNoise(stream, tensors())
     noise.next()
     path = tmp_path / "noise.npz"
     noise.save(path)
     assert path.stat().st_mode & 0o777 == 0o600
     saved = noise.state_dict()
+    torch.save(saved, tmp_path / "noise.pt")
     expected = noise.next()
-    for restore in (lambda n: n.load(path), lambda n: n.load_state_dict(saved)):
-        other = TorchNoise(stream, tensors(torch))
+    for restore in (
+        lambda n: n.load(path),
+        lambda n: n.load_state_dict(saved),
+        lambda n: n.load_state_dict(torch.load(tmp_path / "noise.pt", weights_only=True)),
+    ):
+        other = TorchNoise(stream, tensors())
         restore(other)
         for one, two in zip(other.next(), expected, strict=True):
             assert torch.equal(one, two)
-    changed = TorchNoise(make(S.BLT(np.array([0.3, 0.2]), np.array([0.5, 0.9]))), tensors(torch))
+    changed = TorchNoise(make(S.BLT(np.array([0.3, 0.2]), np.array([0.5, 0.9]))), tensors())
     with pytest.raises(UsageError, match="another factorization"):
         changed.load(path)
     with pytest.raises(UsageError, match="another factorization"):
         changed.load_state_dict(saved)
     with pytest.raises(UsageError, match="other parameters"):
-        TorchNoise(stream, tensors(torch)[:2]).load(path)
+        TorchNoise(stream, tensors()[:2]).load(path)
 
 
-def test_secure_streams_are_refused_outside_of_jax(torch):
-    from mfopt.noise.for_torch import TorchNoise
-
+def test_secure_streams_are_refused_outside_of_jax():
     with pytest.raises(UsageError, match="secure"):
-        TorchNoise(make(S.Identity(), secure=True), tensors(torch))
+        TorchNoise(make(S.Identity(), secure=True), tensors())
     jax_privacy = pytest.importorskip("jax_privacy")
     assert jax_privacy is not None
     from mfopt.noise.for_jax_privacy import inverse_as_streaming_matrix
@@ -354,11 +294,9 @@ def test_secure_streams_are_refused_outside_of_jax(torch):
         inverse_as_streaming_matrix(make(S.Identity(), secure=True))
 
 
-def test_torch_float64(torch):
-    from mfopt.noise.for_torch import TorchNoise
-
+def test_torch_float64():
     strategy = S.BandedToeplitz(np.array([1.0, 0.5]))
-    noise = TorchNoise(make(strategy, dtype=np.float64), tensors(torch, "float64"), seed=3)
+    noise = TorchNoise(make(strategy, dtype=np.float64), tensors("float64"), seed=3)
     with jax.enable_x64(True):
         stream = make(strategy, dtype=np.float64)
         state = stream.init(ARRAYS, seed=3)
@@ -371,11 +309,11 @@ def test_torch_float64(torch):
 
 
 @pytest.fixture
-def opacus(torch):
+def opacus():
     return pytest.importorskip("opacus")
 
 
-def opacus_model(torch, opacus, **options):
+def opacus_model(opacus, **options):
     from opacus.optimizers import DPOptimizer
 
     torch.manual_seed(0)
@@ -390,7 +328,7 @@ def opacus_model(torch, opacus, **options):
     return model, optimizer
 
 
-def train(torch, model, optimizer, steps, physical=1):
+def train(model, optimizer, steps, physical=1):
     """The gradient that each logical step applies, as ``physical`` physical batches."""
     data = torch.arange(32.0).reshape(8, 4) / 10
     applied = []
@@ -409,18 +347,18 @@ def train(torch, model, optimizer, steps, physical=1):
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-def test_opacus_adds_our_noise_once_per_logical_step(torch, opacus):
+def test_opacus_adds_our_noise_once_per_logical_step(opacus):
     from mfopt.noise.for_opacus import replace_noise
 
     stream = make(S.BandedToeplitz(np.array([1.0, 0.5, 0.25])), n=4)
-    plain = train(torch, *opacus_model(torch, opacus), steps=1)[0]
+    plain = train(*opacus_model(opacus), steps=1)[0]
     runs = {}
     for physical in (1, 4):
-        model, optimizer = opacus_model(torch, opacus)
+        model, optimizer = opacus_model(opacus)
         replace_noise(optimizer, stream, seed=3)
-        runs[physical] = train(torch, model, optimizer, steps=4, physical=physical)
+        runs[physical] = train(model, optimizer, steps=4, physical=physical)
         with pytest.raises(NoiseExhaustedError):
-            train(torch, model, optimizer, steps=1, physical=physical)
+            train(model, optimizer, steps=1, physical=physical)
     params = [np.zeros(tuple(p.shape), np.float32) for p in model.parameters()]
     state = stream.init(params, seed=3)
     for step in range(4):
@@ -440,15 +378,15 @@ def test_opacus_adds_our_noise_once_per_logical_step(torch, opacus):
         ({"secure_mode": True}, "secure_mode"),
     ],
 )
-def test_opacus_settings_that_contradict_ours_are_refused(torch, opacus, options, match):
+def test_opacus_settings_that_contradict_ours_are_refused(opacus, options, match):
     from mfopt.noise.for_opacus import replace_noise
 
-    _, optimizer = opacus_model(torch, opacus, **options)
+    _, optimizer = opacus_model(opacus, **options)
     with pytest.raises(UsageError, match=match):
         replace_noise(optimizer, make(S.Identity()))
 
 
-def test_opacus_adaptive_clipping_is_refused(torch, opacus):
+def test_opacus_adaptive_clipping_is_refused(opacus):
     from opacus.optimizers.adaclipoptimizer import AdaClipDPOptimizer
 
     from mfopt.noise.for_opacus import replace_noise
@@ -470,7 +408,7 @@ def test_opacus_adaptive_clipping_is_refused(torch, opacus):
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing", "ignore:Secure RNG turned off")
-def test_opacus_checkpoints_go_on_with_the_same_noise(torch, opacus, tmp_path):
+def test_opacus_checkpoints_go_on_with_the_same_noise(opacus, tmp_path):
     from mfopt.noise import owner_only
     from mfopt.noise.for_opacus import replace_noise
 
@@ -479,47 +417,47 @@ def test_opacus_checkpoints_go_on_with_the_same_noise(torch, opacus, tmp_path):
     path = tmp_path / "checkpoint.pt"
 
     def replaced():
-        model, optimizer = opacus_model(torch, opacus)
+        model, optimizer = opacus_model(opacus)
         return model, optimizer, replace_noise(optimizer, stream)
 
     model, optimizer, noise = replaced()
-    train(torch, model, optimizer, steps=2)
+    train(model, optimizer, steps=2)
     with owner_only():
         engine.save_checkpoint(path=path, module=model, optimizer=optimizer)
     assert path.stat().st_mode & 0o077 == 0
-    expected = train(torch, model, optimizer, steps=1)[0]
+    expected = train(model, optimizer, steps=1)[0]
     model, optimizer, noise = replaced()
     engine.load_checkpoint(path=path, module=model, optimizer=optimizer)
     assert noise.step == 2
-    for one, two in zip(train(torch, model, optimizer, steps=1)[0], expected, strict=True):
+    for one, two in zip(train(model, optimizer, steps=1)[0], expected, strict=True):
         assert torch.equal(one, two)
     # a checkpoint without noise would start it again; one of another stream is another matrix's
     model, optimizer, noise = replaced()
     plain = {k: v for k, v in optimizer.state_dict().items() if k != "mfopt_noise"}
     with pytest.raises(UsageError, match="start again"):
         optimizer.load_state_dict(plain)
-    other_model, other = opacus_model(torch, opacus)
+    other_model, other = opacus_model(opacus)
     replace_noise(other, make(S.BLT(np.array([0.3, 0.2]), np.array([0.5, 0.9])), n=4))
     with pytest.raises(UsageError, match="another factorization"):
         engine.load_checkpoint(path=path, module=other_model, optimizer=other)
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-def test_opacus_noise_is_replaced_once_and_before_the_first_step(torch, opacus):
+def test_opacus_noise_is_replaced_once_and_before_the_first_step(opacus):
     from mfopt.noise.for_opacus import replace_noise
 
     stream = make(S.Identity(), n=4)
-    _, optimizer = opacus_model(torch, opacus)
+    _, optimizer = opacus_model(opacus)
     replace_noise(optimizer, stream)
     with pytest.raises(UsageError, match="replaced already"):
         replace_noise(optimizer, stream)
-    model, optimizer = opacus_model(torch, opacus)
-    train(torch, model, optimizer, steps=1)
+    model, optimizer = opacus_model(opacus)
+    train(model, optimizer, steps=1)
     with pytest.raises(UsageError, match="earlier steps"):
         replace_noise(optimizer, stream)
-    model, optimizer = opacus_model(torch, opacus)
+    model, optimizer = opacus_model(opacus)
     optimizer.original_optimizer = torch.optim.Adam(model.parameters())
-    train(torch, model, optimizer, steps=1)
+    train(model, optimizer, steps=1)
     optimizer.zero_grad(set_to_none=True)
     with pytest.raises(UsageError, match="earlier steps"):
         replace_noise(optimizer, stream)
@@ -529,13 +467,9 @@ def test_opacus_noise_is_replaced_once_and_before_the_first_step(torch, opacus):
 @pytest.mark.parametrize(
     "change", ["step", "late", "float", "shape", "missing", "count", "key", "type", "none"]
 )
-def test_torch_states_that_no_noise_makes_are_refused_and_change_nothing(
-    torch, change, buffer_dtype
-):
-    from mfopt.noise.for_torch import TorchNoise
-
+def test_torch_states_that_no_noise_makes_are_refused_and_change_nothing(change, buffer_dtype):
     stream = make(S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])), buffer_dtype=buffer_dtype)
-    noise = TorchNoise(stream, tensors(torch))
+    noise = TorchNoise(stream, tensors())
     noise.next()
     state = noise.state_dict()
     if change in ("step", "late", "float"):
@@ -552,22 +486,10 @@ def test_torch_states_that_no_noise_makes_are_refused_and_change_nothing(
         state["buffers"][1] = state["buffers"][1].to(torch.float64)
     else:
         state = {}
-    other = TorchNoise(stream, tensors(torch), seed=1)
+    other = TorchNoise(stream, tensors(), seed=1)
     before = other.state_dict()
     with pytest.raises(UsageError, match="state"):
         other.load_state_dict(state)
     after = other.state_dict()
     assert torch.equal(before["key"], after["key"]) and before["step"] == after["step"]
     assert all(map(torch.equal, before["buffers"], after["buffers"]))
-
-
-def test_torch_save_and_load_of_a_whole_state_dict(torch, tmp_path):
-    from mfopt.noise.for_torch import TorchNoise
-
-    stream = make(S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])))
-    noise = TorchNoise(stream, tensors(torch))
-    noise.next()
-    torch.save(noise.state_dict(), tmp_path / "noise.pt")
-    other = TorchNoise(stream, tensors(torch))
-    other.load_state_dict(torch.load(tmp_path / "noise.pt", weights_only=True))
-    assert all(map(torch.equal, other.next(), noise.next()))

@@ -166,28 +166,6 @@ def test_methods_and_buffers_are_those_of_the_structure():
     assert make(S.BLT(np.ones(3), np.zeros(3)), n).buffer_bytes(10) == 3 * 10 * 4
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("past", ["auto", "store"])
-@pytest.mark.parametrize("kind", EVERY_KIND)
-def test_a_scaled_recursion_streams_the_scaled_matrix(kind, past):
-    # C' = diag(r) C diag(d): inputs are divided by r, outputs by d
-    n = 13
-    strategy = every_strategy(n)[kind]
-    rows, columns = np.random.default_rng(3).uniform(0.5, 2, (2, n))
-    stream = make(strategy, n, past=past)
-    before = stream.recursion.slots
-    half = stream.recursion.scaled(1 / np.sqrt(rows), 1 / np.sqrt(columns))
-    stream.recursion = half.scaled(1 / np.sqrt(rows), 1 / np.sqrt(columns))  # in two halves
-    assert stream.recursion.slots == before
-    scaled = rows[:, None] * strategy.materialize(n) * columns
-    expected = np.linalg.solve(scaled, white(n, seed=1))
-    np.testing.assert_allclose(streamed(stream, n)[0], expected, atol=1e-5)
-    state = stream.init(PARAMS, seed=1)  # the same in a scan, where steps are traced
-    _, noise = jax.lax.scan(lambda s, _: stream.next(s)[::-1], state, length=n)
-    rows = np.concatenate([np.reshape(leaf, (n, -1)) for leaf in jax.tree.leaves(noise)], axis=1)
-    np.testing.assert_allclose(rows, expected, atol=1e-5)
-
-
 def test_a_kind_without_a_recursion_is_streamed_by_its_dense_inverse_only_if_asked():
     class Steeper(S.BLT):
         """C of another matrix than its parent's: the parent's recursion would be wrong."""
@@ -403,3 +381,49 @@ def test_parameters_without_noise_are_refused(params):
 def test_float64_noise_needs_64_bit_mode():
     with pytest.raises(UsageError, match="jax_enable_x64"):
         make(S.Identity(), 3, dtype=np.float64).init(PARAMS)
+
+
+# --- inside jax_privacy --------------------------------------------------------------------
+
+N = 11
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_jax_privacy_streaming_matrix_is_the_dense_inverse(kind):
+    pytest.importorskip("jax_privacy")
+    from mfopt.noise.for_jax_privacy import inverse_as_streaming_matrix
+
+    strategy = every_strategy(N)[kind]
+    matrix = inverse_as_streaming_matrix(make(strategy, N))
+    exact = np.asarray(strategy.solve(np.eye(N)))
+    np.testing.assert_allclose(matrix.materialize(N), exact, atol=1e-5)
+    # rows past n are NaN, not a repetition of the last one
+    assert np.all(np.isnan(matrix.materialize(N + 1)[N]))
+
+
+@pytest.mark.ci
+def test_jax_privacy_makes_the_same_noise_step_by_step():
+    pytest.importorskip("jax_privacy")
+    from jax_privacy.matrix_factorization import buffered_toeplitz, toeplitz
+
+    from mfopt.noise.for_jax_privacy import inverse_as_streaming_matrix
+
+    coefs = np.array([1.0, 0.5, 0.3, 0.1])
+    scale, decay = np.array([0.3, 0.1]), np.array([0.9, 0.5])
+    with jax.enable_x64(True):
+        theirs = buffered_toeplitz.BufferedToeplitz.build(decay, scale)
+        pairs = [
+            (S.BandedToeplitz(coefs), toeplitz.inverse_as_streaming_matrix(jnp.asarray(coefs))),
+            (S.BLT(scale, decay), theirs.inverse_as_streaming_matrix()),
+        ]
+        params = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(2)}
+        for strategy, reference in pairs:
+            ours = inverse_as_streaming_matrix(make(strategy, N, dtype=np.float64))
+            state, other = ours.init_multiply(params), reference.init_multiply(params)
+            rng = np.random.default_rng(0)
+            for _ in range(N):
+                white = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape)), params)  # noqa: B023
+                one, state = ours.multiply_next(white, state)
+                two, other = reference.multiply_next(white, other)
+                jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), one, two)

@@ -4,18 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from selection import before_release
 
 from mfopt import strategies as S
 from mfopt.errors import UsageError
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import series
 from mfopt.strategies.fixed import inverse_square_root_coefs, square_root_coefs
-
-# (bins, epochs): every border case; few, since each shape is compiled anew
-SHAPES = [(1, 1), (1, 4), (7, 1), (3, 5), (8, 2)]
 
 
 def every_strategy(n, seed=0):
@@ -63,38 +57,6 @@ def dense_modes(matrix, scheme):
         for i in range(scheme.bins):
             modes[:, i] += matrix[:, scheme.bins * j + i]
     return modes
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize(  # of the others the conformance kit sees to one shape
-    "kind",
-    before_release(
-        EVERY_KIND, *map(EVERY_KIND.index, ("blt", "cyclic-blocks", "time-scaled", "tree"))
-    ),
-)
-@settings(max_examples=5, deadline=None)
-@given(shape=st.sampled_from(SHAPES), seed=st.integers(0, 99))
-def test_structure_matches_dense(kind, shape, seed):
-    scheme = BallsInBins(*shape)
-    n = scheme.iterations
-    strategy = every_strategy(n, seed)[kind]
-    strategy.check_entries(n)
-    matrix = strategy.materialize(n)
-    assert matrix.dtype == np.float64 and np.array_equal(matrix, np.tril(matrix))
-    modes = dense_modes(matrix, scheme)
-    np.testing.assert_allclose(strategy.modes(scheme), modes, atol=1e-12)
-    np.testing.assert_allclose(strategy.gram(scheme), modes.T @ modes, rtol=1e-12, atol=1e-12)
-    x = np.random.default_rng(seed).normal(size=(n, 2))
-    np.testing.assert_allclose(strategy.multiply(x), matrix @ x, atol=1e-11)
-    np.testing.assert_allclose(strategy.multiply(x[:, 0]), matrix @ x[:, 0], atol=1e-11)
-    np.testing.assert_allclose(matrix @ strategy.solve(x), x, atol=1e-9)
-    np.testing.assert_allclose(matrix @ strategy.solve(x[:, 0]), x[:, 0], atol=1e-9)
-    if isinstance(strategy, S.ToeplitzStrategy):
-        np.testing.assert_allclose(matrix[:, 0], strategy.toeplitz_coefs(n), atol=1e-14)
-        inverse = np.linalg.inv(matrix)
-        np.testing.assert_allclose(strategy.inverse_coefs(n), inverse[:, 0], atol=1e-10)
-    restored = S.from_description(strategy.describe(), strategy.arrays())
-    np.testing.assert_array_equal(restored.materialize(n), matrix)
 
 
 def test_kinds_differ_in_their_tree_structure():
@@ -189,26 +151,6 @@ def test_column_normalization_counts_the_cut_columns():
     lower = np.tril(np.random.default_rng(0).uniform(0.1, 1, (9, 9)))
     matrix = S.Banded.from_dense(lower, 4).column_normalized(9).materialize(9)
     np.testing.assert_allclose(np.linalg.norm(matrix, axis=0), 1, atol=1e-6)
-
-
-@pytest.mark.ci
-def test_gradient_through_gram_matches_finite_differences():
-    scheme = BallsInBins(bins=5, epochs=3)
-    weight = np.random.default_rng(1).normal(size=(5, 5))
-    examples = every_strategy(15)
-    for kind in ("toeplitz", "banded-toeplitz", "blt", "banded", "dense"):
-        strategy = examples[kind]
-        leaves, tree = jax.tree.flatten(strategy)
-        direction = [np.random.default_rng(2).normal(size=leaf.shape) for leaf in leaves]
-
-        def value(step, leaves=leaves, tree=tree, direction=direction):
-            moved = [leaf + step * d for leaf, d in zip(leaves, direction, strict=True)]
-            return jnp.sum(weight * jax.tree.unflatten(tree, moved).gram(scheme))
-
-        with jax.enable_x64(True):
-            slope = float(jax.grad(value)(0.0))
-            numeric = float(value(1e-5) - value(-1e-5)) / 2e-5
-        assert slope == pytest.approx(numeric, rel=1e-6)
 
 
 @pytest.mark.parametrize(

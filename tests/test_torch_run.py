@@ -16,7 +16,7 @@ from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
 from mfopt.noise import NoiseExhaustedError
 from mfopt.sampling import BallsInBins
-from mfopt.strategies import BLT, Identity
+from mfopt.strategies import BLT
 from mfopt.workloads import PrefixSums
 
 pytestmark = [
@@ -121,9 +121,11 @@ def plain(**options):
     return run, model, optimizer
 
 
-def epoch(model, optimizer, loader, criterion=None, stop=None):
+def epoch(model, optimizer, loader, criterion=None, stop=None, skips=False):
     criterion = criterion or torch.nn.functional.cross_entropy
     for place, (x, y) in enumerate(loader):
+        if skips and not len(x):
+            continue
         optimizer.zero_grad()
         criterion(model(x), y).backward()
         optimizer.step()
@@ -307,45 +309,40 @@ def test_loaders_and_data_sets_that_the_scheme_cannot_draw_from_are_refused():
     same(model, expected_path(5)[4])
 
 
-def test_a_second_replacement_is_refused():
-    model, optimizer, _ = with_opacus()
-    from mfopt.torch import make_private
-
-    with pytest.raises(UsageError, match="made private already"):
-        make_private(model, optimizer, data(), factorization(), CLIP)
-    run, model, optimizer = plain()
-    with pytest.raises(UsageError, match="has an optimizer already"):
-        run.attach(torch.optim.SGD(network().parameters(), lr=1.0))
-    used = torch.optim.SGD(network().parameters(), lr=1.0)
-    used.param_groups[0]["params"][0].grad = torch.zeros(5, 4)
-    other, _, _ = plain()
-    other.noise = None
-    with pytest.raises(UsageError, match="not this run's"):
-        other.attach(used)
-
-
-def test_what_is_no_optimizer_or_has_noise_already_is_not_attached():
+def test_what_is_no_optimizer_or_is_taken_is_not_attached():
     from mfopt.torch import PrivateRun, make_private
 
     def new():
         return PrivateRun(factorization(), RECORDS, CLIP)
 
+    def other():
+        return torch.optim.SGD(network().parameters(), lr=1.0)
+
     for given in (None, network(), network().parameters()):
         with pytest.raises(UsageError, match=r"optimizer = .*must be of class Optimizer"):
             new().attach(given)
     run, model, optimizer = plain()
-    for other in (run, new()):  # of two runs each step would carry both noises
+    for taken in (run, new()):  # of two runs each step would carry both noises
         with pytest.raises(UsageError, match="made private already"):
-            other.attach(optimizer)
+            taken.attach(optimizer)
+    with pytest.raises(UsageError, match="has an optimizer already"):
+        run.attach(other())
+    used = other()
+    used.param_groups[0]["params"][0].grad = torch.zeros(5, 4)
+    run, _, _ = plain()
+    run.noise = None
+    with pytest.raises(UsageError, match="not this run's"):
+        run.attach(used)
     pytest.importorskip("opacus")
-    with pytest.raises(UsageError, match="made private already"):
-        make_private(model, optimizer, data(), factorization(), CLIP)
-    with pytest.raises(UsageError, match="made private already"):
-        new().attach(with_opacus()[1])
-    for given in ({"module": None}, {"optimizer": None}):
-        words = {"module": model, "optimizer": optimizer, **given}
+    words = {"dataset": data(), "factorization": factorization(), "max_grad_norm": CLIP}
+    for module, taken in ((model, optimizer), with_opacus()[:2]):
+        with pytest.raises(UsageError, match="made private already"):
+            make_private(module, taken, **words)
+        with pytest.raises(UsageError, match="made private already"):
+            new().attach(taken)
+    for module, taken in ((None, other()), (model, None)):
         with pytest.raises(UsageError, match="must be of class"):
-            make_private(**words, dataset=data(), factorization=factorization(), max_grad_norm=CLIP)
+            make_private(module, taken, **words)
 
 
 def test_a_run_without_an_optimizer_says_so():
@@ -360,20 +357,15 @@ def test_a_run_without_an_optimizer_says_so():
 def test_a_second_one_that_would_draw_the_same_noise_cannot_be_made():
     import pickle
 
-    run, _, _ = plain()
-    for original in (run, run.noise):
+    run, _, optimizer = plain()
+    for original, match in (
+        (run, "same noise"),
+        (run.noise, "same noise"),
+        (optimizer, "leave out what adds the noise"),
+    ):
         for make in (copy.copy, copy.deepcopy, pickle.dumps):
-            with pytest.raises(UsageError, match="same noise"):
+            with pytest.raises(UsageError, match=match):
                 make(original)
-
-
-def test_an_optimizer_that_adds_noise_cannot_be_copied():
-    import pickle
-
-    _, _, optimizer = plain()
-    for make in (copy.copy, copy.deepcopy, pickle.dumps):
-        with pytest.raises(UsageError, match="leave out what adds the noise"):
-            make(optimizer)
     copy.deepcopy(optimizer.state_dict())
 
 
@@ -441,19 +433,13 @@ def test_an_empty_batch_that_is_skipped_is_seen_where_batches_are_fetched_ahead(
     from opacus.utils.batch_memory_manager import BatchMemoryManager
 
     model, optimizer, *criterion, loader = with_opacus(mode, num_workers=1)
-    criterion = criterion[0] if criterion else torch.nn.functional.cross_entropy
 
     def go():
         for _ in range(2):
             with BatchMemoryManager(
                 data_loader=loader, max_physical_batch_size=2, optimizer=optimizer
             ) as physical:
-                for x, y in physical:
-                    if skips and not len(x):
-                        continue
-                    optimizer.zero_grad()
-                    criterion(model(x), y).backward()
-                    optimizer.step()
+                epoch(model, optimizer, physical, *criterion, skips=skips)
 
     if skips:
         with pytest.raises(UsageError, match="were drawn for the step"):
@@ -473,17 +459,16 @@ def test_a_batch_that_holds_a_record_twice_is_refused(way, times):
         run, model, optimizer = plain()
         loader = run.loader(data(), collate_fn=collate)
     else:
-        model, optimizer, *rest, loader = with_opacus(way, collate_fn=collate)
-        criterion = rest[0] if rest else torch.nn.functional.cross_entropy
+        model, optimizer, *criterion, loader = with_opacus(way, collate_fn=collate)
 
     def go():
+        if way != "plain":
+            return epoch(model, optimizer, loader, *criterion)
         for batch in loader:
             optimizer.zero_grad()
-            if way == "plain":
-                run.backward(model, loss_of, batch)
-            else:
-                criterion(model(batch[0]), batch[1]).backward()
+            run.backward(model, loss_of, batch)
             optimizer.step()
+        return None
 
     if times:
         with pytest.raises(UsageError, match="were drawn for the step"):
@@ -714,7 +699,6 @@ def test_a_fixed_batch_run_is_refused():
 
     with pytest.raises(UsageError, match="no account of a run"):
         PrivateRun(record(FixedBatch(2, 9, 4)), 9, 1.0)
-    assert Identity() is not None
 
 
 @pytest.mark.release

@@ -124,18 +124,13 @@ def shown_delta(
 
 
 def _statement(found: Guarantee, mechanism: Mechanism, sigma: float, delta: float) -> None:
-    for name in ("group_size", "adjacency", "privacy_unit"):
-        stated, meant = getattr(found, name), getattr(mechanism, name)
+    asked = {name: getattr(mechanism, name) for name in ("group_size", "adjacency", "privacy_unit")}
+    for name, meant in {**asked, "noise_multiplier": sigma, "delta": delta}.items():
+        stated = getattr(found, name)
         rule(stated == meant, f"the statement has {name} = {stated!r}, not {meant!r}")
-    rule(
-        found.noise_multiplier == sigma and found.delta == delta,
-        "the statement must repeat σ and δ as they were given",
-    )
     rule(bool(found.method), "the statement must name its method")
-    rule(
-        found.details.get("sampling") == mechanism.sampling.describe(),
-        "the statement's details must hold the sampling",
-    )
+    sampling = found.details.get("sampling")
+    rule(sampling == mechanism.sampling.describe(), "its details must hold the sampling")
     rule(
         (found.failure_probability > 0) == (found.status == "certified")
         and found.failure_probability < delta,
@@ -192,22 +187,17 @@ def _round_trip(
 
 
 def _bad_numbers(mechanism: Mechanism, sigma: float, delta: float) -> None:
-    good = {"noise_multiplier": sigma, "delta": delta}
-    for name, values in (
-        ("noise_multiplier", (0.0, -1.0, math.nan, math.inf, "x")),
-        ("delta", (0.0, 1.0, -1e-5, math.nan)),
-    ):
+    some: dict[str, tuple[Any, ...]] = {
+        "noise_multiplier": (0.0, -1.0, math.nan, math.inf, "x"),
+        "delta": (0.0, 1.0, -1e-5, math.nan),
+        "epsilon": (-1.0, math.nan, math.inf),
+    }
+    for name, values in some.items():
+        other = {"delta": delta} if name != "delta" else {"noise_multiplier": sigma}
         for bad in values:
             rule(
-                refused(lambda asked: account(mechanism, **asked), {**good, name: bad}),
+                refused(lambda asked: account(mechanism, **asked), {**other, name: bad}),
                 f"{name} = {bad!r} must be refused with a UsageError",
-            )
-    for epsilon in (-1.0, math.nan, math.inf):
-        for other in (("noise_multiplier", sigma), ("delta", delta)):
-            asked = {"epsilon": epsilon, other[0]: other[1]}
-            rule(
-                refused(lambda asked: account(mechanism, **asked), asked),
-                f"epsilon = {epsilon!r} must be refused with a UsageError",
             )
 
 

@@ -70,18 +70,11 @@ def _files(scheme: Scheme) -> None:
     rule(sampling.parse(typed) == scheme, f"what is typed, {typed}, does not give it back")
     for name, value in numbers.items():
         rule(type(value) in (int, float), f"the field {name} must be a plain number")
-        if type(value) is int:
-            for bad in (value + 0.5, "x", math.nan):
-                rule(
-                    refused(sampling.from_description, {**description, name: bad}),
-                    f"{name} = {bad!r} must be refused with a UsageError when it is constructed",
-                )
-        else:
-            for bad in ("x", math.nan, math.inf):
-                rule(
-                    refused(sampling.from_description, {**description, name: bad}),
-                    f"{name} = {bad!r} must be refused with a UsageError when it is constructed",
-                )
+        for bad in ("x", math.nan, value + 0.5 if type(value) is int else math.inf):
+            rule(
+                refused(sampling.from_description, {**description, name: bad}),
+                f"{name} = {bad!r} must be refused with a UsageError when it is constructed",
+            )
 
 
 def _adjacency(scheme: Scheme) -> None:

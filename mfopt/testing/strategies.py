@@ -21,7 +21,7 @@ from mfopt.optimize import kinds
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import Strategy
 from mfopt.testing._rules import refused, rule
-from mfopt.workloads import Momentum, PrefixSums, ToeplitzWorkload, Workload
+from mfopt.workloads import DenseWorkload, Momentum, PrefixSums, ToeplitzWorkload
 
 _SCHEME = BallsInBins(bins=4, epochs=3)
 
@@ -52,7 +52,9 @@ def check_strategy(
     rule(kind is type(strategy), f"{strategy.kind!r} is registered for {kind}")
     matrix = _matrix(strategy, n)
     _products(strategy, matrix)
-    _modes(strategy, scheme, matrix)
+    _products(strategy, _matrix(strategy, 1))
+    for shape in ((scheme.bins, scheme.epochs), (1, n), (n, 1)):
+        _modes(strategy, BallsInBins(*shape), matrix)
     _bands(strategy, matrix)
     _pytree(strategy, matrix)
     _gradients(strategy, scheme)
@@ -186,12 +188,9 @@ def _gradients(strategy: Strategy, scheme: BallsInBins) -> None:
 def _errors(strategy: Strategy, matrix: np.ndarray) -> None:
     n = len(matrix)
     rates = np.linspace(1.0, 0.2, n)
-    workloads: list[Workload] = [
-        PrefixSums(),
-        Momentum(0.9, rates),
-        ToeplitzWorkload(0.5 ** np.arange(n)),
-    ]
-    for workload in workloads:
+    dense = np.tril(np.random.default_rng(5).normal(size=(n, n))) + 2 * np.eye(n)
+    every = (PrefixSums(), Momentum(0.9, rates), ToeplitzWorkload(rates), DenseWorkload(dense))
+    for workload in every:
         through = np.asarray(workload.materialize(n)) @ np.linalg.inv(matrix)
         found = query_error.row_variances(workload, strategy, n)
         _close(found, np.sum(through**2, axis=1), f"the error on the {workload.kind} workload")
