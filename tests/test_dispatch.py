@@ -28,7 +28,9 @@ OWN = ("mfopt/strategies/", "mfopt/sampling/", "mfopt/workloads.py")
 
 ASKED = re.compile(
     r"is(?:instance|subclass)\(.+?, [^()]*?\b(?:{0})\b|\bcase (?:\w+\.)*(?:{0})\("
-    r"|\b(?:kind|type\([^()]+\)) (?:is|==|!=|in|is not) [^:\n]*?\b(?:{0})\b".format("|".join(CLASSES))
+    r"|\b(?:kind|type\([^()]+\)) (?:is|==|!=|in|is not) [^:\n]*?\b(?:{0})\b".format(
+        "|".join(CLASSES)
+    )
 )
 
 
