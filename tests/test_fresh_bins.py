@@ -393,7 +393,7 @@ def test_what_a_search_keeps_of_its_draws_gives_the_value_and_slope_of_all_that_
     assert abs(found(True, gram, other)[0] - expected) > 1e-4
 
 
-def test_a_search_takes_a_quarter_of_the_usual_samples(monkeypatch):
+def test_a_long_search_takes_a_quarter_of_the_usual_samples(monkeypatch):
     asked = []
 
     def announced(scheme, searches, **_):
@@ -401,10 +401,12 @@ def test_a_search_takes_a_quarter_of_the_usual_samples(monkeypatch):
         raise InterruptedError
 
     monkeypatch.setattr(sizes, "announce", announced)
-    for scheme in (BallsInBins(4, 2), FreshBins(4, 2)):
-        with pytest.raises(InterruptedError):
-            optimize(scheme, 1.0, 1e-5, strategy="banded-toeplitz", bands=2)
-    assert asked[0].samples == 4 * asked[1].samples
+    for size in ((4, 2), (40, 16)):
+        for scheme in (BallsInBins(*size), FreshBins(*size)):
+            with pytest.raises(InterruptedError):
+                optimize(scheme, 1.0, 1e-5, strategy="banded-toeplitz", bands=2)
+    usual, short, _, long = (search.samples for search in asked)
+    assert short == usual and long == usual / 4
 
 
 @pytest.mark.parametrize("epochs", few([1, 3], 1))
