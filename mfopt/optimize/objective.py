@@ -142,17 +142,16 @@ class AmplifiedObjective:
         return self.placed(parameters).at
 
     def placed(
-        self, parameters: np.ndarray, sigma: float = math.nan, near: Tangent | None = None
+        self, parameters: np.ndarray, sigma: float = math.nan, quadratic: Any = None
     ) -> Tangent:
         """The tangent on a proposal placed at its own σ; its value is NaN where none was found.
 
         Args:
           parameters: where.
           sigma: σ there, or about that, where it is known.
-          near: a tangent that foresees σ, where none is known.
+          quadratic: :meth:`quadratic` there, where it is known.
         """
-        if near is not None and not math.isfinite(sigma):
-            sigma = self._foreseen(near, parameters)
+        quadratic = self.quadratic(parameters) if quadratic is None else quadratic
         found: Tangent | None = None
         for _ in range(_ATTEMPTS):
             if not (math.isfinite(sigma) and sigma > 0):
@@ -160,7 +159,7 @@ class AmplifiedObjective:
                     sigma = self._rough(parameters)
                 except FailureError:
                     break
-            found = self.tangent(parameters, self.place(parameters, sigma))
+            found = self._tangent(parameters, quadratic, self._place(quadratic, sigma))
             if abs(found.drift) <= _CLOSE:
                 return found
             sigma = found.at.noise_multiplier
@@ -168,33 +167,46 @@ class AmplifiedObjective:
 
     def follow(self, parameters: np.ndarray, near: Tangent) -> Tangent:
         """The tangent on the proposal of ``near`` while that serves, else on one of its own."""
-        found = self.tangent(parameters, near.placement)
-        if abs(found.drift) <= KEEP:
-            return found
-        return self.placed(parameters, near=near)
-
-    @float64
-    def place(self, parameters: np.ndarray, noise_multiplier: float) -> Placement:
-        """The proposal for this σ."""
-        reduced, log_scale = _reduced(self._law, self.quadratic(parameters))
-        proposal = self._law.proposal(reduced, noise_multiplier, self._epsilon)
-        return Placement(proposal, math.log(noise_multiplier) - float(log_scale))
+        quadratic = self.quadratic(parameters)
+        sigma = self._foreseen(near, quadratic)
+        # samples are not asked on a proposal that will not serve
+        if not abs(self._centre(quadratic, sigma) - near.placement.centre) > KEEP:
+            found = self._tangent(parameters, quadratic, near.placement)
+            if abs(found.drift) <= KEEP:
+                return found
+        return self.placed(parameters, sigma, quadratic)
 
     def tangent(self, parameters: np.ndarray, placement: Placement) -> Tangent:
         """The tangent on a given proposal; its value is NaN where no σ near it meets the target."""
-        at, log_scale, touch = self._touched(parameters, placement)
+        return self._tangent(parameters, self.quadratic(parameters), placement)
+
+    def _tangent(self, parameters: np.ndarray, quadratic: Any, placement: Placement) -> Tangent:
+        at, log_scale, touch = self._touched(parameters, quadratic, placement)
         drift = float(touch[0]) - log_scale - placement.centre
         return Tangent(np.asarray(parameters), at, placement, drift, touch)
 
     @float64
+    def _place(self, quadratic: Any, noise_multiplier: float) -> Placement:
+        """The proposal for this σ."""
+        reduced, log_scale = _reduced(self._law, quadratic)
+        proposal = self._law.proposal(reduced, noise_multiplier, self._epsilon)
+        return Placement(proposal, math.log(noise_multiplier) - float(log_scale))
+
+    @float64
+    def _centre(self, quadratic: Any, noise_multiplier: float) -> float:
+        """log of σ over the scale of C; NaN where there is no σ."""
+        if not noise_multiplier > 0:
+            return math.nan
+        return math.log(noise_multiplier) - float(_reduced(self._law, quadratic)[1])
+
+    @float64
     def _touched(
-        self, parameters: np.ndarray, placement: Placement
+        self, parameters: np.ndarray, quadratic: Any, placement: Placement
     ) -> tuple[Evaluation, float, tuple[Any, Any]]:
         """(evaluation, log of the scale of C, (log σ, its slope)) at a point."""
         centre: Any = np.asarray(placement.centre)  # `jnp.asarray` would be one more program
         frozen = implicit.Frozen(self._draws, placement.proposal, centre)
         target = np.asarray(self._epsilon), np.asarray(math.log(self._delta))
-        quadratic = self.quadratic(parameters)
         (log_sigma, norm, log_scale), slope = _slope(self._law, quadratic, frozen, *target)
         touch = spread.gathered((jnp.asarray(log_sigma), slope), self._devices)
         value, gradient = self._compiled_model(parameters, *touch)
@@ -221,12 +233,10 @@ class AmplifiedObjective:
         loss = self._law.near(built(self._build, parameters))
         return rough(loss, self._epsilon, self._delta, self._calibration_key)
 
-    def _foreseen(self, tangent: Tangent, parameters: np.ndarray) -> float:
+    def _foreseen(self, tangent: Tangent, quadratic: Any) -> float:
         """σ by a tangent; NaN where that is none."""
         log_sigma, slope = tangent.touch
-        parts = zip(
-            jax.tree.leaves(slope), jax.tree.leaves(self.quadratic(parameters)), strict=True
-        )
+        parts = zip(jax.tree.leaves(slope), jax.tree.leaves(quadratic), strict=True)
         weight = 2 * sum(float(np.sum(np.asarray(h) * np.asarray(g))) for h, g in parts)
         return math.exp(float(log_sigma)) * math.sqrt(weight) if weight > 0 else math.nan
 

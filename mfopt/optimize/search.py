@@ -83,18 +83,19 @@ def minimize(
                 trace.note(here.at)
             continue
         there = objective.follow(reached, here)
-        trace.note(there.at)
         step, change = _widest(reached - here.point), there.at.value - here.at.value
         if there.at.usable and change < _WILD:
             bend.learn(reached - here.point, there.at.gradient - objective.model(here)(reached)[1])
         if not (there.at.usable and change < 0):
+            trace.note(there.at)
             width = step / _SHORTER
             continue
         renewed = renewed and -change < tolerance
         if there.placement is not here.placement:
             own, lowest = there, min(there, lowest, key=lambda tangent: tangent.at.value)
         here, width = there, min(max(_LONGER * step, width), REACH)
-        trace.move(here.point, here.at)
+        trace.move(here.point, here.at)  # before it is told, which an interrupt may end
+        trace.note(here.at)
     trace.status = f"step limit {steps} reached"
     if here is not own:
         here = objective.placed(here.point, here.at.noise_multiplier)
