@@ -122,6 +122,20 @@ def test_the_first_notebook_shows_what_it_computes():
     assert checked == 2
 
 
+@pytest.mark.parametrize(
+    ("value", "failed"),
+    [(1.0, False), (1.0029, False), (1.004, True), (math.nan, True), (math.inf, True)],
+)
+def test_a_search_passes_only_if_finite_and_within_the_limit(value, failed):
+    import bench_optima
+
+    cell = bench_optima.CHECK[0]
+    row = {"cell": list(cell), "seed": 0, "rmse": value}
+    best = {cell: (1.0, "")}
+    assert bool(bench_optima.failures([row], best, bench_optima.LIMIT)) is failed
+    assert bench_optima.failures([row], {}, bench_optima.LIMIT)  # nothing is known: no pass
+
+
 def test_searches_end_where_the_best_known_ones_did():
     """A few cells of the bench of optima, whose table is not empty."""
     import bench_optima
