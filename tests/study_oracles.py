@@ -5,7 +5,7 @@ from train_fixtures import synthetic_store
 from train_oracles import write_store
 
 from mfopt.experiments.cache import Result
-from mfopt.experiments.training import REPORTED
+from mfopt.experiments.runs.training import REPORTED
 from mfopt.training.data.store import TokenStore
 
 

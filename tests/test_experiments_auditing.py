@@ -7,6 +7,7 @@ import pytest
 from mfopt.experiments import auditing
 from mfopt.experiments.auditing import NOISE, NORM, TrainerAudit
 from mfopt.experiments.cache import Cache
+from mfopt.experiments.runner import run_all
 
 
 @pytest.mark.release
@@ -20,16 +21,19 @@ def test_faults_are_caught_and_a_whole_trainer_passes(tmp_path):
         noise=(0.5, 1.0, 2.0),
         norms=(2.0,),
     )
-    rows = auditing.audits(setting, Cache(tmp_path / "cells"), jobs=1)
-    assert [(row["fault"], row["size"]) for row in rows] == setting.audits()
+    found = run_all(setting.cells(), Cache(tmp_path / "cells"), jobs=1)
+    rows = auditing.rows(setting, found)
+    assert [(row["fault"], row["size"]) for row in rows] == [
+        (NOISE, 0.5), (NOISE, 1.0), (NOISE, 2.0), (NORM, 2.0)
+    ]  # fmt: skip
     assert [row["passed"] for row in rows] == [False, True, True, False]
     half, whole, double, unclipped = rows
     assert half["epsilon_profile"] > 3.0 > whole["epsilon_profile"] > double["epsilon_profile"]
     assert unclipped["fault"] == NORM and unclipped["epsilon_profile"] > 3.0
     assert 0 < whole["epsilon_lower"] < whole["epsilon_profile"]
-    panels = auditing.panels(setting, rows)
+    panels = auditing.panels(rows)
     assert [len(panel.curves[0].x) for panel in panels] == [3, 1]
     assert panels[0].x_label == auditing.FAULTS[NOISE]
-    written = auditing.write(tmp_path / "audit", setting, rows)
+    written = auditing.write(tmp_path / "audit", setting, found)
     assert [path.suffix for path in written] == [".json", ".csv", ".png", ".svg"]
     assert len(list(csv.DictReader(written[1].read_text().splitlines()))) == 4

@@ -7,10 +7,11 @@ from study_oracles import finished, write_parts
 from mfopt.accounting import Mechanism, account
 from mfopt.errors import UsageError
 from mfopt.experiments.cache import Cache
-from mfopt.experiments.studies import engine, fine_tuning, output
+from mfopt.experiments.runs.fine_tuning import Arm, held
+from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED
+from mfopt.experiments.studies import engine, output
 from mfopt.experiments.studies.budgets import TrainingBudgets
 from mfopt.experiments.studies.noise_in_training import NoiseInTraining
-from mfopt.experiments.training import CHOSEN_ON, REPORTED, base_task
 from mfopt.sampling import Poisson
 from mfopt.strategies import Identity
 
@@ -20,13 +21,12 @@ def test_rates_are_chosen_on_records_and_losses_reported_on_users():
         epsilons=(2.0,), budgets=(8,), groups=(1,), rates=(0.1, 0.2), seeds=(0,)
     ).check()
     # the model that the comparison of noises fine-tunes too
-    assert study.base() == base_task(NoiseInTraining().setting("stdlib-code"))
+    assert study.base in {cell.base for cell in NoiseInTraining().cells()}
     found = {}
-    for arm in study.arms():
-        for rate in study.rates:
-            els = arm.algorithm == "ELS"
-            after = {CHOSEN_ON: 4.0 + rate, REPORTED: 5.0 - rate - 0.1 * els}
-            found[study.run(arm, rate, 0)] = finished(arm, after)
+    for cell in study.cells():
+        els = cell.arm.algorithm == "ELS"
+        after = {CHOSEN_ON: 4.0 + cell.rate, REPORTED: 5.0 - cell.rate - 0.1 * els}
+        found[cell] = finished(cell.arm, after)
     outcome = study.outcome(found)
     els, uls = outcome.rows
     # the smaller rate, though users would have preferred the larger
@@ -42,13 +42,11 @@ def test_several_seeds_are_paired_and_a_rate_between_others_is_bracketed():
     study = TrainingBudgets(epsilons=(2.0,), groups=(1,)).check()
     assert len(study.seeds) == 3
     found = {}
-    for arm in study.arms():
-        for rate in study.rates:
-            for seed in study.seeds:
-                # seeds differ by far more than the algorithms, and alike for both
-                uls = 0.01 * (arm.algorithm == "ULS") * (1 + 0.1 * seed)
-                loss = 5.0 + seed - uls + abs(rate - 0.01)
-                found[study.run(arm, rate, seed)] = finished(arm, {CHOSEN_ON: loss, REPORTED: loss})
+    for cell in study.cells():
+        # seeds differ by far more than the algorithms, and alike for both
+        uls = 0.01 * (cell.arm.algorithm == "ULS") * (1 + 0.1 * cell.seed)
+        loss = 5.0 + cell.seed - uls + abs(cell.rate - 0.01)
+        found[cell] = finished(cell.arm, {CHOSEN_ON: loss, REPORTED: loss})
     outcome = study.outcome(found)
     assert [row["rate_bracketed"] for row in outcome.rows] == [True, True]
     # 0.010, 0.011, 0.012: their mean, and 4.303 (Student's t) standard errors
@@ -62,24 +60,27 @@ def test_noise_for_more_users_than_there_are_says_what_it_holds():
     study = TrainingBudgets(epsilons=(2.0,), groups=(1,), rates=(0.1,), seeds=(0,), times=(1, 10))
     promised = {"privacy_unit": "user", "adjacency": "add-remove", "epsilon": 31.0}
     found = {
-        study.run(arm, 0.1, 0): finished(
-            arm, dict.fromkeys((CHOSEN_ON, REPORTED), 5.0 - 0.1 * arm.users), guarantee=promised
+        cell: finished(
+            cell.arm,
+            dict.fromkeys((CHOSEN_ON, REPORTED), 5.0 - 0.1 * cell.arm.users),
+            guarantee=promised,
         )
-        for arm in study.check().arms()
+        for cell in study.check().cells()
     }
-    assert set(found) == set(study.cells())
     outcome = study.outcome(found)
     assert [row["epsilon"] for row in outcome.rows] == [2.0, 2.0, 31.0, 31.0]
     assert [row["asked_epsilon"] for row in outcome.rows] == [2.0] * 4
     assert len(outcome.panels) == 2 and "as if 10 times the users" in outcome.findings[1]
-    held = fine_tuning._held(0.05, 10.0, 8, 2, 2.0, 1e-5)
+    arm = Arm("ELS", 2, 1.0, 2.0, users=10.0)
+    there = held(arm, 0.05, 8, 1e-5)
     sigmas = [
         account(
             Mechanism(Poisson(p, 8), Identity(), group_size=2), epsilon=epsilon, delta=1e-5
         ).noise_multiplier
-        for p, epsilon in ((0.005, 2.0), (0.05, held))
+        for p, epsilon in ((0.005, 2.0), (0.05, there))
     ]
-    assert held > 2.5 and sigmas[1] == pytest.approx(sigmas[0], rel=1e-3)
+    assert held(arm._replace(users=1.0), 0.05, 8, 1e-5) == 2.0
+    assert there > 2.5 and sigmas[1] == pytest.approx(sigmas[0], rel=1e-3)
 
 
 def test_every_g_of_both_is_drawn_and_the_best_of_each_are_compared():
@@ -92,9 +93,10 @@ def test_every_g_of_both_is_drawn_and_the_best_of_each_are_compared():
             epsilons=epsilons, groups=(1, 2), els_groups=(4, 16), rates=(0.1,), seeds=(0,)
         ).check()
         found = {}
-        for arm in study.arms():
-            after = {CHOSEN_ON: 4.0 - 0.01 * arm.group, REPORTED: 5.0 + 0.01 * arm.group}
-            found[study.run(arm, 0.1, 0)] = finished(arm, after)
+        for cell in study.cells():
+            group = cell.arm.group
+            after = {CHOSEN_ON: 4.0 - 0.01 * group, REPORTED: 5.0 + 0.01 * group}
+            found[cell] = finished(cell.arm, after)
         outcome = study.outcome(found)
         assert len(outcome.rows) == 4 * len(epsilons)
         assert "ULS, G = 2 ends 0.1400 below ELS, G = 16" in outcome.findings[0]

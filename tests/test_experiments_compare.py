@@ -21,12 +21,13 @@ from mfopt.experiments import (
     comparison,
     costs,
     families,
+    manifest,
     plots,
     recommendation,
     runner,
 )
 from mfopt.experiments import cache as cache_module
-from mfopt.experiments.auditing import TrainerAudit, audit_task
+from mfopt.experiments.auditing import TrainerAudit
 from mfopt.experiments.cache import Cache, Result
 from mfopt.experiments.comparison import Comparison, Row
 from mfopt.experiments.mechanisms import (
@@ -120,7 +121,7 @@ def test_sweep_resumes_and_reports_progress(cache: Cache, sizes: dict) -> None:
 
 def cells(setting: Comparison) -> list:
     sigmas = [cell for found in comparison.plan(setting).values() for _, cell in found]
-    return artifacts._with_needs(sigmas)
+    return manifest.with_needs(sigmas)
 
 
 def test_what_takes_long_is_told_before_it(tmp_path, monkeypatch) -> None:
@@ -142,7 +143,7 @@ def test_what_takes_long_is_told_before_it(tmp_path, monkeypatch) -> None:
         run(1200.0)
     (said,) = [event.note for event in told if event.lasting]
     assert said == "2 cells may take about 10 min here (finished ones are kept)"
-    assert costs.seconds([*cells(SETTING), audit_task(TrainerAudit(), "noise", 1.0)]) is None
+    assert costs.seconds([*cells(SETTING), *TrainerAudit().cells()]) is None
     assert costs.seconds([]) == 0
 
 

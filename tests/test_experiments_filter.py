@@ -8,10 +8,10 @@ import pytest
 from mfopt.accounting.closed_form.filter import filter_noise
 from mfopt.errors import UsageError
 from mfopt.experiments.runner import compute
-from mfopt.experiments.studies import filtered_means
+from mfopt.experiments.runs import filtered_means
+from mfopt.experiments.runs.filtered_means import FilteredDescent, outcomes
+from mfopt.experiments.runs.means import subsets
 from mfopt.experiments.studies.concentration import PLAIN, ConcentrationFilter
-from mfopt.experiments.studies.filtered_means import FilteredDescent, outcomes
-from mfopt.experiments.studies.user_means import subsets
 
 SMALL = FilteredDescent(
     group=2, epsilon=4.0, delta=1e-5, users=9, examples=3, dimension=2, across=0.4, within=1.0,

@@ -10,30 +10,31 @@ from train_fixtures import bigram_model, synthetic_store
 
 from mfopt.errors import UsageError
 from mfopt.experiments.cache import Cache, Result
-from mfopt.experiments.studies import engine, output, step_time
+from mfopt.experiments.runs.fine_tuning import PLAIN
+from mfopt.experiments.runs.means import ELS, ULS
+from mfopt.experiments.runs.personalization import personalized, split
+from mfopt.experiments.runs.public_copies import copied
+from mfopt.experiments.runs.step_time import ORDER
+from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED
+from mfopt.experiments.studies import engine, output
 from mfopt.experiments.studies.adapters import Adapters
 from mfopt.experiments.studies.clip_norms import ClipNorms
-from mfopt.experiments.studies.fine_tuning import PLAIN
-from mfopt.experiments.studies.personalization import Personalization, chosen, personalized, split
-from mfopt.experiments.studies.public_copies import AS_BUILT, COPIED, PARTS, PublicCopies, copied
+from mfopt.experiments.studies.personalization import Personalization, chosen
+from mfopt.experiments.studies.public_copies import COPIED, PublicCopies
 from mfopt.experiments.studies.selection import CHUNK, RecordSelection
-from mfopt.experiments.studies.user_means import ELS, ULS
-from mfopt.experiments.training import CHOSEN_ON, REPORTED
+from mfopt.experiments.studies.step_time import StepTime
 from mfopt.training.data import TokenStore
 from mfopt.training.data.overlap import copies, overlap
 from mfopt.training.models import num_targets
 from mfopt.training.selection import RULES
 
 
-def results(study, arms, loss):
-    """Every run of ``arms``; ``loss`` gives that on users, records say the same."""
+def results(study, loss):
+    """Every run of a study; ``loss`` of (arm, rate) is that on users, and on records."""
     return {
-        study.run(arm, rate, seed): finished(
-            arm, {CHOSEN_ON: loss(arm, rate), REPORTED: loss(arm, rate)}
-        )
-        for arm in arms
-        for rate in study.rates
-        for seed in study.seeds
+        cell: finished(cell.arm, dict.fromkeys((CHOSEN_ON, REPORTED), loss(cell.arm, cell.rate)))
+        for cell in study.cells()
+        if cell.name == "study-fine-tuning"
     }
 
 
@@ -52,7 +53,7 @@ def test_selection_runs_every_rule_and_every_k_once():
         rank = {"longest": 0.3, CHUNK: 0.4, "random": 0.2}.get(arm.selection, 0.0)
         return 5.0 - rank - 0.01 * arm.group - 0.1 * (arm.algorithm == ULS)
 
-    outcome = study.outcome(results(study, arms, loss))
+    outcome = study.outcome(results(study, loss))
     assert len(outcome.panels) == 4 and len(outcome.rows) == 15
     assert "by rule at k = 4 longest 4.6600, random 4.7600" in outcome.findings[0]
     assert "by k at random 1: 4.7900, 4: 4.7600, 8: 4.7200" in outcome.findings[0]
@@ -69,7 +70,7 @@ def test_selection_runs_every_rule_and_every_k_once():
         (Adapters(ranks=(0,)), "ranks"),
         (Personalization(records=10), "records"),
         (PublicCopies(share=0.0), "share"),
-        (step_time.StepTime(groups=(3,)), "batches"),
+        (StepTime(groups=(3,)), "batches"),
     ],
 )
 def test_bad_settings_are_named(study, named):
@@ -90,7 +91,7 @@ def test_clip_norms_are_at_equal_records_and_their_spread_is_said():
     arms = list(study.arms())
     assert {arm.records for arm in arms} == {16.0}
     assert {arm.units for arm in arms if arm.algorithm == ULS} == {4.0}
-    found = results(study, arms, lambda arm, _: 4.0 + arm.clip_norm * (arm.algorithm == ELS))
+    found = results(study, lambda arm, _: 4.0 + arm.clip_norm * (arm.algorithm == ELS))
     outcome = study.outcome(found)
     assert (
         "ELS is best at 0.5 (4.5000) and worst at 2, 1.5000 ± 0.0000 above it"
@@ -105,13 +106,13 @@ def test_rates_are_added_until_the_best_is_bracketed():
     def loss(arm, rate):
         return abs(np.log2(rate / (0.8 if arm.rank else 0.1)))
 
-    found = results(study, study.arms(), loss)
+    found = results(study, loss)
     asked = []
     while more := list(study.more(found)):
-        asked.append({task.arguments["rate"] for task in more})
+        asked.append({cell.rate for cell in more})
         wider = dataclasses.replace(study, rates=tuple(asked[-1]))
-        every = results(wider, study.arms(), loss)
-        found |= {task: every[task] for task in more}
+        every = results(wider, loss)
+        found |= {cell: every[cell] for cell in more}
     assert asked == [{0.05, 0.4}, {0.8}, {1.6}]
     rows = study.outcome(found).rows
     assert [row["learning_rate"] for row in rows] == [0.1, 0.8] * 2
@@ -123,7 +124,7 @@ def test_rates_are_added_until_the_best_is_bracketed():
 def test_adapters_are_held_against_all_parameters_each_at_its_best_rate():
     study = Adapters(ranks=(8,), rates=(0.1, 0.2), seeds=(0,), extend=0).check()
     best = {0: 0.1, 8: 0.2}
-    found = results(study, study.arms(), lambda arm, r: 4 + arm.rank / 10 + abs(r - best[arm.rank]))
+    found = results(study, lambda arm, r: 4 + arm.rank / 10 + abs(r - best[arm.rank]))
     outcome = study.outcome(found)
     assert [row["trained"] for row in outcome.rows] == ["all", "rank 8"] * 2
     assert [row["learning_rate"] for row in outcome.rows] == [0.1, 0.2] * 2
@@ -140,7 +141,7 @@ def test_a_user_personalizes_by_plain_sgd_on_the_first_half():
     places = np.array([split(store.records_of(user), 4) for user in pair])
     tokens, mask = store.batch(places.reshape(-1), 20)
     tokens, mask = tokens.reshape(2, 2, 2, 20), mask.reshape(2, 2, 2, 20)
-    before, after = personalized(model, tokens, mask, [0.5, 2.0], epochs=3, batch=1)
+    before, after = personalized(model, tokens, mask, (0.5, 2.0), epochs=3, batch=1)
 
     def loss(params, rows, real):
         each = jax.vmap(model.loss, (None, None, 0, 0))(params, (), rows, real)
@@ -171,14 +172,11 @@ def test_local_rates_are_chosen_by_the_other_half_of_the_users():
 
 def test_personalizing_both_models_is_said_with_the_gap():
     study = Personalization(epsilons=(2.0,), local_rates=(0.1,), seeds=(0,)).check()
-    found = {
-        study.local(None): Result({}, {"before": np.full(4, 6.0), "after": np.full((1, 4), 5)})
-    }
-    for arm in study.arms():
-        run = study.run(arm, study.rates[0], 0)
-        found[run] = finished(arm, {CHOSEN_ON: 4.0, REPORTED: 4.0})
-        level = 4.0 if arm.algorithm == ELS else 3.5
-        arrays = {"before": np.full(4, level), "after": np.full((1, 4), level - 0.25)}
+    found = results(study, lambda arm, _: 4.0)
+    for run in (None, *list(found)):
+        level = {None: 6.0, ELS: 4.0, ULS: 3.5}[run and run.arm.algorithm]
+        fall = 0.25 if run else 1.0
+        arrays = {"before": np.full(4, level), "after": np.full((1, 4), level - fall)}
         found[study.local(run)] = Result({}, arrays)
     assert set(found) == set(study.cells())
     outcome = study.outcome(found)
@@ -210,18 +208,18 @@ def test_copies_are_found_one_by_one():
 
 def test_rows_of_copied_public_parts_promise_nothing():
     study = PublicCopies().check()
-    found = {}
-    for part in PARTS:
-        here = study.at(part)
-        counted = {"put": 9, "left": 9 * (part == COPIED), "exact": 2, "near": 3}
-        found[here.base()] = Result({} if part == AS_BUILT else {"copies": counted})
-        found |= results(here, here.arms(), lambda arm, _: 5.0)
-    assert set(found) == set(study.cells())
+    found = results(study, lambda arm, _: 5.0)
+    for cell in study.cells():
+        if cell not in found:
+            counted = {"put": 9, "left": 0 if cell.settings.get("shortest") else 9}
+            counted |= {"exact": 2, "near": 3}
+            found[cell] = Result({} if cell == study.base else {"copies": counted})
     built, mixed, cleaned = study.outcome(found).rows
     assert built["epsilon"] == cleaned["epsilon"] == 8.0 and built["privacy_unit"] == "user"
     assert mixed["epsilon"] is mixed["delta"] is mixed["privacy_unit"] is None
     assert cleaned["privacy_unit"] == "user, given the public part"
     assert mixed["near"] == 3 and mixed["fall"] == 1.0 and built["near"] is None  # not counted
+    assert mixed["public_part"] == COPIED and (mixed["left"], cleaned["left"]) == (9, 0)
     made = copied(synthetic_store(num_users=40), 0.5, 0.0)
     whole = copied(synthetic_store(num_users=40), 0.5, 1.0)
     assert len(made) == len(whole) > 30
@@ -230,18 +228,18 @@ def test_rows_of_copied_public_parts_promise_nothing():
 
 @pytest.mark.ci
 def test_steps_are_timed_of_the_same_records():
-    study = step_time.StepTime(widths=(8,), batches=(4, 8), groups=(2, 8), layers=1, steps=3)
-    places = study.check().places()
-    assert [place[1:] for place in places] == [(4, 2), (8, 2), (8, 8)]
+    study = StepTime(widths=(8,), batches=(4, 8), groups=(2, 8), layers=1, steps=3)
+    cells = study.check().cells()
+    assert [(cell.batch, cell.group) for cell in cells] == [(4, 2), (8, 2), (8, 8)]
     seconds = np.array([[1.0, 2.0, 3.0], [2.0, 2.0, 9.0], [1.0, 3.0, 3.0]])
     record = {"parameters": 7, "load": 1.0, "device": "CPU"}
-    found = {study.task(place): Result(record, {"seconds": seconds}) for place in places}
+    found = {cell: Result(record, {"seconds": seconds}) for cell in cells}
     outcome = study.outcome(found)
     assert [row["ratio"] for row in outcome.rows[:3]] == [1.0, 2.0, 1.0]
     assert [row["seconds"] for row in outcome.rows[:3]] == [2.0, 2.0, 3.0]
-    store = synthetic_store(num_users=4)
-    for name in step_time.ORDER:
-        trainer = step_time._trainer(bigram_model(), store, name, 2, 20, 2, 8)
+    store, cell = synthetic_store(num_users=4), dataclasses.replace(cells[0], length=20, steps=0)
+    for name in ORDER:
+        trainer = cell.trainer(bigram_model(), store, name)
         (_, result) = list(trainer.run(trainer.init()))
         units = result.batch.units[result.batch.units >= 0]
         # every record that there is, in every step
@@ -263,7 +261,7 @@ def test_whole_studies_run(tmp_path):
         Adapters(**small, **one, ranks=(2,), cohort=4, group=2),
         Personalization(**small, **one, budget=4, els_group=2, group=2, records=4, local_batch=2),
         PublicCopies(**small, **one, cohort=4, group=2),
-        step_time.StepTime(widths=(8,), batches=(4,), groups=(2,), layers=1, length=8, steps=2),
+        StepTime(widths=(8,), batches=(4,), groups=(2,), layers=1, length=8, steps=2),
     ]  # fmt: skip
     for study in studies:
         outcome, made = engine.run(study, cache, jobs=1)
@@ -271,4 +269,4 @@ def test_whole_studies_run(tmp_path):
         for row in outcome.rows:
             for key in {"loss", "after", "seconds"} & row.keys():
                 assert np.isfinite(row[key])
-    assert dataclasses.replace(studies[0], seeds=(1,)).base() == studies[0].base()
+    assert dataclasses.replace(studies[0], seeds=(1,)).base == studies[0].base

@@ -7,9 +7,9 @@ import pytest
 
 from mfopt.errors import UsageError
 from mfopt.experiments.cache import Result
-from mfopt.experiments.studies import user_means
+from mfopt.experiments.runs import means
+from mfopt.experiments.runs.means import ELS, ULS, Descent
 from mfopt.experiments.studies.group_size import GroupSize, best_of, probabilities
-from mfopt.experiments.studies.user_means import ELS, ULS, Descent
 
 CANDIDATES = (1, 2, 4, 8, 16)
 
@@ -48,12 +48,12 @@ SIZED = Descent(
 
 
 def test_batches_of_users_of_several_sizes_have_the_size_that_is_public():
-    sizes = user_means.draw_sizes(SIZED)
+    sizes = means.draw_sizes(SIZED)
     assert sizes.shape == (200, 30) and sizes.min() >= 1 and sizes.max() <= 12
     kept = np.minimum(sizes, 3)
     error = 5 * kept.sum(1).std() / np.sqrt(200)
     assert abs(kept.sum(1).mean() - SIZED.expected) < error
-    drawn = np.concatenate([places[..., 0] for _, places in user_means.batches(SIZED)])
+    drawn = np.concatenate([places[..., 0] for _, places in means.batches(SIZED)])
     user, number = np.divmod(drawn, 3)
     trial = np.broadcast_to(np.arange(200)[:, None, None], drawn.shape)
     there = drawn >= 0

@@ -26,14 +26,14 @@ def test_registered_studies_say_what_they_are_and_accept_both_sizes(name):
     assert study.name == name
     for text in (study.summary, study.source, study.default_size, study.time, study.full_size):
         assert len(text) > 8
-    small, full = study().check(), study(**study.full)
+    small, full = study().check(), study(**engine.at_full(study))
     asked = [name for name in ("folder", "posts") if f"--{name}" in study.needs]
     if asked:  # data of the user's, asked for before the work
         with pytest.raises(UsageError, match=asked[0]):
             full.check()
     else:
         full.check()
-    assert set(study.full) <= {field.name for field in engine.options(study)}
+    assert set(engine.at_full(study)) <= {field.name for field in engine.options(study)}
     cells = list(small.cells())
     assert cells and len(list(full.cells())) >= len(cells)
     assert small.command() == f"mfopt experiment {name}"
@@ -105,9 +105,8 @@ class Squares(Study):
 
     name = "squares"
     summary, source, default_size, time, full_size = ("Squares.", "none", "two", "0 s", "three")
-    full = {"values": (1.0, 2.0, 3.0)}  # noqa: RUF012
+    full = "values=1,2,3"
     columns = "x; square=x²; epsilon=ε"
-    title = "Squares"
     values: tuple[float, ...] = option((1.0, 2.0), "What is squared.", rule=_check.finite)
     shift: float = option(0.0, "Added.", rule=_check.non_negative)
     method: str = option("plain", "How.", choices=("plain", "odd"))
@@ -121,6 +120,9 @@ class Squares(Study):
             dict.fromkeys(PRIVACY) | {"x": cell.value, "_hidden": 1, **found[cell].record}
             for cell in self.cells()
         ]
+
+    def title(self, rows):
+        return "Squares"
 
     def panels(self, rows):
         curve = Curve("square", self.values, [row["square"] for row in rows])

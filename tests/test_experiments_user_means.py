@@ -9,7 +9,8 @@ from selection import few
 from mfopt.errors import FailureError, UsageError
 from mfopt.experiments.cache import Result
 from mfopt.experiments.runner import compute
-from mfopt.experiments.studies import user_means
+from mfopt.experiments.runs import means
+from mfopt.experiments.runs.means import ELS, ULS, Descent, relative, tuned
 from mfopt.experiments.studies.configuration import (
     BEST,
     ESTIMATE,
@@ -18,7 +19,6 @@ from mfopt.experiments.studies.configuration import (
     walk,
 )
 from mfopt.experiments.studies.mean_estimation import BUDGET, EPSILON, WITHIN, MeanEstimation
-from mfopt.experiments.studies.user_means import ELS, ULS, Descent, relative, tuned
 
 SMALL = Descent(
     algorithm=ULS, group=2, batch=6, epsilon=1.0, delta=1e-5, users=9, examples=4, dimension=3,
@@ -28,12 +28,12 @@ SMALL = Descent(
 
 def written_out(descent, sigma):
     """Algorithms 1 and 2 of Charles et al. 2024, a user and an example at a time."""
-    means, data = user_means.draw_data(descent)
-    noise = user_means._generator(descent, 2).standard_normal(
+    centres, data = means.draw_data(descent)
+    noise = means._generator(descent, 2).standard_normal(
         (descent.trials, descent.iterations, descent.dimension), dtype=np.float32
     )
     errors = np.empty((len(descent.clips), len(descent.lengths), descent.trials))
-    for rows, places in user_means.batches(descent):
+    for rows, places in means.batches(descent):
         for trial in range(rows.start, rows.stop):
             for i, clip in enumerate(descent.clips):
                 for j, length in enumerate(descent.lengths):
@@ -48,7 +48,7 @@ def written_out(descent, sigma):
                             total += gradient * min(1.0, clip / np.linalg.norm(gradient))
                         noised = total + clip * sigma * noise[trial, step]
                         theta = theta - length / clip * noised / descent.cohort
-                    errors[i, j, trial] = np.sum((theta - means[trial]) ** 2)
+                    errors[i, j, trial] = np.sum((theta - centres[trial]) ** 2)
     return errors
 
 
@@ -57,10 +57,10 @@ def written_out(descent, sigma):
 )
 def test_all_trials_at_once_are_the_algorithms_written_out(algorithm, group, monkeypatch):
     descent = dataclasses.replace(SMALL, algorithm=algorithm, group=group)
-    whole = user_means.squared_errors(descent, 0.8)
+    whole = means.squared_errors(descent, 0.8)
     np.testing.assert_allclose(whole, written_out(descent, 0.8), rtol=2e-4)
-    monkeypatch.setattr(user_means, "_BYTES", 1)  # a trial at a time: the same
-    np.testing.assert_allclose(user_means.squared_errors(descent, 0.8), whole, rtol=1e-5)
+    monkeypatch.setattr(means, "_BYTES", 1)  # a trial at a time: the same
+    np.testing.assert_allclose(means.squared_errors(descent, 0.8), whole, rtol=1e-5)
 
 
 def test_without_noise_and_sampling_it_descends_to_the_users_mean():
@@ -68,10 +68,10 @@ def test_without_noise_and_sampling_it_descends_to_the_users_mean():
         SMALL, group=4, batch=36, clips=(1e4,), lengths=(3e3,), iterations=9
     )
     assert descent.scheme.probability == 1.0
-    means, data = user_means.draw_data(descent)
+    centres, data = means.draw_data(descent)
     reached = (1 - (1 - 0.3) ** 9) * data.reshape(4, 9, -1, 3).mean((1, 2))
-    expected = np.sum((reached - means) ** 2, axis=-1)
-    np.testing.assert_allclose(user_means.squared_errors(descent, 0.0)[0, 0], expected, rtol=1e-4)
+    expected = np.sum((reached - centres) ** 2, axis=-1)
+    np.testing.assert_allclose(means.squared_errors(descent, 0.0)[0, 0], expected, rtol=1e-4)
 
 
 def test_what_is_accounted_is_what_is_drawn():
@@ -84,7 +84,7 @@ def test_what_is_accounted_is_what_is_drawn():
         drawn = np.concatenate(
             [
                 places[..., 0]
-                for _, places in user_means.batches(dataclasses.replace(descent, trials=400))
+                for _, places in means.batches(dataclasses.replace(descent, trials=400))
             ]
         )
         share = (drawn >= 0).sum() / (400 * 6 * units)
@@ -94,7 +94,7 @@ def test_what_is_accounted_is_what_is_drawn():
 def test_gaps_give_poisson_sampling():
     make = np.random.default_rng(1)
     rounds, units, p = 20_000, 7, 0.3
-    at, unit = user_means.poisson(make, rounds, units, p)
+    at, unit = means.poisson(make, rounds, units, p)
     places = at * units + unit
     assert (np.diff(places) > 0).all() and places[-1] < rounds * units  # none twice
     taken = np.zeros((rounds, units))
@@ -107,14 +107,14 @@ def test_gaps_give_poisson_sampling():
     assert abs(shifted) < 5 / np.sqrt(rounds)
     sizes = taken.sum(1).var() / (units * p * (1 - p))
     assert abs(sizes - 1) < 5 * np.sqrt(2 / rounds)
-    assert len(user_means.poisson(make, 3, 4, 1.0)[0]) == 12  # control: all of them
+    assert len(means.poisson(make, 3, 4, 1.0)[0]) == 12  # control: all of them
 
 
 def test_examples_of_a_participation_are_a_subset_at_random():
     make = np.random.default_rng(2)
     unit = np.repeat(np.arange(3), 4000)
     for size in (1, 2, 3):
-        chosen = user_means.subsets(make, unit, 4, size) - 4 * unit[:, None]
+        chosen = means.subsets(make, unit, 4, size) - 4 * unit[:, None]
         assert chosen.shape == (12000, size) and chosen.min() == 0 and chosen.max() == 3
         assert all(len(set(row)) == size for row in chosen[:200].tolist())
         share = np.array([(chosen == k).any(1).mean() for k in range(4)])

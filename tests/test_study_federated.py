@@ -12,9 +12,9 @@ from selection import few
 
 from mfopt.accounting.closed_form.moments import Estimator
 from mfopt.errors import UsageError
-from mfopt.experiments.studies import federated, lstm
-from mfopt.experiments.studies.federated import Server, UserData, UserUpdate
-from mfopt.experiments.studies.functional import size
+from mfopt.experiments.runs import federated, lstm
+from mfopt.experiments.runs.federated import Server, UserData, UserUpdate
+from mfopt.experiments.runs.functional import size
 from mfopt.noise.stream import NoiseStream
 from mfopt.sampling import FixedOrder, Poisson, UnitSampler
 from mfopt.strategies import BLT, Identity

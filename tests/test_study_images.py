@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
@@ -16,10 +17,13 @@ from flax import nnx
 from mfopt import sampling
 from mfopt.accounting import Mechanism, account
 from mfopt.errors import UsageError
-from mfopt.experiments.cache import Result, Task
-from mfopt.experiments.studies import cifar as cifar_files
-from mfopt.experiments.studies import image_cells, less_rmse, many_runs, pictures, words
-from mfopt.experiments.studies.functional import functional, size
+from mfopt.experiments.cache import Result
+from mfopt.experiments.mechanisms import Cooldown, FixedCell, Goal, ProvenCell, SigmaCell
+from mfopt.experiments.runs import cifar as cifar_files
+from mfopt.experiments.runs import images, many_runs, pictures, words
+from mfopt.experiments.runs.functional import functional, size
+from mfopt.experiments.studies import less_rmse
+from mfopt.experiments.studies.images import Images
 from mfopt.noise.stream import NoiseStream
 from mfopt.sampling import BallsInBins, UnitSampler
 from mfopt.strategies import BLT, Identity
@@ -142,35 +146,28 @@ def test_batches_of_each_execution() -> None:
     assert (table >= 0).sum() == 2 * sum(map(len, drawn))
 
 
-def source(scheme) -> Result:
-    guarantee = account(Mechanism(scheme), epsilon=2.0, delta=1e-5).describe()
-    record = {
-        "strategy": Identity().describe(),
-        "scheme": scheme.describe(),
-        "guarantee": guarantee,
-        "cell": {"seed": 0, "samples": 2**12},
-    }
-    return Result(record)
-
-
 def test_a_run_states_what_it_executes() -> None:
-    scheme = BallsInBins(bins=8, epochs=2)
-    made = source(scheme)
-    sigma = made.record["guarantee"]["noise_multiplier"]
+    scheme, goal = BallsInBins(bins=8, epochs=2), Goal(8, 2, 2.0, 1e-5)
+    guarantee = account(Mechanism(scheme), epsilon=2.0, delta=1e-5).describe()
+    made = Result({"strategy": Identity().describe(), "guarantee": guarantee})
+    source = ProvenCell((SigmaCell(FixedCell("identity"), goal),), (1,), goal, samples=2**12)
+    sigma = guarantee["noise_multiplier"]
 
     def stated(execution: str):
-        return image_cells._stated(execution, made, scheme, 800)
+        how = images.Data("digits"), Cooldown(0.9, 1, 2, 0.1), execution
+        cell = images.ImagesCell(source, *how, (0.1,), (0,), 1.0, 4, 0)
+        return cell.stated(made, scheme, 800)
 
-    plain, whole = stated(image_cells.AS_ACCOUNTED)
+    plain, whole = stated(images.AS_ACCOUNTED)
     assert whole is None and (plain["epsilon"], plain["delta"]) == (2.0, 1e-5)
     assert plain["adjacency"] == "add-remove" and plain["sampling"] == scheme.words()
-    cut, limit = stated(image_cells.CUT)
+    cut, limit = stated(images.CUT)
     assert 1e-5 < cut["delta"] <= 1.1e-5 and cut["epsilon"] == 2.0 and 100 < limit < 200
-    mean, limit = stated(image_cells.CUT_AT_MEAN)
+    mean, limit = stated(images.CUT_AT_MEAN)
     assert limit == 100 and mean["delta"] == 1e-5
     twice = account(Mechanism(scheme), noise_multiplier=sigma / 2, delta=1e-5).epsilon
     assert mean["epsilon"] == pytest.approx(twice) and twice > 3
-    shuffled, _ = stated(image_cells.SHUFFLED)
+    shuffled, _ = stated(images.SHUFFLED)
     fixed = sampling.FixedOrder(8, 2)
     known = account(Mechanism(fixed), noise_multiplier=sigma, delta=1e-5).epsilon
     assert shuffled["epsilon"] == pytest.approx(known) and known > 2.5
@@ -180,28 +177,36 @@ def test_a_run_states_what_it_executes() -> None:
 
 
 def test_the_best_rate_is_chosen_on_validation_and_reported_on_test() -> None:
-    losses = np.array([[3.0, 1.0, np.nan], [3.0, 1.2, 0.1]])
-    arrays = {
-        "validation_loss": losses,
-        "test_loss": np.array([[0.0, 5.0, 0.0], [0.0, 7.0, 0.0]]),
-        "test_accuracy": np.array([[1.0, 0.5, 1.0], [1.0, 0.7, 1.0]]),
-    }
-    source = Task.of("study-mechanism")
-    grid = Task.of("study-images", (source,), rates=[0.1, 0.2, 0.4], seeds=[0, 1])
-    best, more = image_cells.best({grid: Result({}, arrays)}, [grid], most=1)
-    assert not more and best.rate == 0.2 and best.edge == "" and best.loss.tolist() == [5.0, 7.0]
-    low, high = ([grid] for grid in (
-        Task.of("study-images", (source,), rates=[0.2, 0.4], seeds=[0, 1]),
-        Task.of("study-images", (source,), rates=[0.1], seeds=[0, 1]),
-    ))  # fmt: skip
-    ends = {low[0]: Result({}, {name: values[:, 1:] for name, values in arrays.items()})}
-    best, more = image_cells.best(ends, low, most=1)
-    assert best.edge == "lowest" and more == high
-    ends |= {high[0]: Result({}, {name: values[:, :1] for name, values in arrays.items()})}
-    best, more = image_cells.best(ends, low, most=1)
-    assert best.rate == 0.2 and best.edge == "" and not more
-    mean, half = image_cells.interval(best.accuracy)
-    assert mean == pytest.approx(0.6) and half == pytest.approx(12.706 * 0.1, rel=1e-3)
+    losses = {0.1: (3.0, 3.0), 0.2: (1.0, 1.2), 0.4: (np.nan, 0.1)}  # by rate, of two seeds
+    test = {0.1: (0.0, 0.0), 0.2: (5.0, 7.0), 0.4: (0.0, 0.0)}
+
+    def ran(cell) -> Result:
+        def array(values: dict) -> np.ndarray:
+            return np.array([values[rate] for rate in cell.rates]).T
+
+        arrays = {"validation_loss": array(losses), "test_loss": array(test)}
+        return Result({"rates": list(cell.rates)}, arrays)
+
+    mechanisms = ("dpsgd+balls-in-bins",)
+    study = Images(
+        epsilons=(1.0,), mechanisms=mechanisms, executed=mechanisms[0], seeds=2, extend=1
+    )
+    for rates, asked in (((0.1, 0.2, 0.4), None), ((0.2, 0.4), 0.1)):
+        here = dataclasses.replace(study, rates=rates).check()
+        arm = next(here.arms())
+        found = {cell: ran(cell) for cell in here.runs(arm, 0.2)}
+        at = here.chosen(found, arm)
+        assert (at.rate, at.missing) == (0.2, asked)
+        assert at.edge == ("lowest" if asked else "")
+        if asked:
+            found |= {cell: ran(cell) for cell in here.runs(arm, asked)}
+            assert len(found) == 2
+        at, results = here.best(found, arm)
+        assert at.rate == 0.2 and at.edge == ""
+        assert results[0].arrays["test_loss"][:, at.tried.index(0.2) - bool(asked)].tolist() == [
+            5,
+            7,
+        ]
 
 
 def test_rank_correlation_and_the_answer_in_words() -> None:

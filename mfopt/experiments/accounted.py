@@ -10,6 +10,7 @@ from typing import Any
 
 from mfopt import words
 from mfopt.experiments import plots
+from mfopt.experiments.plots import Curve
 
 Row = dict[str, Any]
 _NOISE_UNIT = "× clip norm, for C as stored"
@@ -33,9 +34,7 @@ def described(row: Row) -> list[tuple[str, str]]:
 
 def table(results: Sequence[Row], swept: str | None) -> tuple[list[str], list[list[str]]]:
     """Names of the columns and cells of several answers."""
-    names = [swept] if swept else []
-    shown = [*_ROUNDED_UP, "method", "status"]
-    names += [name for name in shown if name not in names]
+    names = list(dict.fromkeys([*([swept] if swept else []), *_ROUNDED_UP, "method", "status"]))
     return names, [[_cell(row, name) for name in names] for row in results]
 
 
@@ -79,27 +78,17 @@ def draw(results: Sequence[Row], swept: str, title: str, path: Path) -> Path:
       title: heading.
       path: file to write.
     """
-    of_swept = {"eps": "epsilon"}.get(swept, swept)
-    varying = [
-        name for name in _ROUNDED_UP if name != of_swept and len({row[name] for row in results}) > 1
-    ]
+    given = {"eps": "epsilon"}.get(swept, swept)
+    varying = [n for n in _ROUNDED_UP if n != given and len({row[n] for row in results}) > 1]
     solved = varying[0] if varying else "epsilon"
     finite = [row for row in results if math.isfinite(row[solved])]
-    curves = []
-    if len({row[swept] for row in results}) == len(results) and len(_methods(finite)) > 1:
+    methods = {row["method"]: [r for r in finite if r["method"] == row["method"]] for row in finite}
+    if len({row[swept] for row in results}) == len(results) and len(methods) > 1:
         # one answer for each point, by different methods: joined into one
-        curves.append(_curve("all", finite, swept, solved))
-    for method in _methods(finite):
-        curves.append(_curve(method, [r for r in finite if r["method"] == method], swept, solved))
-    panel = plots.Panel(
-        curves,
-        title,
-        swept.replace("_", " "),
-        _LABELS[solved],
-        log_x=_spans(results, swept, 30),
-        log_y=_spans(finite, solved, 30),
-    )
-    return plots.write_figure(plots.draw([panel]), path)
+        methods = {"all": finite} | methods
+    curves = [_curve(label, rows, swept, solved) for label, rows in methods.items()]
+    logs = _spans(results, swept), _spans(finite, solved)
+    return _write(curves, title, swept.replace("_", " "), _LABELS[solved], logs, path)
 
 
 def draw_values(results: Sequence[Row], swept: str, shown: str, title: str, path: Path) -> Path:
@@ -111,15 +100,10 @@ def draw_values(results: Sequence[Row], swept: str, shown: str, title: str, path
       title: heading.
       path: file to write.
     """
-    panel = plots.Panel(
-        [_curve(shown.replace("_", " "), results, swept, shown)],
-        title,
-        swept.replace("_", " "),
-        shown.replace("_", " "),
-        log_x=_spans(results, swept, 30),
-        log_y=_spans(results, shown, 30),
-    )
-    return plots.write_figure(plots.draw([panel]), path)
+    x_label, y_label = swept.replace("_", " "), shown.replace("_", " ")
+    curves = [_curve(y_label, results, swept, shown)]
+    logs = _spans(results, swept), _spans(results, shown)
+    return _write(curves, title, x_label, y_label, logs, path)
 
 
 def draw_run(results: Sequence[Row], ends: Sequence[int], path: Path) -> Path:
@@ -135,34 +119,29 @@ def draw_run(results: Sequence[Row], ends: Sequence[int], path: Path) -> Path:
     pieces = [0, *ends, max(row["iterations"] for row in results)]
     curves = []
     for number, (first, last) in enumerate(itertools.pairwise(pieces), 1):
-        label = "the run" if len(pieces) == 2 else f"phase {number}"
         begun = [row for row in finite if row["iterations"] <= first][-1:]
+        begun = begun or [{"iterations": 0, solved: 0}]
         part = begun + [row for row in finite if first < row["iterations"] <= last]
-        nothing = [] if begun else [0]
-        at = nothing + [row["iterations"] for row in part]
-        value = nothing + [row[solved] for row in part]
-        curves.append(plots.Curve(label, at, value, steps=True))
+        label = "the run" if len(pieces) == 2 else f"phase {number}"
+        curves.append(_curve(label, part, "iterations", solved)._replace(steps=True))
     given = "epsilon" if solved == "delta" else "delta"
-    panel = plots.Panel(
-        curves,
-        f"{_LABELS[solved]} over the run at {_LABELS[given]} = {results[0][given]:g}",
-        "iterations done",
-        _LABELS[solved],
-        log_x=False,
-        log_y=False,
-    )
+    at = f"{_LABELS[given]} = {results[0][given]:g}"
+    title, logs = f"{_LABELS[solved]} over the run at {at}", (False, False)
+    return _write(curves, title, "iterations done", _LABELS[solved], logs, path)
+
+
+def _write(
+    curves: list[Curve], title: str, x_label: str, y_label: str, logs: tuple[bool, bool], path: Path
+) -> Path:
+    panel = plots.Panel(curves, title, x_label, y_label, *logs)
     return plots.write_figure(plots.draw([panel]), path)
 
 
-def _spans(rows: Sequence[Row], name: str, factor: float) -> bool:
+def _spans(rows: Sequence[Row], name: str) -> bool:
     """Whether values cover so much that a logarithmic axis shows them better."""
     values = [row[name] for row in rows if row[name] > 0]
-    return len(values) == len(rows) > 0 and max(values) > factor * min(values)
+    return len(values) == len(rows) > 0 and max(values) > 30 * min(values)
 
 
-def _methods(rows: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(row["method"] for row in rows))
-
-
-def _curve(label: str, rows: Sequence[Row], swept: str, solved: str) -> plots.Curve:
-    return plots.Curve(label, [row[swept] for row in rows], [row[solved] for row in rows])
+def _curve(label: str, rows: Sequence[Row], swept: str, solved: str) -> Curve:
+    return Curve(label, [row[swept] for row in rows], [row[solved] for row in rows])

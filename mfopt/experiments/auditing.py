@@ -11,17 +11,14 @@ import dataclasses
 import io
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mfopt import _files
 from mfopt.experiments import plots
-from mfopt.experiments.cache import Cache, Result, Task
-from mfopt.experiments.packing import unpack
-from mfopt.experiments.runner import run_all
-from mfopt.experiments.training import TrainingComparison, mechanism_task
-from mfopt.progress import Report, silent
+from mfopt.experiments.cache import Cell, Result
+from mfopt.experiments.runs.training import TrainMechanismCell
 
 if TYPE_CHECKING:
     from mfopt.training.loop import Execution
@@ -31,6 +28,11 @@ FAULTS = {
     NOISE: "noise added, times what is claimed",
     NORM: "norm of gradients that are not clipped, in clip norms",
 }
+_REPORTED = (
+    *("epsilon_lower", "epsilon_profile", "noise_multiplier_highest", "epsilon_claimed", "delta"),
+    *("noise_multiplier_claimed", "accuracy", "accuracy_claimed", "guesses", "correct"),
+    *("canaries", "confidence", "passed"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,59 +55,57 @@ class TrainerAudit:
     noise: tuple[float, ...] = (0.5, 0.7, 1.0, 1.5, 2.0)
     norms: tuple[float, ...] = (1.0, 1.5, 2.0, 4.0)
 
-    def audits(self) -> list[tuple[str, float]]:
-        """(fault, size) of each audit."""
-        return [(NOISE, size) for size in self.noise] + [(NORM, size) for size in self.norms]
+    def cells(self) -> list[AuditCell]:
+        """One for each fault and size."""
+        at = self.bins, self.epochs, self.epsilon, self.delta
+        mechanism = TrainMechanismCell(self.strategy, *at)
+        how = self.canaries, self.confidence, self.seed
+        return [
+            AuditCell(mechanism, fault, size, *how)
+            for fault, sizes in ((NOISE, self.noise), (NORM, self.norms))
+            for size in sizes
+        ]
 
 
-def audit_task(setting: TrainerAudit, fault: str, size: float) -> Task:
-    """One audit."""
-    execution = mechanism_task(
-        TrainingComparison(
-            bins=setting.bins, epochs=setting.epochs, epsilon=setting.epsilon, delta=setting.delta
-        ),
-        setting.strategy,
-    )
-    return Task.of(
-        "audit",
-        (execution,),
-        fault=fault,
-        size=size,
-        canaries=setting.canaries,
-        confidence=setting.confidence,
-        seed=setting.seed,
-    )
+@dataclasses.dataclass(frozen=True)
+class AuditCell(Cell):
+    """The audit of the trainer with one fault in it.
 
-
-def run_audit(
-    execution: Result, *, fault: str, size: float, canaries: int, confidence: float, seed: int
-) -> Result:
-    """Audit the trainer with one fault in it; the outcome is on record.
-
-    Args:
-      execution: result of the task that made the mechanism.
+    Attributes:
+      mechanism: cell of the mechanism that the trainer runs.
       fault: which fault the trainer has.
       size: how large the fault is; 1 is none.
       canaries: canary users.
       confidence: of the bounds.
       seed: pins the random choices.
     """
-    import mfopt
-    from mfopt.training.audit import audit
-    from mfopt.training.privacy import Account
 
-    with tempfile.TemporaryDirectory() as folder:
-        unpack(execution, Path(folder))
-        account = Account.of(mfopt.load(Path(folder) / "mechanism" / "mechanism.npz"))
-    found = audit(
-        account,
-        canaries=canaries,
-        confidence=confidence,
-        seed=seed,
-        microbatch=250,
-        alter=_with_noise(size) if fault == NOISE else _without_clipping(size),
-    )
-    return Result(dataclasses.asdict(found) | {"passed": found.passed})
+    name = "audit"
+    mechanism: Cell
+    fault: str
+    size: float
+    canaries: int
+    confidence: float
+    seed: int
+
+    def run(self, *needed: Result) -> Result:
+        import mfopt
+        from mfopt.training.audit import audit
+        from mfopt.training.privacy import Account
+
+        with tempfile.TemporaryDirectory() as folder:
+            needed[0].unpack(Path(folder))
+            account = Account.of(mfopt.load(Path(folder) / "mechanism" / "mechanism.npz"))
+        alter = _with_noise if self.fault == NOISE else _without_clipping
+        found = audit(
+            account,
+            canaries=self.canaries,
+            confidence=self.confidence,
+            seed=self.seed,
+            microbatch=250,
+            alter=alter(self.size),
+        )
+        return Result(dataclasses.asdict(found) | {"passed": found.passed})
 
 
 def _with_noise(factor: float) -> Callable[[Execution], Execution]:
@@ -143,83 +143,48 @@ def _without_clipping(norm: float) -> Callable[[Execution], Execution]:
     )
 
 
-def audits(
-    setting: TrainerAudit,
-    cache: Cache,
-    *,
-    jobs: int | None = None,
-    progress: Report = silent,
-) -> list[dict[str, Any]]:
-    """The outcome of each audit of the setting, in its order.
-
-    Args:
-      setting: what is compared, and where.
-      cache: where finished cells are kept.
-      jobs: worker processes; by default one for every two cores.
-      progress: told of each finished cell.
-    """
-    wanted = [(fault, size, audit_task(setting, fault, size)) for fault, size in setting.audits()]
-    found = run_all([task for *_, task in wanted], cache, jobs=jobs, progress=progress)
-    names = (
-        "epsilon_lower",
-        "epsilon_profile",
-        "noise_multiplier_highest",
-        "epsilon_claimed",
-        "delta",
-        "noise_multiplier_claimed",
-        "accuracy",
-        "accuracy_claimed",
-        "guesses",
-        "correct",
-        "canaries",
-        "confidence",
-        "passed",
-    )
+def rows(setting: TrainerAudit, found: Mapping[Any, Result]) -> list[dict[str, Any]]:
+    """The outcome of each audit of the setting, in its order."""
     return [
-        {"fault": fault, "size": size} | {name: found[task].record[name] for name in names}
-        for fault, size, task in wanted
+        {"fault": cell.fault, "size": cell.size}
+        | {name: found[cell].record[name] for name in _REPORTED}
+        for cell in setting.cells()
     ]
 
 
-def panels(setting: TrainerAudit, rows: Sequence[dict[str, Any]]) -> list[plots.Panel]:
+def panels(rows: list[dict[str, Any]]) -> list[plots.Panel]:
     """Both lower bounds on ε against the size of each fault."""
     made = []
     for fault, title in ((NOISE, "wrong amount of noise"), (NORM, "no clipping")):
         mine = [row for row in rows if row["fault"] == fault]
-        sizes = [row["size"] for row in mine]
-        claimed = [row["epsilon_claimed"] for row in mine]
         curves = [
-            plots.Curve("claimed ε", sizes, claimed),
-            plots.Curve(
-                "bound, this mechanism at some noise",
-                sizes,
-                [row["epsilon_profile"] for row in mine],
-            ),
-            plots.Curve(
-                "bound, whatever the trainer does", sizes, [row["epsilon_lower"] for row in mine]
-            ),
-        ]
-        made.append(
-            plots.Panel(
-                curves, title, FAULTS[fault], "lower bound on ε", log_y=True, vertical=(1.0, "")
+            plots.Curve(label, [row["size"] for row in mine], [row[name] for row in mine])
+            for label, name in (
+                ("claimed ε", "epsilon_claimed"),
+                ("bound, this mechanism at some noise", "epsilon_profile"),
+                ("bound, whatever the trainer does", "epsilon_lower"),
             )
-        )
+        ]
+        label = "lower bound on ε"
+        panel = plots.Panel(curves, title, FAULTS[fault], label, log_y=True, vertical=(1.0, ""))
+        made.append(panel)
     return made
 
 
-def write(stem: Path, setting: TrainerAudit, rows: Sequence[dict[str, Any]]) -> list[Path]:
+def write(stem: Path, setting: TrainerAudit, found: Mapping[Any, Result]) -> list[Path]:
     """STEM.json, .csv, .png and .svg."""
+    audits = rows(setting, found)
     title = (
         f"Audit with {setting.canaries} canaries, {setting.confidence:.0%} confidence, of a claim "
         f"of ε = {setting.epsilon:g}"
     )
     buffer = io.StringIO()
-    table = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
+    table = csv.DictWriter(buffer, list(audits[0]), lineterminator="\n")
     table.writeheader()
-    table.writerows(rows)
-    text = json.dumps({"setting": dataclasses.asdict(setting), "audits": list(rows)}, indent=2)
+    table.writerows(audits)
+    text = json.dumps({"setting": dataclasses.asdict(setting), "audits": audits}, indent=2)
     return [
         _files.write(stem.with_name(f"{stem.name}.json"), text + "\n"),
         _files.write(stem.with_name(f"{stem.name}.csv"), buffer.getvalue()),
-        *plots.save(plots.draw(panels(setting, rows), title=title), stem),
+        *plots.save(plots.draw(panels(audits), title=title), stem),
     ]

@@ -29,7 +29,7 @@ _PACKAGE = Path(__file__).parent.parent
 # what no number in a cell depends on: the trainer counts for the cells that train
 _PRESENTATION = ("experiments/plots.py", "experiments/artifacts.py", "experiments/figures/")
 _TRAINING = ("train-", "audit", "study-")
-_STUDIES, _STUDY = "experiments/studies/", "study-"
+_STUDIES, _RUNS, _STUDY = "experiments/studies/", "experiments/runs/", "study-"
 
 
 @functools.cache
@@ -45,7 +45,7 @@ def code_digest(training: bool, studies: bool = False) -> str:
     sha = hashlib.sha256()
     for path in sorted(_PACKAGE.rglob("*.py")):
         name = path.relative_to(_PACKAGE).as_posix()
-        skipped = _PRESENTATION if training else (*_PRESENTATION, "training/")
+        skipped = _PRESENTATION if training else (*_PRESENTATION, "training/", _RUNS)
         skipped = skipped if studies else (*skipped, _STUDIES)
         if not name.startswith(skipped):
             sha.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -126,33 +126,29 @@ def _described(value: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
-    """A cell of a function by name: of those that are no classes yet."""
-
-    name: str
-    text: str
-    needs: tuple[Any, ...] = ()
-
-    @classmethod
-    def of(cls, name: str, needs: tuple[Any, ...] = (), **settings: Any) -> Task:
-        return cls(name, json.dumps(settings, sort_keys=True, allow_nan=False), needs)
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        settings: dict[str, Any] = json.loads(self.text)
-        return settings
-
-    settings = arguments
-    key = Cell.key
-    __str__ = Cell.__str__
-
-
-@dataclasses.dataclass(frozen=True)
 class Result:
-    """What a cell gave: a JSON-able record, and arrays."""
+    """What a cell gave: a JSON-able record, and arrays, files among them (:func:`packed`)."""
 
     record: dict[str, Any]
     arrays: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+    def unpack(self, folder: Path) -> None:
+        """Write the files that it holds into ``folder``."""
+        for name, content in self.arrays.items():
+            path = folder / name.removeprefix("file/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content.tobytes())
+
+
+def packed(folder: Path, name: str) -> dict[str, np.ndarray]:
+    """The files under ``folder`` as arrays of bytes, for a result that has it as ``name``."""
+    return {
+        f"file/{name}/{path.relative_to(folder).as_posix()}": np.frombuffer(
+            path.read_bytes(), dtype=np.uint8
+        )
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 class Cache:

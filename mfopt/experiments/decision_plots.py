@@ -1,4 +1,4 @@
-"""Plots to decide from: error for ε, for memory and for time, gain over a baseline; best first.
+"""Plots of a comparison: error for ε, for memory and for time, gain over a baseline; best first.
 
 A mechanism has one colour in all of them, by its kind of C, and one line or marker, by the sampling
 that it is run under. At most eight curves are drawn, each with its name at its end; what is left
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,22 +19,18 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 from scipy.optimize import isotonic_regression
 
-from mfopt.experiments import families
-from mfopt.experiments.comparison import (
-    Z95,
-    Comparison,
-    Row,
-    improvements,
-)
-from mfopt.experiments.comparison_plots import where
+from mfopt import _files
+from mfopt.experiments import comparison, families
+from mfopt.experiments.comparison import DEFAULT_BASELINE, Z95, Row, improvements
+from mfopt.experiments.families import Comparison
 from mfopt.experiments.mechanisms import BALLS, FRESH, POISSON, UNAMPLIFIED
-from mfopt.experiments.plots import COLOURS, named_ticks, plain_ticks, tidy
+from mfopt.experiments.plots import COLOURS, Curve, Panel, named_ticks, plain_ticks, save, tidy
 from mfopt.experiments.recommendation import TIE
 
 MOST_CURVES = 8
+EPSILON = "privacy budget ε (log scale)"
 _LOWEST = -40.0  # percent: a far worse mechanism would squeeze all the others into one line
 _APART = 0.05  # of the axes' height, between two names
-_GREY = "0.75"
 
 # by kind of C; a kind that is not named here is black
 _COLOUR = {
@@ -63,6 +60,10 @@ class _Look(NamedTuple):
     marker: str
     face: str  # filled where C is time-scaled
 
+    @property
+    def points(self) -> dict[str, Any]:
+        return {"color": self.colour, "marker": self.marker, "markerfacecolor": self.face}
+
 
 def _look(name: str) -> _Look:
     family = families.find(name)
@@ -71,32 +72,34 @@ def _look(name: str) -> _Look:
     return _Look(colour, line, marker, colour if family.scaled else "white")
 
 
+def where(setting: Comparison) -> str:
+    """The size of a run and its δ, in words."""
+    return f"{setting.epochs} epochs × {setting.bins} iterations, δ = {setting.delta:g}"
+
+
 def error_figure(setting: Comparison, rows: Sequence[Row], baseline: str | None) -> Figure:
     """By how much RMSE is above the least at each ε, with 95% intervals: the best families.
 
     Below each ε stands the least RMSE of all.
     """
-    chosen = best_families(rows, baseline)
-    least = _least(rows)
+    chosen, least = best_families(rows, baseline), _least(rows)
     figure = Figure(figsize=(8.6, 5.2), layout="constrained")
     axis = figure.subplots()
     ends = []
     for name in chosen:
         mine = sorted((row for row in rows if row.family == name), key=lambda row: row.epsilon)
-        look = _look(name)
-        excess = [100 * (row.rmse / least[row.epsilon] - 1) for row in mine]
+        look, relative = _look(name), [row.rmse / least[row.epsilon] for row in mine]
+        excess = [100 * (each - 1) for each in relative]
         axis.errorbar(
             [row.epsilon for row in mine],
             excess,
             # with caps: a band so narrow would not be seen
             [100 * Z95 * row.relative_error * row.rmse / least[row.epsilon] for row in mine],
-            color=look.colour,
             linestyle=look.line,
-            marker=look.marker,
-            markerfacecolor=look.face,
             markersize=5,
             linewidth=1.6,
             capsize=4,
+            **look.points,
         )
         ends.append((min(excess[-1], -_LOWEST), families.label(name), look.colour))
     axis.set_xscale("log")
@@ -157,23 +160,11 @@ def _front_figure(
     def draw(axis: Axes, epsilon: float) -> None:
         front = pareto_front([row for row in rows if row.epsilon == epsilon], cost)
         here = [row for row in (*rows, *apart) if row.epsilon == epsilon]
-        axis.scatter([cost(row) for row in here], [row.rmse for row in here], s=14, color=_GREY)
-        axis.step(
-            [cost(row) for row in front],
-            [row.rmse for row in front],
-            where="post",
-            color="0.3",
-            linewidth=1,
-        )
+        axis.scatter([cost(row) for row in here], [row.rmse for row in here], s=14, color="0.75")
+        joined = [cost(row) for row in front], [row.rmse for row in front]
+        axis.step(*joined, where="post", color="0.3", linewidth=1)
         for row in front:
-            look = _look(row.family)
-            axis.plot(
-                cost(row),
-                row.rmse,
-                marker=look.marker,
-                color=look.colour,
-                markerfacecolor=look.face,
-            )
+            axis.plot(cost(row), row.rmse, **_look(row.family).points)
         axis.set(xscale="log", yscale="log")
         axis.xaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{at:,.0f}"))
         plain_ticks(axis.xaxis, [cost(row) for row in here])
@@ -181,13 +172,12 @@ def _front_figure(
         top = max(1.1 * front[0].rmse, min(2.5 * front[-1].rmse, max(row.rmse for row in here)))
         axis.set_ylim(0.93 * front[-1].rmse, top)
         plain_ticks(axis.yaxis, [front[-1].rmse, top])
-        names = [f"{_sized(row)}: {says(row)}" for row in front]
-        ends = zip(front, names, strict=True)
-        _name_ends(axis, [(row.rmse, name, _look(row.family).colour) for row, name in ends])
+        _name_ends(
+            axis, [(r.rmse, f"{_sized(r)}: {says(r)}", _look(r.family).colour) for r in front]
+        )
 
-    return _panels(
-        [*rows, *apart], title, x_label, "RMSE of prefix sums (clip norms)", draw, width=5.4
-    )
+    labels = x_label, "RMSE of prefix sums (clip norms)"
+    return _panels([*rows, *apart], title, labels, draw, size=(5.4, 3.4))
 
 
 def gains_figure(setting: Comparison, rows: Sequence[Row], baseline: str) -> Figure:
@@ -215,15 +205,8 @@ def gains_figure(setting: Comparison, rows: Sequence[Row], baseline: str) -> Fig
                     color="0.25",
                 )
                 continue
-            axis.errorbar(
-                gain.percent,
-                place,
-                xerr=[[max(gain.percent - gain.low, 0)], [max(gain.high - gain.percent, 0)]],
-                color=look.colour,
-                marker=look.marker,
-                markerfacecolor=look.face,
-                capsize=3,
-            )
+            reach = [[max(gain.percent - gain.low, 0)], [max(gain.high - gain.percent, 0)]]
+            axis.errorbar(gain.percent, place, xerr=reach, capsize=3, **look.points)
         axis.axvline(0, color="0.6", linewidth=1, zorder=1)
         axis.set_yticks(range(len(here)), [families.label(f) for _, f in here], fontsize=7)
         axis.set_xlim(_LOWEST, max(*(gain.percent for gain, _ in here), 0) + 4)
@@ -232,11 +215,9 @@ def gains_figure(setting: Comparison, rows: Sequence[Row], baseline: str) -> Fig
     return _panels(
         [row for row in rows if (row.family, row.epsilon) in gains],
         f"Gain over {families.label(baseline)}, 95% intervals: {where(setting)}",
-        "RMSE below the baseline's (%)",
-        "",
+        ("RMSE below the baseline's (%)", ""),
         draw,
-        width=6.0,
-        height=max(2.6, 0.9 + 0.19 * shown),
+        size=(6.0, max(2.6, 0.9 + 0.19 * shown)),
     )
 
 
@@ -278,18 +259,15 @@ def _least(rows: Sequence[Row]) -> dict[float, float]:
 def _panels(
     rows: Sequence[Row],
     title: str,
-    x_label: str,
-    y_label: str,
+    labels: tuple[str, str],
     draw: Callable[[Axes, float], None],
-    *,
-    width: float,
-    height: float = 3.4,
+    size: tuple[float, float],
 ) -> Figure:
     """A panel for each ε, two beside each other, with what sampling each marker stands for."""
     epsilons = sorted({row.epsilon for row in rows})
     columns = min(len(epsilons), 2)
     count = -(-len(epsilons) // columns)
-    figure = Figure(figsize=(width * columns, height * count + 0.9), layout="constrained")
+    figure = Figure(figsize=(size[0] * columns, size[1] * count + 0.9), layout="constrained")
     axes = figure.subplots(count, columns, squeeze=False).ravel()
     for axis, epsilon in zip(axes, epsilons, strict=False):
         draw(axis, epsilon)
@@ -298,10 +276,10 @@ def _panels(
     for axis in axes[len(epsilons) :]:
         axis.remove()
     for axis in axes[max(len(epsilons) - columns, 0) : len(epsilons)]:
-        axis.set_xlabel(x_label)
+        axis.set_xlabel(labels[0])
     figure.suptitle(title, fontsize="medium")
-    if y_label:
-        figure.supylabel(y_label, fontsize="medium")
+    if labels[1]:
+        figure.supylabel(labels[1], fontsize="medium")
     _sampling_legend(figure, sorted({row.family for row in rows}))
     return figure
 
@@ -309,10 +287,12 @@ def _panels(
 def _name_ends(axis: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
     """Names at the right border, each at the height of its value as far as they do not overlap."""
     axis.autoscale_view()  # places need the final limits
-    to_axes = axis.transData + axis.transAxes.inverted()
-    left = axis.get_xlim()[0]
+    to_axes, left = axis.transData + axis.transAxes.inverted(), axis.get_xlim()[0]
     wanted = [(float(to_axes.transform((left, value))[1]), name, c) for value, name, c in ends]
     wanted.sort()
+    # to the name's left edge: to its middle a line would cross the names beside it
+    arrow = {"arrowstyle": "-", "color": "0.8", "linewidth": 0.6}
+    arrow |= {"relpos": (0.0, 0.5), "shrinkA": 1.0}
     for place, (height, name, colour) in zip(_spread([w[0] for w in wanted]), wanted, strict=True):
         axis.annotate(
             name,
@@ -324,14 +304,7 @@ def _name_ends(axis: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
             color=colour,
             va="center",
             annotation_clip=False,
-            # to the name's left edge: to its middle a line would cross the names beside it
-            arrowprops={
-                "arrowstyle": "-",
-                "color": "0.8",
-                "linewidth": 0.6,
-                "relpos": (0.0, 0.5),
-                "shrinkA": 1.0,
-            },
+            arrowprops=arrow,
         )
 
 
@@ -345,17 +318,15 @@ def _spread(heights: Sequence[float]) -> list[float]:
 
 def _sampling_legend(figure: Figure, names: Sequence[str]) -> None:
     present = {families.find(name).sampling for name in names}
-    handles: list[Any] = [
-        Line2D(
-            [], [], color="0.3", linestyle=line, marker=marker, markerfacecolor="white", label=text
-        )
+    grey: dict[str, Any] = {"color": "0.3"}
+    handles = [
+        Line2D([], [], linestyle=line, marker=marker, markerfacecolor="white", label=text, **grey)
         for sampling, (text, line, marker) in _SAMPLING.items()
         if sampling in present
     ]
     if any(families.find(name).scaled for name in names):
-        handles.append(
-            Line2D([], [], color="0.3", marker="o", linestyle="", label="filled: time-scaled C")
-        )
+        filled = "filled: time-scaled C"
+        handles.append(Line2D([], [], marker="o", linestyle="", label=filled, **grey))
     figure.legend(
         handles=handles,
         loc="outside lower center",
@@ -377,14 +348,10 @@ def figures(
     baseline: str | None,
     parameters: int | None = None,
 ) -> Iterator[tuple[str, Figure]]:
-    """Every plot of a comparison with the part of its file's name.
+    """Every plot of a comparison with the part of its file's name; arguments as of :func:`write`.
 
     Args:
-      setting: what is compared, and where.
-      rows: one for each family and ε.
-      sizes: rows of every size that was tried.
-      baseline: family that gains are over; None for none.
-      parameters: of the model that the rows' noise was timed for; None where it was not.
+      setting, rows, sizes, baseline, parameters: as of :func:`write`.
     """
     yield "-rmse", error_figure(setting, rows, baseline)
     if baseline is not None and len(setting.include) > 1:
@@ -392,3 +359,60 @@ def figures(
     yield "-memory", memory_figure(setting, sizes)
     if parameters is not None:
         yield "-time", time_figure(setting, rows, parameters)
+
+
+def write(
+    stem: Path,
+    setting: Comparison,
+    rows: Sequence[Row],
+    sizes: Sequence[Row],
+    baseline: str | None = DEFAULT_BASELINE,
+    parameters: int | None = None,
+) -> list[Path]:
+    """STEM.csv, .json, .txt and plots of RMSE, improvement over ``baseline``, memory and time.
+
+    Args:
+      stem: path without suffix of the files.
+      setting: what is compared, and where.
+      rows: the rows to show, one for each family and ε.
+      sizes: rows of every size that was tried.
+      baseline: family that improvements are over; None for none.
+      parameters: of the model that the rows' noise was timed for; None where it was not.
+    """
+    contents = {
+        ".csv": comparison.csv_text(rows, baseline),
+        ".json": comparison.json_text(setting, rows, baseline) + "\n",
+        ".txt": comparison.text_table(rows, baseline) + "\n",
+    }
+    written = [_files.write(stem.with_name(f"{stem.name}{k}"), v) for k, v in contents.items()]
+    for part, figure in figures(setting, rows, sizes, baseline, parameters):
+        written += save(figure, stem.with_name(f"{stem.name}{part}"))
+    return written
+
+
+def improvement_panel(
+    setting: Comparison, rows: Sequence[Row], baseline: str, title: str = ""
+) -> Panel:
+    """Percent by which each family's RMSE is below the baseline's, against ε.
+
+    Args:
+      setting: what is compared, and where.
+      rows: the rows to show, one for each family and ε.
+      baseline: family that improvements are over.
+      title: heading.
+    """
+    gains = improvements(rows, baseline)
+    curves = []
+    for family in dict.fromkeys(row.family for row in rows if row.family != baseline):
+        at = sorted(e for f, e in gains if f == family)
+        y, low, high = ([gains[family, e][k] for e in at] for k in range(3))
+        curves.append(Curve(families.label(family), at, y, low, high))
+    axis = f"RMSE below {families.label(baseline)} (%)\nhigher is better"
+    values = [value for curve in curves for value in curve.y]
+    near = [value for value in values if value >= _LOWEST]
+    if len(near) == len(values) or len(near) < len(values) / 2:
+        return Panel(curves, title or where(setting), EPSILON, axis, zero_line=True)
+    curves = [curve for curve in curves if max(curve.y) >= _LOWEST]
+    limits = (min(_LOWEST, min(near)), max(*near, 0) + 3)
+    axis += f"; below {_LOWEST:g}% not shown"
+    return Panel(curves, title or where(setting), EPSILON, axis, zero_line=True, y_range=limits)

@@ -20,6 +20,7 @@ from mfopt.experiments.mechanisms import (
     Cooldown,
     FixedCell,
     Goal,
+    ProvenCell,
     SigmaCell,
     UnamplifiedCell,
 )
@@ -208,6 +209,15 @@ class Comparison(NamedTuple):
         """What a mechanism of one ε and sampling is for."""
         at = self.bins, self.epochs, float(epsilon), self.delta, sampling
         return Goal(*at, schedule=self.schedule, seed=self.seed)
+
+    def proven(self, family: str, epsilon: float) -> ProvenCell:
+        """The C of least RMSE of a family, with a σ that is proved."""
+        candidates = find(family).candidates(self, epsilon)
+        if not candidates:
+            rule = f"has no number of bands that fits {self.bins} × {self.epochs}"
+            raise _check.reject("mechanisms", family, rule, "Name smaller `widths`.")
+        sizes, sigmas = zip(*candidates, strict=True)
+        return ProvenCell(sigmas, sizes, self.goal(epsilon, find(family).sampling))
 
     def check(self) -> Comparison:
         """Return it, or raise :class:`UsageError`."""

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from mfopt import words
-from mfopt.experiments import plots
+from mfopt.experiments.plots import COLOURS, write_figure
 from mfopt.factorization import Factorization
 
-_BLUE, _ORANGE, _GREEN = "#0072B2", "#D55E00", "#009E73"  # Okabe and Ito: colour-blind safe
+_BLUE, _ORANGE, _GREEN = COLOURS[:3]
 
 
 def plot(factorization: Factorization, path: Path) -> None:
     """Draw the four panels and write them atomically to ``path`` (.png, .svg or .pdf)."""
-    import matplotlib.pyplot as plt
-
-    figure = draw(factorization)
-    plots.write_figure(figure, path)
-    plt.close(figure)
+    write_figure(draw(factorization), path)
 
 
-def draw(factorization: Factorization) -> Any:
-    """The four panels as one figure of matplotlib."""
-    figure, panels = _axes(2, (11, 7.5))
-    for panel, fill in zip(panels.ravel(), _PANELS, strict=True):
+def draw(factorization: Factorization) -> Figure:
+    """The four panels as one figure."""
+    figure = Figure(figsize=(11, 7.5), layout="constrained")
+    for panel, fill in zip(figure.subplots(2, 2).ravel(), _PANELS, strict=True):
         fill(panel, factorization)
     guarantee = factorization.guarantee
     figure.suptitle(
@@ -37,42 +34,30 @@ def draw(factorization: Factorization) -> Any:
     return figure
 
 
-def apart(factorization: Factorization) -> list[Any]:
+def apart(factorization: Factorization) -> list[Figure]:
     """The four panels as four figures, each readable on a narrow screen."""
-    figures = []
-    for fill in _PANELS:
-        figure, panel = _axes(1, (5.2, 3.6))
-        fill(panel, factorization)
-        figures.append(figure)
+    figures = [Figure(figsize=(5.2, 3.6), layout="constrained") for _ in _PANELS]
+    for figure, fill in zip(figures, _PANELS, strict=True):
+        fill(figure.subplots(), factorization)
     return figures
 
 
-def _axes(count: int, size: tuple[float, float]) -> tuple[Any, Any]:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt.subplots(count, count, figsize=size, layout="constrained")
-
-
-def _column(panel: Any, factorization: Factorization) -> None:
+def _column(panel: Axes, factorization: Factorization) -> None:
     column = np.asarray(factorization.strategy.multiply(_first(factorization)))
     _coefficients(panel, column, "C", "first column of C")
 
 
-def _inverse(panel: Any, factorization: Factorization) -> None:
+def _inverse(panel: Axes, factorization: Factorization) -> None:
     inverse = np.asarray(factorization.strategy.solve(_first(factorization)))
     _coefficients(panel, np.abs(inverse), "|C⁻¹|", "first column of C⁻¹, absolute value")
 
 
 def _first(factorization: Factorization) -> np.ndarray:
-    unit = np.zeros(factorization.iterations)
-    unit[0] = 1.0
+    unit: np.ndarray = np.eye(1, factorization.iterations)[0]
     return unit
 
 
-def _coefficients(panel: Any, values: np.ndarray, name: str, title: str) -> None:
+def _coefficients(panel: Axes, values: np.ndarray, name: str, title: str) -> None:
     lag = np.arange(len(values))
     shown = values > max(values.max() * 1e-9, 0)
     panel.loglog(lag[shown] + 1, values[shown], color=_BLUE, marker=".", markersize=3, linewidth=1)
@@ -80,22 +65,19 @@ def _coefficients(panel: Any, values: np.ndarray, name: str, title: str) -> None
     panel.grid(alpha=0.3)
 
 
-def _errors(panel: Any, factorization: Factorization) -> None:
+def _errors(panel: Axes, factorization: Factorization) -> None:
     deviation = factorization.noise_multiplier * np.sqrt(factorization.row_variances)
     step = np.arange(1, len(deviation) + 1)
     panel.plot(step, deviation, color=_BLUE, label="each query")
     panel.axhline(factorization.rmse, color=_ORANGE, linestyle="--", label="root mean square")
-    panel.set(
-        title=f"error per step, {factorization.workload.kind} workload",
-        xlabel="iteration",
-        ylabel="standard deviation (clip norms)",
-        ylim=(0, None),
-    )
+    title = f"error per step, {factorization.workload.kind} workload"
+    label = "standard deviation (clip norms)"
+    panel.set(title=title, xlabel="iteration", ylabel=label, ylim=(0, None))
     panel.legend(loc="lower right")
     panel.grid(alpha=0.3)
 
 
-def _history(panel: Any, factorization: Factorization) -> None:
+def _history(panel: Axes, factorization: Factorization) -> None:
     history = factorization.history
     panel.set(title="optimization", xlabel="evaluation", ylabel="error on frozen samples")
     panel.grid(alpha=0.3)
@@ -103,10 +85,9 @@ def _history(panel: Any, factorization: Factorization) -> None:
         panel.text(0.5, 0.5, "nothing to optimize", ha="center", transform=panel.transAxes)
         return
     value = np.exp(history[:, 1])
-    best = np.fmin.accumulate(value)
     evaluation = np.arange(1, len(value) + 1)
     panel.plot(evaluation, value, ".", color=_GREEN, markersize=4, label="evaluated")
-    panel.plot(evaluation, best, color=_BLUE, label="best so far")
+    panel.plot(evaluation, np.fmin.accumulate(value), color=_BLUE, label="best so far")
     low, high = np.nanmin(value), np.nanmin(value) * 1.25
     panel.set_ylim(low - 0.05 * (high - low), high)
     panel.legend(loc="upper right")

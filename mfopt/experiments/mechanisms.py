@@ -10,6 +10,8 @@ import dataclasses
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from mfopt import _check, query_error, strategies
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.monte_carlo.protocol import law
@@ -314,6 +316,50 @@ class CertifiedCell(Cell):
                 "estimate_relative_error": estimate.record["relative_error"],
             }
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class ProvenCell(Cell):
+    """The C of least RMSE among several sizes, with a σ that is proved.
+
+    Attributes:
+      sigmas: of each size, whose C are read too.
+      sizes: bands or buffers.
+      goal: whose account is asked for.
+      samples: of the certificate, where there is one.
+    """
+
+    name = "study-mechanism"
+    sigmas: tuple[SigmaCell, ...]
+    sizes: tuple[int, ...]
+    goal: Goal
+    samples: int = 2**17
+
+    @property
+    def needs(self) -> tuple[Cell, ...]:
+        return (*self.sigmas, *(sigma.source for sigma in self.sigmas))
+
+    def run(self, *needed: Result) -> Result:
+        best = int(np.argmin([result.record["rmse"] for result in needed[: len(self.sizes)]]))
+        source, goal = needed[len(self.sizes) + best], self.goal
+        strategy = strategy_of(source)
+        mechanism = Mechanism(goal.scheme(strategy), strategy)
+        found = account(
+            mechanism,
+            epsilon=goal.epsilon,
+            delta=goal.delta,
+            seed=goal.seed,
+            samples=self.samples,
+        )
+        at_one = float(query_error.rmse(PrefixSums(), strategy, goal.iterations))
+        record = {
+            "strategy": source.record["strategy"],
+            "size": self.sizes[best],
+            "scheme": mechanism.sampling.describe(),
+            "guarantee": found.describe(),
+            "rmse_prefix": found.noise_multiplier * at_one,
+        }
+        return Result(record, source.arrays)
 
 
 def strategy_of(result: Result) -> Strategy:

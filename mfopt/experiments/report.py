@@ -96,63 +96,56 @@ def page(found: Factorization, name: str = "mechanism.npz") -> str:
         f"{words.described(found.strategy.describe())}: ({stated.epsilon:g}, {stated.delta:g})-DP"
     )
     near = [word for word in ("Shuffling", found.sampling.mistaken_for) if word]
+    sampling = (
+        f"<p>{text(found.sampling.words())}.</p><p>The guarantee is about this sampling and "
+        f"no other. {', '.join(near)}, or Poisson sampling have "
+        "guarantees of their own. Batches have random sizes: divide by a fixed public "
+        f"number. At most {found.iterations:,} steps; every prefix of the run is covered.</p>"
+    )
+    costs = [
+        ("RMSE of the queries", f"{found.rmse:.5g} clip norms, per coordinate"),
+        ("largest error of a query", f"{found.max_error:.5g} clip norms"),
+        ("workload", words.described(found.workload.describe())),
+        ("noise multiplier σ", f"{sigma} × clip norm"),
+        ("noise", cost),
+    ]
+    figures = "".join(f"<figure>{svg(each)}</figure>" for each in mechanism_plot.apart(found))
+    figures = f"<div class=figures>{figures}</div>"
+    others = alternatives(found)
     parts = [
         section("What is guaranteed", _guarantee(found)),
-        section(
-            "The sampling you must execute",
-            f"<p>{text(found.sampling.words())}.</p><p>The guarantee is about this sampling and "
-            f"no other. {', '.join(near)}, or Poisson sampling have "
-            "guarantees of their own. Batches have random sizes: divide by a fixed public "
-            f"number. At most {found.iterations:,} steps; every prefix of the run is covered.</p>",
+        section("The sampling you must execute", sampling),
+        section("Error and cost", facts(costs) + figures),
+        *(
+            [section("At the same ε and δ", _compared(found, recursion.slots, others))]
+            if others
+            else []
         ),
-        section(
-            "Error and cost",
-            facts(
-                [
-                    ("RMSE of the queries", f"{found.rmse:.5g} clip norms, per coordinate"),
-                    ("largest error of a query", f"{found.max_error:.5g} clip norms"),
-                    ("workload", words.described(found.workload.describe())),
-                    (
-                        "noise multiplier σ",
-                        f"{sigma} × clip norm",
-                    ),
-                    ("noise", cost),
-                ]
-            )
-            + _figures(found),
-        ),
+        section("Load it", f"<pre>{text(_CODE.format(repr(name)))}</pre>"),
+        section("Where it comes from", facts(_origin(found))),
     ]
-    if others := alternatives(found):
-        parts.append(section("At the same ε and δ", _compared(found, recursion.slots, others)))
-    parts.append(section("Load it", _code(name)))
-    parts.append(section("Where it comes from", facts([(k, v) for k, v in _origin(found).items()])))
     return whole(title, parts)
 
 
 def _guarantee(found: Factorization) -> str:
     stated = found.guarantee
-    unit = (
-        stated.privacy_unit
-        if stated.group_size == 1
-        else (f"group of {stated.group_size} ({stated.privacy_unit})")
+    unit = stated.privacy_unit
+    if stated.group_size > 1:
+        unit = f"group of {stated.group_size} ({stated.privacy_unit})"
+    of = f"one {unit}, {stated.adjacency} adjacency"
+    if stated.adjacency == "add-remove":
+        of = f"adding or removing one {unit}"
+    here = "yes" if found.proved_here else "no: the file says so. `mfopt certify` proves it here"
+    return facts(
+        [
+            ("ε, δ", f"{words.round_up(stated.epsilon, 6)}, {words.delta(stated.delta)}"),
+            ("for", of),
+            ("status", f"{stated.status}: {_STATUS[stated.status]}"),
+            ("method", stated.method),
+            ("failure probability", f"{stated.failure_probability:.2g}"),
+            ("proved on this machine", here),
+        ]
     )
-    rows = [
-        ("ε, δ", f"{words.round_up(stated.epsilon, 6)}, {words.delta(stated.delta)}"),
-        (
-            "for",
-            f"adding or removing one {unit}"
-            if stated.adjacency == "add-remove"
-            else f"one {unit}, {stated.adjacency} adjacency",
-        ),
-        ("status", f"{stated.status}: {_STATUS[stated.status]}"),
-        ("method", stated.method),
-        ("failure probability", f"{stated.failure_probability:.2g}"),
-        (
-            "proved on this machine",
-            "yes" if found.proved_here else "no: the file says so. `mfopt certify` proves it here",
-        ),
-    ]
-    return facts(rows)
 
 
 def _compared(found: Factorization, slots: int, others: Sequence[Alternative]) -> str:
@@ -172,37 +165,23 @@ def _compared(found: Factorization, slots: int, others: Sequence[Alternative]) -
     return (
         "<div class=wide><table><thead><tr><th>mechanism</th><th class=n>RMSE</th><th class=n>more"
         "</th><th class='n sigma'>σ</th><th class=n>arrays</th><th></th></tr></thead><tbody>"
-        + "".join(rows)
-        + "</tbody></table></div>"
-        + f"<p>{text('Each at its smallest exact σ. `mfopt compare` has more of them.')}</p>"
+        f"{''.join(rows)}</tbody></table></div>"
+        f"<p>{text('Each at its smallest exact σ. `mfopt compare` has more of them.')}</p>"
     )
 
 
-def _figures(found: Factorization) -> str:
-    import matplotlib.pyplot as plt
+_CODE = """import mfopt
+from mfopt import noise
 
-    images = []
-    for figure in mechanism_plot.apart(found):
-        images.append(f"<figure>{svg(figure)}</figure>")
-        plt.close(figure)
-    return f"<div class=figures>{''.join(images)}</div>"
-
-
-def _code(name: str) -> str:
-    code = (
-        "import mfopt\n"
-        "from mfopt import noise\n\n"
-        f"factorization = mfopt.load({name!r})\n"
-        "stream = noise.from_factorization(factorization, clip_norm=1.0)\n"
-        "state = stream.init(parameters)  # a secret key from the operating system\n"
-        "step_noise, state = stream.next(state)  # add it to the sum of clipped gradients"
-    )
-    return f"<pre>{text(code)}</pre>"
+factorization = mfopt.load({})
+stream = noise.from_factorization(factorization, clip_norm=1.0)
+state = stream.init(parameters)  # a secret key from the operating system
+step_noise, state = stream.next(state)  # add it to the sum of clipped gradients"""
 
 
-def _origin(found: Factorization) -> dict[str, str]:
-    shown = {key.replace("_", " "): _value(value) for key, value in found.provenance.items()}
-    return {**shown, "digest": found.digest, "page made by": f"mfopt {__version__}"}
+def _origin(found: Factorization) -> list[tuple[str, str]]:
+    shown = [(key.replace("_", " "), _value(value)) for key, value in found.provenance.items()]
+    return [*shown, ("digest", found.digest), ("page made by", f"mfopt {__version__}")]
 
 
 def _value(value: Any) -> str:

@@ -9,42 +9,24 @@ import functools
 import importlib
 import multiprocessing
 import os
-import pkgutil
 import platform
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 from mfopt import _check, _signals, _sizes
-from mfopt.experiments.cache import Cache, Result
+from mfopt.experiments.cache import Cache, Cell, Result
 from mfopt.progress import Progress, Report, silent
-
-_HERE = "mfopt.experiments"
-# task name -> the function that computes it, of (results needed..., settings as keywords)
-WORK = {
-    "train-base": f"{_HERE}.training:run_base",
-    "train-mechanism": f"{_HERE}.training:run_mechanism",
-    "train-run": f"{_HERE}.training:run_training",
-    "audit": f"{_HERE}.auditing:run_audit",
-    "study-mechanism": f"{_HERE}.studies.image_cells:run_mechanism",
-    "study-images": f"{_HERE}.studies.image_cells:run_images",
-    "study-next-word": f"{_HERE}.studies.next_word:run_federated",
-    "study-fine-tuning": f"{_HERE}.studies.fine_tuning:run_fine_tuning",
-    "study-personalization": f"{_HERE}.studies.personalization:run_personalization",
-    "study-public-copies": f"{_HERE}.studies.public_copies:run_public_copies",
-    "study-step-time": f"{_HERE}.studies.step_time:run_step_time",
-}
 
 
 def run_all(
-    cells: Iterable[Any],
+    cells: Iterable[Cell],
     cache: Cache,
     *,
     jobs: int | None = None,
     progress: Report = silent,
-    cost: Callable[[Iterable[Any]], float | None] | None = None,
-) -> dict[Any, Result]:
+    cost: Callable[[Iterable[Cell]], float | None] | None = None,
+) -> dict[Cell, Result]:
     """Results of all ``cells``; what they need is computed first.
 
     Args:
@@ -63,7 +45,7 @@ def run_all(
     if _asking.get():
         raise _Asked(wanted)
     results = {cell: found for cell in wanted if (found := cache.load(cell)) is not None}
-    missing: dict[Any, None] = {}
+    missing: dict[Cell, None] = {}
     for cell in wanted:
         if cell not in results:
             _collect(cell, cache, missing)
@@ -104,7 +86,7 @@ class _Asked(Exception):
 _asking = contextvars.ContextVar("asking", default=False)
 
 
-def first_cells(work: Callable[[], object]) -> list[Any]:
+def first_cells(work: Callable[[], object]) -> list[Cell]:
     """The cells that ``work`` hands to :func:`run_all` first, none of which is computed.
 
     With them one pool of processes serves several pieces of work, each of which finds its cells in
@@ -137,11 +119,11 @@ def cores() -> int:
     return len(_places()) or usual_jobs()
 
 
-def _cells(done: int, total: int, cell: Any = None) -> Progress:
+def _cells(done: int, total: int, cell: Cell | None = None) -> Progress:
     return Progress("computing", done, total, "cells", note="" if cell is None else str(cell))
 
 
-def _collect(cell: Any, cache: Cache, missing: dict[Any, None]) -> None:
+def _collect(cell: Cell, cache: Cache, missing: dict[Cell, None]) -> None:
     if cell in missing or cache.load(cell) is not None:
         return
     for needed in cell.needs:
@@ -149,7 +131,7 @@ def _collect(cell: Any, cache: Cache, missing: dict[Any, None]) -> None:
     missing[cell] = None
 
 
-def _work(folder: str, cell: Any) -> None:
+def _work(folder: str, cell: Cell) -> None:
     """Compute one cell in a worker and keep its result."""
     cache = Cache(folder)
     needed = []
@@ -161,13 +143,10 @@ def _work(folder: str, cell: Any) -> None:
     cache.store(cell, compute(cell, needed))
 
 
-def compute(cell: Any, needed: list[Result]) -> Result:
+def compute(cell: Cell, needed: list[Result]) -> Result:
     """One cell's result; its wall and processor time and its machine go on record."""
     begun, worked = time.perf_counter(), time.process_time()
-    if hasattr(cell, "run"):
-        result = cell.run(*needed)
-    else:
-        result = pkgutil.resolve_name(WORK[cell.name])(*needed, **cell.arguments)
+    result = cell.run(*needed)
     record = {
         **result.record,
         "cell": {"name": cell.name, **cell.settings},
@@ -271,10 +250,10 @@ def workers(jobs: int) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
             raise
 
 
-def _in_processes(missing: list[Any], cache: Cache, jobs: int, progress: Report) -> None:
-    waiting, finished, done = list(missing), set[Any](), 0
+def _in_processes(missing: list[Cell], cache: Cache, jobs: int, progress: Report) -> None:
+    waiting, finished, done = list(missing), set[Cell](), 0
     open_cells = set(missing)
-    running: dict[concurrent.futures.Future[None], Any] = {}
+    running: dict[concurrent.futures.Future[None], Cell] = {}
     with workers(jobs) as pool:
         while waiting or running:
             for cell in list(waiting):

@@ -90,7 +90,13 @@ def command(
       mfopt compare --epochs 8 --iters 32 --eps 2 --include dpsgd,blt-4 --baseline dpsgd+poisson
       mfopt compare --epochs 8 --iters 32 --eps 2 --params 1e7
     """
-    from mfopt.experiments import artifacts, comparison, families, noise_time, recommendation
+    from mfopt.experiments import (
+        comparison,
+        decision_plots,
+        families,
+        noise_time,
+        recommendation,
+    )
     from mfopt.experiments.cache import Cache, default_folder
 
     if as_csv and as_json:
@@ -130,7 +136,7 @@ def command(
             rows = noise_time.timed(setting, rows, store, params, progress=live)
     if out is not None:
         sizes = [row for candidates in found.values() for row in candidates]
-        for path in artifacts.write_comparison(out, setting, rows, sizes, baseline, params):
+        for path in decision_plots.write(out, setting, rows, sizes, baseline, params):
             if not quiet and not as_json:
                 click.echo(f"wrote {path}", err=True)
     if as_json:

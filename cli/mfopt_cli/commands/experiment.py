@@ -90,10 +90,10 @@ def _command(name: str) -> click.Command:
     def callback(full: bool, **given: Any) -> None:
         own = {field.name: given.pop(field.name) for field in fields}
         chosen = {key: value for key, value in own.items() if value is not None}
-        size = study.full if full else {}
+        size = engine.at_full(study) if full else {}
         _run(study(**{**size, **chosen}).check(), **given)
 
-    params: list[click.Parameter] = [_option(field, study.full) for field in fields]
+    params: list[click.Parameter] = [_option(field, engine.at_full(study)) for field in fields]
     callback.__doc__ = (
         f"{study.summary}\n\n{study.source}. By default: {study.default_size}, {study.time}. "
         f"With --full: {study.full_size}; needs {study.needs}.\n\n"

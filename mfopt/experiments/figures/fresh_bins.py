@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from mfopt.experiments.comparison import Z95
-from mfopt.experiments.comparison_plots import EPSILON
+from mfopt.experiments.decision_plots import EPSILON
 from mfopt.experiments.families import FRESH_BANDS, Comparison
 from mfopt.experiments.figures.context import Context, Drawing, Figures, banded
 from mfopt.experiments.mechanisms import BALLS, FRESH, AmplifiedCell, CertifiedCell, Goal, SigmaCell

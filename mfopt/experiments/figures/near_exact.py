@@ -12,7 +12,7 @@ import statistics
 import numpy as np
 from scipy import stats
 
-from mfopt.experiments.comparison_plots import improvement_panel
+from mfopt.experiments.decision_plots import improvement_panel
 from mfopt.experiments.families import WIDTHS, Comparison
 from mfopt.experiments.figures.context import (
     Builder,

@@ -7,24 +7,14 @@ own best learning rate, with and without privacy.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from collections.abc import Iterator
 
-from mfopt import _check
-from mfopt.experiments.cache import Result, Task
-from mfopt.experiments.studies.base import Outcome, check_several, flag
-from mfopt.experiments.studies.fine_tuning import (
-    LOSS_LABEL,
-    PLAIN,
-    Arm,
-    FineTuning,
-    apart,
-    curve,
-)
-from mfopt.experiments.studies.user_means import ULS
-
-if TYPE_CHECKING:
-    from mfopt.experiments.plots import Panel
+from mfopt.experiments.plots import Panel
+from mfopt.experiments.runs.fine_tuning import PLAIN, Arm
+from mfopt.experiments.runs.means import ULS
+from mfopt.experiments.studies.engine import Found, Row, option
+from mfopt.experiments.studies.fine_tuning import LOSS_LABEL, FineTuning, fitted_rate
+from mfopt.experiments.studies.rows import apart, curve, pick
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,82 +26,48 @@ class Adapters(FineTuning):
     source = "Chua et al. 2024, appendix C.1, Table 8"
     default_size = "embedded corpus, 2 ranks and all, ULS and not private, 3 rates × 3 seeds"
     time = "about 7 CPU-minutes"
-    full: ClassVar[Mapping[str, Any]] = {
-        **FineTuning.PAPER,
-        "ranks": (16, 32, 64),
-        "epsilons": (1.0, 3.0, 8.0),
-        "cohort": 1024,
-        "group": 10,
-    }
+    full = f"{FineTuning.PAPER} ranks=16,32,64 epsilons=1,3,8 cohort=1024 group=10"
     full_size = "2,000 steps of GPT-2 small's shape, ranks 16 to 64, 3 ε, 3 seeds, 4 rates"
+    columns = (
+        "algorithm; epsilon=ε; trained; parameters; loss=nats/token; perplexity; pretrained; "
+        "learning_rate=rate; privacy_unit=unit; sampling; noise_multiplier=σ"
+    )
 
-    epsilons: tuple[float, ...] = flag((8.0,), "ε of the private runs.", option="--eps")
-    ranks: tuple[int, ...] = flag((4, 16), "Ranks of the adapters.")
-    cohort: int = flag(16, "Users a step to expect.")
-    group: int = flag(4, "Records of a user in a step.", option="--k")
-    rates: tuple[float, ...] = flag((0.003, 0.01, 0.03), "Learning rates to choose from (adam).")
-
-    def check(self) -> Self:
-        super().check()
-        check_several("ranks", self.ranks)
-        for rank in self.ranks:
-            _check.integer("ranks", rank)
-        self._check_numbers("epsilons")
-        for name in ("cohort", "group"):
-            _check.integer(name, getattr(self, name))
-        return self
+    epsilons: tuple[float, ...] = option((8.0,), "ε of the private runs.", name="--eps")
+    ranks: tuple[int, ...] = option((4, 16), "Ranks of the adapters.")
+    cohort: int = option(16, "Users a step to expect.")
+    group: int = option(4, "Records of a user in a step.", name="--k")
+    rates: tuple[float, ...] = option(
+        (0.003, 0.01, 0.03), "Learning rates to choose from (adam).", rule=fitted_rate
+    )
 
     def arms(self) -> Iterator[Arm]:
-        """All of them: no privacy first, all parameters first."""
-        for epsilon in (None, *map(float, self.epsilons)):
+        for epsilon in (None, *self.epsilons):  # no privacy first, all parameters first
+            algorithm = PLAIN if epsilon is None else ULS
             for rank in (0, *self.ranks):
-                algorithm = PLAIN if epsilon is None else ULS
                 yield Arm(algorithm, self.group, float(self.cohort), epsilon, rank=rank)
 
-    def outcome(self, found: Mapping[Task, Result]) -> Outcome:
-        rows = [
-            self.row(found, arm) | {"trained": f"rank {arm.rank}" if arm.rank else "all"}
-            for arm in self.arms()
-        ]
-        return Outcome(
-            rows,
-            {
-                "algorithm": "algorithm",
-                "epsilon": "ε",
-                "trained": "trained",
-                "parameters": "parameters",
-                "loss": "nats/token",
-                "perplexity": "perplexity",
-                "pretrained": "pretrained",
-                "learning_rate": "rate",
-                "privacy_unit": "unit",
-                "sampling": "sampling",
-                "noise_multiplier": "σ",
-            },
-            self._panels(rows),
-            f"Adapters against all parameters: {self.steps} steps, δ = {self.delta:g} per user",
-            self._findings(found, rows),
-        )
+    def rows(self, found: Found) -> list[Row]:
+        rows = super().rows(found)
+        return [row | {"trained": f"rank {r}" if (r := row["rank"]) else "all"} for row in rows]
 
-    def _panels(self, rows: list[dict[str, Any]]) -> list[Panel]:
-        from mfopt.experiments.plots import Panel
+    def title(self, rows: list[Row]) -> str:
+        return f"Adapters against all parameters: {self.steps} steps, δ = {self.delta:g} per user"
 
-        curves = []
-        for epsilon in (None, *self.epsilons):
-            label = PLAIN if epsilon is None else f"ULS, ε = {epsilon:g}"
-            mine = [row for row in rows if row["epsilon"] == epsilon]
-            curves.append(curve(label, "parameters", mine))
+    def panels(self, rows: list[Row]) -> list[Panel]:
+        labels = {None: PLAIN} | {epsilon: f"ULS, ε = {epsilon:g}" for epsilon in self.epsilons}
+        curves = [curve(label, pick(rows, epsilon=e), "parameters") for e, label in labels.items()]
         axis = "trained parameters (log scale)\nrightmost: all; the others: adapters"
         return [Panel(curves, "each at its best learning rate", axis, LOSS_LABEL)]
 
-    def _findings(self, found: Mapping[Task, Result], rows: Sequence[dict[str, Any]]) -> list[str]:
+    def findings(self, rows: list[Row]) -> list[str]:
         said = []
         for epsilon in (None, *self.epsilons):
-            whole, *adapters = (arm for arm in self.arms() if arm.epsilon == epsilon)
+            whole, *adapters = pick(rows, epsilon=epsilon)
             words = ", ".join(
-                f"rank {arm.rank} ends {apart(self.losses(found, arm), self.losses(found, whole))}"
-                for arm in adapters
+                f"rank {row['rank']} ends {apart(row['_losses'], whole['_losses'])}"
+                for row in adapters
             )
             name = PLAIN if epsilon is None else f"ε = {epsilon:g}"
-            said.append(f"{name}: against all parameters {words} ({self._runs_said()})")
-        return [*said, *self._ends(rows)]
+            said.append(f"{name}: against all parameters {words} ({self.runs_said()})")
+        return [*said, *self.ends(rows)]

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from collections.abc import Iterator
 
-from mfopt.experiments.cache import Result, Task
-from mfopt.experiments.studies.base import Outcome, flag
-from mfopt.experiments.studies.fine_tuning import LOSS_LABEL, Arm, FineTuning, alike, apart, curve
-from mfopt.experiments.studies.user_means import ELS, ULS
-
-if TYPE_CHECKING:
-    from mfopt.experiments.plots import Panel
+from mfopt.experiments.plots import Panel
+from mfopt.experiments.runs.fine_tuning import Arm
+from mfopt.experiments.runs.means import ELS, ULS
+from mfopt.experiments.studies.engine import Found, Row, option
+from mfopt.experiments.studies.fine_tuning import LOSS_LABEL, FineTuning, fitted_rate
+from mfopt.experiments.studies.rows import alike, apart, curve, level, pick
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,129 +27,90 @@ class TrainingBudgets(FineTuning):
     source = "Charles et al. 2024, section 6, Figures 4 to 8 in small"
     default_size = "embedded corpus, 2 layers of width 64, 32 steps, 2 ε, 3 rates, 3 seeds: 54 runs"
     time = "about 8 CPU-minutes"
-    full: ClassVar[Mapping[str, Any]] = {
-        **FineTuning.PAPER,
-        "epsilons": (1.0, 4.0, 16.0, 64.0),
-        "budgets": (64, 256, 1024),
-        "groups": (1, 4, 16),
-        "els_groups": (16,),
-        "width": 1024,
-        "layers": 24,
-    }
+    full = (
+        f"{FineTuning.PAPER} epsilons=1,4,16,64 budgets=64,256,1024 groups=1,4,16 els_groups=16 "
+        "width=1024 layers=24"
+    )
     full_size = "2,000 steps of a 350M-parameter model, 4 ε, 3 budgets"
 
-    epsilons: tuple[float, ...] = flag((2.0, 8.0), "ε of the runs.", option="--eps")
-    budgets: tuple[int, ...] = flag((64,), "Records a step to expect.")
-    groups: tuple[int, ...] = flag((1, 4), "G of ULS: records of a user in a step.")
-    els_groups: tuple[int, ...] = flag(
-        (4,), "G of ELS: records kept of each user.", option="--els-group"
+    epsilons: tuple[float, ...] = option((2.0, 8.0), "ε of the runs.", name="--eps")
+    budgets: tuple[int, ...] = option((64,), "Records a step to expect.")
+    groups: tuple[int, ...] = option((1, 4), "G of ULS: records of a user in a step.")
+    els_groups: tuple[int, ...] = option(
+        (4,), "G of ELS: records kept of each user.", name="--els-group"
     )
-    times: tuple[float, ...] = flag(
+    times: tuple[float, ...] = option(
         (1.0,),
         "Times the users that there are, as if for σ (their Figure 8); rows say what ε is held.",
-        option="--users-times",
+        name="--users-times",
     )
-    rates: tuple[float, ...] = flag((0.003, 0.01, 0.03), "Learning rates to choose from (adam).")
-    seeds: tuple[int, ...] = flag((0, 1, 2), "One run for each, pinning its randomness.")
+    rates: tuple[float, ...] = option(
+        (0.003, 0.01, 0.03), "Learning rates to choose from (adam).", rule=fitted_rate
+    )
+    seeds: tuple[int, ...] = option((0, 1, 2), "One run for each, pinning its randomness.")
 
-    def check(self) -> Self:
-        super().check()
-        self._check_numbers("epsilons", "budgets", "groups", "els_groups", "times")
-        return self
+    @property
+    def columns(self) -> str:  # type: ignore[override]
+        several = "asked_epsilon=ε asked; users_times=at users ×; "
+        return (several if len(self.times) > 1 else "") + (
+            "epsilon=ε; records_a_step=B; algorithm; loss=nats/token; least; largest; pretrained; "
+            "learning_rate=rate; privacy_unit=unit; sampling; noise_multiplier=σ"
+        )
 
     def arms(self) -> Iterator[Arm]:
-        """All of them, in the table's order."""
-        for epsilon in self.epsilons:
-            for budget in self.budgets:
-                for times in self.times:
-                    for algorithm in (ELS, ULS):
-                        yield from self._arms(algorithm, budget, epsilon, times)
+        kinds = [(ELS, g) for g in self.els_groups] + [(ULS, g) for g in self.groups]
+        for epsilon, budget, times in itertools.product(self.epsilons, self.budgets, self.times):
+            for algorithm, group in kinds:
+                units = budget / (1 if algorithm == ELS else group)
+                yield Arm(algorithm, group, float(units), epsilon, users=times)
 
-    def _arms(self, algorithm: str, budget: int, epsilon: float, times: float) -> list[Arm]:
-        """One algorithm at every G of its own."""
-        units = {g: budget / (1 if algorithm == ELS else g) for g in self._groups(algorithm)}
+    def rows(self, found: Found) -> list[Row]:
         return [
-            Arm(algorithm, g, float(n), float(epsilon), users=float(times))
-            for g, n in units.items()
-        ]
-
-    def _groups(self, algorithm: str) -> tuple[int, ...]:
-        return self.els_groups if algorithm == ELS else self.groups
-
-    def outcome(self, found: Mapping[Task, Result]) -> Outcome:
-        rows = [
             self.row(found, arm)
             | {"algorithm": arm.label, "asked_epsilon": arm.epsilon, "users_times": arm.users}
+            | {"_kind": arm.algorithm}
             for arm in self.arms()
         ]
-        several = {"asked_epsilon": "ε asked", "users_times": "at users ×"}
-        return Outcome(
-            rows,
-            (several if len(self.times) > 1 else {})
-            | {
-                "epsilon": "ε",
-                "records_a_step": "B",
-                "algorithm": "algorithm",
-                "loss": "nats/token",
-                "least": "least",
-                "largest": "largest",
-                "pretrained": "pretrained",
-                "learning_rate": "rate",
-                "privacy_unit": "unit",
-                "sampling": "sampling",
-                "noise_multiplier": "σ",
-            },
-            self._panels(rows),
-            f"Fine-tuning at fixed compute, {self.steps} steps, user-level DP, δ = {self.delta:g}",
-            self._findings(found, rows),
-        )
 
-    def _panels(self, rows: list[dict[str, Any]]) -> list[Panel]:
-        from mfopt.experiments.plots import Curve, Panel
+    def title(self, rows: list[Row]) -> str:
+        said = f"{self.steps} steps, user-level DP, δ = {self.delta:g}"
+        return f"Fine-tuning at fixed compute, {said}"
 
-        panels = []
-        # one ε is no axis: then G is
+    def panels(self, rows: list[Row]) -> list[Panel]:
+        # one ε is no axis: then G is, and an algorithm is one curve
         several = len(self.epsilons) > 1
-        by, axis = (
-            ("asked_epsilon", "user-level ε") if several else ("group", "records of a user G")
-        )
+        by, key = ("asked_epsilon", "algorithm") if several else ("group", "_kind")
+        axis = "user-level ε" if several else "records of a user G"
+        panels = []
         for budget, times in itertools.product(self.budgets, self.times):
-            mine = [
-                row
-                for row in rows
-                if (row["records_a_step"], row["users_times"]) == (budget, times)
-            ]
-            name = {row["algorithm"]: row["algorithm"] for row in mine}
-            if not several:
-                name = {label: label.partition(",")[0] for label in name}
-            curves = [
-                curve(label, by, [row for row in mine if name[row["algorithm"]] == label])
-                for label in dict.fromkeys(name.values())
-            ]
-            ends = (min(row[by] for row in mine), max(row[by] for row in mine))
-            curves.append(Curve("pretrained, no fine-tuning", ends, (mine[0]["pretrained"],) * 2))
+            mine = pick(rows, records_a_step=budget, users_times=times)
+            labels = dict.fromkeys(row[key] for row in mine)
+            curves = [curve(label, pick(mine, **{key: label}), by) for label in labels]
+            ends = [row[by] for row in mine]
+            curves.append(level("pretrained, no fine-tuning", ends, mine[0]["pretrained"]))
             title = f"{budget} records a step" + ("" if several else f", ε = {self.epsilons[0]:g}")
-            title += f", as if {times:g} times the users" if len(self.times) > 1 else ""
-            panels.append(Panel(curves, title, f"{axis} (log scale)", LOSS_LABEL))
+            panels.append(
+                Panel(curves, title + self._as_if(times), f"{axis} (log scale)", LOSS_LABEL)
+            )
         return alike(panels)
 
-    def _findings(self, found: Mapping[Task, Result], rows: Sequence[dict[str, Any]]) -> list[str]:
+    def _as_if(self, times: float, form: str = ", {}") -> str:
+        """Words for σ of more users than there are, where several numbers of users are tried."""
+        return form.format(f"as if {times:g} times the users") if len(self.times) > 1 else ""
+
+    def findings(self, rows: list[Row]) -> list[str]:
         said = []
-        row_of = dict(zip(self.arms(), rows, strict=True))
         for epsilon, budget, times in itertools.product(self.epsilons, self.budgets, self.times):
+            place = {"asked_epsilon": epsilon, "records_a_step": budget, "users_times": times}
             # as a learning rate is: on other records than those that are reported
             els, best = (
-                min(
-                    self._arms(algorithm, budget, epsilon, times),
-                    key=lambda arm: row_of[arm]["on_records"],
-                )
-                for algorithm in (ELS, ULS)
+                min(pick(rows, **place, _kind=kind), key=lambda row: row["on_records"])
+                for kind in (ELS, ULS)
             )
-            losses, pretrained = self.losses(found, best), row_of[best]["pretrained"]
-            as_if = f" (as if {times:g} times the users)" if len(self.times) > 1 else ""
+            losses = best["_losses"]
             said.append(
-                f"ε = {epsilon:g}{as_if}, {budget} records a step: {best.label} ends "
-                f"{apart(losses, self.losses(found, els))} {els.label}, and "
-                f"{apart(losses, pretrained)} the pretrained model ({self._runs_said()})"
+                f"ε = {epsilon:g}{self._as_if(times, ' ({})')}, {budget} records a step: "
+                f"{best['algorithm']} ends {apart(losses, els['_losses'])} {els['algorithm']}, and "
+                f"{apart(losses, best['pretrained'])} the pretrained model ({self.runs_said()})"
             )
-        return [*said, *self._ends(rows)]
+        return [*said, *self.ends(rows)]

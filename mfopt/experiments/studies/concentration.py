@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterable
 
 from mfopt import _check
 from mfopt.experiments.plots import Panel
+from mfopt.experiments.runs.filtered_means import FilteredDescent
+from mfopt.experiments.runs.means import ULS, Z95, Descent, MeansCell, relative, tuned
 from mfopt.experiments.studies.engine import Found, Row, option
-from mfopt.experiments.studies.filtered_means import FilteredDescent
+from mfopt.experiments.studies.means import MeanStudy, even
 from mfopt.experiments.studies.rows import curve, level, pick
-from mfopt.experiments.studies.user_means import (
-    ULS,
-    Z95,
-    Descent,
-    MeansCell,
-    MeanStudy,
-    even,
-    relative,
-    tuned,
-)
 
 FILTER, PLAIN = "filter", "user-wise DP-SGD"
 
@@ -35,7 +26,7 @@ class ConcentrationFilter(MeanStudy):
     source = "Chua et al. 2024, section 5.3 and appendix A, Algorithm 3"
     default_size = "mean estimation, 256 users, 64 steps, 6 τ, 3 spreads of users, 32 trials"
     time = "about 0.2 CPU-minutes"
-    full: ClassVar[Mapping[str, Any]] = {"users": 1024, "trials": 128}
+    full = "users=1024 trials=128"
     full_size = "1,024 users, 128 trials (the publication runs no filter: it counts its noise)"
     columns = (
         "across=σ₁; algorithm; threshold_relative=τ / distance; halted; steps_taken=steps; "
@@ -135,8 +126,7 @@ class ConcentrationFilter(MeanStudy):
         privacy = cell.privacy(sampling="all users", noise_multiplier=sigma)
         return {"across": across, **privacy, "noise_on_mean": float(noise)}
 
-    @property
-    def title(self) -> str:
+    def title(self, rows: list[Row]) -> str:
         return (
             f"Concentration filter, ε = {self.epsilon:g}, δ = {self.delta:g} per user, "
             f"{self.users:,} users, {self.steps} steps"

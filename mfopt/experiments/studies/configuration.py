@@ -15,22 +15,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from mfopt import _check
 from mfopt.experiments.plots import Panel
+from mfopt.experiments.runs.means import ULS, Z95, Descent, mean_error, relative
 from mfopt.experiments.studies.engine import Found, Row, option
+from mfopt.experiments.studies.means import MeanStudy
 from mfopt.experiments.studies.rows import curve, pick
-from mfopt.experiments.studies.user_means import (
-    ULS,
-    Z95,
-    Descent,
-    MeanStudy,
-    mean_error,
-    relative,
-)
 
 Place = tuple[int, int]  # (G, M)
 BEST, ORACLE, ESTIMATE = "best of the grid", "greedy local oracle", "Estimate-and-Double"
@@ -54,11 +48,7 @@ class EstimateAndDouble(MeanStudy):
     source = "Charles et al. 2024, appendix F, Algorithm 3, Figures 13 to 15"
     default_size = "mean estimation, 5 × 7 grid of (G, M), 3 ε, 64 trials"
     time = "about 4 CPU-minutes"
-    full: ClassVar[Mapping[str, Any]] = {
-        "epsilons": (1.0, 4.0, 16.0, 64.0),
-        "trials": 128,
-        "clips": (0.5, 1.0, 2.0, 4.0, 8.0, 16.0),
-    }
+    full = "epsilons=1,4,16,64 trials=128 clips=0.5,1,2,4,8,16"
     full_size = "4 ε, 128 trials, a wider sweep (their language models: `mfopt train`)"
     columns = (
         "epsilon=ε; strategy; gradients=B; places=(G, M); squared_error=error²; "
@@ -188,8 +178,7 @@ class EstimateAndDouble(MeanStudy):
             "_high": 100 * (ratio - 1) + 100 * Z95 * spread,
         }
 
-    @property
-    def title(self) -> str:
+    def title(self, rows: list[Row]) -> str:
         return f"Choosing G and M of ULS on mean estimation, user-level DP, δ = {self.delta:g}"
 
     def panels(self, rows: list[Row]) -> list[Panel]:

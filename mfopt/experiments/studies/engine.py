@@ -67,6 +67,20 @@ def options(study: type[Study]) -> list[dataclasses.Field[Any]]:
     return sorted(found, key=lambda field: field.name not in own)
 
 
+def at_full(study: type[Study]) -> dict[str, Any]:
+    """Values of the fields that differ at the paper's size."""
+    fields = {field.name: field for field in options(study)}
+    given = (word.split("=", 1) for word in study.full.split())
+    return {name: _read(fields[name], text) for name, text in given}
+
+
+def _read(field: dataclasses.Field[Any], text: str) -> Any:
+    kind = field.metadata["option"]["kind"]
+    if isinstance(field.default, tuple):
+        return tuple(kind(item) for item in text.split(","))
+    return text == "True" if kind is bool else kind(text)
+
+
 def option_of(field: dataclasses.Field[Any]) -> str:
     """The name of a field's option."""
     given: str | None = field.metadata["option"]["name"]
@@ -111,7 +125,7 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> None:
             _check.single(name, each)
 
 
-def share(name: str, value: Any) -> float:
+def from_0_to_1(name: str, value: Any) -> float:
     """The rule of a share that may be 0 or 1."""
     return _check.probability(name, value, closed=True)
 
@@ -146,7 +160,7 @@ class Study(abc.ABC):
       source: paper, section, figures.
       default_size: what is run by default, in words.
       time: of that on two cores, as measured.
-      full: the fields' values at the paper's size (``--full``).
+      full: values at the paper's size (``--full``), as "field=value" words.
       full_size: the same in words.
       needs: what the full size needs that mfopt does not bring.
       alone: whether it measures time, so that nothing may run beside it.
@@ -159,7 +173,7 @@ class Study(abc.ABC):
     source: ClassVar[str]
     default_size: ClassVar[str]
     time: ClassVar[str]
-    full: ClassVar[Mapping[str, Any]]
+    full: ClassVar[str]
     full_size: ClassVar[str]
     needs: ClassVar[str] = "nothing"
     alone: ClassVar[bool] = False
@@ -194,9 +208,8 @@ class Study(abc.ABC):
     def rows(self, found: Found) -> list[Row]:
         """One row for each arm; keys that begin with "_" are for panels and findings only."""
 
-    @property
     @abc.abstractmethod
-    def title(self) -> str:
+    def title(self, rows: list[Row]) -> str:
         """Heading of the plot."""
 
     @abc.abstractmethod
@@ -210,7 +223,7 @@ class Study(abc.ABC):
     def outcome(self, found: Found) -> Outcome:
         """Rows, plot and words from the results of all cells."""
         rows = self.rows(found)
-        said = self.panels(rows), self.title, self.findings(rows), self.plot_columns
+        said = self.panels(rows), self.title(rows), self.findings(rows), self.plot_columns
         columns = dict(part.strip().partition("=")[::2] for part in self.columns.split(";"))
         return Outcome(
             [{k: v for k, v in row.items() if not k.startswith("_")} for row in rows],

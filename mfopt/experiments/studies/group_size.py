@@ -10,23 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
 
 import numpy as np
 
 from mfopt import _check
 from mfopt.experiments.plots import Panel
+from mfopt.experiments.runs.means import ELS, Z95, Descent, Tuned, draw_sizes, relative
 from mfopt.experiments.studies.engine import Found, Row, option
+from mfopt.experiments.studies.means import MeanStudy
 from mfopt.experiments.studies.rows import curve, level, pick
-from mfopt.experiments.studies.user_means import (
-    ELS,
-    Z95,
-    Descent,
-    MeanStudy,
-    Tuned,
-    draw_sizes,
-    relative,
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +30,7 @@ class GroupSize(MeanStudy):
     source = "Charles et al. 2024, section 6, Figure 4, appendix E"
     default_size = "mean estimation, 256 users of 1 to 64 examples, 7 G, 3 ε, 64 trials"
     time = "about 2 CPU-minutes"
-    full: ClassVar[Mapping[str, Any]] = {
-        "epsilons": (1.0, 4.0, 16.0, 64.0),
-        "trials": 128,
-        "clips": (0.5, 1.0, 2.0, 4.0, 8.0, 16.0),
-    }
+    full = "epsilons=1,4,16,64 trials=128 clips=0.5,1,2,4,8,16"
     full_size = "4 ε, 128 trials, a wider sweep (their language models: `mfopt train`)"
     columns = (
         "epsilon=ε; epsilon_of_median=of it, median; group=G; squared_error=error²; low95=from; "
@@ -130,8 +118,7 @@ class GroupSize(MeanStudy):
             "_losses": at.losses,
         }
 
-    @property
-    def title(self) -> str:
+    def title(self, rows: list[Row]) -> str:
         return (
             f"G of ELS where users hold 1 to {self.examples} examples, median {self.median:g}; "
             f"user-level DP, δ = {self.delta:g}"

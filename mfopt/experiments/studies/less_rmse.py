@@ -4,41 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple, Self
+from collections.abc import Iterator
 
 import numpy as np
 import scipy.stats
 
 from mfopt import _check
 from mfopt.experiments import families
-from mfopt.experiments.cache import Result, Task
-from mfopt.experiments.studies.base import Outcome, flag
-from mfopt.experiments.studies.image_cells import Best, interval
-from mfopt.experiments.studies.images import COLUMNS, PREFIX, SCHEDULE, ImageStudy, ends
-
-if TYPE_CHECKING:
-    from mfopt.experiments.plots import Panel
+from mfopt.experiments.plots import Curve, Panel
+from mfopt.experiments.studies.engine import Found, Row, option
+from mfopt.experiments.studies.on_images import PREFIX, SCHEDULE, ImageStudy, TrainedPoint
+from mfopt.experiments.studies.rows import ends, interval, pick
 
 _APART = 0.02  # relative difference of RMSE below which two mechanisms are not told apart
 _SHOWN = 2.0  # times the least RMSE: what is further off would squeeze the rest of the plot
 _RESAMPLED = 2000
-
-
-class TrainedPoint(NamedTuple):
-    """One mechanism at one ε on one data set; ``workload`` is what C was optimized for."""
-
-    data: str
-    epsilon: float
-    family: str
-    workload: str
-
-    @property
-    def label(self) -> str:
-        """What a reader sees."""
-        return families.label(self.family) + (
-            ", for prefix sums" if self.workload == PREFIX else ""
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,23 +30,13 @@ class LessRmse(ImageStudy):
     source = "a question of this library's; setting of Choquette-Choo et al. 2024, section 5.2"
     default_size = "digits and made data, 8 × 16, 11 mechanisms at 2 ε, 7 rates × 10 seeds"
     time = "about 9 CPU-minutes"
-    full = {  # noqa: RUF012
-        "data": ("digits", "made", "cifar10"),
-        "epsilons": (0.5, 1.0, 2.0, 4.0, 8.0),
-        "seeds": 30,
-        "per_cell": 2,
-        "bins": 100,
-        "epochs": 20,
-        "momentum": 0.95,
-        "widths": (1, 2, 4, 8, 16, 32, 64),
-        "microbatch": 50,
-    }
+    full = f"data=digits,made,cifar10 {ImageStudy.CIFAR} seeds=30"
     full_size = "CIFAR-10 too, 20 × 100, 5 ε, 30 seeds"
-    needs = "CIFAR-10's python batches (--folder) and a GPU"
+    columns = f"data; {ImageStudy.columns}"
 
-    epsilons: tuple[float, ...] = flag((1.0, 4.0), "Values of ε.", option="--eps")
-    data: tuple[str, ...] = flag(("digits", "made"), "Data sets: digits, made, cifar10.")
-    mechanisms: tuple[str, ...] = flag(
+    epsilons: tuple[float, ...] = option((1.0, 4.0), "Values of ε.", name="--eps")
+    data: tuple[str, ...] = option(("digits", "made"), "Data sets: digits, made, cifar10.")
+    mechanisms: tuple[str, ...] = option(
         (
             "banded+poisson",
             "banded+balls-in-bins",
@@ -79,137 +49,98 @@ class LessRmse(ImageStudy):
         ),
         "Mechanisms, by their names in mfopt compare.",
     )
-    both: tuple[str, ...] = flag(
+    both: tuple[str, ...] = option(
         ("banded+poisson", "blt-4", "blt-4-scaled"),
         "Those whose C is also optimized for prefix sums.",
+        empty=True,
     )
-
-    def data_sets(self) -> tuple[str, ...]:
-        return self.data
 
     def families(self) -> tuple[str, ...]:
         return self.mechanisms
 
-    def check(self) -> Self:
+    def data_sets(self) -> tuple[str, ...]:
+        return self.data
+
+    @property
+    def plot_columns(self) -> int:  # type: ignore[override]
+        return len(self.epsilons)
+
+    def check_together(self) -> None:
         for name in self.data:
             if name not in ("digits", "made", "cifar10"):
                 raise _check.reject("data", name, "must be digits, made or cifar10")
-        super().check()
+        super().check_together()
         for name in self.both:
             if name not in self.mechanisms:
                 way_out = "Name it in `mechanisms`, or others in `both`."
                 raise _check.reject("both", name, "must be among the mechanisms", way_out)
-        return self
 
-    def points(self) -> list[TrainedPoint]:
-        """All that is trained."""
+    def arms(self) -> Iterator[TrainedPoint]:
         kinds = [(f, SCHEDULE) for f in self.mechanisms] + [(f, PREFIX) for f in self.both]
-        return [
-            TrainedPoint(data, float(epsilon), family, workload)
-            for data in self.data
-            for epsilon in self.epsilons
-            for family, workload in kinds
-        ]
+        for data, epsilon in itertools.product(self.data, self.epsilons):
+            for family, workload in kinds:
+                yield TrainedPoint(data, epsilon, family, workload)
 
-    def _of(self, p: TrainedPoint) -> list[Task]:
-        return self.runs(p.family, p.epsilon, data=p.data, workload=p.workload)
-
-    def curves(self) -> list[list[Task]]:
-        return [self._of(point) for point in self.points()]
-
-    def outcome(self, found: Mapping[Task, Result]) -> Outcome:
-        points = self.points()
-        best = {point: self.best(found, self._of(point)) for point in points}
-        rows = [
-            self.row(
-                found,
-                self._of(p),
-                data=p.data,
-                mechanism=p.label,
-                family=p.family,
-                optimized_for=p.workload,
-                target=p.epsilon,
+    def rows(self, found: Found) -> list[Row]:
+        rows = []
+        for arm in self.arms():
+            label = families.label(arm.family) + (", for prefix sums" * (arm.workload == PREFIX))
+            what = {"data": arm.data, "mechanism": label, "family": arm.family}
+            rows.append(
+                self.row(found, arm, **what, optimized_for=arm.workload, target=arm.epsilon)
             )
-            for p in points
-        ]
-        # C for prefix sums is measured on the schedule that is used: that is what moves the model
-        rmse = {p: row["rmse"] for p, row in zip(points, rows, strict=True)}
-        last = {p: row["last_error"] for p, row in zip(points, rows, strict=True)}
-        return Outcome(
-            rows,
-            {"data": "data", **COLUMNS},
-            self._panels(best, rmse),
+        return rows
+
+    def title(self, rows: list[Row]) -> str:
+        return (
             f"Loss against RMSE, {self.epochs} × {self.bins}, δ = {self.delta:g}, one example, "
-            f"{self.seeds} seeds (bars: 95%, paired);\nRMSE up to {_SHOWN:g} times the least",
-            [*self._findings(best, rmse, last), *ends(rows)],
-            plot_columns=len(self.epsilons),
+            f"{self.seeds} seeds (bars: 95%, paired);\nRMSE up to {_SHOWN:g} times the least"
         )
 
-    def _panels(
-        self, best: Mapping[TrainedPoint, Best], rmse: Mapping[TrainedPoint, float]
-    ) -> list[Panel]:
-        from mfopt.experiments.plots import Curve, Panel
-
+    def panels(self, rows: list[Row]) -> list[Panel]:
         panels = []
-        for data, epsilon in itertools.product(self.data, map(float, self.epsilons)):
-            here = [p for p in best if (p.data, p.epsilon) == (data, epsilon)]
-            near = [p for p in here if rmse[p] <= _SHOWN * min(rmse[q] for q in here)]
-            level = np.mean([best[p].loss for p in near], axis=0)  # of each seed
+        for data, epsilon in itertools.product(self.data, self.epsilons):
+            here = pick(rows, data=data, target=epsilon)
+            # C for prefix sums is measured on the schedule that is used: that moves the model
+            near = [r for r in here if r["rmse"] <= _SHOWN * min(row["rmse"] for row in here)]
+            level = np.mean([row["_loss"] for row in near], axis=0)  # of each seed
             curves = []
-            for p in near:
-                mean, half = interval(best[p].loss - level)
-                x = [rmse[p]] * 3
-                curves.append(Curve(p.label, x, [mean - half, mean, mean + half]))
-            panels.append(
-                Panel(
-                    curves,
-                    f"{data}, ε = {epsilon:g}",
-                    "RMSE of the schedule (clip norms)",
-                    "test loss less the seed's mean (nats)",
-                    log_x=False,
-                )
-            )
+            for row in near:
+                mean, half = interval(row["_loss"] - level)
+                y = [mean - half, mean, mean + half]
+                curves.append(Curve(row["mechanism"], [row["rmse"]] * 3, y))
+            axes = "RMSE of the schedule (clip norms)", "test loss less the seed's mean (nats)"
+            panels.append(Panel(curves, f"{data}, ε = {epsilon:g}", *axes, log_x=False))
         return panels
 
-    def _findings(
-        self,
-        best: Mapping[TrainedPoint, Best],
-        rmse: Mapping[TrainedPoint, float],
-        last: Mapping[TrainedPoint, float],
-    ) -> list[str]:
+    def findings(self, rows: list[Row]) -> list[str]:
         said = []
         agree = against = near = 0
-        for data, epsilon in itertools.product(self.data, map(float, self.epsilons)):
-            here = [p for p in best if (p.data, p.epsilon) == (data, epsilon)]
-            error = np.array([rmse[p] for p in here])
-            losses = np.array([best[p].loss for p in here])
+        for data, epsilon in itertools.product(self.data, self.epsilons):
+            here, place = pick(rows, data=data, target=epsilon), f"{data}, ε = {epsilon:g}"
+            error, last = (np.array([r[k] for r in here]) for k in ("rmse", "last_error"))
+            losses = np.array([row["_loss"] for row in here])
             rank, low, high = correlation(error, losses)
-            of_last, *_ = correlation(np.array([last[p] for p in here]), losses)
+            of_last, *_ = correlation(last, losses)
             for i, j in itertools.permutations(range(len(here)), 2):
                 if error[i] < error[j] * (1 - _APART):
                     mean, half = interval(losses[i] - losses[j])
                     agree, against = agree + (mean + half < 0), against + (mean - half > 0)
                     near += abs(mean) <= half
             said.append(
-                f"{data}, ε = {epsilon:g}: rank correlation of RMSE and loss over {len(here)} "
-                f"mechanisms {rank:.2f} (95% over seeds: {low:.2f} to {high:.2f}); of the last "
-                f"iterate's error and loss {of_last:.2f}"
+                f"{place}: rank correlation of RMSE and loss over {len(here)} mechanisms "
+                f"{rank:.2f} (95% over seeds: {low:.2f} to {high:.2f}); of the last iterate's "
+                f"error and loss {of_last:.2f}"
             )
             for family in self.both:
-                one, other = (
-                    best[TrainedPoint(data, epsilon, family, w)].loss for w in (SCHEDULE, PREFIX)
-                )
-                mean, half = interval(one - other)
-                change = 1 - rmse[TrainedPoint(data, epsilon, family, SCHEDULE)] / max(
-                    rmse[TrainedPoint(data, epsilon, family, PREFIX)], 1e-300
-                )
+                one, other = pick(here, family=family)
+                mean, half = interval(one["_loss"] - other["_loss"])
+                change = 1 - one["rmse"] / max(other["rmse"], 1e-300)
                 said.append(
-                    f"{data}, ε = {epsilon:g}: {families.label(family)} for the schedule has "
-                    f"{change:.1%} less RMSE there than for prefix sums, and loss {mean:+.4f} ± "
-                    f"{half:.4f}"
+                    f"{place}: {families.label(family)} for the schedule has {change:.1%} less "
+                    f"RMSE there than for prefix sums, and loss {mean:+.4f} ± {half:.4f}"
                 )
-        verdict = answer(agree, near, against)
-        return [verdict, *said]
+        return [answer(agree, near, against), *said, *ends(rows)]
 
 
 def correlation(error: np.ndarray, losses: np.ndarray) -> tuple[float, float, float]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterable, Iterator
 
 from mfopt import _check
 from mfopt.experiments.plots import Panel
+from mfopt.experiments.runs.means import ELS, ULS, Z95, Descent, relative
 from mfopt.experiments.studies.engine import Found, Row, option
+from mfopt.experiments.studies.means import MeanStudy, even
 from mfopt.experiments.studies.rows import curve, pick
-from mfopt.experiments.studies.user_means import ELS, ULS, Z95, Descent, MeanStudy, even, relative
 
 EPSILON, BUDGET, WITHIN = "ε", "compute budget", "within-user σ₂"
 
@@ -24,12 +24,10 @@ class MeanEstimation(MeanStudy):
     source = "Charles et al. 2024, section 4, Figure 3"
     default_size = "256 users of 16 examples, 256 steps, 128 trials, 3 panels of 5 points"
     time = "about 5 CPU-minutes"
-    full: ClassVar[Mapping[str, Any]] = {
-        "epsilons": (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0),
-        "budgets": (16, 32, 64, 128, 256),
-        "withins": (0.25, 0.5, 1.0, 2.0, 4.0, 8.0),
-        "clips": (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0),
-    }
+    full = (
+        "epsilons=0.25,0.5,1,2,4,8,16 budgets=16,32,64,128,256 withins=0.25,0.5,1,2,4,8 "
+        "clips=0.5,1,2,4,8,16,32"
+    )
     full_size = "the same with longer axes and a wider sweep: the default is the paper's size"
     columns = (
         "panel=varies; value=at; algorithm; squared_error=error²; low95=from; high95=to (95%); "
@@ -100,8 +98,7 @@ class MeanEstimation(MeanStudy):
             )
         return rows
 
-    @property
-    def title(self) -> str:
+    def title(self, rows: list[Row]) -> str:
         return (
             f"Mean estimation, user-level DP, δ = {self.delta:g} add-remove, {self.trials} trials"
         )

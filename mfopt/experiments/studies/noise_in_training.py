@@ -1,34 +1,65 @@
 """Correlated against independent noise in whole training runs, on several data sets.
 
-Every mechanism runs, under one sampling scheme, the same batches at the same (ε, δ) from the same
-pretrained model, over one grid of learning rates; it stands with the rate that is best for it on
-held-out records, and is reported on held-out records and held-out users.
-(:mod:`mfopt.experiments.training` has the runs.)
+Both mechanisms run at the same (ε, δ), from the same pretrained model, for as many steps of as many
+records, over one grid of learning rates; under one sampling scheme a seed assigns the users to the
+same bins for both. Each mechanism then stands with the rate that is best for *it* on held-out
+records of training users, and is reported on those and on users that took no part. Choosing
+learning rates in this way is not covered by the guarantee of a run.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import mean
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from mfopt import _check
-from mfopt.experiments import training
-from mfopt.experiments.cache import Result, Task
-from mfopt.experiments.plots import Panel
-from mfopt.experiments.studies.base import Outcome, Study, check_number, check_several, flag
-from mfopt.experiments.studies.image_cells import interval
-from mfopt.experiments.training import CHOSEN_ON, REPORTED, Run, TrainingComparison
+from mfopt.experiments.cache import Cell, Result
+from mfopt.experiments.mechanisms import BALLS, FRESH
+from mfopt.experiments.plots import Curve, Panel
+from mfopt.experiments.runs.training import (
+    CHOSEN_ON,
+    REPORTED,
+    CorpusCell,
+    TrainMechanismCell,
+    TrainRunCell,
+    check_parts,
+)
+from mfopt.experiments.studies.engine import Found, Row, Swept, option
+from mfopt.experiments.studies.rows import about, level, pick
 from mfopt.training.data.embedded import EMBEDDED
 from mfopt.training.optimizers import SCHEDULES
 
+LOSS = "loss on held-out users (nats per token)"
+# kinds of C, with what they are run under where this is not balls-in-bins
+LABELS = {
+    "identity": "independent noise",
+    "blt": "BLT noise",
+    "toeplitz": "Toeplitz noise",
+    f"identity+{FRESH}": "independent noise, fresh bins",
+    f"banded-toeplitz+{FRESH}": "banded noise, fresh bins",
+}
+EVALUATIONS = 4  # of a run, after the first
+
+
+class Way(NamedTuple):
+    """One way to train: on some data, with the noise of a C, by an optimizer."""
+
+    data: str
+    strategy: str
+    optimizer: str
+
+    @property
+    def sampling(self) -> str:
+        """The scheme that the mechanism is run under, by name."""
+        return self.strategy.partition("+")[2] or BALLS
+
 
 @dataclasses.dataclass(frozen=True)
-class NoiseInTraining(Study):
+class NoiseInTraining(Swept):
     """Loss on held-out users and records, each mechanism at its own best learning rate."""
 
     name = "noise-in-training"
@@ -36,177 +67,163 @@ class NoiseInTraining(Study):
     source = "McMahan et al. 2024, section 5 (the comparison; on other data)"
     default_size = "embedded corpus, 2 mechanisms, 3 learning rates, 3 seeds, 32 steps each"
     time = "about 5 CPU-minutes"
-    full: ClassVar[Mapping[str, Any]] = {
-        "data": ("stdlib", "stdlib-code"),
-        "seeds": (0, 1, 2),
-        "epochs": 8,
-        "rates": (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064),
-        "pretrain_steps": 300,
-    }
+    full = (
+        "data=stdlib,stdlib-code seeds=0,1,2 epochs=8 "
+        "rates=0.0005,0.001,0.002,0.004,0.008,0.016,0.032,0.064 pretrain_steps=300"
+    )
     full_size = "2 corpora, 64 steps each, 8 learning rates, 3 seeds, a model pretrained for longer"
     needs = "data of one's own, by `mfopt data build`, with a public and both held-out parts"
-
-    data: tuple[str, ...] = flag(
-        ("stdlib-code",), "Embedded corpora, or folders of `mfopt data build`."
+    columns = (
+        "data; noise; learning_rate=rate; users_before=users: before; users=after; "
+        "users_gain=gain; records; records_gain=gain; privacy_unit=unit; sampling; "
+        "noise_multiplier=σ; epsilon=ε"
     )
-    strategies: tuple[str, ...] = flag(
+    fitted: ClassVar[bool] = False  # whether rates say how far the noise alone moves a parameter
+
+    data: tuple[str, ...] = option(
+        ("stdlib-code",), "Embedded corpora, or folders of `mfopt data build`.", rule=check_parts
+    )
+    strategies: tuple[str, ...] = option(
         ("identity", "blt"),
         "Forms of C; the first is what the others are measured against.",
-        choices=tuple(training.LABELS),
+        choices=tuple(LABELS),
     )
-    rates: tuple[float, ...] = flag((0.004, 0.012, 0.036), "Learning rates to choose from.")
-    schedule: str = flag(
+    rates: tuple[float, ...] = option((0.004, 0.012, 0.036), "Learning rates to choose from.")
+    schedule: str = option(
         "constant", "Of the learning rate, for all mechanisms alike.", choices=SCHEDULES
     )
-    seeds: tuple[int, ...] = flag((0, 1, 2), "Of batches and noise; each is a run.")
-    epsilon: float = flag(8.0, "ε of every statement.", option="--eps")
-    delta: float = flag(1e-5, "δ of every statement.")
-    bins: int = flag(8, "Iterations of an epoch.", option="--iters")
-    epochs: int = flag(4, "Epochs.")
-    records: int = flag(2, "Records of a user in one participation.", option="--records-per-user")
-    length: int = flag(48, "Tokens of a record.")
-    pretrain_steps: int = flag(120, "Steps on the public part first.")
+    seeds: tuple[int, ...] = option((0, 1, 2), "Of batches and noise; each is a run.")
+    epsilon: float = option(8.0, "ε of every statement.", name="--eps")
+    delta: float = option(1e-5, "δ of every statement.")
+    bins: int = option(8, "Iterations of an epoch.", name="--iters")
+    epochs: int = option(4, "Epochs.")
+    records: int = option(2, "Records of a user in one participation.", name="--records-per-user")
+    length: int = option(48, "Tokens of a record.")
+    pretrain_steps: int = option(120, "Steps on the public part first.", least=0)
 
-    def check(self) -> Self:
-        for name in ("data", "strategies", "rates", "seeds"):
-            values = getattr(self, name)
-            check_several(name, values)
-        for rate in self.rates:
-            check_number("rates", rate)
-        for seed in self.seeds:
-            _check.pinned("seeds", seed)
-        _check.epsilon("epsilon", self.epsilon)
-        _check.probability("delta", self.delta)
-        for name in ("bins", "epochs", "records", "length"):
-            _check.integer(name, getattr(self, name))
-        _check.integer("pretrain_steps", self.pretrain_steps, at_least=0)
-        for folder in self.data:
-            training.check_parts(folder)
-        return self
+    def by_name(self) -> tuple[str, ...]:
+        """The optimizers that are run."""
+        return ("adam",)
 
-    def setting(self, data: str) -> TrainingComparison:
-        """The comparison on one data set."""
-        return TrainingComparison(
-            data=data,
-            bins=self.bins,
-            epochs=self.epochs,
-            epsilon=self.epsilon,
-            delta=self.delta,
-            strategies=self.strategies,
-            learning_rates=self.rates,
-            schedule=self.schedule,
-            seeds=self.seeds,
-            records_per_user=self.records,
-            length=self.length,
-            pretrain_steps=self.pretrain_steps,
-        )
-
-    def cells(self) -> Iterable[Task]:
-        return [
-            task for data in self.data for task in training.run_tasks(self.setting(data)).values()
-        ]
-
-    def outcome(self, found: Mapping[Task, Result]) -> Outcome:
-        rows: list[dict[str, Any]] = []
-        panels: list[Panel] = []
-        said: list[str] = []
+    def arms(self) -> Iterator[Way]:
         for data in self.data:
-            setting = self.setting(data)
-            runs = training.runs_of(setting, found)
-            name = data if data in EMBEDDED else Path(data).name
-            rows += self._rows(name, runs)
-            first = training.panels(setting, runs)[0]
-            panels.append(first._replace(title=name))
-            said += self._findings(name, runs)
-        columns = {
-            "data": "data",
-            "noise": "noise",
-            "learning_rate": "rate",
-            "users_before": "users: before",
-            "users": "after",
-            "users_gain": "gain",
-            "records": "records",
-            "records_gain": "gain",
-            "privacy_unit": "unit",
-            "sampling": "sampling",
-            "noise_multiplier": "σ",
-            "epsilon": "ε",
+            for optimizer in self.by_name():
+                for strategy in self.strategies:
+                    yield Way(data, strategy, optimizer)
+
+    def runs(self, arm: Way, rate: float) -> list[Cell]:
+        at = self.bins, self.epochs, self.epsilon, self.delta, arm.sampling
+        base = CorpusCell.of(arm.data, self.length, pretrain_steps=self.pretrain_steps)
+        mechanism = TrainMechanismCell(arm.strategy.partition("+")[0], *at)
+        every = max(1, self.bins * self.epochs // EVALUATIONS)
+        how = arm.optimizer, self.schedule, self.records, self.length, every
+        rates = (0.0, rate) if self.fitted else (rate, 0.0)
+        return [TrainRunCell(base, mechanism, s, *how, *rates) for s in sorted(self.seeds)]
+
+    def judged(self, results: list[Result], rate: float) -> float:
+        return float(mean(result.record["losses"][CHOSEN_ON][-1][1] for result in results))
+
+    def rows(self, found: Found) -> list[Row]:
+        rows: list[Row] = []
+        arms = list(self.arms())
+        first: dict[Any, list[Row]] = {}
+        for arm in arms:
+            mine = self._rows_of(found, arm)
+            against = first.setdefault(self.yardstick(arm), mine)
+            for row, other in zip(mine, against, strict=True):
+                gains = {f"{x}_gain": other[x] - row[x] for x in ("users", "records")}
+                rows.append(row | gains)
+        return rows
+
+    def yardstick(self, arm: Way) -> Any:
+        """What arms that are measured against the first of them have in common."""
+        return arm.data
+
+    def _rows_of(self, found: Found, arm: Way) -> list[Row]:
+        """A row for each seed, at the arm's best rate; losses in nats per token."""
+        at, results = self.best(found, arm)
+        tried = {
+            rate: [found[cell].record["losses"][REPORTED] for cell in self.runs(arm, rate)]
+            for rate in self.rates
         }
-        title = f"User-level DP, ε = {self.epsilon:g}; bands: {len(self.seeds)} seeds"
-        return Outcome(rows, columns, panels, title, said)
+        rows = []
+        for seed, result in zip(sorted(self.seeds), results, strict=True):
+            users, records = (result.record["losses"][part] for part in (REPORTED, CHOSEN_ON))
+            rows.append(
+                {
+                    "data": arm.data if arm.data in EMBEDDED else Path(arm.data).name,
+                    "noise": arm.strategy,
+                    "seed": seed,
+                    "learning_rate": at.rate,
+                    "schedule": self.schedule,
+                    "rate_bracketed": min(self.rates) < at.rate < max(self.rates),
+                    "users_before": users[0][1],
+                    "users": users[-1][1],
+                    "users_gain": 0.0,
+                    "records": records[-1][1],
+                    "records_gain": 0.0,
+                    "privacy_unit": "user",
+                    "adjacency": "add-remove",
+                    "sampling": f"{arm.sampling}, {self.bins} bins, {self.epochs} epochs",
+                    "epsilon": self.epsilon,
+                    "delta": self.delta,
+                    "noise_multiplier": result.record["noise_multiplier"],
+                    "_arm": arm,
+                    "_data": arm.data,
+                    "_tried": tried,
+                }
+            )
+        return rows
 
-    def _rows(self, name: str, runs: list[Run]) -> Iterable[dict[str, Any]]:
-        """A row for each mechanism and seed, at the mechanism's best rate; losses in nats."""
-        first = at_best(runs, self.strategies[0])
-        for strategy in self.strategies:
-            for run, other in zip(at_best(runs, strategy), first, strict=True):
-                yield self.row(name, run, other)
+    def title(self, rows: list[Row]) -> str:
+        return f"User-level DP, ε = {self.epsilon:g}; bands: {len(self.seeds)} seeds"
 
-    def row(self, name: str, run: Run, other: Run) -> dict[str, Any]:
-        """What a run reached, and how much less its loss is than that of ``other``."""
-        return {
-            "data": name,
-            "noise": run.strategy,
-            "seed": run.seed,
-            "learning_rate": run.learning_rate,
-            "schedule": self.schedule,
-            "rate_bracketed": self.bracketed(run.learning_rate),
-            "users_before": run.losses[REPORTED][0][1],
-            "users": run.last(REPORTED),
-            "users_gain": other.last(REPORTED) - run.last(REPORTED),
-            "records": run.last(CHOSEN_ON),
-            "records_gain": other.last(CHOSEN_ON) - run.last(CHOSEN_ON),
-            "privacy_unit": "user",
-            "adjacency": "add-remove",
-            "sampling": f"{training.sampling_of(run.strategy)}, {self.bins} bins, "
-            f"{self.epochs} epochs",
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "noise_multiplier": run.noise_multiplier,
-        }
+    def panels(self, rows: list[Row]) -> list[Panel]:
+        panels = []
+        for data in self.data:
+            mine = [pick(rows, _data=data, noise=strategy)[0] for strategy in self.strategies]
+            curves = [by_rate(LABELS[row["noise"]], row) for row in mine]
+            before = "pretrained model, before private training"
+            curves.append(level(before, self.rates, mine[0]["users_before"]))
+            panels.append(Panel(curves, mine[0]["data"], "learning rate", LOSS))
+        return panels
 
-    def bracketed(self, rate: float) -> bool:
-        """Whether rates on both sides of it were tried."""
-        return min(self.rates) < rate < max(self.rates)
-
-    def _findings(self, name: str, runs: list[Run]) -> list[str]:
+    def findings(self, rows: list[Row]) -> list[str]:
         first, *others = self.strategies
-        before = runs[0].losses[REPORTED][0][1]
-        yardstick, said = at_best(runs, first), []
-        for strategy in others:
-            chosen = at_best(runs, strategy)
-            for part in (REPORTED, CHOSEN_ON):
-                gains = gains_of(chosen, yardstick, part)
-                wins = sum(gain > 0 for gain in gains)
-                about = f"{mean(gains):.4f}"
-                if len(gains) > 1:
-                    about += f" ± {interval(gains)[1]:.4f} (95%, paired by seed)"
+        said = []
+        for data in self.data:
+            best = {
+                strategy: pick(rows, _data=data, noise=strategy) for strategy in self.strategies
+            }
+            name = best[first][0]["data"]
+            for strategy in others:
+                mine = best[strategy]
+                for part, key in ((REPORTED, "users_gain"), (CHOSEN_ON, "records_gain")):
+                    gains = np.array([row[key] for row in mine])
+                    paired = " (95%, paired by seed)" if len(gains) > 1 else ""
+                    said.append(
+                        f"{name}, {part}: {strategy} below {first} in {sum(gains > 0)} of "
+                        f"{len(gains)} seeds, by {about(gains)}{paired} nats"
+                    )
+                fall = mine[0]["users_before"] - mean(row["users"] for row in mine)
                 said.append(
-                    f"{name}, {part}: {strategy} below {first} in {wins} of {len(gains)} seeds, by "
-                    f"{about} nats"
+                    f"{name}: {strategy} lowers the loss on held-out users by {fall:.3f} nats"
                 )
-            fall = before - mean(run.last(REPORTED) for run in chosen)
-            said.append(f"{name}: {strategy} lowers the loss on held-out users by {fall:.3f} nats")
-        for strategy in self.strategies:
-            rate = training.best_rate(runs, strategy)
-            if not self.bracketed(rate):
-                said.append(f"{name}: the best rate of {strategy}, {rate:g}, is the last one tried")
+            said += [
+                f"{name}: the best rate of {form}, {row['learning_rate']:g}, is the last one tried"
+                for form, (row, *_) in best.items()
+                if not row["rate_bracketed"]
+            ]
         return said
 
 
-def gains_of(runs: list[Run], others: list[Run], part: str) -> np.ndarray:
-    """How much less the loss of each run is than that of another of the same seed.
-
-    Args:
-      runs: of one mechanism, by seed.
-      others: of another.
-      part: of the data, by name.
-    """
-    return np.array([b.last(part) - a.last(part) for a, b in zip(runs, others, strict=True)])
+def by_rate(label: str, row: Row) -> Curve:
+    """Last loss on held-out users against the rate, with its spread over seeds."""
+    tried = {rate: [losses[-1][1] for losses in each] for rate, each in row["_tried"].items()}
+    return spread(label, list(tried), list(tried.values()))
 
 
-def at_best(runs: list[Run], strategy: str) -> list[Run]:
-    """The runs of a mechanism at its best rate, by seed."""
-    rate = training.best_rate(runs, strategy)
-    mine = [run for run in runs if run.strategy == strategy and run.learning_rate == rate]
-    return sorted(mine, key=lambda run: run.seed)
+def spread(label: str, x: Sequence[float], each: Sequence[Sequence[float]]) -> Curve:
+    """The mean over seeds of what was found at each place, between the least and the largest."""
+    mid, low, high = ([of(values) for values in each] for of in (mean, min, max))
+    return Curve(label, x, mid, low, high)

@@ -8,19 +8,23 @@ records, and is reported on held-out records and users.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+import itertools
 from statistics import mean
-from typing import Any, Self
+from typing import Any
 
-from mfopt import _check
-from mfopt.experiments import plots, training
-from mfopt.experiments.cache import Result, Task
-from mfopt.experiments.studies.base import Outcome, check_several, flag
-from mfopt.experiments.studies.image_cells import interval
-from mfopt.experiments.studies.noise_in_training import NoiseInTraining, at_best, gains_of
-from mfopt.experiments.training import CHOSEN_ON, REPORTED, Run, TrainingComparison
-from mfopt.training.data.embedded import EMBEDDED
+import numpy as np
+
+from mfopt.experiments.plots import Panel
+from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED
+from mfopt.experiments.studies.engine import Found, Row, option
+from mfopt.experiments.studies.noise_in_training import (
+    LABELS,
+    LOSS,
+    NoiseInTraining,
+    Way,
+    by_rate,
+)
+from mfopt.experiments.studies.rows import about, pick
 from mfopt.training.optimizers import OPTIMIZERS
 
 
@@ -33,105 +37,73 @@ class OptimizersInTraining(NoiseInTraining):
     source = "Tang, Shpilevskiy and Lécuyer 2024 (DP-AdamBC); Denisov et al. 2022 (momentum)"
     default_size = "embedded corpus, BLT noise, 3 optimizers, 4 rates, 3 seeds, 32 steps each"
     time = "about 9 CPU-minutes"
+    columns = (
+        "data; noise; optimizer; learning_rate=move; users_before=users: before; users=after; "
+        "users_gain=gain; records; records_gain=gain; epsilon=ε"
+    )
 
-    strategies: tuple[str, ...] = flag(("blt",), "Forms of C.", choices=tuple(training.LABELS))
-    optimizers: tuple[str, ...] = flag(
+    strategies: tuple[str, ...] = option(("blt",), "Forms of C.", choices=tuple(LABELS))
+    fitted = True
+    optimizers: tuple[str, ...] = option(
         ("adam", "adam-bc", "momentum"),
         "The first is what the others are measured against.",
         choices=OPTIMIZERS,
     )
-    rates: tuple[float, ...] = flag(
+    rates: tuple[float, ...] = option(
         (0.006, 0.012, 0.024, 0.048),
         "Moves to choose from: how far the noise alone moves a parameter.",
-        option="--moves",
+        name="--moves",
     )
 
-    def check(self) -> Self:
-        check_several("optimizers", self.optimizers)
-        for optimizer in self.optimizers:
-            if optimizer not in OPTIMIZERS:
-                raise _check.reject(
-                    "optimizers", optimizer, f"must be one of {', '.join(OPTIMIZERS)}"
-                )
-        return super().check()
+    def by_name(self) -> tuple[str, ...]:
+        return self.optimizers
 
-    def _settings(self, data: str) -> dict[str, TrainingComparison]:
-        """The comparison on one data set, by optimizer."""
-        setting = dataclasses.replace(self.setting(data), fitted=True)
-        return {
-            optimizer: dataclasses.replace(setting, optimizer=optimizer)
-            for optimizer in self.optimizers
-        }
+    def yardstick(self, arm: Way) -> Any:
+        return arm.data, arm.strategy
 
-    def cells(self) -> Iterable[Task]:
-        return [
-            task
-            for data in self.data
-            for setting in self._settings(data).values()
-            for task in training.run_tasks(setting).values()
-        ]
+    def rows(self, found: Found) -> list[Row]:
+        rows = [{"optimizer": row["_arm"].optimizer} | row for row in super().rows(found)]
+        return sorted(rows, key=lambda row: self._place(row["_arm"]))
 
-    def outcome(self, found: Mapping[Task, Result]) -> Outcome:
-        rows: list[dict[str, Any]] = []
-        panels: list[plots.Panel] = []
-        said: list[str] = []
+    def _place(self, arm: Way) -> tuple[int, int]:
+        """Data first, then forms of C, then optimizers."""
+        return self.data.index(arm.data), self.strategies.index(arm.strategy)
+
+    def panels(self, rows: list[Row]) -> list[Panel]:
+        panels = []
         for data in self.data:
-            name = data if data in EMBEDDED else Path(data).name
-            curves = []
-            runs = {
-                optimizer: training.runs_of(setting, found)
-                for optimizer, setting in self._settings(data).items()
-            }
-            for strategy in self.strategies:
-                best = {optimizer: at_best(runs[optimizer], strategy) for optimizer in runs}
-                first = best[self.optimizers[0]]
-                for optimizer, chosen in best.items():
-                    label = f"{optimizer}, {training.LABELS[strategy]}"
-                    curves.append(training.by_rate(label, runs[optimizer], strategy, self.rates))
-                    for run, other in zip(chosen, first, strict=True):
-                        rows.append({"optimizer": optimizer} | self.row(name, run, other))
-                said += self._said(name, strategy, best)
-            panels.append(
-                plots.Panel(curves, name, "move of a parameter by the noise", training.LOSS)
-            )
-        columns = {
-            "data": "data",
-            "noise": "noise",
-            "optimizer": "optimizer",
-            "learning_rate": "move",
-            "users_before": "users: before",
-            "users": "after",
-            "users_gain": "gain",
-            "records": "records",
-            "records_gain": "gain",
-            "epsilon": "ε",
-        }
-        title = f"User-level DP, ε = {self.epsilon:g}; bands: {len(self.seeds)} seeds"
-        return Outcome(rows, columns, panels, title, said)
+            mine = pick(rows, _data=data)
+            pairs = itertools.product(self.strategies, self.optimizers)
+            curves = [
+                by_rate(f"{o}, {LABELS[s]}", pick(mine, noise=s, optimizer=o)[0]) for s, o in pairs
+            ]
+            panels.append(Panel(curves, mine[0]["data"], "move of a parameter by the noise", LOSS))
+        return panels
 
-    def _said(self, name: str, strategy: str, best: Mapping[str, list[Run]]) -> list[str]:
-        """How each optimizer does against the first, and which rates are no optimum."""
-        first, *others = best
+    def findings(self, rows: list[Row]) -> list[str]:
         said = []
-        for optimizer in others:
-            words = []
-            for part in (REPORTED, CHOSEN_ON):
-                gains = gains_of(best[optimizer], best[first], part)
-                about = f"{-mean(gains):+.4f}"
-                if len(gains) > 1:
-                    about += f" ± {interval(gains)[1]:.4f}"
-                words.append(f"{about} on {part}")
-            said.append(
-                f"{name}, {strategy}: {optimizer} against {first}, nats (95%, paired by seed): "
-                + ", ".join(words)
-            )
-        if others:
-            least = min(best, key=lambda optimizer: mean(r.last(REPORTED) for r in best[optimizer]))
-            said.append(f"{name}, {strategy}: least loss on held-out users with {least}")
-        for optimizer, chosen in best.items():
-            move = chosen[0].learning_rate
-            if not self.bracketed(move):
-                said.append(
-                    f"{name}, {strategy}: the best move of {optimizer}, {move:g}, is the last tried"
-                )
+        first, *others = self.optimizers
+        for data in self.data:
+            for strategy in self.strategies:
+                mine = pick(rows, _data=data, noise=strategy)
+                best = {o: pick(mine, optimizer=o) for o in self.optimizers}
+                name = f"{mine[0]['data']}, {strategy}"
+                for optimizer in others:
+                    gains = {
+                        part: -np.array([row[f"{key}_gain"] for row in best[optimizer]])
+                        for part, key in ((REPORTED, "users"), (CHOSEN_ON, "records"))
+                    }
+                    words = [f"{about(each, '+.4f')} on {part}" for part, each in gains.items()]
+                    said.append(
+                        f"{name}: {optimizer} against {first}, nats (95%, paired by "
+                        f"seed): {', '.join(words)}"
+                    )
+                if others:
+                    least = min(best, key=lambda o: mean(row["users"] for row in best[o]))
+                    said.append(f"{name}: least loss on held-out users with {least}")
+                said += [
+                    f"{name}: the best move of {o}, {row['learning_rate']:g}, is the last tried"
+                    for o, (row, *_) in best.items()
+                    if not row["rate_bracketed"]
+                ]
         return said

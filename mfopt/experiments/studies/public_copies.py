@@ -12,25 +12,19 @@ public part was cleaned by looking at them has its own given that part only; the
 from __future__ import annotations
 
 import dataclasses
-import shutil
-import tempfile
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
-
-import numpy as np
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from mfopt import _check
-from mfopt.experiments.cache import Result, Task
-from mfopt.experiments.packing import packed, unpack
-from mfopt.experiments.studies.base import Outcome, flag
-from mfopt.experiments.studies.fine_tuning import LOSS_LABEL, Arm, FineTuning, alike
-from mfopt.experiments.studies.image_cells import interval
-from mfopt.experiments.studies.user_means import ULS
-
-if TYPE_CHECKING:
-    from mfopt.experiments.plots import Panel
-    from mfopt.training.data import TokenStore
+from mfopt.experiments.cache import Cell
+from mfopt.experiments.plots import Curve, Panel
+from mfopt.experiments.runs.fine_tuning import Arm
+from mfopt.experiments.runs.means import ULS
+from mfopt.experiments.runs.public_copies import PublicCopiesCell
+from mfopt.experiments.studies.engine import Found, Row, from_0_to_1, option
+from mfopt.experiments.studies.fine_tuning import LOSS_LABEL, FineTuning
+from mfopt.experiments.studies.rows import about, alike, pick
 
 AS_BUILT, COPIED, CLEANED = "as built", "with copies", "copies removed"
 PARTS = (AS_BUILT, COPIED, CLEANED)
@@ -45,241 +39,90 @@ class PublicCopies(FineTuning):
     source = "Charles et al. 2024, section 5 and appendix D"
     default_size = "embedded corpus, 3 public parts, 3 seeds, 9 runs of 32 steps"
     time = "about 2 CPU-minutes"
-    full: ClassVar[Mapping[str, Any]] = {
-        **FineTuning.PAPER,
-        "epsilons": (1.0, 4.0, 16.0, 64.0),
-        "cohort": 256,
-    }
+    full = f"{FineTuning.PAPER} epsilons=1,4,16,64 cohort=256"
     full_size = "2,000 steps of GPT-2 small's shape, 4 ε, 3 seeds, 4 rates"
+    columns = (
+        "public_part=public part; put=copies put in; left; exact=found exact; near; "
+        "asked_epsilon=ε asked; pretrained; loss=fine-tuned; fall; privacy_unit=unit; sampling; "
+        "epsilon=ε held; noise_multiplier=σ"
+    )
 
-    epsilons: tuple[float, ...] = flag((8.0,), "ε of the runs.", option="--eps")
-    share: float = flag(0.5, "Share of the private training records that are copied.")
-    changed: float = flag(0.03, "Share of a copy's tokens that are replaced by others.")
-    shortest: int = flag(1, "Fewest tokens of a record that is looked at for removal.")
-    cohort: int = flag(16, "Users a step to expect.")
-    group: int = flag(4, "Records of a user in a step.", option="--k")
-    part: str = AS_BUILT  # of this run; set by :meth:`at`
+    epsilons: tuple[float, ...] = option((8.0,), "ε of the runs.", name="--eps")
+    share: float = option(
+        0.5, "Share of the private training records that are copied.", rule=_check.probability
+    )
+    changed: float = option(
+        0.03, "Share of a copy's tokens that are replaced by others.", rule=from_0_to_1
+    )
+    shortest: int = option(1, "Fewest tokens of a record that is looked at for removal.")
+    cohort: int = option(16, "Users a step to expect.")
+    group: int = option(4, "Records of a user in a step.", name="--k")
 
-    def check(self) -> Self:
-        super().check()
-        self._check_numbers("epsilons")
-        _check.probability("share", self.share)
-        _check.probability("changed", self.changed, closed=True)
-        _check.integer("pretrain_steps", self.pretrain_steps)
-        for name in ("cohort", "group", "shortest"):
-            _check.integer(name, getattr(self, name))
-        return self
+    def check_together(self) -> None:
+        _check.integer("pretrain_steps", self.pretrain_steps)  # copies are in what is pretrained on
 
-    def at(self, part: str) -> PublicCopies:
-        """The same with this public part."""
-        return dataclasses.replace(self, part=part)
+    def public(self, part: str) -> Cell:
+        """The corpus and the model pretrained on one public part."""
+        if part == AS_BUILT:
+            return self.base
+        shortest = self.shortest if part == CLEANED else None
+        return PublicCopiesCell(self.base, self.share, self.changed, shortest)
 
-    def base(self) -> Task:
-        plain = super().base()
-        if self.part == AS_BUILT:
-            return plain
-        names = ("length", "width", "layers", "pretrain_steps", "pretrain_rate")
-        return Task.of(
-            "study-public-copies",
-            (plain,),
-            **{name: plain.arguments[name] for name in names},
-            share=self.share,
-            changed=self.changed,
-            shortest=self.shortest if self.part == CLEANED else None,
-        )
+    def arms(self) -> Iterator[tuple[str, Arm]]:
+        for part, epsilon in itertools.product(PARTS, self.epsilons):
+            yield part, Arm(ULS, self.group, float(self.cohort), epsilon)
 
-    def arms(self) -> list[Arm]:
-        """One for each ε."""
-        units = float(self.cohort)
-        return [Arm(ULS, self.group, units, float(epsilon)) for epsilon in self.epsilons]
+    def cells(self) -> Iterable[Cell]:
+        return [*map(self.public, PARTS), *super().cells()]
 
-    def cells(self) -> Iterable[Task]:
-        return [
-            task
-            for part in PARTS
-            for here in [self.at(part)]
-            for task in (here.base(), *here.runs(self.arms()))
-        ]
+    def runs(self, arm: Any, rate: float, base: Cell | None = None) -> list[Any]:
+        part, way = arm
+        return super().runs(way, rate, self.public(part))
 
-    def more(self, found: Mapping[Task, Result]) -> Iterable[Task]:
-        return [task for part in PARTS for task in super(PublicCopies, self.at(part)).more(found)]
-
-    def outcome(self, found: Mapping[Task, Result]) -> Outcome:
+    def rows(self, found: Found) -> list[Row]:
         rows = []
-        for part in PARTS:
-            here = self.at(part)
-            counted = found[here.base()].record.get("copies", {})
-            for arm in self.arms():
-                row = here.row(found, arm)
-                if part == COPIED:  # what was pretrained on had no noise
-                    row |= {"privacy_unit": None, "epsilon": None, "delta": None}
-                if part == CLEANED:
-                    row |= {"privacy_unit": f"{row['privacy_unit']}, given the public part"}
-                rows.append(
-                    {"public_part": part, "asked_epsilon": arm.epsilon, **row}
-                    | {name: counted.get(name) for name in ("put", "left", "exact", "near")}
-                    | {"fall": row["pretrained"] - row["loss"]}
-                )
-        return Outcome(
-            rows,
-            {
-                "public_part": "public part",
-                "put": "copies put in",
-                "left": "left",
-                "exact": "found exact",
-                "near": "near",
-                "asked_epsilon": "ε asked",
-                "pretrained": "pretrained",
-                "loss": "fine-tuned",
-                "fall": "fall",
-                "privacy_unit": "unit",
-                "sampling": "sampling",
-                "epsilon": "ε held",
-                "noise_multiplier": "σ",
-            },
-            self._panels(rows),
-            f"Copies of private records in the public part; fine-tuning per user, "
-            f"δ = {self.delta:g}",
-            self._findings(found, rows),
-        )
+        for part, arm in self.arms():
+            row = self.row(found, arm, (part, arm))
+            if part == COPIED:  # what was pretrained on had no noise
+                row |= {"privacy_unit": None, "epsilon": None, "delta": None}
+            if part == CLEANED:
+                row |= {"privacy_unit": f"{row['privacy_unit']}, given the public part"}
+            counted = found[self.public(part)].record.get("copies", {})
+            rows.append(
+                {"public_part": part, "asked_epsilon": arm.epsilon, **row}
+                | {name: counted.get(name) for name in ("put", "left", "exact", "near")}
+                | {"fall": row["pretrained"] - row["loss"]}
+            )
+        return rows
 
-    def _panels(self, rows: list[dict[str, Any]]) -> list[Panel]:
-        from mfopt.experiments.plots import Curve, Panel
+    def title(self, rows: list[Row]) -> str:
+        said = f"fine-tuning per user, δ = {self.delta:g}"
+        return f"Copies of private records in the public part; {said}"
 
+    def panels(self, rows: list[Row]) -> list[Panel]:
         panels = []
         for epsilon in self.epsilons:
             curves = [
                 Curve(row["public_part"], (0, self.steps), (row["pretrained"], row["loss"]))
-                for row in rows
-                if row["asked_epsilon"] == epsilon
+                for row in pick(rows, asked_epsilon=epsilon)
             ]
             title = f"before and after fine-tuning, ε = {epsilon:g}"
             panels.append(Panel(curves, title, "steps", LOSS_LABEL, log_x=False))
         return alike(panels)
 
-    def _findings(self, found: Mapping[Task, Result], rows: list[dict[str, Any]]) -> list[str]:
+    def findings(self, rows: list[Row]) -> list[str]:
         said = []
-        for arm in self.arms():
-            epsilon = arm.epsilon
-            falls = {}
-            for part in PARTS:
-                here = self.at(part)
-                each = here.row(found, arm)["pretrained"] - here.losses(found, arm)
-                about = f" ± {interval(each)[1]:.4f}" if len(each) > 1 else ""
-                falls[part] = f"{each.mean():.4f}{about}"
-            plain, copied, cleaned = (
-                next(r for r in rows if (r["public_part"], r["asked_epsilon"]) == (part, epsilon))
-                for part in PARTS
-            )
+        for epsilon in self.epsilons:
+            built, copied, cleaned = pick(rows, asked_epsilon=epsilon)
+            falls = [about(row["pretrained"] - row["_losses"]) for row in (built, copied, cleaned)]
             said.append(
-                f"ε = {epsilon:g}: fine-tuning lowers the loss by {falls[AS_BUILT]} from a "
-                f"public part as built, by {falls[COPIED]} where it holds copies of "
+                f"ε = {epsilon:g}: fine-tuning lowers the loss by {falls[0]} from a "
+                f"public part as built, by {falls[1]} where it holds copies of "
                 f"{self.share:.0%} of the private records (the pretrained model is "
-                f"{plain['pretrained'] - copied['pretrained']:.4f} lower there, without a "
-                f"guarantee), and by {falls[CLEANED]} where they were removed: "
+                f"{built['pretrained'] - copied['pretrained']:.4f} lower there, without a "
+                f"guarantee), and by {falls[2]} where they were removed: "
                 f"{cleaned['exact']} exact and {cleaned['near']} near "
                 f"copies were found, {cleaned['left']} of the {cleaned['put']} that were put in "
-                f"are left ({self._runs_said()})"
+                f"are left ({self.runs_said()})"
             )
         return said
-
-
-def run_public_copies(
-    base: Result,
-    *,
-    length: int,
-    width: int,
-    layers: int,
-    pretrain_steps: int,
-    pretrain_rate: float,
-    share: float,
-    changed: float,
-    shortest: int | None,
-) -> Result:
-    """The corpus with copies in its public part, or with those removed, and a model of it.
-
-    Args:
-      base: result that holds the corpus as built.
-      length, width, layers, pretrain_steps, pretrain_rate: of the model and its pretraining.
-      share: of the private training records that are copied.
-      changed: share of a copy's tokens that are replaced.
-      shortest: fewest tokens of the records among which copies are found and removed again; None
-        removes none, and counts what the trainer would.
-    """
-    from mfopt.training.config import TrainConfig
-    from mfopt.training.data import open_parts
-    from mfopt.training.data.overlap import SHORTEST, copies
-    from mfopt.training.prepare import prepare
-
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        unpack(base, folder)
-        parts = open_parts(folder / "corpus")
-        private = [store for part, store in parts.items() if part != "public"]
-        records = [parts["public"].record(r) for r in range(parts["public"].num_records)]
-        own, records = len(records), [*records, *copied(parts["train"], share, changed)]
-        public = _write(records, parts["public"], folder / "all")
-        exact, near = copies(public, private, shortest or SHORTEST)
-        kept = np.arange(len(records))
-        if shortest is not None:
-            kept = np.flatnonzero(~(exact | near))
-            public = _write([records[r] for r in kept], parts["public"], folder / "left")
-        counted = {
-            "put": len(records) - own,
-            "left": int(np.count_nonzero(kept >= own)),
-            "exact": int(exact.sum()),
-            "near": int(near.sum()),
-        }
-        target = folder / "corpus" / "public"
-        shutil.rmtree(target)
-        assert public.path is not None
-        shutil.copytree(public.path, target)
-        prepared = prepare(
-            TrainConfig(
-                sampling="fixed-order:bins=1,epochs=1",
-                algorithm="none",
-                data=str(folder / "corpus"),
-                public_overlap=1.0,  # copies are what is studied
-                length=length,
-                width=width,
-                layers=layers,
-                pretrain_steps=pretrain_steps,
-                pretrain_rate=pretrain_rate,
-                output=str(folder / "run"),
-                seed=0,
-            )
-        )
-        arrays = packed(folder / "corpus", "corpus")
-        arrays |= packed(folder / "run" / "pretrained", "pretrained")
-    record = {"users": base.record["users"], "parameters": prepared.model.num_params}
-    return Result(record | {"copies": counted}, arrays)
-
-
-def copied(train: TokenStore, share: float, changed: float) -> list[np.ndarray]:
-    """Records of ``train``, a ``share`` of them, with a share of their tokens replaced.
-
-    Args:
-      train: private records.
-      share: of the records.
-      changed: chance of a token to become another, drawn uniformly.
-    """
-    random = np.random.default_rng(0)
-    chosen = random.permutation(train.num_records)[: round(share * train.num_records)]
-    made = []
-    for record in np.sort(chosen):
-        tokens = np.array(train.record(int(record)))
-        places = random.random(len(tokens)) < changed
-        tokens[places] = random.integers(train.vocab_size, size=int(places.sum()))
-        made.append(tokens)
-    return made
-
-
-def _write(records: list[np.ndarray], like: TokenStore, folder: Path) -> TokenStore:
-    """A public part of these records, a user for each, with the facts of ``like``."""
-    from mfopt.training.data import TokenStore, TokenStoreBuilder
-
-    names = [str(number) for number in range(len(records))]
-    with TokenStoreBuilder(folder / "spool", like.vocab_size) as builder:
-        builder.add(names, records)
-        builder.finish(folder, like.metadata, name="public")
-    return TokenStore.open(folder / "public")

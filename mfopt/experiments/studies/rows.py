@@ -58,6 +58,19 @@ def interval(values: np.ndarray) -> tuple[float, float]:
     return float(values.mean()), float(half)
 
 
+def confident(label: str, x: Sequence[float], each: Sequence[np.ndarray]) -> Curve:
+    """The means over seeds of what was found at each place, with their 95% intervals."""
+    at = [interval(values) for values in each]
+    low, high = [m - h for m, h in at], [m + h for m, h in at]
+    return Curve(label, list(x), [m for m, _ in at], low, high)
+
+
+def ends(rows: Sequence[Row]) -> list[str]:
+    """A warning where a best rate is an end of those tried."""
+    count = sum(bool(row["rate_at_end"]) for row in rows)
+    return [f"{count} of {len(rows)} best rates are an end of those tried"] if count else []
+
+
 def about(values: Any, form: str = ".4f") -> str:
     """The mean of values in words, with half of its 95% interval where there are several."""
     values = np.atleast_1d(values)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from mfopt.experiments import training
-from mfopt.experiments.studies.base import flag
-from mfopt.experiments.studies.noise_in_training import NoiseInTraining
+from mfopt.experiments.studies.engine import option
+from mfopt.experiments.studies.noise_in_training import LABELS, NoiseInTraining
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,9 +18,9 @@ class SamplingInTraining(NoiseInTraining):
     default_size = "embedded corpus, 2 mechanisms, 3 learning rates, 3 seeds, 32 steps each"
     time = "about 5.5 CPU-minutes"
 
-    strategies: tuple[str, ...] = flag(
+    strategies: tuple[str, ...] = option(
         ("blt", "banded-toeplitz+fresh-bins"),
         "Forms of C, +fresh-bins for that sampling; the first is what others are measured against.",
-        choices=tuple(training.LABELS),
+        choices=tuple(LABELS),
     )
-    epsilon: float = flag(2.0, "ε of every statement.", option="--eps")
+    epsilon: float = option(2.0, "ε of every statement.", name="--eps")

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt import _check, _extras
-from mfopt.experiments.studies import cifar
-from mfopt.experiments.studies.functional import Apply, Params, functional
+from mfopt.experiments.runs import cifar
+from mfopt.experiments.runs.functional import Apply, Params, functional
 
 try:
     from flax import nnx

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt import _check
-from mfopt.experiments.studies import pictures
-from mfopt.experiments.studies.functional import size
-from mfopt.experiments.studies.pictures import Examples, Pictures
+from mfopt.experiments.runs import pictures
+from mfopt.experiments.runs.functional import size
+from mfopt.experiments.runs.pictures import Examples, Pictures
 from mfopt.noise.choice import Past, choose
 from mfopt.noise.stream import NoiseStream
 from mfopt.sampling import FixedOrder, Scheme, UnitSampler

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt import _check, _extras
-from mfopt.experiments.studies.functional import Apply, Params, functional
+from mfopt.experiments.runs.functional import Apply, Params, functional
 
 try:
     from flax import nnx

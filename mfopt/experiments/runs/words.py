@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mfopt import _check
-from mfopt.experiments.studies.federated import UserData
+from mfopt.experiments.runs.federated import UserData
 from mfopt.training.data.sources import JsonLines
 
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*|[^\w\s]")

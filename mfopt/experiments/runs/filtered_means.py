@@ -1,7 +1,7 @@
 """User-wise descent with a concentration filter (Asi and Liu), run for real: it may halt.
 
 Algorithm 3 of Chua et al. 2024 (appendix A, after Asi and Liu 2024) on the mean estimation task of
-:mod:`~mfopt.experiments.studies.user_means`. Every step takes all N users, each with a gradient
+:mod:`~mfopt.experiments.runs.means`. Every step takes all N users, each with a gradient
 averaged over G examples drawn afresh. The concentration score, the share of pairs of users within
 τ times N, is held against 4N/5 by AboveThreshold at ε/2; below it the run halts, and its last
 iterate is its result. Otherwise users with fewer than half of the others within 2τ are left out,
@@ -20,7 +20,7 @@ import numpy as np
 
 from mfopt.accounting.closed_form.filter import filter_noise
 from mfopt.experiments.cache import Result
-from mfopt.experiments.studies.user_means import MeansCell, subsets
+from mfopt.experiments.runs.means import MeansCell, subsets
 
 # one user more changes Σ 1(pair within τ) by at most 2N - 1, and the score by less than 2
 SCORE_SENSITIVITY = 2.0

@@ -21,7 +21,6 @@ import jax
 import numpy as np
 
 from mfopt.experiments.cache import Result
-from mfopt.experiments.packing import PLACES, unpack
 from mfopt.training import mesh as meshes
 from mfopt.training.config import TrainConfig
 from mfopt.training.execute import HELD_OUT
@@ -32,6 +31,9 @@ from mfopt.training.prepare import Prepared, learning_rate_of, optimizer_of, pla
 from mfopt.training.secrets import RunSecret
 from mfopt.training.selection import PERPLEXITY_RULES
 from mfopt.training.wiring import execution_of, units_of
+
+# setting of a run -> where a result's files put what it names
+PLACES = {"data": "corpus", "model": "pretrained", "factorization": "mechanism/mechanism.npz"}
 
 
 class Trained(NamedTuple):
@@ -173,7 +175,7 @@ def runs_of(sources: dict[str, Result], **settings: Any) -> Runs:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
             folder = Path(name)
             for source in {id(source): source for source in sources.values()}.values():
-                unpack(source, folder)
+                source.unpack(folder)
             places: dict[str, Any] = {name: str(folder / PLACES[name]) for name in sources}
             _KEPT[key] = Runs(TrainConfig(**places, **settings, output=str(folder / "run")))
     return _KEPT[key]

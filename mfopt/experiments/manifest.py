@@ -1,0 +1,128 @@
+"""The manifest of a folder of artifacts: what made each file, with its SHA-256.
+
+An entry has the files, the command that rebuilds them, version, commit, digest of the code, seed,
+device, and the seconds of computing behind them (the sum over the cells they were made of, cached
+or not).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mfopt import _check, _files
+from mfopt._version import __version__
+from mfopt.experiments.cache import Cache, Cell, code_digest
+
+MANIFEST = "manifest.json"
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What the folder's manifest says, by artifact; empty where there is none.
+
+    Raises:
+      UsageError: the file is none.
+    """
+    path = folder / MANIFEST
+    try:
+        found = json.loads(path.read_text()) if path.is_file() else {}
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise _check.reject("manifest", str(path), "is not one JSON object", "Name another folder.")
+    return found
+
+
+def note(
+    folder: Path,
+    name: str,
+    files: Sequence[Path],
+    *,
+    how: str,
+    seed: int | None,
+    device: Sequence[str],
+    seconds: float,
+    **more: Any,
+) -> None:
+    """Say in the folder's manifest how an artifact was made, in place of what it said before.
+
+    Args:
+      folder: of the manifest.
+      name: of the artifact.
+      files: its files, in ``folder``.
+      how: the command that rebuilds them.
+      seed: pinned, or None.
+      device: what it was made on.
+      seconds: of computing.
+      more: ``made``, the day, today if left out; ``cpu_seconds``, where that is known: what a busy
+        machine does not lengthen; ``code``, digest of the code; that of the library without its
+        studies if left out.
+    """
+    entry = {
+        "files": {
+            path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(files)
+        },
+        "command": how,
+        "version": __version__,
+        "commit": commit(),
+        "code": more.get("code") or code_digest(training=True),
+        "seed": seed,
+        "device": list(device),
+        "seconds": round(seconds, 1),
+        "made": more.get("made") or time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+    if more.get("cpu_seconds") is not None:
+        entry["cpu_seconds"] = round(more["cpu_seconds"], 1)
+    manifest = read_manifest(folder) | {name: entry}
+    _files.write(folder / MANIFEST, json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+
+
+def computing(cells: Iterable[Cell], cache: Cache) -> dict[str, Any]:
+    """What :func:`note` says of the computing behind cells, and behind what they need."""
+    found = [cache.load(cell) for cell in with_needs(cells)]
+    records = [result.record for result in found if result is not None]
+    return {
+        "device": sorted({r["device"] for r in records}),
+        "seconds": sum(r["seconds"] for r in records),
+        "cpu_seconds": sum(r["cpu_seconds"] for r in records),
+        "made": max((r["made"] for r in records), default=None),
+    }
+
+
+def with_needs(cells: Iterable[Cell]) -> list[Cell]:
+    """The cells and all that they are made from, each once."""
+    found: dict[Cell, None] = {}
+
+    def add(cell: Cell) -> None:
+        if cell not in found:
+            for needed in cell.needs:
+                add(needed)
+            found[cell] = None
+
+    for cell in cells:
+        add(cell)
+    return list(found)
+
+
+def commit() -> str | None:
+    """The commit of the tree that this package is run from, and whether it was changed since."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str | None:
+        try:
+            done = subprocess.run(["git", *words], cwd=here, capture_output=True, text=True)
+        except OSError:
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    # an installed package may lie in a tree that is not its own
+    if git("ls-files", "--error-unmatch", Path(__file__).name) is None:
+        return None
+    changed = git("status", "--porcelain", "--", ":/", ":(exclude,top)artifacts")
+    return f"{git('rev-parse', 'HEAD')}{'+changes' if changed else ''}"

@@ -1,0 +1,159 @@
+"""One run of the fine-tuning studies by the real trainer: an arm at one rate and seed."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mfopt import _check
+from mfopt.experiments.cache import Cell, Result, packed
+from mfopt.experiments.runs.means import ELS, ULS
+
+PLAIN = "not private"
+
+
+class Arm(NamedTuple):
+    """One way to train.
+
+    Attributes:
+      algorithm: "ELS" (Group Privacy of Chua et al. 2024), "ULS" (User-wise DP-SGD) or "not
+        private".
+      group: records of a user: kept in all (ELS), in one participation (the others).
+      units: expected in a step: records (ELS) or users (the others).
+      epsilon: of the statement; None where nothing is private.
+      selection: which records of a user.
+      clip_norm: bound on the gradient of a record (ELS) or a user (ULS).
+      rank: of adapters; 0 trains all parameters.
+      users: times as many users as there are, as if for ``epsilon``; what the run, which has fewer,
+        holds itself is on record.
+    """
+
+    algorithm: str
+    group: int
+    units: float
+    epsilon: float | None
+    selection: str = "random"
+    clip_norm: float = 1.0
+    rank: int = 0
+    users: float = 1.0
+
+    @property
+    def label(self) -> str:
+        """In words."""
+        return f"{self.algorithm}, G = {self.group}"
+
+    @property
+    def records(self) -> float:
+        """Expected in a step where every user has ``group``."""
+        return self.units * (1 if self.algorithm == ELS else self.group)
+
+    @property
+    def together(self) -> int:
+        """Records of a user that are protected as a group of sampled units."""
+        return self.group if self.algorithm == ELS else 1
+
+
+@dataclasses.dataclass(frozen=True)
+class FineTuningCell(Cell):
+    """One run; losses before and after are on record, and what the trainer states.
+
+    Attributes:
+      base: cell of the corpus and the pretrained model.
+      arm: what is run.
+      delta: of the statement.
+      steps: of the run.
+      rate: learning rate of adam; 0: fitted to the noise.
+      seed: pins the random choices.
+      length: tokens of a row.
+      evaluate_records: records of an evaluation.
+      keep: the trained model too, as files.
+    """
+
+    name = "study-fine-tuning"
+    base: Cell
+    arm: Arm
+    delta: float
+    steps: int
+    rate: float
+    seed: int
+    length: int
+    evaluate_records: int
+    keep: bool = False
+
+    def run(self, *needed: Result) -> Result:
+        from mfopt.experiments.runs import repeated
+
+        (base,), arm = needed, self.arm
+        # units of ELS are at most ``group`` records of each user: a public number
+        population = base.record["users"] * arm.together
+        sampled = "records" if arm.algorithm == ELS else "users"
+        if arm.units > population:
+            users = base.record["users"]
+            rule = f"there are {users} users, and so at most {population} {sampled}"
+            raise _check.reject("units of a step", arm.units, rule, "Take less, or more data.")
+        probability = arm.units / population
+        private: dict[str, Any] = {}
+        if arm.epsilon is not None:
+            epsilon = held(arm, probability, self.steps, self.delta)
+            private = {"epsilon": epsilon, "delta": self.delta}
+        runs = repeated.runs_of(
+            {"data": base, "model": base},
+            sampling=f"poisson:probability={probability!r},iterations={self.steps}",
+            algorithm={ELS: "els", ULS: "uls", PLAIN: "none"}[arm.algorithm],
+            records_per_user=arm.group,
+            clip_norm=arm.clip_norm,
+            lora_rank=arm.rank,
+            lora_layers="attn/c_attn,attn/c_proj,mlp/c_fc,mlp/c_proj",
+            optimizer="adam",
+            schedule="constant",
+            length=self.length,
+            seed=0,
+            evaluate_records=self.evaluate_records,
+            **private,
+        )
+        trained = runs.run(rate=self.rate, seed=self.seed, selection=arm.selection)
+        arrays = {}
+        if self.keep:
+            with tempfile.TemporaryDirectory() as name:
+                arrays = packed(runs.export(trained.params, Path(name) / "model"), "model")
+        prepared = runs.prepared
+        account, guarantee = prepared.account, prepared.guarantee
+        return Result(
+            {
+                "before": trained.first(),
+                "after": trained.last(),
+                "noise_multiplier": None if account is None else account.noise_multiplier,
+                "guarantee": None if guarantee is None else guarantee.describe(),
+                "learning_rate": trained.rate,
+                "parameters": prepared.model.num_params,
+                "probability": probability,
+                "sampled": sampled,
+            },
+            arrays,
+        )
+
+
+def held(arm: Arm, probability: float, steps: int, delta: float) -> float:
+    """ε of what is run, at the σ that the arm's ε asks for with its number of users.
+
+    Args:
+      arm: what is run.
+      probability: of a unit in a step.
+      steps: of the run.
+      delta: of the statement.
+    """
+    from mfopt.accounting import Mechanism, account
+    from mfopt.sampling import Poisson
+    from mfopt.strategies import Identity
+
+    assert arm.epsilon is not None
+    if arm.users == 1:
+        return arm.epsilon
+    fewer, there = (
+        Mechanism(Poisson(p, steps), Identity(), group_size=arm.together)
+        for p in (probability / arm.users, probability)
+    )
+    sigma = account(fewer, epsilon=arm.epsilon, delta=delta).noise_multiplier
+    return account(there, noise_multiplier=sigma, delta=delta).epsilon

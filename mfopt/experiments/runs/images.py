@@ -1,0 +1,155 @@
+"""Runs on images with a mechanism, and what each run states of its privacy.
+
+What a run states is what it executes: where batches are cut, or shuffled in place of sampled,
+(ε, δ) is that of the execution at the same σ, not the one that σ was chosen for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from mfopt import _check, query_error, sampling
+from mfopt.accounting import Mechanism, account
+from mfopt.experiments.cache import Cell, Result
+from mfopt.experiments.mechanisms import Cooldown, ProvenCell, strategy_of, workload_of
+from mfopt.sampling import FixedOrder
+from mfopt.training.batching import (
+    charged_delta,
+    displacement_probability,
+    smallest_batch_size,
+)
+
+if TYPE_CHECKING:
+    from mfopt.experiments.runs.pictures import Pictures
+
+# how a mechanism's batches are made: as accounted for, cut where that costs little δ or at their
+# mean size, or by shuffling, which its account does not cover
+AS_ACCOUNTED, CUT, CUT_AT_MEAN, SHUFFLED = "as accounted", "cut", "cut at the mean", "shuffled"
+EXECUTIONS = (AS_ACCOUNTED, CUT, CUT_AT_MEAN, SHUFFLED)
+_SHARE = 0.1  # of δ that cutting batches may cost
+
+
+class Data(NamedTuple):
+    """Which data: "digits", "made", or "cifar10" of a folder, with its held-out examples."""
+
+    name: str
+    folder: str = ""
+    held_out: int = 400
+
+    def load(self) -> Pictures:
+        """The three parts."""
+        from mfopt.experiments.runs import pictures
+
+        if self.name == "digits":
+            return pictures.digits(self.held_out)
+        if self.name == "made":
+            return pictures.blobs(held_out=self.held_out)
+        return pictures.cifar10(self.folder, self.held_out)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImagesCell(Cell):
+    """Runs over rates and seeds; σ is the mechanism's, however it is executed.
+
+    Attributes:
+      source: cell of the mechanism.
+      data: what is trained on.
+      schedule: momentum and cooldown of the optimizer.
+      execution: how batches are made.
+      rates: learning rates.
+      seeds: of models, batches and noise.
+      clip_norm: bound on an example's gradient.
+      hidden: width of the model for vectors.
+      microbatch: examples at work at once; 0: a batch.
+    """
+
+    name = "study-images"
+    source: ProvenCell
+    data: Data
+    schedule: Cooldown
+    execution: str
+    rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+    clip_norm: float
+    hidden: int
+    microbatch: int
+
+    def run(self, *needed: Result) -> Result:
+        from mfopt.experiments.runs import many_runs
+
+        (source,), loaded = needed, self.data.load()
+        strategy = strategy_of(source)
+        scheme = sampling.from_description(source.record["scheme"])
+        sigma = source.record["guarantee"]["noise_multiplier"]
+        population = len(loaded.train.y)
+        privacy, batch_size = self.stated(source, scheme, population)
+        mechanism = many_runs.RunMechanism(
+            strategy, sigma, scheme, batch_size, shuffled=self.execution == SHUFFLED
+        )
+        workload = workload_of(self.schedule, scheme.length)
+        measured = many_runs.train(
+            loaded,
+            mechanism,
+            workload,
+            rates=self.rates,
+            seeds=self.seeds,
+            clip_norm=self.clip_norm,
+            hidden=self.hidden,
+            microbatch=self.microbatch,
+        )
+        errors = sigma**2 * np.asarray(query_error.row_variances(workload, strategy, scheme.length))
+        record = {
+            "privacy": {"privacy_unit": "example", **privacy, "noise_multiplier": sigma},
+            "rates": list(self.rates),
+            "population": population,
+            "batch_size": batch_size,
+            # on the workload of the run, whatever C was optimized for: of all iterates, of the last
+            "rmse": float(np.sqrt(np.mean(errors))),
+            "last_error": float(np.sqrt(errors[-1])),
+        }
+        return Result(record, measured)
+
+    def stated(
+        self, source: Result, scheme: Any, population: int
+    ) -> tuple[dict[str, Any], int | None]:
+        """(adjacency, sampling, ε and δ of what is executed; the size that batches are cut to)."""
+        guarantee = source.record["guarantee"]
+        epsilon, delta, sigma = (guarantee[k] for k in ("epsilon", "delta", "noise_multiplier"))
+        strategy, size = strategy_of(source), None
+        if self.execution == SHUFFLED:
+            # in equal batches every order is one of fixed order, and that is all that is known
+            scheme = FixedOrder(scheme.bins, scheme.epochs)
+            fixed = Mechanism(scheme, strategy)
+            epsilon = account(fixed, noise_multiplier=sigma, delta=delta).epsilon
+        elif self.execution == CUT:
+            allowed = _SHARE * delta / (1 + np.exp(epsilon))
+            size = smallest_batch_size(scheme, population, allowed)
+            pushed_out = displacement_probability(scheme, population, size)
+            delta = charged_delta(epsilon, delta, pushed_out)
+        elif self.execution == CUT_AT_MEAN:
+            # one unit may push out another in each of its batches: twice the sensitivity
+            size = max(1, round(scheme.expected_batch(population)))
+            epsilon = account(
+                Mechanism(scheme, strategy),
+                noise_multiplier=sigma / 2,
+                delta=delta,
+                seed=self.source.goal.seed,
+                samples=self.source.samples,
+            ).epsilon
+        elif self.execution != AS_ACCOUNTED:
+            rule = f"must be one of {', '.join(EXECUTIONS)}"
+            raise _check.reject("execution", self.execution, rule)
+        words = scheme.words() + (f", cut to {size}" if size else "")
+        stated = {
+            "adjacency": scheme.executed_adjacency(guarantee["adjacency"]),
+            "sampling": (
+                f"shuffled, accounted as {words}" if self.execution == SHUFFLED else words
+            ),
+            "epsilon": float(epsilon),
+            "delta": float(delta),
+            "status": guarantee["status"],
+        }
+        return stated, size

@@ -1,0 +1,177 @@
+"""Training an LSTM on users' words by DP-FedAvg or DP-FedSGD, at one rate, with every seed."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from mfopt import sampling
+from mfopt.accounting.closed_form import moments
+from mfopt.experiments.cache import Cell, Result
+from mfopt.experiments.mechanisms import ProvenCell, strategy_of
+from mfopt.noise.stream import NoiseStream
+
+HEADS, GUESSES = (10, 50, 100), 10
+
+
+class Variant(NamedTuple):
+    """One way to train.
+
+    Attributes:
+      label: what a reader sees.
+      local: FedAvg's local epochs; False is FedSGD.
+      layers: "flat" or "per-layer" clipping.
+      estimator: "fixed" or "clipped" denominator.
+      falling: S, and the noise with it, falls half way.
+      factorized: correlated noise with balls-in-bins, in place of independent noise with Poisson.
+      private: else neither clipped nor noised.
+    """
+
+    label: str
+    local: bool = True
+    layers: Literal["flat", "per-layer"] = "flat"
+    estimator: Literal["fixed", "clipped"] = "fixed"
+    falling: bool = False
+    factorized: bool = False
+    private: bool = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NextWordCell(Cell):
+    """Accuracies on two halves of held-out rows, (seeds, evaluations), and counts of head words.
+
+    Attributes:
+      source: cell of C, z and its account.
+      variant: how it is trained.
+      rate: of local steps.
+      clip: S of the first round.
+      posts, public, user_column, text_column, users, words, tokens, whole: of the data.
+      embedding, state: of the model.
+      batch, local_epochs: of a user's update.
+      mean_weight: W over the number of users.
+      least: W_min over W.
+      falls_to: share of S in the second half, where it falls.
+      seeds: how many runs.
+      chunk: users at work at once.
+      evaluate: evaluations of a run.
+    """
+
+    name = "study-next-word"
+    source: ProvenCell
+    variant: Variant
+    rate: float
+    clip: float
+    posts: str | None
+    public: str | None
+    user_column: str
+    text_column: str
+    users: int
+    words: int
+    tokens: int
+    whole: bool
+    embedding: int
+    state: int
+    batch: int
+    local_epochs: int
+    mean_weight: float
+    least: float
+    falls_to: float
+    seeds: int
+    chunk: int
+    evaluate: int
+
+    def data(self) -> Any:
+        """Users' words from the posts, or made."""
+        from mfopt.experiments.runs import words
+
+        if self.posts is None or self.public is None:
+            return words.make(self.users, words=self.words, tokens=self.tokens)
+        names = ("words", "tokens", "whole", "user_column", "text_column")
+        asked: dict[str, Any] = {name: getattr(self, name) for name in names}
+        return words.load(self.posts, self.public, **asked)
+
+    def run(self, *needed: Result) -> Result:
+        import jax
+
+        from mfopt.experiments.runs import federated, lstm
+        from mfopt.experiments.runs.functional import size
+
+        (source,), given, data = needed, self.variant, self.data()
+        population = data.users.population
+        scheme = sampling.from_description(source.record["scheme"])
+        z, rounds = source.record["guarantee"]["noise_multiplier"], scheme.length
+        share = scheme.expected_batch(population) / population
+        weight = self.mean_weight * population
+        least = weight if given.estimator == "fixed" else self.least * weight
+        estimator = moments.Estimator(self.clip, share, least, given.estimator)
+        norms = np.full(rounds, self.clip)
+        if given.falling:
+            norms[rounds // 2 :] *= self.falls_to
+        noise = None
+        if given.private:
+            unit = {"noise_multiplier": z, "clip_norm": 1.0}
+            strategy = strategy_of(source)
+            noise = NoiseStream(strategy, iterations=rounds, sampling=scheme, **unit)
+        # FedSGD takes all of a user's rows, as the paper does (appendix D)
+        batch = self.batch if given.local else data.users.mask.shape[1]
+        epochs = self.local_epochs if given.local else 0
+        update = federated.UserUpdate(self.rate, batch, epochs, given.layers, given.private)
+        _, apply = lstm.model(data.words, self.embedding, self.state)
+        loss = lstm.NextWord(apply)
+        measure = jax.jit(
+            lambda params, inputs, targets: lstm.top_one(
+                jax.vmap(lambda row: apply(params, row))(inputs), targets, data.words
+            )
+        )
+        halves = [tuple(leaf[i::2].astype(np.int32) for leaf in data.held_out) for i in range(2)]
+        every = max(1, rounds // self.evaluate)
+        evaluated = [0, *range(every, rounds, every), rounds]
+        weights = federated.weights(data.users.counts, self.tokens)
+        found: dict[str, list[Any]] = {"validation": [], "test": [], "heads": []}
+        for seed in range(self.seeds):
+            start, _ = lstm.model(data.words, self.embedding, self.state, seed=seed)
+            sampler = sampling.UnitSampler(scheme, population, seed=seed)
+            how = {"chunk": self.chunk, "seed": seed}
+            server = federated.Server(update, loss, estimator, sampler, noise, norms, **how)
+            models = [start]
+            for done, params in server.run(start, data.users, weights):
+                if done in evaluated:
+                    models.append(params)
+            for name, half in zip(("validation", "test"), halves, strict=True):
+                counts = [measure(model, *half) for model in models]
+                found[name].append([float(right) / float(counted) for right, counted in counts])
+            logits = jax.vmap(lambda row, p=params: apply(p, row))(halves[1][0][:200])
+            real = halves[1][1][:200] >= 0
+            found["heads"].append(lstm.head_words(np.asarray(logits)[real], HEADS, GUESSES))
+        return Result(
+            {
+                "privacy": self.stated(source.record["guarantee"], scheme, share),
+                "rate": self.rate,
+                "clip_norm": self.clip if given.private else None,
+                "sensitivity": estimator.sensitivity if given.private else None,
+                "population": population,
+                "rounds": rounds,
+                "parameters": size(params),
+                "evaluated": evaluated,
+            },
+            {name: np.array(values) for name, values in found.items()},
+        )
+
+    def stated(self, guarantee: dict[str, Any], scheme: Any, share: float) -> dict[str, Any]:
+        """What the run promises to a user; ``share`` is the probability of one in a round."""
+        names = ("epsilon", "delta", "noise_multiplier", "epsilon_moments", "status")
+        said: dict[str, Any] = {
+            "privacy_unit": "user" if self.variant.private else None,
+            "adjacency": None,
+            "sampling": scheme.words(),
+            **dict.fromkeys(names),
+        }
+        if self.variant.private:
+            said |= {name: guarantee[name] for name in names if name in guarantee}
+            said["adjacency"] = scheme.executed_adjacency(guarantee["adjacency"])
+            if not self.variant.factorized:
+                z, delta = guarantee["noise_multiplier"], guarantee["delta"]
+                said["epsilon_moments"] = moments.epsilon(z, share, scheme.length, delta)
+        return said

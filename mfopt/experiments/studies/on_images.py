@@ -1,0 +1,162 @@
+"""What studies on images share: data, schedule, sweep, mechanisms, and a row of a mechanism."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mfopt import _check
+from mfopt.experiments import families
+from mfopt.experiments.cache import Cell, Result
+from mfopt.experiments.families import Comparison
+from mfopt.experiments.mechanisms import Cooldown
+from mfopt.experiments.runs import cifar
+from mfopt.experiments.runs.images import AS_ACCOUNTED, Data, ImagesCell
+from mfopt.experiments.studies.engine import Found, Row, Swept, from_0_to_1, option
+from mfopt.experiments.studies.rows import interval
+
+SCHEDULE, PREFIX = "schedule", "prefix"
+
+
+class TrainedPoint(NamedTuple):
+    """One mechanism at one ε on one data set; ``workload`` is what C was optimized for."""
+
+    data: str
+    epsilon: float
+    family: str
+    workload: str
+    execution: str = AS_ACCOUNTED
+
+
+def _below_1(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise _check.reject(name, value, "must lie in [0, 1)")
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageStudy(Swept):
+    """What studies on images share: data, schedule, sweep and mechanisms."""
+
+    folder: Path | None = option(None, "Folder with CIFAR-10's python batches.", kind=Path)  # noqa: RUF009
+    epsilons: tuple[float, ...] = option((0.5, 1.0, 4.0), "Values of ε.", name="--eps")
+    rates: tuple[float, ...] = option(
+        (0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28), "Learning rates to choose from."
+    )
+    extend: int = option(3, "Most rates to add beyond an end that is best.", least=0)
+    seeds: int = option(10, "Runs at each rate.", least=2)
+    per_cell: int = option(10, "Runs of one cell: what is lost when it is stopped.")
+    bins: int = option(16, "Iterations of an epoch.", name="--iters")
+    epochs: int = option(8, "Passes over the data.")
+    delta: float = option(1e-5, "δ of every statement.")
+    momentum: float = option(0.9, "Momentum of the optimizer.", rule=_below_1)
+    constant: float = option(0.25, "Share of the run before the rate cools down.", rule=from_0_to_1)
+    final: float = option(0.05, "Last rate over the first.")
+    widths: tuple[int, ...] = option((1, 2, 4, 8, 16), "Numbers of bands to choose from.")
+    clip: float = option(1.0, "Clip norm of an example's gradient.")
+    hidden: int = option(16, "Width of the hidden layer (digits and made data).")
+    held_out: int = option(400, "Examples for validation and test; of CIFAR-10 for validation.")
+    microbatch: int = option(0, "Examples at work at once in a run; 0: a whole batch.", least=0)
+
+    # what a full size shares
+    CIFAR = (
+        "epsilons=0.5,1,2,4,8 per_cell=2 bins=100 epochs=20 momentum=0.95 widths=1,2,4,8,16,32,64 "
+        "microbatch=50"
+    )
+    needs = "CIFAR-10's python batches (--folder) and a GPU"
+    columns = (
+        "mechanism; epsilon=ε; accuracy; accuracy_half95=±; loss; rmse=RMSE; rate; "
+        "noise_multiplier=σ; privacy_unit=unit; adjacency; sampling"
+    )
+
+    @abc.abstractmethod
+    def data_sets(self) -> tuple[str, ...]:
+        """Names of the data."""
+
+    @abc.abstractmethod
+    def families(self) -> tuple[str, ...]:
+        """Names of the mechanisms."""
+
+    def check_together(self) -> None:
+        for name in self.families():
+            families.find(name, "mechanisms")
+        self.comparison(SCHEDULE).check()
+        if "cifar10" in self.data_sets():
+            folder = self.folder
+            missing = [f for f in cifar.FILES if not (folder and (folder / f).is_file())]
+            if missing:
+                rule = f"must hold CIFAR-10's python batches; {missing[0]} is not there"
+                raise _check.reject("folder", str(folder), rule, "Unpack them there.")
+
+    @property
+    def schedule(self) -> Cooldown:
+        """Momentum and cooldown of every run."""
+        n = self.bins * self.epochs
+        return Cooldown(self.momentum, min(round(self.constant * n), n - 1), n, self.final)
+
+    def comparison(self, workload: str) -> Comparison:
+        """The setting of mechanisms optimized for the schedule, or for prefix sums."""
+        at = self.bins, self.epochs, self.epsilons, self.delta, self.families(), self.widths
+        return Comparison(*at, schedule=self.schedule if workload == SCHEDULE else None)
+
+    def runs(self, arm: TrainedPoint, rate: float) -> list[ImagesCell]:
+        source = self.comparison(arm.workload).proven(arm.family, arm.epsilon)
+        folder = str(self.folder) if arm.data == "cifar10" else ""
+        what = Data(arm.data, folder, self.held_out), self.schedule, arm.execution
+        # one program serves the rates of the grid
+        rates, seeds = self.rates if rate in self.rates else (rate,), tuple(range(self.seeds))
+        parts = [seeds[i : i + self.per_cell] for i in range(0, self.seeds, self.per_cell)]
+        how = self.clip, self.hidden, self.microbatch
+        return [ImagesCell(source, *what, rates, part, *how) for part in parts]
+
+    def cells(self) -> Iterable[Cell]:
+        every = list(super().cells())
+        return [*dict.fromkeys(cell.source for cell in every), *every]
+
+    def judged(self, results: list[Result], rate: float) -> float:
+        return float(_at(results, rate, "validation_loss").mean())
+
+    def row(self, found: Found, arm: TrainedPoint, **names: Any) -> Row:
+        """What was run, how well it does at its best rate, and what it protects.
+
+        Args:
+          found: results of the cells.
+          arm: what was run.
+          names: what the row begins with.
+        """
+        at, results = self.best(found, arm)
+        cell = self.runs(arm, at.rate)[0]
+        mechanism, record = (
+            found[cell.source].record,
+            found[self.runs(arm, self.rates[0])[0]].record,
+        )
+        values = {name: _at(results, at.rate, f"test_{name}") for name in ("accuracy", "loss")}
+        accuracy, accuracy_half = interval(values["accuracy"])
+        loss, loss_half = interval(values["loss"])
+        return {
+            **names,
+            "accuracy": accuracy,
+            "accuracy_half95": accuracy_half,
+            "loss": loss,
+            "loss_half95": loss_half,
+            "rate": at.rate,
+            "rate_at_end": at.edge,
+            "rmse": record["rmse"],
+            "rmse_prefix": mechanism["rmse_prefix"],
+            "last_error": record["last_error"],
+            "size": mechanism["size"],
+            "seeds": self.seeds,
+            **record["privacy"],
+            "_accuracy": values["accuracy"],
+            "_loss": values["loss"],
+        }
+
+
+def _at(results: list[Result], rate: float, name: str) -> np.ndarray:
+    """(seeds,) values of a measure at one rate."""
+    at = results[0].record["rates"].index(rate)
+    return np.concatenate([result.arrays[name][:, at] for result in results])
