@@ -1,10 +1,12 @@
 """What was proved on this machine: no file, copy or edit brings it along."""
 
 import dataclasses
+import importlib.metadata
 import json
 import os
 import stat
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -67,11 +69,62 @@ def test_a_note_is_about_one_statement(certified, tmp_path):
     assert not other_c.proved_here
 
 
-def test_what_another_version_has_proved_is_proved_again(certified, monkeypatch):
+@pytest.mark.parametrize(
+    "edited",
+    [
+        {"privacy_unit": "user"},
+        {"status": "exact"},
+        {"method": "closed form"},
+        {"failure_probability": 0.0},
+        {"details": {"samples": 10**12}},
+    ],
+    ids=lambda edited: next(iter(edited)),
+)
+def test_the_words_belong_to_what_was_proved(certified, edited, tmp_path):
+    # each counted as proved when only (epsilon, delta), sigma, C and the sampling did
     proofs.note(certified)
-    monkeypatch.setattr(proofs, "__version__", "0.0.9")
+    changed = dataclasses.replace(
+        certified, guarantee=dataclasses.replace(certified.guarantee, **edited)
+    )
+    changed = mfopt.load(changed.save(tmp_path / "edited.npz"))
+    assert not changed.proved_here
+    proved = proofs.ensure(changed)  # certified anew, in its own words but for the unit
+    assert (proved.status, proved.method) == ("certified", certified.guarantee.method)
+    assert proved.failure_probability > 0 and "beta" in proved.details
+    assert proved.privacy_unit == changed.guarantee.privacy_unit
+    known = proofs.known(changed)
+    assert known == proved
+    # a status, a method or a chance that was not proved does not become so by the certificate
+    surer = {"status", "method", "failure_probability"} & set(edited)
+    assert changed.proved_here == (not surer)
+
+
+def test_what_other_code_has_proved_is_proved_again(certified, monkeypatch):
+    proofs.note(certified)
+    monkeypatch.setattr(proofs, "code_digest", lambda: "another")
     assert not certified.proved_here
     assert proofs.note(certified) and certified.proved_here
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["accounting/verify.py", "calibration/release.py", "sampling/__init__.py", "mechanism.py"],
+)
+def test_any_accounting_code_belongs_to_a_proof(part, tmp_path, monkeypatch):
+    home = Path(mfopt.__file__).parent
+    copy = tmp_path / "mfopt"
+    for path in home.rglob("*.py"):
+        (copy / path.relative_to(home)).parent.mkdir(parents=True, exist_ok=True)
+        (copy / path.relative_to(home)).write_bytes(path.read_bytes())
+    digest = proofs.code_digest.__wrapped__
+    here = digest()
+    monkeypatch.setattr(mfopt, "__file__", str(copy / "__init__.py"))
+    assert digest() == here
+    (copy / part).write_text((copy / part).read_text().replace("1", "2", 1) + "# changed\n")
+    assert digest() != here
+    monkeypatch.undo()
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0")
+    assert digest() != here
 
 
 def test_estimates_are_not_noted(certified):
@@ -121,11 +174,12 @@ def test_a_folder_that_cannot_be_written_loses_no_result(certified, tmp_path, mo
 
 def test_ensure_proves_once_and_refuses_what_is_false(certified, monkeypatch):
     told = []
-    assert proofs.ensure(certified, progress=told.append) == certified.guarantee
+    proved = proofs.ensure(certified, progress=told.append)
+    assert (proved.epsilon, proved.delta) == (2.0, 1e-3) and proved.status == "certified"
     assert told[0].stage.startswith("proving") and told[-1].stage == "certifying"
     assert certified.proved_here
     monkeypatch.setattr(proofs, "certify", None)  # not run again
-    assert proofs.ensure(certified) == certified.guarantee
+    assert proofs.ensure(certified) == proved
 
     def refuse(*_, **__):
         raise FailureError("not certified")
@@ -141,7 +195,7 @@ class Proof:
     """In place of a certificate."""
 
     def guarantee(self, privacy_unit):
-        return f"a guarantee per {privacy_unit}"
+        return Guarantee(2.0, 1e-3, 1.0, privacy_unit, status="certified", failure_probability=1e-6)
 
 
 def test_bad_luck_of_the_first_certificate_is_paid_for(certified, monkeypatch):
@@ -154,7 +208,8 @@ def test_bad_luck_of_the_first_certificate_is_paid_for(certified, monkeypatch):
         return Proof()
 
     monkeypatch.setattr(proofs, "certify", unlucky)
-    proofs.ensure(certified)
+    proved = proofs.ensure(certified)
+    assert proved.failure_probability == pytest.approx(1e-6 + 1e-6)  # of both attempts
     assert asked[0] == (1e-3, None)
     assert asked[1][0] == pytest.approx(0.999e-3) and asked[1][1] > 2**18
 
@@ -185,5 +240,5 @@ def test_a_statement_of_fresh_bins_is_certified_as_it_stands(monkeypatch):
     strategy = S.BandedToeplitz(np.array([1.0, 0.5]))
     mechanism = Mechanism(FreshBins(4, 3), strategy)
     stated = types.SimpleNamespace(group_size=1, adjacency="add-remove", epsilon=1.0, delta=1e-5)
-    assert proofs.prove(mechanism, 2.0, stated) == "a guarantee per example"
+    assert proofs.prove(mechanism, 2.0, stated).privacy_unit == "example"
     assert asked == [("fresh-bins", 2.0, 1.0, 1e-5)]

@@ -144,6 +144,18 @@ def summary(factorization: Any) -> dict[str, Any]:
     }
 
 
+def proved(factorization: Any, path: Path) -> str:
+    """One line: how much of the guarantee was proved on this machine."""
+    from mfopt.factorization import proofs
+
+    found = proofs.known(factorization)
+    if found is None:
+        return f"no: run `mfopt certify {path}`"
+    if not factorization.proved_here:
+        return f"not as stated; what was proved: {statement(found)} by {found.method}"
+    return f"yes (that the unit is one {found.privacy_unit} is its maker's word)"
+
+
 def statement(guarantee: Any) -> str:
     """One line: the guarantee in words, nothing rounded towards less privacy."""
     from mfopt.words import delta, round_up

@@ -135,7 +135,9 @@ def _guarantee(found: Factorization) -> str:
     of = f"one {unit}, {stated.adjacency} adjacency"
     if stated.adjacency == "add-remove":
         of = f"adding or removing one {unit}"
-    here = "yes" if found.proved_here else "no: the file says so. `mfopt certify` proves it here"
+    here = "no: the file says so. `mfopt certify` proves it here"
+    if found.proved_here:
+        here = f"yes (that the unit is one {unit} is its maker's word)"
     return facts(
         [
             ("ε, δ", f"{words.round_up(stated.epsilon, 6)}, {words.delta(stated.delta)}"),

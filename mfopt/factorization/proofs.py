@@ -1,21 +1,32 @@
-"""Which statements were proved on this machine, by this user.
+"""Record of the statements that this machine proved for this user.
 
 A factorization file carries its guarantee as text, and whoever writes a file can write any. What
 no file can bring along is that *this* machine ran the certificate. So each certificate made here
 (``mfopt optimize``, ``calibrate``, ``certify``) is noted (:mod:`mfopt._notes`), one note a
-statement. A statement is C, σ, the sampling and (ε, δ), as proved by one version of mfopt: copies
-of a file, and files that differ in words alone, share it. What another version has proved is proved
-again, since one of the two may have mended a proof.
+statement: C, σ, the sampling and all words of the guarantee, as proved by one state of the
+accounting code. Copies of a file share it; whatever is edited is another statement. What other
+accounting code has proved is proved again, since one of the two may have mended a proof.
+
+A note holds the words that were *proved* (status, method, probability of failing), which a file's
+own need not be. The name of the privacy unit is the maker's word: no accountant can prove what one
+row of somebody's data is.
 
 A note adds nothing to a certificate's own probability of failing.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
+import functools
+import hashlib
+import importlib.metadata
+import json
+from pathlib import Path
 from typing import Any, Protocol
 
-from mfopt import _notes
+import mfopt
+from mfopt import _notes, _plugins
 from mfopt._version import __version__
 from mfopt.accounting import account
 from mfopt.accounting.monte_carlo.protocol import SampledLoss, law
@@ -27,7 +38,12 @@ from mfopt.mechanism import Mechanism, content_digest
 from mfopt.progress import Progress, Report, silent
 
 _PROVED = ("certified", "exact", "bound")
+_WORDS = ("status", "method", "failure_probability", "details")  # of a guarantee, by its proof
 _MORE = 2**21  # samples of a second attempt
+# what a proof rests on: a change of any of it has statements proved again
+_FOLDERS = ("accounting", "calibration", "sampling", "strategies")
+_FILES = ("factorization/proofs.py", "mechanism.py", "guarantee.py", "_float64.py", "_quick.py")
+_NUMERICS = ("jax", "jaxlib", "numpy", "scipy", "dp_accounting")
 
 
 class Stated(Protocol):
@@ -43,52 +59,78 @@ class Stated(Protocol):
     def digest(self) -> str: ...
 
 
-def note(factorization: Stated) -> bool:
+def note(factorization: Stated, proved: Guarantee | None = None) -> bool:
     """Put on record that this process has just proved the guarantee of ``factorization``.
 
     Only for the code that ran the proof: what was read from a file is never noted.
 
+    Args:
+      factorization: the statement.
+      proved: the guarantee as the proof words it; None: as stated.
+
     Returns:
-      Whether it could be written; a read-only home is no reason to lose a result.
+      True if it could be written; a read-only home is no reason to lose a result.
     """
-    if factorization.guarantee.status not in _PROVED:
+    proved = factorization.guarantee if proved is None else proved
+    if proved.status not in _PROVED:
         return False
     date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
-    return _notes.write(statement(factorization), {"mfopt": __version__, "date": date})
+    words = {name: getattr(proved, name) for name in _WORDS}
+    facts = {"mfopt": __version__, "date": date, "proved": words}
+    return _notes.write(statement(factorization), facts)
+
+
+def known(factorization: Stated) -> Guarantee | None:
+    """Stated guarantee in the words that this machine proved; None where it proved nothing.
+
+    Status, method, probability of failing and details are those of the proof.
+    """
+    noted = _notes.read(statement(factorization))
+    return None if noted is None else _worded(factorization.guarantee, noted["proved"])
 
 
 def is_known(factorization: Stated) -> bool:
-    """Whether the guarantee of ``factorization`` was proved on this machine by this user."""
-    return _notes.read(statement(factorization)) is not None
+    """True where this machine proved the guarantee, and nothing in it is said to be surer."""
+    proved, stated = known(factorization), factorization.guarantee
+    return (
+        proved is not None
+        and (proved.status, proved.method) == (stated.status, stated.method)
+        and proved.failure_probability <= stated.failure_probability
+    )
+
+
+def _worded(stated: Guarantee, words: dict[str, Any]) -> Guarantee:
+    return dataclasses.replace(stated, **{name: words[name] for name in _WORDS})
 
 
 def ensure(factorization: Stated, *, progress: Report = silent) -> Guarantee:
-    """The guarantee of ``factorization``, proved again here unless it was already.
+    """Guarantee of ``factorization`` in the words that were proved, now or earlier on this machine.
 
-    Up to two certificates are run, the second with more samples; both together err with
-    at most the share of δ that they count inside it.
+    (ε, δ), σ, unit, group size and adjacency are those stated; status, method and the probability
+    of failing are those of the proof, whatever the file says. An estimate stays what it is.
 
     Raises:
       FailureError: it could not be proved.
     """
     stated = factorization.guarantee
-    if stated.status not in _PROVED or is_known(factorization):
+    if stated.status not in _PROVED:
         return stated
+    proved = known(factorization)
+    if proved is not None:
+        return proved
     progress(Progress("proving the file's guarantee on this machine"))
     try:
-        _prove(factorization, progress)
+        found = _prove(factorization, progress)
     except (FailureError, UsageError) as problem:
         raise FailureError(
-            f"the file says {stated}, and this machine could not prove it: {problem} "
-            "Run `mfopt calibrate` for a σ that it can prove, or take the file on trust "
-            "(`trust=True`)."
+            f"the statement is {stated}, and this machine could not prove it: {problem}"
         ) from None
-    note(factorization)
-    return stated
+    note(factorization, found)
+    return _worded(stated, vars(found))
 
 
-def _prove(factorization: Stated, progress: Report) -> None:
-    prove(
+def _prove(factorization: Stated, progress: Report) -> Guarantee:
+    return prove(
         factorization.mechanism,
         factorization.noise_multiplier,
         factorization.guarantee,
@@ -131,6 +173,9 @@ def prove(
         proof = certify(
             loss, noise_multiplier, stated.epsilon, rest, samples=more, progress=progress
         )
+        found = proof.guarantee(mechanism.privacy_unit)
+        chance = found.failure_probability + stated.delta * BETA_SHARE
+        return dataclasses.replace(found, failure_probability=chance)
     return proof.guarantee(mechanism.privacy_unit)
 
 
@@ -145,14 +190,27 @@ def _sampled(mechanism: Mechanism) -> SampledLoss | None:
 
 
 def statement(factorization: Stated) -> str:
-    """The name that a proof of the guarantee of ``factorization`` is noted under."""
-    stated = factorization.guarantee
+    """Name that a proof of the guarantee of ``factorization`` is noted under."""
     facts: dict[str, Any] = {
-        "mfopt": __version__,
+        "code": code_digest(),
         "mechanism": factorization.digest,
-        "epsilon": float(stated.epsilon).hex(),
-        "delta": float(stated.delta).hex(),
-        "group_size": stated.group_size,
-        "adjacency": stated.adjacency,
+        "guarantee": json.dumps(factorization.guarantee.describe(), sort_keys=True),
     }
     return content_digest(facts, {})
+
+
+@functools.cache
+def code_digest() -> str:
+    """Hex SHA-256 of the accounting code, of the numerical packages' versions and of plugins'."""
+    home = Path(mfopt.__file__).parent
+    files = [path for part in _FOLDERS for path in sorted((home / part).rglob("*.py"))]
+    files += [home / part for part in _FILES]
+    sha = hashlib.sha256()
+    for path in files:
+        sha.update(f"\0{path.relative_to(home).as_posix()}\0".encode())
+        sha.update(path.read_bytes())
+    for name in _NUMERICS:
+        sha.update(f"\0{name} {importlib.metadata.version(name)}".encode())
+    for entry in importlib.metadata.entry_points(group=_plugins.GROUP):
+        sha.update(f"\0{entry.value} {entry.dist.version if entry.dist else None}".encode())
+    return sha.hexdigest()

@@ -16,13 +16,13 @@ from jax.sharding import Mesh
 
 from mfopt import _check, _files
 from mfopt.accounting.closed_form.group import one_unit_target
-from mfopt.errors import FailureError, UsageError
+from mfopt.errors import FailureError
 from mfopt.factorization import Factorization, proofs
 from mfopt.factorization import load as load_factorization
 from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
 from mfopt.noise import NoiseStream
-from mfopt.progress import Progress, Report
+from mfopt.progress import Report
 from mfopt.sampling import Scheme
 from mfopt.strategies import Identity, Strategy
 from mfopt.training import mesh as meshes
@@ -98,7 +98,7 @@ def account_of(
 
 
 def _believed(found: Factorization, trust: bool, progress: Report) -> Factorization:
-    """``found``, its guarantee proved on this machine or marked as taken on trust."""
+    """``found`` with the guarantee that was proved on this machine, or marked as taken on trust."""
     if trust:
         if found.proved_here:
             return found
@@ -106,8 +106,15 @@ def _believed(found: Factorization, trust: bool, progress: Report) -> Factorizat
         return dataclasses.replace(
             found, guarantee=dataclasses.replace(found.guarantee, details=details)
         )
-    if jax.process_index() == 0:
-        proofs.ensure(found, progress=progress)
+    if jax.process_index() == 0:  # it alone writes the report
+        try:
+            proved = proofs.ensure(found, progress=progress)
+        except FailureError as problem:
+            raise FailureError(
+                f"{problem} Run `mfopt calibrate` for a σ that it can prove, or take the file on "
+                "trust (`trust=True`)."
+            ) from None
+        found = dataclasses.replace(found, guarantee=proved)
     meshes.wait_for_lead("proof")
     return found
 
@@ -141,15 +148,13 @@ def _read(
             f"differs from the run, whose account ({path}) is {account.guarantee}",
             "Resume with what the run was started with (its config.toml), or start a new run.",
         )
-    if progress is not None and jax.process_index() == 0 and not proofs.is_known(account):
-        progress(Progress("proving the account of the run again"))
+    if progress is not None and jax.process_index() == 0:
         try:
-            proofs.prove(accounted, account.noise_multiplier, stated, progress=progress)
-        except (FailureError, UsageError) as problem:
-            raise FailureError(
-                f"{path} says {stated}, which could not be proved: {problem} {_ANOTHER}"
-            ) from None
-        proofs.note(account)
+            account = dataclasses.replace(
+                account, guarantee=proofs.ensure(account, progress=progress)
+            )
+        except FailureError as problem:
+            raise FailureError(f"{path} could not be proved: {problem} {_ANOTHER}") from None
     meshes.wait_for_lead("proof of the account")
     return account
 

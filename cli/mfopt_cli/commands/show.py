@@ -36,7 +36,7 @@ def command(path: Path, as_json: bool) -> None:
         ("RMSE", f"{found.rmse:.6g}  (clip norms, per coordinate)"),
         ("max error", f"{found.max_error:.6g}"),
         ("guarantee", mechanisms.statement(found.guarantee)),
-        ("proved here", "yes" if found.proved_here else f"no: run `mfopt certify {path}`"),
+        ("proved here", mechanisms.proved(found, path)),
         ("method", found.guarantee.method),
         ("digest", found.digest),
     ]
