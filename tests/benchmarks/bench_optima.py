@@ -166,7 +166,7 @@ def excesses(rows: list[dict[str, Any]]) -> list[str]:
 bench = Bench(
     __file__,
     __doc__,
-    check=(False, "A dozen cells, three seeds, failing above 0.3%."),
+    check=(False, "A dozen cells, three seeds, failing above 0.3%%."),
     kinds=(None, "Of the cells, those of these kinds.", listed(str)),
     seeds=(3, "Searches in each cell."),
     first_seed=(0, "The seeds follow on from it."),
