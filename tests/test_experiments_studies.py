@@ -13,8 +13,8 @@ from mfopt import _check
 from mfopt.errors import UsageError
 from mfopt.experiments import artifacts, studies
 from mfopt.experiments.cache import Cell, Result, code_digest
-from mfopt.experiments.plots import Curve, Panel
-from mfopt.experiments.studies import engine, output
+from mfopt.experiments.plots import EVERY, Curve, Panel
+from mfopt.experiments.studies import engine
 from mfopt.experiments.studies.engine import PRIVACY, Study, option
 
 every = pytest.mark.parametrize("name", studies.STUDIES)
@@ -55,20 +55,23 @@ def test_numbers_with_an_error_on_the_page_are_those_of_the_artifacts():
     for part in re.split(r"\n(?=\n|\* )", page):
         words = " ".join(part.split())
         told = re.match(r"(?:\* |What )?`([a-z-]+)`(?: says|:| \()", words)
-        findings = told and ROOT / "artifacts" / "studies" / f"{told[1]}.txt"
-        if told and findings.is_file():
+        if told and (ROOT / "artifacts" / "studies" / f"{told[1]}.json").is_file():
             for number in re.findall(r"[\d.]+ ± [\d.]*\d", words):
-                assert number in findings.read_text(), (told[1], number)
+                assert number in "\n".join(_findings(told[1])), (told[1], number)
                 seen[told[1]] += 1
     assert seen["mean-estimation"] >= 6 and seen["images"] >= 4
 
 
-def _numbers_with_errors(name, *within):
-    """(number, half of its 95% interval) of the findings' line that contains all the words."""
+def _findings(name):
+    """The sentences of a study among the artifacts."""
     from documentation import ROOT
 
-    lines = (ROOT / "artifacts" / "studies" / f"{name}.txt").read_text().splitlines()
-    (line,) = (line for line in lines if all(words in line for words in within))
+    return json.loads((ROOT / "artifacts" / "studies" / f"{name}.json").read_text())["findings"]
+
+
+def _numbers_with_errors(name, *within):
+    """(number, half of its 95% interval) of the finding that contains all the words."""
+    (line,) = (line for line in _findings(name) if all(words in line for words in within))
     found = re.findall(r"([+-]?[\d.]+) ± ([\d.]*\d)", line)
     return [(float(number), float(half)) for number, half in found]
 
@@ -171,7 +174,7 @@ def test_a_study_is_a_command_that_stops_resumes_and_writes_whole_files(squares,
     assert CALLS == [1.0, 2.0, 3.0, 3.0]  # the finished ones were not run again
     shown = capsys.readouterr().out
     assert "x²" in shown and "They grow." in shown
-    assert {path.name for path in out.iterdir()} == {f"squares.{kind}" for kind in output.FILES}
+    assert {path.name for path in out.iterdir()} == {f"squares.{kind}" for kind in EVERY}
     rows = list(csv.DictReader((out / "squares.csv").read_text().splitlines()))
     assert [row["square"] for row in rows] == ["1.0", "4.0", "9.0"] and set(PRIVACY) <= set(rows[0])
     kept = json.loads((out / "squares.json").read_text())
@@ -196,7 +199,7 @@ def test_a_study_among_the_artifacts_is_noted_in_their_manifest(squares, tmp_pat
         assert entry["command"] == (
             f"mfopt experiment squares --values {values} --artifacts artifacts"
         )
-        assert set(entry["files"]) == {f"studies/squares.{kind}" for kind in output.FILES}
+        assert set(entry["files"]) == {"studies/squares.json", "studies/squares.svg"}
         for path, digest in entry["files"].items():
             assert hashlib.sha256((folder / path).read_bytes()).hexdigest() == digest
     assert manifest["grid"] == other and set(manifest) == {"grid", "studies/squares"}
@@ -215,6 +218,39 @@ def test_a_study_among_the_artifacts_is_noted_in_their_manifest(squares, tmp_pat
         assert call("--values", "6", *words) == 2
         assert "is not one JSON object" in capsys.readouterr().err
     assert CALLS == [2.0, 4.0, 5.0]
+
+
+def test_a_picture_is_drawn_again_from_its_data(squares, tmp_path, capsys):
+    folder = tmp_path / "artifacts"
+
+    def redraw(name):
+        try:
+            return main(["figures", "--artifacts", str(folder), "--redraw", name]) or 0
+        except SystemExit as stop:
+            return stop.code
+
+    words = ("--artifacts", folder, "--cache", tmp_path / "cache", "--jobs", 1)
+    assert call("--values", "2,4", *words) == 0
+    picture, old = folder / "studies" / "squares.svg", folder / "studies" / "squares.png"
+    drawn = picture.read_bytes()
+    picture.write_bytes(b"")
+    old.write_bytes(b"")
+    manifest = artifacts.read_manifest(folder)
+    manifest["studies/squares"]["files"]["studies/squares.png"] = ""
+    (folder / artifacts.MANIFEST).write_text(json.dumps(manifest))
+    assert redraw("studies/squares") == redraw("all") == 0
+    assert picture.read_bytes() == drawn and not old.exists()  # one format is kept
+    files = artifacts.read_manifest(folder)["studies/squares"]["files"]
+    assert set(files) == {"studies/squares.json", "studies/squares.svg"}
+    assert files["studies/squares.svg"] == hashlib.sha256(drawn).hexdigest()
+    assert CALLS == [2.0, 4.0]  # nothing was computed again
+    capsys.readouterr()
+    assert redraw("studies/images") == 2 and "is not redrawn" in capsys.readouterr().err
+    data = folder / "studies" / "squares.json"
+    data.write_text(data.read_text().replace('"square"', '"cube"'))
+    assert redraw("studies/squares") == 1
+    assert "run `mfopt experiment squares --values 2,4` again" in capsys.readouterr().err
+    assert picture.read_bytes() == drawn
 
 
 def test_what_is_not_finite_is_a_failure_in_one_line(squares, tmp_path, capsys):
@@ -300,7 +336,7 @@ def test_all_studies_are_one_command_and_one_pool(squares, monkeypatch, tmp_path
     assert everything("--out", out) == 0
     assert CALLS == [1.0, 2.0, 3.0, 3.0]  # what two studies share is run once
     assert "They grow." in capsys.readouterr().out
-    names = {f"{name}.{kind}" for name in registered for kind in output.FILES}
+    names = {f"{name}.{kind}" for name in registered for kind in EVERY}
     assert {path.name for path in out.iterdir()} == names
     assert everything("--out", out) == 2 and "--force" in capsys.readouterr().err
     assert everything("--artifacts", tmp_path / "artifacts") == 0 and len(CALLS) == 4

@@ -50,7 +50,7 @@ def test_learning_rates_are_chosen_on_records_and_losses_reported_on_users():
     assert blt["mean_loss"] == pytest.approx(5.75)
     table = list(csv.DictReader(train_comparison.csv_text(study, found).splitlines()))
     assert len(table) == 8 * 2 * 2
-    rated, by_step = train_comparison.panels(study, rows)
+    rated, by_step = train_comparison.panels(summed, train_comparison.evaluations(study, found))
     first = rated.curves[0]
     assert (first.y[0], first.low[0], first.high[0]) == pytest.approx((5.85, 5.8, 5.9))
     assert list(by_step.curves[1].y) == pytest.approx([6.0, 5.75])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,14 @@ from mfopt.experiments import (
     decision_plots,
     families,
     figures,
+    plots,
     spent,
     train_comparison,
 )
 from mfopt.experiments.cache import Cache, Cell, Result, code_digest
 from mfopt.experiments.manifest import MANIFEST as MANIFEST
 from mfopt.experiments.manifest import commit as commit
-from mfopt.experiments.manifest import computing, read_manifest, with_needs
+from mfopt.experiments.manifest import computing, read_manifest, replace_files, with_needs
 from mfopt.experiments.manifest import note as note
 from mfopt.experiments.mechanisms import (
     AmplifiedCell,
@@ -32,7 +34,7 @@ from mfopt.experiments.mechanisms import (
     strategy_of,
 )
 from mfopt.experiments.runner import cores, first_cells, run_all
-from mfopt.experiments.studies import engine, output
+from mfopt.experiments.studies import STUDIES, engine, find, output
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
 from mfopt.progress import Report, silent, within
@@ -64,11 +66,20 @@ FACTORIZATIONS = {
     for epsilon in EPSILONS
     for kind in KINDS
 }
+# of the grid's, those that pages, notebooks, tests and benchmarks read
+READ = (
+    *("blt-4-8x32-eps2", "blt-4-8x32-eps8", "blt-4-16x32-eps2", "toeplitz-scaled-16x32-eps2"),
+    *("blt-4-scaled-8x32-eps2", "blt-4-scaled-8x32-eps8"),
+)
+# suffixes of an artifact's files: pictures in one format, data once
+FILES, RECORD, BOTH = ("csv", "txt", "svg"), ("json", "svg"), ("csv", "json", "svg")
+PICTURES = ("svg",)
 
 
 def names() -> list[str]:
     """Every artifact, in the order in which they build on one another's cells."""
-    return [*FACTORIZATIONS, GRID, *STRATEGIES, COMPARISON, TRAINING, AUDIT, *figures.FIGURES]
+    made = [name for name in figures.FIGURES if name not in figures.SAME]
+    return [*READ, GRID, *STRATEGIES, COMPARISON, TRAINING, AUDIT, *made]
 
 
 def command(name: str) -> str:
@@ -137,36 +148,38 @@ def _strategies(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]
     epochs, bins = STRATEGIES[name]
     setting = families.Comparison(bins, epochs, EPSILONS, DELTA, FORMS, (bins,), seed=SEED)
     rows = comparison.compare(setting, cache, **how)
-    stem = _made(folder / "tables") / name
-    return [
-        _files.write(stem.with_suffix(".csv"), comparison.csv_text(rows, "toeplitz")),
-        _files.write(stem.with_suffix(".txt"), comparison.text_table(rows, "toeplitz") + "\n"),
-    ]
+    text = comparison.csv_text(rows, "toeplitz")
+    return [_files.write(_made(folder / "tables") / f"{name}.csv", text)]
+
+
+def _setting() -> families.Comparison:
+    """The whole comparison at 16 epochs × 128 iterations."""
+    # more bands than iterations in an epoch overlap, cost much and hardly help
+    widths = tuple(width for width in families.WIDTHS if width <= 128)
+    return families.Comparison(128, 16, EPSILONS, DELTA, widths=widths)
 
 
 def _comparison(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]:
-    """The whole comparison at 16 epochs × 128 iterations, with its plots."""
-    # more bands than iterations in an epoch overlap, cost much and hardly help
-    widths = tuple(width for width in families.WIDTHS if width <= 128)
-    setting = families.Comparison(128, 16, EPSILONS, DELTA, widths=widths)
-    sizes = comparison.every_size(setting, cache, **how)
+    """The whole comparison, with its plots."""
+    sizes = comparison.every_size(_setting(), cache, **how)
     every = [row for candidates in sizes.values() for row in candidates]
-    stem = _made(folder / "tables") / COMPARISON
-    return decision_plots.write(stem, setting, comparison.best(sizes), every)
+    stem, best = folder / "tables" / COMPARISON, comparison.best(sizes)
+    return decision_plots.write(stem, _setting(), best, every, kinds=("csv", "svg"))
 
 
 def _training(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]:
     study = train_comparison.STUDY
-    return train_comparison.write(folder / name, study, run_all(study.cells(), cache, **how))
+    found = run_all(study.cells(), cache, **how)
+    return train_comparison.write(folder / name, study, found, BOTH)
 
 
 def _audit(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]:
     audit = auditing.TrainerAudit()
-    return auditing.write(folder / name, audit, run_all(audit.cells(), cache, **how))
+    return auditing.write(folder / name, audit, run_all(audit.cells(), cache, **how), BOTH)
 
 
 def _figure(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]:
-    return figures.make(name, _made(folder / "figures"), cache, **how)
+    return figures.make(name, folder / "figures", cache, FILES, **how)
 
 
 _MAKERS: dict[str, Callable[..., list[Path]]] = {
@@ -220,7 +233,7 @@ def rebuild(
     """
     known = names()
     for name in chosen:
-        if name not in known:
+        if name not in (*known, *FACTORIZATIONS, *figures.FIGURES):
             raise _check.reject("artifact", name, "is not known", "See `mfopt figures --list`.")
     folder.mkdir(parents=True, exist_ok=True)
     read_manifest(folder)  # a damaged one is refused before the work
@@ -268,7 +281,7 @@ def write_study(
     read_manifest(folder)  # a damaged one is refused before the work
     recorder = _Recording(cache.folder)
     outcome, made = engine.run(study, recorder, **how)
-    files = output.write(folder / "studies", study, outcome, made)
+    files = output.write(folder / "studies", study, outcome, made, RECORD)
     note(
         folder,
         f"studies/{study.name}",
@@ -279,6 +292,53 @@ def write_study(
         code=code_digest(training=True, studies=True),
     )
     return outcome, made, files
+
+
+def redraw(chosen: Sequence[str], folder: Path) -> list[Path]:
+    """Draw pictures again from the data beside them, and note their digests; nothing is computed.
+
+    Args:
+      chosen: names of artifacts in the folder's manifest; "all" are those that can be redrawn.
+      folder: of the manifest.
+
+    Raises:
+      UsageError: an artifact that is not there, or is not drawn from its data.
+      FailureError: data from before they had what is drawn now.
+    """
+    drawers: dict[str, Callable[[], list[Path]]] = {
+        COMPARISON: lambda: decision_plots.redraw(
+            folder / "tables" / COMPARISON, _setting(), PICTURES
+        ),
+        TRAINING: lambda: train_comparison.redraw(folder / f"{TRAINING}.json", PICTURES),
+        AUDIT: lambda: auditing.redraw(folder / f"{AUDIT}.json", PICTURES),
+    }
+    for name in STUDIES:
+        path = folder / "studies" / f"{name}.json"
+        drawers[f"studies/{name}"] = functools.partial(_redraw_study, path)
+    there = read_manifest(folder)
+    known = [name for name in drawers if name in there]
+    written: list[Path] = []
+    for name in known if list(chosen) == ["all"] else chosen:
+        if name not in known:
+            raise _check.reject("artifact", name, "is not redrawn", f"Of {', '.join(known)}.")
+        pictures = drawers[name]()
+        replace_files(folder, name, pictures, kinds=plots.FORMATS)
+        written += pictures
+    return written
+
+
+def _redraw_study(path: Path) -> list[Path]:
+    """A study's plot from its JSON file, as the study draws it now."""
+    content = json.loads(path.read_text("utf-8"))
+    given = {k: tuple(v) if isinstance(v, list) else v for k, v in content["setting"].items()}
+    study, rows = find(content["study"])(**given), content["rows"]
+    try:
+        panels, title = study.panels(rows), study.heading(rows)
+    except KeyError as problem:
+        rule = f"{path.name} has no {problem} in its rows: run `{content['command']}` again"
+        raise _check.FailureError(rule) from None
+    figure = plots.draw(panels, title=title, columns=study.plot_columns)
+    return plots.save(figure, path.with_suffix(""), PICTURES)
 
 
 def _made(folder: Path) -> Path:

@@ -11,11 +11,12 @@ import dataclasses
 import io
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mfopt import _files
+from matplotlib.figure import Figure
+
 from mfopt.experiments import plots
 from mfopt.experiments.cache import Cell, Result
 from mfopt.experiments.runs.training import TrainMechanismCell
@@ -171,20 +172,41 @@ def panels(rows: list[dict[str, Any]]) -> list[plots.Panel]:
     return made
 
 
-def write(stem: Path, setting: TrainerAudit, found: Mapping[Any, Result]) -> list[Path]:
-    """STEM.json, .csv, .png and .svg."""
-    audits = rows(setting, found)
+def figure(setting: Mapping[str, Any], audits: list[dict[str, Any]]) -> Figure:
+    """The plot of the audits; ``setting`` has the fields of :class:`TrainerAudit`."""
     title = (
-        f"Audit with {setting.canaries} canaries, {setting.confidence:.0%} confidence, of a claim "
-        f"of ε = {setting.epsilon:g}"
+        f"Audit with {setting['canaries']} canaries, {setting['confidence']:.0%} confidence, of a "
+        f"claim of ε = {setting['epsilon']:g}"
     )
+    return plots.draw(panels(audits), title=title)
+
+
+def write(
+    stem: Path,
+    setting: TrainerAudit,
+    found: Mapping[Any, Result],
+    kinds: Collection[str] = plots.EVERY,
+) -> list[Path]:
+    """Write STEM.json, .csv, .png and .svg.
+
+    Args:
+      stem: path without suffix of the files.
+      setting: what was audited.
+      found: results of its cells.
+      kinds: suffixes of the files that are wanted.
+    """
+    audits, said = rows(setting, found), dataclasses.asdict(setting)
     buffer = io.StringIO()
     table = csv.DictWriter(buffer, list(audits[0]), lineterminator="\n")
     table.writeheader()
     table.writerows(audits)
-    text = json.dumps({"setting": dataclasses.asdict(setting), "audits": audits}, indent=2)
-    return [
-        _files.write(stem.with_name(f"{stem.name}.json"), text + "\n"),
-        _files.write(stem.with_name(f"{stem.name}.csv"), buffer.getvalue()),
-        *plots.save(plots.draw(panels(audits), title=title), stem),
-    ]
+    text = json.dumps({"setting": said, "audits": audits}, indent=2) + "\n"
+    texts = {".json": text, ".csv": buffer.getvalue()}
+    return plots.write_files(stem, texts, {"": figure(said, audits)}, kinds)
+
+
+def redraw(path: Path, kinds: Collection[str]) -> list[Path]:
+    """The plot drawn again from the JSON file that :func:`write` wrote."""
+    content = json.loads(path.read_text("utf-8"))
+    drawn = figure(content["setting"], content["audits"])
+    return plots.save(drawn, path.with_suffix(""), kinds)

@@ -217,6 +217,15 @@ def csv_text(rows: Sequence[Row], baseline: str | None = None) -> str:
     return buffer.getvalue()
 
 
+def rows_of(text: str) -> list[Row]:
+    """The rows that :func:`csv_text` wrote; their improvements are left out."""
+    kinds = {"family": str, "status": str, "size": int, "memory": int}
+    return [
+        Row(**{k: kinds.get(k, float)(v) for k, v in line.items() if k in Row._fields})
+        for line in csv.DictReader(text.splitlines())
+    ]
+
+
 def json_text(setting: Comparison, rows: Sequence[Row], baseline: str | None = None) -> str:
     """All rows with the setting, as JSON."""
     gains = improvements(rows, baseline) if baseline else {}

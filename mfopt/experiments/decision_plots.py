@@ -8,7 +8,7 @@ out is in the CSV beside the plot.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,15 +16,23 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, NullLocator
 from scipy.optimize import isotonic_regression
 
-from mfopt import _files
 from mfopt.experiments import comparison, families
 from mfopt.experiments.comparison import DEFAULT_BASELINE, Z95, Row, improvements
 from mfopt.experiments.families import Comparison
 from mfopt.experiments.mechanisms import BALLS, FRESH, POISSON, UNAMPLIFIED
-from mfopt.experiments.plots import COLOURS, Curve, Panel, named_ticks, plain_ticks, save, tidy
+from mfopt.experiments.plots import (
+    COLOURS,
+    EVERY,
+    Curve,
+    Panel,
+    named_ticks,
+    plain_ticks,
+    tidy,
+    write_files,
+)
 from mfopt.experiments.recommendation import TIE
 
 MOST_CURVES = 8
@@ -128,10 +136,10 @@ def memory_figure(setting: Comparison, sizes: Sequence[Row]) -> Figure:
     return _front_figure(
         [row for row in sizes if row.draws <= 1],
         [row for row in sizes if row.draws > 1],
-        lambda row: 1 + row.memory,
+        lambda row: row.memory,
         lambda row: f"{row.memory}",
-        f"Error and memory: {where(setting)}; named: the front, with its model-sized arrays",
-        "memory of the model and its noise (model sizes)",
+        f"Error and memory: {where(setting)}\nnamed: the front, with its arrays",
+        "model-sized arrays of the noise (log scale from 1 on)",
     )
 
 
@@ -143,7 +151,7 @@ def time_figure(setting: Comparison, rows: Sequence[Row], parameters: int) -> Fi
         lambda row: 1e3 * (row.noise_seconds or math.nan),
         lambda row: f"{1e3 * (row.noise_seconds or math.nan):.3g} ms",
         f"Error and time of the noise: {where(setting)}; measured on this machine",
-        f"noise of a step of {parameters:,} parameters (ms)",
+        f"noise of a step of {parameters:,} parameters (ms, log scale)",
     )
 
 
@@ -165,9 +173,16 @@ def _front_figure(
         axis.step(*joined, where="post", color="0.3", linewidth=1)
         for row in front:
             axis.plot(cost(row), row.rmse, **_look(row.family).points)
-        axis.set(xscale="log", yscale="log")
-        axis.xaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{at:,.0f}"))
-        plain_ticks(axis.xaxis, [cost(row) for row in here])
+        axis.set_yscale("log")
+        if min(cost(row) for row in here) > 0:
+            axis.set_xscale("log")
+            plain_ticks(axis.xaxis, [cost(row) for row in here])
+        else:
+            axis.set_xscale("symlog", linthresh=1, linscale=0.5)
+            most = max(cost(row) for row in here)
+            ticks = [0, *(4**k for k in range(10) if 4**k <= max(most, 1))]
+            axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            axis.xaxis.set_minor_locator(NullLocator())
         # the whole front, and of the rest what is not far above it
         top = max(1.1 * front[0].rmse, min(2.5 * front[-1].rmse, max(row.rmse for row in here)))
         axis.set_ylim(0.93 * front[-1].rmse, top)
@@ -176,23 +191,25 @@ def _front_figure(
             axis, [(r.rmse, f"{_sized(r)}: {says(r)}", _look(r.family).colour) for r in front]
         )
 
-    labels = x_label, "RMSE of prefix sums (clip norms)"
+    labels = x_label, "RMSE of prefix sums (clip norms, log scale)"
     return _panels([*rows, *apart], title, labels, draw, size=(5.4, 3.4))
 
 
 def gains_figure(setting: Comparison, rows: Sequence[Row], baseline: str) -> Figure:
-    """Percent by which each RMSE is below the baseline's, a panel for each ε, best on top.
+    """Percent by which each RMSE is below the baseline's, a panel for each ε; best mean on top.
 
     What is more than 40% above the baseline stands at the edge with its number.
     """
     gains = improvements(rows, baseline)
+    of: dict[str, list[float]] = {}
+    for (family, _), gain in gains.items():
+        of.setdefault(family, []).append(max(gain.percent, _LOWEST))
+    order = sorted(of, key=lambda family: sum(of[family]) / len(of[family]))
 
     def draw(axis: Axes, epsilon: float) -> None:
-        here = sorted(
-            ((gain, family) for (family, at), gain in gains.items() if at == epsilon),
-            key=lambda pair: pair[0].percent,
-        )
-        for place, (gain, family) in enumerate(here):
+        for place, family in enumerate(order):
+            if (gain := gains.get((family, epsilon))) is None:
+                continue
             look = _look(family)
             if gain.percent < _LOWEST:
                 axis.plot(_LOWEST, place, marker="<", color=look.colour, clip_on=False)
@@ -206,18 +223,21 @@ def gains_figure(setting: Comparison, rows: Sequence[Row], baseline: str) -> Fig
                 )
                 continue
             reach = [[max(gain.percent - gain.low, 0)], [max(gain.high - gain.percent, 0)]]
-            axis.errorbar(gain.percent, place, xerr=reach, capsize=3, **look.points)
+            axis.errorbar(gain.percent, place, xerr=reach, capsize=3, markersize=5, **look.points)
         axis.axvline(0, color="0.6", linewidth=1, zorder=1)
-        axis.set_yticks(range(len(here)), [families.label(f) for _, f in here], fontsize=7)
-        axis.set_xlim(_LOWEST, max(*(gain.percent for gain, _ in here), 0) + 4)
+        first = axis.get_subplotspec().is_first_col()  # type: ignore[union-attr]
+        texts = [families.label(f) if first else "" for f in order]
+        axis.set_yticks(range(len(order)), texts, fontsize=8)
+        axis.set_xlim(_LOWEST, max(*(gain.percent for gain in gains.values()), 0) + 4)
 
-    shown = len({family for family, _ in gains})
     return _panels(
         [row for row in rows if (row.family, row.epsilon) in gains],
         f"Gain over {families.label(baseline)}, 95% intervals: {where(setting)}",
         ("RMSE below the baseline's (%)", ""),
         draw,
-        size=(6.0, max(2.6, 0.9 + 0.19 * shown)),
+        size=(2.6, max(2.6, 0.9 + 0.145 * len(order))),
+        columns=3,
+        names=2.2,
     )
 
 
@@ -262,12 +282,25 @@ def _panels(
     labels: tuple[str, str],
     draw: Callable[[Axes, float], None],
     size: tuple[float, float],
+    columns: int = 2,
+    names: float = 0.0,
 ) -> Figure:
-    """A panel for each ε, two beside each other, with what sampling each marker stands for."""
+    """A panel for each ε, with what sampling each marker stands for.
+
+    Args:
+      rows: whose ε there are.
+      title: heading.
+      labels: of the horizontal axes and of all vertical ones.
+      draw: draws the panel of one ε.
+      size: of a panel, in inches.
+      columns: panels beside each other.
+      names: inches beside the first column.
+    """
     epsilons = sorted({row.epsilon for row in rows})
-    columns = min(len(epsilons), 2)
+    columns = min(len(epsilons), columns)
     count = -(-len(epsilons) // columns)
-    figure = Figure(figsize=(size[0] * columns, size[1] * count + 0.9), layout="constrained")
+    inches = names + size[0] * columns, size[1] * count + 0.9
+    figure = Figure(figsize=inches, layout="constrained")
     axes = figure.subplots(count, columns, squeeze=False).ravel()
     for axis, epsilon in zip(axes, epsilons, strict=False):
         draw(axis, epsilon)
@@ -368,8 +401,11 @@ def write(
     sizes: Sequence[Row],
     baseline: str | None = DEFAULT_BASELINE,
     parameters: int | None = None,
+    kinds: Collection[str] = EVERY,
 ) -> list[Path]:
     """STEM.csv, .json, .txt and plots of RMSE, improvement over ``baseline``, memory and time.
+
+    STEM-sizes.csv has the rows of all sizes.
 
     Args:
       stem: path without suffix of the files.
@@ -378,16 +414,32 @@ def write(
       sizes: rows of every size that was tried.
       baseline: family that improvements are over; None for none.
       parameters: of the model that the rows' noise was timed for; None where it was not.
+      kinds: suffixes of the files that are wanted.
     """
-    contents = {
+    texts = {
         ".csv": comparison.csv_text(rows, baseline),
+        "-sizes.csv": comparison.csv_text(sizes),
         ".json": comparison.json_text(setting, rows, baseline) + "\n",
         ".txt": comparison.text_table(rows, baseline) + "\n",
     }
-    written = [_files.write(stem.with_name(f"{stem.name}{k}"), v) for k, v in contents.items()]
-    for part, figure in figures(setting, rows, sizes, baseline, parameters):
-        written += save(figure, stem.with_name(f"{stem.name}{part}"))
-    return written
+    drawn = dict(figures(setting, rows, sizes, baseline, parameters))
+    return write_files(stem, texts, drawn, kinds)
+
+
+def redraw(stem: Path, setting: Comparison, kinds: Collection[str]) -> list[Path]:
+    """The plots drawn again from the CSV files that :func:`write` wrote.
+
+    Args:
+      stem: path without suffix of the files.
+      setting: what was compared, and where.
+      kinds: suffixes of the pictures.
+    """
+    rows, sizes = (
+        comparison.rows_of(stem.with_name(f"{stem.name}{end}").read_text("utf-8"))
+        for end in (".csv", "-sizes.csv")
+    )
+    drawn = dict(figures(setting, rows, sizes, DEFAULT_BASELINE))
+    return write_files(stem, {}, drawn, kinds)
 
 
 def improvement_panel(

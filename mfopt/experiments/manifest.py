@@ -63,11 +63,8 @@ def note(
         machine does not lengthen; ``code``, digest of the code; that of the library without its
         studies if left out.
     """
-    entry = {
-        "files": {
-            path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted(files)
-        },
+    entry: dict[str, Any] = {
+        "files": _digests(folder, files),
         "command": how,
         "version": __version__,
         "commit": commit(),
@@ -79,8 +76,46 @@ def note(
     }
     if more.get("cpu_seconds") is not None:
         entry["cpu_seconds"] = round(more["cpu_seconds"], 1)
-    manifest = read_manifest(folder) | {name: entry}
+    manifest = read_manifest(folder)
+    _remove(folder, manifest.get(name, {}).get("files", {}).keys() - entry["files"].keys())
+    _write(folder, manifest | {name: entry})
+
+
+def replace_files(folder: Path, name: str, files: Sequence[Path], kinds: Sequence[str]) -> None:
+    """Say in the folder's manifest that an artifact's files of some kinds are these now.
+
+    Args:
+      folder: of the manifest.
+      name: of the artifact.
+      files: new ones; those of the kinds that are none of them are deleted.
+      kinds: suffixes of the files that are replaced.
+    """
+    manifest = read_manifest(folder)
+    old, new = manifest[name]["files"], _digests(folder, files)
+    gone = {path for path in old if path.rpartition(".")[2] in kinds} - new.keys()
+    _remove(folder, gone)
+    manifest[name]["files"] = {path: old[path] for path in old.keys() - gone} | new
+    manifest[name]["drawn"] = {"version": __version__, "commit": commit()}
+    _write(folder, manifest)
+
+
+def _remove(folder: Path, paths: Iterable[str]) -> None:
+    """Delete files that an entry named, if they lie in the folder."""
+    for path in paths:
+        if folder.resolve() in (folder / path).resolve().parents:
+            (folder / path).unlink(missing_ok=True)
+
+
+def _write(folder: Path, manifest: dict[str, Any]) -> None:
     _files.write(folder / MANIFEST, json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+
+
+def _digests(folder: Path, files: Sequence[Path]) -> dict[str, str]:
+    """{path in the folder: SHA-256}."""
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(files)
+    }
 
 
 def computing(cells: Iterable[Cell], cache: Cache) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", ":", "-.")
 FORMATS = ("png", "svg")
+EVERY = ("csv", "json", "txt", *FORMATS)  # kinds of files
 _DPI = 150
 
 
@@ -54,7 +55,9 @@ class Panel(NamedTuple):
       log_x, log_y: logarithmic axes.
       zero_line: draw a line at y = 0.
       annotate: a text for each point, by curve, or None.
-      lines: False draws points only.
+      lines: False draws points, and bars with caps in place of bands.
+      names: of the places 0, 1, ... on the vertical axis, from the top down, in place of numbers;
+        bars then lie along x. Panels of a row have them in common.
     """
 
     curves: Sequence[Curve]
@@ -68,6 +71,7 @@ class Panel(NamedTuple):
     lines: bool = True
     y_range: tuple[float, float] | None = None
     vertical: tuple[float, str] | None = None
+    names: Sequence[str] = ()
 
 
 def draw(panels: Sequence[Panel], *, title: str = "", columns: int | None = None) -> Figure:
@@ -75,14 +79,16 @@ def draw(panels: Sequence[Panel], *, title: str = "", columns: int | None = None
     columns = min(len(panels), 3) if columns is None else columns
     rows = -(-len(panels) // columns)
     labels = list(dict.fromkeys(curve.label for panel in panels for curve in panel.curves))
-    width = max(6.4, 4.4 * columns)
+    named = max(len(panel.names) for panel in panels)
+    width = max(6.4, (3.4 if named else 4.4) * columns)
     longest = max(len(label) for label in labels)
     beside = len(panels) == 1 and len(labels) > 6
     # about 14 characters of the legend's font an inch, and the line before them
     entry = 0.6 + longest / 14
     legend_columns = 1 if beside else max(1, min(len(labels), int(width / entry)))
     legend_rows = -(-len(labels) // legend_columns)
-    height = 3.9 * rows + (0.35 if title else 0)
+    height = max(3.9, 1.0 + 0.24 * named) * rows + (0.25 * (1 + title.count("\n")) if title else 0)
+    width += max((len(name) for panel in panels for name in panel.names), default=0) / 14
     if beside:
         size = (width + entry, max(height + 0.6, 0.24 * legend_rows))
     else:
@@ -91,12 +97,19 @@ def draw(panels: Sequence[Panel], *, title: str = "", columns: int | None = None
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     handles: dict[str, Any] = {}
-    for axis, panel in zip(axes, panels, strict=False):
+    for number, (axis, panel) in enumerate(zip(axes, panels, strict=False)):
         _panel(axis, panel, labels, handles)
+        if panel.names:
+            axis.set_ylim(len(panel.names) - 0.5, -0.5)
+            beside = number % columns > 0 and panels[number - 1].names == panel.names
+            shown = [""] * len(panel.names) if beside else panel.names
+            axis.set_yticks(range(len(panel.names)), shown, fontsize="small")
     for axis in axes[len(panels) :]:
         axis.remove()
     if title:
-        figure.suptitle(title)
+        figure.suptitle(title, fontsize="large")
+    if len(labels) == 1 and named:  # the names say what the points are
+        return figure
     figure.legend(
         [handles[label] for label in labels],
         labels,
@@ -116,6 +129,7 @@ def _panel(axis: Axes, panel: Panel, labels: Sequence[str], handles: dict[str, A
         colour = COLOURS[place % len(COLOURS)]
         style = "--" if curve.like else DASHES[place // len(COLOURS) % len(DASHES)]
         mark = _marker(labels.index(curve.label)) if len(curve.x) <= 30 else ""
+        covered = sum(_alike(curve, other, panel) for other in panel.curves[index + 1 :])
         (handle,) = axis.plot(
             curve.x,
             curve.y,
@@ -123,12 +137,21 @@ def _panel(axis: Axes, panel: Panel, labels: Sequence[str], handles: dict[str, A
             drawstyle="steps-pre" if curve.steps else "default",
             linestyle=style if panel.lines else "",
             marker=mark,
-            markersize=5,
-            linewidth=1.6,
+            # one that lies behind others is seen beside them
+            markersize=5 + 2 * covered,
+            linewidth=1.6 + 1.6 * covered,
         )
         handles.setdefault(curve.label, handle)
         if curve.low is not None and curve.high is not None:
-            axis.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.25, linewidth=0)
+            if panel.lines:
+                axis.fill_between(
+                    curve.x, curve.low, curve.high, color=colour, alpha=0.25, linewidth=0
+                )
+            else:
+                middle = np.asarray(curve.x if panel.names else curve.y)
+                reach = np.stack([middle - curve.low, np.asarray(curve.high) - middle])
+                bars: Any = {"xerr" if panel.names else "yerr": reach}
+                axis.errorbar(curve.x, curve.y, fmt="none", ecolor=colour, capsize=3, **bars)
         if panel.annotate is not None:
             for x, y, text in zip(curve.x, curve.y, panel.annotate[index], strict=True):
                 axis.annotate(
@@ -149,10 +172,24 @@ def _panel(axis: Axes, panel: Panel, labels: Sequence[str], handles: dict[str, A
         plain_ticks(axis.yaxis, [v for c in panel.curves for v in c.y])
     if panel.log_x:
         axis.set_xscale("log")
-        named_ticks(axis, (x for curve in panel.curves for x in curve.x))
+        places = [x for curve in panel.curves for x in curve.x]
+        if panel.names:
+            plain_ticks(axis.xaxis, places)
+        else:
+            named_ticks(axis, places)
     if panel.y_range is not None:
         axis.set_ylim(*panel.y_range)
     tidy(axis)
+
+
+def _alike(one: Curve, other: Curve, panel: Panel) -> bool:
+    """Whether two curves lie on one another, within 1% of the panel's range."""
+    if not panel.lines or [*one.x] != [*other.x]:
+        return False
+    scale = np.log if panel.log_y else np.asarray
+    every = scale(np.concatenate([curve.y for curve in panel.curves]))
+    gap = np.abs(scale(np.array(one.y)) - scale(np.array(other.y)))
+    return bool(gap.max() <= 0.01 * np.ptp(every))
 
 
 def tidy(axis: Axes) -> None:
@@ -250,7 +287,30 @@ def check_outputs(paths: Sequence[Path], *, force: bool) -> None:
         _files.check_output(path, force=force, name="output")
 
 
-def save(figure: Figure, stem: Path) -> list[Path]:
+def write_files(
+    stem: Path,
+    texts: Mapping[str, str],
+    figures: Mapping[str, Figure],
+    kinds: Collection[str] = EVERY,
+) -> list[Path]:
+    """Write texts and figures beside one another, each file whole or not at all.
+
+    Args:
+      stem: path that the names begin with.
+      texts: {end of the name: contents}.
+      figures: {part of the name: figure}, each in every format.
+      kinds: suffixes of the files that are wanted.
+    """
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    place = {end: stem.with_name(f"{stem.name}{end}") for end in (*texts, *figures)}
+    asked = [end for end in texts if end.rpartition(".")[2] in kinds]
+    written = [write(place[end], texts[end]) for end in asked]
+    for part, figure in figures.items():
+        written += save(figure, place[part], kinds)
+    return written
+
+
+def save(figure: Figure, stem: Path, kinds: Collection[str] = FORMATS) -> list[Path]:
     """Write ``stem``.png and ``stem``.svg, each atomically; equal figures give equal bytes."""
     # half of the time is spent on where things are, so both files have the places of the first
     figure.set_dpi(_DPI)
@@ -258,7 +318,7 @@ def save(figure: Figure, stem: Path) -> list[Path]:
         layout.execute(figure)
         figure.set_layout_engine("none")
     written = []
-    for kind in FORMATS:
+    for kind in (kind for kind in FORMATS if kind in kinds):
         buffer = io.BytesIO()
         with matplotlib.rc_context({"svg.hashsalt": "mfopt", "svg.fonttype": "path"}):
             figure.savefig(

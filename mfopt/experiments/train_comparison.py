@@ -5,24 +5,25 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from mfopt import _files
+from matplotlib.figure import Figure
+
 from mfopt.experiments import plots
-from mfopt.experiments.runs.training import CorpusCell, TrainRunCell
+from mfopt.experiments.runs.training import REPORTED, CorpusCell, TrainRunCell
 from mfopt.experiments.studies.engine import Found, Row
 from mfopt.experiments.studies.noise_in_training import (
     EVALUATIONS,
     LABELS,
     LOSS,
     NoiseInTraining,
-    by_rate,
-    spread,
 )
-from mfopt.experiments.studies.rows import level, pick
+from mfopt.experiments.studies.rows import level, pick, spread
 
+HEADER = ("strategy", "learning_rate", "seed", "noise_multiplier", "part", "step", "loss")
 STUDY = NoiseInTraining(
     data=("stdlib",),
     rates=(5e-4, 1e-3, 2e-3, 4e-3),
@@ -82,8 +83,8 @@ def summary(study: NoiseInTraining, rows: list[Row]) -> dict[str, Any]:
     }
 
 
-def csv_text(study: NoiseInTraining, found: Found) -> str:
-    """One row for each evaluation of each run."""
+def evaluations(study: NoiseInTraining, found: Found) -> list[tuple[Any, ...]]:
+    """One tuple for each evaluation of each run, in the order of :data:`HEADER`."""
     rows: list[tuple[Any, ...]] = []
     for arm in study.arms():
         by_rates = {rate: study.runs(arm, rate) for rate in study.rates}
@@ -93,43 +94,75 @@ def csv_text(study: NoiseInTraining, found: Found) -> str:
                 head = (arm.strategy, f"{rate:g}", seed, repr(record["noise_multiplier"]))
                 for part, losses in record["losses"].items():
                     rows += [(*head, part, step, repr(loss)) for step, loss in losses]
+    return rows
+
+
+def csv_text(study: NoiseInTraining, found: Found) -> str:
+    """All evaluations as CSV."""
     buffer = io.StringIO()
-    header = ("strategy", "learning_rate", "seed", "noise_multiplier", "part", "step", "loss")
-    csv.writer(buffer, lineterminator="\n").writerows([header, *rows])
+    csv.writer(buffer, lineterminator="\n").writerows([HEADER, *evaluations(study, found)])
     return buffer.getvalue()
 
 
-def panels(study: NoiseInTraining, rows: list[Row]) -> list[plots.Panel]:
-    """Loss against learning rate, and against steps at the best learning rate."""
+def panels(said: dict[str, Any], rows: Sequence[Sequence[Any]]) -> list[plots.Panel]:
+    """Loss against learning rate, and against steps at the best learning rate.
+
+    Args:
+      said: as :func:`summary` gives it.
+      rows: as :func:`evaluations` gives them.
+    """
+    setting, before = said["setting"], said["pretrained"]
     rated, by_step = [], []
-    for strategy in study.strategies:
-        row = pick(rows, noise=strategy)[0]
-        label = LABELS[strategy]
-        rated.append(by_rate(label, row))
-        chosen = row["_tried"][row["learning_rate"]]
-        steps = [step for step, _ in chosen[0]]
-        by_step.append(
-            spread(label, steps, [[loss for _, loss in at] for at in zip(*chosen, strict=True)])
-        )
-    label, before = "pretrained model, before private training", rows[0]["users_before"]
-    rated.append(level(label, study.rates, before))
-    by_step.append(level(label, (0, study.bins * study.epochs), before))
+    for strategy, best in said["mechanisms"].items():
+        losses: dict[float, dict[int, list[float]]] = {}  # of each seed, by rate and step
+        for kind, rate, _, _, part, step, loss in rows:
+            if (kind, part) == (strategy, REPORTED):
+                steps = losses.setdefault(float(rate), {})
+                steps.setdefault(int(step), []).append(float(loss))
+        label, rates = LABELS[strategy], list(losses)
+        rated.append(spread(label, rates, [losses[r][max(losses[r])] for r in rates]))
+        chosen = losses[best["learning_rate"]]
+        by_step.append(spread(label, list(chosen), list(chosen.values())))
+    label, steps = "pretrained model, before private training", setting["bins"] * setting["epochs"]
+    rated.append(level(label, setting["learning_rates"], before))
+    by_step.append(level(label, (0, steps), before))
     return [
-        plots.Panel(rated, "after the last step", "learning rate", LOSS),
+        plots.Panel(rated, "after the last step", "learning rate (log scale)", LOSS),
         plots.Panel(by_step, "at the learning rate best for each", "steps", LOSS, log_x=False),
     ]
 
 
-def write(stem: Path, study: NoiseInTraining, found: Found) -> list[Path]:
-    """STEM.json, .csv, .png and .svg."""
-    rows = study.rows(found)
+def figure(said: dict[str, Any], rows: Sequence[Sequence[Any]]) -> Figure:
+    """The plot; arguments as of :func:`panels`."""
+    setting = said["setting"]
     title = (
-        f"User-level DP fine-tuning, ε = {study.epsilon:g}, {study.epochs} epochs × "
-        f"{study.bins} bins; bands: least to largest of {len(study.seeds)} seeds"
+        f"User-level DP fine-tuning, ε = {setting['epsilon']:g}, {setting['epochs']} epochs × "
+        f"{setting['bins']} bins; bands: least to largest of {len(setting['seeds'])} seeds\n"
+        f"in small: {setting['layers']} layers of width {setting['width']}, "
+        f"{setting['bins'] * setting['epochs']} steps"
     )
-    text = json.dumps(summary(study, rows), indent=2) + "\n"
-    return [
-        _files.write(stem.with_name(f"{stem.name}.json"), text),
-        _files.write(stem.with_name(f"{stem.name}.csv"), csv_text(study, found)),
-        *plots.save(plots.draw(panels(study, rows), title=title), stem),
-    ]
+    return plots.draw(panels(said, rows), title=title)
+
+
+def write(
+    stem: Path, study: NoiseInTraining, found: Found, kinds: Collection[str] = plots.EVERY
+) -> list[Path]:
+    """Write STEM.json, .csv, .png and .svg.
+
+    Args:
+      stem: path without suffix of the files.
+      study: what was run.
+      found: results of its cells.
+      kinds: suffixes of the files that are wanted.
+    """
+    said = summary(study, study.rows(found))
+    texts = {".json": json.dumps(said, indent=2) + "\n", ".csv": csv_text(study, found)}
+    drawn = {"": figure(said, evaluations(study, found))}
+    return plots.write_files(stem, texts, drawn, kinds)
+
+
+def redraw(path: Path, kinds: Collection[str]) -> list[Path]:
+    """The plot drawn again from the JSON file that :func:`write` wrote and the CSV beside it."""
+    said = json.loads(path.read_text("utf-8"))
+    _, *rows = csv.reader(path.with_suffix(".csv").read_text("utf-8").splitlines())
+    return plots.save(figure(said, rows), path.with_suffix(""), kinds)

@@ -171,7 +171,7 @@ def _check_outputs(out: Path, force: bool) -> None:
 
     if not out.name or out.is_dir():
         raise _check.reject("out", str(out), "must be the beginning of file names, not a folder")
-    ends = [".csv", ".json", ".txt"]
+    ends = [".csv", "-sizes.csv", ".json", ".txt"]
     ends += [
         f"-{part}.{kind}"
         for part in ("rmse", "improvement", "memory", "time")

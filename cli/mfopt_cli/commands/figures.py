@@ -28,6 +28,12 @@ from mfopt_cli.live import Live
     help="Rebuild the named artifacts in DIR (figures, factorizations such as blt-4-16x128-eps2, "
     "grid, comparison-16x128, train-comparison, audit) and note them in DIR/manifest.json.",
 )
+@options.option(
+    "--redraw",
+    is_flag=True,
+    help="With --artifacts: draw pictures again from the data beside them (all, or audit, "
+    "comparison-16x128, train-comparison, studies/NAME); nothing is computed.",
+)
 @options.jobs
 @options.cache
 @options.force
@@ -37,6 +43,7 @@ def command(
     listing: bool,
     out: Path,
     folder: Path | None,
+    redraw: bool,
     jobs: int | None,
     cache: Path | None,
     force: bool,
@@ -69,6 +76,13 @@ def command(
         raise _check.reject("NAME", "", "name a figure, or all", "See `mfopt figures --list`.")
     if jobs is not None:
         _check.integer("jobs", jobs)
+    if redraw:
+        from mfopt.experiments import artifacts
+
+        if folder is None:
+            raise click.UsageError("--redraw needs --artifacts: the folder with pictures and data")
+        _report([str(path) for path in artifacts.redraw(names, folder)], as_json, quiet)
+        return
     store = Cache(cache or default_folder())
     loud = not quiet and not as_json
     if folder is not None:
@@ -100,7 +114,9 @@ def _artifacts(name: str) -> list[str]:
     known = artifacts.names()
     if name == "all":
         return known
-    return [name] if name in known else figures.expand(name)
+    if name in (*known, *artifacts.FACTORIZATIONS):
+        return [name]
+    return list(dict.fromkeys(figures.SAME.get(each, each) for each in figures.expand(name)))
 
 
 def _report(written: list[str], as_json: bool, quiet: bool) -> None:

@@ -5,10 +5,11 @@ A figure is a list of panels (and its data as CSV); a table is rows of text.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mfopt import _check, _files
+from mfopt import _check
 from mfopt.experiments import plots
 from mfopt.experiments.cache import Cache
 from mfopt.experiments.figures import charles, chua, fresh_bins, ganesh, mcmahan, near_exact
@@ -61,22 +62,28 @@ def outputs(name: str, folder: Path) -> list[Path]:
     return [stem.with_name(f"{name}.{kind}") for kind in kinds]
 
 
+# figures that the papers print twice
+SAME = {"near-exact-18": "near-exact-3a", "near-exact-19": "near-exact-3b"}
 TABLES = ("near-exact-4", "fedavg-table-1")
 TIMES = ("near-exact-4",)  # whose numbers are times: nothing else may be computed beside them
 
 
-def make(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]:
+def make(
+    name: str, folder: Path, cache: Cache, kinds: Collection[str] = plots.EVERY, **how: Any
+) -> list[Path]:
     """Make one figure or table and write it into ``folder``; return the paths.
 
-    ``how`` is ``jobs`` and ``progress``, as for :func:`mfopt.experiments.runner.run_all`.
+    Args:
+      name: of the figure.
+      folder: where.
+      cache: where results are kept.
+      kinds: suffixes of the files that are wanted.
+      how: ``jobs`` and ``progress``, as for :func:`mfopt.experiments.runner.run_all`.
     """
     drawing = FIGURES[name].build(Context(cache, **how))
-    stem = folder / name
     if drawing.table is not None:
-        return [
-            _files.write(stem.with_name(f"{name}.csv"), drawing.csv or ""),
-            _files.write(stem.with_name(f"{name}.txt"), drawing.table),
-        ]
-    data = _files.write(stem.with_name(f"{name}.csv"), plots.csv_of(drawing.panels))
+        texts = {".csv": drawing.csv or "", ".txt": drawing.table}
+        return plots.write_files(folder / name, texts, {}, kinds)
     figure = plots.draw(drawing.panels, title=drawing.title, columns=drawing.columns)
-    return [data, *plots.save(figure, stem)]
+    texts = {".csv": plots.csv_of(drawing.panels)}
+    return plots.write_files(folder / name, texts, {"": figure}, kinds)

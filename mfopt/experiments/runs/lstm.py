@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt import _check, _extras
+from mfopt.experiments.runs import SPECIAL
 from mfopt.experiments.runs.functional import Apply, Params, functional
 
 try:
@@ -22,7 +23,6 @@ try:
 except ModuleNotFoundError as problem:
     raise _extras.missing(problem) from None
 
-SPECIAL = 3  # tokens behind the words: unknown, beginning, end
 _GATES = ("input", "forget", "cell", "output")
 
 

@@ -52,7 +52,7 @@ class Adapters(FineTuning):
         return [row | {"trained": f"rank {r}" if (r := row["rank"]) else "all"} for row in rows]
 
     def title(self, rows: list[Row]) -> str:
-        return f"Adapters against all parameters: {self.steps} steps, δ = {self.delta:g} per user"
+        return f"Adapters against all parameters: δ = {self.delta:g} per user"
 
     def panels(self, rows: list[Row]) -> list[Panel]:
         labels = {None: PLAIN} | {epsilon: f"ULS, ε = {epsilon:g}" for epsilon in self.epsilons}

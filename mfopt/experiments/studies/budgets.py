@@ -68,24 +68,25 @@ class TrainingBudgets(FineTuning):
         return [
             self.row(found, arm)
             | {"algorithm": arm.label, "asked_epsilon": arm.epsilon, "users_times": arm.users}
-            | {"_kind": arm.algorithm}
             for arm in self.arms()
         ]
 
     def title(self, rows: list[Row]) -> str:
-        said = f"{self.steps} steps, user-level DP, δ = {self.delta:g}"
-        return f"Fine-tuning at fixed compute, {said}"
+        return f"Fine-tuning at fixed compute, user-level DP, δ = {self.delta:g}"
 
     def panels(self, rows: list[Row]) -> list[Panel]:
         # one ε is no axis: then G is, and an algorithm is one curve
         several = len(self.epsilons) > 1
-        by, key = ("asked_epsilon", "algorithm") if several else ("group", "_kind")
+        by = "asked_epsilon" if several else "group"
         axis = "user-level ε" if several else "records of a user G"
         panels = []
         for budget, times in itertools.product(self.budgets, self.times):
             mine = pick(rows, records_a_step=budget, users_times=times)
-            labels = dict.fromkeys(row[key] for row in mine)
-            curves = [curve(label, pick(mine, **{key: label}), by) for label in labels]
+            labels: dict[str, list[Row]] = {}
+            for row in mine:
+                label = row["algorithm"] if several else _kind(row)
+                labels.setdefault(label, []).append(row)
+            curves = [curve(label, each, by) for label, each in labels.items()]
             ends = [row[by] for row in mine]
             curves.append(level("pretrained, no fine-tuning", ends, mine[0]["pretrained"]))
             title = f"{budget} records a step" + ("" if several else f", ε = {self.epsilons[0]:g}")
@@ -104,7 +105,10 @@ class TrainingBudgets(FineTuning):
             place = {"asked_epsilon": epsilon, "records_a_step": budget, "users_times": times}
             # as a learning rate is: on other records than those that are reported
             els, best = (
-                min(pick(rows, **place, _kind=kind), key=lambda row: row["on_records"])
+                min(
+                    (row for row in pick(rows, **place) if _kind(row) == kind),
+                    key=lambda row: float(row["on_records"]),
+                )
                 for kind in (ELS, ULS)
             )
             losses = best["_losses"]
@@ -114,3 +118,8 @@ class TrainingBudgets(FineTuning):
                 f"{apart(losses, best['pretrained'])} the pretrained model ({self.runs_said()})"
             )
         return [*said, *self.ends(rows)]
+
+
+def _kind(row: Row) -> str:
+    """ELS or ULS."""
+    return str(row["algorithm"]).partition(",")[0]

@@ -48,7 +48,7 @@ class ClipNorms(FineTuning):
 
     def title(self, rows: list[Row]) -> str:
         said = f"ε = {self.epsilon:g}, δ = {self.delta:g}"
-        return f"Clip norms: {self.steps} steps, user-level DP, {said}"
+        return f"Clip norms: user-level DP, {said}"
 
     def panels(self, rows: list[Row]) -> list[Panel]:
         clipped = {ELS: "clips each record", ULS: "clips each user's mean"}

@@ -116,9 +116,6 @@ class ConcentrationFilter(MeanStudy):
                     "_best": at.losses,
                 }
             )
-        for row in rows:
-            reach = Z95 * row["standard_error"]
-            row |= {"_low": row["squared_error"] - reach, "_high": row["squared_error"] + reach}
         return rows
 
     def _row(self, across: float, cell: Descent, sigma: float | None, noise: float) -> Row:
@@ -138,7 +135,7 @@ class ConcentrationFilter(MeanStudy):
             mine = pick(rows, across=across, algorithm=FILTER)
             (plain,) = pick(rows, across=across, algorithm=PLAIN)
             label, x = f"filter, σ₁ = {across:g}", "threshold_relative"
-            errors.append(curve(label, mine, x, "squared_error", ("_low", "_high")))
+            errors.append(curve(label, mine, x, "squared_error", half=("standard_error", Z95)))
             value = plain["squared_error"]
             dashed = level(f"DP-SGD, σ₁ = {across:g}", self.relatives, value)
             errors.append(dashed._replace(like=label))

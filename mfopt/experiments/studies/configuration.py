@@ -162,7 +162,6 @@ class EstimateAndDouble(MeanStudy):
         suboptimality, error = mean_error(choice.losses[k] - best.losses[k])
         shares = " or ".join(f"{m / self.users:.4g}" for m in sorted(cohorts)) or "any"
         sigma = found[cell].record["noise_multiplier"] if len(cohorts) == 1 else None
-        ratio, spread = relative(choice.losses[k], best.losses[k])
         return {
             "places": " or ".join(f"({g}, {m})" for g, m in places) or "any",
             "squared_error": float(choice.losses[k].mean()),
@@ -173,9 +172,6 @@ class EstimateAndDouble(MeanStudy):
             "within": self.within,
             "trials": self.trials,
             "_losses": choice.losses[k],
-            "_above": 100 * (ratio - 1),
-            "_low": 100 * (ratio - 1) - 100 * Z95 * spread,
-            "_high": 100 * (ratio - 1) + 100 * Z95 * spread,
         }
 
     def title(self, rows: list[Row]) -> str:
@@ -184,12 +180,19 @@ class EstimateAndDouble(MeanStudy):
     def panels(self, rows: list[Row]) -> list[Panel]:
         axis = "gradients per step B (log scale)"
         above = "squared error above the best\nof the grid (%)"
+
+        def relative_to_best(row: Row) -> Row:
+            scale = 100 / (row["squared_error"] - row["suboptimality"])
+            return row | {k: scale * row[k] for k in ("suboptimality", "standard_error")}
+
         return [
             Panel(
                 [
-                    curve(name, mine, "gradients", "_above", ("_low", "_high"))
+                    curve(name, mine, "gradients", "suboptimality", half=("standard_error", Z95))
                     for name in STRATEGIES
-                    for mine in [pick(rows, epsilon=epsilon, strategy=name)]
+                    for mine in [
+                        list(map(relative_to_best, pick(rows, epsilon=epsilon, strategy=name)))
+                    ]
                 ],
                 f"ε = {epsilon:g}",
                 axis,

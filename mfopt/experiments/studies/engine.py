@@ -166,6 +166,7 @@ class Study(abc.ABC):
       alone: whether it measures time, so that nothing may run beside it.
       columns: of the rows that the terminal shows, as "key; key=heading".
       plot_columns: panels side by side; as the plots choose where None.
+      scale: of what is trained, for :meth:`str.format` of a study; "" where nothing is.
     """
 
     name: ClassVar[str]
@@ -179,6 +180,7 @@ class Study(abc.ABC):
     alone: ClassVar[bool] = False
     columns: ClassVar[str]
     plot_columns: ClassVar[int | None] = None
+    scale: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         for field in options(type(self)):
@@ -223,13 +225,19 @@ class Study(abc.ABC):
     def outcome(self, found: Found) -> Outcome:
         """Rows, plot and words from the results of all cells."""
         rows = self.rows(found)
-        said = self.panels(rows), self.title(rows), self.findings(rows), self.plot_columns
+        said = self.panels(rows), self.heading(rows), self.findings(rows), self.plot_columns
         columns = dict(part.strip().partition("=")[::2] for part in self.columns.split(";"))
         return Outcome(
             [{k: v for k, v in row.items() if not k.startswith("_")} for row in rows],
             {key: heading or key for key, heading in columns.items()},
             *said,
         )
+
+    def heading(self, rows: list[Row]) -> str:
+        """The plot's heading, with the size of what is trained and the one of ``--full``."""
+        own, full = map(self.scale.format, (self, dataclasses.replace(self, **at_full(type(self)))))
+        size = f"{own}; full size: {full}" if own != full else own
+        return f"{self.title(rows)}\n{size}" if size else self.title(rows)
 
     def command(self) -> str:
         """The command that runs this study."""

@@ -55,6 +55,7 @@ class FineTuning(Swept):
         "steps=2000 rates=0.0001,0.0003,0.001,0.003 seeds=0,1,2 length=128 width=768 layers=12 "
         "pretrain_steps=10000 evaluate_records=2000"
     )
+    scale = "{0.layers} layers of width {0.width}, {0.steps:,} steps"
     keeps: ClassVar[bool] = False  # the trained models too
     needs = "a folder of `mfopt data build` with users' text and a public part, and accelerators"
 

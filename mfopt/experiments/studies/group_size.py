@@ -86,7 +86,7 @@ class GroupSize(MeanStudy):
             cells = {group: self.descent(epsilon, group) for group in self.groups}
             for group, cell in cells.items():
                 at = self.best(found[cell])
-                said = {"noise_multiplier": found[cell].record["noise_multiplier"], "_group": group}
+                said = {"noise_multiplier": found[cell].record["noise_multiplier"]}
                 rows.append(self._row(str(group), at, cell) | said)
             # the private one is the mean over the mechanism's exact law, for each trial's users
             left = [self.best(found[self.descent(self._left(epsilon), g)]) for g in self.groups]
@@ -114,7 +114,6 @@ class GroupSize(MeanStudy):
             "noise_multiplier": None,
             "gradients": self.batch,
             "trials": self.trials,
-            "_group": None,
             "_losses": at.losses,
         }
 
@@ -127,13 +126,14 @@ class GroupSize(MeanStudy):
     def panels(self, rows: list[Row]) -> list[Panel]:
         panels = []
         for epsilon in self.epsilons:
-            *fixed, private = pick(rows, epsilon=epsilon)
+            *each, private = pick(rows, epsilon=epsilon)
+            fixed = [row | {"group": int(row["group"])} for row in each]
             y = "squared_error", ("low95", "high95")
             label = "G by a private median, its ε paid"
             panels.append(
                 Panel(
                     [
-                        curve("ELS with G fixed beforehand", fixed, "_group", *y),
+                        curve("ELS with G fixed beforehand", fixed, "group", *y),
                         level(label, self.groups, private["squared_error"]),
                     ],
                     f"ε = {epsilon:g}",
@@ -149,8 +149,8 @@ class GroupSize(MeanStudy):
         said = []
         for epsilon in self.epsilons:
             *fixed, private = pick(rows, epsilon=epsilon)
-            best = best_of({row["_group"]: row["_losses"] for row in fixed})
-            (median,) = pick(fixed, _group=self.nearest())
+            best = best_of({row["group"]: row["_losses"] for row in fixed})
+            (median,) = pick(fixed, group=str(self.nearest()))
             (one, error), (paid, other) = (relative(r["_losses"], best) for r in (median, private))
             said.append(
                 f"ε = {epsilon:g}: G = {self.nearest()} (the median) has {one:.3f} ± "
@@ -161,7 +161,7 @@ class GroupSize(MeanStudy):
         return said
 
 
-def best_of(losses: Mapping[int, np.ndarray]) -> np.ndarray:
+def best_of(losses: Mapping[str, np.ndarray]) -> np.ndarray:
     """Losses at what is best for the other half of the trials."""
     best = np.empty_like(next(iter(losses.values())))
     for half in (0, 1):

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
-
-import numpy as np
+from collections.abc import Iterator
 
 from mfopt import _check
 from mfopt.experiments import families
 from mfopt.experiments.mechanisms import BALLS
-from mfopt.experiments.plots import Curve, Panel
+from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs.images import AS_ACCOUNTED, EXECUTIONS
 from mfopt.experiments.studies.engine import Found, Row, option
 from mfopt.experiments.studies.on_images import PREFIX, SCHEDULE, ImageStudy, TrainedPoint
-from mfopt.experiments.studies.rows import confident, ends, interval, pick
+from mfopt.experiments.studies.rows import ends, interval, intervals, pick
 
 BASELINE = "banded+poisson"
 
@@ -83,40 +81,18 @@ class Images(ImageStudy):
 
     def title(self, rows: list[Row]) -> str:
         return (
-            f"{self.data}: {self.epochs} × {self.bins}, δ = {self.delta:g}, one example, "
-            f"{self.seeds} seeds (bands: 95%)"
+            f"Images: each mechanism at its best rate, δ = {self.delta:g}, one example, "
+            "95% over seeds"
         )
 
     def panels(self, rows: list[Row]) -> list[Panel]:
-        by_place = {(r["family"], r["execution"], r["target"]): r["_accuracy"] for r in rows}
-
-        def accuracies(family: str, execution: str = AS_ACCOUNTED) -> list[np.ndarray]:
-            return [by_place[family, execution, epsilon] for epsilon in self.epsilons]
-
-        def in_percent(label: str, each: list[np.ndarray]) -> Curve:
-            return confident(label, self.epsilons, [100 * values for values in each])
-
-        def curves(names: Iterable[str], less: str | None = None) -> list[Curve]:
-            base = accuracies(less) if less else [0.0] * len(self.epsilons)
-            each = {f: [a - b for a, b in zip(accuracies(f), base, strict=True)] for f in names}
-            return [in_percent(families.label(f), x) for f, x in each.items()]
-
-        absolute = curves(self.mechanisms)
-        panels = [Panel(absolute, "each at its best rate", "ε", "test accuracy (%)")]
-        free = [family for family in self.mechanisms if "unamplified" in family]
-        if BASELINE in self.mechanisms:
-            relative = curves([f for f in self.mechanisms if f not in free], BASELINE)
-            title = f"against {families.label(BASELINE)}"
-            panels.append(Panel(relative, title, "ε", "gain (points)", zero_line=True))
-        executed = [
-            in_percent(label, accuracies(self.executed, execution))
-            for execution in EXECUTIONS
-            for label in [pick(rows, family=self.executed, execution=execution)[0]["mechanism"]]
-        ]
-        title = "executions at the σ of one ε"
-        panels.append(
-            Panel([*executed, *curves(free)], title, "ε that σ is for", "test accuracy (%)")
-        )
+        axis = "test error (%, log scale)\nlower is better"
+        names = [row["mechanism"] for row in pick(rows, target=self.epsilons[0])]
+        panels = []
+        for epsilon in self.epsilons:
+            each = [row | {"error": 1 - row["accuracy"]} for row in pick(rows, target=epsilon)]
+            drawn = [intervals(each, "error", "accuracy_half95", 100)]
+            panels.append(Panel(drawn, f"ε = {epsilon:g}", axis, "", lines=False, names=names))
         return panels
 
     def findings(self, rows: list[Row]) -> list[str]:

@@ -7,18 +7,16 @@ import itertools
 from collections.abc import Iterator
 
 import numpy as np
-import scipy.stats
 
 from mfopt import _check
 from mfopt.experiments import families
 from mfopt.experiments.plots import Curve, Panel
 from mfopt.experiments.studies.engine import Found, Row, option
 from mfopt.experiments.studies.on_images import PREFIX, SCHEDULE, ImageStudy, TrainedPoint
-from mfopt.experiments.studies.rows import ends, interval, pick
+from mfopt.experiments.studies.rows import correlation, ends, interval, pick
 
 _APART = 0.02  # relative difference of RMSE below which two mechanisms are not told apart
 _SHOWN = 2.0  # times the least RMSE: what is further off would squeeze the rest of the plot
-_RESAMPLED = 2000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,35 +87,42 @@ class LessRmse(ImageStudy):
             rows.append(
                 self.row(found, arm, **what, optimized_for=arm.workload, target=arm.epsilon)
             )
+        for here in self.places(rows).values():
+            # a seed's loss less its mean over the near ones: what all share is no difference
+            shared = np.mean([row["_loss"] for row in near(here)], axis=0)
+            for row in here:
+                row["excess"], row["excess_half95"] = interval(row["_loss"] - shared)
         return rows
+
+    def places(self, rows: list[Row]) -> dict[tuple[str, float], list[Row]]:
+        """The rows of each data set and ε."""
+        pairs = itertools.product(self.data, self.epsilons)
+        return {(data, e): pick(rows, data=data, target=e) for data, e in pairs}
 
     def title(self, rows: list[Row]) -> str:
         return (
-            f"Loss against RMSE, {self.epochs} × {self.bins}, δ = {self.delta:g}, one example, "
-            f"{self.seeds} seeds (bars: 95%, paired);\nRMSE up to {_SHOWN:g} times the least"
+            f"Loss against RMSE, δ = {self.delta:g}, one example, bars: 95% paired by seed; "
+            f"RMSE up to {_SHOWN:g} times the least"
         )
 
     def panels(self, rows: list[Row]) -> list[Panel]:
+        axes = "RMSE of the schedule (clip norms)", "test loss less the seed's mean (nats)"
         panels = []
-        for data, epsilon in itertools.product(self.data, self.epsilons):
-            here = pick(rows, data=data, target=epsilon)
-            # C for prefix sums is measured on the schedule that is used: that moves the model
-            near = [r for r in here if r["rmse"] <= _SHOWN * min(row["rmse"] for row in here)]
-            level = np.mean([row["_loss"] for row in near], axis=0)  # of each seed
-            curves = []
-            for row in near:
-                mean, half = interval(row["_loss"] - level)
-                y = [mean - half, mean, mean + half]
-                curves.append(Curve(row["mechanism"], [row["rmse"]] * 3, y))
-            axes = "RMSE of the schedule (clip norms)", "test loss less the seed's mean (nats)"
-            panels.append(Panel(curves, f"{data}, ε = {epsilon:g}", *axes, log_x=False))
+        for (data, epsilon), here in self.places(rows).items():
+            curves = [
+                Curve(row["mechanism"], [row["rmse"]], [mid], [mid - half], [mid + half])
+                for row in near(here)
+                for mid, half in [(row["excess"], row["excess_half95"])]
+            ]
+            title = f"{data}, ε = {epsilon:g}"
+            panels.append(Panel(curves, title, *axes, log_x=False, lines=False))
         return panels
 
     def findings(self, rows: list[Row]) -> list[str]:
         said = []
-        agree = against = near = 0
-        for data, epsilon in itertools.product(self.data, self.epsilons):
-            here, place = pick(rows, data=data, target=epsilon), f"{data}, ε = {epsilon:g}"
+        agree = against = tied = 0
+        for (data, epsilon), here in self.places(rows).items():
+            place = f"{data}, ε = {epsilon:g}"
             error, last = (np.array([r[k] for r in here]) for k in ("rmse", "last_error"))
             losses = np.array([row["_loss"] for row in here])
             rank, low, high = correlation(error, losses)
@@ -126,7 +131,7 @@ class LessRmse(ImageStudy):
                 if error[i] < error[j] * (1 - _APART):
                     mean, half = interval(losses[i] - losses[j])
                     agree, against = agree + (mean + half < 0), against + (mean - half > 0)
-                    near += abs(mean) <= half
+                    tied += abs(mean) <= half
             said.append(
                 f"{place}: rank correlation of RMSE and loss over {len(here)} mechanisms "
                 f"{rank:.2f} (95% over seeds: {low:.2f} to {high:.2f}); of the last iterate's "
@@ -140,44 +145,29 @@ class LessRmse(ImageStudy):
                     f"{place}: {families.label(family)} for the schedule has {change:.1%} less "
                     f"RMSE there than for prefix sums, and loss {mean:+.4f} ± {half:.4f}"
                 )
-        return [answer(agree, near, against), *said, *ends(rows)]
+        return [answer(agree, tied, against), *said, *ends(rows)]
 
 
-def correlation(error: np.ndarray, losses: np.ndarray) -> tuple[float, float, float]:
-    """Spearman's rank correlation of RMSE and mean loss, with a 95% interval over seeds.
-
-    Args:
-      error: (mechanisms,).
-      losses: (mechanisms, seeds); seeds are drawn again for the interval, the same for all.
-    """
-    random = np.random.default_rng(0)
-    ranks = scipy.stats.rankdata(error)
-
-    def of(values: np.ndarray) -> float:
-        return float(np.corrcoef(ranks, scipy.stats.rankdata(values))[0, 1])
-
-    seeds = losses.shape[1]
-    drawn = [
-        of(losses[:, random.integers(seeds, size=seeds)].mean(axis=1)) for _ in range(_RESAMPLED)
-    ]
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return of(losses.mean(axis=1)), float(low), float(high)
+def near(rows: list[Row]) -> list[Row]:
+    """The rows whose RMSE is not far above the least."""
+    # C for prefix sums is measured on the schedule that is used: that moves the model
+    return [row for row in rows if row["rmse"] <= _SHOWN * min(each["rmse"] for each in rows)]
 
 
-def answer(agree: int, near: int, against: int) -> str:
+def answer(agree: int, tied: int, against: int) -> str:
     """The answer in words, from counts of pairs that differ in RMSE by more than 2%.
 
     >>> answer(8, 2, 0).partition(":")[0]
     'Less RMSE trained better'
     """
-    pairs = agree + near + against
+    pairs = agree + tied + against
     if against == 0 and agree:
-        word = "Less RMSE trained better" if agree >= near else "Less RMSE never trained worse"
+        word = "Less RMSE trained better" if agree >= tied else "Less RMSE never trained worse"
     elif agree > 4 * against:
         word = "Less RMSE mostly trained better"
     else:
         word = "Less RMSE did not tell what trains better"
     return (
         f"{word}: of {pairs} pairs at least {_APART:.0%} apart, the lower RMSE had less loss in "
-        f"{agree}, more in {against}, and {near} cannot be told apart."
+        f"{agree}, more in {against}, and {tied} cannot be told apart."
     )

@@ -12,9 +12,10 @@ from mfopt.experiments import families
 from mfopt.experiments.cache import Result
 from mfopt.experiments.families import Comparison
 from mfopt.experiments.plots import Curve, Panel
+from mfopt.experiments.runs import SPECIAL
 from mfopt.experiments.runs.next_word import GUESSES, HEADS, NextWordCell, Variant
 from mfopt.experiments.studies.engine import Found, Row, Swept, check_several, option
-from mfopt.experiments.studies.rows import confident, ends, interval
+from mfopt.experiments.studies.rows import curve, ends, interval, intervals, pick
 
 INDEPENDENT = "dpsgd+poisson"
 VARIANTS = {
@@ -68,6 +69,7 @@ class NextWordStudy(Swept):
         "batch=8 mean_weight=1 whole=True chunk=16 evaluate=20"
     )
     full_size = "10,000 words, 1.35M parameters, users of 1,600 tokens, 5,049 rounds"
+    scale = "{0.parameters:,} parameters, {0.rounds:,} rounds"
     needs = "users' posts (--posts, lines of JSON) and public text (--public), a GPU"
     columns = (
         "variant; accuracy=AccuracyTop1; accuracy_half95=±; rate; clip_norm=S; "
@@ -195,53 +197,59 @@ class NextWordStudy(Swept):
                         for i, n in enumerate(HEADS)
                     },
                     **record["privacy"],
-                    "_arm": arm,
-                    "_evaluated": record["evaluated"],
-                    "_test": 100 * result.arrays["test"],
-                    "_heads": heads[0],
+                    "_last": 100 * result.arrays["test"][:, -1],
                 }
             )
         return rows
 
+    @property
+    def parameters(self) -> int:
+        """Trained numbers: the table, four gates, the projection."""
+        table, inward = (self.words + SPECIAL) * self.embedding, self.embedding + self.state + 1
+        return table + 4 * inward * self.state + (self.state + 1) * self.embedding
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of a run."""
+        return self.bins * self.epochs
+
     def title(self, rows: list[Row]) -> str:
-        users, parameters = rows[0]["users"], rows[0]["parameters"]
         said = f"ε = {self.epsilon:g}, δ = {self.delta:g} per user"
-        return f"Next word: {users} users, {parameters:,} parameters, {said}"
+        return f"Next word: {rows[0]['users']:,} users, {said}, after the last round"
 
     def panels(self, rows: list[Row]) -> list[Panel]:
-        named, by_clip = rows[: len(self.variants)], self._by_clip(rows)
-        curves, heads = [], []
-        for row in named:
-            label, counts = row["variant"], row["_heads"]
-            curve = confident(label, row["_evaluated"], list(row["_test"].T))
-            if self.seeds < 3:  # an interval from two values says nothing
-                low, high = row["_test"].min(axis=0), row["_test"].max(axis=0)
-                curve = curve._replace(low=low.tolist(), high=high.tolist())
-            curves.append(curve)
-            shares = (100 * counts / counts.sum()).tolist()
-            heads.append(Curve(label, range(GUESSES + 1), shares))
-        band = "least to largest" if self.seeds < 3 else "95%"
-        title, accuracy = f"while training (bands: {band})", "AccuracyTop1 (%)"
-        guesses = f"of the {GUESSES} best guesses, in the head"
-        head = f"head words, n = {HEADS[0]}"
+        in_percent = [
+            row | {k: 100 * row[k] for k in ("accuracy", "accuracy_half95")} for row in rows
+        ]
+        named, by_clip = in_percent[: len(self.variants)], self.by_clip(in_percent)
+        names = [row["variant"] for row in named]
+        accuracy = intervals(named, "accuracy", "accuracy_half95")
+        if self.seeds < 3:  # an interval from two values says nothing
+            accuracy = accuracy._replace(low=None, high=None)
+        counts = [[int(n) for n in row[f"top10_in_head_{HEADS[0]}"].split()] for row in named]
+        heads = [sum(k * n for k, n in enumerate(each)) / sum(each) for each in counts]
+        head = Curve(accuracy.label, heads, range(len(heads)))
+        guesses = f"of the {GUESSES} best guesses, mean"
+        title, axis = f"in the head of {HEADS[0]} words", "AccuracyTop1 (%)"
         panels = [
-            Panel(curves, title, "round", accuracy, log_x=False),
-            Panel(heads, head, guesses, "share of places (%)", log_x=False),
+            Panel([accuracy], "accuracy", axis, "", log_x=False, lines=False, names=names),
+            Panel([head], title, guesses, "", log_x=False, lines=False, names=names),
         ]
         if len(by_clip) > 1:
-            last = [row["_test"][:, -1] for row in by_clip.values()]
-            curve = confident(VARIANTS[SWEPT].label, list(by_clip), last)
-            panels.append(Panel([curve], "by S, at one ε", "clip norm S (log scale)", accuracy))
+            label = VARIANTS[SWEPT].label
+            swept = curve(label, by_clip, "clip_norm", "accuracy", half=("accuracy_half95", 1.0))
+            panels.append(Panel([swept], f"{label} by S", "clip norm S (log scale)", axis))
         return panels
 
-    def _by_clip(self, rows: list[Row]) -> dict[float, Row]:
+    def by_clip(self, rows: list[Row]) -> list[Row]:
         """DP-FedSGD by S, increasing."""
-        mine = [row for row in rows if row["_arm"].name == SWEPT]
-        return {row["_arm"].clip: row for row in sorted(mine, key=lambda row: row["_arm"])}
+        mine = pick(rows, variant=VARIANTS[SWEPT].label)
+        return sorted(mine, key=lambda row: float(row["clip_norm"]))
 
     def findings(self, rows: list[Row]) -> list[str]:
         said = []
-        last = {row["_arm"].name: row["_test"][:, -1] for row in rows[: len(self.variants)]}
+        named = zip(self.variants, rows, strict=False)
+        last = {name: row["_last"] for name, row in named}
         for one, other in COMPARED:
             if one in last and other in last:
                 mean, half = interval(last[one] - last[other])
@@ -249,9 +257,11 @@ class NextWordStudy(Swept):
                     f"{VARIANTS[one].label} over {VARIANTS[other].label}: {mean:+.2f} ± {half:.2f} "
                     f"points of AccuracyTop1 (95%, paired by seed, {self.seeds} seeds)"
                 )
-        by_clip = self._by_clip(rows)
-        if len(by_clip) > 1:
-            at = {clip: interval(row["_test"][:, -1]) for clip, row in by_clip.items()}
-            words = ", ".join(f"S = {c:g}: {m:.2f} ± {h:.2f}" for c, (m, h) in at.items())
+        if len(by_clip := self.by_clip(rows)) > 1:
+            words = ", ".join(
+                f"S = {row['clip_norm']:g}: {100 * row['accuracy']:.2f} ± "
+                f"{100 * row['accuracy_half95']:.2f}"
+                for row in by_clip
+            )
             said.append(f"{VARIANTS[SWEPT].label} by S, AccuracyTop1 in %: {words}")
         return [*said, *ends(rows)]

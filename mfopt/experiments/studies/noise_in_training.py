@@ -10,7 +10,7 @@ learning rates in this way is not covered by the guarantee of a run.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 from typing import Any, ClassVar, NamedTuple
@@ -29,7 +29,7 @@ from mfopt.experiments.runs.training import (
     check_parts,
 )
 from mfopt.experiments.studies.engine import Found, Row, Swept, option
-from mfopt.experiments.studies.rows import about, level, pick
+from mfopt.experiments.studies.rows import about, level, pick, spread
 from mfopt.training.data.embedded import EMBEDDED
 from mfopt.training.optimizers import SCHEDULES
 
@@ -78,6 +78,7 @@ class NoiseInTraining(Swept):
         "users_gain=gain; records; records_gain=gain; privacy_unit=unit; sampling; "
         "noise_multiplier=σ; epsilon=ε"
     )
+    scale = "2 layers of width 64, {0.epochs} × {0.bins} steps, {0.pretrain_steps} of pretraining"
     fitted: ClassVar[bool] = False  # whether rates say how far the noise alone moves a parameter
 
     data: tuple[str, ...] = option(
@@ -107,8 +108,8 @@ class NoiseInTraining(Swept):
 
     def arms(self) -> Iterator[Way]:
         for data in self.data:
-            for optimizer in self.by_name():
-                for strategy in self.strategies:
+            for strategy in self.strategies:
+                for optimizer in self.by_name():
                     yield Way(data, strategy, optimizer)
 
     def runs(self, arm: Way, rate: float) -> list[Cell]:
@@ -124,11 +125,11 @@ class NoiseInTraining(Swept):
         return float(mean(result.record["losses"][CHOSEN_ON][-1][1] for result in results))
 
     def rows(self, found: Found) -> list[Row]:
+        """A row for each seed of each arm, at the arm's best rate; losses in nats per token."""
         rows: list[Row] = []
-        arms = list(self.arms())
         first: dict[Any, list[Row]] = {}
-        for arm in arms:
-            mine = self._rows_of(found, arm)
+        for arm in self.arms():
+            mine = [self._row(arm, *each) for each in self._runs_of(found, arm)]
             against = first.setdefault(self.yardstick(arm), mine)
             for row, other in zip(mine, against, strict=True):
                 gains = {f"{x}_gain": other[x] - row[x] for x in ("users", "records")}
@@ -139,63 +140,68 @@ class NoiseInTraining(Swept):
         """What arms that are measured against the first of them have in common."""
         return arm.data
 
-    def _rows_of(self, found: Found, arm: Way) -> list[Row]:
-        """A row for each seed, at the arm's best rate; losses in nats per token."""
+    def _runs_of(self, found: Found, arm: Way) -> Iterator[tuple[int, float, Any, Result]]:
+        """(seed, best rate, (rate, last loss of each seed) of every rate, result there)."""
         at, results = self.best(found, arm)
-        tried = {
-            rate: [found[cell].record["losses"][REPORTED] for cell in self.runs(arm, rate)]
+        tried = [
+            (rate, [found[cell].record["losses"][REPORTED][-1][1] for cell in self.runs(arm, rate)])
             for rate in self.rates
-        }
-        rows = []
+        ]
         for seed, result in zip(sorted(self.seeds), results, strict=True):
-            users, records = (result.record["losses"][part] for part in (REPORTED, CHOSEN_ON))
-            rows.append(
-                {
-                    "data": arm.data if arm.data in EMBEDDED else Path(arm.data).name,
-                    "noise": arm.strategy,
-                    "seed": seed,
-                    "learning_rate": at.rate,
-                    "schedule": self.schedule,
-                    "rate_bracketed": min(self.rates) < at.rate < max(self.rates),
-                    "users_before": users[0][1],
-                    "users": users[-1][1],
-                    "users_gain": 0.0,
-                    "records": records[-1][1],
-                    "records_gain": 0.0,
-                    "privacy_unit": "user",
-                    "adjacency": "add-remove",
-                    "sampling": f"{arm.sampling}, {self.bins} bins, {self.epochs} epochs",
-                    "epsilon": self.epsilon,
-                    "delta": self.delta,
-                    "noise_multiplier": result.record["noise_multiplier"],
-                    "_arm": arm,
-                    "_data": arm.data,
-                    "_tried": tried,
-                }
-            )
-        return rows
+            yield seed, at.rate, tried, result
+
+    def _row(self, arm: Way, seed: int, rate: float, tried: Any, result: Result) -> Row:
+        users, records = (result.record["losses"][part] for part in (REPORTED, CHOSEN_ON))
+        return {
+            "data": self.name_of(arm.data),
+            "noise": arm.strategy,
+            "optimizer": arm.optimizer,
+            "seed": seed,
+            "learning_rate": rate,
+            "schedule": self.schedule,
+            "rate_bracketed": min(self.rates) < rate < max(self.rates),
+            "users_before": users[0][1],
+            "users": users[-1][1],
+            "users_gain": 0.0,
+            "records": records[-1][1],
+            "records_gain": 0.0,
+            "privacy_unit": "user",
+            "adjacency": "add-remove",
+            "sampling": f"{arm.sampling}, {self.bins} bins, {self.epochs} epochs",
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "noise_multiplier": result.record["noise_multiplier"],
+            "tried": tried,
+        }
 
     def title(self, rows: list[Row]) -> str:
         return f"User-level DP, ε = {self.epsilon:g}; bands: {len(self.seeds)} seeds"
 
+    def name_of(self, data: str) -> str:
+        """What rows call a data set: its folder's name, its whole path where two have that name."""
+        names = [Path(each).name for each in self.data]
+        name = Path(data).name
+        return data if data in EMBEDDED or names.count(name) > 1 else name
+
+    def by_data(self, rows: list[Row]) -> dict[str, list[Row]]:
+        """The rows of each data set, by its name."""
+        return {name: pick(rows, data=name) for name in dict.fromkeys(r["data"] for r in rows)}
+
     def panels(self, rows: list[Row]) -> list[Panel]:
         panels = []
-        for data in self.data:
-            mine = [pick(rows, _data=data, noise=strategy)[0] for strategy in self.strategies]
-            curves = [by_rate(LABELS[row["noise"]], row) for row in mine]
+        for name, mine in self.by_data(rows).items():
+            firsts = [pick(mine, noise=strategy)[0] for strategy in self.strategies]
+            curves = [by_rate(LABELS[row["noise"]], row) for row in firsts]
             before = "pretrained model, before private training"
             curves.append(level(before, self.rates, mine[0]["users_before"]))
-            panels.append(Panel(curves, mine[0]["data"], "learning rate", LOSS))
+            panels.append(Panel(curves, name, "learning rate (log scale)", LOSS))
         return panels
 
     def findings(self, rows: list[Row]) -> list[str]:
         first, *others = self.strategies
         said = []
-        for data in self.data:
-            best = {
-                strategy: pick(rows, _data=data, noise=strategy) for strategy in self.strategies
-            }
-            name = best[first][0]["data"]
+        for name, every in self.by_data(rows).items():
+            best = {strategy: pick(every, noise=strategy) for strategy in self.strategies}
             for strategy in others:
                 mine = best[strategy]
                 for part, key in ((REPORTED, "users_gain"), (CHOSEN_ON, "records_gain")):
@@ -209,21 +215,27 @@ class NoiseInTraining(Swept):
                 said.append(
                     f"{name}: {strategy} lowers the loss on held-out users by {fall:.3f} nats"
                 )
-            said += [
-                f"{name}: the best rate of {form}, {row['learning_rate']:g}, is the last one tried"
-                for form, (row, *_) in best.items()
-                if not row["rate_bracketed"]
-            ]
+            said += unbracketed(name, "rate", "one tried", best)
         return said
+
+
+def unbracketed(name: str, what: str, tried: str, best: dict[str, list[Row]]) -> list[str]:
+    """A warning for each of some arms whose best rate is an end of those tried.
+
+    Args:
+      name: what the sentence begins with.
+      what: is chosen: a rate or a move.
+      tried: the sentence's end.
+      best: rows of each arm.
+    """
+    return [
+        f"{name}: the best {what} of {arm}, {row['learning_rate']:g}, is the last {tried}"
+        for arm, (row, *_) in best.items()
+        if not row["rate_bracketed"]
+    ]
 
 
 def by_rate(label: str, row: Row) -> Curve:
     """Last loss on held-out users against the rate, with its spread over seeds."""
-    tried = {rate: [losses[-1][1] for losses in each] for rate, each in row["_tried"].items()}
-    return spread(label, list(tried), list(tried.values()))
-
-
-def spread(label: str, x: Sequence[float], each: Sequence[Sequence[float]]) -> Curve:
-    """The mean over seeds of what was found at each place, between the least and the largest."""
-    mid, low, high = ([of(values) for values in each] for of in (mean, min, max))
-    return Curve(label, x, mid, low, high)
+    rates, losses = zip(*row["tried"], strict=True)
+    return spread(label, rates, losses)

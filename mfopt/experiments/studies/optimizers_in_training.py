@@ -16,13 +16,14 @@ import numpy as np
 
 from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED
-from mfopt.experiments.studies.engine import Found, Row, option
+from mfopt.experiments.studies.engine import Row, option
 from mfopt.experiments.studies.noise_in_training import (
     LABELS,
     LOSS,
     NoiseInTraining,
     Way,
     by_rate,
+    unbracketed,
 )
 from mfopt.experiments.studies.rows import about, pick
 from mfopt.training.optimizers import OPTIMIZERS
@@ -61,49 +62,36 @@ class OptimizersInTraining(NoiseInTraining):
     def yardstick(self, arm: Way) -> Any:
         return arm.data, arm.strategy
 
-    def rows(self, found: Found) -> list[Row]:
-        rows = [{"optimizer": row["_arm"].optimizer} | row for row in super().rows(found)]
-        return sorted(rows, key=lambda row: self._place(row["_arm"]))
-
-    def _place(self, arm: Way) -> tuple[int, int]:
-        """Data first, then forms of C, then optimizers."""
-        return self.data.index(arm.data), self.strategies.index(arm.strategy)
-
     def panels(self, rows: list[Row]) -> list[Panel]:
         panels = []
-        for data in self.data:
-            mine = pick(rows, _data=data)
+        for name, mine in self.by_data(rows).items():
             pairs = itertools.product(self.strategies, self.optimizers)
             curves = [
                 by_rate(f"{o}, {LABELS[s]}", pick(mine, noise=s, optimizer=o)[0]) for s, o in pairs
             ]
-            panels.append(Panel(curves, mine[0]["data"], "move of a parameter by the noise", LOSS))
+            axis = "move of a parameter by the noise (log scale)"
+            panels.append(Panel(curves, name, axis, LOSS))
         return panels
 
     def findings(self, rows: list[Row]) -> list[str]:
         said = []
         first, *others = self.optimizers
-        for data in self.data:
-            for strategy in self.strategies:
-                mine = pick(rows, _data=data, noise=strategy)
-                best = {o: pick(mine, optimizer=o) for o in self.optimizers}
-                name = f"{mine[0]['data']}, {strategy}"
-                for optimizer in others:
-                    gains = {
-                        part: -np.array([row[f"{key}_gain"] for row in best[optimizer]])
-                        for part, key in ((REPORTED, "users"), (CHOSEN_ON, "records"))
-                    }
-                    words = [f"{about(each, '+.4f')} on {part}" for part, each in gains.items()]
-                    said.append(
-                        f"{name}: {optimizer} against {first}, nats (95%, paired by "
-                        f"seed): {', '.join(words)}"
-                    )
-                if others:
-                    least = min(best, key=lambda o: mean(row["users"] for row in best[o]))
-                    said.append(f"{name}: least loss on held-out users with {least}")
-                said += [
-                    f"{name}: the best move of {o}, {row['learning_rate']:g}, is the last tried"
-                    for o, (row, *_) in best.items()
-                    if not row["rate_bracketed"]
-                ]
+        pairs = itertools.product(self.by_data(rows).items(), self.strategies)
+        for (data, every), strategy in pairs:
+            mine, name = pick(every, noise=strategy), f"{data}, {strategy}"
+            best = {o: pick(mine, optimizer=o) for o in self.optimizers}
+            for optimizer in others:
+                gains = {
+                    part: -np.array([row[f"{key}_gain"] for row in best[optimizer]])
+                    for part, key in ((REPORTED, "users"), (CHOSEN_ON, "records"))
+                }
+                words = [f"{about(each, '+.4f')} on {part}" for part, each in gains.items()]
+                said.append(
+                    f"{name}: {optimizer} against {first}, nats (95%, paired by "
+                    f"seed): {', '.join(words)}"
+                )
+            if others:
+                least = min(best, key=lambda o: mean(row["users"] for row in best[o]))
+                said.append(f"{name}: least loss on held-out users with {least}")
+            said += unbracketed(name, "move", "tried", best)
         return said

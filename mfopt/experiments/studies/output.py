@@ -5,14 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from mfopt import _files
 from mfopt.experiments import plots
 from mfopt.experiments.studies.engine import Outcome, Study, options
-
-FILES = ("csv", "json", "txt", *plots.FORMATS)
 
 
 def described(study: Study, outcome: Outcome, made: dict[str, Any]) -> dict[str, Any]:
@@ -52,10 +50,16 @@ def csv_text(outcome: Outcome) -> str:
 
 def outputs(study: Study, folder: Path) -> list[Path]:
     """The files that :func:`write` writes."""
-    return [folder / f"{study.name}.{kind}" for kind in FILES]
+    return [folder / f"{study.name}.{kind}" for kind in plots.EVERY]
 
 
-def write(folder: Path, study: Study, outcome: Outcome, made: dict[str, Any]) -> list[Path]:
+def write(
+    folder: Path,
+    study: Study,
+    outcome: Outcome,
+    made: dict[str, Any],
+    kinds: Collection[str] = plots.EVERY,
+) -> list[Path]:
     """NAME.csv, .json, .txt (the findings), .png and .svg in ``folder``, each whole or not at all.
 
     Args:
@@ -63,13 +67,10 @@ def write(folder: Path, study: Study, outcome: Outcome, made: dict[str, Any]) ->
       study: what was run.
       outcome: what it says.
       made: how it was made, as :func:`.engine.run` gives it.
+      kinds: suffixes of the files that are wanted.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(described(study, outcome, made), indent=2, allow_nan=False)
+    contents = csv_text(outcome), text + "\n", "\n".join(outcome.findings) + "\n"
+    texts = dict(zip((".csv", ".json", ".txt"), contents, strict=True))
     figure = plots.draw(outcome.panels, title=outcome.title, columns=outcome.plot_columns)
-    contents = (csv_text(outcome), text + "\n", "\n".join(outcome.findings) + "\n")
-    named = zip(outputs(study, folder), contents, strict=False)
-    return [
-        *(_files.write(path, content) for path, content in named),
-        *plots.save(figure, folder / study.name),
-    ]
+    return plots.write_files(folder / study.name, texts, {"": figure}, kinds)

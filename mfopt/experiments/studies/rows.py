@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import scipy.stats
 
 from mfopt.experiments.plots import Curve, Panel
 from mfopt.experiments.studies.engine import Row
+
+RESAMPLED = 2000  # sets of seeds behind an interval of a rank correlation
 
 
 def pick(rows: Sequence[Row], **want: Any) -> list[Row]:
@@ -24,6 +27,7 @@ def curve(
     y: str = "loss",
     band: tuple[str, str] | None = ("least", "largest"),
     like: str | None = None,
+    half: tuple[str, float] | None = None,
 ) -> Curve:
     """One column of rows over another, with a band between two others.
 
@@ -33,9 +37,16 @@ def curve(
       x, y: names of columns.
       band: names of the columns of its lower and its upper border; None for no band.
       like: label of the curve whose colour this one shares.
+      half: name of a column, and how many times it the band reaches to either side; before
+        ``band``.
     """
     rows = sorted(rows, key=lambda row: row[x])
-    low, high = ([row[name] for row in rows] for name in band) if band else (None, None)
+    low: list[float] | None = None
+    high: list[float] | None = None
+    if half:
+        low, high = ([row[y] + s * half[1] * row[half[0]] for row in rows] for s in (-1, 1))
+    elif band:
+        low, high = ([row[name] for row in rows] for name in band)
     return Curve(label, [row[x] for row in rows], [row[y] for row in rows], low, high, like)
 
 
@@ -58,11 +69,23 @@ def interval(values: np.ndarray) -> tuple[float, float]:
     return float(values.mean()), float(half)
 
 
-def confident(label: str, x: Sequence[float], each: Sequence[np.ndarray]) -> Curve:
-    """The means over seeds of what was found at each place, with their 95% intervals."""
-    at = [interval(values) for values in each]
-    low, high = [m - h for m, h in at], [m + h for m, h in at]
-    return Curve(label, list(x), [m for m, _ in at], low, high)
+def intervals(rows: Sequence[Row], value: str, half: str, times: float = 1.0) -> Curve:
+    """A column of rows by place, each with half of its interval, for a panel that names its rows.
+
+    Args:
+      rows: from the top down.
+      value, half: names of the columns.
+      times: of both.
+    """
+    each = [(times * row[value], times * row[half]) for row in rows]
+    low, high = [x - reach for x, reach in each], [x + reach for x, reach in each]
+    return Curve("mean and 95% over seeds", [x for x, _ in each], range(len(each)), low, high)
+
+
+def spread(label: str, x: Sequence[float], each: Sequence[Sequence[float]]) -> Curve:
+    """The mean over seeds of what was found at each place, between the least and the largest."""
+    mid, low, high = ([of(values) for values in each] for of in (mean, min, max))
+    return Curve(label, x, mid, low, high)
 
 
 def ends(rows: Sequence[Row]) -> list[str]:
@@ -87,3 +110,24 @@ def apart(one: np.ndarray | float, other: np.ndarray | float) -> str:
     gaps = np.atleast_1d(np.subtract(one, other))
     below = gaps.mean() < 0
     return f"{about(-gaps if below else gaps)} {'below' if below else 'above'}"
+
+
+def correlation(error: np.ndarray, losses: np.ndarray) -> tuple[float, float, float]:
+    """Spearman's rank correlation of errors and mean losses, with a 95% interval over seeds.
+
+    Args:
+      error: (mechanisms,).
+      losses: (mechanisms, seeds); seeds are drawn again for the interval, the same for all.
+    """
+    random = np.random.default_rng(0)
+    ranks = scipy.stats.rankdata(error)
+
+    def of(values: np.ndarray) -> float:
+        return float(np.corrcoef(ranks, scipy.stats.rankdata(values))[0, 1])
+
+    seeds = losses.shape[1]
+    drawn = [
+        of(losses[:, random.integers(seeds, size=seeds)].mean(axis=1)) for _ in range(RESAMPLED)
+    ]
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return of(losses.mean(axis=1)), float(low), float(high)

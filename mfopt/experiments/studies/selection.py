@@ -74,7 +74,7 @@ class RecordSelection(FineTuning):
                     yield Arm(algorithm, group, units, epsilon, rule)
 
     def title(self, rows: list[Row]) -> str:
-        return f"Which records of a user: {self.steps} steps, user-level DP, δ = {self.delta:g}"
+        return f"Which records of a user: user-level DP, δ = {self.delta:g}"
 
     def panels(self, rows: list[Row]) -> list[Panel]:
         by_rule, by_size = [], []

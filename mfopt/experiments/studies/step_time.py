@@ -42,6 +42,7 @@ class StepTime(Study):
         "least_ratio=least; largest_ratio=largest; load; device"
     )
     plot_columns = 2
+    scale = "{0.layers} layers of width up to {0.widest}, {0.length} tokens a record"
 
     widths: tuple[int, ...] = option((64, 128), "Of the models; a head for every 64.")
     layers: int = option(2, "Of the models.")
@@ -53,6 +54,11 @@ class StepTime(Study):
     microbatch: int = option(
         0, "Records of a gradient call; 0: 8, as `mfopt train` on a CPU.", least=0
     )
+
+    @property
+    def widest(self) -> int:
+        """Width of the largest model."""
+        return max(self.widths)
 
     def check_together(self) -> None:
         for cell in self.cells():
@@ -100,7 +106,7 @@ class StepTime(Study):
         return rows
 
     def title(self, rows: list[Row]) -> str:
-        return f"Time of a training step, {self.length} tokens a record"
+        return "Time of a training step"
 
     def panels(self, rows: list[Row]) -> list[Panel]:
         label = "times the step without privacy\n(bands: least to largest)"
