@@ -43,8 +43,14 @@ def test_manifest_names_every_file_and_its_digest() -> None:
         for path, digest in entry["files"].items():
             assert hashlib.sha256((FOLDER / path).read_bytes()).hexdigest() == digest, path
             listed.add(path)
-    present = {p.relative_to(FOLDER).as_posix() for p in FOLDER.rglob("*") if p.is_file()}
+    paths = [path for path in FOLDER.rglob("*") if path.is_file()]
+    present = {path.relative_to(FOLDER).as_posix() for path in paths}
     assert present - listed == {"manifest.json", "README.md"}
+    # light enough to be read, cloned and packed
+    assert len(paths) <= 150 and sum(path.stat().st_size for path in paths) <= 6e6
+    assert [path.name for path in paths if path.suffix == ".png"] == [
+        "optimize-blt-16x128-eps2.png"
+    ]
 
 
 @pytest.mark.release
@@ -165,7 +171,8 @@ def test_what_all_of_them_took_is_one_more(tmp_path, monkeypatch) -> None:
 def test_every_cell_of_the_grid_has_a_name() -> None:
     names = artifacts.names()
     assert len(names) == len(set(names))
-    assert sum(name.startswith(("blt-4-", "toeplitz-")) for name in names) == 9 * 6 * 4
+    assert set(artifacts.READ) < set(artifacts.FACTORIZATIONS) and set(artifacts.READ) < set(names)
+    assert len(artifacts.FACTORIZATIONS) == 9 * 6 * 4
 
 
 def test_an_artifacts_seconds_count_what_its_cells_are_made_from() -> None:
