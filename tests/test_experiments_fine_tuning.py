@@ -12,14 +12,14 @@ from mfopt.errors import UsageError
 from mfopt.experiments.cache import Cache, Result
 from mfopt.experiments.runs.fine_tuning import PLAIN
 from mfopt.experiments.runs.means import ELS, ULS
-from mfopt.experiments.runs.personalization import personalized, split
+from mfopt.experiments.runs.personalization import chosen, personalized, split
 from mfopt.experiments.runs.public_copies import copied
 from mfopt.experiments.runs.step_time import ORDER
 from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED
 from mfopt.experiments.studies import engine, output
 from mfopt.experiments.studies.adapters import Adapters
 from mfopt.experiments.studies.clip_norms import ClipNorms
-from mfopt.experiments.studies.personalization import Personalization, chosen
+from mfopt.experiments.studies.personalization import Personalization
 from mfopt.experiments.studies.public_copies import COPIED, PublicCopies
 from mfopt.experiments.studies.selection import CHUNK, RecordSelection
 from mfopt.experiments.studies.step_time import StepTime

@@ -9,7 +9,8 @@ from mfopt.errors import UsageError
 from mfopt.experiments.cache import Result
 from mfopt.experiments.runs import means
 from mfopt.experiments.runs.means import ELS, ULS, Descent
-from mfopt.experiments.studies.group_size import GroupSize, best_of, probabilities
+from mfopt.experiments.runs.private_median import best_of, probabilities
+from mfopt.experiments.studies.group_size import GroupSize
 
 CANDIDATES = (1, 2, 4, 8, 16)
 

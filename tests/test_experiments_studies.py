@@ -3,8 +3,10 @@
 import csv
 import dataclasses
 import hashlib
+import inspect
 import json
 import re
+import sys
 
 import pytest
 from mfopt_cli.main import main
@@ -37,6 +39,12 @@ def test_registered_studies_say_what_they_are_and_accept_both_sizes(name):
     cells = list(small.cells())
     assert cells and len(list(full.cells())) >= len(cells)
     assert small.command() == f"mfopt experiment {name}"
+
+
+@every
+def test_a_study_is_one_short_file(name):
+    source = inspect.getsource(sys.modules[studies.find(name).__module__])
+    assert len(source.splitlines()) <= 150
 
 
 @every

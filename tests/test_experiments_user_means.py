@@ -10,14 +10,9 @@ from mfopt.errors import FailureError, UsageError
 from mfopt.experiments.cache import Result
 from mfopt.experiments.runner import compute
 from mfopt.experiments.runs import means
+from mfopt.experiments.runs.doubling import BEST, ESTIMATE, ORACLE, lipschitz, walk
 from mfopt.experiments.runs.means import ELS, ULS, Descent, relative, tuned
-from mfopt.experiments.studies.configuration import (
-    BEST,
-    ESTIMATE,
-    ORACLE,
-    EstimateAndDouble,
-    walk,
-)
+from mfopt.experiments.studies.configuration import EstimateAndDouble
 from mfopt.experiments.studies.mean_estimation import BUDGET, EPSILON, WITHIN, MeanEstimation
 
 SMALL = Descent(
@@ -222,7 +217,7 @@ def test_a_walk_doubles_one_of_two_until_nothing_is_left():
 def made_up(study, loss, sigma):
     """Results whose loss and σ are given functions of (G, M)."""
     found = {}
-    for place in study.places():
+    for place in study.grid.places():
         errors = np.full((1, 1, study.trials), loss(*place))
         record = {"noise_multiplier": sigma(place[1])}
         found[study.descent(1.0, place)] = Result(record, {"errors": errors})
@@ -245,9 +240,8 @@ def test_strategies_choose_by_what_they_may_know():
     chosen = study.choices(made_up(study, lambda g, m: 1.0, lambda m: float(m**3)), 1.0)
     assert chosen[ESTIMATE].places[0] == [(1, 4), (2, 4), (2, 8)]
     # examples that differ: L falls as 1/√G, by the law of the data
-    scale = dataclasses.replace(
-        study, within=50.0, across=0.1, probed=4000, dimension=8
-    ).lipschitz()
+    wide = dataclasses.replace(study, within=50.0, across=0.1, dimension=8)
+    scale = lipschitz(wide.descent(1.0, (1, 4)), wide.groups, 4000)
     assert abs(scale[2] / scale[1] - 0.5**0.5) < 0.03
 
 

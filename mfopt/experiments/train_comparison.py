@@ -15,12 +15,8 @@ from matplotlib.figure import Figure
 from mfopt.experiments import plots
 from mfopt.experiments.runs.training import REPORTED, CorpusCell, TrainRunCell
 from mfopt.experiments.studies.engine import Found, Row
-from mfopt.experiments.studies.noise_in_training import (
-    EVALUATIONS,
-    LABELS,
-    LOSS,
-    NoiseInTraining,
-)
+from mfopt.experiments.studies.in_training import EVALUATIONS, LABELS, LOSS
+from mfopt.experiments.studies.noise_in_training import NoiseInTraining
 from mfopt.experiments.studies.rows import level, pick, spread
 
 HEADER = ("strategy", "learning_rate", "seed", "noise_multiplier", "part", "step", "loss")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -36,6 +37,24 @@ class Variant(NamedTuple):
     falling: bool = False
     factorized: bool = False
     private: bool = True
+
+
+VARIANTS = {
+    "fedavg-plain": Variant("FedAvg, not private", private=False),
+    "fedsgd-plain": Variant("FedSGD, not private", local=False, private=False),
+    "fedavg": Variant("DP-FedAvg"),
+    "fedavg-per-layer": Variant("DP-FedAvg, per-layer clipping", layers="per-layer"),
+    "fedavg-clipped": Variant("DP-FedAvg, clipped denominator", estimator="clipped"),
+    "fedavg-falling": Variant("DP-FedAvg, S and σ fall", falling=True),
+    "fedavg-factorized": Variant("DP-FedAvg, factorization", factorized=True),
+    "fedsgd": Variant("DP-FedSGD", local=False),
+    "fedsgd-factorized": Variant("DP-FedSGD, factorization", local=False, factorized=True),
+}
+COMPARED = (
+    *(("fedavg", "fedavg-plain"), ("fedsgd", "fedsgd-plain"), ("fedavg-per-layer", "fedavg")),
+    *(("fedavg-clipped", "fedavg"), ("fedavg-falling", "fedavg"), ("fedavg-factorized", "fedavg")),
+    *(("fedsgd", "fedavg"), ("fedsgd-factorized", "fedsgd")),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,6 +100,15 @@ class NextWordCell(Cell):
     seeds: int
     chunk: int
     evaluate: int
+
+    @classmethod
+    def of(cls, study: Any, **given: Any) -> Self:
+        """One of a study's: what is not given is the study's field of that name."""
+        names = [field.name for field in dataclasses.fields(cls) if field.name not in given]
+        for name in names:
+            value = getattr(study, name)
+            given[name] = str(value) if isinstance(value, Path) else value
+        return cls(**given)
 
     def data(self) -> Any:
         """Users' words from the posts, or made."""
@@ -175,3 +203,24 @@ class NextWordCell(Cell):
                 z, delta = guarantee["noise_multiplier"], guarantee["delta"]
                 said["epsilon_moments"] = moments.epsilon(z, share, scheme.length, delta)
         return said
+
+
+def row_of(variant: Variant, result: Result) -> dict[str, Any]:
+    """The columns of a variant's result.
+
+    ``top10_in_head_N`` counts places by how many of the ten best guesses are among the N most
+    frequent words, from none to all.
+    """
+    record, heads = result.record, result.arrays["heads"].sum(axis=0)
+    names = ("rate", "clip_norm", "sensitivity", "rounds", "parameters")
+    return {
+        "variant": variant.label,
+        "algorithm": "FedAvg" if variant.local else "FedSGD",
+        "clipping": variant.layers if variant.private else "none",
+        "estimator": variant.estimator,
+        "users": record["population"],
+        **{name: record[name] for name in names},
+        **{f"top10_in_head_{n}": " ".join(map(str, heads[i])) for i, n in enumerate(HEADS)},
+        **record["privacy"],
+        "_last": 100 * result.arrays["test"][:, -1],
+    }

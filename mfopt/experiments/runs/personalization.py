@@ -131,3 +131,21 @@ def personalized(
 
     before, after = jax.jit(users)(model.params, model.frozen, (tokens, mask))
     return np.asarray(before, np.float64), np.asarray(after, np.float64).T
+
+
+def chosen(after: np.ndarray, rates: tuple[float, ...]) -> tuple[np.ndarray, list[float]]:
+    """(losses (users,), rates): each half of the users at the rate that is best for the other.
+
+    Args:
+      after: (rates, users); what is not finite is worst.
+      rates: one for each row.
+    """
+    after = np.where(np.isfinite(after), after, np.inf)
+    judged, taken = np.empty(after.shape[1]), []
+    for half in (0, 1):
+        best = int(np.argmin(after[:, 1 - half :: 2].mean(1)))
+        judged[half::2] = after[best, half::2]
+        taken.append(rates[best])
+    if not np.isfinite(judged).all():
+        raise _check.FailureError("every local rate diverges: add smaller ones")
+    return judged, taken

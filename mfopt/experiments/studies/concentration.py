@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from mfopt import _check
 from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs.filtered_means import FilteredDescent
-from mfopt.experiments.runs.means import ULS, Z95, Descent, MeansCell, relative, tuned
+from mfopt.experiments.runs.means import ULS, Z95, Descent, MeansCell, Tuned, relative, tuned
 from mfopt.experiments.studies.engine import Found, Row, option
 from mfopt.experiments.studies.means import MeanStudy, even
 from mfopt.experiments.studies.rows import curve, level, pick
@@ -54,12 +54,11 @@ class ConcentrationFilter(MeanStudy):
 
     def check_together(self) -> None:
         self.at_most("group", "examples")
-        for across in self.acrosses:
-            # squares of τ and of distances are taken in single precision
-            if max(1.0, *self.relatives) * self.distance(across) > 1e15:
-                rule = "makes a distance or τ above 1e15"
-                way_out = "Take less of it, of `within` or of `relatives`."
-                raise _check.reject("acrosses", across, rule, way_out)
+        # squares of τ and of distances are taken in single precision
+        most = max(1.0, *self.relatives) * max(map(self.distance, self.acrosses))
+        if most > 1e15:
+            rule = "makes a distance or τ above 1e15", "Take less, or less `within`."
+            raise _check.reject("acrosses", max(self.acrosses), *rule)
         super().check_together()
 
     def distance(self, across: float) -> float:
@@ -74,8 +73,7 @@ class ConcentrationFilter(MeanStudy):
 
     def plain(self, across: float) -> Descent:
         """DP-SGD of all users, as many gradients a step."""
-        batch = self.group * self.users
-        return Descent.of(self, algorithm=ULS, batch=batch, across=across)
+        return Descent.of(self, algorithm=ULS, batch=self.group * self.users, across=across)
 
     def cells(self) -> Iterable[MeansCell]:
         return [cell for a in self.acrosses for cell in (self.filtered(a), self.plain(a))]
@@ -89,39 +87,29 @@ class ConcentrationFilter(MeanStudy):
             best = tuned(errors, cell.thresholds, self.rates).losses
             for k, threshold in enumerate(cell.thresholds):
                 at = tuned(errors[k : k + 1], (threshold,), self.rates)
-                own = {
-                    **self._row(across, plain, None, noise * threshold),
-                    **at.summary("squared_error", "standard_error"),
-                    "trials": self.trials,
-                    "algorithm": FILTER,
-                    "threshold": threshold,
-                    "threshold_relative": self.relatives[k],
-                    "halted": float((steps[k] < self.steps).mean()),
-                    "steps_taken": float(steps[k].mean()),
-                    "guarantee": "as its authors state",
-                }
-                rows.append(own | {"_best": best})
+                row = self._row(across, at, FILTER, noise * threshold) | {"_losses": best}
+                row |= {"threshold": threshold, "threshold_relative": self.relatives[k]}
+                halted, taken = (steps[k] < self.steps).mean(), steps[k].mean()
+                rows.append(row | {"halted": float(halted), "steps_taken": float(taken)})
             sigma, at = found[plain].record["noise_multiplier"], self.best(found[plain])
-            rows.append(
-                {
-                    **self._row(across, plain, sigma, sigma * at.clip[0] / self.users),
-                    **at.summary("squared_error", "standard_error"),
-                    "trials": self.trials,
-                    "algorithm": PLAIN,
-                    "threshold": None,
-                    "threshold_relative": None,
-                    "halted": 0.0,
-                    "steps_taken": float(self.steps),
-                    "guarantee": "accounted here",
-                    "_best": at.losses,
-                }
-            )
+            row = self._row(across, at, PLAIN, sigma * at.clip[0] / self.users)
+            rows.append(row | {"noise_multiplier": sigma, "guarantee": "accounted here"})
         return rows
 
-    def _row(self, across: float, cell: Descent, sigma: float | None, noise: float) -> Row:
-        """What both algorithms say first; ``noise`` is that on the mean gradient."""
-        privacy = cell.privacy(sampling="all users", noise_multiplier=sigma)
-        return {"across": across, **privacy, "noise_on_mean": float(noise)}
+    def _row(self, across: float, at: Tuned, algorithm: str, noise: float) -> Row:
+        """What both algorithms say; ``noise`` is that on the mean gradient."""
+        said = at.summary("squared_error", "standard_error") | {"_losses": at.losses}
+        return said | {
+            "across": across,
+            "algorithm": algorithm,
+            **self.plain(across).privacy(sampling="all users", noise_multiplier=None),
+            "noise_on_mean": float(noise),
+            "trials": self.trials,
+            **dict.fromkeys(("threshold", "threshold_relative")),
+            "halted": 0.0,
+            "steps_taken": float(self.steps),
+            "guarantee": "as its authors state",
+        }
 
     def title(self, rows: list[Row]) -> str:
         return (
@@ -153,7 +141,7 @@ class ConcentrationFilter(MeanStudy):
             mine = pick(rows, across=across, algorithm=FILTER)
             (plain,) = pick(rows, across=across, algorithm=PLAIN)
             # other draws: the formula for pairs holds for independent ones too
-            ratio, spread = relative(mine[0]["_best"], plain["_best"])
+            ratio, spread = relative(mine[0]["_losses"], plain["_losses"])
             halted = ", ".join(f"{r['halted']:.0%} at {r['threshold_relative']:g}" for r in mine)
             said.append(
                 f"σ₁ = {across:g}: at its best τ the filter's squared error is {ratio:.2f} ± "

@@ -9,13 +9,14 @@ log-normal numbers of examples, whose law is public; one user's number is not.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
 from mfopt import _check
 from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs.means import ELS, Z95, Descent, Tuned, draw_sizes, relative
+from mfopt.experiments.runs.private_median import best_of, probabilities
 from mfopt.experiments.studies.engine import Found, Row, option
 from mfopt.experiments.studies.means import MeanStudy
 from mfopt.experiments.studies.rows import curve, level, pick
@@ -85,37 +86,24 @@ class GroupSize(MeanStudy):
         for epsilon in self.epsilons:
             cells = {group: self.descent(epsilon, group) for group in self.groups}
             for group, cell in cells.items():
-                at = self.best(found[cell])
-                said = {"noise_multiplier": found[cell].record["noise_multiplier"]}
-                rows.append(self._row(str(group), at, cell) | said)
+                row = self.row(self.best(found[cell]), cell, group=str(group), gradients=self.batch)
+                sigma = found[cell].record["noise_multiplier"]
+                rows.append(row | {"noise_multiplier": sigma, "epsilon_of_median": 0.0})
             # the private one is the mean over the mechanism's exact law, for each trial's users
             left = [self.best(found[self.descent(self._left(epsilon), g)]) for g in self.groups]
             chances = self.chances(epsilon)
             at = Tuned((np.stack([t.losses for t in left], axis=-1) * chances).sum(-1))
             pairs = zip(self.groups, chances.mean(0), strict=True)
             shares = ", ".join(f"{g}: {c:.2f}" for g, c in pairs if c > 0.005)
-            said = {
+            said: Row = {
+                "group": f"private median ({shares})",
                 "sampling": "exponential mechanism, then Poisson, examples",
+                "noise_multiplier": None,
                 "epsilon_of_median": self.median_share * epsilon,
                 "_right": chances.mean(0)[self.groups.index(self.nearest())],
             }
-            cell = cells[self.nearest()]
-            rows.append(self._row(f"private median ({shares})", at, cell) | said)
+            rows.append(self.row(at, cells[self.nearest()], gradients=self.batch, **said))
         return rows
-
-    def _row(self, group: str, at: Tuned, cell: Descent) -> Row:
-        privacy = cell.privacy()
-        return {
-            "group": group,
-            **at.summary("squared_error", "low95", "high95"),
-            **{key: privacy[key] for key in privacy if key != "delta"},
-            "epsilon_of_median": 0.0,
-            "delta": self.delta,
-            "noise_multiplier": None,
-            "gradients": self.batch,
-            "trials": self.trials,
-            "_losses": at.losses,
-        }
 
     def title(self, rows: list[Row]) -> str:
         return (
@@ -159,37 +147,3 @@ class GroupSize(MeanStudy):
                 f"it chooses the median's G with probability {private['_right']:.2f}"
             )
         return said
-
-
-def best_of(losses: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Losses at what is best for the other half of the trials."""
-    best = np.empty_like(next(iter(losses.values())))
-    for half in (0, 1):
-        chosen = min(losses, key=lambda key: losses[key][1 - half :: 2].mean())
-        best[half::2] = losses[chosen][half::2]
-    return best
-
-
-def probabilities(numbers: np.ndarray, candidates: Sequence[int], epsilon: float) -> np.ndarray:
-    """Chances of a median by the exponential mechanism, (..., candidates): its exact law.
-
-    The score of a candidate g is -|#{users below g} - #{users above g}|. Adding or removing one
-    user changes one of the two counts by one, so the score's sensitivity is 1, and a choice with
-    probability proportional to exp(ε score / 2) is ε-DP per user, add-remove (McSherry and Talwar
-    2007). Before training at (ε', δ) on the same users the whole is (ε + ε', δ)-DP.
-
-    Args:
-      numbers: one for each user, shape (..., users).
-      candidates: public values to choose from.
-      epsilon: ε of the choice.
-
-    >>> probabilities(np.array([1, 2, 2, 3]), (1, 2, 3), 100.0).round(3).tolist()
-    [0.0, 1.0, 0.0]
-    """
-    epsilon = _check.epsilon("epsilon", epsilon)
-    values = np.asarray(candidates)[:, None]
-    numbers = np.asarray(numbers)[..., None, :]
-    score = -np.abs((numbers < values).sum(-1) - (numbers > values).sum(-1))
-    weight = np.exp(0.5 * epsilon * (score - score.max(-1, keepdims=True)))
-    chances: np.ndarray = weight / weight.sum(-1, keepdims=True)
-    return chances

@@ -13,9 +13,9 @@ from mfopt.experiments import families
 from mfopt.experiments.plots import Curve, Panel
 from mfopt.experiments.studies.engine import Found, Row, option
 from mfopt.experiments.studies.on_images import PREFIX, SCHEDULE, ImageStudy, TrainedPoint
-from mfopt.experiments.studies.rows import correlation, ends, interval, pick
+from mfopt.experiments.studies.ranks import answer, correlation, pairs
+from mfopt.experiments.studies.rows import ends, interval, pick
 
-_APART = 0.02  # relative difference of RMSE below which two mechanisms are not told apart
 _SHOWN = 2.0  # times the least RMSE: what is further off would squeeze the rest of the plot
 
 
@@ -33,7 +33,9 @@ class LessRmse(ImageStudy):
     columns = f"data; {ImageStudy.columns}"
 
     epsilons: tuple[float, ...] = option((1.0, 4.0), "Values of ε.", name="--eps")
-    data: tuple[str, ...] = option(("digits", "made"), "Data sets: digits, made, cifar10.")
+    data: tuple[str, ...] = option(
+        ("digits", "made"), "Data sets.", choices=("digits", "made", "cifar10")
+    )
     mechanisms: tuple[str, ...] = option(
         (
             "banded+poisson",
@@ -64,9 +66,6 @@ class LessRmse(ImageStudy):
         return len(self.epsilons)
 
     def check_together(self) -> None:
-        for name in self.data:
-            if name not in ("digits", "made", "cifar10"):
-                raise _check.reject("data", name, "must be digits, made or cifar10")
         super().check_together()
         for name in self.both:
             if name not in self.mechanisms:
@@ -120,18 +119,14 @@ class LessRmse(ImageStudy):
 
     def findings(self, rows: list[Row]) -> list[str]:
         said = []
-        agree = against = tied = 0
+        counts = np.zeros(3, int)
         for (data, epsilon), here in self.places(rows).items():
             place = f"{data}, ε = {epsilon:g}"
             error, last = (np.array([r[k] for r in here]) for k in ("rmse", "last_error"))
             losses = np.array([row["_loss"] for row in here])
             rank, low, high = correlation(error, losses)
             of_last, *_ = correlation(last, losses)
-            for i, j in itertools.permutations(range(len(here)), 2):
-                if error[i] < error[j] * (1 - _APART):
-                    mean, half = interval(losses[i] - losses[j])
-                    agree, against = agree + (mean + half < 0), against + (mean - half > 0)
-                    tied += abs(mean) <= half
+            counts += pairs(error, losses)
             said.append(
                 f"{place}: rank correlation of RMSE and loss over {len(here)} mechanisms "
                 f"{rank:.2f} (95% over seeds: {low:.2f} to {high:.2f}); of the last iterate's "
@@ -145,29 +140,10 @@ class LessRmse(ImageStudy):
                     f"{place}: {families.label(family)} for the schedule has {change:.1%} less "
                     f"RMSE there than for prefix sums, and loss {mean:+.4f} ± {half:.4f}"
                 )
-        return [answer(agree, tied, against), *said, *ends(rows)]
+        return [answer(*counts), *said, *ends(rows)]
 
 
 def near(rows: list[Row]) -> list[Row]:
     """The rows whose RMSE is not far above the least."""
     # C for prefix sums is measured on the schedule that is used: that moves the model
     return [row for row in rows if row["rmse"] <= _SHOWN * min(each["rmse"] for each in rows)]
-
-
-def answer(agree: int, tied: int, against: int) -> str:
-    """The answer in words, from counts of pairs that differ in RMSE by more than 2%.
-
-    >>> answer(8, 2, 0).partition(":")[0]
-    'Less RMSE trained better'
-    """
-    pairs = agree + tied + against
-    if against == 0 and agree:
-        word = "Less RMSE trained better" if agree >= tied else "Less RMSE never trained worse"
-    elif agree > 4 * against:
-        word = "Less RMSE mostly trained better"
-    else:
-        word = "Less RMSE did not tell what trains better"
-    return (
-        f"{word}: of {pairs} pairs at least {_APART:.0%} apart, the lower RMSE had less loss in "
-        f"{agree}, more in {against}, and {tied} cannot be told apart."
-    )

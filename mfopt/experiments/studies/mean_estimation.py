@@ -80,21 +80,21 @@ class MeanEstimation(MeanStudy):
         for panel, x, label, cell in self.arms():
             at = self.best(found[cell])
             rows.append(
-                {"panel": panel, "value": x, "algorithm": label}
-                | at.summary("squared_error", "low95", "high95")
-                | cell.privacy()
-                | {
-                    "noise_multiplier": found[cell].record["noise_multiplier"],
-                    "gradients": cell.batch,
-                    "within": cell.within,
-                    "trials": self.trials,
-                    "clip_even": at.clip[0],
-                    "clip_odd": at.clip[1],
-                    "length_even": at.length[0],
-                    "length_odd": at.length[1],
-                    "at_the_end_of": " ".join(at.edge),
-                    "_losses": at.losses,
-                }
+                self.row(
+                    at,
+                    cell,
+                    panel=panel,
+                    value=x,
+                    algorithm=label,
+                    noise_multiplier=found[cell].record["noise_multiplier"],
+                    gradients=cell.batch,
+                    within=cell.within,
+                    clip_even=at.clip[0],
+                    clip_odd=at.clip[1],
+                    length_even=at.length[0],
+                    length_odd=at.length[1],
+                    at_the_end_of=" ".join(at.edge),
+                )
             )
         return rows
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from mfopt import _check, _sizes
 from mfopt.experiments.cache import Result
-from mfopt.experiments.runs.means import Tuned, tuned
-from mfopt.experiments.studies.engine import Study, option
+from mfopt.experiments.runs.means import Descent, Tuned, tuned
+from mfopt.experiments.studies.engine import Row, Study, option
 
 
 def even(name: str, trials: int) -> None:
@@ -45,6 +46,11 @@ class MeanStudy(Study):
             if each > most:
                 rule = f"a user has {most} {owner}" if owner == "examples" else f"there are {most}"
                 raise _check.reject(name, each, rule, f"Take less, or more `{owner}`.")
+
+    def row(self, at: Tuned, cell: Descent, **more: Any) -> Row:
+        """What every such study says of trials of a cell; ``more`` replaces and adds columns."""
+        said = at.summary("squared_error", "low95", "high95") | cell.privacy()
+        return {**said, "trials": self.trials, "_losses": at.losses, **more}
 
     def best(self, result: Result) -> Tuned:
         """The trials of a :class:`Descent` at its best clip norm and step length."""

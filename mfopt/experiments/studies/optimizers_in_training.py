@@ -17,10 +17,10 @@ import numpy as np
 from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED
 from mfopt.experiments.studies.engine import Row, option
-from mfopt.experiments.studies.noise_in_training import (
+from mfopt.experiments.studies.in_training import (
     LABELS,
     LOSS,
-    NoiseInTraining,
+    TrainingStudy,
     Way,
     by_rate,
     unbracketed,
@@ -30,7 +30,7 @@ from mfopt.training.optimizers import OPTIMIZERS
 
 
 @dataclasses.dataclass(frozen=True)
-class OptimizersInTraining(NoiseInTraining):
+class OptimizersInTraining(TrainingStudy):
     """Loss on held-out users and records, each optimizer at its own best rate."""
 
     name = "optimizers-in-training"

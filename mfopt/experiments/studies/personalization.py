@@ -17,7 +17,7 @@ from mfopt.experiments.cache import Cell, Result
 from mfopt.experiments.plots import Curve, Panel
 from mfopt.experiments.runs.fine_tuning import Arm
 from mfopt.experiments.runs.means import ELS, ULS, Z95
-from mfopt.experiments.runs.personalization import PersonalizationCell
+from mfopt.experiments.runs.personalization import PersonalizationCell, chosen
 from mfopt.experiments.studies.engine import PRIVACY, Found, Row, option
 from mfopt.experiments.studies.fine_tuning import LOSS_LABEL, FineTuning
 from mfopt.experiments.studies.rows import curve, level, pick
@@ -139,21 +139,3 @@ class Personalization(FineTuning):
                 f"{fell(uls)}; ULS less ELS is {before:+.4f} before and {after:+.4f} after"
             )
         return said
-
-
-def chosen(after: np.ndarray, rates: tuple[float, ...]) -> tuple[np.ndarray, list[float]]:
-    """(losses (users,), rates): each half of the users at the rate that is best for the other.
-
-    Args:
-      after: (rates, users); what is not finite is worst.
-      rates: one for each row.
-    """
-    after = np.where(np.isfinite(after), after, np.inf)
-    judged, taken = np.empty(after.shape[1]), []
-    for half in (0, 1):
-        best = int(np.argmin(after[:, 1 - half :: 2].mean(1)))
-        judged[half::2] = after[best, half::2]
-        taken.append(rates[best])
-    if not np.isfinite(judged).all():
-        raise _check.FailureError("every local rate diverges: add smaller ones")
-    return judged, taken

@@ -12,8 +12,6 @@ import scipy.stats
 from mfopt.experiments.plots import Curve, Panel
 from mfopt.experiments.studies.engine import Row
 
-RESAMPLED = 2000  # sets of seeds behind an interval of a rank correlation
-
 
 def pick(rows: Sequence[Row], **want: Any) -> list[Row]:
     """The rows that have these values."""
@@ -110,24 +108,3 @@ def apart(one: np.ndarray | float, other: np.ndarray | float) -> str:
     gaps = np.atleast_1d(np.subtract(one, other))
     below = gaps.mean() < 0
     return f"{about(-gaps if below else gaps)} {'below' if below else 'above'}"
-
-
-def correlation(error: np.ndarray, losses: np.ndarray) -> tuple[float, float, float]:
-    """Spearman's rank correlation of errors and mean losses, with a 95% interval over seeds.
-
-    Args:
-      error: (mechanisms,).
-      losses: (mechanisms, seeds); seeds are drawn again for the interval, the same for all.
-    """
-    random = np.random.default_rng(0)
-    ranks = scipy.stats.rankdata(error)
-
-    def of(values: np.ndarray) -> float:
-        return float(np.corrcoef(ranks, scipy.stats.rankdata(values))[0, 1])
-
-    seeds = losses.shape[1]
-    drawn = [
-        of(losses[:, random.integers(seeds, size=seeds)].mean(axis=1)) for _ in range(RESAMPLED)
-    ]
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return of(losses.mean(axis=1)), float(low), float(high)

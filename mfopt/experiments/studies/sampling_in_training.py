@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from mfopt.experiments.studies.engine import option
-from mfopt.experiments.studies.noise_in_training import LABELS, NoiseInTraining
+from mfopt.experiments.studies.in_training import LABELS
+from mfopt.experiments.studies.noise_in_training import NoiseInTraining
 
 
 @dataclasses.dataclass(frozen=True)

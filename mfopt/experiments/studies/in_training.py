@@ -1,0 +1,182 @@
+"""What studies of noise in whole training runs share: data, mechanisms, runs, and rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import mean
+from typing import Any, ClassVar, NamedTuple
+
+from mfopt.experiments.cache import Cell, Result
+from mfopt.experiments.mechanisms import BALLS, FRESH
+from mfopt.experiments.plots import Curve
+from mfopt.experiments.runs.training import (
+    CHOSEN_ON,
+    REPORTED,
+    CorpusCell,
+    TrainMechanismCell,
+    TrainRunCell,
+    check_parts,
+)
+from mfopt.experiments.studies.engine import Found, Row, Swept, option
+from mfopt.experiments.studies.rows import pick, spread
+from mfopt.training.data.embedded import EMBEDDED
+from mfopt.training.optimizers import SCHEDULES
+
+LOSS = "loss on held-out users (nats per token)"
+# kinds of C, with what they are run under where this is not balls-in-bins
+LABELS = {
+    "identity": "independent noise",
+    "blt": "BLT noise",
+    "toeplitz": "Toeplitz noise",
+    f"identity+{FRESH}": "independent noise, fresh bins",
+    f"banded-toeplitz+{FRESH}": "banded noise, fresh bins",
+}
+EVALUATIONS = 4  # of a run, after the first
+
+
+class Way(NamedTuple):
+    """One way to train: on some data, with the noise of a C, by an optimizer."""
+
+    data: str
+    strategy: str
+    optimizer: str
+
+    @property
+    def sampling(self) -> str:
+        """The scheme that the mechanism is run under, by name."""
+        return self.strategy.partition("+")[2] or BALLS
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingStudy(Swept):
+    """A study of mechanisms in training runs, each at its own best learning rate."""
+
+    full = (
+        "data=stdlib,stdlib-code seeds=0,1,2 epochs=8 "
+        "rates=0.0005,0.001,0.002,0.004,0.008,0.016,0.032,0.064 pretrain_steps=300"
+    )
+    full_size = "2 corpora, 64 steps each, 8 learning rates, 3 seeds, a model pretrained for longer"
+    needs = "data of one's own, by `mfopt data build`, with a public and both held-out parts"
+    scale = "2 layers of width 64, {0.epochs} × {0.bins} steps, {0.pretrain_steps} of pretraining"
+    fitted: ClassVar[bool] = False  # whether rates say how far the noise alone moves a parameter
+
+    data: tuple[str, ...] = option(
+        ("stdlib-code",), "Embedded corpora, or folders of `mfopt data build`.", rule=check_parts
+    )
+    strategies: tuple[str, ...] = option(
+        ("identity", "blt"),
+        "Forms of C; the first is what the others are measured against.",
+        choices=tuple(LABELS),
+    )
+    rates: tuple[float, ...] = option((0.004, 0.012, 0.036), "Learning rates to choose from.")
+    schedule: str = option(
+        "constant", "Of the learning rate, for all mechanisms alike.", choices=SCHEDULES
+    )
+    seeds: tuple[int, ...] = option((0, 1, 2), "Of batches and noise; each is a run.")
+    epsilon: float = option(8.0, "ε of every statement.", name="--eps")
+    delta: float = option(1e-5, "δ of every statement.")
+    bins: int = option(8, "Iterations of an epoch.", name="--iters")
+    epochs: int = option(4, "Epochs.")
+    records: int = option(2, "Records of a user in one participation.", name="--records-per-user")
+    length: int = option(48, "Tokens of a record.")
+    pretrain_steps: int = option(120, "Steps on the public part first.", least=0)
+
+    def by_name(self) -> tuple[str, ...]:
+        """The optimizers that are run."""
+        return ("adam",)
+
+    def arms(self) -> Iterator[Way]:
+        for data in self.data:
+            for strategy in self.strategies:
+                for optimizer in self.by_name():
+                    yield Way(data, strategy, optimizer)
+
+    def runs(self, arm: Way, rate: float) -> list[Cell]:
+        at = self.bins, self.epochs, self.epsilon, self.delta, arm.sampling
+        base = CorpusCell.of(arm.data, self.length, pretrain_steps=self.pretrain_steps)
+        mechanism = TrainMechanismCell(arm.strategy.partition("+")[0], *at)
+        every = max(1, self.bins * self.epochs // EVALUATIONS)
+        how = arm.optimizer, self.schedule, self.records, self.length, every
+        rates = (0.0, rate) if self.fitted else (rate, 0.0)
+        return [TrainRunCell(base, mechanism, s, *how, *rates) for s in sorted(self.seeds)]
+
+    def judged(self, results: list[Result], rate: float) -> float:
+        return float(mean(result.record["losses"][CHOSEN_ON][-1][1] for result in results))
+
+    def rows(self, found: Found) -> list[Row]:
+        """A row for each seed of each arm, at the arm's best rate; losses in nats per token."""
+        rows: list[Row] = []
+        first: dict[Any, Row] = {}
+        for arm in self.arms():
+            at, results = self.best(found, arm)
+            tried = {rate: [found[cell] for cell in self.runs(arm, rate)] for rate in self.rates}
+            last = [
+                (rate, [result.record["losses"][REPORTED][-1][1] for result in each])
+                for rate, each in tried.items()
+            ]
+            for seed, result in zip(sorted(self.seeds), results, strict=True):
+                row = self._row(arm, seed, result) | {"learning_rate": at.rate, "tried": last}
+                row["rate_bracketed"] = min(self.rates) < at.rate < max(self.rates)
+                against = first.setdefault((self.yardstick(arm), seed), row)
+                rows.append(row | {f"{x}_gain": against[x] - row[x] for x in ("users", "records")})
+        return rows
+
+    def yardstick(self, arm: Way) -> Any:
+        """What arms that are measured against the first of them have in common."""
+        return arm.data
+
+    def _row(self, arm: Way, seed: int, result: Result) -> Row:
+        users, records = (result.record["losses"][part] for part in (REPORTED, CHOSEN_ON))
+        return {
+            "data": self.name_of(arm.data),
+            "noise": arm.strategy,
+            "optimizer": arm.optimizer,
+            "seed": seed,
+            "schedule": self.schedule,
+            "users_before": users[0][1],
+            "users": users[-1][1],
+            "records": records[-1][1],
+            "privacy_unit": "user",
+            "adjacency": "add-remove",
+            "sampling": f"{arm.sampling}, {self.bins} bins, {self.epochs} epochs",
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "noise_multiplier": result.record["noise_multiplier"],
+        }
+
+    def title(self, rows: list[Row]) -> str:
+        return f"User-level DP, ε = {self.epsilon:g}; bands: {len(self.seeds)} seeds"
+
+    def name_of(self, data: str) -> str:
+        """What rows call a data set: its folder's name, its whole path where two have that name."""
+        names = [Path(each).name for each in self.data]
+        name = Path(data).name
+        return data if data in EMBEDDED or names.count(name) > 1 else name
+
+    def by_data(self, rows: list[Row]) -> dict[str, list[Row]]:
+        """The rows of each data set, by its name."""
+        return {name: pick(rows, data=name) for name in dict.fromkeys(r["data"] for r in rows)}
+
+
+def unbracketed(name: str, what: str, tried: str, best: dict[str, list[Row]]) -> list[str]:
+    """A warning for each of some arms whose best rate is an end of those tried.
+
+    Args:
+      name: what the sentence begins with.
+      what: is chosen: a rate or a move.
+      tried: the sentence's end.
+      best: rows of each arm.
+    """
+    return [
+        f"{name}: the best {what} of {arm}, {row['learning_rate']:g}, is the last {tried}"
+        for arm, (row, *_) in best.items()
+        if not row["rate_bracketed"]
+    ]
+
+
+def by_rate(label: str, row: Row) -> Curve:
+    """Last loss on held-out users against the rate, with its spread over seeds."""
+    rates, losses = zip(*row["tried"], strict=True)
+    return spread(label, rates, losses)
