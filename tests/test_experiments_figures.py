@@ -29,7 +29,7 @@ def test_every_figure_that_was_promised_has_a_name() -> None:
     expected |= {f"near-exact-{i}" for i in ("2a", "2b", "3a", "3b", "4", "5")}
     expected |= {"group-level-1", "group-level-2", "user-level-1", "user-level-2a"}
     expected |= {"user-level-2b", "user-level-9", "privacy-unit-3", "privacy-unit-7"}
-    expected |= {"fedavg-table-1", "fresh-bins-kept", "fresh-bins-certified"}
+    expected |= {"fedavg-table-1", "fedavg-table-2", "fresh-bins-kept", "fresh-bins-certified"}
     assert set(figures.FIGURES) == expected
     assert figures.FIGURES["near-exact-18"].what.startswith("16 epochs × 128")
     assert figures.expand("all") == list(figures.FIGURES)
@@ -76,6 +76,15 @@ def test_privacy_unit_filter_needs_concentration(context: Context) -> None:
     for curve in found.values():
         assert filtered[1.0] > curve[1.0]
         assert filtered[0.01] < curve[0.01]
+
+
+def test_the_models_of_table_2_have_the_printed_epsilon(context: Context) -> None:
+    drawing = figures.FIGURES["fedavg-table-2"].build(context)
+    rows = list(csv.DictReader((drawing.csv or "").splitlines()))
+    assert len(rows) == 6
+    for row in rows:
+        assert round(float(row["epsilon_moments"]), 3) == float(row["epsilon_printed"])
+        assert float(row["epsilon_pld"]) < float(row["epsilon_moments"])
 
 
 @pytest.mark.release

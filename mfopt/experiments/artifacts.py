@@ -72,7 +72,7 @@ READ = (
     *("blt-4-scaled-8x32-eps2", "blt-4-scaled-8x32-eps8"),
 )
 # suffixes of an artifact's files: pictures in one format, data once
-FILES, RECORD, BOTH = ("csv", "txt", "svg"), ("json", "svg"), ("csv", "json", "svg")
+FILES, RECORD, BOTH = ("csv", "svg"), ("json", "svg"), ("csv", "json", "svg")
 PICTURES = ("svg",)
 
 

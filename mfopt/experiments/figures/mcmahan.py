@@ -1,10 +1,13 @@
 """McMahan, Ramage, Talwar, Zhang 2018: "Learning differentially private recurrent language models".
 
-Table 1: ε of DP-FedAvg's sampled Gaussian mechanism at δ = K^-1.1, add-remove adjacency of one
-user, noise multiplier z relative to the sensitivity of the average.
+Tables 1 and 2: ε of DP-FedAvg's sampled Gaussian mechanism at δ = K^-1.1 and 1e-9, add-remove
+adjacency of one user, noise multiplier z relative to the sensitivity of the average.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from mfopt.accounting.closed_form import moments
 from mfopt.experiments.accounts import AccountCell
@@ -22,46 +25,94 @@ PRINTED: dict[tuple[int, int, float], tuple[float, ...]] = {
     (10**6, 10**3, 3.0): (0.47, 0.47, 0.48, 0.48, 0.49, 0.67, 1.95),
     (10**9, 10**3, 1.0): (0.84, 0.84, 0.84, 0.85, 0.88, 0.88, 0.88),
 }
+# of Table 2, at z = 1, 5,000 rounds and δ = 1e-9: (users K, users per round) -> ε as printed
+PRIVATE_MODELS: dict[tuple[int, int], float] = {
+    (763_430, 5000): 4.634,
+    (763_430, 1667): 2.314,
+    (763_430, 1250): 2.038,
+    (10**8, 5000): 1.152,
+    (10**8, 1667): 0.991,
+    (10**8, 1250): 0.987,
+}
 _HEADER = (
     *("users", "users_per_round", "noise_multiplier", "rounds", "delta"),
     *("epsilon_printed", "epsilon_moments", "epsilon_pld"),
 )
 
 
-def table(context: Context) -> Drawing:
-    """Table 1: the printed ε, this library's moments accountant, and its tightest account."""
-    places = [(*row, rounds) for row in PRINTED for rounds in ROUNDS]
-    found = context.records(
-        {
-            (users, cohort, noise, rounds): AccountCell(
-                Poisson(cohort / users, rounds), noise_multiplier=noise, delta=users**-1.1
-            )
-            for users, cohort, noise, rounds in places
-        }
-    )
-    old = {
-        (users, cohort, noise, rounds): moments.epsilon(noise, cohort / users, rounds, users**-1.1)
-        for users, cohort, noise, rounds in places
+class Account(NamedTuple):
+    """One ε of a paper's table, with what it is of."""
+
+    users: int
+    cohort: int
+    noise: float
+    rounds: int
+    delta: float
+    printed: float
+
+
+def accounted(context: Context, asked: Sequence[Account]) -> list[tuple[float, float]]:
+    """(ε of this library's moments accountant, its tightest ε) of each."""
+    cells = {
+        one: AccountCell(
+            Poisson(one.cohort / one.users, one.rounds),
+            noise_multiplier=one.noise,
+            delta=one.delta,
+        )
+        for one in asked
     }
+    found = context.records(cells)
+    return [
+        (
+            moments.epsilon(one.noise, one.cohort / one.users, one.rounds, one.delta),
+            found[one]["epsilon"],
+        )
+        for one in asked
+    ]
+
+
+def rounds_table(context: Context) -> Drawing:
+    """Table 1: the printed ε, this library's moments accountant, and its tightest account."""
+    asked = [
+        Account(users, cohort, noise, rounds, users**-1.1, epsilon)
+        for (users, cohort, noise), printed in PRINTED.items()
+        for rounds, epsilon in zip(ROUNDS, printed, strict=True)
+    ]
+    found = accounted(context, asked)
     lines = [
         "ε at δ = users^-1.1 by number of rounds: as printed in 2018, by this library's moments",
         "accountant (the same method), and by privacy loss distribution (tight)",
         f"{'users':>8}{'per round':>11}{'z':>6}" + "".join(f"{f'10^{i}':>10}" for i in range(7)),
     ]
-    rows = []
-    for row, printed in PRINTED.items():
-        users, cohort, noise = row
-        tight = [found[(*row, rounds)]["epsilon"] for rounds in ROUNDS]
-        same = [old[(*row, rounds)] for rounds in ROUNDS]
-        head = f"{users:>8.0e}{cohort:>11}{noise:>6.1f}"
-        lines.append(head + "".join(f"{e:>10.2f}" for e in printed))
-        lines.append(f"{'moments':>25}" + "".join(f"{e:>10.2f}" for e in same))
-        lines.append(f"{'tight':>25}" + "".join(f"{e:>10.4g}" for e in tight))
-        each = zip(ROUNDS, printed, same, tight, strict=True)
-        rows += [(*row, rounds, users**-1.1, *values) for rounds, *values in each]
+    for first in range(0, len(asked), len(ROUNDS)):
+        row, values = asked[first : first + len(ROUNDS)], found[first : first + len(ROUNDS)]
+        head = f"{row[0].users:>8.0e}{row[0].cohort:>11}{row[0].noise:>6.1f}"
+        lines.append(head + "".join(f"{one.printed:>10.2f}" for one in row))
+        lines.append(f"{'moments':>25}" + "".join(f"{same:>10.2f}" for same, _ in values))
+        lines.append(f"{'tight':>25}" + "".join(f"{tight:>10.4g}" for _, tight in values))
+    return _drawing(lines, asked, found)
+
+
+def models_table(context: Context) -> Drawing:
+    """Table 2: ε of its private models, as :func:`rounds_table` has them."""
+    asked = [Account(*who, 1.0, 5000, 1e-9, epsilon) for who, epsilon in PRIVATE_MODELS.items()]
+    found = accounted(context, asked)
+    lines = [
+        "ε at δ = 1e-9 of 5,000 rounds with z = 1",
+        f"{'users':>10}{'per round':>11}{'printed':>10}{'moments':>10}{'tight':>10}",
+    ]
+    for one, (same, tight) in zip(asked, found, strict=True):
+        line = f"{one.users:>10}{one.cohort:>11}{one.printed:>10.3f}{same:>10.3f}{tight:>10.4g}"
+        lines.append(line)
+    return _drawing(lines, asked, found)
+
+
+def _drawing(lines: list[str], asked: list[Account], found: list[tuple[float, float]]) -> Drawing:
+    rows = [(*one, *values) for one, values in zip(asked, found, strict=True)]
     return Drawing(table="\n".join(lines) + "\n", csv=csv_text(_HEADER, rows))
 
 
 FIGURES: Figures = {
-    "fedavg-table-1": ("Table 1", "ε of DP-FedAvg by number of rounds", table),
+    "fedavg-table-1": ("Table 1", "ε of DP-FedAvg by number of rounds", rounds_table),
+    "fedavg-table-2": ("Table 2", "ε of the private models of DP-FedAvg", models_table),
 }
