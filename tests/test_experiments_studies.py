@@ -13,7 +13,7 @@ from mfopt_cli.main import main
 
 from mfopt import _check
 from mfopt.errors import UsageError
-from mfopt.experiments import artifacts, studies
+from mfopt.experiments import artifacts, figures, studies
 from mfopt.experiments.cache import Cell, Result, code_digest
 from mfopt.experiments.plots import EVERY, Curve, Panel
 from mfopt.experiments.studies import engine
@@ -53,6 +53,42 @@ def test_the_page_has_a_row_for_every_study(name):
 
     page = (ROOT / "mfopt" / "experiments" / "README.md").read_text()
     assert f"| `{name}` |" in page
+
+
+def test_the_page_of_the_papers_has_every_figure_and_study():
+    from documentation import ROOT
+
+    page = (ROOT / "mfopt" / "experiments" / "papers.md").read_text()
+    rows = [
+        line for line in page.splitlines() if line.startswith(("| Fig", "| Tab", "| App", "| Alg"))
+    ]
+    named = set(re.findall(r"`([a-z0-9-]+)`", " ".join(row.rsplit("|", 2)[1] for row in rows)))
+    own = {"fresh-bins-kept", "fresh-bins-certified"}  # this library's own
+    own |= {"noise-in-training", "optimizers-in-training", "sampling-in-training", "less-rmse"}
+    listed = {f"near-exact-{i}" for i in range(10, 26)}  # "8, 10, ..., 24" and "9, 11, ..., 25"
+    assert named == {*figures.FIGURES, *studies.STUDIES} - own - listed
+    for row in rows:
+        verdict = row.split("|")[3].strip()
+        assert verdict.startswith(("reproduced", "in small", "contradicted", "not", "run", "ε")), (
+            row
+        )
+    # what the papers print: 25, 2, 18, 7 and 12 figures, 2, 12 and 3 tables
+    parts = page.split("\n## ")[1:]
+    counts = [_numbers_of(part, kind) for part in parts for kind in ("Figure", "Table")]
+    assert counts == [25, 0, 2, 0, 18, 2, 7, 12, 12, 3]
+
+
+def _numbers_of(part, kind):
+    """How many numbers of figures or tables the rows of one paper have."""
+    found = set()
+    for row in part.splitlines():
+        head = row.split("|")[1] if row.startswith("|") else ""
+        for which, listed in re.findall(r"(Figure|Table)s? ([\d(),. ab]+)", head):
+            numbers = [int(n) for n in re.findall(r"\d+", listed)]
+            if "..." in listed:
+                numbers = range(numbers[0], numbers[-1] + 1, 2)
+            found |= {*numbers} if which == kind else set()
+    return len(found)
 
 
 def test_numbers_with_an_error_on_the_page_are_those_of_the_artifacts():
