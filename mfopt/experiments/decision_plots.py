@@ -459,7 +459,7 @@ def improvement_panel(
         at = sorted(e for f, e in gains if f == family)
         y, low, high = ([gains[family, e][k] for e in at] for k in range(3))
         curves.append(Curve(families.label(family), at, y, low, high))
-    axis = f"RMSE below {families.label(baseline)} (%)\nhigher is better"
+    axis = f"RMSE below {families.label(baseline)} (%)\nhigher is better; bands: 95%"
     values = [value for curve in curves for value in curve.y]
     near = [value for value in values if value >= _LOWEST]
     if len(near) == len(values) or len(near) < len(values) / 2:

@@ -107,7 +107,8 @@ def draw(panels: Sequence[Panel], *, title: str = "", columns: int | None = None
     for axis in axes[len(panels) :]:
         axis.remove()
     if title:
-        figure.suptitle(title, fontsize="large")
+        long = max(map(len, title.split("\n"))) > 11 * width  # letters that fit beside one another
+        figure.suptitle(title, fontsize="medium" if long else "large")
     if len(labels) == 1 and named:  # the names say what the points are
         return figure
     figure.legend(

@@ -13,7 +13,7 @@ from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs.fine_tuning import PLAIN, Arm
 from mfopt.experiments.runs.means import ULS
 from mfopt.experiments.studies.engine import Found, Row, option
-from mfopt.experiments.studies.fine_tuning import LOSS_LABEL, FineTuning, fitted_rate
+from mfopt.experiments.studies.fine_tuning import OF_SEEDS, FineTuning, fitted_rate
 from mfopt.experiments.studies.rows import apart, curve, pick
 
 
@@ -58,7 +58,7 @@ class Adapters(FineTuning):
         labels = {None: PLAIN} | {epsilon: f"ULS, ε = {epsilon:g}" for epsilon in self.epsilons}
         curves = [curve(label, pick(rows, epsilon=e), "parameters") for e, label in labels.items()]
         axis = "trained parameters (log scale)\nrightmost: all; the others: adapters"
-        return [Panel(curves, "each at its best learning rate", axis, LOSS_LABEL)]
+        return [Panel(curves, "each at its best learning rate", axis, OF_SEEDS)]
 
     def findings(self, rows: list[Row]) -> list[str]:
         said = []

@@ -14,7 +14,7 @@ from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs.fine_tuning import Arm
 from mfopt.experiments.runs.means import ELS, ULS
 from mfopt.experiments.studies.engine import Found, Row, option
-from mfopt.experiments.studies.fine_tuning import LOSS_LABEL, FineTuning, fitted_rate
+from mfopt.experiments.studies.fine_tuning import OF_SEEDS, FineTuning, fitted_rate
 from mfopt.experiments.studies.rows import alike, apart, curve, level, pick
 
 
@@ -91,7 +91,7 @@ class TrainingBudgets(FineTuning):
             curves.append(level("pretrained, no fine-tuning", ends, mine[0]["pretrained"]))
             title = f"{budget} records a step" + ("" if several else f", ε = {self.epsilons[0]:g}")
             panels.append(
-                Panel(curves, title + self._as_if(times), f"{axis} (log scale)", LOSS_LABEL)
+                Panel(curves, title + self._as_if(times), f"{axis} (log scale)", OF_SEEDS)
             )
         return alike(panels)
 

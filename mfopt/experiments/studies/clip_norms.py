@@ -14,7 +14,7 @@ from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs.fine_tuning import Arm
 from mfopt.experiments.runs.means import ELS, ULS
 from mfopt.experiments.studies.engine import Row, option
-from mfopt.experiments.studies.fine_tuning import LOSS_LABEL, FineTuning
+from mfopt.experiments.studies.fine_tuning import OF_SEEDS, FineTuning
 from mfopt.experiments.studies.rows import alike, apart, curve, pick
 
 
@@ -62,7 +62,7 @@ class ClipNorms(FineTuning):
                     ],
                     f"{name}: {what}",
                     "clip norm (log scale)",
-                    LOSS_LABEL,
+                    OF_SEEDS,
                 )
                 for name, what in clipped.items()
             ]

@@ -129,7 +129,7 @@ class ConcentrationFilter(MeanStudy):
             errors.append(dashed._replace(like=label))
             halts.append(curve(label, mine, x, "halted", None))
         axis = "τ over the distance of two users (log scale)"
-        error = "squared error of the mean\n(log scale)"
+        error = "squared error of the mean\n(log scale; bands: 95%)"
         return [
             Panel(errors, "last iterate", axis, error, log_y=True),
             Panel(halts, "runs that halted", axis, "share of trials"),

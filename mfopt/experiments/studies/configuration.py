@@ -121,15 +121,15 @@ class EstimateAndDouble(MeanStudy):
             for row in rows
             for best in [row["squared_error"] - row["suboptimality"]]
         ]
-        axes = "gradients per step B (log scale)", "squared error above the best\nof the grid (%)"
-        panels = []
+        above = "squared error above the best\nof the grid (%; bands: 95%)"
+        axis, panels = "gradients per step B (log scale)", []
         for epsilon in self.epsilons:
             curves = []
             for name in doubling.STRATEGIES:
                 mine = pick(relative, epsilon=epsilon, strategy=name)
                 y, half = "suboptimality", ("standard_error", Z95)
                 curves.append(curve(name, mine, "gradients", y, half=half))
-            panels.append(Panel(curves, f"ε = {epsilon:g}", *axes, zero_line=True))
+            panels.append(Panel(curves, f"ε = {epsilon:g}", axis, above, zero_line=True))
         return panels
 
     def findings(self, rows: list[Row]) -> list[str]:

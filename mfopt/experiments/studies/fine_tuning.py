@@ -22,6 +22,7 @@ from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED, CorpusCell, che
 from mfopt.experiments.studies.engine import Found, Row, Swept, option
 
 LOSS_LABEL = "loss on held-out users\n(nats per token)"
+OF_SEEDS = "loss on held-out users\n(nats per token; bands: least to largest)"
 
 
 def fitted_rate(name: str, rate: float) -> None:

@@ -126,7 +126,7 @@ class GroupSize(MeanStudy):
                     ],
                     f"ε = {epsilon:g}",
                     "examples kept of each user G (log scale)\ndotted: median of the users",
-                    "squared error of the mean\n(log scale)",
+                    "squared error of the mean\n(log scale; bands: 95%)",
                     log_y=True,
                     vertical=(self.median, "median"),
                 )

@@ -117,7 +117,7 @@ class MeanEstimation(MeanStudy):
                     for label in dict.fromkeys(row["algorithm"] for row in rows)
                 ],
                 *words,
-                "squared error of the mean\n(log scale)",
+                "squared error of the mean\n(log scale; bands: 95%)",
                 log_y=True,
             )
             for panel, words in axes.items()

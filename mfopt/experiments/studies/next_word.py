@@ -119,7 +119,8 @@ class NextWordStudy(WordStudy):
         if len(by_clip) > 1:
             label = VARIANTS[SWEPT].label
             swept = curve(label, by_clip, "clip_norm", "accuracy", half=("accuracy_half95", 1.0))
-            panels.append(Panel([swept], f"{label} by S", "clip norm S (log scale)", axis))
+            axes = "clip norm S (log scale)", "AccuracyTop1 (%; bands: 95%)"
+            panels.append(Panel([swept], f"{label} by S", *axes))
         return panels
 
     def by_clip(self, rows: list[Row]) -> list[Row]:

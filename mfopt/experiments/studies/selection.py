@@ -17,7 +17,7 @@ from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs.fine_tuning import Arm
 from mfopt.experiments.runs.means import ELS, ULS
 from mfopt.experiments.studies.engine import Row, option
-from mfopt.experiments.studies.fine_tuning import LOSS_LABEL, FineTuning
+from mfopt.experiments.studies.fine_tuning import OF_SEEDS, FineTuning
 from mfopt.experiments.studies.rows import alike, apart, curve, pick
 from mfopt.training.selection import RULES
 
@@ -85,11 +85,11 @@ class RecordSelection(FineTuning):
                 for rule in self.rules_of(algorithm)
             ]
             title = f"{algorithm}: rules at k = {self.group}"
-            by_rule.append(Panel(curves, title, "user-level ε (log scale)", LOSS_LABEL))
+            by_rule.append(Panel(curves, title, "user-level ε (log scale)", OF_SEEDS))
             sizes = [row for row in pick(mine, selection=self.rule) if row["group"] in self.groups]
             curves = [curve(f"ε = {e:g}", pick(sizes, epsilon=e), "group") for e in self.epsilons]
             title = f"{algorithm}: k at the rule {self.rule}"
-            by_size.append(Panel(curves, title, "records of a user k (log scale)", LOSS_LABEL))
+            by_size.append(Panel(curves, title, "records of a user k (log scale)", OF_SEEDS))
         return alike([*by_rule, *by_size])
 
     def findings(self, rows: list[Row]) -> list[str]:
