@@ -109,6 +109,31 @@ def test_a_note_names_the_commit_and_the_code(tmp_path, monkeypatch) -> None:
     assert entry()["commit"].endswith("+changes")
 
 
+def test_files_that_are_made_no_more_are_taken_away(tmp_path) -> None:
+    folder, outside = tmp_path / "artifacts", tmp_path / "outside.csv"
+    folder.mkdir()
+    old, new = folder / "a.png", folder / "a.svg"
+    for path in (old, new, outside):
+        path.write_text("x\n")
+    how = {"how": "mfopt", "seed": 0, "device": ["CPU"], "seconds": 1.0}
+    artifacts.note(folder, "a", [old], **how)
+    entries = artifacts.read_manifest(folder)
+    entries["a"]["files"]["../outside.csv"] = ""  # what a manifest says of other folders is left
+    (folder / artifacts.MANIFEST).write_text(json.dumps(entries))
+    artifacts.note(folder, "a", [new], **how)
+    assert new.exists() and not old.exists() and outside.exists()
+    assert list(artifacts.read_manifest(folder)["a"]["files"]) == ["a.svg"]
+
+
+def test_a_figure_that_is_printed_twice_is_kept_once() -> None:
+    from mfopt_cli.commands.figures import _artifacts
+
+    assert _artifacts("near-exact-18") == ["near-exact-3a"]
+    assert not {"near-exact-18", "near-exact-19"} & {*artifacts.names(), *_artifacts("near-exact")}
+    assert _artifacts("toeplitz-8x32-eps1") == ["toeplitz-8x32-eps1"]  # made where it is asked for
+    assert "toeplitz-8x32-eps1" not in _artifacts("all")
+
+
 def test_unknown_artifact_is_refused(tmp_path, capsys) -> None:
     with pytest.raises(SystemExit) as stop:
         main(

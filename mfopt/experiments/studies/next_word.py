@@ -49,9 +49,7 @@ class NextWordStudy(WordStudy):
         "epsilon_moments=ε, moments"
     )
 
-    variants: tuple[str, ...] = option(
-        tuple(VARIANTS), f"Of {', '.join(VARIANTS)}.", choices=tuple(VARIANTS)
-    )
+    variants: tuple[str, ...] = option(tuple(VARIANTS), "Ways to train.", choices=tuple(VARIANTS))
     rates: tuple[float, ...] = option((2.5, 5.0, 10.0), "Local rates of FedAvg to choose from.")
     sgd_rates: tuple[float, ...] = option((2.0, 8.0, 32.0), "Rates of FedSGD to choose from.")
     extend: int = option(3, "Most rates to add beyond an end that is best.", least=0)
