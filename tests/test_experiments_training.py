@@ -15,6 +15,7 @@ from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED, TrainMechanismC
 from mfopt.experiments.studies.noise_in_training import NoiseInTraining
 from mfopt.experiments.studies.optimizers_in_training import OptimizersInTraining
 from mfopt.experiments.studies.sampling_in_training import SamplingInTraining
+from mfopt.experiments.tables import csv_text
 from mfopt.sampling import Poisson
 from mfopt.training import metrics
 from mfopt.training.batching import Sampler
@@ -48,7 +49,8 @@ def test_learning_rates_are_chosen_on_records_and_losses_reported_on_users():
     assert plain["loss"] == [5.9, 5.8] and plain["gain"] == [0, 0]
     assert blt["gain"] == pytest.approx([0.3, -0.1])  # seed by seed, with its sign
     assert blt["mean_loss"] == pytest.approx(5.75)
-    table = list(csv.DictReader(train_comparison.csv_text(study, found).splitlines()))
+    evaluated = train_comparison.evaluations(study, found)
+    table = list(csv.DictReader(csv_text(train_comparison.HEADER, evaluated).splitlines()))
     assert len(table) == 8 * 2 * 2
     rated, by_step = train_comparison.panels(summed, train_comparison.evaluations(study, found))
     first = rated.curves[0]

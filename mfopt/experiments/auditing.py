@@ -6,9 +6,7 @@ gradients on without clipping them. Each audit is one run of the real loop with 
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 import tempfile
 from collections.abc import Callable, Collection, Mapping
@@ -20,6 +18,7 @@ from matplotlib.figure import Figure
 from mfopt.experiments import plots
 from mfopt.experiments.cache import Cell, Result
 from mfopt.experiments.runs.training import TrainMechanismCell
+from mfopt.experiments.tables import csv_of_rows
 
 if TYPE_CHECKING:
     from mfopt.training.loop import Execution
@@ -196,12 +195,8 @@ def write(
       kinds: suffixes of the files that are wanted.
     """
     audits, said = rows(setting, found), dataclasses.asdict(setting)
-    buffer = io.StringIO()
-    table = csv.DictWriter(buffer, list(audits[0]), lineterminator="\n")
-    table.writeheader()
-    table.writerows(audits)
     text = json.dumps({"setting": said, "audits": audits}, indent=2) + "\n"
-    texts = {".json": text, ".csv": buffer.getvalue()}
+    texts = {".json": text, ".csv": csv_of_rows(audits)}
     return plots.write_files(stem, texts, {"": figure(said, audits)}, kinds)
 
 

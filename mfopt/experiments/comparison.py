@@ -7,14 +7,13 @@ A *family* is what a user chooses between (:mod:`mfopt.experiments.families`). W
 from __future__ import annotations
 
 import csv
-import io
 import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mfopt import _check, _sizes
-from mfopt.experiments import costs, families
+from mfopt.experiments import costs, families, tables
 from mfopt.experiments.cache import Cache
 from mfopt.experiments.families import Comparison as Comparison
 from mfopt.experiments.mechanisms import SigmaCell
@@ -206,15 +205,13 @@ def _timed(rows: Sequence[Row]) -> bool:
 def csv_text(rows: Sequence[Row], baseline: str | None = None) -> str:
     """All rows as CSV, with the improvement over ``baseline`` where it is given."""
     gains = improvements(rows, baseline) if baseline else {}
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
     extra = ["improvement_percent", "improvement_low", "improvement_high"] if baseline else []
     fields = [name for name in Row._fields if name != "noise_seconds" or _timed(rows)]
-    writer.writerow([*fields, *extra])
-    for row in rows:
-        gain = gains.get((row.family, row.epsilon), ("", "", ""))
-        writer.writerow([*row[: len(fields)], *(gain if baseline else ())])
-    return buffer.getvalue()
+    gained = [
+        gains.get((row.family, row.epsilon), ("", "", "")) if baseline else () for row in rows
+    ]
+    lines = ([*row[: len(fields)], *gain] for row, gain in zip(rows, gained, strict=True))
+    return tables.csv_text([*fields, *extra], lines)
 
 
 def rows_of(text: str) -> list[Row]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from mfopt import _files
 from mfopt._files import write
+from mfopt.experiments.tables import csv_text
 
 # Okabe and Ito's colours, told apart with any colour vision; markers repeat the distinction.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
@@ -265,21 +265,15 @@ def apart(places: np.ndarray, texts: Sequence[str], letter: float = 0.026) -> np
 
 def csv_of(panels: Sequence[Panel]) -> str:
     """The data of a figure: one row a point."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["panel", "curve", "x_label", "x", "y_label", "y", "low95", "high95"])
+    header = ("panel", "curve", "x_label", "x", "y_label", "y", "low95", "high95")
+    rows: list[tuple[Any, ...]] = []
     for panel in panels:
         for curve in panel.curves:
-            for i, (x, y) in enumerate(zip(curve.x, curve.y, strict=True)):
-                band = (
-                    ("", "")
-                    if curve.low is None or curve.high is None
-                    else (curve.low[i], curve.high[i])
-                )
-                writer.writerow(
-                    [panel.title, curve.label, panel.x_label, x, panel.y_label, y, *band]
-                )
-    return buffer.getvalue()
+            blank: Sequence[Any] = [""] * len(curve.x)
+            points = zip(curve.x, curve.y, curve.low or blank, curve.high or blank, strict=True)
+            for x, y, *band in points:
+                rows.append((panel.title, curve.label, panel.x_label, x, panel.y_label, y, *band))
+    return csv_text(header, rows)
 
 
 def check_outputs(paths: Sequence[Path], *, force: bool) -> None:

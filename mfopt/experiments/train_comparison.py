@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from mfopt.experiments.studies.engine import Found, Row
 from mfopt.experiments.studies.in_training import EVALUATIONS, LABELS, LOSS
 from mfopt.experiments.studies.noise_in_training import NoiseInTraining
 from mfopt.experiments.studies.rows import level, pick, spread
+from mfopt.experiments.tables import csv_text
 
 HEADER = ("strategy", "learning_rate", "seed", "noise_multiplier", "part", "step", "loss")
 STUDY = NoiseInTraining(
@@ -93,13 +93,6 @@ def evaluations(study: NoiseInTraining, found: Found) -> list[tuple[Any, ...]]:
     return rows
 
 
-def csv_text(study: NoiseInTraining, found: Found) -> str:
-    """All evaluations as CSV."""
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows([HEADER, *evaluations(study, found)])
-    return buffer.getvalue()
-
-
 def panels(said: dict[str, Any], rows: Sequence[Sequence[Any]]) -> list[plots.Panel]:
     """Loss against learning rate, and against steps at the best learning rate.
 
@@ -151,9 +144,9 @@ def write(
       found: results of its cells.
       kinds: suffixes of the files that are wanted.
     """
-    said = summary(study, study.rows(found))
-    texts = {".json": json.dumps(said, indent=2) + "\n", ".csv": csv_text(study, found)}
-    drawn = {"": figure(said, evaluations(study, found))}
+    said, rows = summary(study, study.rows(found)), evaluations(study, found)
+    texts = {".json": json.dumps(said, indent=2) + "\n", ".csv": csv_text(HEADER, rows)}
+    drawn = {"": figure(said, rows)}
     return plots.write_files(stem, texts, drawn, kinds)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -59,10 +57,3 @@ def banded(label: str, x: Any, *band: np.ndarray) -> Curve:
     """A curve of the values ``band[0]`` with ``band[1]`` on either side."""
     y, half = band
     return Curve(label, list(x), y.tolist(), (y - half).tolist(), (y + half).tolist())
-
-
-def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table as CSV."""
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows([header, *rows])
-    return buffer.getvalue()

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from mfopt.accounting.closed_form import moments
 from mfopt.experiments.accounts import AccountCell
-from mfopt.experiments.figures.context import Context, Drawing, Figures, csv_text
+from mfopt.experiments.figures.context import Context, Drawing, Figures
+from mfopt.experiments.tables import csv_text
 from mfopt.sampling import Poisson
 
 PAPER = "McMahan et al. 2018, DP recurrent language models"

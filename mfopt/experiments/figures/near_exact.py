@@ -20,10 +20,10 @@ from mfopt.experiments.figures.context import (
     Drawing,
     Figures,
     banded,
-    csv_text,
 )
 from mfopt.experiments.mechanisms import AmplifiedCell, Goal, SigmaCell
 from mfopt.experiments.plots import Panel
+from mfopt.experiments.tables import csv_text
 from mfopt.optimize import kinds
 
 PAPER = "Choquette-Choo et al. 2024, Near-exact privacy amplification"

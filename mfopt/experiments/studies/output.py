@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Collection
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 
 from mfopt.experiments import plots
 from mfopt.experiments.studies.engine import Outcome, Study, options
+from mfopt.experiments.tables import csv_of_rows
 
 
 def described(study: Study, outcome: Outcome, made: dict[str, Any]) -> dict[str, Any]:
@@ -39,15 +38,6 @@ def _shown(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def csv_text(outcome: Outcome) -> str:
-    """Every row with all its columns."""
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, list(outcome.rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(outcome.rows)
-    return buffer.getvalue()
-
-
 def outputs(study: Study, folder: Path) -> list[Path]:
     """The files that :func:`write` writes."""
     return [folder / f"{study.name}.{kind}" for kind in plots.EVERY]
@@ -70,7 +60,7 @@ def write(
       kinds: suffixes of the files that are wanted.
     """
     text = json.dumps(described(study, outcome, made), indent=2, allow_nan=False)
-    contents = csv_text(outcome), text + "\n", "\n".join(outcome.findings) + "\n"
+    contents = csv_of_rows(outcome.rows), text + "\n", "\n".join(outcome.findings) + "\n"
     texts = dict(zip((".csv", ".json", ".txt"), contents, strict=True))
     figure = plots.draw(outcome.panels, title=outcome.title, columns=outcome.plot_columns)
     return plots.write_files(folder / study.name, texts, {"": figure}, kinds)
