@@ -41,7 +41,7 @@ _HEADER = (
 )
 
 
-class Account(NamedTuple):
+class PrintedEpsilon(NamedTuple):
     """One ε of a paper's table, with what it is of."""
 
     users: int
@@ -52,7 +52,7 @@ class Account(NamedTuple):
     printed: float
 
 
-def accounted(context: Context, asked: Sequence[Account]) -> list[tuple[float, float]]:
+def accounted(context: Context, asked: Sequence[PrintedEpsilon]) -> list[tuple[float, float]]:
     """(ε of this library's moments accountant, its tightest ε) of each."""
     cells = {
         one: AccountCell(
@@ -75,7 +75,7 @@ def accounted(context: Context, asked: Sequence[Account]) -> list[tuple[float, f
 def rounds_table(context: Context) -> Drawing:
     """Table 1: the printed ε, this library's moments accountant, and its tightest account."""
     asked = [
-        Account(users, cohort, noise, rounds, users**-1.1, epsilon)
+        PrintedEpsilon(users, cohort, noise, rounds, users**-1.1, epsilon)
         for (users, cohort, noise), printed in PRINTED.items()
         for rounds, epsilon in zip(ROUNDS, printed, strict=True)
     ]
@@ -96,7 +96,9 @@ def rounds_table(context: Context) -> Drawing:
 
 def models_table(context: Context) -> Drawing:
     """Table 2: ε of its private models, as :func:`rounds_table` has them."""
-    asked = [Account(*who, 1.0, 5000, 1e-9, epsilon) for who, epsilon in PRIVATE_MODELS.items()]
+    asked = [
+        PrintedEpsilon(*who, 1.0, 5000, 1e-9, epsilon) for who, epsilon in PRIVATE_MODELS.items()
+    ]
     found = accounted(context, asked)
     lines = [
         "ε at δ = 1e-9 of 5,000 rounds with z = 1",
@@ -108,7 +110,9 @@ def models_table(context: Context) -> Drawing:
     return _drawing(lines, asked, found)
 
 
-def _drawing(lines: list[str], asked: list[Account], found: list[tuple[float, float]]) -> Drawing:
+def _drawing(
+    lines: list[str], asked: list[PrintedEpsilon], found: list[tuple[float, float]]
+) -> Drawing:
     rows = [(*one, *values) for one, values in zip(asked, found, strict=True)]
     return Drawing(table="\n".join(lines) + "\n", csv=csv_text(_HEADER, rows))
 
