@@ -133,13 +133,15 @@ def memory_figure(setting: Comparison, sizes: Sequence[Row]) -> Figure:
     Mechanisms off the front are grey; those on it are named. What makes past draws again in place
     of keeping them pays for its memory in time: it is never on the front.
     """
+    one_each = len({(row.family, row.epsilon) for row in sizes}) == len(sizes)
+    best = "; each at its best size" if one_each else ""
     return _front_figure(
         [row for row in sizes if row.draws <= 1],
         [row for row in sizes if row.draws > 1],
         lambda row: row.memory,
         lambda row: f"{row.memory}",
-        f"Error and memory: {where(setting)}\nnamed: the front, with its arrays",
-        "model-sized arrays of the noise (log scale from 1 on)",
+        f"Error and memory: {where(setting)}\nnamed: the front, with its arrays{best}",
+        "model-sized arrays (log scale from 1 on)",
     )
 
 
@@ -434,10 +436,9 @@ def redraw(stem: Path, setting: Comparison, kinds: Collection[str]) -> list[Path
       setting: what was compared, and where.
       kinds: suffixes of the pictures.
     """
-    rows, sizes = (
-        comparison.rows_of(stem.with_name(f"{stem.name}{end}").read_text("utf-8"))
-        for end in (".csv", "-sizes.csv")
-    )
+    every = stem.with_name(f"{stem.name}-sizes.csv")
+    rows = comparison.rows_of(stem.with_name(f"{stem.name}.csv").read_text("utf-8"))
+    sizes = comparison.rows_of(every.read_text("utf-8")) if every.exists() else rows
     drawn = dict(figures(setting, rows, sizes, DEFAULT_BASELINE))
     return write_files(stem, {}, drawn, kinds)
 
