@@ -292,9 +292,16 @@ def test_a_picture_is_drawn_again_from_its_data(squares, tmp_path, capsys):
     assert redraw("studies/images") == 2 and "is not redrawn" in capsys.readouterr().err
     data = folder / "studies" / "squares.json"
     data.write_text(data.read_text().replace('"square"', '"cube"'))
-    assert redraw("studies/squares") == 1
-    assert "run `mfopt experiment squares --values 2,4` again" in capsys.readouterr().err
+    assert redraw("all") == 2 and "not the file that the manifest names" in capsys.readouterr().err
+    manifest = artifacts.read_manifest(folder)
+    digest = hashlib.sha256(data.read_bytes()).hexdigest()
+    manifest["studies/squares"]["files"]["studies/squares.json"] = digest
+    (folder / artifacts.MANIFEST).write_text(json.dumps(manifest))
+    assert redraw("all") == 1
+    assert "again by `mfopt experiment squares --values 2,4" in capsys.readouterr().err
     assert picture.read_bytes() == drawn
+    data.unlink()
+    assert redraw("studies/squares") == 2 and "is missing" in capsys.readouterr().err
 
 
 def test_what_is_not_finite_is_a_failure_in_one_line(squares, tmp_path, capsys):

@@ -24,7 +24,13 @@ from mfopt.experiments import (
 from mfopt.experiments.cache import Cache, Cell, Result, code_digest
 from mfopt.experiments.manifest import MANIFEST as MANIFEST
 from mfopt.experiments.manifest import commit as commit
-from mfopt.experiments.manifest import computing, read_manifest, replace_files, with_needs
+from mfopt.experiments.manifest import (
+    computing,
+    read_manifest,
+    replace_files,
+    require_files,
+    with_needs,
+)
 from mfopt.experiments.manifest import note as note
 from mfopt.experiments.mechanisms import (
     AmplifiedCell,
@@ -302,8 +308,9 @@ def redraw(chosen: Sequence[str], folder: Path) -> list[Path]:
       folder: of the manifest.
 
     Raises:
-      UsageError: an artifact that is not there, or is not drawn from its data.
-      FailureError: data from before they had what is drawn now.
+      UsageError: an artifact that is not there, or is not drawn from its data; data that are not
+        what the manifest says.
+      FailureError: data from before they had what is drawn now; all others are drawn.
     """
     drawers: dict[str, Callable[[], list[Path]]] = {
         COMPARISON: lambda: decision_plots.redraw(
@@ -317,13 +324,24 @@ def redraw(chosen: Sequence[str], folder: Path) -> list[Path]:
         drawers[f"studies/{name}"] = functools.partial(_redraw_study, path)
     there = read_manifest(folder)
     known = [name for name in drawers if name in there]
-    written: list[Path] = []
-    for name in known if list(chosen) == ["all"] else chosen:
+    chosen = known if list(chosen) == ["all"] else chosen
+    for name in chosen:
         if name not in known:
             raise _check.reject("artifact", name, "is not redrawn", f"Of {', '.join(known)}.")
-        pictures = drawers[name]()
+        require_files(folder, name, but=plots.FORMATS)
+    written: list[Path] = []
+    lacking: list[str] = []
+    for name in chosen:
+        try:
+            pictures = drawers[name]()
+        except (LookupError, TypeError, ValueError) as problem:
+            how = f"make it again by `{there[name]['command']}`"
+            lacking.append(f"{name} has no data for its picture ({problem!r}): {how}")
+            continue
         replace_files(folder, name, pictures, kinds=plots.FORMATS)
         written += pictures
+    if lacking:
+        raise _check.FailureError("; ".join(lacking))
     return written
 
 
@@ -332,11 +350,7 @@ def _redraw_study(path: Path) -> list[Path]:
     content = json.loads(path.read_text("utf-8"))
     given = {k: tuple(v) if isinstance(v, list) else v for k, v in content["setting"].items()}
     study, rows = find(content["study"])(**given), content["rows"]
-    try:
-        panels, title = study.panels(rows), study.heading(rows)
-    except KeyError as problem:
-        rule = f"{path.name} has no {problem} in its rows: run `{content['command']}` again"
-        raise _check.FailureError(rule) from None
+    panels, title = study.panels(rows), study.heading(rows)
     figure = plots.draw(panels, title=title, columns=study.plot_columns)
     return plots.save(figure, path.with_suffix(""), PICTURES)
 

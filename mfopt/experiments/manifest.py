@@ -99,6 +99,26 @@ def replace_files(folder: Path, name: str, files: Sequence[Path], kinds: Sequenc
     _write(folder, manifest)
 
 
+def require_files(folder: Path, name: str, but: Sequence[str]) -> None:
+    """Refuse files of an artifact that are not there, or not those that the manifest names.
+
+    Args:
+      folder: of the manifest.
+      name: of the artifact.
+      but: suffixes of files that are not looked at.
+
+    Raises:
+      UsageError: such a file.
+    """
+    entry = read_manifest(folder)[name]
+    for path, digest in entry["files"].items():
+        if path.rpartition(".")[2] not in but:
+            there = (folder / path).is_file()
+            if not there or _digests(folder, [folder / path])[path] != digest:
+                rule = "is not the file that the manifest names" if there else "is missing"
+                raise _check.reject(name, path, rule, f"Make it again by `{entry['command']}`.")
+
+
 def _remove(folder: Path, paths: Iterable[str]) -> None:
     """Delete files that an entry named, if they lie in the folder."""
     for path in paths:
