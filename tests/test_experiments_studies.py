@@ -398,3 +398,17 @@ def test_all_studies_are_one_command_and_one_pool(squares, monkeypatch, tmp_path
     capsys.readouterr()
     assert everything("--json") == 0
     assert list(json.loads(capsys.readouterr().out)) == list(registered)
+
+
+def test_cells_import_nothing_that_their_digest_leaves_out():
+    from documentation import ROOT
+
+    from mfopt.experiments import cache
+
+    folder = ROOT / "mfopt" / "experiments"
+    files = [folder / "mechanisms.py", folder / "accounts.py", *(folder / "runs").glob("*.py")]
+    assert len(files) > 15
+    for file in files:
+        for module in re.findall(r"^ *(?:from|import) .*$", file.read_text(), re.M):
+            named = set(re.findall(r"\w+", module))
+            assert not named & set(cache._SHOWN), (file.name, module)

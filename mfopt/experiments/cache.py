@@ -27,7 +27,8 @@ from mfopt import _check, _files
 _FORMAT = 3  # of the files
 _PACKAGE = Path(__file__).parent.parent
 # what no number in a cell depends on: the trainer counts for the cells that train
-_PRESENTATION = ("experiments/plots.py", "experiments/artifacts.py", "experiments/figures/")
+_SHOWN = ("artifacts", "decision_plots", "manifest", "mechanism_plot", "plots", "report", "tables")
+_PRESENTATION = ("experiments/figures/", *(f"experiments/{name}.py" for name in _SHOWN))
 _TRAINING = ("train-", "audit", "study-")
 _STUDIES, _RUNS, _STUDY = "experiments/studies/", "experiments/runs/", "study-"
 

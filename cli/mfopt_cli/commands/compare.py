@@ -50,7 +50,7 @@ from mfopt_cli.live import Live
 @options.jobs
 @options.cache
 @options.out(
-    "Stem of the files STEM.csv, STEM.json, STEM.txt, and of the plots STEM-rmse, "
+    "Stem of the files STEM.csv, STEM-sizes.csv, .json, .txt, and of the plots STEM-rmse, "
     "STEM-improvement, STEM-memory and, with --params, STEM-time (.png and .svg)."
 )
 @options.option("--wide", is_flag=True, help="One row a mechanism, one column an ε.")
