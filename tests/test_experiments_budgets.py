@@ -1,5 +1,7 @@
 """ELS against ULS in training: the same compute, rates chosen fairly, and the real trainer."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from study_oracles import finished, write_parts
@@ -134,6 +136,6 @@ def test_the_trainer_runs_what_is_accounted(tmp_path):
         assert row["pretrained"] != row["loss"] and np.isfinite(row["loss"])
     assert els["pretrained"] == uls["pretrained"] and made["seconds"] > 0
     assert len(output.write(tmp_path, study, outcome, made)) == 5
-    too_many = TrainingBudgets(**{**study.__dict__, "budgets": (33,)})
+    too_many = dataclasses.replace(study, budgets=(33,))
     with pytest.raises(UsageError, match="units of a step"):
         engine.run(too_many, cache, jobs=1)
