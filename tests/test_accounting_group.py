@@ -4,6 +4,7 @@ import itertools
 import math
 
 import dp_accounting
+import jax
 import numpy as np
 import pytest
 from dp_accounting.privacy_accountant import NeighboringRelation
@@ -18,6 +19,7 @@ from mfopt.accounting.closed_form.group import GroupProfile
 from mfopt.accounting.compare import group_methods
 from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile
+from mfopt.accounting.monte_carlo.evidence import Trial
 from mfopt.accounting.verified import VerifiedAnalysis
 from mfopt.errors import UsageError
 from mfopt.sampling import FixedBatch, FixedOrder, Poisson
@@ -34,6 +36,34 @@ class TwoSidedGaussian:
 
     def epsilon(self, delta):
         return gaussian.epsilon(self.mu, delta)
+
+
+class CountsBeta:
+    """A sampled Gaussian unit that notes the failure probability of each of its bounds."""
+
+    sampled = True
+
+    def __init__(self):
+        self.spent = {"remove": [], "add": []}
+
+    def log_estimates(self, noise_multiplier, epsilon):
+        return (gaussian.log_delta(1 / noise_multiplier, epsilon),) * 2
+
+    def direction_bound(self, direction, noise_multiplier, epsilon, trial):
+        self.spent[direction].append(trial.beta)
+        return math.exp(self.log_estimates(noise_multiplier, epsilon)[0])
+
+    def guess(self, epsilon, delta):
+        return 1.0
+
+
+@pytest.mark.parametrize("group_size", [2, 16])
+def test_the_bounds_of_a_groups_points_fail_with_beta_together(group_size):
+    unit, beta = CountsBeta(), 1e-6
+    trial = Trial(1024, beta, jax.random.key(0))
+    Chain(unit, group_size, "a Gaussian").bounds(2.0, 4.0, None, trial)
+    for spent in unit.spent.values():
+        assert len(spent) > 1 and sum(spent) == pytest.approx(beta)
 
 
 def gaussian_chain(group_size):
