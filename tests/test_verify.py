@@ -362,6 +362,48 @@ def test_where_samples_say_too_little_what_holds_without_them_is_given():
         assert found.beta == 0 and "holds without samples" in told[-1].note and told[-1].lasting
 
 
+class Chance(Known):
+    """Pilots and bounds that spread as means of samples of relative standard deviation 1 do."""
+
+    def __init__(self):
+        super().__init__(lambda truth, number, key: (truth * self.drawn(key, 2.56), 0.0), None)
+
+    def drawn(self, key, above):
+        return 1 + (above + float(jax.random.normal(key))) / math.sqrt(self.sizes[-1])
+
+    def pilot(self, noise_multiplier, epsilon, trial):
+        self.sizes.append(2**13)
+        log_mean = self.log_estimate(noise_multiplier, epsilon)
+        log_mean += math.log(self.drawn(trial.key, 0.0))
+        return Plan((Side(log_mean, lambda n, b: 2.56 / math.sqrt(n), 1.0, 2**13),))
+
+
+def certified_again(seeds):
+    """How many released σ are certified with another seed."""
+    held = 0
+    for seed in seeds:
+        sigma = Engine(Chance(), seed).noise_multiplier(1.0, DELTA).noise_multiplier
+        try:
+            held += Engine(Chance(), 1000 + seed).certify(sigma, 1.0, DELTA).delta == DELTA
+        except FailureError:
+            pass
+    return held
+
+
+def test_a_sigma_that_was_certified_is_certified_again(monkeypatch):
+    """Whatever the seeds; the control: in one test some are refused by chance."""
+    assert certified_again(range(60)) == 60
+    monkeypatch.setattr(verify, "ROUNDS", 1)
+    assert certified_again(range(60)) < 60
+
+
+def test_each_round_of_a_certificate_has_its_own_samples_and_counts():
+    model = Known(lambda truth, number, key: (DELTA * (1.1 - 0.06 * number), 0.0), samples=None)
+    found = Engine(model, 0).certify(3.2, 1.0, DELTA)
+    assert found.tests == 3 and found.beta == pytest.approx(3 * DELTA / 1000)
+    assert len(set(model.keys)) == 3 and model.sizes[1:] == [4 * size for size in model.sizes[:-1]]
+
+
 def test_statements_that_are_false_by_far_are_refused_before_the_samples():
     model = Known(samples=None)
     with pytest.raises(FailureError, match="a pilot estimates as much"):

@@ -188,7 +188,10 @@ class Engine:
         return Verified(sigma, epsilon, total, found, beta, samples, 1, self.model.method)
 
     def certify(self, noise_multiplier: float, epsilon: float, delta: float) -> Verified:
-        """The statement for a σ that is already chosen, in one test.
+        """The statement for a σ that is already chosen.
+
+        A true statement is refused by chance now and then: up to ROUNDS tests are made, as rounds
+        of the procedure above are, the later ones with four times the samples each.
 
         Raises:
           UsageError: an argument out of range.
@@ -217,32 +220,39 @@ class Engine:
             raise FailureError(
                 refused.format(bound=largest(found_bounds.both), delta=delta, why="")
             )
-        beta = delta * BETA_SHARE
-        target = math.log(delta) + math.log1p(-BETA_SHARE)
-        most = self._most_samples()
+        beta, most = delta * BETA_SHARE, self._most_samples()
+        last, bound = 0, math.inf
+        for number in range(1, ROUNDS + 1):
+            spent = number * beta
+            target = math.log(delta - spent)
 
-        def judged(plan: Plan, samples: int) -> tuple[float, float, float]:
-            # more samples only where they can still bring the bound below δ
-            if plan.expected(most, beta, 2.0) > target:
-                return 0.0, 0.0, 0.0
-            return plan.expected(samples, beta, 2.0) - target, 0.0, 0.0
+            def judged(plan: Plan, samples: int, target: float = target) -> tuple[float, ...]:
+                # more samples only where they can still bring the bound below δ
+                if plan.expected(most, beta, 2.0) > target:
+                    return 0.0, 0.0, 0.0
+                return plan.expected(samples, beta, 2.0) - target, 0.0, 0.0
 
-        with self._stage("choosing the test"):
-            plan, samples = self._plan(sigma, epsilon, beta, judged)
-        if plan.log_mean - math.log1p(_FAR * min(plan.error, 1e3)) > math.log(delta):
-            about = math.exp(min(plan.log_mean, 0.0))
-            raise FailureError(
-                refused.format(bound=about, delta=delta, why=": a pilot estimates as much")
-            )
-        with self._stage("certifying", samples * len(plan.sides), f"σ = {sigma:.6g}"):
-            found_bounds = self.model.bounds(sigma, epsilon, plan, self._trial(samples, beta))
-        if accepts(found_bounds.both, beta, delta):
-            return Verified(
-                sigma, epsilon, delta, found_bounds, beta, samples, 1, self.model.method
-            )
-        raise FailureError(
-            refused.format(bound=largest(found_bounds.both) + beta, delta=delta, why="")
-        )
+            with self._stage("choosing the test"):
+                plan, samples = self._plan(sigma, epsilon, beta, judged, (number, 0))
+                if number > 1:  # refused by chance, or close to the truth: four times the samples
+                    samples = min(4 * max(samples, last), most)
+                    trial = Trial(samples, beta, self._key(1, number, 1))
+                    plan = self.model.widened(plan, sigma, epsilon, trial)
+            if plan.log_mean - math.log1p(_FAR * min(plan.error, 1e3)) > math.log(delta):
+                about = math.exp(min(plan.log_mean, 0.0))
+                why = ": a pilot estimates as much"
+                raise FailureError(refused.format(bound=about, delta=delta, why=why))
+            if number > 1 and not plan.expected(samples, beta) <= target:
+                break
+            with self._stage("certifying", samples * len(plan.sides), f"σ = {sigma:.6g}"):
+                trial = self._trial(samples, beta, number, 0)
+                found_bounds = self.model.bounds(sigma, epsilon, plan, trial)
+            if accepts(found_bounds.both, spent, delta):
+                return Verified(
+                    sigma, epsilon, delta, found_bounds, spent, samples, number, self.model.method
+                )
+            last, bound = samples, largest(found_bounds.both) + spent
+        raise FailureError(refused.format(bound=bound, delta=delta, why=""))
 
     # --- the procedure ---------------------------------------------------------------------------
 
@@ -417,7 +427,7 @@ class Engine:
         sigma: float,
         epsilon: float,
         beta: float,
-        judged: Callable[[Plan, int], tuple[float, float, float]],
+        judged: Callable[[Plan, int], tuple[float, ...]],
         path: tuple[int, ...] = (0,),
     ) -> tuple[Plan, int]:
         """A pilot, and the samples worth taking: more while what ``judged`` gives is too much.

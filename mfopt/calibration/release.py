@@ -81,7 +81,7 @@ def certify(
     seed: int | None = None,
     progress: Report = silent,
 ) -> Certificate:
-    """Prove (ε, δ) for a σ that is already chosen, in one test.
+    """Prove (ε, δ) for a σ that is already chosen, in up to three tests on fresh samples.
 
     Args:
       pair: the mechanism, by its dominating pair or as a sampled loss.
