@@ -4,9 +4,12 @@ import copy
 import itertools
 import math
 
+import bin_counts
 import jax
 import numpy as np
+import plain_monte_carlo as plain
 import pytest
+from bin_counts import Counts
 from dp_accounting.pld import privacy_loss_distribution as reference
 from scipy import special
 from selection import before_release, few
@@ -15,14 +18,7 @@ from mfopt.accounting import Mechanism, account, loss_distribution
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution import Composition
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
-from mfopt.accounting.monte_carlo import (
-    bin_counts,
-    chunked,
-    composition,
-    dominating_pair,
-    plain,
-)
-from mfopt.accounting.monte_carlo.bin_counts import Counts
+from mfopt.accounting.monte_carlo import chunked, composition, dominating_pair
 from mfopt.accounting.monte_carlo.evidence import Trial
 from mfopt.accounting.monte_carlo.protocol import loss_of
 from mfopt.accounting.monte_carlo.sampled import OneUnit

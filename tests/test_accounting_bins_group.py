@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 
+import bin_counts
 import numpy as np
 import pytest
+from bin_counts import Counts
 from scipy import special
 from selection import before_release, few
 
@@ -14,8 +16,7 @@ from mfopt._float64 import float64
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
-from mfopt.accounting.monte_carlo import bin_counts, chunked, count_mixture, group
-from mfopt.accounting.monte_carlo.bin_counts import Counts
+from mfopt.accounting.monte_carlo import chunked, count_mixture, group
 from mfopt.accounting.monte_carlo.count_mixture import CountPair
 from mfopt.accounting.monte_carlo.evidence import Trial
 from mfopt.accounting.monte_carlo.hockey import Hockey

@@ -8,6 +8,8 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pairs
+import plain_monte_carlo as plain
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
@@ -24,9 +26,9 @@ from mfopt.accounting.monte_carlo import (
     chunked,
     dominating_pair,
     evidence,
+    importance,
     protocol,
     sampled,
-    tilted,
 )
 from mfopt.accounting.monte_carlo._root import decreasing_root
 from mfopt.accounting.monte_carlo.calibrate import rough
@@ -188,9 +190,8 @@ def test_estimate_is_at_the_end_of_its_bracket(pair):
     """δ̂(σ) <= δ and δ̂(σ (1 - 1e-6)) > δ on the same frozen samples, without a look at either."""
     from mfopt.accounting.monte_carlo import chunked
     from mfopt.accounting.monte_carlo.calibrate import _solve, _solve_add
-    from mfopt.accounting.monte_carlo.frozen import FrozenSamples
 
-    frozen = FrozenSamples(pair, 5.0, 1.0, 2**12, chunked.seed_key(0))
+    frozen = pairs.frozen_samples(pair, 5.0, 1.0, 2**12, chunked.seed_key(0))
     log_sigma, at = _solve(frozen, 1.0, 1e-5, frozen.evaluate(1.0))
     there = frozen.evaluate(log_sigma)
     assert there.value <= math.log(1e-5)
@@ -231,9 +232,8 @@ def test_the_large_sample_is_looked_at_once_or_twice(pair, epsilon, monkeypatch)
 
 def test_slope_of_the_frozen_estimate_matches_finite_differences(pair):
     from mfopt.accounting.monte_carlo import chunked
-    from mfopt.accounting.monte_carlo.frozen import FrozenSamples
 
-    frozen = FrozenSamples(pair, 5.0, 1.0, 2**12, chunked.seed_key(0))
+    frozen = pairs.frozen_samples(pair, 5.0, 1.0, 2**12, chunked.seed_key(0))
     for log_sigma in (1.4, 1.6, 1.8):
         low, high = (frozen.evaluate(log_sigma + h).value for h in (-1e-5, 1e-5))
         assert frozen.evaluate(log_sigma).slope == pytest.approx((high - low) / 2e-5, rel=1e-5)
@@ -251,8 +251,6 @@ def test_larger_direction_decides():
     # slowly decaying C at few bins: the two directions nearly tie, and σ must cover both
     pair = dominating_pair.exact(S.SquareRoot(), SMALL)
     found = calibrate(pair, 4.0, 1e-3, samples=2**14, seed=0)
-    from mfopt.accounting.monte_carlo import plain
-
     for direction in ("remove", "add"):
         at = plain.delta(
             pair, found.noise_multiplier, 4.0, direction=direction, samples=2**19, seed=5
@@ -380,22 +378,23 @@ def test_every_stage_tells_how_far_it_is(pair):
 def test_a_plan_made_elsewhere_is_taken_to_the_ceiling_of_this_sigma(pair, monkeypatch):
     seen = []
 
-    def watch(pair, tilt, point, samples, key):
-        seen.append((pair, tilt, point))
-        return original(pair, tilt, point, samples, key)
+    def watch(likelihood, tilt, point, samples, key):
+        seen.append((tilt, point))
+        return original(likelihood, tilt, point, samples, key)
 
-    original = tilted.total
-    monkeypatch.setattr(tilted, "total", watch)
-    model = sampled.OneUnit(protocol.loss_of(pair))
+    original = importance.total
+    monkeypatch.setattr(importance, "total", watch)
+    loss = protocol.loss_of(pair)
+    model = sampled.OneUnit(loss)
     trial = evidence.Trial(2**14, 1e-8, chunked.seed_key(0))
     with jax.enable_x64(True):
         plan = model.pilot(2.0, 1.0, trial)
         seen.clear()
         for sigma in (1.9, 2.1):
             model.bounds(sigma, 1.0, plan, trial)
-    assert {point.noise_multiplier for _, _, point in seen} == {1.9, 2.1}
-    for pair, tilt, point in seen:
-        proven = tilted.tilt(tilt.kind, tilt.order, pair, point)
+    assert {point.noise_multiplier for _, point in seen} == {1.9, 2.1}
+    for tilt, paid in seen:
+        proven = loss.at(tilt, evidence.Point(paid.noise_multiplier, 1.0))
         assert tilt.log_ceiling == pytest.approx(proven.log_ceiling, rel=1e-12)
 
 
@@ -421,9 +420,9 @@ def test_estimate_and_certificate_share_no_sample(pair, monkeypatch):
         return original(kernel, key, *arguments, **options)
 
     class Watched(frozen.FrozenSamples):
-        def __init__(self, pair, sigma, epsilon, samples, key):
+        def __init__(self, points, epsilon, samples, key):
             used.append(tuple(np.asarray(jax.random.key_data(key)).tolist()))
-            super().__init__(pair, sigma, epsilon, samples, key)
+            super().__init__(points, epsilon, samples, key)
 
     monkeypatch.setattr(chunked, "total", watch)
     monkeypatch.setattr(balls_in_bins, "FrozenSamples", Watched)

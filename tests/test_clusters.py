@@ -5,13 +5,16 @@ import math
 
 import jax
 import numpy as np
+import pairs
+import plain_monte_carlo as plain
 import pytest
 
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import chunked, clusters, plain, tilted
+from mfopt.accounting.monte_carlo import chunked, clusters, kept_bins
 from mfopt.accounting.monte_carlo.balls_in_bins import BallsInBinsLoss
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.evidence import Pilot, Point
+from mfopt.accounting.monte_carlo.kept_bins import KeptBins
 
 K = 4.5
 BINS = 4
@@ -89,7 +92,8 @@ def drawn(gram, order, known):
 
     The last is log (Π N)/q, by the definition.
     """
-    diagonal, spikes = np.diagonal(gram), clusters.spikes(gram)
+    diagonal = np.diagonal(gram)
+    spikes = clusters.spikes(diagonal, np.diagonal(gram, 1))
     smooth, bins = gram - np.diag(spikes), len(gram)
     weights = clusters.log_weights(spikes, diagonal)
     given = clusters.clusters(
@@ -147,8 +151,8 @@ def test_kinds_are_drawn_as_their_bounds_are():
 
 
 def seen(pair, point, kind, order, samples=2**15, change=lambda tilt: tilt):
-    tilt = change(tilted.tilt(kind, order, pair, point))
-    found = Pilot(tilt, *tilted.total(pair, tilt, point, samples, chunked.seed_key(1)))
+    tilt = change(pairs.tilt(kind, order, pair, point))
+    found = Pilot(tilt, *pairs.total(pair, tilt, point, samples, chunked.seed_key(1)))
     mean = math.exp(found.log_mean)
     return mean, mean * found.deviation / math.sqrt(found.samples), found
 
@@ -173,8 +177,8 @@ def test_the_estimator_is_unbiased(order):
 @float64
 def test_the_ceiling_falls_and_the_mean_stays():
     pair, point = spiky(64, 1.0), Point(0.8, 2.0)
-    chain = tilted._least_chain(plain.scale(pair, 0.8)[0], point)
-    found = tilted.remove_tilts(pair, point)[0]
+    chain = pairs.least_chain(pair, point)
+    found = pairs.remove_tilts(pair, point)[0]
     assert found.kind == "clusters"
     assert found.log_ceiling < chain.log_ceiling - 0.3
     one, error, before = seen(pair, point, "chain", chain.order, 2**14)
@@ -198,29 +202,33 @@ def test_squares_far_from_the_diagonal_bound_their_entries(bins):
     smooth = gram - np.diag(spikes)
     orders = np.arange(1, clusters.MOST + 1)
     exact = [np.max(np.logaddexp.reduce(l * smooth, axis=0)) - math.log(bins) for l in orders]
-    found, beside = tilted._log_normalizers(gram, 1, spikes)
+    found, beside = kept_bins._log_normalizers(KeptBins(gram, None), 1, spikes)
     above = np.asarray(found) - exact
     assert np.all(above > -1e-12) and 1e-6 < np.max(above) < 0.01
     np.fill_diagonal(smooth, -np.inf)
     assert float(beside) == np.max(smooth)
 
 
-def test_what_is_taken_of_the_overlaps_is_looked_at_once_for_each_noise(monkeypatch):
-    looks, smooth = [], tilted.smooth
-    monkeypatch.setattr(tilted, "smooth", lambda *given: looks.append(given[1]) or smooth(*given))
+def test_ceilings_of_many_orders_look_at_the_overlaps_once_for_each_noise(monkeypatch):
+    looks, ceilings = [], kept_bins.ceilings
+
+    def watched(scaled, common):
+        looks.append(scaled.sigma)
+        return ceilings(scaled, common)
+
+    monkeypatch.setattr(kept_bins, "ceilings", watched)
     loss, point = BallsInBinsLoss(spiky(16)), Point(1.0, 1.5)
-    first = loss.tilts("remove", point)[0]
+    first = loss.least("remove", point)
     for order in (1, 2, 3):
         again = loss.at(first._replace(order=order), point)
-        anew = tilted.tilt("clusters", order, *loss._sampled(point))
-        assert again.log_ceiling == anew.log_ceiling
-    assert looks == [1.0] + 3 * [1.0]  # the last three without the loss
+        assert again.log_ceiling == BallsInBinsLoss(loss.pair).at(again, point).log_ceiling
+    assert looks == [1.0] + 3 * [1.0]  # the last three of other losses
     loss.at(first, Point(1.1, 1.5))
     assert looks[4:] == [1.1]
 
 
 def test_orders_end_where_partitions_are_tabulated():
-    tilt = tilted.tilt("clusters", clusters.MOST - 1, spiky(), Point(1.0, 1.0))
+    tilt = pairs.tilt("clusters", clusters.MOST - 1, spiky(), Point(1.0, 1.0))
     assert tilt.next_order is None and math.isfinite(tilt.log_ceiling)
     assert jax.tree.leaves(tilt.detail)[2].shape == (1575, clusters.MOST)
 
@@ -228,7 +236,7 @@ def test_orders_end_where_partitions_are_tabulated():
 @float64
 def test_an_order_beyond_the_tables_and_a_single_bin_take_the_chain():
     flat = DominatingPair(0.02 * np.eye(3) + 0.001, np.linalg.cholesky(0.02 * np.eye(3) + 0.001))
-    found = tilted.remove_tilts(flat, Point(1.0, 0.5))[0]
+    found = pairs.remove_tilts(flat, Point(1.0, 0.5))[0]
     assert found.kind == "chain" and found.order > clusters.MOST
     one = DominatingPair(np.ones((1, 1)), np.ones((1, 1)))
-    assert tilted.remove_tilts(one, Point(1.0, 0.5))[0].kind in ("chain", "shift")
+    assert pairs.remove_tilts(one, Point(1.0, 0.5))[0].kind in ("chain", "shift")

@@ -19,8 +19,8 @@ from mfopt.accounting.monte_carlo import (
     band,
     chunked,
     dominating_pair,
-    pattern_blocks,
-    pattern_common,
+    kept_bins,
+    losses,
     pattern_frozen,
 )
 from mfopt.accounting.monte_carlo import patterns as pattern
@@ -28,7 +28,7 @@ from mfopt.accounting.monte_carlo.calibrate import calibrate
 from mfopt.accounting.monte_carlo.evidence import Point, Tilt, Trial
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw, FreshBinsLoss
 from mfopt.accounting.monte_carlo.frozen import LogDelta
-from mfopt.accounting.monte_carlo.pattern_ceilings import Ceilings
+from mfopt.accounting.monte_carlo.pattern_ceilings import ceilings
 from mfopt.errors import UsageError
 from mfopt.optimize import optimize, sizes
 from mfopt.sampling import BallsInBins, FreshBins
@@ -103,21 +103,23 @@ def test_likelihood_and_ceilings_are_those_of_all_patterns(bins, epochs, rethrow
     hot = np.eye(bins)[picked].reshape(5, -1)
     overlaps = float64(lambda: pattern.Overlaps(found).of(jnp.asarray(picked)))()
     np.testing.assert_allclose(overlaps, hot @ gram, atol=1e-12)
-    np.testing.assert_allclose(float64(pattern.noise)(found, x.T), x.T @ modes, atol=1e-12)
-    toward, square = float64(pattern.toward_mean)(found)
+    np.testing.assert_allclose(
+        float64(lambda: found.noise(jnp.asarray(x.T)))(), x.T @ modes, atol=1e-12
+    )
+    toward, square = float64(found.mean)()
     mean = every.mean(axis=1)
     np.testing.assert_allclose(toward, modes.T @ mean, atol=1e-12)
     np.testing.assert_allclose(square, mean @ mean)
     factor = float64(lambda: band.factor(jnp.asarray(found.gram)))()
     np.testing.assert_allclose(factor, found.columns, atol=1e-9)
 
-    ceilings, inner = Ceilings(scaled), every.T @ every / SIGMA**2
-    np.testing.assert_allclose(ceilings.largest_square, np.diagonal(inner).max())
-    np.testing.assert_allclose(ceilings.mean_square, np.diagonal(inner).mean())
+    known, inner = ceilings(scaled), every.T @ every / SIGMA**2
+    np.testing.assert_allclose(known.largest_square, np.diagonal(inner).max())
+    np.testing.assert_allclose(known.mean_square, np.diagonal(inner).mean())
     total = 0.0
     for order in range(1, 5):
         total += np.max(logsumexp(order * inner, axis=0)) - math.log(len(inner))
-        excess = ceilings.log_normalizer(order) - total
+        excess = known.chain("chain", order)[0] - total
         assert excess > -1e-12
         if 2 * bands <= bins + 2:  # no bin overlaps both neighbours: nothing is lost
             assert excess < 1e-12
@@ -127,11 +129,11 @@ def test_likelihood_and_ceilings_are_those_of_all_patterns(bins, epochs, rethrow
 def test_the_ceiling_holds_where_a_bin_overlaps_both_neighbours():
     scheme, matrix = FreshBins(3, 6, 2), drawn(3, 6, 3)
     every = all_patterns(matrix, scheme) / SIGMA
-    ceilings = Ceilings(pattern.exact(Banded.from_dense(matrix, 3), scheme).scaled(SIGMA))
+    known = ceilings(pattern.exact(Banded.from_dense(matrix, 3), scheme).scaled(SIGMA))
     total = 0.0
     for order in range(1, 5):
         total += np.max(logsumexp(order * every.T @ every, axis=0)) - math.log(every.shape[1])
-        assert -1e-12 < ceilings.log_normalizer(order) - total < 0.1
+        assert -1e-12 < known.chain("chain", order)[0] - total < 0.1
 
 
 BINS, EPOCHS, BANDS, EPSILON = 4, 3, 3, 0.7
@@ -144,27 +146,29 @@ def small():
 
 @pytest.fixture(scope="module")
 def strong():
-    """Where a third of the candidates of "blocks" is not kept."""
-    return case(2, 1.0)
+    """C is strong against the noise and bins are many: Jensen's inequality has a high ceiling."""
+    return case(2, 1.0, 32, 2)
 
 
-def case(bands, sigma):
-    """(loss, point, {direction: plain estimate}) of a C with b^K = 64 patterns."""
-    scheme, matrix = FreshBins(BINS, EPOCHS), drawn(BINS, EPOCHS, bands)
+def case(bands, sigma, bins=BINS, epochs=EPOCHS):
+    """(loss, point, {direction: plain estimate}) of a C with b^K patterns."""
+    scheme, matrix = FreshBins(bins, epochs), drawn(bins, epochs, bands)
     every, rng = all_patterns(matrix, scheme), np.random.default_rng(0)
-    noise = sigma * rng.normal(size=(scheme.iterations, 200_000))
-    moved = noise + every[:, rng.integers(0, every.shape[1], noise.shape[1])]
-    values = {
-        "remove": np.maximum(-np.expm1(EPSILON - plain_loss(every, moved, sigma)), 0),
-        "add": np.maximum(-np.expm1(EPSILON + plain_loss(every, noise, sigma)), 0),
-    }
-    plain = {key: (v.mean(), v.std() / math.sqrt(v.size)) for key, v in values.items()}
-    return loss_of(bands), Point(sigma, EPSILON), plain
+    values = {"remove": [], "add": []}
+    for _ in range(10):
+        noise = sigma * rng.normal(size=(scheme.iterations, 20_000))
+        moved = noise + every[:, rng.integers(0, every.shape[1], noise.shape[1])]
+        for direction, x, sign in (("remove", moved, -1), ("add", noise, 1)):
+            loss = plain_loss(every, x, sigma)
+            values[direction].append(np.maximum(-np.expm1(EPSILON + sign * loss), 0))
+    drawn_values = {key: np.concatenate(parts) for key, parts in values.items()}
+    plain = {key: (v.mean(), v.std() / math.sqrt(v.size)) for key, v in drawn_values.items()}
+    return loss_of(bands, bins, epochs), Point(sigma, EPSILON), plain
 
 
-def loss_of(bands):
-    scheme = FreshBins(BINS, EPOCHS)
-    matrix = Banded.from_dense(drawn(BINS, EPOCHS, bands), bands)
+def loss_of(bands, bins=BINS, epochs=EPOCHS):
+    scheme = FreshBins(bins, epochs)
+    matrix = Banded.from_dense(drawn(bins, epochs, bands), bands)
     return FreshBinsLoss(pattern.exact(matrix, scheme))
 
 
@@ -177,15 +181,13 @@ def loss_of(bands):
             ("chain", 2, "remove"),
             ("shift", 0.4, "remove"),
             ("mean", 0.6, "add"),
-            ("blocks", 2.0, "add"),
         ],
         1,
-        4,
+        3,
     ),
 )
-def test_every_proposal_has_the_mean_of_plain_sampling(small, strong, kind, order, direction):
-    loss, point, plain = strong if kind == "blocks" else small
-    size = 2**17 if kind == "blocks" else 2**14  # to see candidates that are kept too often
+def test_every_proposal_has_the_mean_of_plain_sampling(small, kind, order, direction):
+    (loss, point, plain), size = small, 2**14
     tilt = loss.at(Tilt(kind, order, 0.0), point)
     seen = loss.pilot(tilt, point, size, chunked.seed_key(3))
     mean, error = plain[direction]
@@ -199,68 +201,27 @@ def test_every_proposal_has_the_mean_of_plain_sampling(small, strong, kind, orde
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("apart", [False, True])
-def test_what_blocks_rests_on_is_below_the_loss_and_has_its_normalizer(strong, apart):
-    loss, point, _ = strong
-    rest = pattern_common.split(loss.patterns) if apart else pattern_common.whole(loss.patterns)
-    scaled = rest.scaled(point.noise_multiplier)
-    order, rng = 1.5, np.random.default_rng(6)
-
-    @float64
-    def gap(x, overlaps):
-        throws = pattern_blocks._Throws(scaled)
-        throws.before = overlaps * throws.before
-        below, exact = throws.bound_and_loss(jnp.asarray(x))
-        return np.asarray(exact - below), np.exp(-order * np.asarray(below))
-
-    x = rng.normal(size=(50_000, scaled.patterns.iterations))
-    for scale in (1, 4):
-        assert np.min(gap(scale * x, 1.0)[0]) > -1e-12
-    # the control: overlaps with the throw before left out, where all bins are equally likely
-
-    @float64
-    def flat():
-        throws = pattern_blocks._Throws(scaled)
-        modes = scaled.noise(jnp.eye(scaled.patterns.iterations))
-        return np.linalg.solve(np.asarray(modes).T, throws.half + throws.before.reshape(-1))[None]
-
-    assert gap(flat(), 0.0)[0] < 0 < gap(flat(), 1.0)[0]
-
-    values = gap(x, 1.0)[1]
-    ceilings = loss._ceilings(point.noise_multiplier).without(float(scaled.shift) ** 2)
-    tilt = pattern_blocks.tilt(rest, ceilings, order, point)
-    whole = tilt.log_ceiling - pattern_blocks._log_peak(order, point)
-    error = values.std() / math.sqrt(values.size) / values.mean()
-    assert abs(math.log(values.mean()) - whole) < 4 * math.hypot(error, tilt.detail.spread * 3 / 32)
-    assert error < 0.02 and ceilings.throws == 3
-
-
-@pytest.mark.ci
-def test_the_bound_by_blocks_holds_and_a_ceiling_too_small_leaves_none(strong, monkeypatch):
+def test_values_clipped_in_the_add_direction_and_the_rest_are_the_whole(strong, monkeypatch):
+    """Jensen's gap over patterns; the control: edges that are not those of the counts."""
     loss, point, plain = strong
-    tilt = loss.at(Tilt("blocks", 1.5, 0.0), point)
-    pilot = loss.pilot(tilt, point, 2**14, chunked.seed_key(8))
+    monkeypatch.setattr(losses, "_LOOSE", 0.0)
+    trial = Trial(2**14, 0.2, chunked.seed_key(8))
+    clipped = loss.choose("add", point, trial)
+    assert clipped.tilt.kind == "clipped"
+    assert clipped.tilt.log_ceiling < loss.least("add", point).log_ceiling - 0.1
     mean, error = plain["add"]
-    beta, trials = 0.2, 40
+    bet = clipped.expected(trial.samples, trial.beta / 2)[0]
 
-    def bounds():
-        keys = (chunked.seed_key(seed) for seed in range(trials))
-        bet = pilot.expected(2**14, beta)[0]
-        found = [loss.bound(pilot.tilt, point, bet, Trial(2**14, beta, key)) for key in keys]
+    def bounds(tilt, count):
+        keys = (chunked.seed_key(seed) for seed in range(count))
+        found = [loss.bound(tilt, point, bet, trial._replace(key=key)) for key in keys]
         return np.array([one.value for one in found])
 
-    found = bounds()
+    found = bounds(clipped.tilt, 40)
     assert np.sum(found < mean - 3 * error) <= 8 + 3 * math.sqrt(8 * 0.8)
-    assert np.max(found) < 1.1 * mean
-    # the control: a normalizer that is too small by a tenth
-    exact = pattern_blocks._log_ceiling
-    monkeypatch.setattr(pattern_blocks, "_log_ceiling", lambda *at: exact(*at) - 0.1)
-    assert np.mean(bounds()[:8] < mean - 3 * error) > 0.5
-    monkeypatch.undo()
-    peak = pattern_blocks._log_peak
-    monkeypatch.setattr(pattern_blocks, "_log_peak", lambda *at: peak(*at) - 1)
-    short = loss.bound(pilot.tilt, point, 4, Trial(2**14, beta, chunked.seed_key(1)))
-    assert math.isnan(short.value)
+    assert np.max(found) < 1.3 * mean
+    wrong = clipped.tilt.detail._replace(high=0.9 * clipped.tilt.detail.low)
+    assert np.all(np.isnan(bounds(clipped.tilt._replace(detail=wrong), 2)))
 
 
 def test_a_proposal_that_fails_at_one_noise_multiplier_is_placed_beside_it():
@@ -415,6 +376,18 @@ def test_one_throw_is_balls_in_bins(epochs):
     once = pattern.exact(strategy, FreshBins(5, epochs, epochs))
     pair = dominating_pair.exact(strategy, BallsInBins(5, epochs))
     np.testing.assert_allclose(float64(pattern.within)(once)[0], pair.gram, atol=1e-12)
+    # and both backends say so: the ratio at the same products, its ceilings, the mean mode
+    known, products = kept_bins.KeptBins(*pair), np.random.default_rng(4).normal(size=(7, 5))
+    for power in (1.0, 1.7):
+        ratios = (float64(x.log_ratio)(jnp.asarray(products), power) for x in (once, known))
+        np.testing.assert_allclose(*ratios, atol=1e-12)
+    one, other = (make(x) for make, x in ((ceilings, once), (kept_bins.ceilings, known)))
+    for order in (1, 2, 5):
+        np.testing.assert_allclose(one.chain("chain", order)[0], other.chain("chain", order)[0])
+    np.testing.assert_allclose(one.largest_square, other.largest_square)
+    np.testing.assert_allclose(one.square_of_mean, other.square_of_mean)
+    for mine, its in zip(*(float64(x.mean)() for x in (once, known)), strict=True):
+        np.testing.assert_allclose(mine, its, atol=1e-12)
 
 
 @pytest.mark.release

@@ -12,6 +12,8 @@ import sys
 
 import jax
 import numpy as np
+import pairs
+import plain_monte_carlo as plain
 import pytest
 import scipy.special
 import scipy.stats
@@ -23,12 +25,11 @@ from test_strategies import EVERY_KIND, dense_modes, every_strategy
 
 from mfopt import strategies as S
 from mfopt.accounting.closed_form import gaussian
-from mfopt.accounting.monte_carlo import betting, chunked, dominating_pair, plain, proposals, tilted
+from mfopt.accounting.monte_carlo import betting, chunked, dominating_pair, frozen, importance
 from mfopt.accounting.monte_carlo import calibrate as calibration
 from mfopt.accounting.monte_carlo import design_point as design_points
 from mfopt.accounting.monte_carlo.balls_in_bins import BallsInBinsLoss
 from mfopt.accounting.monte_carlo.evidence import Point, Trial, ceiling_alone
-from mfopt.accounting.monte_carlo.frozen import FrozenSamples, bytes_per_sample
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.errors import UsageError
 from mfopt.sampling import BallsInBins, FixedOrder
@@ -40,9 +41,9 @@ EPSILON = 1.0
 
 
 class Whole(BallsInBinsLoss):
-    """Samples all of Y: what modes have in common is not paid apart (``test_common_part.py``)."""
+    """Samples all of Y: what modes have in common is not paid apart (``test_shared_component.py``)."""
 
-    _split = None
+    shared = None
 
 
 def sampled(matrix, scheme, sigma, epsilon, direction, samples=400_000, seed=1):
@@ -72,7 +73,7 @@ def pair_of(kind, scheme=SMALL):
 
 def design_point(pair, sigma, epsilon, samples=2**15, seed=2, placed=None):
     """(mean, standard error) of the importance sampler, shifts placed at another σ if asked."""
-    frozen = FrozenSamples(pair, placed or sigma, epsilon, samples, chunked.seed_key(seed))
+    frozen = pairs.frozen_samples(pair, placed or sigma, epsilon, samples, chunked.seed_key(seed))
     at = frozen.evaluate(math.log(sigma))
     return math.exp(at.value), at.relative_error * math.exp(at.value)
 
@@ -83,7 +84,7 @@ def tilted_remove(pair, sigma, epsilon, order, samples=2**16, seed=3):
         pair,
         sigma,
         epsilon,
-        tilted.tilt("chain", order, pair, Point(sigma, epsilon)),
+        pairs.tilt("chain", order, pair, Point(sigma, epsilon)),
         samples,
         seed,
     )
@@ -99,7 +100,7 @@ def estimate(pair, sigma, epsilon, tilt, samples=2**16, seed=3):
 def bound_of(pair, sigma, epsilon, tilt, *, samples, beta, key):
     """A bound whose bet was chosen on a pilot of its own."""
     loss, point = Whole(pair), Point(sigma, epsilon)
-    taken = loss.pilot(tilt, point, min(samples, tilted.PILOT), chunked.subkey(key, 0))
+    taken = loss.pilot(tilt, point, min(samples, BallsInBinsLoss.glance), chunked.subkey(key, 0))
     bet, _ = betting.choose(np.asarray(taken.sums.log_wealth), taken.samples, samples, beta)
     return loss.bound(tilt, point, bet, Trial(samples, beta, chunked.subkey(key, 1)))
 
@@ -111,19 +112,19 @@ def chain_order(pair, sigma, epsilon, samples, key):
     if found.kind == "chain":
         return found.order
     with jax.enable_x64(True):
-        return tilted._least_chain(plain.scale(pair, sigma)[0], point).order
+        return pairs.least_chain(pair, point).order
 
 
 def remove_bound(pair, sigma, epsilon, *, order, **rest):
     """Upper bound of the remove direction by a chain of this order."""
     return bound_of(
-        pair, sigma, epsilon, tilted.tilt("chain", order, pair, Point(sigma, epsilon)), **rest
+        pair, sigma, epsilon, pairs.tilt("chain", order, pair, Point(sigma, epsilon)), **rest
     )
 
 
 def add_bound(pair, sigma, epsilon, **rest):
     """Upper bound of the add direction."""
-    return bound_of(pair, sigma, epsilon, tilted.mean_tilt(pair, Point(sigma, epsilon)), **rest)
+    return bound_of(pair, sigma, epsilon, pairs.mean_tilt(pair, Point(sigma, epsilon)), **rest)
 
 
 def apart(one, other):
@@ -193,7 +194,7 @@ def test_design_point_add_direction(case):
     pair, sigma, truth = case
     values = [
         math.exp(
-            FrozenSamples(pair, sigma, EPSILON, 2**12, chunked.seed_key(seed)).log_delta_add(
+            pairs.frozen_samples(pair, sigma, EPSILON, 2**12, chunked.seed_key(seed)).log_delta_add(
                 math.log(scale * sigma)
             )
         )
@@ -277,7 +278,7 @@ KNOWN = {
 
 def solved(pair, epsilon, direction, near):
     """σ of one direction at δ = 1e-5, the search started 5% off."""
-    frozen = FrozenSamples(pair, near, epsilon, 2**15, chunked.seed_key(6))
+    frozen = pairs.frozen_samples(pair, near, epsilon, 2**15, chunked.seed_key(6))
     start = math.log(1.05 * near)
     if direction == "add":
         return math.exp(calibration._solve_add(frozen, start, 1e-5))
@@ -333,7 +334,7 @@ def test_independent_noise_against_random_allocation_by_loss_distributions():
     )
     assert low < bound.value < 1.2 * high
     low, high = interval(accountant.Direction.ADD)
-    frozen = FrozenSamples(pair, sigma, epsilon, 2**15, chunked.seed_key(8))
+    frozen = pairs.frozen_samples(pair, sigma, epsilon, 2**15, chunked.seed_key(8))
     assert 0.97 * low < math.exp(frozen.log_delta_add(math.log(sigma))) < 1.03 * high
     # control: bins thrown afresh in each epoch are another mechanism
     afresh = accountant.PrivacyParams(sigma=sigma, num_steps=8, num_epochs=3)
@@ -354,7 +355,7 @@ def test_one_bin_is_the_gaussian_mechanism(mu):
     sigma, truth = norm / mu, gaussian.delta(mu, epsilon)
     mean, error = design_point(pair, sigma, epsilon)
     assert abs(mean - truth) < K * error < 0.1 * truth
-    frozen = FrozenSamples(pair, sigma, epsilon, 2**15, chunked.seed_key(9))
+    frozen = pairs.frozen_samples(pair, sigma, epsilon, 2**15, chunked.seed_key(9))
     assert math.exp(frozen.log_delta_add(math.log(sigma))) == pytest.approx(truth, rel=0.05)
     order = chain_order(pair, sigma, epsilon, 2**16, chunked.seed_key(1))
     mean, error = tilted_remove(pair, sigma, epsilon, order)
@@ -457,13 +458,13 @@ def test_no_sample_exceeds_the_range_bound(seed, scale, order, epsilon):
     """A block of points above its ceiling would be NaN, and so would be its sum."""
     gram, factor = gram_and_factor(seed, scale)
     pair = dominating_pair.DominatingPair(gram, factor)
-    best = tilted.mean_tilt(pair, Point(1.0, epsilon))
+    best = pairs.mean_tilt(pair, Point(1.0, epsilon))
     for tilt in (
-        tilted.tilt("chain", order, pair, Point(1.0, epsilon)),
-        tilted.tilt("shift", order / 3, pair, Point(1.0, epsilon)),
-        tilted.tilt("mean", order / 3, pair, Point(1.0, epsilon)),
-        tilted.tilt("shift", 0.0, pair, Point(1.0, epsilon)),
-        tilted.tilt("mean", 0.0, pair, Point(1.0, epsilon)),
+        pairs.tilt("chain", order, pair, Point(1.0, epsilon)),
+        pairs.tilt("shift", order / 3, pair, Point(1.0, epsilon)),
+        pairs.tilt("mean", order / 3, pair, Point(1.0, epsilon)),
+        pairs.tilt("shift", 0.0, pair, Point(1.0, epsilon)),
+        pairs.tilt("mean", 0.0, pair, Point(1.0, epsilon)),
         best,
     ):
         found = Whole(pair).pilot(tilt, Point(1.0, epsilon), 2000, chunked.seed_key(seed))
@@ -479,9 +480,9 @@ def test_a_ceiling_that_does_not_hold_leaves_no_number(kind):
     order = {
         "chain": 2,
         "shift": 1.0,
-        "mean": float(tilted.mean_tilt(pair, Point(1.0, 1.0)).order),
+        "mean": float(pairs.mean_tilt(pair, Point(1.0, 1.0)).order),
     }[kind]
-    good = tilted.tilt(kind, order, pair, Point(1.0, 1.0))
+    good = pairs.tilt(kind, order, pair, Point(1.0, 1.0))
     for shift in (0.0, -6.0):
         tilt = good._replace(log_ceiling=good.log_ceiling + shift)
         trial = Trial(4096, 0.1, chunked.seed_key(0))
@@ -497,7 +498,7 @@ def test_range_bound_is_attained_with_one_mode(kind):
     for order in (1, 4):
         epsilon = (1 + order) - 0.5  # where the proposal puts its samples
         pair = dominating_pair.DominatingPair(one, one)
-        tilt = tilted.tilt(kind, order, pair, Point(1.0, epsilon))
+        tilt = pairs.tilt(kind, order, pair, Point(1.0, epsilon))
         exponents = (1 + order) + np.linspace(-4, 4, 4001)[:, None]
         loss = exponents[:, 0] - 0.5
         log_weight = {
@@ -531,7 +532,7 @@ def test_add_tilt_is_near_the_least_ceiling(epsilon):
 def test_the_ceiling_alone_is_a_bound():
     pair = dominating_pair.exact(S.Identity(), SMALL)
     sampled_bound = add_bound(pair, 2.0, 2.0, samples=256, beta=0.1, key=chunked.seed_key(0))
-    alone = ceiling_alone(tilted.mean_tilt(pair, Point(2.0, 2.0)))
+    alone = ceiling_alone(pairs.mean_tilt(pair, Point(2.0, 2.0)))
     assert alone.samples == 0 < sampled_bound.samples
     assert alone.value >= sampled_bound.ceiling >= sampled_bound.value / (1 + 1e-6)
 
@@ -541,7 +542,7 @@ def test_the_ceiling_alone_is_a_bound():
 def test_shifted_mixture_is_unbiased_at_any_order(order):
     pair, sigma, epsilon, remove, add = two_bins()
     for kind, truth in (("shift", remove), ("mean", add)):
-        tilt = tilted.tilt(kind, order, pair, Point(sigma, epsilon))
+        tilt = pairs.tilt(kind, order, pair, Point(sigma, epsilon))
         mean, error = estimate(pair, sigma, epsilon, tilt, 2**18)
         assert abs(mean - truth) < K * error < 0.2 * truth
         off = estimate(pair, 1.05 * sigma, epsilon, tilt, 2**18)
@@ -556,7 +557,7 @@ def test_a_pick_is_that_of_the_inverse_distribution_function(bins):
     exponents = rng.normal(0, 2, (size, bins)) + rng.choice([-400.0, -3.0, 0.0, 500.0], (size, 1))
     exponents[::3, bins // 2 :] -= 2000  # columns of weight 0
     with jax.enable_x64(True):
-        chosen, tops, masses = map(np.asarray, proposals.pick(exponents, key))
+        chosen, tops, masses = map(np.asarray, importance.pick(exponents, key))
         uniform = np.asarray(jax.random.uniform(key, (size,)))
     weights = np.exp(exponents - exponents.max(axis=1, keepdims=True))
     ends = np.cumsum(weights, axis=1)
@@ -570,14 +571,14 @@ def test_a_pick_is_that_of_the_inverse_distribution_function(bins):
 def test_systematic_points_lose_variance_and_no_mean():
     """Against the same proposal with one point drawn along the direction: POINTS = 1."""
     pair, sigma, epsilon, remove, _ = two_bins()
-    tilt = tilted.tilt("chain", 2, pair, Point(sigma, epsilon))
+    tilt = pairs.tilt("chain", 2, pair, Point(sigma, epsilon))
     many = Whole(pair).pilot(tilt, Point(sigma, epsilon), 2**16, chunked.seed_key(0))
-    points, proposals.POINTS = proposals.POINTS, 1
+    points, importance.POINTS = importance.POINTS, 1
     try:
         jax.clear_caches()
         one = Whole(pair).pilot(tilt, Point(sigma, epsilon), 2**16, chunked.seed_key(0))
     finally:
-        proposals.POINTS = points
+        importance.POINTS = points
         jax.clear_caches()
     for found in (many, one):
         error = remove * found.deviation / math.sqrt(found.samples)
@@ -632,7 +633,9 @@ def figures():
     remove = remove_bound(
         pair, 3.5, EPSILON, order=2, samples=300_000, beta=1e-6, key=chunked.seed_key(12)
     )
-    at = FrozenSamples(pair, 3.5, EPSILON, 4096, chunked.seed_key(13)).evaluate(math.log(3.5))
+    at = pairs.frozen_samples(pair, 3.5, EPSILON, 4096, chunked.seed_key(13)).evaluate(
+        math.log(3.5)
+    )
     return [*found, *remove, *at]
 
 
@@ -658,17 +661,17 @@ def test_sample_counts_are_rounded_up_never_down():
     for samples in (1000, size + 1):
         found = plain.delta(pair, 3.5, EPSILON, samples=samples, seed=0)
         assert samples <= found.samples < samples + size
-        frozen = FrozenSamples(pair, 3.5, EPSILON, samples, chunked.seed_key(0))
+        frozen = pairs.frozen_samples(pair, 3.5, EPSILON, samples, chunked.seed_key(0))
         assert samples <= frozen.samples
 
 
 def test_samples_beyond_the_budget_are_made_again_not_kept(monkeypatch):
     pair, key = pair_of(BLT)[0], chunked.seed_key(14)
     monkeypatch.setattr(chunked, "chunk_size", lambda samples, bins: 512)
-    kept = FrozenSamples(pair, 3.5, EPSILON, 2048, key)
+    kept = pairs.frozen_samples(pair, 3.5, EPSILON, 2048, key)
     monkeypatch.setattr(chunked, "MEMORY_BUDGET", 1000)
-    again = FrozenSamples(pair, 3.5, EPSILON, 2048, key)
-    assert kept._own is not None and again._own is None
+    again = pairs.frozen_samples(pair, 3.5, EPSILON, 2048, key)
+    assert kept._terms is not None and again._terms is None
     for log_sigma in (1.2, 1.25, 1.2):
         np.testing.assert_array_equal(again.evaluate(log_sigma), kept.evaluate(log_sigma))
     assert again.log_delta_add(1.2) == kept.log_delta_add(1.2)
@@ -733,6 +736,6 @@ def test_few_nodes_lose_little_where_modes_are_smooth(few_nodes):
 def test_the_size_of_kept_samples_is_counted_in_full():
     for bins in (1, 5):
         pair = dominating_pair.exact(S.Identity(), BallsInBins(bins, 1))
-        kept = FrozenSamples(pair, 1.0, 1.0, 2048, chunked.seed_key(0))
-        size = sum(x.nbytes for x in jax.tree.leaves(kept._own))
-        assert size == 2048 * bytes_per_sample(bins)
+        kept = pairs.frozen_samples(pair, 1.0, 1.0, 2048, chunked.seed_key(0))
+        size = sum(x.nbytes for x in jax.tree.leaves(kept._terms))
+        assert size == frozen.kept_bytes(2048, bins)

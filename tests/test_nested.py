@@ -3,22 +3,15 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pairs
 import pytest
 import scipy
 
-from mfopt.accounting.monte_carlo import (
-    chunked,
-    clusters,
-    common_part,
-    dominating_pair,
-    nested,
-    overlaps,
-    tilted,
-)
+from mfopt.accounting.monte_carlo import chunked, dominating_pair, kept_bins, nested
 from mfopt.accounting.monte_carlo.balls_in_bins import BallsInBinsLoss
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
-from mfopt.accounting.monte_carlo.evidence import Point
-from mfopt.accounting.monte_carlo.frozen import FrozenSamples
+from mfopt.accounting.monte_carlo.evidence import Point, Tilt
+from mfopt.accounting.monte_carlo.kept_bins import KeptBins
 from mfopt.calibration import calibrate
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import BLT, TimeScaled
@@ -60,7 +53,6 @@ def test_the_pieces_are_the_matrix_but_for_what_is_measured(small, bins):
     np.testing.assert_allclose(found, normal @ dense.T, rtol=0, atol=1e-13)
     np.testing.assert_allclose(pieces.square(bins), dense @ dense.T, rtol=0, atol=1e-12)
     vector = normal[0]
-    np.testing.assert_allclose(nested.times(pieces, vector), dense @ vector, atol=1e-13)
     np.testing.assert_allclose(
         nested.transposed_times(pieces, vector), dense.T @ vector, atol=1e-13
     )
@@ -92,23 +84,11 @@ def test_what_has_no_small_rank_keeps_its_matrix(small):
     dominating_pair.check(pair)
 
 
-def test_a_table_stands_for_what_is_left_of_it():
-    left, chosen = (GRAM - 0.3) / 0.8**2, np.array([0, 3, 149])
-    table = overlaps.TableGram(GRAM, 0.3) / 0.8**2
-    assert table.shape == left.shape
+def test_normalizers_are_sums_over_rows():
+    known = KeptBins(GRAM, None).scaled(0.8)
     with jax.enable_x64(True):
-        for of in (
-            lambda gram: overlaps.rows(gram, chosen),
-            overlaps.diagonal,
-            lambda gram: overlaps.diagonal(gram, 1),
-            overlaps.means,
-            lambda gram: tilted._log_normalizers(gram, 3, clusters.spikes(left))[0],
-            lambda gram: tilted._log_normalizers(gram, 3)[1],
-        ):
-            np.testing.assert_allclose(of(table), of(jnp.asarray(left)), rtol=1e-12)
-        # against the definition, by logarithms of sums
-        found, largest = tilted._log_normalizers(jnp.asarray(left), 3, 0.2)
-    smooth = left - 0.2 * np.eye(BINS)
+        found, largest = kept_bins._log_normalizers(known, 3, 0.2)
+    smooth = GRAM / 0.8**2 - 0.2 * np.eye(BINS)
     orders = np.arange(3, 3 + len(found))
     sums = [scipy.special.logsumexp(l * smooth, axis=0).max() for l in orders]
     np.testing.assert_allclose(found, np.array(sums) - np.log(BINS), rtol=1e-12)
@@ -127,18 +107,19 @@ def test_every_estimator_says_the_same_of_both_forms(small):
 
     def seen(pair):
         for kind, order in (("chain", 3.0), ("shift", 2.0), ("mean", 2.0)):
-            made = tilted.tilt(kind, order, pair, point)
-            sums, _ = tilted.total(pair, made, point, 512, key)
+            made = pairs.tilt(kind, order, pair, point)
+            sums, _ = pairs.total(pair, made, point, 512, key)
             yield from (float(sums.total), float(sums.square))
-        frozen = FrozenSamples(pair, 0.8, 2.0, 512, key)
+        frozen = pairs.frozen_samples(pair, 0.8, 2.0, 512, key)
         yield from frozen.evaluate(np.log(0.8))[:2]
         yield frozen.log_delta_add(np.log(0.8))
 
-        split = common_part.split(pair)
-        made = tilted.tilt("chain", 2.0, split.rest, point)
-        yield float(tilted.total(split.rest, made, point, 512, key)[0].total)
+        # beside the shared component
+        loss = BallsInBinsLoss.__new__(BallsInBinsLoss)
+        object.__setattr__(loss, "pair", pair)  # unchecked: that is what is told apart
+        made = loss.at(Tilt("chain", 2.0, 0.0), point)
+        yield float(loss.pilot(made, point, 512, key).sums.total)
 
-    assert isinstance(common_part.split(pieces).rest.factor, nested.Less)
     one, two, other = (np.array(list(seen(pair))) for pair in (pieces, dense, off))
     np.testing.assert_allclose(one[:-1], two[:-1], rtol=1e-9)
     # the direction of the common part comes from L̃ here and from a factor of G there

@@ -16,34 +16,19 @@ from mfopt import _quick
 from mfopt._float64 import float64
 from mfopt.accounting.chain import Chain, DeterministicUnit
 from mfopt.accounting.model import LossModel
-from mfopt.accounting.monte_carlo import (
-    chunked,
-    common_part,
-    design_point,
-    dominating_pair,
-    nested,
-    tilted,
-)
+from mfopt.accounting.monte_carlo import design_point, dominating_pair, kept_bins, nested
+from mfopt.accounting.monte_carlo.design_point import DesignPoints
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
-from mfopt.accounting.monte_carlo.evidence import (
-    Pilot,
-    Point,
-    Sums,
-    Tilt,
-    Trial,
-    UpperBound,
-    upper_bound,
-)
 from mfopt.accounting.monte_carlo.free import Orthogonal, Unamplified, guess_noise_multiplier
 from mfopt.accounting.monte_carlo.frozen import FrozenSamples
 from mfopt.accounting.monte_carlo.group import GroupLoss, GroupUnits
-from mfopt.accounting.monte_carlo.hockey import beside
+from mfopt.accounting.monte_carlo.kept_bins import KeptBins
+from mfopt.accounting.monte_carlo.likelihood import Ceilings, SharedGaussianComponent
+from mfopt.accounting.monte_carlo.losses import LikelihoodLoss
 from mfopt.accounting.monte_carlo.protocol import (
     FreeBound,
-    SampledDirection,
     SampledLaw,
     SampledLoss,
-    TiltedLoss,
     law,
     loss_of,
 )
@@ -56,7 +41,7 @@ _VERY_MANY = 4096  # bins from which on a sample takes so long that less of σ i
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class BallsInBinsLoss(TiltedLoss):
+class BallsInBinsLoss(LikelihoodLoss):
     """One unit, any C >= 0.
 
     Attributes:
@@ -67,10 +52,21 @@ class BallsInBinsLoss(TiltedLoss):
     name: ClassVar[str] = "balls-in-bins"
     estimator: ClassVar[str] = "design-point importance sampling"
     least_samples: ClassVar[int] = 2**14  # clusters spread so little that they are often enough
-    glance: ClassVar[int] = tilted.PILOT
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pair", dominating_pair.check(self.pair))
+
+    @functools.cached_property
+    def likelihood(self) -> KeptBins:  # type: ignore[override]
+        with jax.enable_x64(True):
+            return KeptBins(*jax.device_put(tuple(self.pair)))
+
+    @functools.cached_property
+    def shared(self) -> SharedGaussianComponent | None:  # type: ignore[override]
+        return kept_bins.shared(self.pair)
+
+    def ceilings(self, scaled: KeptBins, common: float) -> Ceilings:
+        return kept_bins.ceilings(scaled, common)
 
     @property
     def work(self) -> int:
@@ -116,71 +112,9 @@ class BallsInBinsLoss(TiltedLoss):
     def frozen(
         self, noise_multiplier: float, epsilon: float, samples: int, key: jax.Array
     ) -> FrozenSamples:
-        return FrozenSamples(self.pair, noise_multiplier, epsilon, samples, key)
-
-    def tilts(self, direction: SampledDirection, point: Point) -> Sequence[Tilt]:
-        if direction == "remove":
-            return tilted.remove_tilts(*self._sampled(point), self._smooth(point))
-        return (tilted.mean_tilt(*self._sampled(point)),)
-
-    def total(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> tuple[Sums, int]:
-        pair, point = self._sampled(point)
-        return tilted.total(pair, tilt, point, samples, key)
-
-    def at(self, tilt: Tilt, point: Point) -> Tilt:
-        clip = tilt.detail if tilt.kind == "clipped" else None
-        known = self._smooth(point) if tilt.kind == "clusters" else None
-        return tilted.tilt(tilt.kind, tilt.order, *self._sampled(point), clip, known)
-
-    @float64
-    def choose(
-        self,
-        direction: SampledDirection,
-        point: Point,
-        trial: Trial,
-        log_mean: float | None = None,
-    ) -> Pilot:
-        if direction == "add" and self.pair.bins >= nested.LEAST:
-            glance, key = (chunked.subkey(trial.key, part) for part in (0, 1))
-            clipped = tilted.clipped_tilt(*self._sampled(point), glance)
-            if clipped is not None:
-                return self.pilot(clipped, point, self.glance, key)
-        return super().choose(direction, point, trial, log_mean)
-
-    def bound(self, tilt: Tilt, point: Point, bet: int, trial: Trial) -> UpperBound:
-        if tilt.kind != "clipped":
-            return super().bound(tilt, point, bet, trial)
-        key, gap_key = (chunked.subkey(trial.key, part) for part in (0, 1))
-        half = trial.beta / 2
-        pair, paid = self._sampled(point)
-        beyond = tilted.beyond(pair, tilt, paid, half, gap_key)
-        sums, used = self.total(tilt, point, trial.samples, key)
-        return upper_bound(tilt, sums, used, bet=bet, beta=half, beyond=beyond)
-
-    @functools.cached_property
-    def _split(self) -> common_part.CommonPart | None:
-        return common_part.split(self.pair)
-
-    def _sampled(self, point: Point) -> tuple[DominatingPair, Point]:
-        """What is sampled, and paid: alone, without the part that all modes have in common."""
-        if self._split is None or (paid := beside(point, self._split.shift)) is None:
-            return self.pair, point
-        return self._split.rest, paid
-
-    def _smooth(self, point: Point) -> tilted.Smooth | None:
-        """What ceilings take of S, kept for one σ, at which many orders are tried."""
-        pair, paid = self._sampled(point)
-        if pair.bins == 1:
-            return None
-        at = pair is self.pair, paid.noise_multiplier
-        if at not in self._seen:
-            self._seen.clear()
-            self._seen[at] = tilted.smooth(pair, paid.noise_multiplier)
-        return self._seen[at]
-
-    @functools.cached_property
-    def _seen(self) -> dict[tuple[bool, float], tilted.Smooth]:
-        return {}
+        with jax.enable_x64(True):
+            points = DesignPoints.at(self.likelihood, noise_multiplier, epsilon, key)
+        return FrozenSamples(points, epsilon, samples, key)
 
     def free_bounds(self) -> Sequence[FreeBound]:
         squared = dominating_pair.orthogonal_norm(self.pair)

@@ -1,6 +1,6 @@
 """A chain that draws bins in clusters: the certificate's proposal in the direction of removing.
 
-The chain of :mod:`.tilted` draws s + 1 bins one at a time. Where the squared norm of a mode is far
+The chain of :mod:`.importance` draws s + 1 bins one at a time. Where the squared norm of a mode is far
 above its overlaps with its neighbours, all of its normalizers are large only where one bin has been
 drawn again and again: seldom, so that values spread, and so high that the ceiling is many times
 what is ever seen. Here such repetitions are drawn as what they are.
@@ -54,8 +54,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mfopt.accounting.monte_carlo import overlaps
-from mfopt.accounting.monte_carlo.overlaps import Gram
 from mfopt.strategies.fields import Array
 
 MOST = 24  # places: of so many there are 1,575 kinds of partitions; ε = 0.5 or δ = 1e-12 take 22
@@ -83,16 +81,15 @@ class Clusters(NamedTuple):
     log_sum: float
 
 
-def spikes(gram: Gram) -> np.ndarray:
+def spikes(diagonal: np.ndarray, beside: np.ndarray) -> np.ndarray:
     """d, (bins,): what a mode has with itself beyond a part of what it has with a neighbour.
 
     Args:
-      gram: S of at least two bins.
+      diagonal: of S, of at least two bins.
+      beside: the entries next to it, (bins − 1,).
     """
-    beside = np.asarray(overlaps.diagonal(gram, 1))
     larger = np.maximum(np.append(beside, -np.inf), np.append(-np.inf, beside))
-    own = np.asarray(overlaps.diagonal(gram))
-    result: np.ndarray = np.maximum(own - _SHARE * larger, 0.0)
+    result: np.ndarray = np.maximum(diagonal - _SHARE * larger, 0.0)
     return result
 
 
@@ -186,14 +183,21 @@ def _kinds(places: int) -> _Kinds:
     return _Kinds(sizes, before, np.array([math.log(count(kind)) for kind in kinds]))
 
 
-def partitions(places: int, most: int | None = None) -> Iterator[tuple[int, ...]]:
+def partitions(places: int) -> Iterator[tuple[int, ...]]:
     """Sizes of the clusters of so many places, the largest first."""
-    if not places:
-        yield ()
-        return
-    for size in range(min(places, most or places), 0, -1):
-        for rest in partitions(places - size, size):
-            yield (size, *rest)
+    sizes = [places]
+    while True:
+        yield tuple(sizes)
+        left = 1
+        while sizes and sizes[-1] == 1:
+            left += sizes.pop()
+        if not sizes:
+            return
+        sizes[-1] -= 1
+        while left > sizes[-1]:
+            sizes.append(sizes[-1])
+            left -= sizes[-1]
+        sizes.append(left)
 
 
 @functools.cache

@@ -6,7 +6,7 @@ with,
 
     H_{e^ε}(P × P₂, Q × Q₂) = E_P δ₂(ε - Y),
 
-so the certificate's estimator (:mod:`mfopt.accounting.monte_carlo.tilted`) carries over with
+so the certificate's estimator (:mod:`mfopt.accounting.monte_carlo.importance`) carries over with
 δ₂(ε - Y) in place of (1 - e^{ε-Y})₊: Π N_l e^{-sY} δ₂(ε - Y) is unbiased, and at most
 Π max N_l · e^{-sε} sup_t e^{st} δ₂(t). Adaptive composition is covered: the other mechanism may
 depend on the output, as long as its pair dominates it for every output.

@@ -16,7 +16,7 @@ function of the bin, and the cost falls from b³ to J·b². An optimizer's offse
 its estimate is never reported.
 
 The estimator is unbiased for every choice of shifts; no bound on the weights is proven, so it
-calibrates and optimizes but never certifies (that is :mod:`mfopt.accounting.monte_carlo.tilted`).
+calibrates and optimizes but never certifies (that is :mod:`mfopt.accounting.monte_carlo.importance`).
 
 With x = 1/σ every exponent is x²·(a table row) ± x·(a Gaussian), so for frozen samples one
 evaluation at another σ costs one exponential for each Gaussian, and no matrix product.
@@ -35,11 +35,11 @@ import numpy as np
 from mfopt import _quick
 from mfopt.accounting.monte_carlo.dominating_pair import (
     DominatingPair,
-    add_tilt,
     log_hinge,
     privacy_loss,
 )
-from mfopt.accounting.monte_carlo.nested import Factor, Square, coloured, product
+from mfopt.accounting.monte_carlo.kept_bins import KeptBins
+from mfopt.accounting.monte_carlo.nested import Factor, Nested, Square, coloured, product
 from mfopt.strategies import Array
 
 MOST = 128  # modes that get components of their own
@@ -317,32 +317,42 @@ def log_delta(terms: Terms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Arr
     return jax.scipy.special.logsumexp(values) - jnp.log(values.shape[0])
 
 
-def log_delta_add(
-    means: Array, squares: Array, linear: jax.Array, log_sigma: jax.Array, epsilon: jax.Array
-) -> jax.Array:
-    """log δ̂ of the other direction, H(Q, P), from samples of N(−t m̄, σ²I).
+class DesignPoints(NamedTuple):
+    """Frozen samples of one mechanism (:class:`.frozen.FrozenEstimator`).
 
-    m̄ is the mean mode; t is :func:`add_tilt`, and any t is unbiased.
-
-    Args:
-      means: of each column of G, <m̄, m_i>.
-      squares: diagonal of G.
-      linear: that of ``Terms.loss``: the normals are those of the remove direction.
-      log_sigma: log σ.
-      epsilon: ε of the hockey-stick divergence.
+    Attributes:
+      likelihood: at σ = 1.
+      mean_square: ḡ.
+      placed: where samples are put.
+      tables: exponents that do not depend on the draws.
     """
-    toward = jnp.asarray(means) * jnp.exp(-2 * log_sigma)
-    half = jnp.asarray(squares) * jnp.exp(-2 * log_sigma) / 2
-    mean_square = jnp.mean(toward)
-    t = add_tilt(mean_square, 2 * jnp.mean(half), epsilon)
-    noise = linear * jnp.exp(-log_sigma)
 
-    def of(sign: int) -> jax.Array:
-        products = sign * noise - t * toward
-        log_weight = t * jnp.mean(products, axis=1) + t**2 * mean_square / 2
-        values: jax.Array = log_weight + log_hinge(-epsilon - privacy_loss(products - half))
-        return values
+    likelihood: KeptBins
+    mean_square: Any
+    placed: Placed
+    tables: Tables
 
-    values = jnp.concatenate([of(1), of(-1)])
-    result: jax.Array = jax.scipy.special.logsumexp(values) - jnp.log(values.shape[0])
-    return result
+    @classmethod
+    def at(
+        cls, known: KeptBins, noise_multiplier: float, epsilon: float, key: jax.Array
+    ) -> DesignPoints:
+        """Components that are placed at this σ and ε; ``key`` draws the nodes' offset."""
+        offset = np.random.default_rng(np.asarray(jax.random.key_data(key))).random()
+        diagonal, gram = np.asarray(known.gram.diagonal()), known.gram
+        hierarchical = isinstance(known.factor, Nested)
+        times: Any = Square(known.factor, jnp.asarray(diagonal)) if hierarchical else gram
+        found = placed(times, float(noise_multiplier), float(epsilon), offset)
+        # by NumPy where it is a matrix: two products, once
+        by = times if hierarchical else np.asarray(gram)
+        return cls(known, diagonal.mean(), found, tables(by, np.asarray(found.weights)))
+
+    def terms(self, key: jax.Array, size: int) -> Any:
+        draws = draw(key, size, self.likelihood.bins)
+        return linear(self.likelihood.factor, self.placed.weights, draws)
+
+    def noise(self, terms: Any) -> jax.Array:
+        result: jax.Array = terms[1]
+        return result
+
+    def log_values(self, terms: Any, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
+        return log_values(joined(self.tables, terms, self.placed.nodes), log_sigma, epsilon)

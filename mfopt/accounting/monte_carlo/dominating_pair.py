@@ -257,7 +257,7 @@ def add_tilt(mean_square: Any, mean_norm: Any, epsilon: Any, numbers: Any = jnp)
     """t >= 0: the add direction, H(Q, P), is sampled from N(-t m̄, σ²I) with the mean mode m̄.
 
     With ρ = mean(S), ḡ = mean(diag S), which are given, and c = ε - ḡ/2 the values lie
-    below e^(-tc + t²ρ/2) t^t/(1+t)^(1+t) (see :mod:`mfopt.accounting.monte_carlo.tilted`).
+    below e^(-tc + t²ρ/2) t^t/(1+t)^(1+t) (see :mod:`mfopt.accounting.monte_carlo.importance`).
     This t is near the minimum of that ceiling, where tρ + log(t/(1+t)) = c; log(t/(1+t)) is
     taken as -1/(t + 1/2). Every t is valid. 0, plain sampling from Q, is left only where c <= -2.
 

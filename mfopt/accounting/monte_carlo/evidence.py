@@ -3,7 +3,7 @@
 A loss is sampled by a *tilt*, a proposal whose values lie in [0, B] with a proven ceiling B and
 have mean H, at a *point* (σ, ε and what is paid for a loss). A *pilot* sees what its samples look
 like and proves nothing; a *trial* of fresh samples gives the :class:`UpperBound`. How the values
-are made is the scheme's business (:mod:`mfopt.accounting.monte_carlo.tilted` for balls-in-bins).
+are made is the scheme's business (:mod:`.importance`).
 """
 
 from __future__ import annotations

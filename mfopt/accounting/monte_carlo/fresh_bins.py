@@ -14,32 +14,17 @@ import jax.numpy as jnp
 from mfopt import _check, _float64
 from mfopt.accounting.chain import Chain
 from mfopt.accounting.model import LossModel
-from mfopt.accounting.monte_carlo import (
-    band,
-    chunked,
-    pattern_blocks,
-    pattern_common,
-    pattern_frozen,
-    pattern_tilts,
-)
+from mfopt.accounting.monte_carlo import band, pattern_ceilings, pattern_frozen
 from mfopt.accounting.monte_carlo import patterns as pattern
-from mfopt.accounting.monte_carlo.evidence import (
-    Pilot,
-    Point,
-    Sums,
-    Tilt,
-    Trial,
-    UpperBound,
-)
 from mfopt.accounting.monte_carlo.free import (
     Orthogonal,
     Thrown,
     Unamplified,
     guess_noise_multiplier,
 )
-from mfopt.accounting.monte_carlo.hockey import beside
-from mfopt.accounting.monte_carlo.pattern_ceilings import Ceilings
-from mfopt.accounting.monte_carlo.pattern_common import Rest
+from mfopt.accounting.monte_carlo.frozen import FrozenSamples
+from mfopt.accounting.monte_carlo.likelihood import Ceilings, SharedGaussianComponent
+from mfopt.accounting.monte_carlo.losses import LikelihoodLoss
 from mfopt.accounting.monte_carlo.pattern_frozen import (
     FrozenPatterns,
     PatternDraws,
@@ -49,15 +34,12 @@ from mfopt.accounting.monte_carlo.pattern_frozen import (
 from mfopt.accounting.monte_carlo.patterns import Patterns
 from mfopt.accounting.monte_carlo.protocol import (
     FreeBound,
-    SampledDirection,
     SampledLaw,
     SampledLoss,
-    TiltedLoss,
     law,
     loss_of,
 )
 from mfopt.accounting.monte_carlo.sampled import OneUnit
-from mfopt.errors import FailureError
 from mfopt.sampling import FreshBins
 from mfopt.strategies import Strategy
 
@@ -65,7 +47,7 @@ ONE_BIN = "fresh bins, one bin for all: Gaussian mechanism, the one pattern"
 UNAMPLIFIED = "fresh bins, bounded without amplification: Gaussian mechanism, largest pattern"
 
 
-class FreshBinsLoss(TiltedLoss):
+class FreshBinsLoss(LikelihoodLoss):
     """One unit, any C >= 0 with at most as many bands as bins.
 
     Args:
@@ -80,18 +62,17 @@ class FreshBinsLoss(TiltedLoss):
 
     def __init__(self, patterns: Patterns) -> None:
         self.patterns = patterns
-        # a search asks many questions at few σ
-        self._ceilings = functools.lru_cache(maxsize=8)(self._ceilings_at)
 
-    def _ceilings_at(self, noise_multiplier: float) -> Ceilings:
-        found = Ceilings(self.patterns.scaled(noise_multiplier))
-        if not found.coupling() <= pattern.COUPLING:
-            raise FailureError(
-                f"σ = {noise_multiplier:.4g} is beyond numerical range: the contributions of two "
-                f"throws overlap by {found.coupling():.3g} in noise units, and the likelihood is "
-                f"known up to {pattern.COUPLING:g}. Ask for a larger σ, or a smaller ε."
-            )
-        return found
+    @property
+    def likelihood(self) -> Patterns:  # type: ignore[override]
+        return self.patterns
+
+    @functools.cached_property
+    def shared(self) -> SharedGaussianComponent | None:  # type: ignore[override]
+        return pattern.shared(self.patterns)
+
+    def ceilings(self, scaled: Patterns, common: float) -> Ceilings:
+        return pattern_ceilings.ceilings(scaled)
 
     @property
     def work(self) -> int:
@@ -109,74 +90,10 @@ class FreshBinsLoss(TiltedLoss):
 
     def frozen(
         self, noise_multiplier: float, epsilon: float, samples: int, key: jax.Array
-    ) -> FrozenPatterns:
-        return FrozenPatterns(self.patterns, noise_multiplier, epsilon, samples, key)
-
-    def tilts(self, direction: SampledDirection, point: Point) -> Sequence[Tilt]:
-        _, ceilings, point = self._sampled(point)
-        if direction == "remove":
-            return pattern_tilts.remove_tilts(ceilings, point)
-        return (pattern_tilts.mean_tilt(ceilings, point),)
-
-    def total(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> tuple[Sums, int]:
-        if tilt.kind == pattern_blocks.KIND:
-            taken = self.pilot(tilt, point, samples, key)
-            return taken.sums, taken.samples
-        rest, _, point = self._sampled(point)
-        return pattern_tilts.total(rest, tilt, point, samples, key)
-
-    def at(self, tilt: Tilt, point: Point) -> Tilt:
-        rest, ceilings, point = self._sampled(point)
-        if tilt.kind == pattern_blocks.KIND:
-            return pattern_blocks.tilt(rest, ceilings, tilt.order, point)
-        return pattern_tilts.tilt(tilt.kind, tilt.order, ceilings, point)
-
-    def choose(
-        self,
-        direction: SampledDirection,
-        point: Point,
-        trial: Trial,
-        log_mean: float | None = None,
-    ) -> Pilot:
-        first = super().choose(direction, point, trial, log_mean)
-        if direction == "remove":
-            return first
-        rest, ceilings, point = self._sampled(point)
-        blocks = pattern_blocks.choose(
-            rest,
-            ceilings,
-            first.tilt.order,
-            point,
-            trial._replace(key=chunked.subkey(trial.key, 1)),
-            self.glance,
-        )
-        if blocks is None:
-            return first
-        return min(first, blocks, key=lambda one: one.expected(trial.samples, trial.beta)[1])
-
-    def pilot(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> Pilot:
-        if tilt.kind != pattern_blocks.KIND:
-            return super().pilot(tilt, point, samples, key)
-        rest, ceilings, point = self._sampled(point)
-        return pattern_blocks.pilot(rest, ceilings, tilt, point, samples, key)
-
-    def bound(self, tilt: Tilt, point: Point, bet: int, trial: Trial) -> UpperBound:
-        if tilt.kind != pattern_blocks.KIND:
-            return super().bound(tilt, point, bet, trial)
-        rest, ceilings, point = self._sampled(point)
-        return pattern_blocks.bound(rest, ceilings, tilt, point, bet, trial)
-
-    @functools.cached_property
-    def _split(self) -> Rest | None:
-        return pattern_common.split(self.patterns)
-
-    def _sampled(self, point: Point) -> tuple[Rest, Ceilings, Point]:
-        """What is sampled, and paid: alone, without the part that all patterns have in common."""
-        sigma, split = point.noise_multiplier, self._split
-        ceilings = self._ceilings(sigma)
-        if split is None or (paid := beside(point, float(split.shift))) is None:
-            return pattern_common.whole(self.patterns), ceilings, point
-        return split, ceilings.without((float(split.shift) / sigma) ** 2), paid
+    ) -> FrozenSamples:
+        with jax.enable_x64(True):
+            at = FrozenPatterns.at(self.patterns, noise_multiplier, epsilon)
+        return FrozenSamples(at, epsilon, samples, key)
 
     def free_bounds(self) -> Sequence[FreeBound]:
         if self.patterns.bins == 1:  # nothing is drawn

@@ -1,10 +1,10 @@
-"""δ̂ as a deterministic function of σ: frozen design-point samples, in bounded memory."""
+"""δ̂ as a deterministic function of σ: frozen samples, in bounded memory, for any scheme."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -12,17 +12,35 @@ import numpy as np
 
 from mfopt import _quick
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import chunked, design_point, spread
-from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
-from mfopt.accounting.monte_carlo.nested import Factor, Nested, Square
+from mfopt.accounting.monte_carlo import chunked, design_point, importance, spread
+from mfopt.accounting.monte_carlo.likelihood import Likelihood
 
 _CHUNK = 2048  # samples, at most
 _KEPT = 4  # memory budgets for the draws of an estimate: to make them again costs b² for each
 
 
-Own = tuple[
-    jax.Array, jax.Array, jax.Array
-]  # of a chunk, or of a round of them: design_point.linear
+class FrozenEstimator(Protocol):
+    """Where frozen samples are put, and what they give at any σ: a JAX pytree.
+
+    Attributes:
+      likelihood: of the mechanism, at σ = 1.
+      mean_square: ḡ = E_k |m_k|², likewise.
+    """
+
+    @property
+    def likelihood(self) -> Likelihood: ...
+
+    @property
+    def mean_square(self) -> Any: ...
+
+    def terms(self, key: jax.Array, size: int) -> Any:
+        """``size`` samples, antithetic pairs z and −z, by all of them that does not depend on σ."""
+
+    def noise(self, terms: Any) -> jax.Array:
+        """<m, z> of every entry, shape (pairs, entries)."""
+
+    def log_values(self, terms: Any, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
+        """log f of the remove direction, shape (2·pairs,): all z first, then all −z."""
 
 
 class LogDelta(NamedTuple):
@@ -34,7 +52,7 @@ class LogDelta(NamedTuple):
 
     @classmethod
     def joined(cls, parts: np.ndarray, pairs: int) -> LogDelta:
-        """From the :func:`paired_moments` of chunks, shape (chunks, 4), of so many pairs in all."""
+        """Combine the :func:`paired_moments` of chunks, shape (chunks, 4), of ``pairs`` in all."""
         top, total, square, slope = parts.T
         peak = np.max(top)
         if np.isnan(peak):  # no number says nothing of σ
@@ -52,17 +70,14 @@ class LogDelta(NamedTuple):
 
 
 class FrozenSamples:
-    """Draws and shifts held fixed, so log δ̂ is smooth and decreasing in log σ.
+    """Samples held fixed, so log δ̂ is smooth and decreasing in log σ.
 
     Chunks are spread over the local devices; the answer is the same for any number of them.
-
-    Draws are kept while they fit into the memory budget and made again from their counters at
+    Terms are kept while they fit into the memory budget and made again from their counters at
     each evaluation where they do not, so memory is bounded for any number of samples.
 
     Args:
-      pair: the dominating pair.
-      noise_multiplier: σ at which the shifts are placed (any value is unbiased; near the
-        solution is precise).
+      estimator: where the samples are put.
       epsilon: ε of the hockey-stick divergence.
       samples: number of samples, rounded up to whole chunks.
       key: randomness.
@@ -70,52 +85,34 @@ class FrozenSamples:
 
     @float64
     def __init__(
-        self,
-        pair: DominatingPair,
-        noise_multiplier: float,
-        epsilon: float,
-        samples: int,
-        key: jax.Array,
+        self, estimator: FrozenEstimator, epsilon: float, samples: int, key: jax.Array
     ) -> None:
-        self.epsilon = float(epsilon)
-        self._bins, self._factor = pair.bins, jax.device_put(pair.factor)
-        gram = np.asarray(pair.gram)
-        self._overlaps = gram.mean(axis=0), gram.diagonal()
-        offset = np.random.default_rng(np.asarray(jax.random.key_data(key))).random()
-        if isinstance(pair.factor, Nested):
-            times: Any = Square(self._factor, jnp.asarray(self._overlaps[1]))
-        else:
-            times = jax.device_put(gram)
-        placed = design_point.placed(times, float(noise_multiplier), self.epsilon, offset)
-        # by NumPy where it is a matrix: two products, once
-        by = times if isinstance(times, Square) else gram
-        known = design_point.tables(by, np.asarray(placed.weights))
-        self._placed, self._tables = placed, design_point.Tables(*jax.device_put(known))
-        self._size = _even_chunk(samples, pair.bins)
-        count = -(-samples // self._size)
-        self.samples, self._count = self._size * count, count
-        self._devices = spread.row(count)
-        keys = [chunked.subkey(key, i) for i in range(count)]
+        self.epsilon, self._estimator = float(epsilon), jax.device_put(estimator)
+        size = min(chunked.chunk_size(samples, estimator.likelihood.work), _CHUNK)
+        self._size = size + size % 2
+        self._count = -(-samples // self._size)
+        self.samples = self._size * self._count
+        self._devices = spread.row(self._count)
+        keys = [chunked.subkey(key, i) for i in range(self._count)]
         self._keys = spread.rounds(keys, self._devices)
-        kept = kept_bytes(self.samples, pair.bins)
-        self._own = [self._make(k) for k in self._keys] if kept else None
+        shapes = jax.eval_shape(functools.partial(self._estimator.terms, size=self._size), key)
+        held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+        kept = held * self._count <= _KEPT * chunked.MEMORY_BUDGET
+        self._terms = [self._make(k) for k in self._keys] if kept else None
 
-    def _make(self, keys: Any) -> Own:
-        at = self._factor, self._placed.weights
-        shape = self._size, self._bins
-        made: Own = spread.each(_linear, self._devices, keys, *at, static=shape)
-        return made
+    def _make(self, keys: Any) -> Any:
+        return spread.each(_terms, self._devices, keys, self._estimator, static=(self._size,))
 
-    def _chunks(self) -> Iterable[Own]:
-        return self._own if self._own is not None else map(self._make, self._keys)
+    def _chunks(self) -> Iterable[Any]:
+        return self._terms if self._terms is not None else map(self._make, self._keys)
 
     @float64
     def evaluate(self, log_sigma: float) -> LogDelta:
         """log δ̂, its slope, and its relative standard error (antithetic pairs as units)."""
-        same = self._tables, self._placed.nodes, log_sigma, self.epsilon
+        same = self._estimator, log_sigma, self.epsilon
         parts, left = [], self._count
-        for own in self._chunks():
-            parts.append(np.asarray(spread.each(_moments, self._devices, own, *same)))
+        for terms in self._chunks():
+            parts.append(np.asarray(spread.each(_moments, self._devices, terms, *same)))
             done = min(len(self._devices), left)
             left -= done
             chunked.looked_at(done * self._size)
@@ -125,47 +122,43 @@ class FrozenSamples:
     @float64
     def log_delta_add(self, log_sigma: float) -> float:
         """log δ̂ of the add direction from the same normals."""
-        same = *self._overlaps, log_sigma, self.epsilon
+        same = self._estimator, log_sigma, self.epsilon
         values = [
-            np.asarray(spread.each(_log_delta_add, self._devices, own[1], *same))
-            for own in self._chunks()
+            np.asarray(spread.each(_log_delta_add, self._devices, terms, *same))
+            for terms in self._chunks()
         ]
         found = spread.results(values, self._devices, self._count)
-        return float(np.logaddexp.reduce(found) - np.log(self._count))
-
-
-def _even_chunk(samples: int, bins: int) -> int:
-    """Samples per chunk, whole antithetic pairs; few sizes, since each is compiled."""
-    size = min(chunked.chunk_size(samples, bins), _CHUNK)
-    return size + size % 2
+        with np.errstate(invalid="ignore"):  # what is no number stays none
+            return float(np.logaddexp.reduce(found) - np.log(self._count))
 
 
 def kept_bytes(samples: int, bins: int) -> int:
-    """Of the draws of so many samples; 0 where they are too many to be kept."""
-    found = samples * bytes_per_sample(bins)
+    """Bytes of the terms of so many samples of b modes; 0 where they are too many to be kept."""
+    # for a pair of samples bins + 2K numbers and an index
+    found = samples * 4 * (bins + 2 * design_point.node_count(bins) + 1)
     return found if found <= _KEPT * chunked.MEMORY_BUDGET else 0
 
 
-def bytes_per_sample(bins: int) -> int:
-    """Of kept ``design_point.Terms``: for a pair of samples bins + 2K numbers and an index."""
-    return 4 * (bins + 2 * design_point.node_count(bins) + 1)
-
-
-@functools.partial(_quick.jit, static_argnums=(3, 4))
-def _linear(key: jax.Array, factor: Factor, weights: jax.Array, size: int, bins: int) -> Own:
-    return design_point.linear(factor, weights, design_point.draw(key, size, bins))
+@functools.partial(_quick.jit, static_argnums=2)
+def _terms(key: jax.Array, estimator: FrozenEstimator, size: int) -> Any:
+    return estimator.terms(key, size)
 
 
 @_quick.jit
 def _moments(
-    own: Own,
-    tables: design_point.Tables,
-    nodes: jax.Array,
-    log_sigma: jax.Array,
-    epsilon: jax.Array,
+    terms: Any, estimator: FrozenEstimator, log_sigma: jax.Array, epsilon: jax.Array
 ) -> jax.Array:
-    terms = design_point.joined(tables, own, nodes)
-    return paired_moments(lambda theta: design_point.log_values(terms, theta, epsilon), log_sigma)
+    return paired_moments(lambda theta: estimator.log_values(terms, theta, epsilon), log_sigma)
+
+
+@_quick.jit
+def _log_delta_add(
+    terms: Any, estimator: FrozenEstimator, log_sigma: jax.Array, epsilon: jax.Array
+) -> jax.Array:
+    sigma = jnp.exp(log_sigma)
+    noise = estimator.noise(terms) / sigma
+    scaled, mean_square = estimator.likelihood.scaled(sigma), estimator.mean_square / sigma**2
+    return importance.log_delta_add(scaled, mean_square, noise, epsilon)
 
 
 def paired_moments(log_values: Callable[[jax.Array], jax.Array], log_sigma: jax.Array) -> jax.Array:
@@ -178,14 +171,3 @@ def paired_moments(log_values: Callable[[jax.Array], jax.Array], log_sigma: jax.
     half = scaled.shape[0] // 2
     paired = (scaled[:half] + scaled[half:]) / 2
     return jnp.stack([top, jnp.sum(paired), jnp.sum(paired**2), jnp.sum(rate) / 2])
-
-
-@_quick.jit
-def _log_delta_add(
-    linear: jax.Array,
-    means: jax.Array,
-    squares: jax.Array,
-    log_sigma: jax.Array,
-    epsilon: jax.Array,
-) -> jax.Array:
-    return design_point.log_delta_add(means, squares, linear, log_sigma, epsilon)

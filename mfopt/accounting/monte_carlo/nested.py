@@ -152,18 +152,7 @@ class Square(NamedTuple):
         return Square(self.factor / jnp.sqrt(squared), self.diagonal / squared)
 
 
-class Less(NamedTuple):
-    """L̃ − out·alongᵀ, both of shape (bins,)."""
-
-    whole: Nested
-    out: Array
-    along: Array
-
-    def __truediv__(self, sigma: Any) -> Less:
-        return Less(self.whole / sigma, self.out / sigma, self.along)
-
-
-Factor: TypeAlias = Array | Nested | Less
+Factor: TypeAlias = Array | Nested
 
 
 class _Block(NamedTuple):
@@ -238,9 +227,6 @@ def nested(factor: np.ndarray) -> tuple[Nested, float]:
 
 def coloured(normal: Any, factor: Factor) -> Any:
     """``normal`` Lᵀ, shape (samples, bins)."""
-    if isinstance(factor, Less):
-        along = normal @ factor.along
-        return factor.whole.colour(normal) - along[:, None] * factor.out
     if isinstance(factor, Nested):
         return factor.colour(normal)
     return normal @ factor.T
@@ -253,13 +239,6 @@ def product(x: Any, gram: Any) -> Any:
     return x @ gram
 
 
-def times(factor: Factor, vector: np.ndarray) -> np.ndarray:
-    """L of one vector, shape (bins,)."""
-    if isinstance(factor, Nested):
-        return np.asarray(factor.colour(vector[None], np)[0])
-    return np.asarray(np.asarray(factor) @ vector)
-
-
 def transposed_times(factor: Factor, vector: np.ndarray) -> np.ndarray:
     """Lᵀ of one vector, shape (bins,)."""
     if not isinstance(factor, Nested):
@@ -268,10 +247,3 @@ def transposed_times(factor: Factor, vector: np.ndarray) -> np.ndarray:
     cuts = range(0, bins, run)
     parts = [vector[cut : cut + run] @ factor.dense(i)[: bins - cut] for i, cut in enumerate(cuts)]
     return np.asarray(np.sum(parts, axis=0))[:bins]
-
-
-def less(factor: Factor, out: np.ndarray, along: np.ndarray) -> Factor:
-    """L − out·alongᵀ."""
-    if isinstance(factor, Nested):
-        return Less(factor, out, along)
-    return np.asarray(factor) - np.outer(out, along)

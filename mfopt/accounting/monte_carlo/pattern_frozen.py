@@ -4,7 +4,7 @@ Samples come from R = Σ_j E_k N(α_j m_k + γ_j m̄, σ²I)/J, m̄ the mean mod
 overshot by α, and all others are raised alike by γ. R over Q is a chain as P over Q is, with
 exponents α Z - α² |M|²/2 - αγ <M, m̄> and transitions T^{α²}, so a sample costs 1 + J forward
 passes. Any (α, γ) is unbiased; no bound on the weights is proven. They are fitted to samples of the
-certificate's proposal (:mod:`.pattern_tilts`), which misses nothing: the second moment of P(1 -
+certificate's proposal (:mod:`.importance`), which misses nothing: the second moment of P(1 -
 e^{ε-Y})₊/R under R is the mean of the same ratio under its numerator.
 """
 
@@ -21,21 +21,18 @@ import scipy
 
 from mfopt import _quick
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import chunked, pattern_tilts, spread
+from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.dominating_pair import log_hinge
 from mfopt.accounting.monte_carlo.evidence import Point
-from mfopt.accounting.monte_carlo.frozen import LogDelta, paired_moments
-from mfopt.accounting.monte_carlo.pattern_ceilings import Ceilings
-from mfopt.accounting.monte_carlo.pattern_tilts import add_order, remove_tilts
+from mfopt.accounting.monte_carlo.importance import remove_tilts
+from mfopt.accounting.monte_carlo.pattern_ceilings import ceilings
 from mfopt.accounting.monte_carlo.patterns import (
     Overlaps,
     Patterns,
     corners,
     log_mean,
     mean_square,
-    noise,
     squared_norms,
-    toward_mean,
 )
 
 COMPONENTS = 2
@@ -113,8 +110,8 @@ def _log_ratio(
     """log R/Q at Z = ``exponents``; ``scale`` is 1/σ², which overlaps are multiplied by."""
     half = scale * squared_norms(patterns) / 2
     corner = scale * corners(patterns)
-    toward, square = (scale * part for part in toward_mean(patterns))
-    mean = jnp.sum(exponents, axis=1) / patterns.bins
+    toward, square = (scale * part for part in patterns.mean())
+    mean = patterns.average(exponents)
 
     def one(component: tuple[jax.Array, jax.Array]) -> jax.Array:
         alpha, gamma = component
@@ -130,8 +127,8 @@ def _log_ratio(
 def terms(patterns: Patterns, proposal: PatternProposal, draws: PatternDraws) -> PatternTerms:
     """Of one chunk, in float64."""
     alpha, gamma = (part[draws.component][:, None] for part in map(jnp.asarray, proposal))
-    centre = alpha * Overlaps(patterns).of(draws.bins) + gamma * toward_mean(patterns)[0]
-    return PatternTerms(patterns, proposal, centre, noise(patterns, draws.normal.astype(float)))
+    centre = alpha * Overlaps(patterns).of(draws.bins) + gamma * patterns.mean()[0]
+    return PatternTerms(patterns, proposal, centre, patterns.noise(draws.normal.astype(float)))
 
 
 def all_terms(patterns: Patterns, proposal: PatternProposal, draws: PatternDraws) -> PatternTerms:
@@ -183,7 +180,7 @@ def log_delta(terms: PatternTerms, log_sigma: jax.Array, epsilon: jax.Array) -> 
 def fit(patterns: Patterns, noise_multiplier: float, epsilon: float) -> PatternProposal:
     """The (α, γ) of least variance at this σ and ε, from the same pilot samples at every call."""
     scaled = patterns.scaled(noise_multiplier)
-    tilts = remove_tilts(Ceilings(scaled), Point(noise_multiplier, epsilon))
+    tilts = remove_tilts(ceilings(scaled), Point(noise_multiplier, epsilon))
     order = next((tilt.order for tilt in tilts if tilt.kind == "chain"), 1)
     exponents, log_weight = _pilot(scaled, float(order), epsilon, chunked.seed_key(0))
     start = np.array([(math.log1p(order * own), order * rest) for own, rest in _START])[:COMPONENTS]
@@ -217,12 +214,11 @@ def _pilot(
     scaled: Patterns, order: jax.Array, epsilon: jax.Array, key: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """(Z, log of weight times target) of samples from the certificate's chain."""
-    pattern_key, noise_key = jax.random.split(key)
-    moved = noise(scaled, jax.random.normal(noise_key, (_PILOT, scaled.iterations)))
-    drawn = pattern_tilts.draw(scaled, pattern_key, moved, order)
+    *draw_keys, noise_key = jax.random.split(key, 3)
+    moved = scaled.noise(jax.random.normal(noise_key, (_PILOT, scaled.iterations)))
+    drawn = scaled.draw(jnp.stack(draw_keys), moved, order, None)
     exponents = drawn.products + moved
-    half = squared_norms(scaled) / 2
-    loss = log_mean(exponents - half, corners(scaled), scaled.bins)
+    loss = scaled.log_ratio(exponents)
     hinge = log_hinge(loss - epsilon)
     return exponents, drawn.log_normalizers - order * loss + hinge + loss + hinge
 
@@ -237,89 +233,34 @@ def _second_moment(
     return jax.scipy.special.logsumexp(log_weight - ratio)
 
 
-class FrozenPatterns:
-    """log δ̂ of one mechanism at any σ, on samples made again from their counters at each call.
+class FrozenPatterns(NamedTuple):
+    """Frozen samples of one mechanism (:class:`.frozen.FrozenEstimator`).
 
-    Chunks are spread over the local devices; the answer is the same for any number of them.
-
-    Args:
-      patterns: C.
-      noise_multiplier: σ at which the proposal is placed.
-      epsilon: ε of the hockey-stick divergence.
-      samples: rounded up to whole chunks.
-      key: randomness.
+    Attributes:
+      likelihood: the patterns, at σ = 1.
+      mean_square: ḡ.
+      proposal: where samples are put.
     """
 
-    def __init__(
-        self,
-        patterns: Patterns,
-        noise_multiplier: float,
-        epsilon: float,
-        samples: int,
-        key: jax.Array,
-    ) -> None:
-        self.patterns, self.epsilon = patterns, float(epsilon)
-        self._proposal = fit(patterns, noise_multiplier, epsilon)
-        pairs = _whole_pairs(samples, patterns.iterations)
-        chunks = _chunks_of(pairs, patterns.iterations)
-        self.samples, self._size = 2 * pairs, 2 * pairs // chunks
-        self._count, self._devices = chunks, spread.row(chunks)
-        keys = [chunked.subkey(key, i) for i in range(chunks)]
-        self._keys = spread.rounds(keys, self._devices)
+    likelihood: Patterns
+    mean_square: Any
+    proposal: PatternProposal
 
-    @float64
-    def evaluate(self, log_sigma: float) -> LogDelta:
-        """log δ̂, its slope, and its relative standard error (antithetic pairs as units)."""
-        at = self.patterns, self._proposal, log_sigma, self.epsilon
-        parts, left = [], self._count
-        for keys in self._keys:
-            made = spread.each(_moments, self._devices, keys, *at, static=(self._size,))
-            parts.append(np.asarray(made))
-            done = min(len(self._devices), left)
-            left -= done
-            chunked.looked_at(done * self._size)
-        found = spread.results(parts, self._devices, self._count)
-        return LogDelta.joined(found, self.samples // 2)
+    @classmethod
+    def at(cls, patterns: Patterns, noise_multiplier: float, epsilon: float) -> FrozenPatterns:
+        """A proposal that is fitted at this σ and ε."""
+        proposal = fit(patterns, noise_multiplier, epsilon)
+        return cls(patterns, mean_square(patterns), proposal)
 
-    @float64
-    def log_delta_add(self, log_sigma: float) -> float:
-        """log δ̂ of the add direction from as many samples of its own."""
-        at = self.patterns, log_sigma, self.epsilon
-        values = [
-            np.asarray(spread.each(_log_delta_add, self._devices, keys, *at, static=(self._size,)))
-            for keys in self._keys
-        ]
-        found = spread.results(values, self._devices, self._count)
-        with np.errstate(invalid="ignore"):  # what is no number stays none
-            return float(np.logaddexp.reduce(found) - np.log(self._count))
+    def terms(self, key: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+        at = self.likelihood
+        draws = draw(key, size, (at.throws, at.bins, at.iterations))
+        made = terms(at, self.proposal, draws)
+        return made.centre, made.noise
 
+    def noise(self, terms: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return terms[1]
 
-@functools.partial(jax.jit, static_argnums=5)
-def _moments(
-    key: jax.Array,
-    patterns: Patterns,
-    proposal: PatternProposal,
-    log_sigma: jax.Array,
-    epsilon: jax.Array,
-    size: int,
-) -> jax.Array:
-    draws = draw(key, size, (patterns.throws, patterns.bins, patterns.iterations))
-    made = terms(patterns, proposal, draws)
-    return paired_moments(lambda theta: log_values(made, theta, epsilon), log_sigma)
-
-
-@functools.partial(jax.jit, static_argnums=4)
-def _log_delta_add(
-    key: jax.Array, patterns: Patterns, log_sigma: jax.Array, epsilon: jax.Array, size: int
-) -> jax.Array:
-    """As :func:`.design_point.log_delta_add`: samples of N(-t m̄, σ²I)."""
-    at = patterns.scaled(jnp.exp(log_sigma))
-    toward, square = toward_mean(at)
-    t = add_order(mean_square(at), square, epsilon)
-    moved = noise(at, jax.random.normal(key, (size // 2, at.iterations)))
-    exponents = jnp.concatenate([moved, -moved]) - t * toward
-    loss = log_mean(exponents - squared_norms(at) / 2, corners(at), at.bins)
-    log_weight = t * jnp.sum(exponents, axis=1) / at.bins + t**2 * square / 2
-    values = log_weight + log_hinge(-epsilon - loss)
-    result: jax.Array = jax.scipy.special.logsumexp(values) - np.log(values.size)
-    return result
+    def log_values(self, terms: Any, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
+        own = PatternTerms(self.likelihood, self.proposal, *terms)
+        return log_values(own, log_sigma, epsilon)

@@ -32,17 +32,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 
 from mfopt import _check, _quick, _sizes
 from mfopt._float64 import float64
 from mfopt.accounting import unamplified
-from mfopt.accounting.monte_carlo import band, dominating_pair
+from mfopt.accounting.monte_carlo import band, dominating_pair, importance
+from mfopt.accounting.monte_carlo.likelihood import (
+    Drawn,
+    SharedGaussianComponent,
+    shared_component,
+)
 from mfopt.sampling import FreshBins
 from mfopt.strategies import Array, Strategy
 
 _RANGE = 1e100  # of the largest entry of C: squares within float64, with room to spare
 _COVERED = (FreshBins,)
 _ONE_LENGTH = 1e-9  # relative, of squared norms that count as equal
+_SOLVES = 200  # of the search for the best a: any a is valid
 COUPLING = 300.0  # largest overlap of two throws, in noise units: beyond it T is lost in float64
 
 
@@ -82,6 +89,12 @@ class Patterns:
         """Entries of Z: K·b."""
         return self.throws * self.bins
 
+    @property
+    def dimension(self) -> int:
+        return self.iterations
+
+    work = dimension
+
     def scaled(self, noise_multiplier: Any) -> Patterns:
         """In noise units: C/σ and its overlaps."""
         return dataclasses.replace(
@@ -89,6 +102,55 @@ class Patterns:
             columns=self.columns / noise_multiplier,
             gram=self.gram / noise_multiplier**2,
         )
+
+    def noise(self, normal: jax.Array) -> jax.Array:
+        """Mᵀ z for white noise z (samples, n): covariance MᵀM, shape (samples, K·b)."""
+        parts = band.transposed(jnp.asarray(self.columns), normal)
+        parts = parts.reshape(-1, self.throws, self.rethrow, self.bins)
+        return jnp.sum(parts, axis=2).reshape(-1, self.numbers)
+
+    def log_ratio(self, exponents: jax.Array, power: Any = 1) -> jax.Array:
+        half, corner = power**2 * squared_norms(self) / 2, power**2 * corners(self)
+        return log_mean(power * exponents - half, corner, self.bins)
+
+    def average(self, exponents: jax.Array) -> jax.Array:
+        return jnp.sum(exponents, axis=-1) / self.bins
+
+    def mean(self) -> tuple[jax.Array, jax.Array]:
+        columns = band.tiles(jnp.asarray(self.columns))
+        row = band.product(columns, jnp.full((1, self.iterations), 1 / self.bins))
+        return self.noise(row)[0], jnp.sum(row**2)
+
+    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: Any) -> Drawn:
+        """As :meth:`.likelihood.Likelihood.draw`; the throws of one pattern are independent.
+
+        Given the earlier patterns, whose modes sum to V, <m_k, V> = Σ_g <M_g[:, k_g], V>, so
+        k_g is drawn ∝ e^<M_g[:, k], V> and N = Π_g mean_k e^<M_g[:, k], V>.
+        """
+        overlaps, size = Overlaps(self), noise.shape[0]
+        shape = size, self.throws
+
+        def added(pattern: jax.Array, before: Drawn, log_normalizers: jax.Array) -> Drawn:
+            own = overlaps.of(pattern)
+            cross = 2 * entries(before.products, pattern) + entries(own, pattern)
+            return Drawn(
+                before.products + own,
+                before.along + entries(noise, pattern),
+                before.square + cross,
+                log_normalizers,
+            )
+
+        def extend(l: jax.Array, before: Drawn) -> Drawn:
+            exponents = before.products.reshape(-1, self.bins)
+            chosen, top, mass = importance.pick(exponents, jax.random.fold_in(keys[1], l))
+            logs = jnp.sum((top + jnp.log(mass / self.bins)).reshape(shape), axis=1)
+            return added(chosen.reshape(shape), before, before.log_normalizers + logs)
+
+        nothing = Drawn(jnp.zeros_like(noise), *(jnp.zeros(size),) * 3)
+        first = jax.random.randint(keys[0], shape, 0, self.bins)
+        start = added(first, nothing, nothing.log_normalizers)
+        result: Drawn = jax.lax.fori_loop(1, order.astype(int) + 1, extend, start)
+        return result
 
 
 @float64
@@ -153,29 +215,6 @@ def check_bands(bands: int, scheme: FreshBins) -> None:
 def from_gram(gram: jax.Array, bins: int, rethrow: int) -> Patterns:
     """The patterns of overlaps, for optimizing: C follows from them (:func:`band.factor`)."""
     return Patterns(band.factor(gram), gram, bins, rethrow)
-
-
-def noise(patterns: Patterns, z: jax.Array) -> jax.Array:
-    """Mᵀ z for white noise z (samples, n): covariance MᵀM, shape (samples, K·b)."""
-    return _to_modes(patterns, band.transposed(jnp.asarray(patterns.columns), z))
-
-
-def _to_modes(patterns: Patterns, x: jax.Array) -> jax.Array:
-    """Sums over the columns of each mode: (samples, n) -> (samples, K·b)."""
-    parts = x.reshape(-1, patterns.throws, patterns.rethrow, patterns.bins)
-    return jnp.sum(parts, axis=2).reshape(-1, patterns.numbers)
-
-
-def toward_mean(patterns: Patterns) -> tuple[jax.Array, jax.Array]:
-    """(Mᵀ m̄, |m̄|²) of the mean mode m̄ = C·1/b: shapes (K·b,) and ()."""
-    mean = mean_row(patterns)
-    return noise(patterns, mean[None])[0], jnp.sum(mean**2)
-
-
-def mean_row(patterns: Patterns) -> jax.Array:
-    """The mean mode m̄ = E_k m_k = C·1/b, shape (n,)."""
-    columns = band.tiles(jnp.asarray(patterns.columns))
-    return band.product(columns, jnp.full((1, patterns.iterations), 1 / patterns.bins))[0]
 
 
 class Overlaps:
@@ -318,3 +357,49 @@ def log_mean(exponents: jax.Array, corner: jax.Array, bins: int) -> jax.Array:
     total = jnp.sum(logs, axis=0) + jnp.sum(peak, axis=1)
     result: jax.Array = total - parts.shape[1] * jnp.log(bins)
     return result
+
+
+@float64
+def shared(patterns: Patterns) -> SharedGaussianComponent | None:
+    """What all patterns have in common; None where it is too little, or not to be found.
+
+    All m_k have the same product with a unit vector û just where it has the same product a_g with
+    all modes of a throw, since one bin can be changed alone. Its largest square is the squared
+    distance of the origin from the affine hull of the patterns. With J the indicators of the epochs
+    û = C⁻ᵀJa/|C⁻ᵀJa| has one product with all columns of an epoch, for any a; |C⁻ᵀJa|² = aᵀDa with
+    D = Jᵀ(CᵀC)⁻¹J, and (1ᵀa)²/aᵀDa is largest at Da ∝ 1. (Where bins are kept for several epochs û
+    may be another still, and what is found is less than the largest; it is no less true.)
+    """
+    largest = float(largest_square(patterns))
+    return shared_component(patterns, _toward(patterns), patterns.throws, largest)
+
+
+def _toward(patterns: Patterns) -> np.ndarray:
+    """û up to its length: C⁻ᵀJa for the best a of an epoch, by conjugate gradients on D."""
+    columns = np.asarray(patterns.columns, np.float64)
+    bands, n = columns.shape
+    epochs = n // patterns.bins
+    if not np.all(columns[0] > 0):  # no inverse
+        return np.zeros(n)
+    lower = columns / np.max(columns)
+    upper = np.zeros_like(lower)  # Cᵀ, as SciPy stores it
+    for d in range(bands):
+        upper[bands - 1 - d, d:] = lower[d, : n - d]
+
+    def solved(reach: tuple[int, int], band: np.ndarray, right: np.ndarray) -> np.ndarray:
+        # what is no number leaves no û, and is seen by whoever asked
+        return np.asarray(scipy.linalg.solve_banded(reach, band, right, check_finite=False))
+
+    def from_epochs(a: np.ndarray) -> np.ndarray:
+        """C⁻ᵀJa"""
+        return solved((0, bands - 1), upper, np.repeat(a, patterns.bins))
+
+    def times(a: np.ndarray) -> np.ndarray:
+        """Da"""
+        back = solved((bands - 1, 0), lower, from_epochs(np.ravel(a)))
+        return np.asarray(back.reshape(epochs, patterns.bins).sum(axis=1))
+
+    d = scipy.sparse.linalg.LinearOperator((epochs, epochs), matvec=times, dtype=np.float64)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        best, _ = scipy.sparse.linalg.cg(d, np.ones(epochs), rtol=1e-10, maxiter=_SOLVES)
+        return from_epochs(best)

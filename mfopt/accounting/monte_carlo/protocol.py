@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import abc
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -24,17 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from mfopt import _check
-from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import chunked
-from mfopt.accounting.monte_carlo.evidence import (
-    Pilot,
-    Point,
-    Sums,
-    Tilt,
-    Trial,
-    UpperBound,
-    upper_bound,
-)
+from mfopt.accounting.monte_carlo.evidence import Pilot, Point, Tilt, Trial, UpperBound
 from mfopt.strategies import Strategy
 
 SampledDirection = Literal["remove", "add"]
@@ -186,99 +175,6 @@ class SampledLoss(abc.ABC):
     @abc.abstractmethod
     def free_bounds(self) -> Sequence[FreeBound]:
         """Closed forms that hold anyway; at least the mechanism without amplification."""
-
-
-@float64
-def best_pilot(
-    loss: SampledLoss,
-    tilts: Sequence[Tilt],
-    point: Point,
-    trial: Trial,
-    *,
-    samples: int,
-    log_mean: float | None = None,
-) -> Pilot:
-    """The pilot whose tilt should bound best: what :meth:`SampledLoss.choose` asks for in "remove".
-
-    Of each kind of tilt, from the order of least ceiling upwards (below it the second moment grows
-    too) as long as the bound falls.
-
-    Args:
-      loss: whose tilts they are.
-      tilts: the one of least ceiling of each kind.
-      point, trial, log_mean: as for ``choose``.
-      samples: of one pilot.
-    """
-    best: tuple[float, Pilot] | None = None
-    count = 0
-    # no bound is below this part of a ceiling: no value at all would give as much
-    share = math.log(-math.log(trial.beta) / trial.samples)
-    for first in tilts:
-        here: Tilt | None = first
-        least, misses = math.inf, 0
-        while here is not None and misses < 2:  # one miss may be the pilot's noise
-            if best is not None and here.log_ceiling + share >= best[1].log_mean + best[0]:
-                break
-            taken = loss.pilot(here, point, samples, chunked.subkey(trial.key, count))
-            count += 1
-            seen = taken.log_mean > -math.inf and (log_mean is None or taken.agrees(log_mean))
-            expected = taken.expected(trial.samples, trial.beta)[1] if seen else math.inf
-            if best is None or expected < best[0]:
-                best = expected, taken
-            misses = 0 if expected < least else misses + 1
-            least = min(least, expected)
-            order = here.next_order
-            here = None if order is None else loss.at(here._replace(order=order), point)
-    assert best is not None
-    return best[1]
-
-
-class TiltedLoss(SampledLoss):
-    """A sampled loss that is all said by its proposals at a point and the sums over their values.
-
-    Attributes:
-      glance: samples of a pilot that chooses a proposal.
-    """
-
-    glance: ClassVar[int] = 8192
-
-    @abc.abstractmethod
-    def tilts(self, direction: SampledDirection, point: Point) -> Sequence[Tilt]:
-        """The proposal of least ceiling of each kind that may be best; the least of all first."""
-
-    @abc.abstractmethod
-    def total(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> tuple[Sums, int]:
-        """:class:`~.evidence.Sums` over at least so many iid values f/B, and how many they were.
-
-        Args:
-          tilt: the proposal, with its ceiling at ``point``.
-          point: where.
-          samples: at least so many.
-          key: randomness.
-        """
-
-    @float64
-    def choose(
-        self,
-        direction: SampledDirection,
-        point: Point,
-        trial: Trial,
-        log_mean: float | None = None,
-    ) -> Pilot:
-        tilts = self.tilts(direction, point)
-        if direction == "add":
-            return self.pilot(tilts[0], point, self.glance, trial.key)
-        return best_pilot(self, tilts, point, trial, samples=self.glance, log_mean=log_mean)
-
-    def least(self, direction: SampledDirection, point: Point) -> Tilt:
-        return self.tilts(direction, point)[0]
-
-    def pilot(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> Pilot:
-        return Pilot(tilt, *self.total(tilt, point, samples, key))
-
-    def bound(self, tilt: Tilt, point: Point, bet: int, trial: Trial) -> UpperBound:
-        sums, used = self.total(tilt, point, trial.samples, trial.key)
-        return upper_bound(tilt, sums, used, bet=bet, beta=trial.beta)
 
 
 class SampledLaw(abc.ABC):

@@ -1,7 +1,7 @@
 """One unit of a sampled privacy loss, alone or composed with something else: estimates and bounds.
 
 What it is composed with enters as δ₂, one for each direction: H = E δ₂(ε ∓ Y) (see
-:mod:`mfopt.accounting.monte_carlo.tilted`).
+:mod:`mfopt.accounting.monte_carlo.importance`).
 """
 
 from __future__ import annotations

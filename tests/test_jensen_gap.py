@@ -3,15 +3,17 @@
 import math
 
 import numpy as np
+import pairs
+import plain_monte_carlo as plain
 import pytest
 import scipy
 from scipy.special import ndtr, ndtri
 
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import chunked, common_part, gap, nested, plain, tilted
+from mfopt.accounting.monte_carlo import chunked, importance, jensen_gap, losses
 from mfopt.accounting.monte_carlo.balls_in_bins import BallsInBinsLoss
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
-from mfopt.accounting.monte_carlo.evidence import Point, Trial
+from mfopt.accounting.monte_carlo.evidence import Point, Tilt, Trial
 
 K = 4.5
 
@@ -33,7 +35,7 @@ def test_what_is_clipped_is_the_integral(height, ratio):
         return ratio * np.exp(ratio * y) * ndtr(height - y)
 
     expected = scipy.integrate.quad(inside, 0, 60)[0]
-    assert math.exp(gap._log_beyond(height, ratio)) == pytest.approx(expected, rel=1e-8)
+    assert math.exp(jensen_gap._log_beyond(height, ratio)) == pytest.approx(expected, rel=1e-8)
 
 
 def tail_is_below_the_line(share, low, high):
@@ -54,19 +56,19 @@ def test_the_line_is_above_the_tail_of_a_gap_and_not_of_any_function():
 
 
 def test_counts_have_the_confidence_of_clopper_and_pearson():
-    first, second = gap._line(30, 500, 1000, 1e-3)
+    first, second = jensen_gap._line(30, 500, 1000, 1e-3)
     assert scipy.stats.binom.cdf(30, 1000, ndtr(first)) == pytest.approx(1e-3, rel=1e-6)
     assert scipy.stats.binom.sf(499, 1000, ndtr(second)) == pytest.approx(1e-3, rel=1e-6)
-    assert gap._line(1000, 0, 1000, 1e-3) == (math.inf, -math.inf)
+    assert jensen_gap._line(1000, 0, 1000, 1e-3) == (math.inf, -math.inf)
 
 
 def test_no_line_no_bound():
-    known = gap.Gap(0.4, 0.5, 0.3)
-    assert math.isfinite(gap.beyond(known, 2.0, 3.0, (300, 4000), 8192, 1e-8))
+    known = jensen_gap.Gap(0.4, 0.5, 0.3)
+    assert math.isfinite(jensen_gap.beyond(known, 2.0, 3.0, (300, 4000), 8192, 1e-8))
     for counts in ((8192, 8192), (300, 0), (4000, 4000)):
-        assert gap.beyond(known, 2.0, 3.0, counts, 8192, 1e-8) == math.inf
-    rising = gap.Gap(0.4, 0.5, 0.45)  # it would clip where the line is not proven
-    assert gap.beyond(rising, 2.0, 3.0, (300, 4000), 8192, 1e-8) == math.inf
+        assert jensen_gap.beyond(known, 2.0, 3.0, counts, 8192, 1e-8) == math.inf
+    rising = jensen_gap.Gap(0.4, 0.5, 0.45)  # it would clip where the line is not proven
+    assert jensen_gap.beyond(rising, 2.0, 3.0, (300, 4000), 8192, 1e-8) == math.inf
 
 
 @pytest.fixture(scope="module")
@@ -79,17 +81,17 @@ def truth():
 def test_what_is_left_and_what_is_clipped_are_all(truth):
     """E min(f, B') below the truth by at most what is bounded; and it is below it."""
     pair, point = spiky(), Point(1.0, 0.3)
-    found = tilted.clipped_tilt(pair, point, chunked.seed_key(0))
+    found = pairs.clipped_tilt(pair, point, chunked.seed_key(0))
     assert found is not None
-    assert found.log_ceiling < tilted.mean_tilt(pair, point).log_ceiling - 0.4
+    assert found.log_ceiling < pairs.mean_tilt(pair, point).log_ceiling - 0.4
 
     def seen(cut):
-        made = tilted.tilt("clipped", found.order, pair, point, found.detail._replace(cut=cut))
-        sums, samples = tilted.total(pair, made, point, 2**14, chunked.seed_key(1))
+        made = pairs.tilt("clipped", found.order, pair, point, found.detail._replace(cut=cut))
+        sums, samples = pairs.total(pair, made, point, 2**14, chunked.seed_key(1))
         mean = float(sums.total) / samples
         error = math.sqrt((float(sums.square) / samples - mean**2) / samples)
         ceiling = math.exp(made.log_ceiling)
-        rest = tilted.beyond(pair, made, point, 1e-8, chunked.seed_key(2))
+        rest = pairs.beyond(pair, made, point, 1e-8, chunked.seed_key(2))
         return mean * ceiling, math.hypot(error * ceiling, truth.standard_error), rest * ceiling
 
     mean, error, rest = seen(found.detail.cut)
@@ -102,11 +104,12 @@ def test_what_is_left_and_what_is_clipped_are_all(truth):
 
 @pytest.mark.ci
 @float64
-def test_a_bound_with_many_bins_is_clipped_and_holds(monkeypatch, truth):
+def test_a_loose_bound_is_clipped_and_holds(monkeypatch, truth):
     pair, point, trial = spiky(), Point(1.0, 0.3), Trial(2**13, 1e-6, chunked.seed_key(4))
     loss = BallsInBinsLoss(pair)
+    monkeypatch.setattr(losses, "_LOOSE", 10.0)
     assert loss.choose("add", point, trial).tilt.kind == "mean"
-    monkeypatch.setattr(nested, "LEAST", 160)
+    monkeypatch.setattr(losses, "_LOOSE", 0.0)
     pilot = loss.choose("add", point, trial)
     assert pilot.tilt.kind == "clipped"
     bet, _ = pilot.expected(trial.samples, trial.beta)
@@ -119,4 +122,16 @@ def test_a_bound_with_many_bins_is_clipped_and_holds(monkeypatch, truth):
     # a line that counts do not bear out leaves no bound
     steep = pilot.tilt._replace(detail=pilot.tilt.detail._replace(low=0.9, high=0.91))
     assert math.isnan(loss.bound(steep, point, bet, trial).value)
-    assert common_part.split(pair) is None or loss._split is not None
+
+
+def test_a_clipped_bound_takes_half_of_beta_for_each_part(monkeypatch):
+    taken = []
+    monkeypatch.setattr(importance, "beyond", lambda *at: taken.append(at[3]) or 0.0)
+    bound = losses.upper_bound
+    monkeypatch.setattr(
+        losses, "upper_bound", lambda *at, **how: taken.append(how["beta"]) or bound(*at, **how)
+    )
+    loss, point = BallsInBinsLoss(spiky(20)), Point(1.0, 0.3)
+    clip = loss.at(Tilt("clipped", 1.5, 0.0, jensen_gap.Gap(0.4, 0.5, 0.1)), point)
+    loss.bound(clip, point, 3, Trial(256, 1e-6, chunked.seed_key(4)))
+    assert len(taken) == 2 and sum(taken) == pytest.approx(1e-6)

@@ -6,7 +6,7 @@ Choquette-Choo et al. 2024, Algorithm 2, here in the bins-dimensional form of
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,9 @@ import numpy as np
 
 from mfopt import _check
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import chunked, overlaps
-from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair, privacy_loss
-from mfopt.accounting.monte_carlo.nested import Factor, Less, Nested, coloured
-from mfopt.accounting.monte_carlo.overlaps import Gram
+from mfopt.accounting.monte_carlo import chunked
+from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
+from mfopt.accounting.monte_carlo.kept_bins import KeptBins
 
 
 class Estimate(NamedTuple):
@@ -48,21 +47,14 @@ def delta(
       samples: iid samples, rounded up to whole chunks.
       seed: a pinned seed, or None for the operating system's entropy.
     """
-    scaled = scale(pair, noise_multiplier)
+    sigma = _check.positive("noise_multiplier", noise_multiplier)
+    scaled = KeptBins(*pair).scaled(sigma)
     if direction not in _KERNELS:
         raise _check.reject("direction", direction, "must be 'remove' or 'add'")
     kernel = _KERNELS[direction]
     key = chunked.seed_key(seed)
-    sums, used = chunked.total(kernel, key, samples, pair.bins, *scaled, epsilon)
+    sums, used = chunked.total(kernel, key, samples, pair.bins, scaled, epsilon)
     return from_sums(sums[0], sums[1], used)
-
-
-def scale(pair: DominatingPair, noise_multiplier: float) -> tuple[Gram, Factor]:
-    """(S, L/σ): Gram matrix and factor in noise units."""
-    sigma = _check.positive("noise_multiplier", noise_multiplier)
-    many = isinstance(pair.factor, Nested | Less)
-    factor = pair.factor if many else np.asarray(pair.factor)
-    return overlaps.scaled(pair.gram, sigma**2, many), factor / sigma
 
 
 def from_sums(first: float, second: float, samples: int) -> Estimate:
@@ -72,22 +64,17 @@ def from_sums(first: float, second: float, samples: int) -> Estimate:
     return Estimate(mean, float(np.sqrt(variance / samples)), samples)
 
 
-def _remove(
-    key: jax.Array, size: int, gram: Gram, factor: Any, epsilon: float
-) -> tuple[jax.Array, ...]:
+def _remove(key: jax.Array, size: int, known: KeptBins, epsilon: float) -> tuple[jax.Array, ...]:
     mode_key, noise_key = jax.random.split(key)
-    mode = jax.random.randint(mode_key, (size,), 0, gram.shape[0])
-    noise = coloured(jax.random.normal(noise_key, (size, gram.shape[0])), factor)
-    loss = privacy_loss(overlaps.rows(gram, mode) + noise - overlaps.diagonal(gram) / 2)
+    mode = jax.random.randint(mode_key, (size,), 0, known.bins)
+    noise = known.noise(jax.random.normal(noise_key, (size, known.bins)))
+    loss = known.log_ratio(known.rows(mode) + noise)
     value = jnp.maximum(-jnp.expm1(epsilon - loss), 0)
     return jnp.sum(value), jnp.sum(value**2)
 
 
-def _add(
-    key: jax.Array, size: int, gram: Gram, factor: Any, epsilon: float
-) -> tuple[jax.Array, ...]:
-    noise = coloured(jax.random.normal(key, (size, gram.shape[0])), factor)
-    loss = privacy_loss(noise - overlaps.diagonal(gram) / 2)
+def _add(key: jax.Array, size: int, known: KeptBins, epsilon: float) -> tuple[jax.Array, ...]:
+    loss = known.log_ratio(known.noise(jax.random.normal(key, (size, known.bins))))
     value = jnp.maximum(-jnp.expm1(epsilon + loss), 0)
     return jnp.sum(value), jnp.sum(value**2)
 

@@ -1,14 +1,14 @@
-"""Jensen's gap in the direction of adding: with many bins it is never near 0; values are clipped.
+"""Jensen's gap in the direction of adding: with many patterns it is never near 0, and clipped.
 
-The "mean" proposal of :mod:`.tilted` draws X from R = N(−t m̄, σ²I); its values are
-f = e^(t·mean_i a_i + t²ρ/2) δ₂(ε + Y). With u_i = a_i − S_ii/2, ḡ = mean_i S_ii and the *gap*
-F = Y − mean_i u_i, which is >= 0 by Jensen's inequality,
+The "mean" proposal of :mod:`.importance` draws X from R = N(−t m̄, I), in noise units; its values
+are f = e^(t <m̄, X> + t²ρ/2) δ₂(ε + Y). With ḡ = E_k |m_k|² and the *gap* F = Y − <m̄, X> + ḡ/2,
+which is >= 0 by Jensen's inequality,
 
     (1) f = e^(t²ρ/2 + t(ḡ/2 − ε)) · e^(t(ε + Y)) δ₂(ε + Y) · e^(−tF) <= B e^(−tF),
 
 B being the ceiling that is proven there. It is met at F = 0 alone. Where many modes hardly overlap
-the gap is about ḡ/2 whatever X is, the mean of many e^(u_i), and a ceiling for an F that never
-occurs asks for hundreds of thousands of samples.
+the gap is about ḡ/2 whatever X is, since Y is the log of a mean of many terms, and a ceiling for an
+F that never occurs asks for hundreds of thousands of samples.
 
     (2) F is convex in X: the logarithm of a sum of exponentials of affine functions, less an affine
         one. So (1−θ){F <= s} + θ{F <= s'} lies in {F <= (1−θ)s + θs'}, these sets are convex, and
@@ -30,7 +30,8 @@ with h_0 = h_1 − k(s_1 − g) and r = t/k
 
 s_1, s_2 and g come from a glance at some samples of F, chosen so that (4) should be 10⁻⁶ B';
 whatever they are, (5) holds. The test has β for all: half of it for the clipped mean, a quarter for
-each count. At ε = 2, δ = 1e-5 the ceiling falls to 1/22 at 4 × 512 and to 1/300 at 8 × 4,096.
+each count. At ε = 2, δ = 1e-5 the ceiling falls to 1/22 at 4 × 512 and to 1/300 at 8 × 4,096 where
+bins are kept, and to 1/190 at 16 × 128 with 16 bands where they are reassigned in each epoch.
 """
 
 from __future__ import annotations

@@ -22,8 +22,7 @@ import math
 
 import numpy as np
 import scipy
-
-from mfopt.accounting.monte_carlo.plain import Estimate
+from plain_monte_carlo import Estimate
 
 _CELL = 0.02  # of the proposal's histogram, in noise units
 _MOST_COUNT = 40  # counts of one bin that the proposal takes into account

@@ -1,0 +1,455 @@
+"""Importance sampling with a proven ceiling: the certificate's estimators, for any scheme.
+
+Notation of :mod:`.likelihood`, in noise units. δ₂ is a payoff (of the mechanism alone the
+hockey-stick payoff δ₂(t) = (1 − e^t)₊), and sampled is H(P, Q) = E_P δ₂(ε − Y) ("remove") and
+H(Q, P) = E_Q δ₂(ε + Y) ("add"), by one of these proposals.
+
+"chain", remove. Take an integer order s >= 1. Draw a pattern k⁰ from the patterns' law and then
+k¹, …, k^s one after another, k^l with density e^<m_k, V_l>/N_l over that law, where V_l is the sum
+of the modes before it and N_l = E_k e^<m_k, V_l>. With V = V_{s+1} and X ~ N(V, I) the value
+
+    f = (Π_{l=1..s} N_l) · e^(−sY) · δ₂(ε − Y)                                                 (1)
+
+has mean H(P, Q). Proof. Extend P by s patterns drawn independently from the posterior of the
+pattern given X, whose density over the law is e^(<m_k, X> − |m_k|²/2) e^(−Y). Over the law of the
+patterns and Q, the extended density of (k⁰, …, k^s, X) is
+
+    e^(Σ_l (<m_{k^l}, X> − |m_{k^l}|²/2)) · e^(−sY),                                            (2)
+
+and the marginal of X is that of P, so H(P, Q) is the mean of δ₂(ε − Y) under (2). The proposal has
+the density Π_{l>=1} (e^<m_{k^l}, V_l>/N_l) · e^(<V, X> − |V|²/2). Since |V|² = Σ_l |m_{k^l}|² +
+2 Σ_l <m_{k^l}, V_l>, (2) over it is e^(−sY) Π_l N_l.                                          ∎
+
+Ceiling. By Hölder's inequality over the l patterns in V_l,
+
+    N_l <= Π_{l'<l} (E_k e^(l <m_k, m_{k^l'}>))^(1/l) <= max_k' E_k e^(l <m_k, m_k'>) =: R_l,   (3)
+    e^(−sy) δ₂(ε − y) <= e^(−sε) sup_t e^(st) δ₂(t)         (with t = ε − y),                   (4)
+
+so 0 <= f <= B = e^(−sε) sup_t e^(st) δ₂(t) Π_{l<=s} R_l. A scheme bounds Π R_l
+(:class:`.likelihood.Ceilings`), and may know another way to draw with a lower ceiling of Π N_l, as
+"clusters" (:mod:`.clusters`, with its proof).
+
+"shift", remove. For any real s >= 0, k from the law and X ~ N((1+s) m_k, I). The proposal's density
+over Q is R = E_k e^((1+s) <m_k, X> − (1+s)² |m_k|²/2), and by the mean of powers
+
+    R >= e^(−s(1+s) g/2) E_k (e^(<m_k, X> − |m_k|²/2))^(1+s) >= e^(−s(1+s) g/2) e^((1+s) Y),    (5)
+
+g = max_k |m_k|², so f = (e^Y/R) δ₂(ε − Y) <= e^(s(1+s) g/2 − sε) sup_t e^(st) δ₂(t). It serves
+where little is amplified and a whole order is too coarse; s = 0 is plain sampling from P.
+
+"mean", add. By Jensen Y >= <m̄, X> − ḡ/2 with the mean mode m̄ = E_k m_k and ḡ = E_k |m_k|²; so with
+X ~ N(−t m̄, I), t >= 0, and ρ = |m̄|² the value f = e^(t <m̄, X> + t²ρ/2) δ₂(ε + Y) has mean H(Q, P)
+and
+
+    f <= e^(t (Y + ḡ/2) + t²ρ/2) δ₂(ε + Y) <= e^(−t (ε − ḡ/2) + t²ρ/2) sup_u e^(tu) δ₂(u).       (6)
+
+"clipped", add. The same with values clipped far below that ceiling, and what is above them bounded
+on samples of its own (:mod:`.jensen_gap`, with the proof).
+
+**Points.** One sample is the mean of f over J points of X: along the vector that the proposal is
+shifted by, the standard normal is a systematic sample Φ⁻¹((j + U)/J), with one U; across it there
+is one draw. Each point has the normal law, so the mean is unbiased and lies in [0, B] as each value
+does; samples are iid. Y moves mostly along that direction, so most of the variance goes: it falls
+by a factor 3 to 5 where modes hardly overlap, and by 200 for the square root at 16 × 128, ε = 2,
+δ = 1e-4. Where a shared component is paid exactly, little of that is left to gain: two points are
+worth most.
+
+The upper confidence bound is that of :mod:`.betting` on f/B in [0, 1].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mfopt._float64 import float64
+from mfopt.accounting import solve
+from mfopt.accounting.monte_carlo import chunked, jensen_gap
+from mfopt.accounting.monte_carlo.dominating_pair import add_tilt, log_hinge
+from mfopt.accounting.monte_carlo.evidence import Hinge, Point, Sums, Tilt, sums
+from mfopt.accounting.monte_carlo.hockey import Hockey
+from mfopt.accounting.monte_carlo.jensen_gap import Gap
+from mfopt.accounting.monte_carlo.likelihood import Ceilings, Drawn, Likelihood
+
+POINTS = 8
+_SMOOTH_POINTS = 2
+_RISING = 3  # orders of higher ceilings after which none is lower
+_WIDTH = 1e-3  # of the bracket of log order: a ceiling is flat about its least
+_SHIFT_WORTH = 3.0  # log: a proposal is tried where its ceiling is at most so far above another's
+
+
+# --- proposals -----------------------------------------------------------------------------------
+
+
+@float64
+def tilt(
+    kind: str, order: float, ceilings: Ceilings, point: Point, clip: Gap | None = None
+) -> Tilt:
+    """The proposal of this kind and order, with its ceiling at a point.
+
+    Args:
+      kind: "shift", "mean", "clipped" or a chain that the ceilings know.
+      order: s, whole for a chain, or t.
+      ceilings: at the point's σ.
+      point: σ, ε and payoff.
+      clip: where the values of "clipped" are.
+    """
+    if kind in ceilings.chains:
+        order = int(order)
+        log_largest, by = ceilings.chain(kind, order)
+        return Tilt(kind, order, log_largest + _log_peak(order, point), by)
+    if kind == "shift":
+        log_largest = order * (1 + order) * ceilings.largest_square / 2
+        return Tilt(kind, order, log_largest + _log_peak(order, point))
+    log_largest = order * ceilings.mean_square / 2 + order**2 * ceilings.square_of_mean / 2
+    if clip is not None:
+        log_largest -= order * ceilings.mean_square * clip.cut
+    return Tilt(kind, order, log_largest + _log_peak(order, point), clip)
+
+
+def _log_peak(order: float, point: Point) -> float:
+    return point.payoff.log_peak(order) - order * point.epsilon
+
+
+@float64
+def remove_tilts(ceilings: Ceilings, point: Point) -> list[Tilt]:
+    """The proposal of least ceiling of each kind that may be best; the least of all first."""
+    chain: Tilt | None = None
+    for kind, known in ceilings.chains.items():
+        found = _least_chain(kind, known.most, ceilings, point)
+        chain = found if chain is None or found.log_ceiling < chain.log_ceiling else chain
+        if found.order < known.most:
+            break
+    assert chain is not None
+
+    def log_ceiling(log_order: float) -> float:
+        return tilt("shift", math.exp(log_order), ceilings, point).log_ceiling
+
+    # without log_peak the least is at (1+2s)g/2 = ε: the search is around it
+    near = math.log(max(point.epsilon / ceilings.largest_square, 1e-3))
+    least = solve.lowest(log_ceiling, min(near, -7.0) - 5, near + 5, width=_WIDTH)
+    shift = min(
+        (tilt("shift", order, ceilings, point) for order in (math.exp(least), 0.0)),
+        key=lambda one: one.log_ceiling,
+    )
+    found = sorted((chain, shift), key=lambda one: one.log_ceiling)
+    return [one for one in found if one.log_ceiling <= found[0].log_ceiling + _SHIFT_WORTH]
+
+
+def _least_chain(kind: str, most: int, ceilings: Ceilings, point: Point) -> Tilt:
+    best = tilt(kind, 1, ceilings, point)
+    for order in range(2, most + 1):
+        here = tilt(kind, order, ceilings, point)
+        best = here if here.log_ceiling < best.log_ceiling else best
+        if order >= best.order + _RISING:
+            break  # the ceiling is convex enough
+    return best
+
+
+@float64
+def mean_tilt(ceilings: Ceilings, point: Point, cut: float = 0.0) -> Tilt:
+    """The add direction's proposal of (about) the least ceiling.
+
+    Args:
+      ceilings: at the point's σ.
+      point: σ, ε and payoff.
+      cut: part of ḡ by which the values' exponents over t are less: where they will be clipped.
+    """
+    less = Ceilings(
+        {},
+        ceilings.largest_square,
+        ceilings.mean_square * (1 - 2 * cut),
+        ceilings.square_of_mean,
+    )
+    if isinstance(point.payoff, Hinge):
+        best = float(add_tilt(less.square_of_mean, less.mean_square, point.epsilon, np))
+    else:
+        # convex in the order, as log_peak is: a supremum of what is linear in it
+        best = math.exp(
+            solve.lowest(
+                lambda log_order: tilt("mean", math.exp(log_order), less, point).log_ceiling,
+                math.log(1e-2),
+                math.log(1e3),
+                width=1e-2,
+            )
+        )
+    return min((tilt("mean", t, less, point) for t in (0.0, best)), key=lambda one: one.log_ceiling)
+
+
+@float64
+def clipped_tilt(
+    likelihood: Likelihood, ceilings: Ceilings, point: Point, key: jax.Array
+) -> Tilt | None:
+    """The add direction's proposal with values clipped; None where that gains nothing.
+
+    Args:
+      likelihood: at the point's σ.
+      ceilings: likewise.
+      point: σ, ε and payoff.
+      key: randomness of the pilot samples of Jensen's gap.
+    """
+    order = mean_tilt(ceilings, point).order
+    if not order > 0:
+        return None
+    square = ceilings.mean_square
+
+    def pilot(edges: tuple[float, float], path: int) -> tuple[GapSums, int]:
+        own = chunked.subkey(key, path)
+        return _gaps(likelihood, square, order, np.array(edges), jensen_gap.GLANCE, own)
+
+    found, samples = pilot((0.0, 0.0), 0)
+    mean = float(found.total) / samples
+    deviation = math.sqrt(max(float(found.square) / samples - mean**2, 0.0))
+    edges = jensen_gap.edges(mean, deviation)
+    found, samples = pilot(edges, 1)
+    shares = float(found.below) / samples, float(found.half) / samples
+    clip = jensen_gap.chosen(edges, shares, square, order)
+    if clip is not None:  # with a lower ceiling goes another order, and with that another cut
+        order = mean_tilt(ceilings, point, clip.cut).order
+        clip = jensen_gap.chosen(edges, shares, square, order)
+    return None if clip is None else tilt("clipped", order, ceilings, point, clip)
+
+
+@float64
+def beyond(
+    likelihood: Likelihood, ceilings: Ceilings, tilt: Tilt, beta: float, key: jax.Array
+) -> float:
+    """The mean of what was clipped, over the ceiling, except with probability ``beta``.
+
+    Args:
+      likelihood: at the σ of the bound.
+      ceilings: likewise.
+      tilt: "clipped".
+      beta: failure probability.
+      key: randomness; what the tilt was chosen by may not depend on it.
+    """
+    square = ceilings.mean_square
+    edges = square * np.array([tilt.detail.low, tilt.detail.high])
+    found, samples = _gaps(likelihood, square, tilt.order, edges, jensen_gap.SAMPLES, key)
+    counts = int(found.below), int(found.half)
+    return jensen_gap.beyond(tilt.detail, square, tilt.order, counts, samples, beta)
+
+
+# --- kernels -------------------------------------------------------------------------------------
+
+
+class Asked(NamedTuple):
+    """A :class:`~.evidence.Point` and a :class:`~.evidence.Tilt` inside a kernel."""
+
+    epsilon: Any
+    order: Any
+    log_ceiling: Any
+    payoff: Any
+
+
+@float64
+def total(
+    likelihood: Likelihood, tilt: Tilt, point: Point, samples: int, key: jax.Array
+) -> tuple[Sums, int]:
+    """:class:`Sums` over at least so many samples, and how many they were.
+
+    Args:
+      likelihood: at the point's σ.
+      tilt: the proposal, with its ceiling at this point.
+      point: σ, ε and payoff.
+      samples: iid samples; a part chunk is made whole.
+      key: randomness.
+    """
+    asked = Asked(float(point.epsilon), float(tilt.order), tilt.log_ceiling, point.payoff)
+    kernel, more = KERNELS.get(tilt.kind, _chain), ()
+    if kernel is _chain:
+        more = (tilt.detail,)
+    found: tuple[Sums, int] = chunked.total(
+        kernel, key, samples, likelihood.work, likelihood, asked, *more
+    )
+    return found
+
+
+def _chain(key: jax.Array, size: int, likelihood: Likelihood, asked: Asked, by: Any) -> Sums:
+    *draw_keys, noise_key, point_key = jax.random.split(key, 4)
+    noise = likelihood.noise(jax.random.normal(noise_key, (size, likelihood.dimension)))
+    drawn = likelihood.draw(jnp.stack(draw_keys), noise, asked.order, by)
+
+    def log_value(exponents: jax.Array) -> jax.Array:
+        loss = likelihood.log_ratio(exponents)
+        value = drawn.log_normalizers - asked.order * loss
+        return value + asked.payoff.log_value(asked.epsilon - loss)
+
+    return _on_points(point_key, log_value, drawn.products, noise, drawn, asked)
+
+
+def _shift(key: jax.Array, size: int, likelihood: Likelihood, asked: Asked) -> Sums:
+    *draw_keys, noise_key, point_key = jax.random.split(key, 4)
+    noise = likelihood.noise(jax.random.normal(noise_key, (size, likelihood.dimension)))
+    drawn = likelihood.draw(jnp.stack(draw_keys), noise, jnp.zeros(()), None)
+    far = 1 + asked.order
+
+    def log_value(exponents: jax.Array) -> jax.Array:
+        loss, proposal = likelihood.log_ratio(exponents), likelihood.log_ratio(exponents, far)
+        return loss - proposal + asked.payoff.log_value(asked.epsilon - loss)
+
+    return _on_points(point_key, log_value, far * drawn.products, noise, drawn, asked)
+
+
+def _mean(
+    key: jax.Array, size: int, likelihood: Likelihood, asked: Asked, clipped: bool = False
+) -> Sums:
+    noise_key, point_key = jax.random.split(key)
+    noise = likelihood.noise(jax.random.normal(noise_key, (size, likelihood.dimension)))
+    products, square = likelihood.mean()
+    drawn = Drawn(
+        jnp.broadcast_to(products, noise.shape),
+        likelihood.average(noise),
+        jnp.full(size, square),
+        jnp.zeros(size),
+    )
+    order = asked.order
+
+    def log_value(exponents: jax.Array) -> jax.Array:
+        log_weight = order * likelihood.average(exponents) + order**2 * square / 2
+        paid = asked.payoff.log_value(asked.epsilon + likelihood.log_ratio(exponents))
+        return log_weight + paid
+
+    return _on_points(
+        point_key, log_value, -order * drawn.products, noise, drawn, asked, clipped=clipped
+    )
+
+
+def _clipped(key: jax.Array, size: int, likelihood: Likelihood, asked: Asked) -> Sums:
+    return _mean(key, size, likelihood, asked, clipped=True)
+
+
+def _on_points(
+    key: jax.Array,
+    log_value: Callable[[jax.Array], jax.Array],
+    centre: jax.Array,
+    noise: jax.Array,
+    drawn: Drawn,
+    asked: Asked,
+    clipped: bool = False,
+) -> Sums:
+    """f/B at systematic points along V of each sample, at exponents = centre + noise.
+
+    The noise's component along V is taken out and put back at each point.
+    """
+    points = _SMOOTH_POINTS if isinstance(asked.payoff, Hockey) else POINTS
+    length = jnp.sqrt(drawn.square)
+    direction = drawn.products / length[:, None]
+    across = centre + noise - (drawn.along / length)[:, None] * direction
+    uniform = jax.random.uniform(key, drawn.along.shape)
+
+    def add(j: jax.Array, total: jax.Array) -> jax.Array:
+        share = jnp.clip((j + uniform) / points, 2.0**-53, 1 - 2.0**-53)
+        z = jax.scipy.special.ndtri(share)
+        log_scaled = log_value(across + z[:, None] * direction) - asked.log_ceiling
+        if clipped:
+            log_scaled = jnp.where(log_scaled > 0, 0.0, log_scaled)  # NaN stays NaN
+        return total + jnp.exp(log_scaled)
+
+    return sums(jax.lax.fori_loop(0, points, add, jnp.zeros(drawn.along.shape)) / points)
+
+
+KERNELS: dict[str, Callable[..., Any]] = {"shift": _shift, "mean": _mean, "clipped": _clipped}
+
+
+class GapSums(NamedTuple):
+    """Over iid samples of Jensen's gap F: Σ F, Σ F², and how many lie at or below two edges.
+
+    Both counts err on the side of a proof: upwards at the first edge, downwards at the second.
+    """
+
+    total: jax.Array
+    square: jax.Array
+    below: jax.Array
+    half: jax.Array
+
+
+def _gaps(
+    likelihood: Likelihood,
+    mean_square: float,
+    order: float,
+    edges: np.ndarray,
+    samples: int,
+    key: jax.Array,
+) -> tuple[GapSums, int]:
+    found: tuple[GapSums, int] = chunked.total(
+        _gap_kernel, key, samples, likelihood.work, likelihood, mean_square, float(order), edges
+    )
+    return found
+
+
+def _gap_kernel(
+    key: jax.Array,
+    size: int,
+    likelihood: Likelihood,
+    mean_square: jax.Array,
+    order: jax.Array,
+    edges: jax.Array,
+) -> GapSums:
+    """:class:`GapSums` over ``size`` iid samples of N(−t m̄, I)."""
+    noise = likelihood.noise(jax.random.normal(key, (size, likelihood.dimension)))
+    exponents = noise - order * likelihood.mean()[0]
+    mean = likelihood.average(exponents) - mean_square / 2
+    found = likelihood.log_ratio(exponents) - mean
+    below = ~(found > edges[0] + jensen_gap.ROUNDING)  # with what is no number
+    half = found <= edges[1] - jensen_gap.ROUNDING
+    return GapSums(jnp.sum(found), jnp.sum(found**2), jnp.sum(below), jnp.sum(half))
+
+
+def log_delta_add(
+    likelihood: Likelihood, mean_square: Any, noise: jax.Array, epsilon: jax.Array
+) -> jax.Array:
+    """log δ̂ of the add direction from samples of N(−t m̄, I), for ``noise`` and its opposite.
+
+    t is :func:`.dominating_pair.add_tilt`, and any t is unbiased.
+
+    Args:
+      likelihood: in noise units.
+      mean_square: ḡ, likewise.
+      noise: of every entry, shape (pairs, entries).
+      epsilon: ε of the hockey-stick divergence.
+    """
+    toward, square = likelihood.mean()
+    t = add_tilt(square, mean_square, epsilon)
+
+    def of(sign: int) -> jax.Array:
+        exponents = sign * noise - t * toward
+        log_weight = t * likelihood.average(exponents) + t**2 * square / 2
+        return log_weight + log_hinge(-epsilon - likelihood.log_ratio(exponents))
+
+    values = jnp.concatenate([of(1), of(-1)])
+    result: jax.Array = jax.scipy.special.logsumexp(values) - jnp.log(values.shape[0])
+    return result
+
+
+def pick(exponents: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """A column for each row, drawn ∝ e^``exponents`` (size, bins).
+
+    Returns (columns, tops, masses), each (size,): Σ e^exponents of a row is e^top · mass.
+
+    First a block of about √bins columns, then a column in it: running sums over all columns are
+    what would cost most. Its width is a power of two: most numbers of bins are whole blocks then.
+    Exponentials are summed as they are made, and only those of the block are made again: kept, they
+    would take the place of the exponents, and XLA makes those one by one, three times slower.
+    """
+    size, bins = exponents.shape
+    top = jnp.max(exponents, axis=1)
+    uniform = jax.random.uniform(key, (size,))
+    width = 2 ** round(math.log2(bins) / 2)
+    blocks = -(-bins // width)
+    padding = (0, 0), (0, blocks * width - bins)
+    parts = jnp.pad(exponents, padding, constant_values=-jnp.inf).reshape(size, blocks, width)
+    ends = jnp.cumsum(jnp.sum(jnp.exp(parts - top[:, None, None]), axis=2), axis=1)
+    mass = ends[:, -1]
+    left = (uniform * mass)[:, None]
+    block = jnp.minimum(jnp.sum(ends <= left, axis=1), blocks - 1)
+    before = jnp.where(block > 0, ends[jnp.arange(size), block - 1], 0.0)
+    inside = jnp.cumsum(jnp.exp(parts[jnp.arange(size), block] - top[:, None]), axis=1)
+    column = jnp.sum(before[:, None] + inside <= left, axis=1)
+    chosen = jnp.minimum(block * width + jnp.minimum(column, width - 1), bins - 1)
+    return chosen, top, mass

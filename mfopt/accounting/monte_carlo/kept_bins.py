@@ -1,0 +1,259 @@
+"""Bins that are kept: the likelihood ratio by b modes and their Gram matrix, and its ceilings.
+
+A pattern is one bin k, uniform over b, and X ~ N(m_k, σ²I) enters through the b numbers <m_k, X>/σ²
+alone, with covariance S = G/σ² under Q: white noise of b numbers and a factor L of G make them
+(:mod:`.dominating_pair`). Entries are bins.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy
+
+from mfopt import _quick
+from mfopt._float64 import float64
+from mfopt.accounting.monte_carlo import clusters, importance
+from mfopt.accounting.monte_carlo.clusters import Clusters
+from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair, privacy_loss
+from mfopt.accounting.monte_carlo.evidence import MAX_ORDER
+from mfopt.accounting.monte_carlo.likelihood import (
+    Ceilings,
+    Chain,
+    Drawn,
+    SharedGaussianComponent,
+    shared_component,
+)
+from mfopt.accounting.monte_carlo.nested import Factor, Nested, coloured, transposed_times
+from mfopt.strategies.fields import Array
+
+_ORDERS = clusters.MOST  # normalizers that one look at S gives
+_ROWS = 64  # of S, looked at together
+# From so many bins on only overlaps of bins that are at most so far apart are looked at one by one;
+# of all others the largest of each square of so many bins a side.
+_MANY, _NEAR, _SIDE = 2048, 256, 8
+
+
+class KeptBins(NamedTuple):
+    """The likelihood ratio of b modes; S is made as it is asked for, row by row.
+
+    Attributes:
+      gram: G, shape (bins, bins).
+      factor: L with L Lᵀ = G.
+      sigma: σ.
+    """
+
+    gram: Array
+    factor: Factor
+    sigma: Any = 1.0
+
+    @property
+    def bins(self) -> int:
+        """b."""
+        return int(self.gram.shape[0])
+
+    dimension = work = bins
+
+    def scaled(self, noise_multiplier: Any) -> KeptBins:
+        return self._replace(sigma=self.sigma * noise_multiplier)
+
+    def rows(self, chosen: Any) -> jax.Array:
+        """S[chosen]."""
+        return jnp.asarray(self.gram)[chosen] / self.sigma**2
+
+    def diagonal(self, offset: int = 0) -> Any:
+        """The diagonal of S, or that many beside it."""
+        return self.gram.diagonal(offset) / self.sigma**2
+
+    def noise(self, normal: jax.Array) -> jax.Array:
+        result: jax.Array = coloured(normal / self.sigma, self.factor)
+        return result
+
+    def log_ratio(self, exponents: jax.Array, power: Any = 1) -> jax.Array:
+        return privacy_loss(power * exponents - power**2 * self.diagonal() / 2)
+
+    def average(self, exponents: jax.Array) -> jax.Array:
+        return jnp.mean(exponents, axis=-1)
+
+    def mean(self) -> tuple[jax.Array, jax.Array]:
+        products = jnp.mean(jnp.asarray(self.gram), axis=0) / self.sigma**2
+        return products, jnp.mean(products)
+
+    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: Any) -> Drawn:
+        if by is not None:
+            return self._draw_clusters(keys, noise, order, by)
+        rows, size, squares = jnp.arange(len(noise)), (len(noise),), self.diagonal()
+
+        def extend(l: jax.Array, before: Drawn) -> Drawn:
+            products, along, square, log_normalizers = before
+            chosen, top, mass = importance.pick(products, jax.random.fold_in(keys[1], l))
+            return Drawn(
+                products + self.rows(chosen),
+                along + noise[rows, chosen],
+                square + 2 * products[rows, chosen] + squares[chosen],
+                log_normalizers + top + jnp.log(mass / self.bins),
+            )
+
+        first = jax.random.randint(keys[0], size, 0, self.bins)
+        begin = Drawn(self.rows(first), noise[rows, first], squares[first], jnp.zeros(size))
+        result: Drawn = jax.lax.fori_loop(1, order.astype(int) + 1, extend, begin)
+        return result
+
+    def _draw_clusters(
+        self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: Clusters
+    ) -> Drawn:
+        size, place = len(noise), jnp.arange(self.bins)
+        kind = jnp.searchsorted(by.ends, jax.random.uniform(keys[0], (size,)), side="right")
+        sizes = by.sizes[kind]
+
+        # with n the counts of the bins drawn so far: smooth = T n
+        def extend(
+            j: jax.Array, before: tuple[jax.Array, jax.Array, jax.Array]
+        ) -> tuple[jax.Array, jax.Array, jax.Array]:
+            smooth, counts, log_normalizers = before
+            places = sizes[:, j]
+            exponents = places[:, None] * smooth + by.log_weights[places]
+            chosen, top, mass = importance.pick(exponents, jax.random.fold_in(keys[1], j))
+            log_normalizers += jnp.where(places > 0, top + jnp.log(mass), 0)
+            more = jnp.where(place == chosen[:, None], places[:, None], 0.0)
+            smooth += places[:, None] * self.rows(chosen) - more * by.spikes
+            return smooth, counts + more, log_normalizers
+
+        nothing = jnp.zeros((size, self.bins))
+        steps, begin = order.astype(int) + 1, (nothing, nothing, by.log_over[kind])
+        smooth, counts, log_normalizers = jax.lax.fori_loop(0, steps, extend, begin)
+        products = smooth + counts * by.spikes
+        along, square = jnp.sum(counts * noise, axis=1), jnp.sum(counts * products, axis=1)
+        return Drawn(products, along, square, log_normalizers)
+
+
+@float64
+def shared(pair: DominatingPair) -> SharedGaussianComponent | None:
+    """What all modes have in common; None where it is too little to gain anything.
+
+    The largest r² is 1/(1ᵀG⁻¹1), the squared distance of the origin from the affine hull of the
+    modes: with û = Lᵀα/|Lᵀα|, Gα ∝ 1, L û = r·1.
+    """
+    ones, factor = np.ones(pair.bins), pair.factor
+    try:
+        # what an ill-conditioned G does to it is seen by whoever takes it
+        if isinstance(factor, Nested):
+            toward = factor.solve(ones)  # Lᵀ G⁻¹ 1
+        else:
+            solved = scipy.linalg.cho_solve(scipy.linalg.cho_factor(np.asarray(pair.gram)), ones)
+            toward = transposed_times(factor, solved)
+    except scipy.linalg.LinAlgError:
+        return None
+    largest = float(np.max(np.asarray(pair.gram).diagonal()))
+    return shared_component(KeptBins(*pair), toward, 1, largest)
+
+
+# --- ceilings ------------------------------------------------------------------------------------
+
+
+@float64
+def ceilings(bins: KeptBins, common: float = 0.0) -> Ceilings:
+    """The ceilings at one σ.
+
+    Args:
+      bins: in noise units.
+      common: c of a shared component, which clusters are chosen by.
+    """
+    diagonal = np.asarray(bins.diagonal())
+    means = np.asarray(bins.mean()[0])
+    plain: list[float] = [0.0]  # Σ_{l<=s} log R_l
+
+    @float64  # they may be asked for outside of any scope
+    def chain(order: int) -> tuple[float, None]:
+        while len(plain) <= order:
+            more = np.asarray(_log_normalizers(bins, len(plain))[0])
+            plain.extend(plain[-1] + np.cumsum(more))
+        return float(plain[order]), None
+
+    chains = {"chain": Chain(chain, MAX_ORDER)}
+    if bins.bins > 1:
+        chains = {"clusters": _clusters(bins, diagonal, common), **chains}
+    return Ceilings(
+        chains, float(np.max(diagonal)), float(np.mean(diagonal)), float(np.mean(means))
+    )
+
+
+def _clusters(bins: KeptBins, diagonal: np.ndarray, common: float) -> Chain:
+    beside = np.asarray(bins.diagonal(1))
+    spikes = clusters.spikes(diagonal - common, beside - common)
+    log_weights = clusters.log_weights(spikes, diagonal)
+
+    @functools.cache
+    @float64
+    def smooth() -> tuple[np.ndarray, float]:
+        log_normalizers, beside = _log_normalizers(bins, 1, spikes)
+        # T is at most what S is beside the diagonal, or what it keeps of it
+        return np.asarray(log_normalizers), max(float(beside), float(np.max(diagonal - spikes)))
+
+    @functools.cache
+    def ceiling(order: int) -> tuple[float, Clusters]:
+        log_normalizers, top = smooth()
+        by = clusters.clusters(spikes, log_weights, log_normalizers, order, top)
+        return by.log_sum, by
+
+    return Chain(ceiling, clusters.MOST - 1)
+
+
+@_quick.jit
+def _log_normalizers(known: KeptBins, first: int, spikes: Any = 0.0) -> tuple[jax.Array, jax.Array]:
+    """log max_k mean_i e^(l·T[i,k]), T = S − diag(``spikes``), and the largest S off the diagonal.
+
+    For l = first, …, shape (_ORDERS,); of very many bins numbers that may be larger.
+    """
+    bins = known.bins
+    orders, parts = first + jnp.arange(_ORDERS), _far if bins >= _MANY else _every
+
+    def of_rows(numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
+        rows, at = known.rows(numbers), (jnp.arange(len(numbers)), numbers)
+        own = rows[at] - jnp.broadcast_to(spikes, (bins,))[numbers]
+        beside = jnp.max(rows.at[at].set(-jnp.inf))
+        exponents = parts(rows.at[at].set(own), numbers)
+        top = functools.reduce(jnp.maximum, [jnp.max(x, axis=1) for x, _ in exponents])
+        ratios = [jnp.exp(x - top[:, None]) for x, _ in exponents]
+
+        def add(powers: list[jax.Array], _: None) -> tuple[list[jax.Array], jax.Array]:
+            masses = [w * jnp.sum(p, axis=1) for p, (_, w) in zip(powers, exponents, strict=True)]
+            following = [power * ratio for power, ratio in zip(powers, ratios, strict=True)]
+            return following, functools.reduce(jnp.add, masses)
+
+        # one exponential for all orders
+        begin = [ratio**first for ratio in ratios]
+        masses = jax.lax.scan(add, begin, None, length=_ORDERS)[1]
+        return jnp.max(orders[:, None] * top + jnp.log(masses), axis=1), beside
+
+    # the last rows are looked at again where there is no whole number of times so many
+    count = min(bins, _ROWS)
+    numbers = jnp.minimum(jnp.arange(-(-bins // count) * count), bins - 1).reshape(-1, count)
+    largest, beside = jax.lax.map(of_rows, numbers)
+    return jnp.max(largest, axis=0) - jnp.log(bins), jnp.max(beside)
+
+
+def _every(rows: jax.Array, numbers: jax.Array) -> list[tuple[jax.Array, int]]:
+    """Exponents of some rows and how often each counts: all of them, once."""
+    return [(rows, 1)]
+
+
+def _far(rows: jax.Array, numbers: jax.Array) -> list[tuple[jax.Array, int]]:
+    """The near ones, once; and of each square of the others the largest, as often as it is wide.
+
+    ``numbers`` are of neighbouring rows, in ascending order.
+    """
+    count, bins = rows.shape
+    squares = -(-bins // _SIDE)
+    rows = jnp.pad(rows, ((0, 0), (0, squares * _SIDE - bins)), constant_values=-jnp.inf)
+    width = (count + 2 * _NEAR) // _SIDE + 1
+    begin = jnp.clip((numbers[0] - _NEAR) // _SIDE, 0, squares - width)
+    near = jax.lax.dynamic_slice(rows, (0, begin * _SIDE), (count, width * _SIDE))
+    largest = jnp.max(rows.reshape(-1, _SIDE, squares, _SIDE), axis=(1, 3))
+    place = jnp.arange(squares)
+    far = jnp.where((begin <= place) & (place < begin + width), -jnp.inf, largest)
+    return [(near, 1), (jnp.repeat(far, _SIDE, axis=0), _SIDE)]

@@ -1,0 +1,154 @@
+"""The sampled privacy loss of any scheme that has a likelihood ratio: written once."""
+
+from __future__ import annotations
+
+import abc
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, cast
+
+import jax
+
+from mfopt._float64 import float64
+from mfopt.accounting.monte_carlo import chunked, importance
+from mfopt.accounting.monte_carlo.evidence import Pilot, Point, Tilt, Trial, UpperBound, upper_bound
+from mfopt.accounting.monte_carlo.hockey import beside
+from mfopt.accounting.monte_carlo.likelihood import (
+    Ceilings,
+    Likelihood,
+    Residual,
+    SharedGaussianComponent,
+)
+from mfopt.accounting.monte_carlo.protocol import SampledDirection, SampledLoss
+
+_LOOSE = 0.05  # of log δ: what a bound may cost before values of the add direction are clipped
+
+
+class LikelihoodLoss(SampledLoss):
+    """One unit, by the likelihood ratio of its patterns and the ceilings of its chains.
+
+    Attributes:
+      glance: samples of a pilot that chooses a proposal.
+    """
+
+    glance: ClassVar[int] = 4096
+
+    @property
+    @abc.abstractmethod
+    def likelihood(self) -> Likelihood:
+        """The likelihood ratio at σ = 1."""
+
+    @property
+    @abc.abstractmethod
+    def shared(self) -> SharedGaussianComponent | None:
+        """What all patterns have in common, where that is worth paying apart."""
+
+    @abc.abstractmethod
+    def ceilings(self, scaled: Any, common: float) -> Ceilings:
+        """Maxima over all patterns.
+
+        Args:
+          scaled: the likelihood ratio in noise units.
+          common: square of the shared component that is paid apart, in noise units; 0 for none.
+        """
+
+    @functools.cached_property
+    def _known(self) -> Callable[[float, bool], tuple[Likelihood, Ceilings]]:
+        # a search asks many questions at few σ
+        return functools.lru_cache(maxsize=8)(self._at)
+
+    @float64
+    def _at(self, noise_multiplier: float, split: bool) -> Any:
+        scaled = self.likelihood.scaled(noise_multiplier)
+        if not split:
+            return scaled, self.ceilings(scaled, 0.0)
+        assert self.shared is not None
+        residual = Residual(self.likelihood, self.shared).scaled(noise_multiplier)
+        common = float(residual.shared.shift) ** 2
+        return residual, self.ceilings(scaled, common).without(common)
+
+    def _sampled(self, point: Point) -> tuple[Likelihood, Ceilings, Point]:
+        """What is sampled, and paid: alone, without the component that all patterns share."""
+        paid = None if self.shared is None else beside(point, float(self.shared.shift))
+        return *self._known(point.noise_multiplier, paid is not None), paid or point
+
+    def _tilts(self, direction: SampledDirection, point: Point) -> Sequence[Tilt]:
+        _, ceilings, point = self._sampled(point)
+        if direction == "remove":
+            return importance.remove_tilts(ceilings, point)
+        return (importance.mean_tilt(ceilings, point),)
+
+    def least(self, direction: SampledDirection, point: Point) -> Tilt:
+        return self._tilts(direction, point)[0]
+
+    def at(self, tilt: Tilt, point: Point) -> Tilt:
+        _, ceilings, point = self._sampled(point)
+        clip = tilt.detail if tilt.kind == "clipped" else None
+        return importance.tilt(tilt.kind, tilt.order, ceilings, point, clip)
+
+    @float64
+    def choose(
+        self,
+        direction: SampledDirection,
+        point: Point,
+        trial: Trial,
+        log_mean: float | None = None,
+    ) -> Pilot:
+        tilts = self._tilts(direction, point)
+        if direction == "remove":
+            return self._best(tilts, point, trial, log_mean)
+        first = self.pilot(tilts[0], point, self.glance, trial.key)
+        cost = first.expected(trial.samples, trial.beta)[1]
+        if cost <= _LOOSE:
+            return first
+        keys = [chunked.subkey(trial.key, part) for part in (0, 1)]
+        clipped = importance.clipped_tilt(*self._sampled(point), keys[0])
+        if clipped is None:
+            return first
+        other = self.pilot(clipped, point, self.glance, keys[1])
+        return other if other.expected(trial.samples, trial.beta / 2)[1] < cost else first
+
+    def _best(
+        self, tilts: Sequence[Tilt], point: Point, trial: Trial, log_mean: float | None
+    ) -> Pilot:
+        """The pilot whose tilt should bound best.
+
+        Of each kind of tilt, from the order of least ceiling upwards (below it the second moment
+        grows too) as long as the bound falls.
+        """
+        best: tuple[float, Pilot] | None = None
+        count = 0
+        # no bound is below this part of a ceiling: no value at all would give as much
+        share = math.log(-math.log(trial.beta) / trial.samples)
+        for first in tilts:
+            here: Tilt | None = first
+            least, misses = math.inf, 0
+            while here is not None and misses < 2:  # one miss may be the pilot's noise
+                if best is not None and here.log_ceiling + share >= best[1].log_mean + best[0]:
+                    break
+                taken = self.pilot(here, point, self.glance, chunked.subkey(trial.key, count))
+                count += 1
+                seen = taken.log_mean > -math.inf and (log_mean is None or taken.agrees(log_mean))
+                expected = taken.expected(trial.samples, trial.beta)[1] if seen else math.inf
+                if best is None or expected < best[0]:
+                    best = expected, taken
+                misses = 0 if expected < least else misses + 1
+                least = min(least, expected)
+                order = here.next_order
+                here = None if order is None else self.at(here._replace(order=order), point)
+        assert best is not None
+        return best[1]
+
+    def pilot(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> Pilot:
+        likelihood, _, paid = self._sampled(point)
+        return Pilot(tilt, *importance.total(likelihood, tilt, paid, samples, key))
+
+    def bound(self, tilt: Tilt, point: Point, bet: int, trial: Trial) -> UpperBound:
+        likelihood, ceilings, paid = self._sampled(point)
+        key, beta, beyond = trial.key, trial.beta, 0.0
+        if tilt.kind == "clipped":  # half of β for what is clipped
+            (key, own), beta = (chunked.subkey(key, part) for part in (0, 1)), beta / 2
+            beyond = cast(float, importance.beyond(likelihood, ceilings, tilt, beta, own))
+        sums, used = importance.total(likelihood, tilt, paid, trial.samples, key)
+        return upper_bound(tilt, sums, used, bet=bet, beta=beta, beyond=beyond)

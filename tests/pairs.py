@@ -1,0 +1,55 @@
+"""Estimators of bins that are kept, from a dominating pair: all of Y is sampled, nothing apart."""
+
+import jax
+
+from mfopt._float64 import float64
+from mfopt.accounting.monte_carlo import frozen, importance, kept_bins
+from mfopt.accounting.monte_carlo.design_point import DesignPoints
+from mfopt.accounting.monte_carlo.kept_bins import KeptBins
+
+
+def scaled(pair, sigma):
+    return KeptBins(*pair).scaled(sigma)
+
+
+@float64
+def ceilings(pair, sigma):
+    return kept_bins.ceilings(scaled(pair, sigma))
+
+
+def tilt(kind, order, pair, point, clip=None):
+    known = ceilings(pair, point.noise_multiplier)
+    return importance.tilt(kind, order, known, point, clip)
+
+
+def remove_tilts(pair, point):
+    return importance.remove_tilts(ceilings(pair, point.noise_multiplier), point)
+
+
+def least_chain(pair, point):
+    known = ceilings(pair, point.noise_multiplier)
+    return importance._least_chain("chain", known.chains["chain"].most, known, point)
+
+
+def mean_tilt(pair, point):
+    return importance.mean_tilt(ceilings(pair, point.noise_multiplier), point)
+
+
+def clipped_tilt(pair, point, key):
+    sigma = point.noise_multiplier
+    return importance.clipped_tilt(scaled(pair, sigma), ceilings(pair, sigma), point, key)
+
+
+def beyond(pair, made, point, beta, key):
+    sigma = point.noise_multiplier
+    return importance.beyond(scaled(pair, sigma), ceilings(pair, sigma), made, beta, key)
+
+
+def total(pair, made, point, samples, key):
+    return importance.total(scaled(pair, point.noise_multiplier), made, point, samples, key)
+
+
+def frozen_samples(pair, sigma, epsilon, samples, key):
+    with jax.enable_x64(True):
+        points = DesignPoints.at(KeptBins(*pair), sigma, epsilon, key)
+    return frozen.FrozenSamples(points, epsilon, samples, key)

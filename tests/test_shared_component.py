@@ -1,0 +1,308 @@
+"""The Gaussian component that all patterns share, paid exactly: its payoff, both schemes."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy
+from scipy.special import logsumexp
+from selection import before_release, few
+from test_fresh_bins import all_patterns, drawn, modes_of, plain_loss
+from test_strategies import every_strategy
+
+from mfopt import strategies as S
+from mfopt._float64 import float64
+from mfopt.accounting.monte_carlo import (
+    chunked,
+    composition,
+    dominating_pair,
+    kept_bins,
+    likelihood,
+    pattern_ceilings,
+)
+from mfopt.accounting.monte_carlo import patterns as pattern
+from mfopt.accounting.monte_carlo.balls_in_bins import BallsInBinsLoss
+from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
+from mfopt.accounting.monte_carlo.evidence import Point, Tilt
+from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLoss
+from mfopt.accounting.monte_carlo.hockey import Hockey
+from mfopt.accounting.monte_carlo.kept_bins import KeptBins
+from mfopt.accounting.monte_carlo.likelihood import Residual
+from mfopt.sampling import BallsInBins, FreshBins
+from mfopt.strategies import Banded, BandedToeplitz, TimeScaled
+
+K = 4.5
+SCHEME = BallsInBins(bins=5, epochs=3)
+
+
+def pair_of(kind="blt"):
+    return dominating_pair.exact(every_strategy(SCHEME.iterations)[kind], SCHEME)
+
+
+@pytest.mark.parametrize("mu", [0.05, 0.4, 3.0])
+def test_the_hockey_stick_of_a_gaussian(mu):
+    """By numerical integration of E (1 − e^(t−Y))₊, Y ~ N(μ²/2, μ²)."""
+    stick = Hockey(mu)
+    for t in np.array([-3.0, 0.0, 1.0, 4.0, 8.0]) * mu:
+        start = (t - mu**2 / 2) / mu  # where Y = t, in standard deviations
+
+        def density(u, t=t, start=start):
+            z = start + u
+            return -math.expm1(-mu * u) * math.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
+
+        expected = scipy.integrate.quad(density, 0, max(-start, 0) + 12, epsabs=0, limit=200)[0]
+        value = float(float64(stick.log_value)(t))
+        assert math.log(expected) <= value + 1e-12 and value == pytest.approx(
+            math.log(expected), abs=1e-8
+        )
+    assert np.isnan(float(float64(stick.log_value)(np.nan)))
+
+
+def test_the_hockey_stick_past_twenty_standard_deviations():
+    """Where the series takes over: against Mills' ratio by its continued fraction."""
+
+    def mills(x):
+        tail = 0.0
+        for k in range(200, 0, -1):
+            tail = k / (x + tail)
+        return 1 / (x + tail)
+
+    mu = 0.5
+    for x in (15.0, 19.9, 20.1, 25.0, 60.0):
+        t = mu * (x + mu / 2)
+        expected = -(x**2) / 2 - math.log(2 * math.pi) / 2 + math.log(mills(x) - mills(x + mu))
+        value = float(float64(Hockey(mu).log_value)(t))
+        assert value == pytest.approx(expected, abs=1e-8) and value >= expected
+
+
+@pytest.mark.parametrize("mu", few([1e-3, 0.3, 5.0], 1))
+def test_its_peak_is_the_largest_value_and_no_more(mu):
+    for order in (0.3, 1.0, 9.0, 80.0):
+        peak = Hockey(mu).log_peak(order)
+        around = mu**2 * (order + 0.5) + (60 * mu + 3) * np.linspace(-1, 1, 400_001)
+        values = order * around + np.asarray(float64(Hockey(mu).log_value)(around))
+        assert values.max() <= peak + 1e-12 and peak == pytest.approx(values.max(), abs=1e-4)
+    assert Hockey(mu).log_peak(0.0) == 0
+
+
+@pytest.mark.parametrize("kind", ["blt", "dense", "identity"])
+def test_the_component_of_kept_bins_and_the_rest_are_the_whole(kind):
+    pair = pair_of(kind)
+    found = kept_bins.shared(pair)
+    rest = Residual(KeptBins(*pair), found)
+    left = np.asarray(float64(lambda: rest.noise(jnp.eye(pair.bins)))())
+    whole = left.T @ left + found.shift**2
+    np.testing.assert_allclose(whole, pair.gram, rtol=0, atol=1e-9 * pair.gram.max())
+    # the largest component: any larger one leaves no Gram matrix
+    more = pair.gram - 1.01 * found.length**2
+    assert np.linalg.eigvalsh(more).min() < 0
+
+
+@pytest.mark.parametrize("kind", few(["chain", "clusters", "shift", "mean"], 3))
+def test_both_ways_have_one_mean(kind):
+    """With and without the component, both directions; control: a shift 5% off."""
+    pair = pair_of()
+    sigma, epsilon = 1.2 * math.sqrt(pair.gram.max()), 0.5
+    loss, whole = BallsInBinsLoss(pair), BallsInBinsLoss(pair)
+    whole.__dict__["shared"] = None
+    point = Point(sigma, epsilon)
+    order = {"chain": 2, "clusters": 2, "shift": 1.0, "mean": 1.5}[kind]
+
+    def seen(one, seed):
+        tilt = one.at(Tilt(kind, order, 0.0), point)
+        found = one.pilot(tilt, point, 2**16, chunked.seed_key(seed))
+        mean = math.exp(found.log_mean)
+        return mean, mean * found.deviation / math.sqrt(found.samples), tilt.log_ceiling
+
+    apart, expected = seen(loss, 1), seen(whole, 0)
+    assert abs(apart[0] - expected[0]) < K * math.hypot(apart[1], expected[1])
+    assert apart[1] < expected[1] and apart[2] < expected[2] - 0.1
+    known, limits, paid = loss._sampled(point)
+    wrong = paid._replace(payoff=Hockey(1.05 * paid.payoff.mu))
+    loss.__dict__["_sampled"] = lambda _: (known, limits, wrong)
+    off = seen(loss, 1)
+    assert abs(off[0] - expected[0]) > K * math.hypot(off[1], expected[1])
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_the_ceiling_of_a_loss_falls(direction):
+    strategy = S.BLT(np.array([0.3, 0.2]), np.array([0.95, 0.5]))
+    pair = dominating_pair.exact(strategy, BallsInBins(bins=16, epochs=4))
+    point = Point(0.6 * math.sqrt(pair.gram.max()), 2.0)
+    loss, whole = BallsInBinsLoss(pair), BallsInBinsLoss(pair)
+    whole.__dict__["shared"] = None
+    least = loss.least(direction, point)
+    assert least.log_ceiling < whole.least(direction, point).log_ceiling - 0.3
+    assert loss.at(least, point).log_ceiling == pytest.approx(least.log_ceiling, rel=1e-12)
+
+
+def test_a_companion_is_paid_with_the_whole():
+    """δ₂ of a table takes all of Y: nothing is paid twice."""
+    stick = composition.HockeyStick.of(composition.gaussian(1.3))
+    point = Point(1.0, 1.0, stick)
+    found, limits, at = BallsInBinsLoss(pair_of())._sampled(point)
+    assert isinstance(found, KeptBins) and at.payoff is stick and limits.common == 0
+
+
+def test_where_nothing_is_in_common_all_is_sampled():
+    # a mode that is nearly 0 has next to nothing in common with any other
+    for gram in (np.diag([1.0, 1e-5]), np.eye(2000)):
+        pair = DominatingPair(gram, np.sqrt(gram))
+        assert kept_bins.shared(pair) is None
+        point = Point(1.0, 1.0)
+        assert BallsInBinsLoss(pair)._sampled(point)[2] is point
+    # twice the same mode: no inverse to find the largest common part by
+    assert kept_bins.shared(DominatingPair(np.ones((2, 2)), np.ones((2, 2)) / 2**0.5)) is None
+    # two modes that differ by rounding: what comes out is either even or not taken
+    gram = np.array([[1.0, 1.0], [1.0, 1 + 1e-15]])
+    factor = np.array([[1.0, 0.0], [1.0, math.sqrt(1e-15)]])
+    found = kept_bins.shared(DominatingPair(gram, factor))
+    assert found is None or found.shift**2 <= 1 + 1e-9
+
+
+# --- patterns of bins that are assigned anew -----------------------------------------------------
+
+SIGMA, EPSILON = 2.5, 0.7
+SCALED = TimeScaled(
+    BandedToeplitz(np.array([1.0, 0.6, 0.3])), np.linspace(1, 1.6, 12), np.linspace(1.3, 1, 12)
+)
+
+
+def case(bins=4, epochs=3, rethrow=1, strategy=SCALED):
+    """(patterns, every m_k as a column, M)"""
+    scheme = FreshBins(bins, epochs, rethrow)
+    matrix = np.asarray(strategy.materialize(scheme.iterations))
+    patterns = pattern.exact(strategy, scheme)
+    return patterns, all_patterns(matrix, scheme), modes_of(matrix, scheme)
+
+
+CASES = [
+    case(),
+    pytest.param(*case(strategy=Banded.from_dense(drawn(4, 3, 4), 4)), marks=pytest.mark.ci),
+    pytest.param(
+        *case(epochs=4, rethrow=2, strategy=Banded.from_dense(drawn(4, 4, 3), 3)),
+        marks=pytest.mark.ci,
+    ),
+]
+
+
+@pytest.mark.parametrize(("patterns", "every", "modes"), CASES)
+def test_the_common_part_is_the_distance_from_the_hull_and_leaves_one_constant(
+    patterns, every, modes
+):
+    shared = pattern.shared(patterns)
+    rest = Residual(patterns, shared)
+    products = shared.toward @ every
+    np.testing.assert_allclose(products, shared.length)
+    np.testing.assert_allclose(np.linalg.norm(shared.toward), 1)
+    gram = every.T @ every
+    # 1/(1ᵀG⁺1), the largest there is; with bins kept for two epochs it is not reached
+    largest = 1 / np.sum(np.linalg.pinv(gram, hermitian=True))
+    reached = products[0] ** 2 / largest
+    assert abs(reached - 1) < 1e-6 if patterns.rethrow == 1 else 0.3 < reached < 1
+
+    left = np.asarray(float64(lambda: rest.noise(jnp.eye(patterns.iterations)))()).copy()
+    parts = math.sqrt(likelihood._PART) * shared.parts
+    np.testing.assert_allclose(left.T @ left, modes.T @ modes - np.outer(parts, parts), atol=1e-12)
+    # (2): of patterns one number is missing, the same for all
+    chosen = np.linalg.lstsq(modes, every, rcond=None)[0].round(9)  # the bins of each
+    common = shared.shift**2
+    inner = (left @ chosen).T @ (left @ chosen)
+    np.testing.assert_allclose(inner, gram - common, atol=1e-7)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(("patterns", "every", "modes"), CASES)
+def test_the_rest_has_the_likelihood_and_ceilings_of_its_own_patterns(patterns, every, modes):
+    rest = Residual(patterns, pattern.shared(patterns)).scaled(SIGMA)
+    shift = rest.shared.shift
+    along = (1 - likelihood._LEFT) * rest.shared.length
+    others = every / SIGMA - along * np.asarray(rest.shared.toward)[:, None]
+    x = 2 * np.random.default_rng(1).normal(size=(patterns.iterations, 16))
+    ratio = float64(lambda power: np.asarray(rest.log_ratio(rest.noise(jnp.asarray(x.T)), power)))
+    exact = plain_loss(others, x, 1.0)
+    np.testing.assert_allclose(ratio(1.0), exact, atol=1e-12)
+    np.testing.assert_allclose(ratio(1.7), plain_loss(1.7 * others, x, 1.0), atol=1e-12)
+    # the control: the constant of throws that are not neighbours left out
+    assert np.min(np.abs(ratio(1.0) - shift**2 / 2 - exact)) > 1e-3
+
+    whole = pattern_ceilings.ceilings(patterns.scaled(SIGMA))
+    ceilings = whole.without(shift**2)
+    inner, total = others.T @ others, 0.0
+    np.testing.assert_allclose(ceilings.largest_square, np.max(np.diagonal(inner)))
+    np.testing.assert_allclose(ceilings.mean_square, np.mean(np.diagonal(inner)))
+    np.testing.assert_allclose(ceilings.square_of_mean, np.mean(inner))
+    for order in range(1, 4):
+        total += np.max(logsumexp(order * inner, axis=0)) - math.log(len(inner))
+        assert -1e-10 < ceilings.chain("chain", order)[0] - total < 0.2
+    assert whole.common == 0 and ceilings.common == shift**2
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """{direction: (H, its standard error)} by plain sampling of the whole, and without payoffs."""
+    patterns, every, _ = CASES[0]
+    rng = np.random.default_rng(0)
+    noise = SIGMA * rng.normal(size=(patterns.iterations, 200_000))
+    moved = noise + every[:, rng.integers(0, every.shape[1], noise.shape[1])]
+    values = {
+        "remove": np.maximum(-np.expm1(EPSILON - plain_loss(every, moved, SIGMA)), 0),
+        "add": np.maximum(-np.expm1(EPSILON + plain_loss(every, noise, SIGMA)), 0),
+    }
+    return {key: (v.mean(), v.std() / math.sqrt(v.size)) for key, v in values.items()}
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("kind", "order", "direction"),
+    before_release(
+        [
+            ("chain", 2, "remove"),
+            ("shift", 0.4, "remove"),
+            ("mean", 0.6, "add"),
+        ],
+        0,
+    ),
+)
+def test_what_is_left_and_its_payoff_have_the_mean_of_the_whole(plain, kind, order, direction):
+    loss, point = FreshBinsLoss(CASES[0][0]), Point(SIGMA, EPSILON)
+    assert isinstance(loss._sampled(point)[2].payoff, Hockey)
+    mean, error = plain[direction]
+
+    def seen(sampled):
+        tilt = sampled.at(Tilt(kind, order, 0.0), point)
+        taken = sampled.pilot(tilt, point, 2**14, chunked.seed_key(3))
+        found = math.exp(taken.log_mean)
+        return found, found * taken.deviation / math.sqrt(taken.samples), taken.tilt.log_ceiling
+
+    found, spread, ceiling = seen(loss)
+    assert abs(found - mean) < 4 * math.hypot(spread, error) < 0.03 * mean
+    # not split: the same mean, with a higher ceiling and more spread
+    same = FreshBinsLoss(CASES[0][0])
+    same.__dict__["shared"] = None
+    other, wider, higher = seen(same)
+    assert abs(other - mean) < 4 * math.hypot(wider, error)
+    assert ceiling < higher and spread < wider
+    # the control: a release a tenth too short is paid for
+    rest, ceilings, paid = loss._sampled(point)
+    wrong = paid._replace(payoff=Hockey(0.9 * paid.payoff.mu))
+    loss.__dict__["_sampled"] = lambda _: (rest, ceilings, wrong)
+    assert abs(seen(loss)[0] - mean) > 4 * math.hypot(spread, error)
+
+
+def test_where_there_is_little_in_common_or_it_cannot_be_solved_for_nothing_is_split():
+    patterns = CASES[0][0]
+    assert pattern.shared(patterns) is not None
+    columns = np.array(patterns.columns)
+    columns[0, 5] = 0.0  # C has no inverse
+    gone = pattern.Patterns(columns, patterns.gram, patterns.bins, patterns.rethrow)
+    assert pattern.shared(gone) is None
+    # a time scale over six orders: the solution's products are not even to the last digits
+    steep = TimeScaled(
+        BandedToeplitz(np.array([1.0, 0.99])), np.geomspace(1, 1e-9, 12), np.ones(12)
+    )
+    found = pattern.shared(pattern.exact(steep, FreshBins(4, 3)))
+    if found is not None:
+        products = found.toward @ all_patterns(np.asarray(steep.materialize(12)), FreshBins(4, 3))
+        np.testing.assert_allclose(products, found.length, rtol=1e-9)
