@@ -41,7 +41,7 @@ EPSILON = 1.0
 
 
 class Whole(BallsInBinsLoss):
-    """Samples all of Y: what modes have in common is not paid apart (``test_shared_component.py``)."""
+    """Samples all of Y: what modes share is not paid apart (``test_shared_component.py``)."""
 
     shared = None
 

@@ -221,7 +221,7 @@ class Engine:
                 refused.format(bound=largest(found_bounds.both), delta=delta, why="")
             )
         beta, most = delta * BETA_SHARE, self._most_samples()
-        last, bound = 0, math.inf
+        last, above = 0, math.inf
         for number in range(1, ROUNDS + 1):
             spent = number * beta
             target = math.log(delta - spent)
@@ -251,8 +251,8 @@ class Engine:
                 return Verified(
                     sigma, epsilon, delta, found_bounds, spent, samples, number, self.model.method
                 )
-            last, bound = samples, largest(found_bounds.both) + spent
-        raise FailureError(refused.format(bound=bound, delta=delta, why=""))
+            last, above = samples, largest(found_bounds.both) + spent
+        raise FailureError(refused.format(bound=above, delta=delta, why=""))
 
     # --- the procedure ---------------------------------------------------------------------------
 

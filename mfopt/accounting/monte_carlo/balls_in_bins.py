@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _quick
+from mfopt import _float64, _quick
 from mfopt._float64 import float64
 from mfopt.accounting.chain import Chain, DeterministicUnit
 from mfopt.accounting.model import LossModel
@@ -57,12 +57,12 @@ class BallsInBinsLoss(LikelihoodLoss):
         object.__setattr__(self, "pair", dominating_pair.check(self.pair))
 
     @functools.cached_property
-    def likelihood(self) -> KeptBins:  # type: ignore[override]
-        with jax.enable_x64(True):
+    def likelihood(self) -> KeptBins:
+        with _float64.scope():
             return KeptBins(*jax.device_put(tuple(self.pair)))
 
     @functools.cached_property
-    def shared(self) -> SharedGaussianComponent | None:  # type: ignore[override]
+    def shared(self) -> SharedGaussianComponent | None:
         return kept_bins.shared(self.pair)
 
     def ceilings(self, scaled: KeptBins, common: float) -> Ceilings:
@@ -112,7 +112,7 @@ class BallsInBinsLoss(LikelihoodLoss):
     def frozen(
         self, noise_multiplier: float, epsilon: float, samples: int, key: jax.Array
     ) -> FrozenSamples:
-        with jax.enable_x64(True):
+        with _float64.scope():
             points = DesignPoints.at(self.likelihood, noise_multiplier, epsilon, key)
         return FrozenSamples(points, epsilon, samples, key)
 

@@ -1,6 +1,6 @@
 """A chain that draws bins in clusters: the certificate's proposal in the direction of removing.
 
-The chain of :mod:`.importance` draws s + 1 bins one at a time. Where the squared norm of a mode is far
+The chain of :mod:`.importance` draws s + 1 bins one by one. Where the squared norm of a mode is far
 above its overlaps with its neighbours, all of its normalizers are large only where one bin has been
 drawn again and again: seldom, so that values spread, and so high that the ceiling is many times
 what is ever seen. Here such repetitions are drawn as what they are.

@@ -16,7 +16,7 @@ function of the bin, and the cost falls from b³ to J·b². An optimizer's offse
 its estimate is never reported.
 
 The estimator is unbiased for every choice of shifts; no bound on the weights is proven, so it
-calibrates and optimizes but never certifies (that is :mod:`mfopt.accounting.monte_carlo.importance`).
+calibrates and optimizes but never certifies (that is :mod:`.importance`).
 
 With x = 1/σ every exponent is x²·(a table row) ± x·(a Gaussian), so for frozen samples one
 evaluation at another σ costs one exponential for each Gaussian, and no matrix product.
@@ -336,14 +336,21 @@ class DesignPoints(NamedTuple):
     def at(
         cls, known: KeptBins, noise_multiplier: float, epsilon: float, key: jax.Array
     ) -> DesignPoints:
-        """Components that are placed at this σ and ε; ``key`` draws the nodes' offset."""
+        """Components that are placed at one σ and ε.
+
+        Args:
+          known: the likelihood ratio at σ = 1.
+          noise_multiplier: σ.
+          epsilon: ε.
+          key: randomness of the nodes' offset.
+        """
         offset = np.random.default_rng(np.asarray(jax.random.key_data(key))).random()
         diagonal, gram = np.asarray(known.gram.diagonal()), known.gram
-        hierarchical = isinstance(known.factor, Nested)
-        times: Any = Square(known.factor, jnp.asarray(diagonal)) if hierarchical else gram
+        factor = known.factor
+        times: Any = Square(factor, jnp.asarray(diagonal)) if isinstance(factor, Nested) else gram
         found = placed(times, float(noise_multiplier), float(epsilon), offset)
         # by NumPy where it is a matrix: two products, once
-        by = times if hierarchical else np.asarray(gram)
+        by = times if isinstance(factor, Nested) else np.asarray(gram)
         return cls(known, diagonal.mean(), found, tables(by, np.asarray(found.weights)))
 
     def terms(self, key: jax.Array, size: int) -> Any:

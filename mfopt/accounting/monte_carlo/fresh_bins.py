@@ -64,11 +64,11 @@ class FreshBinsLoss(LikelihoodLoss):
         self.patterns = patterns
 
     @property
-    def likelihood(self) -> Patterns:  # type: ignore[override]
+    def likelihood(self) -> Patterns:
         return self.patterns
 
     @functools.cached_property
-    def shared(self) -> SharedGaussianComponent | None:  # type: ignore[override]
+    def shared(self) -> SharedGaussianComponent | None:
         return pattern.shared(self.patterns)
 
     def ceilings(self, scaled: Patterns, common: float) -> Ceilings:
@@ -91,7 +91,7 @@ class FreshBinsLoss(LikelihoodLoss):
     def frozen(
         self, noise_multiplier: float, epsilon: float, samples: int, key: jax.Array
     ) -> FrozenSamples:
-        with jax.enable_x64(True):
+        with _float64.scope():
             at = FrozenPatterns.at(self.patterns, noise_multiplier, epsilon)
         return FrozenSamples(at, epsilon, samples, key)
 

@@ -137,8 +137,8 @@ def remove_tilts(ceilings: Ceilings, point: Point) -> list[Tilt]:
         (tilt("shift", order, ceilings, point) for order in (math.exp(least), 0.0)),
         key=lambda one: one.log_ceiling,
     )
-    found = sorted((chain, shift), key=lambda one: one.log_ceiling)
-    return [one for one in found if one.log_ceiling <= found[0].log_ceiling + _SHIFT_WORTH]
+    tilts = sorted((chain, shift), key=lambda one: one.log_ceiling)
+    return [one for one in tilts if one.log_ceiling <= tilts[0].log_ceiling + _SHIFT_WORTH]
 
 
 def _least_chain(kind: str, most: int, ceilings: Ceilings, point: Point) -> Tilt:
@@ -261,9 +261,8 @@ def total(
       key: randomness.
     """
     asked = Asked(float(point.epsilon), float(tilt.order), tilt.log_ceiling, point.payoff)
-    kernel, more = KERNELS.get(tilt.kind, _chain), ()
-    if kernel is _chain:
-        more = (tilt.detail,)
+    kernel = KERNELS.get(tilt.kind, _chain)
+    more = (tilt.detail,) if kernel is _chain else ()
     found: tuple[Sums, int] = chunked.total(
         kernel, key, samples, likelihood.work, likelihood, asked, *more
     )
@@ -277,8 +276,9 @@ def _chain(key: jax.Array, size: int, likelihood: Likelihood, asked: Asked, by: 
 
     def log_value(exponents: jax.Array) -> jax.Array:
         loss = likelihood.log_ratio(exponents)
-        value = drawn.log_normalizers - asked.order * loss
-        return value + asked.payoff.log_value(asked.epsilon - loss)
+        log_weight: jax.Array = drawn.log_normalizers - asked.order * loss
+        paid: jax.Array = asked.payoff.log_value(asked.epsilon - loss)
+        return log_weight + paid
 
     return _on_points(point_key, log_value, drawn.products, noise, drawn, asked)
 
@@ -291,7 +291,8 @@ def _shift(key: jax.Array, size: int, likelihood: Likelihood, asked: Asked) -> S
 
     def log_value(exponents: jax.Array) -> jax.Array:
         loss, proposal = likelihood.log_ratio(exponents), likelihood.log_ratio(exponents, far)
-        return loss - proposal + asked.payoff.log_value(asked.epsilon - loss)
+        paid: jax.Array = asked.payoff.log_value(asked.epsilon - loss)
+        return loss - proposal + paid
 
     return _on_points(point_key, log_value, far * drawn.products, noise, drawn, asked)
 
@@ -311,8 +312,8 @@ def _mean(
     order = asked.order
 
     def log_value(exponents: jax.Array) -> jax.Array:
-        log_weight = order * likelihood.average(exponents) + order**2 * square / 2
-        paid = asked.payoff.log_value(asked.epsilon + likelihood.log_ratio(exponents))
+        log_weight: jax.Array = order * likelihood.average(exponents) + order**2 * square / 2
+        paid: jax.Array = asked.payoff.log_value(asked.epsilon + likelihood.log_ratio(exponents))
         return log_weight + paid
 
     return _on_points(
@@ -420,7 +421,8 @@ def log_delta_add(
     def of(sign: int) -> jax.Array:
         exponents = sign * noise - t * toward
         log_weight = t * likelihood.average(exponents) + t**2 * square / 2
-        return log_weight + log_hinge(-epsilon - likelihood.log_ratio(exponents))
+        result: jax.Array = log_weight + log_hinge(-epsilon - likelihood.log_ratio(exponents))
+        return result
 
     values = jnp.concatenate([of(1), of(-1)])
     result: jax.Array = jax.scipy.special.logsumexp(values) - jnp.log(values.shape[0])

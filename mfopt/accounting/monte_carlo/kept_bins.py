@@ -23,8 +23,8 @@ from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair, privacy
 from mfopt.accounting.monte_carlo.evidence import MAX_ORDER
 from mfopt.accounting.monte_carlo.likelihood import (
     Ceilings,
-    Chain,
     Drawn,
+    PatternChain,
     SharedGaussianComponent,
     shared_component,
 )
@@ -56,14 +56,21 @@ class KeptBins(NamedTuple):
         """b."""
         return int(self.gram.shape[0])
 
-    dimension = work = bins
+    @property
+    def dimension(self) -> int:
+        return self.bins
+
+    @property
+    def work(self) -> int:
+        return self.bins
 
     def scaled(self, noise_multiplier: Any) -> KeptBins:
         return self._replace(sigma=self.sigma * noise_multiplier)
 
     def rows(self, chosen: Any) -> jax.Array:
         """S[chosen]."""
-        return jnp.asarray(self.gram)[chosen] / self.sigma**2
+        result: jax.Array = jnp.asarray(self.gram)[chosen] / self.sigma**2
+        return result
 
     def diagonal(self, offset: int = 0) -> Any:
         """The diagonal of S, or that many beside it."""
@@ -174,7 +181,7 @@ def ceilings(bins: KeptBins, common: float = 0.0) -> Ceilings:
             plain.extend(plain[-1] + np.cumsum(more))
         return float(plain[order]), None
 
-    chains = {"chain": Chain(chain, MAX_ORDER)}
+    chains = {"chain": PatternChain(chain, MAX_ORDER)}
     if bins.bins > 1:
         chains = {"clusters": _clusters(bins, diagonal, common), **chains}
     return Ceilings(
@@ -182,7 +189,7 @@ def ceilings(bins: KeptBins, common: float = 0.0) -> Ceilings:
     )
 
 
-def _clusters(bins: KeptBins, diagonal: np.ndarray, common: float) -> Chain:
+def _clusters(bins: KeptBins, diagonal: np.ndarray, common: float) -> PatternChain:
     beside = np.asarray(bins.diagonal(1))
     spikes = clusters.spikes(diagonal - common, beside - common)
     log_weights = clusters.log_weights(spikes, diagonal)
@@ -200,7 +207,7 @@ def _clusters(bins: KeptBins, diagonal: np.ndarray, common: float) -> Chain:
         by = clusters.clusters(spikes, log_weights, log_normalizers, order, top)
         return by.log_sum, by
 
-    return Chain(ceiling, clusters.MOST - 1)
+    return PatternChain(ceiling, clusters.MOST - 1)
 
 
 @_quick.jit

@@ -101,7 +101,7 @@ class Likelihood(Protocol):
           keys: two keys.
           noise: :meth:`noise` of the samples.
           order: s, whole.
-          by: what the ceiling's :class:`Chain` gave for this order.
+          by: what the ceiling's :class:`PatternChain` gave for this order.
         """
 
     def average(self, exponents: jax.Array) -> jax.Array:
@@ -111,7 +111,7 @@ class Likelihood(Protocol):
         """(<m, m̄> of every entry, |m̄|²) of the mean mode m̄ = E_k m_k: shapes (entries,), ()."""
 
 
-class Chain(NamedTuple):
+class PatternChain(NamedTuple):
     """A way to draw patterns one after another, with its ceiling.
 
     Attributes:
@@ -136,7 +136,7 @@ class Ceilings:
       common: c, which all <m_k, m_l> are less by.
     """
 
-    chains: Mapping[str, Chain]
+    chains: Mapping[str, PatternChain]
     largest_square: float
     mean_square: float
     square_of_mean: float

@@ -6,7 +6,7 @@ import abc
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import jax
 
@@ -149,6 +149,6 @@ class LikelihoodLoss(SampledLoss):
         key, beta, beyond = trial.key, trial.beta, 0.0
         if tilt.kind == "clipped":  # half of β for what is clipped
             (key, own), beta = (chunked.subkey(key, part) for part in (0, 1)), beta / 2
-            beyond = cast(float, importance.beyond(likelihood, ceilings, tilt, beta, own))
+            beyond = importance.beyond(likelihood, ceilings, tilt, beta, own)
         sums, used = importance.total(likelihood, tilt, paid, trial.samples, key)
         return upper_bound(tilt, sums, used, bet=bet, beta=beta, beyond=beyond)

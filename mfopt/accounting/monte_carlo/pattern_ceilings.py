@@ -15,7 +15,7 @@ import numpy as np
 from mfopt import _quick
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo.evidence import MAX_ORDER
-from mfopt.accounting.monte_carlo.likelihood import Ceilings, Chain
+from mfopt.accounting.monte_carlo.likelihood import Ceilings, PatternChain
 from mfopt.accounting.monte_carlo.patterns import (
     COUPLING,
     Patterns,
@@ -57,7 +57,7 @@ def ceilings(patterns: Patterns) -> Ceilings:
             known.append(known[-1] + found.log_largest(len(known)))
         return known[order], None
 
-    return Ceilings({"chain": Chain(chain, MAX_ORDER)}, *map(float, squares))
+    return Ceilings({"chain": PatternChain(chain, MAX_ORDER)}, *map(float, squares))
 
 
 class _Moments(NamedTuple):

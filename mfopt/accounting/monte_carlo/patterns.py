@@ -122,11 +122,8 @@ class Patterns:
         return self.noise(row)[0], jnp.sum(row**2)
 
     def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: Any) -> Drawn:
-        """As :meth:`.likelihood.Likelihood.draw`; the throws of one pattern are independent.
-
-        Given the earlier patterns, whose modes sum to V, <m_k, V> = Σ_g <M_g[:, k_g], V>, so
-        k_g is drawn ∝ e^<M_g[:, k], V> and N = Π_g mean_k e^<M_g[:, k], V>.
-        """
+        # Given the earlier patterns, whose modes sum to V, <m_k, V> = Σ_g <M_g[:, k_g], V>: throws
+        # are independent, k_g is drawn ∝ e^<M_g[:, k], V> and N = Π_g mean_k e^<M_g[:, k], V>.
         overlaps, size = Overlaps(self), noise.shape[0]
         shape = size, self.throws
 
