@@ -71,6 +71,29 @@ def test_no_line_no_bound():
     assert jensen_gap.beyond(rising, 2.0, 3.0, (300, 4000), 8192, 1e-8) == math.inf
 
 
+@float64
+def test_gaps_are_counted_on_samples_of_the_clipped_proposal():
+    """X ~ N(−t m̄, I); the control: the shift the other way."""
+    squares, order, size = np.arange(1.0, 6.0), 2.0, 2**15
+    pair = DominatingPair(np.diag(squares), np.diag(np.sqrt(squares)))
+    edges, at = np.array([0.8, 1.2]), pairs.scaled(pair, 1.0)
+    found, samples = importance._gaps(at, 3.0, order, edges, size, chunked.seed_key(0))
+    noise = np.random.default_rng(0).normal(size=(size, 5)) * np.sqrt(squares)
+
+    def gaps(sign):
+        exponents = noise + sign * order * squares / 5
+        loss = scipy.special.logsumexp(exponents - squares / 2, axis=1) - math.log(5)
+        return loss - exponents.mean(axis=1) + 3.0 / 2
+
+    def agrees(gap):
+        one = [gap, gap <= edges[0], gap <= edges[1]]
+        seen = np.array([found.total, found.below, found.half]) / samples
+        means, errors = np.mean(one, axis=1), np.std(one, axis=1) * math.sqrt(2 / size)
+        return np.all(np.abs(seen - means) < K * errors)
+
+    assert agrees(gaps(-1)) and not agrees(gaps(1))
+
+
 @pytest.fixture(scope="module")
 def truth():
     return plain.delta(spiky(), 1.0, 0.3, direction="add", samples=2**16, seed=3)
