@@ -143,33 +143,18 @@ def test_a_reported_delta_holds_both_directions_and_its_failure_probability():
 
 
 @pytest.mark.parametrize("question", ["noise_multiplier", "epsilon"])
-def test_the_sequence_descends_and_ends_at_the_first_refusal(question, monkeypatch):
-    monkeypatch.setattr(verify, "_MOST_MOVE", 0.1)  # a first value with fewer samples is trusted
-    ask = QUESTIONS[question]
+@pytest.mark.parametrize("refused", [0, 1, 2])
+def test_one_value_is_tested_in_a_round_and_released_where_it_is_accepted(question, refused):
     place = 0 if question == "noise_multiplier" else 1
-    good, bad = (0.5 * DELTA, 0.5 * DELTA), (2 * DELTA, 0.0)
-    rungs = len(verify._RUNGS)
-    assert rungs >= 2
-    for accepted in range(1, rungs + 1):
-        # what follows the first refusal would be accepted, and must not be asked
-        model = Known(lambda truth, number, key, n=accepted: bad if number == n else good)
-        found = ask(model)
-        asked = [x[place] for x in model.asked]
-        assert len(asked) == min(accepted + 1, rungs) and found.tests == accepted
-        assert asked == sorted(asked, reverse=True) and len(set(asked)) == len(asked)
-        assert (found.noise_multiplier, found.epsilon)[place] == asked[accepted - 1]
-        assert len(set(model.keys)) == len(model.keys)  # fresh samples for each
-        assert model.sizes == sorted(model.sizes)
-        assert found.samples == model.sizes[accepted - 1]
-        assert found.beta == DELTA / 1000  # no union over the sequence
-
-
-@pytest.mark.parametrize(("question", "excess"), [("noise_multiplier", 0.3), ("epsilon", 0.01)])
-def test_a_first_value_that_would_cost_as_much_as_the_last_is_not_asked(question, excess):
-    model = Known()
-    model.excess = excess  # predicted too far ahead for fewer samples
+    good, bad = (0.5 * DELTA, 0.5 * DELTA), (1.01 * DELTA, 0.0)
+    model = Known(lambda truth, number, key: bad if number < refused else good)
     found = QUESTIONS[question](model)
-    assert len(model.sizes) == 1 and found.samples == model.sizes[0] and found.tests == 1
+    asked = [x[place] for x in model.asked]
+    assert len(asked) == found.tests == refused + 1
+    assert (found.noise_multiplier, found.epsilon)[place] == asked[-1]
+    assert len(set(model.keys)) == len(model.keys)  # fresh samples for each
+    assert found.samples == model.sizes[-1]
+    assert found.beta == pytest.approx((refused + 1) * DELTA / 1000)
 
 
 def test_a_refused_first_value_starts_a_new_round_that_is_charged():
@@ -246,8 +231,8 @@ def test_released_values_are_close_to_what_the_pilot_allows():
 
 @pytest.mark.parametrize("wrong", [False, True], ids=["as it is", "without the stop"])
 def test_bad_values_are_released_no_more_often_than_beta(wrong, monkeypatch):
-    """Bounds that fail with probability exactly β, and a pilot so hopeful that all but the first
-    value of each sequence are bad. Control: an engine that goes on after a refusal."""
+    """Bounds that fail with probability exactly β, and a pilot so hopeful that the value is bad.
+    Control: an engine that goes on after a refusal."""
     beta, runs = 0.1, 600
     monkeypatch.setattr(verify, "BETA_SHARE", beta)
     monkeypatch.setattr(verify, "ROUNDS", 1)

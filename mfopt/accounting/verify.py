@@ -5,22 +5,19 @@ other one is fixed; δ falls as x grows. Asked for the smallest x with δ(x) <= 
 
 1. estimates it, and takes a pilot there, half as large as the last test, that tells where δ is met
    and what a bound will cost with so many samples;
-2. fixes from that a *descending* sequence x_1 > x_2 > … and a sample count for each;
-3. tests them in order, each on fresh iid samples at full failure probability β, and releases the
-   last x that was accepted before the first refusal.
+2. fixes from that an x, as small as a bound should still accept, and a sample count;
+3. tests x on fresh iid samples at failure probability β, and releases it if it is accepted. If not,
+   nothing is released, and a new round may begin, with a new pilot and fresh samples: up to three.
 
-**Guarantee** (fixed-sequence testing; the release argument is that of Wang, Mahloujifar, Wu, Jia,
-Mittal 2023). Call x bad if max(H(P, Q), H(Q, P)) > δ − β at x. δ(x) falls, so the bad x of the
-sequence are its tail x_j, x_{j+1}, …: to release any of them, x_j must have been accepted. x_j was
+**Guarantee** (the release argument is that of Wang, Mahloujifar, Wu, Jia, Mittal 2023). Round r
+demands that bounds be <= δ − rβ. Call x bad there if max(H(P, Q), H(Q, P)) > δ − rβ at x. x was
 fixed before the samples of its test were drawn. A test accepts only if *both* directions' bounds,
-each valid except with probability β, are <= δ − β; at x_j one of the two divergences is larger,
-and accepting means that its bound failed: probability <= β (an intersection-union test, so β is
-not split over the directions), and there is no union over the sequence either. The accountant's
-randomness is independent of the data, so the mechanism "draw x as above, publish it, run at x" has
-H <= Pr[x good]·(δ − β) + Pr[x bad] <= δ. If the first x is refused nothing is released, and a new
-round may begin, with a new pilot and fresh samples; round r demands that bounds be <= δ − rβ. With
-q_r = Pr[release in round r], Σ_r q_r (δ − rβ) + Σ_r β·Pr[round r is reached] <= δ still, since
-Pr[round r is reached] sums the later q's and the chance of releasing nothing (Rβ <= δ).
+each valid except with probability β, are <= δ − rβ; at a bad x one of the two divergences is
+larger, and accepting means that its bound failed: probability <= β (an intersection-union test, so
+β is not split over the directions). The accountant's randomness is independent of the data, so the
+mechanism "draw x as above, publish it, run at x" has H <= Σ_r q_r (δ − rβ) + Σ_r β·Pr[round r is
+reached] <= δ, q_r = Pr[release in round r]: Pr[round r is reached] sums the later q's and the
+chance of releasing nothing (Rβ <= δ).
 
 β is δ/1000, which costs 0.1% of δ and little under the logarithm.
 
@@ -60,11 +57,8 @@ _COSTLY = 0.0025  # slack, relative to x, for which more samples than SAMPLES ar
 _HELPS = 0.96  # twice the samples should bring the slack below this part of it
 _MOST_SLACK_DELTA = 0.5  # of log δ, where δ is asked for
 _WORTH_DELTA = 0.02
-_RUNGS = ((8, 5.0), (1, 3.0))  # (samples are divided by, standard errors of safety): the last is
-# refused once in 700, for what is released then is several times the slack off
-_LEAST_RUNG = 8192
+_SAFE = 3.0  # standard errors beyond what a pilot expects: one test in 700 is refused
 _MOST_MOVE = 0.01  # of log x: a pilot that says the estimate is further off is taken again
-_MOST_AHEAD = 0.5  # of log δ: no pilot predicts a bound further ahead, if more samples can help
 _ALLOWED = 1.3  # times what a round missed by, for the next one
 _FAR = 6.0  # standard errors beyond which a statement is not worth a test
 _DOMAIN = 0x76657269  # keys of the engine: no other user of the same seed draws from them
@@ -310,7 +304,7 @@ class Engine:
                 return accepted
         raise FailureError(
             f"not certified: no {_words(name)} within {100 * self.model.most_slack:g}% of the "
-            f"estimate, {estimate.value:.6g}, was accepted in {ROUNDS} sequences. "
+            f"estimate, {estimate.value:.6g}, was accepted in {ROUNDS} tests. "
             "Use more certify samples."
         )
 
@@ -324,8 +318,7 @@ class Engine:
         fallback: tuple[float, Verified] | None,
         short: float,
     ) -> tuple[Verified | None, float]:
-        """One descending sequence, from no more than several percent off; None where its first
-        value was refused.
+        """One test, no more than several percent off; None where it refused.
 
         With it, by how much the bound that was refused missed, in log: what a pilot predicts falls
         short where the ceiling falls with x more slowly than δ, and the next round allows for it
@@ -336,7 +329,7 @@ class Engine:
         centre, slope = estimate.value, abs(estimate.slope)
 
         def slack(plan: Plan, samples: int) -> float:
-            last = plan.expected(samples, beta, _RUNGS[-1][1], pilot=samples // 2)
+            last = plan.expected(samples, beta, _SAFE, pilot=samples // 2)
             return (last - plan.log_mean) / slope
 
         with self._stage("choosing the tests"):
@@ -347,12 +340,12 @@ class Engine:
                     lambda plan, n: (slack(plan, n), self.model.worth, _COSTLY),
                     path=(number, attempt),
                 )
-                # the pilot belongs where the last value of the sequence will be
+                # the pilot belongs where the value that is tested will be
                 move = slack(plan, samples) + (plan.log_mean - target) / slope
                 if not math.isfinite(move) or abs(move) < _MOST_MOVE:
                     break
                 centre *= math.exp(max(-0.3, min(move, 0.3)))
-            # its error is in every value of the sequence: half of the last test is about the best
+            # its error is in the value that is tested: half of the test is about the best
             wide = Trial(samples, beta, self._key(3, number))
             plan = self.model.widened(plan, *at(centre), wide)
         most_slack = self.model.most_slack
@@ -364,53 +357,30 @@ class Engine:
             )
         # several percent beyond where the pilot says that δ is met, nothing is worth a test
         truth = centre * math.exp((plan.log_mean - math.log(delta)) / slope)
-        rungs = []
-        for place, (divisor, errors) in enumerate(_RUNGS):
-
-            def ahead(size: int, errors: float = errors) -> float:
-                return plan.expected(size, beta, errors + number - 1) - target + short
-
-            size = max(samples // divisor, min(samples, _LEAST_RUNG))
-            if ahead(size) > min(2 * _MOST_MOVE * slope, _MOST_AHEAD):
-                size = samples  # further off than the pilot can be trusted
-            if size == samples and place < len(_RUNGS) - 1:
-                continue  # it would cost what another round does, which is seldom needed
-            x = centre * math.exp(ahead(size) / slope) * (1 + ROUNDING)
-            rungs.append((place, min(x, truth * (1 + most_slack)), size))
-        # fixed before the first test, and descending: a later one that is no smaller gains nothing
-        accepted: Verified | None = None
-        if fallback is not None and rungs[0][1] >= fallback[0]:
-            accepted = dataclasses.replace(fallback[1], estimate=estimate)
-        last = math.inf if accepted is None else fallback[0] if fallback else math.inf
-        sequence = []
-        for place, x, size in rungs:
-            if x < last:
-                sequence.append((place, x, size))
-                last = x
-        total = sum(size for *_, size in sequence) * len(plan.sides)
-        done, missed = 0, 0.0
-        for position, (place, x, size) in enumerate(sequence):
-            with self._stage("certifying", total, f"{_words(name)} = {x:.6g}", done):
-                found = self.model.bounds(*at(x), plan, self._trial(size, beta, number, place))
-            done += size * len(plan.sides)
-            if not accepts(found.both, spent, delta):
-                bound = largest(found.both)
-                missed = math.log(bound) - target if 0 < bound < math.inf else 0.0
-                break
+        ahead = plan.expected(samples, beta, _SAFE + number - 1) - target + short
+        x = centre * math.exp(ahead / slope) * (1 + ROUNDING)
+        x = min(x, truth * (1 + most_slack))  # fixed before its test
+        if fallback is not None and x >= fallback[0]:
+            return dataclasses.replace(fallback[1], estimate=estimate), 0.0
+        total = samples * len(plan.sides)
+        with self._stage("certifying", total, f"{_words(name)} = {x:.6g}"):
+            found = self.model.bounds(*at(x), plan, self._trial(samples, beta, number))
+        if accepts(found.both, spent, delta):
             sigma, epsilon = at(x)
             accepted = Verified(
-                sigma, epsilon, delta, found, spent, size, position + 1, self.model.method, estimate
+                sigma, epsilon, delta, found, spent, samples, number, self.model.method, estimate
             )
-        if accepted is None and near and fallback is not None:
+            return accepted, 0.0
+        if near and fallback is not None:
             return fallback[1], 0.0
-        return accepted, short + _ALLOWED * missed
+        bound = largest(found.both)
+        missed = math.log(bound) - target if 0 < bound < math.inf else 0.0
+        return None, short + _ALLOWED * missed
 
     @contextlib.contextmanager
-    def _stage(
-        self, stage: str, total: int | None = None, note: str = "", done: int = 0
-    ) -> Iterator[None]:
-        """Report the samples that the block looks at, on top of ``done``."""
-        seen = done
+    def _stage(self, stage: str, total: int | None = None, note: str = "") -> Iterator[None]:
+        """Report the samples that the block looks at."""
+        seen = 0
 
         def tell(count: int) -> None:
             nonlocal seen

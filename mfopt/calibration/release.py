@@ -33,7 +33,7 @@ class Certificate:
       samples, order: sample count and order of the accepted test (remove direction); 0 where no
         samples were needed.
       add_samples: samples of the add direction; 0 where its closed-form ceiling was enough.
-      attempts: how many σ of the descending sequence were accepted, this one included.
+      attempts: how many tests were made, the accepted one included.
       seed: pinned seed, or None for the operating system's entropy.
       method: the analysis, in words short enough for a table.
     """

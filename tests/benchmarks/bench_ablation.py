@@ -25,7 +25,6 @@ import numpy as np
 from harness import Bench, Options, choice, cpu
 
 import mfopt
-from mfopt.accounting import verify
 from mfopt.accounting.monte_carlo import (
     balls_in_bins,
     count_mixture,
@@ -248,9 +247,6 @@ SWITCHES = {
     ),
     "fewer samples in the lesser direction": Switch(_ONE, ((sampled, "_ENOUGH", 0),)),
     "lesser direction by its ceiling": Switch(_ONE, ((sampled, "_ALONE", 1e-300),)),
-    "first test with an eighth of the samples": Switch(
-        _ALL, ((verify, "_RUNGS", verify._RUNGS[-1:]),)
-    ),
     "clipping in the add direction": Switch(_ONE, ((losses, "_LOOSE", math.inf),)),
     "second start of design points": Switch("kept", ((design_point, "placed", _one_start),)),
     "rough σ with groups of bins": Switch(
