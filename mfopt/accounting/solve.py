@@ -7,15 +7,17 @@ itself evaluated, so no interpolation error can make it less private than asked.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
+
+import scipy
 
 from mfopt import _check
 
 _DIRECT = 4  # points that are tried by the fall alone
 _SECANTS = 8
 _HALVES, _SMALLEST = 1200, 1e-300  # steps at most; width of a bracket about 0
-_GOLDEN = (math.sqrt(5) - 1) / 2
 _FARTHEST = 0.3  # of log x, in a step of a secant
 
 
@@ -122,59 +124,39 @@ def about(
 def root(
     function: Callable[[float], float], low: float, high: float, *, relative: float = 1e-14
 ) -> float:
-    """Where a monotone function changes sign between ``low`` and ``high``.
-
-    Brent's method (1973): inverse quadratic interpolation and secants where they shrink the bracket
-    quickly, else halves. SciPy's is the same, but takes a quarter of a second to import.
+    """Where a monotone function changes sign between ``low`` and ``high``, by Brent's method.
 
     Args:
-      function: of opposite signs at the ends.
+      function: of opposite signs at the ends; it may return infinities.
       low, high: two ends.
       relative: half a width of the last bracket is less than half of it.
 
     Returns:
       The end of the last bracket with the smaller value.
+
+    Raises:
+      FailureError: the function is no number somewhere, or has one sign at both ends.
     """
-    before, here = (low, function(low)), (high, function(high))
-    if before[1] == 0:
-        return low
-    across, last, step = before, high - low, high - low
-    for _ in range(_HALVES):
-        if (before[1] < 0) != (here[1] < 0):
-            across, last, step = before, here[0] - before[0], here[0] - before[0]
-        if abs(across[1]) < abs(here[1]):
-            before, here, across = here, across, here
-        least = (_SMALLEST + relative * abs(here[0])) / 2
-        half = (across[0] - here[0]) / 2
-        if here[1] == 0 or abs(half) < least:
-            break
-        guess = math.nan
-        if abs(last) > least and abs(here[1]) < abs(before[1]):
-            guess = _interpolated(here, before, across)
-        # NaN, of values that are infinite, is no good guess either
-        good = 2 * abs(guess) < min(abs(last), 3 * abs(half) - least)
-        last, step = (step, guess) if good else (half, half)
-        x = here[0] + (step if abs(step) > least else math.copysign(least, half))
-        before, here = here, (x, function(x))
-    return here[0]
 
+    @functools.cache
+    def value(x: float) -> float:
+        found = function(x)
+        if math.isnan(found):
+            raise _check.FailureError(f"no root: the function is no number at {x:g}")
+        return found
 
-def _interpolated(
-    here: tuple[float, float], before: tuple[float, float], across: tuple[float, float]
-) -> float:
-    """The step to the root of the secant through two points, or of the parabola x(f) of three."""
-    (x, f), (x_before, f_before), (x_across, f_across) = here, before, across
-    if x_before == x_across:
-        return -f * (x - x_before) / (f - f_before)
-    slope, other = (f_before - f) / (x_before - x), (f_across - f) / (x_across - x)
-    bend = other * slope * (f_across - f_before)
-    return -f * (f_across * other - f_before * slope) / bend if bend else math.nan
+    if not min(value(low), value(high)) <= 0 <= max(value(low), value(high)):
+        raise _check.FailureError(
+            f"no root between {low:g} and {high:g}: the function is {value(low):g} and "
+            f"{value(high):g} there"
+        )
+    return float(
+        scipy.optimize.brentq(value, low, high, xtol=_SMALLEST, rtol=relative, maxiter=_HALVES)
+    )
 
 
 def lowest(function: Callable[[float], float], low: float, high: float, *, width: float) -> float:
     """About where a function with one minimum between ``low`` and ``high`` is lowest.
-
-    By golden sections: each point costs one evaluation and leaves 0.62 of the bracket.
 
     Args:
       function: falls up to its minimum, and rises from there.
@@ -184,18 +166,10 @@ def lowest(function: Callable[[float], float], low: float, high: float, *, width
     Returns:
       The best point that was evaluated.
     """
-    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-    at_left, at_right = function(left), function(right)
-    while high - low > width:
-        if at_left <= at_right:
-            high, right, at_right = right, left, at_left
-            left = high - _GOLDEN * (high - low)
-            at_left = function(left)
-        else:
-            low, left, at_left = left, right, at_right
-            right = low + _GOLDEN * (high - low)
-            at_right = function(right)
-    return left if at_left <= at_right else right
+    found = scipy.optimize.minimize_scalar(
+        function, bounds=(low, high), method="bounded", options={"xatol": width}
+    )
+    return float(found.x)
 
 
 def _bracket(

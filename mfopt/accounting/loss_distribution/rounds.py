@@ -350,7 +350,8 @@ def smallest_epsilon(composed: ComposedLosses, log_delta: float, near: float) ->
 
     @functools.cache
     def excess(epsilon: float) -> float:
-        return max(composed.log_delta(epsilon), -1e4) - log_delta
+        value = composed.log_delta(epsilon)
+        return math.inf if math.isnan(value) else max(value, -1e4) - log_delta
 
     low, high = _narrow(excess, low, high, near)
     found = solve.root(excess, low, high, relative=1e-12)

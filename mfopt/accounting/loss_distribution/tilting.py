@@ -230,14 +230,19 @@ def increasing_root(function: Callable[[float], float], near: float | None = Non
       function: increasing.
       near: about where its root is, if that is known.
     """
-    if near and function(near / 1.03) < 0 <= function(near * 1.03):
+
+    def value(x: float) -> float:
+        found = function(x)
+        return math.inf if math.isnan(found) else found  # beyond what floats tell apart
+
+    if near and value(near / 1.03) < 0 <= value(near * 1.03):
         low, high = near / 1.03, near * 1.03
-        return solve.root(function, low, high, relative=_ROUGH)
-    if function(0.0) >= 0:
+        return solve.root(value, low, high, relative=_ROUGH)
+    if value(0.0) >= 0:
         return 0.0
     low, high = 0.0, 1.0
-    while function(high) < 0:
+    while value(high) < 0:
         low, high = high, 4 * high
         if high > 1e12:
             return low
-    return solve.root(function, low, high, relative=_ROUGH)
+    return solve.root(value, low, high, relative=_ROUGH)

@@ -87,6 +87,8 @@ def chosen(
     if not (low < high and math.isfinite(first) and first < second and squared_norm > 0):
         return None
     slope = (second - first) / (high - low)
+    if _log_beyond(0.0, order / slope) <= math.log(_BEYOND):
+        return None
     height = solve.root(lambda h: _log_beyond(h, order / slope) - math.log(_BEYOND), -40.0, 0.0)
     cut = low - max(first - height, 0.0) / slope
     if not cut > _LEAST_CUT * squared_norm:
