@@ -8,9 +8,12 @@ bound otherwise, whatever accuracy was aimed at.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
+
+from mfopt.errors import FailureError
 
 NARROW, NARROW_DELTA = 1e-3, 1e-2  # relative width up to which an answer is called exact
 _SHORTER = (
@@ -45,14 +48,15 @@ def of_epsilon(profile: Any, epsilon: float, delta: float) -> Bracket:
     """The bracket of an ε that ``profile`` gave for ``delta``; from 0 on where it has no other."""
     if epsilon == 0 or not hasattr(profile, "epsilon_below"):
         return Bracket(0.0, epsilon)
-    return Bracket(min(profile.epsilon_below(delta, epsilon), epsilon), epsilon)
+    below = _known(lambda: profile.epsilon_below(delta, epsilon), 0.0)
+    return Bracket(min(below, epsilon), epsilon)
 
 
 def of_delta(profile: Any, delta: float, epsilon: float) -> Bracket:
     """The bracket of a δ that ``profile`` gave at ``epsilon``."""
     if delta == 0 or not hasattr(profile, "log_delta_below"):
         return Bracket(0.0, delta, NARROW_DELTA)
-    below = math.exp(profile.log_delta_below(epsilon))
+    below = math.exp(_known(lambda: profile.log_delta_below(epsilon), -math.inf))
     return Bracket(min(below, delta), delta, NARROW_DELTA)
 
 
@@ -78,9 +82,25 @@ def of_sigma(
             if share < needed:
                 continue
             below = sigma * (1 - share)
-            missing = math.log(delta) - make(below).log_delta_below(epsilon)
+            ask = functools.partial(_below, make, below, epsilon)
+            known = _known(ask, -math.inf)
+            missing = math.log(delta) - known
             if missing < 0:
                 return Bracket(below, sigma)
-            if fall is not None:  # the gap between the bounds is much the same at a smaller σ
+            if fall is not None and math.isfinite(missing):
+                # the gap between the bounds is much the same at a smaller σ
                 needed = share + 0.7 * missing / fall
     return Bracket(0.0, sigma)
+
+
+def _below(make: Callable[[float], Any], sigma: float, epsilon: float) -> float:
+    """Lower bound of log δ(ε) at σ."""
+    return float(make(sigma).log_delta_below(epsilon))
+
+
+def _known(ask: Callable[[], float], nothing: float) -> float:
+    """A lower bound, or ``nothing`` where none is found: what is reported holds without it."""
+    try:
+        return ask()
+    except FailureError:
+        return nothing

@@ -27,7 +27,7 @@ def smallest(
     *,
     name: str,
     relative: float = 1e-6,
-    largest: float = 1e9,
+    largest: float = 1e50,
     least: float = 1e-9,
     growth: float = 1.3,
     fall: float | None = None,

@@ -36,6 +36,7 @@ import optax
 from scipy import special, stats
 
 from mfopt import _check, _sizes
+from mfopt._float64 import pinned
 from mfopt.accounting import account as account_of
 from mfopt.guarantee import Guarantee
 from mfopt.progress import Progress, Report, silent
@@ -126,6 +127,7 @@ def settings_of(account: Account) -> TrainConfig:
     )
 
 
+@pinned
 def audit(
     account: Account,
     settings: TrainConfig | None = None,

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt import _check, _files, _signals
+from mfopt._float64 import pinned
 from mfopt.errors import FailureError
 from mfopt.progress import Progress, Report, silent
 from mfopt.training import mesh as meshes
@@ -30,6 +31,7 @@ from mfopt.training.prepare import Prepared, placed
 HELD_OUT = ("held-out-users", "held-out-records")
 
 
+@pinned
 def execute(
     prepared: Prepared, *, resume_from: int | None = None, progress: Report = silent
 ) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt import _check
+from mfopt._float64 import pinned
 from mfopt.training.models import Model
 
 
@@ -52,12 +53,16 @@ def generate(
         found: jax.Array = logits(model.params, model.frozen, row)[last].astype(jnp.float32)
         return found
 
+    @pinned
+    def scored(row: np.ndarray, last: int) -> np.ndarray:
+        return np.asarray(following(row, np.int32(last)), np.float64)
+
     rng = np.random.default_rng(_check.seed("seed", seed))
     for _ in range(tokens):
         seen = text[-length:]
         row = np.zeros(length, np.int32)  # what comes after `last` is not seen by a causal model
         row[: len(seen)] = seen
-        scores = np.asarray(following(row, np.int32(len(seen) - 1)), np.float64)
+        scores = scored(row, len(seen) - 1)
         if temperature:
             # the largest of the scores with Gumbel noise is a draw from their softmax
             scores = scores / temperature + rng.gumbel(size=scores.shape)

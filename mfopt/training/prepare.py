@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from mfopt import _check
+from mfopt._float64 import pinned
 from mfopt.guarantee import Guarantee
 from mfopt.progress import Progress, Report, silent, within
 from mfopt.training import mesh as meshes
@@ -112,6 +113,7 @@ def preflight(config: TrainConfig, *, resume: bool = False) -> None:
         signing.load_private(config.sign_key)
 
 
+@pinned
 def prepare(config: TrainConfig, *, resume: bool = False, progress: Report = silent) -> Prepared:
     """Read data, model and account; refuse what does not belong together.
 

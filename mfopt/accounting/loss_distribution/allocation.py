@@ -22,12 +22,18 @@ import scipy
 from mfopt import _check
 from mfopt.accounting import loss_distribution, solve
 from mfopt.accounting.closed_form import gaussian
+from mfopt.accounting.closed_form.linear import NearlyLinear
 from mfopt.accounting.loss_distribution import ComposedLosses, Composition, LossDistribution
+from mfopt.accounting.loss_distribution.grid import near
 from mfopt.accounting.loss_distribution.rounds import FINE, Direction
 from mfopt.accounting.loss_distribution.tilting import LOG_WINDOW_TAIL
+from mfopt.errors import FailureError
 
 _MOST_CELLS = 1 << 21
 _FAINT = 1e-290  # masses below it are no longer accurate
+_FARTHEST = 38.0  # standard deviations of log X, beyond which its mass is fainter
+_ROUNDING = 1e-14  # of the threshold: no grid is finer
+_SLACK = 2e-15  # of the threshold: rounding of X, of its mean in a cell, and of sums of points
 _LARGEST = 300.0  # up to here by convolution; beyond it the largest X alone decides
 
 
@@ -53,20 +59,24 @@ class AllocationProfile:
             return gaussian.log_delta(math.sqrt(self.gram), epsilon)
         if epsilon > _LARGEST and direction is not None:
             return self._far(epsilon) if direction == "remove" else self._add_ceiling(epsilon)
+        linear = self._linear.log_delta(epsilon)
+        if self._linear.tight(epsilon) or not self._linear.resolved(1):
+            return linear
         if direction is None:
             remove = self.log_delta(epsilon, "remove")
-            if self._add_ceiling(epsilon) <= remove:
+            if min(self._add_ceiling(epsilon), linear) <= remove:
                 return remove
             return max(remove, self.log_delta(epsilon, "add"))
-        total, tilt, threshold = self._sum(epsilon, direction)
-        if total is None:  # add direction: no X is so small
+        composed, threshold = self._composed(epsilon, direction)
+        if composed is None:  # add direction: no X is so small
             return -math.inf
-        log_delta = _log_hinge(total.convolve(tilt), threshold) - math.log(self.bins)
+        log_delta = _log_hinge(composed, threshold) - math.log(self.bins)
         if direction == "add":
-            return min(log_delta + epsilon, 0.0)
+            return min(log_delta + epsilon, linear)
         beyond, error = self._beyond(epsilon)
         beyond += error
-        return min(float(np.logaddexp(log_delta, math.log(beyond) if beyond > 0 else -np.inf)), 0.0)
+        apart = math.log(beyond) if beyond > 0 else -math.inf
+        return min(float(np.logaddexp(log_delta, apart)), linear)
 
     def log_delta_below(self, epsilon: float) -> float:
         """Lower bound of log δ(ε), ε >= 0, of both directions."""
@@ -75,12 +85,14 @@ class AllocationProfile:
             return gaussian.GaussianProfile(math.sqrt(self.gram)).log_delta_below(epsilon)
         if epsilon > _LARGEST:  # what the other bins add can only raise the ratio
             return gaussian.log_delta(math.sqrt(self.gram), epsilon + math.log(self.bins)) - 1e-10
-        found = -math.inf
+        found = self._linear.log_delta_below(epsilon)
+        if self._linear.tight(epsilon) or not self._linear.resolved(1):
+            return found
         for direction in ("remove", "add"):
-            total, tilt, threshold = self._sum(epsilon, direction, below=True)
-            if total is None:
+            composed, threshold = self._composed(epsilon, direction, below=True)
+            if composed is None:
                 continue
-            log_delta = _log_hinge_below(total.convolve(tilt), threshold) - math.log(self.bins)
+            log_delta = _log_hinge_below(composed, threshold) - math.log(self.bins)
             if direction == "add":
                 found = max(found, log_delta + epsilon)
                 continue
@@ -93,28 +105,60 @@ class AllocationProfile:
         """Lower bound of the smallest ε >= 0 with δ(ε) <= ``delta``; ``near`` is about there."""
         target = math.log(_check.probability("delta", delta))
         at = self.epsilon(delta) if near is None else near
+        if at <= 1 and (linear := self._linear.epsilon_below(target)) >= at * (1 - 1e-4):
+            return min(linear, at)
         for share in (3e-5, 1e-4, 4e-4, 1e-3, 1e-2, 0.1):
             if self.log_delta_below(at * (1 - share)) > target:
                 return at * (1 - share)
         return 0.0
 
-    def _sum(
+    @property
+    def _linear(self) -> NearlyLinear:
+        return NearlyLinear.of(1, *linear_part(self.bins, self.gram))
+
+    def _composed(
         self, epsilon: float, direction: Direction, *, below: bool = False
+    ) -> tuple[ComposedLosses | None, float]:
+        """The law of the sum of all X (remove) or -X (add), None where it has none, and the
+        threshold."""
+        for coarser in (1, 8, 64, 512):
+            total, tilt, threshold = self._sum(epsilon, direction, coarser, below=below)
+            if total is None:
+                return None, threshold
+            try:
+                return total.convolve(tilt), threshold
+            except FailureError:  # too wide a window: the grid adds to it, and bins do
+                continue
+        raise FailureError(
+            f"no grid that is affordable covers the losses of {self.bins} bins at "
+            f"σ = {1 / math.sqrt(self.gram):g} norms of a mode; use more noise"
+        )
+
+    def _sum(
+        self, epsilon: float, direction: Direction, coarser: int, *, below: bool
     ) -> tuple[Composition | None, float, float]:
-        """The sum of all X (remove) or -X (add) on a grid, its saddle point, and the threshold."""
+        """The sum of all X (remove) or -X (add) on a grid, its saddle point, and the threshold.
+
+        Args:
+          epsilon, direction: what is asked.
+          coarser: factor of the finest grid that is taken.
+          below: whether a lower bound is wanted.
+        """
         sign = 1.0 if direction == "remove" else -1.0
         threshold = self.bins * math.exp(sign * epsilon)
-        step = threshold / 64
-        for _ in range(3):
+        low, high = self._reach(threshold)
+        finest = max(4 * coarser * (high - low) / _MOST_CELLS, _ROUNDING * threshold)
+        step = max((high - low) / 64, finest)
+        for _ in range(4):
             one = self._one(threshold, step, direction, below)
             if one.mass.size == 0:
                 return None, 0.0, sign * threshold
             total = Composition(((one, self.bins),))
             tilt = total.tilt_for_epsilon(sign * threshold)
             deviation = math.sqrt(max(total.tilted_moments(tilt)[1], 0.0))
-            allowed = self._step(max(tilt, 1 / max(deviation, step)), threshold, epsilon)
+            allowed = self._step(tilt, max(deviation, step), threshold, epsilon)
             # from below the grid near X = 0, where most X are, can only round down
-            allowed = max(allowed / (16 if below else 1), 4 * threshold / _MOST_CELLS)
+            allowed = max(min(allowed, threshold / 64) / (16 if below else 1), finest)
             if step <= 1.1 * allowed:
                 break
             step = allowed
@@ -152,14 +196,23 @@ class AllocationProfile:
         peak = float(scipy.special.xlogy(t, t) - scipy.special.xlog1py(1 + t, t))
         return min(-t * (epsilon - half) + 0.5 * t**2 * square + peak, 0.0)
 
-    def _step(self, slope: float, threshold: float, epsilon: float) -> float:
-        """Grid spacing h for a law that falls with rate ``slope`` at the threshold.
+    def _step(self, tilt: float, deviation: float, threshold: float, epsilon: float) -> float:
+        """Grid spacing h for a sum with saddle point ``tilt`` and that standard deviation there.
 
         The grid adds at most h²/4 to the variance of each X, which raises ε by
-        b · slope · h² / (8 threshold).
+        b · slope · h² / (8 threshold), where the law falls with rate ``slope`` at the threshold.
+        Near ε = 0 it raises the sum's variance by b · h²/4.
         """
+        slope = max(tilt, 1 / deviation)
         allowed = 8 * self.accuracy * max(epsilon, 1e-3) * threshold / (self.bins * slope)
-        return max(min(math.sqrt(allowed), threshold / 64), threshold / _MOST_CELLS)
+        by_variance = 4 * near(self.accuracy, tilt * deviation) * deviation**2 / self.bins
+        return math.sqrt(min(allowed, by_variance))
+
+    def _reach(self, threshold: float) -> tuple[float, float]:
+        """Ends of the X up to the threshold that have mass under P or Q: floats know no others."""
+        spread = _FARTHEST * math.sqrt(self.gram)
+        low = math.exp(-min(spread + self.gram / 2, 700.0))
+        return min(low, threshold), min(math.exp(min(spread + self.gram / 2, 700.0)), threshold)
 
     def _far(self, epsilon: float) -> float:
         """log of a bound on H_{e^ε}(P, Q) at large ε: one X reaches b e^ε almost by itself.
@@ -183,26 +236,32 @@ class AllocationProfile:
         """
         n = math.ceil(threshold / step)
         step = threshold / n
-        x = step * np.arange(n + 1)
+        low, high = self._reach(threshold)
+        first, last = math.floor(low / step), min(math.ceil(high / step), n)
+        # beyond those X one cell on either side
+        ends = [0] * (first > 0), np.arange(first, last + 1), [n] * (last < n)
+        point = np.concatenate(ends).astype(np.int64)
+        x = step * point
+        width = np.diff(x)
         root = math.sqrt(self.gram)
         with np.errstate(divide="ignore"):
             z = (np.log(x) + self.gram / 2) / root
         mass = loss_distribution.normal_masses(z)
         mean = loss_distribution.normal_masses(z - root)  # E_Q[X; cell]: the law under P
-        share = np.clip((mean - x[:-1] * mass) / step, 0.0, mass)  # above the lower grid point
+        share = np.clip((mean - x[:-1] * mass) / width, 0.0, mass)  # above the lower grid point
         upper = share
         if below:
             # each X is replaced by a mean over cells, which is a grid point; see from_below
-            excess, deficit = share, mass - share
+            excess, deficit = share * width, (mass - share) * width
             if direction == "add":
                 excess, deficit = deficit[::-1], excess[::-1]
             upward = loss_distribution.upward(excess, deficit, int(np.argmax(excess + deficit)))
             upper = mass * (1 - upward[::-1] if direction == "add" else upward)
-        total = np.zeros(n + 1)
+        total = np.zeros(point.size)
         total[1:] += upper
         total[:-1] += mass - upper
-        index = np.flatnonzero(total > _FAINT)
-        total = total[index]
+        kept = total > _FAINT
+        index, total = point[kept], total[kept]
         if direction == "add":
             index, total = -index[::-1], total[::-1]
         return LossDistribution(step, index, total, 0.0, 0.0)
@@ -219,12 +278,19 @@ class AllocationProfile:
         return max(under_p - math.exp(epsilon) * under_q, 0.0), 1e-13 * under_p
 
 
+def linear_part(bins: int, gram: float) -> tuple[float, float]:
+    """(variance of the mean of √g z over the bins, upper bound of χ² less that): Λ - 1 is linear in
+    the noise but for that, for :meth:`.NearlyLinear.of`."""
+    return gram / bins, gram**2 / 2 * math.exp(gram) / bins if gram < 100 else math.inf
+
+
 def _log_hinge(composed: ComposedLosses, threshold: float) -> float:
     """log of an upper bound of E (S - threshold)₊ for the composed sum S."""
     if composed.largest <= threshold:
         return -math.inf
     first = max(math.floor(threshold / composed.step) + 1 - composed.start, 0)
     above = composed.step * (composed.start + np.arange(first, composed.law.size)) - threshold
+    above += _SLACK * abs(threshold)
     tilt, furthest = composed.tilt, float(above[-1]) if above.size else 0.0
     total = float(composed.law[first:] @ (np.exp(-tilt * above) * above)) if above.size else 0.0
     # largest value of y e^{-θ y}, for what the transform may have rounded away
@@ -242,6 +308,7 @@ def _log_hinge_below(composed: ComposedLosses, threshold: float) -> float:
     """log of a lower bound of E (S - threshold)₊: what may be too much is taken away."""
     first = max(math.floor(threshold / composed.step) + 1 - composed.start, 0)
     above = composed.step * (composed.start + np.arange(first, composed.law.size)) - threshold
+    above = np.maximum(above - _SLACK * abs(threshold), 0.0)
     if not above.size:
         return -math.inf
     tilt, furthest = composed.tilt, float(above[-1])

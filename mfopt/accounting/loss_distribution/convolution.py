@@ -101,7 +101,7 @@ class Composition(Tilting):
         if size > LARGEST_WINDOW:
             raise _check.FailureError(
                 f"composing needs a window of {size} grid points of {self.step:.3g}; "
-                "ask for a lower accuracy"
+                "use more noise, or fewer rounds"
             )
         # Wrapping one round into the window commutes with cyclic convolution.
         spectrum: np.ndarray | None = None

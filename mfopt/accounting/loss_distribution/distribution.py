@@ -137,6 +137,8 @@ def from_below(
     top_p, top_q = float(mass_p[-1]), float(mass_q[-1])
     first, total, _ = _shared(step, *_known(mass_p[:-1], mass_q[:-1]), offset)
     left = np.flatnonzero(total > _FAINT)
+    if not left.size:
+        raise _beyond_range()
     return LossDistribution(step, left + first, total[left], top_p, 0.0, offset, top_q)
 
 
@@ -200,9 +202,7 @@ def _shared(
 ) -> tuple[int, np.ndarray, float]:
     """(index of the first point, P-mass at each point, see :func:`_upward`)."""
     if not loss.size:
-        raise _check.FailureError(
-            "all losses of a round are beyond numerical range; use more noise"
-        )
+        raise _beyond_range()
     loss = loss - offset
     index = np.floor(loss / step).astype(np.int64)
     first = int(index.min())
@@ -212,11 +212,18 @@ def _shared(
     at = index - first
     mass = np.bincount(at, mass_p, size)
     excess = np.bincount(at, mass_p * -np.expm1(index * step - loss), size)
-    deficit = np.bincount(at, mass_p * np.expm1((index + 1) * step - loss), size)
+    with np.errstate(over="ignore"):
+        deficit = np.bincount(at, mass_p * np.expm1((index + 1) * step - loss), size)
     share, apart = _upward(np.maximum(excess, 0.0), np.maximum(deficit, 0.0), int(np.argmax(mass)))
     total = (1 - share) * (mass - excess)
-    total[1:] += share[:-1] * (mass + deficit)[:-1]
-    return first, total, apart
+    with np.errstate(invalid="ignore"):
+        total[1:] += share[:-1] * (mass + deficit)[:-1]
+    # where a spacing is beyond floats its mass is dropped, which only takes away
+    return first, np.nan_to_num(total, nan=0.0, posinf=0.0), apart
+
+
+def _beyond_range() -> _check.FailureError:
+    return _check.FailureError("all losses of a round are beyond numerical range; use more noise")
 
 
 def balanced_loss(step: float, mass_p: np.ndarray, mass_q: np.ndarray) -> float:

@@ -167,6 +167,10 @@ class Exchange:
         """About how much a round moves."""
         return self.remove.probability * self.largest
 
+    def linear(self, noise_multiplier: float) -> tuple[float, float] | None:
+        """Not known."""
+        return None
+
     def log_square(self, noise_multiplier: float) -> float:
         """No bound on the χ² divergence of the two that is of use."""
         return math.inf

@@ -211,7 +211,9 @@ class Grid:
         at = max(epsilon, 1e-2 * deviation, _LEAST)
         # ε, and δ to fifty times that: log δ changes by θ with ε
         rise = accuracy * min(at, 50 / max(tilt, 1e-9))
-        allowed = 2 * rise / (1 + tilt)
+        # below ε of about a deviation log δ falls by one over that, whatever θ is
+        share = near(accuracy, tilt * deviation)
+        allowed = min(2 * rise / (1 + tilt), share * deviation**2)
         high, low = min(law.chernoff(tilt, +1), law.largest), law.chernoff(tilt, -1)
         window = high - max(low, law.least)
         # with a loss below this the sum stays below ε
@@ -227,6 +229,19 @@ class Grid:
         spacing = max(spacing, span / most)
         ends = (-largest, -least) if law.add else (least, largest)
         return cls(step, spacing, *ends, tilt, _stages(law, tilt, rise, window, step, below))
+
+
+def near(accuracy: float, deviations: float) -> float:
+    """Relative rise of a variance that raises log δ by no more than 50 times ``accuracy``.
+
+    Of a Gaussian hinge E (s z - t s)₊ the log rises with log s² by φ(t)/2 / (φ(t) - t Φ(-t)),
+    which is at most (5 + t²)/2.
+
+    Args:
+      accuracy: relative rise of ε that a grid may cost.
+      deviations: t, where the hinge begins.
+    """
+    return 100 * accuracy / (5 + deviations**2)
 
 
 def _stages(

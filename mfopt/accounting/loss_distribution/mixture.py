@@ -85,6 +85,11 @@ class Round(Protocol):
     def log_square(self, noise_multiplier: float) -> float:
         """Upper bound of log(1 + χ²(P, Q)); infinite where none is known."""
 
+    def linear(self, noise_multiplier: float) -> tuple[float, float] | None:
+        """(variance of the part of P/Q - 1 that is linear in the noise, upper bound of what χ² is
+        above it), for :meth:`.NearlyLinear.of`; None where that is not known.
+        """
+
     def nodes(
         self, noise_multiplier: float, log_tail: float
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -138,6 +143,10 @@ class Unbounded:
     """
 
     plural: ClassVar[str]
+
+    def linear(self, noise_multiplier: float) -> tuple[float, float] | None:
+        """Not known."""
+        return None
 
     def cells_below(self, *_: object, add: bool) -> Cells:
         """Refused, in either direction.
@@ -243,6 +252,14 @@ class Mixture:
             products = np.expm1(np.outer(shift, shift) / noise_multiplier**2)
             square = float(weights @ products @ weights)
         return math.log1p(square) if math.isfinite(square) else math.inf
+
+    def linear(self, noise_multiplier: float) -> tuple[float, float] | None:
+        """See :meth:`.Round.linear`: e^y - 1 - y <= y²/2 e^y for y = s_i s_j / σ²."""
+        if self.missing > 0 or not self.largest < noise_multiplier:
+            return None
+        weights, shift = np.exp(self.log_weights), self.sensitivities / noise_multiplier
+        steepest = math.exp((self.largest / noise_multiplier) ** 2)
+        return float(weights @ shift) ** 2, float(weights @ shift**2) ** 2 / 2 * steepest
 
     def nodes(
         self, noise_multiplier: float, log_tail: float

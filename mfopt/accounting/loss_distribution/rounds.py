@@ -16,6 +16,7 @@ from typing import Literal
 from mfopt import _check
 from mfopt.accounting import solve
 from mfopt.accounting.closed_form import gaussian
+from mfopt.accounting.closed_form.linear import NearlyLinear
 from mfopt.accounting.loss_distribution.convolution import ComposedLosses, Composition
 from mfopt.accounting.loss_distribution.grid import Grid, Law
 from mfopt.accounting.loss_distribution.mixture import Round
@@ -26,6 +27,7 @@ Direction = Literal["remove", "add"]
 COARSE, FINE = 1e-3, 2e-5  # relative accuracy aimed at for ε: in searches, and for reported numbers
 # Truncated probability relative to the δ in question: e^-16 = 1e-7.
 _TRUNCATED = 16.0
+_LAST_PLACES = 1e-14  # of δ near 1: what sums of masses do not resolve
 _FAINTEST = -690.0  # log of the smallest δ that floats resolve
 _PLANS = 6
 
@@ -57,6 +59,8 @@ class RoundsProfile:
         ceiling = self._log_ceiling(epsilon)
         if self.mixture.trivial or self._one_gaussian is not None or ceiling < _FAINTEST:
             return ceiling
+        if self._linear.tight(epsilon) or not self._linear.resolved(self.rounds):
+            return ceiling
         if epsilon >= self._largest_added:
             if direction == "add":
                 return -math.inf
@@ -70,7 +74,8 @@ class RoundsProfile:
         found, composition = self._log_delta(epsilon, direction or "remove")
         if direction is None and not _no_larger(composition.reverse(), epsilon, found):
             found = max(found, self._log_delta(epsilon, "add")[0])
-        return min(found, ceiling)
+        # so close to 1 sums of masses may have rounded the difference away
+        return min(found, ceiling) if found < -_LAST_PLACES else ceiling
 
     def delta(self, epsilon: float) -> float:
         """Upper bound of δ(ε)."""
@@ -83,6 +88,11 @@ class RoundsProfile:
             return 0.0
         ceiling = gaussian.epsilon(self._largest_mu, delta)
         if self._one_gaussian is not None:
+            return ceiling
+        ceiling = min(ceiling, self._linear.epsilon(target))
+        if ceiling <= 1 and self._linear.epsilon_below(target) >= ceiling * (1 - 1e-4):
+            return ceiling
+        if not self._linear.resolved(self.rounds):
             return ceiling
         found, composition = self._epsilon(target, direction or "remove")
         if direction == "add":
@@ -100,9 +110,15 @@ class RoundsProfile:
         epsilon = _check.non_negative("epsilon", epsilon)
         if self.mixture.trivial or self._one_gaussian is not None:
             return self._log_ceiling(epsilon)
+        linear = self._linear.log_delta_below(epsilon)
+        if self._linear.tight(epsilon) or not self._linear.resolved(self.rounds):
+            return linear
         return max(
-            self._below(epsilon, law, self._estimate(law, epsilon)).log_delta_below(epsilon)
-            for law in self._deciding(epsilon)
+            linear,
+            *(
+                self._below(epsilon, law, self._estimate(law, epsilon)).log_delta_below(epsilon)
+                for law in self._deciding(epsilon)
+            ),
         )
 
     def epsilon_below(self, delta: float, near: float | None = None) -> float:
@@ -115,9 +131,18 @@ class RoundsProfile:
             return 0.0
         if self._one_gaussian is not None:
             return gaussian.epsilon(self._one_gaussian, delta) * (1 - 1e-12)
+        linear = self._linear.epsilon_below(target)
+        if not self._linear.resolved(self.rounds):
+            return linear
         at = self.epsilon(delta) if near is None else near
+        if linear >= at * (1 - 1e-4):
+            return min(linear, at)
         return max(
-            _largest_epsilon(self._below(at, law, target), target, at) for law in self._deciding(at)
+            linear,
+            *(
+                _largest_epsilon(self._below(at, law, target), target, at)
+                for law in self._deciding(at)
+            ),
         )
 
     @property
@@ -149,7 +174,13 @@ class RoundsProfile:
         """The least of the bounds in closed form."""
         if self.mixture.trivial:
             return -math.inf
-        return min(gaussian.log_delta(self._largest_mu, epsilon), self.log_chance, 0.0)
+        plain = gaussian.log_delta(self._largest_mu, epsilon)
+        return min(plain, self.log_chance, self._linear.log_delta(epsilon))
+
+    @property
+    def _linear(self) -> NearlyLinear:
+        known = self.mixture.linear(self.noise_multiplier) or (math.inf, math.inf)
+        return NearlyLinear.of(self.rounds, *known)
 
     def _log_distance(self) -> float:
         """log of a bound on δ(0): the chance of taking part at all, or Pinsker's inequality.
@@ -160,7 +191,7 @@ class RoundsProfile:
         if not math.isfinite(square) or self.mixture.trivial:
             return self.log_chance
         pinsker = 0.5 * math.log(max(self.rounds * square / 2, 1e-300)) + 1e-9
-        return min(pinsker, self.log_chance)
+        return min(pinsker, self.log_chance, self._linear.log_delta(0.0))
 
     def _law(self, direction: str, log_delta: float) -> Law:
         return _law(

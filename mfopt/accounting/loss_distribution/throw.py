@@ -32,7 +32,7 @@ import scipy
 
 from mfopt import _check
 from mfopt.accounting.closed_form import gaussian
-from mfopt.accounting.loss_distribution.allocation import AllocationProfile
+from mfopt.accounting.loss_distribution.allocation import AllocationProfile, linear_part
 from mfopt.accounting.loss_distribution.convolution import ComposedLosses, Composition
 from mfopt.accounting.loss_distribution.distribution import LARGEST_WINDOW, LossDistribution
 from mfopt.accounting.loss_distribution.mixture import Unbounded
@@ -97,6 +97,10 @@ class Throw(Unbounded):
         gram = noise_multiplier**-2
         return math.log1p(math.expm1(gram) / self.bins) if gram < 700 else math.inf
 
+    def linear(self, noise_multiplier: float) -> tuple[float, float]:
+        """See :meth:`.Round.linear`: the mean of √g z over the bins."""
+        return linear_part(self.bins, noise_multiplier**-2)
+
     def nodes(
         self, noise_multiplier: float, log_tail: float
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -135,7 +139,7 @@ class Throw(Unbounded):
         if last - first >= LARGEST_WINDOW:
             raise _check.FailureError(
                 f"the privacy loss of one throw spans {(last - first) * step:.3g}, too wide for a "
-                f"grid of spacing {step:.3g}; ask for a lower accuracy or use more noise"
+                f"grid of spacing {step:.3g}; use more noise"
             )
         index = np.arange(first, last + 1)
         log_q, infinite, reverse = _atoms(self.bins, noise_multiplier**-2, step * index, log_tail)

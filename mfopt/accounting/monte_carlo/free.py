@@ -9,6 +9,7 @@ from collections.abc import Callable
 from mfopt import _check
 from mfopt.accounting import solve
 from mfopt.accounting.closed_form import gaussian
+from mfopt.accounting.closed_form.linear import NearlyLinear
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
 from mfopt.accounting.loss_distribution.rounds import COARSE, FINE, RoundsProfile, guess
 from mfopt.accounting.loss_distribution.throw import LEAST, Throw
@@ -196,7 +197,9 @@ class Spread:
         if epsilon > 1 or math.isinf(log_square):
             return plain
         remove, add = half(math.expm1(epsilon)), epsilon + half(-math.expm1(-epsilon))
-        return min(remove, plain[0]), min(add, plain[1])
+        sigma = noise_multiplier / math.sqrt(self.squared_norm) * (1 - _NUDGE)
+        linear = NearlyLinear.of(self.throws, *Throw(self.bins).linear(sigma)).log_delta(epsilon)
+        return min(remove, plain[0], linear), min(add, plain[1], linear)
 
     def epsilon(self, noise_multiplier: float, delta: float) -> float:
         target = math.log(delta)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt import _extras
+from mfopt._float64 import pinned
 
 try:
     from flax import nnx
@@ -197,6 +198,7 @@ def _json_object(path: Path) -> dict[str, Any]:
     return dict(_check.kind(path.name, found, dict, "Name the folder of a GPT-2 or of a run."))
 
 
+@pinned
 def load_pretrained(
     folder: str | Path,
     *,
