@@ -37,6 +37,7 @@ __all__ = [
     "reject",
     "seed",
     "single",
+    "word",
 ]
 
 
@@ -66,6 +67,14 @@ def kind(name: str, value: Any, wanted: type, way_out: str = "") -> Any:
     """``value``, an instance of ``wanted``."""
     if not isinstance(value, wanted):
         raise reject(name, type(value).__name__, f"must be of class {wanted.__name__}", way_out)
+    return value
+
+
+def word(name: str, value: Any) -> str:
+    """``value``, a text to be printed in a line: not empty, without control characters."""
+    if not isinstance(value, str) or not value.strip() or not value.isprintable():
+        rule = "must be a word or some, such as example or user, without control characters"
+        raise reject(name, printable(value) if isinstance(value, str) else value, rule)
     return value
 
 

@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import numpy as np
 
-from mfopt import _quick
+from mfopt import _address_space, _quick
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,6 +37,7 @@ def scope(wide: bool | None = True) -> Iterator[None]:
     Args:
       wide: whether arrays may be float64; None leaves that to the host program.
     """
+    _address_space.require()
     with (
         contextlib.nullcontext() if wide is None else jax.enable_x64(wide),
         jax.numpy_dtype_promotion("standard"),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mfopt import _check, words
+from mfopt import _address_space, _check, words
 from mfopt.progress import Progress, Report
 
 GIB = 2**30
@@ -27,7 +27,7 @@ _LONG = 120.0  # seconds worth telling of
 def free_memory() -> int:
     """Bytes that this process can still take, as far as the system says; 2^63 where it does not.
 
-    The least of what the machine has free and what the control groups of this process allow.
+    The least of what the machine has free and what control groups and limits of this process allow.
     """
     found = [2**63]
     try:
@@ -49,7 +49,7 @@ def free_memory() -> int:
         except (OSError, ValueError):  # no such limit
             continue
         found.append(max(allowed, 0))
-    return min(found)
+    return int(min(*found, _address_space.left()))
 
 
 def usable_memory() -> float:

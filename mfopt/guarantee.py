@@ -51,6 +51,7 @@ class Guarantee:
         if not 0 <= self.delta <= 1:
             raise _check.reject("delta", self.delta, "must lie in [0, 1]")
         _check.integer("group_size", self.group_size)
+        _check.word("privacy_unit", self.privacy_unit)
         for name, allowed in (("adjacency", Adjacency), ("status", Status)):
             if getattr(self, name) not in get_args(allowed):
                 raise _check.reject(

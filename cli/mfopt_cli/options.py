@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from mfopt import _check, _plugins
+from mfopt import _address_space, _check, _plugins
 from mfopt.errors import FailureError, UsageError
 from mfopt_cli import messages
 from mfopt_cli.option import WORDS
@@ -23,6 +23,9 @@ from mfopt_cli.option import Option as Option
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 FILE = click.Path(path_type=Path)  # of an argument that must be there
+
+
+_WITHOUT_JAX = {"account", "bench", "data"}  # groups; accounts by sampling say so themselves
 
 
 def _once(command: click.Command, ctx: click.Context, args: list[str]) -> None:
@@ -55,6 +58,8 @@ class Command(click.Command):
             for param in self.params:
                 if param.type is FILE:  # before anything large is imported
                     _check.file(param.name or "", ctx.params[param.name])
+            if not _WITHOUT_JAX & set(ctx.command_path.split()[1:2]):
+                _address_space.require()
             return super().invoke(ctx)
         except UsageError as problem:
             raise messages.Refused(messages.of_usage(problem, ctx)) from problem

@@ -26,7 +26,7 @@ from mfopt.accounting.verify import check_delta
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import Factorization
 from mfopt.optimize import kinds, memory, starts, usual
-from mfopt.optimize.pipeline import on_record
+from mfopt.optimize.pipeline import check_proof, on_record
 from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
 from mfopt.optimize.time_scale import Scaling
 from mfopt.progress import Progress, Report, silent, within
@@ -160,6 +160,7 @@ def least_error(
     """
     _check.epsilon("epsilon", epsilon)
     check_delta(delta)
+    check_proof(certify_samples, seed, privacy_unit)
     most = _check.integer("memory", most, at_least=0)
     workload = workload or PrefixSums()
     wanted = candidates(epochs, iters, most)

@@ -75,10 +75,7 @@ def factorize(
     asked = None if strategy is None else kinds.asked(strategy)
     _check.epsilon("epsilon", epsilon)
     check_delta(delta)
-    if certify_samples is not None:
-        _check.integer("certify samples", certify_samples, at_least=256)
-    if seed is not None:
-        _check.seed("seed", seed)
+    check_proof(certify_samples, seed, privacy_unit)
     _check.kind("scheme", scheme, Scheme, "BallsInBins(bins=128, epochs=16) is one.")
     workload = _check.kind("workload", workload or PrefixSums(), Workload)
     if memory is not None and options:
@@ -154,6 +151,15 @@ def factorize(
         interrupted=interrupted,
         keep=searched,
     )
+
+
+def check_proof(certify_samples: int | None, seed: int | None, privacy_unit: str) -> None:
+    """Refuse, before a search, what its certificate would be refused for."""
+    if certify_samples is not None:
+        _check.integer("certify samples", certify_samples, at_least=256)
+    if seed is not None:
+        _check.seed("seed", seed)
+    _check.word("privacy_unit", privacy_unit)
 
 
 def on_record(

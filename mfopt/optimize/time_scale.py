@@ -29,7 +29,7 @@ from mfopt.optimize.parameterization import Parameterization
 from mfopt.strategies import Strategy, TimeScaled
 
 # by `mfopt bench defaults`: 12 knots cost up to 0.3% of the error, 48 gain nothing
-KNOTS = 24
+KNOTS, MOST_KNOTS = 24, 1024
 SAMPLES, STEPS, TOLERANCE = 2**13, 100, 5e-5
 _DIFFERENCE = 4.0  # a step of q in units of a step of p
 _ENDS = 0.3  # weight of the knots at the ends, in units of those in the middle
@@ -58,7 +58,7 @@ class Scaling:
     """What the diagonals may do.
 
     Attributes:
-      knots: knots of each, at least 2.
+      knots: knots of each, 2 to :data:`MOST_KNOTS`.
       rows: whether r is free as well; d always is.
     """
 
@@ -66,7 +66,7 @@ class Scaling:
     rows: bool = True
 
     def __post_init__(self) -> None:
-        _check.integer("knots", self.knots, at_least=2)
+        _check.integer("knots", self.knots, at_least=2, at_most=MOST_KNOTS)
 
 
 def stretched(diagonal: np.ndarray, n: int) -> np.ndarray:
