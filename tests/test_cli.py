@@ -169,7 +169,11 @@ BAD = {
         "--buffers does nothing for toep",
         {"--strategy": "toeplitz", "--buffers": "3"},
     ),
-    "momentum of prefix sums": (2, "--momentum 0.9: does nothing without", {"--momentum": "0.9"}),
+    "momentum of prefix sums": (
+        2,
+        "--momentum does nothing without --workload momentum",
+        {"--momentum": "0.9"},
+    ),
     "negative seed": (2, "seed", {"--seed": "-1"}),
     "unknown optimizer": (2, "optimizer", {"--strategy": "blt", "--optimizer": "magic"}),
     "unknown objective": (2, "objective", {"--objective": "median"}),

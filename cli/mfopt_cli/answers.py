@@ -15,6 +15,8 @@ from mfopt_cli import display, sweeps
 from mfopt_cli.live import Live
 
 Row = dict[str, Any]
+PLACES = ("plot", "force", "as_json", "quiet")
+STATEMENT = ("privacy_unit", "adjacency")
 _NAMES = {"noise_multiplier": "--noise-multiplier", "eps": "--eps", "delta": "--delta"}
 
 
@@ -75,26 +77,38 @@ def analysed(mechanism: Any, row: Row, **more: Any) -> list[Row]:
     return [found.describe()]
 
 
-def run(
+def answer(
     arguments: Row,
-    compute: Callable[[Row], list[Row]],
+    make: Callable[[Row, Row], Any],
     title: str,
-    plot: Path | None,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
+    analyse: Callable[..., list[Row]] = analysed,
+) -> None:
+    """:func:`run` for what has one mechanism at each point.
+
+    Args:
+      arguments: as for :func:`run`.
+      make: (point, what the statement is about as keywords of Mechanism) -> Mechanism.
+      title: as for :func:`run`.
+      analyse: (mechanism, point, how to sample as keywords) -> rows.
+    """
+    of = {name: arguments.pop(name) for name in STATEMENT if name in arguments}
+    effort = taken_effort(arguments)
+    run(arguments, lambda row: analyse(make(row, of), row, **effort), title, effort)
+
+
+def run(
+    arguments: Row, compute: Callable[[Row], list[Row]], title: str, effort: Row | None = None
 ) -> None:
     """Evaluate all points with progress, then print a table or JSON and draw the plot.
 
     Args:
-      arguments: options by name; one may be a sweep.
+      arguments: options by name; one may be a sweep. ``plot``, ``force``, ``as_json`` and ``quiet``
+        say where results go.
       compute: a point of the sweep -> one row for each method.
       title: of the table, the plot and the progress.
-      plot: where to draw a sweep.
-      force: replace a plot that is there.
-      as_json: print one JSON object and nothing else.
-      quiet: no progress and no table.
+      effort: of :func:`taken_effort`.
     """
+    plot, force, as_json, quiet = (arguments.pop(name) for name in PLACES)
     swept, rows = sweeps.points(arguments)
     given = [text for name, text in _NAMES.items() if arguments[name] is not None]
     if len(given) != 2:
@@ -109,6 +123,7 @@ def run(
             live(Progress(title, number, len(rows), "answers", note=note))
             found = compute(row)
             results += [one if swept is None else {swept: row[swept], **one} for one in found]
+    say_unused(effort or {}, bool(effort) and sampled(results))
     if plot is not None and swept is not None:
         from mfopt.experiments import accounted
 
@@ -123,6 +138,31 @@ def run(
         _print(results, swept, title)
         if plot is not None:
             display.print_text(f"plot: {plot}")
+
+
+def taken_effort(arguments: Row) -> Row:
+    """How a sampled account is to work, for ``accounting.account``, taken out of ``arguments``."""
+    if "estimate" not in arguments:
+        return {}
+    samples, seed, estimate = (arguments.pop(name) for name in ("samples", "seed", "estimate"))
+    if estimate and (samples is not None or seed is not None):
+        raise click.UsageError(
+            "--estimate verifies nothing: leave --certify-samples and --seed out, or --estimate"
+        )
+    return {"samples": samples, "seed": seed, "certify": not estimate}
+
+
+def say_unused(effort: Row, sampled: bool) -> None:
+    """A note where how to sample was said, and no samples were taken."""
+    typed = {"samples": "--certify-samples", "seed": "--seed", "certify": "--estimate"}
+    given = [typed[name] for name, value in effort.items() if value not in (None, True)]
+    if given and not sampled:
+        click.echo(f"mfopt: {', '.join(given)}: no samples were needed", err=True)
+
+
+def sampled(results: list[Row]) -> bool:
+    """Whether an answer is by samples."""
+    return any(row["failure_probability"] or row["status"] == "estimate" for row in results)
 
 
 def _print(results: list[Row], swept: str | None, title: str) -> None:

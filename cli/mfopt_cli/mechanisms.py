@@ -28,18 +28,13 @@ def workload(text: str, n: int, momentum: float | None, cooldown: str | None) ->
     from mfopt import workloads
 
     if text not in ("prefix", "momentum"):
-        if momentum is not None or cooldown is not None:
-            name, value = ("cooldown", cooldown) if momentum is None else ("momentum", momentum)
-            raise _check.reject(name, value, "only goes with --workload momentum")
+        if cooldown is not None:
+            raise _check.reject("cooldown", cooldown, "goes with --workload prefix or momentum")
         if not Path(text).is_file():
             raise _check.reject(
                 "workload", text, "must be prefix, momentum or the .npy file of one"
             )
         return workloads.load(text, n)
-    if text == "prefix" and momentum is not None:
-        raise _check.reject(
-            "momentum", momentum, "does nothing without --workload momentum", "Give that too."
-        )
     if text == "prefix" and cooldown is None:
         return workloads.PrefixSums()
     rates = np.ones(n)

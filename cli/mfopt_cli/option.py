@@ -27,11 +27,23 @@ class Option(click.Option):
         aliases: tuple[str, ...] = (),
         help: str = "",
         may_be_empty: bool = False,
+        needs: dict[str, str | None] | None = None,
+        excludes: tuple[str, ...] = (),
         **more: Any,
     ) -> None:
+        """Make an option.
+
+        Args:
+          names, help, more: as for ``click.Option``.
+          aliases: older names.
+          may_be_empty: whether "" is a value.
+          needs: names of other options, one of which must be given (or have this value): without
+            all of them this one does nothing.
+          excludes: names of options beside which it does nothing.
+        """
         main = next(name for name in names if name.startswith("--"))
         self.older = tuple(aliases) or ALIASES.get(main, ())
-        self.may_be_empty = may_be_empty
+        self.may_be_empty, self.needs, self.excludes = may_be_empty, needs or {}, excludes
         super().__init__([*names, *self.older], help=help, **more)
 
     @property

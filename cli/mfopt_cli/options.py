@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from mfopt import _address_space, _check, _plugins
 from mfopt.errors import FailureError, UsageError
@@ -42,6 +43,22 @@ def _once(command: click.Command, ctx: click.Context, args: list[str]) -> None:
             raise messages.Refused(f"{said}: given more than once. Give one value, once.")
 
 
+def _with_effect(command: click.Command, ctx: click.Context) -> None:
+    """Refuse an option that was given where it does nothing, by what it needs and excludes."""
+    every = {param.name: param for param in command.get_params(ctx) if isinstance(param, Option)}
+    source = ctx.get_parameter_source
+    given = {name for name in every if source(name or "") is ParameterSource.COMMANDLINE}
+    for name in given if not ctx.resilient_parsing else ():
+        param, typed = every[name], every[name].typed(ctx)
+        for other in given & set(param.excludes):
+            raise messages.Refused(f"{typed} does nothing with {every[other].typed(ctx)}: drop one")
+        found = [(ctx.params[other], value) for other, value in param.needs.items()]
+        if found and not any(a == b if b else a is not None for a, b in found):
+            said = [(every[other].main, value or "") for other, value in param.needs.items()]
+            without = " or ".join(" ".join(words).strip() for words in said)
+            raise messages.Refused(f"{typed} does nothing without {without}")
+
+
 class Command(click.Command):
     """A command that remembers the words it was given, for its messages."""
 
@@ -49,9 +66,11 @@ class Command(click.Command):
         ctx.meta[WORDS] = tuple(args)
         _once(self, ctx, args)
         try:
-            return super().parse_args(ctx, args)
+            left = super().parse_args(ctx, args)
         except UsageError as problem:
             raise messages.Refused(messages.of_usage(problem, ctx)) from problem
+        _with_effect(self, ctx)
+        return left
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -113,15 +132,24 @@ class StrategyName(click.ParamType):  # type: ignore[type-arg]  # no runtime arg
 
 
 class Count(click.ParamType):  # type: ignore[type-arg]  # no runtime argument in click 8.1
-    """A whole number, also as 1e6, 10M or 1_000."""
+    """A whole number, also as 1e6, 10M or 1_000.
+
+    Args:
+      most: refuse more where it is read, before any work: of sizes beyond which work takes days,
+        for nothing. What else is wrong with a number is for the library to say.
+    """
 
     name = "integer"
 
+    def __init__(self, most: int | None = None) -> None:
+        self.most = most
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
-            return whole(value)
+            number = whole(value)
         except ValueError as problem:
             self.fail(f"{value!r} {problem}", param, ctx)
+        return int(at_most(self.most, number, param))
 
 
 class Seed(Count):
@@ -151,6 +179,14 @@ class Words(click.ParamType):  # type: ignore[type-arg]  # no runtime argument i
         return tuple(dict.fromkeys(parts)) if self.several else parts[0]
 
 
+def at_most(most: int | None, number: Any, param: click.Parameter | None) -> Any:
+    """``number``, unless it is above ``most``."""
+    if most is not None and number > most:
+        name = (param and param.name) or "value"
+        raise _check.reject(name, _check.shortened(number), f"must be at most {most}")
+    return number
+
+
 def whole(value: Any) -> int:
     """``value`` as an int: digits, or a number like 1e6 or 10M that is whole.
 
@@ -173,6 +209,9 @@ def whole(value: Any) -> int:
 
 
 COUNT = Count()
+MOST_SAMPLES = 2**28  # a thousand times the default: minutes for 4 bins, an hour for 128
+MOST_GROUP = 10**6  # units that change together
+MOST_POINTS = 10**4  # of a table
 
 
 def option(*names: str, **more: Any) -> Decorator:
@@ -223,19 +262,21 @@ json_flag = option(
 )
 quiet = option("--quiet", is_flag=True, help="No progress and no table.")
 output = apply(json_flag, quiet)
-force = option("--force", is_flag=True, help="Replace what is there already.")
 
 
-def _named(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    if not value.strip():
-        raise click.BadParameter("must be a word, such as example or user", ctx, param)
-    return value
+def force_of(*places: str) -> Decorator:
+    """``--force``; ``places``: the options that name what is replaced, where none has a default."""
+    needs = dict.fromkeys(places)
+    return option("--force", is_flag=True, needs=needs, help="Replace what is there already.")
+
+
+force = force_of()
 
 
 unit = option(
     "--unit",
     "privacy_unit",
-    callback=_named,
+    callback=lambda _, param, value: _check.word(param.name, value),
     default="example",
     show_default=True,
     help="Name of the privacy unit: what the guarantee protects.",
@@ -249,7 +290,8 @@ def certify_samples_as(*names: str, **more: Any) -> Decorator:
         "(0.5% for a time-scaled blt of 512 bins or more), "
     )
     text += "beyond while they would save 0.25%; for fresh bins from 2^15 on, 0.25% throughout]."
-    return option("--certify-samples", *names, type=COUNT, default=None, help=text, **more)
+    kind = Count(MOST_SAMPLES)
+    return option("--certify-samples", *names, type=kind, default=None, help=text, **more)
 
 
 certify_samples = certify_samples_as()
@@ -284,7 +326,7 @@ def folder(name: str, path: Path, make: bool = True) -> Path:
 
 jobs = option(
     "--jobs",
-    type=COUNT,
+    type=Count(1024),
     help="Worker processes. [default: half the cores; `experiment all`: a process for each]",
 )
 cache = option(
@@ -297,7 +339,7 @@ cache = option(
 
 def certificate(text: str) -> Decorator:
     """What every command has that proves a statement about a file; ``text`` is of ``--out``."""
-    return apply(certify_samples, seed(), out(text), force, output)
+    return apply(certify_samples, seed(), out(text), force_of("out"), output)
 
 
 file_argument = click.argument("path", metavar="FILE", type=FILE)

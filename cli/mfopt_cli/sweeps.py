@@ -8,9 +8,8 @@ from typing import Any
 
 import click
 
+from mfopt.errors import UsageError
 from mfopt_cli import options
-
-_MOST = 10_000
 
 
 class Sweep(click.ParamType):  # type: ignore[type-arg]  # no runtime argument in click 8.1
@@ -19,10 +18,14 @@ class Sweep(click.ParamType):  # type: ignore[type-arg]  # no runtime argument i
     A range includes both its ends; a step ``xF`` multiplies by F.
 
     Converts to a tuple of values; an option that was not given stays None.
+
+    Args:
+      kind: of number.
+      most: as for :class:`mfopt_cli.options.Count`.
     """
 
-    def __init__(self, kind: type[int] | type[float]) -> None:
-        self.kind = kind
+    def __init__(self, kind: type[int] | type[float], most: int | None = None) -> None:
+        self.kind, self.most = kind, most
         self.name = "integers" if kind is int else "numbers"
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
@@ -36,9 +39,11 @@ class Sweep(click.ParamType):  # type: ignore[type-arg]  # no runtime argument i
         if isinstance(value, int | float):
             return (value,)
         try:
-            if ":" in value:
-                return self._range(value.split(":"))
-            return tuple(self._number(part) for part in value.split(","))
+            ranged = ":" in value
+            found = self._range(value.split(":")) if ranged else map(self._number, value.split(","))
+            return tuple(options.at_most(self.most, number, param) for number in found)
+        except UsageError:
+            raise
         except ValueError as problem:
             self.fail(f"{value!r}: {problem}", param, ctx)
 
@@ -62,16 +67,27 @@ class Sweep(click.ParamType):  # type: ignore[type-arg]  # no runtime argument i
             width = (last - first) / step
         if len(parts) == 2 and 0 < width < 1:
             raise ValueError("the step 1 leaves only the ends: say FIRST:LAST:STEP or :xFACTOR")
-        if width >= _MOST:
-            raise ValueError(f"{math.floor(width) + 1} values; a sweep has at most {_MOST}")
+        if width >= options.MOST_POINTS:
+            raise ValueError(
+                f"{math.floor(width) + 1} values; a sweep has at most {options.MOST_POINTS}"
+            )
         steps = range(math.ceil(width * (1 - 1e-12)))
         inner = (first + i * step if factor is None else first * factor**i for i in steps)
         return *(self.kind(value) for value in inner), last
 
 
-def option(name: str, kind: type[int] | type[float], text: str, **more: Any) -> Callable[..., Any]:
-    """An option that may be swept."""
-    return options.option(name, type=Sweep(kind), help=text, **more)
+def option(
+    name: str, kind: type[int] | type[float], text: str, most: int | None = None, **more: Any
+) -> Callable[..., Any]:
+    """An option that may be swept.
+
+    Args:
+      name: with its dashes.
+      kind, most: as for :class:`Sweep`.
+      text: its help.
+      more: as for :func:`mfopt_cli.options.option`.
+    """
+    return options.option(name, type=Sweep(kind, most), help=text, **more)
 
 
 def points(arguments: dict[str, tuple[Any, ...] | None]) -> tuple[str | None, list[dict[str, Any]]]:

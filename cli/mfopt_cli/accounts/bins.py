@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
@@ -11,7 +10,7 @@ import click
 from mfopt import _check
 from mfopt_cli import answers, options, sweeps
 from mfopt_cli.accounts import shared
-from mfopt_cli.answers import Row, analysed
+from mfopt_cli.answers import Row
 from mfopt_cli.options import apply
 
 _binned = apply(
@@ -34,20 +33,7 @@ _binned = apply(
     help="What else touches the same data: pure:ε, approximate:ε:δ or gaussian:σ (sensitivity 1). "
     "Repeatable: all are composed.",
 )
-def balls_in_bins(
-    plot: Path | None,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
-    privacy_unit: str,
-    adjacency: str,
-    strategy: str,
-    samples: int | None,
-    seed: int | None,
-    estimate: bool,
-    also: tuple[str, ...],
-    **arguments: Any,
-) -> None:
+def balls_in_bins(strategy: str, also: tuple[str, ...], **arguments: Any) -> None:
     """Any C >= 0 with balls-in-bins batching; exact for C = I, certified by sampling otherwise.
 
     \b
@@ -57,39 +43,24 @@ def balls_in_bins(
     from mfopt.accounting import Mechanism
     from mfopt.sampling import BallsInBins
 
-    effort = shared.effort(samples, seed, estimate)
     found, file = shared.matrix(strategy, ("identity", "sqrt", "banded-sqrt"))
     others = [_other(text) for text in also]
 
-    def compute(row: Row) -> list[Row]:
-        of: Any = {"privacy_unit": privacy_unit, "adjacency": adjacency}
-        scheme = BallsInBins(*shared.bins_of(row, file))
-        mechanism = Mechanism(scheme, found, row["group_size"], **of)
-        if others:
-            return [_composed(mechanism, others, row, **effort).describe()]
-        return analysed(mechanism, row, **effort)
+    def make(row: Row, of: Row) -> Any:
+        return Mechanism(BallsInBins(*shared.bins_of(row, file)), found, row["group_size"], **of)
+
+    def composed(mechanism: Any, row: Row, **effort: Any) -> list[Row]:
+        return [_composed(mechanism, others, row, **effort).describe()]
 
     title = ", and ".join([f"balls-in-bins, {strategy}", *also])
-    answers.run(arguments, compute, title, plot, force, as_json, quiet)
+    answers.answer(arguments, make, title, composed if others else answers.analysed)
 
 
 @click.command("fresh-bins", cls=options.Command)
 @_binned
 @sweeps.option("--rethrow", int, "Epochs between two throws. [default: 1, or that of a FILE]")
 @shared.strategy("identity, banded-sqrt:BANDS, or a factorization FILE; at most --iters bands.")
-def fresh_bins(
-    plot: Path | None,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
-    privacy_unit: str,
-    adjacency: str,
-    strategy: str,
-    samples: int | None,
-    seed: int | None,
-    estimate: bool,
-    **arguments: Any,
-) -> None:
+def fresh_bins(strategy: str, **arguments: Any) -> None:
     """Every unit in a new random batch in each epoch; any banded C >= 0, certified by sampling.
 
     \b
@@ -100,19 +71,16 @@ def fresh_bins(
     from mfopt.accounting import Mechanism
     from mfopt.sampling import FreshBins
 
-    effort = shared.effort(samples, seed, estimate)
     found, file = shared.matrix(strategy, ("identity", "banded-sqrt"))
 
-    def compute(row: Row) -> list[Row]:
+    def make(row: Row, of: Row) -> Any:
         bins, epochs = shared.bins_of(row, file)
         rethrow = 1 if row["rethrow"] is None else row["rethrow"]
         if hasattr(getattr(file, "sampling", None), "rethrow"):
             rethrow = shared.own(row, "rethrow", file.sampling.rethrow, file)
-        of: Any = {"privacy_unit": privacy_unit, "adjacency": adjacency}
-        mechanism = Mechanism(FreshBins(bins, epochs, rethrow), found, row["group_size"], **of)
-        return analysed(mechanism, row, **effort)
+        return Mechanism(FreshBins(bins, epochs, rethrow), found, row["group_size"], **of)
 
-    answers.run(arguments, compute, f"fresh-bins, {strategy}", plot, force, as_json, quiet)
+    answers.answer(arguments, make, f"fresh-bins, {strategy}")
 
 
 def _other(text: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -10,7 +9,7 @@ import click
 from mfopt import _check
 from mfopt_cli import answers, display, options, sweeps
 from mfopt_cli.accounts import shared
-from mfopt_cli.answers import Row, analysed, iterations
+from mfopt_cli.answers import Row, iterations
 
 _KINDS = ("identity", "sqrt", "banded-sqrt")
 _STRATEGIES = "identity, sqrt, banded-sqrt:BANDS, or a factorization FILE."
@@ -23,16 +22,7 @@ _STRATEGIES = "identity, sqrt, banded-sqrt:BANDS, or a factorization FILE."
 @shared.protects
 @shared.strategy(_STRATEGIES)
 @shared.results
-def fixed_order(
-    plot: Path | None,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
-    privacy_unit: str,
-    adjacency: str,
-    strategy: str,
-    **arguments: Any,
-) -> None:
+def fixed_order(strategy: str, **arguments: Any) -> None:
     """Batches in an order fixed beforehand, the same in every epoch; any C, nothing amplified.
 
     \b
@@ -44,12 +34,10 @@ def fixed_order(
 
     found, file = shared.matrix(strategy, _KINDS)
 
-    def compute(row: Row) -> list[Row]:
-        of: Any = {"privacy_unit": privacy_unit, "adjacency": adjacency}
-        scheme = FixedOrder(*shared.bins_of(row, file))
-        return analysed(Mechanism(scheme, found, row["group_size"], **of), row)
+    def make(row: Row, of: Row) -> Any:
+        return Mechanism(FixedOrder(*shared.bins_of(row, file)), found, row["group_size"], **of)
 
-    answers.run(arguments, compute, f"fixed order, {strategy}", plot, force, as_json, quiet)
+    answers.answer(arguments, make, f"fixed order, {strategy}")
 
 
 @click.command("min-separation", cls=options.Command)
@@ -63,16 +51,7 @@ def fixed_order(
 @shared.protects
 @shared.strategy(_STRATEGIES)
 @shared.results
-def min_separation(
-    plot: Path | None,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
-    privacy_unit: str,
-    adjacency: str,
-    strategy: str,
-    **arguments: Any,
-) -> None:
+def min_separation(strategy: str, **arguments: Any) -> None:
     """Any participation at least --separation iterations apart; any C, nothing amplified.
 
     \b
@@ -85,13 +64,12 @@ def min_separation(
 
     found, file = shared.matrix(strategy, _KINDS)
 
-    def compute(row: Row) -> list[Row]:
+    def make(row: Row, of: Row) -> Any:
         n = iterations(row) if file is None else _length_of(row, file)
         scheme = MinSeparation(n, row["separation"], row["max_participations"])
-        of: Any = {"privacy_unit": privacy_unit, "adjacency": adjacency}
-        return analysed(Mechanism(scheme, found, row["group_size"], **of), row)
+        return Mechanism(scheme, found, row["group_size"], **of)
 
-    answers.run(arguments, compute, f"min-separation, {strategy}", plot, force, as_json, quiet)
+    answers.answer(arguments, make, f"min-separation, {strategy}")
 
 
 def _length_of(row: Row, file: Any) -> int:
@@ -115,9 +93,7 @@ def _length_of(row: Row, file: Any) -> int:
 @sweeps.option("--batch-size", float, "Expected users in a step of plain DP-SGD.", required=True)
 @sweeps.option("--threshold", float, "τ over the clip norm: concentration of users' gradients.")
 @shared.results
-def concentration_filter(
-    plot: Path | None, force: bool, as_json: bool, quiet: bool, **arguments: Any
-) -> None:
+def concentration_filter(**arguments: Any) -> None:
     """User-wise DP-SGD with a concentration filter against plain DP-SGD: which adds less noise.
 
     Asi and Liu's filter takes all users in each step and helps where their averaged gradients lie
@@ -148,6 +124,7 @@ def concentration_filter(
             }
         ]
 
+    plot, force, as_json, quiet = (arguments.pop(name) for name in answers.PLACES)
     swept, rows = sweeps.points(arguments)
     if plot is not None:
         answers.check_plot(plot, swept, force)

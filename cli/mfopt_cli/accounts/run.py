@@ -20,12 +20,17 @@ from mfopt_cli.live import Live
 @options.delta("δ of every statement.")
 @options.option(
     "--points",
-    type=options.COUNT,
+    type=options.Count(options.MOST_POINTS),
     default=10,
     show_default=True,
     help="Statements over the run; whole epochs where bins are kept.",
 )
-@options.option("--group-size", type=options.COUNT, default=1, help="Units that change together.")
+@options.option(
+    "--group-size",
+    type=options.Count(options.MOST_GROUP),
+    default=1,
+    help="Units that change together.",
+)
 @shared.adjacency
 @options.unit
 @shared.verified
@@ -38,13 +43,11 @@ def run(
     group_size: int,
     adjacency: str,
     privacy_unit: str,
-    samples: int | None,
-    seed: int | None,
-    estimate: bool,
     plot: Path | None,
     force: bool,
     as_json: bool,
     quiet: bool,
+    **arguments: Any,
 ) -> None:
     """ε over a run: what has been spent after each part of it, by every scheme that has an account.
 
@@ -63,7 +66,7 @@ def run(
         answers.check_plot(plot, "phases", force)
     from mfopt.accounting.phases import Phase, over_training
 
-    effort = shared.effort(samples, seed, estimate)
+    effort = answers.taken_effort(arguments)
     of: Any = {"group_size": group_size, "privacy_unit": privacy_unit, "adjacency": adjacency}
     made = [_phase(text, of) for text in phases]
     asked: Any = {"epsilon": epsilon, "delta": delta, "points": points, **effort}
@@ -78,6 +81,7 @@ def run(
         for at, guarantee in found:
             live(Progress("run", at, total, "iterations"))
             rows.append({"iterations": at, **guarantee.describe()})
+    answers.say_unused(effort, answers.sampled(rows))
     if plot is not None:
         from mfopt.experiments import accounted
 

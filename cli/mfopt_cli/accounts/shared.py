@@ -41,7 +41,12 @@ sampled = apply(
     sweeps.option("--population", int, "Number of units in the data set."),
 )
 group_size = sweeps.option(
-    "--group-size", int, "Units that change together.", default="1", show_default=True
+    "--group-size",
+    int,
+    "Units that change together.",
+    options.MOST_GROUP,
+    default="1",
+    show_default=True,
 )
 adjacency = options.option(
     "--adjacency",
@@ -53,7 +58,7 @@ adjacency = options.option(
 protects = apply(group_size, adjacency, options.unit)
 results = apply(
     options.option("--plot", type=click.Path(path_type=Path), help="Draw a sweep into this file."),
-    options.force,
+    options.force_of("plot"),
     options.output,
 )
 verified = apply(
@@ -66,15 +71,6 @@ verified = apply(
 def strategy(text: str) -> options.Decorator:
     """``--strategy`` of a mechanism with this C; ``text`` says which are taken."""
     return options.option("--strategy", default="identity", show_default=True, help=text)
-
-
-def effort(samples: int | None, seed: int | None, estimate: bool) -> dict[str, Any]:
-    """How a sampled account is to work, for ``accounting.account``."""
-    if estimate and (samples is not None or seed is not None):
-        raise click.UsageError(
-            "--estimate verifies nothing: leave --certify-samples and --seed out, or --estimate"
-        )
-    return {"samples": samples, "seed": seed, "certify": not estimate}
 
 
 def matrix(text: str, kinds: tuple[str, ...]) -> tuple[Any, Any]:

@@ -37,15 +37,7 @@ def command() -> None:
 @shared.adjacency
 @options.unit
 @shared.results
-def dpsgd(
-    plot: Path | None,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
-    privacy_unit: str,
-    adjacency: str,
-    **arguments: Any,
-) -> None:
+def dpsgd(**arguments: Any) -> None:
     """DP-SGD: independent noise, Poisson sampling.
 
     \b
@@ -55,8 +47,7 @@ def dpsgd(
     from mfopt.accounting import Mechanism
     from mfopt.sampling import Poisson, TruncatedPoisson
 
-    def make(row: Row) -> Any:
-        of: Any = {"privacy_unit": privacy_unit, "adjacency": adjacency}
+    def make(row: Row, of: Row) -> Any:
         chance, n, limit = probability(row), iterations(row), row["batch_limit"]
         if limit is None:
             return Mechanism(Poisson(chance, n), **of)
@@ -64,9 +55,7 @@ def dpsgd(
             raise click.UsageError("--batch-limit needs --batch-size and --population")
         return Mechanism(TruncatedPoisson(chance, limit, row["population"], n), **of)
 
-    answers.run(
-        arguments, lambda row: analysed(make(row), row), "DP-SGD", plot, force, as_json, quiet
-    )
+    answers.answer(arguments, make, "DP-SGD")
 
 
 @command.command()
@@ -78,16 +67,7 @@ def dpsgd(
 @sweeps.option("--bands", int, "Bands of C, and groups of the data. [default: those of FILE]")
 @shared.protects
 @shared.results
-def banded(
-    path: Path | None,
-    plot: Path | None,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
-    privacy_unit: str,
-    adjacency: str,
-    **arguments: Any,
-) -> None:
+def banded(path: Path | None, **arguments: Any) -> None:
     """Banded C with cyclic Poisson sampling: the C of a FILE, or the banded square root.
 
     --probability is the chance within the group whose turn it is; a FILE of cyclic Poisson
@@ -103,14 +83,13 @@ def banded(
 
     file = None if path is None else _file(path)
 
-    def make(row: Row) -> Any:
+    def make(row: Row, of: Row) -> Any:
         scheme = _cyclic(row, file)
         strategy = BandedSquareRoot(scheme.bands) if file is None else file.strategy
-        of: Any = {"privacy_unit": privacy_unit, "adjacency": adjacency}
         return Mechanism(scheme, strategy, row["group_size"], **of)
 
     title = "banded, cyclic Poisson" if path is None else f"{path}, cyclic Poisson"
-    answers.run(arguments, lambda row: analysed(make(row), row), title, plot, force, as_json, quiet)
+    answers.answer(arguments, make, title)
 
 
 def _file(path: Path) -> Any:
@@ -149,12 +128,12 @@ def _cyclic(row: Row, file: Any) -> Any:
 @shared.target
 @shared.sampled
 @shared.length
-@sweeps.option("--group-size", int, "Most examples of one user, K.", required=True)
+@sweeps.option(
+    "--group-size", int, "Most examples of one user, K.", options.MOST_GROUP, required=True
+)
 @shared.adjacency
 @shared.results
-def els(
-    plot: Path | None, force: bool, as_json: bool, quiet: bool, adjacency: str, **arguments: Any
-) -> None:
+def els(**arguments: Any) -> None:
     """Example-level sampling for user-level privacy: DP-SGD with up to K examples of a user.
 
     \b
@@ -165,17 +144,16 @@ def els(
     from mfopt.accounting import Mechanism
     from mfopt.sampling import Poisson
 
-    def make(row: Row) -> Any:
+    def make(row: Row, of: Row) -> Any:
         scheme = Poisson(probability(row), iterations(row))
         if row["population"] is not None and row["group_size"] > row["population"]:
             raise click.UsageError(
                 f"--group-size {row['group_size']} is above --population {row['population']}: "
                 "a user's examples are among the population's"
             )
-        of: Any = {"adjacency": adjacency}
         return Mechanism(scheme, group_size=row["group_size"], **of)
 
-    answers.run(arguments, lambda row: analysed(make(row), row), "ELS", plot, force, as_json, quiet)
+    answers.answer(arguments, make, "ELS")
 
 
 @command.command()
@@ -185,9 +163,7 @@ def els(
 @shared.length
 @shared.adjacency
 @shared.results
-def uls(
-    plot: Path | None, force: bool, as_json: bool, quiet: bool, adjacency: str, **arguments: Any
-) -> None:
+def uls(**arguments: Any) -> None:
     """User-level sampling: users are drawn, and one user's averaged gradient is clipped.
 
     --probability, --batch-size and --population count users.
@@ -200,11 +176,10 @@ def uls(
     from mfopt.accounting import Mechanism
     from mfopt.sampling import Poisson
 
-    def make(row: Row) -> Any:
-        of: Any = {"privacy_unit": "user", "adjacency": adjacency}
-        return Mechanism(Poisson(probability(row), iterations(row)), **of)
+    def make(row: Row, of: Row) -> Any:
+        return Mechanism(Poisson(probability(row), iterations(row)), privacy_unit="user", **of)
 
-    answers.run(arguments, lambda row: analysed(make(row), row), "ULS", plot, force, as_json, quiet)
+    answers.answer(arguments, make, "ULS")
 
 
 @command.command()
@@ -213,7 +188,9 @@ def uls(
 @sweeps.option("--delta", float, "δ of the group's statement.", required=True)
 @shared.sampled
 @shared.length
-@sweeps.option("--group-size", int, "Examples that change together, K.", required=True)
+@sweeps.option(
+    "--group-size", int, "Examples that change together, K.", options.MOST_GROUP, required=True
+)
 @options.option(
     "--floor",
     type=float,
@@ -222,9 +199,7 @@ def uls(
     help="Smallest one-example δ that the black box may use; other tools stop near 1e-15.",
 )
 @shared.results
-def group(
-    plot: Path | None, force: bool, as_json: bool, quiet: bool, floor: float, **arguments: Any
-) -> None:
+def group(floor: float, **arguments: Any) -> None:
     """How a group's ε (or σ) follows from one example's, by every method side by side.
 
     The mixture of Gaussians (tight), the whole one-example profile, the textbook lemma in both
@@ -252,7 +227,7 @@ def group(
             )
         ]
 
-    answers.run(arguments, compute, "group privacy of DP-SGD", plot, force, as_json, quiet)
+    answers.run(arguments, compute, "group privacy of DP-SGD")
 
 
 @command.command("fixed-batch")
@@ -263,15 +238,7 @@ def group(
 @shared.length
 @shared.protects
 @shared.results
-def fixed_batch(
-    plot: Path | None,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
-    privacy_unit: str,
-    adjacency: str,
-    **arguments: Any,
-) -> None:
+def fixed_batch(**arguments: Any) -> None:
     """DP-SGD with batches of fixed size, drawn without replacement.
 
     \b
@@ -282,20 +249,11 @@ def fixed_batch(
     from mfopt.accounting import Mechanism
     from mfopt.sampling import FixedBatch
 
-    def make(row: Row) -> Any:
+    def make(row: Row, of: Row) -> Any:
         scheme = FixedBatch(row["batch_size"], row["population"], iterations(row))
-        of: Any = {"privacy_unit": privacy_unit, "adjacency": adjacency}
         return Mechanism(scheme, group_size=row["group_size"], **of)
 
-    answers.run(
-        arguments,
-        lambda row: analysed(make(row), row),
-        "fixed batches",
-        plot,
-        force,
-        as_json,
-        quiet,
-    )
+    answers.answer(arguments, make, "fixed batches")
 
 
 @command.command()
@@ -311,9 +269,7 @@ def fixed_batch(
     help="As published, by improved Rényi conversion, or the tighter PLD.",
 )
 @shared.results
-def fedavg(
-    plot: Path | None, force: bool, as_json: bool, quiet: bool, conversion: str, **arguments: Any
-) -> None:
+def fedavg(conversion: str, **arguments: Any) -> None:
     """DP-FedAvg and DP-FedSGD: sampled users, moments accountant.
 
     --noise-multiplier is z, the noise on the average over the estimator's sensitivity:
@@ -345,7 +301,7 @@ def fedavg(
         )
         return [{**found.describe(), **unit}]
 
-    answers.run(arguments, compute, "DP-FedAvg", plot, force, as_json, quiet)
+    answers.run(arguments, compute, "DP-FedAvg")
 
 
 for one in (

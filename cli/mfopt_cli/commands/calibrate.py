@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from mfopt import words
-from mfopt_cli import display, options
+from mfopt_cli import answers, display, options
 from mfopt_cli.live import Live
 
 
@@ -58,6 +58,7 @@ def command(
         guarantee=certificate.guarantee(found.guarantee.privacy_unit),
         provenance={**found.provenance, "calibrated_by": mechanisms.provenance(seed)},
     )
+    answers.say_unused({"samples": certify_samples}, certificate.samples > 0)
     if seed is None:  # a C may have been made to pass with a seed that was known before
         proofs.note(new)
     wanted = out

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from mfopt import words
-from mfopt_cli import display, options
+from mfopt_cli import answers, display, options
 from mfopt_cli.live import Live
 
 
@@ -55,6 +55,7 @@ def command(
     guarantee = certificate.guarantee(found.guarantee.privacy_unit)
     record = {**found.provenance, "certified_by": mechanisms.provenance(seed)}
     proved = dataclasses.replace(found, guarantee=guarantee, provenance=record)
+    answers.say_unused({"samples": certify_samples}, certificate.samples > 0)
     if seed is None:  # a file may have been made to pass with a seed that was known before
         proofs.note(proved)
         asked = (guarantee.epsilon, guarantee.delta)

@@ -37,7 +37,11 @@ from mfopt_cli.live import Live
     help="Family to give improvements over. [default: banded+poisson, where it is included]",
 )
 @options.option(
-    "--samples", type=options.COUNT, default=2**15, show_default=True, help="Of each Monte Carlo σ."
+    "--samples",
+    type=options.Count(2**24),
+    default=2**15,
+    show_default=True,
+    help="Of each Monte Carlo σ.",
 )
 @options.option(
     "--params",
@@ -53,9 +57,20 @@ from mfopt_cli.live import Live
     "Stem of the files STEM.csv, STEM-sizes.csv, .json, .txt, and of the plots STEM-rmse, "
     "STEM-improvement, STEM-memory and, with --params, STEM-time (.png and .svg)."
 )
-@options.option("--wide", is_flag=True, help="One row a mechanism, one column an ε.")
-@options.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of the table.")
-@options.force
+@options.option(
+    "--wide",
+    is_flag=True,
+    excludes=("as_csv", "as_json", "quiet"),
+    help="One row a mechanism, one column an ε.",
+)
+@options.option(
+    "--csv",
+    "as_csv",
+    is_flag=True,
+    excludes=("as_json",),
+    help="Print CSV instead of the table.",
+)
+@options.force_of("out")
 @options.output
 def command(
     epochs: int,
@@ -99,8 +114,6 @@ def command(
     )
     from mfopt.experiments.cache import Cache, default_folder
 
-    if as_csv and as_json:
-        raise click.UsageError("--csv does nothing with --json: give one of them")
     chosen = [name for part in include for name in part.split(",") if name]
     setting = comparison.Comparison(
         iters,

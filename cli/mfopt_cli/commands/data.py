@@ -177,6 +177,12 @@ def _source(paths: tuple[str, ...], given: dict[str, Any], name: str = "data") -
         saved = ("state.json", "dataset_dict.json")
         if kind == "folder" and any((Path(paths[0]) / name).is_file() for name in saved):
             kind = "huggingface"
+    if kind in ("folder", "enron"):
+        _leave_default(
+            given, f"does nothing for --format {kind}", user_column="user", text_column="text"
+        )
+    if kind != "folder":
+        _leave_default(given, "does nothing but for --format folder", records="file")
     if kind in ("folder", "enron", "huggingface"):
         if len(paths) != 1:
             raise _check.reject(name, list(paths), f"must be one folder for --format {kind}")
@@ -187,6 +193,14 @@ def _source(paths: tuple[str, ...], given: dict[str, Any], name: str = "data") -
         return sources.Folder(paths[0], given["records"])
     source = {"jsonl": sources.JsonLines, "csv": sources.Csv, "parquet": sources.Parquet}[kind]
     return source(paths, given["user_column"], given["text_column"])
+
+
+def _leave_default(given: dict[str, Any], rule: str, **defaults: str) -> None:
+    from mfopt import _check
+
+    for name, default in defaults.items():
+        if given[name] != default:
+            raise _check.reject(name, given[name], rule, "Leave it out.")
 
 
 def _print(report: dict[str, Any]) -> None:
@@ -219,7 +233,7 @@ def _print(report: dict[str, Any]) -> None:
 @click.argument("path", type=click.Path())
 @options.option("--plot", type=click.Path(), help="Write histograms to this PNG, SVG or PDF.")
 @options.option("--verify", is_flag=True, help="Read everything and check the content digests.")
-@options.force
+@options.force_of("plot")
 @options.json_flag
 def stats(path: str, plot: str | None, verify: bool, force: bool, as_json: bool) -> None:
     """Records per user and tokens per record of the stores in PATH.

@@ -70,14 +70,19 @@ def command(ctx: click.Context, listing: bool, as_json: bool) -> None:
         display.table(f"{name}: {entry['summary']}", rows)
 
 
-_places = options.apply(
+_shared = options.apply(
     options.out("Folder to write NAME.csv, .json, .txt, .png and .svg into."),
     options.option(
         "--artifacts",
         type=click.Path(path_type=Path),
         metavar="DIR",
+        excludes=("out", "force"),
         help="Replace a study's files in DIR/studies and note them in DIR/manifest.json.",
     ),
+    options.jobs,
+    options.cache,
+    options.force_of("out"),
+    options.output,
 )
 
 
@@ -102,8 +107,7 @@ def _command(name: str) -> click.Command:
     whole = options.option(
         "--full", is_flag=True, help="The paper's size, where flags do not differ."
     )
-    shared = (whole, _places, options.jobs, options.cache, options.force, options.output)
-    callback = options.apply(*shared)(callback)
+    callback = options.apply(whole, _shared)(callback)
     made = click.command(name=name, cls=options.Command)(callback)
     made.params = [*params, *made.params]
     return made
@@ -183,11 +187,7 @@ def _say(outcome: Any, written: list[Path]) -> None:
 
 
 @click.command(name=EVERY, cls=options.Command)
-@_places
-@options.jobs
-@options.cache
-@options.force
-@options.output
+@_shared
 def every(
     out: Path | None,
     artifacts: Path | None,
@@ -244,9 +244,6 @@ def _check_places(
 
     if jobs is not None:
         _check.integer("jobs", jobs)
-    if out is not None and artifacts is not None:
-        rule = "cannot be given with --artifacts, which has its own place"
-        raise _check.reject("out", str(out), rule, "Give one of them.")
     for name, folder in (("out", out), ("artifacts", artifacts)):
         if folder is not None:
             options.folder(name, folder)

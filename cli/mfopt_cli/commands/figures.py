@@ -14,7 +14,13 @@ from mfopt_cli.live import Live
 
 @click.command(name="figures", cls=options.Command)
 @click.argument("names", metavar="[NAME]...", nargs=-1)
-@options.option("--list", "listing", is_flag=True, help="List the names and stop.")
+@options.option(
+    "--list",
+    "listing",
+    is_flag=True,
+    excludes=("out", "folder", "redraw", "jobs", "cache", "force", "quiet"),
+    help="List the names and stop.",
+)
 @options.out(
     "Folder to write NAME.png, NAME.svg and NAME.csv (tables: .txt and .csv) into.",
     default=Path("figures"),
@@ -25,12 +31,15 @@ from mfopt_cli.live import Live
     "folder",
     type=click.Path(path_type=Path),
     metavar="DIR",
+    excludes=("out", "force"),
     help="Rebuild the named artifacts in DIR (figures, factorizations such as blt-4-16x128-eps2, "
     "grid, comparison-16x128, train-comparison, audit) and note them in DIR/manifest.json.",
 )
 @options.option(
     "--redraw",
     is_flag=True,
+    needs={"folder": None},
+    excludes=("jobs", "cache"),
     help="With --artifacts: draw pictures again from the data beside them (all, or audit, "
     "comparison-16x128, train-comparison, studies/NAME); nothing is computed.",
 )
@@ -79,8 +88,7 @@ def command(
     if redraw:
         from mfopt.experiments import artifacts
 
-        if folder is None:
-            raise click.UsageError("--redraw needs --artifacts: the folder with pictures and data")
+        assert folder is not None  # what --redraw needs
         _report([str(path) for path in artifacts.redraw(names, folder)], as_json, quiet)
         return
     store = Cache(cache or default_folder())

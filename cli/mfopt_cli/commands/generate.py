@@ -14,9 +14,19 @@ from mfopt_cli import display, options
     "--prompt", default="", may_be_empty=True, help="Begin with this text. [default: a new text]"
 )
 @options.option(
-    "--tokens", type=options.COUNT, default=64, show_default=True, help="Most new tokens of a text."
+    "--tokens",
+    type=options.Count(10**6),
+    default=64,
+    show_default=True,
+    help="Most new tokens of a text.",
 )
-@options.option("--texts", type=options.COUNT, default=1, show_default=True, help="How many texts.")
+@options.option(
+    "--texts",
+    type=options.Count(options.MOST_POINTS),
+    default=1,
+    show_default=True,
+    help="How many texts.",
+)
 @options.option(
     "--temperature", default=1.0, show_default=True, help="Divides the logits; 0: the likeliest."
 )

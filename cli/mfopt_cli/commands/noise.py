@@ -55,7 +55,13 @@ def _price(stream: NoiseStream, parameters: int, guarantee: Guarantee) -> dict[s
     is_flag=True,
     help="Noise on a grid with a proven law, by a cipher, in float64: its cost in time and in ε.",
 )
-@options.option("--repeats", type=options.COUNT, default=5, show_default=True, help="Timed steps.")
+@options.option(
+    "--repeats",
+    type=options.Count(options.MOST_POINTS),
+    default=5,
+    show_default=True,
+    help="Timed steps.",
+)
 @options.json_flag
 def command(
     path: Path,

@@ -13,7 +13,7 @@ import click
 from mfopt import _check, _signals, words
 from mfopt.errors import UsageError
 from mfopt.progress import Progress, Report
-from mfopt_cli import display, options
+from mfopt_cli import answers, display, options
 from mfopt_cli.live import Live
 
 
@@ -40,6 +40,7 @@ from mfopt_cli.live import Live
 @options.option(
     "--rethrow",
     type=options.COUNT,
+    needs={"sampling": "fresh-bins"},
     help="Epochs between two throws of fresh-bins [default: 1].",
 )
 @options.option(
@@ -59,7 +60,7 @@ from mfopt_cli.live import Live
 )
 @options.option(
     "--memory",
-    type=int,
+    type=options.COUNT,
     help="Instead of a form of C: the least error with at most so many model-sized arrays of "
     "noise, and what one array fewer or more would change [default with --sampling auto: 15].",
 )
@@ -81,7 +82,12 @@ from mfopt_cli.live import Live
     help="prefix, momentum, or a .npy file: (n,) Toeplitz coefficients or an (n, n) matrix. What "
     "error is measured on; for the best model prefix is the safe choice whatever the schedule.",
 )
-@options.option("--momentum", type=float, help="Momentum of --workload momentum [default: 0.95].")
+@options.option(
+    "--momentum",
+    type=float,
+    needs={"workload": "momentum"},
+    help="Momentum of --workload momentum [default: 0.95].",
+)
 @options.option(
     "--cooldown", help="Learning-rate cooldown START:STOP:FINAL in steps, e.g. 500:2000:0.05."
 )
@@ -236,6 +242,7 @@ def command(
     wanted = named_after(_kept(found) if len(forms) > 1 else forms[0])
     path = mechanisms.keep(found, wanted, force=force)
     so_far.discard()
+    answers.say_unused({"samples": certify_samples}, found.guarantee.details.get("samples") != 0)
     seconds = time.perf_counter() - started
     if as_json:
         display.json_object({**mechanisms.summary(found), "path": str(path), "seconds": seconds})
@@ -288,8 +295,6 @@ def _scheme(kind: str, epochs: int, iters: int, rethrow: int | None) -> Any:
 
     if kind == "fresh-bins":
         return FreshBins(bins=iters, epochs=epochs, rethrow=1 if rethrow is None else rethrow)
-    if rethrow is not None:
-        raise click.UsageError("--rethrow does nothing without --sampling fresh-bins")
     return BallsInBins(bins=iters, epochs=epochs)
 
 

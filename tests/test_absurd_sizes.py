@@ -1,0 +1,78 @@
+"""Arguments are looked at before any work: sizes beyond use, and words that could not be saved."""
+
+import pytest
+from click.testing import CliRunner
+from mfopt_cli import options, sweeps
+from mfopt_cli.main import cli
+from test_vocabulary import EVERY, every, of
+
+from mfopt import optimize
+from mfopt.errors import UsageError
+from mfopt.guarantee import Guarantee
+from mfopt.optimize.time_scale import Scaling
+from mfopt.sampling import BallsInBins
+
+
+def refusal(words):
+    """The one line in which bad usage is refused."""
+    found = CliRunner().invoke(cli, words, prog_name="mfopt", catch_exceptions=False)
+    lines = found.stderr.splitlines()
+    assert found.exit_code == 2 and found.stdout == "" and len(lines) == 1, (words, found.output)
+    return lines[0]
+
+
+@every
+def test_a_size_beyond_use_is_refused_where_it_is_read(path):
+    for param in of(path):
+        most = getattr(param.type, "most", None)
+        if most is not None:
+            for size in ("1e15", f"{most + 1}"):
+                name = param.opts[0]
+                assert f"must be at most {most}" in refusal([*path, f"{name}={size}"]), name
+
+
+LIMITED = ("--certify-samples", "--group-size", "--points", "--repeats", "--samples", "--jobs")
+
+
+def test_every_option_whose_work_grows_with_it_has_a_limit():
+    """But for those whose cost is estimated first (`--params`, `--iters`, frozen samples, ...)."""
+    without = {
+        (" ".join(path), param.opts[0])
+        for path in EVERY
+        for param in of(path)
+        if isinstance(param.type, options.Count | sweeps.Sweep) and param.opts[0] in LIMITED
+        if param.type.most is None
+    }
+    assert without == {("optimize", "--samples")}
+
+
+def test_knots_are_few_before_the_search():
+    words = ["optimize", "--epochs=2", "--iters=4", "--eps=2"]
+    assert "--knots 1000000000: must be at most 1024" in refusal([*words, "--knots=1e9"])
+    with pytest.raises(UsageError, match="must be at most 1024"):
+        Scaling(1025)
+    assert Scaling(1024).knots == 1024
+
+
+@pytest.mark.parametrize("unit", ["a\nb", "\x1b[2Juser", " ", "us\u202eer"])
+def test_a_unit_that_cannot_be_printed_is_refused_before_the_search(unit, monkeypatch):
+    """It was refused where the result was saved, and the certified result was lost."""
+
+    def no_search(*_, **__):
+        raise AssertionError("searching")
+
+    monkeypatch.setattr("mfopt.optimize.factorize", no_search)
+    for words in (["optimize", "--epochs=2", "--iters=4", "--eps=2"], ["account", "dpsgd"]):
+        said = refusal([*words, f"--unit={unit}"])
+        assert "--unit" in said and ("control characters" in said or "is empty" in said)
+    monkeypatch.undo()
+    monkeypatch.setattr("mfopt.optimize.pipeline.optimize", no_search)
+    with pytest.raises(UsageError, match="privacy_unit"):
+        optimize.factorize(BallsInBins(4, 2), 2.0, privacy_unit=unit)
+    monkeypatch.setattr("mfopt.optimize.auto._search", no_search)
+    with pytest.raises(UsageError, match="privacy_unit"):
+        optimize.least_error(2, 4, 2.0, 1e-5, privacy_unit=unit)
+    with pytest.raises(UsageError, match="certify samples"):
+        optimize.least_error(2, 4, 2.0, 1e-5, certify_samples=3)
+    with pytest.raises(UsageError, match="privacy_unit"):
+        Guarantee(1.0, 1e-5, 1.0, privacy_unit=unit)

@@ -1,0 +1,417 @@
+"""Every option that is accepted does something: alone, and beside each other option.
+
+Runs are generated from the tree of commands: each option, with some value, changes what is printed
+or the files that are left, or is refused; of a pair of options neither swallows the other. What is
+heavy (a search, a figure, a study, a run) is replaced by one that prints what it was asked for.
+"""
+
+import dataclasses
+import functools
+import itertools
+import json
+import random
+import re
+
+import click
+import numpy as np
+import pytest
+from mfopt_cli import options
+from mfopt_cli.commands import experiment
+from mfopt_cli.main import main
+from option_effects import name_of, replaced, run, values
+from test_vocabulary import EVERY, of
+
+import mfopt.optimize
+
+FACTORIZE = mfopt.optimize.factorize
+SIGMA = ["--noise-multiplier=2", "--delta=1e-5", "--json"]
+DRAWN = ["--batch-size=50", "--population=1000", "--iters=40"]
+BINS = ["--epochs=2", "--iters=4", "--noise-multiplier=2", "--delta=1e-3", "--json"]
+# command -> words of a run that is quick, to which an option is added
+BASE = {
+    "account banded": ["--bands=2", *DRAWN, *SIGMA],
+    "account dpsgd": [*DRAWN, *SIGMA],
+    "account els": ["--group-size=3", *DRAWN, *SIGMA],
+    "account filter": ["--eps=2", "--delta=1e-6", "--iters=40", *DRAWN[:2], "--json"],
+    "account fedavg": [*DRAWN, *SIGMA],
+    "account fixed-batch": ["--group-size=3", *DRAWN, *SIGMA],
+    "account fixed-order": ["--epochs=2", "--iters=10", "--strategy=sqrt", *SIGMA],
+    "account min-separation": [
+        *("--iters=40", "--separation=8", "--max-participations=3", "--strategy=sqrt"),
+        *SIGMA,
+    ],
+    "account run": ["poisson:probability=0.05,iterations=40@1.1", "--delta=1e-5", "--json"],
+    "account uls": [*DRAWN, *SIGMA],
+    "data build": ["out", "--data=a.jsonl", "--public=b.jsonl", "--vocab-size=300", "--json"],
+    "data stats": ["store", "--json"],
+    "figures": ["near-exact-2a", "--json"],
+    "optimize": ["--epochs=2", "--iters=8", "--eps=2", "--seed=1", "--json"],
+    "plot": ["sqrt.npz"],
+    "report": ["sqrt.npz"],
+    "show": ["sqrt.npz"],
+    "train": [
+        "--sampling=balls-in-bins:bins=4,epochs=2",
+        *("--eps=8", "--delta=1e-4", "--show-config"),
+    ],
+} | {" ".join(path): [] for path in EVERY if path[0] == "experiment" and path[1:] != ("all",)}
+# ... and of one that takes seconds for each option
+SLOW = {
+    "account balls-in-bins": BINS,
+    "account fresh-bins": BINS,
+    "account group": ["--group-size=3", *DRAWN, *SIGMA],
+    "calibrate": ["sqrt.npz", "--eps=1", "--seed=1", "--certify-samples=1024", "--json"],
+    "certify": ["sqrt.npz", "--eps=4", "--seed=1", "--json"],
+    "compare": ["--epochs=2", "--iters=4", "--eps=2", "--include=dpsgd,banded", "--samples=256"],
+    "noise": ["sqrt.npz", "--params=1000", "--json"],
+}
+ELSEWHERE = {
+    "audit": "seconds of training: tests/test_train_audit.py",
+    "bench": "options are those of the benchmark",
+    "experiment all": "every study: tests/test_experiments_studies.py",
+    "generate": "a trained model: tests/test_train_practice.py",
+    "verify": "the report of a run: tests/test_verify_report.py",
+}
+# values that no type tells
+OWN = {
+    "--also": ["--also=pure:0.5"],
+    "--artifacts": ["--artifacts=made"],
+    "--baseline": ["--baseline=dpsgd+poisson"],
+    "--batch-limit": ["--batch-limit=60"],
+    "--cache": ["--cache=cells"],
+    "--certify-samples": ["--certify-samples=2048"],
+    "--config": ["--config=c.toml"],
+    "--cooldown": ["--cooldown=2:5:0.5"],
+    "--data": ["--data=c.jsonl"],
+    "--delta": ["--delta=1e-4"],
+    "--end-of-text": ["--end-of-text=a"],
+    "--floor": ["--floor=1e-4"],
+    "--held-out-records": ["--held-out-records=0.4"],
+    "--held-out-users": ["--held-out-users=0.4"],
+    "--include": ["--include=sqrt"],
+    "--init": ["--init=sqrt.npz"],
+    "--max-participations": ["--max-participations=2"],
+    "--noise-multiplier": ["--noise-multiplier=1.5"],
+    "--optimizer": ["--optimizer=lbfgs", "--optimizer=sgd"],
+    "--out": ["--out=made.npz", "--out=made", "--out=made.png", "--out=made.html"],
+    "--params": ["--params=2000"],
+    "--plot": ["--plot=made.png"],
+    "--population": ["--population=2000"],
+    "--probability": ["--probability=0.1"],
+    "--public": ["--public=c.jsonl"],
+    "--sampling": ["--sampling=fresh-bins", "--sampling=poisson:probability=0.1,iterations=8"],
+    "--seed": ["--seed=5"],
+    "--strategy": ["--strategy=identity", "--strategy=banded-sqrt:2"],
+    "--text-column": ["--text-column=other"],
+    "--tokenizer": ["--tokenizer=store"],
+    "--unit": ["--unit=user", "--unit=record"],
+    "--user-column": ["--user-column=other"],
+    "--vocab-size": ["--vocab-size=290"],
+    "--workload": ["--workload=momentum"],
+}
+OWN_OF = {
+    ("certify", "--eps"): ["--eps=3"],
+    ("experiment", "--correlated"): ["--correlated=blt-4"],
+    ("experiment", "--data"): ["--data=stdlib-code", "--data=stdlib", "--data=made"],
+    ("experiment", "--delta"): ["--delta=1e-3"],
+    ("experiment", "--both"): ["--both=dpsgd+balls-in-bins"],
+    ("experiment", "--executed"): ["--executed=dpsgd+balls-in-bins"],
+    ("experiment", "--mechanisms"): ["--mechanisms=dpsgd+balls-in-bins"],
+    ("experiment", "--posts"): ["--posts=a.jsonl"],
+    ("experiment", "--public-text"): ["--public-text=b.jsonl"],
+    ("experiment", "--variants"): ["--variants=fedavg"],
+    ("train", "--delta"): ["--delta=1e-5"],
+    ("train", "--lora-layers"): ["--lora-layers=mlp/c_fc"],
+    ("train", "--model"): ["--model=here"],
+    ("train", "--sign-key"): ["--sign-key=here"],
+    ("train", "--sweep-rates"): ["--sweep-rates=0.1,0.2"],
+}
+# options -> words without which they say nothing
+WITH = {
+    ("account", "--eps"): ["!--noise-multiplier"],
+    ("account run", "--eps"): ["!--delta"],
+    ("account filter", "--eps"): [],
+    ("account", "--probability"): ["!--batch-size", "!--population"],
+    ("account", "--iterations"): ["!--iters"],
+    ("", "--force"): ["--out=sqrt.npz"],
+    ("", "--plot"): ["--noise-multiplier=1,2"],
+    ("account", "--force"): ["--noise-multiplier=1,2", "--plot=taken.png"],
+    ("account filter", "--plot"): ["--eps=1,2"],
+    ("account filter", "--force"): ["--eps=1,2", "--plot=taken.png"],
+    ("account run", "--plot"): ["--json"],
+    ("account run", "--force"): ["--plot=taken.png"],
+    ("account balls-in-bins", "--certify-samples"): ["--strategy=banded-sqrt:2", "--seed=1"],
+    ("account balls-in-bins", "--estimate"): ["--strategy=banded-sqrt:2"],
+    ("account fresh-bins", "--certify-samples"): ["--strategy=banded-sqrt:2", "--seed=1"],
+    ("account fresh-bins", "--estimate"): ["--strategy=banded-sqrt:2"],
+    ("data build", "--force"): ["!out", "store"],
+    ("data build", "--format"): ["--data=plain", "--public=b.jsonl"],
+    ("data build", "--tokenizer"): ["!--vocab-size"],
+    ("data build", "--end-of-text"): ["!--vocab-size", "--tokenizer=store"],
+    ("data build", "--records"): ["--data=folder", "--public=folder", "--format=folder"],
+    ("data stats", "--plot"): ["--json"],
+    ("data stats", "--force"): ["--plot=taken.png"],
+    ("experiment", "--force"): ["--out=made"],
+    ("experiment images", "--mechanisms"): ["--executed=dpsgd+balls-in-bins"],
+    ("experiment images", "--executed"): ["--mechanisms=dpsgd+balls-in-bins"],
+    ("experiment less-rmse", "--mechanisms"): ["--both=dpsgd+balls-in-bins"],
+    ("experiment less-rmse", "--both"): ["--mechanisms=dpsgd+balls-in-bins"],
+    ("experiment next-word", "--posts"): ["--public-text=b.jsonl"],
+    ("experiment next-word", "--public-text"): ["--posts=a.jsonl"],
+    ("figures", "--redraw"): ["--artifacts=made"],
+    ("optimize", "--rethrow"): ["--sampling=fresh-bins"],
+    ("optimize", "--bands"): ["--strategy=banded"],
+    ("optimize", "--init"): ["--strategy=banded-toeplitz", "--bands=2"],
+    ("optimize", "--momentum"): ["--workload=momentum"],
+    ("optimize", "--certify-samples"): ["--strategy=blt"],
+    ("plot", "--force"): ["--out=taken.png"],
+    ("report", "--force"): ["--out=taken.html"],
+    ("compare", "--wide"): ["--quiet"],
+    ("compare", "--force"): ["--out=made"],
+}
+# what an option is for that says nothing of what a run prints
+QUIET_WORK = {
+    ("", "--jobs"): "how many work side by side",
+    ("data build", "--restart"): "an unfinished build: tests/test_train_data_build.py",
+    ("data build", "--on-bad"): "stops at a bad line",
+    ("data stats", "--verify"): "reads all, and finds nothing wrong",
+    ("experiment", "--force"): "what is there is looked for before the work, which is replaced",
+    ("figures", "--force"): "likewise",
+    ("figures", "--cache"): "where finished cells are kept",
+    **{
+        (f"experiment {name}", "--full"): "needs data that nobody ships"
+        for name in ("images", "less-rmse", "next-word")
+    },
+    ("noise", "--repeats"): "steps that are timed",
+    ("compare", "--force"): "nothing is in the way",
+    **{
+        ("train", name): "of a run: tests/test_train_run.py"
+        for name in ("--resume", "--resume-from", "--report-only", "--json", "--quiet")
+    },
+    **{
+        ("train", name): "of several processes: tests/test_train_mesh.py"
+        for name in ("--coordinator", "--processes", "--process")
+    },
+    ("train", "--epochs"): "with --iters in place of --sampling",
+    ("train", "--iters"): "with --epochs in place of --sampling",
+    ("train", "--show-config"): "is what is asked for here",
+}
+
+
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "dogs", "run"]
+
+
+def told(table, path, name):
+    """The entry of a table for an option of a command, of its group, or of any."""
+    for place in (path, path.split()[0], ""):
+        if (place, name) in table:
+            return table[place, name]
+    return None
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    """A folder of small files of every kind."""
+    folder = tmp_path_factory.mktemp("inputs")
+    tiny = ["optimize", "--epochs=2", "--iters=4", "--eps=2", "--strategy=sqrt", "--seed=1"]
+    main([*tiny, "--delta=1e-3", f"--out={folder / 'sqrt.npz'}", "--quiet"])
+    rng = random.Random(0)
+    for name, users in (("a", 9), ("b", 7), ("c", 8)):
+        rows = [
+            {
+                "user": f"{name}{number % users}",
+                "text": " ".join(rng.choices(WORDS, k=6)),
+                "other": " ".join(rng.choices(WORDS, k=6)),
+            }
+            for number in range(60)
+        ]
+        lines = "".join(json.dumps(row) + "\n" for row in [*rows, rows[-1]])
+        (folder / f"{name}.jsonl").write_text(lines)
+    (folder / "folder" / "someone").mkdir(parents=True)
+    (folder / "folder" / "someone" / "one.txt").write_text("the cat\nsat\n\non two\n")
+    (folder / "plain").write_bytes((folder / "a.jsonl").read_bytes())
+    for name in ("taken.png", "taken.html"):
+        (folder / name).write_text("mine")
+    (folder / "c.toml").write_text("[model]\nwidth = 32\nheads = 2\n")
+    np.save(folder / "w.npy", np.ones(8))
+    store = folder / "store"
+    texts = [f"--data={folder / 'a.jsonl'}", f"--public={folder / 'b.jsonl'}"]
+    main(["data", "build", str(store), *texts, "--vocab-size=300", "--quiet"])
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _light(inputs):
+    """Print what heavy work was asked for, in place of doing it."""
+    found = mfopt.load(inputs / "sqrt.npz")
+
+    def said(x):
+        described = hasattr(x, "describe") and not dataclasses.is_dataclass(x)
+        return f"{x.describe()}" if described else repr(x)
+
+    def asked(*what, **named):
+        named = {
+            name: value for name, value in named.items() if name not in ("progress", "provenance")
+        }
+        shown = [said(x) for x in what] + [f"{name}={said(x)}" for name, x in named.items()]
+        click.echo(re.sub(r"0x[0-9a-f]+", "", "\n".join(shown)), err=True)
+
+    def search(*what, **named):
+        asked(*what, **named)
+        return found
+
+    def figure(*what, **named):
+        asked(*what[:1], *map(str, what[1:2]), what[-1].folder, **named)
+        return ["made"]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mfopt.optimize.factorize", search)
+        patch.setattr("mfopt.optimize.least_error", search)
+        patch.setattr("mfopt.experiments.figures.make", figure)
+        patch.setattr("mfopt.experiments.artifacts.rebuild", figure)
+        patch.setattr("mfopt.experiments.artifacts.redraw", lambda *_: ["drawn again"])
+        patch.setattr(experiment, "_run", lambda study, **how: asked(study, **how))
+        yield
+
+
+class Toy:
+    """One command with its base run; outcomes are kept, as the same words come again."""
+
+    def __init__(self, path, base, inputs):
+        self.path, self.base, self.inputs = path, [*path.split(), *base], inputs
+        self.options = {
+            name_of(param): param
+            for param in of(tuple(path.split()))
+            if isinstance(param, click.Option)
+        }
+        self.outcome = functools.cache(lambda *words: run(list(words), inputs))
+
+    def tried(self, name, words):
+        """(words, the run without them, the run with them) for each value of an option."""
+        base = replaced(self.base, told(WITH, self.path, name) or [])
+        if name in ("--json", "--quiet", "--wide", "--csv"):
+            base = [word for word in base if word not in ("--json", "--quiet")]
+        before = self.outcome(*base)
+        for word in words:
+            yield word, before, self.outcome(*replaced(base, [word]))
+
+    def words(self, name):
+        """Words that give an option some value."""
+        param = self.options[name]
+        own = told(OWN_OF, self.path, name)
+        typed = values(param)
+        known = isinstance(param.type, click.Choice | options.StrategyName)
+        known |= bool(isinstance(param.type, options.Words) and param.type.choices)
+        return own or (typed if known or name not in OWN else OWN[name])
+
+    @functools.cache  # noqa: B019 - toys are few
+    def effective(self, name):
+        """The first words that give the option an effect, None where none do."""
+        for word, before, after in self.tried(name, self.words(name)):
+            if after != before and after.code == 0:
+                return word
+        return None
+
+
+def check_alone(toy):
+    """Every option has an effect with some value; no word of a choice ends in a traceback."""
+    idle = [
+        name
+        for name in toy.options
+        if told(QUIET_WORK, toy.path, name) is None and toy.effective(name) is None
+    ]
+    assert not idle, f"{toy.path}: nothing changes with {', '.join(idle)}"
+    for name, param in toy.options.items():
+        if told(WITH, toy.path, name) and name != "--force":
+            alone = toy.outcome(*toy.base)
+            found = [toy.outcome(*replaced(toy.base, [word])) for word in toy.words(name)]
+            seen = [one.refused or one != alone for one in found]
+            assert any(seen), f"{toy.path}: {name} does nothing, and says nothing"
+        if isinstance(param.type, click.Choice | options.StrategyName):
+            for word, _, after in toy.tried(name, toy.words(name)):
+                assert after.code in (0, 1) or after.refused, (toy.path, word, after)
+
+
+def check_pairs(toy, pairs):
+    """Neither option of a pair swallows the other: beside it, some value is refused or changes it.
+
+    All are tried on one base, with what either needs.
+    """
+    swallowed = []
+    for names in pairs:
+        base = toy.base
+        for name in names:
+            base = replaced(base, told(WITH, toy.path, name) or [])
+        for one, other in (names, names[::-1]):
+            words = replaced(base, [toy.effective(one)])
+            alone = toy.outcome(*words)
+            found = (toy.outcome(*replaced(words, [word])) for word in toy.words(other))
+            if alone.code == 0 and all(both.code == 0 and both == alone for both in found):
+                swallowed.append(f"{toy.path}: {other} does nothing beside {toy.effective(one)}")
+    assert not swallowed, "\n".join(swallowed)
+
+
+def pairs_of(toy):
+    """All pairs of options that have an effect, but for how to print and replace."""
+    names = [
+        name
+        for name in toy.options
+        if name not in ("--json", "--quiet", "--force") and toy.effective(name) is not None
+    ]
+    needed = {name: told(WITH, toy.path, name) or [] for name in names}
+    return [
+        (one, other)
+        for one, other in itertools.combinations(names, 2)
+        if not {toy.effective(one), toy.effective(other)} & {*needed[one], *needed[other]}
+    ]
+
+
+def test_every_command_is_looked_at():
+    assert {*BASE, *SLOW, *ELSEWHERE} == {" ".join(path) for path in EVERY}
+
+
+@pytest.fixture(scope="module")
+def toys(inputs):
+    """Commands by name, each made once: outcomes are shared by the tests."""
+    return functools.cache(lambda path: Toy(path, (BASE | SLOW)[path], inputs))
+
+
+LIGHT = [path for path in BASE if "experiment" not in path or path.endswith("mean-estimation")]
+commands = pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=[pytest.mark.ci] * (path not in LIGHT)) for path in BASE]
+)
+slow = pytest.mark.parametrize("path", SLOW)
+
+
+@commands
+def test_every_option_does_something_or_is_refused(path, toys):
+    check_alone(toys(path))
+
+
+@commands
+def test_of_a_pair_of_options_neither_is_swallowed(path, toys):
+    every = pairs_of(toys(path))
+    check_pairs(toys(path), random.Random(path).sample(every, min(4, len(every))))
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("path", BASE)
+def test_of_more_pairs_of_options_neither_is_swallowed(path, toys):
+    every = pairs_of(toys(path))
+    check_pairs(toys(path), random.Random(path).sample(every, min(100, len(every))))
+
+
+@pytest.mark.ci
+@slow
+def test_every_option_of_slow_commands_does_something(path, toys):
+    check_alone(toys(path))
+
+
+@pytest.mark.release
+def test_every_option_of_a_search_changes_what_is_found(inputs, monkeypatch):
+    """The search itself, of 8 bins: an argument that arrives may still be dropped there."""
+    monkeypatch.setattr("mfopt.optimize.factorize", FACTORIZE)
+    few = ["--samples=256", "--certify-samples=1024", "--steps=8", "--out=x.npz"]
+    toy = Toy("optimize", [*BASE["optimize"], *few], inputs)
+    for name in toy.options:
+        if name not in ("--memory", "--force"):  # searches of many forms
+            assert toy.effective(name), name
