@@ -137,6 +137,11 @@ class AmplifiedObjective:
         known = loss if isinstance(loss, Hashable) else functools.partial(loss)
         self._compiled_model = _model(known, self._law, parameterization.build)
 
+    @property
+    def disagreement(self) -> float:
+        """Largest difference of log error between two proposals of a point's own."""
+        return self._law.disagreement
+
     def __call__(self, parameters: np.ndarray) -> Evaluation:
         """Value and gradient on a proposal placed at ``parameters`` themselves."""
         return self.placed(parameters).at

@@ -26,9 +26,10 @@ _PAIRS = 30  # steps whose curvature L-BFGS-B keeps
 # the last so many evaluations have to bring this share of what all of them did.
 _WINDOW, _ADDED = 5, 0.05
 _LOST = 0.3  # decrease of log error for which no tangent is trusted
-# Increase of log error, on a proposal of its own, by which the end of a search is worse than an
-# earlier point. Two placements differ by 1e-4 under balls-in-bins, 0.8% for fresh bins at ε = 8.
-_WORSE = 0.01
+# Decrease of log error since the last proposal of its own, over what two proposals differ by, after
+# which a point is looked at on one: far from where they were placed samples may miss what C has
+# become, and promise what is not there (1 × 64, ε = 8: 12% on 8,192 samples).
+_UNSEEN = 2.5
 # Tolerances: the largest change by another placement below which gains are taken for noise.
 _AGREE = 3
 
@@ -74,7 +75,7 @@ def minimize(
                 here = own = objective.placed(here.point, here.at.noise_multiplier)
                 changed = abs(here.at.value - before.at.value)
                 tolerance = max(tolerance, min(changed, coarsest))
-                if not _worse(here, lowest):
+                if not _worse(here, lowest, objective.disagreement):
                     lowest = min(here, lowest, key=lambda tangent: tangent.at.value)
                 else:
                     here = own = lowest
@@ -91,6 +92,16 @@ def minimize(
             width = step / _SHORTER
             continue
         renewed = renewed and -change < tolerance
+        gain = own.at.value - there.at.value
+        if there.placement is own.placement and gain > _UNSEEN * objective.disagreement:
+            seen = objective.placed(there.point, there.at.noise_multiplier)
+            if _worse(seen, there, objective.disagreement):
+                trace.note(there.at)
+                width = _widest(there.point - own.point) / _SHORTER
+                here = own
+                trace.move(here.point, here.at)
+                continue
+            there = seen
         if there.placement is not here.placement:
             own, lowest = there, min(there, lowest, key=lambda tangent: tangent.at.value)
         here, width = there, min(max(_LONGER * step, width), REACH)
@@ -99,13 +110,13 @@ def minimize(
     trace.status = f"step limit {steps} reached"
     if here is not own:
         here = objective.placed(here.point, here.at.noise_multiplier)
-        here = lowest if _worse(here, lowest) else here
+        here = lowest if _worse(here, lowest, objective.disagreement) else here
         trace.move(here.point, here.at)
 
 
-def _worse(own: Tangent, lowest: Tangent) -> bool:
-    """True where the first of two points on proposals of their own is lost."""
-    return not (own.at.usable and own.at.value <= lowest.at.value + _WORSE)
+def _worse(own: Tangent, other: Tangent, disagreement: float) -> bool:
+    """True where a point on its own proposal is worse than ``other`` by more than two differ."""
+    return not (own.at.usable and own.at.value <= other.at.value + disagreement)
 
 
 def _widest(step: np.ndarray) -> float:

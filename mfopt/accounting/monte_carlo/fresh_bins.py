@@ -125,6 +125,7 @@ class FreshBinsLaw(SampledLaw):
 
     scheme: FreshBins
     divisible: ClassVar[bool] = True
+    disagreement: ClassVar[float] = 0.01
 
     @property
     def frugal(self) -> int:  # type: ignore[override]

@@ -188,10 +188,13 @@ class SampledLaw(abc.ABC):
         whose δ̂ have the whole's as their mean: a search spreads them over the local devices then.
       frugal: by how much a search divides the usual number of frozen samples: where each takes
         long and says much.
+      disagreement: largest relative difference of σ on frozen samples between two proposals, each
+        placed near the solution.
     """
 
     divisible: ClassVar[bool] = False
     frugal: ClassVar[int] = 1
+    disagreement: ClassVar[float] = 0.002
 
     @abc.abstractmethod
     def loss(self, strategy: Strategy) -> SampledLoss:
