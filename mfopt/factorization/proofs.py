@@ -30,7 +30,6 @@ from mfopt import _notes, _plugins
 from mfopt._version import __version__
 from mfopt.accounting import account
 from mfopt.accounting.monte_carlo.protocol import SampledLoss, law
-from mfopt.accounting.verify import BETA_SHARE, MOST_WORK
 from mfopt.calibration import certify
 from mfopt.errors import FailureError, UsageError
 from mfopt.guarantee import Guarantee
@@ -39,7 +38,6 @@ from mfopt.progress import Progress, Report, silent
 
 _PROVED = ("certified", "exact", "bound")
 _WORDS = ("status", "method", "failure_probability", "details")  # of a guarantee, by its proof
-_MORE = 2**21  # samples of a second attempt
 # what a proof rests on: a change of any of it has statements proved again
 _FOLDERS = ("accounting", "calibration", "sampling", "strategies")
 _FILES = ("factorization/proofs.py", "mechanism.py", "guarantee.py", "_float64.py", "_quick.py")
@@ -147,6 +145,9 @@ def prove(
 ) -> Guarantee:
     """Prove what is stated of a mechanism with fresh randomness; what was proved.
 
+    One certificate is asked for, which itself spends more samples where its first are not enough
+    and counts each of its rounds in the probability of failing.
+
     Args:
       mechanism: C, sampling, unit, group size and adjacency.
       noise_multiplier: σ relative to the clip norm, for C as stored.
@@ -164,18 +165,7 @@ def prove(
         if not (found.status in _PROVED and found.epsilon <= stated.epsilon):
             raise FailureError(f"what could be proved is {found}.")
         return found
-    try:
-        proof = certify(loss, noise_multiplier, stated.epsilon, stated.delta, progress=progress)
-    except FailureError:
-        # the first attempt may have failed by bad luck; what it could have erred with is paid for
-        rest = stated.delta * (1 - BETA_SHARE)
-        more = min(_MORE, MOST_WORK // loss.work)
-        proof = certify(
-            loss, noise_multiplier, stated.epsilon, rest, samples=more, progress=progress
-        )
-        found = proof.guarantee(mechanism.privacy_unit)
-        chance = found.failure_probability + stated.delta * BETA_SHARE
-        return dataclasses.replace(found, failure_probability=chance)
+    proof = certify(loss, noise_multiplier, stated.epsilon, stated.delta, progress=progress)
     return proof.guarantee(mechanism.privacy_unit)
 
 
