@@ -22,7 +22,7 @@ from mfopt.optimize.parameterization import Parameterization
 from mfopt.optimize.time_scale import Scaling
 from mfopt.strategies import Strategy, TimeScaled, fields
 
-_SHORT_RUN = 512  # iterations
+SHORT_RUN = 512  # iterations: C has several optima there, and a search takes little
 _WARM_BUFFERS = 4  # of the BLT that other searches begin from
 
 
@@ -264,7 +264,7 @@ def scaled(kind: Kind, scaling: Scaling) -> Kind:
         if kind.plain_first:
             return []
         # short runs have several optima: at 2 × 8, ε = 1 one start in five ends 0.5% high
-        most = None if size.n <= _SHORT_RUN else 1
+        most = None if size.n <= SHORT_RUN else 1
         return [TimeScaled(start) for start in kind.starts(size)[:most]]
 
     def after(size: Size) -> list[Stage]:
