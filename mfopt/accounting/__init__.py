@@ -1,4 +1,4 @@
-"""What (ε, δ) a mechanism has: every accountant behind :func:`account`.
+"""Accounting of (ε, δ) for a mechanism: every accountant behind :func:`account`.
 
 Adjacency, privacy unit and the units of σ are part of each :class:`mfopt.guarantee.Guarantee`;
 nothing is rounded towards less privacy.

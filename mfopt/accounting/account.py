@@ -1,4 +1,4 @@
-"""One question for all accountants: two of (σ, ε, δ) of a mechanism give the third.
+"""One entry point for all accountants: two of (σ, ε, δ) of a mechanism give the third.
 
 Accountants are registered for the schemes that they know, by being defined, and say which
 mechanisms they support. Those that do are asked, and the least valid answer is given, with the name
@@ -33,7 +33,7 @@ _REGISTERED: dict[str, dict[str, type[Accountant]]] = {}
 
 @dataclasses.dataclass(frozen=True)
 class Effort:
-    """How hard a sampled account may work. Accounts without randomness have no use for it.
+    """Limits on the work of a sampled account. Deterministic accounts ignore them.
 
     Attributes:
       samples: number of verifying samples; unless given, as many as are worth it.
@@ -88,7 +88,7 @@ class Accountant(abc.ABC):
 
     @abc.abstractmethod
     def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
-        """What is known about a mechanism that :meth:`check` let pass."""
+        """Return the analysis of a mechanism that passed :meth:`check`."""
 
 
 def registered() -> dict[str, tuple[Accountant, ...]]:
@@ -141,7 +141,8 @@ def analysis(
     seed: int | None = None,
     certify: bool = True,
 ) -> Analysis:
-    """What is known about the mechanism: the least valid answer of all that support it.
+    """Return the best analysis of the mechanism: the smallest bound of all accountants that support
+    it.
 
     Args:
       mechanism: what is released and against whom it protects.

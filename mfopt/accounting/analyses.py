@@ -1,7 +1,7 @@
-"""What an accountant finds about a mechanism: the third of (σ, ε, δ) from two, as a Guarantee.
+"""Analyses: the third of (σ, ε, δ) from the other two, as a :class:`Guarantee`.
 
-An analysis without randomness of its own has a privacy profile at every σ, from which all three
-questions are answered; :class:`Least` asks several and takes the least valid answer.
+A deterministic analysis has a privacy profile at every σ, which answers all three questions.
+:class:`Least` combines several analyses and reports the smallest valid bound.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _COARSE_SIGMA = 1e-3  # the same for where the fine search begins
 
 
 class Analysis(Protocol):
-    """What is known about one mechanism. All numbers are per group of ``group_size`` units."""
+    """Bounds for one mechanism. All numbers are per group of ``group_size`` units."""
 
     @property
     def mechanism(self) -> Mechanism:
-        """What is analysed."""
+        """The mechanism analysed."""
 
     def epsilon(self, noise_multiplier: float, delta: float) -> Guarantee:
         """The smallest ε at this σ and δ."""
@@ -48,7 +48,7 @@ class Analysis(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class DeterministicAnalysis(abc.ABC):
-    """An analysis without randomness of its own.
+    """A deterministic analysis.
 
     Attributes:
       mechanism: what is analysed.
@@ -68,7 +68,7 @@ class DeterministicAnalysis(abc.ABC):
 
     @abc.abstractmethod
     def guess(self, epsilon: float, delta: float) -> float:
-        """A σ to begin a search at."""
+        """Initial σ of a search."""
 
     def epsilon(self, noise_multiplier: float, delta: float) -> Guarantee:
         sigma = _check.positive("noise_multiplier", noise_multiplier)
@@ -211,7 +211,7 @@ class RoundsAnalysis(DeterministicAnalysis):
 
 
 def least(parts: Sequence[Analysis]) -> Analysis:
-    """One analysis that gives the least of the answers of ``parts``, each of them valid.
+    """Combine analyses into one that reports the smallest of their valid bounds.
 
     What one of them fails to answer, the others do.
     """
@@ -227,29 +227,29 @@ def least(parts: Sequence[Analysis]) -> Analysis:
 
 @dataclasses.dataclass(frozen=True)
 class Least:
-    """The least answer of several analyses of one mechanism, of which at most one is sampled."""
+    """Smallest bound of several analyses of one mechanism, at most one of which is sampled."""
 
     parts: tuple[Analysis, ...]
 
     @property
     def mechanism(self) -> Mechanism:
-        """What is analysed."""
+        """The mechanism analysed."""
         return self.parts[0].mechanism
 
     def epsilon(self, noise_multiplier: float, delta: float) -> Guarantee:
-        """The smallest ε that any of them gives at this σ and δ."""
+        """Smallest ε that any analysis proves at this σ and δ."""
         return _least(
             self.parts, lambda one: one.epsilon(noise_multiplier, delta), lambda g: g.epsilon
         )
 
     def delta(self, noise_multiplier: float, epsilon: float) -> Guarantee:
-        """The smallest δ that any of them gives at this σ and ε."""
+        """Smallest δ that any analysis proves at this σ and ε."""
         return _least(
             self.parts, lambda one: one.delta(noise_multiplier, epsilon), lambda g: g.delta
         )
 
     def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
-        """The smallest σ that any of them gives for (ε, δ)."""
+        """Smallest σ that any analysis proves for (ε, δ)."""
         return _least(
             self.parts,
             lambda one: one.noise_multiplier(epsilon, delta),
@@ -259,7 +259,7 @@ class Least:
 
 @dataclasses.dataclass(frozen=True)
 class LeastDeterministic(DeterministicAnalysis):
-    """The least answer of several analyses without randomness; its profile is their least."""
+    """Smallest bound of several deterministic analyses; its profile is their pointwise minimum."""
 
     parts: tuple[Any, ...] = ()
 
@@ -281,7 +281,8 @@ class LeastDeterministic(DeterministicAnalysis):
 
 @dataclasses.dataclass(frozen=True)
 class LeastProfile:
-    """At every ε the least δ of several profiles: each bounds the truth, so this does."""
+    """Pointwise minimum over ε of several profiles: each bounds δ from above, so the minimum
+    does."""
 
     parts: tuple[Any, ...]
 
@@ -294,7 +295,7 @@ class LeastProfile:
         return math.exp(self.log_delta(epsilon))
 
     def epsilon(self, delta: float) -> float:
-        """Smallest ε >= 0 with δ(ε) <= ``delta`` that one of them gives."""
+        """Smallest ε >= 0 for which any of the profiles proves δ(ε) <= ``delta``."""
         return min(float(one.epsilon(delta)) for one in self.parts)
 
 
@@ -303,7 +304,7 @@ def _least(
     ask: Callable[[Analysis], Guarantee],
     size: Callable[[Guarantee], float],
 ) -> Guarantee:
-    """The least answer; a part that has none is passed over, unless all have none."""
+    """Smallest of the bounds; an analysis that fails is skipped, unless all fail."""
     answers: list[Guarantee] = []
     failures: list[str] = []
     for part in parts:

@@ -1,8 +1,8 @@
-"""How exact a computed answer is: the other end of its bracket, from profiles that know it.
+"""Brackets of computed bounds: the reported value and a lower bound, from profiles that have both.
 
-A profile that gives lower bounds too says for each answer how far above the truth it may be. An
-answer is called exact where that is a thousandth or less of an ε or σ, a hundredth of a δ, and a
-bound otherwise, whatever accuracy was aimed at.
+The width of a bracket limits the error of the reported value. A value is called exact if the
+bracket is narrower than 0.1% of an ε or σ or 1% of a δ, and a bound otherwise, whatever accuracy
+was asked for.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ class Bracket:
 
     @property
     def narrow(self) -> bool:
-        """Whether the two agree to the tolerance."""
+        """True if both ends agree within the tolerance."""
         return self.below >= self.above * (1 - self.tolerance)
 
 
 def of_epsilon(profile: Any, epsilon: float, delta: float) -> Bracket:
-    """The bracket of an ε that ``profile`` gave for ``delta``; from 0 on where it has no other."""
+    """The bracket of the ε that ``profile`` gave for ``delta``; it begins at 0 if no lower bound is
+    known."""
     if epsilon == 0 or not hasattr(profile, "epsilon_below"):
         return Bracket(0.0, epsilon)
     below = _known(lambda: profile.epsilon_below(delta, epsilon), 0.0)
@@ -99,7 +100,8 @@ def _below(make: Callable[[float], Any], sigma: float, epsilon: float) -> float:
 
 
 def _known(ask: Callable[[], float], nothing: float) -> float:
-    """A lower bound, or ``nothing`` where none is found: what is reported holds without it."""
+    """A lower bound, or ``nothing`` where none is found; the reported upper bound holds either
+    way."""
     try:
         return ask()
     except FailureError:

@@ -1,4 +1,4 @@
-"""K units of any mechanism, from the whole profile of one: the best valid split of ε.
+"""Groups of K units of any mechanism, from the whole profile of one: the best valid split of ε.
 
 Points of the one-unit profile are estimated to find the split over the K steps with the least
 δ_K; only the few points of that split are then bounded, at a share of the failure probability
@@ -34,7 +34,7 @@ class Unit(Protocol):
 
     @property
     def sampled(self) -> bool:
-        """Whether ``direction_bound`` holds only with a probability."""
+        """True if ``direction_bound`` holds only with high probability."""
 
     def log_estimates(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
         """log δ̂ of the remove and of the add direction."""
@@ -52,7 +52,7 @@ class Unit(Protocol):
         """
 
     def guess(self, epsilon: float, delta: float) -> float:
-        """A σ to begin a search at, for one unit."""
+        """Initial σ of a search, for one unit."""
 
 
 class DirectedProfile(Protocol):
@@ -67,7 +67,7 @@ class DirectedProfile(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class DeterministicUnit:
-    """A one-unit profile without sampling.
+    """A deterministic one-unit profile.
 
     Attributes:
       profile: (σ, accuracy) -> the profile.
@@ -89,7 +89,8 @@ class DeterministicUnit:
         return float(remove), float(add)
 
     def _curve(self, sigma: float) -> tuple[float, Any]:
-        """Both directions' log δ(ε) at this σ, interpolated up to an ε: for searching only."""
+        """Largest ε and an interpolant of log δ(ε) of both directions at this σ, for searching
+        only."""
         if sigma not in self._curves:
             profile = self.profile(sigma, COARSE)
             reach = 1.0

@@ -1,4 +1,5 @@
-"""A group's ε or σ from one example's, by every method side by side (Ganesh 2024, section 4)."""
+"""ε or σ of a group from those of one example, by every method side by side (Ganesh 2024, section
+4)."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ def group_methods(
 def _whole(
     whole: VerifiedAnalysis, tight: Guarantee, epsilon: float | None, delta: float
 ) -> Guarantee:
-    """The whole profile's answer; infinite where it has none, as the lemma's is."""
+    """The bound from the whole profile; infinite where there is none, as for the lemma."""
     sigma = tight.noise_multiplier
     try:
         if epsilon is None:

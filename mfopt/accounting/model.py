@@ -1,4 +1,4 @@
-"""What a mechanism must offer for its statements to be verified: estimates, pilots and bounds."""
+"""Interface of a mechanism whose statements are verified: estimates, pilots and bounds."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Bounds:
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """What a pilot expects of one direction.
+    """Expected bound in one direction, from a pilot.
 
     Attributes:
       log_mean: log δ̂.
@@ -66,7 +66,7 @@ class Side:
     enough: int | None = None
 
     def expected(self, samples: int, beta: float, errors: float, pilot: int = 0) -> float:
-        """log of what the bound will be, so many standard errors to the safe side.
+        """log of the expected bound, ``errors`` standard errors on the conservative side.
 
         Args:
           samples, beta: of the bound.
@@ -152,7 +152,7 @@ class LossModel(abc.ABC):
 
     @abc.abstractmethod
     def guess(self, epsilon: float, delta: float) -> float:
-        """A σ to begin a search at."""
+        """Initial σ of a search."""
 
     @abc.abstractmethod
     def bounds(
@@ -168,7 +168,7 @@ class LossModel(abc.ABC):
         """
 
     def pilot(self, noise_multiplier: float, epsilon: float, trial: Trial) -> Plan:
-        """What bounds near here will cost: by default, what they cost once.
+        """Return a plan for bounds near this point, by default from the cost of one of them.
 
         Args:
           noise_multiplier, epsilon: the middle of where they will be asked for.
@@ -189,7 +189,7 @@ class LossModel(abc.ABC):
         return Plan((Side(log_mean, excess, deviation, taken),))
 
     def widened(self, plan: Plan, noise_multiplier: float, epsilon: float, trial: Trial) -> Plan:
-        """The same plan on a pilot of half the trial's samples; by default the one it has.
+        """The same plan from a pilot of half the trial's samples; by default the plan unchanged.
 
         Args:
           plan: from :meth:`pilot`, near here.
@@ -229,5 +229,5 @@ class LossModel(abc.ABC):
         return Found(value, slope if math.isfinite(slope) and slope < 0 else -1.0)
 
     def free_bounds(self) -> Sequence[FreeBound]:
-        """Closed forms that hold anyway."""
+        """Deterministic bounds in closed form."""
         return ()

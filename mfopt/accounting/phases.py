@@ -1,8 +1,8 @@
-"""Runs in phases: different noise, rates, schemes, one after the other on the same data.
+"""Runs in phases of different noise, rates and schemes, in sequence on the same data.
 
 Each phase is a mechanism with its σ. Those whose account is a composition of rounds (Poisson
 sampling, fixed batches, a banded C under cyclic Poisson sampling, no sampling at all) add up on
-one grid. One phase may have a sampled account (balls-in-bins, bins thrown afresh): the others are
+one grid. One phase may have a sampled account (balls-in-bins, fresh bins): the others are
 its companion, see :mod:`mfopt.accounting.monte_carlo.composition`. A later phase may depend on
 what an earlier one released. :mod:`mfopt.accounting.events` exchanges phases with
 ``dp_accounting``.
@@ -69,7 +69,7 @@ class Phase:
 
     @functools.cached_property
     def rounds(self) -> poisson.Rounds | None:
-        """What composes in this phase; None where its loss is sampled.
+        """The rounds that compose in this phase; None where its loss is sampled.
 
         Raises:
           UsageError: it has neither.
@@ -191,7 +191,7 @@ _Parts = list[tuple[poisson.Rounds, float]]
 
 
 def _parts(phases: Sequence[Phase]) -> _Parts:
-    """(rounds, σ over their scale) of the phases that release something by rounds."""
+    """(rounds, σ over their scale) of the phases that are compositions of rounds."""
     found = [(phase.rounds, phase.noise_multiplier) for phase in phases]
     return [
         (rounds, sigma / rounds.scale)
@@ -248,7 +248,7 @@ def _laws(parts: _Parts, log_delta: float, add: bool) -> tuple[list[Law], list[f
 def _discretized(
     parts: _Parts, laws: list[Law], tails: list[float], at: float, accuracy: float
 ) -> Composition:
-    """All parts on one grid that is fine enough at ε = ``at``; the remove direction."""
+    """Composition of all parts on one grid, fine enough at ε = ``at``; remove direction."""
     grids = [
         Grid.plan(law, at, accuracy / len(parts), part.mixture.components)
         for law, (part, _) in zip(laws, parts, strict=True)
@@ -288,11 +288,11 @@ def over_training(
     epsilon: float | None = None,
     **effort: Any,
 ) -> Iterator[tuple[int, Guarantee]]:
-    """(iterations done, what they have cost): what a user watches during a run.
+    """Yield (iterations done, guarantee so far) along a run, for monitoring.
 
-    The beginning of a run is the same mechanism with fewer iterations, whose C is the first rows of
-    the whole one's; with whole epochs where the scheme has epochs (all that share a throw, where
-    bins are thrown again), so that what holds at the end of one holds within it.
+    The first iterations of a run are the same mechanism with a leading block of C; points lie at
+    whole epochs where the scheme has epochs (at whole assignment rounds where bins are reassigned),
+    so that the guarantee at the end of an epoch holds within it.
 
     Args:
       phases: the whole run: a mechanism, or phases one after the other.
@@ -328,7 +328,7 @@ def over_training(
 def _beginnings(mechanism: Mechanism, points: int) -> Iterator[Mechanism]:
     scheme: Any = mechanism.sampling
     field = "epochs" if hasattr(scheme, "epochs") else "iterations"
-    whole = getattr(scheme, "rethrow", 1)  # epochs that share a throw end together
+    whole = getattr(scheme, "rethrow", 1)  # epochs that share an assignment end together
     total = getattr(scheme, field) // whole
     for count in sorted({max(1, round(total * (k + 1) / points)) for k in range(points)}):
         shorter = dataclasses.replace(scheme, **{field: count * whole})

@@ -92,7 +92,7 @@ def smallest(
 def about(
     excess: Callable[[float], float], guess: float, *, fall: float, relative: float
 ) -> tuple[float, float] | None:
-    """About where ``excess`` is 0, to ``relative``, and by how much it falls there with log x.
+    """Approximate root of ``excess``, to ``relative``, and its fall there per unit of log x.
 
     By secants, with nothing checked: where to begin with :func:`smallest`. None if they lead
     nowhere.
@@ -124,7 +124,7 @@ def about(
 def root(
     function: Callable[[float], float], low: float, high: float, *, relative: float = 1e-14
 ) -> float:
-    """Where a monotone function changes sign between ``low`` and ``high``, by Brent's method.
+    """Root of a monotone function between ``low`` and ``high``, by Brent's method.
 
     Args:
       function: of opposite signs at the ends; it may return infinities.
@@ -156,7 +156,7 @@ def root(
 
 
 def lowest(function: Callable[[float], float], low: float, high: float, *, width: float) -> float:
-    """About where a function with one minimum between ``low`` and ``high`` is lowest.
+    """Approximate minimizer of a unimodal function between ``low`` and ``high``.
 
     Args:
       function: falls up to its minimum, and rises from there.

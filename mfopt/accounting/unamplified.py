@@ -181,7 +181,7 @@ def _seen(strategy: Strategy, n: int) -> tuple[int, np.ndarray]:
 def _seen_scaled(
     coefs: np.ndarray, rows: np.ndarray, columns: np.ndarray
 ) -> tuple[int, np.ndarray]:
-    """Of diag(rows) T diag(columns), entry by entry: an FFT would leave dust behind the bands."""
+    """Bandwidth and column norms of diag(rows) T diag(columns), exactly zero beyond the bands."""
     n = len(coefs)
     width = n - int(np.argmax(coefs[::-1] != 0))
     squares = np.zeros(n)

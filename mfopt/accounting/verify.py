@@ -65,7 +65,8 @@ _DOMAIN = 0x76657269  # keys of the engine: no other user of the same seed draws
 
 
 def accepts(bounds: Iterable[float], spent: float, delta: float) -> bool:
-    """Whether every bound on δ, plus the failure probability ``spent`` so far, is <= ``delta``.
+    """Return True if every bound on δ plus the failure probability ``spent`` so far is <=
+    ``delta``.
 
     Each bound is looked at on its own: a NaN, an infinity, a negative number, or no bound at all
     is never accepted, whatever the others are.
@@ -118,7 +119,7 @@ class Engine:
     # --- questions -------------------------------------------------------------------------------
 
     def noise_multiplier(self, epsilon: float, delta: float) -> Verified:
-        """The smallest σ that is verified for (ε, δ).
+        """Smallest σ that is verified for (ε, δ).
 
         Raises:
           UsageError: ε or δ out of range.
@@ -182,7 +183,7 @@ class Engine:
         return Verified(sigma, epsilon, total, found, beta, samples, 1, self.model.method)
 
     def certify(self, noise_multiplier: float, epsilon: float, delta: float) -> Verified:
-        """The statement for a σ that is already chosen.
+        """Verify the statement for a given σ.
 
         A true statement is refused by chance now and then: up to ROUNDS tests are made, as rounds
         of the procedure above are, the later ones with four times the samples each.
@@ -288,7 +289,7 @@ class Engine:
         find: Callable[[], Found],
         fallback: tuple[float, Verified] | None,
     ) -> Verified:
-        """What an estimate and tests near it show.
+        """Return the smallest σ or ε verified near an estimate, by tests on fresh samples.
 
         Raises:
           FailureError: nothing within some percent of the estimate.
@@ -424,7 +425,7 @@ class Engine:
     def _inflate(
         self, estimate: Found, at: Callable[[float], tuple[float, float]], delta: float
     ) -> Verified:
-        """A deterministic bound is checked at growing x until it is met."""
+        """Verify by a deterministic bound at growing x until the target is met."""
         x, slope, missed = estimate.value, abs(estimate.slope), math.inf
         for attempt in range(1, 9):
             found = self.model.bounds(*at(x), None, self._trial())
@@ -458,7 +459,7 @@ class Engine:
         )
 
     def _trial(self, samples: int = 0, beta: float = 0.0, *path: int) -> Trial:
-        """Fresh randomness for a test; none for what is deterministic."""
+        """Fresh randomness for a test; none for a deterministic model."""
         return Trial(samples, beta, self._key(2, *path))
 
     def _key(self, *path: int) -> jax.Array:

@@ -127,7 +127,7 @@ def release(
       epsilon, delta: the target, add-remove adjacency of one unit.
       samples: iid samples of the last test, for each direction; by default as many as keep the
         slack near 0.1% of σ (0.5% for a pair in pieces, with many bins), from 2^16 up to 2^18,
-        and beyond while it is above 0.25%, which is enough for bins thrown afresh, from 2^15 on;
+        and beyond while it is above 0.25%, which is enough for fresh bins, from 2^15 on;
         fewer in the direction that the other's bound covers. None are taken where the bins never
         share a coordinate (C = I).
       calibrate_samples: of the estimate; by default as many as the loss says.

@@ -1,4 +1,4 @@
-"""Bins thrown afresh: composed throws for C = I, samples that are verified for any other C >= 0.
+"""Fresh bins: composed assignments for C = I, samples that are verified for any other C >= 0.
 
 The bound that holds anyway: were the bins known, a unit would be one Gaussian release with the norm
 of its pattern, and hockey-stick divergence is convex, so the largest norm bounds the mixture.

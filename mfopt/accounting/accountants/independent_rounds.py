@@ -1,4 +1,5 @@
-"""Schemes that draw afresh: rounds that do not overlap in C x, by privacy loss distributions.
+"""Sampling schemes with independent rounds that do not overlap in C x, by privacy loss
+distributions.
 
 Each has the bound that holds anyway: were the draws known, the release would be one Gaussian
 mechanism, moved in every round by as much as the whole group can.
@@ -61,10 +62,11 @@ class RoundsAccountant(Accountant):
 
     @abc.abstractmethod
     def rounds(self, mechanism: Mechanism) -> poisson.Rounds:
-        """What composes, or :class:`UsageError`; one unit's where :meth:`chained`."""
+        """Return the rounds that compose, for a single unit where :meth:`chained`; else raise
+        UsageError."""
 
     def chained(self, mechanism: Mechanism) -> bool:
-        """Whether the account of a group goes through the whole profile of one unit."""
+        """Return True if the account of a group goes through the whole profile of one unit."""
         return mechanism.group_size > 1 and mechanism.adjacency == "replace"
 
     def moved_by(self, mechanism: Mechanism) -> float:

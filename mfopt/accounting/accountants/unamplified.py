@@ -15,7 +15,8 @@ class PublicParticipation(Accountant):
     schemes = (FixedOrder, MinSeparation)
 
     def check(self, mechanism: Mechanism) -> None:
-        """Every C has a sensitivity; where n is too large for a dense one, finding it says so."""
+        """Accept every C: each has a sensitivity. Computing it refuses an n that needs too much
+        memory."""
 
     def analysis(self, mechanism: Mechanism, effort: Effort) -> GaussianAnalysis:
         one = unamplified.sensitivity(mechanism.strategy, mechanism.sampling)

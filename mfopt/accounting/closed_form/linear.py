@@ -64,16 +64,17 @@ class NearlyLinear:
 
     @property
     def known(self) -> bool:
-        """Whether there are bounds at all."""
+        """True if bounds exist at all."""
         return self.deviation < math.inf
 
     def tight(self, epsilon: float) -> bool:
-        """Whether both bounds of log δ(ε) are as good as one."""
+        """True if the upper and the lower bound of log δ(ε) agree to the tolerance."""
         return self.log_delta(epsilon) - self.log_delta_below(epsilon) < _TIGHT
 
     def resolved(self, rounds: int) -> bool:
-        """Whether rounding of that many rounds' losses, 1e-16 each, is small against s, as far as
-        s is known. Elsewhere grids lose more than they show, and their bounds are none.
+        """True if rounding errors of ``rounds`` losses, 1e-16 each, are small against s, or s is
+        unknown. If False, grids may lose more than their error bounds show, and their bounds are
+        not used.
         """
         return not self.known or self.deviation >= _RESOLVED * rounds
 

@@ -219,12 +219,12 @@ class ComposedLosses:
 
     @property
     def low(self) -> float:
-        """Where the window begins."""
+        """Lower end of the window."""
         return self.offset + self.step * self.start
 
     @property
     def high(self) -> float:
-        """Where the window ends."""
+        """Upper end of the window."""
         return self.low + self.step * self.law.size
 
     def log_delta(self, epsilon: float) -> float:
@@ -245,7 +245,7 @@ class ComposedLosses:
         return min(float(np.logaddexp.reduce(terms)) + self.allowance, 0.0)
 
     def log_delta_below(self, epsilon: float) -> float:
-        """Lower bound of log δ(ε) of the composed pair: all that may be too much is taken away."""
+        """Lower bound of log δ(ε) of the composed pair: every error bound is subtracted."""
         # as much as the tail that the window wraps around may count for
         unsure = self.rounding + 2 * math.exp(-LOG_WINDOW_TAIL)
         total = max(self._hinge(epsilon) - unsure * math.exp(log_ceiling(self.tilt)), 0.0)
@@ -260,7 +260,7 @@ class ComposedLosses:
         return min(float(found) - self.allowance, 0.0)
 
     def blurred(self, epsilon: float, share: float) -> bool:
-        """Whether more than this share of δ(ε) may be rounding of the transform."""
+        """True if rounding errors of the FFT may exceed this share of δ(ε)."""
         return self.rounding * math.exp(log_ceiling(self.tilt)) > share * self._hinge(epsilon)
 
     def _hinge(self, epsilon: float) -> float:

@@ -1,4 +1,4 @@
-"""Rounds that keep their number of units: a unit's contribution becomes 0, or another one.
+"""Rounds that keep their number of units: a unit's contribution is zeroed out or replaced.
 
 Here both laws of a round are mixtures, and no one pair of data sets is worst at every ε. With q the
 chance of the unit, x what it gives, x' what it gives in the other data set (0, or anything), and v
@@ -144,7 +144,7 @@ class Exchange:
 
     @property
     def trivial(self) -> bool:
-        """Never: a unit that takes no part has no such round."""
+        """False: a unit that never takes part has no such round."""
         return False
 
     @property
@@ -159,7 +159,7 @@ class Exchange:
 
     @property
     def log_none(self) -> float:
-        """Both directions have losses without end."""
+        """−∞: losses are unbounded in both directions."""
         return -math.inf
 
     @property
@@ -168,11 +168,11 @@ class Exchange:
         return self.remove.probability * self.largest
 
     def linear(self, noise_multiplier: float) -> tuple[float, float] | None:
-        """Not known."""
+        """None: no linear part is known."""
         return None
 
     def log_square(self, noise_multiplier: float) -> float:
-        """No bound on the χ² divergence of the two that is of use."""
+        """Infinity: no useful bound on the χ² divergence of the pair is known."""
         return math.inf
 
     def nodes(
@@ -204,7 +204,7 @@ class Exchange:
         log_tail: float,
         ends: tuple[float, float] = (-math.inf, math.inf),
     ) -> LossDistribution:
-        """The loss of one round on a grid of ``step``, as :meth:`Mixture.discretize` does it.
+        """Loss of one round on a grid of ``step``; see :meth:`Mixture.discretize`.
 
         Args:
           noise_multiplier: σ, in clip norms.
@@ -259,7 +259,8 @@ class Exchange:
 
 @dataclasses.dataclass(frozen=True)
 class Coin(Unbounded):
-    """One of two rounds by a coin that the data do not move; as if it were told which.
+    """Mixture of two rounds by a coin independent of the data, accounted as if its outcome were
+    released.
 
     To tell more can only raise a divergence, so the truth is at most this.
 
@@ -280,7 +281,7 @@ class Coin(Unbounded):
 
     @property
     def trivial(self) -> bool:
-        """Whether neither releases anything."""
+        """True if neither round releases anything."""
         return self.often.trivial and self.seldom.trivial
 
     @property
@@ -334,7 +335,7 @@ class Coin(Unbounded):
         log_tail: float,
         ends: tuple[float, float] = (-math.inf, math.inf),
     ) -> LossDistribution:
-        """The loss of one round on a grid of ``step``, as :meth:`Mixture.discretize` does it.
+        """Loss of one round on a grid of ``step``; see :meth:`Mixture.discretize`.
 
         Args:
           noise_multiplier: σ, in clip norms.

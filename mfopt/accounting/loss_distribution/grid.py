@@ -1,11 +1,10 @@
-"""Which grid a composition of mixture rounds needs: planned before anything is discretized.
+"""Grid of a composition of mixture rounds, planned before anything is discretized.
 
-One round's loss at a few thousand nodes of x gives the saddle point of the composed tail, and
-with it what a grid of any spacing would add: mass whose loss lies a fraction f of the spacing h
-above a grid point gains variance f (1 - f) h², and near the saddle point θ a variance v raises ε
-by (1 + θ) v / 2. So the spacing follows ε, δ and the rounds' own scale: losses that are small
-against it add little however many rounds there are, and losses so large that they decide alone
-need no grid at all.
+The loss of one round at a few thousand nodes of x gives the saddle point θ of the composed tail,
+and from it the error of any grid: mass whose loss lies a fraction f of the spacing h above a grid
+point gains variance f (1 - f) h², and near θ a variance v raises ε by (1 + θ) v / 2. So the spacing
+follows from ε, δ and the scale of the rounds: losses much smaller than the spacing add little,
+however many rounds there are, and losses large enough to exceed ε alone need no grid.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ class Law(Tilting):
 
     @property
     def direction(self) -> Literal["remove", "add"]:
-        """Which of the two it is."""
+        """The adjacency direction, "remove" or "add"."""
         return "add" if self.add else "remove"
 
     @property
@@ -93,7 +92,7 @@ class Law(Tilting):
         return self.known
 
     def at(self, epsilon: float) -> Law:
-        """The same rounds for questions about ε: no larger losses than can decide there.
+        """The same rounds for questions about ε: losses are capped where they alone decide.
 
         A loss so large that with it the sum is above ε, whatever the other rounds do, may be
         split over the least such loss and an infinite one: δ(ε) does not change. What is left has
@@ -169,7 +168,7 @@ class Law(Tilting):
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """What a round is discretized with.
+    """Discretization of one round.
 
     Attributes:
       step: spacing of the grid of losses.

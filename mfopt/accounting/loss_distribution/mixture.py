@@ -51,7 +51,7 @@ def _log_weights(log_ratios: np.ndarray) -> np.ndarray:
 
 
 class Round(Protocol):
-    """What one round is, for a composition of such: :class:`Mixture`, or another dominating pair.
+    """One round of a composition: :class:`Mixture`, or another dominating pair.
 
     Compared by content, so that what was planned for one is found again.
     """
@@ -60,19 +60,19 @@ class Round(Protocol):
 
     @property
     def trivial(self) -> bool:
-        """Whether nothing is released."""
+        """True if nothing is released."""
 
     @property
     def components(self) -> int:
-        """How many Gaussians make up a round; with one it is a Gaussian release."""
+        """Number of Gaussians in a round; 1 for a Gaussian release."""
 
     @property
     def largest(self) -> float:
-        """Most that a round moves, in clip norms, what is drawn known."""
+        """Largest shift of a round, in clip norms, given the sampled batch."""
 
     @property
     def mean(self) -> float:
-        """About how much a round moves: where searches begin."""
+        """Approximate shift of a round, in clip norms: start of searches."""
 
     @property
     def log_chance(self) -> float:
@@ -136,7 +136,7 @@ class Round(Protocol):
 
 
 class Unbounded:
-    """What a :class:`Round` is derived from that no pair is known to be dominated by.
+    """Base class of a :class:`Round` without a known lower bound.
 
     Attributes:
       plural: such rounds, in words.
@@ -145,11 +145,11 @@ class Unbounded:
     plural: ClassVar[str]
 
     def linear(self, noise_multiplier: float) -> tuple[float, float] | None:
-        """Not known."""
+        """None: no linear part is known."""
         return None
 
     def cells_below(self, *_: object, add: bool) -> Cells:
-        """Refused, in either direction.
+        """Raise: no lower bound is known in either direction.
 
         Raises:
           FailureError: always.
@@ -222,12 +222,12 @@ class Mixture:
 
     @property
     def trivial(self) -> bool:
-        """Whether the sensitivity is always 0: nothing is released about the group."""
+        """True if the sensitivity is always 0: nothing is released about the group."""
         return bool(np.all(self.sensitivities == 0))
 
     @property
     def components(self) -> int:
-        """How many sensitivities there are."""
+        """Number of sensitivities."""
         return int(self.sensitivities.size)
 
     @property

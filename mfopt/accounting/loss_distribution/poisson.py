@@ -25,7 +25,7 @@ from mfopt.strategies import Strategy
 
 @dataclasses.dataclass(frozen=True)
 class Rounds:
-    """What composes: ``rounds`` times one mixture, at σ over ``scale``.
+    """Composition of ``rounds`` copies of one mixture, at noise multiplier σ / ``scale``.
 
     Attributes:
       mixture: one round: its random sensitivity, in units of the clip norm, or another pair.

@@ -106,7 +106,7 @@ class RoundsProfile:
         return min(found, ceiling)
 
     def log_delta_below(self, epsilon: float) -> float:
-        """Lower bound of log δ(ε), ε >= 0, of the direction that decides as far as is seen."""
+        """Lower bound of log δ(ε), ε >= 0, in the direction estimated to be the larger."""
         epsilon = _check.non_negative("epsilon", epsilon)
         if self.mixture.trivial or self._one_gaussian is not None:
             return self._log_ceiling(epsilon)
@@ -147,7 +147,8 @@ class RoundsProfile:
 
     @property
     def _largest_mu(self) -> float:
-        """The Gaussian mechanism of a unit that always takes part with all it may be."""
+        """μ of the Gaussian mechanism of a unit that always takes part with its largest
+        sensitivity."""
         return self.mixture.largest * math.sqrt(self.rounds) / self.noise_multiplier
 
     @property
@@ -294,7 +295,8 @@ class RoundsProfile:
         return composed
 
     def _blurred(self, composed: ComposedLosses, epsilon: float) -> bool:
-        """Whether rounding of the transform may cost more than a grid may, a tenth of it."""
+        """True if rounding errors of the FFT may exceed a tenth of the error allowed for the
+        grid."""
         return composed.blurred(epsilon, 0.1 * self.accuracy * max(composed.tilt * epsilon, 1.0))
 
     def _below(self, epsilon: float, law: Law, log_delta: float) -> ComposedLosses:
@@ -326,7 +328,7 @@ def _law(mixture: Round, sigma: float, rounds: int, tail: float, add: bool) -> L
 
 
 def guess(mixture: Round, rounds: int, epsilon: float, delta: float) -> float:
-    """σ for (ε, δ) by the saddle-point estimate of the larger direction: where to begin.
+    """Initial σ for (ε, δ), by the saddle-point estimate of the larger direction.
 
     Args:
       mixture: sensitivities of one round.
@@ -363,7 +365,7 @@ def _log_complement(log_chance: float) -> float:
 
 
 def _no_larger(composition: Composition, epsilon: float, log_delta: float) -> bool:
-    """Whether Chernoff's bound alone shows that log δ(ε) is at most ``log_delta``."""
+    """True if Chernoff's bound alone proves that log δ(ε) is at most ``log_delta``."""
     tilt = composition.tilt_for_epsilon(epsilon)
     return composition.log_delta_bound(epsilon, tilt) <= log_delta
 

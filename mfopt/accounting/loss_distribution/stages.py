@@ -37,7 +37,7 @@ _UNSEEN = 1e-8  # share of all outcomes that may be dropped without showing in a
 
 @dataclasses.dataclass(frozen=True)
 class Stages:
-    """How rounds are composed in two stages.
+    """Composition of rounds in two stages.
 
     Attributes:
       fine: spacing of the grid of losses within a block.
@@ -59,7 +59,7 @@ class Stages:
     def compose(
         self, one: LossDistribution, rounds: int, tilt: float, *, extended: bool = False
     ) -> ComposedLosses:
-        """Upper bounds for many rounds.
+        """Upper bounds for the composition of ``rounds`` rounds.
 
         Args:
           one: a round, on the fine grid.
@@ -158,7 +158,7 @@ class Staged(Composition):
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """Where the cells of a round end.
+    """Spacings of the losses at which the cells of a round end.
 
     Attributes:
       fine: spacing of the losses at the ends.
@@ -199,17 +199,19 @@ class Cells:
     centre: float
 
     def on(self, step: float) -> LossDistribution:
-        """On a grid, see :func:`.from_below`."""
+        """Discrete pair on a grid of ``step`` that this one dominates; see :func:`.from_below`."""
         return distribution.from_below(step, self.mass_p, self.mass_q, self.centre)
 
     def balanced(self, step: float, rounds: int) -> Cells:
-        """With a centre by which a grid loses little that ``rounds`` of them would show."""
+        """The same cells with ``centre`` chosen so that ``rounds`` compositions lose little to the
+        grid."""
         enough = _UNSEEN / rounds
         centre = distribution.balanced_grid(step, self.mass_p, self.mass_q, self.centre, enough)
         return dataclasses.replace(self, centre=centre)
 
     def divided(self, small: float, tilt: float) -> tuple[Cells, Cells, float, float]:
-        """As :func:`divided`: small losses, all others, log chance of these and log E e^{θ loss}.
+        """Split into small and large losses: (small, large, log probability of large, log E e^{θ
+        loss}).
 
         The chance is the larger of that of the law and that of the tilted law. The cell that is
         kept apart is so with the others.

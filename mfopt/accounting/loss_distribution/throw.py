@@ -1,8 +1,8 @@
-"""One throw into bins with orthogonal modes, as a round that composes: C = I with fresh bins.
+"""One random assignment to bins with orthogonal modes, as a round that composes: C = I, fresh bins.
 
-A unit that is thrown anew into b bins in each epoch, with independent noise, releases the pair of
-balls-in-bins (:mod:`.allocation`) once for each throw, independently of all other throws: the
-privacy loss of the whole is the sum of theirs. A pair that dominates one throw, on a grid of
+A unit that is reassigned to b bins in each epoch, with independent noise, releases the pair of
+balls-in-bins (:mod:`.allocation`) once for each assignment, independently of all others: the
+privacy loss of the whole is the sum of theirs. A pair that dominates one assignment, on a grid of
 losses, comes from upper bounds of its privacy profile h(α) = H_α(P, Q) at the points α = e^{kh} of
 the grid:
 
@@ -38,7 +38,7 @@ from mfopt.accounting.loss_distribution.distribution import LARGEST_WINDOW, Loss
 from mfopt.accounting.loss_distribution.mixture import Unbounded
 from mfopt.accounting.loss_distribution.tilting import Thinned
 
-LEAST = 0.08  # σ, in norms of a mode: with less, losses of a throw are beyond floats
+LEAST = 0.08  # σ, in norms of a mode: with less, losses of an assignment are beyond floats
 _FAINT = 1e-290
 _NODES = 300  # on either side of 0, for planning
 _PART = 0.45  # of the grid's spacing: the lognormals' grid adds a fifth of the grid's own variance
@@ -64,7 +64,7 @@ class Throw(Unbounded):
 
     @property
     def trivial(self) -> bool:
-        """A unit always takes part."""
+        """False: a unit always takes part."""
         return False
 
     @property
@@ -74,7 +74,7 @@ class Throw(Unbounded):
 
     @property
     def largest(self) -> float:
-        """Most that a round moves, the bin known."""
+        """Largest shift of a round, given the bin."""
         return 1.0
 
     @property
@@ -89,7 +89,7 @@ class Throw(Unbounded):
 
     @property
     def log_none(self) -> float:
-        """There is no least loss."""
+        """−∞: the loss is unbounded below."""
         return -math.inf
 
     def log_square(self, noise_multiplier: float) -> float:
@@ -124,7 +124,7 @@ class Throw(Unbounded):
         log_tail: float,
         ends: tuple[float, float] = (-math.inf, math.inf),
     ) -> LossDistribution:
-        """A pair on a grid that dominates the throw; see :meth:`.Mixture.discretize`.
+        """A pair on a grid that dominates the assignment; see :meth:`.Mixture.discretize`.
 
         Args:
           noise_multiplier: σ, in norms of a mode.
@@ -138,8 +138,8 @@ class Throw(Unbounded):
         first, last = min(first, -1), max(last, 1)
         if last - first >= LARGEST_WINDOW:
             raise _check.FailureError(
-                f"the privacy loss of one throw spans {(last - first) * step:.3g}, too wide for a "
-                f"grid of spacing {step:.3g}; use more noise"
+                f"the privacy loss of one assignment spans {(last - first) * step:.3g}, too wide "
+                f"for a grid of spacing {step:.3g}; use more noise"
             )
         index = np.arange(first, last + 1)
         log_q, infinite, reverse = _atoms(self.bins, noise_multiplier**-2, step * index, log_tail)
@@ -155,7 +155,8 @@ class Throw(Unbounded):
 def _atoms(
     bins: int, gram: float, losses: np.ndarray, log_faint: float = -math.inf
 ) -> tuple[np.ndarray, float, float]:
-    """(log Q-mass at each loss, P-mass at +∞, Q-mass at -∞) of a pair that dominates the throw.
+    """(log Q-mass at each loss, P-mass at +∞, Q-mass at -∞) of a pair that dominates the
+    assignment.
 
     ``losses`` increase, and 0 is among them, neither the first nor the last. What is below
     e^log_faint need not be resolved.

@@ -74,7 +74,7 @@ class Tilting(abc.ABC):
 
     @functools.cached_property
     def _known(self) -> dict[Any, Any]:
-        """What was computed of the law of one round: the same for any number of rounds."""
+        """Cache of quantities of one round's law, shared by any number of rounds."""
         return {}
 
     def tilted_mean(self, tilt: float) -> float:

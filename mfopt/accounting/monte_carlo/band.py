@@ -50,7 +50,8 @@ def _few_forward(band: jax.Array, x: jax.Array) -> tuple[jax.Array, Any]:
 
 
 def _few_backward(saved: Any, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """By tiles: sums over samples, lag by lag, would cost ten times what the product does."""
+    """Gradient by tiles: sums over samples, lag by lag, would cost ten times as much as the
+    product."""
     result: tuple[jax.Array, jax.Array] = jax.vjp(_by_tiles, *saved)[1](cotangent)
     return result
 

@@ -25,7 +25,7 @@ _listener: ContextVar[Callable[[int], None] | None] = ContextVar("listener", def
 
 @contextlib.contextmanager
 def counting(listener: Callable[[int], None]) -> Iterator[None]:
-    """Tell ``listener`` how many samples were looked at, call by call, while the block lasts.
+    """Report the number of samples evaluated to ``listener``, call by call, while the block lasts.
 
     By context and not by argument: whoever wants to know is far above whoever draws, and a sampled
     loss of a third party is between the two.
@@ -38,7 +38,7 @@ def counting(listener: Callable[[int], None]) -> Iterator[None]:
 
 
 def looked_at(samples: int) -> None:
-    """So many samples were looked at."""
+    """Report ``samples`` evaluated samples to the listener of :func:`counting`, if any."""
     if (listener := _listener.get()) is not None:
         listener(samples)
 

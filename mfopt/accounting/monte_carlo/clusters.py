@@ -61,7 +61,7 @@ _SHARE = 0.5  # of the larger overlap with a neighbour that stays on the diagona
 
 
 class Clusters(NamedTuple):
-    """What a kernel draws by.
+    """Tables that the cluster kernel samples from.
 
     Attributes:
       spikes: d, (bins,).
@@ -126,7 +126,7 @@ def log_weights(spikes: np.ndarray, diagonal: np.ndarray) -> np.ndarray:
 def clusters(
     spikes: np.ndarray, weights: np.ndarray, log_normalizers: np.ndarray, order: int, top: float
 ) -> Clusters:
-    """What is drawn by for one order.
+    """Return the sampling tables of one order.
 
     Args:
       spikes: d.
@@ -165,7 +165,8 @@ def clusters(
 
 
 class _Kinds(NamedTuple):
-    """Of partitions of so many places: sizes of their clusters, places before, how many there are.
+    """Partitions of a number of places: cluster sizes, places before each, log of how many there
+    are.
 
     Sizes are the largest first, then zeros; (kinds, MOST), (kinds, MOST), (kinds,).
     """
@@ -202,7 +203,7 @@ def partitions(places: int) -> Iterator[tuple[int, ...]]:
 
 @functools.cache
 def _number(places: int) -> int:
-    """How many :func:`partitions` there are, without making them."""
+    """Number of :func:`partitions`, without enumerating them."""
     ways = [1] + [0] * places
     for size in range(1, places + 1):
         for filled in range(size, places + 1):
@@ -212,7 +213,7 @@ def _number(places: int) -> int:
 
 @functools.cache
 def count(kind: tuple[int, ...]) -> int:
-    """How many partitions have clusters of these sizes."""
+    """Number of set partitions with clusters of these sizes."""
     found = math.factorial(sum(kind))
     for size in kind:
         found //= math.factorial(size)

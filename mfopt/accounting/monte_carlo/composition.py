@@ -1,4 +1,4 @@
-"""Balls-in-bins composed with other mechanisms that touch the same data.
+"""Balls-in-bins composed with other mechanisms on the same data.
 
 For instance a private median that sets the clip norm, or a private choice of hyperparameters. With
 Y the sampled loss of balls-in-bins and δ₂(t) = H_{e^t}(P₂, Q₂), t real, of what it is composed
@@ -258,7 +258,7 @@ _NAMED = "a privacy loss distribution"
 
 
 def _described(part: Any, count: int) -> dict[str, Any]:
-    """What a reader is told of a companion: its losses in the direction that removes a unit."""
+    """Public summary of a composed mechanism: its losses in the direction that removes a unit."""
     ends = {"least_loss": np.min, "largest_loss": np.max} if part.losses.size else {}
     return {
         "count": count,

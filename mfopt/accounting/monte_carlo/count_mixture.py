@@ -99,7 +99,7 @@ _UNDERFLOW = 1e-290  # of a mass, far above what many products below the smalles
 
 
 class CountPair(NamedTuple):
-    """What is bounded.
+    """Pair of distributions to be bounded.
 
     Attributes:
       bins, group_size: b and K.
@@ -116,7 +116,7 @@ class CountPair(NamedTuple):
 
     @property
     def most(self) -> int:
-        """J."""
+        """J, the largest count of one bin in event A."""
         law = scipy.stats.binom(self.group_size, 1 / self.bins)
         most = 1
         while most < self.group_size and self.bins * float(law.sf(most)) > _FAINT:
@@ -125,7 +125,7 @@ class CountPair(NamedTuple):
 
     @property
     def left_out(self) -> float:
-        """A bound on p."""
+        """Upper bound of p, the probability outside event A."""
         if self.most >= self.group_size:
             return 0.0
         return (
@@ -135,12 +135,12 @@ class CountPair(NamedTuple):
 
     @property
     def work(self) -> int:
-        """What one sample takes."""
+        """Number of operations of one sample."""
         return 2 * self.bins * (self.most + 1) * (self.group_size + 8)
 
     @property
     def fits(self) -> bool:
-        """Whether the tables are of a size to be made."""
+        """True if the tables fit into the size limit."""
         return self.bins * (self.group_size + 1) * (self.most + 1) <= MOST_TABLE
 
     def payoff(self, sigma: float) -> Payoff:
@@ -219,7 +219,7 @@ def _log_constant(pair: CountPair) -> float:
 
 
 class _Shape(NamedTuple):
-    """What the tables of every order share: F, its cells, and the event A."""
+    """Tables shared by all orders: F on its grid, its cells, and the event A."""
 
     grid: np.ndarray
     level: np.ndarray  # log F on the grid

@@ -51,7 +51,7 @@ _OUTER, _INNER = 8, 8  # damped fixed point on p; Newton on λ inside
 
 
 class Placed(NamedTuple):
-    """Where the samples are put.
+    """Component means of the proposal R.
 
     Attributes:
       weights: W (J, bins), component j is N(Σ_k W[j, k] m_k, σ²I), J = 2K.
@@ -107,7 +107,7 @@ class Terms(NamedTuple):
 
 
 def node_count(bins: int) -> int:
-    """K: how many modes get components of their own."""
+    """K, the number of modes with components of their own."""
     return min(bins, MOST)
 
 
@@ -185,7 +185,8 @@ def draw(key: jax.Array, samples: int, bins: int) -> Draws:
 
 
 def components(offset: Any, count: int, nodes: int) -> Any:
-    """So many components from ``offset`` on, all of them about equally often."""
+    """Component indices of ``count`` samples from ``offset`` on, (count,), nearly equally often
+    each."""
     # a stride near the golden ratio and coprime to 2K spreads a part cycle evenly
     stride = next(k for k in range(round(1.236 * nodes), 4 * nodes) if math.gcd(k, 2 * nodes) == 1)
     return (offset + stride * np.arange(count)) % (2 * nodes)
@@ -268,7 +269,7 @@ def log_values(terms: Terms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Ar
 
 
 class _Powers(NamedTuple):
-    """For each pair of a block the log of the largest e^(x²·square), and all of them over it."""
+    """Per pair of a block: log of the largest e^(x²·square), and all of them divided by it."""
 
     log_largest: jax.Array
     over: jax.Array

@@ -1,4 +1,4 @@
-"""From a strategy matrix to the b×b Gram matrix that all of balls-in-bins accounting needs.
+"""Dominating pair of balls-in-bins: a b×b Gram matrix computed from the strategy matrix.
 
 The dominating pair is P = (1/b) Σ_i N(m_i, σ²I) against Q = N(0, σ²I), with the modes m_i of
 ``Strategy.modes`` (Choquette-Choo et al. 2024, Lemma 3.2). The privacy loss depends on X only
@@ -56,7 +56,8 @@ _COVERED = (BallsInBins,)
 
 
 def covers(scheme: Scheme) -> bool:
-    """Whether this pair is that of the scheme; of the class itself, since a subclass may differ."""
+    """Return True if this is the scheme's dominating pair; exact class, since a subclass may
+    differ."""
     return type(scheme) in _COVERED
 
 

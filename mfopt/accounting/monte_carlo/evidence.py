@@ -1,9 +1,9 @@
-"""What sampling a privacy loss gives: the records and the rule that every sampled loss shares.
+"""Records of sampled privacy losses, and the acceptance rule that all of them share.
 
-A loss is sampled by a *tilt*, a proposal whose values lie in [0, B] with a proven ceiling B and
-have mean H, at a *point* (σ, ε and what is paid for a loss). A *pilot* sees what its samples look
-like and proves nothing; a *trial* of fresh samples gives the :class:`UpperBound`. How the values
-are made is the scheme's business (:mod:`.importance`).
+A loss is sampled by a *tilt*: a proposal whose values lie in [0, B] with a proven ceiling B and
+have mean H, at a *point* (σ, ε and payoff). A *pilot* only chooses and plans; it proves nothing. A
+*trial* of fresh samples gives the :class:`UpperBound`. The scheme makes the values
+(:mod:`.importance`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ HINGE = Hinge()
 
 
 class Point(NamedTuple):
-    """Where a divergence is asked for.
+    """Point at which a divergence is evaluated.
 
     Attributes:
       noise_multiplier: σ, for C as stored.
@@ -66,7 +66,7 @@ class Point(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """How a bound is drawn.
+    """Sampling budget of a bound.
 
     Attributes:
       samples: iid samples, for each direction.
@@ -96,7 +96,7 @@ class Tilt(NamedTuple):
 
     @property
     def next_order(self) -> float | None:
-        """The next larger order that is worth a pilot; None where the kind ends."""
+        """Next larger order to try with a pilot; None at the end of the kind."""
         if self.kind not in _MOST:
             return self.order * _GROWTH if self.order > 0 else None
         larger = max(round(self.order * _GROWTH), self.order + 1)
@@ -112,7 +112,8 @@ class Sums(NamedTuple):
 
 
 def sums(value: jax.Array) -> Sums:
-    """Of iid values f/B."""
+    """:class:`Sums` of iid values f/B, shape (samples,); NaN if a value exceeds its proven
+    ceiling."""
     # a value above the proven ceiling leaves no proof: no number, so that nothing is accepted
     value = jnp.where(value <= 1 + _ABOVE, value, jnp.nan)
     return Sums(jnp.sum(value), jnp.sum(value**2), betting.log_wealth(value))
@@ -137,7 +138,7 @@ class UpperBound(NamedTuple):
 
 
 class Pilot(NamedTuple):
-    """What a sample taken beforehand says about the samples of a bound."""
+    """Statistics of a preliminary sample, to predict the bound from fresh samples."""
 
     tilt: Tilt
     sums: Sums
@@ -158,7 +159,7 @@ class Pilot(NamedTuple):
         return math.sqrt(max(float(self.sums.square) / self.samples - mean**2, 0.0)) / mean
 
     def expected(self, samples: int, beta: float) -> tuple[int, float]:
-        """The bet to take with so many samples, and log of the bound it should give over H.
+        """The bet to use with ``samples`` samples, and log of the expected bound over H.
 
         Infinite where no sample was above 0: that is no evidence.
         """
@@ -167,7 +168,8 @@ class Pilot(NamedTuple):
         return bet, math.log(max(scaled / mean, 1.0)) if mean > 0 else math.inf
 
     def agrees(self, log_mean: float) -> bool:
-        """Whether H = e^``log_mean`` lies within five standard errors of what was seen."""
+        """True if H = e^``log_mean`` lies within five standard errors (and 5%) of the pilot's
+        mean."""
         error = self.deviation / math.sqrt(self.samples)
         return abs(math.expm1(min(log_mean - self.log_mean, 50.0))) <= 5 * error + 0.05
 
@@ -204,7 +206,7 @@ def upper_bound(
 
 
 def ceiling_alone(tilt: Tilt) -> UpperBound:
-    """The bound that needs no samples."""
+    """The bound by the ceiling alone, without samples."""
     ceiling = _ceiling(tilt)
     return UpperBound(ceiling, 0.0, ceiling, 0, tilt.order)
 

@@ -1,4 +1,4 @@
-"""Bounds for bins, thrown once or afresh, that cost no sample."""
+"""Deterministic bounds for bins assigned once or reassigned, without samples."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from mfopt.accounting.loss_distribution.throw import LEAST, Throw
 from mfopt.errors import FailureError
 
 _NUDGE = 1e-12  # relative, upwards: covers the rounding of the largest mode norm
-_FAINT = 1e-4  # χ of all throws, below which losses are no matter for a grid
+_FAINT = 1e-4  # χ of all assignments, below which losses are no matter for a grid
 _GRIDS = 1e-4  # of log δ: by less do two grids at the same σ and ε differ
 
 
 @dataclasses.dataclass(frozen=True)
 class Unamplified:
-    """No amplification: the Gaussian mechanism of the largest mode.
+    """Bound without amplification: the Gaussian mechanism of the largest mode.
 
     P is a mixture of the N(m_i, σ²I), and H is jointly convex, so both directions lie below the
     divergence of the longest mode from 0.
@@ -97,7 +97,7 @@ class Orthogonal:
 
 @dataclasses.dataclass(frozen=True)
 class Thrown:
-    """Modes that never overlap, all of one length, thrown afresh: the losses of the throws add up.
+    """Orthogonal modes of one length, reassigned in rounds: the losses of the rounds add up.
 
     A composition of :class:`~mfopt.accounting.loss_distribution.throw.Throw`, an upper bound to a
     few 1e-5 in ε.
@@ -105,7 +105,7 @@ class Thrown:
     Attributes:
       bins: b.
       throws: K, at least 2.
-      squared_norm: of each mode of a throw, before division by σ².
+      squared_norm: of each mode of an assignment, before division by σ².
     """
 
     bins: int
@@ -136,7 +136,7 @@ class Thrown:
 
         try:
             start = guess(Throw(self.bins), self.throws, epsilon, delta)
-        except FailureError:  # it would take less noise than throws are known for
+        except FailureError:  # it would take less noise than assignments are known for
             return self._plain.noise_multiplier(epsilon, delta)
         return _least(excess, start * math.sqrt(self.squared_norm), relative=1e-5)
 
@@ -150,8 +150,8 @@ class Thrown:
         return Unamplified(math.sqrt(self.throws * self.squared_norm), self.method)
 
     def _closed(self, noise_multiplier: float) -> Unamplified | Spread | None:
-        """What holds where σ is so small that bins are told apart anyway, or so large that no grid
-        is fine enough for what is left of the losses; None between them."""
+        """Closed-form bound for small σ (no amplification) or large σ (no grid is fine enough);
+        else None."""
         if noise_multiplier < LEAST * math.sqrt(self.squared_norm) * (1 + _GRIDS):
             return self._plain
         spread = Spread(self.bins, self.throws, self.squared_norm, self._plain)
@@ -160,7 +160,7 @@ class Thrown:
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """Throws into orthogonal bins by the variance of their likelihood ratio Λ alone.
+    """Assignments to orthogonal bins by the variance of their likelihood ratio Λ alone.
 
     E_Q Λ = 1 and E_Q (Λ - 1)² = χ² = (1 + (e^g - 1)/b)^K - 1, g the squared norm of a mode over σ².
     Since 2 u₊ = u + |u| and E|u| <= (E u²)^½,
@@ -171,7 +171,7 @@ class Spread:
     Attributes:
       bins: b.
       throws: K.
-      squared_norm: of each mode of a throw, before division by σ².
+      squared_norm: of each mode of an assignment, before division by σ².
       plain: the same without amplification: the lesser of the two is taken.
     """
 
@@ -228,7 +228,7 @@ def _least(excess: Callable[[float, float], float], start: float, *, relative: f
 
 
 def guess_noise_multiplier(norm: float, bins: int, epsilon: float, delta: float) -> float:
-    """A σ to begin a search at: the Gaussian mechanism at ε + log b.
+    """Initial σ of a search: the Gaussian mechanism at ε + log b.
 
     Args:
       norm: largest norm of a mode of C.

@@ -1,4 +1,4 @@
-"""Fresh bins as a sampled privacy loss: patterns of bins, their chain and tilts behind it."""
+"""Fresh bins as a sampled privacy loss: patterns of bins, their chain and tilts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class FreshBinsLoss(LikelihoodLoss):
     """
 
     name = "fresh-bins"
-    # a sample costs several times what it does where bins are thrown once, and says more
+    # a sample costs several times what it does where bins are assigned once, and says more
     calibrate_samples, least_samples = 2**13, 2**15
     worth = 0.0025
     glance = 1024
@@ -142,7 +142,7 @@ class FreshBinsLaw(SampledLaw):
             raise _check.reject(
                 "strategy",
                 getattr(strategy, "base", strategy).kind,
-                "its C is not banded, and bins thrown afresh are accounted for where C has at most "
+                "its C is not banded, and fresh bins support a C with at most "
                 f"as many bands as there are bins ({self.scheme.bins})",
                 "Use a banded C (banded-toeplitz), or balls-in-bins.",
             )

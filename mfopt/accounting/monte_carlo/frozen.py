@@ -20,7 +20,7 @@ _KEPT = 4  # memory budgets for the draws of an estimate: to make them again cos
 
 
 class FrozenEstimator(Protocol):
-    """Where frozen samples are put, and what they give at any σ: a JAX pytree.
+    """Proposal of frozen samples, and their values at any σ: a JAX pytree.
 
     Attributes:
       likelihood: of the mechanism, at σ = 1.
@@ -34,7 +34,7 @@ class FrozenEstimator(Protocol):
     def mean_square(self) -> Any: ...
 
     def terms(self, key: jax.Array, size: int) -> Any:
-        """``size`` samples, antithetic pairs z and −z, by all of them that does not depend on σ."""
+        """σ-independent terms of ``size`` samples in antithetic pairs z and −z, a pytree."""
 
     def noise(self, terms: Any) -> jax.Array:
         """<m, z> of every entry, shape (pairs, entries)."""
@@ -133,7 +133,7 @@ class FrozenSamples:
 
 
 def kept_bytes(samples: int, bins: int) -> int:
-    """Bytes of the terms of so many samples of b modes; 0 where they are too many to be kept."""
+    """Bytes to cache the terms of ``samples`` samples of b modes; 0 if they do not fit."""
     # for a pair of samples bins + 2K numbers and an index
     found = samples * 4 * (bins + 2 * design_point.node_count(bins) + 1)
     return found if found <= _KEPT * chunked.MEMORY_BUDGET else 0

@@ -1,4 +1,5 @@
-"""K units under balls-in-bins and any C >= 0: the mixture over how they fall, bounded and sampled.
+"""Groups of K units under balls-in-bins, any C >= 0: the mixture over their bins, bounded and
+sampled.
 
 The dominating pair of a group is P = E_k N(m_{k_1} + … + m_{k_K}, σ²I) against Q = N(0, σ²I), the
 bins k independent and uniform: the modes of a group are sums of modes, so G tells all. With C = I,
@@ -99,24 +100,24 @@ class GroupLoss(SampledLoss):
 
     @classmethod
     def of(cls, gram: np.ndarray, group_size: int) -> GroupLoss:
-        """Of the Gram matrix of the modes."""
+        """Return the loss of a group from the Gram matrix of the modes, shape (bins, bins)."""
         norm = math.sqrt(float(np.max(np.diagonal(gram))))
         return cls(len(gram), group_size, tuple(splits(gram, group_size)), group_size * norm)
 
     @classmethod
     def orthogonal(cls, bins: int, squared_norm: float, group_size: int) -> GroupLoss:
-        """Of modes that never overlap."""
+        """Return the loss of a group for orthogonal modes of equal squared norm."""
         norm = math.sqrt(squared_norm)
         return cls(bins, group_size, ((squared_norm, 0.0),), group_size * norm)
 
     @property
     def exact(self) -> bool:
-        """Whether the pair is the group's own."""
+        """True if the pair is the group's own, without a split."""
         return len(self.parts) == 1 and self.parts[0][1] == 0.0
 
     @property
     def fits(self) -> bool:
-        """Whether this many units and bins can be tabulated."""
+        """True if the tables for this many units and bins fit."""
         return self.bins > 1 and self._pair(0).fits
 
     @property
@@ -137,7 +138,7 @@ class GroupLoss(SampledLoss):
         return {}
 
     def _best(self, sigma: float, epsilon: float) -> int:
-        """The split that should bound best near here: a rule of σ and ε alone."""
+        """The split expected to bound best near here, as a function of σ and ε alone."""
         if len(self.parts) == 1:
             return 0
         where = round(math.log(sigma) / _ANCHOR), round(math.log(max(epsilon, 1e-3)) / _ANCHOR)
@@ -153,7 +154,8 @@ class GroupLoss(SampledLoss):
 
     @staticmethod
     def _about(pair: CountPair, sigma: float, epsilon: float) -> float:
-        """log of the remove direction's bound from a usual number of samples, by a small pilot."""
+        """log of the bound expected from the default number of samples (remove direction), by a
+        small pilot."""
         tilt = count_mixture.least(pair, "remove", sigma, epsilon)
         seen = count_mixture.pilot(pair, tilt, sigma, epsilon, _GLANCE, chunked.seed_key(0))
         beta = math.exp(max(seen.log_mean, -40.0)) / 1000

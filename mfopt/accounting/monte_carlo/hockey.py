@@ -1,4 +1,4 @@
-"""The hockey-stick divergence of a Gaussian release: what is paid for a sampled loss beside it."""
+"""Hockey-stick divergence of a Gaussian release, as the payoff of a loss sampled beside it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ class Hockey(NamedTuple):
 
 
 def beside(point: Point, shift: float) -> Point | None:
-    """``point`` with a Gaussian release paid for exactly; None where something else is paid there.
+    """``point`` with the payoff of a Gaussian release; None if the point has another payoff
+    already.
 
     Args:
       point: where.

@@ -53,7 +53,7 @@ _LEAST_CUT = 0.02  # of ḡ: a smaller g gains nothing
 
 
 class Gap(NamedTuple):
-    """Where values are clipped, in units of ḡ: as σ moves a little, F moves with it.
+    """Clipping points, in units of ḡ: as σ moves a little, F moves with it.
 
     Attributes:
       low, high: s_1 and s_2.
@@ -73,7 +73,7 @@ def edges(mean: float, deviation: float) -> tuple[float, float]:
 def chosen(
     edges: tuple[float, float], shares: tuple[float, float], squared_norm: float, order: float
 ) -> Gap | None:
-    """What to count and where to clip; None where clipping gains nothing.
+    """Return the thresholds to count at and the cut; None where clipping gains nothing.
 
     Args:
       edges: s_1 and s_2.

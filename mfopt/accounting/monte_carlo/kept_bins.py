@@ -1,4 +1,4 @@
-"""Bins that are kept: the likelihood ratio by b modes and their Gram matrix, and its ceilings.
+"""Bins assigned once: the likelihood ratio of b modes by their Gram matrix, and its ceilings.
 
 A pattern is one bin k, uniform over b, and X ~ N(m_k, σ²I) enters through the b numbers <m_k, X>/σ²
 alone, with covariance S = G/σ² under Q: white noise of b numbers and a factor L of G make them
@@ -140,7 +140,7 @@ class KeptBins(NamedTuple):
 
 @float64
 def shared(pair: DominatingPair) -> SharedGaussianComponent | None:
-    """What all modes have in common; None where it is too little to gain anything.
+    """Shared Gaussian component of all modes; None where it is too small to gain anything.
 
     The largest r² is 1/(1ᵀG⁻¹1), the squared distance of the origin from the affine hull of the
     modes: with û = Lᵀα/|Lᵀα|, Gα ∝ 1, L û = r·1.

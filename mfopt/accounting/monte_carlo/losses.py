@@ -42,7 +42,7 @@ class LikelihoodLoss(SampledLoss):
     @property
     @abc.abstractmethod
     def shared(self) -> SharedGaussianComponent | None:
-        """What all patterns have in common, where that is worth paying apart."""
+        """Component that all patterns share, if accounting it exactly pays off; else None."""
 
     @abc.abstractmethod
     def ceilings(self, scaled: Any, common: float) -> Ceilings:
@@ -69,7 +69,8 @@ class LikelihoodLoss(SampledLoss):
         return residual, self.ceilings(scaled, common).without(common)
 
     def _sampled(self, point: Point) -> tuple[Likelihood, Ceilings, Point]:
-        """What is sampled, and paid: alone, without the component that all patterns share."""
+        """Likelihood, ceilings and point that are sampled: without the shared component, if there
+        is one."""
         paid = None if self.shared is None else beside(point, float(self.shared.shift))
         return *self._known(point.noise_multiplier, paid is not None), paid or point
 

@@ -1,4 +1,4 @@
-"""A triangular factor in pieces: what is far from its diagonal has small rank.
+"""Triangular factor with hierarchical low-rank blocks away from the diagonal.
 
 Noise with covariance L Lᵀ costs b numbers of L for each of b bins. Where modes are smooth away
 from their own step, as those of a few exponentials between two diagonals are, the lower left

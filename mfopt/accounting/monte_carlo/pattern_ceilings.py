@@ -1,8 +1,8 @@
-"""Proven ceilings of the certificate's values where bins are thrown more than once.
+"""Proven ceilings of the certificate's values where bins are assigned more than once.
 
-S is the Gram matrix of the modes in noise units, M_g[:, k] the modes of throw g, m_k the sum of the
-modes of pattern k; see :mod:`.patterns`. All numbers here are plain float64 sums and maxima of
-non-negative terms; the relative slack for rounding is that of :mod:`.evidence`.
+S is the Gram matrix of the modes in noise units, M_g[:, k] the modes of assignment g, m_k the sum
+of the modes of pattern k; see :mod:`.patterns`. All numbers here are plain float64 sums and maxima
+of non-negative terms; the relative slack for rounding is that of :mod:`.evidence`.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def ceilings(patterns: Patterns) -> Ceilings:
     """The ceilings of patterns in noise units.
 
     Raises:
-      FailureError: throws overlap by more than the likelihood is known for.
+      FailureError: assignments overlap by more than the likelihood is known for.
     """
     corner, inside, *squares = _parts(patterns)
     found = _Moments(patterns.bins, np.asarray(corner), np.asarray(inside))
     coupling = float(np.max(found.corner, initial=0.0))
     if not coupling <= COUPLING:
         raise FailureError(
-            f"σ is beyond numerical range: the contributions of two throws overlap by "
+            f"σ is beyond numerical range: the contributions of two assignments overlap by "
             f"{coupling:.3g} in noise units, and the likelihood is known up to {COUPLING:g}. "
             "Ask for a larger σ, or a smaller ε."
         )
@@ -61,7 +61,7 @@ def ceilings(patterns: Patterns) -> Ceilings:
 
 
 class _Moments(NamedTuple):
-    """Overlaps of the modes of neighbouring throws, and of those of one throw."""
+    """Overlaps of the modes of consecutive assignments, and of those of one assignment."""
 
     bins: int
     corner: np.ndarray
@@ -70,9 +70,9 @@ class _Moments(NamedTuple):
     def log_largest(self, l: int) -> float:
         """log of an upper bound of max_k' Π_g φ_g(k'_{g-1}, k'_g, k'_{g+1}), where
 
-        φ_g(p, c, q) = mean_k exp(l (A_p[k] + D_c[k] + B_q[k])) is the mean over the bins of throw
-        g of its overlaps with bin p of the throw before (A, on early bins k only), with bin c of
-        its own (D) and with bin q of the next (B, on late bins only). Exactly,
+        φ_g(p, c, q) = mean_k exp(l (A_p[k] + D_c[k] + B_q[k])) is the mean over the bins of
+        assignment g of its overlaps with bin p of the assignment before (A, on early bins k only),
+        with bin c of its own (D) and with bin q of the next (B, on late bins only). Exactly,
 
             e^{A+D+B} = e^D + (e^A - 1) e^{D+B} + e^D (e^B - 1),
 
@@ -81,8 +81,8 @@ class _Moments(NamedTuple):
 
             φ_g(p, c, q) <= F_g(c) + P_g(p, c) + N_g(c, q).
 
-        The maximum of the product over all patterns is then one forward pass over the throws; its
-        state is (k'_g, k'_{g+1}), where a next bin that is not early is as good as any other.
+        The maximum of the product over all patterns is then one forward pass over the assignments;
+        its state is (k'_g, k'_{g+1}), where a next bin that is not early is as good as any other.
         """
         bins, reach, throws = self.bins, self.corner.shape[-1], len(self.within)
         with np.errstate(over="ignore", invalid="ignore"):

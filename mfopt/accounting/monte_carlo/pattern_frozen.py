@@ -1,4 +1,4 @@
-"""δ̂ where bins are thrown more than once, on frozen samples: for calibration and optimization.
+"""δ̂ on frozen samples where bins are assigned more than once: for calibration and optimization.
 
 Samples come from R = Σ_j E_k N(α_j m_k + γ_j m̄, σ²I)/J, m̄ the mean mode: a unit's own columns are
 overshot by α, and all others are raised alike by γ. R over Q is a chain as P over Q is, with
@@ -54,7 +54,7 @@ class PatternDraws(NamedTuple):
 
     Attributes:
       component: shape (pairs,).
-      bins: of each throw, shape (pairs, K).
+      bins: of each assignment, shape (pairs, K).
       normal: shape (pairs, n), float32: an estimate needs no more.
     """
 
@@ -64,7 +64,7 @@ class PatternDraws(NamedTuple):
 
 
 class PatternTerms(NamedTuple):
-    """What log δ̂ is computed from: of X = v + σz by samples, with the rest in chunks.
+    """Terms of log δ̂ for samples X = v + σz that do not depend on σ.
 
     Attributes:
       patterns: C.
@@ -80,7 +80,7 @@ class PatternTerms(NamedTuple):
 
 
 def _chunks_of(pairs: int, n: int) -> int:
-    """In how many chunks so many antithetic pairs are looked at."""
+    """Number of chunks for ``pairs`` antithetic pairs."""
     return -(-pairs // max(64, min(_CHUNK // n, 4096)))
 
 
@@ -125,14 +125,14 @@ def _log_ratio(
 
 
 def terms(patterns: Patterns, proposal: PatternProposal, draws: PatternDraws) -> PatternTerms:
-    """Of one chunk, in float64."""
+    """Terms of one chunk of draws, in float64."""
     alpha, gamma = (part[draws.component][:, None] for part in map(jnp.asarray, proposal))
     centre = alpha * Overlaps(patterns).of(draws.bins) + gamma * patterns.mean()[0]
     return PatternTerms(patterns, proposal, centre, patterns.noise(draws.normal.astype(float)))
 
 
 def all_terms(patterns: Patterns, proposal: PatternProposal, draws: PatternDraws) -> PatternTerms:
-    """Of all chunks, kept in float32 as the draws are: the same at any σ."""
+    """Terms of all chunks, cached in float32 like the draws; they do not depend on σ."""
 
     @jax.checkpoint
     def chunk(draws: PatternDraws) -> tuple[jax.Array, jax.Array]:

@@ -1,9 +1,9 @@
-"""Bins that are thrown more than once: the likelihood ratio by one forward pass over the throws.
+"""Bins assigned more than once: the likelihood ratio by one forward pass over the assignments.
 
-Throw g of K puts a unit into bin k_g, and the bins of all throws are independent and uniform. With
-the *modes* M_g[:, k] = Σ of the columns of C that bin k of throw g uses (one column for each epoch
-until the next throw), a unit with the pattern k = (k_1, …, k_K) adds m_k = Σ_g M_g[:, k_g] to C x,
-and the dominating pair is
+Assignment g of K puts a unit into bin k_g, and the bins of all assignments are independent and
+uniform. With the *modes* M_g[:, k] = Σ of the columns of C that bin k of assignment g uses (one
+column for each epoch until the next assignment), a unit with the pattern k = (k_1, …, k_K) adds m_k
+= Σ_g M_g[:, k_g] to C x, and the dominating pair is
 
     P = E_k N(m_k, σ²I)    against    Q = N(0, σ²I)
 
@@ -13,14 +13,15 @@ random is dominated by the one with the largest sensitivities (Choquette-Choo et
 3.2, which is the case K = 1; 2024b, Lemma 4.5). Adjacency: add-remove of one privacy unit whose
 per-iteration contribution is clipped to norm 1; σ is relative to that clip norm, for C as stored.
 
-There are b^K patterns, but where C has at most b bands the modes of throws that are not neighbours
-do not overlap. With Z = Mᵀ X/σ², which has K·b entries and covariance S = MᵀM/σ² under Q,
+There are b^K patterns, but where C has at most b bands the modes of assignments that are not
+consecutive do not overlap. With Z = Mᵀ X/σ², which has K·b entries and covariance S = MᵀM/σ² under
+Q,
 
     log P/Q (X) = log b^(-K) Σ_k Π_g e^{Z_g[k_g] - |M_g[:, k_g]|²/2σ²} · Π_g T_g[k_g, k_{g+1}],
     T_g[k, k'] = exp(-S[(g, k), (g+1, k')]),
 
 a chain. T_g differs from 1 only where k is among the last and k' among the first bands - 1 bins:
-a corner. So a throw costs b + bands² operations.
+a corner. So an assignment costs b + bands² operations.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _RANGE = 1e100  # of the largest entry of C: squares within float64, with room t
 _COVERED = (FreshBins,)
 _ONE_LENGTH = 1e-9  # relative, of squared norms that count as equal
 _SOLVES = 200  # of the search for the best a: any a is valid
-COUPLING = 300.0  # largest overlap of two throws, in noise units: beyond it T is lost in float64
+COUPLING = 300.0  # largest overlap of two assignments, in noise units; float64 loses T beyond
 
 
 @functools.partial(
@@ -60,13 +61,13 @@ COUPLING = 300.0  # largest overlap of two throws, in noise units: beyond it T i
 )
 @dataclasses.dataclass(frozen=True)
 class Patterns:
-    """C by its columns and their overlaps, and how often bins are thrown.
+    """C by its columns and their overlaps, and how often bins are assigned.
 
     Attributes:
       columns: shape (bands, n), [d, j] = C[j + d, j].
       gram: shape (bands, n), [d, j] = <C[:, j], C[:, j + d]>.
       bins: b; at least as many as bands.
-      rethrow: epochs until bins are thrown anew.
+      rethrow: epochs until bins are reassigned.
     """
 
     columns: Array
@@ -96,7 +97,7 @@ class Patterns:
     work = dimension
 
     def scaled(self, noise_multiplier: Any) -> Patterns:
-        """In noise units: C/σ and its overlaps."""
+        """Return the patterns in noise units: C/σ and the overlaps over σ²."""
         return dataclasses.replace(
             self,
             columns=self.columns / noise_multiplier,
@@ -122,8 +123,9 @@ class Patterns:
         return self.noise(row)[0], jnp.sum(row**2)
 
     def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: Any) -> Drawn:
-        # Given the earlier patterns, whose modes sum to V, <m_k, V> = Σ_g <M_g[:, k_g], V>: throws
-        # are independent, k_g is drawn ∝ e^<M_g[:, k], V> and N = Π_g mean_k e^<M_g[:, k], V>.
+        # Given the earlier patterns, whose modes sum to V, <m_k, V> = Σ_g <M_g[:, k_g], V>:
+        # assignments are independent, k_g is drawn ∝ e^<M_g[:, k], V> and
+        # N = Π_g mean_k e^<M_g[:, k], V>.
         overlaps, size = Overlaps(self), noise.shape[0]
         shape = size, self.throws
 
@@ -161,7 +163,7 @@ def exact(strategy: Strategy, scheme: FreshBins) -> Patterns:
     n = scheme.iterations
     strategy = strategy.widened()
     bands = check(strategy, scheme)
-    # dense modes of one throw, in the ceilings
+    # dense modes of one assignment, in the ceilings
     _sizes.require("bins", scheme.bins, lambda bins: 8 * 3.0 * scheme.throws * bins**2)
     columns = np.asarray(strategy.banded_columns(n, bands))
     largest = float(np.max(columns))
@@ -196,15 +198,14 @@ def check_bands(bands: int, scheme: FreshBins) -> None:
     """Refuse a C with more bands than bins.
 
     Raises:
-      UsageError: columns of throws that are not neighbours would overlap.
+      UsageError: columns of assignments that are not consecutive would overlap.
     """
     if bands > scheme.bins:
         raise _check.reject(
             "bands",
             bands,
-            f"bins thrown afresh are accounted for where C has at most as many bands as there are "
-            f"bins ({scheme.bins}): with more, a unit's columns of three throws overlap, and the "
-            "likelihood is no longer a chain",
+            f"fresh bins support at most as many bands as bins ({scheme.bins}): with more, columns "
+            "of three assignments of a unit overlap, and the likelihood is no longer a chain",
             "Use a banded C, or balls-in-bins.",
         )
 
@@ -215,7 +216,7 @@ def from_gram(gram: jax.Array, bins: int, rethrow: int) -> Patterns:
 
 
 class Overlaps:
-    """Rows of MᵀM: gathered, since a pattern has one bin for each throw.
+    """Rows of MᵀM: gathered, since a pattern has one bin for each assignment.
 
     Args:
       patterns: what they are of.
@@ -226,8 +227,8 @@ class Overlaps:
         self._within = within(patterns)
         corner = corners(patterns)
         rest = patterns.bins - corner.shape[-1]
-        # for each bin of a throw: what it adds to early bins of the next throw, to late of the one
-        # before
+        # for each bin of an assignment: its part in early bins of the next assignment, and in late
+        # bins of the previous one
         self._ahead = jnp.pad(corner, ((0, 0), (rest, 0), (0, 0)))
         self._back = jnp.pad(jnp.swapaxes(corner, 1, 2), ((0, 0), (0, rest), (0, 0)))
 
@@ -256,11 +257,11 @@ def within(patterns: Patterns) -> jax.Array:
     by_epoch = jnp.asarray(patterns.gram).reshape(shape)
     k, c = jnp.arange(bins)[:, None], jnp.arange(bins)[None, :]
     lag = jnp.abs(k - c)
-    # the lag moves to the front: [k, c, throw]
+    # the lag moves to the front: [k, c, assignment]
     same = jnp.sum(by_epoch[jnp.minimum(lag, reach), :, :, jnp.minimum(k, c)], axis=3)
     total = jnp.where((lag <= reach)[:, :, None], same, 0)
     if patterns.rethrow > 1:
-        # one column late in an epoch, one early in the next of the same throw
+        # one column late in an epoch, one early in the next of the same assignment
         lag = bins + c - k
         wrapped = jnp.sum(by_epoch[jnp.minimum(lag, reach), :, :-1, k], axis=3)
         wrapped = jnp.where((lag <= reach)[:, :, None], wrapped, 0)
@@ -287,7 +288,7 @@ def orthogonal_norm(patterns: Patterns) -> float | None:
 
 
 def largest_square(patterns: Patterns) -> jax.Array:
-    """max_k |m_k|²: one pass over the throws, whose state is the last bin."""
+    """max_k |m_k|²: one pass over the assignments, whose state is the last bin."""
     own = squared_norms(patterns).reshape(patterns.throws, patterns.bins)
     corner = corners(patterns)
     reach = corner.shape[-1]
@@ -321,8 +322,8 @@ def corners(patterns: Patterns) -> jax.Array:
 def log_mean(exponents: jax.Array, corner: jax.Array, bins: int) -> jax.Array:
     """log b^(-K) Σ_k e^{Σ_g exponents_g[k_g] - Σ_g corner_g[k_g, k_{g+1}]}, shape (samples,).
 
-    All terms are positive and those of a throw are scaled by their largest, so nothing cancels; a
-    pattern that float64 loses weighs less than e^(2·COUPLING - 745) of another.
+    All terms are positive and those of an assignment are scaled by their largest, so nothing
+    cancels; a pattern that float64 loses weighs less than e^(2·COUPLING - 745) of another.
 
     Args:
       exponents: shape (samples, K·b).
@@ -330,14 +331,14 @@ def log_mean(exponents: jax.Array, corner: jax.Array, bins: int) -> jax.Array:
       bins: b.
     """
     reach = corner.shape[-1]
-    late = bins - reach  # the first bin that overlaps with the next throw
+    late = bins - reach  # the first bin that overlaps with the next assignment
     parts = exponents.reshape(-1, exponents.shape[1] // bins, bins)
     peak = jax.lax.stop_gradient(jnp.max(parts, axis=2))
     weights = jnp.exp(parts - peak[:, :, None])
-    # bins in the middle of a throw overlap with no other: the pass sees their sum alone
+    # bins in the middle of an assignment overlap with no other: the pass sees their sum alone
     ends = weights[:, :, :reach], weights[:, :, max(reach, late) :]
     middle = jnp.sum(weights[:, :, reach:late], axis=2)
-    # nothing comes before the first throw
+    # nothing comes before the first assignment
     passing = jnp.exp(-jnp.pad(corner, ((1, 0), (0, 0), (0, 0))))
 
     def step(before: tuple[jax.Array, jax.Array], throw: tuple[jax.Array, ...]) -> Any:
@@ -358,14 +359,14 @@ def log_mean(exponents: jax.Array, corner: jax.Array, bins: int) -> jax.Array:
 
 @float64
 def shared(patterns: Patterns) -> SharedGaussianComponent | None:
-    """What all patterns have in common; None where it is too little, or not to be found.
+    """Shared Gaussian component of all patterns; None where it is too small or not found.
 
     All m_k have the same product with a unit vector û just where it has the same product a_g with
-    all modes of a throw, since one bin can be changed alone. Its largest square is the squared
-    distance of the origin from the affine hull of the patterns. With J the indicators of the epochs
-    û = C⁻ᵀJa/|C⁻ᵀJa| has one product with all columns of an epoch, for any a; |C⁻ᵀJa|² = aᵀDa with
-    D = Jᵀ(CᵀC)⁻¹J, and (1ᵀa)²/aᵀDa is largest at Da ∝ 1. (Where bins are kept for several epochs û
-    may be another still, and what is found is less than the largest; it is no less true.)
+    all modes of an assignment, since one bin can be changed alone. Its largest square is the
+    squared distance of the origin from the affine hull of the patterns. With J the indicators of
+    the epochs û = C⁻ᵀJa/|C⁻ᵀJa| has one product with all columns of an epoch, for any a; |C⁻ᵀJa|² =
+    aᵀDa with D = Jᵀ(CᵀC)⁻¹J, and (1ᵀa)²/aᵀDa is largest at Da ∝ 1. (Where bins are kept for several
+    epochs û may be another still, and what is found is less than the largest; it is no less true.)
     """
     largest = float(largest_square(patterns))
     return shared_component(patterns, _toward(patterns), patterns.throws, largest)

@@ -18,7 +18,7 @@ _shared: ContextVar[bool] = ContextVar("shared", default=False)
 
 @contextlib.contextmanager
 def over_processes() -> Iterator[None]:
-    """The samples of what is asked for in this block are drawn by all processes together.
+    """Draw the samples needed in this block by all processes together.
 
     Their number and addresses are those of ``jax.distributed.initialize``; each must have equally
     many devices and run the block alike, for they wait for one another. All get the same answer,
@@ -77,7 +77,7 @@ def joined(own: Any, chunks: int, asked: Any) -> Any:
 
 
 def agreed(entropy: np.ndarray) -> np.ndarray:
-    """That of process 0."""
+    """Entropy of process 0, on every process."""
     if count() == 1:
         return entropy
     from jax.experimental import multihost_utils

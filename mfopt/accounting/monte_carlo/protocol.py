@@ -1,4 +1,4 @@
-"""What a sampled privacy loss offers: all that calibration, optimizer and release engine know.
+"""Interface of a sampled privacy loss, as calibration, optimizer and release engine use it.
 
 Two objects, both found by dispatch:
 
@@ -31,11 +31,11 @@ DIRECTIONS: tuple[SampledDirection, SampledDirection] = ("remove", "add")
 
 
 class FrozenEstimate(Protocol):
-    """log δ̂ on samples that stay the same: smooth and decreasing in log σ. Proves nothing."""
+    """log δ̂ on fixed samples: smooth and decreasing in log σ. An estimate, no bound."""
 
     @property
     def samples(self) -> int:
-        """How many there are."""
+        """Number of frozen samples."""
 
     def evaluate(self, log_sigma: float) -> Any:
         """``value``, ``slope`` in log σ and ``relative_error`` of the remove direction."""
@@ -62,10 +62,10 @@ class FreeBound(Protocol):
         """Upper bounds of log H(P, Q) and log H(Q, P)."""
 
     def noise_multiplier(self, epsilon: float, delta: float) -> float:
-        """Smallest σ at which both are <= log δ; it was itself checked."""
+        """Smallest σ at which both are <= log δ, verified by evaluation."""
 
     def epsilon(self, noise_multiplier: float, delta: float) -> float:
-        """Smallest ε at which both are <= log δ; it was itself checked."""
+        """Smallest ε at which both are <= log δ, verified by evaluation."""
 
 
 class SampledLoss(abc.ABC):
@@ -85,12 +85,12 @@ class SampledLoss(abc.ABC):
 
     @property
     def worth(self) -> float:
-        """Slack of σ, relative, above which a certificate takes more samples than the least."""
+        """Relative slack of σ above which a certificate draws more than the minimum of samples."""
         return 0.001
 
     @property
     def many(self) -> bool:
-        """Whether it has so many modes that bounded values say more of δ than :meth:`frozen`."""
+        """True for so many modes that bounded values estimate δ better than :meth:`frozen`."""
         return False
 
     @property
@@ -105,7 +105,7 @@ class SampledLoss(abc.ABC):
 
     @abc.abstractmethod
     def start(self, epsilon: float, delta: float) -> float:
-        """A σ to begin a search at."""
+        """Initial σ of a search."""
 
     def coarse(self) -> SampledLoss:
         """A cheaper loss whose σ is within several percent of this one's: itself, by default."""
@@ -174,11 +174,11 @@ class SampledLoss(abc.ABC):
 
     @abc.abstractmethod
     def free_bounds(self) -> Sequence[FreeBound]:
-        """Closed forms that hold anyway; at least the mechanism without amplification."""
+        """Deterministic bounds in closed form, among them the mechanism without amplification."""
 
 
 class SampledLaw(abc.ABC):
-    """What an optimizer needs of a scheme. Hashable: it is static in compiled code.
+    """Interface of a scheme for the optimizer. Hashable: static in compiled code.
 
     All methods run inside a float64 scope, and all but ``loss``, ``draws`` and ``proposal`` may be
     traced; draws and proposal are constants of the differentiation.
@@ -213,7 +213,8 @@ class SampledLaw(abc.ABC):
         return self
 
     def check_shape(self, strategy: Strategy) -> None:  # noqa: B027 - most take any C
-        """Raise :class:`UsageError` for a form of C that no parameters make one that is covered."""
+        """Raise :class:`UsageError` for a form of C that is not covered, whatever its
+        parameters."""
 
     @abc.abstractmethod
     def draws(self, key: jax.Array, samples: int) -> Any:
@@ -221,9 +222,9 @@ class SampledLaw(abc.ABC):
 
     @abc.abstractmethod
     def quadratic(self, strategy: Strategy) -> Any:
-        """What δ depends on: a pytree, differentiable in the strategy.
+        """Sufficient statistic of δ, of degree two in C: a pytree, differentiable in the strategy.
 
-        Of degree two: that of a·C is a² times that of C, so that σ grows like its square root.
+        Scaling C by a multiplies it by a², so that σ grows with its square root.
         """
 
     def product(self, slope: Any, strategy: Strategy) -> jax.Array:
@@ -236,7 +237,7 @@ class SampledLaw(abc.ABC):
         """``quadratic`` with what sampling needs beside it (a factor, say), differentiable."""
 
     def reduced(self, strategy: Strategy) -> Any:
-        """What the methods below take."""
+        """Input of the methods below, a pytree."""
         return self.prepared(self.quadratic(strategy))
 
     @abc.abstractmethod
@@ -249,7 +250,7 @@ class SampledLaw(abc.ABC):
 
     @abc.abstractmethod
     def proposal(self, reduced: Any, noise_multiplier: Any, epsilon: Any) -> Any:
-        """Where the frozen draws are put; any is unbiased, one near the solution is precise."""
+        """Proposal of the frozen draws. Any is unbiased; one near the solution has low variance."""
 
     @abc.abstractmethod
     def frozen(self, reduced: Any, proposal: Any, draws: Any) -> Any:

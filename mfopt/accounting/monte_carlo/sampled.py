@@ -1,4 +1,5 @@
-"""One unit of a sampled privacy loss, alone or composed with something else: estimates and bounds.
+"""One unit of a sampled privacy loss, alone or composed with other mechanisms: estimates and
+bounds.
 
 What it is composed with enters as δ₂, one for each direction: H = E δ₂(ε ∓ Y) (see
 :mod:`mfopt.accounting.monte_carlo.importance`).
@@ -47,7 +48,7 @@ _ENOUGH, _SAFE, _LEAST = 5, 5.0, 8192  # the lesser direction's samples are halv
 
 
 class Companion(NamedTuple):
-    """What else touches the data, in one direction.
+    """Other mechanisms on the same data, in one direction.
 
     Attributes:
       payoff: δ₂ of its finite losses.
@@ -73,7 +74,7 @@ class Chosen(NamedTuple):
     enough: int | None = None
 
     def samples(self, asked: int) -> int:
-        """How many are taken of so many."""
+        """Number of samples to draw when ``asked`` are requested."""
         return asked if self.enough is None else min(asked, self.enough)
 
 

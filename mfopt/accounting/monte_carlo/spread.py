@@ -1,4 +1,4 @@
-"""Samples over the local devices: each takes an equal part of what lies along the first axis.
+"""Sharding of samples over the local devices: each takes an equal part of the first axis.
 
 Nothing of an answer follows from how many devices there are. Where parts are whole chunks
 (:func:`each`) it is the same to the last bit; where one sum is cut (a search's frozen samples), up
@@ -23,13 +23,15 @@ _SPLIT, _SAME = PartitionSpec("samples"), PartitionSpec()
 
 
 def devices() -> Devices:
-    """Those that samples are spread over: all local ones, or the one that the caller chose."""
+    """Local devices that samples are sharded over; only the default device if the caller set
+    one."""
     chosen = getattr(jax.config, "jax_default_device")  # noqa: B009 - not in its stubs
     return tuple(jax.local_devices()) if chosen is None else (chosen,)
 
 
 def dividing(tree: Any) -> Devices:
-    """As many devices as cut the first axis of every array of ``tree`` into equal parts."""
+    """Largest set of devices that cuts the first axis of every array of ``tree`` into equal
+    parts."""
     lengths = {leaf.shape[0] if leaf.shape else 1 for leaf in jax.tree.leaves(tree)}
     found = devices()
     count = next(k for k in range(len(found), 0, -1) if all(n % k == 0 for n in lengths))
@@ -67,7 +69,7 @@ def mapped(function: Callable[..., Any], over: Devices) -> Callable[..., Any]:
 
 
 def row(chunks: int) -> Devices:
-    """Devices for so many chunks: none that has nothing to do."""
+    """Devices for ``chunks`` chunks, without any that would be idle."""
     return devices()[:chunks]
 
 
@@ -108,7 +110,7 @@ def each(
 
 
 def results(made: Sequence[Any], over: Devices, count: int) -> np.ndarray:
-    """Of rounds of :func:`each` on the host, those of the first ``count`` chunks."""
+    """Results of the first ``count`` chunks, on the host, from the rounds of :func:`each`."""
     arrays = [np.asarray(one) for one in made]
     return np.array(arrays) if len(over) == 1 else np.concatenate(arrays)[:count]
 
@@ -124,12 +126,12 @@ def _each(
 
 
 def stacked(tree: Any) -> Any:
-    """With a first axis of length 1: a device's own."""
+    """``tree`` with a leading axis of length 1, the layout of one device's part."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], tree)
 
 
 def unstacked(tree: Any) -> Any:
-    """Without it."""
+    """Inverse of :func:`stacked`."""
     return jax.tree.map(lambda leaf: leaf[0], tree)
 
 
