@@ -1,15 +1,14 @@
-"""The least error at (ε, δ) over sampling schemes and forms of C, within so much noise memory.
+"""Lowest error at (ε, δ) over sampling schemes and kinds of C, within a number of noise buffers.
 
-Every search ends with an estimate of its RMSE on fresh samples, the same for all; the least of them
-is certified, and the next where that fails. What is tried:
+Every search ends with an estimate of its RMSE, on the same fresh samples for all; the lowest is
+certified, and the next one if that fails. Candidates are:
 
-* balls-in-bins with the kinds that keep little memory (:mod:`mfopt.optimize.memory`),
-* bins thrown afresh in each epoch with a banded Toeplitz C of as many bands as the memory allows:
-  fewer bands are among those,
+* balls-in-bins with the kinds that keep few buffers (:mod:`mfopt.optimize.memory`),
+* fresh bins with a banded Toeplitz C of as many bands as the memory allows,
 * independent noise under both.
 
-Kinds that make past draws again instead of keeping them are left out, as they pay in time, and so
-are schemes that no file can be executed from with correlated noise of every form here.
+Kinds that regenerate past noise from the key are left out, as they pay in time, and so are schemes
+under which a file cannot be executed with correlated noise of every kind here.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ MOST_BANDS = 32  # under fresh bins: more gain nothing that was measured, and co
 
 
 class Candidate(NamedTuple):
-    """What one search is for.
+    """A scheme, a kind of C and a size to search.
 
     Attributes:
       scheme: who takes part when.
@@ -52,14 +51,14 @@ class Candidate(NamedTuple):
     size: int = 0
 
     def words(self) -> str:
-        """It in words, short enough for a line of progress."""
+        """Short description for a line of progress."""
         noun = "bands" if self.kind == "banded-toeplitz" else "arrays"
         size = f" ({self.size} {noun})" if self.size else ""
         return f"{self.scheme.kind}, {self.kind}{size}"
 
 
 class Tried(NamedTuple):
-    """What came of a candidate.
+    """Outcome of a candidate's search.
 
     Attributes:
       candidate: what it was.
@@ -79,7 +78,7 @@ class Tried(NamedTuple):
         return math.inf if self.scored is None else self.scored.rmse
 
     def describe(self) -> dict[str, Any]:
-        """For the record: JSON values only."""
+        """Record of the outcome, JSON values only."""
         sampling, kind, size = self.candidate
         record: dict[str, Any] = {"sampling": sampling.describe(), "strategy": kind, "size": size}
         if self.scored is not None:
@@ -92,7 +91,8 @@ class Tried(NamedTuple):
 
 
 def candidates(epochs: int, iters: int, most: int) -> list[Candidate]:
-    """What is tried within ``most`` model-sized arrays, what comes after another one after it.
+    """Candidates that keep at most ``most`` noise buffers (× model size), each after those it
+    starts from.
 
     Args:
       epochs: E.
@@ -132,7 +132,7 @@ def least_error(
     provenance: dict[str, Any] | None = None,
     progress: Report = silent,
 ) -> Factorization:
-    """The mechanism of least error that is certified, over schemes and forms of C.
+    """Return the certified mechanism of lowest estimated error, over schemes and forms of C.
 
     ``provenance["tried"]`` of the result says what was tried and what came of it; its ``sampling``
     is what must be executed. An interrupt (KeyboardInterrupt) keeps the best so far with an
@@ -255,7 +255,7 @@ def _search(
     seed: int | None,
     progress: Report,
 ) -> Optimized:
-    """One search; a banded C begins where the BLT under the other scheme ended."""
+    """Run one search; a banded C starts from the BLT found under the other scheme."""
     scheme, kind, size = candidate
     if kind == "identity":
         return Optimized(Identity(), np.nan, np.nan, "nothing to optimize", np.zeros((0, 3)), 0.0)

@@ -69,16 +69,16 @@ class FixedBands:
 
     @property
     def overlapping(self) -> bool:
-        """Whether a unit's columns have rows in common: then its modes get norm 1."""
+        """True if columns of one unit overlap; its modes are then normalized to norm 1."""
         return self.bands > self.separation
 
     @property
     def shares(self) -> int:
-        """How many parameters are shares of a budget."""
+        """Number of parameters that are shares of a unit's budget."""
         return 0 if self.equal or self.overlapping else self.n
 
     def parameters(self, entries: np.ndarray) -> np.ndarray:
-        """Those of a C with such entries, shape (bands, n)."""
+        """Parameters of the C with these entries, of shape (bands, n)."""
         norms = np.linalg.norm(entries, axis=0)
         return np.concatenate([2 * np.log(norms[: self.shares]), (entries / norms).ravel()])
 
@@ -90,7 +90,7 @@ class FixedBands:
 
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")
     def __call__(self, x: np.ndarray) -> Evaluation:
-        """Its value and gradient; not a number where C cannot be inverted in double precision."""
+        """Value and gradient at x; not finite where C cannot be inverted in double precision."""
         raw = self._raw(x)
         squares, reach = self._norms(raw)
         scale = self._scale(x, squares)
@@ -126,7 +126,7 @@ class FixedBands:
         return result
 
     def _columns(self, x: np.ndarray) -> np.ndarray | float:
-        """Squared norms that columns, or modes, are to have."""
+        """Target squared norms of columns, or modes."""
         if self.overlapping:
             return 1.0
         if not self.shares:

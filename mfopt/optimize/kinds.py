@@ -1,4 +1,4 @@
-"""What the optimizer knows of each kind of C: the one table of it.
+"""Registry of the kinds of C that can be optimized.
 
 A kind of one's own registers one entry; nothing else is edited::
 
@@ -27,7 +27,7 @@ _WARM_BUFFERS = 4  # of the BLT that other searches begin from
 
 
 class Size(NamedTuple):
-    """How large a C is wanted.
+    """Size of a C.
 
     Attributes:
       n, bins: iterations, and iterations an epoch.
@@ -49,7 +49,7 @@ _SUFFIX = " scaled"
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """How to optimize one kind of C.
+    """Optimization of one kind of C.
 
     Attributes:
       name: what a caller asks for.
@@ -98,18 +98,18 @@ class Kind:
 
     @property
     def plain(self) -> str:
-        """Its name without the diagonals."""
+        """Name of the kind without diagonals."""
         return self.name.removesuffix(_SUFFIX) if self.scaling else self.name
 
 
 class Stage(NamedTuple):
-    """One kind at one size: a step on the way to another."""
+    """One kind at one size: a stage of a search."""
 
     kind: Kind
     size: Size
 
     def way(self) -> list[Stage]:
-        """Every stage that leads here, each once and after those that it needs; this one last."""
+        """Stages that lead here, each once and after its prerequisites, this one last."""
         found = {
             (stage.kind.name, stage.size): stage
             for before in self.kind.after(self.size)

@@ -1,9 +1,9 @@
-"""The least error within so many model-sized arrays of noise memory, and what one array is worth.
+"""Lowest error within a number of noise buffers (× model size), and the value of one more buffer.
 
 A BLT keeps one array for each buffer and is near its optimum with a few; with a wave it begins to
 pay at four, the more the larger ε is, and cyclic blocks go on from five; a banded Toeplitz C keeps
-one array for each band but the first and needs many. Strategies that make past draws again instead
-of keeping them are no candidates: they pay in time.
+one array for each band but the first and needs many. Strategies that regenerate past noise from
+the key are not candidates: they pay in time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _INDEPENDENT = Optimized(Identity(), np.nan, np.nan, "nothing to optimize", np.z
 
 
 class WithinMemory(NamedTuple):
-    """What is best with a number of arrays.
+    """Best result within a number of noise buffers.
 
     Attributes:
       memory: model-sized arrays that streaming its noise keeps.
@@ -54,20 +54,21 @@ class WithinMemory(NamedTuple):
 
 
 class WithinBound(NamedTuple):
-    """One search: for at most how many arrays, which kind of C, and how many buffers or bands."""
+    """One search: a kind of C, its number of buffers or bands, and the noise buffers that it may
+    keep."""
 
     bound: int
     kind: str
     size: int
 
     def words(self) -> str:
-        """It in words, short enough for a line of progress."""
+        """Short description for a line of progress."""
         bands = ", bands" if self.kind == "banded-toeplitz" else ""
         return f"{self.kind} ({self.size}{bands})"
 
 
 def wanted(scheme: BinScheme, memory: int) -> list[WithinBound]:
-    """What is searched for ``memory`` arrays, one fewer and one more; nothing twice.
+    """Searches for ``memory`` noise buffers, one fewer and one more, each listed once.
 
     Args:
       scheme: bins and epochs.
@@ -104,7 +105,7 @@ def options(
     seed: int | None = None,
     progress: Report = silent,
 ) -> dict[int, WithinMemory]:
-    """The best C with at most ``memory`` arrays, with one fewer and with one more, by that bound.
+    """Best C with at most ``memory`` noise buffers, one fewer and one more, by that limit.
 
     Args:
       scheme: bins and epochs.
@@ -170,7 +171,7 @@ def announce(
     progress: Report,
     noun: str,
 ) -> None:
-    """How long several searches will take, before any of them.
+    """Report the estimated time of several searches, before the first.
 
     Args:
       wanted: scheme and kind of each; independent noise takes none.
@@ -193,7 +194,7 @@ def announce(
 
 
 def quiet(progress: Report) -> Report:
-    """A search's own estimate of its time is part of the whole's."""
+    """Suppress a search's own time estimate, as part of the whole's."""
 
     def report(event: Progress) -> None:
         if not (event.lasting and event.stage == "starting"):
@@ -210,7 +211,7 @@ def _memory(strategy: Strategy, scheme: BinScheme) -> int:
 def scored(
     one: Optimized, scheme: BinScheme, epsilon: float, delta: float, workload: Workload
 ) -> WithinMemory:
-    """σ and RMSE of a search's C, exact or on samples that it has not seen; the same for all.
+    """σ and RMSE of a search's C, exact or on the same fresh samples for all.
 
     Args:
       one: the search's result.

@@ -230,7 +230,7 @@ class AmplifiedObjective:
 
     @float64
     def quadratic(self, parameters: np.ndarray) -> Any:
-        """All that σ knows of C at ``parameters``."""
+        """Sufficient statistic of σ for C at ``parameters``, a pytree."""
         return _quadratic(self._law, built(self._build, parameters))
 
     @float64

@@ -296,7 +296,7 @@ def optax_method(
 
 @contextlib.contextmanager
 def _usable(name: str) -> Iterator[None]:
-    """What an optax optimizer raises that needs more, or other, arguments than it gets here."""
+    """Translate errors of an optax optimizer that needs other arguments into a UsageError."""
     try:
         yield
     except (TypeError, ValueError, NotImplementedError) as problem:

@@ -1,4 +1,4 @@
-"""From a privacy target to a certified factorization, ready to save."""
+"""Optimization from a privacy target to a certified factorization, ready to save."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def factorize(
     progress: Report = silent,
     **options: Any,
 ) -> Factorization:
-    """Optimize C (or take a fixed one), find the least certifiable σ, and put both on record.
+    """Optimize C (or take a fixed one) and certify the smallest σ for it.
 
     The guarantee is (ε, δ)-DP of one ``privacy_unit``, add-remove adjacency, certified by
     estimate-verify-release. An interrupt (KeyboardInterrupt) keeps the best C so far and returns
@@ -154,7 +154,7 @@ def factorize(
 
 
 def check_proof(certify_samples: int | None, seed: int | None, privacy_unit: str) -> None:
-    """Refuse, before a search, what its certificate would be refused for."""
+    """Refuse, before a search, a target whose certificate would be refused."""
     if certify_samples is not None:
         _check.integer("certify samples", certify_samples, at_least=256)
     if seed is not None:
@@ -177,7 +177,7 @@ def on_record(
     interrupted: bool = False,
     keep: bool = False,
 ) -> Factorization:
-    """An optimized C with the least σ that is certified for it, ready to save.
+    """Certify the smallest σ of an optimized C and record both, ready to save.
 
     Args:
       found: the search's result.

@@ -66,7 +66,7 @@ class Optimized:
 
 
 class InterruptedOptimization(KeyboardInterrupt):
-    """The user stopped an optimization. It travels as any interrupt does.
+    """Interrupt of an optimization by the user (a KeyboardInterrupt), with the best C so far.
 
     Attributes:
       best: the best C until then. It is no result of the optimization that was asked for: whoever
@@ -209,7 +209,7 @@ def optimize(
 
 
 def _best(job: _Job, search: _Search, size: kinds.Size, after: int) -> StartedTrace:
-    """The end of one search; ``after`` evaluations at most come after it."""
+    """Run one search; at most ``after`` evaluations follow it."""
     kind, limit = search.kind, search.steps
     job.later = search.most + after
     candidates = search.starts or _own_starts(job, kind, size)
@@ -297,7 +297,7 @@ class _Search(NamedTuple):
 
 
 class _Problem(NamedTuple):
-    """Whose σ is asked for, of which law, what is minimized with it, and how.
+    """Scheme, sampled law and loss of a search.
 
     Attributes:
       scheme: bins and epochs.
@@ -313,13 +313,13 @@ class _Problem(NamedTuple):
 
     @property
     def grouped(self) -> bool:
-        """Whether the law is a coarse one."""
+        """True if the law is a coarse one."""
         return self.law != law(self.scheme)
 
 
 @dataclasses.dataclass
 class _Job:
-    """What stays the same over all starts of one call, and how far the call has come.
+    """Settings shared by all starts of one call, and its progress.
 
     ``few`` is the same with few bins, where many are grouped and the loss is known there too.
     ``done`` evaluations lie behind, and ``later`` ones at most belong to runs not yet begun.
@@ -345,7 +345,7 @@ class _Job:
         samples: int | None,
         given: list[Strategy],
     ) -> _Search:
-        """What is to be done for one kind, where ``steps``, ``samples`` and starts are asked for.
+        """Plan of the search of one kind, from the caller's ``steps``, ``samples`` and starts.
 
         Of ``given`` it begins from those that say something about it.
         """
@@ -364,7 +364,7 @@ class _Job:
         return _Search(kind, [], limit, count, most)
 
     def covers(self, strategy: Strategy) -> bool:
-        """Whether the scheme's account takes a C of this form."""
+        """Return True if the scheme's accounting supports a C of this form."""
         try:
             self.problem.law.check_shape(strategy)
         except UsageError:
@@ -410,7 +410,7 @@ class _Job:
         return best
 
     def _started(self, kind: Kind, build: Callable[[jax.Array], Strategy]) -> StartedTrace:
-        """A trace of this problem."""
+        """A trace for this problem."""
         few, many = self.problem.scheme, self.problem.asked
         stretch = None
         if few != many:
@@ -425,7 +425,8 @@ class _Job:
     def confirm(
         self, kind: Kind, starts: list[Strategy], found: StartedTrace, samples: int
     ) -> None:
-        """Judge the end on samples that no search has seen, and take it back to a better start.
+        """Evaluate the end on samples unseen by the search, and revert to a start that does better
+        there.
 
         A C of as many numbers as a general one has fits the frozen samples themselves: at 16 × 128
         dense C was up to 0.7% worse than the time-scaled Toeplitz that it had begun from.
@@ -450,7 +451,7 @@ class _Job:
     def preferred(
         self, searches: list[_Search], ends: list[StartedTrace]
     ) -> tuple[int, dict[str, float]]:
-        """The place of the best end, and the loss of each by kind where fresh samples told them.
+        """Index of the best end, and the loss of each by kind where fresh samples gave one.
 
         The frozen samples flatter each C that was fitted to them, one of more numbers more; after
         an interrupt they are all that there is.
@@ -470,7 +471,7 @@ class _Job:
         return min(values, key=lambda place: values[place], default=0), forms
 
     def _afresh(self, points: list[Parameterization], samples: int) -> list[Evaluation]:
-        """The objective at each of ``points``, on samples of its own that are the same for all.
+        """Objective at each of ``points``, on the same fresh samples for all.
 
         Empty after an interrupt, which is noted.
         """
@@ -483,18 +484,18 @@ class _Job:
         return seen
 
     def samples(self, kind: Kind, asked: int | None = None) -> int:
-        """Frozen samples, where no number is asked for."""
+        """Number of frozen samples, by default the kind's."""
         more = _MANY_SAMPLES if self.problem.grouped else 1
         own = more * kind.samples // self.problem.law.frugal
         return own if asked is None else asked
 
     def accuracy(self, problem: _Problem, kind: Kind) -> float:
-        """The tolerance, where none is asked for."""
+        """Tolerance, by default the kind's."""
         own = max(kind.tolerance, _LEAST_TOLERANCE) if problem.grouped else kind.tolerance
         return own if self.tolerance is None else self.tolerance
 
     def stretches(self, stage: kinds.Stage) -> bool:
-        """Whether the start of a stage is found with few bins."""
+        """Return True if the start of a stage is found with few bins."""
         return (
             self.few is not None
             and stage.kind.stretch is not None
@@ -518,11 +519,11 @@ class _Job:
         return [kind.stretch(start, n, self.problem.scheme.iterations)]
 
     def _judge(self, kind: Kind, mapping: Parameterization, samples: int) -> Judge | None:
-        """Samples that no search sees, where one could fit those that it does."""
+        """Fresh samples for validation, where C could overfit those of the search."""
         return None if kind.tangents else self._unseen(mapping, samples, self._seed_afresh())
 
     def _seed_afresh(self) -> int:
-        """A seed of samples that no search sees."""
+        """A seed of samples unseen by any search."""
         source = np.random.SeedSequence(None if self.seed is None else [self.seed, 1])
         return int(source.generate_state(1)[0])
 

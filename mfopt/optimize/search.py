@@ -43,7 +43,8 @@ def minimize(
     tolerance: float,
     sigma: float = math.nan,
 ) -> None:
-    """At most ``steps`` tangents from ``start``; ``trace`` keeps the best point and the reason.
+    """Take at most ``steps`` tangent steps from ``start``; ``trace`` keeps the best point and the
+    status.
 
     Args:
       objective: what is minimized.

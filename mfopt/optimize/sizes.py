@@ -1,4 +1,4 @@
-"""What an optimization takes, memory and time: told before it starts, not found out in it.
+"""Memory and time of an optimization, estimated before it starts.
 
 The counts of memory were read off XLA's own account of the compiled programs (10 bins-by-epochs
 sizes, most within a few percent) and off SciPy's L-BFGS-B; they are of float64 numbers. The time is
@@ -32,8 +32,8 @@ _USUAL, _USUAL_GROUPED = 60, 20  # evaluations after which most searches have en
 _PER_STEP = 1.2e-3  # of a search for each iteration of the run, between evaluations
 _PER_OVERLAP = 5e-7  # of finding σ and its proposals, for each entry of G
 _USUAL_PROOF = 2**16  # samples of a certificate of very many bins, its pilots among them
-# Where bins are thrown more than once: of an evaluation and of a certificate for each sample, bin
-# and throw.
+# Bins assigned more than once: of an evaluation and of a certificate for each sample, bin and
+# assignment.
 _CHAIN, _CHAIN_PROOF, _USUAL_CHAIN = 3e-7, 8e-8, 16
 
 
@@ -44,12 +44,12 @@ _MOST_GROUPED = 8
 
 
 def searched(scheme: BinScheme) -> BinScheme:
-    """The scheme, or with as many bins as grouped ones say enough of: C is stretched from there."""
+    """The scheme, or one with fewer bins from whose optimum C is stretched."""
     return dataclasses.replace(scheme, bins=min(scheme.bins, _MOST_GROUPED * design_point.MOST))
 
 
 def groups(scheme: BinScheme) -> int:
-    """Modes that a search samples: neighbouring bins are grouped where they are many."""
+    """Number of modes that a search samples; neighbouring bins are grouped if there are many."""
     return -(-scheme.bins // -(-scheme.bins // design_point.MOST))
 
 
@@ -91,7 +91,7 @@ def memory(
     entry, size = kinds.find(kind), Size(bins * epochs, bins, bands, buffers)
     parameters = entry.parameters(size)
     if _throws(scheme) > 1:
-        # normals of antithetic pairs in float32, samples looked at in chunks; overlaps of a throw
+        # normals of antithetic pairs in float32, samples in chunks; overlaps of an assignment
         search = samples * n / 2 + 6 * n * bins + entry.working(size)
         return 2 * _BASE + 8 * (search + (2 * _PAIRS[True] + 12) * parameters + 30 * n)
     few = groups(scheme)
@@ -107,7 +107,7 @@ def search_seconds(scheme: BinScheme, *, samples: int, evaluations: int) -> floa
     """A search under amplification, without compilation, where costs were measured.
 
     Args:
-      scheme: bins and epochs; some hundred epochs hardly matter where bins are thrown once.
+      scheme: bins and epochs; some hundred epochs hardly matter where bins are assigned once.
       samples: frozen Monte Carlo samples.
       evaluations: of the objective, at most.
     """
@@ -129,7 +129,7 @@ def seconds(
     scaled: bool = False,
     here: Callable[[float], float] = _sizes.here,
 ) -> float:
-    """About how long an optimization with its certificate takes here, on a CPU.
+    """Estimated seconds of an optimization with its certificate on this machine, on a CPU.
 
     Within a factor of three where it was compared; a busy machine takes longer.
 
@@ -155,7 +155,7 @@ def seconds(
 
 
 class SearchWork(NamedTuple):
-    """A search: of which kind, with how many frozen samples, and evaluations at most."""
+    """One search: kind, frozen samples and the limit of evaluations."""
 
     kind: str
     samples: int
@@ -165,7 +165,7 @@ class SearchWork(NamedTuple):
 def announce(
     scheme: BinScheme, searches: Sequence[SearchWork], *, report: Report, scaled: bool = False
 ) -> None:
-    """Tell how long it will take, where that is long and there is no accelerator.
+    """Report the estimated time, if it is long and there is no accelerator.
 
     Args:
       scheme: bins and epochs.
@@ -232,17 +232,17 @@ def require(
 
 
 def _structured(kind: str, scheme: BinScheme, scaled: bool) -> bool:
-    """Whether G comes from buffers, and modes are never formed."""
+    """Return True if G comes from buffers and the modes are never formed."""
     return scaled and kind == "blt" and time_scaled.many(scheme)
 
 
 def _throws(scheme: BinScheme) -> int:
-    """How often a unit is thrown into bins."""
+    """Number of assignments of a unit to bins."""
     return int(getattr(scheme, "throws", 1))
 
 
 def _has_buffers(kind: str, size: Size) -> bool:
-    """Whether another number of buffers is another C of this kind."""
+    """Return True if the number of buffers changes a C of this kind."""
     if kind not in kinds.names():
         return False
     parameters, more = kinds.find(kind).parameters, size._replace(buffers=size.buffers + 1)

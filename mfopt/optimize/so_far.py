@@ -58,7 +58,7 @@ class BestSoFar:
         self._least = math.inf  # of what is in the file
 
     def __call__(self, event: Progress) -> None:
-        """Pass ``event`` on; save if it is time to."""
+        """Pass ``event`` on, and save if it is due."""
         self._listener(event)
         if not isinstance(event, Step) or time.monotonic() < self._due:
             return
@@ -109,5 +109,5 @@ class BestSoFar:
 
 
 def beside(path: Path) -> Path:
-    """Where the best so far of a result at ``path`` is kept."""
+    """Path of the best C so far of a result at ``path``."""
     return path.with_name(f"{path.stem}.so-far{path.suffix}")

@@ -1,4 +1,5 @@
-"""Where optimizations begin. The landscape is not convex: a bad start ends in a worse optimum."""
+"""Starting points of optimizations. The landscape is not convex: a bad start ends in a worse
+optimum."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def spread_blts(buffers: int, bins: int) -> list[BLT]:
 
 
 def as_blt(strategy: Strategy, buffers: int) -> BLT | None:
-    """``strategy`` where it is a BLT of at most that size: others say nothing about λ."""
+    """``strategy`` if it is a BLT of at most that size, else None."""
     if not isinstance(strategy, BLT) or strategy.buffers > buffers:
         return None
     while strategy.buffers < buffers:
@@ -185,5 +186,5 @@ def as_banded(strategy: Strategy, n: int, bands: int) -> Banded:
 
 
 def as_dense(strategy: Strategy, n: int) -> Dense:
-    """Every entry."""
+    """A dense strategy with every entry free."""
     return Dense(np.asarray(strategy.materialize(n)))

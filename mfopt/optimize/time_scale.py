@@ -55,7 +55,7 @@ def _units(knots: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Scaling:
-    """What the diagonals may do.
+    """Freedom of the two diagonals.
 
     Attributes:
       knots: knots of each, 2 to :data:`MOST_KNOTS`.

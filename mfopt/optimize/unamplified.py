@@ -51,7 +51,7 @@ _FLOOR = 1e-8
 
 
 class Pattern(NamedTuple):
-    """How a unit takes part.
+    """Participation pattern of a unit.
 
     Attributes:
       separation: least distance of two of its iterations.
@@ -114,7 +114,7 @@ def optimize(
     tolerance: float = _TOLERANCE,
     progress: Report = silent,
 ) -> UnamplifiedOptimum:
-    """The C with the least sensitivity · ‖A C⁻¹‖_F under ``scheme``.
+    """Return the C with the smallest sensitivity · ‖A C⁻¹‖_F under ``scheme``.
 
     Args:
       scheme: participation; its sensitivity is what is normalized.

@@ -1,10 +1,10 @@
-"""The form of C that is searched where none is asked for.
+"""Defaults: the kinds of C that are searched if none is asked for.
 
 Under balls-in-bins that is a BLT. From :data:`WAVE_FROM` on one with a wave, which keeps as many
 arrays, is below it: at four arrays, between diagonals that vary with time, by 0.6 to 0.9% of the
 error at ε = 4, 1.2 to 2.2% at 8 and 1.6 to 2.5% at 16 (8 × 32, 32 × 32 and 16 × 128; at ε = 2 by
-0.04 to 0.5%). There both are searched, and the better on fresh samples is kept. Bins that are
-thrown afresh have an account for banded C only.
+0.04 to 0.5%). There both are searched, and the better on fresh samples is kept. Fresh bins
+have an account for banded C only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WAVE_FROM = 4.0  # ε; below it a second search gains less than it costs
 
 
 def buffers(scheme: BinScheme) -> int:
-    """How many of a BLT, where no number was asked for: no more than there are iterations.
+    """Default number of buffers of a BLT, at most the number of iterations.
 
     >>> from mfopt.sampling import BallsInBins
     >>> buffers(BallsInBins(bins=3, epochs=1)), buffers(BallsInBins(bins=32, epochs=8))
@@ -28,7 +28,7 @@ def buffers(scheme: BinScheme) -> int:
 
 
 def kinds(scheme: BinScheme, epsilon: float, buffers: int) -> tuple[str, ...]:
-    """Kinds of C to search, the best of which is to be kept.
+    """Default kinds of C to search, the best of which is kept.
 
     Args:
       scheme: bins and epochs.
