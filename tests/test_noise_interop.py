@@ -109,7 +109,7 @@ def test_torch_noise_of_other_devices_goes_on_from_its_state(kind, monkeypatch):
     if kind == "blt":
         other.load_state_dict(counted.state_dict())  # its past is in the buffers
     else:
-        with pytest.raises(UsageError, match="made again here"):
+        with pytest.raises(UsageError, match="regenerated here"):
             other.load_state_dict(counted.state_dict())
 
 

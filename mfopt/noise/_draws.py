@@ -3,7 +3,7 @@
 The 256-bit key of a run makes, with one ChaCha20 block for each step and leaf (Bernstein 2008, RFC
 8439), the twelve subkeys of Threefry-2x32 with 20 rounds (Salmon, Moraes, Dror, Shaw 2011); this
 makes 64 bits for each element, and one inversion of the normal law uses all of them. So within one
-run no draw occurs twice, a past draw can be made again instead of being stored, and the numbers do
+run no draw occurs twice, a past draw can be regenerated instead of being stored, and the numbers do
 not depend on how the parameters are laid out over devices.
 
 The rounds are written out instead of calling ``jax.random.normal``: XLA then fuses the draw into
@@ -14,7 +14,7 @@ rounds in a loop on CPU, about three times slower there, and keeps 23 bits of th
 room that only data reaches, and a unit spread thinly over P parameters is found there with
 probability about P · steps · (probability beyond the end). For 24 bits (|z| <= 5.42) that is
 certainty at P = 10⁷. Here one bit is the sign, and the other 63, m, with an offset u in (0, 1) that
-is secret and drawn anew for each step and leaf, give the tail probability (m + u) 2⁻⁶⁴. Each single
+is secret and fresh for each step and leaf, give the tail probability (m + u) 2⁻⁶⁴. Each single
 draw then has the normal law as far out as |z| = 11.3 (u has 32 bits), the outermost cell m = 0
 included. What is left there, and :func:`allocate` keeps it below 2⁻⁴⁰ whatever the sizes:
 
@@ -201,7 +201,7 @@ def threefry(subkeys: Any, low: Any, high: Any) -> tuple[Any, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Seeds:
-    """What one step draws from, for some leaves: arrays (12, leaves) uint32 and (leaves,).
+    """Seeds of one step for a number of leaves: arrays (12, leaves) uint32 and (leaves,).
 
     Attributes:
       subkeys: of :func:`threefry`.
@@ -212,7 +212,7 @@ class Seeds:
     offset: Any
 
     def of(self, leaf: int) -> Seeds:
-        """Those of one leaf: (12,) and a scalar."""
+        """Seeds of one leaf: (12,) uint32 and a scalar."""
         return Seeds(self.subkeys[:, leaf], self.offset[leaf])
 
 
@@ -277,7 +277,7 @@ def normal(subkeys: Any, low: Any, high: Any, offset: Any, dtype: np.dtype) -> j
 
 @dataclasses.dataclass(frozen=True)
 class Counters:
-    """Which counters the elements of one leaf use: low word = element, high word = its group.
+    """Counters of the elements of one leaf: low word = element, high word = its group.
 
     Attributes:
       shape: global shape of the leaf. One of 2³² elements or more has several groups.
@@ -315,7 +315,7 @@ class Counters:
 
 
 def slack(shapes: tuple[tuple[int, ...], ...], iterations: int) -> float:
-    """What the ends of the draws' range can add to δ; the two terms of this module's docstring."""
+    """Upper bound on the δ added by the finite range of the draws; see the module's docstring."""
     sizes = [math.prod(shape) for shape in shapes]
     pairs = sum(size * size for size in sizes) * iterations
     return pairs * 2.0**-127 + sum(sizes) * iterations * 2.0**-96

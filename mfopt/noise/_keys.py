@@ -45,7 +45,7 @@ def on_host(seed: Any, key: Any) -> np.ndarray:
 
 
 def tracing() -> bool:
-    """Whether the caller is being traced by jit, scan, grad or vmap."""
+    """Return True inside jit, scan, grad or vmap."""
     return isinstance(jax.lax.add(np.float32(0), np.float32(0)), jax.core.Tracer)
 
 

@@ -93,7 +93,7 @@ class OnCPU:
         return [tensor(part.copy()) for part in self.packing.unpacked(np.asarray(self._buffer))]
 
     def load(self, buffers: list[torch.Tensor]) -> None:
-        """Go on from what :meth:`buffers` gave; from 0 if empty."""
+        """Resume from the result of :meth:`buffers`; from 0 if empty."""
         slots, dtype = self.stream.recursion.slots, self.stream.buffer_dtype
         with jax.default_device(_cpu()), _float64.scope(dtype == np.float64):
             if not slots:
@@ -155,7 +155,7 @@ class OnDevice:
         return [p.reshape(-1, *shape).clone() for p, shape in zip(parts, self.shapes, strict=True)]
 
     def load(self, buffers: list[torch.Tensor]) -> None:
-        """Go on from what :meth:`buffers` gave; from 0 if empty."""
+        """Resume from the result of :meth:`buffers`; from 0 if empty."""
         slots = self.stream.recursion.slots
         if not slots:
             return
@@ -215,7 +215,7 @@ class OnDevice:
 
 
 def part_for(device: torch.device) -> type[OnCPU] | type[OnDevice]:
-    """What makes the noise for parameters on ``device``."""
+    """Class that makes the noise for parameters on ``device``."""
     return OnCPU if device.type == "cpu" else OnDevice
 
 

@@ -1,13 +1,13 @@
-"""Which recursion streams the noise of which strategy: the one table of it.
+"""Table of the recursion that streams the noise of each kind of strategy.
 
-A kind of one's own is added from anywhere::
+A third-party kind is added from anywhere::
 
     @choice.recursion.register
     def _(strategy: MyKind, n: int, past: str) -> Recursion: ...
 
-The table is looked up by the exact class. A subclass has a C of its own, and the recursion of its
-parent would stream noise of another matrix, so nothing is inherited and nothing falls back: a kind
-without an entry is streamed by its dense C⁻¹ where that is asked for (``past="dense"``).
+The table is looked up by the exact class: a subclass has a C of its own, and its parent's recursion
+would stream noise of another matrix. Nothing is inherited and nothing falls back: a kind without an
+entry is streamed by its dense C⁻¹ if ``past="dense"`` asks for it.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def save_state(
 ) -> None:
     """Write ``state`` to ``path``, readable by the owner only.
 
-    A run that goes on from a file makes the same noise again from that step on. If steps after
+    A run that resumes from a file repeats the same noise from that step on. If steps after
     the file was written were released already, their data must be the same as before, or the
     difference of the two outputs shows it.
 
@@ -162,7 +162,7 @@ def check_saved(
     Args:
       header: of the file: ``step`` and ``pinned`` are looked at.
       arrays: the key and the buffers, by name.
-      stream: that would go on from them.
+      stream: that would resume from them.
       shapes: of the parameters, leaf by leaf.
     """
     step, pinned = header.get("step"), header.get("pinned")

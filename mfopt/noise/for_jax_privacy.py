@@ -1,4 +1,4 @@
-"""Our matrices as jax_privacy's streaming matrices.
+"""Strategy matrices as jax_privacy's streaming matrices.
 
 For training, :func:`mfopt.noise.for_optax.add_noise` goes where a privatizer of jax_privacy goes:
 an optax transformation of sums of clipped gradients, with draws of 64 bits. jax_privacy's own
@@ -31,7 +31,7 @@ from mfopt.noise.stream import NoiseStream
 def inverse_as_streaming_matrix(stream: NoiseStream) -> streaming.StreamingMatrix:
     """C⁻¹ (without σ or clip norm) as a ``jax_privacy`` ``StreamingMatrix``.
 
-    White noise comes from outside, so past draws cannot be made again: Toeplitz and dense
+    White noise comes from outside, so past draws cannot be regenerated: Toeplitz and dense
     strategies store all n of them. A row past n is NaN, where a ``StreamingMatrix`` has no means
     to raise.
     """

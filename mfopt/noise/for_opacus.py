@@ -31,7 +31,7 @@ _KNOWN = (
 
 
 class NoiseSource(Protocol):
-    """Where the noise of an optimizer comes from: a :class:`TorchNoise`, or a run around one."""
+    """Source of an optimizer's noise: a :class:`TorchNoise`, or a run around one."""
 
     def add_to(self, sums: list[Any]) -> None: ...
     def state_dict(self) -> dict[str, Any]: ...

@@ -35,7 +35,7 @@ class TorchNoise:
     handed over without a copy: with one pinned seed both give the same noise, up to rounding.
     PyTorch's CPU generator would not do: it keeps 32 bits of its seed, so that two of a run's
     steps, or two runs, could get the same draws. On other devices, PyTorch's own generator, seeded
-    anew for each step with 64 bits of a SHA-256 of the key, makes 64 random bits for each element,
+    for each step with 64 bits of a SHA-256 of the key, makes 64 random bits for each element,
     and the same inversion as in JAX uses all of them: ``torch.randn`` stops at |z| = 6.7 or before,
     and what is beyond shows a unit that is spread over many parameters.
 
@@ -97,7 +97,7 @@ class TorchNoise:
 
     @torch.no_grad()
     def next(self) -> list[torch.Tensor]:
-        """The noise of this step, one tensor per parameter; goes on to the next step.
+        """Return the noise of this step, one tensor per parameter, and advance by one step.
 
         Raises:
           NoiseExhaustedError: past the last step that the factorization covers.
@@ -112,7 +112,7 @@ class TorchNoise:
 
     @torch.no_grad()
     def add_to(self, sums: Iterable[torch.Tensor]) -> None:
-        """Add the noise of this step to ``sums``, in place; goes on to the next step.
+        """Add the noise of this step to ``sums``, in place, and advance by one step.
 
         As :meth:`next` and adding what it gives, in less time: the noise needs no fresh memory.
         Sums and noise are added in the wider of their types and cut to the type of the sum.
@@ -149,7 +149,8 @@ class TorchNoise:
 
     @contextlib.contextmanager
     def _one_step(self) -> Iterator[None]:
-        """A step as a whole: buffers that went on without it would make other noise than C⁻¹z."""
+        """Guard that makes a step atomic: after a partial update the buffers would give noise other
+        than C⁻¹z."""
         self._refuse_past_end()
         self._refuse_broken()
         self._whole = False
@@ -184,7 +185,7 @@ class TorchNoise:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from :meth:`state_dict`; nothing changes where it is refused.
+        """Resume from :meth:`state_dict`; nothing changes if it is refused.
 
         Raises:
           UsageError: the state belongs to another factorization, other settings or other
@@ -218,8 +219,8 @@ class TorchNoise:
             raise _check.reject(
                 "state: draws",
                 state.get("draws"),
-                f"past draws are made again here by {draws}: they would be others",
-                "Go on with the parameters on the same kinds of devices.",
+                f"past draws are regenerated here by {draws}, which gives different numbers",
+                "Resume with the parameters on the same kinds of devices.",
             )
         key, buffers = _words(state.get("key")), state.get("buffers")
         if not isinstance(buffers, list) or len(buffers) != len(self._shapes):
@@ -249,7 +250,7 @@ class TorchNoise:
         files.write_secret(path, {"kind": "torch", **header}, arrays, force=force)
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Go on from a file of :meth:`save`; refused where it belongs to something else."""
+        """Resume from a file of :meth:`save`; refused if it belongs to another stream."""
         header, arrays = files.read_secret(path, "torch")
         files.refuse_other(header, self.stream)
         key = torch.from_numpy(arrays["key"].view(np.int32).copy()) if "key" in arrays else None
@@ -261,19 +262,19 @@ class TorchNoise:
 
 
 class SilentNoise:
-    """The place of the noise in processes that add none: counts the steps, and keeps no buffers."""
+    """Placeholder in processes that add no noise: counts the steps and keeps no buffers."""
 
     def __init__(self, stream: NoiseStream) -> None:
         self.stream, self.step = stream, 0
 
     def add_to(self, sums: Iterable[torch.Tensor]) -> None:
-        """One step more; raises as :meth:`TorchNoise.add_to` past the last one."""
+        """Advance by one step; raises as :meth:`TorchNoise.add_to` past the last one."""
         if self.step >= self.stream.iterations:
             raise NoiseExhaustedError.after(self.stream.iterations)
         self.step += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """The step, and what it belongs to."""
+        """The step, and the digest of the stream it belongs to."""
         stream = self.stream
         return {
             "silent": True,
@@ -283,7 +284,7 @@ class SilentNoise:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state of this class or of a :class:`TorchNoise`, whose secrets stay there.
+        """Resume from a state of this class or of a :class:`TorchNoise`, without its secrets.
 
         Raises:
           UsageError: the state is of another factorization, or its step none of this stream's.
@@ -337,7 +338,7 @@ def no_copy(noise: Any) -> _check.UsageError:
         type(noise).__name__,
         "a copy",
         "cannot be made: both would add the same noise, and their difference none",
-        "Make a new one, or go on from state_dict() where this one ends.",
+        "Make a new one, or resume from its state_dict().",
     )
 
 

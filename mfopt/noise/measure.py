@@ -1,4 +1,5 @@
-"""What a noise stream costs on this machine: memory and seconds per step, before a run starts."""
+"""Measured cost of a noise stream on this machine: memory and seconds per step, before a run
+starts."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class Cost:
       first_seconds, last_seconds: time of step 0 and of step n-1.
       run_seconds: noise of all n steps together.
       extrapolated: whether the last two were extrapolated from short measurements: time grows
-        with the step where past draws are made again.
+        with the step where past draws are regenerated.
     """
 
     parameters: int
@@ -45,7 +46,7 @@ class Cost:
     extrapolated: bool
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """JSON-compatible record."""
         return dataclasses.asdict(self)
 
 

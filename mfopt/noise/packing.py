@@ -1,6 +1,6 @@
-"""Many parameters in one array, so that one compiled loop makes the noise of all of them.
+"""Packing of many parameters into one array, so that one compiled loop makes all their noise.
 
-A draw is compiled anew for every shape, at a tenth of a CPU-second each: a model of 148 arrays took
+A draw is compiled once for every shape, at a tenth of a CPU-second each: a model of 148 arrays took
 23. A leaf's draws depend on the number of each element in it and on nothing of its shape, so leaves
 can be laid end to end, in rows of one width, without changing a number.
 """

@@ -1,4 +1,4 @@
-"""How C⁻¹z is computed one row at a time: numbers only, no framework.
+"""Row-by-row recursions for C⁻¹z: numbers only, no framework.
 
 A recursion is chosen once for a strategy (:func:`choose`) and then run by JAX, PyTorch or numpy.
 With z_t the white draw of step t and w_t the noise, row t of C w = z or of w = C⁻¹ z becomes one of
@@ -8,9 +8,9 @@ With z_t the white draw of step t and w_t the noise, row t of C w = z or of w = 
 - :class:`Modal`: ``w_t = a z_t - r·s_t``, ``s_{t+1} = λ s_t + μ w_t``, from d buffers (BLT, tree);
 - :class:`Rows`: ``w_t = Σ_{τ<=t} C⁻¹[t, τ] z_τ``, from all past draws.
 
-Coefficients may depend on the step; ``at(step)`` gives those of one step. They are float64 here
-and cut to the type of the noise where they are used. What a mechanism costs in memory and time is
-read off its recursion (``slots``, ``draws``) and computed nowhere else.
+Coefficients may depend on the step; ``at(step)`` gives those of one step. They are float64 here and
+cast to the noise's type where they are used. The memory and time of a mechanism are computed from
+its recursion (``slots``, ``draws``) alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 
 
 class Recursion(abc.ABC):
-    """One way to stream C⁻¹z."""
+    """A way to stream C⁻¹z."""
 
     @property
     @abc.abstractmethod
@@ -48,7 +48,7 @@ class Recursion(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ring(Recursion):
-    """Banded C (``feedback``) or banded C⁻¹, with b̂ bands.
+    """Banded recursion: banded C (``feedback``) or banded C⁻¹, with b̂ bands.
 
     Attributes:
       table: shape (1, b̂) for constant coefficients, (n, b̂) otherwise. ``table[t, 0]`` is the
@@ -83,7 +83,7 @@ class Ring(Recursion):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Modal(Recursion):
-    """d buffers, each with its own decay.
+    """State-space recursion: d exponentially decaying buffers.
 
     Attributes:
       gain: a, shape (1,) or (n,).
@@ -118,7 +118,7 @@ class Modal(Recursion):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rows(Recursion):
-    """Rows of C⁻¹ against all past draws, which are stored or made again from their counters.
+    """Rows of C⁻¹ against all past draws, which are stored or regenerated from their counters.
 
     Attributes:
       inverse: first column of C⁻¹, shape (n,) (Toeplitz), or C⁻¹ by lag, shape (n, n): entry

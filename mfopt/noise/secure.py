@@ -1,4 +1,4 @@
-"""Noise on a grid whose law is proven: what a stream with ``secure=True`` draws and counts.
+"""Noise on a grid with a proven law: the draws and the privacy cost of ``secure=True``.
 
 **Draws.** One ChaCha20 block (256-bit key) for each element and step gives five samples of the
 discrete Gaussian of deviation σ₀ = 450, by inversion of its distribution function to 96 bits in
@@ -211,7 +211,7 @@ def release(sums: jax.Array, noise: jax.Array, width: Any) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class SecureCost:
-    """What the grid and the draws cost a guarantee, for so many parameters and steps.
+    """Cost of the grid and the draws in privacy, for a number of parameters and steps.
 
     Attributes:
       epsilon: 2 ε₂, to be added to ε.
@@ -230,7 +230,7 @@ class SecureCost:
 
 @dataclasses.dataclass(frozen=True)
 class GridBounds:
-    """How far the means of what runs lie from those of exact arithmetic.
+    """Bound on the deviation of the means as computed from those of exact arithmetic.
 
     Attributes:
       shift: bound on it in any coordinate and step, in units of σ (as a shift of z).
@@ -241,7 +241,7 @@ class GridBounds:
     iterations: int
 
     def cost(self, parameters: int) -> SecureCost:
-        """What it costs so many parameters: r = shift · √(parameters · n)."""
+        """Privacy cost for this many parameters: r = shift · √(parameters · n)."""
         draws = parameters * self.iterations
         moved = self.shift * math.sqrt(draws)
         epsilon = moved * (moved / 2 - float(scipy.special.ndtri(_DELTA)))

@@ -70,7 +70,7 @@ def buffer_sharding(sharding: NamedSharding) -> NamedSharding:
 
 
 def mark(layout: Layout, digest: str, settings: str) -> np.ndarray:
-    """What a state belongs to, as data of the state: uint32 (8,).
+    """Fingerprint of the stream a state belongs to, stored in the state: uint32 (8,).
 
     The static fields of a state come from the program that restores it, not from the checkpoint:
     only what is saved with the buffers can show that they were another stream's.
@@ -140,7 +140,7 @@ def check_arrays(found: dict[str, Any], expected: dict[str, tuple[tuple[int, ...
 
 
 def parts_of(state: NoiseState) -> dict[str, Any]:
-    """All data of a state by name."""
+    """Data of a state by name: key, step, mark and buffers."""
     buffers = {f"buffer/{i}": b for i, b in enumerate(state.buffers) if b is not None}
     return {"key": state.key, "step": state.step, "mark": state.mark, **buffers}
 

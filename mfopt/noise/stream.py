@@ -28,7 +28,7 @@ TOO_NARROW = (
 
 
 class NoiseExhaustedError(_check.FailureError):
-    """A step was asked for that the factorization, and so its guarantee, does not cover."""
+    """A step past the last one that the factorization, and so its guarantee, covers."""
 
     @classmethod
     def after(cls, iterations: int) -> NoiseExhaustedError:
@@ -157,7 +157,7 @@ class NoiseStream:
 
     @property
     def settings(self) -> str:
-        """What a state depends on besides the factorization."""
+        """Settings a state depends on besides the factorization, as one string."""
         method = type(self.recursion).__name__.lower()
         return (
             f"method={method}, slots={self.recursion.slots}, stddev={self.stddev!r}, "
@@ -166,7 +166,7 @@ class NoiseStream:
         )
 
     def describe(self) -> dict[str, Any]:
-        """Public, JSON-able facts for a report."""
+        """Public, JSON-compatible facts for a report."""
         return {
             "strategy": self.strategy.describe(),
             "digest": self.digest,
@@ -188,7 +188,7 @@ class NoiseStream:
         return self.recursion.slots * parameters * self.buffer_dtype.itemsize
 
     def secure_cost(self, parameters: int) -> secure.SecureCost:
-        """What ``secure`` adds to the guarantee of so many parameters.
+        """Privacy cost that ``secure`` adds for this many parameters.
 
         Raises:
           UsageError: the stream is not secure, or the cost is not small: more than 0.02 in ε, or
