@@ -1,6 +1,6 @@
 """Strategy matrices C. Each form is tested against its own dense ``materialize(n)``.
 
-A kind of one's own is a subclass of :class:`Strategy` or :class:`ToeplitzStrategy`; see
+A custom kind is a subclass of :class:`Strategy` or :class:`ToeplitzStrategy`; see
 :mod:`mfopt.strategies.base`.
 """
 

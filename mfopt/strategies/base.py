@@ -1,4 +1,4 @@
-"""What every strategy matrix C offers, and the part that Toeplitz matrices share.
+"""Interface of every strategy matrix C, and the shared implementation of Toeplitz matrices.
 
 Conventions: C is n×n, lower triangular, entries >= 0; the mechanism adds C⁻¹z to the per-step
 sums, so the sensitivity is that of C x (column side: ``CᵀC``, never ``C Cᵀ``). n is never
@@ -55,7 +55,7 @@ _NUMERIC = {
 
 
 def registered() -> dict[str, type[Strategy]]:
-    """Every kind of strategy that is defined so far: kind -> class."""
+    """Kinds of strategies defined so far: kind -> class."""
     return dict(_KINDS)
 
 
@@ -122,7 +122,7 @@ class Strategy(abc.ABC):
 
     @abc.abstractmethod
     def column_bands(self, n: int) -> int:
-        """At most so many diagonals of the n×n C, from the main one on, are not all zero.
+        """Upper bound on the number of nonzero diagonals of the n×n C, counted from the main one.
 
         n is always a valid answer. Accountants compare a smaller one with the matrix.
         """
@@ -275,7 +275,7 @@ class Strategy(abc.ABC):
 
     @compiled("scheme", "size")
     def grouped_gram(self, scheme: BallsInBins, size: int) -> tuple[Array, Array]:
-        """Of groups of neighbouring bins: the Gram matrix of their mean modes, and mean norms.
+        """Gram matrix of the mean modes of groups of neighbouring bins, and mean squared norms.
 
         Args:
           scheme: bins and epochs.
@@ -302,7 +302,7 @@ class Strategy(abc.ABC):
         return self.gram_product(whole, scheme)
 
     def has_structured_gram(self, scheme: BallsInBins) -> bool:
-        """Whether :meth:`structured_gram` is there for this size."""
+        """Return True if :meth:`structured_gram` supports this size."""
         return False
 
     def structured_gram(self, scheme: BallsInBins) -> tuple[Array, float]:
@@ -539,7 +539,7 @@ def _register(cls: type[Strategy]) -> None:
             f"{cls.__name__}.kind", kind, "must be lower-case words joined by hyphens"
         )
     known = _KINDS.get(kind)
-    # a notebook cell that runs twice defines the same class anew
+    # a notebook cell that runs twice redefines the same class
     if known is not None and _name(known) != _name(cls):
         raise _check.reject(
             f"{cls.__name__}.kind", kind, f"is taken by {known.__module__}.{known.__qualname__}"

@@ -110,7 +110,7 @@ def product(
 def _by_panels(
     slope: jax.Array, left: jax.Array, held: jax.Array, log_decay: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """What earlier groups add to y at the first bin of each group, and later groups to y/λ^q.
+    """Contribution of earlier groups to y at each group's first bin, and of later groups to y/λ^q.
 
     Args:
       slope: H, (groups, groups).

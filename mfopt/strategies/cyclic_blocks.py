@@ -93,7 +93,8 @@ class CyclicBlocks(Strategy):
 
     @compiled("scheme")
     def weighted_modes(self, columns: Array, scheme: BallsInBins) -> Array:
-        """In O(n · bins · buffers): C times the steps of each bin, streamed."""
+        """Weighted modes in O(n · bins · buffers): C times the indicator columns of each bin,
+        streamed."""
         comb = jnp.arange(scheme.iterations)[:, None] % scheme.bins == jnp.arange(scheme.bins)
         return self.multiply(jnp.asarray(columns)[:, None] * comb)
 

@@ -1,4 +1,4 @@
-"""Dense lower-triangular C: the yardstick of what structure loses."""
+"""Dense lower-triangular C: the reference for the loss of structured ones."""
 
 from __future__ import annotations
 

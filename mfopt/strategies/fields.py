@@ -1,7 +1,7 @@
-"""What a strategy is made of, declared field by field.
+"""Field declarations of strategies.
 
-From the declarations follow the constructor's checks, the JAX pytree, the form in a file and the
-way back (:mod:`mfopt.strategies.base`): nothing about a field is written a second time.
+The declarations give the constructor's checks, the JAX pytree and the conversion to and from files
+(:mod:`mfopt.strategies.base`): nothing about a field is written twice.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Identity(ToeplitzStrategy):
         return column
 
     def inverse_coefs(self, n: int) -> np.ndarray:
-        """As any C⁻¹: first column, shape (n,)."""
+        """First column of C⁻¹, shape (n,)."""
         return self.toeplitz_coefs(n)
 
     def column_bands(self, n: int) -> int:

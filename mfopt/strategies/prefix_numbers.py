@@ -96,7 +96,7 @@ def _columns(entries: np.ndarray) -> np.ndarray:
 
 
 def _of_entries(slope: np.ndarray, bands: int, n: int) -> np.ndarray:
-    """What :func:`_columns` does, backwards."""
+    """Adjoint of :func:`_columns`, shape (bands, n)."""
     blocks, size, _ = slope.shape
     columns = np.zeros((blocks, size * (2 * size + 1)))
     columns[:, : 2 * size**2] = slope.reshape(blocks, -1)

@@ -29,7 +29,8 @@ def prefix_row_variances(entries: jax.Array) -> jax.Array:
 
 
 def _by_blocks(entries: jax.Array) -> jax.Array:
-    """With C A⁻¹ = L + U, U below blocks on the diagonal, a block of y is L⁻¹ (z - U y before)."""
+    """Variances of y, shape (n,), by blocks: with C A⁻¹ = L + U, U below blocks on the diagonal, a
+    block of y is L⁻¹ (z - U y of the block before)."""
     bands, n = entries.shape
     blocks = -(-n // bands)
     before = jnp.pad(entries, ((0, 1), (0, 0)))

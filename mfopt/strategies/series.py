@@ -105,7 +105,7 @@ def _reciprocal_jvp(
 
 
 def inverse_error(a: np.ndarray, inverse: np.ndarray) -> float:
-    """How far a(x)·inverse(x) is from 1: the largest error of a term over what rounding explains.
+    """Largest error of a term of a(x)·inverse(x) - 1, relative to what rounding explains.
 
     Terms are inner products, 1,024 of them at most, so no FFT hides a small one. NaN where
     something overflowed.

@@ -116,7 +116,7 @@ class TimeScaled(Strategy):
         return TimeScaled(self.base, self.rows, factor * self.columns)
 
     def inverse_arrays(self, n: int) -> dict[str, np.ndarray]:
-        """Those of the base, whose draws are to be divided by r and its outputs by d."""
+        """Arrays of the base; draws are to be divided by r and outputs by d."""
         return {f"base_{name}": value for name, value in self.base.inverse_arrays(n).items()}
 
     @compiled()
@@ -181,11 +181,11 @@ class TimeScaled(Strategy):
         return blt_gram.product(slopes[0], base, rows, columns, scheme, size, slopes[1])
 
     def has_structured_gram(self, scheme: BallsInBins) -> bool:
-        """From the buffers of a BLT, where modes are many or of many epochs."""
+        """True for a BLT base with too many modes, or epochs, to form the modes."""
         return self._of_buffers() and many(scheme)
 
     def _of_buffers(self) -> bool:
-        """Whether :mod:`blt_gram` knows of it."""
+        """True if :mod:`blt_gram` supports this base."""
         return type(self) is TimeScaled and type(self.base) is BLT
 
     def structured_gram(self, scheme: BallsInBins) -> tuple[Array, float]:
@@ -206,7 +206,8 @@ class TimeScaled(Strategy):
 
 
 def many(scheme: BinScheme) -> bool:
-    """Whether modes are too many, or of too many epochs, to be formed where G is known without."""
+    """Return True if there are too many bins or epochs to form the modes when G is known without
+    them."""
     return max(scheme.bins, scheme.epochs) > _MANY
 
 
