@@ -1,21 +1,19 @@
 """The comparison of noises in training: fair by construction, summed up as it says."""
 
-import csv
-
 import numpy as np
 import pytest
 from study_oracles import write_parts
 
 from mfopt.errors import UsageError
-from mfopt.experiments import train_comparison
 from mfopt.experiments.cache import Cache, Result
 from mfopt.experiments.runner import run_all
 from mfopt.experiments.runs import repeated
 from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED, TrainMechanismCell
+from mfopt.experiments.studies import engine, output
 from mfopt.experiments.studies.noise_in_training import NoiseInTraining
 from mfopt.experiments.studies.optimizers_in_training import OptimizersInTraining
+from mfopt.experiments.studies.rows import pick
 from mfopt.experiments.studies.sampling_in_training import SamplingInTraining
-from mfopt.experiments.tables import csv_text
 from mfopt.sampling import Poisson
 from mfopt.training import metrics
 from mfopt.training.batching import Sampler
@@ -42,17 +40,25 @@ def test_learning_rates_are_chosen_on_records_and_losses_reported_on_users():
         for cell in study.cells()
     }
     rows = study.rows(found)
-    summed = train_comparison.summary(study, rows)
-    assert summed["pretrained"] == 6.0
-    plain, blt = summed["mechanisms"]["identity"], summed["mechanisms"]["blt"]
-    assert plain["learning_rate"] == 0.1 and blt["learning_rate"] == 0.2
-    assert plain["loss"] == [5.9, 5.8] and plain["gain"] == [0, 0]
-    assert blt["gain"] == pytest.approx([0.3, -0.1])  # seed by seed, with its sign
-    assert blt["mean_loss"] == pytest.approx(5.75)
-    evaluated = train_comparison.evaluations(study, found)
-    table = list(csv.DictReader(csv_text(train_comparison.HEADER, evaluated).splitlines()))
-    assert len(table) == 8 * 2 * 2
-    rated, by_step = train_comparison.panels(summed, train_comparison.evaluations(study, found))
+    assert {row["users_before"] for row in rows} == {6.0}
+    plain, blt = (
+        {key: [row[key] for row in pick(rows, noise=name)] for key in rows[0]}
+        for name in ("identity", "blt")
+    )
+    assert plain["learning_rate"] == [0.1] * 2 and blt["learning_rate"] == [0.2] * 2
+    assert plain["users"] == [5.9, 5.8] and plain["users_gain"] == [0, 0]
+    assert blt["users_gain"] == pytest.approx([0.3, -0.1])  # seed by seed, with its sign
+    assert np.mean(blt["users"]) == pytest.approx(5.75)
+    evaluated = [
+        loss
+        for arm in (plain, blt)
+        for _, runs in arm["tried"][0]
+        for run in runs
+        for losses in run.values()
+        for loss in losses
+    ]
+    assert len(evaluated) == 8 * 2 * 2
+    rated, by_step = study.panels(rows)
     first = rated.curves[0]
     assert (first.y[0], first.low[0], first.high[0]) == pytest.approx((5.85, 5.8, 5.9))
     assert list(by_step.curves[1].y) == pytest.approx([6.0, 5.75])
@@ -73,7 +79,7 @@ def test_a_study_says_who_wins_on_users_and_on_records(data):
     assert [row["users_gain"] for row in blt] == pytest.approx([-0.2, 0.3])
     assert [row["records_gain"] for row in blt] == pytest.approx([0.1, 0.1])
     assert all(row["learning_rate"] == 0.4 and not row["rate_bracketed"] for row in blt)
-    assert len(outcome.panels) == 2
+    assert len(outcome.panels) == 2 * 2  # of each data set: by rate, and by step
     said = "\n".join(outcome.findings)
     assert "stdlib, held-out-users: blt below identity in 1 of 2 seeds, by 0.0500 ± 3.1766" in said
     assert "the best rate of blt, 0.4, is the last one tried" in said
@@ -124,8 +130,10 @@ def test_mechanisms_run_the_same_batches_from_the_same_model(data, tmp_path):
     # σ is relative to a C of any norm: what compares is the error that it makes
     errors = {c.mechanism.strategy: cache.load(c.mechanism).record["rmse"] for c in study.cells()}
     assert 0 < errors["blt"] < errors["identity"]
-    written = train_comparison.write(tmp_path / "comparison", study, found)
-    assert [path.suffix for path in written] == [".json", ".csv", ".png", ".svg"]
+    kinds = ("json", "csv", "png", "svg")
+    outcome, made = engine.run(study, cache, jobs=1)
+    written = output.write(tmp_path, study, outcome, made, kinds, "comparison")
+    assert {path.name for path in written} == {f"comparison.{kind}" for kind in kinds}
     assert all(path.stat().st_size > 200 for path in written)
 
 

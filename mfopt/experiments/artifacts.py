@@ -19,7 +19,6 @@ from mfopt.experiments import (
     figures,
     plots,
     spent,
-    train_comparison,
 )
 from mfopt.experiments.cache import Cache, Cell, Result, code_digest
 from mfopt.experiments.manifest import MANIFEST as MANIFEST
@@ -41,6 +40,7 @@ from mfopt.experiments.mechanisms import (
 )
 from mfopt.experiments.runner import cores, first_cells, run_all
 from mfopt.experiments.studies import STUDIES, engine, find, output
+from mfopt.experiments.studies.noise_in_training import NoiseInTraining
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
 from mfopt.progress import Report, silent, within
@@ -65,6 +65,14 @@ STRATEGIES = {f"strategies-{e}x{b}": (e, b) for e, b in ((8, 32), (32, 32), (16,
 COMPARISON = "comparison-16x128"
 GRID = "grid"
 TRAINING, AUDIT = "train-comparison", "audit"
+TRAINED = NoiseInTraining(
+    data=("stdlib",),
+    rates=(5e-4, 1e-3, 2e-3, 4e-3),
+    epochs=8,
+    records=4,
+    length=64,
+    pretrain_steps=300,
+)
 COSTS = "costs"  # what making all of them took: made with all of them only
 FACTORIZATIONS = {
     f"{kind}-{epochs}x{bins}-eps{epsilon:g}": (kind, epochs, bins, epsilon)
@@ -174,9 +182,7 @@ def _comparison(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]
 
 
 def _training(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]:
-    study = train_comparison.STUDY
-    found = run_all(study.cells(), cache, **how)
-    return train_comparison.write(folder / name, study, found, BOTH)
+    return output.write(folder, TRAINED, *engine.run(TRAINED, cache, **how), RECORD, name)
 
 
 def _audit(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]:
@@ -316,7 +322,7 @@ def redraw(chosen: Sequence[str], folder: Path) -> list[Path]:
         COMPARISON: lambda: decision_plots.redraw(
             folder / "tables" / COMPARISON, _setting(), PICTURES
         ),
-        TRAINING: lambda: train_comparison.redraw(folder / f"{TRAINING}.json", PICTURES),
+        TRAINING: lambda: _redraw_study(folder / f"{TRAINING}.json"),
         AUDIT: lambda: auditing.redraw(folder / f"{AUDIT}.json", PICTURES),
     }
     for name in STUDIES:

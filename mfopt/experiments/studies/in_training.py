@@ -1,8 +1,9 @@
-"""What studies of noise in whole training runs share: data, mechanisms, runs, and rows."""
+"""What studies of noise in whole training runs share: data, mechanisms, runs, rows and plot."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
@@ -10,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from mfopt.experiments.cache import Cell, Result
 from mfopt.experiments.mechanisms import BALLS, FRESH
-from mfopt.experiments.plots import Curve
+from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs.training import (
     CHOSEN_ON,
     REPORTED,
@@ -20,7 +21,7 @@ from mfopt.experiments.runs.training import (
     check_parts,
 )
 from mfopt.experiments.studies.engine import Found, Row, Swept, option
-from mfopt.experiments.studies.rows import pick, spread
+from mfopt.experiments.studies.rows import level, pick, spread
 from mfopt.training.data.embedded import EMBEDDED
 from mfopt.training.optimizers import SCHEDULES
 
@@ -60,7 +61,10 @@ class TrainingStudy(Swept):
     full_size = "2 corpora, 64 steps each, 8 learning rates, 3 seeds, a model pretrained for longer"
     needs = "data of one's own, by `mfopt data build`, with a public and both held-out parts"
     scale = "2 layers of width 64, {0.epochs} × {0.bins} steps, {0.pretrain_steps} of pretraining"
-    fitted: ClassVar[bool] = False  # whether rates say how far the noise alone moves a parameter
+    plot_columns = 2
+    # of a rate: its axis, and what a warning calls it and those tried
+    axis: ClassVar[str] = "learning rate"
+    chosen_is: ClassVar[tuple[str, str]] = "rate", "one tried"
 
     data: tuple[str, ...] = option(
         ("stdlib-code",), "Embedded corpora, or folders of `mfopt data build`.", rule=check_parts
@@ -87,11 +91,15 @@ class TrainingStudy(Swept):
         """The optimizers that are run."""
         return ("adam",)
 
+    def rate_and_move(self, rate: float) -> tuple[float, float]:
+        """The learning rate of a run, and how far the noise alone moves a parameter where that
+        fits the rate: one of the two, the other 0."""
+        return rate, 0.0
+
     def arms(self) -> Iterator[Way]:
-        for data in self.data:
-            for strategy in self.strategies:
-                for optimizer in self.by_name():
-                    yield Way(data, strategy, optimizer)
+        yield from itertools.starmap(
+            Way, itertools.product(self.data, self.strategies, self.by_name())
+        )
 
     def runs(self, arm: Way, rate: float) -> list[Cell]:
         at = self.bins, self.epochs, self.epsilon, self.delta, arm.sampling
@@ -99,7 +107,7 @@ class TrainingStudy(Swept):
         mechanism = TrainMechanismCell(arm.strategy.partition("+")[0], *at)
         every = max(1, self.bins * self.epochs // EVALUATIONS)
         how = arm.optimizer, self.schedule, self.records, self.length, every
-        rates = (0.0, rate) if self.fitted else (rate, 0.0)
+        rates = self.rate_and_move(rate)
         return [TrainRunCell(base, mechanism, s, *how, *rates) for s in sorted(self.seeds)]
 
     def judged(self, results: list[Result], rate: float) -> float:
@@ -111,13 +119,11 @@ class TrainingStudy(Swept):
         first: dict[Any, Row] = {}
         for arm in self.arms():
             at, results = self.best(found, arm)
-            tried = {rate: [found[cell] for cell in self.runs(arm, rate)] for rate in self.rates}
-            last = [
-                (rate, [result.record["losses"][REPORTED][-1][1] for result in each])
-                for rate, each in tried.items()
-            ]
+            # every evaluation of every run, once: on the row of the first seed
+            tried = [(r, [found[c].record["losses"] for c in self.runs(arm, r)]) for r in at.tried]
             for seed, result in zip(sorted(self.seeds), results, strict=True):
-                row = self._row(arm, seed, result) | {"learning_rate": at.rate, "tried": last}
+                row = self._row(arm, seed, result) | {"learning_rate": at.rate}
+                row["tried"] = tried if result is results[0] else None
                 row["rate_bracketed"] = min(self.rates) < at.rate < max(self.rates)
                 against = first.setdefault((self.yardstick(arm), seed), row)
                 rows.append(row | {f"{x}_gain": against[x] - row[x] for x in ("users", "records")})
@@ -129,8 +135,10 @@ class TrainingStudy(Swept):
 
     def _row(self, arm: Way, seed: int, result: Result) -> Row:
         users, records = (result.record["losses"][part] for part in (REPORTED, CHOSEN_ON))
+        names = [Path(each).name for each in self.data]
+        name = Path(arm.data).name  # the whole path where two folders have one name
         return {
-            "data": self.name_of(arm.data),
+            "data": arm.data if arm.data in EMBEDDED or names.count(name) > 1 else name,
             "noise": arm.strategy,
             "optimizer": arm.optimizer,
             "seed": seed,
@@ -149,34 +157,42 @@ class TrainingStudy(Swept):
     def title(self, rows: list[Row]) -> str:
         return f"User-level DP, ε = {self.epsilon:g}; bands: {len(self.seeds)} seeds"
 
-    def name_of(self, data: str) -> str:
-        """What rows call a data set: its folder's name, its whole path where two have that name."""
-        names = [Path(each).name for each in self.data]
-        name = Path(data).name
-        return data if data in EMBEDDED or names.count(name) > 1 else name
+    def panels(self, rows: list[Row]) -> list[Panel]:
+        """For each data set: last loss by rate, and loss by step at the best rate."""
+        panels = []
+        for data, mine in self.by_data(rows).items():
+            rated, stepped = [], []
+            for strategy, optimizer in itertools.product(self.strategies, self.by_name()):
+                row, *_ = pick(mine, noise=strategy, optimizer=optimizer)
+                label = LABELS[strategy]
+                label = f"{optimizer}, {label}" if len(self.by_name()) > 1 else label
+                at = {rate: [run[REPORTED] for run in runs] for rate, runs in row["tried"]}
+                last = [[run[-1][1] for run in runs] for runs in at.values()]
+                rated.append(spread(label, list(at), last))
+                chosen = [dict(run) for run in at[row["learning_rate"]]]
+                by_step = [[run[step] for run in chosen] for step in chosen[0]]
+                stepped.append(spread(label, list(chosen[0]), by_step))
+            before, label = mine[0]["users_before"], "pretrained model, before private training"
+            rated.append(level(label, [rate for rate, _ in mine[0]["tried"]], before))
+            stepped.append(level(label, (0, self.bins * self.epochs), before))
+            axis = f"{self.axis} (log scale)"
+            panels.append(Panel(rated, f"{data}: after the last step", axis, LOSS))
+            title = f"{data}: at the {self.chosen_is[0]} best for each"
+            panels.append(Panel(stepped, title, "steps", LOSS, log_x=False))
+        return panels
 
     def by_data(self, rows: list[Row]) -> dict[str, list[Row]]:
         """The rows of each data set, by its name."""
         return {name: pick(rows, data=name) for name in dict.fromkeys(r["data"] for r in rows)}
 
+    def unbracketed(self, name: str, best: dict[str, list[Row]]) -> list[str]:
+        """A warning for each of some arms whose best rate is an end of those tried.
 
-def unbracketed(name: str, what: str, tried: str, best: dict[str, list[Row]]) -> list[str]:
-    """A warning for each of some arms whose best rate is an end of those tried.
-
-    Args:
-      name: what the sentence begins with.
-      what: is chosen: a rate or a move.
-      tried: the sentence's end.
-      best: rows of each arm.
-    """
-    return [
-        f"{name}: the best {what} of {arm}, {row['learning_rate']:g}, is the last {tried}"
-        for arm, (row, *_) in best.items()
-        if not row["rate_bracketed"]
-    ]
-
-
-def by_rate(label: str, row: Row) -> Curve:
-    """Last loss on held-out users against the rate, with its spread over seeds."""
-    rates, losses = zip(*row["tried"], strict=True)
-    return spread(label, rates, losses)
+        ``name`` begins the sentence; ``best`` has the rows of each arm.
+        """
+        what, tried = self.chosen_is
+        return [
+            f"{name}: the best {what} of {arm}, {row['learning_rate']:g}, is the last {tried}"
+            for arm, (row, *_) in best.items()
+            if not row["rate_bracketed"]
+        ]

@@ -14,11 +14,10 @@ from statistics import mean
 
 import numpy as np
 
-from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED
 from mfopt.experiments.studies.engine import Row
-from mfopt.experiments.studies.in_training import LABELS, LOSS, TrainingStudy, by_rate, unbracketed
-from mfopt.experiments.studies.rows import about, level, pick
+from mfopt.experiments.studies.in_training import TrainingStudy
+from mfopt.experiments.studies.rows import about, pick
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,16 +34,6 @@ class NoiseInTraining(TrainingStudy):
         "users_gain=gain; records; records_gain=gain; privacy_unit=unit; sampling; "
         "noise_multiplier=σ; epsilon=ε"
     )
-
-    def panels(self, rows: list[Row]) -> list[Panel]:
-        panels = []
-        for name, mine in self.by_data(rows).items():
-            firsts = [pick(mine, noise=strategy)[0] for strategy in self.strategies]
-            curves = [by_rate(LABELS[row["noise"]], row) for row in firsts]
-            before = "pretrained model, before private training"
-            curves.append(level(before, self.rates, mine[0]["users_before"]))
-            panels.append(Panel(curves, name, "learning rate (log scale)", LOSS))
-        return panels
 
     def findings(self, rows: list[Row]) -> list[str]:
         first, *others = self.strategies
@@ -64,5 +53,5 @@ class NoiseInTraining(TrainingStudy):
                 said.append(
                     f"{name}: {strategy} lowers the loss on held-out users by {fall:.3f} nats"
                 )
-            said += unbracketed(name, "rate", "one tried", best)
+            said += self.unbracketed(name, best)
         return said

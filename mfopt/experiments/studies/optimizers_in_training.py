@@ -14,17 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED
 from mfopt.experiments.studies.engine import Row, option
-from mfopt.experiments.studies.in_training import (
-    LABELS,
-    LOSS,
-    TrainingStudy,
-    Way,
-    by_rate,
-    unbracketed,
-)
+from mfopt.experiments.studies.in_training import LABELS, TrainingStudy, Way
 from mfopt.experiments.studies.rows import about, pick
 from mfopt.training.optimizers import OPTIMIZERS
 
@@ -43,8 +35,10 @@ class OptimizersInTraining(TrainingStudy):
         "users_gain=gain; records; records_gain=gain; epsilon=ε"
     )
 
+    axis = "move of a parameter by the noise"
+    chosen_is = "move", "tried"
+
     strategies: tuple[str, ...] = option(("blt",), "Forms of C.", choices=tuple(LABELS))
-    fitted = True
     optimizers: tuple[str, ...] = option(
         ("adam", "adam-bc", "momentum"),
         "The first is what the others are measured against.",
@@ -59,19 +53,11 @@ class OptimizersInTraining(TrainingStudy):
     def by_name(self) -> tuple[str, ...]:
         return self.optimizers
 
+    def rate_and_move(self, rate: float) -> tuple[float, float]:
+        return 0.0, rate
+
     def yardstick(self, arm: Way) -> Any:
         return arm.data, arm.strategy
-
-    def panels(self, rows: list[Row]) -> list[Panel]:
-        panels = []
-        for name, mine in self.by_data(rows).items():
-            pairs = itertools.product(self.strategies, self.optimizers)
-            curves = [
-                by_rate(f"{o}, {LABELS[s]}", pick(mine, noise=s, optimizer=o)[0]) for s, o in pairs
-            ]
-            axis = "move of a parameter by the noise (log scale)"
-            panels.append(Panel(curves, name, axis, LOSS))
-        return panels
 
     def findings(self, rows: list[Row]) -> list[str]:
         said = []
@@ -93,5 +79,5 @@ class OptimizersInTraining(TrainingStudy):
             if others:
                 least = min(best, key=lambda o: mean(row["users"] for row in best[o]))
                 said.append(f"{name}: least loss on held-out users with {least}")
-            said += unbracketed(name, "move", "tried", best)
+            said += self.unbracketed(name, best)
         return said
