@@ -75,7 +75,7 @@ def test_a_page_of_fresh_bins_says_what_to_execute_and_compares():
     strategy = BandedToeplitz(np.array([1.0, 0.5]))
     found = mfopt.Factorization(strategy, 3.0, FreshBins(4, 2), PrefixSums(), stated)
     text = Page(report.page(found)).text
-    assert "thrown anew every epoch" in text and "other epochs between two throws" in text
+    assert "reassigned every epoch" in text and "reassigning units at other epochs" in text
     assert "throwing units afresh" not in text
     poisson, fixed = report.alternatives(found)  # of independent noise in the same batches: none
     longest = math.sqrt(2 * 1.25 + 2 * 0.5)  # late in one epoch, early in the next: they overlap

@@ -1,4 +1,4 @@
-"""What schemes with one batch an epoch for each unit share."""
+"""Base of the schemes with one batch in each epoch for every unit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mfopt.sampling.base import MOST_ITERATIONS, Scheme
 
 @dataclasses.dataclass(frozen=True)
 class BinScheme(Scheme, abstract=True):
-    """Each unit has one of ``bins`` batches, used in every one of ``epochs`` passes."""
+    """Scheme in which a unit has one of ``bins`` batches in each of ``epochs`` passes."""
 
     bins: int
     epochs: int

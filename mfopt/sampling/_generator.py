@@ -24,7 +24,7 @@ def generator(seed: int, step: int | None = None) -> np.random.Generator:
 
 
 def bernoulli(population: int, probability: float, rng: np.random.Generator) -> np.ndarray:
-    """Which of ``population`` independent coins came up, increasing.
+    """Indices of the successes among ``population`` independent coin flips, increasing.
 
     A binomial count, then a uniform subset of that size: the law of independent coin flips at a
     cost that does not grow with the population when the probability is small.

@@ -16,13 +16,13 @@ from mfopt.sampling._generator import generator
 
 @dataclasses.dataclass(frozen=True)
 class BallsInBins(BinScheme):
-    """Each unit is thrown once, uniformly and independently, into one of ``bins`` batches.
+    """Assign every unit once, uniformly and independently, to one of ``bins`` batches.
 
-    Iteration t (0-based) uses batch ``t % bins``; the assignment is kept for all ``epochs``
-    passes (Choquette-Choo et al. 2024, Definition 3.1). A unit therefore takes part in exactly
-    ``epochs`` iterations, ``bins`` apart. This is *not* the scheme in which bins are thrown
-    afresh in each epoch (:class:`~mfopt.sampling.FreshBins`): the two have very different
-    privacy, and their numbers never mix.
+    Iteration t (0-based) uses batch ``t % bins``; the assignment is kept for all ``epochs`` passes
+    (Choquette-Choo et al. 2024, Definition 3.1). A unit therefore takes part in exactly ``epochs``
+    iterations, ``bins`` apart. This is *not* the scheme that reassigns the bins in each epoch
+    (:class:`~mfopt.sampling.FreshBins`): the two have very different privacy, and their numbers
+    never mix.
 
     >>> BallsInBins(bins=128, epochs=16).iterations
     2048
@@ -30,7 +30,7 @@ class BallsInBins(BinScheme):
 
     kind: ClassVar[str] = "balls-in-bins"
     independent: ClassVar[bool] = True
-    mistaken_for: ClassVar[str] = "throwing units afresh in each epoch"
+    mistaken_for: ClassVar[str] = "reassigning units in each epoch"
 
     def words(self) -> str:
         return (

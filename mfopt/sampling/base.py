@@ -1,10 +1,10 @@
-"""What a sampling scheme declares about itself, and where the declared ones are found.
+"""Base class of sampling schemes, and the registry of those defined.
 
-A scheme is a frozen dataclass of public numbers. It is registered by being defined: ``kind`` is its
-name in files and on the command line, and its description follows from its fields. Whoever needs
-something of a scheme asks the scheme (what it draws, how large its batches are, what an execution
-of it protects) or a table that schemes are entered in (the accountants); nobody asks which class it
-is, and what a scheme does not declare is refused, never assumed.
+A scheme is a frozen dataclass of public numbers. Defining it registers it: ``kind`` is its name in
+files and on the command line, and its description follows from its fields. A property of a scheme
+comes from the scheme itself (its draws, its batch sizes, what an execution protects) or from a
+table that schemes are entered in (the accountants); nobody asks which class it is, and what a
+scheme does not declare is refused, never assumed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SCHEMES: dict[str, type[Scheme]] = {}
 
 @dataclasses.dataclass(frozen=True)
 class Scheme(abc.ABC):
-    """Who takes part in which iteration.
+    """Sampling scheme: the law of which units take part in which iteration.
 
     A subclass is a frozen dataclass whose fields are plain numbers, among them or derived from
     them ``iterations``. ``class Mine(Scheme, abstract=True)`` is a base of several and has no kind.
@@ -73,7 +73,7 @@ class Scheme(abc.ABC):
                 "':', ',' and '=', for files and the command line"
             )
         known = _SCHEMES.get(kind)
-        # the same class again: redefined in a notebook, or made anew by dataclass(slots=True)
+        # the same class again: redefined in a notebook, or recreated by dataclass(slots=True)
         if known is not None and (known.__module__, known.__qualname__) != (
             cls.__module__,
             cls.__qualname__,
@@ -222,7 +222,7 @@ class Scheme(abc.ABC):
 
 
 def registered() -> dict[str, type[Scheme]]:
-    """All schemes that were defined, by kind."""
+    """Schemes defined so far, by kind."""
     return dict(_SCHEMES)
 
 

@@ -73,7 +73,7 @@ class CyclicPoisson(Scheme):
         return self.probability * _check.integer("population", population) / self.bands
 
     def assign(self, units: int, rng: np.random.Generator) -> np.ndarray:
-        """The group of each of ``units`` units, shape (units,), each thrown on its own.
+        """The group of each of ``units`` units, shape (units,), drawn independently.
 
         A unit's group does not depend on the other units, so adding or removing one moves no
         other. The guarantee holds for any assignment with this property.

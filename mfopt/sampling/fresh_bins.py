@@ -1,4 +1,4 @@
-"""Fresh bins: every unit in a new random batch in each epoch, or in each few epochs."""
+"""Fresh bins: every unit in a new random batch in each epoch, or every few epochs."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from mfopt.sampling._generator import generator
 
 @dataclasses.dataclass(frozen=True)
 class FreshBins(BinScheme):
-    """Each unit is thrown anew, uniformly and independently, into one of ``bins`` batches.
+    """Assign every unit, uniformly and independently, to one of ``bins`` batches, again in each
+    epoch.
 
-    It is thrown before every ``rethrow``-th epoch and keeps its bin until the next throw, so it
-    takes part exactly once in each epoch. ``rethrow = 1`` throws in every epoch: the nearest to
-    shuffling in each epoch that has a tight analysis. ``rethrow = epochs`` throws once, which is
+    A unit is reassigned before every ``rethrow``-th epoch and keeps its bin until then, so it takes
+    part exactly once in each epoch. ``rethrow = 1`` reassigns in every epoch: the scheme with a
+    tight analysis that is closest to shuffling. ``rethrow = epochs`` assigns once, which is
     balls-in-bins: the two have very different privacy, and their numbers never mix.
 
     >>> FreshBins(bins=128, epochs=16).throws
     16
 
     Attributes:
-      rethrow: epochs between two throws; divides ``epochs``.
+      rethrow: epochs between two assignments; divides ``epochs``.
     """
 
     rethrow: int = 1
     kind: ClassVar[str] = "fresh-bins"
     independent: ClassVar[bool] = True
-    mistaken_for: ClassVar[str] = "other epochs between two throws"
+    mistaken_for: ClassVar[str] = "reassigning units at other epochs"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,23 +44,23 @@ class FreshBins(BinScheme):
                 "rethrow",
                 self.rethrow,
                 f"must divide the number of epochs ({self.epochs})",
-                "1 throws the bins in every epoch.",
+                "1 reassigns the bins in every epoch.",
             )
 
     @property
     def throws(self) -> int:
-        """How often a unit is thrown."""
+        """Number of assignments in a run."""
         return self.epochs // self.rethrow
 
     def words(self) -> str:
         every = "every epoch" if self.rethrow == 1 else f"every {self.rethrow} epochs"
         return (
-            f"fresh bins, thrown anew {every}: {self.epochs} epochs × {self.bins} bins "
+            f"fresh bins, reassigned {every}: {self.epochs} epochs × {self.bins} bins "
             f"= {self.iterations} iterations"
         )
 
     def assign(self, units: int, rng: np.random.Generator) -> np.ndarray:
-        """The bin of each of ``units`` units in one throw, shape (units,)."""
+        """The bin of each of ``units`` units in one assignment, shape (units,)."""
         return rng.integers(0, self.bins, size=_check.integer("units", units, at_least=0))
 
     def sample(self, step: int, population: int, seed: int) -> np.ndarray:
@@ -69,7 +70,7 @@ class FreshBins(BinScheme):
         return np.flatnonzero(thrown == place)
 
     def draws(self, population: int, seed: int) -> Callable[[int], np.ndarray]:
-        # one throw is kept, in the order that groups units by bin
+        # one assignment is kept, in the order that groups units by bin
         kept: list[tuple[int, np.ndarray, np.ndarray]] = []
 
         def drawn(step: int) -> np.ndarray:
@@ -90,6 +91,6 @@ class FreshBins(BinScheme):
         return scipy.stats.binom(population, 1 / self.bins)
 
     def displacement(self, population: int, batch_size: int) -> float:
-        # a unit meets one batch for each throw, with a binomial number of others in it
+        # a unit meets one batch per assignment, with a binomial number of others in it
         one = float(scipy.stats.binom.sf(batch_size - 1, max(0, population - 1), 1 / self.bins))
         return min(1.0, self.throws * one)

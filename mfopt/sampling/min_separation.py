@@ -1,4 +1,4 @@
-"""Min-separation: a condition on who takes part when."""
+"""Min-separation: a condition on participations, not a random choice."""
 
 from __future__ import annotations
 

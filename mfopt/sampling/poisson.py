@@ -15,7 +15,7 @@ from mfopt.sampling.base import Scheme
 
 @dataclasses.dataclass(frozen=True)
 class Poisson(Scheme):
-    """Each unit takes part in each iteration independently with ``probability``.
+    """Poisson sampling: a unit takes part in each iteration independently with ``probability``.
 
     Batches vary in size: the normalizer must be the fixed ``expected_batch(population)``.
     """

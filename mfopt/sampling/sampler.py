@@ -22,10 +22,10 @@ def new_seed() -> int:
 
 
 class UnitSampler:
-    """Who takes part in each iteration of one run.
+    """Sampler of the units of each iteration of one run.
 
     ``sampler[t]`` are the units of iteration t, increasing, int64, a pure function of the step: a
-    run that goes on at step t draws what an unbroken run draws. Iterating gives all iterations in
+    run that resumes at step t draws what an unbroken run draws. Iterating gives all iterations in
     order; :meth:`steps` those from a given one on. A batch may be empty: that step adds noise only,
     and leaving it out would move all later ones.
 
@@ -209,7 +209,7 @@ def pad(units: np.ndarray, microbatch: int, *, slots: int = 1, fill: int = 0) ->
 
 
 class Users:
-    """Which records belong to which user, for schemes whose units are users.
+    """Table of the records of each user, for schemes whose units are users.
 
     >>> users = Users(["ann", "bob", "ann", "cy", "ann"])
     >>> users.population
