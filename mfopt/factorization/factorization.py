@@ -13,7 +13,8 @@ class Factorization(Record):
 
     @property
     def proved_here(self) -> bool:
-        """Whether the guarantee was proved on this machine: a file can say what it likes."""
+        """True if the guarantee was proved on this machine; the text of a file alone proves
+        nothing."""
         return proofs.is_known(self)
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:

@@ -317,7 +317,7 @@ def _equal(stored: Any, computed: Any) -> bool:
 
 
 def _thinned(history: np.ndarray) -> np.ndarray:
-    """At most ``_MAX_HISTORY`` rows, the last one among them."""
+    """Evenly spaced rows of the history, ``_MAX_HISTORY`` at most, the last one included."""
     step = -(-len(history) // _MAX_HISTORY)
     return history[::-1][::step][::-1] if step > 1 else history
 

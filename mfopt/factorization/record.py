@@ -55,7 +55,7 @@ class Record:
 
     @property
     def mechanism(self) -> Mechanism:
-        """What the guarantee is about."""
+        """Mechanism that the guarantee is about."""
         stated = self.guarantee
         return Mechanism(
             self.sampling, self.strategy, stated.group_size, stated.privacy_unit, stated.adjacency
@@ -83,7 +83,7 @@ class Record:
 
     @property
     def digest(self) -> str:
-        """Of C, σ and the sampling: two files with one digest give the same noise."""
+        """Digest of C, σ and the sampling: two files with equal digests give the same mechanism."""
         return self.mechanism.digest(self.noise_multiplier)
 
     def sampler(self, population: int, seed: int | None = None) -> UnitSampler:

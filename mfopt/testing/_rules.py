@@ -1,4 +1,4 @@
-"""How a check says what is wrong."""
+"""Assertions of the conformance checks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def rule(holds: bool, broken: str) -> None:
 
 
 def refused(function: Callable[..., Any], *arguments: Any) -> bool:
-    """Whether the call ends with :class:`UsageError`; any other exception travels on."""
+    """Return True if the call raises :class:`UsageError`; other exceptions propagate."""
     try:
         function(*arguments)
     except UsageError:

@@ -1,4 +1,4 @@
-"""What every account of a mechanism must satisfy, whichever method it is due to."""
+"""Conformance checks for every account of a mechanism, whatever its method."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_accountant(
     tolerance: float = 1e-3,
     **effort: Any,
 ) -> None:
-    """Hold the account of an example against what holds for all, and against the executed scheme.
+    """Check the account of an example against general rules and against the executed scheme.
 
     The decisive one: participations are drawn by the scheme itself, as the loader draws them, a
     unit's contributions all point the same way, and along one direction the release then is a
@@ -69,7 +69,7 @@ def check_accountant(
 def drawn_patterns(
     mechanism: Mechanism, runs: int, population: int | None = None, seed: int = 0
 ) -> np.ndarray:
-    """How many of a group's units take part in each iteration, (runs, n), drawn by the scheme.
+    """Number of a group's units in each iteration, shape (runs, n), drawn by the scheme.
 
     Args:
       mechanism: whose scheme draws, and whose group is followed.

@@ -1,4 +1,4 @@
-"""What every sampled privacy loss must satisfy (:mod:`mfopt.accounting.monte_carlo.protocol`)."""
+"""Conformance checks for every sampled loss (:mod:`mfopt.accounting.monte_carlo.protocol`)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def check_sampled_law(
     seed: int = 0,
     sampled: SampledLaw | None = None,
 ) -> None:
-    """Hold a scheme's sampled privacy loss against what calibration, optimizer and release rely on.
+    """Check a scheme's sampled loss against the requirements of calibration, optimizer and release.
 
     Its estimates are smooth, agree with each other from wherever they are placed, and scale with C;
     its proposals stay below their ceilings and have one mean; its bounds hold as often as they
@@ -320,7 +320,7 @@ def _values(loss: SampledLoss, tilt: Tilt, point: Point, samples: int, key: jax.
 def _elsewhere(
     loss: SampledLoss, tilt: Tilt, point: Point, samples: int, key: jax.Array, here: _Mean
 ) -> None:
-    """At other noise: fresh ceilings, no value above them, and a mean on the right side."""
+    """Check at other noise: fresh ceilings, no value above them, and a mean on the right side."""
     for factor in (0.5, 1.2):
         there = point._replace(noise_multiplier=factor * point.noise_multiplier)
         seen = loss.pilot(loss.at(tilt, there), there, samples, key)

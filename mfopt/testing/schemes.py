@@ -1,4 +1,4 @@
-"""What every sampling scheme must do: its files, its draws, and what it declares about them."""
+"""Conformance checks for every sampling scheme: its files, its draws, and its declarations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_ITERATIONS = 2000
 
 
 def check_scheme(scheme: Scheme, *, population: int = 40, runs: int = 600, seed: int = 0) -> None:
-    """Hold an example of a scheme against everything that the loader and the files rely on.
+    """Check an example of a scheme against the requirements of the loader and the files.
 
     Args:
       scheme: an example, of few iterations (at most 2,000) and batches well below ``population``.

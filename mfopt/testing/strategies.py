@@ -1,4 +1,4 @@
-"""What every strategy must satisfy: all its fast forms agree with its own dense matrix."""
+"""Conformance checks for every strategy: all fast forms agree with its own dense matrix."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SCHEME = BallsInBins(bins=4, epochs=3)
 def check_strategy(
     strategy: Strategy, scheme: BallsInBins = _SCHEME, *, past: Past = "auto"
 ) -> tuple[str, ...]:
-    """Check one strategy in everything that mfopt does with it.
+    """Check everything that mfopt does with a strategy.
 
     The matrix, its products, modes and bands; differentiation; errors; the stream of its noise;
     its form in a file; and, where its kind is in the optimizer's table, its parameters.
@@ -248,7 +248,7 @@ def _parameters(strategy: Strategy, matrix: np.ndarray) -> None:
     again = kinds.of(strategy, n)
     rule(
         mapping.build == again.build and hash(mapping.build) == hash(again.build),
-        "parameterize gives unequal builds for one shape: each start would be compiled anew",
+        "parameterize gives unequal builds for one shape: each start would be compiled again",
     )
     with _float64.scope():
         built = mapping.build(jnp.asarray(mapping.start))
