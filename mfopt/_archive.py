@@ -49,14 +49,14 @@ MALFORMED = (
 
 
 class Header(NamedTuple):
-    """What the beginning of an array's part of the file says."""
+    """Type and shape stated at the beginning of an array's part of the file."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
 
     @property
     def nbytes(self) -> int:
-        """Of the array, in exact arithmetic whatever is claimed."""
+        """Size of the array in bytes, by exact arithmetic for any stated shape."""
         return self.dtype.itemsize * math.prod(self.shape)
 
     def __str__(self) -> str:

@@ -282,7 +282,7 @@ def _place(part: Path, path: Path, force: bool) -> None:
 
 
 def _lock(descriptor: int) -> bool:
-    """Whether the lock was free. It ends with the process, however that ends."""
+    """Take the lock; False if it is held. It ends with the process, however that ends."""
     if fcntl is None:
         return True
     try:

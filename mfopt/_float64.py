@@ -80,7 +80,7 @@ def float64(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def in_float64(function: Callable[..., Any]) -> bool:
-    """Whether ``function`` runs in float64 by one of the decorators here."""
+    """Return True if ``function`` runs in float64 by one of the decorators here."""
     return bool(getattr(function, _MARK, False))
 
 

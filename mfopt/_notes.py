@@ -33,7 +33,7 @@ def folder() -> Path:
 
 
 def place(name: str) -> Path:
-    """Where the note of that name is."""
+    """Path of the note ``name``."""
     return folder() / f"{name}.json"
 
 

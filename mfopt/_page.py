@@ -1,4 +1,4 @@
-"""The frame of an HTML page that is whole in itself: no script, no network, no other file."""
+"""Frame of a self-contained HTML page: no script, no network, no other file."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _loaded: set[str] = set()
 
 
 def installed() -> bool:
-    """Whether there are any."""
+    """Return True if any plugin is installed."""
     return bool(importlib.metadata.entry_points(group=GROUP))
 
 

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 def exit_code() -> int:
-    """Of a process that a signal has ended: 128 + its number; 130 after Ctrl-C."""
+    """Exit code of a process ended by a signal: 128 + its number; 130 after Ctrl-C."""
     return 128 + _last
 
 

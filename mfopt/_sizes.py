@@ -1,4 +1,5 @@
-"""What work needs, before it is begun: a refusal of what cannot fit, a word about what takes long.
+"""Memory and time limits of work before it begins: refuse what cannot fit, announce what takes
+long.
 
 Costs are counted at their modules; here is how much memory is free, and how fast this machine is
 against the one that they were measured on.
@@ -96,7 +97,7 @@ def speed() -> float:
 
 
 def here(seconds: float) -> float:
-    """What took so long where costs were measured, on this machine: on its CPU, and roughly.
+    """Estimated seconds on this machine's CPU of work that took ``seconds`` where it was measured.
 
     A machine that seems far slower is mostly busy at this moment, and will not be all the time.
     """
@@ -104,7 +105,7 @@ def here(seconds: float) -> float:
 
 
 def never_long(seconds: float) -> bool:
-    """Whether what took so long where costs were measured is not worth telling on any machine.
+    """Return True if work of ``seconds`` is too short to announce on any machine.
 
     It spares the measurement: 25 products, and threads of the BLAS that wait for more.
     """
@@ -112,7 +113,7 @@ def never_long(seconds: float) -> bool:
 
 
 def announce(seconds: float, report: Report, *, of: str = "this", note: str = "") -> None:
-    """Say in one line about how long work takes, where that is worth telling.
+    """Report the estimated duration of long work, in one line.
 
     Args:
       seconds: estimated, on this machine.

@@ -22,7 +22,7 @@ _PARTS, _MANY = 4, 2048  # of the run, where it has so many steps: early ones ha
 
 
 class _Steps(NamedTuple):
-    """What moves the draws, step by step, of steps padded to whole parts.
+    """Per-step coefficients of the draws, padded to whole parts.
 
     Attributes:
       inverse: g, shape (n,).
@@ -155,7 +155,7 @@ _variances.defvjp(_forward, _backward)
 
 
 def _cut(steps: _Steps, parts: int) -> list[tuple[tuple[jax.Array, ...], int]]:
-    """By part of the run: (t, 1/d, η) by segment and step, and how many draws it knows."""
+    """Parts of the run: (t, 1/d, η) by segment and step, and the number of draws known by then."""
     n = len(steps.inverse)
     ends = [n * (i + 1) // parts for i in range(parts)]
     series = jnp.arange(n), steps.out, steps.rates

@@ -65,7 +65,7 @@ class Guarantee:
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
-        """In words; ε, δ and σ rounded up."""
+        """One-line statement; ε, δ and σ rounded up."""
         epsilon, sigma = (round_up(value, 6) for value in (self.epsilon, self.noise_multiplier))
         delta = delta_in_words(self.delta)
         return (

@@ -1,4 +1,4 @@
-"""What is released and against whom it protects: one record, and the one digest of it.
+"""Mechanism: sampling, C, adjacency and privacy unit in one record, with one digest.
 
 The accountant proves a mechanism, the loader executes its sampling, the noise stream its C and σ.
 That all three mean the same one is checked by comparing digests, and a digest is always computed

@@ -1,8 +1,8 @@
-"""What long work tells whoever waits for it: one callback type for the whole library.
+"""Progress reports of long work: one callback type for the whole library.
 
-Work reports where it stands; how that is shown (a bar, a line in a log, nothing) is the
-listener's business. A report is made when something has been *finished*, so that a listener who
-measures the pace between two reports never counts compilation or preparation as work.
+Work reports its progress; the listener decides how to show it (a bar, a line in a log, nothing). A
+report is made when something has been *finished*, so that the pace between two reports never counts
+compilation or preparation as work.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """Where long work stands.
+    """Progress of long work.
 
     Attributes:
       stage: what is being done, in words; a new stage has a pace of its own.
@@ -38,7 +38,7 @@ Report = Callable[[Progress], None]
 
 
 def silent(_: Progress) -> None:
-    """Nobody listens."""
+    """Listener that ignores every report."""
 
 
 def within(report: Report, prefix: str) -> Report:

@@ -38,7 +38,7 @@ def row_variances(workload: Workload, strategy: Strategy, n: int) -> Array:
 
     Toeplitz × Toeplitz costs O(n log n), momentum with a schedule × Toeplitz O(n²) time and O(n)
     memory, prefix sums × banded O(n·bands²), others × banded O(n²·bands), time-scaled what
-    :mod:`mfopt.time_scaled_error` says; the rest is a dense triangular solve. A kind of one's own
+    :mod:`mfopt.time_scaled_error` says; the rest is a dense triangular solve. A custom kind
     registers a faster way with :func:`variances`.
     """
     found = _of_numbers(strategy, workload, n)
@@ -167,7 +167,7 @@ def max_error(
 
 
 def partial_sums(workload: Workload, n: int) -> bool:
-    """Whether A is prefix sums, whatever it is called."""
+    """Return True if A computes prefix sums, whatever its name."""
     running = workload.recurrence(n)
     return running is not None and running[1] == 0 and bool(np.all(running[0] == 1))
 

@@ -1,4 +1,4 @@
-"""Numbers as a person writes them; σ, ε and δ are never rounded towards less privacy."""
+"""Numbers formatted for people; σ, ε and δ are never rounded towards less privacy."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def size(count: float) -> str:
 
 
 def against(value: float, other: float, noun: str = "error") -> str:
-    """How ``value`` compares with ``other``, both errors or the like: smaller is better.
+    """Comparison of ``value`` with ``other``, both errors or the like: smaller is better.
 
     >>> against(0.75, 1.0), against(1.031, 1.0), against(1.0, 1.0), against(7.0, 1.0)
     ('25.0% less error', '3.1% more error', 'the same error', '7.0 times the error')

@@ -1,6 +1,6 @@
 """Registry of the kinds of C that can be optimized.
 
-A kind of one's own registers one entry; nothing else is edited::
+A custom kind registers one entry; nothing else is edited::
 
     kinds.register(Kind("mine", starts=..., convert=..., parameterize=..., parameters=...,
                         samples=2**11, steps=100, tolerance=1e-4))

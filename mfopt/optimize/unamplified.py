@@ -66,7 +66,7 @@ class Pattern(NamedTuple):
 
 @functools.singledispatch
 def pattern(scheme: Scheme) -> Pattern:
-    """The participations under ``scheme``; a scheme of one's own is registered here.
+    """Participation pattern of ``scheme``; a custom scheme is registered here.
 
     Raises:
       UsageError: nothing is registered for the scheme.
