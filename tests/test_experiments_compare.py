@@ -470,6 +470,12 @@ def test_command_writes_table_csv_json_and_plots(tmp_path, cache: Cache, sizes, 
     for stem in ("c-rmse", "c-improvement", "c-memory"):
         assert (tmp_path / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
         assert (tmp_path / f"{stem}.svg").read_text().lstrip().startswith("<?xml")
+    for r in listed:  # a lower bound is known where every unit takes part once in each epoch
+        assert ("poisson" in r["family"]) == (r["above_floor"] == "")
+        assert not r["above_floor"] or float(r["above_floor"]) > 0
+    again = comparison.rows_of((tmp_path / "c.csv").read_text())
+    assert [row.above_floor is None for row in again] == [not r["above_floor"] for r in listed]
+    assert "above the floor at epochs' ends" in text
     best = {(r["family"], float(r["epsilon"])): float(r["rmse"]) for r in listed}
     for key, rows in sizes.items():
         assert best[key] == pytest.approx(min(row.rmse for row in rows))

@@ -126,6 +126,14 @@ BROKEN = {
         {"executed_adjacency": lambda s, a: "replace"},
         "shows nothing about",
     ),
+    "epochs that are none": (
+        {"epoch_ends": property(lambda s: range(2, s.iterations, 3))},
+        "declares steps 0 to 2 an epoch",
+    ),
+    "epochs beyond the end": (
+        {"epoch_ends": property(lambda s: (s.iterations,))},
+        "increasing steps",
+    ),
     "anything goes": ({"__post_init__": lambda s: None}, "must be refused"),
 }
 

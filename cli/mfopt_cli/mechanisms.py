@@ -115,12 +115,29 @@ def comparison(factorization: Any, norm: float | None = None) -> dict[str, float
     return found
 
 
+def epoch_ends(factorization: Any) -> Any:
+    """Error at epochs' ends beside its lower bound, None where there is none."""
+    from mfopt.optimize import floor
+
+    made = factorization
+    return floor.epoch_ends(made.workload, made.strategy, made.sampling, made.guarantee)
+
+
+def above_floor(factorization: Any) -> list[tuple[str, str]]:
+    """A row of a table: how far the error at epochs' ends is above its lower bound."""
+    if (found := epoch_ends(factorization)) is None:
+        return []
+    above = f"{100 * found.above:.1f}% above the lower bound, {found.floor:.4f}"
+    return [("at epochs' ends", f"RMSE {found.rmse:.4f}: {above}")]
+
+
 def summary(factorization: Any) -> dict[str, Any]:
     """What ``--json`` prints of a factorization."""
-    guarantee = factorization.guarantee
+    guarantee, ends = factorization.guarantee, epoch_ends(factorization)
     return {
         "rmse": factorization.rmse,
         "max_error": factorization.max_error,
+        "epoch_ends": ends and ends._asdict(),
         "noise_multiplier": factorization.noise_multiplier,
         "epsilon": guarantee.epsilon,
         "delta": guarantee.delta,

@@ -40,6 +40,8 @@ class Row(NamedTuple):
         ones are made again instead of kept.
       noise_seconds: of one step's noise on this machine, mean over the run, where it was measured
         (:mod:`mfopt.experiments.noise_time`).
+      above_floor: part by which RMSE at epochs' ends is above its lower bound for any C and any
+        sampling, where one is known (:mod:`mfopt.optimize.floor`).
     """
 
     family: str
@@ -52,6 +54,7 @@ class Row(NamedTuple):
     status: str
     draws: float = 1.0
     noise_seconds: float | None = None
+    above_floor: float | None = None
 
 
 def plan(setting: Comparison) -> dict[tuple[str, float], list[tuple[int, SigmaCell]]]:
@@ -198,19 +201,25 @@ def text_table(rows: Sequence[Row], baseline: str | None = None) -> str:
     ).rstrip()
 
 
-def _timed(rows: Sequence[Row]) -> bool:
-    return any(row.noise_seconds is not None for row in rows)
+_OPTIONAL = ("noise_seconds", "above_floor")  # columns that are left out where no row has them
+
+
+def _given(rows: Sequence[Row], name: str) -> bool:
+    return any(getattr(row, name) is not None for row in rows)
 
 
 def csv_text(rows: Sequence[Row], baseline: str | None = None) -> str:
     """All rows as CSV, with the improvement over ``baseline`` where it is given."""
     gains = improvements(rows, baseline) if baseline else {}
     extra = ["improvement_percent", "improvement_low", "improvement_high"] if baseline else []
-    fields = [name for name in Row._fields if name != "noise_seconds" or _timed(rows)]
+    fields = [name for name in Row._fields if name not in _OPTIONAL or _given(rows, name)]
     gained = [
         gains.get((row.family, row.epsilon), ("", "", "")) if baseline else () for row in rows
     ]
-    lines = ([*row[: len(fields)], *gain] for row, gain in zip(rows, gained, strict=True))
+    lines = (
+        [*(getattr(row, name) for name in fields), *gain]
+        for row, gain in zip(rows, gained, strict=True)
+    )
     return tables.csv_text([*fields, *extra], lines)
 
 
@@ -218,7 +227,7 @@ def rows_of(text: str) -> list[Row]:
     """The rows that :func:`csv_text` wrote; their improvements are left out."""
     kinds = {"family": str, "status": str, "size": int, "memory": int}
     return [
-        Row(**{k: kinds.get(k, float)(v) for k, v in line.items() if k in Row._fields})
+        Row(**{k: kinds.get(k, float)(v) for k, v in line.items() if k in Row._fields and v})
         for line in csv.DictReader(text.splitlines())
     ]
 
@@ -226,11 +235,9 @@ def rows_of(text: str) -> list[Row]:
 def json_text(setting: Comparison, rows: Sequence[Row], baseline: str | None = None) -> str:
     """All rows with the setting, as JSON."""
     gains = improvements(rows, baseline) if baseline else {}
-    listed, timed = [], _timed(rows)
+    listed, absent = [], [name for name in _OPTIONAL if not _given(rows, name)]
     for row in rows:
-        entry = row._asdict()
-        if not timed:
-            del entry["noise_seconds"]
+        entry = {name: value for name, value in row._asdict().items() if name not in absent}
         if gain := gains.get((row.family, row.epsilon)):
             entry["improvement"] = gain._asdict()
         listed.append(entry)

@@ -18,8 +18,9 @@ from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.accounting.unamplified import bands as column_bands
 from mfopt.calibration import calibrate, release
 from mfopt.experiments.cache import Cell, Result
+from mfopt.guarantee import Guarantee
 from mfopt.noise.choice import choose
-from mfopt.optimize import kinds, optimize, unamplified
+from mfopt.optimize import floor, kinds, optimize, unamplified
 from mfopt.optimize.time_scale import Scaling
 from mfopt.sampling import BallsInBins, BinScheme, CyclicPoisson, FixedOrder, FreshBins, Poisson
 from mfopt.strategies import Strategy
@@ -267,8 +268,11 @@ class SigmaCell(Cell):
             mechanism = Mechanism(scheme, strategy)
             guarantee = account(mechanism, epsilon=goal.epsilon, delta=goal.delta)
             sigma, status = guarantee.noise_multiplier, guarantee.status
+        stated = Guarantee(goal.epsilon, goal.delta, sigma)
+        ends = floor.epoch_ends(goal.workload, strategy, scheme, stated)
         return Result(
             {
+                "above_floor": ends and ends.above,
                 "noise_multiplier": sigma,
                 "rmse": sigma * at_one,
                 "rmse_at_one": at_one,

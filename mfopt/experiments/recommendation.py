@@ -39,6 +39,8 @@ class Recommendation(NamedTuple):
     def text(self) -> str:
         """One sentence: mechanism, error, cost, sampling, and what else there is."""
         sentence = f"ε = {self.epsilon:g}: {_named(self.light)} with {_sampling(self.light)}"
+        if self.light.above_floor is not None:
+            sentence += f", {100 * self.light.above_floor:.1f}% above the floor at epochs' ends"
         for sampling, row in self.rivals.items():
             change = improvement(self.light, row).percent
             # one that throws bins too is named below where it is the best

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from mfopt import _check
 from mfopt.sampling.base import MOST_ITERATIONS, Scheme
@@ -29,6 +30,11 @@ class BinScheme(Scheme, abstract=True):
     def iterations(self) -> int:
         """Training iterations n = bins * epochs."""
         return self.bins * self.epochs
+
+    @property
+    def epoch_ends(self) -> Sequence[int]:
+        """Last step of each epoch: every unit has a batch in each."""
+        return range(self.bins - 1, self.iterations, self.bins)
 
     def expected_batch(self, population: int) -> float:
         """Mean number of units in an iteration."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -92,6 +92,14 @@ class Scheme(abc.ABC):
     def length(self) -> int:
         """Number of iterations, whether given or derived."""
         return int(self.iterations)
+
+    @property
+    def epoch_ends(self) -> Sequence[int]:
+        """Last step of each epoch, increasing, where every unit takes part once in each epoch.
+
+        Empty where units may take part more or less often between two such steps.
+        """
+        return ()
 
     def describe(self) -> dict[str, Any]:
         """JSON-able description; :func:`from_description` reads it back."""

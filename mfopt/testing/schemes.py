@@ -44,6 +44,7 @@ def check_scheme(scheme: Scheme, *, population: int = 40, runs: int = 600, seed:
     _steps(scheme, population, seed)
     sizes, taking_part = _simulate(scheme, population, runs, seed)
     _laws(scheme, population, sizes)
+    _epochs(scheme, taking_part)
     if scheme.independent:
         _independence(scheme, population, runs, seed, taking_part)
     _truncation(scheme, population, sizes, taking_part)
@@ -174,6 +175,21 @@ def _laws(scheme: Scheme, population: int, sizes: np.ndarray) -> None:
         math.isclose(expected, float(np.mean(means)), rel_tol=1e-9),
         f"expected_batch is {expected}, and the mean over the steps is {np.mean(means)}",
     )
+
+
+def _epochs(scheme: Scheme, taking_part: np.ndarray) -> None:
+    ends = [-1, *scheme.epoch_ends]
+    rule(
+        all(a < b for a, b in itertools.pairwise(ends)) and ends[-1] < scheme.length,
+        "epoch_ends must be increasing steps of the scheme",
+    )
+    for before, end in itertools.pairwise(ends):
+        often = taking_part[:, before + 1 : end + 1].sum(axis=1)
+        rule(
+            bool(np.all(often == 1)),
+            f"epoch_ends declares steps {before + 1} to {end} an epoch, and units take part "
+            f"{int(often.min())} to {int(often.max())} times in them",
+        )
 
 
 def _independence(

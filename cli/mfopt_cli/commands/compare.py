@@ -97,7 +97,9 @@ def command(
     Guarantees are for one example, add-remove adjacency; RMSE is of prefix sums, per coordinate
     in clip norms. σ of balls-in-bins and of fresh bins is a Monte Carlo estimate with its standard
     error (certify the one you choose with `mfopt optimize`); the others are exact up to
-    discretization.
+    discretization. Where every unit takes part once in each epoch, the error at epochs' ends has a
+    floor that no C and no sampling passes: how far each is above it is said with the
+    recommendation, of every row in the CSV and the JSON.
 
     \b
     Examples:

@@ -381,6 +381,7 @@ def _report(found: Any, path: Path, seconds: float) -> None:
                 if "dpsgd_rmse" in against
                 else []
             ),
+            *mechanisms.above_floor(found),
             *_forms(found),
             *_memory(found),
             *_tried(found),

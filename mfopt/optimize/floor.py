@@ -1,0 +1,103 @@
+"""Lower bound of the error at epochs' ends, which no C and no sampling passes.
+
+It is known for prefix sums under schemes in which every unit takes part exactly once in each of E
+epochs (:attr:`mfopt.sampling.Scheme.epoch_ends`). Let L be the E×E lower triangular matrix of ones,
+σ_g the exact σ of the Gaussian mechanism at (ε, δ) and sensitivity 1, and Σ the E×E covariance of
+the noise in the queries after the last step of each epoch.
+
+**Bound.** Let a unit contribute in every step of epoch e the same unit vector v_e, chosen
+beforehand, row e of V. The queries at epochs' ends follow from what is released, and whichever
+steps the unit takes part in, with it they are N(LV, Σ) where they were N(0, Σ) up to what other
+units add (each column of V has a draw of its own). No randomness of the sampling is left, so that
+(ε, δ)-DP implies |Σ^(−1/2) L V|_F <= 1/σ_g, and by the Cauchy-Schwarz inequality of matrices
+
+    |LV|_* <= |Σ^(1/2)|_F |Σ^(−1/2) L V|_F,    so    tr Σ >= σ_g² |LV|_*²                       (1)
+
+with the nuclear norm. Every V of unit rows is a proof. Take V = D^(−1) (LᵀL)^(1/2) with D =
+diag(√E, …, √2, 1): its rows are unit vectors, as the diagonal of LᵀL is D². With the polar
+decomposition L = U (LᵀL)^(1/2) one has L V Uᵀ = L D^(−1) Lᵀ, which is positive definite, so |LV|_*
+is its trace, that of D^(−1) LᵀL, Σ_{i<=E} √i:
+
+    RMSE at epochs' ends >= σ_g (√1 + … + √E)/√E.                                              (2)
+
+**No V proves more.** Σ = c L D^(−1) Lᵀ gives |Σ^(−1/2) L V|_F² = tr(Vᵀ D V)/c = (√1 + … + √E)/c for
+each V of unit rows, so that (1) is an equality: with one step an epoch, independent noise of
+variance σ_g² (√1 + … + √E)/√(E − e + 1) in epoch e attains (2).
+
+**Adjacency.** Adding or removing a unit and taking its contributions away (zero-out) are the case
+above. Replaced contributions may change sign, which doubles the difference; a group of K units that
+contribute alike changes queries by K times as much. The bound grows by these factors. Its V needs
+as many coordinates as there are epochs, and a guarantee holds for any number.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from mfopt import query_error
+from mfopt.accounting.closed_form import gaussian
+from mfopt.guarantee import Guarantee
+from mfopt.sampling import Scheme
+from mfopt.strategies import Strategy
+from mfopt.workloads import Workload
+
+_ROUNDING = 1e-9  # relative, of σ_g and the sum of roots: the bound is rounded down
+
+
+class EpochEnds(NamedTuple):
+    """Error of the queries at epochs' ends.
+
+    Attributes:
+      rmse: their root mean squared error per coordinate, in clip norms.
+      floor: its lower bound at the same (ε, δ), in the same unit.
+    """
+
+    rmse: float
+    floor: float
+
+    @property
+    def above(self) -> float:
+        """Part by which the error is above the bound; a σ that is not proved may be below it."""
+        return self.rmse / self.floor - 1
+
+
+def lower_bound(epochs: int, guarantee: Guarantee) -> float:
+    """Least RMSE at the ends of ``epochs`` epochs, per coordinate, in clip norms: (2).
+
+    Args:
+      epochs: E, in each of which every unit takes part once.
+      guarantee: ε in [0, ∞), δ in (0, 1), adjacency and group size; its σ is not used.
+
+    >>> round(lower_bound(16, Guarantee(epsilon=2.0, delta=1e-5, noise_multiplier=1.0)), 3)
+    22.166
+    """
+    sigma = 1 / gaussian.largest_mu(guarantee.epsilon, guarantee.delta)
+    factor = float(np.sum(np.sqrt(np.arange(1, epochs + 1)))) / math.sqrt(epochs)
+    moved = guarantee.group_size * (2 if guarantee.adjacency == "replace" else 1)
+    return (1 - _ROUNDING) * moved * sigma * factor
+
+
+def epoch_ends(
+    workload: Workload, strategy: Strategy, scheme: Scheme, guarantee: Guarantee
+) -> EpochEnds | None:
+    """Error at epochs' ends beside its lower bound; None where no bound is known.
+
+    That is for queries other than prefix sums, for schemes without whole epochs, and for
+    statements that say nothing (infinite ε) or cannot be had by noise (δ = 0).
+
+    Args:
+      workload: A.
+      strategy: C.
+      scheme: who takes part when.
+      guarantee: (ε, δ), and the σ of the error, for C as stored.
+    """
+    ends, n = scheme.epoch_ends, scheme.length
+    known = math.isfinite(guarantee.epsilon) and 0 < guarantee.delta < 1
+    if not (len(ends) and known and query_error.partial_sums(workload, n)):
+        return None
+    variances = np.asarray(query_error.row_variances(workload, strategy, n))[np.asarray(ends)]
+    rmse = guarantee.noise_multiplier * math.sqrt(float(np.mean(variances)))
+    return EpochEnds(rmse, lower_bound(len(ends), guarantee))

@@ -1,0 +1,201 @@
+"""The lower bound of the error at epochs' ends: its proof, its maximum, and who is above it."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy
+from mfopt_cli.main import main
+
+import mfopt
+from mfopt import sampling, strategies
+from mfopt.accounting import Mechanism, account
+from mfopt.accounting.closed_form import gaussian
+from mfopt.accounting.monte_carlo.protocol import law
+from mfopt.accounting.unamplified import sensitivity
+from mfopt.calibration import calibrate
+from mfopt.guarantee import Guarantee
+from mfopt.optimize import floor, kinds
+from mfopt.workloads import Momentum, PrefixSums
+
+EPSILON, DELTA = 2.0, 1e-5
+FILES = sorted((Path(__file__).parent.parent / "artifacts" / "factorizations").glob("*.npz"))
+SCHEMES = {
+    "balls-in-bins": sampling.BallsInBins(8, 4),
+    "fresh-bins": sampling.FreshBins(8, 4),
+    "fresh-bins, kept for two epochs": sampling.FreshBins(8, 4, 2),
+    "fixed-order": sampling.FixedOrder(8, 4),
+}
+WITHOUT = [
+    sampling.Poisson(0.25, 8),
+    sampling.CyclicPoisson(0.5, 2, 8),
+    sampling.FixedBatch(3, 12, 8),
+    sampling.TruncatedPoisson(0.25, 40, 20, 8),
+    sampling.MinSeparation(8, 4, 2),
+]
+
+
+def stated(**changes):
+    return Guarantee(**{"epsilon": EPSILON, "delta": DELTA, "noise_multiplier": 1.0, **changes})
+
+
+def root_sum(epochs):
+    return sum(math.sqrt(i) for i in range(1, epochs + 1)) / math.sqrt(epochs)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "value"),
+    [(1, 1.994), (2, 3.404), (4, 6.127), (8, 11.494), (16, 22.166), (32, 43.461)],
+)
+def test_values_at_two(epochs, value):
+    assert floor.lower_bound(epochs, stated()) == pytest.approx(value, abs=1e-3)
+
+
+def nuclear(lower, rows):
+    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return float(np.linalg.svd(lower @ rows, compute_uv=False).sum())
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3, 4])
+def test_no_choice_of_contributions_proves_more(epochs):
+    """The concave programme over all V by a general solver, from several starts."""
+    lower = np.tril(np.ones((epochs, epochs)))
+    rng = np.random.default_rng(epochs)
+    found = [
+        -scipy.optimize.minimize(
+            lambda flat: -nuclear(lower, flat.reshape(epochs, epochs)),
+            rng.normal(size=epochs**2),
+            tol=1e-10,
+        ).fun
+        for _ in range(4)
+    ]
+    sigma = 1 / gaussian.largest_mu(EPSILON, DELTA)
+    best = sigma * max(found) / math.sqrt(epochs)
+    assert best == pytest.approx(floor.lower_bound(epochs, stated()), rel=1e-7)
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 5, 16])
+@pytest.mark.parametrize(
+    ("changes", "times"),
+    [
+        ({}, 1),
+        ({"adjacency": "zero-out"}, 1),
+        ({"adjacency": "replace"}, 2),
+        ({"group_size": 3}, 3),
+    ],
+)
+def test_full_batches_with_independent_noise_attain_it(epochs, changes, times):
+    scheme = sampling.FixedOrder(1, epochs)
+    weights = np.arange(epochs, 0, -1.0) ** 0.25
+    strategy = strategies.Dense(np.diag(weights))
+    sigma = times * sensitivity(strategy, scheme).value / gaussian.largest_mu(EPSILON, DELTA)
+    guarantee = stated(noise_multiplier=sigma, **changes)
+    found = floor.epoch_ends(PrefixSums(), strategy, scheme, guarantee)
+    assert 0 <= found.above < 1e-8
+    # a control: any less noise is below
+    less = stated(noise_multiplier=(1 - 1e-6) * sigma, **changes)
+    assert floor.epoch_ends(PrefixSums(), strategy, scheme, less).above < 0
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_the_one_adversary_alone_keeps_every_c_above(signed):
+    """Whatever C: noise that hides the V of the proof has at least this error at epochs' ends."""
+    rng, bins, epochs = np.random.default_rng(7), 3, 5
+    n = bins * epochs
+    ends = np.arange(bins - 1, n, bins)
+    lower = np.tril(np.ones((epochs, epochs)))
+    root = np.real(scipy.linalg.sqrtm(lower.T @ lower))
+    rows = root / np.linalg.norm(root, axis=1, keepdims=True)
+    mu, bound = gaussian.largest_mu(EPSILON, DELTA), floor.lower_bound(epochs, stated())
+    for _ in range(20):
+        c = np.tril(rng.normal(size=(n, n)) / (1 + np.arange(n)[:, None] - np.arange(n)).clip(1))
+        c = c if signed else np.abs(c)
+        np.fill_diagonal(c, 1)
+        half = (np.tril(np.ones((n, n))) @ np.linalg.inv(c))[ends]
+        covariance = half @ half.T
+        moved = np.trace(rows.T @ lower.T @ np.linalg.solve(covariance, lower @ rows))
+        sigma = math.sqrt(moved) / mu
+        assert sigma * math.sqrt(np.trace(covariance) / epochs) >= bound
+
+
+def test_queries_at_ends_do_not_depend_on_who_takes_part_when():
+    """What the proof says of one unit, on draws of the schemes."""
+    for scheme in SCHEMES.values():
+        for seed in range(20):
+            drawn = scheme.draws(3, seed)
+            part = np.array([np.isin(1, drawn(t)) for t in range(scheme.length)])
+            often = np.cumsum(part)[list(scheme.epoch_ends)]
+            assert often.tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("kind", sorted({*kinds.names(), *kinds.fixed_names()}))
+def test_no_mechanism_is_below(kind, name):
+    scheme = SCHEMES[name]
+    n = scheme.length
+    if kind in kinds.names():
+        strategy = start(kinds.find(kind), kinds.Size(n, 8, 4, 4))
+    else:
+        strategy = kinds.fixed(kind, bands=4)
+    if scheme.kind == "fresh-bins" and strategy.most_bands(n) > 8:
+        pytest.skip("its C has too many bands for an account")
+    if scheme.kind == "fixed-order":
+        sigma = account(Mechanism(scheme, strategy), epsilon=EPSILON, delta=DELTA).noise_multiplier
+    else:
+        sigma = calibrate(law(scheme).loss(strategy), EPSILON, DELTA, samples=2**12, seed=1)
+        sigma = sigma.noise_multiplier
+    found = floor.epoch_ends(PrefixSums(), strategy, scheme, stated(noise_multiplier=sigma))
+    assert 0 < found.above < 20
+    assert found.floor == pytest.approx(6.127, abs=1e-3)
+
+
+def start(kind, size):
+    """A C of this kind as a search would begin: no optimum, but of its form."""
+    found = kind.starts(size) or [kind.convert(start(*stage), size) for stage in kind.after(size)]
+    return next(one for one in found if one is not None)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_no_committed_mechanism_is_below(path):
+    made = mfopt.load(path)
+    at = made.workload, made.strategy, made.sampling
+    found = floor.epoch_ends(*at, made.guarantee)
+    assert found.rmse <= made.max_error and 0 < found.above < 1
+    less = dataclasses.replace(
+        made.guarantee, noise_multiplier=made.noise_multiplier / (1 + found.above) * 0.9999
+    )
+    assert floor.epoch_ends(*at, less).above < 0  # a control that is found
+
+
+def test_error_at_ends_is_that_of_the_dense_definition():
+    scheme, strategy = sampling.BallsInBins(3, 4), strategies.BLT([0.5, 0.2], [0.9, 0.3])
+    half = np.tril(np.ones((12, 12))) @ np.linalg.inv(np.asarray(strategy.materialize(12)))
+    expected = 1.5 * math.sqrt(np.mean(np.sum(half[[2, 5, 8, 11]] ** 2, axis=1)))
+    found = floor.epoch_ends(PrefixSums(), strategy, scheme, stated(noise_multiplier=1.5))
+    assert found.rmse == pytest.approx(expected, rel=1e-12)
+
+
+def test_where_no_bound_is_known_there_is_none():
+    identity = strategies.Identity()
+    for scheme in WITHOUT:
+        assert not len(scheme.epoch_ends)
+        assert floor.epoch_ends(PrefixSums(), identity, scheme, stated()) is None
+    bins = sampling.BallsInBins(4, 2)
+    assert floor.epoch_ends(Momentum(0.9, np.ones(8)), identity, bins, stated()) is None
+    for vacuous in ({"epsilon": math.inf}, {"delta": 0.0}, {"delta": 1.0}):
+        assert floor.epoch_ends(PrefixSums(), identity, bins, stated(**vacuous)) is None
+
+
+def test_show_says_how_far_it_is_above(capsys):
+    (path,) = (path for path in FILES if path.stem == "optimize-blt-16x128-eps2")
+    main(["show", str(path)])
+    line = next(x for x in capsys.readouterr().out.splitlines() if "at epochs' ends" in x)
+    main(["show", str(path), "--json"])
+    found = json.loads(capsys.readouterr().out)["epoch_ends"]
+    assert found["floor"] == pytest.approx(22.166, abs=1e-3)
+    above = 100 * (found["rmse"] / found["floor"] - 1)
+    said = f"{above:.1f}% above the lower bound, {found['floor']:.4f}"
+    assert f"RMSE {found['rmse']:.4f}: {said}" in line
