@@ -1,4 +1,4 @@
-"""The audit's attacker: what it computes of a canary's released sequence, by sampling scheme.
+"""Attacker of the audit: a score of a canary's released sequence, by sampling scheme.
 
 Two tables, by scheme: :func:`attack_on`, the (near) likelihood ratio of a sequence with and without
 a unit, and :func:`participations` of a unit, to simulate with. A third party adds a scheme by
@@ -86,7 +86,7 @@ def participations(scheme: Scheme, units: int, rng: np.random.Generator) -> np.n
 
 
 def counts(scheme: Scheme, canaries: int, group_size: int, rng: np.random.Generator) -> np.ndarray:
-    """How often each simulated canary takes part, (canaries, n) float64.
+    """Participations of simulated canaries per iteration, shape (canaries, n), float64.
 
     Args:
         scheme: the sampling.
@@ -191,7 +191,7 @@ def _(scheme: FreshBins, units: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _independent(strategy: Strategy, n: int, chance: float, groups: int, group_size: int) -> Attack:
-    """A coin of ``chance`` in every iteration of the unit's group, which is one of ``groups``."""
+    """Coin flips of ``chance`` in every iteration of the unit's group, one of ``groups``."""
     columns = np.asarray(strategy.materialize(n))
     halves = 0.5 * np.sum(columns**2, axis=0)
     if group_size > 1:  # each unit of a canary has a group of its own: mixed over, step by step

@@ -95,7 +95,7 @@ class Audit:
 
     @property
     def passed(self) -> bool:
-        """Whether guesses and participations are compatible with the claim."""
+        """True if guesses and participations are compatible with the claim."""
         return (
             self.epsilon_lower <= self.epsilon_claimed
             and self.noise_multiplier_highest >= self.noise_multiplier_claimed
@@ -206,7 +206,7 @@ def audit(
 
 
 def _announce(canaries: int, execution: Execution, progress: Report) -> None:
-    """Tell how long it will take, where that is long."""
+    """Report the estimated time, if it is long."""
     gradients = execution.sampler.expected_batch * execution.iterations
     draws = (
         1.0 if execution.noise is None else execution.noise.recursion.draws(execution.iterations)
@@ -217,7 +217,8 @@ def _announce(canaries: int, execution: Execution, progress: Report) -> None:
 
 
 def _store(settings: TrainConfig, present: np.ndarray, population: int | None) -> TokenStore:
-    """A user a canary, without records where it is absent; and users that fill the batches."""
+    """Store with one user per canary, without records if absent, and users that fill the
+    batches."""
     each = settings.group_size
     users = [[[unit] * 2] * each if there else [] for unit, there in enumerate(present.tolist())]
     if settings.batch_size and population is not None:
@@ -249,7 +250,7 @@ def judge(
     *,
     confidence: float,
 ) -> Audit:
-    """Both bounds from the scores of all canaries; half of the error probability for each.
+    """Audit from the scores of all canaries: two bounds, at half of the error probability each.
 
     Args:
       scores: log-likelihood ratio of each canary, shape (canaries,).

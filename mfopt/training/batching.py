@@ -120,7 +120,7 @@ class Sampler:
 
     @property
     def can_truncate(self) -> bool:
-        """Whether a draw can exceed ``batch_size``, here or in the run with a group more."""
+        """True if a draw can exceed ``batch_size``, here or in the run with one group more."""
         # elsewhere nobody is ever added: absent units keep their numbers
         more = self.group_size if self.scheme.independent else 0
         return (
@@ -130,7 +130,7 @@ class Sampler:
 
     @property
     def sensitivity_factor(self) -> float:
-        """How many clip bounds one unit can move a step's sum by: 1, or 2 for "double"."""
+        """Largest change of a step's sum by one unit, in clip bounds: 1, or 2 for "double"."""
         # in a public order the cut units are known by their numbers: nothing is displaced
         hidden = not self.scheme.public_order
         return 2.0 if self.can_truncate and self.truncation == "double" and hidden else 1.0
@@ -190,7 +190,7 @@ def displacement_probability(
 def smallest_batch_size(
     scheme: Scheme, population: int, probability: float, group_size: int = 1
 ) -> int:
-    """The least ``batch_size`` whose displacement probability is at most ``probability``.
+    """Smallest ``batch_size`` whose displacement probability is at most ``probability``.
 
     Args:
       scheme: sampling scheme.

@@ -60,7 +60,7 @@ class Restored(NamedTuple):
 
 
 class Damaged(FailureError):
-    """No checkpoint, or not the one asked for, is what was written."""
+    """Failure to find a valid checkpoint, or the requested one."""
 
 
 class Checkpoints:
@@ -127,7 +127,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """What Orbax says of a disk that is full or gone, in one line."""
+        """Translate Orbax's errors of a full or missing disk into one line."""
         try:
             yield
         except (ValueError, OSError, RuntimeError) as problem:
@@ -143,7 +143,7 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def save(self, state: TrainState, secret: RunSecret, facts: Mapping[str, Any]) -> None:
-        """Start to write ``state``; returns once the loop may go on.
+        """Start to write ``state``; return as soon as the loop may continue.
 
         Args:
             state: of the run.
@@ -305,7 +305,7 @@ def _check_of(facts: Mapping[str, Any]) -> str:
 
 
 def _message(items: Mapping[str, list[Any]], facts: Mapping[str, Any]) -> bytes:
-    """What is sealed: the facts, and a digest of each array."""
+    """Sealed message: the facts, and a digest of each array."""
     named = [(name, leaf) for name, leaves in sorted(items.items()) for leaf in leaves]
     # hashing lets other threads run; several processes must gather in the same order
     with ThreadPoolExecutor(1 if jax.process_count() > 1 else None) as threads:

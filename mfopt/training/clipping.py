@@ -36,7 +36,8 @@ class Clipped(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """``each`` leaf's factor, 0 in a unit that contributes nothing; the rest as in Clipped."""
+    """Clipping factors: ``each`` leaf's, 0 for a unit that contributes nothing; the rest as in
+    Clipped."""
 
     each: PyTree
     norm: jax.Array
@@ -90,7 +91,7 @@ class Clipping:
         return 1.0 if self.normalized else self.clip_norm
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able description."""
+        """JSON-compatible description."""
         return dataclasses.asdict(self)
 
     def __call__(self, gradient: PyTree) -> Clipped:
@@ -104,7 +105,7 @@ class Clipping:
         return Clipped(bounded, factors.norm, factors.active)
 
     def factors(self, squares: PyTree) -> Factors:
-        """What one unit's gradient is multiplied with, from the squared norms of its leaves.
+        """Factors to multiply one unit's gradient with, from the squared norms of its leaves.
 
         ``squares``: a pytree like the parameters, of float32 scalars no less than the true values.
         """
@@ -131,16 +132,16 @@ class NoClipping:
 
     @property
     def sensitivity(self) -> float:
-        """Unbounded."""
+        """Infinity."""
         return float("inf")
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able description."""
+        """JSON-compatible description."""
         return {"clip_norm": None}
 
 
 def sum_of_squares(leaf: jax.Array) -> jax.Array:
-    """Of a float32 array's entries."""
+    """Sum of squares of a float32 array's entries."""
     # row by row first: one running float32 sum over millions of entries would drift
     rows = jnp.sum(jnp.square(jnp.atleast_1d(leaf)), axis=-1)
     return jnp.sum(rows)

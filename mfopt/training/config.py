@@ -37,7 +37,7 @@ def _setting(
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """All settings of ``mfopt train``; see each field's help text.
+    """Settings of ``mfopt train``; see each field's help text.
 
     The defaults fit the embedded corpus on two CPU cores.
     """
@@ -307,7 +307,7 @@ class TrainConfig:
 
     @property
     def optimizes(self) -> bool:
-        """Whether a factorization is to be made for this run before it starts."""
+        """True if a factorization is made for this run before it starts."""
         return (
             self.strategy != "identity"
             and self.algorithm == "uls"

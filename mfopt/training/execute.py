@@ -35,7 +35,7 @@ HELD_OUT = ("held-out-users", "held-out-records")
 def execute(
     prepared: Prepared, *, resume_from: int | None = None, progress: Report = silent
 ) -> dict[str, Any]:
-    """Train, or go on training, and write everything into the run's folder.
+    """Train, or resume training, and write all results into the run's folder.
 
     A signal that asks for an end (Ctrl-C, SIGTERM, SIGHUP) is answered after the step or evaluation
     that is under way: by a checkpoint, and KeyboardInterrupt with a note on how to go on.
@@ -147,7 +147,7 @@ def _restored(
     step: int | None,
     progress: Report,
 ) -> tuple[TrainState, list[float]]:
-    """The state of a checkpoint of this very run, and its losses on the public part."""
+    """State of a checkpoint of this very run, and its losses on the public part."""
     found = checkpoints.restore(like, prepared.secret, step)
     for number, reason in found.damaged.items():
         note = f"the checkpoint of step {number} is damaged ({reason}) and was set aside"
@@ -159,7 +159,7 @@ def _restored(
 
 
 def _settled(history: list[float], patience: int) -> bool:
-    """Whether the last ``patience`` losses are no lower than an earlier one."""
+    """Return True if the last ``patience`` losses are no lower than an earlier one."""
     before, after = history[:-patience], history[-patience:]
     return bool(patience and before) and min(before) <= min(after)
 
@@ -186,7 +186,7 @@ def _diverged(prepared: Prepared, step: int, good: int) -> FailureError:
 
 
 def _finish(prepared: Prepared, state: TrainState) -> None:
-    """The report, the model and the plot of a run that has come to ``state``."""
+    """Write the report, the model and the plot of a run at ``state``."""
     params = meshes.gather(prepared.mesh, released(state.params, state.optimizer))
     if jax.process_index() != 0:
         return

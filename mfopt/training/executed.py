@@ -1,4 +1,4 @@
-"""Did the loader draw what was accounted for? Tests of the participations that a run executed.
+"""Tests of the participations that a run executed against the scheme that was accounted for.
 
 The attacker's likelihood cannot see a sampler that forgets to be random: with ``unit % bins`` every
 canary still takes part as often as it should, and only somebody who knows the rule gains by it. So
@@ -38,12 +38,12 @@ class Finding:
 
     @property
     def fault(self) -> bool:
-        """Whether it is beyond chance."""
+        """True if the deviation is beyond chance."""
         return not abs(self.deviation) <= LIMIT
 
 
 def participations_of(sampler: Sampler) -> np.ndarray:
-    """Who is drawn when, before truncation: (population, n) of bool."""
+    """Participations before truncation, (population, n) of bool."""
     taken = np.zeros((sampler.population, sampler.scheme.length), dtype=bool)
     for step in range(taken.shape[1]):
         taken[sampler.drawn[step], step] = True
@@ -51,7 +51,7 @@ def participations_of(sampler: Sampler) -> np.ndarray:
 
 
 def compare(scheme: Scheme, executed: np.ndarray, twin: np.ndarray) -> list[Finding]:
-    """Every test of a run.
+    """Run the tests of a run's participations.
 
     Args:
         scheme: what was accounted for.
@@ -131,7 +131,8 @@ def _law(scheme: Scheme, executed: np.ndarray, what: Callable[[np.ndarray], np.n
 
 
 def _sizes(scheme: Scheme, executed: np.ndarray) -> float:
-    """How uneven batches are, against runs of the scheme: too uneven or too even."""
+    """Deviation of the unevenness of batch sizes from runs of the scheme, in standard
+    deviations."""
     units, n = executed.shape
     steps = min(n, 64)
     laws = [scheme.batch_sizes(t, units) for t in range(steps)]

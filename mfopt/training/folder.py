@@ -21,7 +21,7 @@ _SECRETS = ("secret", "secret.copy")  # the same content: one flipped bit must n
 
 
 class Lock:
-    """Holds a folder against other runs until it is closed or the process ends, however that ends.
+    """Lock of a folder against other runs, until closed or the process ends.
 
     The kernel's own lock on an open file: after a kill -9 or a power cut it is free.
 
@@ -67,12 +67,12 @@ class Lock:
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether a run was begun there: it has a checkpoint, or a first one was being written."""
+    """Return True if a run was begun there: it has a checkpoint, or its first was being written."""
     return (folder / CHECKPOINTS).is_dir()
 
 
 def check_folder(folder: Path, resume: bool) -> bool:
-    """Whether a run is gone on with; refuses to write over one, and to begin one again."""
+    """Return True if a run is resumed; refuse to write over one, or to begin one again."""
     there = holds_run(folder)
     if there and not resume:
         raise _check.reject(

@@ -1,4 +1,4 @@
-"""A look at what a trained model says: tokens drawn one after the other."""
+"""Text generation from a trained model, token by token."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _SIGMAS = 6.0
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What one use adds to a unit's gradient: Σ_t u_tᵀ v_t.
+    """Contribution of one use to a unit's gradient: Σ_t u_tᵀ v_t.
 
     Attributes:
         u: (T, rows) activations, or (T,) numbers of rows.
@@ -117,7 +117,8 @@ def total(uses: list[Use], found: list[Part], leaf: jax.Array) -> jax.Array:
 
 
 def pays(positions: int, size: int) -> bool:
-    """Whether the positions' products are less than the matrix (Bu et al. 2022, section 4)."""
+    """Return True if the positions' products are fewer than the matrix (Bu et al. 2022, section
+    4)."""
     return 2 * positions**2 <= size
 
 
@@ -130,7 +131,8 @@ def chosen(taps: Taps, leaves: list[jax.Array], records: int) -> Taps:
 
 
 def _gram(a: jax.Array, b: jax.Array) -> jax.Array:
-    """All inner products of rows of ``a`` with rows of ``b``; numbers stand for unit vectors."""
+    """Inner products of the rows of ``a`` with the rows of ``b``; numbers stand for unit
+    vectors."""
     if a.ndim == 1 and b.ndim == 1:
         return (a[:, None] == b[None, :]).astype(jnp.float32)
     if a.ndim == 1:

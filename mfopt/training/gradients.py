@@ -44,7 +44,7 @@ class Statistics(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """What a step accumulates: the clipped ``gradient`` sum (float32 pytree) and statistics."""
+    """Accumulated sums of a step: the clipped ``gradient`` sum (float32 pytree) and statistics."""
 
     gradient: PyTree
     statistics: Statistics
@@ -118,7 +118,7 @@ def microbatch_adder(
 
 
 def taps_of(model: Model, params: PyTree, frozen: PyTree, length: int) -> Taps:
-    """Where a record's loss multiplies parameters with activations; nothing is computed.
+    """Taps where a record's loss multiplies parameters with activations, found without computing.
 
     Args:
       model: whose loss.

@@ -1,4 +1,4 @@
-"""The model that a run starts from: new, loaded, or pretrained on the public part first."""
+"""Initial model of a run: new, loaded, or pretrained on the public part."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def initial_model(
     progress: Report,
     tokenizer: Tokenizer | None = None,
 ) -> Model:
-    """The model that a run starts from: given, or pretrained on the public part.
+    """Initial model of a run: given, or pretrained on the public part.
 
     Args:
       config: settings of the run.
@@ -84,7 +84,7 @@ def outline(config: TrainConfig, vocab_size: int) -> Model | None:
 
 
 def made_elsewhere(model: str) -> bool:
-    """Whether ``model`` is an import path, MODULE:FUNCTION, and no folder."""
+    """Return True if ``model`` is an import path, MODULE:FUNCTION, and no folder."""
     module, _, function = model.partition(":")
     parts = [*module.split("."), function]
     return not Path(model).exists() and all(part.isidentifier() for part in parts)

@@ -38,7 +38,7 @@ _BLOCK_TOKENS = 2**22  # 16 MiB of numbers and their mask
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
-    """All that the privacy statement depends on, as values.
+    """Values that the privacy statement depends on.
 
     Args:
         units: what is sampled, and how a unit number becomes token rows.
@@ -102,7 +102,7 @@ class Execution:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """What a checkpoint holds. ``noise`` is secret: with it the noise can be subtracted."""
+    """State of a run, as checkpointed. ``noise`` is secret: with it the noise can be subtracted."""
 
     step: jax.Array
     params: PyTree
@@ -191,7 +191,7 @@ class Trainer:
         )
 
     def over(self, units: Units, sampler: Sampler) -> Trainer:
-        """This trainer over other units and batches of the same shapes: nothing compiles anew.
+        """Trainer over other units and batches of the same shapes; nothing is compiled again.
 
         Args:
             units: what is sampled.

@@ -23,7 +23,7 @@ DATA, MODEL = "data", "model"
 
 
 def make_mesh(model_parallel: int = 1) -> Mesh:
-    """All devices of all processes, as (devices / model_parallel) × model_parallel.
+    """Mesh of all devices of all processes, (devices / model_parallel) × model_parallel.
 
     Raises:
         UsageError: ``model_parallel`` does not divide the number of devices.
@@ -38,7 +38,7 @@ def make_mesh(model_parallel: int = 1) -> Mesh:
 
 
 def wait_for_lead(what: str) -> None:
-    """Several processes meet here, so that what the first has written is there for all."""
+    """Barrier of all processes, after which files written by the first are there for all."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(what)
 
@@ -49,7 +49,7 @@ def data_parallel(mesh: Mesh) -> int:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """All of an array on every device."""
+    """Sharding with the whole array on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 

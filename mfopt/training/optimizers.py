@@ -172,7 +172,7 @@ def _floor(step: Any, beta2: float) -> Any:
 
 
 class CorrectedState(NamedTuple):
-    """Of :func:`corrected_adam`: steps, both moments, and the noise's part of the second."""
+    """State of :func:`corrected_adam`: steps, both moments, and the noise's part of the second."""
 
     count: Any
     mean: Any
@@ -232,7 +232,7 @@ def corrected_adam(
 
 
 class AveragedState(NamedTuple):
-    """Of :func:`averaged`: the optimizer's own state, and the ``mean`` of the parameters so far."""
+    """State of :func:`averaged`: the optimizer's own, and the ``mean`` of the parameters so far."""
 
     inner: Any
     count: Any
@@ -271,7 +271,7 @@ def averaged(optimizer: optax.GradientTransformation, decay: float) -> optax.Gra
 
 
 class RatedState(NamedTuple):
-    """Of :func:`rated`: the optimizer's own state, and the ``rate`` of all its steps."""
+    """State of :func:`rated`: the optimizer's own, and the ``rate`` of all its steps."""
 
     inner: Any
     rate: Any

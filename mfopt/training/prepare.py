@@ -74,7 +74,7 @@ class Prepared:
 
     @property
     def folder(self) -> Path:
-        """Where the run writes."""
+        """Output folder of the run."""
         return Path(self.config.output)
 
     @property
@@ -94,7 +94,7 @@ class Prepared:
 
 
 def preflight(config: TrainConfig, *, resume: bool = False) -> None:
-    """Refuse at once what :func:`prepare` would refuse after minutes of work.
+    """Refuse early what :func:`prepare` would refuse after minutes of work.
 
     Raises:
         UsageError: the output folder holds a run, or data, model or key cannot be opened.

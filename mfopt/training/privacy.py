@@ -1,4 +1,4 @@
-"""From the account of a mechanism to the statement about one run, and the report that carries it.
+"""Statement and report of one run, from the account of its mechanism.
 
 An account was made before the run, for a sampling scheme, a strategy, a noise multiplier and a
 number of units that change together. The run must execute exactly that; :func:`statement` refuses
@@ -39,7 +39,7 @@ DELTA_SHARE = 0.1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Account:
-    """What was accounted for: the mechanism, and its statement at one σ.
+    """Accounted mechanism, and its statement at one σ.
 
     Raises:
         UsageError: the statement is about another group size, unit or adjacency.
@@ -81,7 +81,7 @@ class Account:
 
     @property
     def digest(self) -> str:
-        """Of C, σ and the sampling, computed from them."""
+        """Digest computed from C, σ and the sampling."""
         return self.mechanism.digest(self.noise_multiplier)
 
 
@@ -192,7 +192,7 @@ def statement(
 
 
 def _group_size(units: Units, privacy_unit: str) -> int:
-    """How many sampled units one privacy unit accounts for."""
+    """Number of sampled units of one privacy unit."""
     if privacy_unit == "user":
         return units.group_size
     if privacy_unit != "record":
@@ -263,7 +263,7 @@ def noise_by_step(
 
 
 def warnings_of(execution: Execution, sizes: dict[str, float]) -> list[str]:
-    """What in the public numbers of a run says that little or nothing can be learned.
+    """Warnings from a run's public numbers that little or nothing can be learned.
 
     Args:
       execution: of the run.
@@ -309,7 +309,7 @@ def report(
     pinned: bool = False,
     black_box: bool = False,
 ) -> dict[str, Any]:
-    """The privacy report: public numbers only, JSON-able.
+    """Privacy report: public numbers only, JSON-compatible.
 
     It holds all that :mod:`mfopt.training.verification` needs to compute every number in it again.
 

@@ -1,4 +1,4 @@
-"""Which of a unit's records are used: at most G, chosen from that unit's data alone.
+"""Selection of a unit's records: at most G, chosen from that unit's data alone.
 
 Every rule looks at one user only, so that the choice for one user cannot depend on another
 user's data. Ties and random picks are settled by a hash of (step, user, position), which no other
@@ -35,7 +35,7 @@ def check_rule(rule: str, losses: np.ndarray | None, records: int) -> str:
 
 
 def check_record_rule(rule: str, losses: np.ndarray | None, records: int) -> str:
-    """As :func:`check_rule`, where whole records are chosen.
+    """Check a rule that chooses whole records; see :func:`check_rule`.
 
     Args:
       rule: how records are chosen.
@@ -62,7 +62,7 @@ def select(
     step: int = 0,
     losses: np.ndarray | None = None,
 ) -> np.ndarray:
-    """At most ``group_size`` records of each user, without replacement.
+    """Select up to ``group_size`` records of each user, without replacement.
 
     Args:
         store: token store.

@@ -1,4 +1,4 @@
-"""What a training run takes, memory and time: told before it starts, not found out in it.
+"""Memory and time of a training run, estimated before it starts.
 
 Counted in float32 numbers and operations on them; what these cost was measured on two CPU cores
 (``mfopt bench train``, ``mfopt bench draws``), so the time is for a CPU, and a rough one.

@@ -57,7 +57,7 @@ class RateSweep:
 
     @property
     def bracketed(self) -> bool:
-        """Whether the best rate has a worse one on each side."""
+        """True if the best rate has a worse one on each side."""
         return min(self.rates) < self.best < max(self.rates)
 
     def describe(self) -> dict[str, Any]:

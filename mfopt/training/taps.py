@@ -1,4 +1,5 @@
-"""Where a loss multiplies its parameters with activations: found in the traced program itself.
+"""Taps: the places where a loss multiplies parameters with activations, found in its traced
+program.
 
 A matrix W that a loss uses only as x W (a linear layer, a head, an adapter), as rows picked by
 number (an embedding) or as both (a tied one) has the gradient Σ uᵀ v over its uses and positions,
@@ -80,7 +81,7 @@ class Taps:
         return tuple(sorted({use.leaf for use in self.uses}))
 
     def keep(self, leaves: Sequence[int]) -> Taps:
-        """Only these parameters tapped."""
+        """The taps of these parameters only."""
         uses = tuple(use for use in self.uses if use.leaf in leaves)
         return dataclasses.replace(self, uses=uses)
 

@@ -58,7 +58,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path, end_of_text: str = END_OF_TEXT) -> Tokenizer:
-        """From a ``tokenizer.json`` or the folder that holds it (GPT-2's works as it is).
+        """Load a ``tokenizer.json``, or the one in a folder (GPT-2's works as it is).
 
         Raises:
             UsageError: no such file, or not a tokenizer.

@@ -72,7 +72,8 @@ class Verification:
 
     @property
     def holds(self) -> bool:
-        """Whether all that can be computed is as stated, and the report claims a guarantee."""
+        """True if every number that can be computed is as stated and the report claims a
+        guarantee."""
         return all(check.holds for check in self.checks)
 
     def describe(self) -> dict[str, Any]:
@@ -231,7 +232,7 @@ def _proved(account: privacy.Account, progress: Report) -> Check:
 
 
 def _as_certain(stated: Guarantee, found: Guarantee) -> bool:
-    """Whether what was found holds as certainly as what is stated, and is as tight."""
+    """Return True if ``found`` is as certain and as tight as ``stated``."""
     if found.status == "estimate" or (stated.status == "exact" and found.status != "exact"):
         return False
     if stated.status != "certified":
@@ -244,7 +245,7 @@ def _as_certain(stated: Guarantee, found: Guarantee) -> bool:
 def _compared(
     facts: dict[str, Any], stated: Guarantee, account: privacy.Account, execution: Execution
 ) -> list[Check]:
-    """Every field of the report against what follows from the account and the execution."""
+    """Checks of the report's fields against what follows from the account and the execution."""
     claim = f"{facts['holds']}, pinned: {facts['pinned']}"
     only = "only a run that says so, with a secret of its own, has one"
     honest = facts["holds"] is True and facts["pinned"] is False
@@ -310,7 +311,7 @@ def _alike(name: str, stated: Any, found: Any) -> Check:
 
 
 def _equal(stated: Any, found: Any) -> bool:
-    """Whether two JSON values are the same up to the last bits of numbers."""
+    """Return True if two JSON values are equal up to the last bits of numbers."""
     if isinstance(stated, dict) and isinstance(found, dict):
         same = stated.keys() == found.keys()
         return same and all(_equal(stated[name], found[name]) for name in found)

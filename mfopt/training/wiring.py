@@ -1,6 +1,6 @@
-"""From settings to what a run executes, and to the account of it: used by training and audit alike.
+"""Construction of a run's parts and account from its settings, for training and audit alike.
 
-What the audit attacks must be what trains: both are wired here, from the same settings.
+The audit must attack what trains: both are built here, from the same settings.
 """
 
 from __future__ import annotations

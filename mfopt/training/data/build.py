@@ -1,8 +1,8 @@
-"""From a source of text to a folder of token stores: read, tokenize, spool, group, split.
+"""Build of token stores from a source of text: read, tokenize, spool, group, split.
 
 The folder holds ``tokenizer.json``, ``report.json`` and one store per part: ``train``, and as asked
 for ``held-out-users``, ``held-out-records`` and ``public``. It appears whole or not at all. Until
-then the work lies beside it in ``<name>.partial``; the same build started again goes on there.
+then the work lies beside it in ``<name>.partial``; the same build started again resumes there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _EXAMPLES = 10
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How a store is built.
+    """Options of a build.
 
     Args:
         on_bad: "skip" counts and passes by what cannot be a record; "fail" stops at the first.

@@ -62,7 +62,7 @@ def key(text: bytes) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class HoldOut:
-    """What is kept from training, for evaluation.
+    """Shares of the data held out from training, for evaluation.
 
     Whether a user (or a user's k-th record) is held out depends on the seed and that user's own
     name alone, never on who else is in the data: adding or removing one user moves nobody else.

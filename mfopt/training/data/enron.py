@@ -32,7 +32,7 @@ _FORWARDED_BODY = re.compile(
 
 
 def repeats_ngram(text: str, n: int = 20) -> bool:
-    """Whether some run of ``n`` words comes more than once.
+    """Return True if some run of ``n`` words occurs more than once.
 
     >>> repeats_ngram("a b c a b d", 2), repeats_ngram("a b c a d b", 2)
     (True, False)
@@ -89,7 +89,7 @@ class Enron(FileTree):
         self.ngram = _check.integer("ngram", ngram)
 
     def describe(self) -> dict[str, Any]:
-        """As for every tree, and the n-gram's length."""
+        """Description of the tree, and the n-gram's length."""
         return super().describe() | {"ngram": self.ngram}
 
     def items(self, path: Path) -> Iterator[Item]:

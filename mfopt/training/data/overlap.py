@@ -1,4 +1,4 @@
-"""How much of a text that is called public stands in the private data: exact and near copies.
+"""Overlap of a public text with the private data: exact and near copies.
 
 What is pretrained on, and what a tokenizer is trained on, adds no noise. A private file given as
 the public one by mistake would undo the guarantee without a trace in it, so the two are compared by
@@ -48,7 +48,7 @@ class Overlap:
     share: float
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able."""
+        """JSON-compatible description."""
         return dataclasses.asdict(self)
 
 

@@ -58,18 +58,19 @@ class Item(NamedTuple):
 
 
 class Source(Protocol):
-    """Where records come from: the same ones in the same order at every reading."""
+    """Source of records: the same ones in the same order at every reading."""
 
     unit: str
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able facts that a resumed build must find unchanged; no absolute paths."""
+        """JSON-compatible facts that must not change before a build is resumed; no absolute
+        paths."""
 
     def total(self) -> int:
-        """All of it, in ``unit``; for the progress bar."""
+        """Total size in ``unit``, for the progress bar."""
 
     def read(self) -> Iterator[Item]:
-        """The items."""
+        """Read the items."""
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
@@ -84,7 +85,7 @@ def fingerprint(path: Path) -> dict[str, Any]:
 
 
 class _Files:
-    """What the formats of one record per line or row share."""
+    """Base of formats with one record per line or row."""
 
     unit = "B"
     format = ""
@@ -110,7 +111,7 @@ class _Files:
         return sum(path.stat().st_size for path in self.paths)
 
     def read(self) -> Iterator[Item]:
-        """All items."""
+        """Read the items of all files."""
         before = 0
         for path in self.paths:
             for item in self._read_file(path):
@@ -273,7 +274,7 @@ class HuggingFace(_Tables):
 
 
 def walk(folder: Path, left_out: Collection[str] = ()) -> Iterator[Path]:
-    """All files below ``folder`` in a fixed order.
+    """Yield the files below ``folder`` in a fixed order.
 
     Names that begin with a dot and folders named in ``left_out`` are passed by, links to folders
     are not followed.
@@ -291,7 +292,7 @@ def walk(folder: Path, left_out: Collection[str] = ()) -> Iterator[Path]:
 
 
 class FileTree:
-    """What sources made of many small files share; sub-classes give the ``items`` of one file."""
+    """Base of sources of many small files; subclasses give the ``items`` of one file."""
 
     unit = "files"
     format = ""
@@ -318,7 +319,7 @@ class FileTree:
         return sum(1 for _ in self.files())
 
     def read(self) -> Iterator[Item]:
-        """All items."""
+        """Read the items of all files."""
         for number, path in enumerate(self.files(), 1):
             where = str(path.relative_to(self.folder))
             for item in self.items(path):
@@ -349,7 +350,7 @@ class Folder(FileTree):
         self.records = records
 
     def describe(self) -> dict[str, Any]:
-        """As for every tree, and what one record is."""
+        """Description of the tree, and of the unit of one record."""
         return super().describe() | {"records": self.records}
 
     def items(self, path: Path) -> Iterator[Item]:

@@ -1,4 +1,4 @@
-"""What a store holds: records per user, tokens per record, in numbers and as a figure."""
+"""Statistics of a store: records per user and tokens per record, as numbers and as a figure."""
 
 from __future__ import annotations
 

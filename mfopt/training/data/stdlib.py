@@ -42,7 +42,7 @@ _PUBLIC_SHARE = 0.25
 
 
 def is_public(package: str) -> bool:
-    """Whether a top-level package or module belongs to the public part (one in four does).
+    """Return True if a top-level package or module belongs to the public part (one in four does).
 
     >>> is_public("asyncio"), is_public("json")
     (False, False)
@@ -104,7 +104,7 @@ class StandardLibrary(FileTree):
         self.part = part
 
     def describe(self) -> dict[str, Any]:
-        """As for every tree, and the part and the Python version."""
+        """Description of the tree, the part and the Python version."""
         return super().describe() | {"part": self.part, "python": platform.python_version()}
 
     def files(self) -> Iterator[Path]:

@@ -258,7 +258,7 @@ def initial_value(
 
 
 def partition_spec(path: Sequence[str], axis: str = "model") -> Spec:
-    """How a parameter is cut over the ``axis`` of a device mesh.
+    """Sharding of a parameter over the ``axis`` of a device mesh.
 
     Matrices into a half-block are cut by output, matrices out of it by input, so that the wide
     middle is never gathered; the embedding is cut along its width. The rest is whole.

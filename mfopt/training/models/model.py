@@ -1,4 +1,4 @@
-"""What the trainer needs of a model: parameters and the loss of one record."""
+"""Interface of a model for the trainer: parameters and the loss of one record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a Flax NNX module that gives next-token logits to the trainer's :class:`Model`.
+"""Conversion of a Flax NNX module that gives next-token logits to a :class:`Model`.
 
 Parameters leave the module as nested dictionaries of arrays with string keys, which every
 optimizer, checkpointer and sharding rule understands; the module is put together again, at no run
