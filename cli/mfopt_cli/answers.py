@@ -21,7 +21,7 @@ _NAMES = {"noise_multiplier": "--noise-multiplier", "eps": "--eps", "delta": "--
 
 
 def iterations(row: Row) -> int:
-    """All iterations n of a row: epochs times iterations per epoch."""
+    """Number of iterations n of a row: epochs times iterations per epoch."""
 
     total, epochs, iters = row["iterations"], row["epochs"], row["iters"]
     if total is not None:
@@ -141,7 +141,7 @@ def run(
 
 
 def taken_effort(arguments: Row) -> Row:
-    """How a sampled account is to work, for ``accounting.account``, taken out of ``arguments``."""
+    """Options of a sampled account for ``accounting.account``, removed from ``arguments``."""
     if "estimate" not in arguments:
         return {}
     samples, seed, estimate = (arguments.pop(name) for name in ("samples", "seed", "estimate"))
@@ -161,7 +161,7 @@ def say_unused(effort: Row, sampled: bool) -> None:
 
 
 def sampled(results: list[Row]) -> bool:
-    """Whether an answer is by samples."""
+    """Return True if any answer is a Monte Carlo result."""
     return any(row["failure_probability"] or row["status"] == "estimate" for row in results)
 
 

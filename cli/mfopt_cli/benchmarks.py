@@ -92,7 +92,7 @@ class Parser(argparse.ArgumentParser):
         return shlex.join([*self.prog.split(), *words])
 
     def parse_args(self, *arguments: Any, **named: Any) -> Any:
-        """As the parent's; refuses what no benchmark can do before any work.
+        """Parse the arguments; refuse what no benchmark can do before any work.
 
         That is an ``--out`` that could not be written, and numbers that are not above 0 or not
         finite, but for an option's own default.

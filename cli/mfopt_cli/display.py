@@ -1,4 +1,4 @@
-"""What commands print: tables that fit the terminal, one JSON object, plain text in a pipe.
+"""Output of commands: tables that fit the terminal, one JSON object, plain text in a pipe.
 
 On a terminal rich lays out and colours (NO_COLOR and TERM=dumb are honoured). Elsewhere every row
 is one line, whatever its length, so that output can be searched and cut.
@@ -108,7 +108,7 @@ def json_object(values: dict[str, Any] | list[Any] | None, *, sort_keys: bool = 
 
 
 def plain(value: Any) -> Any:
-    """What JSON can hold of ``value``; numbers that are not finite become None."""
+    """JSON-compatible copy of ``value``; numbers that are not finite become None."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -135,7 +135,7 @@ def _close_output() -> None:
 
 
 def _no_device() -> bool:
-    """Whether an error comes from JAX_PLATFORMS naming what this machine lacks."""
+    """Return True if an error comes from a device in JAX_PLATFORMS that this machine lacks."""
     if "jax" not in sys.modules or not os.environ.get("JAX_PLATFORMS"):
         return False
     import jax

@@ -55,7 +55,7 @@ def workload(text: str, n: int, momentum: float | None, cooldown: str | None) ->
 
 
 def provenance(seed: int | None, arguments: list[str] | None = None) -> dict[str, Any]:
-    """Where a result came from; no path of this machine beyond the command's own words."""
+    """Provenance of a result; no path of this machine beyond the command's own words."""
     import jax
 
     return {
@@ -132,7 +132,7 @@ def above_floor(factorization: Any) -> list[tuple[str, str]]:
 
 
 def summary(factorization: Any) -> dict[str, Any]:
-    """What ``--json`` prints of a factorization."""
+    """JSON output of a factorization."""
     guarantee, ends = factorization.guarantee, epoch_ends(factorization)
     return {
         "rmse": factorization.rmse,

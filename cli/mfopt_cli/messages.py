@@ -1,7 +1,7 @@
-"""What the user is told when something is wrong: the library's words, with the options' names.
+"""Error messages for users: the library's words, with the options' names.
 
-The library speaks of arguments by their names in Python; here, and only here, they become the
-options that were typed.
+The library names arguments as in Python; here, and only here, they become the options that were
+typed.
 """
 
 from __future__ import annotations

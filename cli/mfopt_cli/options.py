@@ -338,7 +338,8 @@ cache = option(
 
 
 def certificate(text: str) -> Decorator:
-    """What every command has that proves a statement about a file; ``text`` is of ``--out``."""
+    """Options of commands that prove a statement about a file; ``text`` is the help of
+    ``--out``."""
     return apply(certify_samples, seed(), out(text), force_of("out"), output)
 
 

@@ -61,7 +61,7 @@ def balls_in_bins(strategy: str, also: tuple[str, ...], **arguments: Any) -> Non
 @sweeps.option("--rethrow", int, "Epochs between two throws. [default: 1, or that of a FILE]")
 @shared.strategy("identity, banded-sqrt:BANDS, or a factorization FILE; at most --iters bands.")
 def fresh_bins(strategy: str, **arguments: Any) -> None:
-    """Every unit in a new random batch in each epoch; any banded C >= 0, certified by sampling.
+    """Units in a new random batch in each epoch; any banded C >= 0, certified by sampling.
 
     \b
     Example:

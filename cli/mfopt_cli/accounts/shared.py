@@ -99,7 +99,7 @@ def matrix(text: str, kinds: tuple[str, ...]) -> tuple[Any, Any]:
 
 
 def own(row: Row, name: str, value: Any, file: Any) -> Any:
-    """What was typed under ``name``, if the file has the same; or what the file has.
+    """Value of an option, checked against the file's; the file's if it was not typed.
 
     Args:
       row: of the options.

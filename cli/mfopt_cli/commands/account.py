@@ -200,7 +200,7 @@ def uls(**arguments: Any) -> None:
 )
 @shared.results
 def group(floor: float, **arguments: Any) -> None:
-    """How a group's ε (or σ) follows from one example's, by every method side by side.
+    """Group ε (or σ) from one example's, by every method side by side.
 
     The mixture of Gaussians (tight), the whole one-example profile, the textbook lemma in both
     forms, and the line K·ε₁, which is no guarantee. Where the lemma needs a one-example δ below

@@ -197,11 +197,11 @@ def every(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Every study at its default size, with one pool of processes.
+    """Run the studies at their default sizes, with one pool of processes.
 
-    What measures time runs first and alone, then all cells of all others, as many side by side as
-    there are cores; files are written when all are there. Ctrl-C ends with 130, and the same
-    command goes on from there.
+    Studies that measure time run first and alone, then the cells of the others, as many in parallel
+    as there are cores; files are written at the end. Ctrl-C exits with 130, and the same command
+    resumes.
 
     \b
     Example:

@@ -24,7 +24,7 @@ def _method(about: dict[str, Any]) -> str:
 
 
 def _price(stream: NoiseStream, parameters: int, guarantee: Guarantee) -> dict[str, float]:
-    """What is promised with secure noise."""
+    """Privacy cost of secure noise: the ε and δ that hold with it."""
     cost = stream.secure_cost(parameters)
     epsilon, delta = cost.total(guarantee.epsilon, guarantee.delta)
     return {"secure_epsilon": epsilon, "secure_delta": delta}

@@ -331,7 +331,7 @@ def _check_sizes(forms: tuple[str, ...]) -> None:
 
 
 def _scaling(strategy: str, wanted: bool | None, knots: int | None) -> Any:
-    """What the diagonals may do, or False for none."""
+    """Freedom of the two diagonals, or False for none."""
     from mfopt.optimize import kinds
     from mfopt.optimize.time_scale import Scaling
 
@@ -398,7 +398,7 @@ def _kept(found: Any) -> str:
 
 
 def _forms(found: Any) -> list[tuple[str, str]]:
-    """What the other forms of C would give, where several were searched."""
+    """Row of the other kinds of C searched, with their error relative to the best."""
     losses = dict(found.provenance.get("forms", {}))
     if (kept := losses.pop(_kept(found), None)) is None:
         return []
@@ -409,7 +409,7 @@ def _forms(found: Any) -> list[tuple[str, str]]:
 
 
 def _memory(found: Any) -> list[tuple[str, str]]:
-    """What other amounts of memory would give, where they were looked at."""
+    """Row of other amounts of noise memory, if tried, with their error."""
     looked_at = found.provenance.get("memory")
     if looked_at is None:
         return []
@@ -426,7 +426,7 @@ def _memory(found: Any) -> list[tuple[str, str]]:
 
 
 def _tried(found: Any) -> list[tuple[str, str]]:
-    """Every mechanism that was looked at, the least error first."""
+    """Rows of the mechanisms tried, lowest error first."""
     tried = found.provenance.get("tried", [])
     ranked = sorted(tried, key=lambda one: one.get("estimated_rmse", math.inf))
     least = ranked[0].get("estimated_rmse", math.nan) if ranked else math.nan

@@ -168,7 +168,7 @@ class Exchange:
         return self.remove.probability * self.largest
 
     def linear(self, noise_multiplier: float) -> tuple[float, float] | None:
-        """None: no linear part is known."""
+        """Return None: no linear part is known."""
         return None
 
     def log_square(self, noise_multiplier: float) -> float:

@@ -145,7 +145,7 @@ class Unbounded:
     plural: ClassVar[str]
 
     def linear(self, noise_multiplier: float) -> tuple[float, float] | None:
-        """None: no linear part is known."""
+        """Return None: no linear part is known."""
         return None
 
     def cells_below(self, *_: object, add: bool) -> Cells:

@@ -93,7 +93,7 @@ def _whole_pairs(samples: int, n: int) -> int:
 
 @functools.partial(_quick.jit, static_argnums=(1, 2))
 def draw(key: jax.Array, samples: int, shape: tuple[int, int, int]) -> PatternDraws:
-    """At least ``samples`` frozen draws; ``shape`` is (K, b, n)."""
+    """Frozen draws, ``samples`` or more; ``shape`` is (K, b, n)."""
     throws, bins, n = shape
     count = _whole_pairs(samples, n)
     bin_key, noise_key = jax.random.split(key)
