@@ -107,13 +107,7 @@ def draw_values(results: Sequence[Row], swept: str, shown: str, title: str, path
 
 
 def draw_run(results: Sequence[Row], ends: Sequence[int], path: Path) -> Path:
-    """What a run has cost after so many iterations, as a file; a point holds up to itself.
-
-    Args:
-      results: what holds after each number of ``iterations``.
-      ends: iterations after which a phase ended and another began.
-      path: file to write.
-    """
+    """What a run has cost after so many iterations, as a file; a point holds up to itself."""
     solved = "delta" if len({row["epsilon"] for row in results}) == 1 else "epsilon"
     finite = [row for row in results if math.isfinite(row[solved])]
     pieces = [0, *ends, max(row["iterations"] for row in results)]

@@ -112,7 +112,7 @@ def grid_cells(kind: str, epochs: int, bins: int, epsilon: float) -> CertifiedCe
     """
     form, buffers, scaled = KINDS[kind]
     goal = Goal(bins, epochs, epsilon, DELTA, seed=SEED)
-    return CertifiedCell.of(SigmaCell(AmplifiedCell(goal, form, scaled, buffers=buffers), goal))
+    return CertifiedCell.after(SigmaCell(AmplifiedCell(goal, form, scaled, buffers=buffers), goal))
 
 
 def _factorization(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]:
@@ -281,12 +281,6 @@ def write_study(
 ) -> tuple[engine.Outcome, dict[str, Any], list[Path]]:
     """A study's outcome, how it was made, and its files in ``folder``, noted in its manifest.
 
-    Args:
-      study: what is run.
-      folder: of the manifest; files of the study that are there are replaced.
-      cache: where finished cells are kept.
-      how: ``jobs`` and ``progress``, as for :func:`.runner.run_all`.
-
     Raises:
       UsageError: a setting that cannot be.
     """
@@ -308,10 +302,6 @@ def write_study(
 
 def redraw(chosen: Sequence[str], folder: Path) -> list[Path]:
     """Draw pictures again from the data beside them, and note their digests; nothing is computed.
-
-    Args:
-      chosen: names of artifacts in the folder's manifest; "all" are those that can be redrawn.
-      folder: of the manifest.
 
     Raises:
       UsageError: an artifact that is not there, or is not drawn from its data; data that are not

@@ -17,7 +17,7 @@ import sys
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import platformdirs
@@ -74,6 +74,15 @@ class Cell(abc.ABC):
     """
 
     name: ClassVar[str]
+
+    @classmethod
+    def of(cls, study: Any, **given: Any) -> Self:
+        """A cell of a study: what is not given is the study's field of that name, if it has one."""
+        for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+            if field.name not in given and hasattr(study, field.name):
+                value = getattr(study, field.name)
+                given[field.name] = str(value) if isinstance(value, Path) else value
+        return cls(**given)
 
     @abc.abstractmethod
     def run(self, *needed: Result) -> Result:

@@ -287,17 +287,7 @@ def _panels(
     columns: int = 2,
     names: float = 0.0,
 ) -> Figure:
-    """A panel for each ε, with what sampling each marker stands for.
-
-    Args:
-      rows: whose ε there are.
-      title: heading.
-      labels: of the horizontal axes and of all vertical ones.
-      draw: draws the panel of one ε.
-      size: of a panel, in inches.
-      columns: panels beside each other.
-      names: inches beside the first column.
-    """
+    """A panel for each ε, with what sampling each marker stands for."""
     epsilons = sorted({row.epsilon for row in rows})
     columns = min(len(epsilons), columns)
     count = -(-len(epsilons) // columns)
@@ -429,13 +419,7 @@ def write(
 
 
 def redraw(stem: Path, setting: Comparison, kinds: Collection[str]) -> list[Path]:
-    """The plots drawn again from the CSV files that :func:`write` wrote.
-
-    Args:
-      stem: path without suffix of the files.
-      setting: what was compared, and where.
-      kinds: suffixes of the pictures.
-    """
+    """The plots drawn again from the CSV files that :func:`write` wrote."""
     every = stem.with_name(f"{stem.name}-sizes.csv")
     rows = comparison.rows_of(stem.with_name(f"{stem.name}.csv").read_text("utf-8"))
     sizes = comparison.rows_of(every.read_text("utf-8")) if every.exists() else rows

@@ -102,11 +102,6 @@ def replace_files(folder: Path, name: str, files: Sequence[Path], kinds: Sequenc
 def require_files(folder: Path, name: str, but: Sequence[str]) -> None:
     """Refuse files of an artifact that are not there, or not those that the manifest names.
 
-    Args:
-      folder: of the manifest.
-      name: of the artifact.
-      but: suffixes of files that are not looked at.
-
     Raises:
       UsageError: such a file.
     """

@@ -295,7 +295,7 @@ class CertifiedCell(Cell):
     goal: Goal
 
     @classmethod
-    def of(cls, estimate: SigmaCell) -> CertifiedCell:
+    def after(cls, estimate: SigmaCell) -> CertifiedCell:
         """For the C, the scheme and the (ε, δ) of an estimate."""
         return cls(estimate.source, estimate, estimate.goal)
 

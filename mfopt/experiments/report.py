@@ -82,12 +82,7 @@ def alternatives(found: Factorization) -> list[Alternative]:
 
 
 def page(found: Factorization, name: str = "mechanism.npz") -> str:
-    """The page as text.
-
-    Args:
-      found: what it is about.
-      name: of the file, for the code that loads it.
-    """
+    """The page as text."""
     stated, recursion = found.guarantee, choose(found.strategy, found.iterations)
     draws, sigma = recursion.draws(found.iterations), words.round_up(found.noise_multiplier, 6)
     made = "1 white draw" if draws <= 1 else f"{draws:,.0f} white draws"

@@ -91,9 +91,6 @@ def first_cells(work: Callable[[], object]) -> list[Cell]:
 
     With them one pool of processes serves several pieces of work, each of which finds its cells in
     the cache afterwards.
-
-    Args:
-      work: ended where it asks for results; what comes after it is not looked at.
     """
     token = _asking.set(True)
     try:
@@ -199,10 +196,6 @@ def _begin(
 
     More threads, of JAX or of the BLAS, would wait for one another, in all workers at once, for
     longer than they work: a σ of 128 bins took five times as long.
-
-    Args:
-      modules: define the user's own kinds.
-      mine: holds the cores of each worker.
     """
     import scipy.linalg  # noqa: F401  (what is not loaded yet cannot be limited)
     from threadpoolctl import threadpool_limits
@@ -219,9 +212,6 @@ def _begin(
 @contextlib.contextmanager
 def workers(jobs: int) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
     """Processes that each work on cores of their own; what is not begun ends with an exception.
-
-    Args:
-      jobs: how many.
 
     Raises:
       FailureError: one of them was killed from outside.

@@ -14,11 +14,7 @@ ALL, COMMAND = "all cells", "this command"  # the rows below those of each kind 
 
 
 class Meter:
-    """Started before the work.
-
-    Args:
-      cache: where its cells will be; those that are there already are none of the command's.
-    """
+    """Started before the work."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
@@ -32,9 +28,6 @@ class Meter:
         ``this command`` has how many cells it computed itself, the processor seconds of its
         processes and what a clock on the wall showed: what a whole rebuild takes, where its cells
         are all of them.
-
-        Args:
-          cells: those of all artifacts.
         """
         sums: dict[str, list[float]] = collections.defaultdict(lambda: [0, 0.0, 0.0])
         computed = 0

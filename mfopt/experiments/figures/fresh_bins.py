@@ -67,7 +67,7 @@ def certified_cell(kind: str, sampling: str, epsilon: float) -> CertifiedCell:
     epochs, bins = MAIN
     goal = Goal(bins, epochs, epsilon, DELTA, sampling)
     bands, buffers = (1, 4) if kind == "blt" else (FRESH_BANDS, 0)
-    return CertifiedCell.of(SigmaCell(AmplifiedCell(goal, kind, True, bands, buffers), goal))
+    return CertifiedCell.after(SigmaCell(AmplifiedCell(goal, kind, True, bands, buffers), goal))
 
 
 def certified(context: Context) -> Drawing:

@@ -89,13 +89,7 @@ class BudgetGrid(NamedTuple):
 def walk(
     groups: Sequence[int], cohorts: Sequence[int], double_group: Callable[[int, int], bool]
 ) -> list[Place]:
-    """Places from the first to the last, each with one of (G, M) doubled.
-
-    Args:
-      groups: G to choose from.
-      cohorts: M to choose from.
-      double_group: of (G, M), whether G is doubled next; asked only where both can be.
-    """
+    """Places from the first to the last, each with one of (G, M) doubled."""
     group, cohort = groups[0], cohorts[0]
     path = [(group, cohort)]
     while (group, cohort) != (groups[-1], cohorts[-1]):
@@ -111,11 +105,6 @@ def lipschitz(descent: Descent, groups: Sequence[int], probed: int) -> dict[int,
     """L(G) of each G: the median norm of users' averaged gradients at θ = 0.
 
     As in the publication, it is no part of the guarantee.
-
-    Args:
-      descent: whose data is drawn, for users that take no part in it.
-      groups: G.
-      probed: how many users.
     """
     make, d = np.random.default_rng([descent.seed, 3]), descent.dimension
     users = make.standard_normal(d) + descent.across * make.standard_normal((probed, d))

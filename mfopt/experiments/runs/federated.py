@@ -96,26 +96,22 @@ class UserUpdate:
         *,
         rate: Any = None,
     ) -> PyTree:
-        """Δ of one user with ``rows`` (R, ...) and ``mask`` (R,).
+        """Δ of one user with ``rows`` (R, ...), real where ``mask`` (R,) is, from the model θ⁰.
 
-        Args:
-          loss: of rows.
-          params: the model at the beginning of the round, θ⁰.
-          rows: the user's.
-          mask: which of them are real.
-          clip_norm: S.
-          key: chooses FedSGD's rows.
-          rate: η in place of ``self.rate``, which may be traced: one compilation serves all.
+        ``key`` chooses FedSGD's rows; a ``rate`` in place of η may be traced.
         """
-        rate = self.rate if rate is None else rate
+        rate, size = self.rate if rate is None else rate, self.batch
         if self.epochs == 0:
-            return self._fed_sgd(loss, params, rows, mask, clip_norm, key, rate)
-        short = -len(mask) % self.batch
-        rows, mask = jax.tree.map(
-            lambda leaf: jnp.pad(leaf, [(0, short)] + [(0, 0)] * (leaf.ndim - 1)), (rows, mask)
-        )
+            # real rows first, in random order: the first are then a batch without repeats
+            order = jnp.argsort(jax.random.uniform(key, mask.shape) + ~mask)[:size]
+            rows, mask = jax.tree.map(lambda leaf: leaf[order], (rows, mask))
+            size = len(mask)
+        short = -len(mask) % size
         batches = jax.tree.map(
-            lambda leaf: leaf.reshape(-1, self.batch, *leaf.shape[1:]), (rows, mask)
+            lambda leaf: jnp.pad(leaf, [(0, short)] + [(0, 0)] * (leaf.ndim - 1)).reshape(
+                -1, size, *leaf.shape[1:]
+            ),
+            (rows, mask),
         )
 
         # The update is what is kept, not θ: θ⁰ + Δ - θ⁰ would be rounded beyond the bound.
@@ -128,23 +124,7 @@ class UserUpdate:
             return jax.lax.scan(step, update, batches)[0], None
 
         start = jax.tree.map(jnp.zeros_like, params)
-        return jax.lax.scan(epoch, start, None, length=self.epochs)[0]
-
-    def _fed_sgd(
-        self,
-        loss: Loss,
-        params: PyTree,
-        rows: PyTree,
-        mask: jax.Array,
-        clip_norm: Any,
-        key: Any,
-        rate: Any,
-    ) -> PyTree:
-        # real rows first, in random order: the first `batch` are then a batch without repeats
-        order = jnp.argsort(jax.random.uniform(key, mask.shape) + ~mask)[: self.batch]
-        rows, mask = jax.tree.map(lambda leaf: leaf[order], (rows, mask))
-        gradient = jax.grad(loss)(params, rows, mask)
-        return self.clip(jax.tree.map(lambda g: -rate * g, gradient), clip_norm)
+        return jax.lax.scan(epoch, start, None, length=max(self.epochs, 1))[0]
 
 
 def weights(counts: Any, cap: float) -> np.ndarray:

@@ -59,16 +59,8 @@ class Arm(NamedTuple):
 class FineTuningCell(Cell):
     """One run; losses before and after are on record, and what the trainer states.
 
-    Attributes:
-      base: cell of the corpus and the pretrained model.
-      arm: what is run.
-      delta: of the statement.
-      steps: of the run.
-      rate: learning rate of adam; 0: fitted to the noise.
-      seed: pins the random choices.
-      length: tokens of a row.
-      evaluate_records: records of an evaluation.
-      keep: the trained model too, as files.
+    ``base`` has the corpus and the pretrained model; the rate is that of adam, fitted to the noise
+    where it is 0; ``keeps`` keeps the trained model too, as files.
     """
 
     name = "study-fine-tuning"
@@ -80,7 +72,7 @@ class FineTuningCell(Cell):
     seed: int
     length: int
     evaluate_records: int
-    keep: bool = False
+    keeps: bool = False
 
     def run(self, *needed: Result) -> Result:
         from mfopt.experiments.runs import repeated
@@ -115,7 +107,7 @@ class FineTuningCell(Cell):
         )
         trained = runs.run(rate=self.rate, seed=self.seed, selection=arm.selection)
         arrays = {}
-        if self.keep:
+        if self.keeps:
             with tempfile.TemporaryDirectory() as name:
                 arrays = packed(runs.export(trained.params, Path(name) / "model"), "model")
         prepared = runs.prepared

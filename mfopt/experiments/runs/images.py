@@ -54,16 +54,8 @@ class Data(NamedTuple):
 class ImagesCell(Cell):
     """Runs over rates and seeds; σ is the mechanism's, however it is executed.
 
-    Attributes:
-      source: cell of the mechanism.
-      data: what is trained on.
-      schedule: momentum and cooldown of the optimizer.
-      execution: how batches are made.
-      rates: learning rates.
-      seeds: of models, batches and noise.
-      clip_norm: bound on an example's gradient.
-      hidden: width of the model for vectors.
-      microbatch: examples at work at once; 0: a batch.
+    ``schedule`` is that of the optimizer, ``execution`` how batches are made; a seed pins model,
+    batches and noise. The other fields are the study's options.
     """
 
     name = "study-images"
@@ -73,7 +65,7 @@ class ImagesCell(Cell):
     execution: str
     rates: tuple[float, ...]
     seeds: tuple[int, ...]
-    clip_norm: float
+    clip: float
     hidden: int
     microbatch: int
 
@@ -96,7 +88,7 @@ class ImagesCell(Cell):
             workload,
             rates=self.rates,
             seeds=self.seeds,
-            clip_norm=self.clip_norm,
+            clip_norm=self.clip,
             hidden=self.hidden,
             microbatch=self.microbatch,
         )

@@ -60,11 +60,9 @@ class MeansCell(Cell):
     seed: int = 0
 
     @classmethod
-    def of(cls, study: Any, **other: Any) -> Self:
-        """One of a study's: what is not given here is the study's field of that name."""
-        names = [field.name for field in dataclasses.fields(cls)]
-        own = {n: getattr(study, n) for n in names if n not in other and hasattr(study, n)}
-        return cls(**{"iterations": study.steps} | own | other)
+    def of(cls, study: Any, **given: Any) -> Self:
+        """A cell of a study, of as many iterations as that has steps."""
+        return super().of(study, iterations=study.steps, **given)
 
     @abc.abstractmethod
     def bytes(self, users: int) -> float:
@@ -323,6 +321,21 @@ def mean_error(losses: np.ndarray) -> tuple[float, float]:
     return float(losses.mean()), float(losses.std(ddof=1) / np.sqrt(len(losses)))
 
 
+def by_halves(losses: np.ndarray) -> tuple[np.ndarray, list[int]]:
+    """(losses (trials,), choice of each half): half of the trials at what is best for the other.
+
+    So no loss chose its own setting.
+
+    Args:
+      losses: (choices, trials); the halves are the even and the odd trials.
+    """
+    judged, taken = np.empty(losses.shape[1]), []
+    for half in (0, 1):
+        taken.append(int(np.argmin(losses[:, 1 - half :: 2].mean(1))))
+        judged[half::2] = losses[taken[half], half::2]
+    return judged, taken
+
+
 def tuned(errors: np.ndarray, clips: Sequence[float], lengths: Sequence[float]) -> Tuned:
     """Choose clip norm and step length on one half of the trials, report on the other, both ways.
 
@@ -334,14 +347,12 @@ def tuned(errors: np.ndarray, clips: Sequence[float], lengths: Sequence[float]) 
       lengths: step lengths of the sweep.
     """
     errors = np.where(np.isfinite(errors), errors, np.inf).astype(np.float64)
-    losses, chosen, edge = np.empty(errors.shape[-1]), [], set()
-    for half in (0, 1):
-        mean = errors[..., 1 - half :: 2].mean(-1)
-        best = divmod(int(np.argmin(mean)), mean.shape[1])
-        losses[half::2] = errors[best][half::2]
-        chosen.append(best)
+    losses, taken = by_halves(errors.reshape(-1, errors.shape[-1]))
+    chosen, edge = [divmod(best, len(lengths)) for best in taken], set()
+    for half, best in enumerate(chosen):
+        mean: np.ndarray = errors[..., 1 - half :: 2].mean(-1)
         for axis, name in enumerate(("clip", "length")):
-            along = mean.take(best[1 - axis], axis=1 - axis)
+            along: np.ndarray = mean.take(best[1 - axis], axis=1 - axis)
             inner = {0: 1, len(along) - 1: len(along) - 2}.get(best[axis])
             if len(along) > 1 and inner is not None and along[inner] > 1.01 * along[best[axis]]:
                 edge.add(name)

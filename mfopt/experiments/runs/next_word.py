@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -61,20 +60,8 @@ COMPARED = (
 class NextWordCell(Cell):
     """Accuracies on two halves of held-out rows, (seeds, evaluations), and counts of head words.
 
-    Attributes:
-      source: cell of C, z and its account.
-      variant: how it is trained.
-      rate: of local steps.
-      clip: S of the first round.
-      posts, public, user_column, text_column, users, words, tokens, whole: of the data.
-      embedding, state: of the model.
-      batch, local_epochs: of a user's update.
-      mean_weight: W over the number of users.
-      least: W_min over W.
-      falls_to: share of S in the second half, where it falls.
-      seeds: how many runs.
-      chunk: users at work at once.
-      evaluate: evaluations of a run.
+    ``source`` has C, z and its account, ``rate`` is that of local steps, ``clip`` the S of the
+    first round; the other fields are the study's options.
     """
 
     name = "study-next-word"
@@ -100,15 +87,6 @@ class NextWordCell(Cell):
     seeds: int
     chunk: int
     evaluate: int
-
-    @classmethod
-    def of(cls, study: Any, **given: Any) -> Self:
-        """One of a study's: what is not given is the study's field of that name."""
-        names = [field.name for field in dataclasses.fields(cls) if field.name not in given]
-        for name in names:
-            value = getattr(study, name)
-            given[name] = str(value) if isinstance(value, Path) else value
-        return cls(**given)
 
     def data(self) -> Any:
         """Users' words from the posts, or made."""

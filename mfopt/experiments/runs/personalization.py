@@ -11,6 +11,7 @@ import numpy as np
 
 from mfopt import _check
 from mfopt.experiments.cache import Cell, Result
+from mfopt.experiments.runs.means import by_halves
 from mfopt.experiments.runs.training import REPORTED
 
 
@@ -18,14 +19,8 @@ from mfopt.experiments.runs.training import REPORTED
 class PersonalizationCell(Cell):
     """Losses of held-out users on the second half of their records, (users,) and (rates, users).
 
-    Attributes:
-      base: cell of the corpus and the pretrained model.
-      trained: cell of the model to personalize; the pretrained one if None.
-      length: tokens of a row.
-      records: most records of a user, an even number; users with fewer than two are left out.
-      epochs: passes over the first half.
-      batch: records of a local step.
-      rates: of SGD.
+    ``trained`` is the model to personalize, the pretrained one of ``base`` if None; users with
+    fewer than two records are left out. The other fields are the study's options.
     """
 
     name = "study-personalization"
@@ -33,9 +28,9 @@ class PersonalizationCell(Cell):
     trained: Cell | None
     length: int
     records: int
-    epochs: int
-    batch: int
-    rates: tuple[float, ...]
+    local_epochs: int
+    local_batch: int
+    local_rates: tuple[float, ...]
 
     def run(self, *needed: Result) -> Result:
         from mfopt.training.data import open_parts
@@ -55,7 +50,7 @@ class PersonalizationCell(Cell):
             tokens, mask = store.batch(places.reshape(-1), self.length)
         tokens, mask = (leaf.reshape(*places.shape, self.length) for leaf in (tokens, mask))
         before, after = personalized(
-            model, tokens, mask, self.rates, epochs=self.epochs, batch=self.batch
+            model, tokens, mask, self.local_rates, epochs=self.local_epochs, batch=self.local_batch
         )
         judged = np.isfinite(before)  # users whose second half has something to predict
         return Result({}, {"before": before[judged], "after": after[:, judged]})
@@ -141,11 +136,7 @@ def chosen(after: np.ndarray, rates: tuple[float, ...]) -> tuple[np.ndarray, lis
       rates: one for each row.
     """
     after = np.where(np.isfinite(after), after, np.inf)
-    judged, taken = np.empty(after.shape[1]), []
-    for half in (0, 1):
-        best = int(np.argmin(after[:, 1 - half :: 2].mean(1)))
-        judged[half::2] = after[best, half::2]
-        taken.append(rates[best])
+    judged, taken = by_halves(after)
     if not np.isfinite(judged).all():
         raise _check.FailureError("every local rate diverges: add smaller ones")
-    return judged, taken
+    return judged, [rates[best] for best in taken]

@@ -55,13 +55,7 @@ def digits(held_out: int = 400) -> Pictures:
 
 
 def blobs(examples: int = 6000, held_out: int = 2000, *, seed: int = 0) -> Pictures:
-    """Ten classes in 16 dimensions made here, each two Gaussian clouds: no line divides them.
-
-    Args:
-      examples: for training.
-      held_out: for validation and test, half each.
-      seed: pins the data.
-    """
+    """Ten classes in 16 dimensions made here, each two Gaussian clouds: no line divides them."""
     random = np.random.default_rng(_check.seed("seed", seed))
     centres = 0.5 * random.normal(size=(10, 2, 16))
     total = _check.integer("examples", examples) + held_out
@@ -72,10 +66,6 @@ def blobs(examples: int = 6000, held_out: int = 2000, *, seed: int = 0) -> Pictu
 
 def cifar10(folder: str | Path, held_out: int = 5000) -> Pictures:
     """CIFAR-10 from the folder with its python batches; pixels in [-1, 1], (N, 32, 32, 3).
-
-    Args:
-      folder: with ``data_batch_1`` to ``data_batch_5`` and ``test_batch``.
-      held_out: training images kept for validation.
 
     Raises:
       UsageError: a file is missing, damaged, or holds anything else than arrays.
@@ -96,13 +86,7 @@ def _parts(everything: Examples, held_out: int) -> Pictures:
 
 
 class Perceptron(nnx.Module):
-    """One hidden layer of tanh: ``module(x (d,)) -> logits (10,)``.
-
-    Args:
-      inputs: d.
-      hidden: width.
-      rngs: of the initial values.
-    """
+    """One hidden layer of tanh: ``module(x (d,)) -> logits (10,)``."""
 
     def __init__(self, inputs: int, hidden: int, *, rngs: nnx.Rngs) -> None:
         self.first = nnx.Linear(inputs, hidden, rngs=rngs)
@@ -114,11 +98,7 @@ class Perceptron(nnx.Module):
 
 
 class VGG(nnx.Module):
-    """Three blocks of two convolutions and a pool, a dense layer of 128: (32, 32, 3) -> (10,).
-
-    Args:
-      rngs: of the initial values.
-    """
+    """Three blocks of two convolutions and a pool, a dense layer of 128: (32, 32, 3) -> (10,)."""
 
     def __init__(self, *, rngs: nnx.Rngs) -> None:
         widths = (3, 32, 32, 64, 64, 128, 128)

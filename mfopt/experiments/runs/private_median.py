@@ -1,21 +1,12 @@
-"""A private median of users' numbers of examples, and the best of some settings."""
+"""A private median of users' numbers of examples."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from mfopt import _check
-
-
-def best_of(losses: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Losses at what is best for the other half of the trials."""
-    best = np.empty_like(next(iter(losses.values())))
-    for half in (0, 1):
-        chosen = min(losses, key=lambda key: losses[key][1 - half :: 2].mean())
-        best[half::2] = losses[chosen][half::2]
-    return best
 
 
 def probabilities(numbers: np.ndarray, candidates: Sequence[int], epsilon: float) -> np.ndarray:

@@ -72,13 +72,7 @@ class PublicCopiesCell(Cell):
 
 
 def copied(train: TokenStore, share: float, changed: float) -> list[np.ndarray]:
-    """Records of ``train``, a ``share`` of them, with a share of their tokens replaced.
-
-    Args:
-      train: private records.
-      share: of the records.
-      changed: chance of a token to become another, drawn uniformly.
-    """
+    """Records of ``train``, a ``share`` of them, with a share of their tokens replaced."""
     random = np.random.default_rng(0)
     chosen = random.permutation(train.num_records)[: round(share * train.num_records)]
     made = []

@@ -61,12 +61,7 @@ class Trained(NamedTuple):
 
 
 class Runs:
-    """Runs of one setting.
-
-    Args:
-      config: of a run; its learning rate, seed and rule of choosing records are those of each run.
-        A mean of the iterates is not kept.
-    """
+    """Runs of one setting."""
 
     def __init__(self, config: TrainConfig) -> None:
         assert not config.average

@@ -19,17 +19,7 @@ _WARM = 2  # steps before the clock counts
 
 @dataclasses.dataclass(frozen=True)
 class StepTimeCell(Cell):
-    """Seconds of each step, (algorithms, steps), in the order of ``ORDER``.
-
-    Attributes:
-      width, layers: of the model.
-      batch: records a step.
-      group: records of a user in it.
-      length: tokens of a record.
-      vocabulary: tokens that there are.
-      steps: timed, of each algorithm.
-      microbatch: records of a gradient call; 0: eight.
-    """
+    """Seconds of each step, (algorithms, steps), in the order of ``ORDER``."""
 
     name = "study-step-time"
     width: int

@@ -72,7 +72,7 @@ class CorpusCell(Cell):
     digest: str = ""
 
     @classmethod
-    def of(cls, data: str, length: int, **sizes: int) -> CorpusCell:
+    def at(cls, data: str, length: int, **sizes: int) -> CorpusCell:
         """The cell of data as it is now; ``sizes`` are the other fields."""
         return cls(data, length, **sizes, digest="" if data in EMBEDDED else _digest(data))
 
@@ -90,12 +90,7 @@ class CorpusCell(Cell):
 
 @dataclasses.dataclass(frozen=True)
 class TrainMechanismCell(Cell):
-    """A certified factorization per user, as the file that the trainer reads.
-
-    Attributes:
-      strategy: kind of C.
-      bins, epochs, epsilon, delta, sampling: as of :class:`.mechanisms.Goal`.
-    """
+    """A certified factorization per user, as the file that the trainer reads."""
 
     name = "train-mechanism"
     strategy: str
@@ -133,16 +128,8 @@ class TrainMechanismCell(Cell):
 class TrainRunCell(Cell):
     """One run with user-level sampling; the losses of every evaluation are on record.
 
-    Attributes:
-      base, mechanism: cells of the corpus with its model, and of the factorization.
-      seed: pins the random choices.
-      optimizer, schedule: by name.
-      records_per_user: records of a user in one participation.
-      length: tokens of a row.
-      evaluate_every: steps between evaluations.
-      learning_rate: learning rate; 0: fitted by ``noise_move``.
-      noise_move: how far the noise alone is to move a parameter.
-      evaluate_records: records of an evaluation.
+    ``base`` has the corpus with its model, ``mechanism`` the factorization; a rate of 0 is fitted
+    by ``noise_move``, how far the noise alone is to move a parameter.
     """
 
     name = "train-run"

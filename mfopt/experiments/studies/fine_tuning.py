@@ -64,13 +64,11 @@ class FineTuning(Swept):
     def base(self) -> CorpusCell:
         """Corpus and pretrained model, shared with every study of these sizes."""
         names = ("length", "width", "layers", "pretrain_steps")
-        return CorpusCell.of(self.data, **{name: getattr(self, name) for name in names})
+        return CorpusCell.at(self.data, **{name: getattr(self, name) for name in names})
 
     def runs(self, arm: Any, rate: float, base: Cell | None = None) -> list[Any]:
-        base = base or self.base
-        of_run = self.delta, self.steps, rate
-        sizes = self.length, self.evaluate_records, self.keeps
-        return [FineTuningCell(base, arm, *of_run, seed, *sizes) for seed in self.seeds]
+        how = {"base": base or self.base, "arm": arm, "rate": rate}
+        return [FineTuningCell.of(self, **how, seed=seed) for seed in self.seeds]
 
     def judged(self, results: list[Result], rate: float) -> float:
         return float(mean(result.record["after"][CHOSEN_ON] for result in results))
@@ -79,13 +77,7 @@ class FineTuning(Swept):
         return [self.row(found, arm) for arm in self.arms()]
 
     def row(self, found: Found, arm: Arm, key: Any = None) -> Row:
-        """What every such study says of an arm at its best rate; losses in nats per token.
-
-        Args:
-          found: results of the cells.
-          arm: whose.
-          key: what the study's arms are, where they are more than that.
-        """
+        """What every such study says of an arm at its best rate; losses in nats per token."""
         at, results = self.best(found, key or arm)
         runs = [result.record for result in results]
         losses, first = [run["after"][REPORTED] for run in runs], runs[0]

@@ -15,8 +15,8 @@ import numpy as np
 
 from mfopt import _check
 from mfopt.experiments.plots import Panel
-from mfopt.experiments.runs.means import ELS, Z95, Descent, Tuned, draw_sizes, relative
-from mfopt.experiments.runs.private_median import best_of, probabilities
+from mfopt.experiments.runs.means import ELS, Z95, Descent, Tuned, by_halves, draw_sizes, relative
+from mfopt.experiments.runs.private_median import probabilities
 from mfopt.experiments.studies.engine import Found, Row, option
 from mfopt.experiments.studies.means import MeanStudy
 from mfopt.experiments.studies.rows import curve, level, pick
@@ -137,7 +137,7 @@ class GroupSize(MeanStudy):
         said = []
         for epsilon in self.epsilons:
             *fixed, private = pick(rows, epsilon=epsilon)
-            best = best_of({row["group"]: row["_losses"] for row in fixed})
+            best = by_halves(np.stack([row["_losses"] for row in fixed]))[0]
             (median,) = pick(fixed, group=str(self.nearest()))
             (one, error), (paid, other) = (relative(r["_losses"], best) for r in (median, private))
             said.append(

@@ -103,7 +103,7 @@ class TrainingStudy(Swept):
 
     def runs(self, arm: Way, rate: float) -> list[Cell]:
         at = self.bins, self.epochs, self.epsilon, self.delta, arm.sampling
-        base = CorpusCell.of(arm.data, self.length, pretrain_steps=self.pretrain_steps)
+        base = CorpusCell.at(arm.data, self.length, pretrain_steps=self.pretrain_steps)
         mechanism = TrainMechanismCell(arm.strategy.partition("+")[0], *at)
         every = max(1, self.bins * self.epochs // EVALUATIONS)
         how = arm.optimizer, self.schedule, self.records, self.length, every

@@ -107,12 +107,12 @@ class ImageStudy(Swept):
     def runs(self, arm: TrainedPoint, rate: float) -> list[ImagesCell]:
         source = self.comparison(arm.workload).proven(arm.family, arm.epsilon)
         folder = str(self.folder) if arm.data == "cifar10" else ""
-        what = Data(arm.data, folder, self.held_out), self.schedule, arm.execution
+        data = Data(arm.data, folder, self.held_out)
         # one program serves the rates of the grid
         rates, seeds = self.rates if rate in self.rates else (rate,), tuple(range(self.seeds))
         parts = [seeds[i : i + self.per_cell] for i in range(0, self.seeds, self.per_cell)]
-        how = self.clip, self.hidden, self.microbatch
-        return [ImagesCell(source, *what, rates, part, *how) for part in parts]
+        what = {"source": source, "data": data, "execution": arm.execution, "rates": rates}
+        return [ImagesCell.of(self, **what, seeds=part) for part in parts]
 
     def cells(self) -> Iterable[Cell]:
         every = list(super().cells())
@@ -122,13 +122,7 @@ class ImageStudy(Swept):
         return float(_at(results, rate, "validation_loss").mean())
 
     def row(self, found: Found, arm: TrainedPoint, **names: Any) -> Row:
-        """What was run, how well it does at its best rate, and what it protects.
-
-        Args:
-          found: results of the cells.
-          arm: what was run.
-          names: what the row begins with.
-        """
+        """What was run, how well it does at its best rate, and what it protects."""
         at, results = self.best(found, arm)
         cell = self.runs(arm, at.rate)[0]
         mechanism, record = (

@@ -70,8 +70,7 @@ class Personalization(FineTuning):
 
     def local(self, run: Cell | None) -> PersonalizationCell:
         """Every held-out user personalizes the model of a run, or the pretrained one."""
-        sizes = self.records, self.local_epochs, self.local_batch
-        return PersonalizationCell(self.base, run, self.length, *sizes, self.local_rates)
+        return PersonalizationCell.of(self, trained=run)
 
     def cells(self) -> Iterable[Cell]:
         runs = list(super().cells())

@@ -70,9 +70,8 @@ class StepTime(Study):
         """Every batch at the first k, and every k at the last batch, of each model."""
         pairs = [(batch, self.groups[0]) for batch in self.batches]
         pairs += [(self.batches[-1], group) for group in self.groups]
-        sizes = self.layers, self.length, self.vocabulary, self.steps, self.microbatch
         return [
-            StepTimeCell(width, batch, group, *sizes)
+            StepTimeCell.of(self, width=width, batch=batch, group=group)
             for width in self.widths
             for batch, group in dict.fromkeys(pairs)
         ]
