@@ -154,6 +154,7 @@ class Squares(Study):
     summary, source, default_size, time, full_size = ("Squares.", "none", "two", "0 s", "three")
     full = "values=1,2,3"
     columns = "x; square=x²; epsilon=ε"
+    title = "Squares"
     values: tuple[float, ...] = option((1.0, 2.0), "What is squared.", rule=_check.finite)
     shift: float = option(0.0, "Added.", rule=_check.non_negative)
     method: str = option("plain", "How.", choices=("plain", "odd"))
@@ -167,9 +168,6 @@ class Squares(Study):
             dict.fromkeys(PRIVACY) | {"x": cell.value, "_hidden": 1, **found[cell].record}
             for cell in self.cells()
         ]
-
-    def title(self, rows):
-        return "Squares"
 
     def panels(self, rows):
         curve = Curve("square", self.values, [row["square"] for row in rows])

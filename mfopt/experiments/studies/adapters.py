@@ -32,6 +32,7 @@ class Adapters(FineTuning):
         "algorithm; epsilon=ε; trained; parameters; loss=nats/token; perplexity; pretrained; "
         "learning_rate=rate; privacy_unit=unit; sampling; noise_multiplier=σ"
     )
+    title = "Adapters against all parameters: δ = {0.delta:g} per user"
 
     epsilons: tuple[float, ...] = option((8.0,), "ε of the private runs.", name="--eps")
     ranks: tuple[int, ...] = option((4, 16), "Ranks of the adapters.")
@@ -50,9 +51,6 @@ class Adapters(FineTuning):
     def rows(self, found: Found) -> list[Row]:
         rows = super().rows(found)
         return [row | {"trained": f"rank {r}" if (r := row["rank"]) else "all"} for row in rows]
-
-    def title(self, rows: list[Row]) -> str:
-        return f"Adapters against all parameters: δ = {self.delta:g} per user"
 
     def panels(self, rows: list[Row]) -> list[Panel]:
         labels = {None: PLAIN} | {epsilon: f"ULS, ε = {epsilon:g}" for epsilon in self.epsilons}

@@ -32,6 +32,7 @@ class TrainingBudgets(FineTuning):
         "width=1024 layers=24"
     )
     full_size = "2,000 steps of a 350M-parameter model, 4 ε, 3 budgets"
+    title = "Fine-tuning at fixed compute, user-level DP, δ = {0.delta:g}"
 
     epsilons: tuple[float, ...] = option((2.0, 8.0), "ε of the runs.", name="--eps")
     budgets: tuple[int, ...] = option((64,), "Records a step to expect.")
@@ -70,9 +71,6 @@ class TrainingBudgets(FineTuning):
             | {"algorithm": arm.label, "asked_epsilon": arm.epsilon, "users_times": arm.users}
             for arm in self.arms()
         ]
-
-    def title(self, rows: list[Row]) -> str:
-        return f"Fine-tuning at fixed compute, user-level DP, δ = {self.delta:g}"
 
     def panels(self, rows: list[Row]) -> list[Panel]:
         # one ε is no axis: then G is, and an algorithm is one curve

@@ -33,6 +33,7 @@ class ClipNorms(FineTuning):
         "algorithm; records_a_step=records a step; clip_norm=clip norm; loss=nats/token; "
         "perplexity; learning_rate=rate; privacy_unit=unit; sampling; epsilon=ε; noise_multiplier=σ"
     )
+    title = "Clip norms: user-level DP, ε = {0.epsilon:g}, δ = {0.delta:g}"
 
     epsilon: float = option(8.0, "ε of every run.", name="--eps")
     clips: tuple[float, ...] = option((0.1, 0.5, 2.0, 8.0), "Clip norms.")
@@ -45,10 +46,6 @@ class ClipNorms(FineTuning):
                 units = batch / (1 if algorithm == ELS else self.group)
                 for clip in self.clips:
                     yield Arm(algorithm, self.group, units, self.epsilon, clip_norm=clip)
-
-    def title(self, rows: list[Row]) -> str:
-        said = f"ε = {self.epsilon:g}, δ = {self.delta:g}"
-        return f"Clip norms: user-level DP, {said}"
 
     def panels(self, rows: list[Row]) -> list[Panel]:
         clipped = {ELS: "clips each record", ULS: "clips each user's mean"}

@@ -33,6 +33,10 @@ class ConcentrationFilter(MeanStudy):
         "noise_on_mean=noise; squared_error=error²; standard_error=± s.e.; privacy_unit=unit; "
         "sampling; epsilon=ε"
     )
+    title = (
+        "Concentration filter, ε = {0.epsilon:g}, δ = {0.delta:g} per user, {0.users:,} users, "
+        "{0.steps} steps"
+    )
 
     acrosses: tuple[float, ...] = option((0.01, 0.1, 1.0), "σ₁, deviations of users' means.")
     relatives: tuple[float, ...] = option(
@@ -110,12 +114,6 @@ class ConcentrationFilter(MeanStudy):
             "steps_taken": float(self.steps),
             "guarantee": "as its authors state",
         }
-
-    def title(self, rows: list[Row]) -> str:
-        return (
-            f"Concentration filter, ε = {self.epsilon:g}, δ = {self.delta:g} per user, "
-            f"{self.users:,} users, {self.steps} steps"
-        )
 
     def panels(self, rows: list[Row]) -> list[Panel]:
         errors, halts = [], []

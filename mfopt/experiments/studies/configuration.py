@@ -40,6 +40,7 @@ class EstimateAndDouble(MeanStudy):
         "suboptimality=above the best; standard_error=± s.e.; privacy_unit=unit; sampling; "
         "noise_multiplier=σ"
     )
+    title = "Choosing G and M of ULS on mean estimation, user-level DP, δ = {0.delta:g}"
 
     epsilons: tuple[float, ...] = option((1.0, 4.0, 16.0), "ε of every grid.", name="--eps")
     groups: tuple[int, ...] = option((1, 2, 4, 8, 16), "G, each the double of the one before.")
@@ -111,9 +112,6 @@ class EstimateAndDouble(MeanStudy):
             "trials": self.trials,
             "_losses": choice.losses[k],
         }
-
-    def title(self, rows: list[Row]) -> str:
-        return f"Choosing G and M of ULS on mean estimation, user-level DP, δ = {self.delta:g}"
 
     def panels(self, rows: list[Row]) -> list[Panel]:
         relative = [

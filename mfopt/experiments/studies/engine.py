@@ -165,6 +165,7 @@ class Study(abc.ABC):
       needs: what the full size needs that mfopt does not bring.
       alone: whether it measures time, so that nothing may run beside it.
       columns: of the rows that the terminal shows, as "key; key=heading".
+      title: of the plot, for :meth:`str.format` of a study and its first row.
       plot_columns: panels side by side; as the plots choose where None.
       scale: of what is trained, for :meth:`str.format` of a study; "" where nothing is.
     """
@@ -179,6 +180,7 @@ class Study(abc.ABC):
     needs: ClassVar[str] = "nothing"
     alone: ClassVar[bool] = False
     columns: ClassVar[str]
+    title: ClassVar[str]
     plot_columns: ClassVar[int | None] = None
     scale: ClassVar[str] = ""
 
@@ -211,10 +213,6 @@ class Study(abc.ABC):
         """One row for each arm; keys that begin with "_" are for panels and findings only."""
 
     @abc.abstractmethod
-    def title(self, rows: list[Row]) -> str:
-        """Heading of the plot."""
-
-    @abc.abstractmethod
     def panels(self, rows: list[Row]) -> list[Panel]:
         """Panels of the plot."""
 
@@ -237,7 +235,8 @@ class Study(abc.ABC):
         """The plot's heading, with the size of what is trained and the one of ``--full``."""
         own, full = map(self.scale.format, (self, dataclasses.replace(self, **at_full(type(self)))))
         size = f"{own}; full size: {full}" if own != full else own
-        return f"{self.title(rows)}\n{size}" if size else self.title(rows)
+        title = self.title.format(self, rows[0])
+        return f"{title}\n{size}" if size else title
 
     def command(self) -> str:
         """The command that runs this study."""

@@ -37,6 +37,10 @@ class GroupSize(MeanStudy):
         "epsilon=ε; epsilon_of_median=of it, median; group=G; squared_error=error²; low95=from; "
         "high95=to (95%); privacy_unit=unit; sampling; noise_multiplier=σ"
     )
+    title = (
+        "G of ELS where users hold 1 to {0.examples} examples, median {0.median:g}; "
+        "user-level DP, δ = {0.delta:g}"
+    )
 
     epsilons: tuple[float, ...] = option((1.0, 4.0, 16.0), "ε of the whole.", name="--eps")
     median_share: float = option(
@@ -104,12 +108,6 @@ class GroupSize(MeanStudy):
             }
             rows.append(self.row(at, cells[self.nearest()], gradients=self.batch, **said))
         return rows
-
-    def title(self, rows: list[Row]) -> str:
-        return (
-            f"G of ELS where users hold 1 to {self.examples} examples, median {self.median:g}; "
-            f"user-level DP, δ = {self.delta:g}"
-        )
 
     def panels(self, rows: list[Row]) -> list[Panel]:
         panels = []

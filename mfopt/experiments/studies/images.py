@@ -32,6 +32,7 @@ class Images(ImageStudy):
     )
     full_size = "CIFAR-10, VGG of 550,570 parameters, 20 × 100, 5 ε, 7 rates × 100 seeds"
     plot_columns = 3
+    title = "Images: each mechanism at its best rate, δ = {0.delta:g}, one example, 95% over seeds"
 
     data: str = option("digits", "What is trained on.", choices=("digits", "made", "cifar10"))
     mechanisms: tuple[str, ...] = option(
@@ -78,12 +79,6 @@ class Images(ImageStudy):
             label = f"{families.label(arm.family)}{how}"
             rows.append(self.row(found, arm, mechanism=label, **names))
         return rows
-
-    def title(self, rows: list[Row]) -> str:
-        return (
-            f"Images: each mechanism at its best rate, δ = {self.delta:g}, one example, "
-            "95% over seeds"
-        )
 
     def panels(self, rows: list[Row]) -> list[Panel]:
         axis = "test error (%, log scale)\nlower is better"

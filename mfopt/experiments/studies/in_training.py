@@ -61,6 +61,7 @@ class TrainingStudy(Swept):
     full_size = "2 corpora, 64 steps each, 8 learning rates, 3 seeds, a model pretrained for longer"
     needs = "data of one's own, by `mfopt data build`, with a public and both held-out parts"
     scale = "2 layers of width 64, {0.epochs} × {0.bins} steps, {0.pretrain_steps} of pretraining"
+    title = "User-level DP, ε = {0.epsilon:g}; bands: {0.number} seeds"
     plot_columns = 2
     # of a rate: its axis, and what a warning calls it and those tried
     axis: ClassVar[str] = "learning rate"
@@ -86,6 +87,11 @@ class TrainingStudy(Swept):
     records: int = option(2, "Records of a user in one participation.", name="--records-per-user")
     length: int = option(48, "Tokens of a record.")
     pretrain_steps: int = option(120, "Steps on the public part first.", least=0)
+
+    @property
+    def number(self) -> int:
+        """Runs of an arm at one rate."""
+        return len(self.seeds)
 
     def by_name(self) -> tuple[str, ...]:
         """The optimizers that are run."""
@@ -153,9 +159,6 @@ class TrainingStudy(Swept):
             "delta": self.delta,
             "noise_multiplier": result.record["noise_multiplier"],
         }
-
-    def title(self, rows: list[Row]) -> str:
-        return f"User-level DP, ε = {self.epsilon:g}; bands: {len(self.seeds)} seeds"
 
     def panels(self, rows: list[Row]) -> list[Panel]:
         """For each data set: last loss by rate, and loss by step at the best rate."""

@@ -31,6 +31,10 @@ class LessRmse(ImageStudy):
     full = f"data=digits,made,cifar10 {ImageStudy.CIFAR} seeds=30"
     full_size = "CIFAR-10 too, 20 × 100, 5 ε, 30 seeds"
     columns = f"data; {ImageStudy.columns}"
+    title = (
+        "Loss against RMSE, δ = {0.delta:g}, one example, bars: 95% paired by seed; "
+        f"RMSE up to {_SHOWN:g} times the least"
+    )
 
     epsilons: tuple[float, ...] = option((1.0, 4.0), "Values of ε.", name="--eps")
     data: tuple[str, ...] = option(
@@ -97,12 +101,6 @@ class LessRmse(ImageStudy):
         """The rows of each data set and ε."""
         pairs = itertools.product(self.data, self.epsilons)
         return {(data, e): pick(rows, data=data, target=e) for data, e in pairs}
-
-    def title(self, rows: list[Row]) -> str:
-        return (
-            f"Loss against RMSE, δ = {self.delta:g}, one example, bars: 95% paired by seed; "
-            f"RMSE up to {_SHOWN:g} times the least"
-        )
 
     def panels(self, rows: list[Row]) -> list[Panel]:
         axes = "RMSE of the schedule (clip norms)", "test loss less the seed's mean (nats)"

@@ -33,6 +33,7 @@ class MeanEstimation(MeanStudy):
         "panel=varies; value=at; algorithm; squared_error=error²; low95=from; high95=to (95%); "
         "privacy_unit=unit; sampling; epsilon=ε; noise_multiplier=σ"
     )
+    title = "Mean estimation, user-level DP, δ = {0.delta:g} add-remove, {0.trials} trials"
 
     epsilons: tuple[float, ...] = option(
         (0.5, 1.0, 2.0, 4.0, 8.0), "ε of the first panel.", name="--eps"
@@ -97,11 +98,6 @@ class MeanEstimation(MeanStudy):
                 )
             )
         return rows
-
-    def title(self, rows: list[Row]) -> str:
-        return (
-            f"Mean estimation, user-level DP, δ = {self.delta:g} add-remove, {self.trials} trials"
-        )
 
     def panels(self, rows: list[Row]) -> list[Panel]:
         axes = {

@@ -48,6 +48,10 @@ class NextWordStudy(WordStudy):
         "noise_multiplier=z; privacy_unit=unit; adjacency; sampling; epsilon=ε; "
         "epsilon_moments=ε, moments"
     )
+    title = (
+        "Next word: {1[users]:,} users, ε = {0.epsilon:g}, δ = {0.delta:g} per user, "
+        "after the last round"
+    )
 
     variants: tuple[str, ...] = option(tuple(VARIANTS), "Ways to train.", choices=tuple(VARIANTS))
     rates: tuple[float, ...] = option((2.5, 5.0, 10.0), "Local rates of FedAvg to choose from.")
@@ -91,10 +95,6 @@ class NextWordStudy(WordStudy):
             row["accuracy"], row["accuracy_half95"] = interval(row["_last"] / 100)
             rows.append(row)
         return rows
-
-    def title(self, rows: list[Row]) -> str:
-        said = f"ε = {self.epsilon:g}, δ = {self.delta:g} per user"
-        return f"Next word: {rows[0]['users']:,} users, {said}, after the last round"
 
     def panels(self, rows: list[Row]) -> list[Panel]:
         in_percent = [

@@ -44,6 +44,9 @@ class Personalization(FineTuning):
         "epsilon=ε; algorithm; group=G; before; after=personalized; fall; fall_half95=± (95%); "
         "local_rate=local rate; users; privacy_unit=unit; sampling; noise_multiplier=σ"
     )
+    title = (
+        "Personalizing to held-out users, {0.budget} records a step, user-level DP, δ = {0.delta:g}"
+    )
 
     epsilons: tuple[float, ...] = option((2.0, 16.0), "ε of the runs.", name="--eps")
     budget: int = option(64, "Records a step to expect.")
@@ -103,12 +106,6 @@ class Personalization(FineTuning):
             "local_rate": " or ".join(f"{rate:g}" for rate in dict.fromkeys(rates)),
             "users": len(before),
         }
-
-    def title(self, rows: list[Row]) -> str:
-        return (
-            f"Personalizing to held-out users, {self.budget} records a step, user-level DP, "
-            f"δ = {self.delta:g}"
-        )
 
     def panels(self, rows: list[Row]) -> list[Panel]:
         curves: list[Curve] = []

@@ -46,6 +46,7 @@ class PublicCopies(FineTuning):
         "asked_epsilon=ε asked; pretrained; loss=fine-tuned; fall; privacy_unit=unit; sampling; "
         "epsilon=ε held; noise_multiplier=σ"
     )
+    title = "Copies of private records in the public part; fine-tuning per user, δ = {0.delta:g}"
 
     epsilons: tuple[float, ...] = option((8.0,), "ε of the runs.", name="--eps")
     share: float = option(
@@ -94,10 +95,6 @@ class PublicCopies(FineTuning):
                 | {"fall": row["pretrained"] - row["loss"]}
             )
         return rows
-
-    def title(self, rows: list[Row]) -> str:
-        said = f"fine-tuning per user, δ = {self.delta:g}"
-        return f"Copies of private records in the public part; {said}"
 
     def panels(self, rows: list[Row]) -> list[Panel]:
         panels = []

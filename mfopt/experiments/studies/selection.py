@@ -41,6 +41,7 @@ class RecordSelection(FineTuning):
         "epsilon=ε; algorithm; selection=rule; group=k; loss=nats/token; perplexity; "
         "on_records=held-out records; pretrained; privacy_unit=unit; sampling; noise_multiplier=σ"
     )
+    title = "Which records of a user: user-level DP, δ = {0.delta:g}"
     plot_columns = 2
 
     epsilons: tuple[float, ...] = option((2.0, 8.0), "ε of the runs.", name="--eps")
@@ -72,9 +73,6 @@ class RecordSelection(FineTuning):
                 pairs += [(group, self.rule) for group in self.groups]
                 for group, rule in dict.fromkeys(pairs):
                     yield Arm(algorithm, group, units, epsilon, rule)
-
-    def title(self, rows: list[Row]) -> str:
-        return f"Which records of a user: user-level DP, δ = {self.delta:g}"
 
     def panels(self, rows: list[Row]) -> list[Panel]:
         by_rule, by_size = [], []

@@ -41,6 +41,7 @@ class StepTime(Study):
         "parameters; batch=records a step; group=k; algorithm; seconds=s/step; ratio; "
         "least_ratio=least; largest_ratio=largest; load; device"
     )
+    title = "Time of a training step"
     plot_columns = 2
     scale = "{0.layers} layers of width up to {0.widest}, {0.length} tokens a record"
 
@@ -103,9 +104,6 @@ class StepTime(Study):
                     }
                 )
         return rows
-
-    def title(self, rows: list[Row]) -> str:
-        return "Time of a training step"
 
     def panels(self, rows: list[Row]) -> list[Panel]:
         label = "times the step without privacy\n(bands: least to largest)"
