@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any, Literal, get_args
 
 from mfopt import _check
@@ -11,6 +12,14 @@ from mfopt.words import delta as delta_in_words
 from mfopt.words import round_up
 
 Status = Literal["exact", "certified", "bound", "estimate"]
+
+
+def reported_delta(delta: float) -> float:
+    """``delta`` as a statement has it: at most 1, and rounded up to the least normal float.
+
+    What is below all floats would be printed as 0, which is a promise that nobody made.
+    """
+    return min(max(delta, sys.float_info.min), 1.0)
 
 
 @dataclasses.dataclass(frozen=True)

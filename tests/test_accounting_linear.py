@@ -6,14 +6,16 @@ import warnings
 import mpmath
 import numpy as np
 import pytest
+import scipy
 
+from mfopt import strategies
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.closed_form.linear import NearlyLinear
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile, linear_part
 from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile
-from mfopt.sampling import BallsInBins, FreshBins, Poisson
+from mfopt.sampling import BallsInBins, FixedBatch, FreshBins, Poisson
 
 
 def call(root, threshold):
@@ -162,3 +164,35 @@ def test_a_spacing_beyond_floats_takes_mass_away_only():
         warnings.simplefilter("error")
         found = loss_distribution.from_below(1e4, mass_p, mass_q)
     assert 0 < found.mass.sum() + found.infinite <= 1
+
+
+TWO_BANDS = strategies.BandedToeplitz(np.array([1.0, 0.5]))
+FAINT = {
+    "poisson": Mechanism(Poisson(0.01, 2000)),
+    "group": Mechanism(Poisson(0.01, 2000), group_size=10),
+    "fixed batches": Mechanism(FixedBatch(50, 1000, 40), adjacency="replace"),
+    "balls in bins": Mechanism(BallsInBins(40, 1)),
+    "balls in bins of two bands": Mechanism(BallsInBins(4, 1), TWO_BANDS),
+    "fresh bins": Mechanism(FreshBins(8, 2)),
+}
+
+
+@pytest.mark.parametrize("mechanism", FAINT.values(), ids=FAINT)
+@pytest.mark.parametrize("epsilon", [1e6, 1e300])
+def test_a_delta_below_all_floats_is_rounded_up(mechanism, epsilon):
+    """0 was printed, and called exact."""
+    found = account(mechanism, noise_multiplier=1.0, epsilon=epsilon)
+    assert 0 < found.delta < 1e-300 and found.status == "bound"
+
+
+@pytest.mark.parametrize("epsilon", [2e3, 1e4, 1e6])
+def test_a_probability_below_all_floats_does_not_raise_a_lower_bound(epsilon):
+    """Q-mass that underflows was taken for none, and P's mass for an infinite loss: e^-706."""
+    profile = RoundsProfile(Mixture.binomial(1, 0.01), 2000, 1.0)
+    # j of the rounds, a Gaussian mechanism of mean √j each: the chance of j times its δ, at most
+    j = np.arange(1, 2001)
+    chance = scipy.stats.binom.logpmf(j, 2000, 0.01)
+    ceiling = scipy.special.logsumexp(
+        chance + [gaussian.log_delta(math.sqrt(one), epsilon) for one in j]
+    )
+    assert profile.log_delta_below(epsilon) <= ceiling < -706

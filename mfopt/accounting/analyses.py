@@ -21,7 +21,7 @@ from mfopt.accounting.closed_form.group import Profile
 from mfopt.accounting.loss_distribution import poisson, rounds
 from mfopt.accounting.loss_distribution.rounds import Direction, RoundsProfile
 from mfopt.errors import FailureError
-from mfopt.guarantee import Guarantee, Status
+from mfopt.guarantee import Guarantee, Status, reported_delta
 from mfopt.mechanism import Mechanism
 
 # Relative width of σ: what a search returns is at most this much above the smallest σ.
@@ -83,7 +83,7 @@ class DeterministicAnalysis(abc.ABC):
         sigma = _check.positive("noise_multiplier", noise_multiplier)
         epsilon = _check.non_negative("epsilon", epsilon)
         profile = self.profile(sigma)
-        found = math.exp(profile.log_delta(epsilon))
+        found = reported_delta(math.exp(profile.log_delta(epsilon)))
         return self._guarantee(
             sigma, epsilon, found, lambda: bracket.of_delta(profile, found, epsilon)
         )
@@ -129,7 +129,7 @@ class DeterministicAnalysis(abc.ABC):
             status = "exact" if found.narrow else "bound"
         return Guarantee(
             epsilon=epsilon,
-            delta=min(delta, 1.0),
+            delta=delta,
             noise_multiplier=sigma,
             privacy_unit=mechanism.privacy_unit,
             group_size=mechanism.group_size,

@@ -36,7 +36,7 @@ from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.loss_distribution.rounds import COARSE, FINE, smallest_epsilon
 from mfopt.accounting.monte_carlo import composition
 from mfopt.accounting.monte_carlo.protocol import law
-from mfopt.guarantee import Guarantee
+from mfopt.guarantee import Guarantee, reported_delta
 from mfopt.mechanism import Mechanism
 from mfopt.sampling import (
     CyclicPoisson,
@@ -176,7 +176,7 @@ def compose(
     solved = max(_value(_parts(phases), add, at, log_delta, accuracy) for add in (False, True))
     return Guarantee(
         epsilon=solved if epsilon is None else epsilon,
-        delta=math.exp(solved) if delta is None else delta,
+        delta=reported_delta(math.exp(solved)) if delta is None else delta,
         noise_multiplier=min(phase.noise_multiplier for phase in phases),
         privacy_unit=first.privacy_unit,
         group_size=first.group_size,

@@ -10,7 +10,7 @@ from mfopt import _check
 from mfopt._float64 import float64
 from mfopt.accounting.model import LossModel, Numbers
 from mfopt.accounting.verify import Engine, Verified, check_delta
-from mfopt.guarantee import Guarantee, Status
+from mfopt.guarantee import Guarantee, Status, reported_delta
 
 __all__ = ["LossModel", "Numbers", "VerifiedAnalysis"]
 
@@ -67,11 +67,12 @@ class VerifiedAnalysis:
         """A verified δ at this σ and ε >= 0, its failure probability included.
 
         Sampled accounts need ε > 0. For smaller ones P(A) - e^ε Q(A) is at most
-        P(A) - e^t Q(A) + (e^t - e^ε), with t the least that they take.
+        P(A) - e^t Q(A) + (e^t - e^ε), with t the least that they take. For larger ones than they
+        take δ is at most what it is there.
         """
         epsilon = _check.non_negative("epsilon", epsilon)
-        at = max(epsilon, _LEAST_EPSILON)
-        more = math.exp(epsilon) * math.expm1(at - epsilon)
+        at = min(max(epsilon, _LEAST_EPSILON), _check.LARGEST_EPSILON)
+        more = math.exp(epsilon) * math.expm1(at - epsilon) if at > epsilon else 0.0
         if self.certify:
             verified = Engine(self.model, self.seed).delta(noise_multiplier, at)
             found = self._verified(verified)
@@ -79,7 +80,8 @@ class VerifiedAnalysis:
             sigma = _check.positive("noise_multiplier", noise_multiplier)
             log_delta = min(self.model.log_estimate(sigma, _check.epsilon("epsilon", at)), 0.0)
             found = self._estimate(sigma, at, math.exp(log_delta))
-        return dataclasses.replace(found, epsilon=epsilon, delta=min(found.delta + more, 1.0))
+        reported = reported_delta(found.delta + more)
+        return dataclasses.replace(found, epsilon=epsilon, delta=reported)
 
     def _verified(self, found: Verified) -> Guarantee:
         free = found.method != self.model.method

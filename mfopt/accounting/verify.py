@@ -157,6 +157,8 @@ class Engine:
         )
         if any(bound.exact and bound.method == best.method for bound in self.model.free_bounds()):
             return best
+        if best.delta < LEAST_DELTA:  # no share of it is left for β
+            return best
         if not self.model.sampled:
             found = self.model.bounds(sigma, epsilon, None, self._trial())
             total = min(largest(found.both), 1.0)

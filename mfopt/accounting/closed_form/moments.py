@@ -20,7 +20,7 @@ import scipy
 
 from mfopt import _check
 from mfopt.accounting import solve
-from mfopt.guarantee import Guarantee
+from mfopt.guarantee import Guarantee, reported_delta
 
 Conversion = Literal["moments", "improved"]
 ORDERS = tuple(range(1, 33))  # λ of the moments accountant as published
@@ -229,8 +229,9 @@ def fedavg(
         log_delta = total - order * target
         if conversion == "improved":
             log_delta += order * np.log1p(-1 / (order + 1)) - np.log(order + 1)
-        least = float(np.min(log_delta)) if probability > 0 else -math.inf
-        delta = min(math.exp(min(least, 0.0)) * (1 + 1e-12), 1.0)
+        delta = 0.0  # nobody takes part
+        if probability > 0:
+            delta = reported_delta(math.exp(min(float(np.min(log_delta)), 0.0)) * (1 + 1e-12))
     elif noise_scale is None:
         assert epsilon_target is not None
         target, level = _check.epsilon("epsilon", epsilon_target), delta

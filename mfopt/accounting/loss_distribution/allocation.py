@@ -192,7 +192,7 @@ class AllocationProfile:
     def _add_ceiling(self, epsilon: float) -> float:
         """log of a bound on H_{e^ε}(Q, P): by Jensen, log Λ is at least the mean exponent."""
         half, square = self.gram / 2, self.gram / self.bins
-        t = max((epsilon - half) / square, 0.0)
+        t = min(max((epsilon - half) / square, 0.0), 1e150)  # any t >= 0 gives a bound
         peak = float(scipy.special.xlogy(t, t) - scipy.special.xlog1py(1 + t, t))
         return min(-t * (epsilon - half) + 0.5 * t**2 * square + peak, 0.0)
 

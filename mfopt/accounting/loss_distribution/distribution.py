@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import sys
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -134,7 +135,8 @@ def from_below(
       mass_p, mass_q: shape (J,), P- and Q-mass of the cells.
       offset: a point of the grid.
     """
-    top_p, top_q = float(mass_p[-1]), float(mass_q[-1])
+    # a Q-mass below all floats is not none: at a large ε it counts for more than P's
+    top_p, top_q = float(mass_p[-1]), max(float(mass_q[-1]), sys.float_info.min)
     first, total, _ = _shared(step, *_known(mass_p[:-1], mass_q[:-1]), offset)
     left = np.flatnonzero(total > _FAINT)
     if not left.size:
