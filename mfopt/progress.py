@@ -22,7 +22,7 @@ class Progress:
       unit: what ``done`` counts ("steps", "cells", "bytes").
       at_most: ``total`` is a ceiling; the stage may well end before it.
       note: the best value so far, the cell at work, or whatever else is worth a look.
-      lasting: ``note`` is worth keeping in view after the work has gone on.
+      lasting: ``note`` is worth keeping in view after the work has moved on.
     """
 
     stage: str

@@ -364,7 +364,11 @@ def test_every_stage_tells_how_far_it_is(pair):
     assert told == release(pair, 1.0, 1e-5, samples=2**14, seed=4)
     stages = [name for name, _ in itertools.groupby(event.stage for event in events)]
     begin = stages.index("calibrating on fresh samples")
-    assert stages[begin:] == ["calibrating on fresh samples", "choosing the tests", "certifying"]
+    assert stages[begin:] == [
+        "calibrating on fresh samples",
+        "planning the certificate",
+        "certifying",
+    ]
     for stage in stages[begin:]:
         done = [event.done for event in events if event.stage == stage]
         assert done == sorted(done) and done[0] == 0 < done[-1]

@@ -83,7 +83,7 @@ def test_what_was_once_a_traceback_is_bad_usage_in_one_line(line, places):
             "holds no tokenizer.json",
         ),
         ("optimize --epochs 2 --iters 4 --eps 2 --out FILE", "--force replaces it"),
-        ("optimize --epochs 2 --iters 4 --eps 2 --out FILE", "--init FILE with either goes on"),
+        ("optimize --epochs 2 --iters 4 --eps 2 --out FILE", "--init FILE with either resumes"),
         ("optimize --epochs 2 --iters 4 --eps 2 --out FILE", "mfopt certify FILE"),
     ],
 )

@@ -149,7 +149,7 @@ BAD = {
     "delta 2": (2, "delta", {"--delta": "2"}),
     "delta 1e-300": (
         2,
-        "--delta 1e-300: must be at least 1e-280: double precision has no thousandth of less. Use",
+        "--delta 1e-300: must be at least 1e-280: below it double precision fails. Use",
         {"--delta": "1e-300", "--strategy": "blt"},
     ),
     "delta 0": (2, "delta", {"--delta": "0"}),

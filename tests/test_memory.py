@@ -104,7 +104,7 @@ def test_the_command_says_what_one_array_is_worth(monkeypatch, tmp_path, capsys)
     path = tmp_path / "m.npz"
     main(f"optimize --epochs 4 --iters 4 --eps 2 --delta 1e-4 --memory 2 --out {path}".split())
     text = capsys.readouterr().out
-    assert "at most 2 model-sized arrays; with 1: " in text and "; with 3: " in text
+    assert "at most 2 noise buffers; with 1: " in text and "; with 3: " in text
     found = mfopt.load(path)
     assert found.guarantee.status == "certified" and found.strategy.buffers == 2
     errors = found.provenance["memory"]["estimated_rmse"]

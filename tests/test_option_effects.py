@@ -158,7 +158,7 @@ WITH = {
     ("experiment next-word", "--posts"): ["--public-text=b.jsonl"],
     ("experiment next-word", "--public-text"): ["--posts=a.jsonl"],
     ("figures", "--redraw"): ["--artifacts=made"],
-    ("optimize", "--rethrow"): ["--sampling=fresh-bins"],
+    ("optimize", "--reassign-every"): ["--sampling=fresh-bins"],
     ("optimize", "--bands"): ["--strategy=banded"],
     ("optimize", "--init"): ["--strategy=banded-toeplitz", "--bands=2"],
     ("optimize", "--momentum"): ["--workload=momentum"],

@@ -182,7 +182,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint(data, whole, tmp_path, number):  
     assert signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
     lines = []
     assert execute(prepare(settings, resume=True), progress=lines.append)["steps"] == 6
-    assert "going on after step 3" in lines[0].note
+    assert "resuming after step 3" in lines[0].note
     mine, theirs = (
         load_file(folder / "model" / "model.safetensors") for folder in (tmp_path / "run", whole)
     )

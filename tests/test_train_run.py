@@ -273,7 +273,7 @@ def test_a_run_is_gone_on_with_where_one_is(tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     for folder in (tmp_path / "runn", other):
-        with pytest.raises(UsageError, match="holds no run to go on with"):
+        with pytest.raises(UsageError, match="holds no run to resume"):
             check_folder(folder, resume=True)
     assert not (tmp_path / "runn").exists()
     (other / "secret").write_bytes(b"")  # killed before its first checkpoint: no noise was used
@@ -281,7 +281,7 @@ def test_a_run_is_gone_on_with_where_one_is(tmp_path):
     words = ["--resume", f"--output={tmp_path / 'runn'}", "--data=stdlib", *RUN]
     said = CliRunner().invoke(command, words, catch_exceptions=False)
     assert said.exit_code == 2 and said.stdout == "" and len(said.stderr.splitlines()) == 1
-    assert "holds no run to go on with" in said.stderr and "leave --resume out" in said.stderr
+    assert "holds no run to resume" in said.stderr and "leave --resume out" in said.stderr
 
 
 RUN = ["--sampling=poisson:probability=0.1,iterations=10", "--eps=8", "--delta=1e-4"]

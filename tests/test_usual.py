@@ -211,6 +211,4 @@ def test_the_command_names_the_form_that_it_kept(tmp_path, monkeypatch, capsys):
     kept = found.strategy.base.kind
     (other,) = set(BOTH) - {kept}
     assert path.name == f"mfopt-{kept}-4x4-eps8.npz"
-    assert f"{kept} is the better; {other}: +" in text and set(found.provenance["forms"]) == set(
-        BOTH
-    )
+    assert f"{kept} is better; {other}: +" in text and set(found.provenance["forms"]) == set(BOTH)

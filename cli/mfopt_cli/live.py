@@ -119,7 +119,7 @@ class Live:
             click.echo(note, err=True)
 
     def _tick(self) -> None:
-        """Say that work still goes on, however long one piece of it takes."""
+        """Say that work continues, however long one piece of it takes."""
         while not self._closed.wait(_FIRST_PAUSE):
             now = time.perf_counter()
             if now - max(self._shown, self._started) > max(self._pause, 5 * _FIRST_PAUSE):

@@ -16,7 +16,7 @@ from mfopt_cli.spelling import speak_plainly
 # name -> one line of help. Each command lives in mfopt_cli/commands/<name>.py as ``command`` and
 # is imported only when it is run, so that `mfopt --help` never waits for JAX.
 COMMANDS: dict[str, str] = {
-    "optimize": "Find the strategy with the least error at (ε, δ); certify it; save it.",
+    "optimize": "Find the strategy with the lowest error at (ε, δ); certify it; save it.",
     "certify": "Prove (ε, δ) for the C and σ of a file with fresh randomness.",
     "calibrate": "Smallest certified σ of the same C for another (ε, δ).",
     "show": "What a factorization file holds.",
@@ -30,8 +30,8 @@ COMMANDS: dict[str, str] = {
     "account": "(ε, δ) from σ, or σ from (ε, δ), for every mechanism with an accountant.",
     "data": "User data: build token stores from text, and describe them.",
     "train": "Fine-tune a language model with user-level differential privacy.",
-    "generate": "Let a trained model write a few texts.",
-    "verify": "Compute the numbers of a run's privacy report again.",
+    "generate": "Generate texts with a trained model.",
+    "verify": "Recompute the numbers of a run's privacy report.",
     "audit": "Attack the training loop with canaries: a lower bound on ε.",
 }
 
@@ -57,7 +57,9 @@ class _LazyGroup(options.Group):
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="mfopt")
 @click.option(
-    "--no-compile-cache", is_flag=True, help="Compile anew, and keep nothing of it on disk."
+    "--no-compile-cache",
+    is_flag=True,
+    help="Compile everything again and keep no compilation cache on disk.",
 )
 def cli(no_compile_cache: bool) -> None:
     """Optimize, certify and use correlated noise for differentially private training.

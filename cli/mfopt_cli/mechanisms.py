@@ -173,8 +173,8 @@ def statement(guarantee: Any) -> str:
     from mfopt.words import delta, round_up
 
     words = {
-        "certified": f"certified (fails with probability <= {guarantee.failure_probability:.1e} "
-        "over the accountant's own randomness, counted inside δ)"
+        "certified": f"certified; Monte Carlo failure probability <= "
+        f"{guarantee.failure_probability:.1e}, included in δ"
         if guarantee.failure_probability
         else "certified (deterministic, rounded up)",
         "estimate": "NOT CERTIFIED, an estimate only",

@@ -267,7 +267,7 @@ output = apply(json_flag, quiet)
 def force_of(*places: str) -> Decorator:
     """``--force``; ``places``: the options that name what is replaced, where none has a default."""
     needs = dict.fromkeys(places)
-    return option("--force", is_flag=True, needs=needs, help="Replace what is there already.")
+    return option("--force", is_flag=True, needs=needs, help="Overwrite existing output.")
 
 
 force = force_of()
@@ -286,10 +286,9 @@ unit = option(
 def certify_samples_as(*names: str, **more: Any) -> Decorator:
     """``--certify-samples``; the default is the same everywhere, so that one question has one σ."""
     text = (
-        "iid samples of the certificate [default: 2^16 to 2^18 while more would save 0.11% of σ "
-        "(0.5% for a time-scaled blt of 512 bins or more), "
+        "iid samples of the certificate [default: chosen automatically; more give a slightly "
+        "smaller σ, see mfopt/accounting/README.md]."
     )
-    text += "beyond while they would save 0.25%; for fresh bins from 2^15 on, 0.25% throughout]."
     kind = Count(MOST_SAMPLES)
     return option("--certify-samples", *names, type=kind, default=None, help=text, **more)
 

@@ -1,7 +1,7 @@
 """One entry point for all accountants: two of (σ, ε, δ) of a mechanism give the third.
 
 Accountants are registered for the schemes that they know, by being defined, and say which
-mechanisms they support. Those that do are asked, and the least valid answer is given, with the name
+mechanisms they support. Those are evaluated and the smallest proved value is given, with the name
 of the method that it is due to. A mechanism that none supports is refused, with the nearest that is
 supported; so is a scheme that no accountant is registered for. Registration is for a scheme alone,
 never for its subclasses: what they change may be what the proof needs.

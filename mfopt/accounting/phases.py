@@ -213,7 +213,7 @@ def _with_sampled(
             "phases",
             " and ".join(phase.mechanism.sampling.kind for phase in sampled),
             "only one phase may have a sampled account",
-            "Train on with the same bins: one mechanism of more epochs.",
+            "Continue with the same bins: one mechanism of more epochs.",
         )
     (one,) = sampled
     parts, sigma = _parts(phases), one.noise_multiplier

@@ -83,7 +83,7 @@ class Verified:
     Attributes:
       noise_multiplier, epsilon, delta: the statement.
       bounds: what was accepted.
-      beta: failure probability, counted inside δ.
+      beta: failure probability, included in δ.
       samples: of the accepted test; 0 for a free bound.
       tests: how many were made.
       method: of the accepted bounds.
@@ -175,7 +175,7 @@ class Engine:
             if best.delta < 1:
                 return best
             raise FailureError(
-                f"not certified: no sample says much about δ at σ = {sigma:.6g}. "
+                f"not certified: the Monte Carlo bound at σ = {sigma:.6g} is too loose. "
                 "Use more certify samples, or a larger σ or ε."
             )
         found = self.model.bounds(sigma, epsilon, plan, self._trial(samples, beta))
@@ -264,7 +264,7 @@ class Engine:
     ) -> Verified:
         fallback: tuple[float, Verified] | None = None
         for bound in self.model.free_bounds():
-            self.progress(Progress("solving in closed form"))
+            self.progress(Progress("initial σ (closed form)"))
             x = free(bound) * (1 + ROUNDING)
             found = self._freely(bound, *at(x), delta)
             if not accepts(found.bounds.both, 0.0, delta):
@@ -279,7 +279,9 @@ class Engine:
             if fallback is None:
                 raise
             why = str(problem).removeprefix("not certified: ").partition(". ")[0]
-            note = f"{why}; {_words(name)} = {fallback[0]:.6g} holds without samples, and is taken"
+            note = (
+                f"{why}; {_words(name)} = {fallback[0]:.6g} is proved without samples and is used"
+            )
             self.progress(Progress("certifying", note=note, lasting=True))
             return fallback[1]
 
@@ -335,7 +337,7 @@ class Engine:
             last = plan.expected(samples, beta, _SAFE, pilot=samples // 2)
             return (last - plan.log_mean) / slope
 
-        with self._stage("choosing the tests"):
+        with self._stage("planning the certificate"):
             for attempt in range(4):
                 plan, samples = self._plan(
                     *at(centre),
@@ -355,8 +357,8 @@ class Engine:
         near = fallback is not None and fallback[0] <= (1 + most_slack) * centre
         if not slack(plan, samples) < most_slack:
             raise FailureError(
-                f"not certified: no sample says enough near {_words(name)} = {centre:.6g}, where "
-                f"its bound would cost more than {100 * most_slack:g}%. Use more certify samples."
+                f"not certified: the Monte Carlo bound near {_words(name)} = {centre:.6g} is too "
+                f"loose: more than {100 * most_slack:g}%. Use more certify samples."
             )
         # several percent beyond where the pilot says that δ is met, nothing is worth a test
         truth = centre * math.exp((plan.log_mean - math.log(delta)) / slope)
@@ -476,7 +478,7 @@ def check_delta(delta: float) -> float:
         raise _check.reject(
             "delta",
             delta,
-            f"must be at least {LEAST_DELTA:g}: double precision has no thousandth of less",
+            f"must be at least {LEAST_DELTA:g}: below it double precision fails",
             "Use a larger one: 1e-20 is beyond what anybody could observe.",
         )
     return delta

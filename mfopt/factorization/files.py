@@ -31,7 +31,7 @@ its definition says. ``strategy/gain`` of a BLT is left out where it is 1.
 
 ``metadata`` holds schema, kinds, guarantee, errors, provenance and ``digest``, a SHA-256 over all
 arrays and the rest of the metadata. It protects against damage. Whoever makes a file can make its
-digest, so nothing that follows from C, σ and the sampling is believed: :func:`load` computes it
+digest, so nothing that follows from C, σ and the sampling is trusted: :func:`load` computes it
 again and compares. What cannot be computed again is the guarantee itself (that takes a certificate,
 see :mod:`mfopt.factorization.proofs`) and the history and provenance, which are only told.
 """

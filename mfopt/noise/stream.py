@@ -338,7 +338,7 @@ class NoiseStream:
                 "state",
                 f"state of step {step}",
                 "was used already: the same noise twice cancels",
-                "Go on from the state that the last call returned.",
+                "Continue from the state that the last call returned.",
             )
         noise, key, buffers = self._advance_jitted(
             key=state.key,

@@ -142,7 +142,7 @@ def least_error(
       epochs: passes over the data.
       iters: iterations of an epoch: the bins.
       epsilon, delta: add-remove target for one unit.
-      most: model-sized arrays that streaming the noise may keep.
+      most: noise buffers (× model size) that streaming may keep.
       workload: A; prefix sums by default.
       time_scale: whether C is put between two diagonals that vary with time.
       certify_samples: iid samples of the certificate; by default as many as are worth it.

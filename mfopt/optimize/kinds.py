@@ -68,7 +68,7 @@ class Kind:
       warm_steps: evaluations at most where this kind is the start of another.
       scalable: whether diagonals that vary with time make more of it: not where C has them already.
       plain_first: whether a search with diagonals begins from the optimum without them.
-      tangents: whether :mod:`mfopt.optimize.search` is the better search: not where one cheap
+      tangents: whether :mod:`mfopt.optimize.search` is preferred: not where one cheap
         evaluation costs as much as the samples.
       stretch: (optimum for few bins, from, to so many iterations) -> a start for as many epochs of
         more bins; None where the kind has no such likeness.

@@ -1,7 +1,7 @@
 """Lowest error within a number of noise buffers (× model size), and the value of one more buffer.
 
 A BLT keeps one array for each buffer and is near its optimum with a few; with a wave it begins to
-pay at four, the more the larger ε is, and cyclic blocks go on from five; a banded Toeplitz C keeps
+pay at four, the more the larger ε is, and cyclic blocks follow from five; a banded Toeplitz C keeps
 one array for each band but the first and needs many. Strategies that regenerate past noise from
 the key are not candidates: they pay in time.
 """
@@ -41,7 +41,7 @@ class WithinMemory(NamedTuple):
     """Best result within a number of noise buffers.
 
     Attributes:
-      memory: model-sized arrays that streaming its noise keeps.
+      memory: noise buffers (× model size) that streaming keeps.
       found: C, and the search that found it.
       noise_multiplier: σ, estimated on samples that no search has seen; not certified.
       rmse: of prefix sums or the workload's queries, in clip norms per coordinate; estimated too.
@@ -72,7 +72,7 @@ def wanted(scheme: BinScheme, memory: int) -> list[WithinBound]:
 
     Args:
       scheme: bins and epochs.
-      memory: model-sized arrays.
+      memory: noise buffers (× model size).
 
     >>> from mfopt.sampling import BallsInBins
     >>> [one.words() for one in wanted(BallsInBins(bins=32, epochs=8), 4)]
@@ -110,7 +110,7 @@ def options(
     Args:
       scheme: bins and epochs.
       epsilon, delta: add-remove target for one unit.
-      memory: model-sized arrays, 0 or more; with 0 there is independent noise only.
+      memory: noise buffers (× model size), 0 or more; with 0 there is independent noise only.
       workload: A; prefix sums by default.
       time_scale: whether C is put between two diagonals that vary with time.
       seed: pins the searches' samples.

@@ -54,7 +54,7 @@ def factorize(
       strategy: as there, or one of the fixed kinds; by default those of
         :func:`mfopt.optimize.usual.kinds`. Where several were searched ``provenance["forms"]`` is
         the loss of each on fresh samples (log error for "rmse" and "max").
-      memory: take the best of the kinds that keep at most so many model-sized arrays of noise, in
+      memory: take the best of the kinds that keep at most this many noise buffers, in
         place of ``strategy``, ``bands`` and ``options`` (:mod:`mfopt.optimize.memory`);
         ``provenance["memory"]`` then says what one array fewer and one more would give.
       time_scale: as for ``optimize``; by default, time-scaled where that makes more of the kind.

@@ -98,7 +98,7 @@ def optimize(
     seed: int | None = None,
     progress: Report = silent,
 ) -> Optimized:
-    """The strategy with the least error of (C, σ(C)) at (ε, δ) under the scheme's amplification.
+    """The strategy with the lowest error of (C, σ(C)) at (ε, δ) under the scheme's amplification.
 
     Args:
       scheme: bins and epochs.

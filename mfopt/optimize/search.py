@@ -1,7 +1,7 @@
 """The search by tangents: a trust-region method whose models need no samples.
 
 Each step minimizes the model of :mod:`mfopt.optimize.objective` (log σ by its tangent) inside a
-box, and is taken only if the samples confirm a decrease. What the tangent lacks, how log σ bends
+box, and is accepted only if the samples confirm a decrease. What the tangent lacks, how log σ bends
 in C, is learned on the way. The search ends where the model, freed of all that was learned, sees
 nothing to gain on a proposal that was placed at the point itself.
 """

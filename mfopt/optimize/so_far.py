@@ -26,7 +26,7 @@ class BestSoFar:
     """A listener that passes every report on and, now and then, saves the best C so far.
 
     The file is a factorization of its own, beside ``path`` (``best.npz``: ``best.so-far.npz``),
-    marked as an estimate: ``mfopt optimize --init`` goes on from it, ``mfopt calibrate`` gives it
+    marked as an estimate: ``mfopt optimize --init`` resumes from it, ``mfopt calibrate`` gives it
     a certified σ. A file of that name that is there already, from a run that was killed, is left
     alone and another name taken.
 
@@ -103,7 +103,7 @@ class BestSoFar:
                 save(found, self.path, force=True)
             self._least = min(self._least, trace.best_value)
         except (OSError, UsageError, FailureError) as problem:
-            # the search itself is sound: it goes on, and whoever waits is told
+            # the search itself is sound: it continues, and whoever waits is told
             note = f"the best so far could not be saved: {problem}"
             self._listener(Progress(event.stage, note=note, lasting=True))
 

@@ -91,7 +91,7 @@ class Strategy(abc.ABC):
                 cls.__name__,
                 f"kind {cls.kind!r} inherited",
                 "needs a kind of its own",
-                "Two classes of one kind could not be told apart in a file.",
+                "Two classes of one kind could not be distinguished in a file.",
             )
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:

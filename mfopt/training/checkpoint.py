@@ -6,7 +6,7 @@ released. Its folder is made with mode 0700. What may leave the machine is writt
 
 A checkpoint is complete or absent: Orbax writes into a temporary folder and renames it. It has a
 seal, an HMAC-SHA256 under the run's secret over every bit of the state and of the facts beside it.
-What does not read back as it was written is never loaded: a run goes on from the newest checkpoint
+What does not read back as it was written is never loaded: a run resumes from the newest checkpoint
 that does, with the same batches and the same noise, and the damaged ones are set aside.
 """
 
@@ -134,7 +134,7 @@ class Checkpoints:
             reason = _check.printable(str(problem).split("\n")[0].split(" [tensorstore")[0])
             raise FailureError(
                 f"a checkpoint in {self.folder} could not be written: {reason}. "
-                "Make room, and go on from the last whole one with `resume=True`."
+                "Free some space, and resume from the last complete one with `resume=True`."
             ) from problem
 
     @property
@@ -217,7 +217,7 @@ class Checkpoints:
                 "secret",
                 str(self.folder.parent / "secret"),
                 f"is not that of the checkpoint of step {step}",
-                "Put the run's own secret back; without it the run cannot go on.",
+                "Put the run's own secret back; without it the run cannot resume.",
             )
         expected = _structure(like)
         other = [name for name in expected if facts["structure"].get(name) != expected[name]]

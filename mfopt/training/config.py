@@ -49,7 +49,7 @@ class TrainConfig:
     trust: bool = _setting(
         "privacy",
         False,
-        "Believe the file's guarantee; otherwise it is proved anew, unless it was on this machine.",
+        "Trust the file's guarantee; otherwise it is proved again, unless this machine proved it.",
         run=True,
     )
     sampling: str = _setting(
@@ -66,11 +66,11 @@ class TrainConfig:
         choices=STRATEGIES,
     )
     epsilon: float = _setting(
-        "privacy", 0.0, "Target epsilon, with `sampling`, or to account anew for a file's C."
+        "privacy", 0.0, "Target epsilon, with `sampling`, or to account again for a file's C."
     )
     delta: float = _setting("privacy", 0.0, "Target delta, with epsilon.")
     privacy_unit: str = _setting(
-        "privacy", "user", "What the statement protects.", choices=("user", "record")
+        "privacy", "user", "Privacy unit of the statement.", choices=("user", "record")
     )
     delta_share: float = _setting(
         "privacy", 0.1, "Most that truncation may add to delta, as a share of it."
@@ -107,7 +107,7 @@ class TrainConfig:
         "batch",
         0,
         "Units per gradient call; 0: one user, or eight records, for a CPU, up to 64 records for "
-        "an accelerator, fewer where memory asks for it.",
+        "an accelerator, fewer if memory is short.",
         run=True,
     )
     batch_size: int = _setting("batch", 0, "Pad and truncate to so many units; 0: no truncation.")
@@ -134,7 +134,7 @@ class TrainConfig:
     noise_move: float = _setting(
         "optimizer",
         NOISE_MOVE,
-        "Of a fitted learning rate: how far the noise alone moves a parameter in the run.",
+        "Automatic learning rate: target RMS displacement of a parameter by the noise alone.",
     )
     sweep_rates: str = _setting(
         "optimizer",

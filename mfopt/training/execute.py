@@ -38,11 +38,11 @@ def execute(
     """Train, or resume training, and write all results into the run's folder.
 
     A signal that asks for an end (Ctrl-C, SIGTERM, SIGHUP) is answered after the step or evaluation
-    that is under way: by a checkpoint, and KeyboardInterrupt with a note on how to go on.
+    that is under way: by a checkpoint, and KeyboardInterrupt with a note on how to resume.
 
     Args:
         prepared: the run; closed when this ends.
-        resume_from: the checkpoint to go on from; None: the newest that is whole.
+        resume_from: the checkpoint to resume from; None: the newest that is whole.
         progress: told of every step.
 
     Returns:
@@ -122,7 +122,7 @@ def _execute(
                     again = f"mfopt train --config {prepared.folder / 'config.toml'} --resume"
                     raise _signals.interrupted(
                         signals[0],
-                        f"after step {done} of {prepared.steps}, which is saved; `{again}` goes on",
+                        f"after step {done} of {prepared.steps}, which is saved; `{again}` resumes",
                     )
     checkpoints.wait()
     _finish(prepared, state)
@@ -153,7 +153,7 @@ def _restored(
         note = f"the checkpoint of step {number} is damaged ({reason}) and was set aside"
         progress(Progress("training", note=note, lasting=True))
     _check_same_run(found.facts["run"], prepared.facts)
-    note = f"going on after step {int(found.state.step)}"
+    note = f"resuming after step {int(found.state.step)}"
     progress(Progress("training", note=note, lasting=True))
     return found.state, list(found.facts["public_losses"])
 

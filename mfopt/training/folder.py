@@ -79,14 +79,14 @@ def check_folder(folder: Path, resume: bool) -> bool:
             "output",
             str(folder),
             "holds a run already",
-            "Go on with it by `resume=True`, or choose another folder.",
+            "Resume it with `resume=True`, or choose another folder.",
         )
     # one that ended before its first checkpoint has used no noise: it begins with a new secret
     if resume and not there and not (folder / _SECRETS[0]).is_file():
         raise _check.reject(
             "output",
             str(folder),
-            "holds no run to go on with",
+            "holds no run to resume",
             "Name the folder of the run, or begin one: leave `resume=True` out.",
         )
     # the first one is written before the report, and the report before the first draw
@@ -142,5 +142,5 @@ def secret_of(config: TrainConfig, folder: Path, resuming: bool) -> RunSecret:
         "output",
         str(folder),
         "holds a run without its secret, or with a damaged one",
-        "Without it the run cannot go on: begin a new one in another folder.",
+        "Without it the run cannot resume: begin a new one in another folder.",
     )

@@ -91,7 +91,7 @@ def microbatch_adder(
     without any token (padding, or users without records) add exactly 0. Parameters that meet
     activations only in products and picked rows are clipped and summed without forming the m
     gradients (:mod:`mfopt.training.ghost`); the gradients of the others are computed one by one.
-    Where nothing is clipped, the m gradients are never told apart: one backward pass of the
+    Where nothing is clipped, the m gradients are never separated: one backward pass of the
     summed loss gives their sum, as in any non-private training.
 
     Args:

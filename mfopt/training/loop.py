@@ -117,7 +117,7 @@ class StepResult:
     Attributes:
         step: its number t; ``state.step`` is t + 1.
         state: the state after it. Its buffers are reused by the next step: what is to be kept must
-            be copied before the loop goes on.
+            be copied before the loop continues.
         statistics: sums over the step's units; computed from the data without noise.
         batch: who took part.
         release: the noised mean that the optimizer got, if asked for; else None.

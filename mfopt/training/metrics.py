@@ -103,7 +103,7 @@ class Recorder:
 
     Args:
         folder: of the run.
-        start: step at which the run begins or goes on.
+        start: step at which the run begins or resumes.
         total: its number of steps.
         private_metrics: whether numbers that depend on the training data may be written.
         tensorboard: whether to write events.

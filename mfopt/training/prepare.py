@@ -122,7 +122,7 @@ def prepare(config: TrainConfig, *, resume: bool = False, progress: Report = sil
 
     Args:
         config: settings of the run.
-        resume: go on with the run in ``config.output``, whose secret is then used.
+        resume: resume the run in ``config.output``, whose secret is then used.
         progress: told of what is built first, and of every ten steps of pretraining.
 
     Raises:

@@ -390,7 +390,7 @@ def report_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         (
             "noise in a step",
             f"norm {sizes['noise_norm']:.4g} over {facts['parameters']} parameters; "
-            f"a batch of aligned gradients {sizes['largest_signal_norm']:.4g}",
+            f"largest possible signal norm: {sizes['largest_signal_norm']:.4g}",
         ),
     ]
     extra = guarantee["details"]

@@ -197,6 +197,6 @@ def announce(found: Work, execution: Execution, config: TrainConfig, report: Rep
     if jax.default_backend() != "cpu":
         return
     steps = min(config.steps or execution.iterations, execution.iterations)
-    note = "Ctrl-C ends it at a checkpoint, --resume goes on"
+    note = "Ctrl-C ends it at a checkpoint, --resume continues"
     expected = seconds(found, execution, config, steps)
     _sizes.announce(expected, report, of=f"{steps} steps", note=note)

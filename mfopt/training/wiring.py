@@ -49,7 +49,7 @@ def account_of(
         config: settings of the run.
         folder: of the run.
         progress: told of proofs.
-        resuming: a run in the folder goes on, with the account that is kept there.
+        resuming: a run in the folder resumes, with the account that is kept there.
 
     Raises:
         UsageError: what is kept there is not for these settings.

@@ -30,8 +30,8 @@ _binned = apply(
     "--also",
     metavar="MECHANISM",
     multiple=True,
-    help="What else touches the same data: pure:ε, approximate:ε:δ or gaussian:σ (sensitivity 1). "
-    "Repeatable: all are composed.",
+    help="Another mechanism on the same data, to compose with: pure:ε, approximate:ε:δ or "
+    "gaussian:σ (sensitivity 1). Repeatable: all are composed.",
 )
 def balls_in_bins(strategy: str, also: tuple[str, ...], **arguments: Any) -> None:
     """Any C >= 0 with balls-in-bins batching; exact for C = I, certified by sampling otherwise.
@@ -58,7 +58,13 @@ def balls_in_bins(strategy: str, also: tuple[str, ...], **arguments: Any) -> Non
 
 @click.command("fresh-bins", cls=options.Command)
 @_binned
-@sweeps.option("--rethrow", int, "Epochs between two throws. [default: 1, or that of a FILE]")
+@options.option(
+    "--reassign-every",
+    "rethrow",
+    aliases=("--rethrow",),
+    type=sweeps.Sweep(int),
+    help="Epochs between two assignments. [default: 1, or that of a FILE]",
+)
 @shared.strategy("identity, banded-sqrt:BANDS, or a factorization FILE; at most --iters bands.")
 def fresh_bins(strategy: str, **arguments: Any) -> None:
     """Units in a new random batch in each epoch; any banded C >= 0, certified by sampling.
@@ -104,7 +110,7 @@ def _other(text: str) -> Any:
 
 
 def _composed(mechanism: Any, others: list[Any], row: Row, **more: Any) -> Any:
-    """The guarantee of a mechanism together with all that touches the data besides it."""
+    """Guarantee of a mechanism composed with the others on the same data."""
     from mfopt.accounting.loss_distribution import Composition
     from mfopt.accounting.monte_carlo import composition
 

@@ -23,7 +23,7 @@ from mfopt_cli.live import Live
     type=options.Count(options.MOST_POINTS),
     default=10,
     show_default=True,
-    help="Statements over the run; whole epochs where bins are kept.",
+    help="Number of points at which to report ε; whole epochs where bins are kept.",
 )
 @options.option(
     "--group-size",

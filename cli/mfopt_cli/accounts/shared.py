@@ -53,7 +53,7 @@ adjacency = options.option(
     type=click.Choice(["add-remove", "zero-out", "replace"]),
     default="add-remove",
     show_default=True,
-    help="How neighbours differ: units more or less, contributions taken away, or other ones.",
+    help="Adjacency: add or remove a unit, zero out its contributions, or replace it.",
 )
 protects = apply(group_size, adjacency, options.unit)
 results = apply(

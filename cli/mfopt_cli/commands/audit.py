@@ -39,7 +39,7 @@ def command(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Try to refute the guarantee of RUN by attacking the loop that trains with it.
+    """Audit RUN with a canary attack on its training loop: an empirical lower bound on ε.
 
     RUN is the folder of a training run, or a factorization file. Canary users with worst-case
     gradients take part, each with probability 1/2, in a run of the real sampler, clipping and

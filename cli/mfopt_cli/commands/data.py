@@ -86,7 +86,7 @@ def command() -> None:
 def build(**given: Any) -> None:
     """Build the folder OUT of token stores from text with users.
 
-    A build that was stopped goes on when the same command is given again.
+    A stopped build resumes when the same command is given again.
 
     \b
     Examples:

@@ -45,8 +45,8 @@ class _Studies(options.Group):
 def command(ctx: click.Context, listing: bool, as_json: bool) -> None:
     """Run a study of the papers, or one of our own: table, CSV, JSON and plot.
 
-    Small by default; --full runs it at the paper's size. Finished cells are kept: a study that
-    was stopped goes on where it was.
+    Small by default; --full runs it at the paper's size. Finished cells are kept: a stopped study
+    resumes.
 
     \b
     Examples:

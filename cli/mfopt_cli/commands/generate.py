@@ -41,7 +41,7 @@ def command(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Let MODEL, the folder of a run or of its model, write a few texts.
+    """Generate texts with MODEL, the folder of a run or of its model.
 
     What a model says follows from its parameters: the guarantee of its run covers it.
 

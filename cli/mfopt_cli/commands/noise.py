@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 def _method(about: dict[str, Any]) -> str:
     if about["method"] == "rows":
-        return f"all past draws, {'stored' if about['buffers'] else 'made again in each step'}"
+        return f"all past draws, {'stored' if about['buffers'] else 'regenerated from the key'}"
     if about["method"] == "modal":
-        return "sums of past outputs that decay"
+        return "exponentially decaying buffers"
     return "the last outputs or draws" if about["buffers"] else "independent draws"
 
 
@@ -74,7 +74,7 @@ def command(
 ) -> None:
     """Memory and time per step of the noise of FILE, measured on this machine.
 
-    The noise that is made here is thrown away; its key comes from the operating system. One
+    The noise made here is discarded; its key comes from the operating system. One
     array of that many parameters on one device is measured: cut over D devices, buffers and
     time go down by D.
 

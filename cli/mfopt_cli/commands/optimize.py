@@ -34,14 +34,16 @@ from mfopt_cli.live import Live
     default="balls-in-bins",
     show_default=True,
     help="How batches are drawn: one random bin for all epochs, or a new one in each epoch "
-    "(least error at small ε; C needs at most --iters bands). auto: the least error over both and "
-    "the forms of C within --memory, with a table of what was tried.",
+    "(lowest error at small ε; C needs at most --iters bands). auto: lowest error over both and "
+    "the forms of C within --memory, with a table of the candidates.",
 )
 @options.option(
-    "--rethrow",
+    "--reassign-every",
+    "rethrow",
+    aliases=("--rethrow",),
     type=options.COUNT,
     needs={"sampling": "fresh-bins"},
-    help="Epochs between two throws of fresh-bins [default: 1].",
+    help="Fresh-bins: epochs between two assignments [default: 1].",
 )
 @options.option(
     "--bands",
@@ -61,8 +63,8 @@ from mfopt_cli.live import Live
 @options.option(
     "--memory",
     type=options.COUNT,
-    help="Instead of a form of C: the least error with at most so many model-sized arrays of "
-    "noise, and what one array fewer or more would change [default with --sampling auto: 15].",
+    help="Choose C automatically within this many noise buffers (× model size), and show what one "
+    "buffer fewer or more would change [default with --sampling auto: 15].",
 )
 @options.option(
     "--time-scale/--no-time-scale",
@@ -149,11 +151,11 @@ def command(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Find the strategy matrix with the least error at (ε, δ), certify it, save it.
+    """Find the strategy matrix with the lowest error at (ε, δ), certify it, save it.
 
-    The guarantee is for add-remove adjacency. Under balls-in-bins batching every unit is thrown
-    once into one of --iters bins and takes part in that iteration of each epoch; under fresh-bins
-    it is thrown anew in each epoch. σ is relative to the clip norm. Ctrl-C keeps and saves the best
+    The guarantee is for add-remove adjacency. Under balls-in-bins batching every unit is assigned
+    once to one of --iters bins and takes part in that iteration of each epoch; under fresh-bins
+    it is reassigned in each epoch. σ is relative to the clip norm. Ctrl-C keeps and saves the best
     so far, marked uncertified (exit code 130).
 
     \b
@@ -268,7 +270,7 @@ def command(
 
 
 def _check_free(path: Path, force: bool, searched: str | None) -> None:
-    """Refuse a file in the way, saying how the search that left it there goes on.
+    """Refuse to overwrite a file, and say how to resume the search that left it there.
 
     Args:
       searched: the form of C, where the file could be begun with.
@@ -285,8 +287,8 @@ def _check_free(path: Path, force: bool, searched: str | None) -> None:
 
         way_out = "`force=True` replaces it, `out` names another"
         if searched in kinds.names():
-            way_out += f"; `init={path}` with either goes on from its C"
-        unproved = f"`mfopt certify {path}` proves it if the search was stopped."
+            way_out += f"; `init={path}` with either resumes from its C"
+        unproved = f"`mfopt certify {path}` certifies an interrupted search."
         raise _check.reject("out", str(path), problem.rule, f"{way_out}. {unproved}") from None
 
 
@@ -299,7 +301,7 @@ def _scheme(kind: str, epochs: int, iters: int, rethrow: int | None) -> Any:
 
 
 def _check_chosen(option: str, unused: list[Any], optimizer: str, objective: str) -> None:
-    """Refuse what says how a search goes on, where the kinds themselves are searched."""
+    """Refuse options of a single search where the kinds themselves are searched."""
     source = click.get_current_context().get_parameter_source
     given = click.core.ParameterSource.COMMANDLINE
     named = [name for name in ("strategy", "bands", "buffers") if source(name) is given]
@@ -364,7 +366,7 @@ def _report(found: Any, path: Path, seconds: float) -> None:
     # a kind whose definition fixes its scale, or very many bins; the norm itself is a hair above
     if abs(against["mode_norm"] - 1) > 1e-6:
         at_one = words.round_up(found.noise_multiplier / against["mode_norm"], 6)
-        sigma += f"; {at_one} for C at a largest mode norm of 1"
+        sigma += f"; {at_one} for C normalized to sensitivity 1"
     form = words.described(found.strategy.describe())
     display.table(
         f"{form}: {found.sampling.words()}, {found.workload.kind} workload"
@@ -385,7 +387,7 @@ def _report(found: Any, path: Path, seconds: float) -> None:
             *_forms(found),
             *_memory(found),
             *_tried(found),
-            ("stopped because", found.provenance["optimizer_status"]),
+            ("search", found.provenance["optimizer_status"]),
             ("saved", f"{path}  ({words.duration(seconds)})"),
         ],
     )
@@ -405,7 +407,7 @@ def _forms(found: Any) -> list[tuple[str, str]]:
     others = [
         f"{kind}: {100 * math.expm1(loss - kept):+.2f}% error" for kind, loss in losses.items()
     ]
-    return [("form of C", "; ".join([f"{_kept(found)} is the better", *others]))]
+    return [("form of C", "; ".join([f"{_kept(found)} is better", *others]))]
 
 
 def _memory(found: Any) -> list[tuple[str, str]]:
@@ -422,7 +424,7 @@ def _memory(found: Any) -> list[tuple[str, str]]:
     ]
     kept = looked_at.get("kept", most)
     few = f", of which {kept} are kept" if kept < most else ""
-    return [("noise memory", "; ".join([f"at most {most} model-sized arrays{few}", *others]))]
+    return [("noise memory", "; ".join([f"at most {most} noise buffers{few}", *others]))]
 
 
 def _tried(found: Any) -> list[tuple[str, str]]:

@@ -68,7 +68,7 @@ class _TrainCommand(options.Command):
 )
 @options.option("--iters", type=options.COUNT, help="With --epochs: iterations per epoch.")
 @options.option("--config", type=click.Path(), help="TOML file; flags override it.")
-@options.option("--resume", is_flag=True, help="Go on with the run in the output folder.")
+@options.option("--resume", is_flag=True, help="Resume the run in the output folder.")
 @options.option(
     "--resume-from",
     type=options.COUNT,
@@ -103,7 +103,7 @@ def command(
     """Fine-tune a language model with the mechanism in FACTORIZATION.
 
     The data loader executes the sampling scheme of the file; anything that differs from what was
-    accounted for is refused. A run that was stopped, by kill -9 too, goes on with --resume.
+    accounted for is refused. A stopped run, even by kill -9, resumes with --resume.
 
     \b
     Examples:

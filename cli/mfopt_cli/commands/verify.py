@@ -52,7 +52,7 @@ def command(
             f"signed by the key with fingerprint {found.signer}" if found.signer else "not signed"
         )
         for claim in found.claims:
-            display.print_text(f"a claim that nothing here can check: {claim}")
+            display.print_text(f"not verifiable from this report: {claim}")
     if not found.holds:
         wrong = ", ".join(check.name for check in found.checks if not check.holds)
-        raise FailureError(f"the report is not right: {wrong}")
+        raise FailureError(f"the report is wrong: {wrong}")

@@ -106,7 +106,7 @@ class Pair:
           sigma: σ, in clip norms.
           spacing: width of a cell of z.
           log_tail: log of the probability that may lie beyond the last finite border.
-          largest: the largest loss that is told apart.
+          largest: the largest loss that is resolved.
         """
         first, last = self.ends(sigma, log_tail, largest)
         cells = math.ceil(min((last - first) / spacing, _MOST_CELLS))
@@ -211,7 +211,7 @@ class Exchange:
           step: spacing of the grid of losses.
           spacing: width of the cells of x, in noise standard deviations.
           log_tail: log of the probability that each truncation may send to an infinite loss.
-          ends: the smallest and the largest loss that are told apart.
+          ends: the smallest and the largest loss that are resolved.
         """
         sigma = noise_multiplier
         borders = self.remove.borders(sigma, spacing, log_tail, ends[1])
@@ -245,7 +245,7 @@ class Exchange:
           steps: spacings of the grids of losses.
           spacing: width of the cells of x, in noise standard deviations.
           log_tail: log of the probability that each truncation may leave out.
-          ends: not used: all losses are told apart.
+          ends: not used: all losses are resolved.
           add: whether the direction is that of adding a unit.
         """
         pair = self.add if add else self.remove
@@ -342,7 +342,7 @@ class Coin(Unbounded):
           step: spacing of the grid of losses.
           spacing: width of the cells of x, in noise standard deviations.
           log_tail: log of the probability that each truncation may send to an infinite loss.
-          ends: the smallest and the largest loss that are told apart.
+          ends: the smallest and the largest loss that are resolved.
         """
         parts = [
             (

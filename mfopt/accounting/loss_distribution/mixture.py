@@ -110,7 +110,7 @@ class Round(Protocol):
           step: spacing of the grid of losses.
           spacing: width of the cells of x, in noise standard deviations.
           log_tail: log of the probability that each truncation may send to an infinite loss.
-          ends: the smallest and the largest loss that are told apart.
+          ends: the smallest and the largest loss that are resolved.
         """
 
     def cells_below(
@@ -130,7 +130,7 @@ class Round(Protocol):
           steps: spacings of the grids of losses.
           spacing: width of the cells of x, in noise standard deviations.
           log_tail: log of the probability that each truncation may leave out.
-          ends: the smallest and the largest loss that are told apart.
+          ends: the smallest and the largest loss that are resolved.
           add: whether the direction is that of adding a unit.
         """
 
@@ -331,7 +331,7 @@ class Mixture:
           step: spacing of the grid of losses.
           spacing: width of the cells of x, in noise standard deviations.
           log_tail: log of the probability that each truncation may send to an infinite loss.
-          ends: the smallest and the largest loss that are told apart.
+          ends: the smallest and the largest loss that are resolved.
         """
         mixture = self.cut(log_tail)
         borders = mixture.borders(noise_multiplier, spacing, log_tail, ends)
@@ -365,7 +365,7 @@ class Mixture:
           steps: spacings of the grids of losses.
           spacing: width of the cells of x, in noise standard deviations.
           log_tail: log of the probability that each truncation may leave out.
-          ends: the smallest and the largest loss that are told apart.
+          ends: the smallest and the largest loss that are resolved.
           add: whether the direction is that of adding a unit.
         """
         mixture = self.cut(log_tail)

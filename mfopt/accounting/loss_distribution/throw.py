@@ -131,7 +131,7 @@ class Throw(Unbounded):
           step: spacing of the grid of losses.
           spacing: not used: there are no cells of x.
           log_tail: log of the probability that each truncation may send to an infinite loss.
-          ends: the smallest and the largest loss that are told apart.
+          ends: the smallest and the largest loss that are resolved.
         """
         least, most = _reach(self.bins, noise_multiplier, log_tail)
         first, last = math.floor(max(ends[0], least) / step), math.ceil(min(ends[1], most) / step)

@@ -142,7 +142,7 @@ def _placed(
         else:
             return frozen, *_solve(frozen, math.log(near), delta, at)
     raise FailureError(
-        f"calibration: near σ = {near:.4g} no sample says what δ is (ε = {epsilon:g}, "
+        f"calibration: the estimate of δ near σ = {near:.4g} is too noisy (ε = {epsilon:g}, "
         f"δ = {delta:g}). Use more samples or another seed."
     )
 

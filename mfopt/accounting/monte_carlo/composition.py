@@ -209,7 +209,7 @@ def analysis(
 
     Args:
       mechanism: one unit, sampled by balls-in-bins.
-      other: what else touches the same data, adjacency as the mechanism's.
+      other: mechanisms on the same data, adjacency as the mechanism's.
       samples, seed, certify: as for :func:`mfopt.accounting.account`.
 
     Raises:

@@ -73,7 +73,7 @@ class FrozenSamples:
     """Samples held fixed, so log δ̂ is smooth and decreasing in log σ.
 
     Chunks are spread over the local devices; the answer is the same for any number of them.
-    Terms are kept while they fit into the memory budget and made again from their counters at
+    Terms are kept while they fit into the memory budget and regenerated from their counters at
     each evaluation where they do not, so memory is bounded for any number of samples.
 
     Args:

@@ -3,7 +3,7 @@
 Records arrive as they are read, users mixed. They go into an SQLite file (the *spool*), whose index
 gives them back user by user, in memory that grows neither with records nor with users. A commit
 makes everything so far durable together with the reader's progress, so a build that was killed
-goes on from the last commit.
+resumes from the last commit.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class TokenStoreBuilder:
         except sqlite3.DatabaseError as problem:
             self.close()
             raise FailureError(
-                f"{self.spool} cannot be gone on with ({problem}); start anew with `restart=True`"
+                f"{self.spool} cannot be resumed ({problem}); start over with `restart=True`"
             ) from None
         state: dict[str, Any] = {"vocab_size": vocab_size, "progress": {}}
         state |= json.loads(found[0]) if found else {}

@@ -151,7 +151,7 @@ def build_stdlib(
       vocab_size: entries of the tokenizer.
       options: hold-outs and duplicates; the defaults above if None.
       force: replace what is there.
-      restart: throw unfinished work away.
+      restart: discard unfinished work.
       progress: told of each record.
 
     Returns, raises: as :func:`mfopt.training.data.build.build`.

@@ -305,7 +305,7 @@ class TokenStore:
                 "content_digest",
                 self.digest,
                 f"metadata of {self.path} says {stated}: the data was changed or damaged",
-                "Build the store again; a run can only go on with the data it began with.",
+                "Build the store again; a run can only resume with the data it began with.",
             )
 
     def _indices(self, name: str, values: ArrayLike, count: int) -> np.ndarray:
