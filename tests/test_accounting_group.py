@@ -7,6 +7,7 @@ import dp_accounting
 import jax
 import numpy as np
 import pytest
+import scipy
 from dp_accounting.privacy_accountant import NeighboringRelation
 from jax_privacy.accounting import accountants
 from jax_privacy.accounting import analysis as jax_privacy
@@ -264,3 +265,41 @@ def test_lemma_forms():
         assert total <= math.log(1e-6) and found > gaussian.epsilon(1.5, 1e-6)
     with pytest.raises(UsageError, match="form"):
         group.black_box_epsilon(profile, 3, 1e-6, form="other")
+
+
+def test_the_second_moment_of_a_million_units_is_bounded_in_little_memory():
+    """All pairs of sensitivities were multiplied: 7 TiB."""
+    probability, sigma, size = 0.01, 1e6, 10**6
+    # E_s E_s' e^(s s'/σ²): the moments of one count, of another's
+    counts = np.arange(9000, 11000)
+    inner = np.expm1(size * np.log1p(probability * np.expm1(counts / sigma**2)))
+    exact = math.log1p(scipy.stats.binom.pmf(counts, size, probability) @ inner)
+    found = Mixture.binomial(size, probability).log_square(sigma)
+    assert exact * (1 - 1e-9) < found < 1.01 * exact
+
+
+@pytest.mark.parametrize("size", [1000, 10**6])
+def test_large_groups_take_few_runs_of_equal_steps(size, monkeypatch):
+    """A million steps, sixty times for each estimate, took minutes."""
+    profile = GaussianProfile(1 / size)
+    epsilons = np.linspace(0, 0.01, 100)
+    points = GroupProfile(epsilons, np.array([profile.log_delta(e) for e in epsilons]), size)
+    lines = points.lines_within(1.0)
+    assert lines.shape == (size,) and np.sum(epsilons[lines]) <= 1
+    assert np.count_nonzero(np.diff(lines)) < 256
+    found = Chain._total(points, 1.0, points.log_deltas)
+    assert gaussian.log_delta(1.0, 1.0) <= found
+    if size == 1000:
+        monkeypatch.setattr(group, "_MOST_RUNS", 1000)
+        assert found == pytest.approx(Chain._total(points, 1.0, points.log_deltas), rel=5e-3)
+
+
+@pytest.mark.parametrize("sigma", [pytest.param(1.0, marks=pytest.mark.ci), 1e6])
+def test_a_million_units_are_accounted_for(sigma):
+    mechanism = Mechanism(Poisson(0.01, 20), group_size=10**6)
+    found = account(mechanism, noise_multiplier=sigma, delta=1e-5)
+    # all that the group can give, in every round
+    most = gaussian.epsilon(1e6 * math.sqrt(20) / sigma, 1e-5)
+    # its mean, in every round: less than the truth, as divergences are convex
+    least = gaussian.epsilon(1e4 * math.sqrt(20) / sigma, 1e-5)
+    assert least * (1 - 1e-9) < found.epsilon < most

@@ -145,7 +145,7 @@ class Chain(LossModel):
         numbers: Numbers = {}
         profiles = self._profiles(noise_multiplier, epsilon)
         for side, (direction, profile) in enumerate(zip(DIRECTIONS, profiles, strict=True)):
-            used = sorted(set(profile.lines_within(epsilon)))
+            used = np.unique(profile.lines_within(epsilon)).tolist()
             log_bounds = profile.log_deltas.copy()
             for line in used:
                 # each direction holds except with β, together over its points
@@ -171,8 +171,6 @@ class Chain(LossModel):
     @staticmethod
     def _total(profile: GroupProfile, epsilon: float, log_deltas: np.ndarray) -> float:
         """log Σ_j e^{ε_1 + … + ε_{j-1}} δ(ε_j) over the split that ``profile`` chooses."""
-        total, spent = -math.inf, 0.0
-        for line in profile.lines_within(epsilon):
-            total = float(np.logaddexp(total, spent + log_deltas[line]))
-            spent += float(profile.epsilons[line])
-        return min(total, 0.0)
+        lines = profile.lines_within(epsilon)
+        spent = np.cumsum(profile.epsilons[lines]) - profile.epsilons[lines]
+        return min(float(scipy.special.logsumexp(spent + log_deltas[lines])), 0.0)

@@ -25,6 +25,7 @@ from mfopt.accounting import solve
 from mfopt.guarantee import Guarantee
 
 _POINTS = 21  # at which the textbook lemma is tried before its ε is refined
+_MOST_RUNS = 256  # of equal steps, that a split is made of
 _SMALLEST_DELTA = 1e-250  # what the library's own profiles resolve
 Form = Literal["geometric", "exponential"]
 
@@ -89,13 +90,13 @@ class GroupProfile:
             log_delta = float(np.logaddexp(self.epsilons[line] + log_delta, self.log_deltas[line]))
         return epsilon, log_delta
 
-    def lines_within(self, epsilon: float) -> list[int]:
+    def lines_within(self, epsilon: float) -> np.ndarray:
         """Indices of the points of the best split found with total at most ``epsilon``.
 
         In the order of the formula above: the first one's δ has weight 1.
         """
         low, high = 0.0, self._smallest_start()
-        lines = [int(np.argmin(self.epsilons))] * self.group_size
+        lines = np.full(self.group_size, np.argmin(self.epsilons))
         for _ in range(60):
             middle = 0.5 * (low + high)
             candidate = self._lines(middle)
@@ -105,14 +106,18 @@ class GroupProfile:
                 high = middle
         return lines[::-1]
 
-    def _lines(self, log_start: float) -> list[int]:
+    def _lines(self, log_start: float) -> np.ndarray:
         log_q, lines = log_start, []
-        for _ in range(self.group_size):
+        # any split is valid: of many steps, a run of them takes what is best for its first
+        run = -(-self.group_size // _MOST_RUNS)
+        while run * len(lines) < self.group_size:
             values = np.logaddexp(self.epsilons + log_q, self.log_deltas)
             best = int(np.argmin(values))
-            log_q = float(values[best])
             lines.append(best)
-        return lines
+            epsilon, log_delta = float(self.epsilons[best]), float(self.log_deltas[best])
+            log_q = float(np.logaddexp(run * epsilon + log_q, log_delta + _log_sum(epsilon, run)))
+        result: np.ndarray = np.repeat(lines, run)[: self.group_size]
+        return result
 
     def _smallest_start(self) -> float:
         """A log probability so small that every step takes the last point."""
@@ -143,6 +148,14 @@ class GroupProfile:
             else:
                 high, last = middle, point
         return first, last
+
+
+def _log_sum(epsilon: float, terms: int) -> float:
+    """log Σ_{i < n} e^{i ε} for n terms."""
+    if epsilon * terms < 1e-12:
+        return math.log(terms)
+    ratio = -math.expm1(-terms * epsilon) / -math.expm1(-epsilon)
+    return (terms - 1) * epsilon + math.log(ratio)
 
 
 def black_box_multiplier(

@@ -234,6 +234,8 @@ def balanced_loss(step: float, mass_p: np.ndarray, mass_q: np.ndarray) -> float:
     A grid through it keeps them at one point: what is above covers what is below.
     """
     kept = (mass_p > _FAINT) & (mass_q > _FAINT)
+    if not kept.any():
+        raise _beyond_range()
     mass_p, mass_q = mass_p[kept], mass_q[kept]
     loss = np.log(mass_p) - np.log(mass_q)
     near = np.round(loss / step).astype(np.int64)

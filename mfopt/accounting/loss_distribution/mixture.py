@@ -28,6 +28,7 @@ _MOST_CELLS = 1_000_000
 _FEW = 4  # sensitivities that are added up one after the other
 _BLOCK = 1 << 17  # numbers that are looked at together
 _NODES = 0.05  # spacing of the nodes of x for planning, in noise standard deviations
+_MOST_SQUARED = 2048  # sensitivities whose products are added up
 
 
 def _counts(group_size: int) -> np.ndarray:
@@ -247,7 +248,11 @@ class Mixture:
 
     def log_square(self, noise_multiplier: float) -> float:
         """log(1 + χ²(P, Q)) of a round; infinite where floats do not hold it."""
-        weights, shift = np.exp(self.log_weights), self.sensitivities
+        weights = np.exp(self.log_weights)
+        weights, shift = weights[weights > 0], self.sensitivities[weights > 0]
+        # of very many, neighbours count as the largest of them: the sum is over pairs
+        first = np.arange(0, shift.size, -(-shift.size // _MOST_SQUARED))
+        weights, shift = np.add.reduceat(weights, first), shift[np.append(first[1:], 0) - 1]
         with np.errstate(over="ignore", invalid="ignore"):
             products = np.expm1(np.outer(shift, shift) / noise_multiplier**2)
             square = float(weights @ products @ weights)
