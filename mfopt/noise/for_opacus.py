@@ -57,10 +57,10 @@ def replace_noise(
     the factorization's sampling scheme (``poisson_sampling=False`` and batches from the scheme).
 
     The state of the noise, **secret**, is part of the optimizer's ``state_dict`` from now on, and
-    ``load_state_dict`` takes it from there: Opacus's ``save_checkpoint`` and ``load_checkpoint`` go
-    on with the run. Write such files inside :func:`mfopt.noise.owner_only`. Replace first and load
-    afterwards: an optimizer that has loaded a state already is refused where it shows, and plain
-    SGD does not show it.
+    ``load_state_dict`` takes it from there: Opacus's ``save_checkpoint`` and ``load_checkpoint``
+    save and resume the run. Write such files inside :func:`mfopt.noise.owner_only`. Replace first
+    and load afterwards: an optimizer that has loaded a state already is refused where it shows, and
+    plain SGD does not show it.
 
     Args:
       optimizer: of Opacus, flat clipping, unused so far.
