@@ -107,7 +107,8 @@ class GroupProfile:
         return lines[::-1]
 
     def _lines(self, log_start: float) -> np.ndarray:
-        log_q, lines = log_start, []
+        lines: list[int] = []
+        log_q = log_start
         # any split is valid: of many steps, a run of them takes what is best for its first
         run = -(-self.group_size // _MOST_RUNS)
         while run * len(lines) < self.group_size:
