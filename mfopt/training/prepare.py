@@ -17,8 +17,7 @@ from mfopt.progress import Progress, Report, silent, within
 from mfopt.training import mesh as meshes
 from mfopt.training import privacy, signing, sizes, sweep
 from mfopt.training.config import TrainConfig, load
-from mfopt.training.data import TokenStore, open_parts, verify_all
-from mfopt.training.data.embedded import EMBEDDED
+from mfopt.training.data import EMBEDDED, TokenStore, open_parts, verify_all
 from mfopt.training.data.stdlib import build_stdlib
 from mfopt.training.evaluation import Evaluator
 from mfopt.training.folder import Lock, check_folder, secret_of

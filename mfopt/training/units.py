@@ -64,7 +64,6 @@ class UserUnits(Units):
       rule: how records are chosen.
       seed: pins the random choices.
       losses: loss of each record under the initial model, for the perplexity rules.
-      pad_id: token that fills a row.
     """
 
     def __init__(
@@ -76,7 +75,6 @@ class UserUnits(Units):
         rule: str = "random",
         seed: int = 0,
         losses: np.ndarray | None = None,
-        pad_id: int = 0,
     ) -> None:
         self.store = store
         self.records = _check.integer("records", records)
@@ -84,7 +82,7 @@ class UserUnits(Units):
         self.rule = check_rule(rule, losses, store.num_records)
         self.population = store.num_users
         self.group_size = 1
-        self._seed, self._losses, self._pad = seed, losses, pad_id
+        self._seed, self._losses = seed, losses
 
     def fetch(self, units: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
         units = np.asarray(units, dtype=np.int64)
@@ -101,7 +99,7 @@ class UserUnits(Units):
                 step=step,
                 losses=self._losses,
             )
-            tokens, mask = self.store.batch(chosen.reshape(-1), self.length, self._pad)
+            tokens, mask = self.store.batch(chosen.reshape(-1), self.length)
         return tokens.reshape(shape), mask.reshape(shape)
 
     def _chunks(self, units: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
@@ -109,12 +107,12 @@ class UserUnits(Units):
         # else is in the microbatch
         rows = [
             self.store.random_chunks(
-                np.full(self.records, unit), self.length, self._pad, stream(self._seed, step, unit)
+                np.full(self.records, unit), self.length, 0, stream(self._seed, step, unit)
             )
             for unit in units.tolist()
         ]
         if not rows:
-            return self.store.batch(np.empty(0, np.int64), self.length, self._pad)
+            return self.store.batch(np.empty(0, np.int64), self.length)
         return np.concatenate([r[0] for r in rows]), np.concatenate([r[1] for r in rows])
 
     def describe(self) -> dict[str, Any]:
@@ -151,7 +149,6 @@ class RecordUnits(Units):
         rule: str = "random",
         seed: int = 0,
         losses: np.ndarray | None = None,
-        pad_id: int = 0,
         reserve: bool = False,
     ) -> None:
         self.store = store
@@ -168,7 +165,6 @@ class RecordUnits(Units):
         self.population = len(self.selected)
         self.group_size = group_size
         self.records = 1
-        self._pad = pad_id
 
     def fetch(self, units: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
         units = np.asarray(units, dtype=np.int64)
@@ -176,7 +172,7 @@ class RecordUnits(Units):
             records = np.where(units < 0, -1, self.selected[np.where(units < 0, 0, units)])
         else:
             records = units
-        tokens, mask = self.store.batch(records, self.length, self._pad)
+        tokens, mask = self.store.batch(records, self.length)
         return tokens[:, None], mask[:, None]
 
     def describe(self) -> dict[str, Any]:

@@ -95,10 +95,10 @@ def build(**given: Any) -> None:
       mfopt data build chats --data a.jsonl --data b.jsonl --user-column author \\
           --tokenizer gpt2/tokenizer.json --held-out-users 0.1
     """
+    from mfopt.training.data import EMBEDDED
     from mfopt.training.data.build import Options
     from mfopt.training.data.build import build as build_stores
     from mfopt.training.data.builder import HoldOut
-    from mfopt.training.data.embedded import EMBEDDED
     from mfopt.training.data.stdlib import build_stdlib
     from mfopt.training.tokenizers import END_OF_TEXT, Tokenizer
 

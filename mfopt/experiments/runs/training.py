@@ -11,8 +11,7 @@ from mfopt import _check
 from mfopt.experiments.cache import Cell, Result, packed
 from mfopt.experiments.families import FRESH_BANDS
 from mfopt.experiments.mechanisms import BALLS, Goal
-from mfopt.training.data import open_parts
-from mfopt.training.data.embedded import EMBEDDED
+from mfopt.training.data import EMBEDDED, open_parts
 
 CHOSEN_ON, REPORTED = "held-out-records", "held-out-users"
 

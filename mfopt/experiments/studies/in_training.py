@@ -22,7 +22,7 @@ from mfopt.experiments.runs.training import (
 )
 from mfopt.experiments.studies.engine import Found, Row, Swept, option
 from mfopt.experiments.studies.rows import level, pick, spread
-from mfopt.training.data.embedded import EMBEDDED
+from mfopt.training.data import EMBEDDED
 from mfopt.training.optimizers import SCHEDULES
 
 LOSS = "loss on held-out users (nats per token)"

@@ -3,4 +3,7 @@
 from mfopt.training.data.builder import HoldOut, TokenStoreBuilder
 from mfopt.training.data.store import TokenStore, open_parts, verify_all
 
-__all__ = ["HoldOut", "TokenStore", "TokenStoreBuilder", "open_parts", "verify_all"]
+# embedded corpora by name, and their public part
+EMBEDDED = {"stdlib": "public", "stdlib-code": "prose"}
+
+__all__ = ["EMBEDDED", "HoldOut", "TokenStore", "TokenStoreBuilder", "open_parts", "verify_all"]

@@ -150,7 +150,7 @@ def build(
         private = [store for name, store in stores.items() if name != "public"]
         progress(Progress("comparing the public part with the private ones"))
         found = overlap.refuse_copies(stores["public"], private, options.public_overlap)
-        report["overlap"] = found.describe()
+        report["overlap"] = dataclasses.asdict(found)
     tokenizer.save(final / FILE_NAME)
     _files.write(final / REPORT, json.dumps(report, indent=2, sort_keys=True) + "\n")
     _files.replace_folder(final, target)

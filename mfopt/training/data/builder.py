@@ -231,11 +231,6 @@ class TokenStoreBuilder:
             raise FailureError(f"No record is left for the part {name}; nothing written.")
         return counts
 
-    def discard(self) -> None:
-        """Remove the spool."""
-        self.close()
-        shutil.rmtree(self.spool)
-
 
 def _uniform(digest: bytes, salt: int, number: int = 0) -> float:
     """A number in [0, 1) from a key, a salt and a number: the finalizer of splitmix64, twice."""

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mfopt import _check
 from mfopt.training.data.sources import FileTree, Item
 
+_NGRAM = 20  # words
 _HEADER = re.compile(
     r"^(date|from|to|cc|bcc|subject):[ \t]*(.*(?:\n[ \t]+.*)*)", re.IGNORECASE | re.MULTILINE
 )
@@ -31,7 +31,7 @@ _FORWARDED_BODY = re.compile(
 )
 
 
-def repeats_ngram(text: str, n: int = 20) -> bool:
+def repeats_ngram(text: str, n: int = _NGRAM) -> bool:
     """Return True if some run of ``n`` words occurs more than once.
 
     >>> repeats_ngram("a b c a b d", 2), repeats_ngram("a b c a d b", 2)
@@ -84,13 +84,9 @@ class Enron(FileTree):
 
     format = "enron"
 
-    def __init__(self, folder: str | Path, ngram: int = 20) -> None:
-        super().__init__(folder)
-        self.ngram = _check.integer("ngram", ngram)
-
     def describe(self) -> dict[str, Any]:
         """Description of the tree, and the n-gram's length."""
-        return super().describe() | {"ngram": self.ngram}
+        return super().describe() | {"ngram": _NGRAM}
 
     def items(self, path: Path) -> Iterator[Item]:
         """The records of one mail."""
@@ -109,8 +105,8 @@ class Enron(FileTree):
             reason = "forwarded"
         elif not fields["body"]:
             reason = "empty body"
-        elif repeats_ngram(fields["body"], self.ngram):
-            reason = f"repeated {self.ngram}-gram"
+        elif repeats_ngram(fields["body"]):
+            reason = f"repeated {_NGRAM}-gram"
         if reason:
             yield Item(reason=reason, filtered=True)
             return

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -46,10 +45,6 @@ class Overlap:
     exact: int
     near: int
     share: float
-
-    def describe(self) -> dict[str, Any]:
-        """JSON-compatible description."""
-        return dataclasses.asdict(self)
 
 
 def overlap(public: TokenStore, private: Sequence[TokenStore]) -> Overlap:

@@ -59,11 +59,9 @@ def plot(stores: dict[str, TokenStore], path: str | Path, title: str = "") -> No
 
     Axes are logarithmic where values span more than a factor of 30.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
     panels = {
         "records per user": ("users", {n: s.records_per_user() for n, s in stores.items()}),
         "tokens per record": ("records", {n: s.record_lengths() for n, s in stores.items()}),

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from mfopt import _check
-from mfopt.progress import Report, silent
 from mfopt.training.data.build import Options, build
 from mfopt.training.data.builder import HoldOut
 from mfopt.training.data.sources import FileTree, Item, walk
@@ -136,9 +135,7 @@ def build_stdlib(
     public: str = "public",
     vocab_size: int = 2048,
     options: Options | None = None,
-    force: bool = False,
-    restart: bool = False,
-    progress: Report = silent,
+    **rest: Any,
 ) -> dict[str, Any]:
     """Build the embedded corpus: parts ``train``, ``public``, and held-out ones as asked.
 
@@ -150,11 +147,8 @@ def build_stdlib(
       public: the public part: "public" (code) or "prose" (docstrings).
       vocab_size: entries of the tokenizer.
       options: hold-outs and duplicates; the defaults above if None.
-      force: replace what is there.
-      restart: discard unfinished work.
-      progress: told of each record.
 
-    Returns, raises: as :func:`mfopt.training.data.build.build`.
+    ``rest``, returns, raises: as :func:`mfopt.training.data.build.build`.
     """
     return build(
         StandardLibrary("private"),
@@ -162,7 +156,5 @@ def build_stdlib(
         tokenizer=vocab_size,
         public=StandardLibrary(public),
         options=options or Options(hold_out=HoldOut(users=0.1, records=0.05)),
-        force=force,
-        restart=restart,
-        progress=progress,
+        **rest,
     )

@@ -225,11 +225,6 @@ class TokenStore:
         lengths: np.ndarray = self.record_offsets[chosen + 1] - self.record_offsets[chosen]
         return lengths
 
-    def users_of(self, records: ArrayLike) -> np.ndarray:
-        """The user of each record, same shape as ``records``, int64."""
-        chosen = np.asarray(records, np.int64)
-        return np.searchsorted(self.user_offsets, chosen, side="right") - 1
-
     def batch(
         self, records: ArrayLike, length: int, pad_id: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -335,8 +330,7 @@ def verify_all(stores: Mapping[str, TokenStore]) -> None:
         UsageError: as there, of the first store that does not hold what its metadata says.
     """
     with ThreadPoolExecutor() as threads:
-        for _ in threads.map(TokenStore.verify, stores.values()):
-            pass
+        list(threads.map(TokenStore.verify, stores.values()))
 
 
 def map_array(path: Path) -> np.ndarray:
