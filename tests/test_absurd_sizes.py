@@ -1,5 +1,7 @@
 """Arguments are looked at before any work: sizes beyond use, and words that could not be saved."""
 
+import sys
+
 import pytest
 from click.testing import CliRunner
 from mfopt_cli import options, sweeps
@@ -9,7 +11,7 @@ from test_vocabulary import EVERY, every, of
 from mfopt import optimize
 from mfopt.errors import UsageError
 from mfopt.guarantee import Guarantee
-from mfopt.optimize.time_scale import Scaling
+from mfopt.optimize.time_scale import MOST_KNOTS, Scaling
 from mfopt.sampling import BallsInBins
 
 
@@ -46,8 +48,12 @@ def test_every_option_whose_work_grows_with_it_has_a_limit():
     assert without == {("optimize", "--samples")}
 
 
-def test_knots_are_few_before_the_search():
+def test_knots_are_few_before_the_search(monkeypatch):
     words = ["optimize", "--epochs=2", "--iters=4", "--eps=2"]
+    with monkeypatch.context() as patch:  # before what takes seconds to import, too
+        patch.setitem(sys.modules, "mfopt.optimize.time_scale", None)
+        assert "must be at most 1024" in refusal([*words, "--knots=1e9"])
+    assert options.MOST_KNOTS == MOST_KNOTS
     assert "--knots 1000000000: must be at most 1024" in refusal([*words, "--knots=1e9"])
     with pytest.raises(UsageError, match="must be at most 1024"):
         Scaling(1025)
@@ -76,3 +82,9 @@ def test_a_unit_that_cannot_be_printed_is_refused_before_the_search(unit, monkey
         optimize.least_error(2, 4, 2.0, 1e-5, certify_samples=3)
     with pytest.raises(UsageError, match="privacy_unit"):
         Guarantee(1.0, 1e-5, 1.0, privacy_unit=unit)
+
+
+def test_a_run_whose_data_is_refused_leaves_no_folder(tmp_path):
+    words = ["train", "--sampling=balls-in-bins:bins=2,epochs=1", "--eps=8", "--delta=1e-3"]
+    said = refusal([*words, f"--data={tmp_path / 'none'}", f"--out={tmp_path / 'run'}"])
+    assert "no token store" in said and list(tmp_path.iterdir()) == []

@@ -220,6 +220,15 @@ def test_a_run_killed_at_any_moment_goes_on_bit_for_bit(data, tmp_path, compiled
         assert a == b
 
 
+def test_a_run_that_is_refused_leaves_no_folder(data, tmp_path):
+    with pytest.raises(UsageError, match="covers 6 steps"):
+        prepare(settings_for(data, tmp_path / "run", steps=7))
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(UsageError, match="covers 6 steps"):
+        prepare(settings_for(data, tmp_path / "mine", steps=7))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"], list(tmp_path.glob("*/*"))
+
+
 @pytest.mark.ci
 def test_a_resumed_run_must_be_the_same_run(data, tmp_path):
     settings = settings_for(data, tmp_path / "run", steps=2)

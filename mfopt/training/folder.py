@@ -16,7 +16,7 @@ from mfopt.training import mesh as meshes
 from mfopt.training.config import TrainConfig
 from mfopt.training.secrets import RunSecret
 
-CHECKPOINTS, REPORT = "checkpoints", "privacy-report.json"
+CHECKPOINTS, REPORT, ACCOUNT = "checkpoints", "privacy-report.json", "account.json"
 _SECRETS = ("secret", "secret.copy")  # the same content: one flipped bit must not lose a run
 
 
@@ -100,12 +100,12 @@ def check_folder(folder: Path, resume: bool) -> bool:
             "has used, and nothing could tell whether on the same data",
             "Begin a new run in another folder.",
         )
-    make_folder(folder)
     return there
 
 
-def make_folder(folder: Path) -> None:
-    """The folder of a run, readable by its owner only."""
+def make_folder(folder: Path) -> bool:
+    """Make the folder of a run, readable by its owner only; return True if there was none."""
+    new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         os.chmod(folder, 0o700)
@@ -114,6 +114,20 @@ def make_folder(folder: Path) -> None:
             "output", str(folder), f"cannot be made a folder ({problem.strerror})"
         ) from None
     _files.sweep(folder)
+    return new
+
+
+def drop_folder(folder: Path) -> None:
+    """Take away the folder of a run that was refused, if it holds no more than was written before.
+
+    The secret has drawn no noise: that begins after the first checkpoint.
+    """
+    written = ("lock", "lock.holder", ACCOUNT, *_SECRETS)
+    if all(path.name in written for path in folder.iterdir()):
+        for name in written:
+            (folder / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # another process wrote to it
+            folder.rmdir()
 
 
 def secret_of(config: TrainConfig, folder: Path, resuming: bool) -> RunSecret:

@@ -20,7 +20,7 @@ from mfopt.training.config import TrainConfig, load
 from mfopt.training.data import EMBEDDED, TokenStore, open_parts, verify_all
 from mfopt.training.data.stdlib import build_stdlib
 from mfopt.training.evaluation import Evaluator
-from mfopt.training.folder import Lock, check_folder, secret_of
+from mfopt.training.folder import Lock, check_folder, drop_folder, make_folder, secret_of
 from mfopt.training.gradients import formed_one_by_one
 from mfopt.training.initial_model import (
     digest_of,
@@ -92,8 +92,11 @@ class Prepared:
         self.lock.close()
 
 
-def preflight(config: TrainConfig, *, resume: bool = False) -> None:
-    """Refuse early what :func:`prepare` would refuse after minutes of work.
+def preflight(config: TrainConfig, *, resume: bool = False) -> bool:
+    """Refuse early what :func:`prepare` would refuse after minutes of work, then make the folder.
+
+    Returns:
+        True if there was no output folder.
 
     Raises:
         UsageError: the output folder holds a run, or data, model or key cannot be opened.
@@ -110,6 +113,7 @@ def preflight(config: TrainConfig, *, resume: bool = False) -> None:
         read_config(config.model)
     if config.sign_key:
         signing.load_private(config.sign_key)
+    return make_folder(Path(config.output))
 
 
 @pinned
@@ -129,12 +133,14 @@ def prepare(config: TrainConfig, *, resume: bool = False, progress: Report = sil
             what its digests say, the model does not take it, or the output folder holds a run and
             ``resume`` is not set, or another process is at work in it.
     """
-    preflight(config, resume=resume)
+    new = preflight(config, resume=resume)
     lock = Lock(Path(config.output))
     try:
         return _prepare(config, resume, progress, lock)
-    except BaseException:
+    except BaseException as problem:
         lock.close()
+        if new and isinstance(problem, _check.UsageError):
+            drop_folder(Path(config.output))
         raise
 
 

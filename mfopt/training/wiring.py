@@ -31,6 +31,7 @@ from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping, NoClipping
 from mfopt.training.config import TrainConfig
 from mfopt.training.data import TokenStore
+from mfopt.training.folder import ACCOUNT
 from mfopt.training.loop import Execution
 from mfopt.training.secrets import RunSecret
 from mfopt.training.units import RecordUnits, Units, UserUnits
@@ -86,7 +87,7 @@ def account_of(
     )
     asked = [accounted.sampling.describe(), digest, group, accounted.privacy_unit, epsilon, delta]
     asked += [accounted.adjacency]
-    path = folder / "account.json"
+    path = folder / ACCOUNT
     kept = resuming and path.is_file()
     if not kept and jax.process_index() == 0:
         solved = privacy.Account.solve(accounted, epsilon, delta)

@@ -74,7 +74,7 @@ from mfopt_cli.live import Live
 )
 @options.option(
     "--knots",
-    type=options.COUNT,
+    type=options.Count(options.MOST_KNOTS),
     help="Points in time at which each diagonal is free [default: 24].",
 )
 @options.option(

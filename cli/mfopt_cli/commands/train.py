@@ -130,8 +130,8 @@ def command(
 
     resume = resume or resume_from is not None
     with Live(not quiet) as live:
-        preflight(settings, resume=resume)
         if settings.optimizes:
+            preflight(settings, resume=resume)
             settings = _with_factorization(settings, live)
         prepared = prepare(settings, resume=resume, progress=live)
     report = prepared.report(0)
