@@ -7,11 +7,11 @@ The tables of a TOML file group the settings for the reader; their names are tho
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import tomllib
-import types
-import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,39 @@ def _setting(
         default=default,
         metadata={"section": section, "help": help, "choices": choices, "run": run},
     )
+
+
+def _single_or_0(name: str, value: float) -> None:
+    if _check.non_negative(name, value):
+        _check.single(name, value)
+
+
+def _below_1(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        rule = "must be below 1" if name == "delta" else "must lie in [0, 1)"
+        raise _check.reject(name, value, rule)
+
+
+def _seed(name: str, value: int) -> None:
+    if value != -1:  # a secret of the operating system
+        _check.pinned(name, value)
+
+
+_CHECKS: dict[Callable[[str, Any], Any], str] = {
+    _check.integer: "records_per_user width layers heads pretrain_batch checkpoint_every keep "
+    "evaluate_records model_parallel",
+    # a record of one token has nothing to predict
+    functools.partial(_check.integer, at_least=2): "length",
+    functools.partial(_check.integer, at_least=0): "batch_size microbatch warmup lora_rank "
+    "pretrain_steps steps patience evaluate_every",
+    _check.single: "clip_norm pretrain_rate noise_move",
+    _single_or_0: "normalizer weight_decay learning_rate lora_alpha",
+    _check.non_negative: "epsilon delta delta_share checkpoint_minutes",
+    _below_1: "delta momentum beta1 beta2 average",
+    functools.partial(_check.probability, closed=True): "public_overlap",
+    _check.pinned: "model_seed",
+    _seed: "seed",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,52 +255,18 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = _typed(field.name, getattr(self, field.name), kind_of(field))
-            object.__setattr__(self, field.name, value)
+            name, value, kind = field.name, getattr(self, field.name), type(field.default)
+            if kind is float and type(value) is int:
+                value = float(value)
+                object.__setattr__(self, name, value)
+            if type(value) is not kind:
+                raise _check.reject(name, value, f"must be a {kind.__name__}")
             choices = field.metadata["choices"]
             if choices and value not in choices:
-                raise _check.reject(field.name, value, f"must be one of {', '.join(choices)}")
-        # a record of one token has nothing to predict
-        _check.integer("length", self.length, at_least=2)
-        for name in (
-            "records_per_user",
-            "width",
-            "layers",
-            "heads",
-            "pretrain_batch",
-            "checkpoint_every",
-            "keep",
-            "evaluate_records",
-            "model_parallel",
-        ):
-            _check.integer(name, getattr(self, name))
-        for name in ("clip_norm", "pretrain_rate", "noise_move"):
-            _check.single(name, getattr(self, name))
-        for name in (
-            "batch_size",
-            "microbatch",
-            "warmup",
-            "lora_rank",
-            "pretrain_steps",
-            "steps",
-            "patience",
-            "evaluate_every",
-        ):
-            _check.integer(name, getattr(self, name), at_least=0)
-        for name in ("epsilon", "delta", "delta_share", "checkpoint_minutes"):
-            _check.non_negative(name, getattr(self, name))
-        for name in ("normalizer", "weight_decay", "learning_rate", "lora_alpha"):
-            if _check.non_negative(name, getattr(self, name)):
-                _check.single(name, getattr(self, name))
-        _check.pinned("model_seed", self.model_seed)
-        if self.seed != -1:  # a secret of the operating system
-            _check.pinned("seed", self.seed)
-        _check.probability("public_overlap", self.public_overlap, closed=True)
-        if not self.delta < 1:
-            raise _check.reject("delta", self.delta, "must be below 1")
-        for name in ("momentum", "beta1", "beta2", "average"):
-            if not 0 <= getattr(self, name) < 1:
-                raise _check.reject(name, getattr(self, name), "must lie in [0, 1)")
+                raise _check.reject(name, value, f"must be one of {', '.join(choices)}")
+        for check, names in _CHECKS.items():
+            for name in names.split():
+                check(name, getattr(self, name))
         if self.sweep_rates:
             sweep_rates(self.sweep_rates)
             if self.learning_rate:
@@ -395,19 +394,3 @@ def _read(path: Path) -> dict[str, Any]:
                 )
             values[name] = value
     return values
-
-
-def kind_of(field: Any) -> type:
-    """The type of one setting."""
-    kind: type = typing.get_type_hints(TrainConfig)[field.name]
-    if isinstance(kind, types.UnionType):
-        raise TypeError(f"{field.name} must have one type")
-    return kind
-
-
-def _typed(name: str, value: Any, kind: type) -> Any:
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if type(value) is not kind:
-        raise _check.reject(name, value, f"must be a {kind.__name__}")
-    return value

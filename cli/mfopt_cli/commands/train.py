@@ -27,7 +27,7 @@ def _settings() -> list[options.Option]:
         if field.name == "factorization":
             continue
         flag = _FLAGS.get(field.name, "--" + field.name.replace("_", "-"))
-        kind, choices = config.kind_of(field), field.metadata["choices"]
+        kind, choices = type(field.default), field.metadata["choices"]
         types: dict[type, Any] = {int: options.COUNT, float: float, str: str, bool: bool}
         if field.name == "output":
             types[str] = click.Path()
