@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -17,11 +18,15 @@ from typing import Any
 
 from mfopt import _check, sampling
 from mfopt.sampling import Scheme
-from mfopt.training.optimizers import NOISE_MOVE, OPTIMIZERS, SCHEDULES, sweep_rates
 from mfopt.training.selection import RULES
 
 ALGORITHMS = ("uls", "els", "group", "none")
 STRATEGIES = ("identity", "blt", "toeplitz", "banded-toeplitz")
+OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adam-bc", "adafactor")
+SCHEDULES = ("constant", "cooldown", "cosine", "linear")
+# How far the noise alone may move a parameter, root mean square over the steps of a run; a weight
+# of a language model has the size of 0.02 to 0.1.
+NOISE_MOVE = 0.012
 
 
 def _setting(
@@ -394,3 +399,20 @@ def _read(path: Path) -> dict[str, Any]:
                 )
             values[name] = value
     return values
+
+
+def sweep_rates(text: str) -> tuple[float, ...]:
+    """Learning rates from "0.001,0.002"; in increasing order.
+
+    Raises:
+      UsageError: fewer than two, or one that is not positive.
+    """
+    try:
+        rates = tuple(sorted({float(word) for word in text.split(",")}))
+    except ValueError:
+        rates = ()
+    if len(rates) < 2 or not all(0 < rate < math.inf for rate in rates):
+        raise _check.reject(
+            "sweep_rates", text, "must be two or more positive numbers with commas between them"
+        )
+    return rates

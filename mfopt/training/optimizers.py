@@ -15,23 +15,15 @@ other mechanism.
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 
 from mfopt import _check
-
-if TYPE_CHECKING:
-    import optax
-
-OptimizerName = Literal["sgd", "momentum", "adam", "adamw", "adam-bc", "adafactor"]
-ScheduleName = Literal["constant", "cooldown", "cosine", "linear"]
-# How far the noise alone may move a parameter, root mean square over the steps of a run; a weight
-# of a language model has the size of 0.02 to 0.1.
-NOISE_MOVE = 0.012
-OPTIMIZERS: tuple[str, ...] = get_args(OptimizerName)
-SCHEDULES: tuple[str, ...] = get_args(ScheduleName)
+from mfopt.training.config import NOISE_MOVE, OPTIMIZERS, SCHEDULES
 
 
 def schedule(name: str, learning_rate: float, steps: int, warmup: int = 0) -> optax.Schedule:
@@ -46,8 +38,6 @@ def schedule(name: str, learning_rate: float, steps: int, warmup: int = 0) -> op
       steps: number of steps.
       warmup: steps of the rise.
     """
-    import optax
-
     rate = _check.positive("learning_rate", learning_rate)
     warmup = _check.integer("warmup", warmup, at_least=0)
     rest = max(1, _check.integer("steps", steps) - warmup)
@@ -87,8 +77,6 @@ def make_optimizer(
         noise_variance: of "adam-bc": variance of the noise in each coordinate of the mean, by
             step, shape (n,). None: there is no noise.
     """
-    import optax
-
     makers = {
         "sgd": lambda: optax.sgd(learning_rate),
         "momentum": lambda: optax.sgd(learning_rate, momentum=momentum),
@@ -104,23 +92,6 @@ def make_optimizer(
     if not 0 <= momentum < 1:
         raise _check.reject("momentum", momentum, "must lie in [0, 1)")
     return makers[name]()
-
-
-def sweep_rates(text: str) -> tuple[float, ...]:
-    """Learning rates from "0.001,0.002"; in increasing order.
-
-    Raises:
-      UsageError: fewer than two, or one that is not positive.
-    """
-    try:
-        rates = tuple(sorted({float(word) for word in text.split(",")}))
-    except ValueError:
-        rates = ()
-    if len(rates) < 2 or not all(0 < rate < math.inf for rate in rates):
-        raise _check.reject(
-            "sweep_rates", text, "must be two or more positive numbers with commas between them"
-        )
-    return rates
 
 
 def fitting_rate(
@@ -201,10 +172,6 @@ def corrected_adam(
 
     Source: Tang, Shpilevskiy and Lécuyer 2024 (DP-AdamBC), with a fixed floor in place of k.
     """
-    import jax
-    import jax.numpy as jnp
-    import optax
-
     known = jnp.asarray(noise_variance, jnp.float32)
 
     def init(params: Any) -> CorrectedState:
@@ -249,10 +216,6 @@ def averaged(optimizer: optax.GradientTransformation, decay: float) -> optax.Gra
       optimizer: any; moves the parameters as before.
       decay: in [0, 1).
     """
-    import jax
-    import jax.numpy as jnp
-    import optax
-
     if not 0 <= decay < 1:
         raise _check.reject("average", decay, "must lie in [0, 1)")
 
@@ -266,36 +229,6 @@ def averaged(optimizer: optax.GradientTransformation, decay: float) -> optax.Gra
         after = optax.apply_updates(params, moved)
         mean = jax.tree.map(lambda old, new: old + fresh * (new - old), state.mean, after)
         return moved, AveragedState(inner, state.count + 1, mean)
-
-    return optax.GradientTransformation(init, update)
-
-
-class RatedState(NamedTuple):
-    """State of :func:`rated`: the optimizer's own, and the ``rate`` of all its steps."""
-
-    inner: Any
-    rate: Any
-
-
-def rated(optimizer: optax.GradientTransformation, rate: float) -> optax.GradientTransformation:
-    """``optimizer``, made for the learning rate 1, at a rate that is part of its state.
-
-    One compiled step then serves every rate: it is put into the state, not into the program.
-
-    Args:
-      optimizer: one whose moves are proportional to its rate.
-      rate: of the states that it makes.
-    """
-    import jax
-    import jax.numpy as jnp
-    import optax
-
-    def init(params: Any) -> RatedState:
-        return RatedState(optimizer.init(params), jnp.float32(rate))
-
-    def update(updates: Any, state: RatedState, params: Any = None) -> tuple[Any, RatedState]:
-        moved, inner = optimizer.update(updates, state.inner, params)
-        return jax.tree.map(lambda leaf: state.rate * leaf, moved), RatedState(inner, state.rate)
 
     return optax.GradientTransformation(init, update)
 

@@ -16,7 +16,7 @@ from mfopt.guarantee import Guarantee
 from mfopt.progress import Progress, Report, silent, within
 from mfopt.training import mesh as meshes
 from mfopt.training import privacy, signing, sizes, sweep
-from mfopt.training.config import TrainConfig, load
+from mfopt.training.config import TrainConfig, load, sweep_rates
 from mfopt.training.data import EMBEDDED, TokenStore, open_parts, verify_all
 from mfopt.training.data.stdlib import build_stdlib
 from mfopt.training.evaluation import Evaluator
@@ -33,7 +33,7 @@ from mfopt.training.initial_model import (
 from mfopt.training.loop import Execution, Trainer
 from mfopt.training.models import Model
 from mfopt.training.models.huggingface import read_config
-from mfopt.training.optimizers import averaged, fitting_rate, make_optimizer, schedule, sweep_rates
+from mfopt.training.optimizers import averaged, fitting_rate, make_optimizer, schedule
 from mfopt.training.secrets import RunSecret
 from mfopt.training.selection import PERPLEXITY_RULES
 from mfopt.training.tokenizers import FILE_NAME as TOKENIZER_FILE
@@ -173,10 +173,12 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
 
     def affordable(model: Model) -> Execution:
         work = sizes.work(model, config.length)
-        fitting = dataclasses.replace(config, microbatch=sizes.fitting(work, execution, config))
+        most = sizes.Cost(work, execution, config).fitting()
+        fitting = dataclasses.replace(config, microbatch=most)
         found = execution_of(fitting, account, scheme, execution.units, secret, mesh)
-        sizes.require(work, found, config)
-        sizes.announce(work, found, config, progress)
+        cost = sizes.Cost(work, found, config)
+        cost.require()
+        cost.announce(progress)
         return found
 
     if shapes is not None:

@@ -6,6 +6,7 @@ Counted in float32 numbers and operations on them; what these cost was measured 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -91,112 +92,93 @@ def _held(function: Callable[..., Any], given: Any, *rest: Any) -> float:
     return max(0.0, float(kept - arguments))
 
 
-def memory(found: Work, execution: Execution, config: TrainConfig, microbatch: int) -> float:
-    """Bytes at the peak of training, on all devices together.
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Memory and time of a run: of the model's ``work``, as ``execution`` does it."""
 
-    The model and its initial copy, the sum of gradients, one draw of noise and the update; the
-    state that is kept (parameters, moments, buffers of noise) and its copy while a checkpoint is
-    written; and for each unit of a microbatch its gradient and its records. What a microbatch holds
-    is 1.1 to 1.5 of XLA's own account of it, at six shapes.
+    work: Work
+    execution: Execution
+    config: TrainConfig
 
-    Args:
-      found: the model.
-      execution: what runs.
-      config: settings of the run.
-      microbatch: units whose gradients are held at once.
-    """
-    slots = 0 if execution.noise is None else execution.noise.recursion.slots
-    moments = _MOMENTS.get(config.optimizer, 2) + bool(config.average)
-    state = found.trained * (1 + moments + slots)
-    step = found.trained * 4 + found.frozen * 2
-    rows = execution.units.records
-    formed = found.trained if microbatch == 1 else found.formed(rows)
-    unit = formed * (execution.noise is not None) + rows * found.record
-    return _BASE + 4 * (2 * state + step + microbatch * unit)
+    def memory(self, microbatch: int) -> float:
+        """Bytes at the peak of training, on all devices together.
 
+        The model and its initial copy, the sum of gradients, one draw of noise and the update; the
+        state (parameters, moments, buffers of noise) and its copy while a checkpoint is written;
+        and the gradient and records of each unit of a microbatch, 1.1 to 1.5 of XLA's own account
+        of them at six shapes.
+        """
+        slots = 0 if self.execution.noise is None else self.execution.noise.recursion.slots
+        moments = _MOMENTS.get(self.config.optimizer, 2) + bool(self.config.average)
+        state = self.work.trained * (1 + moments + slots)
+        step = self.work.trained * 4 + self.work.frozen * 2
+        rows = self.execution.units.records
+        formed = self.work.trained if microbatch == 1 else self.work.formed(rows)
+        unit = formed * (self.execution.noise is not None) + rows * self.work.record
+        return _BASE + 4 * (2 * state + step + microbatch * unit)
 
-def seconds(found: Work, execution: Execution, config: TrainConfig, steps: int) -> float:
-    """About how long ``steps`` steps take here, on a CPU, with pretraining before them.
+    def seconds(self, steps: int) -> float:
+        """About how long ``steps`` steps take here, on a CPU, with pretraining before them."""
+        length, whole = self.config.length, self.work.trained + self.work.frozen
+        # an operation is a product or a sum: two for each weight forward, and twice that backward;
+        # half of the latter is the gradient of the weight itself, which a frozen one does not have
+        token = (6 if not self.work.frozen else 4) * whole * (4 / 3 if self.config.remat else 1)
+        units = self.execution.sampler.expected_batch
+        operations = units * self.execution.units.records * length * token
+        traffic = _UPDATE * self.work.trained
+        if self.execution.noise is not None:
+            recursion, n = self.execution.noise.recursion, self.execution.iterations
+            alone = self.execution.sampler.microbatch == 1
+            formed = self.work.trained if alone else self.work.formed(self.execution.units.records)
+            traffic += _GRADIENT * units * formed
+            traffic += self.work.trained * (_DRAW * recursion.draws(n) + _BUFFER * recursion.slots)
+        pretraining = self.config.pretrain_steps * self.config.pretrain_batch * length * 6 * whole
+        done = (steps * operations + pretraining) / (_FASTER * _sizes.SPEED * 1e9)
+        return _COMPILING + _sizes.here(done + steps * traffic * 1e-9)
 
-    Args:
-      found: the model.
-      execution: what runs.
-      config: settings of the run.
-      steps: still to do.
-    """
-    length, whole = config.length, found.trained + found.frozen
-    # an operation is a product or a sum: two for each weight forward, and twice that backward; half
-    # of the latter is the gradient of the weight itself, which a frozen one does not have
-    token = (6 if not found.frozen else 4) * whole * (4 / 3 if config.remat else 1)
-    units = execution.sampler.expected_batch
-    operations = units * execution.units.records * length * token
-    traffic = _UPDATE * found.trained
-    if execution.noise is not None:
-        recursion, n = execution.noise.recursion, execution.iterations
-        alone = execution.sampler.microbatch == 1
-        formed = found.trained if alone else found.formed(execution.units.records)
-        traffic += _GRADIENT * units * formed
-        traffic += found.trained * (_DRAW * recursion.draws(n) + _BUFFER * recursion.slots)
-    pretraining = config.pretrain_steps * config.pretrain_batch * length * 6 * whole
-    done = (steps * operations + pretraining) / (_FASTER * _sizes.SPEED * 1e9)
-    return _COMPILING + _sizes.here(done + steps * traffic * 1e-9)
-
-
-def fitting(found: Work, execution: Execution, config: TrainConfig) -> int:
-    """The microbatch to take: what was asked for, or the usual one, halved until it fits."""
-    microbatch, devices = execution.sampler.microbatch, jax.local_device_count()
-    if config.microbatch or jax.process_count() > 1:
+    def fitting(self) -> int:
+        """The microbatch to take: what was asked for, or the usual one, halved until it fits."""
+        microbatch, devices = self.execution.sampler.microbatch, jax.local_device_count()
+        if self.config.microbatch or jax.process_count() > 1:
+            return microbatch
+        if jax.default_backend() == "cpu":
+            free = _sizes.usable_memory() / devices
+        else:
+            stats = jax.local_devices()[0].memory_stats() or {}
+            free = _SPARE * float(stats.get("bytes_limit", float("inf")))
+        # every device holds all that is not of the microbatch
+        while microbatch % (2 * devices) == 0 and self.memory(microbatch // devices) > free:
+            microbatch //= 2
         return microbatch
-    if jax.default_backend() == "cpu":
-        free = _sizes.usable_memory() / devices
-    else:
-        stats = jax.local_devices()[0].memory_stats() or {}
-        free = _SPARE * float(stats.get("bytes_limit", float("inf")))
-    # every device holds all that is not of the microbatch
-    while microbatch % (2 * devices) == 0 and (
-        memory(found, execution, config, microbatch // devices) > free
-    ):
-        microbatch //= 2
-    return microbatch
 
+    def require(self) -> None:
+        """Refuse a run that does not fit into the memory that is free.
 
-def require(found: Work, execution: Execution, config: TrainConfig) -> None:
-    """Refuse a run that does not fit into the memory that is free.
+        Raises:
+          UsageError: with the microbatch that would fit, where a smaller one would.
+        """
+        if jax.default_backend() != "cpu" or jax.process_count() > 1:
+            return  # the devices' memory is not the machine's
 
-    Raises:
-      UsageError: with the microbatch that would fit, where a smaller one would.
-    """
-    if jax.default_backend() != "cpu" or jax.process_count() > 1:
-        return  # the devices' memory is not the machine's
+        def need(microbatch: int) -> float:
+            return self.memory(max(microbatch, 1))
 
-    def need(microbatch: int) -> float:
-        return memory(found, execution, config, max(microbatch, 1))
+        if need(1) <= _sizes.usable_memory():
+            _sizes.require("microbatch", self.execution.sampler.microbatch, need)
+            return
+        raise _check.reject(
+            "model" if self.config.model else "width",
+            self.config.model or self.config.width,
+            f"needs about {need(1) / _sizes.GIB:,.1f} GiB of memory to be trained, and "
+            f"{_sizes.usable_memory() / _sizes.GIB:,.1f} GiB are free",
+            "Take a smaller model, adapters (`lora_rank`), shorter records (`length`), or a "
+            "mechanism with fewer arrays of noise.",
+        )
 
-    if need(1) <= _sizes.usable_memory():
-        _sizes.require("microbatch", execution.sampler.microbatch, need)
-        return
-    raise _check.reject(
-        "model" if config.model else "width",
-        config.model or config.width,
-        f"needs about {need(1) / _sizes.GIB:,.1f} GiB of memory to be trained, and "
-        f"{_sizes.usable_memory() / _sizes.GIB:,.1f} GiB are free",
-        "Take a smaller model, adapters (`lora_rank`), shorter records (`length`), or a mechanism "
-        "with fewer arrays of noise.",
-    )
-
-
-def announce(found: Work, execution: Execution, config: TrainConfig, report: Report) -> None:
-    """Tell how long the run will take, where that is long and there is no accelerator.
-
-    Args:
-      found: what a step takes.
-      execution: how the run is carried out.
-      config: its settings.
-      report: told.
-    """
-    if jax.default_backend() != "cpu":
-        return
-    steps = min(config.steps or execution.iterations, execution.iterations)
-    note = "Ctrl-C ends it at a checkpoint, --resume continues"
-    expected = seconds(found, execution, config, steps)
-    _sizes.announce(expected, report, of=f"{steps} steps", note=note)
+    def announce(self, report: Report) -> None:
+        """Tell how long the run will take, where that is long and there is no accelerator."""
+        if jax.default_backend() != "cpu":
+            return
+        steps = min(self.config.steps or self.execution.iterations, self.execution.iterations)
+        note = "Ctrl-C ends it at a checkpoint, --resume continues"
+        _sizes.announce(self.seconds(steps), report, of=f"{steps} steps", note=note)

@@ -2,7 +2,7 @@
 
 A study runs one setting at many rates and seeds. What a run of the trainer takes beside its steps,
 reading the data, the account, tracing and compiling, is then most of its time and always the same.
-:class:`Runs` does it once: the rate is part of the optimizer's state (:func:`rated`), and a seed
+:class:`Runs` does it once: the rate is part of the optimizer's state, and a seed
 or a rule of choosing records moves units and batches only, which no program knows of. The steps are
 the trainer's own; what a whole run writes into its folder is left out.
 """
@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 
 from mfopt.experiments.cache import Result
 from mfopt.training import mesh as meshes
-from mfopt.training.config import TrainConfig
+from mfopt.training.config import NOISE_MOVE, TrainConfig
 from mfopt.training.execute import HELD_OUT
 from mfopt.training.export import export_model
 from mfopt.training.loop import Trainer
-from mfopt.training.optimizers import NOISE_MOVE, RatedState, rated
 from mfopt.training.prepare import Prepared, learning_rate_of, optimizer_of, placed, prepare
 from mfopt.training.secrets import RunSecret
 from mfopt.training.selection import PERPLEXITY_RULES
@@ -69,7 +69,10 @@ class Runs:
         prepared.close()
         self.prepared: Prepared = prepared
         self._config = dataclasses.replace(prepared.config, learning_rate=config.learning_rate)
-        one = rated(optimizer_of(config, prepared.execution, 1.0), 1.0)
+        one = optax.chain(
+            optimizer_of(config, prepared.execution, 1.0),
+            optax.inject_hyperparams(optax.scale)(step_size=1.0),
+        )
         self._trainer = Trainer(prepared.model, prepared.execution, one, mesh=prepared.mesh)
         self._evaluator, self._params, self._frozen = placed(
             self._config, prepared.model, prepared.mesh
@@ -107,7 +110,8 @@ class Runs:
             rate = learning_rate_of(fitted, execution)
         state = trainer.init(secret.key("noise"))
         state = dataclasses.replace(
-            state, optimizer=RatedState(state.optimizer.inner, jax.numpy.float32(rate))
+            state,
+            optimizer=optax.tree.set(state.optimizer, step_size=jax.numpy.float32(rate)),
         )
         if not self._before:
             self._before = self._evaluated(self._params)

@@ -22,8 +22,8 @@ from mfopt.experiments.runs.training import (
 )
 from mfopt.experiments.studies.engine import Found, Row, Swept, option
 from mfopt.experiments.studies.rows import level, pick, spread
+from mfopt.training.config import SCHEDULES
 from mfopt.training.data import EMBEDDED
-from mfopt.training.optimizers import SCHEDULES
 
 LOSS = "loss on held-out users (nats per token)"
 # kinds of C, with what they are run under where this is not balls-in-bins

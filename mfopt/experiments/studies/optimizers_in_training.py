@@ -18,7 +18,7 @@ from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED
 from mfopt.experiments.studies.engine import Row, option
 from mfopt.experiments.studies.in_training import LABELS, TrainingStudy, Way
 from mfopt.experiments.studies.rows import about, pick
-from mfopt.training.optimizers import OPTIMIZERS
+from mfopt.training.config import OPTIMIZERS
 
 
 @dataclasses.dataclass(frozen=True)
