@@ -73,7 +73,7 @@ def test_a_microbatch_takes_what_the_compiled_program_does(width, records, layer
     found = program.compile().memory_analysis().temp_size_in_bytes
     settings = config(width=width, layers=layers, heads=2, length=64, remat=remat)
     run = execution(records=records)
-    first, second = map(sizes.Cost(work(settings), run, settings).memory, (8, 16))
+    first, second = map(sizes.RunCost(work(settings), run, settings).memory, (8, 16))
     assert 0.5 * (second - first) < found < 1.3 * (second - first)
 
 
@@ -81,16 +81,16 @@ def test_what_does_not_fit_is_refused_with_what_would(monkeypatch):
     settings = config(width=768, layers=12, heads=12, length=1024)
     small = work(settings, 50257)
     monkeypatch.setattr(_sizes, "free_memory", lambda: 20 * GIB)
-    sizes.Cost(small, execution(microbatch=1, records=1), settings).require()
+    sizes.RunCost(small, execution(microbatch=1, records=1), settings).require()
     with pytest.raises(UsageError, match=r"microbatch = 64: .* GiB of memory.*Here \d+ would fit"):
-        sizes.Cost(small, execution(microbatch=64, records=1), settings).require()
+        sizes.RunCost(small, execution(microbatch=64, records=1), settings).require()
     wide = config(width=76800, layers=12, heads=12, length=1024)
     with pytest.raises(UsageError, match=r"width = 76800: .* GiB of memory.*smaller model"):
-        sizes.Cost(work(wide, 50257), execution(microbatch=1), wide).require()
+        sizes.RunCost(work(wide, 50257), execution(microbatch=1), wide).require()
     # noise that keeps every draw is part of it
     banded = S.BandedToeplitz(np.ones(400) / np.arange(1, 401))
     with pytest.raises(UsageError, match="arrays of noise"):
-        sizes.Cost(small, execution(microbatch=1, records=1, strategy=banded), settings).require()
+        sizes.RunCost(small, execution(microbatch=1, records=1, strategy=banded), settings).require()
 
 
 def test_long_runs_are_announced_and_short_ones_are_not(monkeypatch):
@@ -98,21 +98,21 @@ def test_long_runs_are_announced_and_short_ones_are_not(monkeypatch):
     told = []
     settings = config()
     tiny = work(settings)
-    sizes.Cost(tiny, execution(iterations=100), settings).announce(told.append)
+    sizes.RunCost(tiny, execution(iterations=100), settings).announce(told.append)
     assert told == []
     large = config(width=768, layers=12, heads=12, length=1024)
-    sizes.Cost(work(large, 50257), execution(), large).announce(told.append)
+    sizes.RunCost(work(large, 50257), execution(), large).announce(told.append)
     assert told[0].lasting and "1000 steps may take about" in told[0].note and " d " in told[0].note
     # measured: 0.59 and 2.4 s a step without privacy, 0.56 and 2.5 with users as units
     for width, layers, measured in ((128, 2, 0.59), (256, 4, 2.4)):
         shape = config(width=width, layers=layers, heads=4, length=64)
         found = work(shape, 2048)
         for strategy in (None, BLT):
-            cost = sizes.Cost(found, execution(strategy=strategy, batch=53.0), shape)
+            cost = sizes.RunCost(found, execution(strategy=strategy, batch=53.0), shape)
             each = (cost.seconds(1001) - cost.seconds(1)) / 1000
             assert measured / 2 < each < 2 * measured
         records = execution(strategy=BLT, batch=212.0, records=1)
-        each = (sizes.Cost(found, records, shape).seconds(1001) - sizes._COMPILING) / 1001
+        each = (sizes.RunCost(found, records, shape).seconds(1001) - sizes._COMPILING) / 1001
         assert measured / 2 < each < 2 * measured  # measured: 1.1 times as long
 
 

@@ -49,7 +49,7 @@ from mfopt.training.loop import Execution, Trainer
 from mfopt.training.models import Model
 from mfopt.training.privacy import Account
 from mfopt.training.secrets import RunSecret
-from mfopt.training.wiring import execution_of, statement_of, units_of
+from mfopt.training.wiring import Wiring
 
 # Shares of the canaries about which a guess is made, the rest is passed over. Fixed in advance;
 # the confidence is split evenly over them.
@@ -172,9 +172,11 @@ def audit(
     present = np.random.default_rng(secret.seed("coins")).random(canaries) < 0.5
     store = _store(settings, present, population)
     mesh = meshes.make_mesh()
-    units = units_of(settings, store, secret, account.sampling, "random")
-    whole = execution_of(settings, account, account.sampling, units, secret, mesh)
-    claimed, execution = statement_of(settings, account, whole), alter(whole)
+    wired = Wiring(settings, account, secret, mesh)
+    units = wired.units(store, "random")
+    whole = wired.execution(units)
+    claimed, execution = wired.statement(whole), alter(whole)
+    assert claimed is not None
     _announce(canaries, execution, progress)
     bound = execution.clipping.sensitivity * execution.sampler.sensitivity_factor
     trainer = Trainer(
@@ -193,8 +195,8 @@ def audit(
     attacker = attack.attack_on(account.sampling, account.strategy, settings.group_size)
     scores = attacker(white_noise(released, account.strategy), account.noise_multiplier)
     # the same execution under another secret
-    other = RunSecret(secret.derive("twin"))
-    twin = alter(execution_of(settings, account, account.sampling, units, other, mesh))
+    other = dataclasses.replace(wired, secret=RunSecret(secret.derive("twin")))
+    twin = alter(other.execution(units))
     drawn = executed.participations_of(execution.sampler)
     findings = executed.compare(
         account.sampling, drawn if truncated else ran, executed.participations_of(twin.sampler)

@@ -23,7 +23,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import jax
@@ -92,12 +91,7 @@ class Checkpoints:
     def __enter__(self) -> Checkpoints:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self.close()
         except FailureError:
@@ -150,7 +144,7 @@ class Checkpoints:
             secret: of the run; seals what is written and is itself not written.
             facts: JSON-able; what a resumed run must agree with, the privacy report, ....
         """
-        items = {name: leaves for name, part in _parts(state).items() if (leaves := _leaves(part))}
+        items = _items(state)
         facts = {**facts, "structure": _structure(state), "secret": _name(secret)}
         facts["check"] = _check_of(facts)
         facts["seal"] = secret.seal(_message(items, facts))
@@ -203,11 +197,8 @@ class Checkpoints:
         self, like: TrainState, secret: RunSecret, step: int
     ) -> tuple[TrainState, dict[str, Any]]:
         """The state and facts of ``step``; any exception where they are not what was written."""
-        facts = dict(
-            self._manager.restore(step, args=ocp.args.Composite(facts=ocp.args.JsonRestore()))[
-                "facts"
-            ]
-        )
+        asked = ocp.args.Composite(facts=ocp.args.JsonRestore())
+        facts = dict(self._manager.restore(step, args=asked)["facts"])
         seal = facts.pop("seal")
         body = {name: value for name, value in facts.items() if name != "check"}
         if facts["check"] != _check_of(body):
@@ -228,16 +219,15 @@ class Checkpoints:
                 f"its {' and '.join(other)} are not those of this run",
                 "Resume with the settings of the run that wrote it.",
             )
-        wanted = {name: leaves for name, part in _parts(like).items() if (leaves := _leaves(part))}
+        wanted = _items(like)
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, wanted)
-        found = self._manager.restore(
-            step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
-        )["state"]
+        asked = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
+        found = self._manager.restore(step, args=asked)["state"]
         if not hmac.compare_digest(secret.seal(_message(found, facts)), seal):
             raise ValueError("its seal does not hold")
         parts = {
             name: jax.tree.unflatten(jax.tree.structure(part), found.get(name, []))
-            for name, part in _parts(like).items()
+            for name, part in vars(like).items()
         }
         for name in ("structure", "secret", "check"):
             del facts[name]
@@ -322,26 +312,19 @@ def _array_digest(name: str, leaf: Any) -> str:
     return digest.hexdigest()
 
 
-def _parts(state: TrainState) -> dict[str, Any]:
-    return {
-        "step": state.step,
-        "params": state.params,
-        "optimizer": state.optimizer,
-        "noise": state.noise,
-    }
-
-
-def _leaves(part: Any) -> list[Any]:
+def _items(state: TrainState) -> dict[str, list[Any]]:
     # numpy scalars (a step counter on the host) are not arrays to the writer
-    return [
-        leaf if isinstance(leaf, jax.Array) else np.asarray(leaf) for leaf in jax.tree.leaves(part)
-    ]
+    found = {
+        name: [x if isinstance(x, jax.Array) else np.asarray(x) for x in jax.tree.leaves(part)]
+        for name, part in vars(state).items()
+    }
+    return {name: leaves for name, leaves in found.items() if leaves}
 
 
 def _structure(state: TrainState) -> dict[str, str]:
     """A digest per part, so that an error can say which part is another one."""
     digests = {}
-    for name, part in _parts(state).items():
+    for name, part in vars(state).items():
         lines = [
             f"{jax.tree_util.keystr(path)} {np.dtype(leaf.dtype)} {np.shape(leaf)}"
             for path, leaf in jax.tree_util.tree_leaves_with_path(part)

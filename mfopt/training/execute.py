@@ -68,11 +68,16 @@ def _execute(
     lead = jax.process_index() == 0
     state = trainer.init(prepared.secret.key("noise"))
     history: list[float] = []  # of losses on the public part
+
+    def save() -> None:
+        facts = _facts(prepared, int(state.step), history)
+        checkpoints.save(state, prepared.secret, facts)
+
     if checkpoints.steps or resume_from is not None:
         state, history = _restored(prepared, checkpoints, state, resume_from, progress)
     else:
         # before the first draw is used: a killed run goes on with its own draws, on its own data
-        checkpoints.save(state, prepared.secret, _facts(prepared, 0, history))
+        save()
         checkpoints.wait()
     start = saved = int(state.step)
     if lead:
@@ -111,13 +116,13 @@ def _execute(
                         history.append(public_loss(state))
                         ends |= _settled(history, config.patience)
                 if ends or done % config.checkpoint_every == 0 or _overdue(config, clock):
-                    checkpoints.save(state, prepared.secret, _facts(prepared, done, history))
+                    save()
                     saved, clock = done, time.monotonic()
                 if ends:
                     break
                 if signals:
                     if saved != done:
-                        checkpoints.save(state, prepared.secret, _facts(prepared, done, history))
+                        save()
                     checkpoints.wait()
                     again = f"mfopt train --config {prepared.folder / 'config.toml'} --resume"
                     raise _signals.interrupted(

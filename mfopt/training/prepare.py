@@ -38,7 +38,7 @@ from mfopt.training.secrets import RunSecret
 from mfopt.training.selection import PERPLEXITY_RULES
 from mfopt.training.tokenizers import FILE_NAME as TOKENIZER_FILE
 from mfopt.training.tokenizers import Tokenizer
-from mfopt.training.wiring import account_of, execution_of, statement_of, units_of
+from mfopt.training.wiring import Wiring, account_of
 
 RATE_WITHOUT_NOISE = 2e-3
 _CHOSEN = {
@@ -152,14 +152,13 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
     parts, tokenizer = _open_data(config, folder, progress)
     train = parts["train"]
     secret = secret_of(config, folder, resuming)
-    scheme = account.sampling if account else config.scheme()
     # Which of a user's records are chosen changes no number that is checked here.
     rule = "random" if config.selection in PERPLEXITY_RULES else config.selection
-    units = units_of(config, train, secret, scheme, rule)
     if resuming and not config.microbatch:  # sums are rounded alike
         config = dataclasses.replace(config, microbatch=load(folder / "config.toml").microbatch)
-    execution = execution_of(config, account, scheme, units, secret, mesh)
-    guarantee = None if account is None else statement_of(config, account, execution)
+    wired = Wiring(config, account, secret, mesh)
+    execution = wired.execution(wired.units(train, rule))
+    guarantee = wired.statement(execution)
     if config.steps > execution.iterations:
         raise _check.reject(
             "steps",
@@ -173,10 +172,10 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
 
     def affordable(model: Model) -> Execution:
         work = sizes.work(model, config.length)
-        most = sizes.Cost(work, execution, config).fitting()
-        fitting = dataclasses.replace(config, microbatch=most)
-        found = execution_of(fitting, account, scheme, execution.units, secret, mesh)
-        cost = sizes.Cost(work, found, config)
+        most = sizes.RunCost(work, execution, config).fitting()
+        fitting = dataclasses.replace(wired, config=dataclasses.replace(config, microbatch=most))
+        found = fitting.execution(execution.units)
+        cost = sizes.RunCost(work, found, config)
         cost.require()
         cost.announce(progress)
         return found
@@ -193,7 +192,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
     model.check_fits(train.vocab_size, config.length)
     if config.selection in PERPLEXITY_RULES:
         losses = _record_losses(config, train, model, mesh)
-        units = units_of(config, train, secret, scheme, config.selection, losses)
+        units = wired.units(train, config.selection, losses)
         execution = dataclasses.replace(execution, units=units)
     model_digest = digest_of((model.params, model.frozen))
     if config.sweep_rates:

@@ -93,7 +93,7 @@ def _held(function: Callable[..., Any], given: Any, *rest: Any) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cost:
+class RunCost:
     """Memory and time of a run: of the model's ``work``, as ``execution`` does it."""
 
     work: Work

@@ -160,94 +160,90 @@ def _read(
     return account
 
 
-def units_of(
-    config: TrainConfig,
-    train: TokenStore,
-    secret: RunSecret,
-    scheme: Scheme,
-    rule: str,
-    losses: np.ndarray | None = None,
-) -> Units:
-    """The privacy units that the run samples.
-
-    Args:
-        config: settings of the run.
-        train: the private store.
-        secret: of the run.
-        scheme: that samples them.
-        rule: which of a user's records are used.
-        losses: of each record under the initial model, for the perplexity rules.
-    """
-    seed, count = secret.seed("selection"), config.records_per_user
-    shared: dict[str, Any] = {"length": config.length, "rule": rule, "seed": seed, "losses": losses}
-    if config.algorithm in ("els", "group"):
-        return RecordUnits(train, group_size=count, reserve=not scheme.independent, **shared)
-    return UserUnits(train, records=count, **shared)
-
-
-def execution_of(
-    config: TrainConfig,
-    account: privacy.Account | None,
-    scheme: Scheme,
-    units: Units,
-    secret: RunSecret,
-    mesh: Mesh,
-) -> Execution:
-    """Sampler, clipping and noise of the run, for these units.
+@dataclasses.dataclass(frozen=True)
+class Wiring:
+    """What a run executes, from its settings.
 
     Args:
         config: settings of the run.
         account: what it executes; None: the non-private baseline.
-        scheme: that samples the units.
-        units: the privacy units.
         secret: of the run.
         mesh: devices.
     """
-    devices = meshes.data_parallel(mesh)
-    # a user's G records fill a CPU by themselves, single records do so together
-    if jax.default_backend() == "cpu":
-        each = 8 if units.records == 1 else 1
-    else:
-        each = max(1, 64 // units.records)
-    if config.microbatch % devices:
-        raise _check.reject(
-            "microbatch",
-            config.microbatch,
-            f"must be a multiple of the {devices} devices along the data axis",
+
+    config: TrainConfig
+    account: privacy.Account | None
+    secret: RunSecret
+    mesh: Mesh
+
+    @property
+    def scheme(self) -> Scheme:
+        """The sampling: that of the account, or of the settings."""
+        return self.account.sampling if self.account else self.config.scheme()
+
+    def units(self, train: TokenStore, rule: str, losses: np.ndarray | None = None) -> Units:
+        """The privacy units that the run samples.
+
+        ``rule``: which of a user's records are used; ``losses``: those of the records under the
+        initial model, for the perplexity rules.
+        """
+        config, count = self.config, self.config.records_per_user
+        shared: dict[str, Any] = {"length": config.length, "rule": rule, "losses": losses}
+        shared["seed"] = self.secret.seed("selection")
+        if config.algorithm in ("els", "group"):
+            reserve = not self.scheme.independent
+            return RecordUnits(train, group_size=count, reserve=reserve, **shared)
+        return UserUnits(train, records=count, **shared)
+
+    def execution(self, units: Units) -> Execution:
+        """Sampler, clipping and noise of the run, for these units."""
+        config, scheme = self.config, self.scheme
+        devices = meshes.data_parallel(self.mesh)
+        # a user's G records fill a CPU by themselves, single records do so together
+        if jax.default_backend() == "cpu":
+            each = 8 if units.records == 1 else 1
+        else:
+            each = max(1, 64 // units.records)
+        if config.microbatch % devices:
+            raise _check.reject(
+                "microbatch",
+                config.microbatch,
+                f"must be a multiple of the {devices} devices along the data axis",
+            )
+        sampler = Sampler(
+            scheme,
+            units.population,
+            self.secret.seed("sampling"),
+            microbatch=config.microbatch or each * devices,
+            batch_size=config.batch_size or None,
+            truncation="double" if config.truncation == "double" else "charge",
+            group_size=units.group_size,
         )
-    sampler = Sampler(
-        scheme,
-        units.population,
-        secret.seed("sampling"),
-        microbatch=config.microbatch or each * devices,
-        batch_size=config.batch_size or None,
-        truncation="double" if config.truncation == "double" else "charge",
-        group_size=units.group_size,
-    )
-    normalizer = config.normalizer or sampler.expected_batch
-    if account is None:
-        return Execution(units, sampler, NoClipping(), None, normalizer)
-    clipping = Clipping(config.clip_norm, config.per_layer, config.normalized)
-    noise = NoiseStream(
-        account.strategy,
-        iterations=scheme.length,
-        noise_multiplier=account.noise_multiplier,
-        clip_norm=clipping.sensitivity * sampler.sensitivity_factor,
-        sampling=account.sampling,
-    )
-    return Execution(units, sampler, clipping, noise, normalizer)
+        normalizer = config.normalizer or sampler.expected_batch
+        if self.account is None:
+            return Execution(units, sampler, NoClipping(), None, normalizer)
+        clipping = Clipping(config.clip_norm, config.per_layer, config.normalized)
+        noise = NoiseStream(
+            self.account.strategy,
+            iterations=scheme.length,
+            noise_multiplier=self.account.noise_multiplier,
+            clip_norm=clipping.sensitivity * sampler.sensitivity_factor,
+            sampling=scheme,
+        )
+        return Execution(units, sampler, clipping, noise, normalizer)
 
+    def statement(self, execution: Execution) -> Guarantee | None:
+        """The statement about a run of ``execution``; None for the non-private baseline.
 
-def statement_of(config: TrainConfig, account: privacy.Account, execution: Execution) -> Guarantee:
-    """The statement about a run of ``execution`` with these settings, or a refusal.
-
-    Raises:
-        UsageError: as :func:`privacy.statement`.
-    """
-    return privacy.statement(
-        account,
-        execution,
-        privacy_unit=config.privacy_unit,
-        delta_share=config.delta_share,
-        black_box=config.algorithm == "group",
-    )
+        Raises:
+            UsageError: as :func:`privacy.statement`.
+        """
+        if self.account is None:
+            return None
+        return privacy.statement(
+            self.account,
+            execution,
+            privacy_unit=self.config.privacy_unit,
+            delta_share=self.config.delta_share,
+            black_box=self.config.algorithm == "group",
+        )

@@ -30,7 +30,7 @@ from mfopt.training.loop import Trainer
 from mfopt.training.prepare import Prepared, learning_rate_of, optimizer_of, placed, prepare
 from mfopt.training.secrets import RunSecret
 from mfopt.training.selection import PERPLEXITY_RULES
-from mfopt.training.wiring import execution_of, units_of
+from mfopt.training.wiring import Wiring
 
 # setting of a run -> where a result's files put what it names
 PLACES = {"data": "corpus", "model": "pretrained", "factorization": "mechanism/mechanism.npz"}
@@ -99,11 +99,9 @@ class Runs:
           move: of a fitted rate: how far the noise alone moves a parameter.
         """
         prepared, config, secret = self.prepared, self._config, RunSecret.pinned(seed)
-        scheme = prepared.execution.sampler.scheme
-        units = units_of(
-            config, prepared.parts["train"], secret, scheme, selection, self._losses_for(selection)
-        )
-        execution = execution_of(config, prepared.account, scheme, units, secret, prepared.mesh)
+        wired = Wiring(config, prepared.account, secret, prepared.mesh)
+        units = wired.units(prepared.parts["train"], selection, self._losses_for(selection))
+        execution = wired.execution(units)
         trainer = self._trainer.over(units, execution.sampler)
         if not rate:
             fitted = dataclasses.replace(config, learning_rate=0.0, noise_move=move)
