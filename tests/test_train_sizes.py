@@ -90,7 +90,8 @@ def test_what_does_not_fit_is_refused_with_what_would(monkeypatch):
     # noise that keeps every draw is part of it
     banded = S.BandedToeplitz(np.ones(400) / np.arange(1, 401))
     with pytest.raises(UsageError, match="arrays of noise"):
-        sizes.RunCost(small, execution(microbatch=1, records=1, strategy=banded), settings).require()
+        run = execution(microbatch=1, records=1, strategy=banded)
+        sizes.RunCost(small, run, settings).require()
 
 
 def test_long_runs_are_announced_and_short_ones_are_not(monkeypatch):
