@@ -89,8 +89,8 @@ def test_what_does_not_fit_is_refused_with_what_would(monkeypatch):
         sizes.RunCost(work(wide, 50257), execution(microbatch=1), wide).require()
     # noise that keeps every draw is part of it
     banded = S.BandedToeplitz(np.ones(400) / np.arange(1, 401))
+    run = execution(microbatch=1, records=1, strategy=banded)
     with pytest.raises(UsageError, match="arrays of noise"):
-        run = execution(microbatch=1, records=1, strategy=banded)
         sizes.RunCost(small, run, settings).require()
 
 

@@ -133,11 +133,6 @@ def drop_folder(folder: Path) -> None:
 def secret_of(config: TrainConfig, folder: Path, resuming: bool) -> RunSecret:
     """The run's secret: its own, or a new one, kept twice with a checksum.
 
-    Args:
-        config: a pinned seed stands in for the secret.
-        folder: of the run.
-        resuming: it must be there.
-
     Raises:
         UsageError: neither copy is there and whole.
     """

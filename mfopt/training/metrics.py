@@ -24,16 +24,8 @@ from mfopt.training.evaluation import HeldOutLoss
 from mfopt.training.loop import StepResult
 
 STEP_FIELDS = (
-    "step",
-    "loss",
-    "perplexity",
-    "clipped_fraction",
-    "gradient_norm",
-    "units",
-    "padded",
-    "truncated",
-    "tokens",
-    "tokens_per_second",
+    *("step", "loss", "perplexity", "clipped_fraction", "gradient_norm"),
+    *("units", "padded", "truncated", "tokens", "tokens_per_second"),
 )
 EVAL_FIELDS = ("step", "part", "loss", "perplexity", "tokens")
 
@@ -69,7 +61,7 @@ class Table:
     """
 
     def __init__(self, path: Path, fields: tuple[str, ...], start: int = 0) -> None:
-        self.path, self.fields = path, fields
+        self._fields = fields
         kept = [row for row in read_table(path) if int(float(row["step"])) < start]
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, fields, extrasaction="ignore")
@@ -81,7 +73,7 @@ class Table:
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Append one row, on disk when this returns."""
-        self._writer.writerow({name: row[name] for name in self.fields})
+        self._writer.writerow({name: row[name] for name in self._fields})
         self._stream.flush()
 
     def close(self) -> None:

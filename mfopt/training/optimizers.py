@@ -211,10 +211,6 @@ def averaged(optimizer: optax.GradientTransformation, decay: float) -> optax.Gra
 
     Post-processing, so free; it averages noise away. The weight of a new iterate is
     max(1 - decay, 9 / (t + 10)), so that the first steps are forgotten at once.
-
-    Args:
-      optimizer: any; moves the parameters as before.
-      decay: in [0, 1).
     """
     if not 0 <= decay < 1:
         raise _check.reject("average", decay, "must lie in [0, 1)")

@@ -249,12 +249,7 @@ def noise_against_signal(execution: Execution, num_params: int) -> dict[str, flo
 def noise_by_step(
     execution: Execution, workload: PrefixSums | ToeplitzWorkload | None = None
 ) -> np.ndarray:
-    """Standard deviation of the noise in a coordinate of each released mean, shape (n,).
-
-    Args:
-      execution: of the run.
-      workload: sums of the means to look at instead.
-    """
+    """Standard deviation of the noise in a coordinate of each released mean, shape (n,)."""
     noise, n = execution.noise, execution.iterations
     assert noise is not None
     workload = workload or ToeplitzWorkload(np.eye(1, n)[0])
@@ -263,12 +258,7 @@ def noise_by_step(
 
 
 def warnings_of(execution: Execution, sizes: dict[str, float]) -> list[str]:
-    """Warnings from a run's public numbers that little or nothing can be learned.
-
-    Args:
-      execution: of the run.
-      sizes: of :func:`noise_against_signal`.
-    """
+    """Warnings from a run's public numbers that little or nothing can be learned."""
     found = []
     noise, signal = sizes["noise_of_all_steps"], sizes["largest_signal_of_all_steps"]
     if not noise <= HOPELESS * signal:

@@ -35,13 +35,7 @@ def check_rule(rule: str, losses: np.ndarray | None, records: int) -> str:
 
 
 def check_record_rule(rule: str, losses: np.ndarray | None, records: int) -> str:
-    """Check a rule that chooses whole records; see :func:`check_rule`.
-
-    Args:
-      rule: how records are chosen.
-      losses: of each record under the initial model, for the perplexity rules.
-      records: their number.
-    """
+    """Check a rule that chooses whole records; see :func:`check_rule`."""
     if rule == "chunk":
         raise _check.reject(
             "selection",

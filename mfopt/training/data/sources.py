@@ -233,11 +233,6 @@ class Parquet(_Tables):
 class HuggingFace(_Tables):
     """A data set as ``datasets.save_to_disk`` leaves it.
 
-    Args:
-        folder: of one split: it holds ``state.json`` and Arrow files.
-        user_column: names the privacy unit.
-        text_column: holds one record's text.
-
     Raises:
         UsageError: no such folder, or one of several splits.
     """

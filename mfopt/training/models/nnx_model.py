@@ -16,6 +16,7 @@ from mfopt import _extras
 
 try:
     from flax import nnx
+    from flax.traverse_util import unflatten_dict
 except ModuleNotFoundError as problem:
     raise _extras.missing(problem) from None
 
@@ -27,13 +28,7 @@ Path = tuple[Any, ...]
 
 def nest(flat: dict[Path, Any]) -> PyTree:
     """{("h", 0, "bias"): x} -> {"h": {"0": {"bias": x}}}."""
-    tree: dict[str, Any] = {}
-    for path, value in flat.items():
-        node = tree
-        for part in path[:-1]:
-            node = node.setdefault(str(part), {})
-        node[str(path[-1])] = value
-    return tree
+    return unflatten_dict({tuple(map(str, path)): value for path, value in flat.items()})
 
 
 def pick(tree: PyTree, path: Path) -> Any:
