@@ -19,7 +19,7 @@ from mfopt.accounting.loss_distribution.allocation import AllocationProfile
 from mfopt.accounting.monte_carlo import chunked, count_mixture, group
 from mfopt.accounting.monte_carlo.count_mixture import CountPair
 from mfopt.accounting.monte_carlo.evidence import Trial
-from mfopt.accounting.monte_carlo.hockey import Hockey
+from mfopt.accounting.monte_carlo.hockey import GaussianPayoff
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import Dense, Identity
 
@@ -98,10 +98,10 @@ def test_beside_a_gaussian_release() -> None:
     assert abs(seen.log_mean - alone) < 4e-3
     assert seen.log_mean <= tilt.log_ceiling
     for t in (-2.0, 0.5, 3.0):
-        value = float(float64(Hockey(0.7).log_value)(t))
+        value = float(float64(GaussianPayoff(0.7).log_value)(t))
         expected = special.ndtr(0.35 - t / 0.7) - math.exp(t) * special.ndtr(-0.35 - t / 0.7)
         assert math.log(expected) <= value < math.log(expected) + 1e-8
-        assert 1.5 * t + value <= Hockey(0.7).log_peak(1.5)
+        assert 1.5 * t + value <= GaussianPayoff(0.7).log_peak(1.5)
 
 
 def test_a_split_lies_above_the_gram_matrix() -> None:

@@ -10,7 +10,7 @@ from selection import few
 from mfopt.accounting import Mechanism, account, events, phases
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution import Composition, poisson
-from mfopt.accounting.loss_distribution.exchange import Coin, Exchange
+from mfopt.accounting.loss_distribution.exchange import PublicMixture, ReplacementRound
 from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile
 from mfopt.errors import UsageError
@@ -19,9 +19,9 @@ from mfopt.strategies import BandedSquareRoot
 from mfopt.testing import check_accountant
 
 KINDS = {
-    "zeroed": Exchange.zeroed_in_fixed_batch,
-    "replaced": Exchange.replaced_in_fixed_batch,
-    "replaced, Poisson": Exchange.replaced_in_poisson_batch,
+    "zeroed": ReplacementRound.zeroed_in_fixed_batch,
+    "replaced": ReplacementRound.replaced_in_fixed_batch,
+    "replaced, Poisson": ReplacementRound.replaced_in_poisson_batch,
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -137,7 +137,7 @@ def test_zeroing_out_in_fixed_batches_costs_less_than_leaving_but_not_half():
 
 def test_the_composed_account_is_above_data_that_are_known():
     for q, rounds, sigma, epsilon in ((0.01, 100, 0.5, 8.0), (0.1, 30, 1.5, 1.0)):
-        profile = RoundsProfile(Exchange.zeroed_in_fixed_batch(q), rounds, sigma)
+        profile = RoundsProfile(ReplacementRound.zeroed_in_fixed_batch(q), rounds, sigma)
         for direction in ("remove", "add"):
             assert profile.log_delta(epsilon, direction) < 0
         assert profile.log_delta_below(epsilon) < profile.log_delta(epsilon)
@@ -214,7 +214,7 @@ def test_batches_that_are_cut_are_within_their_account(adjacency, other):
     far = [*ORDERS, 30.0]
     ways = [curve(exchange, sigma, far), curve(exchange, sigma, far, add=True)]
     place = Mixture.binomial(1, scheme.kept)
-    undoubled = curve(Coin(Mixture.binomial(1, 0.9), place, scheme.full), sigma, far)
+    undoubled = curve(PublicMixture(Mixture.binomial(1, 0.9), place, scheme.full), sigma, far)
     worst = np.zeros(len(far))
     for others in (-1.0, 0.0, 1.0):
         with_it = cut_batches(scheme, others, 1.0, sigma, line)

@@ -63,11 +63,11 @@ def test_counts_have_the_confidence_of_clopper_and_pearson():
 
 
 def test_no_line_no_bound():
-    known = jensen_gap.Gap(0.4, 0.5, 0.3)
+    known = jensen_gap.JensenGapBound(0.4, 0.5, 0.3)
     assert math.isfinite(jensen_gap.beyond(known, 2.0, 3.0, (300, 4000), 8192, 1e-8))
     for counts in ((8192, 8192), (300, 0), (4000, 4000)):
         assert jensen_gap.beyond(known, 2.0, 3.0, counts, 8192, 1e-8) == math.inf
-    rising = jensen_gap.Gap(0.4, 0.5, 0.45)  # it would clip where the line is not proven
+    rising = jensen_gap.JensenGapBound(0.4, 0.5, 0.45)  # it would clip where the line is not proven
     assert jensen_gap.beyond(rising, 2.0, 3.0, (300, 4000), 8192, 1e-8) == math.inf
 
 
@@ -155,6 +155,6 @@ def test_a_clipped_bound_takes_half_of_beta_for_each_part(monkeypatch):
         losses, "upper_bound", lambda *at, **how: taken.append(how["beta"]) or bound(*at, **how)
     )
     loss, point = BallsInBinsLoss(spiky(20)), Point(1.0, 0.3)
-    clip = loss.at(Tilt("clipped", 1.5, 0.0, jensen_gap.Gap(0.4, 0.5, 0.1)), point)
+    clip = loss.at(Tilt("clipped", 1.5, 0.0, jensen_gap.JensenGapBound(0.4, 0.5, 0.1)), point)
     loss.bound(clip, point, 3, Trial(256, 1e-6, chunked.seed_key(4)))
     assert len(taken) == 2 and sum(taken) == pytest.approx(1e-6)

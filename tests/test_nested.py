@@ -66,7 +66,7 @@ def test_the_pieces_are_the_matrix_but_for_what_is_measured(small, bins):
 
 def test_the_pair_in_pieces_is_above_the_modes_and_by_a_hair(small):
     pair = dominating_pair.above(GRAM, 1e-14)
-    assert isinstance(pair.factor, nested.Nested)
+    assert isinstance(pair.factor, nested.HierarchicalLowRank)
     gap = np.linalg.eigvalsh(pair.factor.square(BINS) - GRAM)
     assert gap.min() > 0 and gap.max() < 1e-8 * GRAM.diagonal().mean()
     np.testing.assert_allclose(pair.gram, pair.factor.square(BINS), rtol=0, atol=1e-14)
@@ -79,7 +79,7 @@ def test_what_has_no_small_rank_keeps_its_matrix(small):
     _, apart = nested.nested(np.linalg.cholesky(gram))
     assert apart > 1e-3  # what would be lost
     pair = dominating_pair.above(gram, 1e-14)
-    assert not isinstance(pair.factor, nested.Nested)
+    assert not isinstance(pair.factor, nested.HierarchicalLowRank)
     assert np.linalg.eigvalsh(pair.factor @ pair.factor.T - gram).min() > 0
     dominating_pair.check(pair)
 
@@ -158,6 +158,6 @@ def test_a_search_for_sigma_begins_at_that_of_groups():
 
 def test_the_strategy_is_taken_in_pieces_where_bins_are_many(small):
     pair = dominating_pair.exact(C, BallsInBins(bins=BINS, epochs=EPOCHS))
-    assert isinstance(pair.factor, nested.Nested)
+    assert isinstance(pair.factor, nested.HierarchicalLowRank)
     assert BallsInBinsLoss(pair).work == nested.WORK
     np.testing.assert_allclose(pair.gram, GRAM, rtol=1e-7)

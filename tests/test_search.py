@@ -233,7 +233,7 @@ def test_a_step_far_too_long_does_not_end_the_search():
 
 def test_a_stalled_point_is_not_called_converged():
     """What was learned of one step forbids others: it is forgotten before the search ends."""
-    wild, seen = search._Bend.learn, []
+    wild, seen = search._Curvature.learn, []
 
     def stiff(self, step, change):
         if not seen:
@@ -241,11 +241,11 @@ def test_a_stalled_point_is_not_called_converged():
         seen.append(step)
         wild(self, step, change)
 
-    search._Bend.learn = stiff
+    search._Curvature.learn = stiff
     try:
         trace = searched(Valley(), [3.0, -2.0, 4.0], tolerance=1e-5)
     finally:
-        search._Bend.learn = wild
+        search._Curvature.learn = wild
     assert trace.best_value < 1e-3
 
 

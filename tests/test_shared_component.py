@@ -26,7 +26,7 @@ from mfopt.accounting.monte_carlo.balls_in_bins import BallsInBinsLoss
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.evidence import Point, Tilt
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLoss
-from mfopt.accounting.monte_carlo.hockey import Hockey
+from mfopt.accounting.monte_carlo.hockey import GaussianPayoff
 from mfopt.accounting.monte_carlo.kept_bins import KeptBins
 from mfopt.accounting.monte_carlo.likelihood import Residual
 from mfopt.sampling import BallsInBins, FreshBins
@@ -43,7 +43,7 @@ def pair_of(kind="blt"):
 @pytest.mark.parametrize("mu", [0.05, 0.4, 3.0])
 def test_the_hockey_stick_of_a_gaussian(mu):
     """By numerical integration of E (1 − e^(t−Y))₊, Y ~ N(μ²/2, μ²)."""
-    stick = Hockey(mu)
+    stick = GaussianPayoff(mu)
     for t in np.array([-3.0, 0.0, 1.0, 4.0, 8.0]) * mu:
         start = (t - mu**2 / 2) / mu  # where Y = t, in standard deviations
 
@@ -72,18 +72,18 @@ def test_the_hockey_stick_past_twenty_standard_deviations():
     for x in (15.0, 19.9, 20.1, 25.0, 60.0):
         t = mu * (x + mu / 2)
         expected = -(x**2) / 2 - math.log(2 * math.pi) / 2 + math.log(mills(x) - mills(x + mu))
-        value = float(float64(Hockey(mu).log_value)(t))
+        value = float(float64(GaussianPayoff(mu).log_value)(t))
         assert value == pytest.approx(expected, abs=1e-8) and value >= expected
 
 
 @pytest.mark.parametrize("mu", few([1e-3, 0.3, 5.0], 1))
 def test_its_peak_is_the_largest_value_and_no_more(mu):
     for order in (0.3, 1.0, 9.0, 80.0):
-        peak = Hockey(mu).log_peak(order)
+        peak = GaussianPayoff(mu).log_peak(order)
         around = mu**2 * (order + 0.5) + (60 * mu + 3) * np.linspace(-1, 1, 400_001)
-        values = order * around + np.asarray(float64(Hockey(mu).log_value)(around))
+        values = order * around + np.asarray(float64(GaussianPayoff(mu).log_value)(around))
         assert values.max() <= peak + 1e-12 and peak == pytest.approx(values.max(), abs=1e-4)
-    assert Hockey(mu).log_peak(0.0) == 0
+    assert GaussianPayoff(mu).log_peak(0.0) == 0
 
 
 @pytest.mark.parametrize("kind", ["blt", "dense", "identity"])
@@ -119,7 +119,7 @@ def test_both_ways_have_one_mean(kind):
     assert abs(apart[0] - expected[0]) < K * math.hypot(apart[1], expected[1])
     assert apart[1] < expected[1] and apart[2] < expected[2] - 0.1
     known, limits, paid = loss._sampled(point)
-    wrong = paid._replace(payoff=Hockey(1.05 * paid.payoff.mu))
+    wrong = paid._replace(payoff=GaussianPayoff(1.05 * paid.payoff.mu))
     loss.__dict__["_sampled"] = lambda _: (known, limits, wrong)
     off = seen(loss, 1)
     assert abs(off[0] - expected[0]) > K * math.hypot(off[1], expected[1])
@@ -267,7 +267,7 @@ def plain():
 )
 def test_what_is_left_and_its_payoff_have_the_mean_of_the_whole(plain, kind, order, direction):
     loss, point = FreshBinsLoss(CASES[0][0]), Point(SIGMA, EPSILON)
-    assert isinstance(loss._sampled(point)[2].payoff, Hockey)
+    assert isinstance(loss._sampled(point)[2].payoff, GaussianPayoff)
     mean, error = plain[direction]
 
     def seen(sampled):
@@ -286,7 +286,7 @@ def test_what_is_left_and_its_payoff_have_the_mean_of_the_whole(plain, kind, ord
     assert ceiling < higher and spread < wider
     # the control: a release a tenth too short is paid for
     rest, ceilings, paid = loss._sampled(point)
-    wrong = paid._replace(payoff=Hockey(0.9 * paid.payoff.mu))
+    wrong = paid._replace(payoff=GaussianPayoff(0.9 * paid.payoff.mu))
     loss.__dict__["_sampled"] = lambda _: (rest, ceilings, wrong)
     assert abs(seen(loss)[0] - mean) > 4 * math.hypot(spread, error)
 

@@ -11,13 +11,13 @@ from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution import throw
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
 from mfopt.accounting.loss_distribution.convolution import Composition
-from mfopt.accounting.loss_distribution.exchange import Coin
+from mfopt.accounting.loss_distribution.exchange import PublicMixture
 from mfopt.accounting.loss_distribution.rounds import COARSE, RoundsProfile
 from mfopt.accounting.loss_distribution.stages import Steps
-from mfopt.accounting.loss_distribution.throw import Throw
+from mfopt.accounting.loss_distribution.throw import BinAssignment
 from mfopt.accounting.loss_distribution.tilting import Thinned
 from mfopt.accounting.monte_carlo import patterns
-from mfopt.accounting.monte_carlo.free import Orthogonal, Spread, Thrown
+from mfopt.accounting.monte_carlo.free import Orthogonal, ReassignedBins, Spread
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLoss
 from mfopt.accounting.monte_carlo.protocol import DIRECTIONS
 from mfopt.errors import FailureError
@@ -71,7 +71,7 @@ def test_plain_sampling_in_both_directions(bins, epochs, sigma, epsilon):
         added += np.log(np.mean(np.exp(z / sigma - 0.5 / sigma**2), axis=1))
         z[:, 0] += 1 / sigma
         removed += np.log(np.mean(np.exp(z / sigma - 0.5 / sigma**2), axis=1))
-    profile = RoundsProfile(Throw(bins), epochs, sigma)
+    profile = RoundsProfile(BinAssignment(bins), epochs, sigma)
     values = {
         "remove": np.maximum(-np.expm1(epsilon - removed), 0),
         "add": np.maximum(-np.expm1(epsilon + added), 0),
@@ -81,13 +81,13 @@ def test_plain_sampling_in_both_directions(bins, epochs, sigma, epsilon):
         found = math.exp(profile.log_delta(epsilon, direction))
         assert mean > 1e-2 and abs(found - mean) < 4 * error
         # the control: one throw less
-        other = RoundsProfile(Throw(bins), epochs - 1, sigma)
+        other = RoundsProfile(BinAssignment(bins), epochs - 1, sigma)
         assert abs(math.exp(other.log_delta(epsilon, direction)) - mean) > 20 * error
 
 
 def test_the_pair_on_the_grid_dominates_a_throw_and_is_one():
     bins, sigma = 6, 1.1
-    part = Throw(bins).discretize(sigma, 0.05, 0.0, -30.0)
+    part = BinAssignment(bins).discretize(sigma, 0.05, 0.0, -30.0)
     profile = AllocationProfile(bins, sigma**-2)
     forward, backward = part, part.reverse()
     for pair, direction in ((forward, "remove"), (backward, "add")):
@@ -103,7 +103,7 @@ def test_the_pair_on_the_grid_dominates_a_throw_and_is_one():
 
 def test_one_throw_of_one_epoch_is_random_allocation():
     for epsilon in (0.3, 1.0, 2.5):
-        one = RoundsProfile(Throw(16), 1, 0.9).log_delta(epsilon)
+        one = RoundsProfile(BinAssignment(16), 1, 0.9).log_delta(epsilon)
         assert one == pytest.approx(AllocationProfile(16, 0.9**-2).log_delta(epsilon), abs=2e-3)
 
 
@@ -124,7 +124,7 @@ def test_random_allocation_of_several_epochs_by_another_accountant():
     sigma, epsilon = 1.5, 1.0
     params = accountant.PrivacyParams(sigma=sigma, num_steps=8, num_epochs=3)
     config = accountant.AllocationSchemeConfig(loss_discretization=0.02, tail_truncation=1e-9)
-    profile = RoundsProfile(Throw(8), 3, sigma)
+    profile = RoundsProfile(BinAssignment(8), 3, sigma)
     for direction, name in (
         (accountant.Direction.REMOVE, "remove"),
         (accountant.Direction.ADD, "add"),
@@ -151,26 +151,28 @@ def test_sigma_needs_no_samples_and_is_less_than_with_bins_kept():
     again = account(mechanism, noise_multiplier=found.noise_multiplier, epsilon=1.0)
     assert again.delta <= 1e-5
     # a multiple of I is the same mechanism, and a C with two bands is sampled
-    twice = Thrown(4, 4, 4.0).profile(2 * found.noise_multiplier, COARSE).log_delta(1.0)
+    twice = ReassignedBins(4, 4, 4.0).profile(2 * found.noise_multiplier, COARSE).log_delta(1.0)
     assert twice == pytest.approx(math.log(again.delta), abs=0.05)
     banded = FreshBinsLoss(patterns.exact(BandedToeplitz(np.array([1.0, 0.1])), FreshBins(4, 2)))
     assert not any(bound.exact for bound in banded.free_bounds())
 
 
 def test_coarse_and_fine_grids_agree():
-    coarse, fine = (RoundsProfile(Throw(32), 8, 1.1, a).log_delta(1.0) for a in (COARSE, 2e-5))
+    coarse, fine = (
+        RoundsProfile(BinAssignment(32), 8, 1.1, a).log_delta(1.0) for a in (COARSE, 2e-5)
+    )
     assert fine <= coarse < fine + 0.05
 
 
 def test_rounds_without_a_lower_bound_say_so():
-    coin = Coin(Throw(4), Throw(8), 0.5)
-    for one, named in ((coin, "truncated batches"), (Throw(4), "throws into bins")):
+    coin = PublicMixture(BinAssignment(4), BinAssignment(8), 0.5)
+    for one, named in ((coin, "truncated batches"), (BinAssignment(4), "throws into bins")):
         with pytest.raises(FailureError, match=f"no lower bound is known for {named}"):
             one.cells_below(1.0, Steps(1e-3), 0.1, -50.0, (-1.0, 1.0), add=True)
 
 
 def test_so_little_noise_that_bins_are_told_apart_is_accounted_without_amplification():
-    thrown, norm = Thrown(8, 4, 1.0), 2.0
+    thrown, norm = ReassignedBins(8, 4, 1.0), 2.0
     for sigma in (1e-9, 0.03):
         plain = gaussian.epsilon(norm / sigma, 1e-5)
         assert thrown.epsilon(sigma, 1e-5) == pytest.approx(plain, rel=1e-9)
@@ -180,11 +182,11 @@ def test_so_little_noise_that_bins_are_told_apart_is_accounted_without_amplifica
         norm / gaussian.largest_mu(2000.0, 1e-5), rel=1e-9
     )
     with pytest.raises(FailureError, match="Use more noise"):
-        Throw(8).nodes(0.03, -50.0)
+        BinAssignment(8).nodes(0.03, -50.0)
 
 
 def test_so_much_noise_that_nothing_is_left_is_answered_at_once():
-    thrown = Thrown(128, 16, 1.0)
+    thrown = ReassignedBins(128, 16, 1.0)
     assert thrown.epsilon(1e9, 1e-5) == 0
     assert max(thrown.log_deltas(1e9, 0.0)) < math.log(1e-5)  # it is checked again
 
@@ -193,7 +195,7 @@ def test_so_much_noise_that_nothing_is_left_is_answered_at_once():
 def test_the_variance_of_the_likelihood_ratio_bounds_what_no_grid_is_fine_enough_for(
     bins, throws, sigma
 ):
-    plain = Thrown(bins, throws, 1.0)._plain
+    plain = ReassignedBins(bins, throws, 1.0)._plain
     spread = Spread(bins, throws, 1.0, plain)
     chi = math.sqrt(math.expm1(throws * math.log1p(math.expm1(sigma**-2) / bins)))
     # what a Gaussian mechanism of shift χ has, and no more above it than is lost by squaring

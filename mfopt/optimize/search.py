@@ -61,13 +61,13 @@ def minimize(
     if not here.at.usable:
         trace.status = "the objective is not a number at the start"
         return
-    bend, width, renewed = _Bend(), REACH, True
+    bend, width, renewed = _Curvature(), REACH, True
     while len(trace.history) < steps:
         model = bend.added(objective.model(here), here.point)
         least, reached = _minimum(model, here, width, tolerance)
         if here.at.value - least < tolerance:
             if not renewed:  # what was learned may forbid what the tangent alone would promise
-                bend, width, renewed = _Bend(), REACH, True
+                bend, width, renewed = _Curvature(), REACH, True
             elif here is own:
                 trace.status = f"converged (relative tolerance {tolerance:.2g})"
                 return
@@ -124,7 +124,7 @@ def _widest(step: np.ndarray) -> float:
     return float(np.max(np.abs(step)))
 
 
-class _Bend:
+class _Curvature:
     """Curvature of log σ that the tangents lack: a symmetric matrix K, learned from the steps.
 
     Where a step s ends, the samples' gradient less the tangent's is about K s: symmetric rank-one

@@ -114,7 +114,7 @@ class Pair:
 
 
 @dataclasses.dataclass(frozen=True)
-class Exchange:
+class ReplacementRound:
     """The pair whose profile is the larger of two at every order; see the module's text.
 
     Attributes:
@@ -128,17 +128,17 @@ class Exchange:
     largest: float
 
     @classmethod
-    def zeroed_in_fixed_batch(cls, probability: float) -> Exchange:
+    def zeroed_in_fixed_batch(cls, probability: float) -> ReplacementRound:
         """One unit's contribution becomes 0, the batch's size stays: the others fill its place."""
         return cls(Pair(probability, 2, 1), Pair(probability, 1, 0), 1.0)
 
     @classmethod
-    def replaced_in_fixed_batch(cls, probability: float) -> Exchange:
+    def replaced_in_fixed_batch(cls, probability: float) -> ReplacementRound:
         """One unit's contribution becomes another, the batch's size stays."""
         return cls(Pair(probability, 2, 0), Pair(probability, 2, 0), 2.0)
 
     @classmethod
-    def replaced_in_poisson_batch(cls, probability: float) -> Exchange:
+    def replaced_in_poisson_batch(cls, probability: float) -> ReplacementRound:
         """One unit's contribution becomes another, drawn independently of the others."""
         return cls(Pair(probability, 1, -1), Pair(probability, 1, -1), 2.0)
 
@@ -258,7 +258,7 @@ class Exchange:
 
 
 @dataclasses.dataclass(frozen=True)
-class Coin(Unbounded):
+class PublicMixture(Unbounded):
     """Mixture of two rounds by a coin independent of the data, accounted as if its outcome were
     released.
 

@@ -5,7 +5,7 @@ Poisson sampling with independent noise (DP-SGD), a group of K under it (Ganesh 
 (Ganesh 2024, Theorem 3.3). In all of them an iteration touches a unit with fresh randomness and
 the iterations' contributions do not overlap, so the account is a composition of rounds. Where
 the number of units stays ("replace", and fixed batches under "zero-out") a round is an
-:class:`~mfopt.accounting.loss_distribution.exchange.Exchange`, known for one unit.
+:class:`~mfopt.accounting.loss_distribution.exchange.ReplacementRound`, known for one unit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from mfopt import _check
 from mfopt.accounting import unamplified
-from mfopt.accounting.loss_distribution.exchange import Coin, Exchange
+from mfopt.accounting.loss_distribution.exchange import PublicMixture, ReplacementRound
 from mfopt.accounting.loss_distribution.mixture import Mixture, Round
 from mfopt.sampling import Adjacency, CyclicPoisson, FixedBatch, Poisson, TruncatedPoisson
 from mfopt.strategies import Strategy
@@ -129,9 +129,9 @@ def fixed_batch(
     scale, even = _scale(strategy, n, 1)
     chance = scheme.batch_size / scheme.population
     if adjacency == "zero-out":
-        return Rounds(Exchange.zeroed_in_fixed_batch(chance), n, scale, even)
+        return Rounds(ReplacementRound.zeroed_in_fixed_batch(chance), n, scale, even)
     if adjacency == "replace":
-        return Rounds(Exchange.replaced_in_fixed_batch(chance), n, scale, even)
+        return Rounds(ReplacementRound.replaced_in_fixed_batch(chance), n, scale, even)
     mixture = Mixture.hypergeometric(group_size, scheme.batch_size, scheme.population)
     return Rounds(mixture, n, scale, even)
 
@@ -156,18 +156,18 @@ def truncated_poisson(
         return plain
     places: dict[Adjacency, Round] = {
         "add-remove": Mixture(np.array([0.0, 2.0]), np.log([1 - kept, kept])),
-        "zero-out": Exchange.zeroed_in_fixed_batch(kept),
-        "replace": Exchange.replaced_in_fixed_batch(kept),
+        "zero-out": ReplacementRound.zeroed_in_fixed_batch(kept),
+        "replace": ReplacementRound.replaced_in_fixed_batch(kept),
     }
     place = places[adjacency]
-    one = place if full == 1 else Coin(plain.mixture, place, full)
+    one = place if full == 1 else PublicMixture(plain.mixture, place, full)
     return dataclasses.replace(plain, mixture=one, exact=False)
 
 
 def _drawn(group_size: int, probability: float, adjacency: Adjacency) -> Round:
     """One round in which units are drawn independently of each other."""
     if adjacency == "replace" and probability > 0:
-        return Exchange.replaced_in_poisson_batch(probability)
+        return ReplacementRound.replaced_in_poisson_batch(probability)
     return Mixture.binomial(group_size, probability)
 
 

@@ -52,7 +52,7 @@ _ALONE = 4.0  # loss
 
 
 @dataclasses.dataclass(frozen=True)
-class Throw(Unbounded):
+class BinAssignment(Unbounded):
     """One unit in one of ``bins`` orthogonal modes of norm 1, chosen uniformly: a round.
 
     Attributes:

@@ -89,7 +89,7 @@ class BallsInBinsLoss(LikelihoodLoss):
     @property
     def many(self) -> bool:
         # at 4,096 bins estimates of σ by design points lie 3% apart
-        return isinstance(self.pair.factor, nested.Nested)
+        return isinstance(self.pair.factor, nested.HierarchicalLowRank)
 
     @property
     def sensitivity(self) -> float:

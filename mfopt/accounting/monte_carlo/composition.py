@@ -30,7 +30,7 @@ from mfopt.accounting.loss_distribution import Composition, LossDistribution
 from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.protocol import SampledDirection, SampledLoss, law, loss_of
-from mfopt.accounting.monte_carlo.sampled import Companion, OneUnit
+from mfopt.accounting.monte_carlo.sampled import ComposedMechanism, OneUnit
 from mfopt.accounting.verified import VerifiedAnalysis
 from mfopt.strategies.fields import Array
 
@@ -247,7 +247,7 @@ class ComposedModel(OneUnit):
         super().__init__(
             loss_of(loss),
             samples,
-            {name: Companion(stick, stick.constant) for name, stick in sides.items()},
+            {name: ComposedMechanism(stick, stick.constant) for name, stick in sides.items()},
         )
         self.method += f", composed with {_NAMED}"
         self.estimator += f", composed with {_NAMED}"

@@ -86,7 +86,7 @@ from mfopt.accounting.monte_carlo.evidence import (
     sums,
     upper_bound,
 )
-from mfopt.accounting.monte_carlo.hockey import Hockey
+from mfopt.accounting.monte_carlo.hockey import GaussianPayoff
 from mfopt.accounting.monte_carlo.protocol import SampledDirection
 
 CELLS = 4096  # of the step function G
@@ -145,7 +145,7 @@ class CountPair(NamedTuple):
 
     def payoff(self, sigma: float) -> Payoff:
         """δ₂ at this σ."""
-        return Hockey(self.shift / sigma) if self.shift > 0 else HINGE
+        return GaussianPayoff(self.shift / sigma) if self.shift > 0 else HINGE
 
 
 class _Tables(NamedTuple):

@@ -39,7 +39,13 @@ from mfopt.accounting.monte_carlo.dominating_pair import (
     privacy_loss,
 )
 from mfopt.accounting.monte_carlo.kept_bins import KeptBins
-from mfopt.accounting.monte_carlo.nested import Factor, Nested, Square, coloured, product
+from mfopt.accounting.monte_carlo.nested import (
+    Factor,
+    HierarchicalLowRank,
+    Square,
+    coloured,
+    product,
+)
 from mfopt.strategies import Array
 
 MOST = 128  # modes that get components of their own
@@ -348,10 +354,14 @@ class DesignPoints(NamedTuple):
         offset = np.random.default_rng(np.asarray(jax.random.key_data(key))).random()
         diagonal, gram = np.asarray(known.gram.diagonal()), known.gram
         factor = known.factor
-        times: Any = Square(factor, jnp.asarray(diagonal)) if isinstance(factor, Nested) else gram
+        times: Any = (
+            Square(factor, jnp.asarray(diagonal))
+            if isinstance(factor, HierarchicalLowRank)
+            else gram
+        )
         found = placed(times, float(noise_multiplier), float(epsilon), offset)
         # by NumPy where it is a matrix: two products, once
-        by = times if isinstance(factor, Nested) else np.asarray(gram)
+        by = times if isinstance(factor, HierarchicalLowRank) else np.asarray(gram)
         return cls(known, diagonal.mean(), found, tables(by, np.asarray(found.weights)))
 
     def terms(self, key: jax.Array, size: int) -> Any:

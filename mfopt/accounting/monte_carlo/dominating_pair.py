@@ -22,7 +22,7 @@ import scipy
 from mfopt import _check, _quick, _sizes
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import nested
-from mfopt.accounting.monte_carlo.nested import Factor, Nested
+from mfopt.accounting.monte_carlo.nested import Factor, HierarchicalLowRank
 from mfopt.sampling import BallsInBins, Scheme
 from mfopt.strategies import Strategy
 
@@ -172,7 +172,7 @@ def check(pair: DominatingPair) -> DominatingPair:
     """
     gram = np.asarray(pair.gram, np.float64)
     factor: Any = pair.factor
-    if not isinstance(factor, Nested):
+    if not isinstance(factor, HierarchicalLowRank):
         factor = np.asarray(factor, np.float64)
         square = gram.ndim == 2 and gram.shape[0] == gram.shape[1] > 0
         if not square or factor.shape[:1] != gram.shape[:1] or factor.ndim != 2:
@@ -186,7 +186,7 @@ def check(pair: DominatingPair) -> DominatingPair:
         raise _check.reject(
             "pair", "G or its factor", "must be finite, with a diagonal greater than 0"
         )
-    if isinstance(factor, Nested):
+    if isinstance(factor, HierarchicalLowRank):
         product = factor.square_rows(len(gram))
     else:
         product = ((cut, factor[cut] @ factor.T) for cut in cuts)

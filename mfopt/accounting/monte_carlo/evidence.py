@@ -37,7 +37,7 @@ class Payoff(Protocol):
         """log sup_t e^(order·t) δ₂(t) of what :meth:`log_value` gives, order >= 0."""
 
 
-class Hinge(NamedTuple):
+class HockeyStickPayoff(NamedTuple):
     """δ₂(t) = (1 − e^t)₊: the mechanism alone."""
 
     def log_value(self, t: Array) -> Array:
@@ -48,7 +48,7 @@ class Hinge(NamedTuple):
         return order * math.log(order / (1 + order)) - math.log1p(order) if order > 0 else 0.0
 
 
-HINGE = Hinge()
+HINGE = HockeyStickPayoff()
 
 
 class Point(NamedTuple):

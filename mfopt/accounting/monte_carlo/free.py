@@ -12,7 +12,7 @@ from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.closed_form.linear import NearlyLinear
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
 from mfopt.accounting.loss_distribution.rounds import COARSE, FINE, RoundsProfile, guess
-from mfopt.accounting.loss_distribution.throw import LEAST, Throw
+from mfopt.accounting.loss_distribution.throw import LEAST, BinAssignment
 from mfopt.errors import FailureError
 
 _NUDGE = 1e-12  # relative, upwards: covers the rounding of the largest mode norm
@@ -96,11 +96,11 @@ class Orthogonal:
 
 
 @dataclasses.dataclass(frozen=True)
-class Thrown:
+class ReassignedBins:
     """Orthogonal modes of one length, reassigned in rounds: the losses of the rounds add up.
 
-    A composition of :class:`~mfopt.accounting.loss_distribution.throw.Throw`, an upper bound to a
-    few 1e-5 in ε.
+    A composition of :class:`~mfopt.accounting.loss_distribution.throw.BinAssignment`, an upper
+    bound to a few 1e-5 in ε.
 
     Attributes:
       bins: b.
@@ -118,7 +118,7 @@ class Thrown:
         """The privacy profile at one σ."""
         sigma = _check.positive("noise_multiplier", noise_multiplier)
         scaled = sigma / math.sqrt(self.squared_norm) * (1 - _NUDGE)
-        return RoundsProfile(Throw(self.bins), self.throws, scaled, accuracy)
+        return RoundsProfile(BinAssignment(self.bins), self.throws, scaled, accuracy)
 
     def log_deltas(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
         if (closed := self._closed(noise_multiplier)) is not None:
@@ -135,7 +135,7 @@ class Thrown:
             return self.profile(sigma, accuracy).log_delta(epsilon) - target
 
         try:
-            start = guess(Throw(self.bins), self.throws, epsilon, delta)
+            start = guess(BinAssignment(self.bins), self.throws, epsilon, delta)
         except FailureError:  # it would take less noise than assignments are known for
             return self._plain.noise_multiplier(epsilon, delta)
         return _least(excess, start * math.sqrt(self.squared_norm), relative=1e-5)
@@ -198,7 +198,9 @@ class Spread:
             return plain
         remove, add = half(math.expm1(epsilon)), epsilon + half(-math.expm1(-epsilon))
         sigma = noise_multiplier / math.sqrt(self.squared_norm) * (1 - _NUDGE)
-        linear = NearlyLinear.of(self.throws, *Throw(self.bins).linear(sigma)).log_delta(epsilon)
+        linear = NearlyLinear.of(self.throws, *BinAssignment(self.bins).linear(sigma)).log_delta(
+            epsilon
+        )
         return min(remove, plain[0], linear), min(add, plain[1], linear)
 
     def epsilon(self, noise_multiplier: float, delta: float) -> float:

@@ -18,7 +18,7 @@ from mfopt.accounting.monte_carlo import band, pattern_ceilings, pattern_frozen
 from mfopt.accounting.monte_carlo import patterns as pattern
 from mfopt.accounting.monte_carlo.free import (
     Orthogonal,
-    Thrown,
+    ReassignedBins,
     Unamplified,
     guess_noise_multiplier,
 )
@@ -103,7 +103,7 @@ class FreshBinsLoss(LikelihoodLoss):
         if squared is None:
             return (anyway,)
         bins, throws = self.patterns.bins, self.patterns.throws
-        exact = Orthogonal(bins, squared) if throws == 1 else Thrown(bins, throws, squared)
+        exact = Orthogonal(bins, squared) if throws == 1 else ReassignedBins(bins, throws, squared)
         return exact, anyway
 
 

@@ -38,7 +38,14 @@ from mfopt import _check
 from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo import chunked, count_mixture
 from mfopt.accounting.monte_carlo.count_mixture import CountPair
-from mfopt.accounting.monte_carlo.evidence import Hinge, Pilot, Point, Tilt, Trial, UpperBound
+from mfopt.accounting.monte_carlo.evidence import (
+    HockeyStickPayoff,
+    Pilot,
+    Point,
+    Tilt,
+    Trial,
+    UpperBound,
+)
 from mfopt.accounting.monte_carlo.free import Unamplified, guess_noise_multiplier
 from mfopt.accounting.monte_carlo.frozen import LogDelta
 from mfopt.accounting.monte_carlo.protocol import (
@@ -264,7 +271,7 @@ class GroupUnits(OneUnit):
 
 
 def _alone(point: Point) -> None:
-    if not isinstance(point.payoff, Hinge):
+    if not isinstance(point.payoff, HockeyStickPayoff):
         raise _check.reject(
             "payoff", type(point.payoff).__name__, "groups are not accounted with companions"
         )

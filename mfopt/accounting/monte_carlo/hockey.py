@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import scipy
 
 from mfopt.accounting import solve
-from mfopt.accounting.monte_carlo.evidence import Hinge, Point
+from mfopt.accounting.monte_carlo.evidence import HockeyStickPayoff, Point
 from mfopt.strategies.fields import Array
 
 _NUDGE = 1e-9  # upwards: rounding of differences
 _TERMS = 10  # of the series beyond 20 standard deviations; JAX's 3 leave 4e-9
 
 
-class Hockey(NamedTuple):
+class GaussianPayoff(NamedTuple):
     """δ₂(t) = H_{e^t}(N(μ, 1), N(0, 1)) = Φ(μ/2 − t/μ) − e^t Φ(−μ/2 − t/μ), either way round.
 
     Attributes:
@@ -77,6 +77,6 @@ def beside(point: Point, shift: float) -> Point | None:
       point: where.
       shift: of the release, before division by σ.
     """
-    if not isinstance(point.payoff, Hinge):
+    if not isinstance(point.payoff, HockeyStickPayoff):
         return None
-    return point._replace(payoff=Hockey(shift / point.noise_multiplier))
+    return point._replace(payoff=GaussianPayoff(shift / point.noise_multiplier))

@@ -71,9 +71,9 @@ from mfopt._float64 import float64
 from mfopt.accounting import solve
 from mfopt.accounting.monte_carlo import chunked, jensen_gap
 from mfopt.accounting.monte_carlo.dominating_pair import add_tilt, log_hinge
-from mfopt.accounting.monte_carlo.evidence import Hinge, Point, Sums, Tilt, sums
-from mfopt.accounting.monte_carlo.hockey import Hockey
-from mfopt.accounting.monte_carlo.jensen_gap import Gap
+from mfopt.accounting.monte_carlo.evidence import HockeyStickPayoff, Point, Sums, Tilt, sums
+from mfopt.accounting.monte_carlo.hockey import GaussianPayoff
+from mfopt.accounting.monte_carlo.jensen_gap import JensenGapBound
 from mfopt.accounting.monte_carlo.likelihood import Ceilings, Drawn, Likelihood
 
 POINTS = 8
@@ -88,7 +88,7 @@ _SHIFT_WORTH = 3.0  # log: a proposal is tried where its ceiling is at most so f
 
 @float64
 def tilt(
-    kind: str, order: float, ceilings: Ceilings, point: Point, clip: Gap | None = None
+    kind: str, order: float, ceilings: Ceilings, point: Point, clip: JensenGapBound | None = None
 ) -> Tilt:
     """The proposal of this kind and order, with its ceiling at a point.
 
@@ -166,7 +166,7 @@ def mean_tilt(ceilings: Ceilings, point: Point, cut: float = 0.0) -> Tilt:
         ceilings.mean_square * (1 - 2 * cut),
         ceilings.square_of_mean,
     )
-    if isinstance(point.payoff, Hinge):
+    if isinstance(point.payoff, HockeyStickPayoff):
         best = float(add_tilt(less.square_of_mean, less.mean_square, point.epsilon, np))
     else:
         # convex in the order, as log_peak is: a supremum of what is linear in it
@@ -338,7 +338,7 @@ def _on_points(
 
     The noise's component along V is taken out and put back at each point.
     """
-    points = _SMOOTH_POINTS if isinstance(asked.payoff, Hockey) else POINTS
+    points = _SMOOTH_POINTS if isinstance(asked.payoff, GaussianPayoff) else POINTS
     length = jnp.sqrt(drawn.square)
     direction = drawn.products / length[:, None]
     across = centre + noise - (drawn.along / length)[:, None] * direction

@@ -52,7 +52,7 @@ _USUAL = 1e-9  # failure probability that it is planned with
 _LEAST_CUT = 0.02  # of ḡ: a smaller g gains nothing
 
 
-class Gap(NamedTuple):
+class JensenGapBound(NamedTuple):
     """Clipping points, in units of ḡ: as σ moves a little, F moves with it.
 
     Attributes:
@@ -72,7 +72,7 @@ def edges(mean: float, deviation: float) -> tuple[float, float]:
 
 def chosen(
     edges: tuple[float, float], shares: tuple[float, float], squared_norm: float, order: float
-) -> Gap | None:
+) -> JensenGapBound | None:
     """Return the thresholds to count at and the cut; None where clipping gains nothing.
 
     Args:
@@ -93,11 +93,16 @@ def chosen(
     cut = low - max(first - height, 0.0) / slope
     if not cut > _LEAST_CUT * squared_norm:
         return None
-    return Gap(low / squared_norm, high / squared_norm, cut / squared_norm)
+    return JensenGapBound(low / squared_norm, high / squared_norm, cut / squared_norm)
 
 
 def beyond(
-    gap: Gap, squared_norm: float, order: float, counts: tuple[int, int], samples: int, beta: float
+    gap: JensenGapBound,
+    squared_norm: float,
+    order: float,
+    counts: tuple[int, int],
+    samples: int,
+    beta: float,
 ) -> float:
     """Upper bound of (4) over B', except with probability ``beta``; infinite where there is none.
 

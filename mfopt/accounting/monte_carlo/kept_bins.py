@@ -28,7 +28,12 @@ from mfopt.accounting.monte_carlo.likelihood import (
     SharedGaussianComponent,
     shared_component,
 )
-from mfopt.accounting.monte_carlo.nested import Factor, Nested, coloured, transposed_times
+from mfopt.accounting.monte_carlo.nested import (
+    Factor,
+    HierarchicalLowRank,
+    coloured,
+    transposed_times,
+)
 from mfopt.strategies.fields import Array
 
 _ORDERS = clusters.MOST  # normalizers that one look at S gives
@@ -148,7 +153,7 @@ def shared(pair: DominatingPair) -> SharedGaussianComponent | None:
     ones, factor = np.ones(pair.bins), pair.factor
     try:
         # what an ill-conditioned G does to it is seen by whoever takes it
-        if isinstance(factor, Nested):
+        if isinstance(factor, HierarchicalLowRank):
             toward = factor.solve(ones)  # Lᵀ G⁻¹ 1
         else:
             solved = scipy.linalg.cho_solve(scipy.linalg.cho_factor(np.asarray(pair.gram)), ones)

@@ -29,7 +29,7 @@ RANK = 32  # with four buffers and 8 epochs ‖L̃ − L‖_F is 2e-13 at 4,096 
 _LEAF = 256  # fewer, and products are too small to be fast
 
 
-class Nested(NamedTuple):
+class HierarchicalLowRank(NamedTuple):
     """L̃, lower triangular, for bins in 2^levels runs of equally many, the last ones short or empty.
 
     Attributes:
@@ -41,8 +41,8 @@ class Nested(NamedTuple):
     rows: tuple[Array, ...]
     right: tuple[Array, ...]
 
-    def __truediv__(self, sigma: Any) -> Nested:
-        return Nested(tuple(part / sigma for part in self.rows), self.right)
+    def __truediv__(self, sigma: Any) -> HierarchicalLowRank:
+        return HierarchicalLowRank(tuple(part / sigma for part in self.rows), self.right)
 
     def dense(self, number: int) -> np.ndarray:
         """The rows of L̃ of a run of bins, (run, padded bins)."""
@@ -141,7 +141,7 @@ class Square(NamedTuple):
       diagonal: of L̃ L̃ᵀ.
     """
 
-    factor: Nested
+    factor: HierarchicalLowRank
     diagonal: Array
 
     @property
@@ -152,7 +152,7 @@ class Square(NamedTuple):
         return Square(self.factor / jnp.sqrt(squared), self.diagonal / squared)
 
 
-Factor: TypeAlias = Array | Nested
+Factor: TypeAlias = Array | HierarchicalLowRank
 
 
 class _Block(NamedTuple):
@@ -187,7 +187,7 @@ def _runs(bins: int) -> int:
     return runs
 
 
-def nested(factor: np.ndarray) -> tuple[Nested, float]:
+def nested(factor: np.ndarray) -> tuple[HierarchicalLowRank, float]:
     """(L̃, ‖L̃ − L‖_F) of a lower triangular L.
 
     Blocks are projected on the range of a product with random columns, always the same ones, taken
@@ -222,12 +222,12 @@ def nested(factor: np.ndarray) -> tuple[Nested, float]:
             cut = run * (number - block.middle)
             rows[number].append(left[cut : cut + run])
     stacked = tuple(np.concatenate(parts, axis=1) for parts in rows)
-    return Nested(stacked, tuple(right)), float(np.sqrt(square))
+    return HierarchicalLowRank(stacked, tuple(right)), float(np.sqrt(square))
 
 
 def coloured(normal: Any, factor: Factor) -> Any:
     """``normal`` Lᵀ, shape (samples, bins)."""
-    if isinstance(factor, Nested):
+    if isinstance(factor, HierarchicalLowRank):
         return factor.colour(normal)
     return normal @ factor.T
 
@@ -241,7 +241,7 @@ def product(x: Any, gram: Any) -> Any:
 
 def transposed_times(factor: Factor, vector: np.ndarray) -> np.ndarray:
     """Lᵀ of one vector, shape (bins,)."""
-    if not isinstance(factor, Nested):
+    if not isinstance(factor, HierarchicalLowRank):
         return np.asarray(np.asarray(factor).T @ vector)
     bins, run = len(vector), len(factor.rows[0])
     cuts = range(0, bins, run)

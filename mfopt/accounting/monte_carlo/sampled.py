@@ -18,7 +18,7 @@ from mfopt.accounting.model import Bounds, Found, LossModel, Plan, Side
 from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.calibrate import Calibration, calibrate
 from mfopt.accounting.monte_carlo.evidence import (
-    Hinge,
+    HockeyStickPayoff,
     Payoff,
     Pilot,
     Point,
@@ -47,7 +47,7 @@ _ENOUGH, _SAFE, _LEAST = 5, 5.0, 8192  # the lesser direction's samples are halv
 # while its bound stays below the other's by so many standard errors, down to so many
 
 
-class Companion(NamedTuple):
+class ComposedMechanism(NamedTuple):
     """Other mechanisms on the same data, in one direction.
 
     Attributes:
@@ -55,7 +55,7 @@ class Companion(NamedTuple):
       constant: what must be added to δ whatever the loss is.
     """
 
-    payoff: Payoff = Hinge()
+    payoff: Payoff = HockeyStickPayoff()
     constant: float = 0.0
 
 
@@ -95,7 +95,7 @@ class OneUnit(LossModel):
         self,
         loss: SampledLoss,
         samples: int | None = None,
-        companions: Mapping[SampledDirection, Companion] | None = None,
+        companions: Mapping[SampledDirection, ComposedMechanism] | None = None,
         calibrate_samples: int | None = None,
         near: float | None = None,
     ) -> None:
@@ -103,7 +103,7 @@ class OneUnit(LossModel):
         self.method = f"{loss.name} Monte Carlo, Rényi-tilted, estimate-verify-release"
         self.estimator = f"{loss.name} Monte Carlo, {loss.estimator}"
         self.alone = companions is None
-        self.companions = companions or {direction: Companion() for direction in DIRECTIONS}
+        self.companions = companions or {direction: ComposedMechanism() for direction in DIRECTIONS}
         self.least_samples = loss.least_samples
         self._calibrate_samples = calibrate_samples or loss.calibrate_samples
         self._near = near
