@@ -67,7 +67,7 @@ class ImageStudy(Swept):
         "epsilons=0.5,1,2,4,8 per_cell=2 bins=100 epochs=20 momentum=0.95 widths=1,2,4,8,16,32,64 "
         "microbatch=50"
     )
-    scale = "{0.data}, {0.epochs} × {0.bins} iterations, {0.seeds} seeds"
+    scale = "{0.trained_on}, {0.epochs} × {0.bins} iterations, {0.seeds} seeds"
     needs = "CIFAR-10's python batches (--folder) and a GPU"
     columns = (
         "mechanism; epsilon=ε; accuracy; accuracy_half95=±; loss; rmse=RMSE; rate; "
@@ -77,6 +77,11 @@ class ImageStudy(Swept):
     @abc.abstractmethod
     def data_sets(self) -> tuple[str, ...]:
         """Names of the data."""
+
+    @property
+    def trained_on(self) -> str:
+        """The names in words."""
+        return " and ".join(self.data_sets())
 
     @abc.abstractmethod
     def families(self) -> tuple[str, ...]:
