@@ -64,11 +64,6 @@ def attack_on(scheme: Scheme, strategy: Strategy, group_size: int = 1) -> Attack
     unit can use are orthogonal. With anything less than the likelihood ratio the audit stays valid,
     and finds less.
 
-    Args:
-        scheme: the sampling; picks the entry of this table.
-        strategy: C.
-        group_size: units of one canary.
-
     Raises:
         UsageError: nothing is registered for the scheme.
     """

@@ -66,14 +66,9 @@ class Lock:
         self.close()
 
 
-def holds_run(folder: Path) -> bool:
-    """Return True if a run was begun there: it has a checkpoint, or its first was being written."""
-    return (folder / CHECKPOINTS).is_dir()
-
-
 def check_folder(folder: Path, resume: bool) -> bool:
     """Return True if a run is resumed; refuse to write over one, or to begin one again."""
-    there = holds_run(folder)
+    there = (folder / CHECKPOINTS).is_dir()  # a first one may still be being written
     if there and not resume:
         raise _check.reject(
             "output",

@@ -56,25 +56,12 @@ class Totals(NamedTuple):
         return cls(gradient, Statistics.zero())
 
 
-def unit_loss(
-    model: Model, params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+def _mean(losses: jax.Array, mask: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """Mean loss over one unit's records, and (Σ loss·targets, Σ targets) for reporting.
 
-    Args:
-        model: whose loss.
-        params: trained parameters, of any one dtype.
-        frozen: the other parameters.
-        tokens: (G, L) int32.
-        mask: (G, L) bool; a row without a real token is padding and does not count in the mean.
-
+    A row of ``mask`` (G, L) without a real token is padding and does not count in the mean.
     Source: Charles et al. 2024, Algorithm 2, line "g_u^t".
     """
-    losses = jax.vmap(model.loss, in_axes=(None, None, 0, 0))(params, frozen, tokens, mask)
-    return _mean(losses, mask)
-
-
-def _mean(losses: jax.Array, mask: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     losses = losses.astype(jnp.float32)
     present = jnp.any(mask, axis=-1)
     mean = jnp.sum(jnp.where(present, losses, 0.0)) / jnp.maximum(jnp.sum(present), 1)
@@ -222,9 +209,9 @@ def _summed_adder(model: Model) -> Adder:
     def summed_loss(
         params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array
     ) -> tuple[jax.Array, Statistics]:
-        losses, (loss, targets) = jax.vmap(unit_loss, in_axes=(None, None, None, 0, 0))(
-            model, params, frozen, tokens, mask
-        )
+        by_record = jax.vmap(model.loss, in_axes=(None, None, 0, 0))
+        by_unit = jax.vmap(by_record, in_axes=(None, None, 0, 0))
+        losses, (loss, targets) = jax.vmap(_mean)(by_unit(params, frozen, tokens, mask), mask)
         nothing = jnp.float32(0)
         return jnp.sum(losses), Statistics(
             units=jnp.sum(jnp.any(mask, axis=(1, 2)), dtype=jnp.float32),

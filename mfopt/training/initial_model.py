@@ -233,14 +233,7 @@ def _pretrained(
 
 
 class CorpusUnits(Units):
-    """One unit: a fresh random block of ``records`` records of a public store at each step.
-
-    Args:
-      store: token store.
-      records: record numbers to draw from.
-      length: tokens of a row.
-      seed: pins the random choices.
-    """
+    """One unit: a fresh random block of ``records`` records of a public store at each step."""
 
     def __init__(self, store: TokenStore, *, records: int, length: int, seed: int) -> None:
         self.store, self.records, self.length, self._seed = store, records, length, seed

@@ -193,10 +193,6 @@ class Trainer:
     def over(self, units: Units, sampler: Sampler) -> Trainer:
         """Trainer over other units and batches of the same shapes; nothing is compiled again.
 
-        Args:
-            units: what is sampled.
-            sampler: executes the same scheme over as many units, in microbatches of one size.
-
         Raises:
             UsageError: the population, the scheme or a shape is another one.
         """

@@ -224,7 +224,8 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
             pinned=config.seed >= 0,
             black_box=config.algorithm == "group",
         )
-        public_report["learning_rate"] = {"value": rate, "chosen": _CHOSEN[_way(config)]}
+        way = next((name for name in _CHOSEN if name and getattr(config, name)), "")
+        public_report["learning_rate"] = {"value": rate, "chosen": _CHOSEN[way]}
     facts = {
         "settings": config.fingerprint,
         "data": train.digest,
@@ -269,10 +270,6 @@ def learning_rate_of(config: TrainConfig, execution: Execution) -> float:
         momentum=config.momentum,
         beta2=config.beta2,
     )
-
-
-def _way(config: TrainConfig) -> str:
-    return "sweep_rates" if config.sweep_rates else "learning_rate" if config.learning_rate else ""
 
 
 def optimizer_of(config: TrainConfig, execution: Execution, rate: float) -> Any:

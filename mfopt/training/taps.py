@@ -92,12 +92,7 @@ class Taps:
     def __call__(
         self, arguments: Sequence[jax.Array], taps: Sequence[jax.Array]
     ) -> tuple[jax.Array, list[jax.Array]]:
-        """(loss, u of each use): (positions, rows), or (positions,) numbers of rows.
-
-        Args:
-          arguments: flat: parameters, frozen arrays, tokens, mask.
-          taps: one for each use.
-        """
+        """(loss, u of each use): (positions, rows), or (positions,) numbers of rows."""
         inputs: list[jax.Array] = []
         waiting = iter(zip(self.uses, taps, strict=True))
 
@@ -172,14 +167,7 @@ class _Walk:
         arguments: Sequence[Any],
         views: Sequence[View | None],
     ) -> tuple[list[Any], list[View | None]]:
-        """The results of ``jaxpr``, and which of them are views.
-
-        Args:
-          jaxpr: the program.
-          consts: its constants.
-          arguments: its inputs.
-          views: which parameter each input is, or None.
-        """
+        """The results of ``jaxpr``, and which of them are views."""
         values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
         values |= dict(zip(jaxpr.invars, arguments, strict=True))
         seen = {v: view for v, view in zip(jaxpr.invars, views, strict=True) if view}

@@ -85,10 +85,6 @@ class Tokenizer:
     def of_data(cls, path: str | Path, metadata: Mapping[str, Any]) -> Tokenizer:
         """The tokenizer at ``path``, if it is the one that a token store was made with.
 
-        Args:
-            path: as for :meth:`load`.
-            metadata: of the store; holds the tokenizer's digest.
-
         Raises:
             UsageError: no such file, or another tokenizer (of the same size, it may be).
         """

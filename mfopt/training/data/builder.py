@@ -88,10 +88,6 @@ class HoldOut:
 class TokenStoreBuilder:
     """Collect records in a spool folder and write them as stores grouped by user.
 
-    Args:
-        spool: folder for the work files; taken up again where it holds a commit.
-        vocab_size: entries of the tokenizer.
-
     Raises:
         UsageError: the spool was begun with another ``vocab_size``.
         FailureError: the spool is damaged.
