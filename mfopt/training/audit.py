@@ -226,13 +226,11 @@ def _store(settings: TrainConfig, present: np.ndarray, population: int | None) -
     if settings.batch_size and population is not None:
         units = len(users) if each == 1 else each * int(present.sum())
         if units > population:
-            raise _check.reject(
-                "canaries",
-                len(present),
+            rule = (
                 f"are {units} units, and the run has {population} in its batches of at most "
-                f"{settings.batch_size}",
-                "Audit with fewer canaries.",
+                f"{settings.batch_size}"
             )
+            raise _check.reject("canaries", len(present), rule, "Audit with fewer canaries.")
         users += [[[len(present)] * 2] * each] * ((population - units) // each)
     return TokenStore.from_records(users, vocab_size=len(present) + 1)
 

@@ -204,21 +204,15 @@ class Checkpoints:
         if facts["check"] != _check_of(body):
             raise ValueError("its facts are not what was written")
         if facts["secret"] != _name(secret):
-            raise _check.reject(
-                "secret",
-                str(self.folder.parent / "secret"),
-                f"is not that of the checkpoint of step {step}",
-                "Put the run's own secret back; without it the run cannot resume.",
-            )
+            rule = f"is not that of the checkpoint of step {step}"
+            way_out = "Put the run's own secret back; without it the run cannot resume."
+            raise _check.reject("secret", str(self.folder.parent / "secret"), rule, way_out)
         expected = _structure(like)
         other = [name for name in expected if facts["structure"].get(name) != expected[name]]
         if other:
-            raise _check.reject(
-                "checkpoint",
-                str(self.folder / str(step)),
-                f"its {' and '.join(other)} are not those of this run",
-                "Resume with the settings of the run that wrote it.",
-            )
+            rule = f"its {' and '.join(other)} are not those of this run"
+            way_out = "Resume with the settings of the run that wrote it."
+            raise _check.reject("checkpoint", str(self.folder / str(step)), rule, way_out)
         wanted = _items(like)
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, wanted)
         asked = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))

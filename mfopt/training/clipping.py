@@ -78,12 +78,9 @@ class Clipping:
     def __post_init__(self) -> None:
         object.__setattr__(self, "clip_norm", _check.positive("clip_norm", self.clip_norm))
         if self.clip_norm < _LEAST:
-            raise _check.reject(
-                "clip_norm",
-                self.clip_norm,
-                f"must be at least {_LEAST:g}: float32 loses the squares of smaller gradients",
-                "Scale the loss, and the clip norm with it.",
-            )
+            rule = f"must be at least {_LEAST:g}: float32 loses the squares of smaller gradients"
+            way_out = "Scale the loss, and the clip norm with it."
+            raise _check.reject("clip_norm", self.clip_norm, rule, way_out)
 
     @property
     def sensitivity(self) -> float:

@@ -285,23 +285,17 @@ class TrainConfig:
         if not self.model and self.width % self.heads:
             raise _check.reject("heads", self.heads, f"must divide `width` = {self.width}")
         if bool(self.factorization) == bool(self.sampling):
-            raise _check.reject(
-                "factorization",
-                self.factorization,
-                "give either a factorization file or `sampling`",
-                "The file comes from `mfopt optimize`.",
-            )
+            rule = "give either a factorization file or `sampling`"
+            way_out = "The file comes from `mfopt optimize`."
+            raise _check.reject("factorization", self.factorization, rule, way_out)
         if bool(self.epsilon) != bool(self.delta):
             raise _check.reject(
                 "epsilon, delta", (self.epsilon, self.delta), "belong together: give both"
             )
         if self.strategy != "identity" and not self.optimizes:
-            raise _check.reject(
-                "strategy",
-                self.strategy,
-                "is optimized here for user-level sampling by balls-in-bins only",
-                "Make the file with `mfopt optimize`, or use strategy = 'identity'.",
-            )
+            rule = "is optimized here for user-level sampling by balls-in-bins only"
+            way_out = "Make the file with `mfopt optimize`, or use strategy = 'identity'."
+            raise _check.reject("strategy", self.strategy, rule, way_out)
         if self.sampling:
             self.scheme()
             if self.algorithm != "none" and not (self.epsilon and self.delta):

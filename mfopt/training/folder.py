@@ -70,31 +70,21 @@ def check_folder(folder: Path, resume: bool) -> bool:
     """Return True if a run is resumed; refuse to write over one, or to begin one again."""
     there = (folder / CHECKPOINTS).is_dir()  # a first one may still be being written
     if there and not resume:
-        raise _check.reject(
-            "output",
-            str(folder),
-            "holds a run already",
-            "Resume it with `resume=True`, or choose another folder.",
-        )
+        way_out = "Resume it with `resume=True`, or choose another folder."
+        raise _check.reject("output", str(folder), "holds a run already", way_out)
     # one that ended before its first checkpoint has used no noise: it begins with a new secret
     if resume and not there and not (folder / _SECRETS[0]).is_file():
-        raise _check.reject(
-            "output",
-            str(folder),
-            "holds no run to resume",
-            "Name the folder of the run, or begin one: leave `resume=True` out.",
-        )
+        way_out = "Name the folder of the run, or begin one: leave `resume=True` out."
+        raise _check.reject("output", str(folder), "holds no run to resume", way_out)
     # the first one is written before the report, and the report before the first draw
     if (folder / REPORT).is_file() and not any(
         child.name.isdigit() for child in (folder / CHECKPOINTS).glob("*")
     ):
-        raise _check.reject(
-            "output",
-            str(folder),
+        rule = (
             "holds a run whose checkpoints are gone: it would begin again with the noise that it "
-            "has used, and nothing could tell whether on the same data",
-            "Begin a new run in another folder.",
+            "has used, and nothing could tell whether on the same data"
         )
+        raise _check.reject("output", str(folder), rule, "Begin a new run in another folder.")
     return there
 
 
@@ -142,9 +132,6 @@ def secret_of(config: TrainConfig, folder: Path, resuming: bool) -> RunSecret:
     for name in _SECRETS:
         with contextlib.suppress(OSError, UsageError):
             return RunSecret.from_bytes((folder / name).read_bytes())
-    raise _check.reject(
-        "output",
-        str(folder),
-        "holds a run without its secret, or with a damaged one",
-        "Without it the run cannot resume: begin a new one in another folder.",
-    )
+    rule = "holds a run without its secret, or with a damaged one"
+    way_out = "Without it the run cannot resume: begin a new one in another folder."
+    raise _check.reject("output", str(folder), rule, way_out)

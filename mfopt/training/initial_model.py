@@ -112,11 +112,8 @@ def maker_of(config: TrainConfig) -> Callable[..., Any]:
     try:
         inspect.signature(make).bind(vocab_size=0, length=0, seed=0)
     except (TypeError, ValueError) as problem:
-        raise _check.reject(
-            "model",
-            config.model,
-            f"must be a function to call with vocab_size, length and seed by name ({problem})",
-        ) from None
+        rule = f"must be a function to call with vocab_size, length and seed by name ({problem})"
+        raise _check.reject("model", config.model, rule) from None
     return make  # type: ignore[no-any-return]  # a module's attribute
 
 

@@ -64,20 +64,14 @@ class Execution:
     def __post_init__(self) -> None:
         _check.positive("normalizer", self.normalizer)
         if self.sampler.population != self.units.population:
-            raise _check.reject(
-                "population",
-                self.sampler.population,
-                f"the sampler must cover the {self.units.population} units there are",
-            )
+            rule = f"the sampler must cover the {self.units.population} units there are"
+            raise _check.reject("population", self.sampler.population, rule)
         if self.noise is None or isinstance(self.clipping, NoClipping):
             if self.noise is None and isinstance(self.clipping, NoClipping):
                 return
-            raise _check.reject(
-                "noise",
-                self.noise,
-                "needs clipping, and clipping without noise protects nothing",
-                "Give both, or neither for the non-private baseline.",
-            )
+            rule = "needs clipping, and clipping without noise protects nothing"
+            way_out = "Give both, or neither for the non-private baseline."
+            raise _check.reject("noise", self.noise, rule, way_out)
         bound = self.clipping.sensitivity * self.sampler.sensitivity_factor
         if self.noise.clip_norm != bound:
             raise _check.reject(
@@ -87,11 +81,8 @@ class Execution:
                 "Make the noise stream with that clip_norm.",
             )
         if self.noise.iterations != self.iterations:
-            raise _check.reject(
-                "noise.iterations",
-                self.noise.iterations,
-                f"the sampling scheme has {self.iterations}",
-            )
+            rule = f"the sampling scheme has {self.iterations}"
+            raise _check.reject("noise.iterations", self.noise.iterations, rule)
 
     @property
     def iterations(self) -> int:
@@ -173,11 +164,8 @@ class Trainer:
         if mesh is not None:
             parts = meshes.data_parallel(mesh)
             if execution.sampler.microbatch % parts:
-                raise _check.reject(
-                    "microbatch",
-                    execution.sampler.microbatch,
-                    f"must be a multiple of the {parts} devices along the data axis",
-                )
+                rule = f"must be a multiple of the {parts} devices along the data axis"
+                raise _check.reject("microbatch", execution.sampler.microbatch, rule)
             self._where = meshes.shardings(mesh, model.params, model.partition)
             frozen_where = meshes.shardings(mesh, model.frozen, model.frozen_partition)
             self._frozen = meshes.place(model.frozen, frozen_where)
@@ -236,12 +224,9 @@ class Trainer:
         execution = self.execution
         stop = execution.iterations if stop is None else _check.integer("stop", stop, at_least=0)
         if stop > execution.iterations:
-            raise _check.reject(
-                "stop",
-                stop,
-                f"the guarantee covers {execution.iterations} iterations",
-                "A longer run needs a factorization of its own.",
-            )
+            rule = f"the guarantee covers {execution.iterations} iterations"
+            way_out = "A longer run needs a factorization of its own."
+            raise _check.reject("stop", stop, rule, way_out)
         for step in range(int(state.step), stop):
             batch = execution.sampler.batch(step)
             totals = self.sum(state.params, batch, step)

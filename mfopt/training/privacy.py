@@ -114,18 +114,12 @@ def statement(
     if noise is None:
         raise _check.reject("noise", None, "a run without noise has no guarantee")
     if sampler.scheme != accounted.sampling:
-        raise _check.reject(
-            "sampling",
-            sampler.scheme,
-            f"the account is for {accounted.sampling}",
-            "Train with the scheme of the file, or optimize a file for this scheme.",
-        )
+        rule = f"the account is for {accounted.sampling}"
+        way_out = "Train with the scheme of the file, or optimize a file for this scheme."
+        raise _check.reject("sampling", sampler.scheme, rule, way_out)
     if noise.noise_multiplier != accounted.noise_multiplier:
-        raise _check.reject(
-            "noise_multiplier",
-            noise.noise_multiplier,
-            f"the account is for σ = {accounted.noise_multiplier}",
-        )
+        rule = f"the account is for σ = {accounted.noise_multiplier}"
+        raise _check.reject("noise_multiplier", noise.noise_multiplier, rule)
     if noise.digest != accounted.digest:
         raise _check.reject(
             "noise",
@@ -136,12 +130,9 @@ def statement(
         )
     sampled = str(units.describe()["unit"])
     if guarantee.group_size == 1 and guarantee.privacy_unit not in (sampled, "example"):
-        raise _check.reject(
-            "privacy_unit",
-            guarantee.privacy_unit,
-            f"is the unit of the account, and this algorithm samples one {sampled} at a time",
-            f"Account for the unit {sampled}, or sample by the account's unit.",
-        )
+        rule = f"is the unit of the account, and this algorithm samples one {sampled} at a time"
+        way_out = f"Account for the unit {sampled}, or sample by the account's unit."
+        raise _check.reject("privacy_unit", guarantee.privacy_unit, rule, way_out)
     group = _group_size(units, privacy_unit)
     if black_box and guarantee.group_size == 1:
         guarantee = lemma.black_box_group(guarantee, group)
@@ -174,12 +165,9 @@ def statement(
         details |= {"delta_before_truncation": guarantee.delta, "displacement": displacement}
     elif sampler.sensitivity_factor != 1:
         if adjacency != "add-remove":
-            raise _check.reject(
-                "truncation",
-                "double",
-                f"covers add-remove adjacency, not {adjacency}",
-                "Use truncation = 'charge', or no batch size.",
-            )
+            rule = f"covers add-remove adjacency, not {adjacency}"
+            way_out = "Use truncation = 'charge', or no batch size."
+            raise _check.reject("truncation", "double", rule, way_out)
         details["sensitivity_factor"] = sampler.sensitivity_factor
     return dataclasses.replace(
         guarantee,

@@ -130,12 +130,9 @@ def _parts(public: TokenStore, private: Units) -> tuple[Units, TokenStore, int]:
     per_unit, length = private.records, int(private.describe()["length"])
     count = min(public.num_records // per_unit, _MOST_UNITS)
     if count < 2 * _LEFT_OUT:
-        raise _check.reject(
-            "sweep_rates",
-            public.num_records,
-            f"public records are too few: {2 * _LEFT_OUT * per_unit} are needed",
-            "Give a learning rate, or leave both out: it is then fitted to the noise.",
-        )
+        rule = f"public records are too few: {2 * _LEFT_OUT * per_unit} are needed"
+        way_out = "Give a learning rate, or leave both out: it is then fitted to the noise."
+        raise _check.reject("sweep_rates", public.num_records, rule, way_out)
     # neighbouring records belong together, as a user's do
     groups = [
         [public.record(unit * per_unit + i) for i in range(per_unit)] for unit in range(count)

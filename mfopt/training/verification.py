@@ -91,19 +91,12 @@ def read(path: str | Path) -> dict[str, Any]:
         facts = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as problem:
         why = problem.strerror if isinstance(problem, OSError) else "it is not JSON"
-        raise _check.reject(
-            "report",
-            str(path),
-            f"cannot be read ({why})",
-            "Give the privacy report of a run; `mfopt certify` proves a factorization file.",
-        ) from None
+        way_out = "Give the privacy report of a run; `mfopt certify` proves a factorization file."
+        raise _check.reject("report", str(path), f"cannot be read ({why})", way_out) from None
     if not isinstance(facts, dict) or facts.get("format") != privacy.REPORT_FORMAT:
         found = facts.get("format") if isinstance(facts, dict) else None
-        raise _check.reject(
-            "report",
-            str(path),
-            f"is of format {found}, and this mfopt reads {privacy.REPORT_FORMAT}",
-        )
+        rule = f"is of format {found}, and this mfopt reads {privacy.REPORT_FORMAT}"
+        raise _check.reject("report", str(path), rule)
     return facts
 
 
@@ -198,11 +191,8 @@ def _strategy(facts: dict[str, Any], factorization: str | Path | None) -> Strate
         return load_factorization(factorization).strategy  # its digest is compared below
     stored = facts["strategy_arrays"]
     if stored is None:
-        raise _check.reject(
-            "factorization",
-            None,
-            "is needed: this C is too large for a report, which has its digest",
-        )
+        rule = "is needed: this C is too large for a report, which has its digest"
+        raise _check.reject("factorization", None, rule)
     arrays = {
         name: np.array(part["values"], np.dtype(part["type"])).reshape(part["shape"])
         for name, part in stored.items()

@@ -58,12 +58,9 @@ def account_of(
     """
     if config.algorithm == "none":
         if config.factorization:
-            raise _check.reject(
-                "algorithm",
-                "none",
-                "adds no noise, so it needs no factorization",
-                "Give its `sampling` instead, for example balls-in-bins:bins=16,epochs=4.",
-            )
+            rule = "adds no noise, so it needs no factorization"
+            way_out = "Give its `sampling` instead, for example balls-in-bins:bins=16,epochs=4."
+            raise _check.reject("algorithm", "none", rule, way_out)
         return None
     strategy: Strategy = Identity()
     scheme, digest = None, ""
@@ -143,12 +140,9 @@ def _read(
         ) from None
     stated = account.guarantee
     if not (same and stated.epsilon <= target[0] and stated.delta <= target[1]):
-        raise _check.reject(
-            "resume",
-            "epsilon, delta, sampling or unit",
-            f"differs from the run, whose account ({path}) is {account.guarantee}",
-            "Resume with what the run was started with (its config.toml), or start a new run.",
-        )
+        rule = f"differs from the run, whose account ({path}) is {account.guarantee}"
+        way_out = "Resume with what the run was started with (its config.toml), or start a new run."
+        raise _check.reject("resume", "epsilon, delta, sampling or unit", rule, way_out)
     if progress is not None and jax.process_index() == 0:
         try:
             account = dataclasses.replace(
@@ -205,11 +199,8 @@ class Wiring:
         else:
             each = max(1, 64 // units.records)
         if config.microbatch % devices:
-            raise _check.reject(
-                "microbatch",
-                config.microbatch,
-                f"must be a multiple of the {devices} devices along the data axis",
-            )
+            rule = f"must be a multiple of the {devices} devices along the data axis"
+            raise _check.reject("microbatch", config.microbatch, rule)
         sampler = Sampler(
             scheme,
             units.population,

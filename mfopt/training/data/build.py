@@ -97,12 +97,9 @@ def build(
     if target.exists() and not (target / REPORT).is_file():
         raise _check.reject("out", str(out), "is not a built data folder, so it is not replaced")
     if isinstance(tokenizer, int) and public is None:
-        raise _check.reject(
-            "tokenizer",
-            tokenizer,
-            "a tokenizer is part of the released model and is not trained on private data",
-            "Give a tokenizer.json, or public text to train on.",
-        )
+        rule = "a tokenizer is part of the released model and is not trained on private data"
+        way_out = "Give a tokenizer.json, or public text to train on."
+        raise _check.reject("tokenizer", tokenizer, rule, way_out)
     work = target.with_name(f"{target.name}.partial")
     asked = tokenizer if isinstance(tokenizer, int) else tokenizer.digest
     plan = {
@@ -167,12 +164,9 @@ def _begin(work: Path, plan: Mapping[str, Any], restart: bool) -> None:
         found = json.loads(path.read_text())["plan"]
         changed = sorted(key for key in plan if found.get(key) != json.loads(json.dumps(plan[key])))
         if changed:
-            raise _check.reject(
-                "out",
-                str(work),
-                f"holds an unfinished build that differs in {', '.join(changed)}",
-                "Repeat that build's command, or give `restart=True` to forget it.",
-            )
+            rule = f"holds an unfinished build that differs in {', '.join(changed)}"
+            way_out = "Repeat that build's command, or give `restart=True` to forget it."
+            raise _check.reject("out", str(work), rule, way_out)
     _files.write(path, json.dumps({"plan": plan}))
 
 

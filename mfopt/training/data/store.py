@@ -114,12 +114,9 @@ class TokenStore:
         except (ValueError, RecursionError) as error:  # not UTF-8 and not JSON among them
             raise _check.reject("path", str(folder), f"has unreadable metadata ({error})") from None
         if metadata.get("format_version") != FORMAT_VERSION:
-            raise _check.reject(
-                "format_version",
-                metadata.get("format_version"),
-                f"this mfopt reads version {FORMAT_VERSION}",
-                "Build the store again with `mfopt data build`.",
-            )
+            rule = f"this mfopt reads version {FORMAT_VERSION}"
+            way_out = "Build the store again with `mfopt data build`."
+            raise _check.reject("format_version", metadata.get("format_version"), rule, way_out)
         for name, kind in (("vocab_size", int), ("content_digest", str)):
             if type(metadata.get(name)) is not kind:
                 raise _check.reject(
@@ -296,12 +293,9 @@ class TokenStore:
                 raise _check.reject("tokens", largest, f"must be below {self.vocab_size}")
         stated = self.metadata["content_digest"]
         if self.digest != stated:
-            raise _check.reject(
-                "content_digest",
-                self.digest,
-                f"metadata of {self.path} says {stated}: the data was changed or damaged",
-                "Build the store again; a run can only resume with the data it began with.",
-            )
+            rule = f"metadata of {self.path} says {stated}: the data was changed or damaged"
+            way_out = "Build the store again; a run can only resume with the data it began with."
+            raise _check.reject("content_digest", self.digest, rule, way_out)
 
     def _indices(self, name: str, values: ArrayLike, count: int) -> np.ndarray:
         indices = np.asarray(values, np.int64)

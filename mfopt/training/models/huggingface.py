@@ -238,12 +238,8 @@ def _locate(folder: Path) -> dict[str, Path]:
         shards = _check.kind("weight_map", _json_object(index).get("weight_map"), dict).values()
         files = sorted({folder / Path(str(name)).name for name in shards})
     else:
-        raise _check.reject(
-            "folder",
-            str(folder),
-            f"holds no {WEIGHTS}",
-            "Save the model with safe_serialization=True; pickled weights are not read.",
-        )
+        way_out = "Save the model with safe_serialization=True; pickled weights are not read."
+        raise _check.reject("folder", str(folder), f"holds no {WEIGHTS}", way_out)
     where: dict[str, Path] = {}
     for file in files:
         try:

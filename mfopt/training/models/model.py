@@ -78,12 +78,9 @@ class Model:
             UsageError: tokens up to ``vocab_size`` - 1, or records of ``length``, are out of range.
         """
         if self.vocab_size is not None and vocab_size > self.vocab_size:
-            raise _check.reject(
-                "vocab_size",
-                vocab_size,
-                f"the model {self.name} knows {self.vocab_size} tokens",
-                "Build the data with the model's own tokenizer.",
-            )
+            rule = f"the model {self.name} knows {self.vocab_size} tokens"
+            way_out = "Build the data with the model's own tokenizer."
+            raise _check.reject("vocab_size", vocab_size, rule, way_out)
         if self.max_length is not None and length > self.max_length:
             raise _check.reject(
                 "length", length, f"the model {self.name} takes at most {self.max_length} tokens"
