@@ -15,13 +15,18 @@ import re
 import click
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from mfopt_cli import options
 from mfopt_cli.commands import experiment
-from mfopt_cli.main import main
+from mfopt_cli.main import cli, main
 from option_effects import name_of, replaced, run, values
 from test_vocabulary import EVERY, of
 
 import mfopt.optimize
+from mfopt.calibration import Certificate
+from mfopt.experiments.cache import Result
+from mfopt.experiments.comparison import Row
+from mfopt.noise.measure import Cost
 
 FACTORIZE = mfopt.optimize.factorize
 SIGMA = ["--noise-multiplier=2", "--delta=1e-5", "--json"]
@@ -110,6 +115,7 @@ OWN = {
 }
 OWN_OF = {
     ("certify", "--eps"): ["--eps=3"],
+    ("compare", "--baseline"): ["--baseline=dpsgd+balls-in-bins"],
     ("experiment", "--correlated"): ["--correlated=blt-4"],
     ("experiment", "--data"): ["--data=stdlib-code", "--data=stdlib", "--data=made"],
     ("experiment", "--delta"): ["--delta=1e-3"],
@@ -239,21 +245,21 @@ def inputs(tmp_path_factory):
     return folder
 
 
+def said(x):
+    described = hasattr(x, "describe") and not dataclasses.is_dataclass(x)
+    return f"{x.describe()}" if described else repr(x)
+
+
+def asked(*what, **named):
+    named = {name: value for name, value in named.items() if name not in ("progress", "provenance")}
+    shown = [said(x) for x in what] + [f"{name}={said(x)}" for name, x in named.items()]
+    click.echo(re.sub(r"0x[0-9a-f]+", "", "\n".join(shown)), err=True)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _light(inputs):
     """Print what heavy work was asked for, in place of doing it."""
     found = mfopt.load(inputs / "sqrt.npz")
-
-    def said(x):
-        described = hasattr(x, "describe") and not dataclasses.is_dataclass(x)
-        return f"{x.describe()}" if described else repr(x)
-
-    def asked(*what, **named):
-        named = {
-            name: value for name, value in named.items() if name not in ("progress", "provenance")
-        }
-        shown = [said(x) for x in what] + [f"{name}={said(x)}" for name, x in named.items()]
-        click.echo(re.sub(r"0x[0-9a-f]+", "", "\n".join(shown)), err=True)
 
     def search(*what, **named):
         asked(*what, **named)
@@ -271,6 +277,63 @@ def _light(inputs):
         patch.setattr("mfopt.experiments.artifacts.redraw", lambda *_: ["drawn again"])
         patch.setattr(experiment, "_run", lambda study, **how: asked(study, **how))
         yield
+
+
+@pytest.fixture
+def _stubbed(inputs, monkeypatch):
+    """Print what an account, a certificate, a measurement or a cell was asked for, in its place."""
+    guarantee = mfopt.load(inputs / "sqrt.npz").guarantee
+
+    def stated(mechanism, **given):
+        asked(mechanism, **given)
+        return dataclasses.replace(guarantee, status="certified", failure_probability=1e-9)
+
+    class Composed:
+        def __init__(self, mechanism, other, **effort):
+            asked(len(other.parts), [part.losses for part, _ in other.parts])
+            self.epsilon = functools.partial(self._stated, mechanism, effort)
+            self.delta = self.noise_multiplier = self.epsilon
+
+        def _stated(self, mechanism, effort, *numbers):
+            return stated(mechanism, numbers=numbers, **effort)
+
+    def proved(pair, *what, samples=None, seed=None, **_):
+        asked(*what, samples=samples, seed=seed)
+        sigma = what[0] if len(what) == 3 else 3.0
+        return Certificate(2.0, 1e-3, sigma, 1e-3, 1e-3, 1e-6, 99, 99, 2.0, 1, seed, "stub")
+
+    def released(*what, **given):
+        found = proved(*what, **given)
+        return found, found
+
+    def timed(stream, parameters, **_):
+        asked(stream.describe(), parameters)
+        return Cost(parameters, "stub", 1, 1, 1.0, 1.0, 1.0, 1.0, False)
+
+    def group(*what, **given):
+        asked(*what, **given)
+        return [guarantee]
+
+    def cells(wanted, cache, **_):
+        asked(*wanted, cache.folder.name)
+        record = dict.fromkeys(Row._fields, 1.0) | {"status": "estimate", "memory": 1}
+        return {cell: Result(record | {"rmse": n + 1.0}) for n, cell in enumerate(wanted)}
+
+    def streamed(setting, rows, cache, parameters, **_):
+        asked(parameters)
+        return [row._replace(noise_seconds=1.0) for row in rows]
+
+    for name, stub in {
+        "accounting.account": stated,
+        "accounting.monte_carlo.composition.analysis": Composed,
+        "calibration.certify": proved,
+        "calibration.release": released,
+        "noise.measure.measure": timed,
+        "accounting.compare.group_methods": group,
+        "experiments.comparison.run_all": cells,
+        "experiments.noise_time.timed": streamed,
+    }.items():
+        monkeypatch.setattr(f"mfopt.{name}", stub)
 
 
 class Toy:
@@ -398,6 +461,33 @@ def test_of_a_pair_of_options_neither_is_swallowed(path, toys):
 def test_of_more_pairs_of_options_neither_is_swallowed(path, toys):
     every = pairs_of(toys(path))
     check_pairs(toys(path), random.Random(path).sample(every, min(100, len(every))))
+
+
+@pytest.fixture(scope="module")
+def stubbed(inputs):
+    """As :func:`toys`, of slow commands whose work is replaced."""
+    return functools.cache(lambda path: Toy(path, SLOW[path], inputs))
+
+
+@slow
+@pytest.mark.usefixtures("_stubbed")
+def test_every_option_of_slow_commands_reaches_their_work(path, stubbed):
+    check_alone(stubbed(path))
+
+
+@slow
+@pytest.mark.parametrize("most", [4, pytest.param(1000, marks=pytest.mark.ci)])
+@pytest.mark.usefixtures("_stubbed")
+def test_of_a_pair_of_options_of_slow_commands_neither_is_swallowed(path, most, stubbed):
+    every = pairs_of(stubbed(path))
+    check_pairs(stubbed(path), random.Random(path).sample(every, min(most, len(every))))
+
+
+def test_bands_of_a_comparison_without_any_are_refused():
+    """They were taken, and changed nothing."""
+    words = ["compare", "--epochs=2", "--iters=4", "--include=sqrt", "--bands=2"]
+    found = CliRunner().invoke(cli, words, prog_name="mfopt")
+    assert found.exit_code == 2 and "--bands has no effect with --include sqrt" in found.stderr
 
 
 @pytest.mark.ci

@@ -127,6 +127,11 @@ def command(
         seed,
         samples,
     ).check()
+    given = click.get_current_context().get_parameter_source("bands")
+    sized = any(families.find(name).bands for name in setting.include)
+    if given is click.core.ParameterSource.COMMANDLINE and not sized:
+        names = ", ".join(setting.include)
+        raise click.UsageError(f"--bands has no effect with --include {names}; remove it")
     _check.integer("samples", samples, at_least=64)
     _check.pinned("seed", seed)
     if params is not None:
