@@ -83,14 +83,9 @@ def _execute(
     if lead:
         _write_report(prepared, start)
     evaluate, public_loss, healthy = *_evaluators(prepared), _health(prepared)
+    told = progress if lead else silent
     with metrics.Recorder(
-        folder,
-        start=start,
-        total=prepared.steps,
-        private_metrics=config.private_metrics,
-        tensorboard=config.tensorboard and lead,
-        write=lead,
-        progress=progress if lead else silent,
+        config, start=start, total=prepared.steps, progress=told, write=lead
     ) as recorder:
         first = evaluate(state) if start == 0 else {}
         recorder.evaluations(start, first)

@@ -66,13 +66,6 @@ def named_arrays(params: PyTree) -> dict[str, np.ndarray]:
     """The leaves by dotted path, as contiguous host arrays."""
     arrays = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        name = ".".join(_part(key) for key in path) or "value"
+        name = jax.tree_util.keystr(path, simple=True, separator=".") or "value"
         arrays[name] = np.ascontiguousarray(np.asarray(leaf))
     return arrays
-
-
-def _part(key: Any) -> str:
-    for attribute in ("key", "idx", "name"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return str(key)

@@ -277,7 +277,7 @@ class Trainer:
         after = TrainState(state.step + 1, params, optimizer, noise_state)
         if self._state_where is not None:
             # the same layout after every step, so that one compilation serves all
-            after = jax.tree.map(jax.lax.with_sharding_constraint, after, self._state_where)
+            after = jax.lax.with_sharding_constraint(after, self._state_where)
         return after, (release if keep_release else None)
 
     def _noise_shape(self, params: PyTree) -> PyTree:
@@ -293,16 +293,8 @@ class Trainer:
         block[: len(rows)] = rows
         return block if self._mesh is None else meshes.place_rows(self._mesh, block, axis=1)
 
-    def _pin(self, tree: PyTree) -> PyTree:
-        if self._where is None:
-            return tree
-        return jax.tree.map(jax.lax.with_sharding_constraint, tree, self._where)
-
     def _pin_totals(self, totals: Totals) -> Totals:
         if self._mesh is None:
             return totals
-        everywhere = meshes.replicated(self._mesh)
-        statistics = jax.tree.map(
-            lambda leaf: jax.lax.with_sharding_constraint(leaf, everywhere), totals.statistics
-        )
-        return Totals(self._pin(totals.gradient), statistics)
+        where = (self._where, meshes.replicated(self._mesh))
+        return Totals(*jax.lax.with_sharding_constraint(tuple(totals), where))

@@ -8,6 +8,7 @@ held-out users and records (which are private too), no events, no plot.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
@@ -20,6 +21,7 @@ import numpy as np
 
 from mfopt import _files
 from mfopt.progress import Progress, Report, silent
+from mfopt.training.config import TrainConfig
 from mfopt.training.evaluation import HeldOutLoss
 from mfopt.training.loop import StepResult
 
@@ -90,57 +92,48 @@ def read_table(path: str | Path) -> list[dict[str, str]]:
         return [row for row in csv.DictReader(stream) if all(v for v in row.values())]
 
 
-class Recorder:
-    """Writes a run's metrics into ``folder``: metrics.csv, evaluation.csv, events for TensorBoard.
+class Recorder(contextlib.ExitStack):
+    """Writes a run's metrics: metrics.csv, evaluation.csv, events for TensorBoard.
 
     Args:
-        folder: of the run.
+        config: settings of the run: its folder, and what may be written there.
         start: step at which the run begins or resumes.
         total: its number of steps.
-        private_metrics: whether numbers that depend on the training data may be written.
-        tensorboard: whether to write events.
         progress: told of every step and evaluation.
         write: False on all processes but one.
     """
 
     def __init__(
         self,
-        folder: Path,
+        config: TrainConfig,
         *,
         start: int,
         total: int,
-        private_metrics: bool = True,
-        tensorboard: bool = True,
         progress: Report = silent,
         write: bool = True,
     ) -> None:
-        private = write and private_metrics
-        self._steps = Table(folder / "metrics.csv", STEP_FIELDS, start) if private else None
-        # an evaluation belongs to the state after so many steps, so that of `start` is kept
-        self._evaluations = (
-            Table(folder / "evaluation.csv", EVAL_FIELDS, start + 1) if private else None
-        )
+        super().__init__()
+        folder, private = Path(config.output), write and config.private_metrics
+        self._steps: Table | None = None
+        self._evaluations: Table | None = None
         self._events: Any = None
-        if tensorboard and private_metrics:
+        if private:
+            self._steps = self._closed(Table(folder / "metrics.csv", STEP_FIELDS, start))
+            # an evaluation belongs to the state after so many steps, so that of `start` is kept
+            rows = Table(folder / "evaluation.csv", EVAL_FIELDS, start + 1)
+            self._evaluations = self._closed(rows)
+        if private and config.tensorboard:
             from tensorboardX import SummaryWriter
 
             events = folder / "tensorboard"
             events.mkdir(exist_ok=True)
             os.chmod(events, 0o700)
-            self._events = SummaryWriter(str(events), purge_step=start)
+            self._events = self._closed(SummaryWriter(str(events), purge_step=start))
         self._total, self._report = total, progress
         self._clock = time.perf_counter()
 
-    def __enter__(self) -> Recorder:
-        self._clock = time.perf_counter()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._events is not None:
-            self._events.close()
-        for table in (self._evaluations, self._steps):
-            if table is not None:
-                table.close()
+    def _closed(self, file: Any) -> Any:
+        return self.enter_context(contextlib.closing(file))
 
     def step(self, result: StepResult) -> dict[str, float]:
         """Record one step."""

@@ -318,8 +318,8 @@ def report(
         "mechanism_digest": accounted.digest,
         "strategy": accounted.strategy.describe(),
         "strategy_arrays": {
-            name: {"shape": list(array.shape), "type": array.dtype.str, "values": _values(array)}
-            for name, array in arrays.items()
+            name: {"shape": list(x.shape), "type": x.dtype.str, "values": x.reshape(-1).tolist()}
+            for name, x in arrays.items()  # JSON keeps every bit of a float
         }
         if small
         else None,
@@ -337,11 +337,6 @@ def report(
         "treated_as_public": list(PUBLIC),
         "not_covered": list(NOT_COVERED),
     }
-
-
-def _values(array: np.ndarray) -> list[Any]:
-    values: list[Any] = np.asarray(array).reshape(-1).tolist()  # JSON keeps every bit of a float
-    return values
 
 
 def report_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:

@@ -21,8 +21,18 @@ PERPLEXITY_RULES = ("highest-perplexity", "lowest-perplexity")
 _USERS_AT_ONCE = 1 << 16
 
 
-def check_rule(rule: str, losses: np.ndarray | None, records: int) -> str:
-    """``rule``, refused where it is unknown or lacks the per-record losses that it sorts by."""
+def check_rule(rule: str, losses: np.ndarray | None, records: int, whole: bool = False) -> str:
+    """Refuse a rule that is unknown or lacks the losses it sorts by; return it.
+
+    Args:
+      rule: how records are chosen.
+      losses: of each record under the initial model, for the perplexity rules.
+      records: their number.
+      whole: whole records are chosen.
+    """
+    if whole and rule == "chunk":
+        cross = "random chunks cross record borders, so they fit user-level sampling (uls) only"
+        raise _check.reject("selection", rule, cross, "Choose a rule that picks whole records.")
     if rule not in RULES:
         raise _check.reject("selection", rule, f"must be one of {', '.join(RULES)}")
     if rule in PERPLEXITY_RULES and (losses is None or np.shape(losses) != (records,)):
@@ -32,18 +42,6 @@ def check_rule(rule: str, losses: np.ndarray | None, records: int) -> str:
             f"{rule} needs the initial model's loss of each record, shape ({records},)",
         )
     return rule
-
-
-def check_record_rule(rule: str, losses: np.ndarray | None, records: int) -> str:
-    """Check a rule that chooses whole records; see :func:`check_rule`."""
-    if rule == "chunk":
-        raise _check.reject(
-            "selection",
-            rule,
-            "random chunks cross record borders, so they fit user-level sampling (uls) only",
-            "Choose a rule that picks whole records.",
-        )
-    return check_rule(rule, losses, records)
 
 
 def select(
@@ -124,7 +122,7 @@ def select_once(
       losses: loss of each record under the initial model, for the perplexity rules.
       reserve: keep a place for every user's missing records.
     """
-    check_record_rule(rule, losses, store.num_records)
+    check_rule(rule, losses, store.num_records, whole=True)
     blocks = [np.empty(0, dtype=np.int64)]
     for begin in range(0, store.num_users, _USERS_AT_ONCE):
         users = np.arange(begin, min(begin + _USERS_AT_ONCE, store.num_users))

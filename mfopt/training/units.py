@@ -26,7 +26,7 @@ import numpy as np
 from mfopt import _check
 from mfopt.training.data import TokenStore
 from mfopt.training.secrets import stream
-from mfopt.training.selection import check_record_rule, check_rule, select, select_once
+from mfopt.training.selection import check_rule, select, select_once
 
 
 class Units(abc.ABC):
@@ -157,7 +157,7 @@ class RecordUnits(Units):
         held_out = (store.metadata.get("hold_out") or {}).get("records", 0)
         group_size = _check.integer("group_size", group_size)
         self.whole = not held_out and int(store.records_per_user().max(initial=0)) < group_size
-        check_record_rule(rule, losses, store.num_records)
+        check_rule(rule, losses, store.num_records, whole=True)
         self.rule = "random" if self.whole and reserve else rule
         self.selected = select_once(
             store, group_size, self.rule, seed=seed, losses=losses, reserve=reserve
