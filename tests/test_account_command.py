@@ -442,3 +442,66 @@ def test_a_run_of_phases(file, tmp_path, capsys):
         ["balls-in-bins:bins=4,epochs=2@2", "balls-in-bins:bins=4,epochs=2@2", "--delta", DELTA],
     ):
         refused(capsys, "run", *wrong)
+
+
+def failure(words, code, capsys):
+    """What a command says as it ends with an exit code."""
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == code
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--probability=0.1", "--population=1000"], "--probability excludes --population"),
+        (
+            ["--probability=0.1", "--population=1000", "--batch-limit=60"],
+            "--batch-limit needs --batch-size and --population in place of --probability",
+        ),
+        (
+            ["--batch-size=50", "--batch-limit=60"],
+            "--batch-limit needs --batch-size and --population",
+        ),
+    ],
+)
+def test_a_conflict_of_options_is_named(words, said, capsys):
+    words = ["account", "dpsgd", *words, "--iters=40", "--eps=1", "--delta=1e-5"]
+    assert said in failure(words, 2, capsys)
+
+
+def test_the_words_of_other_tools_are_taken(capsys):
+    ours = ["--probability=0.05", "--iterations=40", "--noise-multiplier=2"]
+    theirs = ["--sample-rate=0.05", "--steps=40", "--sigma=2"]
+    found = []
+    for words in (ours, theirs):
+        main(["account", "dpsgd", *words, "--delta=1e-5", "--json"])
+        found.append(json.loads(capsys.readouterr().out) | {"seconds": 0})
+    assert found[0] == found[1]
+
+
+def test_a_probability_by_default_is_said_once(capsys):
+    main(["account", "dpsgd", "--iters=40", "--sigma=2,3", "--delta=1e-5"])
+    assert capsys.readouterr().err.count("--probability: 1/iters = 0.025") == 1
+
+
+@pytest.mark.parametrize(
+    ("also", "asked"),
+    [
+        (["--also=pure:2"], ["--eps=1"]),
+        (["--also=approximate:0.5:1e-4"], ["--noise-multiplier=1"]),
+        (["--also=gaussian:0.5"], ["--eps=2"]),
+        (["--also=pure:0.8", "--also=pure:0.8"], ["--eps=1"]),
+    ],
+)
+def test_a_companion_that_exceeds_the_target_alone_is_named(also, asked, capsys):
+    """It was said that no σ up to 1e50 reaches the target."""
+    words = ["account", "balls-in-bins", "--epochs=2", "--iters=4", "--delta=1e-5"]
+    said = failure([*words, *also, *asked], 1, capsys)
+    assert "what --also names is accounted for with δ = " in said
+
+
+def test_a_gap_of_epsilon_is_not_called_one_of_delta(capsys):
+    words = ["--probability=1", "--iters=1000", "--eps=1e-5", "--delta=1e-200"]
+    assert "(difference of ε)" in failure(["account", "fedavg", *words], 1, capsys)

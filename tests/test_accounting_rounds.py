@@ -18,7 +18,8 @@ from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile, smallest_epsilon
 from mfopt.accounting.loss_distribution.tilting import dot, log_ceiling
 from mfopt.errors import FailureError
-from mfopt.sampling import Poisson
+from mfopt.sampling import CyclicPoisson, Poisson
+from mfopt.strategies import BandedSquareRoot
 
 # dp_accounting 0.6, from_mixture_gaussian_mechanism at value_discretization_interval 1e-4, whose
 # self-composition takes a minute in all: (sensitivity law, rounds, σ, δ) -> ε
@@ -451,3 +452,34 @@ def test_wider_floats_round_away_less():
         assert np.abs(plain.law - wide.law).sum() > wide.rounding  # control: wider floats differ
     share = plain.rounding * math.exp(log_ceiling(tilt)) / plain._hinge(20.0)
     assert plain.blurred(20.0, 0.9 * share) and not plain.blurred(20.0, 1.1 * share)
+
+
+@pytest.mark.parametrize("group_size", [1, 3])
+@pytest.mark.parametrize("asked", [{"delta": 1e-5}, {"epsilon": 1.0}])
+def test_what_is_in_every_batch_is_one_gaussian_release(group_size, asked):
+    """A σ was called a bound, and a search's accuracy above the closed form."""
+    found = account(
+        Mechanism(Poisson(1.0, 40), group_size=group_size), noise_multiplier=20.0, **asked
+    )
+    mu = group_size * math.sqrt(40) / 20
+    want = gaussian.epsilon(mu, 1e-5) if "delta" in asked else gaussian.delta(mu, 1.0)
+    assert (found.epsilon if "delta" in asked else found.delta) == pytest.approx(want, rel=1e-11)
+    assert found.status == "exact" and "closed form" in found.method
+    sigma = account(Mechanism(Poisson(1.0, 40), group_size=group_size), epsilon=1.0, delta=1e-5)
+    least = group_size * math.sqrt(40) / gaussian.largest_mu(1.0, 1e-5)
+    assert sigma.noise_multiplier == pytest.approx(least, rel=1e-11)
+    assert sigma.status == "exact"
+
+
+def test_a_group_that_is_always_drawn_is_not_accounted_as_one_unit():
+    """Of a banded C the closed form is one unit's: a group goes through its whole profile."""
+    sqrt = BandedSquareRoot(2)
+    one, three = (
+        account(
+            Mechanism(CyclicPoisson(1.0, 2, 40), sqrt, group_size),
+            noise_multiplier=20.0,
+            delta=1e-5,
+        )
+        for group_size in (1, 3)
+    )
+    assert three.epsilon > 2.5 * one.epsilon

@@ -16,6 +16,7 @@ from mfopt_cli.live import Live
 
 Row = dict[str, Any]
 PLACES = ("plot", "force", "as_json", "quiet")
+_SIZES = ("batch_size", "population")
 STATEMENT = ("privacy_unit", "adjacency")
 _NAMES = {"noise_multiplier": "--noise-multiplier", "eps": "--eps", "delta": "--delta"}
 
@@ -42,7 +43,10 @@ def probability(row: Row, factor: int = 1) -> float:
     """
 
     sized = (row["batch_size"] is not None) + (row["population"] is not None)
-    if sized == 1 or (sized and row["probability"] is not None):
+    if sized and row["probability"] is not None:
+        names = [f"--{name.replace('_', '-')}" for name in _SIZES if row[name] is not None]
+        raise click.UsageError(f"--probability excludes {' and '.join(names)}: leave one out")
+    if sized == 1:
         raise click.UsageError("give --probability, or --batch-size and --population")
     if row["probability"] is not None:
         return _check.probability("probability", row["probability"], closed=True)
@@ -50,6 +54,10 @@ def probability(row: Row, factor: int = 1) -> float:
         if row["iters"] is None:
             raise click.UsageError("give --probability, or --batch-size and --population")
         rate, name = 1 / _check.integer("iters", row["iters"]), "iters"
+        said = click.get_current_context().meta
+        if not said.setdefault("mfopt.default_probability", False):  # once for a sweep
+            said["mfopt.default_probability"] = True
+            click.echo(f"mfopt: --probability: 1/iters = {rate:g}, by default", err=True)
     else:
         batch = _check.positive("batch_size", row["batch_size"])
         rate, name = batch / _check.integer("population", row["population"]), "batch_size"

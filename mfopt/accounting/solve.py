@@ -32,6 +32,7 @@ def smallest(
     growth: float = 1.3,
     fall: float | None = None,
     most_steps: int = 200,
+    gap: str = "log δ",
 ) -> float:
     """The smallest x > 0, to relative width ``relative``, at which ``excess(x) <= 0``.
 
@@ -47,6 +48,7 @@ def smallest(
       fall: by how much ``excess`` falls with log x about the guess, where that is known: the width
         is then judged by it, and no point below is evaluated if all goes well.
       most_steps: halvings of the bracket at most; the upper end holds after any number of them.
+      gap: what ``excess`` is a difference of, for messages.
 
     Returns:
       A point at which ``excess`` was evaluated and is <= 0: the upper end of the bracket.
@@ -75,7 +77,8 @@ def smallest(
             if not abs(step) <= 30 * math.log(growth):
                 break
             guess *= math.exp(step)
-    low, high = _bracket(evaluate, min(max(guess, least), largest), least, largest, name, growth)
+    start = min(max(guess, least), largest)
+    low, high = _bracket(evaluate, start, least, largest, name, growth, gap)
     if low is None:
         return high
     for step in range(most_steps):
@@ -179,6 +182,7 @@ def _bracket(
     largest: float,
     name: str,
     factor: float,
+    gap: str,
 ) -> tuple[float | None, float]:
     """(low, high) with excess(low) > 0 >= excess(high); low is None if ``least`` satisfies."""
     x = guess
@@ -197,7 +201,7 @@ def _bracket(
             raise _check.FailureError(
                 f"no {name} up to {largest:g} reaches the target: it is missed by "
                 f"{evaluate(guess):.3g} at {name} = {guess:g} and by {evaluate(low):.3g} at "
-                f"{name} = {low:g} (difference of log δ)"
+                f"{name} = {low:g} (difference of {gap})"
             )
         x = min(low * factor, largest)
         if evaluate(x) <= 0:

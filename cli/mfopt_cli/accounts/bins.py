@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -115,9 +116,25 @@ def _composed(mechanism: Any, others: list[Any], row: Row, **more: Any) -> Any:
     from mfopt.accounting.monte_carlo import composition
 
     other = Composition(tuple(part for one in others for part in one.parts))
+    if row["delta"] is not None:
+        _check_alone(other, row["eps"], row["delta"])
     found = composition.analysis(mechanism, other, **more)
     if row["eps"] is None:
         return found.epsilon(row["noise_multiplier"], row["delta"])
     if row["delta"] is None:
         return found.delta(row["noise_multiplier"], row["eps"])
     return found.noise_multiplier(row["eps"], row["delta"])
+
+
+def _check_alone(other: Any, epsilon: float | None, delta: float) -> None:
+    """Refuse a target that the other mechanisms alone exceed: no noise reaches it."""
+    alone, at = other.infinite, "any ε"
+    if epsilon is not None:
+        tilt = other.tilt_for_epsilon(epsilon)
+        alone = math.exp(other.convolve(tilt).log_delta_below(epsilon))
+        at = f"ε = {epsilon:g}"
+    if alone > delta:
+        raise _check.FailureError(
+            f"what --also names is accounted for with δ = {alone:.3g} at {at} on its own, above "
+            f"{delta:g}: no noise reaches the target. Ask for a larger ε or δ, or name less."
+        )

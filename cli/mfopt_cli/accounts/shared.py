@@ -12,7 +12,12 @@ from mfopt_cli import options, sweeps
 from mfopt_cli.answers import Row
 from mfopt_cli.options import apply
 
-noise = sweeps.option("--noise-multiplier", float, "σ, relative to the clip norm, for C as stored.")
+noise = sweeps.option(
+    "--noise-multiplier",
+    float,
+    "σ, relative to the clip norm, for C as stored.",
+    aliases=("--sigma",),
+)
 target = apply(
     sweeps.option("--eps", float, "ε: target, or where to evaluate δ."),
     sweeps.option("--delta", float, "δ of the statement."),
@@ -20,12 +25,14 @@ target = apply(
 length = apply(
     sweeps.option("--epochs", int, "Passes over the data, E. [default: 1]"),
     sweeps.option("--iters", int, "Iterations per epoch, b. n = E·b."),
-    sweeps.option("--iterations", int, "All iterations, n.", hidden=True),
+    sweeps.option("--iterations", int, "All iterations, n.", hidden=True, aliases=("--steps",)),
 )
 rounds = apply(
     sweeps.option("--epochs", int, "Passes over the users, E. [default: 1]"),
     sweeps.option("--iters", int, "Rounds per epoch, b. n = E·b rounds."),
-    sweeps.option("--iterations", int, "All rounds, T.", hidden=True, aliases=("--rounds",)),
+    sweeps.option(
+        "--iterations", int, "All rounds, T.", hidden=True, aliases=("--rounds", "--steps")
+    ),
 )
 bins = apply(
     sweeps.option("--epochs", int, "Passes over the data, E. [default: those of a FILE]"),
@@ -36,6 +43,7 @@ sampled = apply(
         "--probability",
         float,
         "Chance that a unit is in an iteration's batch. [default: 1/iters]",
+        aliases=("--sample-rate",),
     ),
     sweeps.option("--batch-size", float, "Expected batch; with --population, for --probability."),
     sweeps.option("--population", int, "Number of units in the data set."),

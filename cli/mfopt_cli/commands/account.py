@@ -48,11 +48,13 @@ def dpsgd(**arguments: Any) -> None:
     from mfopt.sampling import Poisson, TruncatedPoisson
 
     def make(row: Row, of: Row) -> Any:
-        chance, n, limit = probability(row), iterations(row), row["batch_limit"]
+        limit = row["batch_limit"]
+        if limit is not None and (row["population"] is None or row["batch_size"] is None):
+            instead = " in place of --probability" * (row["probability"] is not None)
+            raise click.UsageError(f"--batch-limit needs --batch-size and --population{instead}")
+        chance, n = probability(row), iterations(row)
         if limit is None:
             return Mechanism(Poisson(chance, n), **of)
-        if row["population"] is None:
-            raise click.UsageError("--batch-limit needs --batch-size and --population")
         return Mechanism(TruncatedPoisson(chance, limit, row["population"], n), **of)
 
     answers.answer(arguments, make, "DP-SGD")

@@ -78,8 +78,14 @@ class RoundsAccountant(Accountant):
 
     def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
         found = self.rounds(mechanism)
+        chained = self.chained(mechanism)
+        certain = found.mixture.components == 1 and not found.mixture.trivial
+        if found.exact and certain and not chained:
+            moved = found.scale * found.mixture.largest * math.sqrt(found.rounds)
+            method = "Gaussian mechanism, every unit in every batch: closed form"
+            return gaussian_release(mechanism, moved * (1 + 1e-14), method, exact=True)
         one = rounds_analysis(mechanism, found, f" of {self.of}")
-        if not self.chained(mechanism) or found.mixture.trivial:
+        if not chained or found.mixture.trivial:
             return one
         unit = DeterministicUnit(one.profile, one.guess)
         chain = Chain(unit, mechanism.group_size, self.of)

@@ -243,6 +243,7 @@ def fedavg(
                 name="noise scale",
                 relative=1e-7,
                 largest=1e6,
+                gap="ε",
             )
     else:
         target = epsilon(noise_scale, probability, rounds, delta, conversion=conversion)
