@@ -483,3 +483,16 @@ def test_a_group_that_is_always_drawn_is_not_accounted_as_one_unit():
         for group_size in (1, 3)
     )
     assert three.epsilon > 2.5 * one.epsilon
+
+
+@pytest.mark.parametrize("group_size", [1, 2])
+@pytest.mark.parametrize("asked", [{"noise_multiplier": 0.5}, {"epsilon": 8.0}])
+def test_lower_ends_take_finer_grids_while_they_narrow_the_bracket(group_size, asked):
+    """ε at σ = 0.5 was called a bound: its lower end was 0.8% below."""
+    mechanism = Mechanism(Poisson(0.01, 2000), group_size=group_size)
+    found = account(mechanism, delta=1e-6, **asked)
+    low, high = found.details["bracket"]
+    assert found.status == "exact" and high * (1 - 1e-3) <= low <= high
+    if "noise_multiplier" in asked:  # the truth, by grids that are a hundred times finer
+        profile = RoundsProfile(Mixture.binomial(group_size, 0.01), 2000, 0.5, 2e-7)
+        assert low <= profile.epsilon(1e-6) <= high

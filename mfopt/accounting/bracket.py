@@ -15,6 +15,8 @@ from typing import Any
 
 from mfopt.errors import FailureError
 
+_FINER = (10, 100, 1000)  # times, grids for lower ends alone
+_HELPS = 0.8  # part of its width, below which a bracket by finer grids is to come
 NARROW, NARROW_DELTA = 1e-3, 1e-2  # relative width up to which an answer is called exact
 _SHORTER = (
     3e-5,
@@ -49,16 +51,24 @@ def of_epsilon(profile: Any, epsilon: float, delta: float) -> Bracket:
     known."""
     if epsilon == 0 or not hasattr(profile, "epsilon_below"):
         return Bracket(0.0, epsilon)
-    below = _known(lambda: profile.epsilon_below(delta, epsilon), 0.0)
-    return Bracket(min(below, epsilon), epsilon)
+
+    def bracket(finer: Any) -> Bracket:
+        below = _known(lambda: finer.epsilon_below(delta, epsilon), 0.0)
+        return Bracket(min(below, epsilon), epsilon)
+
+    return _narrowed(bracket, profile)
 
 
 def of_delta(profile: Any, delta: float, epsilon: float) -> Bracket:
     """The bracket of a δ that ``profile`` gave at ``epsilon``."""
     if delta == 0 or not hasattr(profile, "log_delta_below"):
         return Bracket(0.0, delta, NARROW_DELTA)
-    below = math.exp(_known(lambda: profile.log_delta_below(epsilon), -math.inf))
-    return Bracket(min(below, delta), delta, NARROW_DELTA)
+
+    def bracket(finer: Any) -> Bracket:
+        below = math.exp(_known(lambda: finer.log_delta_below(epsilon), -math.inf))
+        return Bracket(min(below, delta), delta, NARROW_DELTA)
+
+    return _narrowed(bracket, profile)
 
 
 def of_sigma(
@@ -77,13 +87,17 @@ def of_sigma(
       epsilon, delta: the target.
       fall: by how much log δ falls with log σ, where that is known: it says what to try.
     """
-    if sigma > 0 and hasattr(make(sigma), "log_delta_below"):
+    if not (sigma > 0 and hasattr(make(sigma), "log_delta_below")):
+        return Bracket(0.0, sigma)
+
+    def bracket(like: Any) -> Bracket:
+        finer = getattr(like, "accuracy", None)
         needed = 0.0
         for share in _SHORTER:
             if share < needed:
                 continue
             below = sigma * (1 - share)
-            ask = functools.partial(_below, make, below, epsilon)
+            ask = functools.partial(_below, make, below, epsilon, finer)
             known = _known(ask, -math.inf)
             missing = math.log(delta) - known
             if missing < 0:
@@ -91,12 +105,36 @@ def of_sigma(
             if fall is not None and math.isfinite(missing):
                 # the gap between the bounds is much the same at a smaller σ
                 needed = share + 0.7 * missing / fall
-    return Bracket(0.0, sigma)
+        return Bracket(0.0, sigma)
+
+    return _narrowed(bracket, make(sigma))
 
 
-def _below(make: Callable[[float], Any], sigma: float, epsilon: float) -> float:
-    """Lower bound of log δ(ε) at σ."""
-    return float(make(sigma).log_delta_below(epsilon))
+def _below(
+    make: Callable[[float], Any], sigma: float, epsilon: float, accuracy: float | None
+) -> float:
+    """Lower bound of log δ(ε) at σ, by grids of that accuracy where there are grids."""
+    profile = make(sigma)
+    if accuracy is not None:
+        profile = dataclasses.replace(profile, accuracy=accuracy)
+    return float(profile.log_delta_below(epsilon))
+
+
+def _narrowed(bracket: Callable[[Any], Bracket], profile: Any) -> Bracket:
+    """The bracket by ``profile``, by finer grids while it is wide and they narrow it."""
+    best = bracket(profile)
+    if not hasattr(profile, "accuracy"):
+        return best
+    for finer in _FINER:
+        if best.narrow or best.below == 0:
+            break
+        found = bracket(dataclasses.replace(profile, accuracy=profile.accuracy / finer))
+        missing = best.above - best.below
+        if found.below > best.below:
+            best = found
+        if best.above - best.below > _HELPS * missing:
+            break
+    return best
 
 
 def _known(ask: Callable[[], float], nothing: float) -> float:
