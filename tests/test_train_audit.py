@@ -14,7 +14,7 @@ from mfopt.errors import UsageError
 from mfopt.mechanism import Mechanism
 from mfopt.noise import NoiseStream
 from mfopt.strategies import BLT, BandedToeplitz, Identity
-from mfopt.training import executed
+from mfopt.training import executed, loop
 from mfopt.training.attack import attack_on
 from mfopt.training.audit import (
     audit,
@@ -24,6 +24,8 @@ from mfopt.training.audit import (
 )
 from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping
+from mfopt.training.gradients import microbatch_adder
+from mfopt.training.loop import Trainer
 from mfopt.training.privacy import Account
 
 ORDERED = Mechanism(sampling.FixedOrder(3, 2), BLT(np.array([0.3]), np.array([0.7])))
@@ -284,6 +286,108 @@ def test_an_audit_fails_where_the_loader_forgets_to_be_random():
     )
     # the guesses show nothing, the participations do
     assert fault.epsilon_profile <= 3.0 and not fault.passed
+
+
+class Stale(NoiseStream):
+    """Does not advance its state."""
+
+    def next(self, state):
+        return super().next(state)[0], state
+
+
+class Known(NoiseStream):
+    """Draws under a key of zeros, whatever the secret."""
+
+    def init(self, like, key=None):
+        return super().init(like, key=np.zeros(8, np.uint32))
+
+
+class Shared(NoiseStream):
+    """Adds one draw to every coordinate."""
+
+    def next(self, state):
+        noise, state = super().next(state)
+        return jnp.broadcast_to(noise[:1], noise.shape), state
+
+
+def of_kind(kind):
+    def alter(execution):
+        noise = execution.noise
+        other = kind(
+            noise.strategy,
+            iterations=noise.iterations,
+            sampling=noise.sampling,
+            noise_multiplier=noise.noise_multiplier,
+            clip_norm=noise.clip_norm,
+        )
+        return dataclasses.replace(execution, noise=other)
+
+    return alter
+
+
+def faults(result):
+    return [finding.name for finding in result.sampling if finding.fault]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (NoiseStream, None),
+        (Stale, "noise of different steps"),
+        (Known, "noise under another secret"),
+        (Shared, "noise of different coordinates"),
+    ],
+)
+def test_noise_that_can_be_taken_out_again_is_found(kind, name):
+    result = run(ORDERED, canaries=400, alter=of_kind(kind))
+    assert result.passed == (name is None)
+    assert name is None or name in faults(result)
+
+
+def test_means_over_the_batch_that_came_are_found(monkeypatch):
+    mechanism = Mechanism(sampling.Poisson(0.02, 64), Identity())
+    assert run(mechanism, canaries=1000).passed
+    right = Trainer.run
+
+    def wrong(trainer, state, stop=None):
+        for result in right(trainer, state, stop):
+            factor = trainer.execution.normalizer / max(1, result.batch.drawn)
+            release = jax.tree.map(lambda leaf, factor=factor: leaf * factor, result.release)
+            yield dataclasses.replace(result, release=release)
+
+    monkeypatch.setattr(Trainer, "run", wrong)
+    assert "size of the noise over the steps" in faults(run(mechanism, canaries=1000))
+
+
+def test_records_that_are_clipped_one_by_one_are_found(monkeypatch):
+    assert run(ORDERED, records_per_user=4).passed
+
+    def one_by_one(model, clipping):
+        add = microbatch_adder(model, clipping)
+
+        def added(totals, params, frozen, tokens, mask):
+            length = tokens.shape[-1]
+            rows = tokens.reshape(-1, 1, length), mask.reshape(-1, 1, length)
+            return add(totals, params, frozen, *rows)
+
+        return added
+
+    monkeypatch.setattr(loop, "microbatch_adder", one_by_one)
+    assert not run(ORDERED, records_per_user=4).passed
+
+
+def some_stay(right, seed, step):
+    stay = np.arange(right.population) % 30 == 7
+    drawn = right.scheme.sample(step, right.population, seed)
+    kept = drawn[~stay[drawn]]
+    return np.union1d(kept, np.flatnonzero(stay)) if step % 16 == 0 else kept
+
+
+def test_one_unit_in_thirty_that_is_always_in_one_bin_is_found():
+    samplers = [Sampler(BINS, 4000, seed, microbatch=8) for seed in (1, 2)]
+    taken = [executed.participations_of(Wrong(each, some_stay)) for each in samplers]
+    found = executed.compare(BINS, *taken)[0]
+    assert found.fault and "another secret" in found.name
 
 
 @pytest.mark.ci

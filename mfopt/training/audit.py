@@ -193,14 +193,19 @@ def audit(
     progress(Progress("attacking"))
     released = releases.astype(np.float64) * (execution.normalizer / bound)
     attacker = attack.attack_on(account.sampling, account.strategy, settings.group_size)
-    scores = attacker(white_noise(released, account.strategy), account.noise_multiplier)
+    white = white_noise(released, account.strategy)
+    scores = attacker(white, account.noise_multiplier)
     # the same execution under another secret
     other = dataclasses.replace(wired, secret=RunSecret(secret.derive("twin")))
     twin = alter(other.execution(units))
+    again = next(trainer.run(trainer.init(other.secret.key("noise")), 1)).release
+    assert again is not None
     drawn = executed.participations_of(execution.sampler)
     findings = executed.compare(
         account.sampling, drawn if truncated else ran, executed.participations_of(twin.sampler)
     )
+    # an absent canary's coordinate holds noise alone
+    findings += executed.compare_noise(white[:, ~present], np.asarray(again["axes"])[~present])
     findings.append(
         executed.Finding("units that were not drawn", np.inf if np.any(ran & ~drawn) else 0.0)
     )
@@ -222,7 +227,9 @@ def _store(settings: TrainConfig, present: np.ndarray, population: int | None) -
     """Store with one user per canary, without records if absent, and users that fill the
     batches."""
     each = settings.group_size
-    users = [[[unit] * 2] * each if there else [] for unit, there in enumerate(present.tolist())]
+    # a sampled user has several records too, which are to be clipped as one
+    records = settings.records_per_user if settings.algorithm == "uls" else each
+    users = [[[unit] * 2] * records if there else [] for unit, there in enumerate(present.tolist())]
     if settings.batch_size and population is not None:
         units = len(users) if each == 1 else each * int(present.sum())
         if units > population:
@@ -231,7 +238,7 @@ def _store(settings: TrainConfig, present: np.ndarray, population: int | None) -
                 f"{settings.batch_size}"
             )
             raise _check.reject("canaries", len(present), rule, "Audit with fewer canaries.")
-        users += [[[len(present)] * 2] * each] * ((population - units) // each)
+        users += [[[len(present)] * 2] * records] * ((population - units) // each)
     return TokenStore.from_records(users, vocab_size=len(present) + 1)
 
 

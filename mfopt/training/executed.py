@@ -1,4 +1,4 @@
-"""Tests of the participations that a run executed against the scheme that was accounted for.
+"""Tests of the participations and of the noise of a run against what was accounted for.
 
 The attacker's likelihood cannot see a sampler that forgets to be random: with ``unit % bins`` every
 canary still takes part as often as it should, and only somebody who knows the rule gains by it. So
@@ -9,6 +9,10 @@ the executed participations are themselves compared with the scheme:
 * participations, the gaps between them, and batch sizes must follow the scheme's own law, neither
   too unlike it nor too even.
 
+Nor can it see noise of the right size that repeats itself. C times the noise of the run must be
+white: steps, and coordinates, unrelated and alike in size, and the noise under another secret
+unrelated to it.
+
 Each is a number of standard deviations; beyond ``LIMIT`` it is a fault.
 """
 
@@ -18,6 +22,7 @@ import dataclasses
 from collections.abc import Callable
 
 import numpy as np
+from scipy import stats
 
 from mfopt.sampling import Scheme, UnitSampler
 from mfopt.training import attack
@@ -25,6 +30,7 @@ from mfopt.training.batching import Sampler
 
 LIMIT = 6.0
 _UNITS = 1000  # looked at one by one
+_PAIRED = 4000  # compared with themselves under another secret
 _LAGS = 64
 _RUNS = 100  # of the scheme, for the law of batch sizes
 
@@ -72,12 +78,46 @@ def compare(scheme: Scheme, executed: np.ndarray, twin: np.ndarray) -> list[Find
     ]
 
 
+def compare_noise(white: np.ndarray, other: np.ndarray) -> list[Finding]:
+    """Run the tests of a run's noise; the size of it is the attacker's to judge.
+
+    Args:
+        white: C times the noise of the run, (n, coordinates).
+        other: the noise of step 0 under another secret, (coordinates,).
+    """
+    n, m = white.shape
+    sizes = np.sqrt(np.mean(white**2, axis=1, keepdims=True))
+    if not (np.all(np.isfinite(white)) and np.all(sizes > 0) and np.any(other)):
+        return [Finding("noise is drawn in every step", np.inf)]
+    unit = white / sizes
+    between = (unit @ unit.T)[np.triu_indices(n, 1)] / np.sqrt(m)
+    # each step's sum of squares, in units of all steps' mean, is a chi-square variable
+    sums = m * sizes[:, 0] ** 2 / np.mean(sizes**2)
+    tails = 2 * np.minimum(stats.chi2.cdf(sums, m), stats.chi2.sf(sums, m))
+    again = unit[0] @ other / np.linalg.norm(other)
+    return [
+        Finding("noise of different steps", _worst(2 * stats.norm.sf(np.abs(between)))),
+        Finding("size of the noise over the steps", _worst(tails)),
+        Finding(
+            "noise of different coordinates",
+            _worst(2 * stats.norm.sf(np.abs(unit.sum(axis=1)) / np.sqrt(m))),
+        ),
+        Finding("noise under another secret", float(again)),
+    ]
+
+
+def _worst(chances: np.ndarray) -> float:
+    """Deviation of one normal variable that is as rare as the rarest of several."""
+    chance = min(1.0, float(np.min(chances, initial=1.0)) * chances.size)
+    return float(stats.norm.isf(chance / 2))
+
+
 def _pairing(first: np.ndarray, second: np.ndarray) -> float:
     """Common steps of each unit with itself in the other run, against random pairs of units.
 
     The sum over a random pairing has the mean and variance of Hoeffding (1951).
     """
-    common = first[:_UNITS].astype(np.float32) @ second[:_UNITS].T.astype(np.float32)
+    common = first[:_PAIRED].astype(np.float32) @ second[:_PAIRED].T.astype(np.float32)
     return _score(common, np.arange(len(common)))
 
 

@@ -105,7 +105,7 @@ def command(
         )
     if faults:
         raise FailureError(
-            "audit failed: the trainer does not execute the sampling that was accounted for ("
+            "audit failed: the trainer does not execute the sampling or the noise accounted for ("
             + ", ".join(finding.name for finding in faults)
             + ")"
         )
