@@ -505,3 +505,17 @@ def test_a_companion_that_exceeds_the_target_alone_is_named(also, asked, capsys)
 def test_a_gap_of_epsilon_is_not_called_one_of_delta(capsys):
     words = ["--probability=1", "--iters=1000", "--eps=1e-5", "--delta=1e-200"]
     assert "(difference of ε)" in failure(["account", "fedavg", *words], 1, capsys)
+
+
+@pytest.mark.parametrize("adjacency", ["zero-out", "replace"])
+def test_a_bound_is_shown_with_what_some_data_attain(adjacency, capsys):
+    words = ["account", "fixed-batch", "--batch-size=50", "--population=1000", "--iters=40"]
+    words += [f"--adjacency={adjacency}", "--noise-multiplier=1", "--delta=1e-5"]
+    main([*words, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    below, above = found["details"]["bracket"]
+    assert found["status"] == "bound" and above == found["epsilon"] and 0.9 * above < below
+    main(words)
+    line = next(one for one in capsys.readouterr().out.splitlines() if "at least" in one)
+    shown = float(line.split("ε = ")[1].split(",")[0])
+    assert below * (1 - 1e-5) < shown <= below

@@ -27,9 +27,20 @@ def described(row: Row) -> list[tuple[str, str]]:
         ("noise multiplier σ", f"{sigma}  ({row.get('noise_unit', _NOISE_UNIT)})"),
         ("protects", protects(row)),
         ("status", _status(row)),
+        ("at least", _lower_end(row)),
         ("method", row["method"]),
     ]
     return [(name, value) for name, value in rows if value]
+
+
+def _lower_end(row: Row) -> str:
+    """What some pair of data sets attains, where the answer is a bound and that is known."""
+    below, above = row.get("details", {}).get("bracket", (0.0, 0.0))
+    solved = next((name for name in _ROUNDED_UP if row[name] == above), None)
+    if row["status"] != "bound" or not 0 < below < above or solved is None:
+        return ""
+    shown = words.round_up(-below, 6).removeprefix("-")  # towards 0
+    return f"{_LABELS[solved].split()[-1]} = {shown}, proved for some data sets"
 
 
 def table(results: Sequence[Row], swept: str | None) -> tuple[list[str], list[list[str]]]:
