@@ -14,7 +14,7 @@ from mfopt.errors import UsageError
 from mfopt.mechanism import Mechanism
 from mfopt.noise import NoiseStream
 from mfopt.strategies import BLT, BandedToeplitz, Identity
-from mfopt.training import executed, loop
+from mfopt.training import executed, ghost, loop
 from mfopt.training.attack import attack_on
 from mfopt.training.audit import (
     audit,
@@ -374,6 +374,12 @@ def test_records_that_are_clipped_one_by_one_are_found(monkeypatch):
 
     monkeypatch.setattr(loop, "microbatch_adder", one_by_one)
     assert not run(ORDERED, records_per_user=4).passed
+
+
+def test_norms_that_ghost_clipping_takes_too_small_are_found(monkeypatch):
+    right = ghost.square
+    monkeypatch.setattr(ghost, "square", lambda found: 1e-4 * right(found))
+    assert not run(ORDERED).passed
 
 
 def some_stay(right, seed, step):

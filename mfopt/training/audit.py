@@ -106,14 +106,17 @@ class Audit:
 def canary_model(canaries: int) -> Model:
     """loss = loudness · θ[first token]: canary i's gradient points along coordinate i.
 
-    Token ``canaries`` is that of units that only fill the population: their gradient is 0.
+    θ is a table with rows of one number, so that microbatches of several are clipped by the norms
+    of :mod:`mfopt.training.ghost`. Token ``canaries`` is that of units that only fill the
+    population: their gradient is 0.
     """
 
     def loss(params: Any, tokens: Any, mask: Any) -> Any:
         there = mask[0] & (tokens[0] < canaries)
-        return jnp.where(there, _LOUDNESS * params["axes"][jnp.minimum(tokens[0], canaries - 1)], 0)
+        row = params["axes"][jnp.minimum(tokens[:1], canaries - 1)]
+        return jnp.where(there, _LOUDNESS * row.sum(), 0)
 
-    return Model.of({"axes": jnp.zeros(canaries)}, loss, name="canaries")
+    return Model.of({"axes": jnp.zeros((canaries, 1))}, loss, name="canaries")
 
 
 def settings_of(account: Account) -> TrainConfig:
@@ -186,7 +189,7 @@ def audit(
     ran, truncated = np.zeros((units.population, steps), bool), 0
     for result in trainer.run(trainer.init(secret.key("noise"))):
         assert result.release is not None
-        releases[result.step] = np.asarray(result.release["axes"])
+        releases[result.step] = np.asarray(result.release["axes"])[:, 0]
         ran[result.batch.units[result.batch.units >= 0], result.step] = True
         truncated += result.batch.truncated
         progress(Progress("training on canaries", result.step + 1, steps, "steps"))
@@ -205,7 +208,7 @@ def audit(
         account.sampling, drawn if truncated else ran, executed.participations_of(twin.sampler)
     )
     # an absent canary's coordinate holds noise alone
-    findings += executed.compare_noise(white[:, ~present], np.asarray(again["axes"])[~present])
+    findings += executed.compare_noise(white[:, ~present], np.asarray(again["axes"])[~present, 0])
     findings.append(
         executed.Finding("units that were not drawn", np.inf if np.any(ran & ~drawn) else 0.0)
     )
