@@ -7,13 +7,19 @@ add-remove adjacency of one user. The noise is the standard deviation on the mea
 
 from __future__ import annotations
 
+from typing import Any
+
 from mfopt.experiments.accounts import FilterCell
 from mfopt.experiments.figures.context import Builder, Context, Drawing, Figures
 from mfopt.experiments.plots import Curve, Panel
+from mfopt.experiments.tables import csv_text
 
 PAPER = "Chua et al. 2024, Mind the privacy unit"
 USERS, RECORDS, STEPS, DELTA = 10_000, 1024, 1000, 1e-5
 PER_USER = (2, 5, 10, 20)
+LENGTH, CHOSEN = 48, 4  # tokens of a record, and records of a user, of the fine-tuning studies
+_SPREAD, _CHOSEN = ("least", "median", "mean", "largest"), ("tokens", "perplexity", "shorter")
+_COLUMNS = ("users", "records", *_SPREAD, "mean_tokens", "mean_perplexity", "share_shorter")
 THRESHOLDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
@@ -43,7 +49,34 @@ def noise(*epsilons: float) -> Builder:
     return build
 
 
+def data(context: Context) -> Drawing:
+    """Tables 1 and 7 and Figure 5, of the corpora that this library brings."""
+    from mfopt.experiments.runs.corpora import PARTS, RECORD_RULES, CorpusSizesCell
+    from mfopt.experiments.runs.training import CorpusCell
+    from mfopt.training.data import EMBEDDED
+
+    cells = {
+        name: CorpusSizesCell(CorpusCell.at(name, LENGTH, pretrain_steps=120), CHOSEN)
+        for name in EMBEDDED
+    }
+    lines = [
+        f"Records of a user by part, and {CHOSEN} of each user in train by rule: mean length,",
+        f"mean perplexity before fine-tuning, and the share of records below {LENGTH} tokens",
+        f"{'':<34}" + "".join(f"{name:>10}" for name in ("users", "records", *_SPREAD, *_CHOSEN)),
+    ]
+    rows: list[tuple[Any, ...]] = []
+    for name, record in context.records(cells).items():
+        for of in (*PARTS, *RECORD_RULES):
+            said = record["rows"][of]
+            values = [said.get(key) for key in _COLUMNS]
+            rows.append((name, of, *values))
+            shown = "".join(f"{'-' if v is None else f'{v:.4g}':>10}" for v in values)
+            lines.append(f"{name + ', ' + of:<34}{shown}")
+    return Drawing(table="\n".join(lines) + "\n", csv=csv_text(("data", "of", *_COLUMNS), rows))
+
+
 FIGURES: Figures = {
+    "privacy-unit-data": ("Tables 1 and 7", "sizes of users, and what rules choose", data),
     "privacy-unit-3": ("Figure 3", "noise with and without the filter, ε = 3", noise(3.0)),
     "privacy-unit-7": (
         "Figure 7",
