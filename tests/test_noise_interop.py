@@ -24,6 +24,11 @@ def _libraries():
     from mfopt.noise.for_torch import TorchNoise
 
 
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the keys of optimizers' states
+
+
 def make(strategy, n=N, **options):
     settings = {"noise_multiplier": 2.0, "clip_norm": 0.5, **options}
     return NoiseStream(strategy, iterations=n, **settings)

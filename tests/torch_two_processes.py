@@ -16,12 +16,19 @@ def main(rank: int, store: str, out: str) -> None:
     from opacus.distributed import DifferentiallyPrivateDistributedDataParallel as Distributed
     from test_torch_run import data, epoch, loss_of, plain, with_opacus
 
+    from mfopt.errors import UsageError
+
     test_torch_run.torch = torch  # which a fixture imports there
     found = {}
+    try:
+        with_opacus(model=network())
+    except UsageError as error:
+        found["refused"] = str(error)
     model, optimizer, loader = with_opacus(model=Distributed(network()))
     epoch(model, optimizer, loader, stop=3)
     found["opacus"] = [p.detach() for p in model.parameters()]
-    found["buffers"] = "key" in optimizer.state_dict()["mfopt_noise"]["noise"]
+    state = loader._run.keys.open(optimizer.state_dict()["mfopt_noise"])
+    found["buffers"] = "key" in state["noise"]
     run, model, optimizer = plain()
     for place, batch in enumerate(run.loader(data())):
         run.backward(model, loss_of, batch)

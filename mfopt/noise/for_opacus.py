@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Any, Protocol
 
 from mfopt import _extras
@@ -20,6 +21,7 @@ except ModuleNotFoundError as problem:
 
 from mfopt import _check
 from mfopt.noise.for_torch import STATE, SilentNoise, TorchNoise, refuse_narrow, split_state
+from mfopt.noise.sealed import KEY_FOLDER, KeyFile, SealedNoise
 from mfopt.noise.stream import NoiseStream
 
 _KNOWN = (
@@ -31,7 +33,7 @@ _KNOWN = (
 
 
 class NoiseSource(Protocol):
-    """Source of an optimizer's noise: a :class:`TorchNoise`, or a run around one."""
+    """Source of an optimizer's noise: a noise that seals its state, or a run around one."""
 
     def add_to(self, sums: list[Any]) -> None: ...
     def state_dict(self) -> dict[str, Any]: ...
@@ -40,7 +42,12 @@ class NoiseSource(Protocol):
 
 
 def replace_noise(
-    optimizer: DPOptimizer, stream: NoiseStream, *, seed: int | None = None, key: Any = None
+    optimizer: DPOptimizer,
+    stream: NoiseStream,
+    *,
+    seed: int | None = None,
+    key: Any = None,
+    key_folder: str | os.PathLike[str] = KEY_FOLDER,
 ) -> TorchNoise | SilentNoise:
     """Make ``optimizer`` add the correlated noise of ``stream`` in place of its own.
 
@@ -56,17 +63,18 @@ def replace_noise(
     it reports no finite ε, and quote the factorization's guarantee. The data loader must execute
     the factorization's sampling scheme (``poisson_sampling=False`` and batches from the scheme).
 
-    The state of the noise, **secret**, is part of the optimizer's ``state_dict`` from now on, and
+    The state of the noise is part of the optimizer's ``state_dict`` from now on, and
     ``load_state_dict`` takes it from there: Opacus's ``save_checkpoint`` and ``load_checkpoint``
-    save and resume the run. Write such files inside :func:`mfopt.noise.owner_only`. Replace first
-    and load afterwards: an optimizer that has loaded a state already is refused where it shows, and
-    plain SGD does not show it.
+    resume the run. It is sealed: the key lies in a file of ``key_folder``. Replace first and load
+    afterwards: an optimizer that has loaded a state already is refused where it shows, and plain
+    SGD does not show it.
 
     Args:
       optimizer: of Opacus, flat clipping, unused so far.
       stream: strategy, scale and types; its clip norm is the optimizer's ``max_grad_norm``.
       seed: pins the noise, for experiments only; the default key is the operating system's.
       key: a secret key that the caller keeps, uint32 of shape (8,), never used before.
+      key_folder: where the key of the optimizer's states is kept, readable by the owner only.
 
     Returns:
       The noise, for ``save`` and ``load``; on other ranks than 0 what stands in for it.
@@ -83,7 +91,7 @@ def replace_noise(
     noise: TorchNoise | SilentNoise = SilentNoise(stream)
     if getattr(optimizer, "rank", 0) == 0:
         noise = TorchNoise(stream, optimizer.params, seed=seed, key=key)
-    install(optimizer, noise)
+    install(optimizer, SealedNoise(noise, KeyFile(key_folder)))
     return noise
 
 

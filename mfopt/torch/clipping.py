@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from mfopt import _check
 from mfopt.noise.for_torch import refuse_narrow
+from mfopt.torch import checks
 
 # as in the trainer: float32 norms are rounded, and what is added must stay below the bound; and
 # float32 loses the squares of entries below 1e-19
@@ -47,9 +48,32 @@ def backward(
       The mean loss, detached: not private.
 
     Raises:
-      UsageError: no module, a loss that is no scalar, no trainable parameters or such as are
-        narrower than float32 (``grad`` would be too), batch normalization, or tensors of unequal
-        length.
+      UsageError: no module, a loss that is no scalar or does not call the module that it is given,
+        no trainable parameters or such as are narrower than float32 (``grad`` would be too), layers
+        that mix examples or keep what they see, or tensors of unequal length.
+    """
+
+    def sum_of(p: torch.Tensor) -> torch.Tensor:
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        return p.grad
+
+    return add_clipped(module, loss, batch, max_grad_norm, sum_of, microbatch=microbatch)
+
+
+def add_clipped(
+    module: torch.nn.Module,
+    loss: Callable[[Any, Any], torch.Tensor],
+    batch: Any,
+    max_grad_norm: float,
+    sum_of: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    microbatch: int | None = None,
+) -> torch.Tensor:
+    """:func:`backward` into ``sum_of(parameter)``, a tensor of its shape, in place of ``grad``.
+
+    Args:
+      module, loss, batch, max_grad_norm, microbatch: as there.
+      sum_of: gives the tensor that a parameter's sum is added to.
     """
     bound = _check.positive("max_grad_norm", max_grad_norm)
     trained = trained_in(module)
@@ -59,37 +83,36 @@ def backward(
         raise _check.reject(
             "max_grad_norm", bound, f"must be at least {_LEAST:g}", "Scale the loss, and it."
         )
-    for name, part in module.named_modules():
-        if isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and part.training:
-            raise _check.reject(
-                f"module.{name}",
-                type(part).__name__,
-                "mixes examples, so that no example's gradient is its own",
-                "Use torch.nn.GroupNorm, or opacus.validators.ModuleValidator.fix(module).",
-            )
+    checks.refuse_layers(module)
     tensors, structure = _split(batch)
     frozen = {name: p for name, p in module.named_parameters() if name not in trained}
     fixed = {**frozen, **dict(module.named_buffers())}
+    before, calls = checks.buffers_of(module), [0]
 
     def of_one(parameters: dict[str, torch.Tensor], *example: torch.Tensor) -> torch.Tensor:
         alone = pytree.tree_unflatten([part.unsqueeze(0) for part in example], structure)
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            calls[0] += 1
             return functional_call(module, {**parameters, **fixed}, args, kwargs)
 
         value = loss(call, alone)
         if not isinstance(value, torch.Tensor) or value.ndim:
             given = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
             raise _check.reject("loss", given, "must give a scalar tensor", "Return its mean().")
+        if not calls[0]:
+            raise _check.reject(
+                "loss",
+                getattr(loss, "__name__", type(loss).__name__),
+                "does not call the module that it is given: its gradient would be 0",
+                "Call the first argument of loss(module, batch), and not the model by its name.",
+            )
         return value
 
     each = vmap(
         grad_and_value(of_one), in_dims=(None, *(0 for _ in tensors)), randomness="different"
     )
-    sums = []
-    for p in trained.values():
-        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-        sums.append(p.grad)
+    sums = [sum_of(p) for p in trained.values()]
     examples = tensors[0].shape[0]
     if not examples:
         return torch.zeros(())
@@ -109,6 +132,7 @@ def backward(
                 if not whole:  # 0 times infinity would be no number
                     g = torch.where(usable[:, None], g, 0.0)
                 _add_scaled(total, factor.to(g.dtype), g)
+    checks.refuse_changed(module, before)
     return loss_sum / examples
 
 

@@ -46,6 +46,9 @@ class RunProgress(Protocol):
     @property
     def step(self) -> int: ...
 
+    def started(self) -> Any:
+        """Raise :class:`UsageError` where no optimizer is attached."""
+
     def restart(self) -> None:
         """Forget what was summed of a step that was not released."""
 
@@ -58,7 +61,8 @@ class UnitBatches(data.Sampler[list[int]]):
     checkpoint. A list may be empty.
 
     Raises:
-      UsageError: on iteration, if all steps were released.
+      UsageError: on iteration, if all steps were released, no optimizer is attached, or the batch
+        before was not released.
     """
 
     def __init__(self, run: RunProgress) -> None:
@@ -74,6 +78,7 @@ class UnitBatches(data.Sampler[list[int]]):
         return stop - start
 
     def __iter__(self) -> Iterator[list[int]]:
+        self.run.started()
         start, stop = self._range()
         if start >= stop:
             raise _check.reject(
@@ -88,6 +93,20 @@ class UnitBatches(data.Sampler[list[int]]):
             units = self.run.sampler[step].tolist()
             self.run.drawn, self.run.sizes[step] = step + 1, len(units)
             yield units
+            if not self.run.ahead:
+                refuse_unreleased(self.run, step)
+
+
+def refuse_unreleased(run: RunProgress, step: int) -> None:
+    """Raise :class:`UsageError` where the batch of ``step`` was given out and not released."""
+    if run.step <= step:
+        raise _check.reject(
+            "loader",
+            f"batch {step} was not released",
+            "every step must have exactly one batch of the run's loader, an empty one too",
+            "Call step() of the run's optimizer after each batch, before the next one is fetched; "
+            "accumulate nothing over batches.",
+        )
 
 
 class PrivateLoader(data.DataLoader[Any]):
@@ -103,6 +122,7 @@ class PrivateLoader(data.DataLoader[Any]):
         for place, batch in enumerate(super().__iter__()):
             self._run.given = start + place + 1
             yield batch
+            refuse_unreleased(self._run, start + place)
 
 
 class EmptyBatches:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,11 +14,14 @@ from mfopt import _check, _extras
 
 try:
     import opacus
+    from opacus.distributed import DifferentiallyPrivateDistributedDataParallel as Distributed
 except ModuleNotFoundError as problem:
     raise _extras.missing(problem) from None
 
 from mfopt.factorization import Factorization
 from mfopt.noise import for_opacus
+from mfopt.noise.sealed import KEY_FOLDER
+from mfopt.torch import checks
 from mfopt.torch.run import PrivateRun, refuse_private
 
 _REFUSED = {
@@ -44,6 +49,7 @@ def make_private(
     normalizer: float | None = None,
     seed: int | None = None,
     collate_fn: Callable[[list[Any]], Any] | None = None,
+    key_folder: str | os.PathLike[str] = KEY_FOLDER,
     **loader_options: Any,
 ) -> tuple[Any, ...]:
     """(module, optimizer, loader) whose steps are those that the factorization was proved for.
@@ -60,9 +66,11 @@ def make_private(
     Noised sums are divided by the scheme's expected batch, a public number. Large batches go
     through ``opacus.utils.batch_memory_manager.BatchMemoryManager`` as ever: noise comes once for
     each logical step. With ``opacus.distributed.DifferentiallyPrivateDistributedDataParallel`` each
-    process takes its part of every batch and rank 0 adds the noise. The optimizer's ``state_dict``
-    holds noise and batches of the run, and is as secret as the data: save it inside
-    :func:`mfopt.noise.owner_only`.
+    process takes its part of every batch and rank 0 adds the noise; several processes without it
+    are refused. ``state_dict`` of the optimizer holds noise and batches, sealed: the key lies
+    in a file of ``key_folder`` and is as secret as the data.
+
+    ``grad`` is empty but inside ``step``: another optimizer finds nothing there.
 
     Formal guarantee: ``factorization.guarantee``, if the file is right
     (``factorization.proved_here`` says whether this machine proved it); a unit is one record of the
@@ -83,6 +91,7 @@ def make_private(
       normalizer: another public number to divide by.
       seed: pins batches and noise, for experiments and tests: such a run protects nothing.
       collate_fn: of batches that are not empty.
+      key_folder: where the key of the optimizer's states is kept, readable by the owner only.
       loader_options: others of :class:`torch.utils.data.DataLoader`.
 
     Returns:
@@ -92,8 +101,11 @@ def make_private(
     Raises:
       UsageError: an option that contradicts the factorization (``poisson_sampling``,
         ``noise_multiplier``, clipping other than flat), a loader with a sampler of its own, an
-        optimizer that has worked or whose noise was replaced. Later, on a step: past the last one,
-        or with other than one batch of the loader; with ghost clipping, autocast.
+        optimizer that has worked, whose noise was replaced, or that lacks trainable parameters of
+        the module; layers that mix examples or keep what they see; several processes without the
+        distributed wrapper. Later, on a step: past the last one, or with other than one batch of
+        the loader; another clip norm, buffers that batches change, a ``GradScaler``; with ghost
+        clipping, autocast.
     """
     for name, reason in _REFUSED.items():
         if loader_options.pop(name, None):
@@ -102,19 +114,29 @@ def make_private(
         raise _check.reject(
             "clipping", "not flat", "noise is calibrated to one norm over all parameters"
         )
-    if isinstance(module, torch.nn.parallel.DistributedDataParallel):
-        raise _check.reject(
-            "module",
-            "DistributedDataParallel",
-            "adds up gradients before they are clipped and noised",
-            "Wrap it in opacus.distributed.DifferentiallyPrivateDistributedDataParallel.",
-        )
     if grad_sample_mode == "ghost" and criterion is None:
         raise _check.reject("criterion", None, "ghost clipping needs the loss", "Give it.")
     _check.kind("module", module, torch.nn.Module)
     refuse_private(optimizer)
+    checks.refuse_layers(module)
+    checks.refuse_uncovered(module, (p for g in optimizer.param_groups for p in g["params"]))
     population = _size(dataset)
-    run = PrivateRun(factorization, population, max_grad_norm, normalizer=normalizer, seed=seed)
+    run = PrivateRun(
+        factorization,
+        population,
+        max_grad_norm,
+        normalizer=normalizer,
+        seed=seed,
+        key_folder=key_folder,
+    )
+    if run.ranks > 1 and not isinstance(module, Distributed):
+        raise _check.reject(
+            "module",
+            type(module).__name__,
+            f"is in one of {run.ranks} processes, whose sums would not be added: those of rank 1 "
+            "and above would have no noise",
+            "Wrap it in opacus.distributed.DifferentiallyPrivateDistributedDataParallel.",
+        )
     loader = run.loader(dataset, collate_fn=collate_fn, **loader_options)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Secure RNG turned off")  # its noise is not used
@@ -138,6 +160,9 @@ def make_private(
     for_opacus.check_optimizer(private, run.stream)
     run.start_noise(private.params)
     for_opacus.install(private, run)
+    checks.watch_scaler(private)
+    _watch_layers(wrapped)
+    _watch_steps(wrapped, private, run)
     if grad_sample_mode == "ghost":
         _refuse_autocast(wrapped)
         _count_ghosts(wrapped, private, run)
@@ -154,8 +179,49 @@ def make_private(
     return (wrapped, private, *rest)
 
 
+def _watch_layers(module: Any) -> None:
+    """Refuse training passes through layers, or that change buffers, which escape the noise."""
+    before: dict[str, tuple[int, int]] = {}
+
+    def before_forward(*_: Any) -> None:
+        if module.training:
+            checks.refuse_layers(module)
+            before.update(checks.buffers_of(module))
+
+    def after_forward(*_: Any) -> None:
+        if module.training:
+            checks.refuse_changed(module, before)
+
+    module.register_forward_pre_hook(before_forward)
+    module.register_forward_hook(after_forward)
+
+
+def _watch_steps(module: Any, optimizer: Any, run: PrivateRun) -> None:
+    """Refuse steps that clip to another norm, of other parameters, or of a ``GradScaler``."""
+    pre_step, bound = optimizer.pre_step, run.stream.clip_norm
+
+    def checked() -> Any:
+        checks.refuse_scaler(optimizer)
+        checks.refuse_uncovered(module, optimizer.params)
+        for owner in (optimizer, module):
+            found = getattr(owner, "max_grad_norm", bound)
+            if not math.isclose(found, bound, rel_tol=1e-12):
+                raise _check.reject(
+                    "max_grad_norm",
+                    found,
+                    f"was changed in the run, whose noise is for {bound}",
+                    "Leave it as it was given to make_private.",
+                )
+        return pre_step()
+
+    optimizer.pre_step = checked
+
+
 def _count_examples(optimizer: Any, run: PrivateRun) -> None:
-    """Tell ``run`` of all examples whose clipped gradients the optimizer adds up."""
+    """Tell ``run`` of all examples whose clipped gradients the optimizer adds up.
+
+    Opacus takes gradients of single examples from elsewhere than ``grad``, which is emptied.
+    """
     add_up = optimizer.clip_and_accumulate
 
     def counted() -> None:
@@ -164,20 +230,38 @@ def _count_examples(optimizer: Any, run: PrivateRun) -> None:
         add_up()
 
     optimizer.clip_and_accumulate = counted
+    for p in optimizer.params:
+        p.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
 
 
 def _count_ghosts(module: Any, optimizer: Any, run: PrivateRun) -> None:
-    """As :func:`_count_examples` with ghost clipping, which happens in the backward pass."""
+    """As :func:`_count_examples` with ghost clipping, which happens in the backward pass.
+
+    Its sums are taken out of ``grad`` as soon as they are made, so that nothing can be added there.
+    """
     factors, add_up = module.get_clipping_coef, optimizer.accumulate
+    enable, empty = module.enable_hooks, optimizer.zero_grad
     clipped: list[int] = []  # by the backward pass since the last step of the optimizer
+    sums: list[torch.Tensor | None] = []
 
     def get_clipping_coef() -> torch.Tensor:
         found: torch.Tensor = factors()
         clipped[:] = [len(found)]  # gradients of an earlier pass are dropped by Opacus
         return found
 
+    def enable_hooks() -> None:  # the end of the second pass
+        enable()
+        sums[:] = [p.grad for p in optimizer.params]
+        for p in optimizer.params:
+            p.grad = None
+
+    def zero_grad(set_to_none: bool = False) -> None:
+        empty(set_to_none)
+        clipped.clear()
+        sums.clear()
+
     def accumulate() -> None:
-        if not clipped and any(p.grad is not None and bool(p.grad.any()) for p in optimizer.params):
+        if any(p.grad is not None and bool(p.grad.any()) for p in optimizer.params):
             raise _check.reject(
                 "criterion",
                 "left out",
@@ -185,11 +269,18 @@ def _count_ghosts(module: Any, optimizer: Any, run: PrivateRun) -> None:
                 "taken into account by a step already",
                 "Call backward() on what the returned criterion gives, and zero_grad() before.",
             )
-        run.count(sum(clipped), first=_nothing_summed(optimizer))
+        for p, total in zip(optimizer.params, sums or optimizer.params, strict=True):
+            p.grad = total if sums and total is not None else torch.zeros_like(p)
+        if clipped:
+            run.count(sum(clipped), first=_nothing_summed(optimizer))
         clipped.clear()
+        sums.clear()
         add_up()
+        for p in optimizer.params:
+            p.grad = None
 
-    module.get_clipping_coef, optimizer.accumulate = get_clipping_coef, accumulate
+    module.get_clipping_coef, module.enable_hooks = get_clipping_coef, enable_hooks
+    optimizer.accumulate, optimizer.zero_grad = accumulate, zero_grad
 
 
 def _nothing_summed(optimizer: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +20,9 @@ from mfopt.noise.for_torch import (
     refuse_narrow,
     split_state,
 )
+from mfopt.noise.sealed import KEY_FOLDER, KeyFile
 from mfopt.sampling import UnitSampler
-from mfopt.torch import clipping, loader
+from mfopt.torch import checks, clipping, loader
 
 _attached: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
@@ -37,21 +39,23 @@ class PrivateRun:
             optimizer.step()
             optimizer.zero_grad()
 
-    Each part can be replaced by one's own: whatever puts the *sum* of gradients clipped to
-    ``max_grad_norm`` into ``grad`` will do for ``backward``. With several processes (an initialized
-    ``torch.distributed``) each one takes its part of every batch, the sums are added over the
-    processes, and rank 0 alone has a key, buffers and noise.
+    ``backward`` keeps the sum of clipped gradients apart from ``grad``, where only ``step`` puts
+    it, with its noise: other optimizers find nothing, and a gradient in ``grad`` is refused. With
+    ``clipped_by_caller=True`` the sum is what the caller puts into ``grad``. With several processes
+    (an initialized ``torch.distributed``) each one takes its part of every batch, the sums are
+    added over the processes, and rank 0 alone has a key, buffers and noise.
 
-    The optimizer's ``state_dict`` holds the run, **secret**: the key of the noise and the seed of
-    the batches. Save it inside :func:`mfopt.noise.owner_only`, and load it after ``attach``.
+    The optimizer's ``state_dict`` holds the run, sealed: the key lies in a file of ``key_folder``,
+    readable by its owner only, and is **as secret as the data**. Load after ``attach``.
 
     Formal guarantee: ``factorization.guarantee``, where a unit is one element of the data set, if
-    each step's sum is of gradients of that step's batch, each of norm at most ``max_grad_norm``,
-    and if the file is right: ``factorization.proved_here`` says whether this machine proved it.
-    Units have positions: under a fixed order that is a guarantee for zero-out, not add-remove.
-    What can be seen is refused: a step without its batch, with two, with more examples than were
-    drawn for it, without noise, past the last. Of sums that are not made by ``backward``, examples
-    are not seen.
+    the file is right: ``factorization.proved_here`` says whether this machine proved it. Units have
+    positions: under a fixed order that is a guarantee for zero-out, not add-remove. What can be
+    seen is refused: a batch that is not released before the next, a step without its batch or its
+    sum, with more examples than were drawn for it, without noise, past the last; parameters that
+    are trained elsewhere, layers and buffers that keep what they see. With ``clipped_by_caller``
+    examples and their norms are not seen: that each step's sum is of that step's batch, each
+    example of norm at most ``max_grad_norm``, is then the caller's part.
 
     Args:
       factorization: C, σ and the sampling scheme.
@@ -59,6 +63,8 @@ class PrivateRun:
       max_grad_norm: bound on the norm of one unit's contribution to a step's sum.
       normalizer: what noised sums are divided by, a public number; the expected batch if left out.
       seed: pins batches and noise, for experiments and tests: such a run protects nothing.
+      clipped_by_caller: sums of clipped gradients come from the caller's code, in ``grad``.
+      key_folder: where the key of the optimizer's states is kept.
       options: of :class:`mfopt.noise.NoiseStream` (``buffer_dtype``, ``past``).
     """
 
@@ -70,11 +76,13 @@ class PrivateRun:
         *,
         normalizer: float | None = None,
         seed: int | None = None,
+        clipped_by_caller: bool = False,
+        key_folder: str | os.PathLike[str] = KEY_FOLDER,
         **options: Any,
     ) -> None:
         self.factorization = factorization
         self.stream = noise.from_factorization(factorization, clip_norm=max_grad_norm, **options)
-        self.rank, self.ranks = _place()
+        self.rank, self.ranks = checks.place()
         sampler = factorization.sampler(population, seed)
         self.sampler = self._part(sampler.state_dict() if self.ranks > 1 else None) or sampler
         expected = self.sampler.expected_batch
@@ -86,8 +94,12 @@ class PrivateRun:
         self.given: int | None = None
         self.sizes: dict[int, int] = {}
         self.examples: int | None = None  # in the sum of this step; None where nobody counts them
+        self.clipped_by_caller = clipped_by_caller
+        self.keys = KeyFile(key_folder)
         self._seed = seed
-        self._summed: Callable[[], None] = lambda: None
+        self._parameters: list[torch.Tensor] = []
+        self._sums: list[torch.Tensor] | None = None  # of this step, one for each parameter
+        self._forget: Callable[[], None] = self._drop
 
     def __repr__(self) -> str:
         return f"PrivateRun({self.sampler!r}, step {self.step} of {self.stream.iterations})"
@@ -133,32 +145,47 @@ class PrivateRun:
         *,
         microbatch: int | None = None,
     ) -> torch.Tensor:
-        """:func:`mfopt.torch.clipping.backward` with the run's clip norm.
+        """Add Σ clip(gradient of one example) of a batch to the sum of this step.
+
+        In place of ``loss(module, batch).backward()``, as :func:`mfopt.torch.clipping.backward`
+        with the run's clip norm, and not in ``grad``. ``zero_grad()`` of the optimizer drops it.
 
         Args:
-          module: the model.
+          module: the model; the attached optimizer has all of its trainable parameters.
           loss: ``loss(module, batch)``, a scalar, for a batch of one example.
           batch: examples along the first axis.
           microbatch: examples whose gradients are held at once; all of them if left out.
+
+        Returns:
+          The mean loss, detached: not private.
         """
-        bound = self.stream.clip_norm
-        again = self.examples is not None and any(
-            p.grad is not None and bool(p.grad.any()) for p in clipping.trained_in(module).values()
-        )
+        self.started()
+        if self.clipped_by_caller:
+            raise _check.reject(
+                "clipped_by_caller", True, "sums are the caller's", "Leave it out to use backward."
+            )
+        clipping.trained_in(module)
+        checks.refuse_uncovered(module, self._parameters)
         # also where it is broken off: what it had added by then is in the sum
-        self.count(clipping.examples_in(batch), first=not again)
-        return clipping.backward(module, loss, batch, bound, microbatch=microbatch)
+        self.count(clipping.examples_in(batch))
+        self._sums = self._sums or [torch.zeros_like(p) for p in self._parameters]
+        sums = {id(p): total for p, total in zip(self._parameters, self._sums, strict=True)}
+        return clipping.add_clipped(
+            module, loss, batch, self.stream.clip_norm, lambda p: sums[id(p)], microbatch=microbatch
+        )
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """From now on ``optimizer.step()`` adds noise to ``grad``, divides, and then steps.
+        """From now on ``optimizer.step()`` steps by the sum of this step, noised and divided.
 
         It stays the same object: schedulers and trainers see an optimizer as before. It can no
-        longer be copied or pickled: PyTorch leaves out of a copy what adds the noise.
+        longer be copied or pickled: PyTorch leaves out of a copy what adds the noise. After a step
+        ``grad`` is None.
 
         Raises:
-          UsageError: for what is no optimizer, has worked or adds noise already, or has parameters
-            narrower than float32; for a second optimizer of this run, which would draw the first
-            one's noise; on a step, if it would release something without this run's noise.
+          UsageError: for what is no optimizer, has worked or adds noise already, has parameters
+            narrower than float32, or of another run; for a second optimizer of this run, which
+            would draw the first one's noise; on a step, if it would release something without this
+            run's noise, or leave out gradients that are in ``grad``.
         """
         refuse_private(optimizer)
         used = any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
@@ -170,10 +197,12 @@ class PrivateRun:
                 "Attach a new optimizer before the first backward pass.",
             )
         parameters = _trained(optimizer)
-        refuse_narrow("optimizer", parameters)  # ``grad`` has the type of its parameter
+        refuse_narrow("optimizer", parameters)  # sums have the type of their parameter
         self.start_noise(parameters)
+        self._parameters = parameters
 
         def before_step(optimizer: Any, arguments: Any, named: Any) -> None:
+            checks.refuse_scaler(optimizer)
             if any(x is not None for x in (*arguments[1:], *named.values())):
                 raise _check.reject(
                     "closure",
@@ -188,16 +217,13 @@ class PrivateRun:
                     "has other parameters than when it was attached",
                     "Freeze and add parameters before.",
                 )
-            sums = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+            sums = self._of_step()
             self.add_to(sums)
+            self._sums = None
             for p, total in zip(parameters, sums, strict=True):
                 if self.ranks > 1:
                     torch.distributed.all_reduce(total)
                 p.grad = total.div_(self.normalizer)
-
-        def forget() -> None:
-            for p in parameters:
-                p.grad = None
 
         def refuse_copy(_: Any) -> Any:
             raise _check.reject(
@@ -207,9 +233,17 @@ class PrivateRun:
                 "Make a new one, or go on from state_dict() where this one ends.",
             )
 
+        plain_zero_grad = optimizer.zero_grad
+
+        def zero_grad(set_to_none: bool = True) -> None:
+            plain_zero_grad(set_to_none)
+            self._drop()
+
         # copy and pickle ask the object before its class
-        setattr(optimizer, "__reduce_ex__", refuse_copy)  # noqa: B010 - no method of its class
+        vars(optimizer).update(__reduce_ex__=refuse_copy, zero_grad=zero_grad)
+        checks.watch_scaler(optimizer)
         optimizer.register_step_pre_hook(before_step)
+        optimizer.register_step_post_hook(lambda *_: self._clear())
         optimizer.register_state_dict_post_hook(
             lambda _, state: {**state, STATE: self.state_dict()}
         )
@@ -217,6 +251,7 @@ class PrivateRun:
 
         def before_load(_: Any, state: dict[str, Any]) -> dict[str, Any]:
             rest, found = split_state(state)
+            found = self.keys.open(found)
             self.check_state_dict(found)
             loaded[:] = [found]
             return rest
@@ -224,7 +259,32 @@ class PrivateRun:
         optimizer.register_load_state_dict_pre_hook(before_load)
         optimizer.register_load_state_dict_post_hook(lambda _: self.load_state_dict(loaded.pop()))
         _attached.add(optimizer)
-        self._summed = forget
+        self.on_restart(zero_grad)
+
+    def _of_step(self) -> list[torch.Tensor]:
+        """The sums of this step; refuses gradients that are none of them."""
+        gradients = [p.grad for p in self._parameters]
+        if self.clipped_by_caller:
+            pairs = zip(gradients, self._parameters, strict=True)
+            return [torch.zeros_like(p) if g is None else g for g, p in pairs]
+        if any(g is not None and bool(g.any()) for g in gradients):
+            raise _check.reject(
+                "grad",
+                "not empty",
+                "holds gradients that run.backward did not make, neither clipped nor noised",
+                "Call run.backward(module, loss, batch) in place of loss.backward(), and nothing "
+                "that writes to grad; or clip and sum yourself and say `clipped_by_caller=True`.",
+            )
+        return self._sums or [torch.zeros_like(p) for p in self._parameters]
+
+    def _drop(self) -> None:
+        """Forget the sum of this step."""
+        self._sums, self.examples = None, None
+
+    def _clear(self) -> None:
+        """Empty ``grad``: only a step fills it."""
+        for p in self._parameters:
+            p.grad = None
 
     def start_noise(self, parameters: list[torch.Tensor]) -> None:
         """The noise for ``parameters``; once for a run."""
@@ -235,6 +295,9 @@ class PrivateRun:
                 "has an optimizer already: a second one would release other sums with its noise",
                 "Make a new run; both then count against privacy.",
             )
+        checks.take(parameters, self)
+        if self.ranks > 1:
+            checks.require_equal(parameters)
         if self.rank == 0:
             self.noise = TorchNoise(self.stream, parameters, seed=self._seed)
         else:
@@ -242,15 +305,15 @@ class PrivateRun:
 
     def on_restart(self, forget: Callable[[], None]) -> None:
         """``forget()`` drops what was summed of a step that was not released."""
-        self._summed = forget
+        self._forget = forget
 
-    def count(self, examples: int, *, first: bool) -> None:
+    def count(self, examples: int, *, first: bool = False) -> None:
         """Called by what clips: so many examples more in the sum, or the first ones of it."""
         self.examples = examples + (0 if first else self.examples or 0)
 
     def restart(self) -> None:
         """Called when a loader goes on after a break: the step's batch comes again, whole."""
-        self._summed()
+        self._forget()
         self.sizes, self.examples = {}, None
 
     def add_to(self, sums: list[torch.Tensor]) -> None:
@@ -261,7 +324,14 @@ class PrivateRun:
           UsageError: the batches that were given out since the last step are not exactly one, or
             the examples in the sum are not those of its batch.
         """
-        noise = self._started()
+        noise = self.started()
+        if (found := checks.place()) != (self.rank, self.ranks):
+            raise _check.reject(
+                "torch.distributed",
+                f"rank {found[0]} of {found[1]}",
+                f"was rank {self.rank} of {self.ranks} when the run was made",
+                "Call init_process_group before.",
+            )
         batches = self.drawn if self.given is None else self.given
         if self.given is None and self.ahead:
             batches = min(batches, self.step + 1)
@@ -284,7 +354,18 @@ class PrivateRun:
         # that was made from this one, their number alone tells which batch was taken
         told = self.given is not None or not self.ahead
         found = self.examples
-        if found is None or found == drawn or (told and found < drawn):
+        if self.clipped_by_caller or (found or 0) == drawn:
+            return
+        if found is None:
+            raise _check.reject(
+                "examples",
+                0,
+                f"are in the sum, and {drawn} were drawn for the step: it would be noise only",
+                "Call run.backward(module, loss, batch), or with Opacus loss.backward(), before "
+                "step(), and no zero_grad() between; or clip and sum yourself and say "
+                "`clipped_by_caller=True`.",
+            )
+        if told and found < drawn:
             return
         raise _check.reject(
             "examples",
@@ -296,12 +377,13 @@ class PrivateRun:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """**Secret.** Noise and batches of the run, for PyTorch checkpoints."""
-        return {"noise": self._started().state_dict(), "sampler": self.sampler.state_dict()}
+        """Noise and batches of the run, sealed, for PyTorch checkpoints."""
+        noise = self.started().state_dict()
+        return self.keys.seal({"noise": noise, "sampler": self.sampler.state_dict()})
 
     def check_state_dict(self, state: Any) -> None:
         """Raise the errors of :meth:`load_state_dict`; changes nothing."""
-        noise = self._started()
+        noise, state = self.started(), self.keys.open(state)
         if not isinstance(state, dict) or set(state) != {"noise", "sampler"}:
             raise _check.reject("state", type(state).__name__, "must come from a PrivateRun")
         noise.check_state_dict(state["noise"])
@@ -315,10 +397,12 @@ class PrivateRun:
         """Go on with a run: its batches, its noise, its step.
 
         Raises:
-          UsageError: a state of another factorization, population or parameters.
+          UsageError: a state of another factorization, population or parameters; one whose key
+            ``key_folder`` does not hold.
         """
+        state = self.keys.open(state)
         self.check_state_dict(state)
-        self._started().load_state_dict(state["noise"])
+        self.started().load_state_dict(state["noise"])
         whole = {**state["sampler"], "rank": self.rank, "ranks": self.ranks}
         self.sampler = UnitSampler.from_state(whole)
         self.drawn, self.given = self.step, None
@@ -327,7 +411,8 @@ class PrivateRun:
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise no_copy(self)
 
-    def _started(self) -> TorchNoise | SilentNoise:
+    def started(self) -> TorchNoise | SilentNoise:
+        """The noise; raises :class:`UsageError` where no optimizer is attached yet."""
         if self.noise is None:
             raise _check.reject(
                 "run", repr(self), "has no optimizer yet", "Call attach(optimizer) first."
@@ -341,14 +426,6 @@ class PrivateRun:
         shared = [state]
         torch.distributed.broadcast_object_list(shared, src=0)
         return UnitSampler.from_state({**shared[0], "rank": self.rank, "ranks": self.ranks})
-
-
-def _place() -> tuple[int, int]:
-    """(rank, ranks) of this process."""
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return 0, 1
-    return distributed.get_rank(), distributed.get_world_size()
 
 
 def refuse_private(optimizer: Any) -> None:

@@ -1,0 +1,141 @@
+"""What would train without the stated privacy, refused before it is released."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from mfopt import _check
+
+_taken = WeakTensorKeyDictionary()  # the run of each attached parameter
+
+
+def place() -> tuple[int, int]:
+    """(rank, ranks) of this process."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return 0, 1
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def refuse_layers(module: torch.nn.Module) -> None:
+    """Raise :class:`UsageError` for layers that mix examples or keep what is not noised."""
+    for name, layer in module.named_modules():
+        rule, way_out = _fault(layer)
+        if rule:
+            where = f"module.{name}" if name else "module"
+            raise _check.reject(where, type(layer).__name__, rule, way_out)
+
+
+def _fault(layer: torch.nn.Module) -> tuple[str, str]:
+    """(rule that a layer breaks, way out), or empty texts."""
+    if isinstance(layer, torch.nn.parallel.DistributedDataParallel):
+        return (
+            "adds up gradients before they are clipped and noised",
+            "Give its `module`, or, with Opacus, wrap that in "
+            "opacus.distributed.DifferentiallyPrivateDistributedDataParallel.",
+        )
+    if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
+        return (
+            "mixes examples, so that no example's gradient is its own",
+            "Use torch.nn.GroupNorm, or opacus.validators.ModuleValidator.fix(module).",
+        )
+    if isinstance(layer, _InstanceNorm) and layer.training and layer.track_running_stats:
+        return "keeps statistics of batches without noise", "Set track_running_stats=False."
+    if isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag):
+        if layer.max_norm is not None:
+            return "rescales the rows that a batch has, without noise", "Leave out max_norm."
+        if layer.sparse:
+            return "gives sparse gradients, which show what a batch has", "Set sparse=False."
+    return "", ""
+
+
+def buffers_of(module: torch.nn.Module) -> dict[str, tuple[int, int]]:
+    """Identity and version of each buffer, by name."""
+    return {name: (id(b), b._version) for name, b in module.named_buffers()}
+
+
+def refuse_changed(module: torch.nn.Module, before: dict[str, tuple[int, int]]) -> None:
+    """Raise :class:`UsageError` where a buffer is not what it was ``before`` a forward pass."""
+    after = buffers_of(module)
+    if changed := sorted(name for name in {*before, *after} if before.get(name) != after.get(name)):
+        raise _check.reject(
+            f"module.{changed[0]}",
+            "a buffer",
+            "was changed by the forward pass: it may hold what a batch has, without noise",
+            "Freeze it in training, or keep it out of the model; and load the model again.",
+        )
+
+
+def refuse_uncovered(module: torch.nn.Module, attached: Iterable[torch.Tensor]) -> None:
+    """Raise :class:`UsageError` where the module has trainable parameters beyond ``attached``."""
+    known = {id(p) for p in attached}
+    for name, p in module.named_parameters():
+        if p.requires_grad and id(p) not in known:
+            raise _check.reject(
+                f"module.{name}",
+                "requires gradients",
+                "is not in the optimizer of the run, so that its steps would have no noise",
+                "Give that optimizer all that is trained, or freeze it: requires_grad_(False).",
+            )
+
+
+def take(parameters: list[torch.Tensor], run: Any) -> None:
+    """Note that ``run`` trains ``parameters``; each belongs to one run, once.
+
+    Raises:
+      UsageError: one comes twice, or belongs to another run that has steps left.
+    """
+    if len({id(p) for p in parameters}) < len(parameters):
+        raise _check.reject("optimizer", "has a parameter twice", "must have each once")
+    for p in parameters:
+        other = _taken[p]() if p in _taken else None
+        if other is not None and other is not run and other.step < other.stream.iterations:
+            raise _check.reject(
+                "optimizer",
+                f"of parameters in {other!r}",
+                "would release them a second time, beside that run",
+                "Finish that run, or train a copy: copy.deepcopy(module).",
+            )
+    for p in parameters:
+        _taken[p] = weakref.ref(run)
+
+
+def require_equal(parameters: list[torch.Tensor]) -> None:
+    """Raise :class:`UsageError`, in all processes, where they begin with unequal parameters."""
+    unequal = 0
+    for p in parameters:
+        first = p.detach().clone()
+        torch.distributed.broadcast(first, src=0)
+        unequal += int(not torch.equal(first, p))
+    count = torch.tensor(unequal, device=parameters[0].device)
+    torch.distributed.all_reduce(count)
+    if count:
+        raise _check.reject(
+            "optimizer",
+            f"{int(count)} parameters differ between processes",
+            "every process must begin with the same ones: each would train a model of its own",
+            "Seed the initialization, or broadcast rank 0's parameters before.",
+        )
+
+
+def watch_scaler(optimizer: Any) -> None:
+    """Have ``GradScaler.step`` show itself to :func:`refuse_scaler` in place of unscaling."""
+    optimizer._step_supports_amp_scaling = True
+
+
+def refuse_scaler(optimizer: Any) -> None:
+    """Raise :class:`UsageError` inside a step that a ``GradScaler`` makes."""
+    if [vars(optimizer).pop(name, None) for name in ("grad_scale", "found_inf")] != [None, None]:
+        raise _check.reject(
+            "optimizer",
+            "stepped by a GradScaler",
+            "which would leave out steps and divide what is clipped and noised",
+            "Use torch.autocast in bfloat16 and optimizer.step(), or GradScaler(enabled=False).",
+        )

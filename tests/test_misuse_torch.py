@@ -1,0 +1,931 @@
+"""Wrong loops in PyTorch and Opacus: each is refused with its way out, or shown to be harmless."""
+
+import contextlib
+import os
+from pathlib import Path
+
+import pytest
+
+from mfopt.errors import FailureError, UsageError
+
+RECORDS, CLIP, SEED = 12, 0.5, 20
+REFUSED, HARMLESS = {}, {}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _torch():
+    """Not at import: seconds for each worker that collects, and one of them runs these tests."""
+    global torch, run_tests, functional
+    torch = pytest.importorskip("torch")
+    import test_torch_run as run_tests
+
+    run_tests.torch, functional = torch, torch.nn.functional
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Full backward hook is firing"),
+    pytest.mark.filterwarnings("ignore:Optimal order is the"),
+    pytest.mark.filterwarnings("ignore:os.fork.. was called"),
+    pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate"),
+]
+
+
+def refused(match, error=UsageError):
+    """A loop that must raise ``error`` with a text like ``match``."""
+
+    def keep(loop):
+        REFUSED[loop.__name__] = (loop, error, match)
+        return loop
+
+    return keep
+
+
+def harmless(loop):
+    """A loop that checks by itself that what it released is what a right loop releases."""
+    HARMLESS[loop.__name__] = loop
+    return loop
+
+
+def loss(model, batch):
+    return functional.cross_entropy(model(batch[0]), batch[1])
+
+
+class Loop:
+    """A private run of a tiny model, with the parts that a loop uses."""
+
+    def __init__(self, model=None, attach=True, parameters=None, **options):
+        from mfopt.torch import PrivateRun
+
+        self.model = run_tests.network() if model is None else model
+        parameters = list(self.model.parameters()) if parameters is None else parameters
+        self.optimizer = torch.optim.SGD(parameters, lr=1.0)
+        options = {"seed": SEED, **options}
+        self.run = PrivateRun(run_tests.factorization(), RECORDS, CLIP, **options)
+        if attach:
+            self.run.attach(self.optimizer)
+        self.data = run_tests.data()
+        self.loader = self.run.loader(self.data)
+
+    def steps(self, stop=5, zero=True):
+        """The right loop."""
+        for place, batch in enumerate(self.loader):
+            self.run.backward(self.model, loss, batch)
+            self.optimizer.step()
+            if zero:
+                self.optimizer.zero_grad()
+            if place + 1 == stop:
+                break
+
+    def batch(self):
+        """A batch of some examples; the first one of the pinned run is empty."""
+        if self.run.step == 0:
+            self.steps(1)
+        return next(iter(self.loader))
+
+    def plain(self, batch):
+        functional.cross_entropy(self.model(batch[0]), batch[1]).backward()
+
+    def is_right(self):
+        """Whether the model is what the plain pieces give after these steps."""
+        run_tests.same(self.model, run_tests.expected_path()[self.run.step - 1])
+
+
+class WithOpacus(Loop):
+    """The same with ``make_private``."""
+
+    def __init__(self, mode="hooks", model=None, **options):
+        made = run_tests.with_opacus(mode, model, **options)
+        self.model, self.optimizer, *self.criterion, self.loader = made
+        self.criterion = self.criterion[0] if self.criterion else functional.cross_entropy
+        self.run, self.data = self.loader._run, run_tests.data()
+
+    def steps(self, stop=5, zero=True):
+        run_tests.epoch(self.model, self.optimizer, self.loader, self.criterion, stop)
+
+    def backward(self, batch):
+        self.optimizer.zero_grad()
+        self.criterion(self.model(batch[0]), batch[1]).backward()
+
+
+# --- gradients that backward did not make --------------------------------------------------
+
+
+@refused(r"grad = .*run\.backward\(module, loss, batch\) in place of loss\.backward")
+def plain_backward():
+    loop = Loop()
+    for batch in loop.loader:
+        loop.plain(batch)
+        loop.optimizer.step()
+        loop.optimizer.zero_grad()
+
+
+@refused("grad = 'not empty'")
+def one_more_backward():
+    loop = Loop()
+    batch = loop.batch()
+    loop.run.backward(loop.model, loss, batch)
+    loop.plain(batch)
+    loop.optimizer.step()
+
+
+@refused("grad = 'not empty'")
+def a_backward_before():
+    loop = Loop()
+    batch = loop.batch()
+    loop.plain(batch)
+    loop.run.backward(loop.model, loss, batch)
+    loop.optimizer.step()
+
+
+@refused("grad = 'not empty'")
+def a_penalty_by_hand():
+    loop = Loop()
+    loop.run.backward(loop.model, loss, loop.batch())
+    sum(p.square().sum() for p in loop.model.parameters()).backward()
+    loop.optimizer.step()
+
+
+@refused("grad = 'not empty'")
+def gradients_by_hand():
+    loop = Loop()
+    batch = loop.batch()
+    made = torch.autograd.grad(loss(loop.model, batch), list(loop.model.parameters()))
+    for p, g in zip(loop.model.parameters(), made, strict=True):
+        p.grad = g
+    loop.optimizer.step()
+
+
+@refused("noise only.*no zero_grad")
+def zero_grad_between():
+    loop = Loop()
+    loop.run.backward(loop.model, loss, loop.batch())
+    loop.optimizer.zero_grad()
+    loop.optimizer.step()
+
+
+@refused("noise only")
+def a_step_without_backward():
+    loop = Loop()
+    loop.batch()
+    loop.optimizer.step()
+
+
+@refused(r"loss = '<lambda>': does not call the module")
+def a_loss_that_ignores_its_argument():
+    loop = Loop()
+    loop.run.backward(loop.model, lambda _, b: loss(loop.model, b), loop.batch())
+
+
+@refused("optimizer = 'stepped by a GradScaler'.*autocast")
+def a_scaler():
+    loop, scaler = Loop(), torch.amp.GradScaler("cpu")
+    loop.run.backward(loop.model, lambda m, b: scaler.scale(loss(m, b)), loop.batch())
+    scaler.step(loop.optimizer)
+
+
+@refused("stepped by a GradScaler")
+def a_scaler_that_unscales():
+    loop, scaler = Loop(), torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    loop.run.backward(loop.model, loss, loop.batch())
+    scaler.unscale_(loop.optimizer)
+    scaler.step(loop.optimizer)
+
+
+@refused("sums are the caller's")
+def backward_beside_the_callers_clipping():
+    loop = Loop(clipped_by_caller=True)
+    loop.run.backward(loop.model, loss, loop.data[:2])
+
+
+@refused("closure")
+def a_closure():
+    loop = Loop()
+    batch = loop.batch()
+    loop.optimizer.step(lambda: loop.run.backward(loop.model, loss, batch))
+
+
+# --- several modules, parts that are not attached ------------------------------------------
+
+
+@refused("are in the sum, and 3 were drawn")
+def two_modules_in_one_step():
+    modules = torch.nn.ModuleList([run_tests.network(), run_tests.network()])
+    loop = Loop(modules)
+    loop.steps = lambda stop: [
+        loop.optimizer.step() for _ in zip(range(stop), loop.loader, strict=False)
+    ]
+    batch = loop.batch()
+    for module in modules:
+        loop.run.backward(module, loss, batch)
+    loop.optimizer.step()
+
+
+@refused(r"module\.0\.weight = 'requires gradients'.*freeze it")
+def a_partial_optimizer():
+    model = run_tests.network()
+    loop = Loop(model, parameters=list(model[2].parameters()))
+    loop.run.backward(model, loss, loop.data[:2])
+
+
+@refused("is not in the optimizer of the run")
+def another_model():
+    loop = Loop()
+    loop.run.backward(run_tests.network(), loss, loop.data[:2])
+
+
+@refused("is not in the optimizer of the run")
+def a_part_unfrozen_later():
+    model = run_tests.network()
+    model[0].requires_grad_(False)
+    loop = Loop(model, parameters=[p for p in model.parameters() if p.requires_grad])
+    model[0].requires_grad_(True)
+    loop.run.backward(model, loss, loop.data[:2])
+
+
+@refused("other parameters than when it was attached")
+def a_part_frozen_later():
+    loop = Loop()
+    batch = loop.batch()
+    loop.model[0].requires_grad_(False)
+    loop.run.backward(loop.model, loss, batch)
+    loop.optimizer.step()
+
+
+@refused("other parameters than when it was attached")
+def a_group_added_later():
+    loop = Loop()
+    batch = loop.batch()
+    loop.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+    loop.run.backward(loop.model, loss, batch)
+    loop.optimizer.step()
+
+
+@refused("a second time, beside that run.*deepcopy")
+def a_second_run_of_one_layer():
+    loop = Loop()
+    Loop(loop.model, parameters=list(loop.model[2].parameters()))
+
+
+@refused("has an optimizer already")
+def a_second_optimizer_of_the_run():
+    loop = Loop()
+    loop.run.attach(torch.optim.SGD(run_tests.network().parameters(), lr=1.0))
+
+
+@refused("has a parameter twice")
+def a_parameter_twice():
+    model = run_tests.network()
+    Loop(model, parameters=[*model.parameters(), model[0].weight])
+
+
+# --- steps without noise -------------------------------------------------------------------
+
+
+@refused(r"no optimizer yet.*attach")
+def never_attached():
+    loop = Loop(attach=False)
+    for batch in loop.loader:
+        loop.plain(batch)
+        loop.optimizer.step()
+
+
+@refused(r"no optimizer yet.*attach")
+def backward_before_attach():
+    loop = Loop(attach=False)
+    loop.run.backward(loop.model, loss, loop.data[:2])
+
+
+@refused("was not released.*step")
+def another_optimizer_steps():
+    loop = Loop()
+    other = torch.optim.SGD(loop.model.parameters(), lr=1.0)
+    start = [p.detach().clone() for p in loop.model.parameters()]
+    try:
+        for batch in loop.loader:
+            loop.run.backward(loop.model, loss, batch)
+            other.step()
+            other.zero_grad()
+    finally:
+        run_tests.same(loop.model, start)
+
+
+@harmless
+def a_second_optimizer_beside():
+    loop = Loop()
+    other = torch.optim.SGD(loop.model[2].parameters(), lr=1.0)
+    for batch in loop.loader:
+        loop.run.backward(loop.model, loss, batch)
+        other.step()  # finds nothing
+        loop.optimizer.step()
+        other.step()
+    loop.is_right()
+
+
+@refused("made private already")
+def attached_twice():
+    loop = Loop()
+    Loop(attach=False).run.attach(loop.optimizer)
+
+
+@refused("has gradients or a state")
+def attached_after_the_first_step():
+    loop = Loop(attach=False)
+    loop.plain(loop.data[:2])
+    loop.run.attach(loop.optimizer)
+
+
+@refused("cannot be copied")
+def a_copy_of_the_optimizer():
+    import copy
+
+    copy.deepcopy(Loop().optimizer)
+
+
+@refused("covers 10", FailureError)
+def steps_past_the_last():
+    loop = Loop()
+    loop.steps()
+    loop.steps()
+    loop.optimizer.step()
+
+
+@refused("covers 10 steps")
+def epochs_past_the_last():
+    loop = Loop()
+    for _ in range(3):
+        loop.steps()
+
+
+# --- batches -------------------------------------------------------------------------------
+
+
+@refused("exactly one batch")
+def batches_of_another_loader():
+    loop = Loop()
+    for batch in torch.utils.data.DataLoader(loop.data, 4):
+        loop.run.backward(loop.model, loss, batch)
+        loop.optimizer.step()
+
+
+@refused("batch 0 was not released")
+def empty_batches_skipped():
+    loop = Loop()
+    for batch in loop.loader:
+        if len(batch[0]):
+            loop.run.backward(loop.model, loss, batch)
+            loop.optimizer.step()
+
+
+@refused("accumulate nothing over batches")
+def accumulation():
+    loop = Loop()
+    for place, batch in enumerate(loop.loader):
+        loop.run.backward(loop.model, loss, batch)
+        if place % 2:
+            loop.optimizer.step()
+
+
+@refused("was not released")
+def all_batches_at_once():
+    list(Loop().loader)
+
+
+@refused("was not released")
+def batches_at_once_from_workers():
+    loop = Loop()
+    list(loop.run.loader(loop.data, num_workers=1))
+
+
+@refused("was not released")
+def a_batch_left_out():
+    loop = Loop()
+    for place, batch in enumerate(loop.loader):
+        if place == 2:
+            continue
+        loop.run.backward(loop.model, loss, batch)
+        loop.optimizer.step()
+
+
+@refused("would hold a batch twice")
+def a_batch_twice():
+    loop = Loop()
+    batch = loop.batch()
+    loop.run.backward(loop.model, loss, batch)
+    loop.run.backward(loop.model, loss, batch)
+    loop.optimizer.step()
+
+
+@refused("exactly one batch")
+def two_steps_on_a_batch():
+    loop = Loop()
+    batch = loop.batch()
+    for _ in range(2):
+        loop.run.backward(loop.model, loss, batch)
+        loop.optimizer.step()
+
+
+@refused("were drawn for the step")
+def a_batch_enlarged():
+    loop = Loop()
+    x, y = loop.batch()
+    loop.run.backward(loop.model, loss, (torch.cat([x, x]), torch.cat([y, y])))
+    loop.optimizer.step()
+
+
+@refused("exactly one batch")
+def two_iterators_of_the_loader():
+    loop = Loop()
+    one, two = iter(loop.loader), iter(loop.loader)
+    for place in range(3):
+        batch = next(two if place == 1 else one)
+        loop.run.backward(loop.model, loss, batch)
+        loop.optimizer.step()
+
+
+@harmless
+def a_restart_of_the_loader():
+    loop = Loop()
+    batch = loop.batch()
+    loop.run.backward(loop.model, loss, batch)  # dropped: the batch comes again
+    loop.steps()
+    loop.is_right()
+
+
+@harmless
+def a_look_at_a_batch_before():
+    loop = Loop()
+    next(iter(loop.loader))
+    loop.steps()
+    loop.is_right()
+
+
+@harmless
+def a_retry_after_an_exception():
+    loop = Loop()
+    batches = iter(loop.loader)
+    for calls in (0, 0):
+        batch = next(batches)
+        for failing in (True, False):
+            loop.optimizer.zero_grad()
+
+            def sometimes(model, part, failing=failing):
+                if failing:
+                    raise MemoryError
+                return loss(model, part)
+
+            try:
+                loop.run.backward(loop.model, sometimes, batch, microbatch=2)
+            except MemoryError:
+                calls += 1
+        loop.optimizer.step()
+    loop.is_right()
+
+
+@refused("hold a batch twice|zero_grad")
+def a_retry_without_zero_grad():
+    loop, calls = Loop(), []
+    batch = loop.batch()
+
+    def sometimes(model, part):
+        calls.append(part)
+        if len(calls) == 2:
+            raise MemoryError
+        return loss(model, part)
+
+    for _ in range(2):
+        with contextlib.suppress(MemoryError):
+            loop.run.backward(loop.model, sometimes, batch, microbatch=1)
+    loop.optimizer.step()
+
+
+@refused("other batches|population")
+def another_data_set():
+    loop = Loop()
+    loop.run.loader(torch.utils.data.Subset(loop.data, range(6)))
+
+
+# --- layers --------------------------------------------------------------------------------
+
+
+def with_layer(layer):
+    torch.manual_seed(0)
+    loop = Loop(torch.nn.Sequential(torch.nn.Linear(4, 3), layer))
+    loop.run.backward(loop.model, loss, loop.data[:3])
+
+
+@refused("mixes examples.*GroupNorm")
+def batch_norm():
+    with_layer(torch.nn.BatchNorm1d(3))
+
+
+@refused("mixes examples")
+def batch_norm_without_parameters():
+    with_layer(torch.nn.BatchNorm1d(3, affine=False))
+
+
+@refused("mixes examples")
+def batch_norm_in_eval_mode_without_statistics():
+    with_layer(torch.nn.BatchNorm1d(3, track_running_stats=False).eval())
+
+
+@refused("statistics of batches")
+def instance_norm_with_statistics():
+    with_layer(torch.nn.InstanceNorm1d(3, track_running_stats=True))
+
+
+def counting_layer():
+    class Mean(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(3))
+
+        def forward(self, x):
+            with torch.no_grad():
+                self.seen += 1.0
+            return x
+
+    return Mean()
+
+
+@refused(
+    "a buffer.*was changed by the forward pass|inplace|in-place|vmap", (UsageError, RuntimeError)
+)
+def a_buffer_that_batches_update():
+    with_layer(counting_layer())
+
+
+def embedding(**options):
+    class Bag(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.nn.Embedding(4, 3, **options)
+
+        def forward(self, x):
+            return self.table((x[:, 0] > 0).long())
+
+    return Bag()
+
+
+@refused("without noise.*max_norm")
+def an_embedding_that_rescales():
+    Loop(model := embedding(max_norm=0.1)).run.backward(model, loss, run_tests.data()[:2])
+
+
+@refused("sparse=False")
+def a_sparse_embedding():
+    Loop(model := embedding(sparse=True)).run.backward(model, loss, run_tests.data()[:2])
+
+
+@refused("adds up gradients before they are clipped")
+def a_data_parallel_wrapper():
+    loop = Loop()
+    wrapper = torch.nn.Module()
+    wrapper.module = loop.model
+    wrapper.__class__ = torch.nn.parallel.DistributedDataParallel
+    loop.run.backward(wrapper, loss, loop.data[:2])
+
+
+@refused("narrower than float32")
+def half_precision():
+    Loop(run_tests.network().to(torch.bfloat16))
+
+
+@harmless
+def eval_mode():
+    loop = Loop()
+    loop.model.eval()
+    loop.steps()
+    loop.is_right()
+
+
+@harmless
+def tied_weights():
+    """One example's gradient of a shared weight is clipped as a whole."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(4, 4)
+    loop = Loop(torch.nn.Sequential(layer, torch.nn.Tanh(), layer))
+    loop.run.backward(loop.model, lambda m, b: 1e3 * loss(m, b), loop.data[:1])
+    norm = sum(float(total.square().sum()) for total in loop.run._sums) ** 0.5
+    assert norm <= CLIP
+
+
+@harmless
+def clipping_again():
+    loop = Loop()
+    for batch in loop.loader:
+        loop.run.backward(loop.model, loss, batch)
+        torch.nn.utils.clip_grad_norm_(loop.model.parameters(), 1e-3)  # finds nothing
+        loop.optimizer.step()
+    loop.is_right()
+
+
+@harmless
+def no_zero_grad():
+    loop = Loop()
+    loop.steps(zero=False)
+    loop.is_right()
+
+
+@harmless
+def gradients_after_a_step():
+    loop = Loop()
+    loop.steps(2, zero=False)
+    assert all(p.grad is None for p in loop.model.parameters())
+
+
+@harmless
+def a_scaler_that_is_switched_off():
+    loop, scaler = Loop(), torch.amp.GradScaler("cpu", enabled=False)
+    for batch in loop.loader:
+        loop.run.backward(loop.model, loss, batch)
+        scaler.step(loop.optimizer)
+        scaler.update()
+    loop.is_right()
+
+
+# --- secrets -------------------------------------------------------------------------------
+
+
+@harmless
+def a_readable_checkpoint():
+    loop = Loop(seed=None)
+    loop.steps(2)
+    state = loop.optimizer.state_dict()
+    torch.save(state, "optimizer.pt")
+    found = Path("optimizer.pt").read_bytes()
+    noise = loop.run.noise
+    seed = bytes.fromhex(f"{loop.run.sampler._seed:064x}")
+    for secret in (noise._key.tobytes(), seed, seed.hex().encode().lstrip(b"0")):
+        assert secret not in found
+    for buffer in noise._buffers():
+        for row in buffer.reshape(-1, buffer.shape[-1]):
+            assert row.numpy().tobytes() not in found
+    (file,) = Path("mfopt-keys").iterdir()
+    assert os.stat(file).st_mode & 0o777 == 0o600
+    assert os.stat("mfopt-keys").st_mode & 0o777 == 0o700
+    loop.steps(3)
+    loop.optimizer.state_dict()
+    assert len(list(Path("mfopt-keys").iterdir())) == 1
+
+
+def saved_state():
+    loop = Loop(seed=None)
+    loop.steps(2)
+    return loop.optimizer.state_dict()
+
+
+@refused("does not hold .*key_folder")
+def a_checkpoint_without_its_key():
+    state = saved_state()
+    Loop(key_folder="elsewhere").optimizer.load_state_dict(state)
+
+
+@refused("can be read by others")
+def a_key_that_all_may_read():
+    state = saved_state()
+    (file,) = Path("mfopt-keys").iterdir()
+    file.chmod(0o644)
+    Loop().optimizer.load_state_dict(state)
+
+
+@refused("damaged")
+def a_changed_checkpoint():
+    state = saved_state()
+    state["mfopt_noise"]["sealed"][-1] ^= 1
+    Loop().optimizer.load_state_dict(state)
+
+
+@refused("holds no noise state")
+def a_checkpoint_of_another_optimizer():
+    Loop().optimizer.load_state_dict(Loop(attach=False).optimizer.state_dict())
+
+
+# --- Opacus --------------------------------------------------------------------------------
+
+
+@refused("Poisson|grad accumulation", ValueError)
+def opacus_one_more_backward():
+    loop = WithOpacus()
+    batch = loop.batch()
+    loop.backward(batch)
+    loop.plain(batch)
+    loop.optimizer.step()
+
+
+@refused("not clipped")
+def ghost_one_more_backward():
+    loop = WithOpacus("ghost")
+    batch = loop.batch()
+    loop.backward(batch)
+    loop.plain(batch)
+    loop.optimizer.step()
+
+
+@refused("not clipped")
+def ghost_a_plain_backward():
+    loop = WithOpacus("ghost")
+    loop.plain(loop.batch())
+    loop.optimizer.step()
+
+
+@refused("noise only")
+def ghost_zero_grad_between():
+    loop = WithOpacus("ghost")
+    loop.backward(loop.batch())
+    loop.optimizer.zero_grad()
+    loop.optimizer.step()
+
+
+@harmless
+def opacus_other_optimizers():
+    """Of the layer, and the one that is wrapped: before the step they find nothing."""
+    for mode in ("hooks", "functorch", "ghost"):
+        loop = WithOpacus(mode)
+        other = torch.optim.SGD(loop.model.parameters(), lr=1.0)
+        for batch in loop.loader:
+            loop.backward(batch)
+            other.step()
+            loop.optimizer.original_optimizer.step()
+            loop.optimizer.step()
+        loop.is_right()
+
+
+@refused("is not in the optimizer of the run")
+def opacus_a_partial_optimizer():
+    from mfopt.torch import make_private
+
+    model = run_tests.network()
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=1.0)
+    make_private(model, optimizer, run_tests.data(), run_tests.factorization(), CLIP)
+
+
+@refused("is not in the optimizer of the run")
+def opacus_a_part_unfrozen_later():
+    from mfopt.torch import make_private
+
+    model = run_tests.network()
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=1.0)
+    model, optimizer, loader = make_private(
+        model, optimizer, run_tests.data(), run_tests.factorization(), CLIP
+    )
+    model._module[0].requires_grad_(True)
+    run_tests.epoch(model, optimizer, loader)
+
+
+@refused("max_grad_norm = 5.0.*noise is for 0.5")
+def opacus_another_clip_norm():
+    loop = WithOpacus()
+    loop.optimizer.max_grad_norm = 5.0
+    loop.steps()
+
+
+@refused("max_grad_norm = 5.0")
+def ghost_another_clip_norm():
+    loop = WithOpacus("ghost")
+    loop.model.max_grad_norm = 5.0
+    loop.steps()
+
+
+@harmless
+def opacus_another_noise_multiplier():
+    loop = WithOpacus()
+    loop.optimizer.noise_multiplier = 1e-3
+    loop.steps()
+    loop.is_right()
+
+
+@refused("stepped by a GradScaler")
+def opacus_a_scaler():
+    loop, scaler = WithOpacus(), torch.amp.GradScaler("cpu")
+    x, y = loop.batch()
+    loop.optimizer.zero_grad()
+    scaler.scale(functional.cross_entropy(loop.model(x), y)).backward()
+    scaler.step(loop.optimizer)
+
+
+def opacus_with(layer):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), layer)
+    WithOpacus(model=model).steps()
+
+
+@refused("mixes examples")
+def opacus_batch_norm_without_parameters():
+    opacus_with(torch.nn.BatchNorm1d(3, affine=False))
+
+
+@refused("mixes examples")
+def opacus_batch_norm_trained_later():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3, affine=False))
+    model[1].eval()
+    loop = WithOpacus(model=model)
+    loop.model.train()
+    loop.steps()
+
+
+@refused("seen = 'a buffer'.*forward pass")
+def opacus_a_buffer_that_batches_update():
+    opacus_with(counting_layer())
+
+
+@refused("max_norm")
+def opacus_an_embedding_that_rescales():
+    WithOpacus(model=embedding(max_norm=0.1))
+
+
+@refused("not released")
+def opacus_empty_batches_skipped():
+    loop = WithOpacus()
+    run_tests.epoch(loop.model, loop.optimizer, loop.loader, skips=True)
+
+
+@refused("empty list", IndexError)  # Opacus's own
+def opacus_eval_mode():
+    loop = WithOpacus()
+    batch = loop.batch()
+    loop.model.eval()
+    loop.backward(batch)
+    loop.optimizer.step()
+
+
+@refused("empty list", IndexError)
+def ghost_a_part_in_eval_mode():
+    loop = WithOpacus("ghost")
+    batch = loop.batch()
+    loop.model._module[0].eval()
+    loop.backward(batch)
+    loop.optimizer.step()
+
+
+@harmless
+def opacus_clipping_again():
+    loop = WithOpacus()
+    for batch in loop.loader:
+        loop.backward(batch)
+        torch.nn.utils.clip_grad_norm_(loop.model.parameters(), 1e-3)
+        loop.optimizer.step()
+    loop.is_right()
+
+
+@harmless
+def opacus_a_readable_checkpoint():
+    loop = WithOpacus(seed=None)
+    loop.steps(2)
+    torch.save(loop.optimizer.state_dict(), "optimizer.pt")
+    assert loop.run.noise._key.tobytes() not in Path("optimizer.pt").read_bytes()
+    (file,) = Path("mfopt-keys").iterdir()
+    assert os.stat(file).st_mode & 0o777 == 0o600
+
+
+# -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_wrong_loop_is_refused(name):
+    loop, error, match = REFUSED[name]
+    if name.startswith(("opacus", "ghost")):
+        pytest.importorskip("opacus")
+    with pytest.raises(error, match=f"(?s){match}"):
+        loop()
+
+
+@pytest.mark.parametrize("name", sorted(HARMLESS))
+def test_a_wrong_loop_is_harmless(name):
+    if name.startswith("opacus"):
+        pytest.importorskip("opacus")
+    HARMLESS[name]()
+
+
+@pytest.mark.parametrize("way", ["plain", "hooks", "ghost"])
+def test_the_right_loop_is_right(way):
+    """Control: what the harmless ones are compared with, and none of the refusals fires."""
+    if way != "plain":
+        pytest.importorskip("opacus")
+    loop = Loop() if way == "plain" else WithOpacus(way)
+    loop.steps()
+    loop.steps()
+    loop.is_right()
+    with pytest.raises(AssertionError):
+        run_tests.same(loop.model, run_tests.expected_path()[3])
+
+
+def test_the_callers_clipping_is_released_with_noise():
+    loop = Loop(clipped_by_caller=True)
+    for step, batch in enumerate(loop.loader):
+        del batch
+        sums = run_tests.clipped_sum(loop.model, loop.run.sampler[step].tolist())
+        for p, total in zip(loop.model.parameters(), sums, strict=True):
+            p.grad = total
+        loop.optimizer.step()
+    loop.is_right()
+
+
+def test_there_are_forty_of_them():
+    assert len(REFUSED) + len(HARMLESS) >= 40
