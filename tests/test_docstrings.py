@@ -128,3 +128,42 @@ def test_the_most_used_have_an_example_that_runs(name):
     example = doctest.DocTestParser().get_doctest(found.__doc__, dict(vars(home)), name, None, 0)
     assert example.examples
     assert doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(example).failed == 0
+
+
+# --- how docstrings begin ------------------------------------------------------------------------
+
+# pronouns, prepositions, question words, conjunctions and determiners without a noun of their own
+OPENERS = re.compile(
+    "of|what|whether|its?|this|that|these|those|they|their|where|how|which|whose|who|when|why|if|as"
+    "|in|for|with|by|from|at|to|on|under|after|before|here|there|while|because|than|so|until|both"
+    "|only|no|not|none|all|such|each|every"
+)
+MOST_OPENERS = 0.02
+
+
+def openers(source):
+    """(docstrings, those that begin with an opener) of a module's source."""
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    found = [
+        ast.get_docstring(node) for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)
+    ]
+    texts = [text for text in found if text]
+    first = [re.match(r"\W*([A-Za-z']*)", text)[1].lower() for text in texts]
+    return len(texts), [t for t, word in zip(texts, first, strict=True) if OPENERS.fullmatch(word)]
+
+
+def test_docstrings_begin_with_a_noun_phrase_or_a_verb():
+    count, wrong = 0, []
+    for path in sorted([*(ROOT / "mfopt").rglob("*.py"), *(ROOT / "cli").rglob("*.py")]):
+        here, bad = openers(path.read_text())
+        count += here
+        wrong += [f"{path.relative_to(ROOT)}: {text.splitlines()[0]}" for text in bad]
+    assert count > 2000 and len(wrong) <= MOST_OPENERS * count, "\n".join(wrong)
+
+
+def test_what_counts_as_an_opener():
+    module = (
+        '"""What it is."""\ndef f():\n    """Whether."""\ndef g():\n    """Number of rows."""\n'
+    )
+    assert openers(module) == (3, ["What it is.", "Whether."])
+    assert openers('def f():\n    """``each`` leaf."""\n')[1] and not openers('"""Return x."""')[1]

@@ -259,7 +259,7 @@ def test_an_interrupted_sweep_ends_with_130_and_says_what_is_kept(tmp_path, monk
     with pytest.raises(SystemExit) as stopped:
         main([*words.split(), str(tmp_path / "cells")])
     assert stopped.value.code == 130
-    assert "the same command goes on from there" in capsys.readouterr().err
+    assert "the same command resumes" in capsys.readouterr().err
 
 
 def test_the_address_of_a_result_follows_the_code(monkeypatch) -> None:

@@ -1,4 +1,4 @@
-"""What accountants answered, as a table and as a figure; nothing rounded towards less privacy."""
+"""Table and figure of accountants' answers; nothing rounded towards less privacy."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def _up(value: float) -> str:
 def _status(row: Row) -> str:
     said = {
         "exact": "exact up to discretization, rounded up",
-        "certified": f"certified; fails with probability <= {row['failure_probability']:.1e}, "
-        "counted inside δ",
+        "certified": "certified; Monte Carlo failure probability <= "
+        f"{row['failure_probability']:.1e}, included in δ",
         "bound": "an upper bound",
         "estimate": "an ESTIMATE: proves nothing",
     }
@@ -81,7 +81,7 @@ def _status(row: Row) -> str:
 
 
 def draw(results: Sequence[Row], swept: str, title: str, path: Path) -> Path:
-    """What was solved for against what was swept, one line for each method, as a file.
+    """Draw the solved quantity against the swept one, one line per method, to a file.
 
     Args:
       results: what was solved for, one entry for each method and value.
@@ -118,7 +118,7 @@ def draw_values(results: Sequence[Row], swept: str, shown: str, title: str, path
 
 
 def draw_run(results: Sequence[Row], ends: Sequence[int], path: Path) -> Path:
-    """What a run has cost after so many iterations, as a file; a point holds up to itself."""
+    """Draw the privacy cost of a run after each number of iterations, to a file."""
     solved = "delta" if len({row["epsilon"] for row in results}) == 1 else "epsilon"
     finite = [row for row in results if math.isfinite(row[solved])]
     pieces = [0, *ends, max(row["iterations"] for row in results)]
@@ -143,7 +143,7 @@ def _write(
 
 
 def _spans(rows: Sequence[Row], name: str) -> bool:
-    """Whether values cover so much that a logarithmic axis shows them better."""
+    """Return True if values span enough for a logarithmic axis."""
     values = [row[name] for row in rows if row[name] > 0]
     return len(values) == len(rows) > 0 and max(values) > 30 * min(values)
 

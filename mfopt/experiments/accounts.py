@@ -54,7 +54,7 @@ class GroupBaselineCell(Cell):
     """ε of a group by the black-box lemma, and the line K·ε₁ (which is no guarantee).
 
     It is the least that two accounts of one unit give. A profile by loss distributions ends where
-    float64 probabilities do; under Poisson sampling moments go on from there: they are logarithms.
+    float64 probabilities do; under Poisson sampling moments reach further: they are logarithms.
     Fields are as of :class:`AccountCell`.
     """
 

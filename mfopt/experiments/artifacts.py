@@ -91,7 +91,7 @@ PICTURES = ("svg",)
 
 
 def names() -> list[str]:
-    """Every artifact, in the order in which they build on one another's cells."""
+    """Names of the artifacts, in the order in which they build on one another's cells."""
     made = [name for name in figures.FIGURES if name not in figures.SAME]
     return [*READ, GRID, *STRATEGIES, COMPARISON, TRAINING, AUDIT, *made]
 

@@ -1,4 +1,4 @@
-"""What the audit says of whole and of broken trainers.
+"""Audits of a correct trainer and of broken ones.
 
 The account stays the same; the trainer adds another amount of noise than it says, or hands
 gradients on without clipping them. Each audit is one run of the real loop with canary users.
@@ -37,7 +37,7 @@ _REPORTED = (
 
 @dataclasses.dataclass(frozen=True)
 class TrainerAudit:
-    """What is audited: a certified BLT for balls-in-bins, and its trainer with faults.
+    """Audit of a certified BLT for balls-in-bins, and of its trainer with faults.
 
     Attributes:
       noise: factors of the noise; 1 is the trainer as it is.
@@ -56,7 +56,7 @@ class TrainerAudit:
     norms: tuple[float, ...] = (1.0, 1.5, 2.0, 4.0)
 
     def cells(self) -> list[AuditCell]:
-        """One for each fault and size."""
+        """Cells, one per fault and size."""
         at = self.bins, self.epochs, self.epsilon, self.delta
         mechanism = TrainMechanismCell(self.strategy, *at)
         how = self.canaries, self.confidence, self.seed
@@ -153,7 +153,7 @@ def rows(setting: TrainerAudit, found: Mapping[Any, Result]) -> list[dict[str, A
 
 
 def panels(rows: list[dict[str, Any]]) -> list[plots.Panel]:
-    """Both lower bounds on ε against the size of each fault."""
+    """Panels of both lower bounds on ε against the size of each fault."""
     made = []
     for fault, title in ((NOISE, "wrong amount of noise"), (NORM, "no clipping")):
         mine = [row for row in rows if row["fault"] == fault]

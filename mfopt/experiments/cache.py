@@ -1,4 +1,4 @@
-"""Cells and their results on disk: a sweep that was stopped goes on where it was.
+"""Cells and their results on disk: a stopped sweep resumes.
 
 A cell is one unit of work, a frozen dataclass: its fields are settings, and the cells whose results
 it reads. A result is a JSON-able record and arrays, kept in one ``.npz`` file that is named by a
@@ -137,7 +137,7 @@ def _described(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a cell gave: a JSON-able record, and arrays, files among them (:func:`packed`)."""
+    """Result of a cell: a JSON-compatible record, and arrays, files among them (:func:`packed`)."""
 
     record: dict[str, Any]
     arrays: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
@@ -175,11 +175,11 @@ class Cache:
         _files.sweep(self.folder)
 
     def path(self, cell: Cell) -> Path:
-        """Where the result of ``cell`` is or would be."""
+        """Path of the result of ``cell``, whether it exists or not."""
         return self.folder / f"{cell.name}-{cell.key}.npz"
 
     def has(self, cell: Cell) -> bool:
-        """Whether a result is there."""
+        """Return True if the result exists."""
         return self.path(cell).is_file()
 
     def load(self, cell: Cell) -> Result | None:

@@ -1,4 +1,4 @@
-"""Every mechanism side by side: σ, RMSE and memory at each ε, and improvements with error bars.
+"""Comparison of mechanisms: σ, RMSE and memory at each ε, and improvements with error bars.
 
 A *family* is what a user chooses between (:mod:`mfopt.experiments.families`). Where it has a size
 (bands), each point takes the size with the least RMSE.
@@ -34,7 +34,7 @@ class Row(NamedTuple):
       noise_multiplier: σ relative to the clip norm, for C as stored.
       rmse: per coordinate, in clip norms.
       relative_error: standard error of σ (and RMSE) over it, from Monte Carlo; 0 if exact.
-      memory: model-sized arrays that streaming the noise keeps from step to step.
+      memory: noise buffers (× model size) that streaming the noise keeps from step to step.
       status: of σ: "exact", "bound" or "estimate".
       draws: model-sized white draws that one step makes, mean over the run: more than 1 where past
         ones are made again instead of kept.
@@ -58,7 +58,7 @@ class Row(NamedTuple):
 
 
 def plan(setting: Comparison) -> dict[tuple[str, float], list[tuple[int, SigmaCell]]]:
-    """For each family and ε, the candidate sizes with the cell of their σ."""
+    """Candidate sizes with the cell of their σ, for each family and ε."""
     setting.check()
     return {
         (family, epsilon): found
@@ -209,7 +209,7 @@ def _given(rows: Sequence[Row], name: str) -> bool:
 
 
 def csv_text(rows: Sequence[Row], baseline: str | None = None) -> str:
-    """All rows as CSV, with the improvement over ``baseline`` where it is given."""
+    """CSV of the rows, with the improvement over ``baseline`` if given."""
     gains = improvements(rows, baseline) if baseline else {}
     extra = ["improvement_percent", "improvement_low", "improvement_high"] if baseline else []
     fields = [name for name in Row._fields if name not in _OPTIONAL or _given(rows, name)]
@@ -233,7 +233,7 @@ def rows_of(text: str) -> list[Row]:
 
 
 def json_text(setting: Comparison, rows: Sequence[Row], baseline: str | None = None) -> str:
-    """All rows with the setting, as JSON."""
+    """JSON of the rows and the setting."""
     gains = improvements(rows, baseline) if baseline else {}
     listed, absent = [], [name for name in _OPTIONAL if not _given(rows, name)]
     for row in rows:

@@ -86,7 +86,7 @@ def where(setting: Comparison) -> str:
 
 
 def error_figure(setting: Comparison, rows: Sequence[Row], baseline: str | None) -> Figure:
-    """By how much RMSE is above the least at each ε, with 95% intervals: the best families.
+    """Figure of RMSE relative to the lowest at each ε, with 95% intervals: the best families.
 
     Below each ε stands the least RMSE of all.
     """
@@ -141,7 +141,7 @@ def memory_figure(setting: Comparison, sizes: Sequence[Row]) -> Figure:
         lambda row: row.memory,
         lambda row: f"{row.memory}",
         f"Error and memory: {where(setting)}\nnamed: the front, with its arrays{best}",
-        "model-sized arrays (log scale from 1 on)",
+        "noise buffers, × model size (log scale from 1 on)",
     )
 
 
@@ -244,7 +244,8 @@ def gains_figure(setting: Comparison, rows: Sequence[Row], baseline: str) -> Fig
 
 
 def pareto_front(rows: Sequence[Row], cost: Callable[[Row], float]) -> list[Row]:
-    """By cost, rows that have less error than any that costs as little, by more than a tie."""
+    """Pareto front: rows by cost, each with less error, by more than a tie, than any that costs no
+    more."""
     front: list[Row] = []
     for row in sorted(rows, key=lambda row: (cost(row), row.rmse)):
         if not front or row.rmse < front[-1].rmse * (1 - TIE):
@@ -253,7 +254,8 @@ def pareto_front(rows: Sequence[Row], cost: Callable[[Row], float]) -> list[Row]
 
 
 def best_families(rows: Sequence[Row], baseline: str | None = None) -> list[str]:
-    """At most eight families: the least mean log RMSE over ε; the baseline is always one of them.
+    """Names of up to eight families by mean log RMSE over ε, lowest first; the baseline is among
+    them.
 
     Of those that differ in their size alone there is one, the best.
     """

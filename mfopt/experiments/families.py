@@ -1,4 +1,4 @@
-"""What a user chooses between: kinds of C with the sampling that they are run under.
+"""Families of mechanisms: kinds of C with the sampling that they are run under.
 
 Where a family has a size (bands), a comparison takes the one with the least RMSE at each ε.
 """
@@ -182,7 +182,7 @@ DEFAULT = tuple(name for name, family in FAMILIES.items() if not family.slow)
 
 
 class Comparison(NamedTuple):
-    """What is compared where.
+    """Setting of a comparison.
 
     Attributes:
       bins, epochs: iterations an epoch, and epochs; n = bins · epochs.
@@ -206,7 +206,7 @@ class Comparison(NamedTuple):
     schedule: Cooldown | None = None
 
     def goal(self, epsilon: float, sampling: str) -> Goal:
-        """What a mechanism of one ε and sampling is for."""
+        """Goal of a mechanism at one ε and sampling."""
         at = self.bins, self.epochs, float(epsilon), self.delta, sampling
         return Goal(*at, schedule=self.schedule, seed=self.seed)
 
@@ -279,7 +279,7 @@ def memory(s: Comparison) -> float:
 
 
 def label(name: str) -> str:
-    """What a reader sees of a family."""
+    """Label of a family for readers."""
     return FAMILIES[name].label if name in FAMILIES else name
 
 

@@ -23,7 +23,7 @@ MANIFEST = "manifest.json"
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What the folder's manifest says, by artifact; empty where there is none.
+    """Manifest of the folder, by artifact; empty where there is none.
 
     Raises:
       UsageError: the file is none.
@@ -134,7 +134,7 @@ def _digests(folder: Path, files: Sequence[Path]) -> dict[str, str]:
 
 
 def computing(cells: Iterable[Cell], cache: Cache) -> dict[str, Any]:
-    """What :func:`note` says of the computing behind cells, and behind what they need."""
+    """Computing record for :func:`note` of cells and of those they need."""
     found = [cache.load(cell) for cell in with_needs(cells)]
     records = [result.record for result in found if result is not None]
     return {

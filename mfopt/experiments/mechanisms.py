@@ -43,7 +43,8 @@ class Cooldown(NamedTuple):
 
 
 def workload_of(schedule: Cooldown | None, n: int) -> Workload:
-    """What C is optimized for and measured on: prefix sums, or momentum with a linear cooldown."""
+    """Workload to optimize C for and to measure it on: prefix sums, or momentum with a linear
+    cooldown."""
     if schedule is None:
         return PrefixSums()
     momentum, start, stop, final = schedule
@@ -52,7 +53,7 @@ def workload_of(schedule: Cooldown | None, n: int) -> Workload:
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """What a mechanism is for.
+    """Purpose of a mechanism: length, target, sampling and workload.
 
     Attributes:
       bins, epochs: iterations an epoch, and epochs.
@@ -123,7 +124,7 @@ class FixedCell(Cell):
 
 @dataclasses.dataclass(frozen=True)
 class UnamplifiedCell(Cell):
-    """The C with the least error in fixed order, without amplification.
+    """The C with the lowest error in fixed order, without amplification.
 
     Attributes:
       kind: of C.
@@ -167,7 +168,7 @@ class UnamplifiedCell(Cell):
 
 @dataclasses.dataclass(frozen=True)
 class AmplifiedCell(Cell):
-    """The C with the least error under the amplification of the goal's bins.
+    """The C with the lowest error under the amplification of the goal's bins.
 
     It needs what the optimizer begins from, each a cell of its own: kinds and schemes share them.
 
@@ -296,7 +297,7 @@ class CertifiedCell(Cell):
 
     @classmethod
     def after(cls, estimate: SigmaCell) -> CertifiedCell:
-        """For the C, the scheme and the (ε, δ) of an estimate."""
+        """Return the certificate's cell for the C, scheme and (ε, δ) of an estimate."""
         return cls(estimate.source, estimate, estimate.goal)
 
     def run(self, *needed: Result) -> Result:

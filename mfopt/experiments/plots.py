@@ -184,7 +184,7 @@ def _panel(axis: Axes, panel: Panel, labels: Sequence[str], handles: dict[str, A
 
 
 def _alike(one: Curve, other: Curve, panel: Panel) -> bool:
-    """Whether two curves lie on one another, within 1% of the panel's range."""
+    """Return True if two curves coincide within 1% of the panel's range."""
     if not panel.lines or [*one.x] != [*other.x]:
         return False
     scale = np.log if panel.log_y else np.asarray
@@ -239,7 +239,7 @@ def _ticks(axis: Any, values: Sequence[float]) -> None:
 
 
 def apart(places: np.ndarray, texts: Sequence[str], letter: float = 0.026) -> np.ndarray:
-    """Which of ascending places to name: both ends, and what has room beside those named before.
+    """Mask of the ascending places to label: both ends, and those with room beside earlier labels.
 
     Args:
       places: along the axis.

@@ -1,4 +1,5 @@
-"""What a comparison comes to: one sentence for each ε, and a table for each ε in 80 columns."""
+"""Recommendations from a comparison: one sentence for each ε, and a table for each ε in 80
+columns."""
 
 from __future__ import annotations
 
@@ -21,13 +22,13 @@ SAMPLING = {
 
 
 class Recommendation(NamedTuple):
-    """What to take at one ε.
+    """Recommended mechanism at one ε.
 
     Attributes:
       epsilon: ε.
-      best: the least error of all.
-      light: of those that keep little memory and make no draw again, the least error, and the
-        least memory where errors are practically equal.
+      best: the row of lowest error.
+      light: of those that keep little memory and regenerate no draw, the row of lowest error, and
+        of least memory where errors are practically equal.
       rivals: the best of those run under any other sampling than ``light``'s, by sampling.
     """
 
@@ -56,7 +57,7 @@ class Recommendation(NamedTuple):
 
 
 def recommend(rows: Sequence[Row]) -> list[Recommendation]:
-    """What to take at each ε, from all rows of a comparison."""
+    """Recommendations for each ε, from the rows of a comparison."""
     found = []
     for epsilon in dict.fromkeys(row.epsilon for row in rows):
         here = sorted((row for row in rows if row.epsilon == epsilon), key=lambda row: row.rmse)

@@ -28,7 +28,7 @@ from mfopt.strategies import Identity
 _STATUS = {
     "exact": "exact up to a discretization that is rounded to the private side",
     "certified": "proven, except with the failure probability below over the accountant's own "
-    "random numbers, which is counted inside δ",
+    "random numbers, which is included in δ",
     "bound": "proven with certainty; the true loss may be smaller",
     "estimate": "an estimate: it proves NOTHING. Run `mfopt certify` before training",
 }
@@ -41,7 +41,7 @@ class Alternative(NamedTuple):
       name: what it is.
       noise_multiplier: σ.
       rmse: on the same workload, in clip norms per coordinate.
-      memory: model-sized arrays of noise.
+      memory: noise buffers (× model size).
     """
 
     name: str
@@ -53,8 +53,8 @@ class Alternative(NamedTuple):
 def alternatives(found: Factorization) -> list[Alternative]:
     """Independent noise and the same C without amplification: what takes no search and no samples.
 
-    Only where bins are thrown; with independent noise in the same batches if they are thrown once,
-    where σ takes no time.
+    Only for schemes with bins; with independent noise in the same batches if bins are assigned
+    once, where σ takes no time.
     """
     scheme: Any = found.sampling
     if scheme.public_order or not hasattr(scheme, "bins"):

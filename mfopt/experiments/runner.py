@@ -68,7 +68,7 @@ def run_all(
             _in_processes(list(missing), cache, jobs, progress)
     except KeyboardInterrupt as stop:
         kept = sum(cache.has(cell) for cell in missing)
-        stop.add_note(f"{kept} of {total} cells are kept: the same command goes on from there")
+        stop.add_note(f"{kept} of {total} cells are kept: the same command resumes")
         raise
     for cell in wanted:
         if cell not in results:
@@ -80,7 +80,7 @@ def run_all(
 
 
 class _Asked(Exception):
-    """What would have been run."""
+    """Stop before a run, with the cells that would have been run."""
 
 
 _asking = contextvars.ContextVar("asking", default=False)
@@ -156,7 +156,7 @@ def compute(cell: Cell, needed: list[Result]) -> Result:
 
 
 def device() -> str:
-    """What computed a result, in words without the machine's name."""
+    """Device that computed a result, without the machine's name."""
     import jax  # here, so that a call that finds everything in the cache does not wait for it
 
     cores = len(_places()) or os.cpu_count()
@@ -232,7 +232,7 @@ def workers(jobs: int) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
         except concurrent.futures.BrokenExecutor as problem:
             raise _check.FailureError(
                 "a worker process was killed, as the system does where memory runs out. Finished "
-                "cells are kept: the same command goes on from there (with `jobs=1` in the least "
+                "cells are kept: the same command resumes (with `jobs=1` in the least "
                 "memory)"
             ) from problem
         except BaseException:

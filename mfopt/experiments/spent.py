@@ -1,4 +1,4 @@
-"""What a rebuild of all artifacts took: its cells by kind of work, and the command itself."""
+"""Cost of rebuilding all artifacts: its cells by kind of work, and the command itself."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def _uls(epsilon: float, cohort: int) -> Cell:
 
 
 def _variance(record: dict[str, Any], units: int) -> float:
-    """Of the averaged gradient, with so many units expected in a step."""
+    """Variance of the averaged gradient, with ``units`` units expected in a step."""
     return float(record["noise_multiplier"] * LIPSCHITZ / units) ** 2
 
 

@@ -1,4 +1,4 @@
-"""What a figure's code is given, and what it returns."""
+"""Input and output of a figure's code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Context(NamedTuple):
-    """Where results are kept, how many processes compute them, and who is told."""
+    """Cache, number of processes and progress listener of a figure."""
 
     cache: Cache
     jobs: int | None = None

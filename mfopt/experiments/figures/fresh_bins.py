@@ -1,4 +1,4 @@
-"""This library's own figures of bins that are reassigned in each epoch.
+"""Figures of fresh bins, this library's own.
 
 δ = 1e-5, add-remove adjacency of one example, RMSE of prefix sums.
 """
@@ -14,7 +14,7 @@ from mfopt.experiments.figures.context import Context, Drawing, Figures, banded
 from mfopt.experiments.mechanisms import BALLS, FRESH, AmplifiedCell, CertifiedCell, Goal, SigmaCell
 from mfopt.experiments.plots import Curve, Panel
 
-PAPER = "this library, bins thrown afresh"
+PAPER = "this library, fresh bins"
 DELTA = 1e-5
 STUDIED = (8, 16)  # epochs × iterations of an epoch: every L that divides the epochs, at every ε
 BANDS, EPSILONS = 8, (0.5, 1.0, 2.0, 4.0, 8.0)

@@ -21,7 +21,7 @@ STRATEGIES = (ESTIMATE, ORACLE, RANDOM, COHORT, GROUP)
 
 
 class Choice(NamedTuple):
-    """What a strategy chose for one half of the trials, and the losses of that half there."""
+    """Choice of a strategy for each half of the trials, and that half's losses there."""
 
     places: tuple[list[Place], list[Place]]
     losses: np.ndarray
@@ -34,7 +34,7 @@ class BudgetGrid(NamedTuple):
     cohorts: Sequence[int]
 
     def places(self) -> list[Place]:
-        """All of them."""
+        """Places of the grid."""
         return list(itertools.product(self.groups, self.cohorts))
 
     def budgets(self) -> list[int]:

@@ -41,7 +41,7 @@ class Arm(NamedTuple):
 
     @property
     def label(self) -> str:
-        """In words."""
+        """Label for tables and plots."""
         return f"{self.algorithm}, G = {self.group}"
 
     @property

@@ -33,7 +33,7 @@ _SHARE = 0.1  # of δ that cutting batches may cost
 
 
 class Data(NamedTuple):
-    """Which data: "digits", "made", or "cifar10" of a folder, with its held-out examples."""
+    """Data set: "digits", "made", or "cifar10" of a folder, with its held-out examples."""
 
     name: str
     folder: str = ""

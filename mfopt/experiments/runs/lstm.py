@@ -118,7 +118,7 @@ def top_one(logits: jax.Array, targets: jax.Array, words: int) -> tuple[jax.Arra
 
 
 def head_words(logits: Any, heads: tuple[int, ...], guesses: int = 10) -> np.ndarray:
-    """How many of a model's best guesses are among the n most frequent words: counts of 0..guesses.
+    """Histogram of a model's best guesses among the n most frequent words: counts of 0..guesses.
 
     Args:
       logits: (places, words + 3), words by falling frequency.

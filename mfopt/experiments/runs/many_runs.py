@@ -34,7 +34,7 @@ MEASURED = ("loss", "accuracy")
 
 @dataclasses.dataclass(frozen=True)
 class RunMechanism:
-    """What a run executes.
+    """Mechanism that a run executes.
 
     Attributes:
       strategy: C.

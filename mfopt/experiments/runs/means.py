@@ -105,7 +105,7 @@ class Descent(MeansCell):
 
     @property
     def scheme(self) -> Poisson:
-        """Of the units that are sampled: examples (ELS), users (ULS)."""
+        """Sampling scheme of the units: examples (ELS), users (ULS)."""
         return Poisson(self.batch / self.expected, self.iterations)
 
     @property
@@ -129,7 +129,7 @@ class Descent(MeansCell):
         return Result(record, {"errors": squared_errors(self, sigma)})
 
     def privacy(self, **more: Any) -> dict[str, Any]:
-        """What a row says of its privacy: of adding or removing one user; ``more`` is first."""
+        """Privacy columns of a row: adding or removing one user; ``more`` is first."""
         what = "examples" if self.algorithm == ELS else "users"
         said = {
             "privacy_unit": "user",

@@ -166,7 +166,7 @@ class NextWordCell(Cell):
         )
 
     def stated(self, guarantee: dict[str, Any], scheme: Any, share: float) -> dict[str, Any]:
-        """What the run promises to a user; ``share`` is the probability of one in a round."""
+        """Privacy columns of a run, per user; ``share`` is the probability of one in a round."""
         names = ("epsilon", "delta", "noise_multiplier", "epsilon_moments", "status")
         said: dict[str, Any] = {
             "privacy_unit": "user" if self.variant.private else None,

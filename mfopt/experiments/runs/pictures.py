@@ -31,7 +31,7 @@ class Examples(NamedTuple):
     y: np.ndarray
 
     def take(self, index: Any) -> Examples:
-        """Those at ``index``."""
+        """Return the examples at ``index``."""
         return Examples(self.x[index], self.y[index])
 
 

@@ -142,7 +142,7 @@ class Runs:
         }
 
     def _losses_for(self, selection: str) -> np.ndarray | None:
-        """Of each record under the initial model, where the rule asks for them."""
+        """Loss of each record under the initial model, if the rule needs it; else None."""
         if selection not in PERPLEXITY_RULES:
             return None
         if self._record_losses is None:

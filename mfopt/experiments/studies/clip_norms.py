@@ -1,4 +1,4 @@
-"""How much the clip norm matters: Figure 4 of Chua et al. 2024 in small.
+"""Influence of the clip norm: Figure 4 of Chua et al. 2024 in small.
 
 ELS clips each record's gradient, ULS the mean gradient of a user's records, which varies less. The
 update is divided by the clip norm before the optimizer sees it, so that a larger norm means more

@@ -101,7 +101,7 @@ class ConcentrationFilter(MeanStudy):
         return rows
 
     def _row(self, across: float, at: Tuned, algorithm: str, noise: float) -> Row:
-        """What both algorithms say; ``noise`` is that on the mean gradient."""
+        """Columns shared by both algorithms; ``noise`` is that on the mean gradient."""
         said = at.summary("squared_error", "standard_error") | {"_losses": at.losses}
         return said | {
             "across": across,

@@ -1,4 +1,4 @@
-"""How to spend a compute budget in ULS: Estimate-and-Double and its rivals, estimating a mean.
+"""Compute budget in ULS: Estimate-and-Double and its rivals, estimating a mean.
 
 Charles et al. 2024, appendix F: B = G M gradients a step, G of each of M users. A strategy doubles
 one of the two until the budget is spent. Noise on the averaged gradient has standard deviation
@@ -74,7 +74,7 @@ class EstimateAndDouble(MeanStudy):
         return [self.descent(e, place) for e in self.epsilons for place in self.grid.places()]
 
     def choices(self, found: Found, epsilon: float) -> dict[str, doubling.Choice]:
-        """What each strategy chooses at each budget, with the losses of every trial there."""
+        """Choice of each strategy at each budget, with the losses of every trial there."""
         at = {place: found[self.descent(epsilon, place)] for place in self.grid.places()}
         loss = {place: self.best(result).losses for place, result in at.items()}
         noise = {m: at[self.groups[0], m].record["noise_multiplier"] / m for m in self.cohorts}

@@ -2,7 +2,7 @@
 
 A study is one frozen dataclass in one file: its options, its arms and their cells, a row for each
 arm, the columns that are shown, the panels of a plot, and sentences that compare. Cells of all
-studies go through the one runner with the one cache: what was stopped goes on where it was.
+studies go through the one runner with the one cache: a stopped study resumes.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def from_0_to_1(name: str, value: Any) -> float:
 
 
 class Outcome(NamedTuple):
-    """What a study says, made from the results of its cells.
+    """Outcome of a study, made from the results of its cells.
 
     Attributes:
       rows: one dictionary a row, all with the same keys, among them :data:`PRIVACY`.
@@ -202,7 +202,7 @@ class Study(abc.ABC):
 
     @abc.abstractmethod
     def cells(self) -> Iterable[Any]:
-        """Every result that :meth:`rows` reads; what those need is found by itself."""
+        """Cells that :meth:`rows` reads; those that they need are found automatically."""
 
     def more(self, found: Found) -> Iterable[Any]:
         """Cells that these results ask for: rates beyond an end that was best. None at last."""
@@ -258,8 +258,8 @@ def _floats(value: Any) -> Any:
 class Swept(Study):
     """A study whose arms are each run at several rates and stand at the one that is best for it.
 
-    The rate is chosen on other data than what is reported; a grid whose end is best goes on beyond
-    it, up to ``extend`` times.
+    The rate is chosen on other data than what is reported; a grid whose end is best is extended
+    beyond it, up to ``extend`` times.
     """
 
     rates: tuple[float, ...]
@@ -267,7 +267,7 @@ class Swept(Study):
 
     @abc.abstractmethod
     def arms(self) -> Iterable[Any]:
-        """All that is compared, in the table's order."""
+        """Arms that are compared, in the table's order."""
 
     @abc.abstractmethod
     def runs(self, arm: Any, rate: float) -> list[Any]:
@@ -275,7 +275,7 @@ class Swept(Study):
 
     @abc.abstractmethod
     def judged(self, results: list[Result], rate: float) -> float:
-        """What a rate is chosen by, from the results of :meth:`runs`; lower is better."""
+        """Score of a rate from the results of :meth:`runs`; lower is better."""
 
     def rates_of(self, arm: Hashable) -> tuple[float, ...]:
         """The rates that an arm begins with."""
@@ -320,7 +320,7 @@ def run(
     Raises:
       UsageError: a setting that cannot be.
       FailureError: a cell failed, or what it found is not finite.
-      KeyboardInterrupt: what was finished is kept; the same call goes on from there.
+      KeyboardInterrupt: what was finished is kept; the same call resumes.
     """
     study.check()
     found = run_cells([study], cache, jobs=jobs, progress=progress)
@@ -347,7 +347,7 @@ def run(
 def run_cells(
     studies: Sequence[Study], cache: Cache, *, jobs: int | None = None, progress: Report = silent
 ) -> dict[Any, Result]:
-    """Every cell of some studies, in one pool, with those that results ask for.
+    """Run the cells of some studies in one pool, with those that results ask for.
 
     Args:
       studies: checked.

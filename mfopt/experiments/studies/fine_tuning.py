@@ -1,4 +1,4 @@
-"""What the fine-tuning studies share: one base model, runs by the real trainer, and fair choices.
+"""Base of the fine-tuning studies: one base model, runs by the real trainer, and fair choices.
 
 Every run starts from the same model, pretrained on the public part, and stands at the learning rate
 that is best for its arm on held-out records of training users; what is reported is the loss on
@@ -77,7 +77,7 @@ class FineTuning(Swept):
         return [self.row(found, arm) for arm in self.arms()]
 
     def row(self, found: Found, arm: Arm, key: Any = None) -> Row:
-        """What every such study says of an arm at its best rate; losses in nats per token."""
+        """Row of an arm at its best rate; losses in nats per token."""
         at, results = self.best(found, key or arm)
         runs = [result.record for result in results]
         losses, first = [run["after"][REPORTED] for run in runs], runs[0]

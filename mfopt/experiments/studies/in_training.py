@@ -1,4 +1,4 @@
-"""What studies of noise in whole training runs share: data, mechanisms, runs, rows and plot."""
+"""Base of studies of noise in whole training runs: data, mechanisms, runs, rows and plot."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class TrainingStudy(Swept):
         return rows
 
     def yardstick(self, arm: Way) -> Any:
-        """What arms that are measured against the first of them have in common."""
+        """Key shared by the arms that are measured against the first of them."""
         return arm.data
 
     def _row(self, arm: Way, seed: int, result: Result) -> Row:
@@ -161,7 +161,7 @@ class TrainingStudy(Swept):
         }
 
     def panels(self, rows: list[Row]) -> list[Panel]:
-        """For each data set: last loss by rate, and loss by step at the best rate."""
+        """Panels per data set: last loss by rate, and loss by step at the best rate."""
         panels = []
         for data, mine in self.by_data(rows).items():
             rated, stepped = [], []

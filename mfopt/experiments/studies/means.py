@@ -1,4 +1,4 @@
-"""What the studies on users' means share: their population, their sweep, and the checks of both."""
+"""Base of the studies on users' means: their population, their sweep, and the checks of both."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class MeanStudy(Study):
                 raise _check.reject(name, each, rule, f"Take less, or more `{owner}`.")
 
     def row(self, at: Tuned, cell: Descent, **more: Any) -> Row:
-        """What every such study says of trials of a cell; ``more`` replaces and adds columns."""
+        """Row of the trials of a cell; ``more`` replaces and adds columns."""
         said = at.summary("squared_error", "low95", "high95") | cell.privacy()
         return {**said, "trials": self.trials, "_losses": at.losses, **more}
 

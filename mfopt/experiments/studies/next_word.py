@@ -33,7 +33,7 @@ class NextWordStudy(WordStudy):
     name = "next-word"
     summary = "DP-FedAvg and DP-FedSGD: an LSTM from users' words."
     source = "McMahan et al. 2018, Algorithm 1, Figures 1 to 4 and 9, Tables 2 and 3"
-    default_size = "2,048 made users of 40 words, an LSTM of 6 thousand parameters, 64 rounds"
+    default_size = "2,048 synthetic users of 40 words, an LSTM of 6 thousand parameters, 64 rounds"
     time = "about 13 CPU-minutes"
     full = (
         "users=0 words=10000 tokens=1600 embedding=96 state=256 bins=153 epochs=33 delta=1e-09 "
@@ -68,7 +68,7 @@ class NextWordStudy(WordStudy):
         super().check_together()
 
     def arms(self) -> Iterator[tuple[Variant, float]]:
-        """Every variant at its S, then DP-FedSGD at the others."""
+        """Yield the variants at their S, then DP-FedSGD at the others."""
         for variant in map(VARIANTS.__getitem__, self.variants):
             yield variant, self.clip if variant.local else self.sgd_clip
         for clip in self.sgd_clips if SWEPT in self.variants else ():

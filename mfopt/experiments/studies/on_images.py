@@ -1,4 +1,4 @@
-"""What studies on images share: data, schedule, sweep, mechanisms, and a row of a mechanism."""
+"""Base of studies on images: data, schedule, sweep, mechanisms, and a row of a mechanism."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _below_1(name: str, value: float) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class ImageStudy(Swept):
-    """What studies on images share: data, schedule, sweep and mechanisms."""
+    """Base of studies on images: data, schedule, sweep and mechanisms."""
 
     folder: Path | None = option(None, "Folder with CIFAR-10's python batches.", kind=Path)  # noqa: RUF009
     epsilons: tuple[float, ...] = option((0.5, 1.0, 4.0), "Values of ε.", name="--eps")
@@ -127,7 +127,7 @@ class ImageStudy(Swept):
         return float(_at(results, rate, "validation_loss").mean())
 
     def row(self, found: Found, arm: TrainedPoint, **names: Any) -> Row:
-        """What was run, how well it does at its best rate, and what it protects."""
+        """Row of a mechanism: its run, its quality at its best rate, and its privacy."""
         at, results = self.best(found, arm)
         cell = self.runs(arm, at.rate)[0]
         mechanism, record = (

@@ -1,4 +1,4 @@
-"""What a study on users' words says of its data, its model and its mechanisms."""
+"""Base of a study on users' words: its data, its model and its mechanisms."""
 
 from __future__ import annotations
 
@@ -79,6 +79,6 @@ class WordStudy(Swept):
         return self.bins * self.epochs
 
     def comparison(self) -> Comparison:
-        """Where the mechanisms are found."""
+        """Comparison that the mechanisms are taken from."""
         names = (INDEPENDENT, self.factorization)
         return Comparison(self.bins, self.epochs, (self.epsilon,), self.delta, names)

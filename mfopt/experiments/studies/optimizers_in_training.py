@@ -1,4 +1,4 @@
-"""Which optimizer makes the most of correlated noise, on several data sets.
+"""Comparison of optimizers under correlated noise, on several data sets.
 
 Rates are given by how far the noise alone moves a parameter, so that one grid serves every
 optimizer and mechanism. Each optimizer stands with the rate that is best for it on held-out

@@ -13,7 +13,7 @@ from mfopt.experiments.tables import csv_of_rows
 
 
 def described(study: Study, outcome: Outcome, made: dict[str, Any]) -> dict[str, Any]:
-    """All of a study as one JSON-able object."""
+    """JSON-compatible description of a study and its outcome."""
     values = {field.name: getattr(study, field.name) for field in options(type(study))}
     return {
         "study": study.name,

@@ -72,7 +72,8 @@ class Personalization(FineTuning):
             yield Arm(ULS, self.group, self.budget / self.group, epsilon)
 
     def local(self, run: Cell | None) -> PersonalizationCell:
-        """Every held-out user personalizes the model of a run, or the pretrained one."""
+        """Cell in which the held-out users personalize the model of a run, or the pretrained
+        one."""
         return PersonalizationCell.of(self, trained=run)
 
     def cells(self) -> Iterable[Cell]:

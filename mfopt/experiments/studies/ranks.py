@@ -1,4 +1,4 @@
-"""Whether one quantity ranks another: a rank correlation, and pairs counted in words."""
+"""Ranking of one quantity by another: a rank correlation, and pairs counted in words."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def correlation(error: np.ndarray, losses: np.ndarray) -> tuple[float, float, fl
 
 
 def pairs(error: np.ndarray, losses: np.ndarray) -> np.ndarray:
-    """How many pairs (agree with the order of RMSE, cannot be told apart, are against it), (3,).
+    """Numbers of pairs (in the order of RMSE, not significantly different, against it), shape (3,).
 
     Args:
       error: (mechanisms,).
@@ -64,5 +64,5 @@ def answer(agree: int, tied: int, against: int) -> str:
         word = "Less RMSE did not tell what trains better"
     return (
         f"{word}: of {pairs} pairs at least {APART:.0%} apart, the lower RMSE had less loss in "
-        f"{agree}, more in {against}, and {tied} cannot be told apart."
+        f"{agree}, more in {against}, and {tied} are not significantly different."
     )

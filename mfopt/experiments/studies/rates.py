@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class ChosenRate(NamedTuple):
-    """What a grid of rates gave.
+    """Result of a grid of rates.
 
     Attributes:
       rate: with the least loss of those tried.
@@ -26,7 +26,7 @@ class ChosenRate(NamedTuple):
 def choose(
     rates: Sequence[float], loss: Callable[[float], float | None], *, most: int = 0
 ) -> ChosenRate:
-    """The best rate; a grid whose end is best goes on beyond it by its last ratio.
+    """The best rate; a grid whose end is best is extended by its last ratio.
 
     Args:
       rates: to begin with; one alone is no grid and stays so.

@@ -1,4 +1,4 @@
-"""What studies make of their rows: selections, curves with bands, and comparisons in words."""
+"""Selections, curves with bands, and comparisons in words, from the rows of studies."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def about(values: Any, form: str = ".4f") -> str:
 
 
 def apart(one: np.ndarray | float, other: np.ndarray | float) -> str:
-    """How far losses lie below or above others, in words: of several, paired, with 95% of the mean.
+    """Comparison of losses in words: of several, paired, with 95% of the mean.
 
     >>> apart(2.0, 2.5), apart(np.array([2.5, 2.7]), np.array([2.0, 2.2]))
     ('0.5000 below', '0.5000 ± 0.0000 above')

@@ -14,8 +14,8 @@ class SamplingInTraining(NoiseInTraining):
     """Loss on held-out users and records, each sampling scheme at its own best learning rate."""
 
     name = "sampling-in-training"
-    summary = "Bins thrown afresh in each epoch against bins that are kept, in fine-tuning."
-    source = "this library, bins thrown afresh"
+    summary = "Fresh bins against balls-in-bins, in fine-tuning."
+    source = "this library, fresh bins"
     default_size = "embedded corpus, 2 mechanisms, 3 learning rates, 3 seeds, 32 steps each"
     time = "about 5.5 CPU-minutes"
 

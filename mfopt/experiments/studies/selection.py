@@ -1,4 +1,4 @@
-"""Which records of a user, and how many: Tables 2 to 6 of Chua et al. 2024 in small.
+"""Selection of a user's records: Tables 2 to 6 of Chua et al. 2024 in small.
 
 Group Privacy (ELS here) keeps k records of each user and samples records; User-wise DP-SGD (ULS)
 samples users and takes k records of each. At one k every rule of choosing them is tried (their

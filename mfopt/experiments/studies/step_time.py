@@ -1,4 +1,4 @@
-"""What privacy costs in time: Table 12 and Figure 6 of Chua et al. 2024 in small.
+"""Cost of privacy in time: Table 12 and Figure 6 of Chua et al. 2024 in small.
 
 Seconds of one step of the real trainer with exactly as many records, without privacy, with ELS
 (Group Privacy) and with ULS (User-wise DP-SGD), on random tokens. The three take turns, step by
@@ -68,7 +68,7 @@ class StepTime(Study):
                 raise _check.reject("batches", cell.batch, rule)
 
     def cells(self) -> Iterable[StepTimeCell]:
-        """Every batch at the first k, and every k at the last batch, of each model."""
+        """Cells of every model: the batches at the first k, and the k at the last batch."""
         pairs = [(batch, self.groups[0]) for batch in self.batches]
         pairs += [(self.batches[-1], group) for group in self.groups]
         return [
