@@ -401,7 +401,6 @@ def test_the_kinds_that_help_names_are_those_that_can_be_asked_for():
 def test_show_imports_only_what_a_file_takes(made):
     slow = (
         "scipy.stats",
-        "scipy.optimize",
         "optax",
         "matplotlib",
         "flax",

@@ -11,14 +11,14 @@ import scipy
 from mfopt_cli.main import main
 
 import mfopt
-from mfopt import sampling, strategies
+from mfopt import floor, sampling, strategies
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.accounting.unamplified import sensitivity
 from mfopt.calibration import calibrate
 from mfopt.guarantee import Guarantee
-from mfopt.optimize import floor, kinds
+from mfopt.optimize import kinds
 from mfopt.workloads import Momentum, PrefixSums
 
 EPSILON, DELTA = 2.0, 1e-5

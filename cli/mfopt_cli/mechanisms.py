@@ -117,7 +117,7 @@ def comparison(factorization: Any, norm: float | None = None) -> dict[str, float
 
 def epoch_ends(factorization: Any) -> Any:
     """Error at epochs' ends beside its lower bound, None where there is none."""
-    from mfopt.optimize import floor
+    from mfopt import floor
 
     made = factorization
     return floor.epoch_ends(made.workload, made.strategy, made.sampling, made.guarantee)

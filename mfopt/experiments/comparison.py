@@ -41,7 +41,7 @@ class Row(NamedTuple):
       noise_seconds: of one step's noise on this machine, mean over the run, where it was measured
         (:mod:`mfopt.experiments.noise_time`).
       above_floor: part by which RMSE at epochs' ends is above its lower bound for any C and any
-        sampling, where one is known (:mod:`mfopt.optimize.floor`).
+        sampling, where one is known (:mod:`mfopt.floor`).
     """
 
     family: str

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mfopt import _check, query_error, strategies
+from mfopt import _check, floor, query_error, strategies
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.accounting.unamplified import bands as column_bands
@@ -20,7 +20,7 @@ from mfopt.calibration import calibrate, release
 from mfopt.experiments.cache import Cell, Result
 from mfopt.guarantee import Guarantee
 from mfopt.noise.choice import choose
-from mfopt.optimize import floor, kinds, optimize, unamplified
+from mfopt.optimize import kinds, optimize, unamplified
 from mfopt.optimize.time_scale import Scaling
 from mfopt.sampling import BallsInBins, BinScheme, CyclicPoisson, FixedOrder, FreshBins, Poisson
 from mfopt.strategies import Strategy
