@@ -734,3 +734,4 @@ def test_two_processes_make_the_step_of_one(tmp_path):
                 np.testing.assert_allclose(p, e, atol=3e-5, err_msg=f"{way} {rank}")
         assert found["buffers"] == (rank == 0)
         assert "Wrap it in opacus.distributed" in found["refused"]
+        assert "2 parameters differ between processes" in found["unequal"]

@@ -17,6 +17,7 @@ def main(rank: int, store: str, out: str) -> None:
     from test_torch_run import data, epoch, loss_of, plain, with_opacus
 
     from mfopt.errors import UsageError
+    from mfopt.torch import PrivateRun
 
     test_torch_run.torch = torch  # which a fixture imports there
     found = {}
@@ -29,6 +30,12 @@ def main(rank: int, store: str, out: str) -> None:
     found["opacus"] = [p.detach() for p in model.parameters()]
     state = loader._run.keys.open(optimizer.state_dict()["mfopt_noise"])
     found["buffers"] = "key" in state["noise"]
+    torch.manual_seed(rank)
+    try:
+        uneven = torch.optim.SGD(torch.nn.Linear(4, 3).parameters(), lr=1.0)
+        PrivateRun(test_torch_run.factorization(), 12, 0.5).attach(uneven)
+    except UsageError as error:
+        found["unequal"] = str(error)
     run, model, optimizer = plain()
     for place, batch in enumerate(run.loader(data())):
         run.backward(model, loss_of, batch)
