@@ -96,7 +96,7 @@ def minimize(
         gain = own.at.value - there.at.value
         if there.placement is own.placement and gain > _UNSEEN * objective.disagreement:
             seen = objective.placed(there.point, there.at.noise_multiplier)
-            if _worse(seen, there, objective.disagreement):
+            if _worse(seen, own, -objective.disagreement):  # nothing was gained
                 trace.note(there.at)
                 width = _widest(there.point - own.point) / _SHORTER
                 here = own
