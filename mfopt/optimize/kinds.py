@@ -22,7 +22,8 @@ from mfopt.optimize.parameterization import Parameterization
 from mfopt.optimize.time_scale import Scaling
 from mfopt.strategies import Strategy, TimeScaled, fields
 
-SHORT_RUN = 512  # iterations: C has several optima there, and a search takes little
+_SHORT_RUN = 512  # iterations: C has several optima there, and a search takes little
+_BLT_RUN = 2048  # exponentials have several optima in longer runs too
 _WARM_BUFFERS = 4  # of the BLT that other searches begin from
 
 
@@ -66,6 +67,7 @@ class Kind:
       tolerance: relative change of the error at which the search ends: a tenth of what the
         samples can resolve.
       warm_steps: evaluations at most where this kind is the start of another.
+      twice: iterations at most for which it is searched twice, from two points.
       scalable: whether diagonals that vary with time make more of it: not where C has them already.
       plain_first: whether a search with diagonals begins from the optimum without them.
       tangents: whether :mod:`mfopt.optimize.search` is preferred: not where one cheap
@@ -88,6 +90,7 @@ class Kind:
     starts: Callable[[Size], list[Strategy]] = _none
     after: Callable[[Size], list[Stage]] = _none
     warm_steps: int = 60
+    twice: int = _SHORT_RUN
     scalable: bool = False
     plain_first: bool = False
     tangents: bool = True
@@ -264,7 +267,7 @@ def scaled(kind: Kind, scaling: Scaling) -> Kind:
         if kind.plain_first:
             return []
         # short runs have several optima: at 2 × 8, ε = 1 one start in five ends 0.5% high
-        most = None if size.n <= SHORT_RUN else 1
+        most = None if size.n <= _SHORT_RUN else 1
         return [TimeScaled(start) for start in kind.starts(size)[:most]]
 
     def after(size: Size) -> list[Stage]:
@@ -317,6 +320,7 @@ def _scaled(stage: Stage) -> list[Stage]:
 register(
     Kind(
         "blt",
+        twice=_BLT_RUN,
         scalable=True,
         starts=lambda size: [
             *(starts.spread_blts(size.buffers, size.bins) if size.buffers <= _WARM_BUFFERS else [])
@@ -383,6 +387,7 @@ register(
 register(
     Kind(
         "wave-blt",
+        twice=_BLT_RUN,
         scalable=True,
         # with both free from the start, a wave far from its place ended up to 2.5% above
         plain_first=True,
