@@ -370,8 +370,6 @@ def speech():
     for path in [*pages, *sorted((root / "mfopt").rglob("*.md"))]:
         yield str(path.relative_to(root)), re.sub(r"\s+", " ", path.read_text())
     for path in sorted([*(root / "mfopt").rglob("*.py"), *(root / "cli").rglob("*.py")]):
-        if path.parent.name == "torch":  # under work
-            continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield f"{path.relative_to(root)}:{node.lineno}", re.sub(r"\s+", " ", node.value)

@@ -64,7 +64,7 @@ class KeyFile:
         }
 
     def open(self, state: Any) -> Any:
-        """What was sealed; a state of before there were seals as it is.
+        """Content of a seal; a state of before there were seals as it is.
 
         Raises:
           UsageError: the file of the key is not there, is readable by others, or is another one;

@@ -1,4 +1,4 @@
-"""What would train without the stated privacy, refused before it is released."""
+"""Refusals of what would train without the stated privacy, before it is released."""
 
 from __future__ import annotations
 

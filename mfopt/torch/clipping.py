@@ -151,7 +151,7 @@ def trained_in(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 
 
 def examples_in(batch: Any) -> int:
-    """How many examples a batch holds; raises as :func:`backward` for what is no batch."""
+    """Number of examples in a batch; raises as :func:`backward` for what is no batch."""
     return int(_split(batch)[0][0].shape[0])
 
 
@@ -193,7 +193,7 @@ def _add_scaled(total: torch.Tensor, factor: torch.Tensor, rows: torch.Tensor) -
 
 
 def norms(rows: torch.Tensor) -> torch.Tensor:
-    """Of each row of (m, n), to 2⁻²⁰: block by block.
+    """Norm of each row of (m, n), to 2⁻²⁰: block by block.
 
     PyTorch adds up a row's squares in a few running sums on a CPU, and is up to 0.6% off, to either
     side, for 10⁷ numbers and 3.5% for 5·10⁷.

@@ -26,7 +26,7 @@ _KEPT = (
 
 
 class RunProgress(Protocol):
-    """What a loader asks of its run, and tells it.
+    """Questions and notices of a loader to its run.
 
     Attributes:
       sampler: draws the batches, of this process.
@@ -56,7 +56,7 @@ class RunProgress(Protocol):
 class UnitBatches(data.Sampler[list[int]]):
     """A batch sampler for :class:`torch.utils.data.DataLoader`: one list of units for each step.
 
-    Iterating goes on at the first step that was not released, up to the end of its epoch: in
+    Iterating resumes at the first step that was not released, up to the end of its epoch: in
     ``for epoch in ...: for batch in loader`` every step comes once, also after a break or a
     checkpoint. A list may be empty.
 

@@ -235,7 +235,7 @@ def _count_examples(optimizer: Any, run: PrivateRun) -> None:
 
 
 def _count_ghosts(module: Any, optimizer: Any, run: PrivateRun) -> None:
-    """As :func:`_count_examples` with ghost clipping, which happens in the backward pass.
+    """Counting as by :func:`_count_examples`, with ghost clipping, in the backward pass.
 
     Its sums are taken out of ``grad`` as soon as they are made, so that nothing can be added there.
     """

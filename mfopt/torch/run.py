@@ -230,7 +230,7 @@ class PrivateRun:
                 "optimizer",
                 type(optimizer).__name__,
                 "cannot be copied: PyTorch would leave out what adds the noise",
-                "Make a new one, or go on from state_dict() where this one ends.",
+                "Make a new one, and load this one's state_dict() into it.",
             )
 
         plain_zero_grad = optimizer.zero_grad
@@ -312,7 +312,7 @@ class PrivateRun:
         self.examples = examples + (0 if first else self.examples or 0)
 
     def restart(self) -> None:
-        """Called when a loader goes on after a break: the step's batch comes again, whole."""
+        """Called when a loader resumes after a break: the step's batch comes again, whole."""
         self._forget()
         self.sizes, self.examples = {}, None
 
@@ -420,7 +420,7 @@ class PrivateRun:
         return self.noise
 
     def _part(self, state: dict[str, Any] | None) -> UnitSampler | None:
-        """This process's part of the batches of rank 0."""
+        """Part of rank 0's batches that this process takes."""
         if state is None:
             return None
         shared = [state]

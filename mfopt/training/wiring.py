@@ -156,7 +156,7 @@ def _read(
 
 @dataclasses.dataclass(frozen=True)
 class Wiring:
-    """What a run executes, from its settings.
+    """Parts of a run, from its settings.
 
     Args:
         config: settings of the run.
