@@ -461,7 +461,7 @@ def sigma_of(*words):
     """The one σ of a command's JSON."""
     done = CliRunner().invoke(cli, [*map(str, words), "--json"])
     assert done.exit_code == 0, done.output
-    found = json.loads(done.output)
+    found = json.loads(done.stdout)
     (row,) = found.get("rows", [found])
     return row["noise_multiplier"]
 

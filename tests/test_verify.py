@@ -345,7 +345,7 @@ def test_where_samples_say_too_little_what_holds_without_them_is_given():
         model.asked.clear()
         found = Engine(model, 0, told.append).noise_multiplier(1.0, DELTA)
         assert found.method == "free" and found.noise_multiplier == pytest.approx(4.238, abs=1e-3)
-        assert found.beta == 0 and "holds without samples" in told[-1].note and told[-1].lasting
+        assert found.beta == 0 and "proved without samples" in told[-1].note and told[-1].lasting
 
 
 class Chance(Known):
