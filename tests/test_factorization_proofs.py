@@ -31,16 +31,15 @@ def own_folder(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def certified():
-    """A statement that holds: σ as released for this C."""
+    """A statement that the first round of a certificate proves: σ a little above the least."""
     strategy = S.BandedToeplitz(np.array([1.0, 0.5]))
     plain = Factorization(
         strategy, 1.0, SCHEME, workloads.PrefixSums(), Guarantee(2.0, 1e-3, 1.0, status="estimate")
     )
     certificate, _ = release(plain.dominating_pair(), 2.0, 1e-3, seed=0)
-    guarantee = certificate.guarantee()
-    return dataclasses.replace(
-        plain, noise_multiplier=guarantee.noise_multiplier, guarantee=guarantee
-    )
+    guarantee, sigma = certificate.guarantee(), certificate.noise_multiplier
+    made = dataclasses.replace(plain, noise_multiplier=sigma, guarantee=guarantee)
+    return with_sigma(made, 1.02 * sigma)
 
 
 def with_sigma(factorization, sigma):

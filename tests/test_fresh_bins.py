@@ -320,7 +320,7 @@ def test_a_product_with_bands_and_its_slope_are_those_of_the_dense_matrix(bands)
             assert np.max(np.abs(by_band[d, : n - d] - np.diagonal(every, d))) > 0.1
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_what_a_search_keeps_of_its_draws_gives_the_value_and_slope_of_all_that_is_made_anew():
     scheme, matrix = FreshBins(BINS, EPOCHS), Banded.from_dense(drawn(BINS, EPOCHS, BANDS), BANDS)
     made_from = FreshBinsLaw(scheme)

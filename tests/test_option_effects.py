@@ -456,7 +456,7 @@ def test_of_a_pair_of_options_neither_is_swallowed(path, toys):
     check_pairs(toys(path), random.Random(path).sample(every, min(4, len(every))))
 
 
-@pytest.mark.ci
+@pytest.mark.release
 @pytest.mark.parametrize("path", BASE)
 def test_of_more_pairs_of_options_neither_is_swallowed(path, toys):
     every = pairs_of(toys(path))
@@ -476,7 +476,7 @@ def test_every_option_of_slow_commands_reaches_their_work(path, stubbed):
 
 
 @slow
-@pytest.mark.parametrize("most", [4, pytest.param(1000, marks=pytest.mark.ci)])
+@pytest.mark.parametrize("most", [4, pytest.param(1000, marks=pytest.mark.release)])
 @pytest.mark.usefixtures("_stubbed")
 def test_of_a_pair_of_options_of_slow_commands_neither_is_swallowed(path, most, stubbed):
     every = pairs_of(stubbed(path))
@@ -490,7 +490,7 @@ def test_bands_of_a_comparison_without_any_are_refused():
     assert found.exit_code == 2 and "--bands has no effect with --include sqrt" in found.stderr
 
 
-@pytest.mark.ci
+@pytest.mark.release
 @slow
 def test_every_option_of_slow_commands_does_something(path, toys):
     check_alone(toys(path))
