@@ -294,7 +294,7 @@ def test_large_groups_take_few_runs_of_equal_steps(size, monkeypatch):
         assert found == pytest.approx(Chain._total(points, 1.0, points.log_deltas), rel=5e-3)
 
 
-@pytest.mark.parametrize("sigma", [pytest.param(1.0, marks=pytest.mark.ci), 1e6])
+@pytest.mark.parametrize("sigma", [pytest.param(1.0, marks=pytest.mark.release), 1e6])
 def test_a_million_units_are_accounted_for(sigma):
     mechanism = Mechanism(Poisson(0.01, 20), group_size=10**6)
     found = account(mechanism, noise_multiplier=sigma, delta=1e-5)

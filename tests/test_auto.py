@@ -197,6 +197,7 @@ def test_what_auto_chooses_itself_is_refused(extra, named, capsys):
     assert "Traceback" not in text and named in text
 
 
+@pytest.mark.ci
 def test_the_command_prints_what_was_tried(searched, tmp_path, capsys):
     from mfopt_cli.main import main
 

@@ -99,7 +99,7 @@ def test_the_product_and_its_gradient_are_those_of_the_dense_matrix():
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-11), found, expected)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 @pytest.mark.parametrize("bins", [7, 300])
 def test_one_panel_of_groups_is_as_many(bins, monkeypatch):
     strategy, scheme = _case(2, bins, [0.99, 0.3])

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+HOME = str(ROOT / "mfopt")
 
 # room -> lines at most; the longest name that fits counts a file
 LINES = {
@@ -124,7 +125,7 @@ class Seen:
 
     @staticmethod
     def _ours(frame):
-        return frame.f_code.co_filename.startswith(str(ROOT / "mfopt"))
+        return frame.f_code.co_filename.startswith(HOME)
 
     def measured(self):
         pairs = {pair for pair in self.calls if pair[0] < pair[1] and pair[::-1] in self.calls}

@@ -14,10 +14,16 @@ from mfopt.sampling import BallsInBins
 from mfopt.testing import check_strategy
 
 SCHEME = BallsInBins(bins=4, epochs=3)  # 12 iterations, no power of two
+SLOW = ("cyclic-blocks", "wave-blt", "banded", "toeplitz")  # at a release
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("kind", EVERY_KIND)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.release if kind in SLOW else pytest.mark.ci)
+        for kind in EVERY_KIND
+    ],
+)
 def test_every_registered_kind_conforms(kind):
     example = every_strategy(12)[kind]
     dense = check_strategy(example, SCHEME)

@@ -327,8 +327,12 @@ def test_a_wave_is_no_worse_than_the_blt_that_it_contains(seed):
 
 @pytest.mark.parametrize(
     ("bins", "share", "epsilon"),
-    [(5, 0.5, 1.0), (200, 0.5, 1.0), (5, 0.02, 2000.0), (200, 0.005, 1e5)],
-    ids=["whole", "nodes", "large ε", "powers that are cut"],
+    [
+        pytest.param(5, 0.5, 1.0, marks=pytest.mark.release, id="whole"),
+        pytest.param(200, 0.5, 1.0, marks=pytest.mark.release, id="nodes"),
+        pytest.param(5, 0.02, 2000.0, id="large ε"),
+        pytest.param(200, 0.005, 1e5, id="powers that are cut"),
+    ],
 )
 def test_rows_of_a_cycle_have_the_value_and_gradient_of_a_gather(bins, share, epsilon):
     """Blocks read a table's rows once for all of them; a part cycle is at the end.

@@ -212,7 +212,7 @@ def test_the_common_part_is_the_distance_from_the_hull_and_leaves_one_constant(
     np.testing.assert_allclose(inner, gram - common, atol=1e-7)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 @pytest.mark.parametrize(("patterns", "every", "modes"), CASES)
 def test_the_rest_has_the_likelihood_and_ceilings_of_its_own_patterns(patterns, every, modes):
     rest = Residual(patterns, pattern.shared(patterns)).scaled(SIGMA)

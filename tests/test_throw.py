@@ -236,7 +236,7 @@ def test_a_thinned_sum_plans_for_the_whole_one():
     assert abs(Thinned(total, 8).log_moment(tilt) - total.log_moment(tilt)) > 0.1
 
 
-@pytest.mark.parametrize("sigma", [0.1, 0.13])
+@pytest.mark.parametrize("sigma", [pytest.param(0.1, marks=pytest.mark.release), 0.13])
 def test_losses_of_little_noise_stay_within_floats(sigma):
     found = account(Mechanism(FreshBins(2, 2)), noise_multiplier=sigma, delta=1e-6)
     one = AllocationProfile(2, sigma**-2).epsilon(1e-6)  # one throw of the two

@@ -344,6 +344,7 @@ def test_noise_that_can_be_taken_out_again_is_found(kind, name):
     assert name is None or name in faults(result)
 
 
+@pytest.mark.release
 def test_means_over_the_batch_that_came_are_found(monkeypatch):
     mechanism = Mechanism(sampling.Poisson(0.02, 64), Identity())
     assert run(mechanism, canaries=1000).passed
