@@ -30,7 +30,7 @@ LINES = {
     "mfopt/testing": 1_200,
     "mfopt/torch": 1_350,
     "mfopt/training": 9_550,
-    "cli": 5_000,
+    "cli": 4_850,
     "tests": 36_750,
 }
 # of the main job

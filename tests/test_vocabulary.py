@@ -248,12 +248,15 @@ def test_commands_of_the_manifest_are_spelt_as_today(monkeypatch):
 
 
 def test_lists_and_counts_of_benchmarks_are_those_of_the_commands(capsys):
-    from mfopt_cli.benchmarks import Parser, count, listed
+    from harness import Bench, count, listed
 
-    parser = Parser("nothing", "mfopt bench nothing")
-    parser.word("--params", older=("--sizes",), type=listed(count), default=[1], help="sizes")
-    parser.word("--kinds", type=listed(str, "ab"), default=["a"], help="kinds")
-    parser.out()
+    bench = Bench(
+        "bench_nothing.py",
+        "mfopt bench nothing",
+        params=([1], "sizes", listed(count), "--sizes"),
+        kinds=(["a"], "kinds", listed(str, "ab")),
+    )
+    parser = bench.parser()
     assert parser.parse_args(["--params", "1e6,10M"]).params == [10**6, 10**7]
     assert parser.parse_args(["--sizes", "3"]).params == [3]
     assert parser.parse_args([]).params == [1]
@@ -265,6 +268,9 @@ def test_lists_and_counts_of_benchmarks_are_those_of_the_commands(capsys):
         with pytest.raises(SystemExit) as stopped:
             parser.parse_args(words)
         assert stopped.value.code == 2 and said in capsys.readouterr().err
+    bench.work(lambda options: None)
+    bench.main(["--params", "2", "--out", "x", "--kinds=a", "--out=y"])
+    assert bench.how == "mfopt bench nothing --params 2 --kinds=a"
 
 
 # --- messages ------------------------------------------------------------------------------------

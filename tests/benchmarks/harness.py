@@ -16,6 +16,8 @@ import argparse
 import json
 import math
 import os
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -25,15 +27,63 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mfopt_cli.benchmarks import Parser, count, keep, listed
+from mfopt_cli.options import whole
 
-__all__ = ["Bench", "Parser", "child", "choice", "count", "cpu", "in_turn", "keep", "listed"]
+from mfopt import _files
+
+Options = argparse.Namespace
+
+
+def count(text: str) -> int:
+    """A whole number, which may be written 1e6 or 10M."""
+    try:
+        return whole(text)
+    except ValueError as problem:
+        raise argparse.ArgumentTypeError(f"{text!r} {problem}") from None
+
+
+def listed(item: Callable[[str], Any], choices: Iterable[str] = ()) -> Callable[[str], list[Any]]:
+    """A comma-separated list of what ``item`` reads, each of ``choices`` where there are any."""
+    known = list(choices)
+
+    def parse(text: str) -> list[Any]:
+        words = [word.strip() for word in text.split(",")]
+        for word in words:
+            if known and word not in known:
+                raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(known)}")
+        return [item(word) for word in words]
+
+    parse.__name__ = f"list of {getattr(item, '__name__', 'values')}"
+    return parse
 
 
 def choice(known: Iterable[str], default: Sequence[str] = ()) -> tuple[Any, ...]:
     """An option that is a list of some of ``known``; all of them where there is no ``default``."""
     names = [*known]
     return [*default] or names, f"Which of {', '.join(names)}; a list.", listed(str, names)
+
+
+class Parser(argparse.ArgumentParser):
+    """Reads the words after ``mfopt bench NAME``, and refuses what no benchmark can do."""
+
+    def parse_args(self, *arguments: Any, **named: Any) -> Any:
+        """Parse; an ``--out`` that cannot be written and numbers not above 0 are refused."""
+        found = super().parse_args(*arguments, **named)
+        for action in self._actions:
+            value = getattr(found, action.dest, None)
+            if value == action.default or not action.option_strings:
+                continue
+            for each in value if isinstance(value, list | tuple) else [value]:
+                if each is False or not isinstance(each, int | float):
+                    continue
+                if not 0 < each < math.inf:
+                    self.error(f"{action.option_strings[0]} {each}: must be finite and above 0")
+        out = getattr(found, "out", None)
+        if out is not None and out.is_dir():
+            self.error(f"--out {out}: is a folder; name a file")
+        if out is not None and not out.resolve().parent.is_dir():
+            self.error(f"--out {out}: its folder does not exist")
+        return found
 
 
 class Bench:
@@ -44,7 +94,7 @@ class Bench:
       doc: its module's docstring, shown by --help.
       options: name -> (default, help, more). The type follows from the default: whole numbers may
         be written 1e6, a list is one word with commas, False is a flag. ``more`` are older names
-        (which begin with --) or what reads a word.
+        (which begin with -- and go on working, unseen) or what reads a word.
     """
 
     def __init__(self, file: str, doc: str | None, **options: tuple[Any, ...]) -> None:
@@ -59,26 +109,35 @@ class Bench:
 
     def parser(self) -> Parser:
         """Its options, --seed among them where it has one, and --out."""
-        words = Parser(self.name, self._doc)
+        words = Parser(
+            prog=f"mfopt bench {self.name}",
+            description=self._doc,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         for name, (default, text, *more) in self._options.items():
-            older = tuple(word for word in more if isinstance(word, str))
-            reads = [one for one in more if callable(one)]
-            how: dict[str, Any] = {"default": default, "type": reads[0]} if reads else {}
-            if not reads and default is False:
+            how: dict[str, Any] = {"default": default, "type": next(filter(callable, more), None)}
+            if how["type"] is None and default is False:
                 how = {"action": "store_true"}
-            elif not reads:
+            elif how["type"] is None:
                 one = default[0] if isinstance(default, list) else default
                 kind: Any = {int: count}.get(type(one), type(one))
-                how = {"default": default, "type": listed(kind) if default is not one else kind}
-            words.word(f"--{name.replace('_', '-')}", help=text, older=older, **how)
-        words.out()
+                how["type"] = listed(kind) if default is not one else kind
+            action = words.add_argument(f"--{name.replace('_', '-')}", help=text, **how)
+            hidden = {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS, "dest": action.dest}
+            for older in filter(lambda each: isinstance(each, str), more):
+                words.add_argument(older, **{**how, **hidden})
+        words.add_argument("--out", type=Path, help="JSON file to write, replacing what is there.")
         return words
 
     def main(self, arguments: list[str] | None = None) -> int:
         """Do the work, print its report and keep it; returns the exit code."""
-        given, parser = sys.argv[1:] if arguments is None else arguments, self.parser()
-        options = parser.parse_args(given)
-        self.how, self.begun, self.out = parser.command(given), time.perf_counter(), options.out
+        given = sys.argv[1:] if arguments is None else arguments
+        options = self.parser().parse_args(given)
+        # the words that run this once more, but for where its report goes
+        pairs = zip(["", *given], given, strict=False)
+        words = [w for before, w in pairs if before != "--out" and not re.match("--out(=|$)", w)]
+        self.how = shlex.join(["mfopt", "bench", self.name, *words])
+        self.begun, self.out = time.perf_counter(), options.out
         self.seed = getattr(options, "seed", None)
         assert self._work is not None
         found = self._work(options)
@@ -89,8 +148,25 @@ class Bench:
         return int(code)
 
     def keep(self, report: Any) -> None:
-        """Write what there is so far to --out and into its folder's manifest."""
-        keep(self.out, report, how=self.how, begun=self.begun, seed=self.seed)
+        """Write what there is to --out and into the manifest of its folder, or of the one above."""
+        if self.out is None:
+            return
+        from mfopt.experiments import artifacts, runner
+
+        _files.write(self.out, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+        out = self.out.resolve()
+        for folder in out.parents[:2]:
+            if (folder / artifacts.MANIFEST).is_file():
+                name, beside = out.relative_to(folder), folder == out.parent
+                artifacts.note(
+                    folder,
+                    name.with_suffix("").as_posix(),
+                    [out],
+                    how=f"{self.how} --out artifacts/{name}" if beside else self.how,
+                    seed=self.seed,
+                    device=[runner.device()],
+                    seconds=time.perf_counter() - self.begun,
+                )
 
     def earlier(self, nothing: dict[str, Any], same: str = "") -> dict[str, Any]:
         """The report in --out, to go on with, or ``nothing``.
@@ -158,6 +234,3 @@ def mean(values: Any) -> dict[str, float]:
     """Mean of repeated values and its standard error."""
     error = float(np.std(values, ddof=1) / math.sqrt(len(values)))
     return {"mean": float(np.mean(values)), "standard_error": error}
-
-
-Options = argparse.Namespace

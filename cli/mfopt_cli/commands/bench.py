@@ -11,16 +11,6 @@ import click
 from mfopt_cli import options
 
 
-def _folder() -> Path | None:
-    """tests/benchmarks of the working directory's tree, or of an editable install."""
-    roots = [Path.cwd(), *Path.cwd().parents, Path(__file__).resolve().parents[3]]
-    for root in roots:
-        folder = root / "tests" / "benchmarks"
-        if folder.is_dir() and (root / "mfopt").is_dir():
-            return folder
-    return None
-
-
 @click.command(
     name="bench",
     cls=options.Command,
@@ -44,13 +34,16 @@ def command(context: click.Context, name: str) -> int:
     Example:
       mfopt bench optimize --out artifacts/bench-optimize.json
     """
-    folder = _folder()
+    roots = [Path.cwd(), *Path.cwd().parents, Path(__file__).resolve().parents[3]]
+    places = [root / "tests" / "benchmarks" for root in roots if (root / "mfopt").is_dir()]
+    folder = next(filter(Path.is_dir, places), None)
     if folder is None:
-        raise click.UsageError("benchmarks need the source tree: run inside a clone of mfopt")
-    path = folder / f"bench_{name}.py"
-    if not path.is_file():
-        known = sorted(p.stem.removeprefix("bench_") for p in folder.glob("bench_*.py"))
+        raise click.UsageError(
+            "benchmarks are no part of an installed mfopt: they live in tests/benchmarks of its "
+            "source tree. Run this inside a clone"
+        )
+    known = sorted(path.stem.removeprefix("bench_") for path in folder.glob("bench_*.py"))
+    if name not in known:
         raise click.UsageError(f"no benchmark {name!r}; there are: {', '.join(known)}")
     sys.path.insert(0, str(folder))
-    module = importlib.import_module(path.stem)
-    return int(module.main(context.args) or 0)
+    return int(importlib.import_module(f"bench_{name}").main(context.args) or 0)
