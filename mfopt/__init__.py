@@ -1,36 +1,79 @@
 """mfopt: correlated-noise strategies for DP training, optimized and certified.
 
-``mfopt.load(path)`` reads a factorization; ``mfopt.optimize``, ``mfopt.calibration`` and
-``mfopt.accounting`` make and prove one. Submodules are imported on first use, so
+:func:`factorize` finds C and the smallest certified σ for a target, :func:`load` reads a file of
+them, :func:`certify` and :func:`calibrate` prove other statements about it, and :func:`account`
+answers for every mechanism with an accountant. Submodules are imported on first use, so
 ``import mfopt`` is quick and changes no setting of the host program.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mfopt._version import __version__
 from mfopt.errors import FailureError, UsageError
 
 if TYPE_CHECKING:
+    from mfopt import (
+        accounting,
+        calibration,
+        errors,
+        experiments,
+        factorization,
+        guarantee,
+        mechanism,
+        noise,
+        optimize,
+        progress,
+        query_error,
+        sampling,
+        strategies,
+        training,
+        workloads,
+    )
+    from mfopt import (
+        torch as torch,
+    )
+    from mfopt._api import account, calibrate, certify, factorize
     from mfopt.factorization import Factorization, load
     from mfopt.guarantee import Guarantee
+    from mfopt.mechanism import Mechanism
     from mfopt.sampling import BallsInBins
 
 _NAMES = {
-    "Factorization": "mfopt.factorization",
-    "load": "mfopt.factorization",
-    "Guarantee": "mfopt.guarantee",
     "BallsInBins": "mfopt.sampling",
+    "Factorization": "mfopt.factorization",
+    "Guarantee": "mfopt.guarantee",
+    "Mechanism": "mfopt.mechanism",
+    "account": "mfopt._api",
+    "calibrate": "mfopt._api",
+    "certify": "mfopt._api",
+    "factorize": "mfopt._api",
+    "load": "mfopt.factorization",
 }
-_MODULES = (
+_OPTIONAL = ("torch",)  # needs an extra: found by name, not listed
+
+# the modules are listed too: they are public, and tools that read `__all__` document them
+__all__ = [
+    "BallsInBins",
+    "Factorization",
+    "FailureError",
+    "Guarantee",
+    "Mechanism",
+    "UsageError",
+    "__version__",
+    "account",
     "accounting",
+    "calibrate",
     "calibration",
+    "certify",
     "errors",
     "experiments",
     "factorization",
+    "factorize",
     "guarantee",
+    "load",
     "mechanism",
     "noise",
     "optimize",
@@ -40,30 +83,18 @@ _MODULES = (
     "strategies",
     "training",
     "workloads",
-)
-
-_OPTIONAL = ("torch",)  # needs an extra: found by name, not listed
-
-# the modules are listed too: they are public, and tools that read `__all__` document them
-__all__ = [
-    "BallsInBins",
-    "Factorization",
-    "FailureError",
-    "Guarantee",
-    "UsageError",
-    "__version__",
-    "load",
 ]
-__all__ += _MODULES
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def __getattr__(name: str) -> Any:
-    if name in _NAMES:
-        return getattr(importlib.import_module(_NAMES[name]), name)
-    if name in _MODULES or name in _OPTIONAL:
-        return importlib.import_module(f"mfopt.{name}")
-    raise AttributeError(f"module 'mfopt' has no attribute {name!r}")
+if not TYPE_CHECKING:  # a checker sees the imports above, and misspelt names
+
+    def __getattr__(name: str):
+        if name in _NAMES:
+            return getattr(importlib.import_module(_NAMES[name]), name)
+        if name in __all__ or name in _OPTIONAL:
+            return importlib.import_module(f"mfopt.{name}")
+        raise AttributeError(f"module 'mfopt' has no attribute {name!r}")

@@ -11,6 +11,7 @@ import pytest
 from mfopt_cli.main import main
 
 import mfopt
+from mfopt import _version
 from mfopt.experiments import artifacts, manifest, spent
 from mfopt.experiments.accounts import FilterCell
 from mfopt.experiments.cache import Cache, code_digest
@@ -89,7 +90,7 @@ def test_a_note_names_the_commit_and_the_code(tmp_path, monkeypatch) -> None:
 
     assert entry()["code"] == code_digest(training=True)
     # outside a repository no commit is known, and none is made up
-    monkeypatch.setattr(manifest, "__file__", str(tmp_path / "manifest.py"))
+    monkeypatch.setattr(_version, "__file__", str(tmp_path / "_version.py"))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert entry()["commit"] is None
 
@@ -98,14 +99,14 @@ def test_a_note_names_the_commit_and_the_code(tmp_path, monkeypatch) -> None:
         done = subprocess.run(["git", *who, *words], cwd=tmp_path, capture_output=True, check=True)
         return done.stdout.decode().strip()
 
-    (tmp_path / "manifest.py").write_text("")
+    (tmp_path / "_version.py").write_text("")
     (tmp_path / ".gitignore").write_text("a.csv\nmanifest.json\n")
     git("init", "-q")
     assert entry()["commit"] is None  # a file that the repository does not track
-    git("add", "manifest.py", ".gitignore")
+    git("add", "_version.py", ".gitignore")
     git("commit", "-q", "-m", "first")
     assert entry()["commit"] == git("rev-parse", "HEAD")
-    (tmp_path / "manifest.py").write_text("1\n")
+    (tmp_path / "_version.py").write_text("1\n")
     assert entry()["commit"].endswith("+changes")
 
 

@@ -32,7 +32,7 @@ def tree(tmp_path):
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*_cache", ".ipynb_checkpoints")
     for name in FOLDERS:
         shutil.copytree(ROOT / name, tree / name, ignore=ignored)
-    for name in (*FILES, "pyproject.toml", "MANIFEST.in"):
+    for name in (*FILES, "pyproject.toml", "setup.py", "MANIFEST.in"):
         shutil.copy(ROOT / name, tree / name)
     return tree
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import platform
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,6 @@ from typing import Any
 import click
 
 from mfopt import _check
-from mfopt._version import __version__
 
 
 def workload(text: str, n: int, momentum: float | None, cooldown: str | None) -> Any:
@@ -54,19 +51,9 @@ def workload(text: str, n: int, momentum: float | None, cooldown: str | None) ->
     return workloads.Momentum(default if momentum is None else momentum, rates)
 
 
-def provenance(seed: int | None, arguments: list[str] | None = None) -> dict[str, Any]:
-    """Provenance of a result; no path of this machine beyond the command's own words."""
-    import jax
-
-    return {
-        "mfopt": __version__,
-        "jax": jax.__version__,
-        "python": platform.python_version(),
-        "command": " ".join(["mfopt", *(sys.argv[1:] if arguments is None else arguments)]),
-        "seed": "operating system entropy" if seed is None else f"pinned {seed}",
-        "device": str(jax.devices()[0].device_kind),
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-    }
+def typed() -> str:
+    """Command line, as it was typed: what a result's record names as its maker."""
+    return " ".join(["mfopt", *sys.argv[1:]])
 
 
 def keep(factorization: Any, path: Path, *, force: bool) -> Path:

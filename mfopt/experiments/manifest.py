@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from mfopt import _check, _files
 from mfopt._version import __version__
+from mfopt._version import commit as commit
 from mfopt.experiments.cache import Cache, Cell, code_digest
 
 MANIFEST = "manifest.json"
@@ -158,21 +158,3 @@ def with_needs(cells: Iterable[Cell]) -> list[Cell]:
     for cell in cells:
         add(cell)
     return list(found)
-
-
-def commit() -> str | None:
-    """The commit of the tree that this package is run from, and whether it was changed since."""
-    here = Path(__file__).parent
-
-    def git(*words: str) -> str | None:
-        try:
-            done = subprocess.run(["git", *words], cwd=here, capture_output=True, text=True)
-        except OSError:
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    # an installed package may lie in a tree that is not its own
-    if git("ls-files", "--error-unmatch", Path(__file__).name) is None:
-        return None
-    changed = git("status", "--porcelain", "--", ":/", ":(exclude,top)artifacts")
-    return f"{git('rev-parse', 'HEAD')}{'+changes' if changed else ''}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from pathlib import Path
 
@@ -34,33 +33,26 @@ def command(
     Example:
       mfopt calibrate mfopt-blt-16x128-eps2.npz --eps 1 --delta 1e-6
     """
-
-    from mfopt.calibration import release
-    from mfopt.factorization import check_output, load, proofs
+    import mfopt
+    from mfopt.factorization import check_output
     from mfopt_cli import mechanisms
 
     started = time.perf_counter()
-    found = load(path)
+    found = mfopt.load(path)
     if out is not None:
         check_output(out, force=force, name="out")
     with Live(not quiet and not as_json) as live:
-        certificate, estimate = release(
-            found.loss(),
-            epsilon,
-            delta,
+        new = mfopt.calibrate(
+            found,
+            epsilon=epsilon,
+            delta=delta,
             samples=certify_samples,
             seed=seed,
             progress=live,
+            command=mechanisms.typed(),
         )
-    new = dataclasses.replace(
-        found,
-        noise_multiplier=certificate.noise_multiplier,
-        guarantee=certificate.guarantee(found.guarantee.privacy_unit),
-        provenance={**found.provenance, "calibrated_by": mechanisms.provenance(seed)},
-    )
-    answers.say_unused({"samples": certify_samples}, certificate.samples > 0)
-    if seed is None:  # a C may have been made to pass with a seed that was known before
-        proofs.note(new)
+    samples = new.guarantee.details["samples"]
+    answers.say_unused({"samples": certify_samples}, samples > 0)
     wanted = out
     if out is not None:
         out = mechanisms.keep(new, out, force=force)
@@ -72,7 +64,7 @@ def command(
                 **mechanisms.summary(new),
                 "path": where,
                 "seconds": seconds,
-                "estimated_noise_multiplier": estimate.noise_multiplier,
+                "estimated_noise_multiplier": new.provenance["estimated_noise_multiplier"],
             }
         )
     elif not quiet:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import click
@@ -34,33 +33,26 @@ def command(
     Example:
       mfopt certify mfopt-blt-16x128-eps2.npz --eps 2.1 --delta 1e-5
     """
-
-    from mfopt.calibration import certify
-    from mfopt.factorization import check_output, load, proofs
+    import mfopt
+    from mfopt.factorization import check_output
     from mfopt_cli import mechanisms
 
-    found = load(path)
+    found = mfopt.load(path)
     if out is not None:
         check_output(out, force=force, name="out")
     with Live(not quiet and not as_json) as live:
-        certificate = certify(
-            found.loss(),
-            found.noise_multiplier,
-            found.guarantee.epsilon if epsilon is None else epsilon,
-            found.guarantee.delta if delta is None else delta,
+        proved = mfopt.certify(
+            found,
+            epsilon=epsilon,
+            delta=delta,
             samples=certify_samples,
             seed=seed,
             progress=live,
+            command=mechanisms.typed(),
         )
-    guarantee = certificate.guarantee(found.guarantee.privacy_unit)
-    record = {**found.provenance, "certified_by": mechanisms.provenance(seed)}
-    proved = dataclasses.replace(found, guarantee=guarantee, provenance=record)
-    answers.say_unused({"samples": certify_samples}, certificate.samples > 0)
-    if seed is None:  # a file may have been made to pass with a seed that was known before
-        proofs.note(proved)
-        asked = (guarantee.epsilon, guarantee.delta)
-        if asked == (found.guarantee.epsilon, found.guarantee.delta):  # the file's own statement
-            proofs.note(found, guarantee)
+    guarantee = proved.guarantee
+    certificate = guarantee.details
+    answers.say_unused({"samples": certify_samples}, certificate["samples"] > 0)
     wanted = out
     if out is not None:
         out = mechanisms.keep(proved, out, force=force)
@@ -75,12 +67,12 @@ def command(
                     "noise multiplier σ",
                     f"{words.round_up(found.noise_multiplier, 6)}  (× clip norm)",
                 ),
-                ("bound, remove", f"{words.round_up(certificate.remove)}"),
-                ("bound, add", f"{words.round_up(certificate.add)}"),
+                ("bound, remove", f"{words.round_up(certificate['remove'])}"),
+                ("bound, add", f"{words.round_up(certificate['add'])}"),
                 (
                     "samples",
-                    f"{certificate.samples}, Rényi order s = {certificate.order}"
-                    if certificate.samples
+                    f"{certificate['samples']}, Rényi order s = {certificate['order']}"
+                    if certificate["samples"]
                     else "none needed",
                 ),
             ],

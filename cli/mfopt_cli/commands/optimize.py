@@ -202,6 +202,7 @@ def command(
     for form in forms[: 1 if out else None]:
         _check_free(named_after(form), force, form if searched else None)
 
+    from mfopt.factorization.provenance import provenance
     from mfopt.optimize import factorize, kinds, least_error
     from mfopt.optimize.so_far import BestSoFar
     from mfopt_cli import mechanisms
@@ -228,7 +229,7 @@ def command(
     record: dict[str, Any] = {
         "workload": mechanisms.workload(workload, scheme.iterations, momentum, cooldown),
         "privacy_unit": privacy_unit,
-        "provenance": mechanisms.provenance(seed),
+        "provenance": provenance(seed, mechanisms.typed()),
     }
     with Live(not quiet and not as_json) as live:
         listener = _with_values(live, objective)

@@ -1,0 +1,262 @@
+"""The front door: find C for a target, prove statements about it, and ask the accountants.
+
+Everything here is exported by :mod:`mfopt` itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from mfopt import _check, accounting, calibration
+from mfopt.factorization import Factorization, proofs
+from mfopt.factorization.provenance import provenance
+from mfopt.guarantee import Guarantee
+from mfopt.mechanism import Mechanism
+from mfopt.optimize import factorize as optimized
+from mfopt.optimize import least_error
+from mfopt.optimize.auto import MEMORY
+from mfopt.progress import Report, silent
+from mfopt.sampling import BallsInBins, FreshBins, Scheme
+from mfopt.workloads import Workload
+
+SAMPLINGS = ("balls-in-bins", "fresh-bins", "auto")
+
+
+def factorize(
+    *,
+    epochs: int,
+    iterations_per_epoch: int,
+    epsilon: float,
+    delta: float = 1e-5,
+    sampling: Literal["balls-in-bins", "fresh-bins", "auto"] = "balls-in-bins",
+    strategy: str | Sequence[str] | None = None,
+    buffers: int | None = None,
+    bands: int | None = None,
+    memory: int | None = None,
+    workload: Workload | None = None,
+    privacy_unit: str = "example",
+    seed: int | None = None,
+    progress: Report = silent,
+) -> Factorization:
+    """Find the strategy matrix C with the lowest error at (ε, δ) and certify the smallest σ for it.
+
+    The call behind ``mfopt optimize``. The guarantee is (ε, δ)-DP of one ``privacy_unit`` under
+    add-remove adjacency, for training that executes ``result.sampling`` (``result.sampler``).
+
+    Args:
+      epochs: passes over the data, E.
+      iterations_per_epoch: b, the number of bins; the guarantee covers E·b iterations.
+      epsilon, delta: target.
+      sampling: "balls-in-bins" assigns each unit once to one bin for all epochs, "fresh-bins" in
+        each epoch; "auto" takes the one with the lower error within ``memory``.
+      strategy: kind of C, or several of which the best is kept; by default "blt", for ε of 4 and
+        more also "wave-blt"; "banded-toeplitz" with fresh bins.
+      buffers: noise buffers of "blt", "wave-blt" and "cyclic-blocks"; at most 4 by default.
+      bands: bands of banded kinds; at most 16 by default.
+      memory: choose the kind of C within this many noise buffers (× model size), in place of
+        ``strategy``, ``buffers`` and ``bands``.
+      workload: queries whose error counts; prefix sums by default.
+      privacy_unit: what one unit is, by name.
+      seed: pinned seed, for reproduction only; the certificate says so.
+      progress: function that is told of stages and evaluations.
+
+    Returns:
+      C, σ (relative to the clip norm) and the guarantee; ``result.save(path)`` writes the file.
+
+    Raises:
+      UsageError: an argument out of range, or options that exclude each other.
+      FailureError: no σ could be certified.
+
+    >>> made = factorize(epochs=2, iterations_per_epoch=8, epsilon=2.0, strategy="identity")
+    >>> print(made.iterations, made.guarantee.epsilon, made.guarantee.status)
+    16 2.0 certified
+    """
+    if sampling not in SAMPLINGS:
+        raise _check.reject("sampling", sampling, f"must be one of {SAMPLINGS}")
+    record = provenance(seed, "mfopt.factorize")
+    if memory is not None or sampling == "auto":
+        for name, value in (("strategy", strategy), ("buffers", buffers), ("bands", bands)):
+            if value is not None:
+                rule = "has no effect where C is chosen by `memory` or `sampling`"
+                raise _check.reject(name, value, rule, f"Leave out {name}, or these.")
+    if sampling == "auto":
+        return least_error(
+            epochs,
+            iterations_per_epoch,
+            epsilon,
+            delta,
+            workload=workload,
+            privacy_unit=privacy_unit,
+            provenance=record,
+            seed=seed,
+            progress=progress,
+            most=MEMORY if memory is None else memory,
+        )
+    scheme = (BallsInBins if sampling == "balls-in-bins" else FreshBins)(
+        bins=iterations_per_epoch, epochs=epochs
+    )
+    options: dict[str, Any] = {} if buffers is None else {"buffers": buffers}
+    if bands is None:  # fresh bins have an account for no more bands than bins
+        bands = min(16, iterations_per_epoch)
+    return optimized(
+        scheme,
+        epsilon,
+        delta,
+        strategy=strategy,
+        bands=bands,
+        memory=memory,
+        workload=workload,
+        privacy_unit=privacy_unit,
+        provenance=record,
+        seed=seed,
+        progress=progress,
+        **options,
+    )
+
+
+def account(
+    mechanism: Mechanism | Scheme | Factorization,
+    *,
+    noise_multiplier: float | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    samples: int | None = None,
+    seed: int | None = None,
+) -> Guarantee:
+    """Compute the third of (σ, ε, δ) from two of them, never rounded towards less privacy.
+
+    Args:
+      mechanism: sampling with C, unit and adjacency; a scheme alone stands for independent noise
+        (C = I), and a factorization for its own mechanism at its own σ, unless both ε and δ are
+        given.
+      noise_multiplier: σ relative to the clip norm, for C as stored.
+      epsilon, delta: statement.
+      samples, seed: of accounts by Monte Carlo.
+
+    Raises:
+      UsageError: not exactly two of the three are given, one is out of range, or no accountant
+        knows the mechanism.
+      FailureError: there is no finite answer.
+
+    >>> from mfopt.sampling import Poisson
+    >>> sampled = Poisson(probability=0.01, iterations=1000)
+    >>> found = account(sampled, noise_multiplier=1.0, delta=1e-6)
+    >>> print(f"{found.epsilon:.4f}", found.status)
+    2.1246 exact
+    """
+    if isinstance(mechanism, Factorization):
+        if noise_multiplier is None and (epsilon is None or delta is None):
+            noise_multiplier = mechanism.noise_multiplier
+        mechanism = mechanism.mechanism
+    elif isinstance(mechanism, Scheme):
+        mechanism = Mechanism(mechanism)
+    return accounting.account(
+        mechanism,
+        noise_multiplier=noise_multiplier,
+        epsilon=epsilon,
+        delta=delta,
+        samples=samples,
+        seed=seed,
+    )
+
+
+def certify(
+    factorization: Factorization,
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    samples: int | None = None,
+    seed: int | None = None,
+    progress: Report = silent,
+    command: str = "mfopt.certify",
+) -> Factorization:
+    """Prove (ε, δ) for the C and σ of a factorization, in tests on fresh samples.
+
+    Args:
+      factorization: C, σ and sampling.
+      epsilon, delta: statement to prove; by default the factorization's own.
+      samples: iid samples for each direction; by default as many as are needed.
+      seed: pinned seed, for reproduction only.
+      progress: function that is told of stages.
+      command: what to put on record as the maker.
+
+    Returns:
+      The factorization with the statement that was proved.
+
+    Raises:
+      FailureError: the statement could not be proved at this σ.
+
+    >>> made = factorize(epochs=2, iterations_per_epoch=8, epsilon=2.0, strategy="identity")
+    >>> certify(made, epsilon=2.5).guarantee.epsilon
+    2.5
+    """
+    stated = factorization.guarantee
+    certificate = calibration.certify(
+        factorization.loss(),
+        factorization.noise_multiplier,
+        stated.epsilon if epsilon is None else epsilon,
+        stated.delta if delta is None else delta,
+        samples=samples,
+        seed=seed,
+        progress=progress,
+    )
+    guarantee = certificate.guarantee(stated.privacy_unit)
+    record = {**factorization.provenance, "certified_by": provenance(seed, command)}
+    proved = dataclasses.replace(factorization, guarantee=guarantee, provenance=record)
+    if seed is None:  # a file may have been made to pass with a seed that was known before
+        proofs.note(proved)
+        if (guarantee.epsilon, guarantee.delta) == (stated.epsilon, stated.delta):
+            proofs.note(factorization, guarantee)
+    return proved
+
+
+def calibrate(
+    factorization: Factorization,
+    *,
+    epsilon: float,
+    delta: float = 1e-5,
+    samples: int | None = None,
+    seed: int | None = None,
+    progress: Report = silent,
+    command: str = "mfopt.calibrate",
+) -> Factorization:
+    """Find the smallest σ that can be certified at another (ε, δ) for the same C.
+
+    Args:
+      factorization: C and sampling.
+      epsilon, delta: target.
+      samples: iid samples of the last test; by default as many as are worth it.
+      seed: pinned seed, for reproduction only.
+      progress: function that is told of stages.
+      command: what to put on record as the maker.
+
+    Returns:
+      The factorization with the new σ and its guarantee.
+
+    Raises:
+      FailureError: no σ could be certified.
+
+    >>> made = factorize(epochs=2, iterations_per_epoch=8, epsilon=2.0, strategy="identity")
+    >>> calibrate(made, epsilon=1.0).noise_multiplier > made.noise_multiplier
+    True
+    """
+    certificate, estimate = calibration.release(
+        factorization.loss(), epsilon, delta, samples=samples, seed=seed, progress=progress
+    )
+    record = {
+        **factorization.provenance,
+        "calibrated_by": provenance(seed, command),
+        "estimated_noise_multiplier": estimate.noise_multiplier,
+        "estimate_relative_error": estimate.relative_error,
+    }
+    found = dataclasses.replace(
+        factorization,
+        noise_multiplier=certificate.noise_multiplier,
+        guarantee=certificate.guarantee(factorization.guarantee.privacy_unit),
+        provenance=record,
+    )
+    if seed is None:  # a C may have been made to pass with a seed that was known before
+        proofs.note(found)
+    return found

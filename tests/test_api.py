@@ -1,0 +1,50 @@
+"""The front door in Python: what ``import mfopt`` offers, and that the commands do the same."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from mfopt_cli.main import cli
+from typed_user import main
+
+import mfopt
+
+
+def test_a_users_script_runs_and_names_its_maker(tmp_path):
+    found = main(str(tmp_path / "made.npz"))
+    assert found.guarantee.epsilon == 1.0 and found.guarantee.status == "certified"
+    assert found.provenance["command"] == "mfopt.factorize"
+    assert found.provenance["calibrated_by"]["command"] == "mfopt.calibrate"
+    assert found.provenance["mfopt"] == mfopt.__version__ and found.provenance["commit"]
+
+
+def test_the_command_and_the_call_agree(tmp_path):
+    made = mfopt.factorize(
+        epochs=2, iterations_per_epoch=4, epsilon=2.0, strategy="toeplitz", seed=3
+    )
+    out = tmp_path / "made.npz"
+    words = "optimize --epochs 2 --iters 4 --eps 2 --strategy toeplitz --seed 3 --json --out"
+    done = CliRunner().invoke(cli, [*words.split(), str(out)])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["noise_multiplier"] == made.noise_multiplier
+    assert mfopt.load(out).digest == made.digest
+
+
+def test_an_account_of_a_factorization_is_at_its_own_noise():
+    made = mfopt.factorize(epochs=2, iterations_per_epoch=4, epsilon=2.0, strategy="identity")
+    assert mfopt.account(made, delta=1e-5).noise_multiplier == made.noise_multiplier
+    other = mfopt.account(made, epsilon=1.0, delta=1e-5)
+    assert other.noise_multiplier > made.noise_multiplier
+
+
+@pytest.mark.parametrize("more", [{"sampling": "auto"}, {"memory": 4}])
+def test_options_of_one_kind_are_refused_where_kinds_are_chosen(more):
+    with pytest.raises(mfopt.UsageError, match="bands"):
+        mfopt.factorize(epochs=2, iterations_per_epoch=4, epsilon=2.0, bands=3, **more)
+
+
+def test_misspelt_names_are_refused():
+    with pytest.raises(mfopt.UsageError, match="sampling"):
+        mfopt.factorize(epochs=2, iterations_per_epoch=4, epsilon=2.0, sampling="shuffle")
+    with pytest.raises(AttributeError, match="factorise"):
+        _ = mfopt.factorise
