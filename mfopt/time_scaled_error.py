@@ -8,7 +8,7 @@ and momentum under a learning-rate schedule η read it through two running numbe
 so the variance of y_t follows from how these numbers vary together with the state of B⁻¹. For a
 BLT that state is one number a buffer, and every covariance obeys z_t = a z_{t-1} + x_t with a
 constant a: all of them cost O(n · buffers²). For any other B all draws are followed at once
-(:mod:`mfopt.followed_draws`), O(n²) time.
+(:mod:`mfopt._row_variances`), O(n²) time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from mfopt import followed_draws
+from mfopt import _row_variances
 from mfopt.strategies import (
     BLT,
     CyclicBlocks,
@@ -63,7 +63,7 @@ def _toeplitz(
     base: ToeplitzStrategy, rows: jax.Array, columns: jax.Array, rates: jax.Array, momentum: float
 ) -> jax.Array:
     inverse = jnp.asarray(base.inverse_coefs(len(rows)))
-    return followed_draws.row_variances(inverse, rows, columns, rates, momentum)
+    return _row_variances.row_variances(inverse, rows, columns, rates, momentum)
 
 
 @through.register

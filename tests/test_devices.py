@@ -15,7 +15,7 @@ from processes import with_devices
 
 from mfopt import optimize
 from mfopt.accounting import over_processes
-from mfopt.accounting.monte_carlo import chunked, frozen, pattern_frozen, processes, spread
+from mfopt.accounting.monte_carlo import chunked, frozen, pattern_frozen, processes, sharding
 from mfopt.accounting.monte_carlo.evidence import Point
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.calibration import release
@@ -206,12 +206,12 @@ def test_one_process_is_as_if_it_had_not_been_asked():
 def test_draws_are_cut_by_as_many_devices_as_divide_them(monkeypatch):
     monkeypatch.setattr(jax, "local_devices", lambda: list("abcdef"))
     rows = [np.zeros((8, 3)), np.zeros(8)]
-    assert spread.dividing(rows) == tuple("abcd")
-    assert spread.dividing([*rows, np.zeros(())]) == ("a",)
-    assert spread.row(2) == tuple("ab") and spread.row(99) == tuple("abcdef")
+    assert sharding.dividing(rows) == tuple("abcd")
+    assert sharding.dividing([*rows, np.zeros(())]) == ("a",)
+    assert sharding.row(2) == tuple("ab") and sharding.row(99) == tuple("abcdef")
 
 
 def test_a_device_that_the_caller_chose_is_the_only_one():
     chosen = jax.local_devices()[0]
     with jax.default_device(chosen):
-        assert spread.devices() == (chosen,)
+        assert sharding.devices() == (chosen,)

@@ -19,7 +19,7 @@ from mfopt.optimize import (
     sizes,
     starts,
 )
-from mfopt.optimize.so_far import BestSoFar
+from mfopt.optimize.autosave import BestSoFar
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import BLT, TimeScaled
 from mfopt.workloads import PrefixSums

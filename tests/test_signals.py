@@ -18,7 +18,7 @@ from mfopt.errors import UsageError
 from mfopt.factorization import Factorization, files, keep
 from mfopt.guarantee import Guarantee
 from mfopt.optimize import factorize
-from mfopt.optimize.so_far import BestSoFar, beside
+from mfopt.optimize.autosave import BestSoFar, beside
 from mfopt.progress import silent
 from mfopt.sampling import BallsInBins
 from mfopt.workloads import PrefixSums

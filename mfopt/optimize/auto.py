@@ -24,7 +24,7 @@ from mfopt import _check
 from mfopt.accounting.verify import check_delta
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import Factorization
-from mfopt.optimize import kinds, memory, starts, usual
+from mfopt.optimize import defaults, kinds, memory, starts
 from mfopt.optimize.pipeline import check_proof, on_record
 from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
 from mfopt.optimize.time_scale import Scaling
@@ -105,9 +105,9 @@ def candidates(epochs: int, iters: int, most: int) -> list[Candidate]:
     kept, afresh = BallsInBins(iters, epochs), FreshBins(iters, epochs)
     found = [Candidate(kept, "identity"), Candidate(afresh, "identity")]
     if most >= 1:
-        found.append(Candidate(kept, "blt", min(most, usual.buffers(kept))))
+        found.append(Candidate(kept, "blt", min(most, defaults.buffers(kept))))
     if min(most, kept.iterations) >= starts.FEWEST_WAVE:
-        found.append(Candidate(kept, "wave-blt", usual.BUFFERS))
+        found.append(Candidate(kept, "wave-blt", defaults.BUFFERS))
     blocks = min(most, memory.MOST_BLOCKS, iters + 1, kept.iterations)
     if blocks >= memory.FEWEST_BLOCKS:
         found.append(Candidate(kept, "cyclic-blocks", blocks))

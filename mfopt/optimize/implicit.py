@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mfopt.accounting.monte_carlo import spread
+from mfopt.accounting.monte_carlo import sharding
 from mfopt.accounting.monte_carlo.protocol import SampledLaw
 
 # Largest |log δ̂ − log δ| at which σ is returned: log σ is then off by a tenth of that or less.
@@ -102,9 +102,9 @@ def log_sigma(
     return jnp.where(end.met, end.theta, jnp.nan)
 
 
-def devices(law: SampledLaw, draws: Any) -> spread.Devices:
+def devices(law: SampledLaw, draws: Any) -> sharding.Devices:
     """The devices that the draws are spread over, in equal parts."""
-    return spread.dividing(draws) if law.divisible else spread.devices()[:1]
+    return sharding.dividing(draws) if law.divisible else sharding.devices()[:1]
 
 
 def _estimate(
@@ -117,15 +117,15 @@ def _estimate(
         return functools.partial(law.log_delta, terms)
 
     def own_terms(draws: Any, reduced: Any, proposal: Any) -> Any:
-        return spread.stacked(law.frozen(reduced, proposal, draws))
+        return sharding.stacked(law.frozen(reduced, proposal, draws))
 
     def own_value(terms: Any, theta: jax.Array, epsilon: jax.Array) -> jax.Array:
-        return law.log_delta(spread.unstacked(terms), theta, epsilon)[None]
+        return law.log_delta(sharding.unstacked(terms), theta, epsilon)[None]
 
-    parts = spread.mapped(own_terms, over)(frozen.draws, reduced, frozen.proposal)
+    parts = sharding.mapped(own_terms, over)(frozen.draws, reduced, frozen.proposal)
 
     def value(theta: jax.Array, epsilon: jax.Array) -> jax.Array:
-        values = spread.mapped(own_value, over)(parts, theta, epsilon)
+        values = sharding.mapped(own_value, over)(parts, theta, epsilon)
         result: jax.Array = jax.scipy.special.logsumexp(values) - jnp.log(len(over))
         return result
 

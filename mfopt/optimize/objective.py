@@ -25,7 +25,7 @@ import numpy as np
 
 from mfopt import _check, _quick, query_error
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import chunked, spread
+from mfopt.accounting.monte_carlo import chunked, sharding
 from mfopt.accounting.monte_carlo.calibrate import rough
 from mfopt.accounting.monte_carlo.protocol import SampledLaw, law
 from mfopt.errors import FailureError
@@ -133,7 +133,7 @@ class AmplifiedObjective:
         self._calibration_key = chunked.subkey(key, 1)
         draws = self._law.draws(chunked.subkey(key, 0), samples)
         self._devices = implicit.devices(self._law, draws)
-        self._draws = spread.placed(draws, self._devices)
+        self._draws = sharding.placed(draws, self._devices)
         known = loss if isinstance(loss, Hashable) else functools.partial(loss)
         self._compiled_model = _model(known, self._law, parameterization.build)
 
@@ -213,7 +213,7 @@ class AmplifiedObjective:
         frozen = implicit.Frozen(self._draws, placement.proposal, centre)
         target = np.asarray(self._epsilon), np.asarray(math.log(self._delta))
         (log_sigma, norm, log_scale), slope = _slope(self._law, quadratic, frozen, *target)
-        touch = spread.gathered((jnp.asarray(log_sigma), slope), self._devices)
+        touch = sharding.gathered((jnp.asarray(log_sigma), slope), self._devices)
         value, gradient = self._compiled_model(parameters, *touch)
         at = Evaluation(float(value), np.asarray(gradient), math.exp(log_sigma), float(norm))
         return at, float(log_scale), touch

@@ -15,7 +15,7 @@ from mfopt.calibration import calibrate, release
 from mfopt.errors import FailureError
 from mfopt.factorization import Factorization, proofs
 from mfopt.guarantee import Guarantee
-from mfopt.optimize import kinds, sizes, usual
+from mfopt.optimize import defaults, kinds, sizes
 from mfopt.optimize.memory import options as within_memory
 from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
 from mfopt.optimize.time_scale import Scaling
@@ -52,8 +52,9 @@ def factorize(
       scheme, epsilon, delta, bands, workload, seed: as for :func:`mfopt.optimize.optimize`, which
         also takes ``options``.
       strategy: as there, or one of the fixed kinds; by default those of
-        :func:`mfopt.optimize.usual.kinds`. Where several were searched ``provenance["forms"]`` is
-        the loss of each on fresh samples (log error for "rmse" and "max").
+        :func:`mfopt.optimize.defaults.kinds`. Where several were searched
+        ``provenance["forms"]`` is the loss of each on fresh samples (log error for "rmse"
+        and "max").
       memory: take the best of the kinds that keep at most this many noise buffers, in
         place of ``strategy``, ``bands`` and ``options`` (:mod:`mfopt.optimize.memory`);
         ``provenance["memory"]`` then says what one array fewer and one more would give.
@@ -80,8 +81,8 @@ def factorize(
     workload = _check.kind("workload", workload or PrefixSums(), Workload)
     if memory is not None and options:
         raise _check.reject("memory", memory, f"leaves no choice of {', '.join(sorted(options))}")
-    buffers = _check.integer("buffers", options.get("buffers", usual.buffers(scheme)))
-    forms = asked or usual.kinds(scheme, epsilon, buffers)
+    buffers = _check.integer("buffers", options.get("buffers", defaults.buffers(scheme)))
+    forms = asked or defaults.kinds(scheme, epsilon, buffers)
     searched = memory is not None or len(forms) > 1 or forms[0] in kinds.names()
     if time_scale is None:
         time_scale = memory is not None or (

@@ -17,7 +17,7 @@ from mfopt._float64 import float64
 from mfopt.accounting.monte_carlo.protocol import SampledLaw, law
 from mfopt.accounting.verify import check_delta
 from mfopt.errors import FailureError, UsageError
-from mfopt.optimize import kinds, objective, optimizers, sizes, usual
+from mfopt.optimize import defaults, kinds, objective, optimizers, sizes
 from mfopt.optimize.kinds import Kind
 from mfopt.optimize.objective import AmplifiedObjective, Evaluation
 from mfopt.optimize.optimizers import Judge, Step, Trace
@@ -105,7 +105,7 @@ def optimize(
       epsilon, delta: add-remove target for one unit.
       strategy: a kind of :mod:`mfopt.optimize.kinds`, or several: each is searched, and the best of
         them on fresh samples is kept.
-      bands, buffers: size of banded kinds and of BLT; by default :func:`usual.buffers`.
+      bands, buffers: size of banded kinds and of BLT; by default :func:`defaults.buffers`.
       workload: A; prefix sums by default.
       loss: "rmse", "max", or a differentiable function of (strategy, σ) to minimize.
       samples: frozen Monte Carlo samples; more for kinds with more parameters by default.
@@ -151,7 +151,7 @@ def optimize(
     n = searched.iterations
     bands = min(_check.integer("bands", bands), n)
     if buffers is None:
-        buffers = usual.buffers(scheme)
+        buffers = defaults.buffers(scheme)
     buffers = _check.integer("buffers", buffers)
     begun = time.perf_counter()
     size = kinds.Size(n, searched.bins, bands, buffers)

@@ -189,9 +189,9 @@ def command(
         _check_chosen(named, [strategy, init, steps, samples], optimizer, objective)
         searched = False
     else:
-        from mfopt.optimize import usual
+        from mfopt.optimize import defaults
 
-        forms = (strategy,) if strategy else usual.kinds(scheme, epsilon, buffers)
+        forms = (strategy,) if strategy else defaults.kinds(scheme, epsilon, buffers)
         searched = not init  # it could begin with a file
         _check_sizes(forms)
     from mfopt.factorization import load
@@ -204,7 +204,7 @@ def command(
 
     from mfopt.factorization.provenance import provenance
     from mfopt.optimize import factorize, kinds, least_error
-    from mfopt.optimize.so_far import BestSoFar
+    from mfopt.optimize.autosave import BestSoFar
     from mfopt_cli import mechanisms
 
     settings: dict[str, Any] = {}

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt import _check, _quick
-from mfopt.accounting.monte_carlo import processes, spread
+from mfopt.accounting.monte_carlo import processes, sharding
 
 MEMORY_BUDGET = 2**28  # bytes of live sample arrays, over all local devices
 _LIVE_ARRAYS = 8  # float64 arrays of shape (chunk, bins) alive at once in the kernels
@@ -72,7 +72,7 @@ def total(
     """
     size = chunk_size(samples, bins)
     chunks = -(-samples // size)
-    devices = spread.devices()
+    devices = sharding.devices()
     per_call = _CALL * len(devices)
     results = []
     first, end = processes.share(chunks)
@@ -112,7 +112,7 @@ def _run(
         return jax.lax.fori_loop(0, count, one, empty)
 
     firsts = start + count * jnp.arange(len(devices))
-    return spread.mapped(block, devices)(firsts)
+    return sharding.mapped(block, devices)(firsts)
 
 
 def seed_key(seed: int | None) -> jax.Array:

@@ -12,7 +12,7 @@ import numpy as np
 
 from mfopt import _quick
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import chunked, design_point, importance, spread
+from mfopt.accounting.monte_carlo import chunked, design_point, importance, sharding
 from mfopt.accounting.monte_carlo.likelihood import Likelihood
 
 _CHUNK = 2048  # samples, at most
@@ -92,16 +92,16 @@ class FrozenSamples:
         self._size = size + size % 2
         self._count = -(-samples // self._size)
         self.samples = self._size * self._count
-        self._devices = spread.row(self._count)
+        self._devices = sharding.row(self._count)
         keys = [chunked.subkey(key, i) for i in range(self._count)]
-        self._keys = spread.rounds(keys, self._devices)
+        self._keys = sharding.rounds(keys, self._devices)
         shapes = jax.eval_shape(functools.partial(self._estimator.terms, size=self._size), key)
         held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
         kept = held * self._count <= _KEPT * chunked.MEMORY_BUDGET
         self._terms = [self._make(k) for k in self._keys] if kept else None
 
     def _make(self, keys: Any) -> Any:
-        return spread.each(_terms, self._devices, keys, self._estimator, static=(self._size,))
+        return sharding.each(_terms, self._devices, keys, self._estimator, static=(self._size,))
 
     def _chunks(self) -> Iterable[Any]:
         return self._terms if self._terms is not None else map(self._make, self._keys)
@@ -112,11 +112,11 @@ class FrozenSamples:
         same = self._estimator, log_sigma, self.epsilon
         parts, left = [], self._count
         for terms in self._chunks():
-            parts.append(np.asarray(spread.each(_moments, self._devices, terms, *same)))
+            parts.append(np.asarray(sharding.each(_moments, self._devices, terms, *same)))
             done = min(len(self._devices), left)
             left -= done
             chunked.looked_at(done * self._size)
-        found = spread.results(parts, self._devices, self._count)
+        found = sharding.results(parts, self._devices, self._count)
         return LogDelta.joined(found, self.samples // 2)
 
     @float64
@@ -124,10 +124,10 @@ class FrozenSamples:
         """log δ̂ of the add direction from the same normals."""
         same = self._estimator, log_sigma, self.epsilon
         values = [
-            np.asarray(spread.each(_log_delta_add, self._devices, terms, *same))
+            np.asarray(sharding.each(_log_delta_add, self._devices, terms, *same))
             for terms in self._chunks()
         ]
-        found = spread.results(values, self._devices, self._count)
+        found = sharding.results(values, self._devices, self._count)
         with np.errstate(invalid="ignore"):  # what is no number stays none
             return float(np.logaddexp.reduce(found) - np.log(self._count))
 

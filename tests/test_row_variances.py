@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mfopt import followed_draws
+from mfopt import _row_variances
 
 CASES = [(1, 0.0), (65, 0.9), (300, 0.0), (300, 0.9)]
 
@@ -33,7 +33,7 @@ def test_variances_and_their_derivative_are_those_of_the_dense_product(
     monkeypatch, n, momentum, parts
 ):
     """By each of g, r, d and η, in parts of the run and in one."""
-    monkeypatch.setattr(followed_draws, "_MANY", n if parts > 1 else n + 1)
+    monkeypatch.setattr(_row_variances, "_MANY", n if parts > 1 else n + 1)
     weight = np.random.default_rng(1).uniform(size=n)
 
     def both(function):
@@ -47,7 +47,7 @@ def test_variances_and_their_derivative_are_those_of_the_dense_product(
             )(*given(n))
         return found, slopes
 
-    found, slopes = both(followed_draws.row_variances)
+    found, slopes = both(_row_variances.row_variances)
     expected, wanted = both(dense)
     np.testing.assert_allclose(found, expected, rtol=1e-11)
     for ours, theirs in zip(slopes, wanted, strict=True):

@@ -13,7 +13,7 @@ from mfopt import strategies as S
 from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.calibration import calibrate
 from mfopt.errors import UsageError
-from mfopt.optimize import auto, memory, run, starts, usual
+from mfopt.optimize import auto, defaults, memory, run, starts
 from mfopt.sampling import BallsInBins, FreshBins
 from mfopt.workloads import PrefixSums
 
@@ -25,12 +25,12 @@ COMMAND = ("--epochs", "4", "--iters", "4", "--eps", "8")
 
 def test_a_wave_is_tried_where_it_pays():
     few, many = BallsInBins(128, 2), BallsInBins(129, 2)
-    assert usual.kinds(few, usual.WAVE_FROM, 4) == BOTH
-    assert usual.kinds(few, np.nextafter(usual.WAVE_FROM, 0), 4) == ("blt",)
-    assert usual.kinds(few, 16.0, starts.FEWEST_WAVE - 1) == ("blt",)
-    assert usual.kinds(many, 16.0, 4) == ("blt",)
-    assert usual.kinds(BallsInBins(2, 129), 16.0, 4) == ("blt",)
-    assert usual.kinds(FreshBins(128, 2), 16.0, 4) == ("banded-toeplitz",)
+    assert defaults.kinds(few, defaults.WAVE_FROM, 4) == BOTH
+    assert defaults.kinds(few, np.nextafter(defaults.WAVE_FROM, 0), 4) == ("blt",)
+    assert defaults.kinds(few, 16.0, starts.FEWEST_WAVE - 1) == ("blt",)
+    assert defaults.kinds(many, 16.0, 4) == ("blt",)
+    assert defaults.kinds(BallsInBins(2, 129), 16.0, 4) == ("blt",)
+    assert defaults.kinds(FreshBins(128, 2), 16.0, 4) == ("banded-toeplitz",)
 
 
 def searched(strategy=BOTH, **options):
@@ -49,7 +49,7 @@ def test_runs_of_a_few_iterations_have_as_few_buffers(iters, tmp_path):
     from mfopt_cli.main import main
 
     scheme = BallsInBins(iters, 1)
-    assert usual.buffers(scheme) == iters and usual.buffers(BallsInBins(4, 2)) == 4
+    assert defaults.buffers(scheme) == iters and defaults.buffers(BallsInBins(4, 2)) == 4
     sizes = [one.size for one in memory.wanted(scheme, 5) if one.kind != "banded-toeplitz"]
     assert sizes and max(sizes) <= iters
     kept = [one for one in auto.candidates(1, iters, 15) if one.scheme.kind == "balls-in-bins"]
