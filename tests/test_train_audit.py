@@ -53,16 +53,21 @@ def test_the_bound_is_below_the_claim_and_within_a_factor_of_it(mechanism, facto
     assert abs(result.accuracy - result.accuracy_claimed) < 4 * error
 
 
-def with_noise(execution, factor):
-    noise = execution.noise
-    other = NoiseStream(
-        noise.strategy,
-        iterations=noise.iterations,
-        sampling=noise.sampling,
-        noise_multiplier=factor * noise.noise_multiplier,
-        clip_norm=noise.clip_norm,
-    )
-    return dataclasses.replace(execution, noise=other)
+def with_noise(factor=1.0, kind=NoiseStream):
+    """Exchange the noise of an execution for other noise."""
+
+    def alter(execution):
+        noise = execution.noise
+        other = kind(
+            noise.strategy,
+            iterations=noise.iterations,
+            sampling=noise.sampling,
+            noise_multiplier=factor * noise.noise_multiplier,
+            clip_norm=noise.clip_norm,
+        )
+        return dataclasses.replace(execution, noise=other)
+
+    return alter
 
 
 class Unclipped(Clipping):
@@ -78,7 +83,7 @@ class Unclipped(Clipping):
 @pytest.mark.parametrize(
     "fault",
     [
-        lambda execution: with_noise(execution, 0.5),
+        with_noise(0.5),
         lambda execution: dataclasses.replace(execution, clipping=Unclipped(1.0)),
     ],
     ids=["noise halved", "clipping skipped"],
@@ -90,7 +95,7 @@ def test_a_broken_trainer_is_caught(mechanism, fault):
 
 
 def test_too_much_noise_is_no_fault():
-    assert run(ORDERED, alter=lambda execution: with_noise(execution, 2.0)).passed
+    assert run(ORDERED, alter=with_noise(2.0)).passed
 
 
 def test_the_attack_is_the_likelihood_ratio():
@@ -158,7 +163,7 @@ def test_groups_are_audited_as_one():
     options = {"canaries": CANARIES, "seed": 1, "microbatch": 500, "confidence": 0.99}
     whole = audit(group, **options)
     assert whole.passed and 1.0 < whole.epsilon_profile < 3.0 and whole.epsilon_claimed == 3.0
-    halved = audit(group, alter=lambda execution: with_noise(execution, 0.5), **options)
+    halved = audit(group, alter=with_noise(0.5), **options)
     assert not halved.passed
 
 
@@ -224,29 +229,36 @@ def coins(right, seed, step):
     return np.flatnonzero(rng.random(right.population) < 1 / 16)
 
 
-@pytest.mark.parametrize(
-    ("rule", "name"),
-    few(
-        [
-            (by_number, "batch sizes"),
-            (by_number, "another secret"),
-            (shifted, "neighbouring"),
-            (one_seed, "another secret"),
-            (afresh, "gaps"),
-            (coins, "number of participations"),
-        ],
-        1,
-        2,
-    ),
-    ids=lambda value: getattr(value, "__name__", None),
-)
-def test_a_sampler_that_is_not_the_scheme_is_found(rule, name):
-    right, twin = (Sampler(BINS, 1600, seed, microbatch=8) for seed in (1, 2))
-    assert not any(
-        f.fault for f in executed.compare(BINS, *map(executed.participations_of, (right, twin)))
-    )
-    wrong = [executed.participations_of(Wrong(each, rule)) for each in (right, twin)]
-    assert any(f.fault and name in f.name for f in executed.compare(BINS, *wrong))
+def some_stay(right, seed, step):
+    stay = np.arange(right.population) % 20 == 7
+    drawn = right.scheme.sample(step, right.population, seed)
+    kept = drawn[~stay[drawn]]
+    return np.union1d(kept, np.flatnonzero(stay)) if step % 16 == 0 else kept
+
+
+def compared(*rules):
+    """Names of the faults of a run and its twin, both drawn by each rule, or by the scheme."""
+    right = [Sampler(BINS, 1600, seed, microbatch=8) for seed in (1, 2)]
+    for rule in rules:
+        drawn = right if rule is None else [Wrong(each, rule) for each in right]
+        found = executed.compare(BINS, *map(executed.participations_of, drawn))
+        yield " ".join(finding.name for finding in found if finding.fault)
+
+
+@pytest.mark.ci
+def test_a_sampler_that_is_not_the_scheme_is_found():
+    expected = {
+        None: [],
+        by_number: ["batch sizes", "another secret"],
+        shifted: ["neighbouring"],
+        one_seed: ["another secret"],
+        afresh: ["gaps"],
+        coins: ["number of participations"],
+        some_stay: ["another secret"],
+    }
+    for rule, said in zip(expected, compared(*expected), strict=True):
+        assert bool(said) == bool(expected[rule]), rule
+        assert all(name in said for name in expected[rule]), (rule, said)
 
 
 @pytest.mark.parametrize(
@@ -263,7 +275,7 @@ def test_a_sampler_that_is_not_the_scheme_is_found(rule, name):
     ids=lambda scheme: scheme.kind,
 )
 def test_a_sampler_that_is_the_scheme_is_not(scheme):
-    for seed in range(5):
+    for seed in range(2):
         taken = [
             executed.participations_of(Sampler(scheme, 800, seed, microbatch=8))
             for seed in (seed, 100 + seed)
@@ -310,21 +322,6 @@ class Shared(NoiseStream):
         return jnp.broadcast_to(noise[:1], noise.shape), state
 
 
-def of_kind(kind):
-    def alter(execution):
-        noise = execution.noise
-        other = kind(
-            noise.strategy,
-            iterations=noise.iterations,
-            sampling=noise.sampling,
-            noise_multiplier=noise.noise_multiplier,
-            clip_norm=noise.clip_norm,
-        )
-        return dataclasses.replace(execution, noise=other)
-
-    return alter
-
-
 def faults(result):
     return [finding.name for finding in result.sampling if finding.fault]
 
@@ -332,16 +329,14 @@ def faults(result):
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        (NoiseStream, None),
         (Stale, "noise of different steps"),
         (Known, "noise under another secret"),
         (Shared, "noise of different coordinates"),
     ],
 )
 def test_noise_that_can_be_taken_out_again_is_found(kind, name):
-    result = run(ORDERED, canaries=400, alter=of_kind(kind))
-    assert result.passed == (name is None)
-    assert name is None or name in faults(result)
+    result = run(ORDERED, alter=with_noise(kind=kind))
+    assert not result.passed and name in faults(result)
 
 
 @pytest.mark.release
@@ -381,20 +376,6 @@ def test_norms_that_ghost_clipping_takes_too_small_are_found(monkeypatch):
     right = ghost.square
     monkeypatch.setattr(ghost, "square", lambda found: 1e-4 * right(found))
     assert not run(ORDERED).passed
-
-
-def some_stay(right, seed, step):
-    stay = np.arange(right.population) % 30 == 7
-    drawn = right.scheme.sample(step, right.population, seed)
-    kept = drawn[~stay[drawn]]
-    return np.union1d(kept, np.flatnonzero(stay)) if step % 16 == 0 else kept
-
-
-def test_one_unit_in_thirty_that_is_always_in_one_bin_is_found():
-    samplers = [Sampler(BINS, 4000, seed, microbatch=8) for seed in (1, 2)]
-    taken = [executed.participations_of(Wrong(each, some_stay)) for each in samplers]
-    found = executed.compare(BINS, *taken)[0]
-    assert found.fault and "another secret" in found.name
 
 
 @pytest.mark.ci
