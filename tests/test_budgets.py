@@ -73,7 +73,7 @@ def shape(function):
     body = function.body
     if ast.get_docstring(function) is not None:
         body = body[1:]
-    tree = ast.parse(ast.unparse(ast.Module(body, [])))
+    tree = ast.Module(body, [])  # what lies within it has the same shape afterwards
     for node in ast.walk(tree):
         for field in ("id", "arg", "attr", "value" if isinstance(node, ast.Constant) else ""):
             if isinstance(getattr(node, field, None), (str, int, float)):

@@ -61,7 +61,7 @@ def test_blocks_have_the_values_and_gradients_of_single_steps() -> None:
 
     with jax.enable_x64(True):
         blocks, steps = (
-            [recursion(entries), jax.grad(of(recursion))(jnp.asarray(entries))]
+            [recursion(entries), jax.jit(jax.grad(of(recursion)))(jnp.asarray(entries))]
             for recursion in (prefix_recursion._by_blocks, prefix_recursion._by_steps)
         )
     for one, other in zip(blocks, steps, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -49,9 +50,13 @@ def of(data: UserData, users) -> tuple:
     return jax.tree.map(lambda leaf: leaf[index], data.rows), data.mask[index]
 
 
+@functools.cache
+def compiled(update: UserUpdate):
+    return jax.jit(functools.partial(update, squares))
+
+
 def one(update: UserUpdate, data: UserData, user: int, clip: float = 1.0):
-    rows, mask = of(data, user)
-    return update(squares, PARAMS, rows, mask, clip, KEY)
+    return compiled(update)(PARAMS, *of(data, user), clip, KEY)
 
 
 def norm(tree) -> float:
@@ -255,7 +260,8 @@ def test_the_papers_model_has_the_papers_size() -> None:
 
 @pytest.fixture(scope="module")
 def small():
-    return lstm.model(20, 6, 8)
+    params, apply = lstm.model(20, 6, 8)
+    return params, jax.jit(apply)
 
 
 @pytest.mark.ci

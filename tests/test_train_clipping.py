@@ -5,14 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from train_fixtures import bigram_model, synthetic_store
+from train_oracles import clipped_sum, norm_of
 
 from mfopt.errors import UsageError
 from mfopt.training.clipping import Clipping, NoClipping
 from mfopt.training.gradients import Totals, microbatch_adder
-
-
-def norm_of(tree):
-    return np.sqrt(sum(np.sum(np.asarray(leaf, np.float64) ** 2) for leaf in jax.tree.leaves(tree)))
 
 
 def random_gradient(scale, seed=0):
@@ -88,23 +85,6 @@ def test_bad_clip_norms_are_refused(bad):
         Clipping(bad)
 
 
-def plus(tree, other, factor):
-    return jax.tree.map(lambda a, b: a + factor * np.asarray(b, np.float64), tree, other)
-
-
-def slow_sum(model, store, groups, length, clip_norm):
-    """Algorithm 2's inner loop: one record, one user at a time, in float64 sums."""
-    total = jax.tree.map(lambda leaf: np.zeros(leaf.shape), model.params)
-    for records in groups:
-        mean = jax.tree.map(lambda leaf: np.zeros(leaf.shape), model.params)
-        for record in records:
-            tokens, mask = store.batch([record], length)
-            gradient = jax.grad(model.loss)(model.params, (), tokens[0], mask[0])
-            mean = plus(mean, gradient, 1 / len(records))
-        total = plus(total, mean, min(1.0, clip_norm / max(norm_of(mean), 1e-300)))
-    return total
-
-
 @pytest.mark.ci
 def test_microbatched_sum_against_one_record_at_a_time():
     store = synthetic_store(empty_users=(3,), num_users=7)
@@ -115,7 +95,7 @@ def test_microbatched_sum_against_one_record_at_a_time():
         rows[i, : len(records)] = records
     tokens, mask = store.batch(rows.reshape(-1), 12)
     tokens, mask = tokens.reshape(8, 3, 12), mask.reshape(8, 3, 12)
-    expected = slow_sum(model, store, groups, 12, 0.3)
+    expected = clipped_sum(model, store, 12, 0.3)(model.params, groups)
     add = jax.jit(microbatch_adder(model, Clipping(0.3)))
     for size in (1, 4, 8):
         totals = Totals.zero(model.params)
@@ -134,7 +114,7 @@ def test_microbatched_sum_against_one_record_at_a_time():
 def test_without_clipping_the_sum_is_that_of_the_gradients():
     store, model = synthetic_store(num_users=4), bigram_model()
     tokens, mask = store.batch([0, 1, 2, 3], 12)
-    add = microbatch_adder(model, NoClipping())
+    add = jax.jit(microbatch_adder(model, NoClipping()))
     totals = add(Totals.zero(model.params), model.params, (), tokens[:, None], mask[:, None])
 
     def summed(params):
@@ -142,7 +122,7 @@ def test_without_clipping_the_sum_is_that_of_the_gradients():
 
     for mine, slow in zip(
         jax.tree.leaves(totals.gradient),
-        jax.tree.leaves(jax.grad(summed)(model.params)),
+        jax.tree.leaves(jax.jit(jax.grad(summed))(model.params)),
         strict=True,
     ):
         np.testing.assert_allclose(mine, slow, rtol=1e-4, atol=1e-6)

@@ -178,16 +178,16 @@ def test_a_unit_without_a_finite_gradient_adds_nothing(always):
 def test_norms_are_not_too_small_where_terms_cancel(size, monkeypatch):
     # Σ uᵀv of large terms that nearly cancel: rounding of the double sum exceeds the sum itself
     rng = np.random.default_rng(0)
-    short = []
-    for _ in range(200):
-        u, v = rng.normal(size=(16, 24)), rng.normal(size=(16, 32))
-        u, v = size * np.concatenate([u, -u]), np.concatenate([v, v])
-        v[16:] += 1e-6 * rng.normal(size=(16, 32))
-        u, v = jnp.float32(u), jnp.float32(v)
-        part = ghost.Part(u, v, turned=False)
-        true = np.sum((np.asarray(u, np.float64).T @ np.asarray(v, np.float64)) ** 2)
-        assert float(ghost.square([part])) >= true
-        monkeypatch.setattr(ghost, "_SIGMAS", 0.0)
-        short.append(float(ghost.square([part])) < true)
-        monkeypatch.undo()
-    assert sum(short) > 20  # without the allowance
+    u, v = (rng.normal(size=(200, 16, width)) for width in (24, 32))
+    u, v = size * np.concatenate([u, -u], axis=1), np.concatenate([v, v], axis=1)
+    v[:, 16:] += 1e-6 * rng.normal(size=(200, 16, 32))
+    u, v = np.float32(u), np.float32(v)
+    true = np.sum((np.float64(u).swapaxes(1, 2) @ np.float64(v)) ** 2, axis=(1, 2))
+
+    def found():
+        squares = jax.vmap(lambda u, v: ghost.square([ghost.Part(u, v, turned=False)]))(u, v)
+        return np.asarray(squares, np.float64)
+
+    assert np.all(found() >= true)
+    monkeypatch.setattr(ghost, "_SIGMAS", 0.0)
+    assert np.sum(found() < true) > 20  # without the allowance

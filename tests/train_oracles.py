@@ -23,33 +23,33 @@ def plus(tree, other, factor=1.0):
     )
 
 
-def unit_gradient(model, params, store, records, length):
-    """Mean gradient over the records, one at a time."""
-    mean = jax.tree.map(lambda leaf: np.zeros(leaf.shape), params)
-    for record in records:
-        tokens, mask = store.batch([record], length)
-        gradient = jax.grad(model.loss)(params, model.frozen, tokens[0], mask[0])
-        mean = plus(mean, gradient, 1 / len(records))
-    return mean
+def clipped_sum(model, store, length, clip_norm):
+    """(params, lists of units' records) -> sum of min(1, clip_norm / norm) times the units' means.
 
+    None does not clip.
+    """
+    slope = jax.jit(jax.grad(model.loss))
 
-def clipped(gradient, clip_norm):
-    """gradient * min(1, clip_norm / norm)."""
-    if clip_norm is None:
-        return gradient
-    factor = min(1.0, clip_norm / max(norm_of(gradient), 1e-300))
-    return jax.tree.map(lambda leaf: factor * leaf, gradient)
+    def of(params, units):
+        zero = jax.tree.map(lambda leaf: np.zeros(leaf.shape), params)
+        total = zero
+        for records in units:
+            mean = zero
+            for record in records:
+                tokens, mask = store.batch([record], length)
+                mean = plus(mean, slope(params, model.frozen, tokens[0], mask[0]), 1 / len(records))
+            norm = norm_of(mean) or 1.0
+            total = plus(total, mean, 1.0 if clip_norm is None else min(1.0, clip_norm / norm))
+        return total
+
+    return of
 
 
 def dp_sgd(model, store, batches, *, length, clip_norm, noise, normalizer, rate):
     """Parameters after the given batches: a list of steps, each a list of units' record lists."""
-    params = model.params
+    params, summed = model.params, clipped_sum(model, store, length, clip_norm)
     for step, batch in enumerate(batches):
-        total = jax.tree.map(lambda leaf: np.zeros(leaf.shape), params)
-        for records in batch:
-            if len(records):
-                gradient = unit_gradient(model, params, store, records, length)
-                total = plus(total, clipped(gradient, clip_norm))
+        total = summed(params, batch)
         if noise is not None:
             total = plus(total, noise[step])
         params = jax.tree.map(
