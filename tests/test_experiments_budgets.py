@@ -109,15 +109,6 @@ def test_every_g_of_both_is_drawn_and_the_best_of_each_are_compared():
             assert [list(c.x) for c in panel.curves[:2]] == [[4, 16], [1, 2]]
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [({"rates": ()}, "rates"), ({"groups": (0,)}, "groups"), ({"delta": 1.0}, "delta")],
-)
-def test_bad_settings_are_named(change, named):
-    with pytest.raises(UsageError, match=named):
-        TrainingBudgets(**change).check()
-
-
 @pytest.mark.release
 def test_the_trainer_runs_what_is_accounted(tmp_path):
     folder = write_parts(tmp_path / "data")

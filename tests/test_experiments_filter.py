@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from mfopt.accounting.closed_form.filter import filter_noise
-from mfopt.errors import UsageError
 from mfopt.experiments.runner import compute
 from mfopt.experiments.runs import filtered_means
 from mfopt.experiments.runs.filtered_means import FilteredDescent, outcomes
@@ -119,5 +118,3 @@ def test_the_study_reports_halts_and_both_algorithms():
         else:
             assert row["halted"] < 0.5 and row["noise_on_mean"] > 0
     assert "100% at 0.5" in outcome.findings[0]
-    with pytest.raises(UsageError, match="group"):
-        ConcentrationFilter(group=17).check()

@@ -92,19 +92,3 @@ def test_the_best_is_judged_by_the_other_half():
     one, two = np.array([0.0, 3.0, 0.0, 3.0]), np.array([1.0, 1.0, 1.0, 1.0])
     # odd trials choose 2 for the even ones, even ones choose 1 for the odd ones
     assert means.by_halves(np.stack([one, two]))[0].tolist() == [1.0, 3.0, 1.0, 3.0]
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"groups": (1, 128)}, "groups"),
-        ({"groups": (4, 4)}, "groups"),
-        ({"median_share": 1.0}, "median_share"),
-        ({"batch": 257}, "batch"),
-        ({"trials": 5}, "trials"),
-        ({"spread": 0.0}, "spread"),
-    ],
-)
-def test_bad_settings_are_named(change, named):
-    with pytest.raises(UsageError, match=named):
-        GroupSize(**change).check()

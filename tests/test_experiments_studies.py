@@ -318,31 +318,55 @@ def test_a_flag_beats_the_papers_size_and_json_is_one_object(squares, tmp_path, 
     assert kept["setting"] == {"values": [2.0], "shift": 1.0, "method": "plain", "twice": True}
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["squares", "--method", "even"], "even"),
-        (["squares", "--values", "x"], "--values"),
-        (["squares", "--cube", "3"], "--cube"),
-        (["mean"], "mean"),
-        ([], "--list"),
-        (["mean-estimation", "--groups", "32"], "--groups 32: a user has 16 examples"),
-        (["mean-estimation", "--trials", "5"], "--trials 5: must be even"),
-        (["mean-estimation", "--eps", "0"], "--eps 0.0: must be greater than 0"),
-        (["next-word", "--full"], "--posts: the paper's size is for users' posts"),
-        (["next-word", "--full"], "Give --posts (lines of JSON with author"),
-        (["noise-in-training", "--eps", "nan"], "--eps nan"),
-        (["noise-in-training", "--iters", "0"], "--iters 0"),
-        (["noise-in-training", "--data", "nope"], "--data nope: is none of stdlib"),
-        (["images", "--momentum", "nan"], "--momentum nan: must lie in [0, 1)"),
-        (["concentration-filter", "--relatives", "1e308"], "--relatives"),
-        (["next-word", "--rates", "1,1"], "--rates"),
-        (["mean-estimation", "--budgets", "512"], "--budgets 512: 256 users give at most 256"),
-    ],
-)
-def test_bad_words_are_named_and_exit_with_2(squares, words, said, capsys):
+REFUSED = """
+squares --method even => even
+squares --values x => --values
+squares --cube 3 => --cube
+mean => mean
+=> --list
+mean-estimation --groups 32 => --groups 32: a user has 16 examples
+mean-estimation --trials 5 => --trials 5: must be even
+mean-estimation --eps 0 => --eps 0.0: must be greater than 0
+mean-estimation --budgets 512 => --budgets 512: 256 users give at most 256
+next-word --full => --posts: the paper's size is for users' posts
+next-word --full => Give --posts (lines of JSON with author
+next-word --rates 1,1 => --rates
+noise-in-training --eps nan => --eps nan
+noise-in-training --iters 0 => --iters 0
+noise-in-training --data nope => --data nope: is none of stdlib
+images --momentum nan => --momentum nan: must lie in [0, 1)
+concentration-filter --relatives 1e308 => --relatives
+concentration-filter --group 17 => --group 17
+els-uls-training --rates= => --rates
+els-uls-training --groups 0 => --groups
+els-uls-training --delta 1 => --delta
+estimate-and-double --groups 1,3 => --groups
+estimate-and-double --groups 16,32 => --groups
+estimate-and-double --cohorts 256,512 => --cohorts
+estimate-and-double --trials 7 => --trials
+estimate-and-double --probed 0 => --probed
+els-group-size --groups 1,128 => --groups
+els-group-size --groups 4,4 => --groups
+els-group-size --median-share 1 => --median-share
+els-group-size --batch 257 => --batch
+els-group-size --trials 5 => --trials
+els-group-size --spread 0 => --spread
+record-selection --rule chunk => --rule
+record-selection --groups 0 => --groups
+clip-norms --clips 1,1 => --clips
+clip-norms --clips 0 => --clips
+lora --ranks 0 => --ranks
+personalization --user-records 10 => --user-records
+public-copies --share 0 => --share
+step-time --groups 3 => --batches
+"""
+
+
+@pytest.mark.parametrize("line", REFUSED.strip().splitlines())
+def test_bad_words_are_named_and_exit_with_2(squares, line, capsys):
+    words, _, said = line.partition("=> ")
     with pytest.raises(SystemExit) as stop:
-        main(["experiment", *words])
+        main(["experiment", *words.split()])
     assert stop.value.code == 2
     assert said in capsys.readouterr().err
 

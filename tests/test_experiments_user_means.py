@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from selection import few
 
-from mfopt.errors import FailureError, UsageError
+from mfopt.errors import FailureError
 from mfopt.experiments.cache import Result
 from mfopt.experiments.runner import compute
 from mfopt.experiments.runs import means
@@ -243,21 +243,6 @@ def test_strategies_choose_by_what_they_may_know():
     wide = dataclasses.replace(study, within=50.0, across=0.1, dimension=8)
     scale = lipschitz(wide.descent(1.0, (1, 4)), wide.groups, 4000)
     assert abs(scale[2] / scale[1] - 0.5**0.5) < 0.03
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"groups": (1, 3)}, "groups"),
-        ({"cohorts": (256, 512)}, "cohorts"),
-        ({"groups": (16, 32)}, "groups"),
-        ({"trials": 7}, "trials"),
-        ({"probed": 0}, "probed"),
-    ],
-)
-def test_bad_grids_are_named(change, named):
-    with pytest.raises(UsageError, match=named):
-        EstimateAndDouble(**change).check()
 
 
 @pytest.mark.ci

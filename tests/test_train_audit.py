@@ -16,12 +16,7 @@ from mfopt.noise import NoiseStream
 from mfopt.strategies import BLT, BandedToeplitz, Identity
 from mfopt.training import executed, ghost, loop
 from mfopt.training.attack import attack_on
-from mfopt.training.audit import (
-    audit,
-    epsilon_from_guesses,
-    guesses_p_value,
-    white_noise,
-)
+from mfopt.training.audit import audit, epsilon_from_guesses, guesses_p_value, white_noise
 from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping
 from mfopt.training.gradients import microbatch_adder
@@ -82,10 +77,7 @@ class Unclipped(Clipping):
 @pytest.mark.parametrize("mechanism", [ORDERED, SAMPLED], ids=["fixed-order", "poisson"])
 @pytest.mark.parametrize(
     "fault",
-    [
-        with_noise(0.5),
-        lambda execution: dataclasses.replace(execution, clipping=Unclipped(1.0)),
-    ],
+    [with_noise(0.5), lambda execution: dataclasses.replace(execution, clipping=Unclipped(1.0))],
     ids=["noise halved", "clipping skipped"],
 )
 def test_a_broken_trainer_is_caught(mechanism, fault):

@@ -95,11 +95,7 @@ def test_a_tokenizer_without_end_is_refused():
 
 def test_a_build_against_a_loop(tmp_path, tokenizer):
     path = write_rows(tmp_path / "rows.jsonl")
-    report = build(
-        JsonLines([path], "user", "text"),
-        tmp_path / "out",
-        tokenizer=tokenizer,
-    )
+    report = build(JsonLines([path], "user", "text"), tmp_path / "out", tokenizer=tokenizer)
     expected = {}
     for line in path.read_text().splitlines():
         if line != "broken":
@@ -154,13 +150,7 @@ def test_a_build_killed_at_any_moment_goes_on(tmp_path, where, kills):
     options = Options(hold_out=HoldOut(users=0.2, records=0.2))
 
     def finish(out):
-        return build(
-            sources[0],
-            tmp_path / out,
-            tokenizer=300,
-            public=sources[1],
-            options=options,
-        )
+        return build(sources[0], tmp_path / out, tokenizer=300, public=sources[1], options=options)
 
     command = [sys.executable, "-c", CHILD, where, str(data), str(public), str(tmp_path / "cut")]
     for _ in range(kills):
@@ -182,11 +172,7 @@ def test_another_build_is_not_mixed_with_an_unfinished_one(tmp_path, tokenizer):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build(
-            Stops([data], "user", "text"),
-            tmp_path / "out",
-            tokenizer=tokenizer,
-        )
+        build(Stops([data], "user", "text"), tmp_path / "out", tokenizer=tokenizer)
     changed = write_rows(tmp_path / "rows.jsonl", seed=9)
     source = JsonLines([changed], "user", "text")
     with pytest.raises(UsageError, match=r"differs in source.*restart=True"):
@@ -218,12 +204,7 @@ def test_refusals_before_any_work(tmp_path, tokenizer):
 def test_bad_lines_can_be_fatal(tmp_path, tokenizer):
     source = JsonLines([write_rows(tmp_path / "rows.jsonl")], "user", "text")
     with pytest.raises(UsageError, match=r"rows.jsonl: byte \d+.*not JSON"):
-        build(
-            source,
-            tmp_path / "out",
-            tokenizer=tokenizer,
-            options=Options(on_bad="fail"),
-        )
+        build(source, tmp_path / "out", tokenizer=tokenizer, options=Options(on_bad="fail"))
     (tmp_path / "rows.jsonl").write_text("broken\n")
     with pytest.raises(FailureError, match=r"no record can be used.*1 × not JSON"):
         build(

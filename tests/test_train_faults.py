@@ -58,11 +58,7 @@ def test_frozen_weights_are_part_of_what_a_run_began_with(data, tmp_path):  # no
     second = settings_for(data, tmp_path / "second", model_seed=3, steps=1)
     execute(prepare(second))
     other = settings_for(
-        data,
-        tmp_path / "run",
-        model=str(tmp_path / "second" / "model"),
-        lora_rank=2,
-        steps=1,
+        data, tmp_path / "run", model=str(tmp_path / "second" / "model"), lora_rank=2, steps=1
     )
     with pytest.raises(UsageError, match="resume = 'model'"):
         execute(prepare(other, resume=True))
@@ -217,10 +213,7 @@ def test_what_cannot_work_is_said_before_anything_starts(data, tmp_path, monkeyp
             ({"batch_size": 3}, "would raise δ"),
             ({"privacy_unit": "record"}, "clips users"),
             ({"sign_key": str(tmp_path / "none.pem")}, "sign_key"),
-            (
-                {"sampling": "fixed-batch:batch_size=5,population=21,iterations=4"},
-                "population",
-            ),
+            ({"sampling": "fixed-batch:batch_size=5,population=21,iterations=4"}, "population"),
         ]
     ):
         with pytest.raises(UsageError, match=match):

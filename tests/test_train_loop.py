@@ -210,11 +210,7 @@ MODES = {
     "els truncated": (RecordUnits, {"group_size": 1}, {"batch_size": 2}),
     "els reserved": (RecordUnits, {"group_size": 1, "reserve": True}, {}),
 }
-SPECS = [
-    sampling.BallsInBins(2, 2),
-    sampling.Poisson(0.7, 4),
-    sampling.FixedOrder(2, 2),
-]
+SPECS = [sampling.BallsInBins(2, 2), sampling.Poisson(0.7, 4), sampling.FixedOrder(2, 2)]
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -78,6 +78,13 @@ def settings_for(data, output, **changes):
     return TrainConfig(**{**SMALL, **POISSON, "data": str(data), "output": str(output), **changes})
 
 
+def flags_of(**settings):
+    """Settings that are no switches, as flags."""
+    given = {name: value for name, value in settings.items() if not isinstance(value, bool)}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    return [*flags, "--no-tensorboard"]
+
+
 def exported(folder):
     return load_file(folder / "model" / "model.safetensors")
 
@@ -389,18 +396,7 @@ def test_settings_round_trip_and_refuse_what_is_unknown(tmp_path):
 
 @pytest.mark.ci
 def test_the_command_line(data, tmp_path):
-    flags = [
-        f"--{name.replace('_', '-')}={value}"
-        for name, value in {
-            **SMALL,
-            **POISSON,
-            "data": data,
-            "output": tmp_path / "run",
-            "steps": 2,
-        }.items()
-        if not isinstance(value, bool)
-    ]
-    flags.append("--no-tensorboard")
+    flags = flags_of(**SMALL, **POISSON, data=data, output=tmp_path / "run", steps=2)
     fewer = [flag for flag in flags if not flag.startswith("--steps")]
     elsewhere = [flag for flag in flags if not flag.startswith("--output")]
     runner = CliRunner()
@@ -486,20 +482,8 @@ def test_a_run_that_optimized_its_strategy_goes_on_by_its_written_settings(data,
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "factorization.npz").write_bytes(FILE.read_bytes())
     small = {**SMALL, "data": data, "output": tmp_path / "run", "evaluate_every": 0}
-    flags = [
-        f"--{name.replace('_', '-')}={value}"
-        for name, value in small.items()
-        if not isinstance(value, bool)
-    ]
-    flags += [
-        "--sampling=balls-in-bins:bins=32,epochs=8",
-        "--strategy=blt",
-        "--epsilon=2",
-        "--delta=1e-5",
-        "--no-tensorboard",
-        "--quiet",
-        "--json",
-    ]
+    bins = {"sampling": "balls-in-bins:bins=32,epochs=8", "strategy": "blt"}
+    flags = [*flags_of(**small, **bins, epsilon=2, delta=1e-5), "--quiet", "--json"]
     runner = CliRunner()
     begun = runner.invoke(command, [*flags, "--steps=2"], catch_exceptions=False)
     # the file's own guarantee, not one that was made anew

@@ -28,10 +28,7 @@ KEPT = Path(__file__).resolve().parents[2] / "artifacts" / "factorizations"
 
 
 bench = Bench(
-    __file__,
-    __doc__,
-    eps=([2.0, 8.0], "Values of ε; a list."),
-    repeats=(5, "Seeds at each rate."),
+    __file__, __doc__, eps=([2.0, 8.0], "Values of ε; a list."), repeats=(5, "Seeds at each rate.")
 )
 parser, main = bench.parser, bench.main
 

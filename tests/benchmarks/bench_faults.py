@@ -41,12 +41,7 @@ TRAIN = (
 )
 
 
-bench = Bench(
-    __file__,
-    __doc__,
-    faults=(20, "Faults in all."),
-    seed=(0, "Pin the randomness."),
-)
+bench = Bench(__file__, __doc__, faults=(20, "Faults in all."), seed=(0, "Pin the randomness."))
 parser, main = bench.parser, bench.main
 
 

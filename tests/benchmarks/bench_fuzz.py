@@ -53,12 +53,7 @@ SCHEME = BallsInBins(bins=4, epochs=2)
 N = SCHEME.iterations
 OWN = 2**18  # bytes that Python may take for the words of an error, whatever the file
 
-bench = Bench(
-    __file__,
-    __doc__,
-    minutes=(1.0, "How long."),
-    seed=(0, "Pin the randomness."),
-)
+bench = Bench(__file__, __doc__, minutes=(1.0, "How long."), seed=(0, "Pin the randomness."))
 parser, main = bench.parser, bench.main
 
 

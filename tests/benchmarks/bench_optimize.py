@@ -36,10 +36,7 @@ finally:
 """
 
 bench = Bench(
-    __file__,
-    __doc__,
-    repeats=(5, "Rounds of the everyday commands."),
-    sizes=choice(SIZES),
+    __file__, __doc__, repeats=(5, "Rounds of the everyday commands."), sizes=choice(SIZES)
 )
 parser, main = bench.parser, bench.main
 

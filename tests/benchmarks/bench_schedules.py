@@ -39,10 +39,7 @@ SHAPES = {"w": (64, 32), "b": (32,), "v": (32, 10), "c": (10,)}
 Params = dict[str, Any]
 
 bench = Bench(
-    __file__,
-    __doc__,
-    eps=([0.5, 2.0, 8.0], "Values of ε; a list."),
-    repeats=(20, "Seeds."),
+    __file__, __doc__, eps=([0.5, 2.0, 8.0], "Values of ε; a list."), repeats=(20, "Seeds.")
 )
 parser, main = bench.parser, bench.main
 
