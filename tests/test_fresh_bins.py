@@ -21,6 +21,7 @@ from mfopt.accounting.monte_carlo import (
     dominating_pair,
     importance,
     kept_bins,
+    pattern_ceilings,
     pattern_frozen,
 )
 from mfopt.accounting.monte_carlo import patterns as pattern
@@ -80,7 +81,9 @@ def plain_loss(patterns, x, sigma):
 
 @pytest.mark.ci
 @pytest.mark.parametrize(("bins", "epochs", "rethrow", "bands"), CASES)
-def test_likelihood_and_ceilings_are_those_of_all_patterns(bins, epochs, rethrow, bands):
+def test_likelihood_and_ceilings_are_those_of_all_patterns(
+    bins, epochs, rethrow, bands, monkeypatch
+):
     scheme, matrix = FreshBins(bins, epochs, rethrow), drawn(bins, epochs, bands)
     found = pattern.exact(Banded.from_dense(matrix, bands), scheme)
     every, modes = all_patterns(matrix, scheme), modes_of(matrix, scheme)
@@ -116,10 +119,15 @@ def test_likelihood_and_ceilings_are_those_of_all_patterns(bins, epochs, rethrow
     known, inner = ceilings(scaled), every.T @ every / SIGMA**2
     np.testing.assert_allclose(known.largest_square, np.diagonal(inner).max())
     np.testing.assert_allclose(known.mean_square, np.diagonal(inner).mean())
+    monkeypatch.setattr(pattern_ceilings, "_BLOCK", 1)
+    single = ceilings(scaled)
     total = 0.0
     for order in range(1, 5):
         total += np.max(logsumexp(order * inner, axis=0)) - math.log(len(inner))
-        excess = known.chain("chain", order)[0] - total
+        np.testing.assert_allclose(single.chain("chain", order)[0], total, rtol=0, atol=1e-12)
+        with monkeypatch.context() as blocks:
+            blocks.setattr(pattern_ceilings, "_BLOCK", 2)
+            excess = known.chain("chain", order)[0] - total
         assert excess > -1e-12
         if 2 * bands <= bins + 2:  # no bin overlaps both neighbours: nothing is lost
             assert excess < 1e-12

@@ -26,6 +26,8 @@ from mfopt.accounting.monte_carlo.patterns import (
 )
 from mfopt.errors import FailureError
 
+_BLOCK = 16  # bins: a ceiling is 0.4% above that of single bins at most, at 128 bins and bands
+
 
 @_quick.jit
 def _parts(patterns: Patterns) -> tuple[jax.Array, ...]:
@@ -74,12 +76,12 @@ class _Moments(NamedTuple):
         assignment g of its overlaps with bin p of the assignment before (A, on early bins k only),
         with bin c of its own (D) and with bin q of the next (B, on late bins only). Exactly,
 
-            e^{A+D+B} = e^D + (e^A - 1) e^{D+B} + e^D (e^B - 1),
+            e^{A+D+B} = e^D + (e^A - 1) e^D + e^D (e^B - 1) + (e^A - 1) e^D (e^B - 1),
 
-        so that with B replaced by its maximum over q in the middle term (nothing is lost where no
-        bin is both early and late: 2·bands <= bins + 2)
+        and the last term is 0 unless k is both early and late (never if 2·bands <= bins + 2). There
+        e^B - 1 is replaced by its maximum over the block of bins Q that q is in, so that
 
-            φ_g(p, c, q) <= F_g(c) + P_g(p, c) + N_g(c, q).
+            φ_g(p, c, q) <= F_g(c) + P_g(p, c) + N_g(c, q) + T_g(p, c, Q).
 
         The maximum of the product over all patterns is then one forward pass over the assignments;
         its state is (k'_g, k'_{g+1}), where a next bin that is not early is as good as any other.
@@ -94,20 +96,35 @@ class _Moments(NamedTuple):
             if reach and throws > 1:
                 late, early = inner[:-1, bins - reach :], inner[1:, :reach]
                 after[:-1, :, :reach] = np.einsum("gic,giq->gcq", late, outer) / bins
-                largest = np.ones((throws, bins))
-                largest[:-1, bins - reach :] += np.max(outer, axis=2)
-                raised = outer * largest[1:, None, :reach]
-                before[1:] = np.einsum("gpk,gkc->gpc", raised, early) / bins
+                before[1:] = np.einsum("gpk,gkc->gpc", outer, early) / bins
             best = np.log(own[0][:, None] + after[0])  # (c, next early or none)
             kind = np.minimum(np.arange(bins), reach)  # of a bin as the next one
+            block = np.arange(reach + 1) // _BLOCK  # Q of q
+            block[reach] = -1  # not early
             for g in range(1, throws):
                 rest = np.max(best[: bins - reach], axis=0)[kind]  # (q,)
                 alone = own[g][:, None] + after[g]  # (q, r)
                 found = rest[:, None] + np.log(alone)
+                between = self._between(l, g)
                 for i in range(reach):
                     seen = best[bins - reach + i][kind]
-                    coupled = seen[:, None] + np.log(alone + before[g, i][:, None])
-                    found = np.maximum(found, coupled)
+                    sides = before[g, i][:, None] + between[i][:, block]
+                    found = np.maximum(found, seen[:, None] + np.log(alone + sides))
                 best = found
             result = float(np.max(best[:, reach]))
         return result if np.isfinite(result) else np.inf
+
+    def _between(self, l: int, g: int) -> np.ndarray:
+        """T_g, shape (late p, c, Q), the last Q for a q that is not early: 0."""
+        bins, reach = self.bins, self.corner.shape[-1]
+        blocks = -(-reach // _BLOCK)
+        found = np.zeros((reach, bins, blocks + 1))
+        both = 2 * reach - bins  # bins from bins - reach on that are early too
+        if both > 0 and 0 < g < len(self.within) - 1:
+            ahead, back = (np.expm1(l * self.corner[at]) for at in (g, g - 1))
+            most = np.maximum.reduceat(ahead[:both], np.arange(0, reach, _BLOCK), axis=1)
+            inner = np.exp(l * self.within[g, bins - reach : reach])
+            right = (inner[:, :, None] * most[:, None, :]).reshape(both, -1)
+            product = back[:, bins - reach :] @ right / bins
+            found[:, :, :-1] = product.reshape(reach, bins, blocks)
+        return found
