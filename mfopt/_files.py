@@ -347,3 +347,24 @@ def _fallback_folders(first: Path) -> Iterator[Path]:
 def _other_names(path: Path) -> Iterator[Path]:
     for number in range(2, 1000):
         yield path.with_name(f"{path.stem}-{number}{path.suffix}")
+
+
+def trim(folder: Path, pattern: str, most: int) -> None:
+    """Remove the oldest files of a folder, by name, until the rest take at most ``most`` bytes.
+
+    Args:
+      folder: may be missing.
+      pattern: of the files that count.
+      most: bytes.
+    """
+    found = []
+    for path in folder.glob(pattern):
+        with contextlib.suppress(OSError):  # another process removes it
+            facts = path.stat()
+            found.append((facts.st_mtime, facts.st_size, path))
+    total = sum(size for _, size, _ in found)
+    for _, size, path in sorted(found):
+        if total <= most:
+            return
+        path.unlink(missing_ok=True)
+        total -= size

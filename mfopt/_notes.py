@@ -23,6 +23,7 @@ import platformdirs
 from mfopt import _files
 
 _KEY_BYTES = 32
+MOST_BYTES = 2**25  # some ten thousand notes
 
 
 def folder() -> Path:
@@ -49,6 +50,7 @@ def write(name: str, facts: dict[str, Any]) -> bool:
         folder().mkdir(parents=True, exist_ok=True, mode=0o700)
         text = json.dumps({**facts, "tag": _tag(facts, _key(make=True))}, sort_keys=True)
         _files.write(place(name), text, private=True)
+        _files.trim(folder(), "*.json", MOST_BYTES)
     except OSError:  # a read-only home is no reason to lose a result
         return False
     return True

@@ -57,6 +57,22 @@ class _OnlyWithExamples:
         return found
 
 
+@pytest.fixture(autouse=True)
+def _json_meets_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hold what any test's command prints as JSON against docs/schema.json."""
+    from json_schema import validate
+    from mfopt_cli import display
+
+    printed = display.print_json
+
+    def print_json(found: dict) -> None:
+        if found["command"]:
+            validate(found)
+        printed(found)
+
+    monkeypatch.setattr(display, "print_json", print_json)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_OnlyWithExamples())
 

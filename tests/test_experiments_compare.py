@@ -546,7 +546,7 @@ def test_the_noise_is_timed_once_for_each_recursion(cache: Cache, sizes: dict, m
     assert {row.noise_seconds for row in timed if row.family.startswith("dpsgd")} == {1.0}
     assert "noise_seconds" in comparison.csv_text(timed).splitlines()[0]
     assert "noise_seconds" not in comparison.csv_text(rows)
-    assert json.loads(comparison.json_text(SETTING, timed))["rows"][0]["noise_seconds"] == 1.0
+    assert comparison.described(SETTING, timed)["rows"][0]["noise_seconds"] == 1.0
 
     assert "s a step" in recommendation.recommend(timed)[0].text()
     assert " time\n" in recommendation.blocks(timed) and "1 s" in recommendation.blocks(timed)

@@ -31,8 +31,7 @@ def switch_on() -> Path | None:
     given = os.environ.get(VARIABLE, "")
     if "jax" in sys.modules or "JAX_COMPILATION_CACHE_DIR" in os.environ or given.lower() in _OFF:
         return None
-    base = Path(given) if given else platformdirs.user_cache_path("mfopt", appauthor=False)
-    folder = base / "compiled" / _processor()
+    folder = base() / _processor()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.mkdir(exist_ok=True, mode=0o700)
@@ -50,6 +49,14 @@ def switch_on() -> Path | None:
     # what cannot be read or written is compiled: nobody needs to know
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
     return folder
+
+
+def base() -> Path:
+    """Folder of all compiled programs: in ``$MFOPT_COMPILED``, or the user's cache folder."""
+    given = os.environ.get(VARIABLE, "")
+    if given.lower() in ("", *_OFF):
+        return platformdirs.user_cache_path("mfopt", appauthor=False) / "compiled"
+    return Path(given) / "compiled"
 
 
 def _processor() -> str:

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 import mfopt_cli.spelling  # noqa: F401 (registers the error handler that fitting uses)
+from mfopt_cli.messages import SCHEMA
 
 _NO_WRAP = 10_000  # columns of a pipe
 
@@ -102,9 +103,19 @@ def print_text(text: str, style: str = "") -> None:
         click.echo(text)
 
 
-def json_object(values: dict[str, Any] | list[Any] | None, *, sort_keys: bool = False) -> None:
-    """One JSON value; numbers that are not finite become null, as JSON has none."""
-    click.echo(json.dumps(plain(values), indent=2, sort_keys=sort_keys, allow_nan=False))
+def json_object(values: dict[str, Any] | None) -> None:
+    """Print one JSON object of schema :data:`SCHEMA` (docs/json.md): ``values`` and their command.
+
+    Numbers that are not finite become null, as JSON has none.
+    """
+    context = click.get_current_context(silent=True)
+    name = "" if context is None else context.command_path.partition(" ")[2]
+    print_json({"schema": SCHEMA, "command": name, **plain(values or {})})
+
+
+def print_json(found: dict[str, Any]) -> None:
+    """Print one JSON object as it is."""
+    click.echo(json.dumps(found, indent=2, allow_nan=False))
 
 
 def plain(value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from mfopt import _extras, _signals
-from mfopt_cli import compile_cache, options
+from mfopt_cli import compile_cache, messages, options
 from mfopt_cli.spelling import speak_plainly
 
 # name -> one line of help. Each command lives in mfopt_cli/commands/<name>.py as ``command`` and
@@ -23,6 +23,7 @@ COMMANDS: dict[str, str] = {
     "noise": "Memory and time per step of a file's noise on this machine.",
     "plot": "Coefficients, error per step and optimization history of a file.",
     "report": "One HTML page about a file: guarantee, sampling, error, cost, alternatives.",
+    "cache": "Folders that mfopt keeps on this machine, and clearing them.",
     "bench": "Run a benchmark of the source tree.",
     "compare": "σ, RMSE and memory of every mechanism side by side.",
     "figures": "The tables and figures of the papers, from this library's own code.",
@@ -38,6 +39,11 @@ COMMANDS: dict[str, str] = {
 
 class _LazyGroup(options.Group):
     """A group whose commands are imported on use."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args[:1] == ["help"]:  # mfopt help optimize
+            args = [*args[1:], "--help"]
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -55,7 +61,15 @@ class _LazyGroup(options.Group):
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="mfopt")
+@click.option(
+    "-V",
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=lambda ctx, _, value: _show_version(ctx) if value else None,
+    help="Show the version and its commit, and exit.",
+)
 @click.option(
     "--no-compile-cache",
     is_flag=True,
@@ -89,31 +103,35 @@ def main(arguments: list[str] | None = None) -> Any:
             code = cli.main(args=arguments, prog_name="mfopt", standalone_mode=False)
     except click.ClickException as error:
         error.show()
+        messages.json_error(
+            arguments, error.format_message(), error.exit_code, getattr(error, "ctx", None)
+        )
         sys.exit(error.exit_code)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except (KeyboardInterrupt, click.Abort) as stop:
         # what the work that was stopped has to say: what is kept, and how to go on
         notes = getattr(stop.__cause__ or stop, "__notes__", ())  # click raises Abort from it
-        _end(": ".join(("interrupted", *notes)), _signals.exit_code())
+        _end(": ".join(("interrupted", *notes)), _signals.exit_code(), arguments)
     except BrokenPipeError:  # `mfopt ... | head`: nobody reads on
         _close_output()
         sys.exit(1)
     except OSError as error:
-        _end(str(error), 1)
+        _end(str(error), 1, arguments)
     except MemoryError as error:
-        _end(f"out of memory{f': {error}' if str(error) else ''}", 1)
+        _end(f"out of memory{f': {error}' if str(error) else ''}", 1, arguments)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _extras.EXTRAS:
             raise
-        _end(str(_extras.missing(error)), 1)
+        _end(str(_extras.missing(error)), 1, arguments)
     except (RuntimeError, AssertionError) as error:
         if _no_device():
             name = os.environ["JAX_PLATFORMS"]
-            _end(f"error: JAX_PLATFORMS={name}: no such device. Unset it, or install its JAX.", 2)
+            message = f"error: JAX_PLATFORMS={name}: no such device. Unset it, or install its JAX."
+            _end(message, 2, arguments)
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        _end(f"out of memory: {str(error).splitlines()[0]}", 1)
+        _end(f"out of memory: {str(error).splitlines()[0]}", 1, arguments)
     if isinstance(code, int) and code:
         sys.exit(code)
     return code
@@ -126,9 +144,18 @@ def _open_streams() -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for as long as we run
 
 
-def _end(message: str, code: int) -> None:
+def _end(message: str, code: int, arguments: list[str] | None) -> None:
     click.echo(f"mfopt: {message}", err=True)
+    messages.json_error(arguments, message, code)
     sys.exit(code)
+
+
+def _show_version(ctx: click.Context) -> None:
+    from mfopt._version import __version__, commit
+
+    made_from = commit()
+    click.echo(f"mfopt, version {__version__}" + (f" ({made_from})" if made_from else ""))
+    ctx.exit()
 
 
 def _close_output() -> None:

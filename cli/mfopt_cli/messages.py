@@ -6,13 +6,18 @@ typed.
 
 from __future__ import annotations
 
+import json
 import re
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from mfopt.errors import UsageError
 from mfopt_cli.option import Option
+
+SCHEMA = 1  # of the JSON output; a key that is taken away or means another thing raises it
 
 # Names in Python -> how the commands call the same thing, first the one that a command may have.
 _MEANINGS = {
@@ -105,3 +110,23 @@ def flag(name: str, ctx: click.Context | None) -> str | None:
         return found.typed(ctx)
     others = [found for found in candidates if isinstance(found, click.Argument)]
     return others[0].make_metavar(ctx).strip("[]") if others else None
+
+
+def json_error(
+    words: Sequence[str] | None, message: str, code: int, context: click.Context | None = None
+) -> None:
+    """Print an error as JSON, too, where ``--json`` was typed.
+
+    Args:
+      words: command line without the program's name; by default this process's.
+      message: what went wrong.
+      code: exit code.
+      context: of the command, where it was reached.
+    """
+    words = sys.argv[1:] if words is None else words
+    if "--json" not in words:
+        return
+    name = " ".join(words[:1]) if context is None else context.command_path.partition(" ")[2]
+    kind = {1: "failure", 2: "usage"}.get(code, "interrupt")
+    error = {"kind": kind, "message": message, "exit_code": code}
+    click.echo(json.dumps({"schema": SCHEMA, "command": name, "error": error}, indent=2))

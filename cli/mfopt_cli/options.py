@@ -6,6 +6,7 @@ An option has one name on every command. Older names of the same thing go on wor
 from __future__ import annotations
 
 import contextlib
+import difflib
 import math
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 from mfopt import _address_space, _check, _plugins
 from mfopt.errors import FailureError, UsageError
@@ -93,6 +95,16 @@ class Group(click.Group):
 
     command_class = Command
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """As click does, with the nearest command in the message where there is none."""
+        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), 1, 0.5)
+            hint = f"Did you mean `{ctx.command_path} {near[0]}`?" if near else ""
+            raise messages.Refused(
+                f"{args[0]}: no such command. {hint or f'See {ctx.command_path} --help.'}"
+            )
+        return super().resolve_command(ctx, args)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         _once(self, ctx, args)
         return super().parse_args(ctx, args)
@@ -117,6 +129,10 @@ class StrategyName(click.ParamType):  # type: ignore[type-arg]  # no runtime arg
         "identity",
         "tree",
     )
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> Any:
+        """Kinds that begin so."""
+        return [CompletionItem(name) for name in self.names if name.startswith(incomplete)]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         known = self.names
@@ -166,6 +182,12 @@ class Words(click.ParamType):  # type: ignore[type-arg]  # no runtime argument i
 
     def __init__(self, choices: tuple[str, ...] = (), several: bool = False) -> None:
         self.choices, self.several = choices, several
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> Any:
+        """Words that begin as the last of a list does."""
+        before, comma, last = incomplete.rpartition(",") if self.several else ("", "", incomplete)
+        fit = [word for word in self.choices if word.startswith(last)]
+        return [CompletionItem(f"{before}{comma}{word}") for word in fit]
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
         shown = "|".join(self.choices) or "WORD"
@@ -288,7 +310,7 @@ def certify_samples_as(*names: str, **more: Any) -> Decorator:
     """``--certify-samples``; the default is the same everywhere, so that one question has one σ."""
     text = (
         "iid samples of the certificate [default: chosen automatically; more give a slightly "
-        "smaller σ, see mfopt/accounting/README.md]."
+        "smaller σ, see docs/accounting/certificate.md]."
     )
     kind = Count(MOST_SAMPLES)
     return option("--certify-samples", *names, type=kind, default=None, help=text, **more)

@@ -25,6 +25,8 @@ import platformdirs
 from mfopt import _check, _files
 
 _FORMAT = 3  # of the files
+FILES = f"*-{'[0-9a-f]' * 40}.npz"  # pattern of their names
+MOST_BYTES = 2**30  # of the default folder
 _PACKAGE = Path(__file__).parent.parent
 # what no number in a cell depends on: the trainer counts for the cells that train
 _SHOWN = ("artifacts", "decision_plots", "manifest", "mechanism_plot", "plots", "report", "tables")
@@ -207,7 +209,12 @@ class Cache:
 
 
 def default_folder() -> Path:
-    """``$MFOPT_CACHE``, or ``experiments`` in mfopt's part of the user's cache folder."""
+    """``$MFOPT_CACHE``, or ``experiments`` in mfopt's part of the user's cache folder.
+
+    The latter is bounded: what was made first is removed beyond :data:`MOST_BYTES`.
+    """
     if given := os.environ.get("MFOPT_CACHE"):
         return Path(given)
-    return platformdirs.user_cache_path("mfopt", appauthor=False) / "experiments"
+    folder = platformdirs.user_cache_path("mfopt", appauthor=False) / "experiments"
+    _files.trim(folder, FILES, MOST_BYTES)
+    return folder

@@ -7,7 +7,6 @@ A *family* is what a user chooses between (:mod:`mfopt.experiments.families`). W
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -232,8 +231,10 @@ def rows_of(text: str) -> list[Row]:
     ]
 
 
-def json_text(setting: Comparison, rows: Sequence[Row], baseline: str | None = None) -> str:
-    """JSON of the rows and the setting."""
+def described(
+    setting: Comparison, rows: Sequence[Row], baseline: str | None = None
+) -> dict[str, Any]:
+    """JSON-able description of the rows and the setting."""
     gains = improvements(rows, baseline) if baseline else {}
     listed, absent = [], [name for name in _OPTIONAL if not _given(rows, name)]
     for row in rows:
@@ -241,18 +242,15 @@ def json_text(setting: Comparison, rows: Sequence[Row], baseline: str | None = N
         if gain := gains.get((row.family, row.epsilon)):
             entry["improvement"] = gain._asdict()
         listed.append(entry)
-    return json.dumps(
-        {
-            "bins": setting.bins,
-            "epochs": setting.epochs,
-            "delta": setting.delta,
-            "seed": setting.seed,
-            "samples": setting.samples,
-            "baseline": baseline,
-            "adjacency": "add-remove",
-            "workload": "prefix sums",
-            "units": "RMSE per coordinate in clip norms; sigma relative to the clip norm",
-            "rows": listed,
-        },
-        indent=2,
-    )
+    return {
+        "bins": setting.bins,
+        "epochs": setting.epochs,
+        "delta": setting.delta,
+        "seed": setting.seed,
+        "samples": setting.samples,
+        "baseline": baseline,
+        "adjacency": "add-remove",
+        "workload": "prefix sums",
+        "units": "RMSE per coordinate in clip norms; sigma relative to the clip norm",
+        "rows": listed,
+    }

@@ -7,6 +7,7 @@ out is in the CSV beside the plot.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -413,7 +414,7 @@ def write(
     texts = {
         ".csv": comparison.csv_text(rows, baseline),
         "-sizes.csv": comparison.csv_text(sizes),
-        ".json": comparison.json_text(setting, rows, baseline) + "\n",
+        ".json": json.dumps(comparison.described(setting, rows, baseline), indent=2) + "\n",
         ".txt": comparison.text_table(rows, baseline) + "\n",
     }
     drawn = dict(figures(setting, rows, sizes, baseline, parameters))

@@ -146,6 +146,8 @@ def command(
             f"Add `include={baseline}`, or name one of {', '.join(setting.include)}.",
         )
     if out is not None:
+        if out.suffix in (".csv", ".json", ".txt"):  # one of the files is named, not their stem
+            out = out.with_suffix("")
         _check_outputs(out, force)
     store = Cache(cache or default_folder())
 
@@ -160,7 +162,7 @@ def command(
             if not quiet and not as_json:
                 click.echo(f"wrote {path}", err=True)
     if as_json:
-        click.echo(comparison.json_text(setting, rows, baseline))
+        display.json_object(comparison.described(setting, rows, baseline))
     elif as_csv:
         click.echo(comparison.csv_text(rows, baseline), nl=False)
     elif not quiet:

@@ -149,7 +149,7 @@ def build(**given: Any) -> None:
     with Live(not given["quiet"] and not given["as_json"]) as live:
         report = make(options=chosen, force=given["force"], restart=given["restart"], progress=live)
     if given["as_json"]:
-        display.json_object(report, sort_keys=True)
+        display.json_object(report)
     elif not given["quiet"]:
         _print(report)
 

@@ -71,7 +71,7 @@ def command(
         )
         said.append(prompt + tokenizer.decode(list(drawn)))
     if as_json:
-        display.json_object(said)
+        display.json_object({"texts": said})
         return
     for number, text in enumerate(said):
         if number:

@@ -140,12 +140,12 @@ def command(
     if report_only:
         prepared.close()
         if as_json:
-            display.json_object(report, sort_keys=True)
+            display.json_object(report)
         return
     with Live(not quiet) as live:
         summary = execute(prepared, resume_from=resume_from, progress=live)
     if as_json:
-        display.json_object(summary, sort_keys=True)
+        display.json_object(summary)
         return
     for line in _lines(summary):
         display.print_text(line)

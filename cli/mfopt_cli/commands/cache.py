@@ -1,0 +1,59 @@
+"""mfopt cache: what mfopt keeps on this machine beside the files that users name."""
+
+from __future__ import annotations
+
+import click
+
+from mfopt_cli import compile_cache, display, options
+
+
+@click.command(name="cache", cls=options.Command)
+@options.option("--clear", is_flag=True, help="Remove compiled programs and finished cells.")
+@options.option(
+    "--proofs",
+    is_flag=True,
+    help="With --clear: remove the notes of proofs too; files are then proved again when used.",
+)
+@options.json_flag
+def command(clear: bool, proofs: bool, as_json: bool) -> None:
+    """Show the folders that mfopt keeps on this machine, or clear them.
+
+    \b
+    Example:
+      mfopt cache
+      mfopt cache --clear
+    """
+    if proofs and not clear:
+        raise click.UsageError("--proofs has no effect without --clear")
+    from mfopt import _notes
+    from mfopt.experiments import cache
+
+    most_compiled = compile_cache.MOST_BYTES
+    found = []
+    for what, folder, patterns, most in (
+        ("compiled programs", compile_cache.base(), ("*/*-cache", "*/*-atime"), most_compiled),
+        ("finished cells", cache.default_folder(), (cache.FILES,), cache.MOST_BYTES),
+        ("notes of proofs", _notes.folder(), ("?" * 64 + ".json", "key"), _notes.MOST_BYTES),
+    ):
+        files = [path for pattern in patterns for path in folder.glob(pattern)]
+        if clear and (proofs or what != "notes of proofs"):
+            for path in files:  # only what mfopt names so: the folder may be one of the user's
+                path.unlink(missing_ok=True)
+            files = []
+        size = sum(path.stat().st_size for path in files)
+        entry = {"what": what, "path": str(folder), "files": len(files), "bytes": size}
+        found.append({**entry, "most_bytes": most})
+    if as_json:
+        display.json_object({"cleared": clear, "folders": found})
+        return
+    display.table(
+        "cleared" if clear else "kept on this machine",
+        [
+            (
+                str(one["what"]),
+                f"{one['files']} files, {int(one['bytes']) / 2**20:.1f} MiB of at most "
+                f"{int(one['most_bytes']) / 2**20:.0f}, in {one['path']}",
+            )
+            for one in found
+        ],
+    )

@@ -1,0 +1,102 @@
+"""JSON output: one versioned schema, which every command's output meets, errors included.
+
+The whole suite's outputs are held against it, too: see ``conftest.py``.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+from json_schema import SCHEMA, validate
+from mfopt_cli import messages
+from mfopt_cli.main import cli, main
+from test_vocabulary import EVERY
+
+import mfopt
+
+
+def printed(*words):
+    done = CliRunner().invoke(cli, [*words, "--json"])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    path = tmp_path_factory.mktemp("json") / "made.npz"
+    mfopt.factorize(epochs=2, iterations_per_epoch=4, epsilon=2.0, strategy="identity").save(path)
+    return str(path)
+
+
+def test_every_command_prints_the_schemas_version_and_its_name(made, tmp_path):
+    identity = ["--epochs", "2", "--iters", "4", "--eps", "2", "--strategy", "identity"]
+    for words, name in [
+        (["show", made], "show"),
+        (["certify", made], "certify"),
+        (["calibrate", made, "--eps", "1"], "calibrate"),
+        (["optimize", *identity, "--out", str(tmp_path / "a.npz")], "optimize"),
+        (["noise", made, "--params", "10"], "noise"),
+        (["plot", made, "--out", str(tmp_path / "a.svg")], "plot"),
+        (["account", "dpsgd", "--probability", "0.1", "--iterations", "9", "--eps", "1",
+          "--delta", "1e-5"], "account dpsgd"),
+        (["figures", "--list"], "figures"),
+        (["experiment", "--list"], "experiment"),
+        (["cache"], "cache"),
+    ]:  # fmt: skip
+        found = printed(*words)
+        validate(found)
+        assert found["schema"] == messages.SCHEMA and found["command"] == name
+
+
+def test_the_schema_knows_every_command():
+    said = json.dumps(SCHEMA)
+    for path in EVERY:
+        if path[0] not in ("account", "experiment", "bench"):  # by pattern; bench has no --json
+            assert f'"{" ".join(path)}"' in said, path
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "code"),
+    [
+        (["show", "missing.npz"], "usage", 2),
+        (["optimize", "--epochs", "2"], "usage", 2),
+        (["optimise"], "usage", 2),
+        (["account", "els", "--eps", "-1", "--delta", "1e-5"], "usage", 2),
+    ],
+)
+def test_errors_are_json_too(words, kind, code, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([*words, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    validate(found)
+    assert (found["error"]["kind"], found["error"]["exit_code"], stop.value.code) == (kind, code, 2)
+    with pytest.raises(SystemExit):
+        main(words)
+    assert not capsys.readouterr().out  # without --json standard output stays empty
+
+
+def test_a_wrong_output_is_refused():
+    """Controls: a key that is missing, an error with a result, another version."""
+    good = {"schema": 1, "command": "plot", "path": "a.svg"}
+    validate(good)
+    for change in ({"path": 3}, {"schema": 2}, {"error": {"kind": "usage"}}):
+        with pytest.raises(AssertionError):
+            validate({**good, **change})
+    with pytest.raises(AssertionError):
+        validate({"schema": 1, "command": "show", "path": "a.npz"})
+
+
+def test_python_m_and_versions_and_misspelt_commands(capsys):
+    done = subprocess.run(
+        [sys.executable, "-m", "mfopt", "-V"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith(f"mfopt, version {mfopt.__version__}")
+    for words, meant in [(["optimise"], "`mfopt optimize`"), (["account", "el"], "account els`")]:
+        with pytest.raises(SystemExit) as stop:
+            main(words)
+        said = capsys.readouterr().err
+        assert stop.value.code == 2 and meant in said and "Traceback" not in said
+    main(["help", "show"])
+    assert "Usage: mfopt show" in capsys.readouterr().out
