@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     path.relative_to(ROOT)
-    for path in [*ROOT.glob("*.md"), *(ROOT / "mfopt").rglob("*.md")]
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     if path.name != "CHANGELOG.md"
 )
 _BLOCK = re.compile(

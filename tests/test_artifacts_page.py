@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "artifacts"
-LINES = (FOLDER / "README.md").read_text(encoding="utf-8").splitlines()
+DOCS = FOLDER.parent / "docs"
+LINES = [
+    line
+    for page in (
+        FOLDER / "README.md",
+        *sorted((DOCS / "benchmarks").glob("*.md")),
+        DOCS / "papers" / "differences.md",
+    )
+    for line in page.read_text(encoding="utf-8").splitlines()
+]
 SAID = " ".join(" ".join(LINES).split())
 
 
@@ -177,10 +186,10 @@ _BESIDE = {
     "noise-in-training": {"0.807"},
     "step-time": {"1.04", "1.09"},
 }
-_PAGE = (FOLDER.parent / "mfopt" / "experiments" / "README.md").read_text(encoding="utf-8")
+_PAGE = "\n".join(path.read_text("utf-8") for path in (DOCS / "papers").glob("findings*.md"))
 _STUDIES = {
     found[1]: part
-    for part in re.split(r"\n(?=\* `|What `|\n)", _PAGE.split("## Studies")[1])
+    for part in re.split(r"\n(?=\* `|What `|\n)", _PAGE)
     if (found := re.match(r"\s*(?:\* |What )`([a-z-]+)`", part))
     and (FOLDER / "studies" / f"{found[1]}.json").is_file()
 }
@@ -208,7 +217,7 @@ def test_numbers_of_studies(study: str) -> None:
 
 
 def test_audits() -> None:
-    page = (FOLDER.parent / "mfopt" / "training" / "README.md").read_text(encoding="utf-8")
+    page = (DOCS / "howto" / "audit.md").read_text(encoding="utf-8")
     text = " ".join(page.split())
     content = json.loads((FOLDER / "audit.json").read_text(encoding="utf-8"))
     found = {(a["fault"], a["size"]): a for a in content["audits"]}

@@ -183,7 +183,7 @@ def test_the_page_says_what_the_tables_say():
         lines = (ROOT / f"artifacts/tables/strategies-{size}.csv").read_text().splitlines()
         rows = csv.DictReader(lines)
         tables.append({(row["family"], float(row["epsilon"])): float(row["rmse"]) for row in rows})
-    page = (ROOT / "mfopt/experiments/README.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/mechanism.md").read_text(encoding="utf-8")
     section = page.split("## Which C at a large ε")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `([a-z0-9-]+)`[^|]*\|([^|]+)\|([^|]+)\|([^|]+)\|", section, re.M)
     assert len(rows) == 3

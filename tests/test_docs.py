@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib.util
 import json
 import re
 import sys
 import types
+from pathlib import Path
 
 import click
 import documentation
@@ -18,6 +20,7 @@ from mfopt_cli.main import COMMANDS, cli
 
 README = (ROOT / "README.md").read_text()
 LONGEST_README = 9000
+MOST_WORDS = 1500  # of a page
 
 
 def parse(arguments: list[str]) -> None:
@@ -77,7 +80,7 @@ def test_the_blocks_of_a_page_are_code_and_their_options_exist(page):
         run(dataclasses.replace(block, note="example"), {}, str(page))
 
 
-LONG = "mfopt/accounting/other-tools.md"  # other libraries' accountants take most of it
+LONG = "docs/accounting/other-tools.md"  # other libraries' accountants take most of it
 
 
 @pytest.mark.ci
@@ -112,8 +115,49 @@ def test_a_block_that_is_false_is_found(tmp_path, monkeypatch):
             run(block, {}, "page")
 
 
-def test_the_readme_is_short():
+def test_the_readme_and_the_pages_are_short():
     assert len(README) <= LONGEST_README
+    words = {
+        page: len(re.findall(r"\w\S*", (ROOT / page).read_text())) for page in PAGES if page.parent
+    }
+    assert max(words.values()) <= MOST_WORDS, max(words, key=words.get)
+
+
+def test_what_a_page_writes_it_may_write_again():
+    """Blocks may be run twice in one folder: what would not be overwritten says ``--force``."""
+    for page in PAGES:
+        for block in documentation.blocks(page):
+            if block.is_example or block.language not in ("sh", "console"):
+                continue
+            for arguments, _ in documentation.commands(block):
+                if "--out" in arguments and arguments[0] != "train":
+                    assert "--force" in arguments, f"{page}:{block.line}: {arguments}"
+
+
+def test_a_page_runs_twice_in_one_folder(tmp_path, monkeypatch):
+    for _ in range(2):
+        run_page(Path("docs/howto/own-sampler.md"), tmp_path, monkeypatch, slow=False)
+
+
+def test_every_page_is_in_the_navigation():
+    """The built site finds each page: MkDocs warns of those that are left out, and CI builds it."""
+    config = (ROOT / "mkdocs.yml").read_text()
+    for page in PAGES:
+        if page.parts[0] == "docs":
+            assert page.relative_to("docs").as_posix() in config, page
+
+
+def test_each_message_of_the_faq_is_one_that_is_said():
+    sources = [*(ROOT / "mfopt").rglob("*.py"), *(ROOT / "cli").rglob("*.py")]
+    texts = [
+        re.sub(r"\s+", " ", node.value)
+        for path in sources
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    said = re.findall(r"^### `(.*)`$", (ROOT / "docs/faq.md").read_text(), re.M)
+    assert len(said) >= 20
+    assert not [one for one in said if not any(one in text for text in texts)]
 
 
 def test_every_command_is_documented_and_has_an_example():
@@ -160,7 +204,7 @@ def test_tree_names_no_machine():
 
 def tracked():
     """Files of the project, without environments, caches and build folders inside the clone."""
-    tops = ["mfopt", "cli", "notebooks", "tests", "artifacts"]
+    tops = ["mfopt", "cli", "docs", "notebooks", "tests", "artifacts"]
     yield from (path.relative_to(ROOT) for path in ROOT.glob("*.*") if path.is_file())
     for top in tops:
         for path in (ROOT / top).rglob("*"):

@@ -51,14 +51,14 @@ def test_a_study_is_one_short_file(name):
 def test_the_page_has_a_row_for_every_study(name):
     from documentation import ROOT
 
-    page = (ROOT / "mfopt" / "experiments" / "README.md").read_text()
+    page = (ROOT / "docs" / "papers" / "studies.md").read_text()
     assert f"| `{name}` |" in page
 
 
 def test_the_page_of_the_papers_has_every_figure_and_study():
     from documentation import ROOT
 
-    page = (ROOT / "mfopt" / "experiments" / "papers.md").read_text()
+    page = "\n".join(p.read_text() for p in (ROOT / "docs" / "papers").glob("tables*.md"))
     rows = [
         line for line in page.splitlines() if line.startswith(("| Fig", "| Tab", "| App", "| Alg"))
     ]
@@ -94,7 +94,7 @@ def _numbers_of(part, kind):
 def test_numbers_with_an_error_on_the_page_are_those_of_the_artifacts():
     from documentation import ROOT
 
-    page = (ROOT / "mfopt" / "experiments" / "README.md").read_text()
+    page = "\n".join(p.read_text() for p in (ROOT / "docs" / "papers").glob("findings*.md"))
     seen = dict.fromkeys(studies.STUDIES, 0)
     for part in re.split(r"\n(?=\n|\* )", page):
         words = " ".join(part.split())
@@ -220,7 +220,7 @@ def test_a_study_is_a_command_that_stops_resumes_and_writes_whole_files(squares,
     rows = list(csv.DictReader((out / "squares.csv").read_text().splitlines()))
     assert [row["square"] for row in rows] == ["1.0", "4.0", "9.0"] and set(PRIVACY) <= set(rows[0])
     kept = json.loads((out / "squares.json").read_text())
-    assert kept["command"] == "mfopt experiment squares --values 1,2,3"
+    assert kept["command_line"] == "mfopt experiment squares --values 1,2,3"
     assert kept["seconds"] >= 0 and kept["cpu_seconds"] >= 0
     assert kept["setting"]["values"] == [1, 2, 3] and kept["findings"] == ["They grow."]
     # nothing is replaced unasked, and nothing is computed before that is said
@@ -314,7 +314,7 @@ def test_a_flag_beats_the_papers_size_and_json_is_one_object(squares, tmp_path, 
     assert call("--full", "--values", "2", "--shift", "1", "--twice", *words) == 0
     kept = json.loads(capsys.readouterr().out)
     assert [row["square"] for row in kept["rows"]] == [5.0]
-    assert kept["command"] == "mfopt experiment squares --values 2 --shift 1 --twice"
+    assert kept["command_line"] == "mfopt experiment squares --values 2 --shift 1 --twice"
     assert kept["setting"] == {"values": [2.0], "shift": 1.0, "method": "plain", "twice": True}
 
 
@@ -419,7 +419,7 @@ def test_all_studies_are_one_command_and_one_pool(squares, monkeypatch, tmp_path
     assert everything("--jobs", 0) == 2
     capsys.readouterr()
     assert everything("--json") == 0
-    assert list(json.loads(capsys.readouterr().out)) == list(registered)
+    assert list(json.loads(capsys.readouterr().out))[2:] == list(registered)
 
 
 def test_cells_import_nothing_that_their_digest_leaves_out():

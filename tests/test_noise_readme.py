@@ -1,4 +1,4 @@
-"""The README's numpy implementation, run as it stands there, against the stream."""
+"""The numpy implementation of the file format's page, as it stands there, against the stream."""
 
 import re
 from pathlib import Path
@@ -17,12 +17,12 @@ from mfopt.strategies import TimeScaled
 from mfopt.workloads import PrefixSums
 
 MARKER = "<!-- numpy-noise -->"
-README = Path(__file__).parent.parent / "mfopt" / "noise" / "README.md"
+README = Path(__file__).parent.parent / "docs" / "file-format.md"
 
 
 @pytest.fixture(scope="module")
 def correlated_noise():
-    """The function of the README, with nothing but numpy in reach."""
+    """The function of the page, with nothing but numpy in reach."""
     text = README.read_text()
     assert MARKER in text
     code = re.search(re.escape(MARKER) + r"\s*```python\n(.*?)```", text, re.DOTALL).group(1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("artifacts", "cli", "mfopt", "notebooks", "tests", ".ci")
+FOLDERS = ("artifacts", "cli", "mfopt", "notebooks", "tests", "docs", ".ci")
 FILES = ("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md")
 BUILD = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
 
@@ -32,7 +32,7 @@ def tree(tmp_path):
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*_cache", ".ipynb_checkpoints")
     for name in FOLDERS:
         shutil.copytree(ROOT / name, tree / name, ignore=ignored)
-    for name in (*FILES, "pyproject.toml", "setup.py", "MANIFEST.in"):
+    for name in (*FILES, "pyproject.toml", "setup.py", "mkdocs.yml", "MANIFEST.in"):
         shutil.copy(ROOT / name, tree / name)
     return tree
 

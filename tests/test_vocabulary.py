@@ -373,7 +373,7 @@ def speech():
     """(place, text) of pages, and of docstrings and texts of the library and its commands."""
     root = Path(__file__).parent.parent
     pages = [root / "README.md", root / "CHANGELOG.md", root / "CONTRIBUTING.md"]
-    for path in [*pages, *sorted((root / "mfopt").rglob("*.md"))]:
+    for path in [*pages, *sorted((root / "docs").rglob("*.md"))]:
         yield str(path.relative_to(root)), re.sub(r"\s+", " ", path.read_text())
     for path in sorted([*(root / "mfopt").rglob("*.py"), *(root / "cli").rglob("*.py")]):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -110,7 +110,11 @@ def json_object(values: dict[str, Any] | None) -> None:
     """
     context = click.get_current_context(silent=True)
     name = "" if context is None else context.command_path.partition(" ")[2]
-    print_json({"schema": SCHEMA, "command": name, **plain(values or {})})
+    # a study's own record names the line that made it
+    found = {
+        "command_line" if key == "command" else key: one for key, one in (values or {}).items()
+    }
+    print_json({"schema": SCHEMA, "command": name, **plain(found)})
 
 
 def print_json(found: dict[str, Any]) -> None:
