@@ -4,6 +4,7 @@ import subprocess
 from pathlib import Path
 
 __version__ = "0.2.0"
+ADVISED = ("0.1.0",)  # versions that could state a wrong ε: docs/advisories.md
 
 
 def commit() -> str | None:

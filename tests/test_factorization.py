@@ -109,10 +109,13 @@ def test_record_refuses_what_does_not_belong_together():
         record(sigma=0.0)
 
 
+PAGE = (Path(__file__).parent.parent / "docs" / "file-format.md").read_text()
+
+
 def documented():
-    """The rows (names, shape, dtype) of the table in the module's docstring."""
-    rows = re.findall(r"^(``[^ ].*?) {2,}(\(.*?\)|by kind) +(<\w+) ", files.__doc__, re.MULTILINE)
-    return [(re.findall("``(.*?)``", names), shape, dtype) for names, shape, dtype in rows]
+    """The rows (names, shape, dtype) of the page's first table."""
+    rows = re.findall(r"^\| (`[^|]*) \| (\(.*?\)|by kind) \| `(<\w+)` \|", PAGE, re.MULTILINE)
+    return [(re.findall("`(.*?)`", names), shape, dtype) for names, shape, dtype in rows]
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
@@ -136,6 +139,19 @@ def test_arrays_are_those_of_the_documented_table(kind, tmp_path):
             assert value.dtype.str.startswith("<U") if match[1] == "<U" else value.dtype == match[1]
         for names, *_ in rows:
             assert all("NAME" in name or name in archive.files for name in names)
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_the_page_names_the_arrays_of_each_kind(kind):
+    table = PAGE.partition("## Arrays of C")[2].partition("\n## ")[0]
+    (row,) = [line for line in table.splitlines() if re.match(rf"\|[^|]*`{kind}`", line)]
+    _, _, of_strategy, of_noise, _ = row.split("|")
+    strategy = every_strategy(N)[kind]
+    for name in strategy.arrays():
+        assert f"`{name}`" in of_strategy or name.startswith("base/")
+    for name in strategy.inverse_arrays(N):
+        assert f"`{name}`" in of_noise or name.startswith("base_")
+    assert ("none" in of_noise) == (not strategy.inverse_arrays(N))
 
 
 def test_noise_can_be_streamed_with_numpy_alone(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("artifacts", "cli", "mfopt", "notebooks", "tests", "docs", ".ci")
 FILES = ("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md")
+MOST_BYTES = 3_000_000  # of the archive
 BUILD = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
 
 
@@ -20,6 +21,7 @@ def built(tree: Path, out: Path) -> set[str]:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     (archive,) = out.glob("*.tar.gz")
+    assert archive.stat().st_size < MOST_BYTES
     with tarfile.open(archive) as packed:
         return {name.partition("/")[2] for name in packed.getnames()}
 

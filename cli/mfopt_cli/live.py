@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import math
 import sys
 import threading
 import time
@@ -25,6 +26,7 @@ from mfopt.progress import Progress
 from mfopt_cli import display
 
 _KEPT = 64  # reports that the pace is taken from
+COMPILING = "compiling (first run only)"  # what comes before the first report of JAX's work
 _FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 60.0  # seconds between lines where nothing can be redrawn
 
 
@@ -59,12 +61,13 @@ class Pace:
 class Live:
     """Shows what it is told; a context manager, so that a terminal is left as it was found."""
 
-    def __init__(self, enabled: bool) -> None:
+    def __init__(self, enabled: bool, stage: str = "starting") -> None:
         self._enabled = enabled
         self._console = display.console(sys.stderr)
         terminal = self._console.is_terminal and not self._console.is_dumb_terminal
-        self._event = Progress("starting")
+        self._event = Progress(stage)
         self._pace = Pace()
+        self._begun, self._promised = time.perf_counter(), math.inf  # of the stage: start, length
         self._started = self._told = time.perf_counter()
         self._shown, self._pause = 0.0, _FIRST_PAUSE
         self._closed = threading.Event()
@@ -106,7 +109,7 @@ class Live:
             if event.total is None:
                 return
         if new:
-            self._pace = Pace()
+            self._pace, self._begun, self._promised = Pace(), now, math.inf
         self._pace.note(now, event.done)
         self._event, self._told = event, now
         if self._screen is None and (new or now - self._shown > self._pause):
@@ -150,7 +153,12 @@ class Live:
         event, pace = self._event, self._pace.seconds
         if event.total is None or pace is None or event.done >= event.total:
             return ""
-        left = max((event.total - event.done) * pace - (now - self._told), 0.0)
+        left = (event.total - event.done) * pace - (now - self._told)
+        gone = now - self._begun
+        self._promised = min(self._promised, gone + max(left, 0.0))
+        # one that is over, or was wrong by a factor of two, is withdrawn
+        if left <= 0 or gone + left > 2 * self._promised:
+            return ""
         return f"{'at most' if event.at_most else 'about'} {words.duration(left)} left"
 
     def _render(self) -> RenderableType:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from mfopt import _check
+from mfopt._version import ADVISED
 
 
 def workload(text: str, n: int, momentum: float | None, cooldown: str | None) -> Any:
@@ -131,6 +132,7 @@ def summary(factorization: Any) -> dict[str, Any]:
         "certified": guarantee.status == "certified",
         "status": guarantee.status,
         "proved_here": factorization.proved_here,
+        "advisory": advisory(factorization),
         "adjacency": guarantee.adjacency,
         "privacy_unit": guarantee.privacy_unit,
         "failure_probability": guarantee.failure_probability,
@@ -153,6 +155,14 @@ def proved(factorization: Any, path: Path) -> str:
     if not factorization.proved_here:
         return f"not as stated; what was proved: {statement(found)} by {found.method}"
     return f"yes (that the unit is one {found.privacy_unit} is its maker's word)"
+
+
+def advisory(factorization: Any) -> str | None:
+    """One line where a version that could state a wrong ε made the file, and nothing proved it."""
+    made_by = factorization.provenance.get("mfopt", "an unknown version")
+    if factorization.proved_here or made_by not in (*ADVISED, "an unknown version"):
+        return None
+    return f"made by mfopt {made_by}, which could state a wrong ε: see docs/advisories.md"
 
 
 def statement(guarantee: Any) -> str:

@@ -117,7 +117,7 @@ def cores() -> int:
 
 
 def _cells(done: int, total: int, cell: Cell | None = None) -> Progress:
-    return Progress("computing", done, total, "cells", note="" if cell is None else str(cell))
+    return Progress("computing", done, total, "cells", note="" if cell is None else cell.in_words())
 
 
 def _collect(cell: Cell, cache: Cache, missing: dict[Cell, None]) -> None:

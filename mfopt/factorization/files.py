@@ -1,39 +1,9 @@
 """The ``.npz`` form of a factorization: readable with ``numpy.load(allow_pickle=False)`` alone.
 
-Schema 1. Arrays, all little-endian:
-
-====================== ================== ======= ==========================================
-name                   shape              dtype   meaning, unit
-====================== ================== ======= ==========================================
-``metadata``           ()                 <U      JSON text: everything that is not an array
-``noise_multiplier``   ()                 <f8     σ relative to the clip norm, C as stored
-``bins``, ``epochs``   ()                 <i8     balls-in-bins; n = bins·epochs. Other schemes:
-                                                  their numbers by name, <i8 or <f8
-``strategy/NAME``      by kind            <f8     parameters of C (see the strategy's class)
-``noise/NAME``         by kind            <f8     C⁻¹, ready to stream; derived, for readers
-``workload/NAME``      by kind            <f8     numbers of A, where it has any
-``row_variances``      (n,)               <f8     squared row norms of A C⁻¹ (σ = 1)
-``history``            (evaluations, 3)   <f8     seconds, loss, σ at a largest mode norm of 1
-====================== ================== ======= ==========================================
-
-``noise/inverse_coefs`` (n,) is the first column of C⁻¹ for Toeplitz kinds: the noise of step t is
-σ·clip_norm·Σ_k inverse_coefs[k]·z[t-k]. BLT adds ``noise/blt_gain`` g, ``noise/blt_scale`` ω and
-``noise/blt_decay`` λ, with inverse coefficients g, Σ_i ω_i λ_i^(t-1). Other kinds are solved from
-``strategy/*``.
-
-A time-scaled C = diag(r) B diag(d) stores r and d as ``strategy/rows`` and ``strategy/columns`` and
-B under ``strategy/base/NAME``, ``noise/base_NAME``: divide B's draw of step t by r[t], its noise by
-d[t]. A diagonal that is absent, or has one entry, is constant.
-
-C is stored as it is used: an optimized one with a largest mode norm of 1, so that σ is the noise
-multiplier of the Gaussian mechanism that this is without amplification; a kind in closed form as
-its definition says. ``strategy/gain`` of a BLT is left out where it is 1.
-
-``metadata`` holds schema, kinds, guarantee, errors, provenance and ``digest``, a SHA-256 over all
-arrays and the rest of the metadata. It protects against damage. Whoever makes a file can make its
-digest, so nothing that follows from C, σ and the sampling is trusted: :func:`load` computes it
-again and compares. What cannot be computed again is the guarantee itself (that takes a certificate,
-see :mod:`mfopt.factorization.proofs`) and the history and provenance, which are only told.
+Schema 1. docs/file-format.md describes every array and key. Nothing that follows from C, σ and the
+sampling is trusted: :func:`load` computes it again and compares. What cannot be computed again is
+the guarantee itself (that takes a certificate, see :mod:`mfopt.factorization.proofs`), the history
+and the provenance.
 """
 
 from __future__ import annotations

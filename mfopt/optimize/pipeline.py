@@ -23,6 +23,8 @@ from mfopt.progress import Report, silent
 from mfopt.sampling import BinScheme, Scheme
 from mfopt.workloads import PrefixSums, Workload
 
+_BANDED = ("banded-toeplitz", "banded", "banded-sqrt")
+
 
 def factorize(
     scheme: BinScheme,
@@ -88,6 +90,9 @@ def factorize(
         time_scale = memory is not None or (
             searched and all(kinds.find(form).scalable for form in forms)
         )
+    if scheme.kind == "fresh-bins" and bands > scheme.bins and set(forms) & set(_BANDED):
+        rule = f"must be at most {scheme.bins} with fresh bins"
+        raise _check.reject("bands", bands, rule, "Bands beyond one epoch have no account there.")
     for form in forms:
         sizes.require(
             form,

@@ -167,8 +167,8 @@ class RunCost:
             _sizes.require("microbatch", self.execution.sampler.microbatch, need)
             return
         raise _check.reject(
-            "model" if self.config.model else "width",
-            self.config.model or self.config.width,
+            "model" if self.config.model else "layers, width",
+            self.config.model or (self.config.layers, self.config.width),
             f"needs about {need(1) / _sizes.GIB:,.1f} GiB of memory to be trained, and "
             f"{_sizes.usable_memory() / _sizes.GIB:,.1f} GiB are free",
             "Take a smaller model, adapters (`lora_rank`), shorter records (`length`), or a "

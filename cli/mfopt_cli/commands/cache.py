@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from mfopt_cli import compile_cache, display, options
@@ -29,7 +31,7 @@ def command(clear: bool, proofs: bool, as_json: bool) -> None:
     from mfopt.experiments import cache
 
     most_compiled = compile_cache.MOST_BYTES
-    found = []
+    found: list[dict[str, Any]] = []
     for what, folder, patterns, most in (
         ("compiled programs", compile_cache.base(), ("*/*-cache", "*/*-atime"), most_compiled),
         ("finished cells", cache.default_folder(), (cache.FILES,), cache.MOST_BYTES),
@@ -51,8 +53,8 @@ def command(clear: bool, proofs: bool, as_json: bool) -> None:
         [
             (
                 str(one["what"]),
-                f"{one['files']} files, {int(one['bytes']) / 2**20:.1f} MiB of at most "
-                f"{int(one['most_bytes']) / 2**20:.0f}, in {one['path']}",
+                f"{one['files']} files, {one['bytes'] / 2**20:.1f} MiB of at most "
+                f"{one['most_bytes'] / 2**20:.0f}, in {one['path']}",
             )
             for one in found
         ],

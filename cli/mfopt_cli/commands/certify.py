@@ -8,7 +8,7 @@ import click
 
 from mfopt import words
 from mfopt_cli import answers, display, options
-from mfopt_cli.live import Live
+from mfopt_cli.live import COMPILING, Live
 
 
 @click.command(name="certify", cls=options.Command)
@@ -40,7 +40,7 @@ def command(
     found = mfopt.load(path)
     if out is not None:
         check_output(out, force=force, name="out")
-    with Live(not quiet and not as_json) as live:
+    with Live(not quiet and not as_json, COMPILING) as live:
         proved = mfopt.certify(
             found,
             epsilon=epsilon,

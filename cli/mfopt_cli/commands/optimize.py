@@ -14,7 +14,7 @@ from mfopt import _check, _signals, words
 from mfopt.errors import UsageError
 from mfopt.progress import Progress, Report
 from mfopt_cli import answers, display, options
-from mfopt_cli.live import Live
+from mfopt_cli.live import COMPILING, Live
 
 
 @click.command(name="optimize", cls=options.Command)
@@ -231,7 +231,7 @@ def command(
         "privacy_unit": privacy_unit,
         "provenance": provenance(seed, mechanisms.typed()),
     }
-    with Live(not quiet and not as_json) as live:
+    with Live(not quiet and not as_json, COMPILING) as live:
         listener = _with_values(live, objective)
         so_far = BestSoFar(
             named_after("-or-".join(forms)), epsilon, delta, listener=listener, **record

@@ -38,6 +38,7 @@ def command(path: Path, as_json: bool) -> None:
         *mechanisms.above_floor(found),
         ("guarantee", mechanisms.statement(found.guarantee)),
         ("proved here", mechanisms.proved(found, path)),
+        *([("advisory", warning)] if (warning := mechanisms.advisory(found)) else []),
         ("method", found.guarantee.method),
         ("digest", found.digest),
     ]
