@@ -60,7 +60,7 @@ def factorize(
       workload: queries whose error counts; prefix sums by default.
       privacy_unit: what one unit is, by name.
       seed: pinned seed, for reproduction only; the certificate says so.
-      progress: function that is told of stages and evaluations.
+      progress: callback for stages and evaluations.
 
     Returns:
       C, σ (relative to the clip norm) and the guarantee; ``result.save(path)`` writes the file.
@@ -179,7 +179,7 @@ def certify(
       epsilon, delta: statement to prove; by default the factorization's own.
       samples: iid samples for each direction; by default as many as are needed.
       seed: pinned seed, for reproduction only.
-      progress: function that is told of stages.
+      progress: callback for stages.
       command: what to put on record as the maker.
 
     Returns:
@@ -229,7 +229,7 @@ def calibrate(
       epsilon, delta: target.
       samples: iid samples of the last test; by default as many as are worth it.
       seed: pinned seed, for reproduction only.
-      progress: function that is told of stages.
+      progress: callback for stages.
       command: what to put on record as the maker.
 
     Returns:

@@ -117,7 +117,7 @@ def announce(seconds: float, report: Report, *, of: str = "this", note: str = ""
 
     Args:
       seconds: estimated, on this machine.
-      report: told once, to be kept in view.
+      report: callback, called once; its note stays in view.
       of: what takes so long.
       note: what the user can do about it, or what is kept.
     """

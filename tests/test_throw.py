@@ -166,7 +166,7 @@ def test_coarse_and_fine_grids_agree():
 
 def test_rounds_without_a_lower_bound_say_so():
     coin = PublicMixture(BinAssignment(4), BinAssignment(8), 0.5)
-    for one, named in ((coin, "truncated batches"), (BinAssignment(4), "throws into bins")):
+    for one, named in ((coin, "truncated batches"), (BinAssignment(4), "assignments to bins")):
         with pytest.raises(FailureError, match=f"no lower bound is known for {named}"):
             one.cells_below(1.0, Steps(1e-3), 0.1, -50.0, (-1.0, 1.0), add=True)
 

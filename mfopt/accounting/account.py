@@ -155,7 +155,7 @@ def analysis(
     if not isinstance(mechanism, Mechanism):
         raise _check.reject("mechanism", mechanism, "must be an mfopt.mechanism.Mechanism")
     n = mechanism.sampling.iterations
-    if n > 10**7 and not mechanism.strategy.is_identity:  # all columns of C are looked at
+    if n > 10**7 and not mechanism.strategy.is_identity:  # all columns of C are examined
         _sizes.require("iterations", n, lambda length: 48.0 * length)
     # bounds that hold anyway are asked first: they are cheap
     fit = sorted(supporting(mechanism), key=lambda accountant: not accountant.free)

@@ -68,7 +68,7 @@ def accepts(bounds: Iterable[float], spent: float, delta: float) -> bool:
     """Return True if every bound on δ plus the failure probability ``spent`` so far is <=
     ``delta``.
 
-    Each bound is looked at on its own: a NaN, an infinity, a negative number, or no bound at all
+    Each bound is examined on its own: a NaN, an infinity, a negative number, or no bound at all
     is never accepted, whatever the others are.
     """
     bounds = list(bounds)
@@ -107,7 +107,7 @@ class Engine:
     Args:
       model: what is estimated and bounded.
       seed: pinned seed of all samples, or None for the operating system's entropy.
-      progress: told what is being done.
+      progress: callback for each stage.
     """
 
     def __init__(self, model: LossModel, seed: int | None = None, progress: Report = silent):
@@ -384,7 +384,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _stage(self, stage: str, total: int | None = None, note: str = "") -> Iterator[None]:
-        """Report the samples that the block looks at."""
+        """Report the samples that the block examines."""
         seen = 0
 
         def tell(count: int) -> None:

@@ -90,7 +90,7 @@ def certify(
       samples: iid samples for each direction; by default as many as are needed, and none where
         the statement follows without.
       seed: pinned seed, or None for the operating system's entropy.
-      progress: told what is being done.
+      progress: callback for each stage.
 
     Raises:
       UsageError: an argument out of range.
@@ -134,7 +134,7 @@ def release(
       near: σ within some percent, from whoever searched for C: the estimate begins there. What is
         certified does not depend on it.
       seed: pinned seed, or None for the operating system's entropy.
-      progress: told what is being done.
+      progress: callback for each stage.
 
     Raises:
       UsageError: ε or δ out of range.

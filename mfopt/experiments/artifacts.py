@@ -237,7 +237,7 @@ def rebuild(
       cache: where finished cells are kept.
       jobs: worker processes; by default one for every core, and one for every two of a single
         artifact.
-      progress: told of each finished cell.
+      progress: callback for each finished cell.
 
     Raises:
       UsageError: an unknown name.

@@ -36,7 +36,7 @@ class Row(NamedTuple):
       memory: noise buffers (× model size) that streaming the noise keeps from step to step.
       status: of σ: "exact", "bound" or "estimate".
       draws: model-sized white draws that one step makes, mean over the run: more than 1 where past
-        ones are made again instead of kept.
+        ones are regenerated instead of kept.
       noise_seconds: of one step's noise on this machine, mean over the run, where it was measured
         (:mod:`mfopt.experiments.noise_time`).
       above_floor: part by which RMSE at epochs' ends is above its lower bound for any C and any
@@ -90,7 +90,7 @@ def every_size(
       setting: what is compared, and where.
       cache: where finished cells are kept.
       jobs: worker processes; by default one for every two cores, as far as the memory goes.
-      progress: told how long it will take, where that is long, and of each finished cell.
+      progress: callback for the estimated time, where that is long, and for each finished cell.
 
     Raises:
       UsageError: more processes than have room in memory.

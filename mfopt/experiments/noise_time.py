@@ -35,7 +35,7 @@ def timed(
       rows: of it; their cells are in the cache.
       cache: where C is found.
       parameters: elements of the model.
-      progress: told of each row.
+      progress: callback for each row.
 
     Raises:
       FailureError: the noise of this many parameters does not fit into memory.

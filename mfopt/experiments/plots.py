@@ -17,7 +17,7 @@ from mfopt import _files
 from mfopt._files import write
 from mfopt.experiments.tables import csv_text
 
-# Okabe and Ito's colours, told apart with any colour vision; markers repeat the distinction.
+# Okabe and Ito's colours, distinct for any colour vision; markers repeat the distinction.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", ":", "-.")

@@ -44,7 +44,7 @@ class Recommendation(NamedTuple):
             sentence += f", {100 * self.light.above_floor:.1f}% above the floor at epochs' ends"
         for sampling, row in self.rivals.items():
             change = improvement(self.light, row).percent
-            # one that throws bins too is named below where it is the best
+            # one with bins too is named below where it is the best
             if row is not self.best or sampling in (POISSON, UNAMPLIFIED):
                 side = "below" if change >= 0 else "above"
                 sentence += f", {abs(change):.1f}% {side} {_AGAINST[sampling]}"

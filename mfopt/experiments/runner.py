@@ -34,7 +34,7 @@ def run_all(
       cache: where results are kept; every finished cell is in it at once, so that an
         interrupted call resumes.
       jobs: processes; by default one per two cores, at least one. 1 works in this process.
-      progress: told of every finished cell, counting only what was not in the cache.
+      progress: callback for every finished cell, counting only what was not in the cache.
       cost: seconds of one process for cells, or None where nobody knows; told before the work.
 
     Raises:

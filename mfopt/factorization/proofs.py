@@ -152,7 +152,7 @@ def prove(
       mechanism: C, sampling, unit, group size and adjacency.
       noise_multiplier: σ relative to the clip norm, for C as stored.
       stated: the statement.
-      progress: told of the samples.
+      progress: callback for the samples.
 
     Raises:
       FailureError: it could not be proved.

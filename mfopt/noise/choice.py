@@ -52,7 +52,7 @@ def choose(strategy: Strategy, n: int, past: Past = "auto") -> Recursion:
 
 @functools.singledispatch
 def recursion(strategy: Strategy, n: int, past: Past) -> Recursion:
-    """The recursion of one kind; call :func:`choose`, which looks at the exact class."""
+    """The recursion of one kind; call :func:`choose`, which examines the exact class."""
     raise NotImplementedError(type(strategy))
 
 

@@ -160,7 +160,7 @@ def check_saved(
     """Raise :class:`UsageError` unless key, step and buffers are what ``stream`` would save.
 
     Args:
-      header: of the file: ``step`` and ``pinned`` are looked at.
+      header: of the file: ``step`` and ``pinned`` are examined.
       arrays: the key and the buffers, by name.
       stream: that would resume from them.
       shapes: of the parameters, leaf by leaf.

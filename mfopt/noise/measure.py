@@ -135,7 +135,7 @@ def refuse_too_large(stream: NoiseStream, parameters: int) -> None:
 
 
 def free_bytes() -> int | None:
-    """Free memory of the default device; None where it cannot be told."""
+    """Free memory of the default device; None where it is unknown."""
     device = jax.devices()[0]
     stats = device.memory_stats() if device.platform != "cpu" else None
     if stats and "bytes_limit" in stats:

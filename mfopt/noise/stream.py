@@ -354,7 +354,7 @@ class NoiseStream:
 
     @pinned
     def compile_step(self, state: NoiseState) -> jax.stages.Compiled:
-        """The compiled step outside of jit, to look at its memory and its communication."""
+        """The compiled step outside of jit, to inspect its memory and its communication."""
         lowered = self._advance_jitted.lower(
             key=state.key,
             buffers=state.buffers,

@@ -149,7 +149,7 @@ def least_error(
       seed: pins all samples.
       privacy_unit: what the guarantee protects, by name.
       provenance: more to put on record.
-      progress: told of every evaluation, and in words of every candidate that is finished.
+      progress: callback for every evaluation, and in words of every candidate that is finished.
 
     Where nothing could be certified the best C is kept likewise, and
     ``provenance["not_certified"]`` says why.

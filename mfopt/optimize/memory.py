@@ -114,7 +114,7 @@ def options(
       workload: A; prefix sums by default.
       time_scale: whether C is put between two diagonals that vary with time.
       seed: pins the searches' samples.
-      progress: told of every evaluation.
+      progress: callback for every evaluation.
 
     Raises:
       UsageError: an argument out of range.

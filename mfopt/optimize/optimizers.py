@@ -35,7 +35,7 @@ class Trace:
     """Best point so far and the history of an optimization.
 
     Attributes:
-      progress: told of every evaluation.
+      progress: callback for every evaluation.
       best_sigma: σ at the best point, for C scaled to a largest mode norm of 1.
       best_norm: the largest mode norm that C has there.
       history: one row (seconds, loss, that σ) per evaluation.
@@ -99,7 +99,7 @@ def lbfgs(
     Args:
       objective: what is minimized.
       start: parameters, shape (p,).
-      trace: is told of every evaluation, and keeps the best.
+      trace: record of every evaluation; keeps the best.
       steps: evaluations at most.
       tolerance: decrease of the objective over a round that counts as progress, a third of it over
         a step.
@@ -165,7 +165,7 @@ def _lbfgs_round(
     # L-BFGS-B begins with a step of length 1, so lengths are measured in units of first_step
     def function(scaled: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal last_gradient
-        if len(trace.history) - first >= limit:  # SciPy looks at its own limit only between steps
+        if len(trace.history) - first >= limit:  # SciPy examines its own limit only between steps
             raise _OutOfStepsError
         parameters = start + first_step * scaled
         at = objective(parameters)
@@ -223,7 +223,7 @@ def optax_method(
     Args:
       objective: what is minimized.
       start: parameters, shape (p,).
-      trace: is told of every evaluation, and keeps the best.
+      trace: record of every evaluation; keeps the best.
       name: of a factory in :mod:`optax`.
       steps: evaluations at most.
       tolerance: decrease of the objective over 50 steps that counts as progress.

@@ -64,7 +64,7 @@ def factorize(
       certify_samples: iid samples of the certificate; by default as many as are worth it.
       privacy_unit: what the guarantee protects, by name.
       provenance: more to put on record (command, date, ...).
-      progress: told of every evaluation and of the stages of the certificate.
+      progress: callback for every evaluation and of the stages of the certificate.
 
     Raises:
       UsageError: an argument out of range.

@@ -117,7 +117,7 @@ def optimize(
       init: one or several strategies to start from, instead of the built-in starts; of several
         kinds, those are searched that it says something about.
       seed: pins the frozen samples.
-      progress: told of every evaluation (a :class:`~mfopt.optimize.optimizers.Step`), counted over
+      progress: callback for each evaluation (an :class:`.optimizers.Step`), counted over
         all starts and warm starts of the call.
 
     Raises:

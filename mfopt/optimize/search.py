@@ -27,7 +27,7 @@ _PAIRS = 30  # steps whose curvature L-BFGS-B keeps
 _WINDOW, _ADDED = 5, 0.05
 _LOST = 0.3  # decrease of log error for which no tangent is trusted
 # Decrease of log error since the last proposal of its own, over what two proposals differ by, after
-# which a point is looked at on one: far from where they were placed samples may miss what C has
+# which a point is examined on one: far from where they were placed samples may miss what C has
 # become, and promise what is not there (1 × 64, ε = 8: 12% on 8,192 samples).
 _UNSEEN = 2.5
 # Tolerances: the largest change by another placement below which gains are taken for noise.
@@ -49,7 +49,7 @@ def minimize(
     Args:
       objective: what is minimized.
       start: parameters, shape (p,).
-      trace: told of every tangent.
+      trace: record of every tangent.
       steps: tangents at most.
       tolerance: relative change of the error that the samples resolve.
       sigma: σ at the start, where it is known.

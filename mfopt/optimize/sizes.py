@@ -170,7 +170,7 @@ def announce(
     Args:
       scheme: bins and epochs.
       searches: one after another; one C is certified then.
-      report: told once, to be kept in view.
+      report: callback, called once; its note stays in view.
       scaled: as for :func:`seconds`.
     """
     if jax.default_backend() != "cpu":

@@ -128,7 +128,7 @@ def optimize(
         error).
       steps: evaluations at most.
       tolerance: relative decrease of the loss in a step at which the search ends.
-      progress: told of every evaluation.
+      progress: callback for every evaluation.
 
     Raises:
       UsageError: unknown kind or scheme, or a combination without a smooth parameterization.

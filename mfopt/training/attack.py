@@ -60,7 +60,7 @@ def attack_on(scheme: Scheme, strategy: Strategy, group_size: int = 1) -> Attack
 
     The likelihood ratio for balls-in-bins and fresh bins with one unit and for fixed order; with
     groups, the same over a sample of the multisets of bins, for fresh bins that of one unit. For
-    schemes that draw afresh in each iteration, the likelihood ratio where the columns of C that one
+    schemes that resample in each iteration, the likelihood ratio where the columns of C that one
     unit can use are orthogonal. With anything less than the likelihood ratio the audit stays valid,
     and finds less.
 

@@ -156,7 +156,7 @@ def audit(
             up to it, so that batches are as full as the run's.
         alter: exchanges the execution under test, the claim staying the same (how the audit is
             itself tested).
-        progress: told how long it will take, where that is long, and of every step.
+        progress: callback for the estimated time, where that is long, and for every step.
         **changes: of the settings.
 
     Raises:

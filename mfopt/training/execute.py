@@ -43,7 +43,7 @@ def execute(
     Args:
         prepared: the run; closed when this ends.
         resume_from: the checkpoint to resume from; None: the newest that is whole.
-        progress: told of every step.
+        progress: callback for every step.
 
     Returns:
         A summary: steps done, slots padded and units truncated (since the start or resumption; as

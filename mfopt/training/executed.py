@@ -29,7 +29,7 @@ from mfopt.training import attack
 from mfopt.training.batching import Sampler
 
 LIMIT = 6.0
-_UNITS = 1000  # looked at one by one
+_UNITS = 1000  # examined one by one
 _PAIRED = 4000  # compared with themselves under another secret
 _LAGS = 64
 _RUNS = 100  # of the scheme, for the law of batch sizes

@@ -61,7 +61,7 @@ def initial_model(
       config: settings of the run.
       parts: token stores by name.
       folder: where files are written.
-      progress: told of pretraining steps.
+      progress: callback for pretraining steps.
       tokenizer: of the data; kept with a pretrained model.
     """
     vocab_size, source = parts["train"].vocab_size, config.model
@@ -268,7 +268,7 @@ def pretrain(
       length: tokens of a row.
       learning_rate: learning rate.
       seed: pins the random choices.
-      progress: told of each step.
+      progress: callback for each step.
 
     Raises:
         UsageError: the store is not marked as public.

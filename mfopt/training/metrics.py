@@ -99,7 +99,7 @@ class Recorder(contextlib.ExitStack):
         config: settings of the run: its folder, and what may be written there.
         start: step at which the run begins or resumes.
         total: its number of steps.
-        progress: told of every step and evaluation.
+        progress: callback for every step and evaluation.
         write: False on all processes but one.
     """
 

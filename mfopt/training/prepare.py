@@ -126,7 +126,7 @@ def prepare(config: TrainConfig, *, resume: bool = False, progress: Report = sil
     Args:
         config: settings of the run.
         resume: resume the run in ``config.output``, whose secret is then used.
-        progress: told of what is built first, and of every ten steps of pretraining.
+        progress: callback for what is built first, and of every ten steps of pretraining.
 
     Raises:
         UsageError: see :class:`Execution` and :func:`privacy.statement`; also where the data is not

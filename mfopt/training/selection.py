@@ -1,6 +1,6 @@
 """Selection of a unit's records: at most G, chosen from that unit's data alone.
 
-Every rule looks at one user only, so that the choice for one user cannot depend on another
+Every rule examines one user only, so that the choice for one user cannot depend on another
 user's data. Ties and random picks are settled by a hash of (step, user, position), which no other
 user's presence changes.
 """

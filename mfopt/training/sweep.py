@@ -89,7 +89,7 @@ def sweep(
         steps: of the private run.
         folder: of the run.
         found_for: digests of all that the losses follow from; what is kept for others is not used.
-        progress: told of each rate.
+        progress: callback for each rate.
 
     Raises:
         UsageError: the store is not public or too small, or every rate diverges.

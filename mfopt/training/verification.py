@@ -113,7 +113,7 @@ def verify(
         facts: the report.
         public_key: the key that it must be signed with.
         factorization: file with C, for a C that is too large for a report.
-        progress: told of the account, which takes longest.
+        progress: callback for the account, which takes longest.
 
     Raises:
         UsageError: the report is malformed, its signature is wrong, or C is missing.

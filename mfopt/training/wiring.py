@@ -49,7 +49,7 @@ def account_of(
     Args:
         config: settings of the run.
         folder: of the run.
-        progress: told of proofs.
+        progress: callback for proofs.
         resuming: a run in the folder resumes, with the account that is kept there.
 
     Raises:

@@ -284,7 +284,7 @@ def _stages(
 
 
 def _small(law: Law, tilt: float, rise: float) -> tuple[float, float, Law]:
-    """Losses (all up to a size, the number of larger ones) that may be told from the others.
+    """Losses (all up to a size, the number of larger ones) that may differ from the others.
 
     To draw small losses where there is a large one, too, raises log δ by no more than a tenth of
     what the grids may.

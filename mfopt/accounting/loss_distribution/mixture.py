@@ -26,7 +26,7 @@ from mfopt.errors import FailureError
 
 _MOST_CELLS = 1_000_000
 _FEW = 4  # sensitivities that are added up one after the other
-_BLOCK = 1 << 17  # numbers that are looked at together
+_BLOCK = 1 << 17  # numbers that are processed together
 _NODES = 0.05  # spacing of the nodes of x for planning, in noise standard deviations
 _MOST_SQUARED = 2048  # sensitivities whose products are added up
 

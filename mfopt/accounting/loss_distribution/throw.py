@@ -59,7 +59,7 @@ class BinAssignment(Unbounded):
       bins: b.
     """
 
-    plural = "throws into bins"
+    plural = "assignments to bins"
     bins: int
 
     @property

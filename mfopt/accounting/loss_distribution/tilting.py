@@ -117,7 +117,7 @@ class Tilting(abc.ABC):
     def chernoff(self, tilt: float, side: int, finest: float = 1e-12) -> float:
         """A loss beyond which the tilted law has mass at most e^-32, above or below.
 
-        ``finest`` is the least standard deviation that is told from 0.
+        ``finest`` is the least standard deviation that differs from 0.
         """
         base = self.log_moment(tilt)
         spread = math.sqrt(max(self.tilted_moments(tilt)[1], finest**2))

@@ -31,7 +31,7 @@ def decreasing_root(
       start: where to begin.
       tolerance: between f <= 0 and f > 0.
       max_step: no step is longer.
-      straight: a Newton step no longer than this is the last, and its end is not looked at: it is
+      straight: a Newton step no longer than this is the last, and its end is not evaluated: it is
         a quarter of the tolerance beyond the tangent's root, whose error is about the square of the
         step where the slope is the function's own.
 

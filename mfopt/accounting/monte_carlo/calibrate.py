@@ -59,9 +59,9 @@ def calibrate(
 ) -> Calibration:
     """Smallest σ with H(P, Q) and H(Q, P) at e^ε estimated <= δ, to relative 1e-6 on its samples.
 
-    A small sample finds σ while the shifts follow it; a fresh large one, looked at once or twice,
-    gives the result and its standard error. A last Newton step of log σ below 5e-4 is not looked
-    at: its end is a quarter of 1e-6 beyond the tangent's root.
+    A small sample finds σ while the shifts follow it; a fresh large one, evaluated once or twice,
+    gives the result and its standard error. A last Newton step of log σ below 5e-4 is not
+    evaluated: its end is a quarter of 1e-6 beyond the tangent's root.
 
     Args:
       pair: the mechanism, by its dominating pair or as a sampled loss.

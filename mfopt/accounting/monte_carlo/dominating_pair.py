@@ -31,7 +31,7 @@ _JITTER = 1e-12  # relative to the mean squared mode norm
 _FACTOR = 1e-9  # relative to the largest squared norm: G against L Lᵀ
 _SPARE = 1e-9  # relative to the mean squared norm: room for a factor in pieces
 STRUCTURED = 4.0  # numbers held for each entry of G, at the peak of making and certifying a pair
-_ROWS = 1024  # looked at together: no second matrix is made to check one
+_ROWS = 1024  # processed together: no second matrix is made to check one
 _RANGE = 1e100  # of the largest entry of a mode: squares within float64, with room to spare
 
 

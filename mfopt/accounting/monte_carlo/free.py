@@ -111,7 +111,7 @@ class ReassignedBins:
     bins: int
     throws: int
     squared_norm: float
-    method: str = "fresh bins with orthogonal modes, composed losses of the throws"
+    method: str = "fresh bins with orthogonal modes, composed losses of the assignments"
     exact: bool = True
 
     def profile(self, noise_multiplier: float, accuracy: float = FINE) -> RoundsProfile:

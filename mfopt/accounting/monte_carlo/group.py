@@ -57,7 +57,7 @@ from mfopt.accounting.monte_carlo.protocol import (
 from mfopt.accounting.monte_carlo.sampled import OneUnit
 
 _ROUNDING = 1e-9  # relative to the largest eigenvalue: of (1) in floating point
-_ANCHOR = 0.3  # of log σ and log ε: splits are chosen anew when they have moved so far
+_ANCHOR = 0.3  # of log σ and log ε: splits are chosen again when they have moved so far
 _SLOPE = 0.02
 _GLANCE = 2048  # samples that choose a split, or tell a slope
 _USUAL = 2**17

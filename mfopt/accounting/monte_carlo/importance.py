@@ -436,7 +436,7 @@ def pick(exponents: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array, ja
 
     First a block of about √bins columns, then a column in it: running sums over all columns are
     what would cost most. Its width is a power of two: most numbers of bins are whole blocks then.
-    Exponentials are summed as they are made, and only those of the block are made again: kept, they
+    Exponentials are summed as they are made, and only those of the block are recomputed: kept, they
     would take the place of the exponents, and XLA makes those one by one, three times slower.
     """
     size, bins = exponents.shape

@@ -36,9 +36,9 @@ from mfopt.accounting.monte_carlo.nested import (
 )
 from mfopt.strategies.fields import Array
 
-_ORDERS = clusters.MOST  # normalizers that one look at S gives
-_ROWS = 64  # of S, looked at together
-# From so many bins on only overlaps of bins that are at most so far apart are looked at one by one;
+_ORDERS = clusters.MOST  # normalizers that one pass over S gives
+_ROWS = 64  # of S, processed together
+# From so many bins on only overlaps of bins that are at most so far apart are examined one by one;
 # of all others the largest of each square of so many bins a side.
 _MANY, _NEAR, _SIDE = 2048, 256, 8
 
@@ -242,7 +242,7 @@ def _log_normalizers(known: KeptBins, first: int, spikes: Any = 0.0) -> tuple[ja
         masses = jax.lax.scan(add, begin, None, length=_ORDERS)[1]
         return jnp.max(orders[:, None] * top + jnp.log(masses), axis=1), beside
 
-    # the last rows are looked at again where there is no whole number of times so many
+    # the last rows are examined again where there is no whole number of times so many
     count = min(bins, _ROWS)
     numbers = jnp.minimum(jnp.arange(-(-bins // count) * count), bins - 1).reshape(-1, count)
     largest, beside = jax.lax.map(of_rows, numbers)

@@ -128,7 +128,7 @@ class Ceilings:
     """Maxima over all patterns at one σ, in noise units.
 
     Attributes:
-      chains: ways to draw patterns by kind, the one to prefer first; a later one is looked at where
+      chains: ways to draw patterns by kind, the one to prefer first; a later one is examined where
         the best order of the one before is the largest that is known of it.
       largest_square: max_k |m_k|².
       mean_square: ḡ = E_k |m_k|².

@@ -2,7 +2,7 @@
 
 Algorithm 3 of Chua et al. 2024 (appendix A, after Asi and Liu 2024) on the mean estimation task of
 :mod:`~mfopt.experiments.runs.means`. Every step takes all N users, each with a gradient
-averaged over G examples drawn afresh. The concentration score, the share of pairs of users within
+averaged over G examples resampled. The concentration score, the share of pairs of users within
 τ times N, is held against 4N/5 by AboveThreshold at ε/2; below it the run halts, and its last
 iterate is its result. Otherwise users with fewer than half of the others within 2τ are left out,
 those with two thirds are kept, and in between a coin decides; the noise is that of

@@ -123,7 +123,7 @@ def head_words(logits: Any, heads: tuple[int, ...], guesses: int = 10) -> np.nda
     Args:
       logits: (places, words + 3), words by falling frequency.
       heads: the n's.
-      guesses: best guesses looked at.
+      guesses: best guesses examined.
 
     Returns: (len(heads), guesses + 1), places counted (McMahan et al. 2018, Table 3).
     """

@@ -186,7 +186,7 @@ def _measured(apply: Any) -> Any:
 
 
 def _past(strategy: Strategy, n: int, numbers: int) -> Past:
-    """Keep past draws where they fit and would be made again."""
+    """Keep past draws where they fit and would be regenerated."""
     return "store" if choose(strategy, n).draws(n) > 1 and n * numbers <= 2**28 else "auto"
 
 

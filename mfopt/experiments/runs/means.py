@@ -3,7 +3,7 @@
 The task of Charles et al. 2024 (section 4): a population mean μ ~ N(0, I_d), users' means
 N(μ, σ₁² I), a user's examples N(its mean, σ₂² I), the loss half the squared distance to an example.
 ELS (their Algorithm 1) samples examples and clips each one's gradient; ULS (Algorithm 2) samples
-users and clips the gradient averaged over G examples drawn afresh. Both sample by Poisson, divide
+users and clips the gradient averaged over G examples resampled. Both sample by Poisson, divide
 the noised sum by the expected number of sampled units, and start at 0. A trial draws its own data,
 batches and noise; clip norms and step lengths of a sweep share them.
 """
@@ -242,7 +242,7 @@ def poisson(
 
 
 def subsets(make: np.random.Generator, unit: np.ndarray, of: int, size: int) -> np.ndarray:
-    """``size`` of a unit's ``of`` examples, afresh for each participation: places in a pool.
+    """``size`` of a unit's ``of`` examples, resampled for each participation: places in a pool.
 
     Args:
       make: source of randomness.

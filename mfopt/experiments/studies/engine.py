@@ -315,7 +315,7 @@ def run(
       study: what is run.
       cache: where finished cells are kept.
       jobs: worker processes; by default one for every two cores.
-      progress: told of each finished cell.
+      progress: callback for each finished cell.
 
     Raises:
       UsageError: a setting that cannot be.
@@ -353,7 +353,7 @@ def run_cells(
       studies: checked.
       cache: where finished cells are kept.
       jobs: worker processes; by default one for every two cores.
-      progress: told of each finished cell.
+      progress: callback for each finished cell.
     """
     asked = [cell for study in studies for cell in study.cells()]
     found: dict[Any, Result] = {}

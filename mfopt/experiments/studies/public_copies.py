@@ -55,7 +55,7 @@ class PublicCopies(FineTuning):
     changed: float = option(
         0.03, "Share of a copy's tokens that are replaced by others.", rule=from_0_to_1
     )
-    shortest: int = option(1, "Fewest tokens of a record that is looked at for removal.")
+    shortest: int = option(1, "Fewest tokens of a record that is examined for removal.")
     cohort: int = option(16, "Users a step to expect.")
     group: int = option(4, "Records of a user in a step.", name="--k")
 

@@ -9,7 +9,7 @@ import scipy.stats
 
 from mfopt.experiments.studies.rows import interval
 
-APART = 0.02  # relative difference of RMSE below which two mechanisms are not told apart
+APART = 0.02  # relative difference of RMSE below which two mechanisms count as equal
 RESAMPLED = 2000  # sets of seeds behind an interval
 
 

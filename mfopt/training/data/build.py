@@ -80,7 +80,7 @@ def build(
         options: see :class:`Options`.
         force: replace ``out`` where it exists.
         restart: forget an unfinished build instead of going on with it.
-        progress: told of what has been read and grouped.
+        progress: callback for what has been read and grouped.
 
     Returns:
         The report, as in ``report.json``: counts of records, of bad and left-out items by reason

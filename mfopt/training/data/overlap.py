@@ -22,7 +22,7 @@ from mfopt.training.data.store import TokenStore
 from mfopt.training.secrets import uniform_hash
 
 WINDOW = 8  # tokens of a run
-SHORTEST = 16  # tokens of a record that is looked at
+SHORTEST = 16  # tokens of a record that is examined
 NEAR = 0.5  # share of its runs that makes a record a near copy
 MOST = 0.1  # share of the public tokens in copies that chance and shared boilerplate explain
 _BLOCK = 1 << 21  # tokens worked on at once
