@@ -23,6 +23,10 @@ from mfopt.training.selection import RULES
 ALGORITHMS = ("uls", "els", "group", "none")
 STRATEGIES = ("identity", "blt", "toeplitz", "banded-toeplitz")
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adam-bc", "adafactor")
+SECTIONS = (
+    *("privacy", "data", "algorithm", "batch", "clipping"),
+    *("optimizer", "model", "pretraining", "run"),
+)
 SCHEDULES = ("constant", "cooldown", "cosine", "linear")
 # How far the noise alone may move a parameter, root mean square over the steps of a run; a weight
 # of a language model has the size of 0.02 to 0.1.
@@ -35,9 +39,13 @@ def _setting(
     # run: may differ between a run and its resumption, since it changes no number of it (what a
     # path leads to is compared by content)
     return dataclasses.field(
-        default=default,
-        metadata={"section": section, "help": help, "choices": choices, "run": run},
+        default=default, metadata={"section": section, "help": help, "choices": choices, "run": run}
     )
+
+
+_privacy, _data, _algorithm, _batch, _clipping, _optimizer, _model, _pretraining, _run = (
+    functools.partial(_setting, section, run=section == "run") for section in SECTIONS
+)
 
 
 def _single_or_0(name: str, value: float) -> None:
@@ -80,182 +88,131 @@ class TrainConfig:
     The defaults fit the embedded corpus on two CPU cores.
     """
 
-    # privacy
-    factorization: str = _setting(
-        "privacy", "", "Factorization file (.npz): C, sigma, sampling.", run=True
-    )
-    trust: bool = _setting(
-        "privacy",
+    factorization: str = _privacy("", "Factorization file (.npz): C, sigma, sampling.", run=True)
+    trust: bool = _privacy(
         False,
         "Trust the file's guarantee; otherwise it is proved again, unless this machine proved it.",
         run=True,
     )
-    sampling: str = _setting(
-        "privacy",
+    sampling: str = _privacy(
         "",
         "Sampling in place of a file, as kind:name=value,...; "
         "for example poisson:probability=0.05,iterations=200.",
     )
-    strategy: str = _setting(
-        "privacy",
+    strategy: str = _privacy(
         "identity",
         "With `sampling`: independent noise (identity), or for balls-in-bins the form of C to "
         "optimize first.",
         choices=STRATEGIES,
     )
-    epsilon: float = _setting(
-        "privacy", 0.0, "Target epsilon, with `sampling`, or to account again for a file's C."
+    epsilon: float = _privacy(
+        0.0, "Target epsilon, with `sampling`, or to account again for a file's C."
     )
-    delta: float = _setting("privacy", 0.0, "Target delta, with epsilon.")
-    privacy_unit: str = _setting(
-        "privacy", "user", "Privacy unit of the statement.", choices=("user", "record")
+    delta: float = _privacy(0.0, "Target delta, with epsilon.")
+    privacy_unit: str = _privacy(
+        "user", "Privacy unit of the statement.", choices=("user", "record")
     )
-    delta_share: float = _setting(
-        "privacy", 0.1, "Most that truncation may add to delta, as a share of it."
-    )
-    # data
-    data: str = _setting(
-        "data",
+    delta_share: float = _privacy(0.1, "Most that truncation may add to delta, as a share of it.")
+    data: str = _data(
         "stdlib",
         "Folder of `mfopt data build`, or an embedded corpus: stdlib (code, after code), "
         "stdlib-code (code, after docstrings).",
         run=True,
     )
-    length: int = _setting("data", 64, "Tokens of a record that are read.")
-    public_overlap: float = _setting(
-        "data",
-        0.1,
-        "Most of the public tokens that may stand in copies of private records.",
-        run=True,
+    length: int = _data(64, "Tokens of a record that are read.")
+    public_overlap: float = _data(
+        0.1, "Most of the public tokens that may stand in copies of private records.", run=True
     )
-    # algorithm
-    algorithm: str = _setting(
-        "algorithm",
+    algorithm: str = _algorithm(
         "uls",
         "uls: user-level sampling; els, group: example-level sampling with tight or black-box "
         "group accounting; none: non-private.",
         choices=ALGORITHMS,
     )
-    records_per_user: int = _setting(
-        "algorithm", 4, "G: records of a user per participation (uls), or kept in all (els, group)."
+    records_per_user: int = _algorithm(
+        4, "G: records of a user per participation (uls), or kept in all (els, group)."
     )
-    selection: str = _setting("algorithm", "random", "Which records of a user.", choices=RULES)
-    # batch
-    microbatch: int = _setting(
-        "batch",
+    selection: str = _algorithm("random", "Which records of a user.", choices=RULES)
+    microbatch: int = _batch(
         0,
         "Units per gradient call; 0: one user, or eight records, for a CPU, up to 64 records for "
         "an accelerator, fewer if memory is short.",
         run=True,
     )
-    batch_size: int = _setting("batch", 0, "Pad and truncate to so many units; 0: no truncation.")
-    truncation: str = _setting(
-        "batch",
+    batch_size: int = _batch(0, "Pad and truncate to so many units; 0: no truncation.")
+    truncation: str = _batch(
         "charge",
         "Pay for truncation by a larger delta, or by doubled noise.",
         choices=("charge", "double"),
     )
-    normalizer: float = _setting(
-        "batch", 0.0, "Divides each sum; 0: the expected number of units in a step."
+    normalizer: float = _batch(0.0, "Divides each sum; 0: the expected number of units in a step.")
+    clip_norm: float = _clipping(1.0, "Bound on one unit's gradient norm.")
+    per_layer: bool = _clipping(False, "Clip each layer on its own.")
+    normalized: bool = _clipping(True, "Divide clipped gradients by the clip norm.")
+    optimizer: str = _optimizer("adam-bc", "After the noise.", choices=OPTIMIZERS)
+    learning_rate: float = _optimizer(
+        0.0, "Largest learning rate; 0: fitted to the noise of the mechanism (without noise 0.002)."
     )
-    # clipping
-    clip_norm: float = _setting("clipping", 1.0, "Bound on one unit's gradient norm.")
-    per_layer: bool = _setting("clipping", False, "Clip each layer on its own.")
-    normalized: bool = _setting("clipping", True, "Divide clipped gradients by the clip norm.")
-    # optimizer
-    optimizer: str = _setting("optimizer", "adam-bc", "After the noise.", choices=OPTIMIZERS)
-    learning_rate: float = _setting(
-        "optimizer",
-        0.0,
-        "Largest learning rate; 0: fitted to the noise of the mechanism (without noise 0.002).",
-    )
-    noise_move: float = _setting(
-        "optimizer",
+    noise_move: float = _optimizer(
         NOISE_MOVE,
         "Automatic learning rate: target RMS displacement of a parameter by the noise alone.",
     )
-    sweep_rates: str = _setting(
-        "optimizer",
+    sweep_rates: str = _optimizer(
         "",
         "Learning rates to try on the public part, under the run's noise; the best is taken. "
         "For example 0.003,0.006,0.012.",
     )
-    schedule: str = _setting(
-        "optimizer",
+    schedule: str = _optimizer(
         "constant",
         "Of the learning rate over all covered steps. cooldown: falls to 0 in the second half.",
         choices=SCHEDULES,
     )
-    warmup: int = _setting("optimizer", 0, "Steps of linear rise.")
-    momentum: float = _setting("optimizer", 0.9, "Of the momentum optimizer.")
-    beta1: float = _setting("optimizer", 0.9, "Of Adam and its kin.")
-    beta2: float = _setting("optimizer", 0.999, "Of Adam and its kin.")
-    weight_decay: float = _setting("optimizer", 0.0, "Of adamw.")
-    average: float = _setting(
-        "optimizer",
+    warmup: int = _optimizer(0, "Steps of linear rise.")
+    momentum: float = _optimizer(0.9, "Of the momentum optimizer.")
+    beta1: float = _optimizer(0.9, "Of Adam and its kin.")
+    beta2: float = _optimizer(0.999, "Of Adam and its kin.")
+    weight_decay: float = _optimizer(0.0, "Of adamw.")
+    average: float = _optimizer(
         0.0,
         "Decay of an exponential mean of the parameters, which is then what is released; 0: none.",
     )
-    # model
-    model: str = _setting(
-        "model",
+    model: str = _model(
         "",
         "Local Hugging Face folder of a GPT-2, or MODULE:FUNCTION that makes a Flax NNX model; "
         "empty: a new GPT-2 of the sizes below.",
         run=True,
     )
-    width: int = _setting("model", 64, "Of a new model: width.")
-    layers: int = _setting("model", 2, "Of a new model: blocks.")
-    heads: int = _setting("model", 4, "Of a new model: attention heads.")
-    model_seed: int = _setting("model", 0, "Of initial values; public.")
-    lora_rank: int = _setting("model", 0, "Train adapters of this rank; 0: all parameters.")
-    lora_alpha: float = _setting(
-        "model", 0.0, "Adapters are scaled by alpha / rank; 0: alpha is the rank."
-    )
-    lora_layers: str = _setting(
-        "model",
+    width: int = _model(64, "Of a new model: width.")
+    layers: int = _model(2, "Of a new model: blocks.")
+    heads: int = _model(4, "Of a new model: attention heads.")
+    model_seed: int = _model(0, "Of initial values; public.")
+    lora_rank: int = _model(0, "Train adapters of this rank; 0: all parameters.")
+    lora_alpha: float = _model(0.0, "Adapters are scaled by alpha / rank; 0: alpha is the rank.")
+    lora_layers: str = _model(
         "attn/c_attn",
         "Layers with adapters, with commas: attn/c_attn, attn/c_proj, mlp/c_fc, mlp/c_proj.",
     )
-    compute_dtype: str = _setting(
-        "model", "float32", "Of activations.", choices=("float32", "bfloat16")
+    compute_dtype: str = _model("float32", "Of activations.", choices=("float32", "bfloat16"))
+    remat: bool = _model(False, "Recompute blocks in the backward pass.")
+    pretrain_steps: int = _pretraining(0, "Steps on the public part first, without privacy.")
+    pretrain_batch: int = _pretraining(16, "Public records per step.")
+    pretrain_rate: float = _pretraining(3e-3, "Learning rate (adamw, cosine).")
+    output: str = _run("run", "Folder of the run.")
+    steps: int = _run(0, "Stop after so many steps; 0: all that are covered.")
+    checkpoint_every: int = _run(50, "Steps between checkpoints.")
+    checkpoint_minutes: float = _run(10.0, "Most minutes between checkpoints; 0: by steps alone.")
+    keep: int = _run(2, "Checkpoints kept.")
+    evaluate_every: int = _run(50, "Steps between evaluations; 0: ends only.")
+    patience: int = _run(
+        0, "Stop after so many evaluations without a lower loss on the public part; 0: never."
     )
-    remat: bool = _setting("model", False, "Recompute blocks in the backward pass.")
-    # pretraining
-    pretrain_steps: int = _setting(
-        "pretraining", 0, "Steps on the public part first, without privacy."
-    )
-    pretrain_batch: int = _setting("pretraining", 16, "Public records per step.")
-    pretrain_rate: float = _setting("pretraining", 3e-3, "Learning rate (adamw, cosine).")
-    # run
-    output: str = _setting("run", "run", "Folder of the run.", run=True)
-    steps: int = _setting("run", 0, "Stop after so many steps; 0: all that are covered.", run=True)
-    checkpoint_every: int = _setting("run", 50, "Steps between checkpoints.", run=True)
-    checkpoint_minutes: float = _setting(
-        "run", 10.0, "Most minutes between checkpoints; 0: by steps alone.", run=True
-    )
-    keep: int = _setting("run", 2, "Checkpoints kept.", run=True)
-    evaluate_every: int = _setting("run", 50, "Steps between evaluations; 0: ends only.", run=True)
-    patience: int = _setting(
-        "run",
-        0,
-        "Stop after so many evaluations without a lower loss on the public part; 0: never.",
-        run=True,
-    )
-    evaluate_records: int = _setting("run", 1000, "Most held-out records per evaluation.", run=True)
-    private_metrics: bool = _setting(
-        "run", True, "Write training loss and the like, which are not private.", run=True
-    )
-    sign_key: str = _setting(
-        "run",
-        "",
-        "PEM file of an Ed25519 private key that signs the privacy report.",
-        run=True,
-    )
-    tensorboard: bool = _setting("run", True, "Write TensorBoard events.", run=True)
-    model_parallel: int = _setting("run", 1, "Devices that share one copy of the parameters.")
-    seed: int = _setting(
-        "run", -1, "Pin all randomness to a public seed, for tests: no privacy. -1: secret."
+    evaluate_records: int = _run(1000, "Most held-out records per evaluation.")
+    private_metrics: bool = _run(True, "Write training loss and the like, which are not private.")
+    sign_key: str = _run("", "PEM file of an Ed25519 private key that signs the privacy report.")
+    tensorboard: bool = _run(True, "Write TensorBoard events.")
+    model_parallel: int = _run(1, "Devices that share one copy of the parameters.", run=False)
+    seed: int = _run(
+        -1, "Pin all randomness to a public seed, for tests: no privacy. -1: secret.", run=False
     )
 
     def __post_init__(self) -> None:
@@ -351,11 +308,6 @@ def _optimizable(scheme: Scheme) -> bool:
     from mfopt.accounting.monte_carlo import dominating_pair  # brings JAX, which --help can spare
 
     return dominating_pair.covers(scheme)
-
-
-SECTIONS: tuple[str, ...] = tuple(
-    dict.fromkeys(field.metadata["section"] for field in dataclasses.fields(TrainConfig))
-)
 
 
 def load(path: str | Path | None, overrides: dict[str, Any] | None = None) -> TrainConfig:
