@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 import hashlib
 import inspect
 import json
@@ -199,11 +200,15 @@ def squares(monkeypatch):
     monkeypatch.setitem(studies.STUDIES, "squares", f"{__name__}:Squares")
 
 
-def call(*words):
+def ended(*words):
+    """The exit code of a command."""
     try:
-        return main(["experiment", "squares", *map(str, words)]) or 0
+        return main([*map(str, words)]) or 0
     except SystemExit as stop:
         return stop.code
+
+
+call = functools.partial(ended, "experiment", "squares")
 
 
 def test_a_study_is_a_command_that_stops_resumes_and_writes_whole_files(squares, tmp_path, capsys):
@@ -264,13 +269,7 @@ def test_a_study_among_the_artifacts_is_noted_in_their_manifest(squares, tmp_pat
 
 def test_a_picture_is_drawn_again_from_its_data(squares, tmp_path, capsys):
     folder = tmp_path / "artifacts"
-
-    def redraw(name):
-        try:
-            return main(["figures", "--artifacts", str(folder), "--redraw", name]) or 0
-        except SystemExit as stop:
-            return stop.code
-
+    redraw = functools.partial(ended, "figures", "--artifacts", folder, "--redraw")
     words = ("--artifacts", folder, "--cache", tmp_path / "cache", "--jobs", 1)
     assert call("--values", "2,4", *words) == 0
     picture, old = folder / "studies" / "squares.svg", folder / "studies" / "squares.png"
@@ -365,9 +364,7 @@ step-time --groups 3 => --batches
 @pytest.mark.parametrize("line", REFUSED.strip().splitlines())
 def test_bad_words_are_named_and_exit_with_2(squares, line, capsys):
     words, _, said = line.partition("=> ")
-    with pytest.raises(SystemExit) as stop:
-        main(["experiment", *words.split()])
-    assert stop.value.code == 2
+    assert ended("experiment", *words.split()) == 2
     assert said in capsys.readouterr().err
 
 
@@ -397,14 +394,8 @@ class Timed(Squares):
 def test_all_studies_are_one_command_and_one_pool(squares, monkeypatch, tmp_path, capsys):
     registered = {"squares": f"{__name__}:Squares", "timed": f"{__name__}:Timed"}
     monkeypatch.setattr(studies, "STUDIES", registered)
-    out, words = tmp_path / "out", ["--cache", str(tmp_path / "cache"), "--jobs", "1"]
-
-    def everything(*more):
-        try:
-            return main(["experiment", "all", *words, *map(str, more)]) or 0
-        except SystemExit as stop:
-            return stop.code
-
+    out, words = tmp_path / "out", ("--cache", tmp_path / "cache", "--jobs", 1)
+    everything = functools.partial(ended, "experiment", "all", *words)
     assert everything("--out", out) == 130 and not list(out.iterdir())
     assert everything("--out", out) == 0
     assert CALLS == [1.0, 2.0, 3.0, 3.0]  # what two studies share is run once

@@ -96,7 +96,7 @@ def _command(name: str) -> click.Command:
         own = {field.name: given.pop(field.name) for field in fields}
         chosen = {key: value for key, value in own.items() if value is not None}
         size = engine.at_full(study) if full else {}
-        _run(study(**{**size, **chosen}).check(), **given)
+        _run([study(**{**size, **chosen}).check()], **given)
 
     params: list[click.Parameter] = [_option(field, engine.at_full(study)) for field in fields]
     callback.__doc__ = (
@@ -141,7 +141,7 @@ def _option(field: dataclasses.Field[Any], full: Any) -> options.Option:
 
 
 def _run(
-    study: Any,
+    studies: list[Any],
     out: Path | None,
     artifacts: Path | None,
     jobs: int | None,
@@ -149,54 +149,48 @@ def _run(
     force: bool,
     as_json: bool,
     quiet: bool,
+    several: bool = False,
 ) -> None:
-    from mfopt.experiments.cache import Cache, default_folder
-    from mfopt.experiments.studies import output
-
-    _check_places([study], out, artifacts, jobs, force)
-    store = Cache(cache or default_folder())
-    with Live(not quiet and not as_json) as live:
-        outcome, made, written = _made(study, out, artifacts, store, jobs=jobs, progress=live)
-    if as_json:
-        display.json_object(output.described(study, outcome, made))
-    elif not quiet:
-        display.print_text(outcome.title, "bold")
-        display.columns(*output.table(outcome))
-        click.echo()
-        _say(outcome, written)
-
-
-def _made(
-    study: Any, out: Path | None, artifacts: Path | None, store: Any, **how: Any
-) -> tuple[Any, Any, list[Path]]:
-    """A study's outcome, how it was made, and the files that were written."""
+    """Run studies and say what they found: one in full, or each of several in short."""
     from mfopt.experiments.artifacts import write_study
+    from mfopt.experiments.cache import Cache, default_folder
+    from mfopt.experiments.runner import cores
     from mfopt.experiments.studies import engine, output
 
-    if artifacts is not None:
-        return write_study(study, artifacts, store, **how)
-    outcome, made = engine.run(study, store, **how)
-    return outcome, made, [] if out is None else output.write(out, study, outcome, made)
-
-
-def _say(outcome: Any, written: list[Path]) -> None:
-    for finding in outcome.findings:
-        display.print_text(finding)
-    for path in written:
-        click.echo(f"wrote {path}", err=True)
+    _check_places(studies, out, artifacts, jobs, force)
+    store, loud = Cache(cache or default_folder()), not quiet and not as_json
+    said: dict[str, Any] = {}
+    together = [study for study in studies if not study.alone]
+    with Live(loud) as live:
+        for study in studies:
+            if study.alone:
+                engine.run_cells([study], store, progress=live)
+        jobs = jobs or (cores() if several else None)
+        engine.run_cells(together, store, jobs=jobs, progress=live)
+    for study in studies:  # from the cells
+        if artifacts is not None:
+            outcome, made, written = write_study(study, artifacts, store)
+        else:
+            outcome, made = engine.run(study, store)
+            written = [] if out is None else output.write(out, study, outcome, made)
+        said[study.name] = output.described(study, outcome, made)
+        if not loud:
+            continue
+        display.print_text(f"{study.name}: {outcome.title}" if several else outcome.title, "bold")
+        if not several:
+            display.columns(*output.table(outcome))
+            click.echo()
+        for finding in outcome.findings:
+            display.print_text(finding)
+        for path in written:
+            click.echo(f"wrote {path}", err=True)
+    if as_json:
+        display.json_object(said if several else said[studies[0].name])
 
 
 @click.command(name=EVERY, cls=options.Command)
 @_shared
-def every(
-    out: Path | None,
-    artifacts: Path | None,
-    jobs: int | None,
-    cache: Path | None,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def every(**given: Any) -> None:
     """Run the studies at their default sizes, with one pool of processes.
 
     Studies that measure time run first and alone, then the cells of the others, as many in parallel
@@ -207,28 +201,9 @@ def every(
     Example:
       mfopt experiment all --out studies
     """
-    from mfopt.experiments.cache import Cache, default_folder
-    from mfopt.experiments.runner import cores
-    from mfopt.experiments.studies import STUDIES, engine, find, output
+    from mfopt.experiments.studies import STUDIES, find
 
-    studies = [find(name)().check() for name in STUDIES]
-    _check_places(studies, out, artifacts, jobs, force)
-    store = Cache(cache or default_folder())
-    together = [study for study in studies if not study.alone]
-    with Live(not quiet and not as_json) as live:
-        for study in studies:
-            if study.alone:
-                engine.run_cells([study], store, progress=live)
-        engine.run_cells(together, store, jobs=jobs or cores(), progress=live)
-    said = {}
-    for study in studies:
-        outcome, made, written = _made(study, out, artifacts, store)
-        said[study.name] = output.described(study, outcome, made)
-        if not quiet and not as_json:
-            display.print_text(f"{study.name}: {outcome.title}", "bold")
-            _say(outcome, written)
-    if as_json:
-        display.json_object(said)
+    _run([find(name)().check() for name in STUDIES], several=True, **given)
 
 
 def _check_places(
@@ -239,7 +214,7 @@ def _check_places(
     force: bool,
 ) -> None:
     """Refuse what cannot be before anything is computed; folders that are not there are made."""
-    from mfopt.experiments import plots
+    from mfopt.experiments import manifest, plots
     from mfopt.experiments.studies import output
 
     if jobs is not None:
@@ -247,6 +222,8 @@ def _check_places(
     for name, folder in (("out", out), ("artifacts", artifacts)):
         if folder is not None:
             options.folder(name, folder)
+    if artifacts is not None:
+        manifest.read_manifest(artifacts)  # a damaged one
     if out is not None:
         plots.check_outputs(
             [path for study in studies for path in output.outputs(study, out)], force=force
