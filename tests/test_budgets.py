@@ -21,7 +21,7 @@ LINES = {
     "mfopt": 3_300,
     "mfopt/accounting": 15_000,
     "mfopt/calibration": 200,
-    "mfopt/experiments": 11_000,
+    "mfopt/experiments": 10_950,
     "mfopt/factorization": 750,
     "mfopt/noise": 3_900,
     "mfopt/optimize": 4_450,
@@ -29,9 +29,9 @@ LINES = {
     "mfopt/strategies": 2_400,
     "mfopt/testing": 1_200,
     "mfopt/torch": 1_350,
-    "mfopt/training": 9_550,
+    "mfopt/training": 9_450,
     "cli": 5_000,
-    "tests": 37_100,
+    "tests": 37_050,
 }
 # of the main job
 MAIN_JOB = {

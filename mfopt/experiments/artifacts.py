@@ -11,15 +11,7 @@ from typing import Any
 
 from mfopt import _check, _files
 from mfopt._version import __version__
-from mfopt.experiments import (
-    auditing,
-    comparison,
-    decision_plots,
-    families,
-    figures,
-    plots,
-    spent,
-)
+from mfopt.experiments import auditing, comparison, decision_plots, families, figures, plots, spent
 from mfopt.experiments.cache import Cache, Cell, Result, code_digest
 from mfopt.experiments.manifest import MANIFEST as MANIFEST
 from mfopt.experiments.manifest import commit as commit
@@ -31,13 +23,7 @@ from mfopt.experiments.manifest import (
     with_needs,
 )
 from mfopt.experiments.manifest import note as note
-from mfopt.experiments.mechanisms import (
-    AmplifiedCell,
-    CertifiedCell,
-    Goal,
-    SigmaCell,
-    strategy_of,
-)
+from mfopt.experiments.mechanisms import AmplifiedCell, CertifiedCell, Goal, SigmaCell, strategy_of
 from mfopt.experiments.runner import cores, first_cells, run_all
 from mfopt.experiments.studies import STUDIES, engine, find, output
 from mfopt.experiments.studies.noise_in_training import NoiseInTraining

@@ -78,11 +78,7 @@ def best(sizes: Mapping[tuple[str, float], Sequence[Row]]) -> list[Row]:
 
 
 def every_size(
-    setting: Comparison,
-    cache: Cache,
-    *,
-    jobs: int | None = None,
-    progress: Report = silent,
+    setting: Comparison, cache: Cache, *, jobs: int | None = None, progress: Report = silent
 ) -> dict[tuple[str, float], list[Row]]:
     """Rows for every size that was tried, by family and ε.
 
@@ -128,6 +124,14 @@ def improvement(row: Row, baseline: Row) -> Change:
     )
 
 
+def least(rows: Sequence[Row]) -> dict[float, float]:
+    """The least RMSE at each ε."""
+    return {
+        epsilon: min(row.rmse for row in rows if row.epsilon == epsilon)
+        for epsilon in dict.fromkeys(row.epsilon for row in rows)
+    }
+
+
 def by_key(rows: Sequence[Row]) -> dict[tuple[str, float], Row]:
     """Rows by family and ε."""
     return {(row.family, row.epsilon): row for row in rows}
@@ -160,12 +164,12 @@ def table(rows: Sequence[Row], baseline: str | None = None) -> tuple[list[str], 
     found = by_key(rows)
     epsilons = list(dict.fromkeys(row.epsilon for row in rows))
     gains = improvements(rows, baseline) if baseline else {}
-    least = {e: min(row.rmse for row in rows if row.epsilon == e) for e in epsilons}
+    lowest = least(rows)
 
     def cell(key: tuple[str, float]) -> str:
         if (row := found.get(key)) is None:
             return "-"
-        mark = "*" if row.rmse == least[row.epsilon] else ""
+        mark = "*" if row.rmse == lowest[row.epsilon] else ""
         size = f" ({row.size})" if row.size else ""
         change = f" {_change(gains[key].percent)}" if key in gains else ""
         return f"{number(row.rmse)}{mark}{size}{change}"

@@ -91,7 +91,7 @@ def error_figure(setting: Comparison, rows: Sequence[Row], baseline: str | None)
 
     Below each ε stands the least RMSE of all.
     """
-    chosen, least = best_families(rows, baseline), _least(rows)
+    chosen, least = best_families(rows, baseline), comparison.least(rows)
     figure = Figure(figsize=(8.6, 5.2), layout="constrained")
     axis = figure.subplots()
     ends = []
@@ -260,7 +260,7 @@ def best_families(rows: Sequence[Row], baseline: str | None = None) -> list[str]
 
     Of those that differ in their size alone there is one, the best.
     """
-    least = _least(rows)
+    least = comparison.least(rows)
     excess: dict[str, list[float]] = {}
     for row in rows:
         excess.setdefault(row.family, []).append(math.log(row.rmse / least[row.epsilon]))
@@ -272,13 +272,6 @@ def best_families(rows: Sequence[Row], baseline: str | None = None) -> list[str]
     if baseline in excess and baseline not in chosen:
         chosen[-1] = baseline
     return chosen
-
-
-def _least(rows: Sequence[Row]) -> dict[float, float]:
-    least: dict[float, float] = {}
-    for row in rows:
-        least[row.epsilon] = min(row.rmse, least.get(row.epsilon, math.inf))
-    return least
 
 
 def _panels(
@@ -376,7 +369,7 @@ def figures(
     baseline: str | None,
     parameters: int | None = None,
 ) -> Iterator[tuple[str, Figure]]:
-    """Every plot of a comparison with the part of its file's name; arguments as of :func:`write`.
+    """Every plot of a comparison with the part of its file's name.
 
     Args:
       setting, rows, sizes, baseline, parameters: as of :func:`write`.

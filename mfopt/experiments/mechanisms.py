@@ -350,11 +350,7 @@ class ProvenCell(Cell):
         strategy = strategy_of(source)
         mechanism = Mechanism(goal.scheme(strategy), strategy)
         found = account(
-            mechanism,
-            epsilon=goal.epsilon,
-            delta=goal.delta,
-            seed=goal.seed,
-            samples=self.samples,
+            mechanism, epsilon=goal.epsilon, delta=goal.delta, seed=goal.seed, samples=self.samples
         )
         at_one = float(query_error.rmse(PrefixSums(), strategy, goal.iterations))
         record = {

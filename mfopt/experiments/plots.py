@@ -24,6 +24,7 @@ DASHES = ("-", "--", ":", "-.")
 FORMATS = ("png", "svg")
 EVERY = ("csv", "json", "txt", *FORMATS)  # kinds of files
 _DPI = 150
+_LETTER = 0.026  # width of one, as a share of an axis
 
 
 class Curve(NamedTuple):
@@ -54,7 +55,6 @@ class Panel(NamedTuple):
       title, x_label, y_label: with units.
       log_x, log_y: logarithmic axes.
       zero_line: draw a line at y = 0.
-      annotate: a text for each point, by curve, or None.
       lines: False draws points, and bars with caps in place of bands.
       names: of the places 0, 1, ... on the vertical axis, from the top down, in place of numbers;
         bars then lie along x. Panels of a row have them in common.
@@ -67,7 +67,6 @@ class Panel(NamedTuple):
     log_x: bool = True
     log_y: bool = False
     zero_line: bool = False
-    annotate: Sequence[Sequence[str]] | None = None
     lines: bool = True
     y_range: tuple[float, float] | None = None
     vertical: tuple[float, str] | None = None
@@ -153,16 +152,6 @@ def _panel(axis: Axes, panel: Panel, labels: Sequence[str], handles: dict[str, A
                 reach = np.stack([middle - curve.low, np.asarray(curve.high) - middle])
                 bars: Any = {"xerr" if panel.names else "yerr": reach}
                 axis.errorbar(curve.x, curve.y, fmt="none", ecolor=colour, capsize=3, **bars)
-        if panel.annotate is not None:
-            for x, y, text in zip(curve.x, curve.y, panel.annotate[index], strict=True):
-                axis.annotate(
-                    text,
-                    (x, y),
-                    textcoords="offset points",
-                    xytext=(4, 4),
-                    fontsize=7,
-                    color="0.25",
-                )
     if panel.vertical is not None:
         axis.axvline(panel.vertical[0], color="0.6", linestyle=":", linewidth=1)
     axis.set_title(panel.title, fontsize="medium")
@@ -238,13 +227,8 @@ def _ticks(axis: Any, values: Sequence[float]) -> None:
     axis.set_major_formatter(FixedFormatter(labels))
 
 
-def apart(places: np.ndarray, texts: Sequence[str], letter: float = 0.026) -> np.ndarray:
+def apart(places: np.ndarray, texts: Sequence[str]) -> np.ndarray:
     """Mask of the ascending places to label: both ends, and those with room beside earlier labels.
-
-    Args:
-      places: along the axis.
-      texts: their names.
-      letter: width of a letter, as a share of the range.
 
     >>> apart(np.array([0.0, 5.0, 5.2, 9.9, 10.0]), ["0", "5", "5.2", "9.9", "10"])
     array([ True,  True, False, False,  True])
@@ -256,7 +240,7 @@ def apart(places: np.ndarray, texts: Sequence[str], letter: float = 0.026) -> np
     for index in range(1, len(places) - 1):
         if all(
             abs(shares[index] - shares[other])
-            >= letter * (len(texts[index]) + len(texts[other])) / 2
+            >= _LETTER * (len(texts[index]) + len(texts[other])) / 2
             for other in (last, -1)
         ):
             named[index], last = True, index

@@ -188,10 +188,7 @@ def shares(jobs: int) -> list[tuple[int, ...]]:
     return [places[i % len(places) :: jobs] if places else () for i in range(jobs)]
 
 
-def _begin(
-    modules: list[str],
-    mine: multiprocessing.SimpleQueue[tuple[int, ...]],
-) -> None:
+def _begin(modules: list[str], mine: multiprocessing.SimpleQueue[tuple[int, ...]]) -> None:
     """A worker's first call: its own kinds, its own cores, and no more threads than these.
 
     More threads, of JAX or of the BLAS, would wait for one another, in all workers at once, for
@@ -222,10 +219,7 @@ def workers(jobs: int) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
     for share in shares(jobs):
         own.put(share)
     with concurrent.futures.ProcessPoolExecutor(
-        jobs,
-        mp_context=context,
-        initializer=_begin,
-        initargs=(_own_modules(), own),
+        jobs, mp_context=context, initializer=_begin, initargs=(_own_modules(), own)
     ) as pool:
         try:
             yield pool

@@ -167,8 +167,7 @@ def _(scheme: FixedOrder, strategy: Strategy, group_size: int = 1) -> Attack:
     return Attack(modes.T, score)
 
 
-@participations.register(BallsInBins)
-@participations.register(FixedOrder)
+@participations.register
 def _(scheme: BallsInBins | FixedOrder, units: int, rng: np.random.Generator) -> np.ndarray:
     # every bin equally often: balls-in-bins without the noise of throwing
     result: np.ndarray = (
@@ -206,38 +205,25 @@ def _independent(strategy: Strategy, n: int, chance: float, groups: int, group_s
     return Attack(columns.T, score)
 
 
-def _coins(n: int, units: int, rng: np.random.Generator, chance: float, groups: int) -> np.ndarray:
+def _coins(scheme: Poisson | CyclicPoisson | FixedBatch) -> tuple[float, int]:
+    """Chance of a unit in an iteration of its group, and the number of groups."""
+    if isinstance(scheme, FixedBatch):
+        return scheme.batch_size / scheme.population, 1
+    return scheme.probability, scheme.bands if isinstance(scheme, CyclicPoisson) else 1
+
+
+@attack_on.register
+def _(
+    scheme: Poisson | CyclicPoisson | FixedBatch, strategy: Strategy, group_size: int = 1
+) -> Attack:
+    return _independent(strategy, scheme.length, *_coins(scheme), group_size)
+
+
+@participations.register
+def _(
+    scheme: Poisson | CyclicPoisson | FixedBatch, units: int, rng: np.random.Generator
+) -> np.ndarray:
+    (chance, groups), n = _coins(scheme), scheme.iterations
     chosen = rng.random((units, n)) < chance
     result: np.ndarray = chosen & (np.arange(n) % groups == (np.arange(units) % groups)[:, None])
     return result
-
-
-@attack_on.register
-def _(scheme: Poisson, strategy: Strategy, group_size: int = 1) -> Attack:
-    return _independent(strategy, scheme.length, scheme.probability, 1, group_size)
-
-
-@attack_on.register
-def _(scheme: CyclicPoisson, strategy: Strategy, group_size: int = 1) -> Attack:
-    return _independent(strategy, scheme.length, scheme.probability, scheme.bands, group_size)
-
-
-@attack_on.register
-def _(scheme: FixedBatch, strategy: Strategy, group_size: int = 1) -> Attack:
-    chance = scheme.batch_size / scheme.population
-    return _independent(strategy, scheme.length, chance, 1, group_size)
-
-
-@participations.register
-def _(scheme: Poisson, units: int, rng: np.random.Generator) -> np.ndarray:
-    return _coins(scheme.iterations, units, rng, scheme.probability, 1)
-
-
-@participations.register
-def _(scheme: CyclicPoisson, units: int, rng: np.random.Generator) -> np.ndarray:
-    return _coins(scheme.iterations, units, rng, scheme.probability, scheme.bands)
-
-
-@participations.register
-def _(scheme: FixedBatch, units: int, rng: np.random.Generator) -> np.ndarray:
-    return _coins(scheme.iterations, units, rng, scheme.batch_size / scheme.population, 1)

@@ -29,12 +29,7 @@ from mfopt.training.export import export_model
 from mfopt.training.loop import Execution, Trainer
 from mfopt.training.models import Model
 from mfopt.training.models.gpt2 import GPT2Config, LoRAConfig
-from mfopt.training.models.huggingface import (
-    gpt2_model,
-    gpt2_shapes,
-    load_pretrained,
-    read_config,
-)
+from mfopt.training.models.huggingface import gpt2_model, gpt2_shapes, load_pretrained, read_config
 from mfopt.training.models.nnx_model import from_nnx
 from mfopt.training.optimizers import make_optimizer, schedule
 from mfopt.training.tokenizers import Tokenizer

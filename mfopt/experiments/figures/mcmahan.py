@@ -56,9 +56,7 @@ def accounted(context: Context, asked: Sequence[PrintedEpsilon]) -> list[tuple[f
     """(ε of this library's moments accountant, its tightest ε) of each."""
     cells = {
         one: AccountCell(
-            Poisson(one.cohort / one.users, one.rounds),
-            noise_multiplier=one.noise,
-            delta=one.delta,
+            Poisson(one.cohort / one.users, one.rounds), noise_multiplier=one.noise, delta=one.delta
         )
         for one in asked
     }

@@ -14,13 +14,7 @@ from scipy import stats
 
 from mfopt.experiments.decision_plots import improvement_panel
 from mfopt.experiments.families import WIDTHS, Comparison
-from mfopt.experiments.figures.context import (
-    Builder,
-    Context,
-    Drawing,
-    Figures,
-    banded,
-)
+from mfopt.experiments.figures.context import Builder, Context, Drawing, Figures, banded
 from mfopt.experiments.mechanisms import AmplifiedCell, Goal, SigmaCell
 from mfopt.experiments.plots import Panel
 from mfopt.experiments.tables import csv_text

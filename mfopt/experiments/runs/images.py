@@ -16,11 +16,7 @@ from mfopt.accounting import Mechanism, account
 from mfopt.experiments.cache import Cell, Result
 from mfopt.experiments.mechanisms import Cooldown, ProvenCell, strategy_of, workload_of
 from mfopt.sampling import FixedOrder
-from mfopt.training.batching import (
-    charged_delta,
-    displacement_probability,
-    smallest_batch_size,
-)
+from mfopt.training.batching import charged_delta, displacement_probability, smallest_batch_size
 
 if TYPE_CHECKING:
     from mfopt.experiments.runs.pictures import Pictures

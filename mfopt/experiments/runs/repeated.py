@@ -108,8 +108,7 @@ class Runs:
             rate = learning_rate_of(fitted, execution)
         state = trainer.init(secret.key("noise"))
         state = dataclasses.replace(
-            state,
-            optimizer=optax.tree.set(state.optimizer, step_size=jax.numpy.float32(rate)),
+            state, optimizer=optax.tree.set(state.optimizer, step_size=jax.numpy.float32(rate))
         )
         if not self._before:
             self._before = self._evaluated(self._params)

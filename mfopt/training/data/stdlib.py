@@ -27,15 +27,7 @@ from mfopt.training.data.builder import HoldOut
 from mfopt.training.data.sources import FileTree, Item, walk
 
 # Tests, demonstrations, bundled applications, and what is installed beside the library.
-_LEFT_OUT = {
-    "dist-packages",
-    "idlelib",
-    "lib2to3",
-    "site-packages",
-    "test",
-    "tests",
-    "turtledemo",
-}
+_LEFT_OUT = {"dist-packages", "idlelib", "lib2to3", "site-packages", "test", "tests", "turtledemo"}
 _SALT = "mfopt"
 _PUBLIC_SHARE = 0.25
 

@@ -27,13 +27,7 @@ except ModuleNotFoundError as problem:
     raise _extras.missing(problem) from None
 
 from mfopt import _check, _files
-from mfopt.training.models.gpt2 import (
-    GPT2,
-    GPT2Config,
-    LoRAConfig,
-    initial_value,
-    partition_spec,
-)
+from mfopt.training.models.gpt2 import GPT2, GPT2Config, LoRAConfig, initial_value, partition_spec
 from mfopt.training.models.model import Model, PyTree
 from mfopt.training.models.nnx_model import from_nnx, nest, pick
 
@@ -54,11 +48,7 @@ _SHAPE = ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "n_inner")
 
 
 def gpt2_model(
-    config: GPT2Config,
-    *,
-    lora: LoRAConfig | None = None,
-    base: PyTree | None = None,
-    seed: int = 0,
+    config: GPT2Config, *, lora: LoRAConfig | None = None, base: PyTree | None = None, seed: int = 0
 ) -> Model:
     """A GPT-2 to train: all parameters, or adapters only where ``lora`` is given.
 
@@ -263,8 +253,7 @@ def save_pretrained(folder: str | Path, config: GPT2Config, params: PyTree) -> N
         for path, name in _tensor_names(config)
     }
     _files.write(
-        folder / WEIGHTS,
-        lambda stream: save_file(tensors, stream.name, metadata={"format": "pt"}),
+        folder / WEIGHTS, lambda stream: save_file(tensors, stream.name, metadata={"format": "pt"})
     )
     facts = {name: getattr(config, name) for name in _SHAPE} | _REQUIRED
     facts |= {
