@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import importlib.util
 import json
+import os
 import re
 import sys
 import types
@@ -145,6 +146,20 @@ def test_every_page_is_in_the_navigation():
     for page in PAGES:
         if page.parts[0] == "docs":
             assert page.relative_to("docs").as_posix() in config, page
+
+
+def test_every_page_is_two_clicks_from_the_first():
+    """By links in the pages alone; the site's tabs lead to each section besides."""
+    clicks, todo = {"index.md": 0}, ["index.md"]
+    for page in todo:
+        text = (ROOT / "docs" / page).read_text()
+        for target in re.findall(r"\]\(([^)#:\s]+\.md)", text):
+            found = os.path.normpath(Path(page).parent / target)
+            if not found.startswith("..") and found not in clicks:
+                clicks[found] = clicks[page] + 1
+                todo.append(found)
+    pages = {str(page.relative_to("docs")) for page in PAGES if page.parts[0] == "docs"}
+    assert pages == clicks.keys() and max(clicks.values()) <= 2, pages ^ clicks.keys()
 
 
 def test_each_message_of_the_faq_is_one_that_is_said():

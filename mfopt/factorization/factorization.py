@@ -9,7 +9,20 @@ from mfopt.factorization.record import Record
 
 
 class Factorization(Record):
-    __doc__ = Record.__doc__
+    """A strategy matrix C with the noise multiplier and the statement that belong together.
+
+    The mechanism adds σ·clip_norm·(C⁻¹ z)_t, z standard normal, to the *sum* of clipped
+    contributions of iteration t.
+
+    Attributes:
+      strategy: C.
+      noise_multiplier: σ relative to the clip norm, for C as stored.
+      sampling: who takes part when; the loader must execute exactly this.
+      workload: A, on which the error is measured.
+      guarantee: the (ε, δ) statement; ``guarantee.status`` says whether it is certified.
+      history: optimization history, rows (seconds, loss, σ), shape (evaluations, 3).
+      provenance: version, command, seed policy, device, date.
+    """
 
     @property
     def proved_here(self) -> bool:

@@ -20,20 +20,7 @@ from mfopt.workloads import Workload
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Record:
-    """A strategy matrix C with the noise multiplier and the statement that belong together.
-
-    The mechanism adds σ·clip_norm·(C⁻¹ z)_t, z standard normal, to the *sum* of clipped
-    contributions of iteration t.
-
-    Attributes:
-      strategy: C.
-      noise_multiplier: σ relative to the clip norm, for C as stored.
-      sampling: who takes part when; the loader must execute exactly this.
-      workload: A, on which the error is measured.
-      guarantee: the (ε, δ) statement; ``guarantee.status`` says whether it is certified.
-      history: optimization history, rows (seconds, loss, σ), shape (evaluations, 3).
-      provenance: version, command, seed policy, device, date.
-    """
+    """Fields and numbers of a factorization: see :class:`mfopt.Factorization`."""
 
     strategy: Strategy
     noise_multiplier: float
