@@ -18,7 +18,7 @@ from mfopt._float64 import compiled, float64
 from mfopt.strategies import (
     Array,
     Banded,
-    CyclicBlocks,
+    Buffered,
     Strategy,
     TimeScaled,
     ToeplitzStrategy,
@@ -110,7 +110,7 @@ def _time_scaled(strategy: TimeScaled, workload: Workload, n: int) -> Array:
 
 
 @variances.register
-def _cyclic_blocks(strategy: CyclicBlocks, workload: Workload, n: int) -> Array:
+def _buffered(strategy: Buffered, workload: Workload, n: int) -> Array:
     return _time_scaled(TimeScaled(strategy), workload, n)
 
 

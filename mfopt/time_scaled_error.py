@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from mfopt import _row_variances
 from mfopt.strategies import (
     BLT,
-    CyclicBlocks,
+    Buffered,
     Strategy,
     TimeScaled,
     ToeplitzStrategy,
@@ -104,10 +104,10 @@ def by_covariances(
     return jnp.cumsum(rates * (2 * both - gained))
 
 
-@through.register(CyclicBlocks)
+@through.register(Buffered)
 @through.register(WaveBLT)
 def by_state(
-    base: CyclicBlocks | WaveBLT,
+    base: Buffered | WaveBLT,
     rows: jax.Array,
     columns: jax.Array,
     rates: jax.Array,

@@ -24,14 +24,14 @@ LINES = {
     "mfopt/experiments": 10_950,
     "mfopt/factorization": 750,
     "mfopt/noise": 3_900,
-    "mfopt/optimize": 4_450,
+    "mfopt/optimize": 4_500,
     "mfopt/sampling": 1_350,
-    "mfopt/strategies": 2_400,
+    "mfopt/strategies": 2_520,
     "mfopt/testing": 1_200,
     "mfopt/torch": 1_350,
     "mfopt/training": 9_450,
     "cli": 5_000,
-    "tests": 37_050,
+    "tests": 37_150,
 }
 # of the main job
 MAIN_JOB = {

@@ -133,6 +133,21 @@ def test_likelihood_and_ceilings_are_those_of_all_patterns(
             assert excess < 1e-12
 
 
+@pytest.mark.parametrize(("bands", "n"), [(1, 5), (5, 12), (20, 70)])
+def test_a_product_with_overlaps_and_its_gradient_are_those_of_the_overlaps(bands, n):
+    rng, inside = np.random.default_rng(0), np.add.outer(np.arange(bands), np.arange(n)) < n
+    columns, slope = (np.where(inside, rng.normal(size=(bands, n)), 0) for _ in range(2))
+
+    @float64
+    def both(product):
+        return jax.value_and_grad(product)(jnp.asarray(columns))
+
+    found = both(lambda x: band.gram_product(jnp.asarray(slope), x))
+    expected = both(lambda x: jnp.sum(slope * band.gram(x)))
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-12)
+    np.testing.assert_allclose(inside * found[1], inside * expected[1], atol=1e-12)
+
+
 @pytest.mark.release
 def test_the_ceiling_holds_where_a_bin_overlaps_both_neighbours():
     scheme, matrix = FreshBins(3, 6, 2), drawn(3, 6, 3)

@@ -160,6 +160,7 @@ def test_methods_and_buffers_are_those_of_the_structure():
         "banded-inverse-sqrt": (Ring, 4),
         "tree": (Modal, 5),
         "cyclic-blocks": (Modal, 4),
+        "cleared-blt": (Modal, 4),
         "wave-blt": (Modal, 4),
         "time-scaled": (Modal, 2),
     }

@@ -39,6 +39,7 @@ SCHEME = BallsInBins(bins=6, epochs=3)
 N = SCHEME.iterations
 PREFIX = workloads.PrefixSums()
 KINDS = ("toeplitz", "banded-toeplitz", "blt", "cyclic-blocks", "wave-blt", "banded", "dense")
+KINDS += ("cleared-blt",)
 IDENTITY = types.SimpleNamespace(strategy=S.Identity())
 
 
@@ -57,7 +58,7 @@ def test_parameterization_round_trip(kind):
     strategy = every_strategy(N)[kind]
     mapping = of(strategy, N)
     matrix = np.asarray(strategy.materialize(N))
-    if kind in ("toeplitz", "banded-toeplitz", "cyclic-blocks", "wave-blt"):
+    if kind not in ("blt", "banded", "dense"):
         matrix = matrix / matrix[0, 0]  # Toeplitz kinds fix the scale
     with jax.enable_x64(True):
         built = mapping.build(jnp.asarray(mapping.start))
@@ -69,6 +70,16 @@ def test_parameterization_round_trip(kind):
             jnp.asarray(5 * np.random.default_rng(0).normal(size=mapping.start.shape))
         )
         jax.tree.map(np.asarray, wild).check_entries(N)
+
+
+def test_parameters_of_a_band_are_correlated_as_its_coefficients_are_smooth():
+    """Unit steps move the logarithms of lags j and k together, the more the nearer log j, log k."""
+    mapping = of(S.BandedToeplitz(np.ones(6)), N)
+    with jax.enable_x64(True):
+        slope = jax.jacobian(lambda x: jnp.log(mapping.build(x).coefs[1:]))(jnp.zeros(5))
+    lag = np.arange(2, 7)
+    expected = np.minimum.outer(lag, lag) / np.maximum.outer(lag, lag)
+    np.testing.assert_allclose(np.asarray(slope) @ np.asarray(slope).T, expected, atol=1e-12)
 
 
 def test_kinds_without_parameters_are_refused():
@@ -632,6 +643,21 @@ def test_buffers_are_added_with_little_change(decay):
     assert np.sum(grown.scale) == pytest.approx(0.4, rel=1e-12)
     change = np.asarray(grown.toeplitz_coefs(N)) - np.asarray(blt.toeplitz_coefs(N))
     assert change[0] == 0 and 0 < np.max(np.abs(change)) + (decay == [0.0]) < 1.2
+
+
+def test_a_cleared_blt_begins_with_the_arrays_that_it_may_keep():
+    for bins in (1, 3, 32, 128):
+        for buffers in (1, 2, 3, 4, 8, 12, 16):
+            start = starts.cleared(buffers, bins)
+            start.check_entries(N)
+            assert start.buffers <= buffers and start.column_bands(10**4) <= bins
+            assert bins < 128 or start.buffers == buffers
+    few, many = (starts.cleared(buffers, 32) for buffers in (4, 8))
+    size = kinds.Size(N, 32, bands=1, buffers=8)
+    grown = kinds.find("cleared-blt").convert(few, size)
+    assert grown.blocks == many.blocks and np.array_equal(grown.decay, few.decay)
+    assert kinds.find("cleared-blt").convert(few, size._replace(buffers=16)) is None
+    assert kinds.find("cleared-blt").convert(S.Identity(), size) is None
 
 
 def test_a_wave_keeps_its_form_when_buffers_are_added():

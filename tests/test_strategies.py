@@ -36,6 +36,9 @@ def every_strategy(n, seed=0):
             np.array([0.3, 0.02]),
             np.array([0.5, 0.9]),
         ),
+        S.ClearedBLT(  # of three blocks of the second one has one step
+            np.array([0.3, 0.1]), np.array([0.5, 0.9]), periods=(3, 5), blocks=(1, 3), gain=1.3
+        ),
         S.WaveBLT(np.array([0.3]), np.array([0.5]), 0.2, 0.9, 0.8, 0.7, -3.0, 1.3),
         S.TimeScaled(
             S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])),
@@ -104,6 +107,32 @@ def test_cyclic_blocks_forget_within_a_period():
     np.testing.assert_allclose((near - matrix)[14, :14], 0.3 * 0.5 ** np.arange(13, -1, -1))
     with pytest.raises(UsageError, match="period"):
         S.CyclicBlocks(np.ones(3), np.ones(2), nothing, nothing)
+
+
+def test_a_cleared_blt_is_a_blt_until_its_blocks_begin_again():
+    """Each exponential ends with the period of its own block, and is whole until then."""
+    n, (scale, decay) = 30, ([0.3, 0.2], [0.5, 0.9])
+    periods, blocks = (4, 10), (2, 3)
+    found = S.ClearedBLT(np.array(scale), np.array(decay), periods, blocks, np.array(2.0))
+    expected = 2 * np.eye(n)
+    for i, period in enumerate(periods):
+        length = -(-period // blocks[i])
+        for s in range(n):
+            begin = s // period * period + s % period // length * length
+            for t in range(s + 1, min(begin + period, n)):
+                expected[t, s] += 2 * scale[i] * decay[i] ** (t - s - 1)
+    np.testing.assert_allclose(found.materialize(n), expected, atol=1e-15)
+    assert found.column_bands(n) == 10 and found.buffers == 5
+    assert expected[9, 0] > 0 and not np.any(np.tril(expected, -10))
+    parameters = np.ones(1), np.ones(1)
+    for periods, blocks, why in (
+        ((4, 4), (1,), "equally long"),
+        ((4,), (5,), "at most its period"),
+        (4, (1,), "list"),
+        ((0,), (1,), "at least 1"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            S.ClearedBLT(*parameters, periods, blocks)
 
 
 def test_blt_inverse_is_a_blt_also_for_coinciding_decays():

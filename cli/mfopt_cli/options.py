@@ -120,6 +120,7 @@ class StrategyName(click.ParamType):  # type: ignore[type-arg]  # no runtime arg
         "toeplitz",
         "banded-toeplitz",
         "cyclic-blocks",
+        "cleared-blt",
         "wave-blt",
         "banded",
         "dense",

@@ -28,7 +28,7 @@ from mfopt.optimize import kinds, sizes
 from mfopt.sampling import BinScheme
 from mfopt.strategies import registered
 
-FRESH_BANDS = 16  # of a C optimized under fresh bins: its search takes long, and few are enough
+FRESH_BANDS = 16  # of the C of the studies and figures under fresh bins
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 FIXED, FIXED_ORDER, AMPLIFIED = "closed form", "optimized without amplification", "optimized"
 
@@ -70,7 +70,7 @@ class Family(NamedTuple):
         if not self.bands:
             return (0,)
         if self.sampling == FRESH:  # fewer bands are among more
-            return (max((w for w in s.widths if w <= min(s.bins, FRESH_BANDS)), default=1),)
+            return (max((w for w in s.widths if w <= s.bins), default=1),)
         if self.found == AMPLIFIED:
             # one search for each ε is much work, and as many as an epoch has steps are the best of
             # all at a large ε
@@ -157,6 +157,14 @@ FAMILIES: dict[str, Family] = {
     ),
     "banded-toeplitz-scaled+fresh-bins": Family(
         "banded Toeplitz scaled, fresh bins", "banded-toeplitz", FRESH, scaled=True, bands=True
+    ),
+    "cleared-blt-8-scaled+fresh-bins": Family(
+        "cleared BLT (8), scaled, fresh bins",
+        "cleared-blt",
+        FRESH,
+        scaled=True,
+        buffers=8,
+        slow=True,
     ),
     "cyclic-blocks-5-scaled": Family(
         "cyclic blocks (5), time-scaled", "cyclic-blocks", scaled=True, buffers=5

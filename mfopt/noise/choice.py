@@ -87,9 +87,10 @@ def _blt(strategy: strategies.BLT, n: int, past: Past) -> Modal:
     return Modal(gain[None], scale[None], decay[None], np.ones((1, len(decay))))
 
 
+@recursion.register(strategies.ClearedBLT)
 @recursion.register(strategies.CyclicBlocks)
 @recursion.register(strategies.WaveBLT)
-def _buffered(strategy: strategies.CyclicBlocks | strategies.WaveBLT, n: int, past: Past) -> Modal:
+def _buffered(strategy: strategies.Buffered | strategies.WaveBLT, n: int, past: Past) -> Modal:
     read, decay, feed = (np.array(table) for table in strategy.tables(n))
     return Modal(1 / np.asarray(strategy.gain)[None], read, decay, feed)
 

@@ -386,6 +386,20 @@ register(
 )
 register(
     Kind(
+        "cleared-blt",
+        scalable=True,
+        starts=lambda size: [starts.cleared(size.buffers, size.bins)],
+        convert=lambda strategy, size: starts.same_cleared(strategy, size.buffers, size.bins),
+        parameterize=parameterization.cleared_blt,
+        parameters=lambda size: 6,
+        working=lambda size: float(size.n) * (size.buffers + 2) ** 2,
+        samples=2**13,
+        steps=100,
+        tolerance=2e-5,
+    )
+)
+register(
+    Kind(
         "wave-blt",
         twice=_BLT_RUN,
         scalable=True,

@@ -24,6 +24,7 @@ from mfopt.strategies import (
     BLT,
     Banded,
     BandedToeplitz,
+    ClearedBLT,
     CyclicBlocks,
     Dense,
     Strategy,
@@ -75,8 +76,22 @@ def toeplitz(strategy: Toeplitz, n: int) -> Parameterization:
 
 @float64
 def banded_toeplitz(strategy: BandedToeplitz, n: int) -> Parameterization:
-    """Logarithms of the coefficients inside the band, relative to the diagonal."""
-    return Parameterization(_log(np.asarray(strategy.coefs)[:n]), _build_banded_toeplitz)
+    """Logarithms of the coefficients inside the band, relative to the diagonal, made independent.
+
+    As logarithms z_k, k >= 1, they are badly conditioned: the error feels all lags of one octave
+    about alike, each of them alone the less the more there are. With x of unit covariance z has
+    covariance min(j, k)/max(j, k), lags counted from 2: smooth in log k, as the best C is.
+    """
+    logs, lags = _log(np.asarray(strategy.coefs)[:n]), np.arange(min(len(strategy.coefs), n))
+    start = np.diff((lags[1:] + 1) * logs, prepend=0.0) / _weights(len(logs))
+    return Parameterization(start, _build_banded_toeplitz)
+
+
+def _weights(count: int) -> np.ndarray:
+    """w with (k + 1) z_k = Σ_{j<=k} w_j x_j, shape (count,): a chain of correlations k/(k + 1)."""
+    weights: np.ndarray = np.sqrt(2.0 * np.arange(1, count + 1) + 1)
+    weights[:1] = 2.0
+    return weights
 
 
 def _build_toeplitz(x: jax.Array) -> Strategy:
@@ -84,7 +99,8 @@ def _build_toeplitz(x: jax.Array) -> Strategy:
 
 
 def _build_banded_toeplitz(x: jax.Array) -> Strategy:
-    return BandedToeplitz(_unit(x))
+    sums = jnp.cumsum(_weights(len(x)) * x)
+    return BandedToeplitz(_unit(sums / (jnp.arange(len(x)) + 2)))
 
 
 @float64
@@ -99,6 +115,23 @@ def blt(strategy: BLT, n: int) -> Parameterization:
 def _build_blt(x: jax.Array) -> Strategy:
     scale, decay = jnp.split(x, 2)
     return BLT(jnp.exp(scale), jax.nn.sigmoid(decay))
+
+
+@float64
+def cleared_blt(strategy: ClearedBLT, n: int) -> Parameterization:
+    """log ω and the logit of λ; periods and blocks stay."""
+    start = blt(BLT(strategy.scale, strategy.decay), n).start
+    return Parameterization(start, _BuildCleared(strategy.periods, strategy.blocks))
+
+
+@dataclasses.dataclass(frozen=True)
+class _BuildCleared:
+    periods: tuple[int, ...]
+    blocks: tuple[int, ...]
+
+    def __call__(self, x: jax.Array) -> Strategy:
+        scale, decay = jnp.split(x, 2)
+        return ClearedBLT(jnp.exp(scale), jax.nn.sigmoid(decay), self.periods, self.blocks)
 
 
 @float64

@@ -13,6 +13,8 @@ from mfopt.strategies.base import (
     registered,
 )
 from mfopt.strategies.blt import BLT
+from mfopt.strategies.buffered import Buffered
+from mfopt.strategies.cleared_blt import ClearedBLT
 from mfopt.strategies.cyclic_blocks import CyclicBlocks
 from mfopt.strategies.dense import Dense
 from mfopt.strategies.fields import Array, inner, parameter, setting
@@ -30,6 +32,8 @@ __all__ = [
     "BandedInverseSquareRoot",
     "BandedSquareRoot",
     "BandedToeplitz",
+    "Buffered",
+    "ClearedBLT",
     "CyclicBlocks",
     "Dense",
     "Identity",

@@ -10,19 +10,16 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 
 from mfopt import _check
 from mfopt._float64 import compiled, float64
-from mfopt.sampling import BallsInBins
 from mfopt.strategies import series
-from mfopt.strategies.base import Strategy
+from mfopt.strategies.buffered import Buffered, ages
 from mfopt.strategies.fields import Array, parameter
 
 
-class CyclicBlocks(Strategy):
+class CyclicBlocks(Buffered):
     """C[t, s] = g·(1[t = s] + Σ_i ω_i λ_i^(t-s-1) + feed[u]·read[v] where v < period), for any n.
 
     Step s lies u steps behind the beginning of its block, and t lies v behind that same beginning;
@@ -78,66 +75,17 @@ class CyclicBlocks(Strategy):
         near = jnp.where(lag >= 0, tail[jnp.clip(lag, 0)], 0)
         return jnp.asarray(self.gain) * (near + blocks)
 
-    @compiled()
-    def multiply(self, x: Array) -> Array:
-        x = jnp.asarray(x)
-        return jnp.asarray(self.gain) * self._stream(x, forward=True)
-
-    @compiled()
-    def solve(self, y: Array) -> Array:
-        return self._stream(jnp.asarray(y) / jnp.asarray(self.gain), forward=False)
-
-    @compiled("scheme")
-    def modes(self, scheme: BallsInBins) -> Array:
-        return self.weighted_modes(jnp.ones(scheme.iterations), scheme)
-
-    @compiled("scheme")
-    def weighted_modes(self, columns: Array, scheme: BallsInBins) -> Array:
-        """Weighted modes in O(n · bins · buffers): C times the indicator columns of each bin,
-        streamed."""
-        comb = jnp.arange(scheme.iterations)[:, None] % scheme.bins == jnp.arange(scheme.bins)
-        return self.multiply(jnp.asarray(columns)[:, None] * comb)
-
-    def _stream(self, x: jax.Array, *, forward: bool) -> jax.Array:
-        """C/g times ``x``, or its inverse, step by step; shape (n, ...)."""
-        flat = x.reshape(x.shape[0], -1)
-
-        def step(state: jax.Array, at: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
-            read, decay, feed, entering = at
-            past = read @ state
-            out = entering + past if forward else entering - past
-            kept = entering if forward else out  # the buffers hold what C is applied to
-            return decay[:, None] * state + feed[:, None] * kept[None, :], out
-
-        tables = tuple(jnp.asarray(table) for table in self.tables(x.shape[0]))
-        empty = jnp.zeros((tables[0].shape[1], flat.shape[1]), flat.dtype)
-        result: jax.Array = jax.lax.scan(step, empty, (*tables, flat))[1]
-        return result.reshape(x.shape)
-
-    def check_entries(self, n: int) -> None:
-        decay = np.asarray(self.decay)
-        if not np.all((decay >= 0) & (decay <= 1)):
-            raise _check.reject("decay", decay.tolist(), "every λ must lie in [0, 1]")
-        super().check_entries(n)
-
     @float64
     def tables(self, n: int) -> tuple[Array, Array, Array]:
-        """(read, decay, feed) of every buffer at every step, each of shape (n, buffers).
-
-        With s the buffers and w the outputs, C w = z is w_t = z_t/g - read_t·s_t and
-        s_{t+1} = decay_t s_t + feed_t w_t. Blocks come first, exponentials after them.
-        """
+        """(read, decay, feed) as :class:`Buffered` says: blocks first, exponentials after them."""
         period, length = len(self.read), len(self.feed)
-        first = length * np.arange(self.blocks)
-        phase = np.arange(self.check_size(n)) % period
-        behind = (phase[:, None] - first[None, :]) % period
-        open_now = behind < np.minimum(length, period - first)[None, :]
+        behind, taken = ages(self.check_size(n), period, length)
         begins = behind == 0
         shape = (n, len(self.scale))
         tables = (
             (jnp.where(begins, 0, jnp.asarray(self.read)[behind]), self.scale),
             (jnp.where(begins, 0.0, 1.0), self.decay),
-            (jnp.where(open_now, jnp.asarray(self.feed)[behind % length], 0), jnp.ones(shape[1])),
+            (jnp.where(taken, jnp.asarray(self.feed)[behind % length], 0), jnp.ones(shape[1])),
         )
         read, decay, feed = (
             jnp.concatenate([blocks, jnp.broadcast_to(jnp.asarray(each), shape)], axis=1)

@@ -57,8 +57,8 @@ from mfopt_cli.live import COMPILING, Live
     type=options.COUNT,
     default=4,
     show_default=True,
-    help="Buffers of blt, wave-blt (at least 4) and cyclic-blocks; by default no more than there "
-    "are iterations.",
+    help="Buffers of blt, wave-blt (at least 4), cyclic-blocks and cleared-blt; by default no more "
+    "than there are iterations.",
 )
 @options.option(
     "--memory",
@@ -70,7 +70,8 @@ from mfopt_cli.live import COMPILING, Live
     "--time-scale/--no-time-scale",
     default=None,
     help="Let C vary with time, by two diagonals around the form above: less error at the same "
-    "memory [default: on for blt, wave-blt, toeplitz, banded-toeplitz, cyclic-blocks].",
+    "memory [default: on for blt, wave-blt, toeplitz, banded-toeplitz, cyclic-blocks, "
+    "cleared-blt].",
 )
 @options.option(
     "--knots",
@@ -316,7 +317,7 @@ def _check_chosen(option: str, unused: list[Any], optimizer: str, objective: str
 # what each size is of, among the kinds that are known here; those of a plugin may take either
 _SIZED = {
     "bands": ("banded", "banded-toeplitz", "banded-sqrt", "banded-inverse-sqrt"),
-    "buffers": ("blt", "wave-blt", "cyclic-blocks"),
+    "buffers": ("blt", "wave-blt", "cyclic-blocks", "cleared-blt"),
 }
 
 

@@ -94,6 +94,23 @@ def gram(band: jax.Array) -> jax.Array:
     return result
 
 
+def gram_product(slope: jax.Array, band: jax.Array) -> jax.Array:
+    """<``slope``, MᵀM by :func:`gram`>, differentiable in M: shapes (bands, n) both.
+
+    With H the symmetric matrix whose lower band is ``slope``, off the diagonal halved, it is
+    <M, M H> and has the gradient 2 M H: products of tiles, in place of a sum for each lag.
+    """
+    own = tiles(band)
+    fixed = jax.lax.stop_gradient(own)
+    (top, low), (same, next_) = (jnp.split(x, 2, axis=1) for x in (fixed, tiles(slope)))
+    same, next_ = (same + jnp.swapaxes(same, 1, 2)) / 2, next_ / 2
+    ahead = jnp.pad(top[1:], ((0, 1), (0, 0), (0, 0)))
+    before = jnp.pad((low @ jnp.swapaxes(next_, 1, 2))[:-1], ((1, 0), (0, 0), (0, 0)))
+    moved = jnp.concatenate([top @ same + before, low @ same + ahead @ next_], axis=1)
+    value = jnp.sum(own * moved)
+    return 2 * value - jax.lax.stop_gradient(value)
+
+
 def factor(gram: jax.Array) -> jax.Array:
     """The lower-banded M with positive diagonal and MᵀM as given: the inverse of :func:`gram`.
 

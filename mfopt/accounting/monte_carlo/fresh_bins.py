@@ -155,11 +155,16 @@ class FreshBinsLaw(SampledLaw):
         )
         return result
 
+    def _columns(self, strategy: Strategy) -> jax.Array:
+        n = self.scheme.iterations
+        return jnp.asarray(strategy.banded_columns(n, strategy.most_bands(n)))
+
     def quadratic(self, strategy: Strategy) -> jax.Array:
         """Overlaps of columns, shape (bands, n)."""
-        n = self.scheme.iterations
-        bands = strategy.most_bands(n)
-        return band.gram(jnp.asarray(strategy.banded_columns(n, bands)))
+        return band.gram(self._columns(strategy))
+
+    def product(self, slope: jax.Array, strategy: Strategy) -> jax.Array:
+        return band.gram_product(slope, self._columns(strategy))
 
     def prepared(self, quadratic: jax.Array) -> Patterns:
         return pattern.from_gram(quadratic, self.scheme.bins, self.scheme.rethrow)

@@ -1,0 +1,91 @@
+"""What strategies share whose noise is streamed from a few decaying buffers, table by table."""
+
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mfopt import _check
+from mfopt._float64 import compiled
+from mfopt.sampling import BallsInBins
+from mfopt.strategies.base import Strategy
+from mfopt.strategies.fields import Array
+
+
+class Buffered(Strategy):
+    """C of buffers whose weights depend on the step, g > 0 on the diagonal."""
+
+    if TYPE_CHECKING:  # parameters of the subclass, which has them in an order of its own
+
+        @property
+        def gain(self) -> Any: ...
+
+        @property
+        def decay(self) -> Any: ...
+
+    @abc.abstractmethod
+    def tables(self, n: int) -> tuple[Array, Array, Array]:
+        """(read, decay, feed) of every buffer at every step, each of shape (n, buffers).
+
+        With s the buffers and w the outputs, C w = z is w_t = z_t/g - read_t·s_t and
+        s_{t+1} = decay_t s_t + feed_t w_t.
+        """
+
+    @compiled()
+    def multiply(self, x: Array) -> Array:
+        x = jnp.asarray(x)
+        return jnp.asarray(self.gain) * self._stream(x, forward=True)
+
+    @compiled()
+    def solve(self, y: Array) -> Array:
+        return self._stream(jnp.asarray(y) / jnp.asarray(self.gain), forward=False)
+
+    @compiled("scheme")
+    def modes(self, scheme: BallsInBins) -> Array:
+        return self.weighted_modes(jnp.ones(scheme.iterations), scheme)
+
+    @compiled("scheme")
+    def weighted_modes(self, columns: Array, scheme: BallsInBins) -> Array:
+        """Weighted modes in O(n · bins · buffers): C times the indicator columns of each bin,
+        streamed."""
+        comb = jnp.arange(scheme.iterations)[:, None] % scheme.bins == jnp.arange(scheme.bins)
+        return self.multiply(jnp.asarray(columns)[:, None] * comb)
+
+    def _stream(self, x: jax.Array, *, forward: bool) -> jax.Array:
+        """C/g times ``x``, or its inverse, step by step; shape (n, ...)."""
+        flat = x.reshape(x.shape[0], -1)
+
+        def step(state: jax.Array, at: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+            read, decay, feed, entering = at
+            past = read @ state
+            out = entering + past if forward else entering - past
+            kept = entering if forward else out  # the buffers hold what C is applied to
+            return decay[:, None] * state + feed[:, None] * kept[None, :], out
+
+        tables = tuple(jnp.asarray(table) for table in self.tables(x.shape[0]))
+        empty = jnp.zeros((tables[0].shape[1], flat.shape[1]), flat.dtype)
+        result: jax.Array = jax.lax.scan(step, empty, (*tables, flat))[1]
+        return result.reshape(x.shape)
+
+    def check_entries(self, n: int) -> None:
+        decay = np.asarray(self.decay)
+        if not np.all((decay >= 0) & (decay <= 1)):
+            raise _check.reject("decay", decay.tolist(), "every λ must lie in [0, 1]")
+        super().check_entries(n)
+
+
+def ages(n: int, period: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Steps since each block of a period last began, and whether it takes steps in; (n, blocks).
+
+    Args:
+      n: steps.
+      period: steps after which a block begins again.
+      length: steps of a block; the last one has what is left of the period.
+    """
+    first = np.arange(0, period, length)
+    behind = (np.arange(n)[:, None] - first[None, :]) % period
+    return behind, behind < np.minimum(length, period - first)[None, :]
