@@ -4,12 +4,14 @@ import dataclasses
 import importlib.metadata
 import json
 import os
+import shutil
 import stat
 import types
 from pathlib import Path
 
 import numpy as np
 import pytest
+from test_layers import graph
 
 import mfopt
 from mfopt import _notes, workloads
@@ -47,44 +49,36 @@ def with_sigma(factorization, sigma):
     return dataclasses.replace(factorization, noise_multiplier=sigma, guarantee=guarantee)
 
 
+WORDS = {
+    "privacy_unit": "user",
+    "status": "exact",
+    "method": "closed form",
+    "failure_probability": 0.0,
+    "details": {"samples": 10**12},
+}
+
+
 def test_a_note_is_about_one_statement(certified, tmp_path):
     assert not certified.proved_here
     assert proofs.note(certified) and certified.proved_here
     copy = mfopt.load(certified.save(tmp_path / "copy.npz"))
     assert copy.proved_here  # the statement is known, whichever file says it
-    others = {
-        "less noise": with_sigma(certified, np.nextafter(certified.noise_multiplier, 0)),
-        "smaller epsilon": {"epsilon": 1.0},
-        "smaller delta": {"delta": 1e-4},
-        "larger group": {"group_size": 2},
-        "other adjacency": {"adjacency": "zero-out"},
-    }
-    for name, other in others.items():
-        if isinstance(other, dict):
-            changed = dataclasses.replace(certified.guarantee, **other)
-            other = dataclasses.replace(certified, guarantee=changed)
-        assert not other.proved_here, name
+    assert not with_sigma(certified, np.nextafter(certified.noise_multiplier, 0)).proved_here
+    edits = {"epsilon": 1.0, "delta": 1e-4, "group_size": 2, "adjacency": "zero-out"} | WORDS
+    assert {field.name for field in dataclasses.fields(Guarantee)} == {*edits, "noise_multiplier"}
+    for name, value in edits.items():
+        changed = dataclasses.replace(certified.guarantee, **{name: value})
+        assert not dataclasses.replace(certified, guarantee=changed).proved_here, name
     other_c = dataclasses.replace(certified, strategy=S.BandedToeplitz(np.array([1.0, 0.6])))
     assert not other_c.proved_here
 
 
-@pytest.mark.parametrize(
-    "edited",
-    [
-        {"privacy_unit": "user"},
-        {"status": "exact"},
-        {"method": "closed form"},
-        {"failure_probability": 0.0},
-        {"details": {"samples": 10**12}},
-    ],
-    ids=lambda edited: next(iter(edited)),
-)
+@pytest.mark.parametrize("edited", WORDS)
 def test_the_words_belong_to_what_was_proved(certified, edited, tmp_path):
     # each counted as proved when only (epsilon, delta), sigma, C and the sampling did
     proofs.note(certified)
-    changed = dataclasses.replace(
-        certified, guarantee=dataclasses.replace(certified.guarantee, **edited)
-    )
+    changed = dataclasses.replace(certified.guarantee, **{edited: WORDS[edited]})
+    changed = dataclasses.replace(certified, guarantee=changed)
     changed = mfopt.load(changed.save(tmp_path / "edited.npz"))
     assert not changed.proved_here
     proved = proofs.ensure(changed)  # certified anew, in its own words but for the unit
@@ -94,8 +88,7 @@ def test_the_words_belong_to_what_was_proved(certified, edited, tmp_path):
     known = proofs.known(changed)
     assert known == proved
     # a status, a method or a chance that was not proved does not become so by the certificate
-    surer = {"status", "method", "failure_probability"} & set(edited)
-    assert changed.proved_here == (not surer)
+    assert changed.proved_here == (edited in ("privacy_unit", "details"))
 
 
 def test_what_other_code_has_proved_is_proved_again(certified, monkeypatch):
@@ -105,25 +98,45 @@ def test_what_other_code_has_proved_is_proved_again(certified, monkeypatch):
     assert proofs.note(certified) and certified.proved_here
 
 
-@pytest.mark.parametrize(
-    "part",
-    ["accounting/verify.py", "calibration/release.py", "sampling/__init__.py", "mechanism.py"],
-)
-def test_any_accounting_code_belongs_to_a_proof(part, tmp_path, monkeypatch):
-    home = Path(mfopt.__file__).parent
-    copy = tmp_path / "mfopt"
-    for path in home.rglob("*.py"):
-        (copy / path.relative_to(home)).parent.mkdir(parents=True, exist_ok=True)
-        (copy / path.relative_to(home)).write_bytes(path.read_bytes())
-    digest = proofs.code_digest.__wrapped__
-    here = digest()
+@pytest.fixture
+def copied(tmp_path, monkeypatch):
+    """A copy of the library that is taken for it."""
+    home, copy = Path(mfopt.__file__).parent, tmp_path / "mfopt"
+    shutil.copytree(home, copy, ignore=shutil.ignore_patterns("__pycache__", "*.md"))
     monkeypatch.setattr(mfopt, "__file__", str(copy / "__init__.py"))
+    return copy
+
+
+def test_any_accounting_code_belongs_to_a_proof(copied, monkeypatch):
+    here, digest = proofs.code_digest(), proofs.code_digest.__wrapped__
     assert digest() == here
-    (copy / part).write_text((copy / part).read_text().replace("1", "2", 1) + "# changed\n")
-    assert digest() != here
-    monkeypatch.undo()
+    for part in ("accounting/verify.py", "calibration/release.py", "_check.py", "mechanism.py"):
+        text = (copied / part).read_text()
+        (copied / part).write_text(text + "# changed\n")
+        assert digest() != here, part
+        (copied / part).write_text(text)
+    (copied / "training" / "__init__.py").write_text("# no proof runs this")
+    assert digest() == here
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0")
     assert digest() != here
+
+
+def test_whatever_a_proof_may_run_belongs_to_it(monkeypatch):
+    """What accountants and certificates import, and what that imports."""
+    read = []
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or b"")
+    proofs.code_digest.__wrapped__()
+    monkeypatch.undo()
+    root = Path(mfopt.__file__).parent.parent
+    digested = {".".join(path.relative_to(root).with_suffix("").parts) for path in read}
+    imported, rooms = graph(), ("accounting", "calibration", "sampling", "strategies")
+    todo = {name for name in imported if name.split(".")[1] in rooms}
+    todo |= {"mfopt.factorization.proofs"}
+    reached = set()
+    while todo:
+        reached.add(name := todo.pop())
+        todo |= imported[name] - reached
+    assert "mfopt._check" in reached and reached <= digested
 
 
 def test_estimates_are_not_noted(certified):
