@@ -1,5 +1,6 @@
 """Arguments are looked at before any work: sizes beyond use, and words that could not be saved."""
 
+import dataclasses
 import sys
 
 import pytest
@@ -10,6 +11,7 @@ from test_vocabulary import EVERY, every, of
 
 from mfopt import optimize
 from mfopt.errors import UsageError
+from mfopt.experiments.studies import STUDIES, engine, find
 from mfopt.guarantee import Guarantee
 from mfopt.optimize.time_scale import MOST_KNOTS, Scaling
 from mfopt.sampling import BallsInBins
@@ -46,6 +48,25 @@ def test_every_option_whose_work_grows_with_it_has_a_limit():
         if param.type.most is None
     }
     assert without == {("optimize", "--samples")}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_whole_numbers_of_a_study_have_limits(name):
+    """--state 1e9 of next-word aborted the process, --width 1e9 was looked at in each cell."""
+    study = find(name)()
+    for field in engine.options(find(name)):
+        if field.metadata["option"]["kind"] is int and field.name not in ("seed", "seeds"):
+            huge = (10**9,) if isinstance(field.default, tuple) else 10**9
+            with pytest.raises(UsageError, match=f"^{field.name} = .*at most|are free"):
+                dataclasses.replace(study, **{field.name: huge}).check()
+
+
+@pytest.mark.parametrize("option", ["width", "layers", "heads", "pretrain-batch"])
+def test_a_model_beyond_use_is_refused_before_it_is_made(option, tmp_path):
+    """Its shapes overflowed in a traceback, or it was traced for hours; a folder was left."""
+    words = ["train", "--sampling=balls-in-bins:bins=2,epochs=1", "--eps=8", "--delta=1e-3"]
+    said = refusal([*words, f"--{option}=1e9", f"--out={tmp_path / 'run'}"])
+    assert f"--{option} 1000000000: must be at most" in said and list(tmp_path.iterdir()) == []
 
 
 def test_knots_are_few_before_the_search(monkeypatch):

@@ -288,19 +288,8 @@ def test_init_and_own_workload(made, tmp_path):
     own = tmp_path / "own.npy"
     np.save(own, 0.9 ** np.arange(8))
     first, second = tmp_path / "first.npz", tmp_path / "second.npz"
-    shared = [
-        "--strategy",
-        "banded-toeplitz",
-        "--bands",
-        2,
-        "--workload",
-        own,
-        "--quiet",
-        "--samples",
-        256,
-        "--steps",
-        3,
-    ]
+    shared = ["--strategy=banded-toeplitz", "--bands=2", f"--workload={own}", "--quiet"]
+    shared += ["--samples=256", "--steps=3"]
     assert run(*TINY, *shared, "--init", made[0], "--out", first) == (0, "", "")
     assert run(*TINY, *shared, "--init", first, "--out", second) == (0, "", "")
     assert mfopt.load(second).workload.kind == "toeplitz"

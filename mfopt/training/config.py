@@ -65,8 +65,10 @@ def _seed(name: str, value: int) -> None:
 
 
 _CHECKS: dict[Callable[[str, Any], Any], str] = {
-    _check.integer: "records_per_user width layers heads pretrain_batch checkpoint_every keep "
-    "evaluate_records model_parallel",
+    _check.integer: "records_per_user checkpoint_every keep evaluate_records model_parallel",
+    # larger models are counted too late: their shapes overflow, or take hours to trace
+    functools.partial(_check.integer, at_most=2**10): "layers heads",
+    functools.partial(_check.integer, at_most=2**16): "width pretrain_batch",
     # a record of one token has nothing to predict
     functools.partial(_check.integer, at_least=2): "length",
     functools.partial(_check.integer, at_least=0): "batch_size microbatch warmup lora_rank "

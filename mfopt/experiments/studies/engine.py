@@ -25,6 +25,9 @@ from mfopt.progress import Report, silent
 
 # what every row of every study says of its privacy: None where there is none (a baseline)
 PRIVACY = ("privacy_unit", "adjacency", "sampling", "epsilon", "delta", "noise_multiplier")
+# whole numbers are at most 2^20, ten times what full sizes take; parts of models, whose memory is
+# known when they are made, at most
+_MOST = {"width": 2**14, "hidden": 2**14, "state": 2**12, "embedding": 2**12, "layers": 2**10}
 Row = dict[str, Any]
 Found = Mapping[Any, Result]
 
@@ -120,7 +123,8 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> None:
         elif name == "seed" or (name == "seeds" and several):
             _check.pinned(name, each)
         elif meta["kind"] is int:
-            _check.integer(name, each, at_least=meta["least"])
+            most = _MOST.get(name, 2**20)
+            _check.integer(name, each, at_least=meta["least"], at_most=most)
         elif meta["kind"] is float:
             _check.single(name, each)
 
