@@ -12,7 +12,7 @@ from typing import Any, Literal
 from mfopt import _check, accounting, calibration
 from mfopt.factorization import Factorization, proofs
 from mfopt.factorization.provenance import provenance
-from mfopt.guarantee import Guarantee
+from mfopt.guarantee import CertificateKind, Guarantee
 from mfopt.mechanism import Mechanism
 from mfopt.optimize import factorize as optimized
 from mfopt.optimize import least_error
@@ -38,6 +38,7 @@ def factorize(
     workload: Workload | None = None,
     privacy_unit: str = "example",
     seed: int | None = None,
+    certificate: CertificateKind = "monte-carlo",
     progress: Report = silent,
 ) -> Factorization:
     """Find the strategy matrix C with the lowest error at (ε, δ) and certify the smallest σ for it.
@@ -60,6 +61,7 @@ def factorize(
       workload: queries whose error counts; prefix sums by default.
       privacy_unit: what one unit is, by name.
       seed: pinned seed, for reproduction only; the certificate says so.
+      certificate: "deterministic" certifies σ without samples, with failure probability 0.
       progress: callback for stages and evaluations.
 
     Returns:
@@ -91,6 +93,7 @@ def factorize(
             privacy_unit=privacy_unit,
             provenance=record,
             seed=seed,
+            certificate=certificate,
             progress=progress,
             most=MEMORY if memory is None else memory,
         )
@@ -111,6 +114,7 @@ def factorize(
         privacy_unit=privacy_unit,
         provenance=record,
         seed=seed,
+        certificate=certificate,
         progress=progress,
         **options,
     )
@@ -124,6 +128,7 @@ def account(
     delta: float | None = None,
     samples: int | None = None,
     seed: int | None = None,
+    certificate: CertificateKind = "monte-carlo",
 ) -> Guarantee:
     """Compute the third of (σ, ε, δ) from two of them, never rounded towards less privacy.
 
@@ -133,7 +138,7 @@ def account(
         given.
       noise_multiplier: σ relative to the clip norm, for C as stored.
       epsilon, delta: statement.
-      samples, seed: of accounts by Monte Carlo.
+      samples, seed, certificate: of accounts by Monte Carlo, or without ("deterministic").
 
     Raises:
       UsageError: not exactly two of the three are given, one is out of range, or no accountant
@@ -159,6 +164,7 @@ def account(
         delta=delta,
         samples=samples,
         seed=seed,
+        certificate=certificate,
     )
 
 
@@ -169,6 +175,7 @@ def certify(
     delta: float | None = None,
     samples: int | None = None,
     seed: int | None = None,
+    certificate: CertificateKind = "monte-carlo",
     progress: Report = silent,
     command: str = "mfopt.certify",
 ) -> Factorization:
@@ -179,6 +186,7 @@ def certify(
       epsilon, delta: statement to prove; by default the factorization's own.
       samples: iid samples for each direction; by default as many as are needed.
       seed: pinned seed, for reproduction only.
+      certificate: as for :func:`factorize`.
       progress: callback for stages.
       command: what to put on record as the maker.
 
@@ -193,16 +201,17 @@ def certify(
     2.5
     """
     stated = factorization.guarantee
-    certificate = calibration.certify(
+    proof = calibration.certify(
         factorization.loss(),
         factorization.noise_multiplier,
         stated.epsilon if epsilon is None else epsilon,
         stated.delta if delta is None else delta,
         samples=samples,
         seed=seed,
+        certificate=certificate,
         progress=progress,
     )
-    guarantee = certificate.guarantee(stated.privacy_unit)
+    guarantee = proof.guarantee(stated.privacy_unit)
     record = {**factorization.provenance, "certified_by": provenance(seed, command)}
     proved = dataclasses.replace(factorization, guarantee=guarantee, provenance=record)
     if seed is None:  # a file may have been made to pass with a seed that was known before
@@ -219,6 +228,7 @@ def calibrate(
     delta: float = 1e-5,
     samples: int | None = None,
     seed: int | None = None,
+    certificate: CertificateKind = "monte-carlo",
     progress: Report = silent,
     command: str = "mfopt.calibrate",
 ) -> Factorization:
@@ -229,6 +239,7 @@ def calibrate(
       epsilon, delta: target.
       samples: iid samples of the last test; by default as many as are worth it.
       seed: pinned seed, for reproduction only.
+      certificate: as for :func:`factorize`.
       progress: callback for stages.
       command: what to put on record as the maker.
 
@@ -242,8 +253,14 @@ def calibrate(
     >>> calibrate(made, epsilon=1.0).noise_multiplier > made.noise_multiplier
     True
     """
-    certificate, estimate = calibration.release(
-        factorization.loss(), epsilon, delta, samples=samples, seed=seed, progress=progress
+    proof, estimate = calibration.release(
+        factorization.loss(),
+        epsilon,
+        delta,
+        samples=samples,
+        seed=seed,
+        certificate=certificate,
+        progress=progress,
     )
     record = {
         **factorization.provenance,
@@ -253,8 +270,8 @@ def calibrate(
     }
     found = dataclasses.replace(
         factorization,
-        noise_multiplier=certificate.noise_multiplier,
-        guarantee=certificate.guarantee(factorization.guarantee.privacy_unit),
+        noise_multiplier=proof.noise_multiplier,
+        guarantee=proof.guarantee(factorization.guarantee.privacy_unit),
         provenance=record,
     )
     if seed is None:  # a C may have been made to pass with a seed that was known before

@@ -12,6 +12,26 @@ from mfopt.words import delta as delta_in_words
 from mfopt.words import round_up
 
 Status = Literal["exact", "certified", "bound", "estimate"]
+CertificateKind = Literal["monte-carlo", "deterministic"]
+
+
+def is_deterministic(certificate: CertificateKind, samples: int | None = None) -> bool:
+    """True for "deterministic", a certificate that no samples are drawn for.
+
+    Args:
+      certificate: the kind that is asked for.
+      samples: iid samples that are asked for.
+
+    Raises:
+      UsageError: no such kind, or samples for one that draws none.
+    """
+    if certificate not in get_args(CertificateKind):
+        rule = f"must be one of {get_args(CertificateKind)}"
+        raise _check.reject("certificate", certificate, rule)
+    if certificate == "deterministic" and samples is not None:
+        rule = "have no effect on a deterministic certificate"
+        raise _check.reject("certify samples", samples, rule, "Leave out one of the two.")
+    return certificate == "deterministic"
 
 
 def reported_delta(delta: float) -> float:
@@ -68,6 +88,12 @@ class Guarantee:
                 )
         if not isinstance(self.details, dict):
             raise _check.reject("details", self.details, "must be a dictionary")
+
+    @property
+    def certificate(self) -> CertificateKind:
+        """Kind of certificate that the details name: the one to prove the statement again by."""
+        named = self.details.get("certificate")
+        return "deterministic" if named == "deterministic" else "monte-carlo"
 
     def describe(self) -> dict[str, Any]:
         """JSON-able description."""

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import stat
-import types
 from pathlib import Path
 
 import numpy as np
@@ -249,6 +248,6 @@ def test_a_statement_of_fresh_bins_is_certified_as_it_stands(monkeypatch):
     monkeypatch.setattr(proofs, "account", None)  # a search for ε would end a little above it
     strategy = S.BandedToeplitz(np.array([1.0, 0.5]))
     mechanism = Mechanism(FreshBins(4, 3), strategy)
-    stated = types.SimpleNamespace(group_size=1, adjacency="add-remove", epsilon=1.0, delta=1e-5)
+    stated = Guarantee(1.0, 1e-5, 2.0, status="certified")
     assert proofs.prove(mechanism, 2.0, stated).privacy_unit == "example"
     assert asked == [("fresh-bins", 2.0, 1.0, 1e-5)]

@@ -153,17 +153,21 @@ def taken_effort(arguments: Row) -> Row:
     if "estimate" not in arguments:
         return {}
     samples, seed, estimate = (arguments.pop(name) for name in ("samples", "seed", "estimate"))
+    certificate = arguments.pop("certificate", "monte-carlo")
     if estimate and (samples is not None or seed is not None):
         raise click.UsageError(
             "--estimate verifies nothing: leave --certify-samples and --seed out, or --estimate"
         )
-    return {"samples": samples, "seed": seed, "certify": not estimate}
+    effort = {"samples": samples, "seed": seed, "certify": not estimate}
+    return effort if certificate == "monte-carlo" else {**effort, "certificate": certificate}
 
 
 def say_unused(effort: Row, sampled: bool) -> None:
     """A note where how to sample was said, and no samples were taken."""
     typed = {"samples": "--certify-samples", "seed": "--seed", "certify": "--estimate"}
-    given = [typed[name] for name, value in effort.items() if value not in (None, True)]
+    given = [
+        typed[name] for name, value in effort.items() if value not in (None, True) and name in typed
+    ]
     if given and not sampled:
         click.echo(f"mfopt: {', '.join(given)}: no samples were needed", err=True)
 

@@ -135,6 +135,7 @@ def summary(factorization: Any) -> dict[str, Any]:
         "advisory": advisory(factorization),
         "adjacency": guarantee.adjacency,
         "privacy_unit": guarantee.privacy_unit,
+        "certificate": guarantee.details.get("certificate"),
         "failure_probability": guarantee.failure_probability,
         "method": guarantee.method,
         "strategy": factorization.strategy.describe(),

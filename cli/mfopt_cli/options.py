@@ -318,6 +318,14 @@ def certify_samples_as(*names: str, **more: Any) -> Decorator:
 
 
 certify_samples = certify_samples_as()
+certificate_kind = option(
+    "--certificate",
+    "certificate",
+    type=click.Choice(["monte-carlo", "deterministic"]),
+    default="monte-carlo",
+    show_default=True,
+    help="Proof of σ: deterministic draws no samples and has failure probability 0.",
+)
 
 
 def seed(text: str = "for reproduction; the certificate says so", **more: Any) -> Decorator:
@@ -363,7 +371,7 @@ cache = option(
 def certificate(text: str) -> Decorator:
     """Options of commands that prove a statement about a file; ``text`` is the help of
     ``--out``."""
-    return apply(certify_samples, seed(), out(text), force_of("out"), output)
+    return apply(certify_samples, certificate_kind, seed(), out(text), force_of("out"), output)
 
 
 file_argument = click.argument("path", metavar="FILE", type=FILE)

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 from mfopt import _check, _plugins, _sizes
 from mfopt.accounting.analyses import Analysis, least
 from mfopt.errors import UsageError
-from mfopt.guarantee import Guarantee
+from mfopt.guarantee import CertificateKind, Guarantee, is_deterministic
 from mfopt.mechanism import Mechanism
 from mfopt.sampling import Scheme
 
@@ -39,15 +39,31 @@ class Effort:
       samples: number of verifying samples; unless given, as many as are worth it.
       seed: of the samples, if a run is to be reproduced; else the operating system's entropy.
       certify: whether to verify at all; without, the numbers are estimates that prove nothing.
+      certificate: "deterministic" for bounds without samples alone.
     """
 
     samples: int | None = None
     seed: int | None = None
     certify: bool = True
+    certificate: CertificateKind = "monte-carlo"
 
     def __post_init__(self) -> None:
         if self.samples is not None:
             _check.integer("samples", self.samples)
+        if self.deterministic and not self.certify:
+            rule = "is no certificate where only an estimate is asked for"
+            raise _check.reject("certificate", self.certificate, rule)
+
+    @property
+    def deterministic(self) -> bool:
+        """True if no samples are to be drawn."""
+        return is_deterministic(self.certificate, self.samples)
+
+    def check_group(self, group_size: int) -> None:
+        """Refuse a deterministic account of a group whose account is sampled."""
+        if self.deterministic and group_size > 1:
+            rule = "has no deterministic account under this sampling"
+            raise _check.reject("group_size", group_size, rule, "Use certificate='monte-carlo'.")
 
 
 class Accountant(abc.ABC):
@@ -140,18 +156,19 @@ def analysis(
     samples: int | None = None,
     seed: int | None = None,
     certify: bool = True,
+    certificate: CertificateKind = "monte-carlo",
 ) -> Analysis:
     """Return the best analysis of the mechanism: the smallest bound of all accountants that support
     it.
 
     Args:
       mechanism: what is released and against whom it protects.
-      samples, seed, certify: for sampled accounts, see :class:`Effort`.
+      samples, seed, certify, certificate: for sampled accounts, see :class:`Effort`.
 
     Raises:
       UsageError: no valid analysis is known; the message names the nearest mechanism with one.
     """
-    effort = Effort(samples, seed, certify)
+    effort = Effort(samples, seed, certify, certificate)
     if not isinstance(mechanism, Mechanism):
         raise _check.reject("mechanism", mechanism, "must be an mfopt.mechanism.Mechanism")
     n = mechanism.sampling.iterations
@@ -171,6 +188,7 @@ def account(
     samples: int | None = None,
     seed: int | None = None,
     certify: bool = True,
+    certificate: CertificateKind = "monte-carlo",
 ) -> Guarantee:
     """The third of (σ, ε, δ) from two of them; never rounded towards less privacy.
 
@@ -178,7 +196,7 @@ def account(
       mechanism: what is released and against whom it protects.
       noise_multiplier: σ, relative to the clip norm, for C as stored.
       epsilon, delta: the (ε, δ) of the statement.
-      samples, seed, certify: for sampled accounts, see :class:`Effort`.
+      samples, seed, certify, certificate: for sampled accounts, see :class:`Effort`.
 
     Raises:
       UsageError: not exactly two of the three are given, one is out of range, or no analysis of
@@ -199,7 +217,9 @@ def account(
         _check.noise_multiplier(noise_multiplier)
     if delta is not None:
         _check.probability("delta", delta)
-    found = analysis(mechanism, samples=samples, seed=seed, certify=certify)
+    found = analysis(
+        mechanism, samples=samples, seed=seed, certify=certify, certificate=certificate
+    )
     if epsilon is None:
         assert noise_multiplier is not None and delta is not None
         return found.epsilon(noise_multiplier, delta)

@@ -127,6 +127,7 @@ class LossModel(abc.ABC):
       samples: samples of a test, where they were asked for; else as many as are worth it.
       least_samples: of the last test, where nothing else was asked for.
       worth: slack, relative to x, above which a test of usual size is made larger.
+      deterministic: whether only what ``free_bounds`` show is released, and nothing is sampled.
       most_slack: of x, relative, that a bound may cost; beyond it none is taken from samples.
       details: what else a guarantee says about the mechanism.
     """
@@ -139,6 +140,7 @@ class LossModel(abc.ABC):
     samples: int | None = None
     least_samples: int = 2**16
     worth: float = 0.001
+    deterministic: bool = False
     most_slack: float = 0.05
     details: Mapping[str, Any] = MappingProxyType({})
 

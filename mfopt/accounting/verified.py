@@ -142,7 +142,12 @@ class VerifiedAnalysis:
                 "sampling": mechanism.sampling.describe(),
                 "strategy": mechanism.strategy.describe(),
                 **self.model.details,
-                **({"seed": self.seed} if self.model.sampled else {}),
+                **({"certificate": "deterministic"} if self.model.deterministic else {}),
+                **(
+                    {"seed": self.seed}
+                    if self.model.sampled and not self.model.deterministic
+                    else {}
+                ),
                 **numbers,
             },
         )

@@ -157,7 +157,8 @@ class Engine:
         )
         if any(bound.exact and bound.method == best.method for bound in self.model.free_bounds()):
             return best
-        if best.delta < LEAST_DELTA:  # no share of it is left for β
+        # or no share of δ is left for β
+        if self.model.deterministic or best.delta < LEAST_DELTA:
             return best
         if not self.model.sampled:
             found = self.model.bounds(sigma, epsilon, None, self._trial())
@@ -210,6 +211,13 @@ class Engine:
                 raise FailureError(
                     refused.format(bound=largest(found.bounds.both), delta=delta, why="")
                 )
+        if self.model.deterministic:
+            least = min(
+                largest(self._freely(free, sigma, epsilon, delta).bounds.both)
+                for free in self.model.free_bounds()
+            )
+            why = " by every bound without samples: --certificate monte-carlo may prove it"
+            raise FailureError(refused.format(bound=least, delta=delta, why=why))
         if not self.model.sampled:
             found_bounds = self.model.bounds(sigma, epsilon, None, self._trial())
             if accepts(found_bounds.both, 0.0, delta):
@@ -273,6 +281,8 @@ class Engine:
                 return found
             if fallback is None or x < fallback[0]:
                 fallback = x, found
+        if self.model.deterministic and fallback is not None:
+            return fallback[1]
         try:
             return self._searched(name, delta, at, find, fallback)
         except FailureError as problem:

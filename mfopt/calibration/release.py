@@ -16,7 +16,7 @@ from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.protocol import SampledLoss, loss_of
 from mfopt.accounting.monte_carlo.sampled import OneUnit
 from mfopt.accounting.verify import Engine, Verified
-from mfopt.guarantee import Guarantee
+from mfopt.guarantee import CertificateKind, Guarantee, is_deterministic
 from mfopt.progress import Report, silent
 
 
@@ -66,7 +66,8 @@ class Certificate:
                 k: v
                 for k, v in dataclasses.asdict(self).items()
                 if k not in ("epsilon", "delta", "noise_multiplier", "method")
-            },
+            }
+            | {"certificate": "monte-carlo" if self.beta else "deterministic"},
         )
 
 
@@ -79,6 +80,7 @@ def certify(
     *,
     samples: int | None = None,
     seed: int | None = None,
+    certificate: CertificateKind = "monte-carlo",
     progress: Report = silent,
 ) -> Certificate:
     """Prove (ε, δ) for a σ that is already chosen, in up to three tests on fresh samples.
@@ -90,6 +92,7 @@ def certify(
       samples: iid samples for each direction; by default as many as are needed, and none where
         the statement follows without.
       seed: pinned seed, or None for the operating system's entropy.
+      certificate: "deterministic" draws no samples and has failure probability 0.
       progress: callback for each stage.
 
     Raises:
@@ -104,7 +107,9 @@ def certify(
     >>> max(found.remove, found.add) <= 1e-5, found.samples
     (True, 0)
     """
-    engine = Engine(OneUnit(loss_of(pair), samples), seed, progress)
+    deterministic = is_deterministic(certificate, samples)
+    model = OneUnit(loss_of(pair), samples, deterministic=deterministic)
+    engine = Engine(model, seed, progress)
     return _certificate(engine.certify(noise_multiplier, epsilon, delta), seed)
 
 
@@ -118,6 +123,7 @@ def release(
     calibrate_samples: int | None = None,
     near: float | None = None,
     seed: int | None = None,
+    certificate: CertificateKind = "monte-carlo",
     progress: Report = silent,
 ) -> tuple[Certificate, Calibration]:
     """Smallest σ that this method certifies at (ε, δ), with the estimate it started from.
@@ -134,6 +140,7 @@ def release(
       near: σ within some percent, from whoever searched for C: the estimate begins there. What is
         certified does not depend on it.
       seed: pinned seed, or None for the operating system's entropy.
+      certificate: as for :func:`certify`.
       progress: callback for each stage.
 
     Raises:
@@ -147,7 +154,8 @@ def release(
     >>> round(certificate.noise_multiplier, 3), certificate.samples
     (1.549, 0)
     """
-    model = OneUnit(loss_of(pair), samples, calibrate_samples=calibrate_samples, near=near)
+    deterministic = is_deterministic(certificate, samples)
+    model = OneUnit(loss_of(pair), samples, None, calibrate_samples, near, deterministic)
     found = Engine(model, seed, progress).noise_multiplier(epsilon, delta)
     return _certificate(found, seed), _calibration(found)
 

@@ -164,7 +164,14 @@ def prove(
         if not (found.status in _PROVED and found.epsilon <= stated.epsilon):
             raise FailureError(f"what could be proved is {found}.")
         return found
-    proof = certify(loss, noise_multiplier, stated.epsilon, stated.delta, progress=progress)
+    proof = certify(
+        loss,
+        noise_multiplier,
+        stated.epsilon,
+        stated.delta,
+        certificate=stated.certificate,
+        progress=progress,
+    )
     return proof.guarantee(mechanism.privacy_unit)
 
 

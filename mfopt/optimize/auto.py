@@ -25,6 +25,7 @@ from mfopt import _check
 from mfopt.accounting.verify import check_delta
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import Factorization
+from mfopt.guarantee import CertificateKind
 from mfopt.optimize import defaults, kinds, memory, starts
 from mfopt.optimize.pipeline import check_proof, on_record
 from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
@@ -131,6 +132,7 @@ def least_error(
     time_scale: bool | Scaling = True,
     certify_samples: int | None = None,
     seed: int | None = None,
+    certificate: CertificateKind = "monte-carlo",
     privacy_unit: str = "example",
     provenance: dict[str, Any] | None = None,
     progress: Report = silent,
@@ -148,7 +150,7 @@ def least_error(
       most: noise buffers (× model size) that streaming may keep.
       workload: A; prefix sums by default.
       time_scale: whether C is put between two diagonals that vary with time.
-      certify_samples: iid samples of the certificate; by default as many as are worth it.
+      certify_samples, certificate: as for :func:`.factorize`.
       seed: pins all samples.
       privacy_unit: what the guarantee protects, by name.
       provenance: more to put on record.
@@ -163,7 +165,7 @@ def least_error(
     """
     _check.epsilon("epsilon", epsilon)
     check_delta(delta)
-    check_proof(certify_samples, seed, privacy_unit)
+    check_proof(certify_samples, seed, privacy_unit, certificate)
     most = _check.integer("memory", most, at_least=0)
     workload = workload or PrefixSums()
     wanted = candidates(epochs, iters, most)
@@ -224,6 +226,7 @@ def least_error(
                 workload=workload,
                 certify_samples=certify_samples,
                 seed=seed,
+                certificate=certificate,
                 privacy_unit=privacy_unit,
                 provenance={**record, **({"not_certified": list(refused)} if refused else {})},
                 progress=progress,

@@ -14,7 +14,7 @@ from mfopt.accounting.verify import check_delta
 from mfopt.calibration import calibrate, release
 from mfopt.errors import FailureError
 from mfopt.factorization import Factorization, proofs
-from mfopt.guarantee import Guarantee
+from mfopt.guarantee import CertificateKind, Guarantee, is_deterministic
 from mfopt.optimize import defaults, kinds, sizes
 from mfopt.optimize.memory import options as within_memory
 from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
@@ -38,6 +38,7 @@ def factorize(
     time_scale: bool | Scaling | None = None,
     certify_samples: int | None = None,
     seed: int | None = None,
+    certificate: CertificateKind = "monte-carlo",
     privacy_unit: str = "example",
     provenance: dict[str, Any] | None = None,
     progress: Report = silent,
@@ -62,6 +63,7 @@ def factorize(
         ``provenance["memory"]`` then says what one array fewer and one more would give.
       time_scale: as for ``optimize``; by default, time-scaled where that makes more of the kind.
       certify_samples: iid samples of the certificate; by default as many as are worth it.
+      certificate: "deterministic" draws no samples for σ and has failure probability 0.
       privacy_unit: what the guarantee protects, by name.
       provenance: more to put on record (command, date, ...).
       progress: callback for every evaluation and of the stages of the certificate.
@@ -78,7 +80,7 @@ def factorize(
     asked = None if strategy is None else kinds.asked(strategy)
     _check.epsilon("epsilon", epsilon)
     check_delta(delta)
-    check_proof(certify_samples, seed, privacy_unit)
+    check_proof(certify_samples, seed, privacy_unit, certificate)
     _check.kind("scheme", scheme, Scheme, "BallsInBins(bins=128, epochs=16) is one.")
     workload = _check.kind("workload", workload or PrefixSums(), Workload)
     if memory is not None and options:
@@ -151,6 +153,7 @@ def factorize(
         workload=workload,
         certify_samples=certify_samples,
         seed=seed,
+        certificate=certificate,
         privacy_unit=privacy_unit,
         provenance=record,
         progress=progress,
@@ -159,8 +162,18 @@ def factorize(
     )
 
 
-def check_proof(certify_samples: int | None, seed: int | None, privacy_unit: str) -> None:
-    """Refuse, before a search, a target whose certificate would be refused."""
+def check_proof(
+    certify_samples: int | None,
+    seed: int | None,
+    privacy_unit: str,
+    certificate: CertificateKind = "monte-carlo",
+) -> None:
+    """Refuse, before a search, a target whose certificate would be refused.
+
+    Args:
+      certify_samples, seed, privacy_unit, certificate: as for :func:`factorize`.
+    """
+    is_deterministic(certificate, certify_samples)
     if certify_samples is not None:
         _check.integer("certify samples", certify_samples, at_least=256)
     if seed is not None:
@@ -177,6 +190,7 @@ def on_record(
     workload: Workload,
     certify_samples: int | None = None,
     seed: int | None = None,
+    certificate: CertificateKind = "monte-carlo",
     privacy_unit: str = "example",
     provenance: dict[str, Any] | None = None,
     progress: Report = silent,
@@ -188,7 +202,7 @@ def on_record(
     Args:
       found: the search's result.
       scheme, epsilon, delta, workload: as for :func:`factorize`.
-      certify_samples, seed, progress: as for :func:`factorize`.
+      certify_samples, seed, certificate, progress: as for :func:`factorize`.
       privacy_unit, provenance: as for :func:`factorize`.
       interrupted: whether the search was; C then gets an estimate, as at an interrupt here.
       keep: whether C gets an estimate also where no σ could be certified, and
@@ -210,7 +224,7 @@ def on_record(
         try:
             loss = law(scheme).loss(found.strategy)
             record["mode_norm"] = loss.sensitivity  # for the report: of many bins it takes long
-            certificate, estimate = release(
+            proof, estimate = release(
                 # the engine's samples are its own, also where the seed is the optimizer's
                 loss,
                 epsilon,
@@ -218,9 +232,10 @@ def on_record(
                 samples=certify_samples,
                 near=found.noise_multiplier if np.isfinite(found.noise_multiplier) else None,
                 seed=seed,
+                certificate=certificate,
                 progress=_signals.heard(progress),
             )
-            guarantee = certificate.guarantee(privacy_unit)
+            guarantee = proof.guarantee(privacy_unit)
             record["estimated_noise_multiplier"] = estimate.noise_multiplier
             record["estimate_relative_error"] = estimate.relative_error
         except KeyboardInterrupt:

@@ -20,6 +20,7 @@ _binned = apply(
     shared.bins,
     shared.protects,
     shared.verified,
+    options.certificate_kind,
     shared.results,
 )
 
@@ -115,6 +116,8 @@ def _composed(mechanism: Any, others: list[Any], row: Row, **more: Any) -> Any:
     from mfopt.accounting.loss_distribution import Composition
     from mfopt.accounting.monte_carlo import composition
 
+    if "certificate" in more:
+        raise click.UsageError("--also has no deterministic certificate: leave out one of the two")
     other = Composition(tuple(part for one in others for part in one.parts))
     if row["delta"] is not None:
         _check_alone(other, row["eps"], row["delta"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -21,6 +22,7 @@ def command(
     epsilon: float,
     delta: float,
     certify_samples: int | None,
+    certificate: Any,
     seed: int | None,
     out: Path | None,
     force: bool,
@@ -48,6 +50,7 @@ def command(
             delta=delta,
             samples=certify_samples,
             seed=seed,
+            certificate=certificate,
             progress=live,
             command=mechanisms.typed(),
         )

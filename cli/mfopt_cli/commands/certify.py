@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -21,6 +22,7 @@ def command(
     epsilon: float | None,
     delta: float | None,
     certify_samples: int | None,
+    certificate: Any,
     seed: int | None,
     out: Path | None,
     force: bool,
@@ -47,12 +49,13 @@ def command(
             delta=delta,
             samples=certify_samples,
             seed=seed,
+            certificate=certificate,
             progress=live,
             command=mechanisms.typed(),
         )
     guarantee = proved.guarantee
-    certificate = guarantee.details
-    answers.say_unused({"samples": certify_samples}, certificate["samples"] > 0)
+    numbers = guarantee.details
+    answers.say_unused({"samples": certify_samples}, numbers["samples"] > 0)
     wanted = out
     if out is not None:
         out = mechanisms.keep(proved, out, force=force)
@@ -67,12 +70,12 @@ def command(
                     "noise multiplier σ",
                     f"{words.round_up(found.noise_multiplier, 6)}  (× clip norm)",
                 ),
-                ("bound, remove", f"{words.round_up(certificate['remove'])}"),
-                ("bound, add", f"{words.round_up(certificate['add'])}"),
+                ("bound, remove", f"{words.round_up(numbers['remove'])}"),
+                ("bound, add", f"{words.round_up(numbers['add'])}"),
                 (
                     "samples",
-                    f"{certificate['samples']}, Rényi order s = {certificate['order']}"
-                    if certificate["samples"]
+                    f"{numbers['samples']}, Rényi order s = {numbers['order']}"
+                    if numbers["samples"]
                     else "none needed",
                 ),
             ],

@@ -105,6 +105,7 @@ from mfopt_cli.live import COMPILING, Live
     "--samples", type=options.COUNT, help="Frozen Monte Carlo samples [default: by strategy]."
 )
 @options.certify_samples
+@options.certificate_kind
 @options.option(
     "--optimizer",
     default="tangents",
@@ -142,6 +143,7 @@ def command(
     objective: str,
     samples: int | None,
     certify_samples: int | None,
+    certificate: str,
     optimizer: str,
     steps: int | None,
     seed: int | None,
@@ -238,7 +240,7 @@ def command(
             named_after("-or-".join(forms)), epsilon, delta, listener=listener, **record
         )
         settings |= {"certify_samples": certify_samples, "seed": seed, "progress": so_far}
-        settings |= record
+        settings |= record | {"certificate": certificate}
         if everywhere:
             found = least_error(epochs, iters, epsilon, delta, **settings)
         else:

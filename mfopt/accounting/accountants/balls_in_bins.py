@@ -54,7 +54,8 @@ class BallsInBinsAccountant(Accountant):
                 # what no grid of losses covers still has the bound that holds anyway
                 norm = largest_mode(mechanism)
                 return least([gaussian_release(mechanism, norm, WITHOUT_AMPLIFICATION), exact])
-        model = balls_in_bins.model(mechanism, effort.samples)
+        effort.check_group(mechanism.group_size)
+        model = balls_in_bins.model(mechanism, effort.samples, effort.deterministic)
         return VerifiedAnalysis(mechanism, model, certify=effort.certify, seed=effort.seed)
 
 

@@ -36,7 +36,8 @@ class FreshBinsAccountant(Accountant):
         patterns.check(mechanism.strategy, scheme)
 
     def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
-        model = fresh_bins.model(mechanism, effort.samples)
+        effort.check_group(mechanism.group_size)
+        model = fresh_bins.model(mechanism, effort.samples, effort.deterministic)
         known = any(bound.exact for bound in model.free_bounds())  # C = I: no samples to spare
         return VerifiedAnalysis(mechanism, model, certify=effort.certify or known, seed=effort.seed)
 

@@ -68,6 +68,10 @@ class BallsInBinsLoss(LikelihoodLoss):
     def ceilings(self, scaled: KeptBins, common: float) -> Ceilings:
         return kept_bins.ceilings(scaled, common)
 
+    @functools.lru_cache(maxsize=8)  # noqa: B019 - a search asks for many ε at few σ
+    def tuples(self, noise_multiplier: float, common: float) -> tuple[float, ...]:
+        return kept_bins.tuples(np.asarray(self.pair.gram) / noise_multiplier**2 - common)
+
     @property
     def work(self) -> int:
         if self.many:
@@ -351,7 +355,7 @@ def whole_profile(mechanism: Any) -> LossModel:
     return Chain(one, mechanism.group_size, "balls-in-bins with C = I")
 
 
-def model(mechanism: Any, samples: int | None = None) -> LossModel:
+def model(mechanism: Any, samples: int | None = None, deterministic: bool = False) -> LossModel:
     """The model of a mechanism that is verified rather than computed: a general C, or a group.
 
     Raises:
@@ -361,13 +365,14 @@ def model(mechanism: Any, samples: int | None = None) -> LossModel:
     if group_size > 1:
         squared_norm = orthogonal_norm(mechanism)
         if squared_norm is not None:
-            loss = GroupLoss.orthogonal(bins, squared_norm, group_size)
-            return GroupUnits(loss, samples) if loss.fits else whole_profile(mechanism)
+            group = GroupLoss.orthogonal(bins, squared_norm, group_size)
+            return GroupUnits(group, samples) if group.fits else whole_profile(mechanism)
         pair = dominating_pair.exact(mechanism.strategy, mechanism.sampling)
-        loss = GroupLoss.of(np.asarray(pair.gram), group_size)
-        if loss.fits:
-            return GroupUnits(loss, samples)
-    one = OneUnit(law(mechanism.sampling).loss(mechanism.strategy), samples)
+        group = GroupLoss.of(np.asarray(pair.gram), group_size)
+        if group.fits:
+            return GroupUnits(group, samples)
+    loss = law(mechanism.sampling).loss(mechanism.strategy)
+    one = OneUnit(loss, samples, deterministic=deterministic)
     if group_size == 1:
         return one
     return Chain(one, group_size, "sampled balls-in-bins", samples)

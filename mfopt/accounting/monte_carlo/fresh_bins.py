@@ -192,13 +192,14 @@ class FreshBinsLaw(SampledLaw):
 law.register(FreshBins)(FreshBinsLaw)
 
 
-def model(mechanism: Any, samples: int | None = None) -> LossModel:
+def model(mechanism: Any, samples: int | None = None, deterministic: bool = False) -> LossModel:
     """The model of a mechanism that is verified: one unit, or a group of them.
 
     Raises:
       UsageError: C has negative entries, or more bands than bins.
     """
-    one = OneUnit(law(mechanism.sampling).loss(mechanism.strategy), samples)
+    loss = law(mechanism.sampling).loss(mechanism.strategy)
+    one = OneUnit(loss, samples, deterministic=deterministic)
     if mechanism.group_size == 1:
         return one
     return Chain(one, mechanism.group_size, "sampled fresh bins", samples)

@@ -41,6 +41,8 @@ _ROWS = 64  # of S, processed together
 # From so many bins on only overlaps of bins that are at most so far apart are examined one by one;
 # of all others the largest of each square of so many bins a side.
 _MANY, _NEAR, _SIDE = 2048, 256, 8
+# of moments: places, matrix products and terms at most
+_MOST_PLACES, _PRODUCTS, _TUPLES = 4, 512, 2**36
 
 
 class KeptBins(NamedTuple):
@@ -162,6 +164,40 @@ def shared(pair: DominatingPair) -> SharedGaussianComponent | None:
         return None
     largest = float(np.max(np.asarray(pair.gram).diagonal()))
     return shared_component(KeptBins(*pair), toward, 1, largest)
+
+
+# --- moments -----------------------------------------------------------------------------------
+
+
+def tuples(overlaps: np.ndarray) -> tuple[float, ...]:
+    """Mean of e^(Σ_{l<l'} S[k_l, k_l']) over tuples of k bins, k = 2, 3, …, if affordable.
+
+    Args:
+      overlaps: S, shape (bins, bins).
+    """
+    bins = len(overlaps)
+    with np.errstate(over="ignore"):
+        factors = np.exp(overlaps)
+
+    def total(weights: np.ndarray, places: int) -> float:
+        """Sum over tuples of so many places of the weights of their bins and all factors."""
+        if places > 3:
+            inner = (total(weights * row, places - 1) for row in factors)
+            return float(sum(w * part for w, part in zip(weights, inner, strict=True)))
+        weighted = factors * weights
+        if places == 2:
+            return float(weights @ weighted.sum(axis=1))
+        return float(np.sum(weights[:, None] * (weighted @ factors) * weighted))
+
+    def affordable(places: int) -> bool:
+        products = float(bins) ** max(places - 3, 0)
+        return products <= _PRODUCTS and products * float(bins) ** min(places, 3) <= _TUPLES
+
+    ones, most = np.ones(bins) / bins, 2
+    while most < _MOST_PLACES and affordable(most + 1):
+        most += 1
+    with np.errstate(over="ignore", invalid="ignore"):
+        return tuple(total(ones, places) for places in range(2, most + 1))
 
 
 # --- ceilings ------------------------------------------------------------------------------------

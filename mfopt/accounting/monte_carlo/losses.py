@@ -20,7 +20,8 @@ from mfopt.accounting.monte_carlo.likelihood import (
     Residual,
     SharedGaussianComponent,
 )
-from mfopt.accounting.monte_carlo.protocol import SampledDirection, SampledLoss
+from mfopt.accounting.monte_carlo.moment_bound import MomentBound, Moments
+from mfopt.accounting.monte_carlo.protocol import FreeBound, SampledDirection, SampledLoss
 
 _LOOSE = 0.05  # of log δ: what a bound may cost before values of the add direction are clipped
 
@@ -73,6 +74,25 @@ class LikelihoodLoss(SampledLoss):
         is one."""
         paid = None if self.shared is None else beside(point, float(self.shared.shift))
         return *self._known(point.noise_multiplier, paid is not None), paid or point
+
+    def moments(self, point: Point) -> Moments:
+        """Exact moments of the likelihood ratio, with what bounds the others."""
+        _, ceilings, beside = self._sampled(point)
+        known = self.tuples(point.noise_multiplier, ceilings.common)
+        return Moments(ceilings, beside, known)
+
+    def deterministic_bounds(self) -> Sequence[FreeBound]:
+        return (*self.free_bounds(), MomentBound(self))
+
+    def tuples(self, noise_multiplier: float, common: float) -> tuple[float, ...]:
+        """E e^(Σ_{l<l'} <m_l, m_l'> − c) over k independent patterns, k = 2, 3, …, where that is
+        known.
+
+        Args:
+          noise_multiplier: σ.
+          common: c.
+        """
+        return ()
 
     def _tilts(self, direction: SampledDirection, point: Point) -> Sequence[Tilt]:
         _, ceilings, point = self._sampled(point)

@@ -176,6 +176,11 @@ class SampledLoss(abc.ABC):
     def free_bounds(self) -> Sequence[FreeBound]:
         """Deterministic bounds in closed form, among them the mechanism without amplification."""
 
+    def deterministic_bounds(self) -> Sequence[FreeBound]:
+        """Every bound without samples, however long it takes: what a deterministic certificate
+        chooses from."""
+        return self.free_bounds()
+
 
 class SampledLaw(abc.ABC):
     """Interface of a scheme for the optimizer. Hashable: static in compiled code.

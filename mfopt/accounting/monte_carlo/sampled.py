@@ -87,6 +87,7 @@ class OneUnit(LossModel):
       companions: what it is composed with, by direction; nothing by default.
       calibrate_samples: of the estimate of σ; by default as many as the loss says.
       near: σ within some percent, where it is known.
+      deterministic: take every bound that needs no samples, and no other.
     """
 
     status: Status = "certified"
@@ -98,11 +99,12 @@ class OneUnit(LossModel):
         companions: Mapping[SampledDirection, ComposedMechanism] | None = None,
         calibrate_samples: int | None = None,
         near: float | None = None,
+        deterministic: bool = False,
     ) -> None:
         self.loss, self.samples, self.work, self.worth = loss, samples, loss.work, loss.worth
         self.method = f"{loss.name} Monte Carlo, Rényi-tilted, estimate-verify-release"
         self.estimator = f"{loss.name} Monte Carlo, {loss.estimator}"
-        self.alone = companions is None
+        self.alone, self.deterministic = companions is None, deterministic
         self.companions = companions or {direction: ComposedMechanism() for direction in DIRECTIONS}
         self.least_samples = loss.least_samples
         self._calibrate_samples = calibrate_samples or loss.calibrate_samples
@@ -316,4 +318,7 @@ class OneUnit(LossModel):
         return found.value + self.companions[direction].constant
 
     def free_bounds(self) -> Sequence[FreeBound]:
-        return self.loss.free_bounds() if self.alone else ()
+        if not self.alone:
+            return ()
+        loss = self.loss
+        return loss.deterministic_bounds() if self.deterministic else loss.free_bounds()

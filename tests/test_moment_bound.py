@@ -1,0 +1,166 @@
+"""Certificates without samples: bounds by moments against quadrature, sampling and enumeration."""
+
+import dataclasses
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import plain_monte_carlo as plain
+import pytest
+
+import mfopt
+from mfopt import strategies as S
+from mfopt._float64 import scope
+from mfopt.accounting import Mechanism
+from mfopt.accounting.monte_carlo import dominating_pair, importance, kept_bins, moment_bound
+from mfopt.accounting.monte_carlo.balls_in_bins import BallsInBinsLoss
+from mfopt.accounting.monte_carlo.evidence import Point
+from mfopt.calibration import certify, release
+from mfopt.errors import FailureError, UsageError
+from mfopt.factorization import proofs
+from mfopt.sampling import BallsInBins
+
+SMALL = BallsInBins(bins=6, epochs=3)
+SQRT = S.BandedSquareRoot(6)
+DEFAULT = Path(__file__).parent.parent / "artifacts/factorizations/optimize-blt-16x128-eps2.npz"
+
+
+def small():
+    return BallsInBinsLoss(dominating_pair.exact(SQRT, SMALL))
+
+
+def bounds(loss, sigma, epsilon):
+    return np.exp(moment_bound.MomentBound(loss).log_deltas(sigma, epsilon))
+
+
+def by_quadrature(gram, sigma, epsilon):
+    """(H(P, Q), H(Q, P)) of two modes, on a grid of the plane."""
+    z = np.linspace(-9, 9, 901)
+    weight = np.exp(-(z**2) / 2)
+    weight /= weight.sum()
+    factor = np.linalg.cholesky(gram) / sigma
+    first = factor[0, 0] * z[:, None] + 0 * z
+    second = factor[1, 0] * z[:, None] + factor[1, 1] * z
+    square = np.diag(gram) / sigma**2 / 2
+    ratio = (np.exp(first - square[0]) + np.exp(second - square[1])) / 2
+    density = weight[:, None] * weight
+    remove = np.sum(density * np.maximum(ratio - math.exp(epsilon), 0))
+    return remove, np.sum(density * np.maximum(1 - math.exp(epsilon) * ratio, 0))
+
+
+@pytest.mark.parametrize(
+    ("overlap", "sigma", "epsilon"), [(0.0, 1.0, 1.5), (0.3, 0.7, 3.0), (0.8, 3.0, 0.3)]
+)
+def test_two_modes_by_quadrature(overlap, sigma, epsilon):
+    gram = np.array([[1.0, overlap], [overlap, 0.8]])
+    loss = BallsInBinsLoss(dominating_pair.DominatingPair(gram, np.linalg.cholesky(gram)))
+    truth = np.array(by_quadrature(gram, sigma, epsilon))
+    found = bounds(loss, sigma, epsilon)
+    assert np.all(found >= truth * (1 - 1e-6))
+    assert np.all(found <= 2.5 * truth + 1e-12)
+    # a control: with a tenth more noise the bound is no bound of this
+    assert np.any(bounds(loss, 1.1 * sigma, epsilon) < truth)
+
+
+def test_bounds_are_above_plain_sampling():
+    loss, sigma, epsilon = small(), 1.7, 1.0
+    found, louder = bounds(loss, sigma, epsilon), bounds(loss, 1.2 * sigma, epsilon)
+    for which, direction in enumerate(["remove", "add"]):
+        truth = plain.delta(loss.pair, sigma, epsilon, direction=direction, samples=2**17, seed=5)
+        least = truth.value - 4 * truth.standard_error
+        assert least <= found[which] <= 1.3 * truth.value
+        assert louder[which] < least  # a control
+
+
+def test_moments_are_sums_over_tuples():
+    overlaps = np.array([[0.9, 0.4, 0.1], [0.4, 0.7, 0.3], [0.1, 0.3, 0.8]])
+    for places, found in enumerate(kept_bins.tuples(overlaps), 2):
+        total = sum(
+            math.exp(sum(overlaps[a, b] for a, b in itertools.combinations(bins, 2)))
+            for bins in itertools.product(range(3), repeat=places)
+        )
+        assert found == pytest.approx(total / 3**places, rel=1e-13)
+    assert places == 4
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_the_polynomial_is_above_the_payoff_everywhere(direction):
+    with scope():
+        moments = small().moments(Point(1.7, 1.0))
+        tilts = importance.remove_tilts(moments.ceilings, moments.point)
+        if direction == "add":
+            tilts = [importance.mean_tilt(moments.ceilings, moments.point)]
+        problem = moment_bound._Problem.of(moments, direction, tilts[0])
+        nodes = np.linspace(moment_bound._LOW, problem.highest, 400)
+        weights = problem._weights(nodes, np.zeros_like(nodes))
+        cells = np.linspace(moment_bound._LOW, problem.highest, 20_000)
+        missing, elsewhere = problem._missing(weights, cells)
+        theta = max(float(np.max(missing)), elsewhere, 0.0)
+        y = np.random.default_rng(0).uniform(-15, problem.highest + 1, 50_000)
+        unit = problem._unit(y)
+        above = weights @ problem.terms.values(y, np.log(unit)) - problem.payoff(y) / unit
+        assert theta < 1 and np.min(above) >= -theta * (1 + 1e-6)
+        # a control: lowered, it is seen to be below
+        lower, _ = problem._missing(weights - 0.01 * np.eye(len(weights))[0], cells)
+        assert np.max(lower) > theta + 1e-4
+        # a leading term below 0 is not taken for one that outweighs the payoff
+        bent = np.where(np.arange(len(weights)) < problem.terms.signed, weights, 0.0)
+        bent[problem.terms.signed - 1] = -1.0
+        assert problem._missing(bent, cells)[1] == math.inf
+
+
+def test_sigma_at_the_setting_of_the_readme():
+    made = mfopt.load(DEFAULT)
+    sigma = made.noise_multiplier  # certified by samples
+    loss = made.loss()
+    assert np.max(bounds(loss, 1.01 * sigma, 2.0)) <= 1e-5
+    assert np.min(bounds(loss, 0.97 * sigma, 2.0)) > 1e-5  # a control: the truth is above
+
+
+def test_released_certified_saved_and_proved_again(tmp_path):
+    sampled = mfopt.factorize(
+        epochs=2, iterations_per_epoch=8, epsilon=2.0, strategy="banded-sqrt", seed=1
+    )
+    found = mfopt.calibrate(sampled, epsilon=2.0, certificate="deterministic")
+    assert found.noise_multiplier <= 1.01 * sampled.noise_multiplier
+    stated = found.guarantee
+    assert (stated.status, stated.failure_probability) == ("certified", 0.0)
+    assert stated.details["certificate"] == stated.certificate == "deterministic"
+    assert sampled.guarantee.details["certificate"] == "monte-carlo"
+    assert str(stated.details["samples"]) == "0" and "deterministic" in stated.method
+    path = tmp_path / "found.npz"
+    found.save(path)
+    read = mfopt.load(path)
+    assert read.guarantee == stated
+    again = proofs.prove(read.mechanism, read.noise_multiplier, read.guarantee)
+    assert (again.method, again.failure_probability) == (stated.method, 0.0)
+    for asked in ({"epsilon": 2.0}, {"noise_multiplier": found.noise_multiplier}):
+        answer = mfopt.account(found.mechanism, delta=1e-5, certificate="deterministic", **asked)
+        assert answer.failure_probability == 0 and answer.details["certificate"] == "deterministic"
+        assert answer.epsilon == pytest.approx(2.0, rel=1e-3)
+        assert answer.noise_multiplier == pytest.approx(found.noise_multiplier, rel=1e-3)
+
+
+def test_what_is_not_proved_is_refused():
+    loss = small()
+    sigma = release(loss, 1.0, 1e-4, certificate="deterministic")[0].noise_multiplier
+    assert certify(loss, sigma, 1.0, 1e-4, certificate="deterministic").beta == 0
+    with pytest.raises(FailureError, match="without samples"):
+        certify(loss, 0.97 * sigma, 1.0, 1e-4, certificate="deterministic")
+    with pytest.raises(UsageError, match="no effect on a deterministic"):
+        release(loss, 1.0, 1e-4, samples=1000, certificate="deterministic")
+    with pytest.raises(UsageError, match="must be one of"):
+        release(loss, 1.0, 1e-4, certificate="proved")
+    group = dataclasses.replace(Mechanism(SMALL, SQRT), group_size=2)
+    with pytest.raises(UsageError, match="no deterministic account"):
+        mfopt.account(group, epsilon=1.0, delta=1e-5, certificate="deterministic")
+
+
+def test_bins_that_never_overlap_keep_their_exact_account():
+    exact = dominating_pair.exact(S.Identity(), BallsInBins(bins=8, epochs=2))
+    loss = BallsInBinsLoss(exact)
+    certificate, _ = release(loss, 2.0, 1e-5, certificate="deterministic")
+    plain_one, _ = release(loss, 2.0, 1e-5)
+    assert certificate.noise_multiplier == plain_one.noise_multiplier
+    assert np.max(bounds(loss, certificate.noise_multiplier, 2.0)) >= 0.99e-5
