@@ -387,17 +387,17 @@ def test_a_recommendation_weighs_error_against_memory_and_time() -> None:
     assert two.light.family == "blt-2-scaled" and two.best.family == "toeplitz-scaled"
     assert set(two.rivals) == {"poisson", "unamplified"}
     text = two.text()
-    assert text.startswith("ε = 2: BLT-2, time-scaled, RMSE 23.00 at 2 arrays with balls-in-bins")
+    assert text.startswith("ε = 2: BLT-2, time-scaled, RMSE 23.00 at 2 buffers with balls-in-bins")
     assert "8.0% below the best with Poisson sampling" in text  # 1 - 23/25
     assert "74.4% below the best without" in text
-    assert "13.0% lower with more: Toeplitz, time-scaled, RMSE 20.00 at 0 arrays and 1,024" in text
+    assert "13.0% lower with more: Toeplitz, time-scaled, RMSE 20.00 at 0 buffers and 1,024" in text
     assert sixteen.text().endswith("nothing here is better") and not sixteen.rivals
     # an error that is above is said to be above
     poorer = [row("blt-2", 11.0, 2), row("banded+poisson", 10.0, 31, size=32)]
     (found,) = recommendation.recommend(poorer)
     assert "10.0% above the best with Poisson sampling" in found.text()
     assert found.text().endswith(
-        "banded (32 bands), RMSE 10.00 at 31 arrays with Poisson sampling (cyclic for bands)"
+        "banded (32 bands), RMSE 10.00 at 31 buffers with Poisson sampling (cyclic for bands)"
     )
 
 
@@ -418,8 +418,8 @@ def test_fresh_bins_are_a_row_a_search_of_their_own_and_a_sentence() -> None:
         row("dpsgd+fresh-bins", 30.0, 0),
     ]
     (found,) = recommendation.recommend(rows)
-    assert found.text().startswith("ε = 2: BLT-4, time-scaled, RMSE 22.90 at 4 arrays with balls")
-    more = "banded Toeplitz scaled (16 bands), RMSE 20.00 at 15 arrays with fresh bins"
+    assert found.text().startswith("ε = 2: BLT-4, time-scaled, RMSE 22.90 at 4 buffers with balls")
+    more = "banded Toeplitz scaled (16 bands), RMSE 20.00 at 15 buffers with fresh bins"
     assert found.text().endswith(f"lower with more: {more}")
     rows[1] = row("banded-toeplitz-scaled+fresh-bins", 20.0, 7, size=8)
     (found,) = recommendation.recommend(rows)
@@ -438,7 +438,7 @@ def test_a_block_for_each_epsilon_fits_eighty_columns() -> None:
     assert lines[0].startswith("ε = 0.5") and lines[0].split()[-4:] == [
         "RMSE",
         "change",
-        "arrays",
+        "buffers",
         "draws",
     ]
     assert all(len(line) == len(lines[0]) for line in lines if line)

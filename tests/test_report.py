@@ -59,7 +59,7 @@ def test_the_page_is_whole_and_says_what_holds():
         "a <method>",
         "bins fixed over all epochs",
         "At most 8 steps",
-        "2 arrays of the model's size, 1 white draw a step",
+        "2 noise buffers (× model size), 1 white draw a step",
         "mfopt.load('m.npz')",
         "mfopt <b>",
         "no: the file says so",

@@ -10,7 +10,7 @@ from mfopt.experiments import families
 from mfopt.experiments.comparison import Row, improvement, number
 from mfopt.experiments.mechanisms import BALLS, FRESH, POISSON, UNAMPLIFIED
 
-LITTLE = 8  # model-sized arrays that count as little memory
+LITTLE = 8  # noise buffers that count as little memory
 TIE = 0.0025  # relative: errors so close count as equal, and the least memory decides
 # what must be executed, in the words of `mfopt train --sampling`
 SAMPLING = {
@@ -75,7 +75,7 @@ def recommend(rows: Sequence[Row]) -> list[Recommendation]:
 def blocks(rows: Sequence[Row], baseline: str | None = None) -> str:
     """A table for each ε, best first, at most 80 columns wide.
 
-    ``arrays`` is the memory of the noise in model sizes, ``draws`` the model-sized white draws of
+    ``buffers`` is the memory of the noise (× model size), ``draws`` the model-sized white draws of
     a step where it is more than one: what no memory is paid for with. Where the time of a step's
     noise was measured, it stands in the place of the draws, which it includes.
     """
@@ -86,7 +86,7 @@ def blocks(rows: Sequence[Row], baseline: str | None = None) -> str:
         timed = any(row.noise_seconds is not None for row in here)
         lines = [
             f"{f'ε = {epsilon:g}':<42}{'RMSE':>10}"
-            f"{'' if base is None else 'change':>9}{'arrays':>8}{'time' if timed else 'draws':>8}"
+            f"{'' if base is None else 'change':>9}{'buffers':>8}{'time' if timed else 'draws':>8}"
         ]
         for row in here:
             size = f" ({row.size})" if row.size and families.find(row.family).bands else ""
@@ -122,7 +122,7 @@ def _sampling(row: Row) -> str:
 
 def _named(row: Row) -> str:
     size = f" ({row.size} bands)" if families.find(row.family).bands and row.size > 1 else ""
-    cost = f"{row.memory} array{'s' * (row.memory != 1)}"
+    cost = f"{row.memory} buffer{'s' * (row.memory != 1)}"
     if row.draws > 1:
         cost += f" and {row.draws:,.0f} draws a step"
     if row.noise_seconds is not None:

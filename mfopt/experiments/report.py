@@ -86,7 +86,7 @@ def page(found: Factorization, name: str = "mechanism.npz") -> str:
     stated, recursion = found.guarantee, choose(found.strategy, found.iterations)
     draws, sigma = recursion.draws(found.iterations), words.round_up(found.noise_multiplier, 6)
     made = "1 white draw" if draws <= 1 else f"{draws:,.0f} white draws"
-    cost = f"{recursion.slots} arrays of the model's size, {made} a step"
+    cost = f"{recursion.slots} noise buffers (× model size), {made} a step"
     title = (
         f"{words.described(found.strategy.describe())}: ({stated.epsilon:g}, {stated.delta:g})-DP"
     )
@@ -161,7 +161,7 @@ def _compared(found: Factorization, slots: int, others: Sequence[Alternative]) -
         )
     return (
         "<div class=wide><table><thead><tr><th>mechanism</th><th class=n>RMSE</th><th class=n>more"
-        "</th><th class='n sigma'>σ</th><th class=n>arrays</th><th></th></tr></thead><tbody>"
+        "</th><th class='n sigma'>σ</th><th class=n>buffers</th><th></th></tr></thead><tbody>"
         f"{''.join(rows)}</tbody></table></div>"
         f"<p>{text('Each at its smallest exact σ. `mfopt compare` has more of them.')}</p>"
     )

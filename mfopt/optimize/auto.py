@@ -54,7 +54,7 @@ class Candidate(NamedTuple):
 
     def words(self) -> str:
         """Short description for a line of progress."""
-        noun = "bands" if self.kind == "banded-toeplitz" else "arrays"
+        noun = "bands" if self.kind == "banded-toeplitz" else "buffers"
         size = f" ({self.size} {noun})" if self.size else ""
         return f"{self.scheme.kind}, {self.kind}{size}"
 
@@ -102,7 +102,7 @@ def candidates(epochs: int, iters: int, most: int) -> list[Candidate]:
       most: arrays that streaming the noise may keep.
 
     >>> [one.words() for one in candidates(4, 32, 1)][3:]
-    ['fresh-bins, banded-toeplitz (2 bands)', 'fresh-bins, cleared-blt (1 arrays)']
+    ['fresh-bins, banded-toeplitz (2 bands)', 'fresh-bins, cleared-blt (1 buffers)']
     """
     kept, afresh = BallsInBins(iters, epochs), FreshBins(iters, epochs)
     found = [Candidate(kept, "identity"), Candidate(afresh, "identity")]
@@ -286,5 +286,5 @@ def _note(one: Tried) -> str:
         return f"{one.candidate.words()}: left out: {one.problem}"
     return (
         f"{one.candidate.words()}: RMSE {one.rmse:.4g} at σ {one.scored.noise_multiplier:.4g}, "
-        f"{one.scored.memory} arrays (estimated)"
+        f"{one.scored.memory} buffers (estimated)"
     )

@@ -180,10 +180,10 @@ def command(
         for advice in recommendation.recommend(rows):
             display.print_text(advice.text())
         display.print_text(
-            "(arrays: memory of the noise, in model sizes; draws: white draws of a step, where it "
-            "makes past ones again instead of keeping them)"
+            "(buffers: memory of the noise, × model size; draws: white draws of a step, where past "
+            "ones are regenerated instead of kept)"
             if params is None
-            else "(arrays: memory of the noise, in model sizes; time: noise of a step of "
+            else "(buffers: memory of the noise, × model size; time: noise of a step of "
             f"{params:,} parameters on this machine, mean over the run)"
         )
 
