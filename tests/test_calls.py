@@ -109,7 +109,8 @@ def test_a_sample_of_generated_calls(places):
 
 
 def test_every_command_is_attacked_and_the_judge_sees_faults(tmp_path):
-    assert {path.split()[0] for path in calls.GOOD} == set(COMMANDS)
+    # cache would clear this user's folders
+    assert {path.split()[0] for path in calls.GOOD} == set(COMMANDS) - {"cache"}
     judge = calls.judge
     show = ["show", "FILE"]
     assert judge(show, 0, "fine", "", tmp_path, False) == ""
