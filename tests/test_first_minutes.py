@@ -46,7 +46,7 @@ def test_an_estimate_that_was_wrong_by_a_factor_of_two_is_withdrawn():
 
 def test_a_line_of_progress_says_what_is_computed_without_internal_keys():
     cell = SigmaCell(FixedCell("identity"), Goal(8, 2, 1.0, 1e-5))
-    assert cell.in_words() == "σ: identity, 2 × 8, ε = 1"
+    assert cell.in_words() == "σ: identity, 2 × 8, ε = 1.0"
     assert "{" in str(cell)  # the control: the name that a cell had
 
 

@@ -26,7 +26,6 @@ from mfopt import _check, _files
 
 _FORMAT = 3  # of the files
 FILES = f"*-{'[0-9a-f]' * 40}.npz"  # pattern of their names
-_FACTS = ("kind", "sampling", "epochs", "bins", "epsilon")  # of a line of progress
 MOST_BYTES = 2**30  # of the default folder
 _PACKAGE = Path(__file__).parent.parent
 # what no number in a cell depends on: the trainer counts for the cells that train
@@ -118,16 +117,14 @@ class Cell(abc.ABC):
 
     def in_words(self) -> str:
         """Return what is computed, for a line of progress: its form of C, scheme, sizes and ε."""
-        facts: dict[str, Any] = {}
-        for cell in (*self.needs, self):
-            given = {**cell.settings, **cell.settings.get("goal", {})}
-            facts |= {key: given[key] for key in _FACTS if key in given}
-        sizes = f"{facts['epochs']} × {facts['bins']}" if {"epochs", "bins"} <= facts.keys() else ""
-        target = f"ε = {facts['epsilon']:g}" if "epsilon" in facts else ""
-        kinds = [str(facts[key]) for key in ("kind", "sampling") if key in facts]
-        said = ", ".join(filter(None, [*kinds, sizes, target]))
+        given = [{**c.settings, **c.settings.get("goal", {})} for c in (*self.needs, self)]
+        facts = {key: value for one in given for key, value in one.items()}
+        said = [str(facts[key]) for key in ("kind", "sampling") if key in facts]
+        run = ("epochs", "bins")
+        said += [" × ".join(str(facts[key]) for key in run)] if {*run} <= facts.keys() else []
+        said += [f"ε = {facts['epsilon']}"] if "epsilon" in facts else []
         name = {"sigma": "σ"}.get(self.name, self.name.replace("-", " "))
-        return f"{name}: {said}" if said else name
+        return f"{name}: {', '.join(said)}" if said else name
 
     def __str__(self) -> str:
         return f"{self.name} " + " ".join(f"{k}={v}" for k, v in self.settings.items())
