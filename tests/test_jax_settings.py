@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import re
@@ -70,8 +71,20 @@ def usual(work):
     return jax.device_get(WORK[work]())
 
 
-@pytest.mark.parametrize("work", WORK)
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(
+    ("setting", "work"),
+    [
+        # a certificate compiles for seconds: two settings of four in the check
+        pytest.param(
+            setting,
+            work,
+            marks=pytest.mark.release
+            if work == "certified" and setting in ("strict ranks", "no transfers")
+            else (),
+        )
+        for setting, work in itertools.product(SETTINGS, WORK)
+    ],
+)
 def test_a_setting_of_the_host_program_is_its_own(setting, work):
     expected = usual(work)
     jax.clear_caches()  # else nothing is traced
@@ -169,7 +182,7 @@ def answer(folder, name, *settings):
     return command(folder, words, *settings)
 
 
-@pytest.mark.parametrize("name", ["show", "noise"])
+@pytest.mark.parametrize("name", [pytest.param("show", marks=pytest.mark.release), "noise"])
 def test_settings_of_the_environment_change_no_answer(name, folder, without):
     assert answer(folder, name, *ENVIRONMENTS[:-1]) == without(name)
 
