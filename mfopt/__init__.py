@@ -32,9 +32,7 @@ if TYPE_CHECKING:
         training,
         workloads,
     )
-    from mfopt import (
-        torch as torch,
-    )
+    from mfopt import torch as torch
     from mfopt._api import account, calibrate, certify, factorize
     from mfopt.factorization import Factorization, load
     from mfopt.guarantee import Guarantee

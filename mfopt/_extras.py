@@ -4,15 +4,7 @@ from __future__ import annotations
 
 EXTRAS = {
     **dict.fromkeys(
-        (
-            "cryptography",
-            "flax",
-            "orbax",
-            "pyarrow",
-            "safetensors",
-            "tensorboardX",
-            "tokenizers",
-        ),
+        ("cryptography", "flax", "orbax", "pyarrow", "safetensors", "tensorboardX", "tokenizers"),
         "train",
     ),
     **dict.fromkeys(("jax_privacy", "opacus", "torch"), "interop"),

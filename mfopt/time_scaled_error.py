@@ -19,14 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from mfopt import _row_variances
-from mfopt.strategies import (
-    BLT,
-    Buffered,
-    Strategy,
-    TimeScaled,
-    ToeplitzStrategy,
-    WaveBLT,
-)
+from mfopt.strategies import BLT, Buffered, Strategy, TimeScaled, ToeplitzStrategy, WaveBLT
 from mfopt.workloads import Workload
 
 
@@ -107,11 +100,7 @@ def by_covariances(
 @through.register(Buffered)
 @through.register(WaveBLT)
 def by_state(
-    base: Buffered | WaveBLT,
-    rows: jax.Array,
-    columns: jax.Array,
-    rates: jax.Array,
-    momentum: float,
+    base: Buffered | WaveBLT, rows: jax.Array, columns: jax.Array, rates: jax.Array, momentum: float
 ) -> jax.Array:
     """Var y_t where the state of B⁻¹ moves otherwise at each step, shape (n,): O(n · buffers³).
 

@@ -305,11 +305,7 @@ class TestComposition:
         pair = dominating_pair.exact(Identity(), BallsInBins(16, 16))
         alone = AllocationProfile(16, 16 / 2.5**2).epsilon(1e-5)
         bounds = []
-        for companion in (
-            composition.pure(1e-9),
-            composition.pure(0.1),
-            composition.pure(1.0),
-        ):
+        for companion in (composition.pure(1e-9), composition.pure(0.1), composition.pure(1.0)):
             model = composition.ComposedModel(pair, companion, 2**14)
             bounds.append(max(both(model, 2.5, alone, 1e-8, 0).values()))
         uncomposed = max(both(OneUnit(loss_of(pair), 2**14), 2.5, alone, 1e-8, 0).values())

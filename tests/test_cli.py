@@ -389,14 +389,7 @@ def test_the_kinds_that_help_names_are_those_that_can_be_asked_for():
 
 
 def test_show_imports_only_what_a_file_takes(made):
-    slow = (
-        "scipy.stats",
-        "optax",
-        "matplotlib",
-        "flax",
-        "orbax",
-        "mfopt.optimize",
-    )
+    slow = ("scipy.stats", "optax", "matplotlib", "flax", "orbax", "mfopt.optimize")
     program = (
         "import sys; from mfopt_cli.main import main\n"
         f"main(['show', {str(made[0])!r}])\n"

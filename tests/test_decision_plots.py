@@ -42,10 +42,7 @@ def test_a_front_for_memory_and_one_for_time():
     assert named("-memory") == ["BLT-2: 2", "banded, cyclic Poisson: 1"]
     (axis,) = found["-memory"].axes
     assert [float(x) for line in axis.lines for x in line.get_xdata()][-2:] == [1.0, 2.0]
-    assert named("-time") == [
-        "square root, balls-in-bins: 40 ms",
-        "BLT-2: 2 ms",
-    ]
+    assert named("-time") == ["square root, balls-in-bins: 40 ms", "BLT-2: 2 ms"]
     assert "-time" not in dict(decision_plots.figures(setting, rows, rows, None))
 
 

@@ -10,15 +10,7 @@ from mfopt.accounting.monte_carlo import balls_in_bins, design_point, dominating
 from mfopt.accounting.monte_carlo.balls_in_bins import GroupedLaw, Groups
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.calibration import calibrate
-from mfopt.optimize import (
-    InterruptedOptimization,
-    kinds,
-    objective,
-    optimize,
-    run,
-    sizes,
-    starts,
-)
+from mfopt.optimize import InterruptedOptimization, kinds, objective, optimize, run, sizes, starts
 from mfopt.optimize.autosave import BestSoFar
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import BLT, TimeScaled

@@ -81,12 +81,7 @@ def design_point(pair, sigma, epsilon, samples=2**15, seed=2, placed=None):
 def tilted_remove(pair, sigma, epsilon, order, samples=2**16, seed=3):
     """(mean, standard error) of the certificate's estimator at Rényi order 1 + ``order``."""
     return estimate(
-        pair,
-        sigma,
-        epsilon,
-        pairs.tilt("chain", order, pair, Point(sigma, epsilon)),
-        samples,
-        seed,
+        pair, sigma, epsilon, pairs.tilt("chain", order, pair, Point(sigma, epsilon)), samples, seed
     )
 
 
@@ -477,11 +472,9 @@ def test_a_ceiling_that_does_not_hold_leaves_no_number(kind):
     """Control: a ceiling e^6 times too low is noticed, and no bound is given."""
     gram, factor = gram_and_factor(3, 1.0)
     pair = dominating_pair.DominatingPair(gram, factor)
-    order = {
-        "chain": 2,
-        "shift": 1.0,
-        "mean": float(pairs.mean_tilt(pair, Point(1.0, 1.0)).order),
-    }[kind]
+    order = {"chain": 2, "shift": 1.0, "mean": float(pairs.mean_tilt(pair, Point(1.0, 1.0)).order)}[
+        kind
+    ]
     good = pairs.tilt(kind, order, pair, Point(1.0, 1.0))
     for shift in (0.0, -6.0):
         tilt = good._replace(log_ceiling=good.log_ceiling + shift)

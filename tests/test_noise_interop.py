@@ -323,12 +323,7 @@ def opacus_model(opacus, **options):
 
     torch.manual_seed(0)
     model = opacus.GradSampleModule(torch.nn.Linear(4, 2))
-    settings = {
-        "noise_multiplier": 0.0,
-        "max_grad_norm": 0.5,
-        "expected_batch_size": 8,
-        **options,
-    }
+    settings = {"noise_multiplier": 0.0, "max_grad_norm": 0.5, "expected_batch_size": 8, **options}
     optimizer = DPOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), **settings)
     return model, optimizer
 

@@ -256,14 +256,7 @@ def plain():
 @pytest.mark.ci
 @pytest.mark.parametrize(
     ("kind", "order", "direction"),
-    before_release(
-        [
-            ("chain", 2, "remove"),
-            ("shift", 0.4, "remove"),
-            ("mean", 0.6, "add"),
-        ],
-        0,
-    ),
+    before_release([("chain", 2, "remove"), ("shift", 0.4, "remove"), ("mean", 0.6, "add")], 0),
 )
 def test_what_is_left_and_its_payoff_have_the_mean_of_the_whole(plain, kind, order, direction):
     loss, point = FreshBinsLoss(CASES[0][0]), Point(SIGMA, EPSILON)

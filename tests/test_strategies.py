@@ -201,11 +201,7 @@ def test_matrices_without_a_dominating_pair_are_refused(strategy):
 
 
 def test_n_beyond_the_stored_size_is_refused():
-    for strategy in (
-        S.Toeplitz(np.ones(3)),
-        S.Dense(np.eye(3)),
-        S.Banded(np.ones((2, 3))),
-    ):
+    for strategy in (S.Toeplitz(np.ones(3)), S.Dense(np.eye(3)), S.Banded(np.ones((2, 3)))):
         with pytest.raises(UsageError, match="at most that many iterations"):
             strategy.materialize(4)
 

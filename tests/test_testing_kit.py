@@ -118,14 +118,8 @@ BROKEN = {
         {"displacement": lambda s, n, b: 0.0 if b >= n else min(1.0, b / n)},
         "fall",
     ),
-    "adjacency": (
-        {"independent": False, "executed_adjacency": lambda s, a: a},
-        "moves the others",
-    ),
-    "stronger adjacency": (
-        {"executed_adjacency": lambda s, a: "replace"},
-        "shows nothing about",
-    ),
+    "adjacency": ({"independent": False, "executed_adjacency": lambda s, a: a}, "moves the others"),
+    "stronger adjacency": ({"executed_adjacency": lambda s, a: "replace"}, "shows nothing about"),
     "epochs that are none": (
         {"epoch_ends": property(lambda s: range(2, s.iterations, 3))},
         "declares steps 0 to 2 an epoch",

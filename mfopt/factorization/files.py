@@ -68,10 +68,7 @@ def save(factorization: Record, path: str | Path, *, force: bool = False) -> Pat
 
     try:
         return _files.write(
-            path,
-            _files.npz({"metadata": text, **arrays}, compress=True),
-            force=force,
-            check=check,
+            path, _files.npz({"metadata": text, **arrays}, compress=True), force=force, check=check
         )
     except FileExistsError:
         raise _check.reject("path", str(path), "appeared meanwhile", _files.EXISTS) from None
@@ -89,9 +86,7 @@ def keep(factorization: Record, path: Path, *, force: bool = False) -> Path:
     """
     with _signals.deferred():
         return _files.write_beside(
-            path,
-            lambda place, replace: save(factorization, place, force=replace),
-            force=force,
+            path, lambda place, replace: save(factorization, place, force=replace), force=force
         )
 
 

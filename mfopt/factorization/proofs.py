@@ -136,11 +136,7 @@ def _prove(factorization: Stated, progress: Report) -> Guarantee:
 
 
 def prove(
-    mechanism: Mechanism,
-    noise_multiplier: float,
-    stated: Guarantee,
-    *,
-    progress: Report = silent,
+    mechanism: Mechanism, noise_multiplier: float, stated: Guarantee, *, progress: Report = silent
 ) -> Guarantee:
     """Prove what is stated of a mechanism with fresh randomness; what was proved.
 

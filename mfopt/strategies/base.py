@@ -43,15 +43,7 @@ from mfopt.strategies.fields import Array, Inner, Parameter, inner, parameter, s
 
 _KINDS: dict[str, type[Strategy]] = {}
 # what gives numbers of C: run in float64 without a word in the subclass
-_NUMERIC = {
-    "materialize",
-    "toeplitz_coefs",
-    "inverse_coefs",
-    "multiply",
-    "solve",
-    "modes",
-    "gram",
-}
+_NUMERIC = {"materialize", "toeplitz_coefs", "inverse_coefs", "multiply", "solve", "modes", "gram"}
 
 
 def registered() -> dict[str, type[Strategy]]:

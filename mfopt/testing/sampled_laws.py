@@ -358,10 +358,7 @@ def _bounds(loss: SampledLoss, tilt: Tilt, point: Point, trial: Trial, truth: _M
     surely = float(means.mean() - ERRORS / 2 * means.std(ddof=1) / math.sqrt(_RUNS))
     missed = sum(not run.value >= surely for run in runs)
     most = _MISS + ERRORS * math.sqrt(_MISS * (1 - _MISS) / _RUNS)
-    rule(
-        missed <= most * _RUNS,
-        f"{missed} of {_RUNS} bounds with β = {_MISS} are below the truth",
-    )
+    rule(missed <= most * _RUNS, f"{missed} of {_RUNS} bounds with β = {_MISS} are below the truth")
 
 
 def _free(loss: SampledLoss, point: Point, found: dict[SampledDirection, _Mean]) -> None:
