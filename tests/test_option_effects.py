@@ -281,6 +281,8 @@ def _light(inputs):
         return ["made"]
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mfopt.experiments.report.page", lambda *what: str(what))
+        patch.setattr("mfopt.experiments.mechanism_plot.plot", lambda _, to: to.write_text(""))
         patch.setattr("mfopt.optimize.factorize", search)
         patch.setattr("mfopt.optimize.least_error", search)
         patch.setattr("mfopt.experiments.figures.make", figure)
