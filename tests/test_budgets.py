@@ -23,15 +23,16 @@ LINES = {
     "mfopt/calibration": 200,
     "mfopt/experiments": 10_950,
     "mfopt/factorization": 750,
-    "mfopt/noise": 3_900,
+    "mfopt/jax": 500,
+    "mfopt/noise": 3_910,
     "mfopt/optimize": 4_530,
     "mfopt/sampling": 1_350,
     "mfopt/strategies": 2_520,
     "mfopt/testing": 1_200,
-    "mfopt/torch": 1_350,
+    "mfopt/torch": 1_700,
     "mfopt/training": 9_450,
     "cli": 5_000,
-    "tests": 37_350,
+    "tests": 39_000,
 }
 # of the main job
 MAIN_JOB = {

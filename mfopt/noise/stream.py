@@ -282,27 +282,42 @@ class NoiseStream:
             one unit adds to it (in bfloat16, of B units, by up to B/128 clip norms more).
         """
         self.check_state(state)
-        leaves, treedef = jax.tree.flatten(sums)
-        shapes = tuple(np.shape(leaf) for leaf in leaves)
-        # NNX wraps gradients otherwise than parameters; jax.tree.map below sees to the rest
-        other = self.secure and treedef != state.layout.treedef
-        if other or shapes != state.layout.shapes:
-            raise _check.reject("sums", shapes, f"must be as the parameters, {state.layout.shapes}")
-        try:  # before a draw is used up
-            jax.tree.map(lambda *_: 0, sums, state.layout.treedef.unflatten(range(len(leaves))))
-        except (TypeError, ValueError):
-            rule = f"must have the structure of the parameters, {state.layout.treedef}"
-            raise _check.reject("sums", treedef, rule) from None
-        types = [jnp.result_type(leaf) for leaf in leaves]
-        if any(not jnp.issubdtype(dtype, np.floating) for dtype in types):
-            raise _check.reject("sums", "of whole numbers", "must be of a floating-point type")
-        if narrow := [str(dtype) for dtype in types if dtype.itemsize < 4]:
+        if self.secure and jax.tree.structure(sums) != state.layout.treedef:
+            raise _check.reject("sums", "of another class", f"must be as {state.layout.treedef}")
+        leaves = self.leaves_like(state, sums)  # before a draw is used up
+        if narrow := [str(t) for x in leaves if (t := jnp.result_type(x)).itemsize < 4]:
             raise _check.reject("sums", narrow[0], TOO_NARROW, "Add up g.astype(jnp.float32).")
         if not self.secure:
             noise, state = self._step(state, None)
             return jax.tree.map(_added, sums, noise), state
         made, state = self._step(state, tuple(leaves))
         return jax.tree.map(lambda s, m: m.astype(jnp.result_type(s)), sums, made), state
+
+    @staticmethod
+    def leaves_like(
+        state: NoiseState, tree: Any, name: str = "sums", leading: tuple[int, ...] = ()
+    ) -> list[Any]:
+        """Leaves of ``tree``; raises :class:`UsageError` unless they are as the parameters.
+
+        Args:
+          state: made for the parameters.
+          tree: whose structure, shapes and kind of numbers are compared.
+          name: of ``tree`` for the error.
+          leading: axes that each leaf has before the parameter's own.
+        """
+        leaves, treedef = jax.tree.flatten(tree)
+        shapes = tuple(np.shape(leaf) for leaf in leaves)
+        wanted = tuple((*leading, *shape) for shape in state.layout.shapes)
+        if shapes != wanted:
+            raise _check.reject(name, shapes, f"must be as the parameters, {wanted}")
+        try:  # NNX wraps gradients otherwise than parameters: structures need not be equal
+            jax.tree.map(lambda *_: 0, tree, state.layout.treedef.unflatten(range(len(leaves))))
+        except (TypeError, ValueError):
+            rule = f"must have the structure of the parameters, {state.layout.treedef}"
+            raise _check.reject(name, treedef, rule) from None
+        if any(not jnp.issubdtype(jnp.result_type(leaf), np.floating) for leaf in leaves):
+            raise _check.reject(name, "of whole numbers", "must be of a floating-point type")
+        return leaves
 
     def _step(self, state: NoiseState, sums: Any) -> tuple[Any, NoiseState]:
         """One step inside or outside of jit: noise, or noised sums; of a state that was checked."""
@@ -333,13 +348,6 @@ class NoiseStream:
         step = int(state.step)
         if step >= self.iterations:
             raise NoiseExhaustedError.after(self.iterations)
-        if isinstance(state.key, jax.Array) and state.key.is_deleted():
-            raise _check.reject(
-                "state",
-                f"state of step {step}",
-                "was used already: the same noise twice cancels",
-                "Continue from the state that the last call returned.",
-            )
         noise, key, buffers = self._advance_jitted(
             key=state.key,
             buffers=state.buffers,
@@ -391,6 +399,13 @@ class NoiseStream:
         check_arrays(parts_of(state), expected)
         if isinstance(state.step, jax.core.Tracer):
             return  # inside jit the values are not known; there a wrong one gives NaN
+        if not isinstance(state.key, np.ndarray | jax.core.Tracer) and state.key.is_deleted():
+            raise _check.reject(
+                "state",
+                f"state of step {int(state.step)}",
+                "was used already: the same noise twice cancels",
+                "Continue from the state that the last call returned.",
+            )
         if not 0 <= int(state.step) <= self.iterations:
             raise _check.reject(
                 "state.step", int(state.step), f"must be from 0 to {self.iterations}"

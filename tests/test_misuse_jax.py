@@ -1,0 +1,574 @@
+"""Right and wrong loops with ``PrivateRun`` in JAX: wrong ones are refused, NaN, or harmless."""
+
+import dataclasses
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mfopt import noise
+from mfopt.errors import UsageError
+from mfopt.factorization import Factorization
+from mfopt.guarantee import Guarantee
+from mfopt.jax import PrivateRun
+from mfopt.noise import NoiseExhaustedError
+from mfopt.sampling import BallsInBins
+from mfopt.strategies import BLT
+from mfopt.workloads import PrefixSums
+
+RECORDS, CLIP, SEED = 12, 0.5, 43
+SCHEME = BallsInBins(bins=5, epochs=2)  # with this seed of 0, 5, 4, 1 and 2 records
+X = np.random.default_rng(0).normal(size=(RECORDS, 4)).astype(np.float32)
+Y = np.arange(RECORDS) % 3
+PARAMS = {"w": jnp.zeros((4, 3)), "b": jnp.zeros(3)}
+REFUSED, NANS, HARMLESS = {}, {}, {}
+
+
+def factorization(sigma=2.0):
+    stated = Guarantee(1.0, 1e-5, sigma, method="none", status="estimate")
+    strategy = BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9]))
+    return Factorization(strategy, sigma, SCHEME, PrefixSums(), stated)
+
+
+def loss(params, example):
+    x, y = example
+    return -jax.nn.log_softmax(x @ params["w"] + params["b"])[y]
+
+
+def per_example(params, units):
+    return jax.vmap(jax.grad(loss), (None, 0))(
+        params, (jnp.asarray(X)[units], jnp.asarray(Y)[units])
+    )
+
+
+def released():
+    """The noised mean of each step at ``PARAMS``, from the plain pieces."""
+    stream = noise.from_factorization(factorization(), clip_norm=CLIP)
+    state, sampler = stream.init(PARAMS, seed=SEED), RUN.sampler(RUN.init(PARAMS, seed=SEED))
+    each = jax.tree.map(np.asarray, per_example(PARAMS, np.arange(RECORDS)))
+    norms = np.sqrt(sum((g.reshape(RECORDS, -1) ** 2).sum(1) for g in each.values()))
+    for units in sampler:
+        drawn, state = stream.next(state)
+        total = {
+            name: sum((g[u] * min(1, CLIP / norms[u]) for u in units), np.zeros(g.shape[1:]))
+            for name, g in each.items()
+        }
+        yield jax.tree.map(lambda s, z: (s + z) / sampler.expected_batch, total, drawn)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return list(released())
+
+
+RUN = PrivateRun(factorization(), RECORDS, CLIP)
+PARTS = PrivateRun(factorization(), RECORDS, CLIP, microbatch=2)
+
+
+@jax.jit
+def step(state, batch, scale=1.0):  # 'scale': before the run sees the gradients
+    each = jax.tree.map(lambda g: scale * g, per_example(PARAMS, batch.units))
+    return RUN.mean(each, batch, state)
+
+
+add = jax.jit(lambda state, part: PARTS.add(per_example(PARAMS, part.units), part, state))
+release = jax.jit(PARTS.release)
+
+
+class Loop:
+    """A pinned run and its batches, some of which are taken."""
+
+    def __init__(self, taken=1, run=RUN, seed=SEED):
+        self.state = run.init(PARAMS, seed=seed)
+        self.batches = run.batches(self.state)
+        for t in range(taken):
+            _, self.state = step(self.state, self.batches[t])
+
+    def go(self, batches, **options):
+        means = []
+        for batch in batches:
+            mean, self.state = step(self.state, batch, **options)
+            means.append(mean)
+        return means
+
+
+def close(found, wanted):
+    jax.tree.map(lambda f, w: np.testing.assert_allclose(f, w, atol=2e-6), found, dict(wanted))
+
+
+def refused(match, error=UsageError):
+    """A loop that must raise ``error`` with a text like ``match``."""
+    return lambda loop: REFUSED.setdefault(loop.__name__, (loop, error, match))[0]
+
+
+def nan(loop):
+    """A loop that gives only means that are NaN."""
+    return NANS.setdefault(loop.__name__, loop)
+
+
+def harmless(loop):
+    """A loop that gives the means of the right one, from step 1 on."""
+    return HARMLESS.setdefault(loop.__name__, loop)
+
+
+# --- batches that are not the step's ---------------------------------------------------------
+
+
+@nan
+def an_empty_batch_is_skipped():
+    loop = Loop(taken=0)
+    return loop.go([batch for batch in loop.batches if batch.mask.any()])
+
+
+@nan
+def a_batch_of_another_step():
+    loop = Loop()
+    return loop.go([loop.batches[2], loop.batches[3]])
+
+
+@nan
+def a_batch_twice():
+    loop = Loop(taken=2)
+    return loop.go([loop.batches[1]])
+
+
+@nan
+def an_epoch_again_from_its_start():
+    loop = Loop(taken=5)
+    return loop.go([loop.batches[t] for t in range(5)])
+
+
+@nan
+def units_of_ones_own():
+    loop = Loop()
+    units = (loop.batches[1].units + 1) % RECORDS
+    return loop.go([dataclasses.replace(loop.batches[1], units=units)])
+
+
+@nan
+def a_mask_of_ones_own():
+    loop = Loop()
+    return loop.go([dataclasses.replace(loop.batches[1], mask=loop.batches[1].mask | True)])
+
+
+@nan
+def a_batch_renamed_to_the_step():
+    loop = Loop()
+    return loop.go([dataclasses.replace(loop.batches[2], step=np.int32(1))])
+
+
+@nan
+def the_batches_of_another_run():
+    return Loop().go([Loop(taken=0, seed=SEED + 1).batches[1]])
+
+
+@nan
+def a_state_that_a_skipped_step_takes_back():
+    loop, optimizer = Loop(), optax.apply_if_finite(optax.sgd(1.0), 3)
+    opt, means = optimizer.init(PARAMS), []
+    for t in range(1, 5):
+        batch, before = loop.batches[t], loop.state
+        mean, after = step(before, batch)
+        mean = jax.tree.map(lambda g, t=t: g * jnp.nan if t == 1 else g, mean)
+        _, opt = optimizer.update(mean, opt, PARAMS)
+        ok = opt.last_finite
+        loop.state = jax.tree.map(lambda b, a, ok=ok: jnp.where(ok, a, b), before, after)
+        means.append(mean)
+    return means
+
+
+@nan
+def a_step_past_the_last():
+    loop = Loop(taken=10)
+    last = jax.tree.map(lambda leaf: leaf + 0, loop.batches[9])
+    return loop.go([dataclasses.replace(last, step=np.int32(10)), last])
+
+
+@refused("must be given|missing", TypeError)
+def a_batch_without_a_tag():
+    from mfopt.jax import StepBatch
+
+    StepBatch(np.arange(2), np.ones(2, bool), 0)
+
+
+@refused("batch = 'tuple'")
+def a_tuple_as_a_batch():
+    batch = Loop().batches[1]
+    RUN.mean(per_example(PARAMS, batch.units), (batch.units, batch.mask), Loop(0).state)
+
+
+@refused("batch = 'step 2, part 0'.*for step 0, part 0.*an empty one too")
+def a_batch_of_another_step_outside_of_jit():
+    loop = Loop(taken=0)
+    batch = loop.batches[2]
+    RUN.mean(per_example(PARAMS, batch.units), batch, loop.state)
+
+
+@refused("its guarantee no further noise", NoiseExhaustedError)
+def a_step_past_the_last_outside_of_jit():
+    loop = Loop(taken=10)
+    batch = dataclasses.replace(loop.batches[9], step=np.int32(10), tag=np.uint32(0))
+    from mfopt.jax.batches import tag_of
+
+    batch = dataclasses.replace(batch, tag=tag_of(batch, loop.state.noise.key))
+    RUN.mean(per_example(PARAMS, batch.units), batch, loop.state)
+
+
+@refused("all were taken")
+def more_steps_than_there_are():
+    loop = Loop(taken=10)
+    RUN.batches(loop.state).stacked()
+
+
+@refused("steps = 10: .*at most 9")
+def more_stacked_steps_than_there_are():
+    RUN.batches(Loop().state).stacked(10)
+
+
+@refused("drawn outside of jit")
+def batches_inside_jit():
+    jax.jit(lambda state: RUN.batches(state).stacked(2).units)(Loop(0).state)
+
+
+# --- microbatches ------------------------------------------------------------------------------
+
+
+def parts_of(loop, t=0):
+    """The microbatches of a step."""
+    batch = loop.batches[t]
+    return [jax.tree.map(lambda leaf, i=i: leaf[i], batch) for i in range(len(batch.units))]
+
+
+class InParts(Loop):
+    """The same in microbatches, at the first step that has two."""
+
+    def __init__(self):
+        super().__init__(taken=0, run=PARTS)
+        self.steps = [parts_of(self, t) for t in range(len(self.batches))]
+        self.long = next(t for t, parts in enumerate(self.steps) if len(parts) > 1)
+        for t in range(self.long):
+            for part in self.steps[t]:
+                self.state = add(self.state, part)
+            _, self.state = release(self.state)
+        self.parts = self.steps[self.long]
+
+    def of(self, *parts):
+        for part in parts:
+            self.state = add(self.state, part)
+        mean, self.state = release(self.state)
+        return [mean]
+
+
+@nan
+def a_part_is_missing():
+    loop = InParts()
+    return loop.of(*loop.parts[:-1])
+
+
+@nan
+def a_part_twice():
+    loop = InParts()
+    return loop.of(*loop.parts[:-1], loop.parts[0])
+
+
+@nan
+def parts_in_another_order():
+    loop = InParts()
+    return loop.of(*loop.parts[::-1])
+
+
+@nan
+def a_part_of_the_next_step():
+    loop = InParts()
+    return loop.of(*loop.parts[:-1], loop.steps[loop.long + 1][-1])
+
+
+@nan
+def one_part_more():
+    loop = InParts()
+    return loop.of(*loop.parts, loop.steps[loop.long + 1][0])
+
+
+@nan
+def a_step_without_a_batch():
+    return InParts().of()
+
+
+@refused("state = '0 of 1 microbatches of step 0'.*whole batch")
+def a_step_without_a_batch_outside_of_jit():
+    PARTS.release(PARTS.init(PARAMS))
+
+
+@refused("must be one microbatch.*Scan over")
+def all_parts_at_once():
+    loop = InParts()
+    batch = loop.batches[loop.long]
+    jax.jit(PARTS.mean)(per_example(PARAMS, batch.units[0]), batch, loop.state)
+
+
+@refused("middle of a step")
+def a_file_of_half_a_step():
+    loop = InParts()
+    PARTS.save("state.npz", add(loop.state, loop.parts[0]))
+
+
+# --- gradients ---------------------------------------------------------------------------------
+
+
+@refused("gradients = .*must be as the parameters")
+def a_sum_that_nobody_clipped():
+    loop = Loop(taken=0)
+    each = per_example(PARAMS, loop.batches[0].units)
+    RUN.mean(jax.tree.map(lambda g: g.sum(0), each), loop.batches[0], loop.state)
+
+
+@refused("gradients = .*must be as the parameters")
+def gradients_of_other_examples_than_the_batchs():
+    loop = Loop(taken=0)
+    RUN.mean(per_example(PARAMS, np.arange(5)), loop.batches[0], loop.state)
+
+
+@refused("gradients = .*must be as the parameters")
+def gradients_of_a_part_of_the_parameters():
+    loop = Loop(taken=0)
+    each = per_example(PARAMS, loop.batches[0].units)
+    RUN.mean({"w": each["w"]}, loop.batches[0], loop.state)
+
+
+@refused("gradients = .*structure of the parameters")
+def gradients_in_another_structure():
+    loop = Loop(taken=0)
+    each = per_example(PARAMS, loop.batches[0].units)
+    RUN.mean([each["b"], each["w"]], loop.batches[0], loop.state)
+
+
+@refused("gradients = 'of whole numbers'")
+def gradients_of_whole_numbers():
+    loop = Loop(taken=0)
+    each = per_example(PARAMS, loop.batches[0].units)
+    RUN.mean(jax.tree.map(lambda g: g.astype(int), each), loop.batches[0], loop.state)
+
+
+@refused(r"data = \[\(11,\), \(12,\)\]: must have 12 rows")
+def data_of_another_length():
+    loop = Loop(taken=0)
+    RUN.gradient(jax.grad(loss), PARAMS, (X[1:], Y), loop.batches[0], loop.state)
+
+
+@harmless
+def rows_of_empty_slots_are_full():
+    loop = Loop()
+    batch = loop.batches[1]
+    assert not batch.mask.all()
+    rows = jax.tree.map(
+        lambda g: jnp.where(batch.mask.reshape(-1, *[1] * (g.ndim - 1)), g, jnp.inf),
+        per_example(PARAMS, batch.units),
+    )
+    return [RUN.mean(rows, batch, loop.state)[0]]
+
+
+@harmless
+def an_optimizer_that_leaves_out_steps():
+    loop = Loop()
+    optimizer = optax.MultiSteps(optax.apply_if_finite(optax.sgd(1.0), 3), 2)
+    opt, means = optimizer.init(PARAMS), []
+    for t in range(1, 5):
+        (mean,) = loop.go([loop.batches[t]])
+        _, opt = optimizer.update(mean, opt, PARAMS)  # what follows is post-processing
+        means.append(mean)
+    return means
+
+
+# --- states ------------------------------------------------------------------------------------
+
+
+@refused("holds as a constant")
+def a_state_that_is_compiled_in():
+    loop = Loop(taken=0)
+    each = per_example(PARAMS, loop.batches[0].units)
+    jax.jit(lambda batch: RUN.mean(each, batch, loop.state))(loop.batches[0])
+
+
+@nan
+def a_state_that_an_outer_function_compiles_in():
+    loop = Loop()
+    kept = jax.jit(lambda batch: step(loop.state, batch)[0])
+    return [kept(loop.batches[t]) for t in (2, 3)]
+
+
+@refused("was used already")
+def a_state_twice_outside_of_jit():
+    loop = Loop(taken=0)
+    batch = loop.batches[0]
+    for _ in range(2):
+        RUN.mean(per_example(PARAMS, batch.units), batch, loop.state)
+
+
+@refused("belongs to another factorization")
+def the_state_of_another_factorization():
+    other = PrivateRun(factorization(3.0), RECORDS, CLIP)
+    step(other.init(PARAMS), Loop(taken=0).batches[0])
+
+
+@refused("made with other settings")
+def the_state_of_another_clip_norm():
+    step(PrivateRun(factorization(), RECORDS, 5.0).init(PARAMS), Loop(taken=0).batches[0])
+
+
+@refused("another factorization")
+def a_file_of_another_factorization():
+    RUN.save("state.npz", Loop().state)
+    PrivateRun(factorization(3.0), RECORDS, CLIP).load("state.npz", PARAMS)
+
+
+@refused("read by others")
+def a_file_that_others_may_read():
+    RUN.save("state.npz", Loop().state)
+    assert os.stat("state.npz").st_mode & 0o777 == 0o600
+    os.chmod("state.npz", 0o644)
+    RUN.load("state.npz", PARAMS)
+
+
+@refused("inside jit would compile one key")
+def init_inside_jit():
+    jax.jit(RUN.init)(PARAMS)
+
+
+# -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_wrong_loop_is_refused(name):
+    loop, error, match = REFUSED[name]
+    with pytest.raises(error, match=f"(?s){match}"):
+        loop()
+
+
+@pytest.mark.parametrize("name", sorted(NANS))
+def test_a_wrong_loop_gives_nan(name):
+    means = NANS[name]()
+    assert means and all(np.isnan(leaf).all() for leaf in jax.tree.leaves(means))
+
+
+@pytest.mark.parametrize("name", sorted(HARMLESS))
+def test_a_wrong_loop_is_harmless(name, expected):
+    means = HARMLESS[name]()
+    for found, wanted in zip(means, expected[1:], strict=False):
+        close(found, wanted)
+
+
+def test_the_right_loop_is_right(expected):
+    """Control: the means of the plain pieces, and each is finite."""
+    loop = Loop(taken=0)
+    found = loop.go(loop.batches)
+    assert len(found) == SCHEME.length and not loop.batches[0].mask.any()
+    for mean, wanted in zip(found, expected, strict=True):
+        close(mean, wanted)
+    with pytest.raises(AssertionError):
+        close(found[1], expected[2])
+
+
+def test_gradients_count_for_the_clip_norm_at_most():
+    """Scaled before the run sees them: one clip norm each, and nothing where that overflows."""
+    moved, bound = [], None
+    for scale in (0.0, 1e6, np.inf):
+        loop = Loop()
+        batch = loop.batches[1]
+        bound = CLIP * int(batch.mask.sum()) / RUN.normalizer
+        moved.append(np.concatenate(jax.tree.leaves(step(loop.state, batch, scale)[0]), None))
+    nothing, much, infinite = moved
+    assert 0.1 * bound < np.linalg.norm(much - nothing) <= bound * (1 + 1e-5)
+    np.testing.assert_array_equal(infinite, nothing)
+
+
+@pytest.mark.parametrize("microbatch", [None, 2])
+def test_a_scan_over_stacked_batches_is_the_loop(microbatch, expected):
+    run = PARTS if microbatch else RUN
+    state = run.init(PARAMS, seed=SEED)
+
+    def one(state, batch):
+        mean, state = run.gradient(jax.grad(loss), PARAMS, (X, Y), batch, state)
+        return state, mean
+
+    state, means = jax.lax.scan(one, state, run.batches(state).stacked(6))
+    assert int(state.noise.step) == 6
+    for t in range(6):
+        close(jax.tree.map(lambda leaf, t=t: leaf[t], means), expected[t])
+
+
+def test_a_saved_run_goes_on(expected):
+    loop = Loop(taken=4)
+    RUN.save("state.npz", loop.state)
+    state = RUN.load("state.npz", PARAMS)
+    batches = RUN.batches(state)
+    for t, batch in enumerate(batches, 4):
+        mean, state = step(state, batch)
+        close(mean, expected[t])
+    assert t == 9
+    fresh = RUN.init(PARAMS)  # with secrets of its own
+    units = np.concatenate([batch.units[batch.mask] for batch in RUN.batches(fresh)])
+    own = np.concatenate([batch.units[batch.mask] for batch in loop.batches])
+    assert len(units) == 2 * RECORDS and not np.array_equal(units, own)
+    assert "secret" in repr(fresh) and not fresh.noise.pinned
+
+
+@pytest.mark.ci
+def test_flax_nnx_and_equinox_modules_are_parameters():
+    nnx, eqx = pytest.importorskip("flax.nnx"), pytest.importorskip("equinox")
+    model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.sgd(1.0), wrt=nnx.Param)
+    start = jax.tree.map(np.array, nnx.state(model, nnx.Param))
+    state = RUN.init(nnx.state(model, nnx.Param), seed=SEED)
+
+    @nnx.jit
+    def train(model, optimizer, state, batch):
+        graph, params = nnx.split(model)
+
+        def loss(params, example):
+            return nnx.merge(graph, params)(example[0])[example[1]]
+
+        mean, state = RUN.gradient(jax.grad(loss), params, (X, Y), batch, state)
+        optimizer.update(model, mean)
+        return state
+
+    state = train(model, optimizer, state, RUN.batches(state)[0])
+    linear = eqx.nn.Linear(4, 3, key=jax.random.key(0))
+    linear = eqx.tree_at(
+        lambda m: (m.weight, m.bias), linear, (start["kernel"].get_value().T, start["bias"][...])
+    )
+
+    def loss(linear, example):
+        return linear(example[0])[example[1]]
+
+    one = RUN.init(eqx.filter(linear, eqx.is_inexact_array), seed=SEED)
+    mean, one = eqx.filter_jit(RUN.gradient)(
+        eqx.filter_grad(loss), linear, (X, Y), RUN.batches(one)[0], one
+    )
+    moved = eqx.apply_updates(linear, jax.tree.map(jnp.negative, mean))
+    assert int(one.noise.step) == int(state.noise.step) == 1
+    # step 0 is empty: both moved by the noise of their leaves alone
+    assert not np.array_equal(moved.weight, linear.weight)
+    drawn = RUN.stream.next(RUN.stream.init(start, seed=SEED))[0]
+    found = jax.tree.map(lambda a, b: a - b, start, nnx.state(model, nnx.Param))
+    jax.tree.map(
+        lambda f, z: np.testing.assert_allclose(f, z / RUN.normalizer, atol=2e-6), found, drawn
+    )
+
+
+@pytest.mark.ci
+def test_grain_reads_the_batches(expected):
+    grain = pytest.importorskip("grain")
+    state = RUN.init(PARAMS, seed=SEED)
+    source = grain.MapDataset.source(RUN.batches(state))
+    for t, batch in enumerate(source.map(lambda batch: batch)):
+        mean, state = step(state, batch)
+        close(mean, expected[t])
+    assert t == SCHEME.length - 1
