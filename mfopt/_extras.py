@@ -8,6 +8,8 @@ EXTRAS = {
         "train",
     ),
     **dict.fromkeys(("jax_privacy", "opacus", "torch"), "interop"),
+    **dict.fromkeys(("accelerate", "transformers"), "huggingface"),
+    "lightning": "lightning",
 }
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -20,6 +22,11 @@ _MARGIN = 1.0 - 2.0**-18
 _LEAST = 1e-10
 _BLOCK = 128  # numbers whose squares are added up one after the other
 _AT_ONCE = 2**20  # numbers of scaled gradients held beside the gradients
+_REENTRANT = (
+    "Give use_reentrant=False: torch.utils.checkpoint.checkpoint(..., use_reentrant=False), "
+    'gradient_checkpointing_kwargs={"use_reentrant": False} in transformers.'
+)
+_one_by_one: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # vmap has no rule for these
 
 
 def backward(
@@ -34,7 +41,9 @@ def backward(
 
     In place of ``loss(module, batch).backward()``: the loss is computed for batches of one example
     each, and each one's gradient is scaled down to norm ``max_grad_norm`` over all parameters
-    before they are added. An example whose gradient is not finite adds nothing.
+    before they are added. An example whose gradient is not finite adds nothing. Where a layer has
+    no rule for ``torch.vmap`` (GRU, activation checkpointing, masks that are looked at), a warning
+    names it, and from then on examples go through the model one after the other.
 
     Args:
       module: without layers that mix examples (batch normalization).
@@ -85,15 +94,19 @@ def add_clipped(
         )
     checks.refuse_layers(module)
     tensors, structure = _split(batch)
+    place = next(iter(trained.values())).device
+    tensors = [leaf.to(place) for leaf in tensors]
     frozen = {name: p for name, p in module.named_parameters() if name not in trained}
     fixed = {**frozen, **dict(module.named_buffers())}
     before, calls = checks.buffers_of(module), [0]
 
-    def of_one(parameters: dict[str, torch.Tensor], *example: torch.Tensor) -> torch.Tensor:
+    def of_one(parameters: dict[str, torch.Tensor] | None, *example: torch.Tensor) -> torch.Tensor:
         alone = pytree.tree_unflatten([part.unsqueeze(0) for part in example], structure)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             calls[0] += 1
+            if parameters is None:
+                return module(*args, **kwargs)
             return functional_call(module, {**parameters, **fixed}, args, kwargs)
 
         value = loss(call, alone)
@@ -109,18 +122,54 @@ def add_clipped(
             )
         return value
 
-    each = vmap(
+    together = vmap(
         grad_and_value(of_one), in_dims=(None, *(0 for _ in tensors)), randomness="different"
     )
+    detached = {name: p.detach() for name, p in trained.items()}
+
+    def one_by_one(parts: tuple[torch.Tensor, ...]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        rows, losses = [], []
+        for example in zip(*parts, strict=True):
+            with torch.enable_grad():
+                value = of_one(None, *example)
+                # of the module as it is: layers that keep their weights in lists see these
+                made = torch.autograd.grad(value, list(trained.values()), materialize_grads=True)
+            rows.append(made)
+            losses.append(value.detach())
+        stacked = map(torch.stack, zip(*rows, strict=True))
+        return dict(zip(trained, stacked, strict=True)), torch.stack(losses)
+
+    def each(parts: tuple[torch.Tensor, ...]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        if module not in _one_by_one:
+            with _entered(module) as layers:
+                try:
+                    made: tuple[dict[str, torch.Tensor], torch.Tensor] = together(detached, *parts)
+                    return made
+                except torch.OutOfMemoryError:
+                    raise
+                except RuntimeError as problem:
+                    where, why = layers[-1] if layers else "its loss", str(problem)
+        try:
+            found = one_by_one(parts)
+        except RuntimeError as problem:
+            if "heckpoint" in str(problem) and ".grad()" in str(problem):
+                rule = "recomputes by reentrant checkpoints, which give no gradient of an example"
+                raise _check.reject("module", type(module).__name__, rule, _REENTRANT) from None
+            raise
+        if module not in _one_by_one:
+            _one_by_one.add(module)
+            text = f"{where} has no rule for torch.vmap ({why.splitlines()[0][:200]}): gradients "
+            warnings.warn(f"{text}are computed one example after the other", stacklevel=4)
+        return found
+
     sums = [sum_of(p) for p in trained.values()]
     examples = tensors[0].shape[0]
     if not examples:
         return torch.zeros(())
     block = examples if microbatch is None else _check.integer("microbatch", microbatch)
-    detached = {name: p.detach() for name, p in trained.items()}
     loss_sum = torch.zeros((), device=tensors[0].device)
     for parts in zip(*(torch.split(leaf, block) for leaf in tensors), strict=True):
-        gradients, losses = each(detached, *parts)
+        gradients, losses = each(parts)
         loss_sum += losses.detach().sum()
         with torch.no_grad(), _in_full(trained.values()):
             flat = [gradients[name].reshape(len(losses), -1) for name in trained]
@@ -169,6 +218,28 @@ def _split(batch: Any) -> tuple[list[torch.Tensor], Any]:
             "must be tensors with as many examples each along the first axis",
         )
     return tensors, structure
+
+
+@contextlib.contextmanager
+def _entered(module: torch.nn.Module) -> Iterator[list[str]]:
+    """Names of the layers that a forward pass is in, the innermost last, also once it failed."""
+    names = {layer: f"module.{name}" for name, layer in module.named_modules()}
+    inside: list[str] = []
+
+    def enter(layer: torch.nn.Module, _: Any) -> None:
+        inside.append(f"{names.get(layer, 'a layer')} ({type(layer).__name__})")
+
+    def leave(*_: Any) -> None:
+        inside.pop()
+
+    hooks = torch.nn.modules.module
+    with contextlib.ExitStack() as stack:
+        for hook in (
+            hooks.register_module_forward_pre_hook(enter),
+            hooks.register_module_forward_hook(leave),
+        ):
+            stack.callback(hook.remove)
+        yield inside
 
 
 @contextlib.contextmanager

@@ -74,8 +74,10 @@ class UnitBatches(data.Sampler[list[int]]):
         return start, min((start // epoch + 1) * epoch, len(sampler))
 
     def __len__(self) -> int:
+        """Steps of this epoch, those before a break included: what trainers count epochs by."""
         start, stop = self._range()
-        return stop - start
+        first = min(start, len(self.run.sampler) - 1) // self.run.sampler.steps_per_epoch
+        return stop - first * self.run.sampler.steps_per_epoch
 
     def __iter__(self) -> Iterator[list[int]]:
         self.run.started()
@@ -111,6 +113,9 @@ def refuse_unreleased(run: RunProgress, step: int) -> None:
 
 class PrivateLoader(data.DataLoader[Any]):
     """A DataLoader over :class:`UnitBatches` that tells the run which batch was given out."""
+
+    # accelerate's ``prepare`` then gives it back: its own loader would fetch a batch ahead
+    _is_accelerate_prepared = True
 
     def __init__(self, dataset: Any, run: RunProgress, **options: Any) -> None:
         super().__init__(dataset, batch_sampler=UnitBatches(run), **options)

@@ -187,6 +187,8 @@ class PrivateRun:
             would draw the first one's noise; on a step, if it would release something without this
             run's noise, or leave out gradients that are in ``grad``.
         """
+        # what accelerate and Lightning wrap one in steps it in their ways
+        optimizer = getattr(optimizer, "optimizer", optimizer)
         refuse_private(optimizer)
         used = any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
         if optimizer.state or used:

@@ -1,0 +1,135 @@
+"""The ``Trainer`` of transformers with a factorization's batches, clipping and noise."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, cast
+
+import torch
+
+from mfopt import _check, _extras
+
+try:
+    from transformers import Trainer, TrainingArguments
+except ModuleNotFoundError as problem:
+    raise _extras.missing(problem) from None
+
+from mfopt.factorization import Factorization
+from mfopt.noise.sealed import KEY_FOLDER
+from mfopt.torch.run import PrivateRun
+
+# arguments of training that would change what a step is, and their value that does not
+_REFUSED = {
+    "gradient_accumulation_steps": (1, "one batch of the run is one step", "Use `microbatch`."),
+    "fp16": (False, "its GradScaler would leave out steps", "Use bf16."),
+    "auto_find_batch_size": (False, "batches are the factorization's", "Use `microbatch`."),
+    "label_smoothing_factor": (0, "looks at the class of the model", "Override compute_loss."),
+    "deepspeed": (None, "keeps gradients in ways of its own", "Leave it out."),
+}
+
+
+class PrivateTrainer(Trainer):
+    """``Trainer`` whose training steps are those of a private run.
+
+    ::
+
+        trainer = PrivateTrainer(model, args, train_dataset=data, factorization=factorization)
+        trainer.train()  # or trainer.train(resume_from_checkpoint=True)
+
+    ``args.max_grad_norm`` bounds each example's gradient: ``compute_loss`` is called for one
+    example at a time. Batches are drawn by the factorization's scheme, so that
+    ``per_device_train_batch_size`` has no effect. Checkpoints hold the run, sealed; its key lies in
+    ``key_folder``, not in ``output_dir``, which may be uploaded. Training resumes at its own
+    step. The loss that is logged is computed from the data without noise: **not private**, as
+    is ``trainer_state.json``.
+
+    Args:
+      arguments: as for ``Trainer``; a train_dataset with numbered records is needed.
+      factorization: from ``mfopt.load``.
+      microbatch: examples whose gradients are held at once; all of a batch if left out.
+      normalizer: another public number to divide by than the expected batch.
+      seed: pins batches and noise, for experiments and tests: such a run protects nothing.
+      key_folder: where the key of the checkpoints is kept, readable by its owner only.
+      named: as for ``Trainer``.
+
+    Attributes:
+      run: the :class:`~mfopt.torch.PrivateRun`.
+
+    Raises:
+      UsageError: arguments that would change a step, more epochs or steps than the factorization
+        covers; in training, as :class:`~mfopt.torch.PrivateRun`.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        factorization: Factorization,
+        microbatch: int | None = None,
+        normalizer: float | None = None,
+        seed: int | None = None,
+        key_folder: str | os.PathLike[str] = KEY_FOLDER,
+        **named: Any,
+    ) -> None:
+        super().__init__(*arguments, **named)
+        args: TrainingArguments = self.args
+        for name, (usual, rule, way_out) in _REFUSED.items():
+            if (found := getattr(args, name, usual)) != usual:
+                raise _check.reject(f"args.{name}", found, rule, way_out)
+        if args.n_gpu > 1:
+            rule, way_out = "would share out each batch", "Start one process for each: torchrun."
+            raise _check.reject("args.n_gpu", args.n_gpu, rule, way_out)
+        if self.train_dataset is None or not hasattr(self.train_dataset, "__len__"):
+            found = type(self.train_dataset).__name__
+            raise _check.reject("train_dataset", found, "must have numbered records")
+        self.run = PrivateRun(
+            factorization,
+            len(self.train_dataset),
+            args.max_grad_norm,
+            normalizer=normalizer,
+            seed=seed,
+            key_folder=key_folder,
+        )
+        self.microbatch = microbatch
+        last, epoch = len(self.run.sampler), self.run.sampler.steps_per_epoch
+        name = "max_steps" if args.max_steps > 0 else "num_train_epochs"
+        wanted = getattr(args, name)
+        if wanted * (1 if args.max_steps > 0 else epoch) > last:
+            rule = f"the guarantee covers {last} steps, {epoch} an epoch"
+            raise _check.reject(f"args.{name}", wanted, rule, "Optimize a factorization for more.")
+        # the run's loader resumes at its step by itself: a Trainer that skips would skip twice
+        args.ignore_data_skip = True
+
+    def get_train_dataloader(self) -> Any:
+        """The run's loader, with the collator of this trainer."""
+        collate = self.data_collator
+        columns = getattr(self.train_dataset, "column_names", None)
+        if columns is not None:  # a data set of `datasets`
+            collate = self._get_collator_with_removed_columns(collate, description="training")
+        return self.run.loader(
+            self.train_dataset,
+            collate_fn=collate,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory and torch.cuda.is_available(),
+        )
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """The optimizer of ``Trainer``, with the run attached to it."""
+        optimizer: torch.optim.Optimizer = super().create_optimizer(model)
+        if self.run.noise is None:
+            self.run.attach(optimizer)
+        return optimizer
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        """Add the batch's clipped gradients to the run's sum; returns its mean loss."""
+        model.train()
+
+        def loss(model: Any, batch: Any) -> torch.Tensor:
+            return cast(torch.Tensor, self.compute_loss(model, batch))
+
+        with self.compute_loss_context_manager():
+            return self.run.backward(
+                self.accelerator.unwrap_model(model),
+                loss,
+                self._prepare_inputs(inputs),
+                microbatch=self.microbatch,
+            )

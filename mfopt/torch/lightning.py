@@ -1,0 +1,134 @@
+"""A private run in a Lightning ``Trainer``, with automatic or manual optimization."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from mfopt import _check, _extras
+
+try:
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.strategies import SingleDeviceStrategy
+except ModuleNotFoundError as problem:
+    raise _extras.missing(problem) from None
+
+from mfopt.torch.run import PrivateRun
+
+
+class PrivateStrategy(SingleDeviceStrategy):
+    """Strategy whose steps are those of a private run, on one device.
+
+    ::
+
+        run = PrivateRun(factorization, len(dataset), max_grad_norm=1.0)
+        trainer = Trainer(max_epochs=factorization.sampling.epochs, strategy=PrivateStrategy(run))
+        trainer.fit(module, run.loader(dataset))
+
+    ``training_step`` is called for one example at a time, and its gradient clipped before it is
+    added. What it logs is left out: that is computed from the data, without noise. With manual
+    optimization ``training_step`` calls ``run.backward(self, loss, batch)`` in place of
+    ``self.manual_backward(loss)``. Checkpoints hold the run, sealed, and ``ckpt_path`` resumes at
+    its step.
+
+    Args:
+      run: of the data set that is trained on, without an optimizer so far.
+      microbatch: examples whose gradients are held at once; all of them if left out.
+      device: where to train; the first GPU, or the CPU, if left out.
+
+    Attributes:
+      loss: mean loss of the last batch; not private.
+    """
+
+    def __init__(
+        self, run: PrivateRun, *, microbatch: int | None = None, device: Any = None
+    ) -> None:
+        usual = "cuda:0" if torch.cuda.is_available() else "cpu"
+        super().__init__(usual if device is None else device)
+        self.run = _check.kind("run", run, PrivateRun)
+        self.microbatch, self.loss = microbatch, torch.zeros(())
+        self._batch: tuple[Any, ...] = ()
+        self._whole = torch.nn.Module()
+
+    def setup_optimizers(self, trainer: Trainer) -> None:
+        """Attach the run to the module's optimizer; refuse what would change its steps."""
+        super().setup_optimizers(trainer)
+        if len(self.optimizers) != 1:
+            rule = f"{len(self.optimizers)} were configured"
+            raise _check.reject("optimizer", rule, "a run has one", "Give all parameters to one.")
+        for name in ("gradient_clip_val", "accumulate_grad_batches"):
+            if getattr(trainer, name) not in (None, 1):
+                rule, way_out = "has no effect on a private step", "Leave it out: a run clips."
+                raise _check.reject(name, getattr(trainer, name), rule, way_out)
+        if trainer.precision == "16-mixed":
+            rule = "needs a GradScaler, which would leave out steps"
+            raise _check.reject("precision", trainer.precision, rule, "Take 'bf16-mixed'.")
+        self.run.attach(self.optimizers[0])
+        self._whole = _OneStep(self._module)
+        # what Lightning wraps them in is made anew, of attached ones
+        self.optimizers = self.optimizers
+
+    def training_step(self, batch: Any, *rest: Any) -> Any:
+        """Keep the batch for :meth:`backward`, which has its gradients apart; a loss of 0."""
+        if not self._module.automatic_optimization:
+            return super().training_step(batch, *rest)
+        self._batch = (batch, *rest)
+        return torch.zeros((), device=self.root_device)
+
+    def backward(self, *_: Any, **__: Any) -> Any:
+        """Add the batch's clipped gradients to the run's sum.
+
+        Raises:
+          UsageError: called by ``manual_backward``, whose gradients would not be clipped.
+        """
+        if not self._batch:
+            rule, way_out = "is not clipped", "Call run.backward(self, loss, batch) in its place."
+            raise _check.reject("manual_backward", "called", rule, way_out)
+        (batch, *rest), self._batch = self._batch, ()
+        with self.precision_plugin.train_step_context(), _silent(self._module):
+            self.loss = self.run.backward(
+                self._whole, lambda step, one: step(one, *rest), batch, microbatch=self.microbatch
+            )
+        return self.loss
+
+    def optimizer_step(
+        self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **options: Any
+    ) -> Any:
+        """Step with the noised mean of what ``closure()`` adds to the run's sum, if anything."""
+        made = closure()
+        optimizer.step(**options)
+        return made
+
+    @property
+    def _module(self) -> LightningModule:
+        module = self.lightning_module
+        assert module is not None
+        return module
+
+
+class _OneStep(torch.nn.Module):
+    """The training step of a module as a forward pass, whose parameters can be put in its place."""
+
+    def __init__(self, module: LightningModule) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *arguments: Any) -> Any:
+        """The loss of ``training_step(*arguments)``."""
+        made = self.module.training_step(*arguments)
+        return made["loss"] if isinstance(made, Mapping) else made
+
+
+@contextlib.contextmanager
+def _silent(module: LightningModule) -> Iterator[None]:
+    """Leave out what the module logs: one example's numbers, and batched ones inside vmap."""
+    for name in ("log", "log_dict"):
+        setattr(module, name, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        for name in ("log", "log_dict"):
+            delattr(module, name)

@@ -1,0 +1,384 @@
+"""Private runs in the trainers that people use: the steps of the plain loop, also when resumed."""
+
+import json
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+
+from mfopt.errors import UsageError
+
+pytestmark = [
+    pytest.mark.ci,
+    pytest.mark.filterwarnings("default"),  # of other people's packages
+]
+SEED, CLIP = 20, 0.5
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _torch():
+    global torch, run_tests, functional
+    torch = pytest.importorskip("torch")
+    import test_torch_run as run_tests
+
+    run_tests.torch, functional = torch, torch.nn.functional
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def private_run(**options):
+    from mfopt.torch import PrivateRun
+
+    return PrivateRun(run_tests.factorization(), run_tests.RECORDS, CLIP, seed=SEED, **options)
+
+
+def is_right(module, steps=10):
+    """Whether the parameters are those of the plain pieces after ``steps``."""
+    run_tests.same(module, run_tests.expected_path()[steps - 1])
+
+
+def key_is_apart(folder, run):
+    """One file of mode 0600 holds the key, and no file of ``folder`` that or the noise's."""
+    (file,) = Path("mfopt-keys").iterdir()
+    assert os.stat(file).st_mode & 0o777 == 0o600
+    kept = [part.read_bytes() for part in Path(folder).rglob("*") if part.is_file()]
+    secrets = [run.noise._key.tobytes(), json.loads(file.read_text())["key"].encode()]
+    assert any(file.stem.encode() in part for part in kept)  # its handle is there
+    assert not [part for part in kept if any(secret in part for secret in secrets)]
+
+
+# --- transformers ----------------------------------------------------------------------------
+
+
+def hugging_face(model=None, seed=SEED, **arguments):
+    """A trainer of the tiny network, whose batches are dictionaries."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    from mfopt.torch.huggingface import PrivateTrainer
+
+    class Network(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = run_tests.network()
+
+        def forward(self, x, labels=None):
+            logits = self.layers(x)
+            loss = None if labels is None else functional.cross_entropy(logits, labels)
+            return {"loss": loss, "logits": logits}
+
+    settings = {"num_train_epochs": 2, "max_grad_norm": CLIP, "use_cpu": True, **arguments}
+    settings = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, **settings}
+    data = [{"x": x, "labels": y} for x, y in run_tests.data()]
+    model = Network() if model is None else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+    return PrivateTrainer(
+        model,
+        transformers.TrainingArguments("out", **settings),
+        train_dataset=data,
+        optimizers=(optimizer, schedule),
+        factorization=run_tests.factorization(),
+        seed=seed,
+        microbatch=3,
+    )
+
+
+def test_a_trainer_of_transformers_takes_the_steps_and_resumes_at_its_own():
+    first = hugging_face(save_strategy="steps", save_steps=3, max_steps=7)
+    first.train()
+    assert first.run.step == first.state.global_step == 7
+    is_right(first.model, 7)
+    key_is_apart("out", first.run)
+    second = hugging_face(seed=None)  # batches and noise of the checkpoint, not its own
+    second.train(resume_from_checkpoint="out/checkpoint-3")
+    assert second.run.step == second.state.global_step == 10
+    is_right(second.model)
+    with pytest.raises(UsageError, match="all were taken"):
+        second.train()
+
+
+def test_a_trainer_of_transformers_makes_its_own_optimizer():
+    trainer = hugging_face(max_steps=2, learning_rate=0.1)
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    trainer.optimizer = trainer.lr_scheduler = None
+    trainer.train()
+    assert type(trainer.optimizer.optimizer).__name__ == "AdamW" and trainer.run.step == 2
+    assert all((p != b).any() for p, b in zip(trainer.model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("match", "arguments"),
+    [
+        ("args.gradient_accumulation_steps = 2.*microbatch", {"gradient_accumulation_steps": 2}),
+        ("args.num_train_epochs = 3: the guarantee covers 10", {"num_train_epochs": 3}),
+        ("args.max_steps = 11: the guarantee covers 10", {"max_steps": 11}),
+        ("max_grad_norm|clip_norm = 0", {"max_grad_norm": 0.0}),
+    ],
+)
+def test_arguments_that_change_a_step_are_refused(match, arguments):
+    with pytest.raises(UsageError, match=match):
+        hugging_face(**arguments)
+
+
+def test_label_smoothing_is_refused():
+    with pytest.raises(UsageError, match=r"args\.label_smoothing_factor = 0\.1"):
+        hugging_face(language_model("GPT2"), label_smoothing_factor=0.1)
+
+
+# --- Lightning -------------------------------------------------------------------------------
+
+
+def lightning_module(manual=None):
+    """The tiny network as a module; ``manual`` makes the step of a batch by itself."""
+    lightning = pytest.importorskip("lightning.pytorch")
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layers = run_tests.network()
+            self.automatic_optimization = manual is None
+
+        def forward(self, x):
+            return self.layers(x)
+
+        def training_step(self, batch, batch_idx):
+            if manual is not None:
+                return manual(self, batch)
+            loss = functional.cross_entropy(self(batch[0]), batch[1])
+            self.log("loss", loss)
+            return loss
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=1.0)
+
+    return Module()
+
+
+def lightning_trainer(run, strategy=None, **options):
+    from lightning.pytorch import Trainer
+
+    from mfopt.torch.lightning import PrivateStrategy
+
+    quiet = dict.fromkeys(["logger", "enable_progress_bar", "enable_model_summary"], False)
+    options = {"max_epochs": 2, "enable_checkpointing": False, **quiet, **options}
+    strategy = PrivateStrategy(run, microbatch=3) if strategy is None else strategy
+    return Trainer(strategy=strategy, **options)
+
+
+@pytest.mark.parametrize("stop", [3, 5], ids=["inside an epoch", "at its end"])
+def test_lightning_takes_the_steps_and_resumes_at_its_own(stop):
+    module, run = lightning_module(), private_run()
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    keep = ModelCheckpoint("out", "{step}", every_n_train_steps=stop, save_top_k=-1)
+    trainer = lightning_trainer(run, enable_checkpointing=True, callbacks=[keep])
+    trainer.fit(module, run.loader(run_tests.data()))
+    assert run.step == trainer.global_step == 10
+    is_right(module)
+    key_is_apart("out", run)
+    module, run = lightning_module(), private_run()
+    trainer = lightning_trainer(run)
+    trainer.fit(module, run.loader(run_tests.data()), ckpt_path=f"out/step={stop}.ckpt")
+    assert run.step == trainer.global_step == 10
+    is_right(module)
+
+
+def loss_of(model, batch):
+    return functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def test_lightning_with_manual_optimization():
+    run = private_run()
+
+    def by_hand(module, batch):
+        run.backward(module, loss_of, batch)
+        module.optimizers().step()
+        module.optimizers().zero_grad()
+
+    module = lightning_module(by_hand)
+    lightning_trainer(run).fit(module, run.loader(run_tests.data()))
+    assert run.step == 10
+    is_right(module)
+
+
+@pytest.mark.parametrize(
+    ("match", "options"),
+    [
+        ("gradient_clip_val = 0.1.*a run clips", {"gradient_clip_val": 0.1}),
+        ("accumulate_grad_batches = 2", {"accumulate_grad_batches": 2}),
+        ("in place of loss.backward|no optimizer yet", {"strategy": "auto"}),
+        ("manual_backward = 'called'.*run.backward", {"manual": True}),
+    ],
+)
+def test_wrong_loops_of_lightning_are_refused(match, options):
+    run = private_run()
+    manual = options.pop("manual", None) and (
+        lambda module, batch: module.manual_backward(loss_of(module, batch))
+    )
+    module = lightning_module(manual)
+    with pytest.raises(UsageError, match=match):
+        lightning_trainer(run, **options).fit(module, run.loader(run_tests.data()))
+
+
+# --- accelerate --------------------------------------------------------------------------------
+
+
+def accelerated(attach_first=True):
+    """(accelerator, run, prepared model, optimizer and loader)."""
+    accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True)
+    model, run = run_tests.network(), private_run()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    if attach_first:
+        run.attach(optimizer)
+    made = accelerator.prepare(model, optimizer, run.loader(run_tests.data()))
+    if not attach_first:
+        run.attach(made[1])
+    return accelerator, run, *made
+
+
+@pytest.mark.parametrize("attach_first", [True, False])
+def test_accelerate_takes_the_steps_and_resumes_at_its_own(attach_first):
+    accelerator, run, model, optimizer, loader = accelerated(attach_first)
+    for step, batch in enumerate(loader):
+        run.backward(model, loss_of, batch)
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 2:
+            accelerator.save_state("out")
+            break
+    is_right(model, 3)
+    key_is_apart("out", run)
+    accelerator, run, model, optimizer, loader = accelerated(attach_first)
+    accelerator.load_state("out")
+    for _ in range(2):
+        for batch in loader:
+            run.backward(model, loss_of, batch)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert run.step == 10
+    is_right(model)
+
+
+def test_wrong_loops_of_accelerate_are_refused():
+    accelerator, run, model, optimizer, loader = accelerated()
+    batch = next(iter(loader))
+    accelerator.backward(loss_of(model, run_tests.data()[:2]))
+    with pytest.raises(UsageError, match="in place of loss"):
+        optimizer.step()
+    optimizer.zero_grad()
+    run.backward(model, loss_of, batch)
+    optimizer.step()
+    batches = iter(loader)
+    with accelerator.accumulate(model):
+        run.backward(model, loss_of, next(batches))
+    with pytest.raises(UsageError, match="was not released"):
+        next(batches)
+
+
+# --- models that vmap has no rule for ------------------------------------------------------------
+
+
+class Recurrent:
+    """Made late: the base class is imported by the fixture."""
+
+    def __new__(cls, kind):
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.cell = getattr(torch.nn, kind)(4, 5, batch_first=True)
+                self.out = torch.nn.Linear(5, 3)
+
+            def forward(self, x):
+                return self.out(self.cell(x[:, None].expand(-1, 3, -1))[0][:, -1])
+
+        return Model()
+
+
+def checkpointed(reentrant):
+    from torch.utils.checkpoint import checkpoint
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = run_tests.network()
+
+        def forward(self, x):
+            return checkpoint(self.layers[1:], self.layers[0](x), use_reentrant=reentrant)
+
+    return Model()
+
+
+def language_model(kind, **config):
+    transformers = pytest.importorskip("transformers")
+    size = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    if kind == "GPT2":
+        size = {"vocab_size": 11, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2}
+        size |= dict.fromkeys(["resid_pdrop", "embd_pdrop", "attn_pdrop"], 0.0)
+    else:
+        size |= {"intermediate_size": 16, "max_position_embeddings": 8}
+    if kind == "Bert":
+        size |= dict.fromkeys(["hidden_dropout_prob", "attention_probs_dropout_prob"], 0.0)
+    model = {"Bert": "BertForSequenceClassification", "GPT2": "GPT2LMHeadModel"}
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**size, **config)
+    return getattr(transformers, model.get(kind, f"{kind}ForCausalLM"))(config)
+
+
+def tokens(kind):
+    ids = torch.randint(0, 11, (3, 6), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[1:, 4:] = 0
+    labels = torch.arange(3) % 2 if kind == "Bert" else ids.where(mask > 0, -100)
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def sums_are_right(model, loss, batch, examples):
+    """Whether the run's backward gives Σ of the gradients that autograd gives one by one."""
+    from torch.utils import _pytree as trees
+
+    from mfopt.torch import clipping
+
+    parameters = list(model.parameters())
+    clipping.backward(model, loss, batch, 1e3)
+    found = [p.grad for p in parameters]
+    for p in parameters:
+        p.grad = None
+    for i in range(examples):
+        loss(model, trees.tree_map(lambda leaf, i=i: leaf[i : i + 1], batch)).backward()
+    for p, f in zip(parameters, found, strict=True):
+        torch.testing.assert_close(f, p.grad, atol=1e-5, rtol=1e-4)
+    assert any(f.abs().max() > 1e-3 for f in found)
+
+
+@pytest.mark.parametrize("kind", ["GRU", "LSTM", "checkpoint"])
+def test_layers_without_a_rule_go_one_example_at_a_time(kind):
+    model = checkpointed(False) if kind == "checkpoint" else Recurrent(kind)
+    batch = tuple(part[:3] for part in run_tests.data().tensors)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            for p in model.parameters():
+                p.grad = None
+            sums_are_right(model, loss_of, batch, 3)
+    told = [str(one.message) for one in told if "one example after the other" in str(one.message)]
+    if kind != "LSTM":
+        assert len(told) == 1
+        assert told[0].startswith("module.cell (GRU)" if kind == "GRU" else "module")
+
+
+@pytest.mark.parametrize("kind", ["GPT2", "Bert", "Llama"])
+def test_language_models_with_attention_masks(kind):
+    sums_are_right(language_model(kind), lambda m, b: m(**b)["loss"], tokens(kind), 3)
+
+
+def test_reentrant_checkpoints_are_refused_with_the_way_out():
+    from mfopt.torch import clipping
+
+    batch = tuple(part[:3] for part in run_tests.data().tensors)
+    with pytest.raises(UsageError, match="use_reentrant=False"):
+        clipping.backward(checkpointed(True), loss_of, batch, 1.0)
