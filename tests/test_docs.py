@@ -85,6 +85,7 @@ LONG = "docs/accounting/other-tools.md"  # other libraries' accountants take mos
 
 
 @pytest.mark.ci
+@pytest.mark.filterwarnings("default:::lightning")
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # of Opacus
 @pytest.mark.parametrize(
     "page",
