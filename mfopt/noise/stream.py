@@ -306,9 +306,8 @@ class NoiseStream:
           leading: axes that each leaf has before the parameter's own.
         """
         leaves, treedef = jax.tree.flatten(tree)
-        shapes = tuple(np.shape(leaf) for leaf in leaves)
         wanted = tuple((*leading, *shape) for shape in state.layout.shapes)
-        if shapes != wanted:
+        if (shapes := tuple(map(np.shape, leaves))) != wanted:
             raise _check.reject(name, shapes, f"must be as the parameters, {wanted}")
         try:  # NNX wraps gradients otherwise than parameters: structures need not be equal
             jax.tree.map(lambda *_: 0, tree, state.layout.treedef.unflatten(range(len(leaves))))
@@ -399,7 +398,8 @@ class NoiseStream:
         check_arrays(parts_of(state), expected)
         if isinstance(state.step, jax.core.Tracer):
             return  # inside jit the values are not known; there a wrong one gives NaN
-        if not isinstance(state.key, np.ndarray | jax.core.Tracer) and state.key.is_deleted():
+        known = isinstance(state.key, jax.Array) and not isinstance(state.key, jax.core.Tracer)
+        if known and state.key.is_deleted():
             raise _check.reject(
                 "state",
                 f"state of step {int(state.step)}",

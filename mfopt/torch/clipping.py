@@ -42,7 +42,7 @@ def backward(
     In place of ``loss(module, batch).backward()``: the loss is computed for batches of one example
     each, and each one's gradient is scaled down to norm ``max_grad_norm`` over all parameters
     before they are added. An example whose gradient is not finite adds nothing. Where a layer has
-    no rule for ``torch.vmap`` (GRU, activation checkpointing, masks that are looked at), a warning
+    no rule for ``torch.vmap`` (GRU, activation checkpointing, masks that are read), a warning
     names it, and from then on examples go through the model one after the other.
 
     Args:
