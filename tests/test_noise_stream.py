@@ -158,6 +158,7 @@ def test_methods_and_buffers_are_those_of_the_structure():
         "sqrt": (Rows, 0),
         "banded-sqrt": (Ring, 3),
         "banded-inverse-sqrt": (Ring, 4),
+        "banded-inverse-root": (Ring, 4),
         "tree": (Modal, 5),
         "cyclic-blocks": (Modal, 4),
         "cleared-blt": (Modal, 4),

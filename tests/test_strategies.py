@@ -29,6 +29,7 @@ def every_strategy(n, seed=0):
         S.SquareRoot(),
         S.BandedSquareRoot(bands),
         S.BandedInverseSquareRoot(bands),
+        S.BandedInverseRoot(0.7, bands),
         S.Tree(),
         S.CyclicBlocks(
             rng.uniform(0.1, 1.0, 3),

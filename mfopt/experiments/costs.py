@@ -18,6 +18,7 @@ from mfopt.experiments.mechanisms import (
     SigmaCell,
     UnamplifiedCell,
 )
+from mfopt.experiments.published import PublishedCell
 from mfopt.optimize import kinds, sizes
 from mfopt.optimize.time_scale import Scaling
 
@@ -25,6 +26,7 @@ from mfopt.optimize.time_scale import Scaling
 _SEARCH, _ESTIMATE = 5.0, 1.0  # to compile a program of one
 _ACCOUNT = 0.3  # of σ without samples
 _ROOT = 2  # Monte Carlo evaluations behind a σ
+_TUNED = 12  # values of an exponent that are tried
 _TANGENTS = 15  # evaluations of most searches by tangents
 _GENERAL = 20  # of most for general C, which end where a round gains nothing
 _MANY = 2.0  # a search in as many numbers as there are steps, over one in a few
@@ -34,11 +36,17 @@ _BANDED, _CUBE = 3e-6, 2e-10  # of such an evaluation: for n (1 + (bands / 30)²
 
 def seconds(missing: Iterable[Any]) -> float | None:
     """Seconds of one process for these cells; None where one is of a kind that nobody measured."""
-    total, programs = 0.0, set()
+    total = 0.0
+    programs: set[tuple[Any, ...]] = set()
     for cell in missing:
         match cell:
             case FixedCell():
                 pass
+            case PublishedCell(goal=goal):
+                total += _TUNED * sizes.search_seconds(
+                    goal.bin_scheme(), samples=2**10, evaluations=_ROOT
+                )
+                programs.add((_ESTIMATE, goal.sampling, "published", goal.bins))
             case UnamplifiedCell():
                 total += _unamplified(cell)
             case AmplifiedCell(goal=goal):

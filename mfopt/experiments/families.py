@@ -24,6 +24,7 @@ from mfopt.experiments.mechanisms import (
     SigmaCell,
     UnamplifiedCell,
 )
+from mfopt.experiments.published import PublishedCell
 from mfopt.optimize import kinds, sizes
 from mfopt.sampling import BinScheme
 from mfopt.strategies import registered
@@ -31,6 +32,7 @@ from mfopt.strategies import registered
 FRESH_BANDS = 16  # of the C of the studies and figures under fresh bins
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 FIXED, FIXED_ORDER, AMPLIFIED = "closed form", "optimized without amplification", "optimized"
+PUBLISHED = "closed form, exponent optimized"
 
 
 class Family(NamedTuple):
@@ -46,6 +48,7 @@ class Family(NamedTuple):
       bands: whether there is a number of bands to choose.
       equal_columns: of C optimized in fixed order: cyclic Poisson sampling needs them.
       slow: left out unless named.
+      form: of :func:`.published.strategy`.
     """
 
     label: str
@@ -57,6 +60,7 @@ class Family(NamedTuple):
     bands: bool = False
     equal_columns: bool = True
     slow: bool = False
+    form: str = ""
 
     def candidates(self, s: Comparison, epsilon: float) -> list[tuple[int, SigmaCell]]:
         """Sizes to choose from at this ε, with the cell of their σ."""
@@ -84,6 +88,8 @@ class Family(NamedTuple):
     def _optimum(self, goal: Goal, width: int) -> Cell:
         if self.found == FIXED or width == 1:
             return FixedCell("identity" if width == 1 else self.kind, max(width, 1))
+        if self.found == PUBLISHED:
+            return PublishedCell(goal, self.form, width or 2)
         if self.found == AMPLIFIED:
             return AmplifiedCell(goal, self.kind, self.scaled, max(width, 1), self.buffers)
         size = goal.bins, goal.epochs, width, self.buffers
@@ -183,6 +189,15 @@ FAMILIES: dict[str, Family] = {
     ),
     "banded-inverse-sqrt": Family(
         "banded inverse sqrt, balls-in-bins", "banded-inverse-sqrt", found=FIXED, bands=True
+    ),
+    "normalized-sqrt": Family(
+        "normalized sqrt, balls-in-bins", "sqrt", found=PUBLISHED, form="normalized-sqrt"
+    ),
+    "lambda-cgd": Family(
+        "DP-λCGD, balls-in-bins", "banded-inverse-sqrt", found=PUBLISHED, form="lambda-cgd"
+    ),
+    "bifr": Family(
+        "BIFR, balls-in-bins", "banded-inverse-sqrt", found=PUBLISHED, bands=True, form="bifr"
     ),
     "tree": Family("tree (Honaker), balls-in-bins", "tree", found=FIXED),
 }

@@ -119,7 +119,7 @@ class FixedCell(Cell):
     bands: int = 1
 
     def run(self, *needed: Result) -> Result:
-        return _with_strategy(kinds.fixed(self.kind, bands=self.bands))
+        return with_strategy(kinds.fixed(self.kind, bands=self.bands))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +161,7 @@ class UnamplifiedCell(Cell):
             equal_columns=self.equal_columns,
             tolerance=_TOLERANCE,
         )
-        return _with_strategy(
+        return with_strategy(
             found.strategy, evaluations=len(found.trace.history), status=found.trace.status
         )
 
@@ -224,7 +224,7 @@ class AmplifiedCell(Cell):
             samples=self.samples,
             init=[strategy_of(start) for start in needed] or None,
         )
-        return _with_strategy(
+        return with_strategy(
             found.strategy,
             evaluations=len(found.history),
             status=found.status,
@@ -369,6 +369,7 @@ def strategy_of(result: Result) -> Strategy:
     return strategies.from_description(result.record["strategy"], arrays)
 
 
-def _with_strategy(strategy: Strategy, **record: Any) -> Result:
+def with_strategy(strategy: Strategy, **record: Any) -> Result:
+    """Result that holds C, with other public facts about it."""
     arrays = {f"C/{name}": value for name, value in strategy.arrays().items()}
     return Result({"strategy": strategy.describe(), **record}, arrays)

@@ -103,8 +103,11 @@ def banded_toeplitz(strategy: ToeplitzStrategy, n: int, past: Past) -> Ring:
     return Ring(np.append(1.0, -coefs[1:])[None] / coefs[0], feedback=True)
 
 
+@recursion.register(strategies.BandedInverseRoot)
 @recursion.register(strategies.BandedInverseSquareRoot)
-def _banded_inverse(strategy: strategies.BandedInverseSquareRoot, n: int, past: Past) -> Recursion:
+def _banded_inverse(
+    strategy: strategies.BandedInverseRoot | strategies.BandedInverseSquareRoot, n: int, past: Past
+) -> Recursion:
     coefs = np.asarray(strategy.inverse_coefs(n))[: strategy.bands]
     if past == "regenerate":
         return Rows(coefs, len(coefs), store=False)

@@ -18,7 +18,12 @@ from mfopt.strategies.cleared_blt import ClearedBLT
 from mfopt.strategies.cyclic_blocks import CyclicBlocks
 from mfopt.strategies.dense import Dense
 from mfopt.strategies.fields import Array, inner, parameter, setting
-from mfopt.strategies.fixed import BandedInverseSquareRoot, BandedSquareRoot, SquareRoot
+from mfopt.strategies.fixed import (
+    BandedInverseRoot,
+    BandedInverseSquareRoot,
+    BandedSquareRoot,
+    SquareRoot,
+)
 from mfopt.strategies.identity import Identity
 from mfopt.strategies.time_scaled import TimeScaled
 from mfopt.strategies.toeplitz import BandedToeplitz, Toeplitz
@@ -29,6 +34,7 @@ __all__ = [
     "BLT",
     "Array",
     "Banded",
+    "BandedInverseRoot",
     "BandedInverseSquareRoot",
     "BandedSquareRoot",
     "BandedToeplitz",

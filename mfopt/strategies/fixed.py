@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt.strategies.base import ToeplitzStrategy
-from mfopt.strategies.fields import Array, setting
+from mfopt.strategies.fields import Array, parameter, setting
 from mfopt.strategies.toeplitz import Toeplitz
 
 
@@ -68,10 +68,37 @@ class BandedInverseSquareRoot(ToeplitzStrategy):
         return _cut(inverse_square_root_coefs(self.check_size(n)), self.bands)
 
     def toeplitz_coefs(self, n: int) -> Array:
-        coefs = Toeplitz(self.inverse_coefs(n)).inverse_coefs(n)
-        # the exact coefficients are >= 0; an FFT leaves rounding dust of either sign
-        positive: Array = (jnp if isinstance(coefs, jax.Array) else np).maximum(coefs, 0)
-        return positive
+        return _positive(Toeplitz(self.inverse_coefs(n)).inverse_coefs(n))
+
+
+class BandedInverseRoot(ToeplitzStrategy):
+    """C whose inverse has the first ``bands`` coefficients of (1 - x)^``exponent``.
+
+    The exponent is in (0, 1], which makes C >= 0: 1/2 is :class:`BandedInverseSquareRoot`. Kalinin,
+    Rehn, Andersson, Honkela, Lampert 2026; with two bands DP-λCGD (Kalinin, McKenna, Pagh, Lampert
+    2026) without the normalization of its columns.
+    """
+
+    exponent: Array = parameter(dimensions=0)
+    bands: int = setting()
+    kind: ClassVar[str] = "banded-inverse-root"
+
+    def inverse_coefs(self, n: int) -> Array:
+        """First column of C⁻¹, shape (n,)."""
+        numbers = jnp if isinstance(self.exponent, jax.Array) else np
+        t = np.arange(1, self.check_size(n))
+        ratios = numbers.where(t < self.bands, (t - 1 - self.exponent) / t, 0.0)
+        coefs: Array = numbers.concatenate([np.ones(1), numbers.cumprod(ratios)])
+        return coefs
+
+    def toeplitz_coefs(self, n: int) -> Array:
+        return _positive(Toeplitz(self.inverse_coefs(n)).inverse_coefs(n))
+
+
+def _positive(coefs: Array) -> Array:
+    """Coefficients that are exactly >= 0, without the rounding dust of an FFT."""
+    result: Array = (jnp if isinstance(coefs, jax.Array) else np).maximum(coefs, 0)
+    return result
 
 
 def _cut(coefs: np.ndarray, bands: int) -> np.ndarray:

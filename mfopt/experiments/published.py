@@ -1,0 +1,86 @@
+"""Strategy matrices of 2025 and 2026 in closed form that need few noise buffers, as published.
+
+* "normalized-sqrt": the square root with columns of norm 1 (Henzinger, Kalinin, Upadhyay 2025,
+  arXiv 2509.14334, abstract).
+* "lambda-cgd": C⁻¹ = I less λ of the draw before, with columns of norm 1 (Kalinin, McKenna, Pagh,
+  Lampert 2026, DP-λCGD, arXiv 2601.22334, abstract). The draw before is regenerated: no buffer.
+* "bifr": C⁻¹ has the first ``bands`` coefficients of (1 - x)^γ: two are those of DP-λCGD without
+  its normalization, and γ = 1/2 is the banded inverse square root, which this form generalizes
+  (Kalinin, Rehn, Andersson, Honkela, Lampert 2026, γ-BIFR, arXiv 2605.18379, abstract).
+
+λ and γ are the best for the goal: of least estimated RMSE under its sampling.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import scipy
+
+from mfopt import query_error
+from mfopt.accounting.monte_carlo.protocol import law
+from mfopt.calibration import calibrate
+from mfopt.experiments.cache import Cell, Result
+from mfopt.experiments.mechanisms import Goal, with_strategy
+from mfopt.strategies import BandedInverseRoot, SquareRoot, Strategy, TimeScaled, ToeplitzStrategy
+
+_LEAST, _MOST, _WIDTH = 0.02, 0.999, 4e-3  # of the exponent
+_SAMPLES = 2**10  # of each estimate: all use the same
+
+
+def normalized(base: ToeplitzStrategy, n: int) -> TimeScaled:
+    """Strategy with the columns of the n×n ``base`` divided by their norms."""
+    norms = np.sqrt(np.cumsum(np.asarray(base.toeplitz_coefs(n)) ** 2))[::-1]
+    return TimeScaled(base, columns=1 / norms)
+
+
+def strategy(form: str, n: int, bands: int = 2, exponent: float = 0.5) -> Strategy:
+    """Strategy of a published form for n iterations.
+
+    Args:
+      form: "normalized-sqrt", "lambda-cgd" or "bifr".
+      n: iterations.
+      bands: of C⁻¹, for "bifr".
+      exponent: λ or γ.
+    """
+    if form == "normalized-sqrt":
+        return normalized(SquareRoot(), n)
+    if form == "lambda-cgd":
+        return normalized(BandedInverseRoot(np.array(exponent), 2), n)
+    return BandedInverseRoot(np.array(exponent), bands)
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedCell(Cell):
+    """A published form with the exponent that is best for the goal.
+
+    Attributes:
+      goal: whose RMSE is to be least.
+      kind: form, of :func:`strategy`.
+      bands: of C⁻¹.
+    """
+
+    name = "published"
+    goal: Goal
+    kind: str
+    bands: int = 2
+
+    def run(self, *needed: Result) -> Result:
+        goal, n = self.goal, self.goal.iterations
+        if self.kind == "normalized-sqrt":
+            return with_strategy(strategy(self.kind, n))
+
+        def log_rmse(exponent: float) -> float:
+            made = strategy(self.kind, n, self.bands, exponent)
+            loss = law(goal.bin_scheme()).loss(made)
+            found = calibrate(loss, goal.epsilon, goal.delta, samples=_SAMPLES, seed=goal.seed)
+            at_one = float(query_error.rmse(goal.workload, made, n))
+            return math.log(found.noise_multiplier * at_one)
+
+        found = scipy.optimize.minimize_scalar(
+            log_rmse, bounds=(_LEAST, _MOST), method="bounded", options={"xatol": _WIDTH}
+        )
+        made = strategy(self.kind, n, self.bands, float(found.x))
+        return with_strategy(made, exponent=float(found.x), evaluations=int(found.nfev))
