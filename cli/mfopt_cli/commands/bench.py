@@ -26,8 +26,8 @@ def command(context: click.Context, name: str) -> int:
     """Run benchmark NAME with its own options.
 
     NAME is one of ablation, account, all, calls, certify, commands, defaults, devices, digits,
-    draws, faults, full, fuzz, kill, mutants, noise, optima, optimize, schedules, seeds, settings,
-    train.
+    draws, faults, full, fuzz, gpu, kill, mutants, noise, optima, optimize, schedules, seeds,
+    settings, train.
     Ratios are measured within one run; a figure is worth what the machine's quiet was worth.
 
     \b

@@ -1,0 +1,148 @@
+"""Programs that commands compile lower for GPUs and TPUs, although none is at hand here."""
+
+import functools
+import json
+import subprocess
+import sys
+
+import pytest
+
+PLATFORMS = ("cuda", "tpu")
+CPU_ONLY: dict[str, str] = {}  # program -> why only a CPU runs it; there is none
+
+OPTIMIZE = """
+from mfopt.optimize import factorize
+from mfopt.sampling import BallsInBins
+made = factorize(BallsInBins(bins=4, epochs=2), 4.0, 1e-3, seed=0)
+"""
+CERTIFY = OPTIMIZE + "import mfopt; mfopt.certify(made, seed=1)\n"
+NOISE = """
+import jax, jax.numpy as jnp, numpy as np
+from mfopt import strategies
+from mfopt.noise import NoiseStream
+params = {"w": jnp.zeros((4, 3)), "b": jnp.zeros(3)}
+coefs = np.array([1.0, 0.4, 0.2, 0.1])
+for strategy, past in [
+    (strategies.Identity(), "auto"),
+    (strategies.BLT(np.array([0.3]), np.array([0.9])), "auto"),
+    (strategies.BandedToeplitz(coefs[:2]), "auto"),
+    (strategies.Toeplitz(coefs), "regenerate"),
+    (strategies.Toeplitz(coefs), "store"),
+    (strategies.Tree(), "auto"),
+]:
+    stream = NoiseStream(strategy, iterations=4, noise_multiplier=1.0, clip_norm=1.0, past=past)
+    stream.next(stream.init(params))
+"""
+SECURE = """
+import jax, jax.numpy as jnp, numpy as np
+from mfopt import strategies
+from mfopt.noise import NoiseStream
+with jax.enable_x64(True):
+    strategy = strategies.BLT(np.array([0.3]), np.array([0.9]))
+    stream = NoiseStream(
+        strategy, iterations=4, noise_multiplier=1.0, clip_norm=1.0, secure=True
+    )
+    params = {"w": jnp.zeros((4, 3)), "b": jnp.zeros(3)}
+    stream.release(params, stream.init(params))
+"""
+RUN = """
+import jax, jax.numpy as jnp
+from mfopt import sampling
+from mfopt.jax import PrivateRun
+from mfopt.optimize import factorize
+made = factorize(sampling.BallsInBins(bins=4, epochs=1), 8.0, strategy="identity")
+run = PrivateRun(made, population=12, clip_norm=1.0, microbatch=2)
+x, params = jnp.ones((12, 3)), {"w": jnp.zeros(3)}
+state = run.init(params)
+gradient = jax.grad(lambda params, x: (x @ params["w"] - 1) ** 2)
+step = jax.jit(lambda state, batch: run.gradient(gradient, params, x, batch, state))
+step(state, run.batches(state)[0])
+"""
+TRAIN = """
+import pathlib, sys, tempfile
+sys.path.insert(0, "tests")
+from test_train_run import POISSON, SMALL
+from train_fixtures import synthetic_store
+from train_oracles import write_store
+from mfopt.training.config import TrainConfig
+from mfopt.training.execute import execute
+from mfopt.training.prepare import prepare
+folder = pathlib.Path(tempfile.mkdtemp())
+write_store(synthetic_store(num_users=20, empty_users=(3,)), folder / "data" / "train")
+write_store(synthetic_store(num_users=5, seed=1), folder / "data" / "held-out-users")
+write_store(synthetic_store(num_users=9, seed=2, public=True), folder / "data" / "public")
+places = {"data": str(folder / "data"), "output": str(folder / "run")}
+execute(prepare(TrainConfig(**{**SMALL, **POISSON, **places})))
+"""
+PROGRAMS = {
+    "optimize and certify": CERTIFY,
+    "train": TRAIN,
+    "noise": NOISE,
+    "secure": SECURE,
+    "run": RUN,
+}
+
+
+def lowered(code):
+    """name -> error, or "" where it lowers for all of :data:`PLATFORMS`, of what ``code`` runs."""
+    import jax
+    import jax.export
+
+    plain, found, seen = jax.jit, {}, set()
+
+    def note(made, args, named):
+        leaves = jax.tree.leaves((args, named))
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            return  # a part of a program that is seen as a whole
+        shapes = [
+            (str(getattr(leaf, "dtype", leaf)), getattr(leaf, "shape", "")) for leaf in leaves
+        ]
+        key = (id(made), str(shapes))
+        if key in seen:
+            return
+        seen.add(key)
+        name = f"{made.__module__}.{made.__qualname__}"
+        try:
+            jax.export.export(made, platforms=PLATFORMS)(*args, **named)
+            found.setdefault(name, "")
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+
+    def jit(function=None, **options):
+        if function is None:
+            return functools.partial(jit, **options)
+        made = plain(function, **options)
+
+        @functools.wraps(function)
+        def call(*args, **named):
+            note(made, args, named)
+            return made(*args, **named)
+
+        def lower(*args, **named):
+            note(made, args, named)
+            return made.lower(*args, **named)
+
+        call.lower, call.trace, call.eval_shape = lower, made.trace, made.eval_shape
+        call.clear_cache = made.clear_cache
+        return call
+
+    jax.jit = jit
+    exec(compile(code, "program", "exec"), {"__name__": "program"})
+    return found
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_program_lowers_for_accelerators(name):
+    done = subprocess.run(
+        [sys.executable, __file__, name], capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) >= 1
+    faults = {program: error for program, error in found.items() if error}
+    assert set(faults) <= CPU_ONLY.keys(), faults
+
+
+if __name__ == "__main__":
+    print(json.dumps(lowered(PROGRAMS[sys.argv[1]])))
