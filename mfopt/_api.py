@@ -266,7 +266,6 @@ def calibrate(
         **factorization.provenance,
         "calibrated_by": provenance(seed, command),
         "estimated_noise_multiplier": estimate.noise_multiplier,
-        "estimate_relative_error": estimate.relative_error,
     }
     found = dataclasses.replace(
         factorization,

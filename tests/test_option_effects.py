@@ -77,6 +77,7 @@ SLOW = {
 ELSEWHERE = {
     "audit": "seconds of training: tests/test_train_audit.py",
     "bench": "options are those of the benchmark",
+    "cache": "clears this user's folders: tests/test_first_minutes.py",
     "experiment all": "every study: tests/test_experiments_studies.py",
     "generate": "a trained model: tests/test_train_practice.py",
     "verify": "the report of a run: tests/test_verify_report.py",
