@@ -231,7 +231,8 @@ def inputs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
     stated = Guarantee(2.0, 1e-3, 2.5, method="none", status="certified")  # a proof takes seconds
     shape = SquareRoot(), 2.5, BallsInBins(bins=4, epochs=2), PrefixSums()
-    Factorization(*shape, stated).save(folder / "sqrt.npz")
+    searched = {"optimizer_status": "none"}
+    Factorization(*shape, stated, provenance=searched).save(folder / "sqrt.npz")
     rng = random.Random(0)
     for name, users in (("a", 9), ("b", 7), ("c", 8)):
         rows = [
@@ -311,8 +312,8 @@ def _stubbed(inputs, monkeypatch):
         def _stated(self, mechanism, effort, *numbers):
             return stated(mechanism, numbers=numbers, **effort)
 
-    def proved(pair, *what, samples=None, seed=None, **_):
-        asked(*what, samples=samples, seed=seed)
+    def proved(pair, *what, samples=None, seed=None, certificate=None, **_):
+        asked(*what, samples=samples, seed=seed, certificate=certificate)
         sigma = what[0] if len(what) == 3 else 3.0
         return Certificate(2.0, 1e-3, sigma, 1e-3, 1e-3, 1e-6, 99, 99, 2.0, 1, seed, "stub")
 
