@@ -25,6 +25,7 @@ from mfopt.accounting.monte_carlo.group import GroupLoss, GroupUnits
 from mfopt.accounting.monte_carlo.kept_bins import KeptBins
 from mfopt.accounting.monte_carlo.likelihood import Ceilings, SharedGaussianComponent
 from mfopt.accounting.monte_carlo.losses import LikelihoodLoss
+from mfopt.accounting.monte_carlo.multisets import MultisetLoss
 from mfopt.accounting.monte_carlo.protocol import (
     FreeBound,
     SampledLaw,
@@ -368,6 +369,9 @@ def model(mechanism: Any, samples: int | None = None, deterministic: bool = Fals
             group = GroupLoss.orthogonal(bins, squared_norm, group_size)
             return GroupUnits(group, samples) if group.fits else whole_profile(mechanism)
         pair = dominating_pair.exact(mechanism.strategy, mechanism.sampling)
+        direct = MultisetLoss.of(pair, group_size, BallsInBinsLoss.name)
+        if direct is not None:
+            return GroupUnits(direct, samples)
         group = GroupLoss.of(np.asarray(pair.gram), group_size)
         if group.fits:
             return GroupUnits(group, samples)

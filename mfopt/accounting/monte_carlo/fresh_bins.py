@@ -23,8 +23,10 @@ from mfopt.accounting.monte_carlo.free import (
     guess_noise_multiplier,
 )
 from mfopt.accounting.monte_carlo.frozen import FrozenSamples
+from mfopt.accounting.monte_carlo.group import GroupUnits
 from mfopt.accounting.monte_carlo.likelihood import Ceilings, SharedGaussianComponent
 from mfopt.accounting.monte_carlo.losses import LikelihoodLoss
+from mfopt.accounting.monte_carlo.multisets import MultisetLoss
 from mfopt.accounting.monte_carlo.pattern_frozen import (
     FrozenPatterns,
     PatternDraws,
@@ -198,8 +200,11 @@ def model(mechanism: Any, samples: int | None = None, deterministic: bool = Fals
     Raises:
       UsageError: C has negative entries, or more bands than bins.
     """
-    loss = law(mechanism.sampling).loss(mechanism.strategy)
+    loss = FreshBinsLaw(mechanism.sampling).loss(mechanism.strategy)
     one = OneUnit(loss, samples, deterministic=deterministic)
     if mechanism.group_size == 1:
         return one
+    direct = MultisetLoss.of(loss.patterns, mechanism.group_size, loss.name)
+    if direct is not None:
+        return GroupUnits(direct, samples)
     return Chain(one, mechanism.group_size, "sampled fresh bins", samples)

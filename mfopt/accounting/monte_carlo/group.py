@@ -30,6 +30,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -174,9 +175,18 @@ class GroupLoss(SampledLoss):
         part = self._best(point.noise_multiplier, point.epsilon)
         return self._placed(self._pair(part), direction, point)
 
-    @staticmethod
-    def _placed(pair: CountPair, direction: SampledDirection, point: Point) -> Tilt:
-        found = count_mixture.least(pair, direction, point.noise_multiplier, point.epsilon)
+    @functools.cached_property
+    def _orders(self) -> dict[tuple[Any, ...], float]:
+        return {}
+
+    def _placed(self, pair: CountPair, direction: SampledDirection, point: Point) -> Tilt:
+        # the best order found near by: any is valid, and evaluating one takes its own tables
+        sigma, epsilon = point.noise_multiplier, point.epsilon
+        near = (round(math.log(x) / _ANCHOR) for x in (sigma, max(epsilon, 1e-3)))
+        where = (pair.squared_norm, direction, *near)
+        if where not in self._orders:
+            self._orders[where] = count_mixture.least(pair, direction, sigma, epsilon).order
+        found = count_mixture.tilt(pair, direction, self._orders[where], sigma, epsilon)
         return found._replace(detail=pair)
 
     def choose(
@@ -232,7 +242,12 @@ class FrozenGroup:
     """
 
     def __init__(
-        self, loss: GroupLoss, noise_multiplier: float, epsilon: float, samples: int, key: jax.Array
+        self,
+        loss: SampledLoss,
+        noise_multiplier: float,
+        epsilon: float,
+        samples: int,
+        key: jax.Array,
     ) -> None:
         self.samples, self._loss, self._epsilon, self._key = samples, loss, epsilon, key
         self._tilts = {
@@ -264,10 +279,10 @@ class GroupUnits(OneUnit):
 
     most_slack = 0.25  # what holds otherwise, the whole profile or no amplification, costs more
 
-    def __init__(self, loss: GroupLoss, samples: int | None = None) -> None:
+    def __init__(self, loss: Any, samples: int | None = None) -> None:
         super().__init__(loss, samples, calibrate_samples=CALIBRATE_SAMPLES)
         of = "exact mixture" if loss.exact else "mixture and a Gaussian release of what overlaps"
-        self.method = f"balls-in-bins, groups by their bin counts: {of}, estimate-verify-release"
+        self.method = f"{loss.name}, groups by their bin counts: {of}, estimate-verify-release"
 
 
 def _alone(point: Point) -> None:

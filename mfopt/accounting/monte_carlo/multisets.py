@@ -1,0 +1,314 @@
+"""Groups of K units, any C >= 0, few bins: the mixture over multisets of bins, as patterns.
+
+The units of a group fall into bins independently, so a group's pattern is in each assignment a
+multiset of K bins. With n its counts, (n_1, …, n_b), the law is multinomial, and the mode is
+Σ_g M_g n_g in the notation of :mod:`.patterns` (M the modes of the one assignment where bins are
+kept): entries are those of one unit, and a pattern picks K of each assignment. There are
+binom(b + K − 1, K) multisets; where they are few, each is a pattern, and nothing is given away.
+
+**That P dominates.** Bins are independent of all else, so other units may be taken to contribute
+nothing. Row r of C x then moves by at most (Σ_g M_g n_g)_r (triangle inequality; C >= 0,
+contributions of norm <= 1, chosen adaptively), and the mixture of Gaussians with these movements
+dominates (Choquette-Choo et al. 2024, proof of Lemma 3.2, which holds for any mixture).
+
+Consecutive assignments overlap in the last and the first c = bands − 1 bins alone: the forward pass
+goes over the counts there, "late" and "early" classes of multisets.
+
+**Ceilings.** As m_k has one part for each assignment, R_l of :mod:`.importance` is a maximum of
+
+    Π_g φ_g(k'_{g−1}, k'_g, k'_{g+1}),
+    φ_g(p, c, q) = E_n exp(l <M_g n, M_{g−1} p + M_g c + M_{g+1} q>),
+
+which takes p by its late class and q by its early one; one pass over the assignments finds it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy
+
+from mfopt import _quick
+from mfopt._float64 import float64
+from mfopt.accounting.monte_carlo import dominating_pair, importance, kept_bins, patterns
+from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
+from mfopt.accounting.monte_carlo.evidence import MAX_ORDER
+from mfopt.accounting.monte_carlo.free import Unamplified, guess_noise_multiplier
+from mfopt.accounting.monte_carlo.group import FrozenGroup
+from mfopt.accounting.monte_carlo.kept_bins import KeptBins
+from mfopt.accounting.monte_carlo.likelihood import (
+    Ceilings,
+    Drawn,
+    PatternChain,
+    SharedGaussianComponent,
+)
+from mfopt.accounting.monte_carlo.losses import LikelihoodLoss
+from mfopt.accounting.monte_carlo.patterns import Patterns
+from mfopt.accounting.monte_carlo.protocol import FreeBound
+from mfopt.errors import FailureError
+from mfopt.strategies.fields import Array
+
+_MOST = 1024  # multisets
+_MOST_WORK = 2**25  # products of a ceiling's sums, for one order
+_FAINT = 1e-300  # what a sum of exponentials, scaled by their largest, may lose of each
+
+
+class Multisets(NamedTuple):
+    """The likelihood ratio of a group; arrays only.
+
+    Attributes:
+      whole: of one unit, in noise units.
+      counts: n of each multiset, shape (multisets, bins).
+      log_weights: log of their probabilities in one assignment, (multisets,).
+      late, early: class of each, (multisets,).
+      late_counts, early_counts: in the last or first c bins, (classes, c), ascending.
+    """
+
+    whole: Any
+    counts: Array
+    log_weights: Array
+    late: Array
+    early: Array
+    late_counts: Array
+    early_counts: Array
+
+    @classmethod
+    def of(cls, whole: KeptBins | Patterns, group_size: int) -> Multisets:
+        """All multisets of ``group_size`` bins."""
+        bins = whole.bins
+        falls = itertools.combinations_with_replacement(range(bins), group_size)
+        counts = np.array([np.bincount(fall, minlength=bins) for fall in falls], float)
+        log_ways = math.lgamma(group_size + 1) - scipy.special.gammaln(counts + 1).sum(axis=1)
+        reach = 0 if isinstance(whole, KeptBins) else whole.gram.shape[0] - 1
+        late, late_of = np.unique(counts[:, bins - reach :], axis=0, return_inverse=True)
+        early, early_of = np.unique(counts[:, :reach], axis=0, return_inverse=True)
+        log_weights = log_ways - group_size * math.log(bins)
+        return cls(whole, counts, log_weights, late_of.ravel(), early_of.ravel(), late, early)
+
+    @property
+    def dimension(self) -> int:
+        return int(self.whole.dimension)
+
+    @property
+    def work(self) -> int:
+        rounds = 1 if isinstance(self.whole, KeptBins) else self.whole.throws
+        # chunks of one size, whatever is asked for, share their compiled code
+        return max(int(rounds * len(self.counts)), 128)
+
+    def overlaps(self) -> tuple[jax.Array, jax.Array]:
+        """<M_g[:, i], M_g[:, j]> (rounds, b, b), and late bins' with early ones of the next."""
+        if isinstance(self.whole, KeptBins):
+            return self.whole.rows(jnp.arange(self.whole.bins))[None], jnp.zeros((0, 0, 0))
+        return patterns.within(self.whole), patterns.corners(self.whole)
+
+    def scaled(self, noise_multiplier: Any) -> Multisets:
+        return self._replace(whole=self.whole.scaled(noise_multiplier))
+
+    def noise(self, normal: jax.Array) -> jax.Array:
+        result: jax.Array = self.whole.noise(normal)
+        return result
+
+    def average(self, exponents: jax.Array) -> jax.Array:
+        result: jax.Array = jnp.sum(self.counts[0]) * self.whole.average(exponents)
+        return result
+
+    def mean(self) -> tuple[jax.Array, jax.Array]:
+        (products, square), size = self.whole.mean(), jnp.sum(self.counts[0])
+        return size * products, size**2 * square
+
+    def log_ratio(self, exponents: jax.Array, power: Any = 1) -> jax.Array:
+        within, corner = self.overlaps()
+        counts, (rounds, bins) = jnp.asarray(self.counts), within.shape[:2]
+        norms = jnp.einsum("ni,gij,nj->gn", counts, within, counts)
+        logs = power * exponents.reshape(-1, rounds, bins) @ counts.T
+        logs = logs - power**2 * norms / 2 + self.log_weights
+        peak = jnp.max(logs, axis=2)
+        weights = jnp.moveaxis(jnp.exp(logs - peak[:, :, None]), 1, 0)
+        coupled = jnp.asarray(self.late_counts) @ corner @ jnp.asarray(self.early_counts).T
+        passing = jnp.exp(-(power**2) * coupled)  # (rounds − 1, late, early)
+        classes = jax.nn.one_hot(self.late, len(self.late_counts), dtype=float)
+
+        def step(before: jax.Array, of_round: tuple[jax.Array, jax.Array]) -> Any:
+            here, passed = of_round
+            mass = here * (before @ passed)[:, jnp.asarray(self.early)]
+            total = jnp.sum(mass, axis=1)
+            return (mass / total[:, None]) @ classes, jnp.log(total)
+
+        # nothing comes before the first assignment
+        start = jnp.zeros((len(exponents), classes.shape[1])).at[:, 0].set(1.0)
+        passing = jnp.concatenate([jnp.ones((1, *coupled.shape[1:])), passing])
+        logs = jax.lax.scan(step, start, (weights, passing))[1]
+        result: jax.Array = jnp.sum(logs, axis=0) + jnp.sum(peak, axis=1)
+        return result
+
+    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: Any) -> Drawn:
+        within, corner = self.overlaps()
+        counts, reach = jnp.asarray(self.counts), corner.shape[-1]
+        size, (rounds, bins) = len(noise), within.shape[:2]
+
+        def extend(l: jax.Array, before: Drawn) -> Drawn:
+            logs = before.products.reshape(-1, bins) @ counts.T + self.log_weights
+            chosen, top, mass = importance.pick(logs, jax.random.fold_in(keys[1], l))
+            n = counts[chosen].reshape(size, rounds, bins)
+            own = jnp.einsum("gij,sgj->sgi", within, n)
+            ahead = jnp.einsum("gij,sgi->sgj", corner, n[:, :-1, bins - reach :])
+            back = jnp.einsum("gij,sgj->sgi", corner, n[:, 1:, :reach])
+            own = own.at[:, 1:, :reach].add(ahead).at[:, :-1, bins - reach :].add(back)
+            own, n = own.reshape(size, -1), n.reshape(size, -1)
+            return Drawn(
+                before.products + own,
+                before.along + jnp.sum(n * noise, axis=1),
+                before.square + jnp.sum(n * (2 * before.products + own), axis=1),
+                # of the first, drawn by its law, this adds 0
+                before.log_normalizers + jnp.sum((top + jnp.log(mass)).reshape(size, -1), axis=1),
+            )
+
+        nothing = Drawn(jnp.zeros_like(noise), *(jnp.zeros(size),) * 3)
+        result: Drawn = jax.lax.fori_loop(0, order.astype(int) + 1, extend, nothing)
+        return result
+
+
+# --- ceilings ------------------------------------------------------------------------------------
+
+
+@_quick.jit
+def _parts(of: Multisets) -> tuple[jax.Array, ...]:
+    """One program: operation by operation, each would be compiled for each shape."""
+    return (*of.overlaps(), of.mean()[1])
+
+
+@float64
+def ceilings(of: Multisets) -> Ceilings:
+    """The ceilings at one σ, of multisets in noise units.
+
+    Raises:
+      FailureError: assignments overlap by more than the likelihood is known for.
+    """
+    within, corner, square = map(np.asarray, _parts(of))
+    counts, weights = of.counts, np.exp(of.log_weights)
+    # of consecutive rounds, from class to class; nothing comes before the first or after the last
+    between = of.late_counts @ corner @ of.early_counts.T
+    coupling = float(np.max(between, initial=0.0))
+    if not coupling <= patterns.COUPLING:
+        raise FailureError(
+            f"σ is beyond numerical range: two assignments of a group overlap by {coupling:.3g} in "
+            f"noise units, and the likelihood is known up to {patterns.COUPLING:g}. "
+            "Ask for a larger σ, or a smaller ε."
+        )
+    none = np.zeros((1, *between.shape[1:]))
+    before, after = np.concatenate([none, between]), np.concatenate([between, none])
+    own = counts @ within @ counts.T  # (rounds, n, c)
+    ends = before[:, :, of.early], after[:, of.late]  # (rounds, p, n), (rounds, n, q)
+    known = [0.0]
+
+    def log_largest(order: int) -> float:
+        @functools.cache
+        def sums(part: tuple[bytes, ...]) -> np.ndarray:
+            own, back, ahead = (np.frombuffer(one).reshape(len(counts), -1) for one in part)
+            logs = of.log_weights[:, None, None] + order * (back[:, :, None] + ahead[:, None])
+            logs, top = logs.reshape(len(counts), -1), (logs.shape[1], logs.shape[2])
+            shifts = np.max(logs, axis=0), np.max(order * own, axis=0)
+            found = np.exp(logs - shifts[0]).T @ np.exp(order * own - shifts[1])
+            found = np.log(found + len(counts) * _FAINT) + shifts[0][:, None] + shifts[1]
+            return np.moveaxis(found.reshape(*top, -1), 1, 2)  # (p, c, q)
+
+        each = zip(own, np.swapaxes(ends[0], 1, 2), ends[1], strict=True)
+        return _heaviest([sums(tuple(one.tobytes() for one in part)) for part in each], of)
+
+    def chain(order: int) -> tuple[float, None]:
+        while len(known) <= order:
+            known.append(known[-1] + log_largest(len(known)))
+        return known[order], None
+
+    norms = np.diagonal(own, axis1=1, axis2=2)
+    largest = _heaviest(list(norms[:, None, :, None] + 2 * after[:, None, of.late]), of)
+    mean = weights @ counts
+    each = np.sum(norms @ weights) + 2 * np.sum(corner) * mean[0] ** 2
+    chains = {"chain": PatternChain(chain, MAX_ORDER)}
+    return Ceilings(chains, largest, float(each), float(square))
+
+
+def _heaviest(values: Sequence[np.ndarray], of: Multisets) -> float:
+    """max over patterns of Σ_g values_g[late class before, multiset, early class after]."""
+    best = values[0][0]  # (c, q): class 0 has no counts
+    for here in values[1:]:
+        reached = np.full((len(of.late_counts), best.shape[1]), -np.inf)
+        np.maximum.at(reached, of.late, best)
+        best = np.max(reached[:, of.early, None] + here, axis=0)
+    return float(np.max(best[:, 0]))
+
+
+# --- the loss ------------------------------------------------------------------------------------
+
+
+class MultisetLoss(LikelihoodLoss):
+    """A group of K units by the multisets of their bins.
+
+    Args:
+      group: the likelihood ratio at σ = 1.
+      one: what the modes of one unit share, likewise.
+      name: of the scheme.
+    """
+
+    estimator = "groups by their bin counts, importance sampling"
+    exact = True
+    least_samples = 2**14
+    glance = 2048
+
+    def __init__(self, group: Multisets, one: SharedGaussianComponent | None, name: str) -> None:
+        self._group, self._one, self.name = group, one, name  # type: ignore[misc]
+
+    @property
+    def likelihood(self) -> Multisets:
+        return self._group
+
+    @classmethod
+    def of(cls, one: DominatingPair | Patterns, group_size: int, name: str) -> MultisetLoss | None:
+        """The loss of a group; None where there are too many multisets."""
+        bins, reach, rounds = one.bins, 0, 1
+        if isinstance(one, Patterns):
+            reach, rounds = one.gram.shape[0] - 1, one.throws
+        many = math.comb(bins + group_size - 1, group_size)
+        classes = math.comb(reach + group_size, group_size) if rounds > 1 else 1
+        if bins == 1 or many > _MOST or rounds * (many * classes) ** 2 > _MOST_WORK:
+            return None
+        if isinstance(one, Patterns):
+            return cls(Multisets.of(one, group_size), patterns.shared(one), name)
+        one = dominating_pair.check(one)
+        return cls(Multisets.of(KeptBins(*one), group_size), kept_bins.shared(one), name)
+
+    @functools.cached_property
+    def shared(self) -> SharedGaussianComponent | None:
+        if self._one is None:
+            return None
+        size = float(np.sum(self.likelihood.counts[0]))
+        return self._one._replace(length=size * self._one.length)  # each pattern picks K entries
+
+    def ceilings(self, scaled: Multisets, common: float) -> Ceilings:
+        return ceilings(scaled)
+
+    @functools.cached_property
+    def sensitivity(self) -> float:
+        return math.sqrt(ceilings(self.likelihood).largest_square)
+
+    @property
+    def work(self) -> int:
+        return self.likelihood.work
+
+    def start(self, epsilon: float, delta: float) -> float:
+        return guess_noise_multiplier(self.sensitivity, self.likelihood.whole.bins, epsilon, delta)
+
+    def frozen(
+        self, noise_multiplier: float, epsilon: float, samples: int, key: jax.Array
+    ) -> FrozenGroup:
+        return FrozenGroup(self, noise_multiplier, epsilon, samples, key)
+
+    def free_bounds(self) -> Sequence[FreeBound]:
+        return (Unamplified(self.sensitivity),)

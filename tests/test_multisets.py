@@ -1,0 +1,133 @@
+"""Groups by the multisets of their bins: the recursion, its ceilings and bounds by enumeration."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import jax
+import numpy as np
+import pytest
+from scipy import special
+
+from mfopt._float64 import float64
+from mfopt.accounting import Mechanism, account
+from mfopt.accounting.monte_carlo import chunked, multisets
+from mfopt.accounting.monte_carlo.evidence import Point, Trial
+from mfopt.accounting.monte_carlo.multisets import MultisetLoss
+from mfopt.accounting.monte_carlo.patterns import exact
+from mfopt.sampling import BallsInBins, FreshBins
+from mfopt.strategies import BandedToeplitz, Dense
+
+KEY = chunked.seed_key(11)
+COLUMN = np.array([1.0, 0.6, 0.3])
+FRESH = FreshBins(bins=3, epochs=2)
+SIGMA, EPSILON = 4.0, 1.0
+
+
+def toeplitz(n: int) -> np.ndarray:
+    return sum(c * np.eye(n, k=-k) for k, c in enumerate(COLUMN))
+
+
+def ways(bins: int, rounds: int, group_size: int) -> np.ndarray:
+    """C x of every way in which the units fall, all equally likely: (ways, n)."""
+    c = toeplitz(bins * rounds)
+    falls = itertools.product(range(bins), repeat=rounds * group_size)
+    counts = np.array(
+        [
+            np.stack([np.bincount(part, minlength=bins) for part in np.reshape(fall, (rounds, -1))])
+            for fall in falls
+        ]
+    )
+    return counts.reshape(len(counts), -1) @ c.T
+
+
+@pytest.fixture(scope="module")
+def loss() -> MultisetLoss:
+    strategy = BandedToeplitz(COLUMN)
+    found = MultisetLoss.of(float64(exact)(strategy, FRESH), 2, "fresh-bins")
+    assert found is not None
+    return found
+
+
+@float64
+def test_the_recursion_is_the_mixture_over_all_ways_to_fall(loss: MultisetLoss) -> None:
+    modes = ways(3, 2, 2) / SIGMA
+    scaled = loss.likelihood.scaled(SIGMA)
+    z = np.random.default_rng(1).standard_normal((40, 6)) + modes[7]
+    entries = scaled.noise(jax.numpy.asarray(z))
+    for power in (1, 2.5):
+        oracle = power * z @ modes.T - power**2 * np.sum(modes**2, axis=1) / 2
+        oracle = special.logsumexp(oracle, axis=1) - math.log(len(modes))
+        mine = np.asarray(jax.jit(scaled.log_ratio)(entries, power))
+        np.testing.assert_allclose(mine, oracle, rtol=1e-10, atol=1e-10)
+    other = special.logsumexp(z @ modes.T - np.sum(modes**2, axis=1) / 2, axis=1)
+    assert not np.allclose(mine, other - math.log(len(modes)))  # a control: another power
+
+
+def test_ceilings_are_maxima_over_all_ways_to_fall(loss: MultisetLoss) -> None:
+    modes = ways(3, 2, 2) / SIGMA
+    overlaps = modes @ modes.T
+    found = multisets.ceilings(loss.likelihood.scaled(SIGMA))
+    expected = 0.0
+    for order in (1, 2, 3):
+        logs = special.logsumexp(order * overlaps, axis=0) - math.log(len(modes))
+        expected += float(np.max(logs))
+        assert math.isclose(found.chain("chain", order)[0], expected, rel_tol=1e-10)
+    assert math.isclose(found.largest_square, np.max(np.diagonal(overlaps)), rel_tol=1e-12)
+    assert math.isclose(found.mean_square, np.mean(np.diagonal(overlaps)), rel_tol=1e-12)
+    assert math.isclose(found.square_of_mean, np.mean(overlaps), rel_tol=1e-12)
+
+
+def enumerated(modes: np.ndarray, sigma: float, epsilon: float, samples: int) -> dict[str, tuple]:
+    """(δ, standard error) of each direction, by plain samples of the mixture over all ways."""
+    rng, found = np.random.default_rng(8), {}
+    for direction, sign in (("remove", 1), ("add", -1)):
+        x = sigma * rng.standard_normal((samples, modes.shape[1]))
+        x += modes[rng.integers(len(modes), size=samples)] if sign > 0 else 0.0
+        exponents = (x @ modes.T - np.sum(modes**2, axis=1) / 2) / sigma**2
+        y = special.logsumexp(exponents, axis=1) - math.log(len(modes))
+        values = np.maximum(-np.expm1(epsilon - sign * y), 0.0)
+        found[direction] = values.mean(), values.std() / math.sqrt(samples)
+    return found
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_every_proposal_has_the_mean_of_the_mixture(loss: MultisetLoss, direction: str) -> None:
+    truth, error = enumerated(ways(3, 2, 2), SIGMA, EPSILON, 200_000)[direction]
+    point = Point(SIGMA, EPSILON)
+    tilts = loss._tilts(direction, point)
+    assert tilts
+    for tilt in tilts:
+        seen = loss.pilot(tilt, point, 2**13, KEY)
+        spread = 4 * math.hypot(seen.deviation / math.sqrt(seen.samples) * truth, error)
+        assert abs(math.exp(seen.log_mean) - truth) < spread < 0.2 * truth
+        bet, _ = seen.expected(2**13, 1e-4)
+        bound = loss.bound(tilt, point, bet, Trial(2**13, 1e-4, chunked.seed_key(3)))
+        assert truth - 4 * error <= bound.value
+    # the control: what 10% more noise gives is told apart
+    other = enumerated(ways(3, 2, 2), 1.1 * SIGMA, EPSILON, 200_000)[direction][0]
+    assert abs(other - truth) > spread
+
+
+def test_accounts_of_groups_are_near_the_mixture() -> None:
+    for scheme, strategy, rounds in (
+        (BallsInBins(3, 2), Dense(toeplitz(6)), 1),
+        (FRESH, BandedToeplitz(COLUMN), 2),
+    ):
+        modes = ways(3, 2, 2)
+        if rounds == 1:  # one bin for both epochs
+            c = toeplitz(6)
+            each = [c[:, i] + c[:, i + 3] for i in range(3)]
+            modes = np.array([each[i] + each[j] for i, j in itertools.product(range(3), repeat=2)])
+        truth, error = max(enumerated(modes, SIGMA, EPSILON, 200_000).values())
+        found = account(
+            Mechanism(scheme, strategy, group_size=2),
+            noise_multiplier=SIGMA,
+            epsilon=EPSILON,
+            seed=7,
+        )
+        assert found.status == "certified" and "bin counts" in found.method
+        assert truth - 4 * error <= found.delta <= 1.05 * truth + 4 * error
+        below, above = found.details["bracket"]
+        assert 0 < below <= truth + 4 * error and above == found.delta
