@@ -8,8 +8,8 @@ from mfopt_cli.main import main
 from mfopt_cli.sweeps import Sweep
 
 from mfopt.accounting import Mechanism, account, phases
-from mfopt.accounting.closed_form import filter as filtered
 from mfopt.accounting.phases import Phase
+from mfopt.experiments import concentration_filter as filtered
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
 from mfopt.sampling import (
@@ -153,13 +153,13 @@ def test_group_shows_every_method_and_what_is_beyond_range(capsys):
 
 @pytest.mark.ci
 def test_group_goes_on_where_the_whole_profile_has_no_answer(monkeypatch, capsys):
-    from mfopt.accounting import compare
     from mfopt.errors import FailureError
+    from mfopt.experiments import group_methods
 
     def none(*_):
         raise FailureError("no epsilon up to 10000")
 
-    monkeypatch.setattr(compare.VerifiedAnalysis, "epsilon", none)
+    monkeypatch.setattr(group_methods.VerifiedAnalysis, "epsilon", none)
     words = [*RATE, "--group-size", "2,3", "--delta", DELTA, "--noise-multiplier", "2", "--json"]
     found = json.loads(run(capsys, "group", *words))["results"]
     whole = [row for row in found if "whole profile" in row["method"]]
@@ -519,3 +519,21 @@ def test_a_bound_is_shown_with_what_some_data_attain(adjacency, capsys):
     line = next(one for one in capsys.readouterr().out.splitlines() if "at least" in one)
     shown = float(line.split("ε = ")[1].split(",")[0])
     assert below * (1 - 1e-5) < shown <= below
+
+
+def test_a_closed_form_is_called_one(capsys):
+    words = ["--noise-multiplier=3", "--delta=1e-5"]
+    main(["account", "dpsgd", "--probability=1", "--iters=100", *words])
+    assert "exact, in closed form" in capsys.readouterr().out
+    main(["account", "dpsgd", "--probability=0.1", "--iters=100", *words])
+    assert "exact up to discretization" in capsys.readouterr().out
+
+
+def test_other_methods_of_a_group_are_shown_with_what_is_proved_of_it(capsys):
+    words = ["--group-size=3", "--noise-multiplier=1", "--delta=1e-5", "--probability=0.01"]
+    main(["account", "group", *words, "--iters=100", "--json"])
+    tight, *others = json.loads(capsys.readouterr().out)["results"]
+    bounds = [one for one in others if one["status"] == "bound"]
+    assert bounds and tight["status"] == "exact"
+    for one in bounds:
+        assert one["details"]["bracket"] == [tight["details"]["bracket"][0], one["epsilon"]]

@@ -17,12 +17,12 @@ from mfopt.accounting.chain import Chain, DeterministicUnit
 from mfopt.accounting.closed_form import gaussian, group, moments
 from mfopt.accounting.closed_form.gaussian import GaussianProfile
 from mfopt.accounting.closed_form.group import GroupProfile
-from mfopt.accounting.compare import group_methods
 from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile
 from mfopt.accounting.monte_carlo.evidence import Trial
 from mfopt.accounting.verified import VerifiedAnalysis
 from mfopt.errors import UsageError
+from mfopt.experiments.group_methods import black_box_multiplier, group_methods
 from mfopt.sampling import FixedBatch, FixedOrder, Poisson
 
 
@@ -216,8 +216,8 @@ def test_lemma_without_a_sigma_is_infinite():
     def make(sigma, accuracy=None):
         return GaussianProfile(1 / sigma)
 
-    assert math.isinf(group.black_box_multiplier(make, 40, 60.0, 1e-6, 1.0, floor=1e-15))
-    sigma = group.black_box_multiplier(make, 40, 60.0, 1e-6, 1.0)
+    assert math.isinf(black_box_multiplier(make, 40, 60.0, 1e-6, 1.0, floor=1e-15))
+    sigma = black_box_multiplier(make, 40, 60.0, 1e-6, 1.0)
     needed = math.log(1e-6) - group.black_box_log_factor(1.5, 40, "geometric")
     assert make(sigma).log_delta(1.5) == pytest.approx(needed, rel=1e-5)
     assert make(sigma).log_delta(1.5) <= needed

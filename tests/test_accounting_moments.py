@@ -8,8 +8,9 @@ from dp_accounting.rdp import rdp_privacy_accountant
 from scipy import integrate
 
 from mfopt.accounting import Mechanism, account
-from mfopt.accounting.closed_form import filter, moments
+from mfopt.accounting.closed_form import moments
 from mfopt.errors import UsageError
+from mfopt.experiments import concentration_filter as filter
 from mfopt.sampling import Poisson
 
 # Table 1: users, expected users a round, z -> ε after 1, 10, ..., 10^6 rounds, δ = users^-1.1

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mfopt.accounting.closed_form.filter import filter_noise
+from mfopt.experiments.concentration_filter import filter_noise
 from mfopt.experiments.runner import compute
 from mfopt.experiments.runs import filtered_means
 from mfopt.experiments.runs.filtered_means import FilteredDescent, outcomes

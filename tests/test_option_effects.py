@@ -344,7 +344,7 @@ def _stubbed(inputs, monkeypatch):
         "calibration.certify": proved,
         "calibration.release": released,
         "noise.measure.measure": timed,
-        "accounting.compare.group_methods": group,
+        "experiments.group_methods.group_methods": group,
         "experiments.comparison.run_all": cells,
         "experiments.noise_time.timed": streamed,
     }.items():

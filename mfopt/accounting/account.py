@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 
 from mfopt import _check, _plugins, _sizes
 from mfopt.accounting.analyses import Analysis, least
+from mfopt.accounting.attained import with_lower_end
 from mfopt.errors import UsageError
 from mfopt.guarantee import CertificateKind, Guarantee, is_deterministic
 from mfopt.mechanism import Mechanism
@@ -222,8 +223,8 @@ def account(
     )
     if epsilon is None:
         assert noise_multiplier is not None and delta is not None
-        return found.epsilon(noise_multiplier, delta)
+        return with_lower_end(mechanism, found.epsilon(noise_multiplier, delta), "epsilon")
     if delta is None:
         assert noise_multiplier is not None
-        return found.delta(noise_multiplier, epsilon)
-    return found.noise_multiplier(epsilon, delta)
+        return with_lower_end(mechanism, found.delta(noise_multiplier, epsilon), "delta")
+    return with_lower_end(mechanism, found.noise_multiplier(epsilon, delta), "noise_multiplier")

@@ -29,6 +29,10 @@ _SHORTER = (
     2e-2,
     5e-2,
     0.1,
+    0.2,
+    0.35,
+    0.5,
+    0.75,
 )  # by how much a σ is tried to be too small
 
 

@@ -19,8 +19,9 @@ import scipy
 
 from mfopt.accounting.closed_form.group import GroupProfile
 from mfopt.accounting.loss_distribution.rounds import COARSE, FINE, Direction
-from mfopt.accounting.model import Bounds, LossModel, Numbers, Plan
+from mfopt.accounting.model import LARGEST_EPSILON, Bounds, Found, LossModel, Numbers, Plan
 from mfopt.accounting.monte_carlo.evidence import Trial
+from mfopt.errors import FailureError
 from mfopt.guarantee import Status
 
 # points of the profile that a split may use: as many as are cheap to estimate
@@ -156,6 +157,18 @@ class Chain(LossModel):
                 log_bounds[line] = math.log(max(value, 1e-300))
             numbers[direction] = min(math.exp(self._total(profile, epsilon, log_bounds)), 1.0)
         return Bounds(numbers["remove"], numbers["add"], {})
+
+    def find_epsilon(self, noise_multiplier: float, delta: float, key: jax.Array) -> Found:
+        unit = self.unit
+        if isinstance(unit, DeterministicUnit):
+            # a group's δ is at least one unit's, at each ε that a search looks at
+            log_delta = unit.profile(noise_multiplier, COARSE).log_delta(LARGEST_EPSILON, "remove")
+            if log_delta > math.log(delta) + 1e-3:  # another grid may give a bit less
+                raise FailureError(
+                    f"group privacy: no ε up to {LARGEST_EPSILON:g} at σ = {noise_multiplier:g}. "
+                    "Ask for a larger σ or δ."
+                )
+        return super().find_epsilon(noise_multiplier, delta, key)
 
     def guess(self, epsilon: float, delta: float) -> float:
         return self.unit.guess(epsilon / self.group_size, delta / self.group_size)

@@ -18,6 +18,7 @@ from mfopt.guarantee import Status
 
 Numbers: TypeAlias = dict[str, Any]
 
+LARGEST_EPSILON = 1e4  # that a search looks at
 _PILOT = 2**15  # samples of a pilot, at most, that only predicts what a bound will cost
 
 
@@ -169,6 +170,9 @@ class LossModel(abc.ABC):
           trial: samples, β and key. Deterministic models ignore it, and the plan.
         """
 
+    def require(self, noise_multiplier: float, epsilon: float) -> None:  # noqa: B027 - most can
+        """Raise :class:`FailureError` where no bound can be drawn at this σ or a smaller one."""
+
     def pilot(self, noise_multiplier: float, epsilon: float, trial: Trial) -> Plan:
         """Return a plan for bounds near this point, by default from the cost of one of them.
 
@@ -217,7 +221,7 @@ class LossModel(abc.ABC):
             delta,
             name="epsilon",
             least=1e-4,
-            largest=1e4,
+            largest=LARGEST_EPSILON,
         )
 
     @staticmethod

@@ -61,6 +61,7 @@ _SAFE = 3.0  # standard errors beyond what a pilot expects: one test in 700 is r
 _MOST_MOVE = 0.01  # of log x: a pilot that says the estimate is further off is taken again
 _ALLOWED = 1.3  # times what a round missed by, for the next one
 _FAR = 6.0  # standard errors beyond which a statement is not worth a test
+_LARGE = 50.0  # ε from which on overlaps may be beyond what likelihoods are known for
 _DOMAIN = 0x76657269  # keys of the engine: no other user of the same seed draws from them
 
 
@@ -308,6 +309,8 @@ class Engine:
         Raises:
           FailureError: nothing within some percent of the estimate.
         """
+        if fallback is not None and at(fallback[0])[1] > _LARGE:
+            self.model.require(*at(fallback[0]))  # before a search that cannot end well
         with self._stage("calibrating on fresh samples"):
             estimate = find()
         if not self.model.sampled:

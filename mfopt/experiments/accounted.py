@@ -37,7 +37,7 @@ def _lower_end(row: Row) -> str:
     """What some pair of data sets attains, where the answer is a bound and that is known."""
     below, above = row.get("details", {}).get("bracket", (0.0, 0.0))
     solved = next((name for name in _ROUNDED_UP if row[name] == above), None)
-    if row["status"] != "bound" or not 0 < below < above or solved is None:
+    if row["status"] not in ("bound", "certified") or not 0 < below < above or solved is None:
         return ""
     shown = words.round_up(-below, 6).removeprefix("-")  # towards 0
     return f"{_LABELS[solved].split()[-1]} = {shown}, proved for some data sets"
@@ -71,7 +71,9 @@ def _up(value: float) -> str:
 
 def _status(row: Row) -> str:
     said = {
-        "exact": "exact up to discretization, rounded up",
+        "exact": "exact, in closed form"
+        if row["method"].startswith("Gaussian mechanism")
+        else "exact up to discretization, rounded up",
         "certified": "certified; Monte Carlo failure probability <= "
         f"{row['failure_probability']:.1e}, included in δ",
         "bound": "an upper bound",

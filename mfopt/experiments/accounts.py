@@ -8,10 +8,10 @@ from typing import Any
 
 from mfopt.accounting import Mechanism, account, analysis, black_box_epsilon
 from mfopt.accounting.analyses import DeterministicAnalysis
-from mfopt.accounting.closed_form import filter as concentration
 from mfopt.accounting.closed_form import moments
-from mfopt.accounting.closed_form.group import lower_line
+from mfopt.experiments import concentration_filter as concentration
 from mfopt.experiments.cache import Cell, Result
+from mfopt.experiments.group_methods import lower_line
 from mfopt.sampling import Poisson, Scheme
 
 # Below this one-unit δ the accountants that Ganesh and Charles et al. plot have lost all digits.

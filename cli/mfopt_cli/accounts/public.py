@@ -105,7 +105,7 @@ def concentration_filter(**arguments: Any) -> None:
       mfopt account filter --eps 4 --delta 1e-6 --iters 1000 --population 100000 \\
           --batch-size 1000 --threshold 0.01:1:x2
     """
-    from mfopt.accounting.closed_form import filter as filtered
+    from mfopt.experiments import concentration_filter as filtered
 
     def compute(row: Row) -> list[Row]:
         found = filtered.compare(

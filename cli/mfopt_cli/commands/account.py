@@ -213,12 +213,12 @@ def group(floor: float, **arguments: Any) -> None:
       mfopt account group --group-size 1,2,4,8 --noise-multiplier 1 --delta 1e-6 \\
           --probability 0.01 --iters 2000
     """
-    from mfopt.accounting import compare
+    from mfopt.experiments import group_methods
 
     def compute(row: Row) -> list[Row]:
         return [
             found.describe()
-            for found in compare.group_methods(
+            for found in group_methods.group_methods(
                 probability(row),
                 iterations(row),
                 row["noise_multiplier"],

@@ -26,7 +26,7 @@ from mfopt.guarantee import Guarantee
 
 _POINTS = 21  # at which the textbook lemma is tried before its ε is refined
 _MOST_RUNS = 256  # of equal steps, that a split is made of
-_SMALLEST_DELTA = 1e-250  # what the library's own profiles resolve
+SMALLEST_DELTA = 1e-250  # what the library's own profiles resolve
 Form = Literal["geometric", "exponential"]
 
 
@@ -159,38 +159,6 @@ def _log_sum(epsilon: float, terms: int) -> float:
     return (terms - 1) * epsilon + math.log(ratio)
 
 
-def black_box_multiplier(
-    make: Callable[[float], Profile],
-    group_size: int,
-    epsilon: float,
-    delta: float,
-    guess: float,
-    *,
-    form: Form = "geometric",
-    floor: float = 0.0,
-) -> float:
-    """σ of a group by the textbook lemma: one unit needs δ / factor at ε / K.
-
-    Args:
-      make: σ -> the one-unit profile.
-      group_size, epsilon, delta: K and the group's target.
-      guess: a σ to begin at.
-      form, floor: as in :func:`black_box_epsilon`.
-
-    Returns:
-      σ, or infinity where the one-unit δ needed is below ``floor``.
-    """
-    group_size = _check.integer("group_size", group_size)
-    one = _check.epsilon("epsilon", epsilon) / group_size
-    target = math.log(_check.probability("delta", delta))
-    target -= black_box_log_factor(one, group_size, form)
-    if target < math.log(max(floor, _SMALLEST_DELTA)):
-        return math.inf
-    return solve.smallest(
-        lambda sigma: make(sigma).log_delta(one) - target, guess, name="noise multiplier"
-    )
-
-
 def black_box_log_factor(epsilon: float, group_size: int, form: Form) -> float:
     """log of δ_K / δ in the textbook group privacy lemma, at ε_K = K ε.
 
@@ -244,7 +212,7 @@ def black_box_epsilon(
     if excess(0.0) <= 0:
         return 0.0
     # nothing is known below the floor, so the search may not pass the ε at which it is reached
-    largest = max(profile.epsilon(max(floor, _SMALLEST_DELTA)), 1e-8)
+    largest = max(profile.epsilon(max(floor, SMALLEST_DELTA)), 1e-8)
     # one unit needs less than δ; past that the left side need not be monotone
     least = min(max(profile.epsilon(delta), 1e-6), largest)
     points = np.linspace(least, largest, _POINTS)
@@ -287,13 +255,3 @@ def one_unit_target(epsilon: float, delta: float, group_size: int) -> tuple[floa
     """(ε, δ) of one unit from which :func:`black_box_group` gives (``epsilon``, ``delta``)."""
     one = epsilon / group_size
     return one, delta * math.exp(-black_box_log_factor(one, group_size, "geometric"))
-
-
-def lower_line(profile: Profile, group_size: int, delta: float) -> float:
-    """K ε_1: the line that Ganesh (2024, section 4) compares the growth in K with.
-
-    Never a guarantee for the group: it shows how far from linear in K another figure grows. With
-    Poisson sampling a group's ε was above it in every case computed here; with fixed batches it
-    need not be.
-    """
-    return group_size * profile.epsilon(delta)

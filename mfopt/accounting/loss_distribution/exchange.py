@@ -35,7 +35,7 @@ import math
 import numpy as np
 import scipy
 
-from mfopt.accounting import loss_distribution
+from mfopt.accounting import loss_distribution, solve
 from mfopt.accounting.loss_distribution import LossDistribution
 from mfopt.accounting.loss_distribution.mixture import Round, Unbounded, reach
 from mfopt.accounting.loss_distribution.stages import Cells, Steps
@@ -46,55 +46,71 @@ _NODES = 0.05  # spacing of the nodes for planning, in noise standard deviations
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """P = (1-q) N(0) + q N(with_it), Q = (1-q) N(0) + q N(without), with_it > without.
+    """P = E_j N(j·with_it), Q = E_j N(j·without), with_it > without; j = 0 and 1 for one unit.
 
-    Its losses are positive and increasing above the midpoint of the two.
+    Its losses are positive and increasing above the midpoint of the two for one unit, above some z
+    for groups.
 
     Attributes:
-      probability: q.
+      chances: of j = 1, 2, …; what is left is of j = 0.
       with_it, without: in clip norms.
     """
 
-    probability: float
+    chances: tuple[float, ...]
     with_it: float
     without: float
 
+    @property
+    def probability(self) -> float:
+        """Chance of j > 0."""
+        return min(math.fsum(self.chances), 1.0)
+
+    def _log_mixture(self, z: np.ndarray, shift: float) -> np.ndarray:
+        """log E_j e^(j·shift·z − (j·shift)²/2)"""
+        with np.errstate(divide="ignore"):
+            result: np.ndarray = np.full(z.shape, np.log1p(-self.probability))
+            for j, log_chance in enumerate(np.log(self.chances), 1):
+                moved = j * shift
+                result = np.logaddexp(result, log_chance + moved * z - 0.5 * moved * moved)
+        return result
+
     def loss(self, z: np.ndarray, sigma: float) -> np.ndarray:
         """log P/Q at x = σ z, shape of ``z``."""
-        with np.errstate(divide="ignore"):
-            other, log_q = np.log1p(-self.probability), math.log(self.probability)
-        shifts = (self.with_it / sigma, self.without / sigma)
-        top, bottom = (np.logaddexp(other, log_q + s * z - 0.5 * s * s) for s in shifts)
+        top, bottom = (self._log_mixture(z, s / sigma) for s in (self.with_it, self.without))
         result: np.ndarray = top - bottom
         return result
 
     def log_density(self, z: np.ndarray, sigma: float) -> np.ndarray:
         """log of Q's density in z."""
-        with np.errstate(divide="ignore"):
-            other, log_q = np.log1p(-self.probability), math.log(self.probability)
-        shift = self.without / sigma
-        bottom = np.logaddexp(other, log_q + shift * z - 0.5 * shift * shift)
+        bottom = self._log_mixture(z, self.without / sigma)
         result: np.ndarray = bottom - 0.5 * z * z - 0.5 * math.log(2 * math.pi)
         return result
 
     def masses(self, borders: np.ndarray, sigma: float) -> tuple[np.ndarray, np.ndarray]:
         """P- and Q-mass of the cells between ``borders`` of z."""
-        q = self.probability
-        rest = (1 - q) * loss_distribution.normal_masses(borders)
-        shifts = (self.with_it / sigma, self.without / sigma)
-        top, bottom = (rest + q * loss_distribution.normal_masses(borders - s) for s in shifts)
+        rest = (1 - self.probability) * loss_distribution.normal_masses(borders)
+        top, bottom = rest, rest
+        for j, chance in enumerate(self.chances, 1):
+            shifts = (j * self.with_it / sigma, j * self.without / sigma)
+            moved = (chance * loss_distribution.normal_masses(borders - s) for s in shifts)
+            top, bottom = (before + more for before, more in zip((top, bottom), moved, strict=True))
         return top, bottom
 
     def ends(self, sigma: float, log_tail: float, largest: float) -> tuple[float, float]:
         """z where losses begin to be positive, and beyond which little mass or no use is."""
+
+        def loss(z: float) -> float:
+            return float(self.loss(np.array([z]), sigma)[0])
+
         first = 0.5 * (self.with_it + self.without) / sigma
-        q = self.probability
+        if len(self.chances) > 1 and loss(first) < 0:
+            first = solve.root(loss, first, len(self.chances) * first)
         high = float(-scipy.special.ndtri_exp(log_tail))
-        likely = min(log_tail - math.log(q), -1e-9)
-        high = max(
-            high, self.with_it / sigma - float(scipy.special.ndtri_exp(likely)), first + 1e-6
-        )
-        high = reach(lambda z: float(self.loss(np.array([z]), sigma)[0]), first, high, largest)
+        for j, chance in enumerate(self.chances, 1):
+            likely = min(log_tail - math.log(max(chance, 1e-300)), -1e-9)
+            reached = j * self.with_it / sigma - float(scipy.special.ndtri_exp(likely))
+            high = max(high, reached, first + 1e-6)
+        high = reach(loss, first, high, largest)
         return first, max(high, first + 1e-9)
 
     def borders(
@@ -127,20 +143,22 @@ class ReplacementRound:
     add: Pair
     largest: float
 
+    # with more than one chance: what some data sets of a group attain, no account
+
     @classmethod
-    def zeroed_in_fixed_batch(cls, probability: float) -> ReplacementRound:
+    def zeroed_in_fixed_batch(cls, *chances: float) -> ReplacementRound:
         """One unit's contribution becomes 0, the batch's size stays: the others fill its place."""
-        return cls(Pair(probability, 2, 1), Pair(probability, 1, 0), 1.0)
+        return cls(Pair(chances, 2, 1), Pair(chances, 1, 0), 1.0 * len(chances))
 
     @classmethod
-    def replaced_in_fixed_batch(cls, probability: float) -> ReplacementRound:
+    def replaced_in_fixed_batch(cls, *chances: float) -> ReplacementRound:
         """One unit's contribution becomes another, the batch's size stays."""
-        return cls(Pair(probability, 2, 0), Pair(probability, 2, 0), 2.0)
+        return cls(Pair(chances, 2, 0), Pair(chances, 2, 0), 2.0 * len(chances))
 
     @classmethod
-    def replaced_in_poisson_batch(cls, probability: float) -> ReplacementRound:
+    def replaced_in_poisson_batch(cls, *chances: float) -> ReplacementRound:
         """One unit's contribution becomes another, drawn independently of the others."""
-        return cls(Pair(probability, 1, -1), Pair(probability, 1, -1), 2.0)
+        return cls(Pair(chances, 1, -1), Pair(chances, 1, -1), 2.0 * len(chances))
 
     @property
     def trivial(self) -> bool:
@@ -249,7 +267,8 @@ class ReplacementRound:
           add: whether the direction is that of adding a unit.
         """
         pair = self.add if add else self.remove
-        low = float(scipy.special.ndtri_exp(log_tail)) + min(pair.without, 0) / noise_multiplier
+        lowest = len(pair.chances) * min(pair.without, 0)
+        low = float(scipy.special.ndtri_exp(log_tail)) + lowest / noise_multiplier
         high = pair.ends(noise_multiplier, log_tail, math.inf)[1]
         cells = math.ceil(min((high - low) / spacing, 2 * _MOST_CELLS))
         borders = np.concatenate([[-math.inf], np.linspace(low, high, cells + 1), [math.inf]])

@@ -14,13 +14,23 @@ import dataclasses
 import functools
 
 import numpy as np
+import scipy
 
 from mfopt import _check
 from mfopt.accounting import unamplified
 from mfopt.accounting.loss_distribution.exchange import PublicMixture, ReplacementRound
 from mfopt.accounting.loss_distribution.mixture import Mixture, Round
-from mfopt.sampling import Adjacency, CyclicPoisson, FixedBatch, Poisson, TruncatedPoisson
+from mfopt.sampling import (
+    Adjacency,
+    CyclicPoisson,
+    FixedBatch,
+    Poisson,
+    Scheme,
+    TruncatedPoisson,
+)
 from mfopt.strategies import Strategy
+
+_ATTACKERS = 32  # units of a group that attack together where both data sets have them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,6 +179,64 @@ def _drawn(group_size: int, probability: float, adjacency: Adjacency) -> Round:
     if adjacency == "replace" and probability > 0:
         return ReplacementRound.replaced_in_poisson_batch(probability)
     return Mixture.binomial(group_size, probability)
+
+
+def attack(
+    strategy: Strategy, scheme: Scheme, group_size: int, adjacency: Adjacency
+) -> Rounds | None:
+    """Rounds that some data sets attain: an account is at least theirs. None for other schemes.
+
+    The group's units contribute one vector wherever columns of C are long, and nothing where they
+    are shorter; under "replace" its opposite in the other data set. Others contribute nothing, in
+    fixed batches that opposite: a unit takes the place of one of them.
+
+    Args:
+      strategy: C.
+      scheme: who takes part.
+      group_size: K.
+      adjacency: how neighbours differ.
+    """
+    if not isinstance(scheme, Poisson | CyclicPoisson | FixedBatch | TruncatedPoisson):
+        return None
+    scale, rounds = _longest(strategy, scheme.iterations, getattr(scheme, "bands", 1))
+    size, replaced = group_size, adjacency == "replace"
+    if replaced or (isinstance(scheme, FixedBatch) and adjacency == "zero-out"):
+        size = min(group_size, _ATTACKERS)
+    count, mixture = np.arange(1, size + 1), None
+    if isinstance(scheme, FixedBatch):
+        law = scipy.stats.hypergeom(scheme.population, size, scheme.batch_size)
+        if adjacency == "add-remove":
+            mixture = Mixture.hypergeometric(size, scheme.batch_size, scheme.population)
+        fixed = ReplacementRound.replaced_in_fixed_batch, ReplacementRound.zeroed_in_fixed_batch
+        place = fixed[not replaced]
+    else:
+        probability = scheme.probability
+        if isinstance(scheme, TruncatedPoisson):
+            if scheme.full == 1:
+                return truncated_poisson(strategy, scheme, adjacency)
+            probability = (1 - scheme.full) * probability + scheme.full * scheme.kept
+        law = scipy.stats.binom(size, probability)
+        if not replaced or probability == 0:
+            mixture = Mixture.binomial(size, probability)
+        place = ReplacementRound.replaced_in_poisson_batch
+    # less of it is what both data sets have in common: a lower end, whatever rounding does
+    one: Round = mixture or place(*map(float, law.pmf(count) * (1 - 1e-8)))
+    return Rounds(one, rounds, scale, True)
+
+
+@functools.lru_cache(maxsize=4)
+def _longest(strategy: Strategy, n: int, groups: int) -> tuple[float, int]:
+    """(norm, how many iterations of one group have at least it) of which most is to be gained."""
+    norms = unamplified.column_norms(strategy, n)
+    if not norms.strides[0]:  # one number for all columns, however many
+        return float(norms[0]), -(-n // groups)
+    best = (0.0, 1)
+    for start in range(min(groups, n)):
+        falling = np.sort(norms[start::groups])[::-1]
+        gain = falling**2 * np.arange(1, falling.size + 1)
+        count = int(np.argmax(gain))
+        best = max(best, (float(falling[count]), count + 1), key=lambda one: one[0] ** 2 * one[1])
+    return best[0] * (1 - 1e-12), best[1]
 
 
 @functools.lru_cache(maxsize=4)  # an account asks for the same C several times

@@ -303,12 +303,15 @@ def _tables(pair: CountPair, order: float, sigma: float, epsilon: float) -> _Tab
     edges = np.concatenate([[-np.inf], inner, [np.inf]])
     ends = np.append(np.minimum(_one_bin(base, root, inner)[0], cap), cap)
     log_g = order * np.maximum.accumulate(ends) * (1 + 1e-12)
-    weighted = _masses(edges, root, count) * np.exp(log_g - log_g[-1])
+    with np.errstate(divide="ignore"):
+        logs = np.log(_masses(edges, root, count)) + log_g
+    largest = np.max(logs, axis=1)
+    weighted = np.exp(logs - largest[:, None])
     total = weighted.sum(axis=1)
     cells = np.cumsum(weighted, axis=1) / total[:, None]
     cells = np.minimum(cells / cells[:, -1:], 1.0)
     # the counts: coefficients of the power b, from the last bin backwards
-    log_p = count * math.log(k / b) - scipy.special.gammaln(count + 1) + np.log(total) + log_g[-1]
+    log_p = count * math.log(k / b) - scipy.special.gammaln(count + 1) + np.log(total) + largest
     first = float(log_p[0])
     p = np.exp(log_p - first)
     power, log_scale = np.zeros(k + 1), 0.0

@@ -185,6 +185,9 @@ class OneUnit(LossModel):
         error = taken.deviation / math.sqrt(taken.samples) / -slope
         return Found(sigma, slope, Calibration(sigma, error, slope, "remove", taken.samples))
 
+    def require(self, noise_multiplier: float, epsilon: float) -> None:
+        self.loss.least("remove", self._at("remove", noise_multiplier, epsilon))
+
     # --- bounds ----------------------------------------------------------------------------------
 
     def pilot(self, noise_multiplier: float, epsilon: float, trial: Trial) -> Plan:

@@ -6,7 +6,7 @@ averaged over G examples resampled. The concentration score, the share of pairs 
 τ times N, is held against 4N/5 by AboveThreshold at ε/2; below it the run halts, and its last
 iterate is its result. Otherwise users with fewer than half of the others within 2τ are left out,
 those with two thirds are kept, and in between a coin decides; the noise is that of
-:func:`mfopt.accounting.closed_form.filter.filter_noise`. That the whole is (ε, δ)-DP is its
+:func:`mfopt.experiments.concentration_filter.filter_noise`. That the whole is (ε, δ)-DP is its
 authors' result.
 """
 
@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from mfopt.accounting.closed_form.filter import filter_noise
 from mfopt.experiments.cache import Result
+from mfopt.experiments.concentration_filter import filter_noise
 from mfopt.experiments.runs.means import MeansCell, subsets
 
 # one user more changes Σ 1(pair within τ) by at most 2N - 1, and the score by less than 2

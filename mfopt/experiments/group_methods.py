@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
 from typing import get_args
 
 from mfopt import _check
+from mfopt.accounting import solve
 from mfopt.accounting.account import account, analysis
 from mfopt.accounting.analyses import DeterministicAnalysis
 from mfopt.accounting.chain import Chain, DeterministicUnit
@@ -18,6 +20,49 @@ from mfopt.errors import FailureError
 from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
 from mfopt.sampling import Poisson
+
+
+def black_box_multiplier(
+    make: Callable[[float], group.Profile],
+    group_size: int,
+    epsilon: float,
+    delta: float,
+    guess: float,
+    *,
+    form: group.Form = "geometric",
+    floor: float = 0.0,
+) -> float:
+    """σ of a group by the textbook lemma: one unit needs δ / factor at ε / K.
+
+    Args:
+      make: σ -> the one-unit profile.
+      group_size, epsilon, delta: K and the group's target.
+      guess: a σ to begin at.
+      form, floor: as in :func:`~.group.black_box_epsilon`.
+
+    Returns:
+      σ, or infinity where the one-unit δ needed is below ``floor``.
+    """
+    group_size = _check.integer("group_size", group_size)
+    one = _check.epsilon("epsilon", epsilon) / group_size
+    target = math.log(_check.probability("delta", delta))
+    target -= group.black_box_log_factor(one, group_size, form)
+    if target < math.log(max(floor, group.SMALLEST_DELTA)):
+        return math.inf
+    return solve.smallest(
+        lambda sigma: make(sigma).log_delta(one) - target, guess, name="noise multiplier"
+    )
+
+
+def lower_line(profile: group.Profile, group_size: int, delta: float) -> float:
+    """K ε_1: the line that Ganesh (2024, section 4) compares the growth in K with.
+
+    Never a guarantee for the group: it shows how far from linear in K another figure grows. With
+    Poisson sampling a group's ε was above it in every case computed here; with fixed batches it
+    need not be.
+    """
+    return group_size * profile.epsilon(delta)
+
 
 LINE = "line K times one example's epsilon, no guarantee"
 
@@ -60,8 +105,17 @@ def group_methods(
         unit = DeterministicUnit(one.profile, one.guess)  # type: ignore[arg-type]
         chain = Chain(unit, mechanism.group_size, "one example")
         results.append(_whole(VerifiedAnalysis(mechanism, chain), tight, epsilon, delta))
-    solve = _epsilons if epsilon is None else _multipliers
-    return results + solve(one, tight, floor)
+    found = results + (_epsilons if epsilon is None else _multipliers)(one, tight, floor)
+    asked = "epsilon" if epsilon is None else "noise_multiplier"
+    return [_with_lower_end(each, tight, asked) for each in found]
+
+
+def _with_lower_end(found: Guarantee, tight: Guarantee, asked: str) -> Guarantee:
+    """``found`` with what is proved of the mechanism from below, where it is a bound."""
+    below, value = tight.details.get("bracket", (0.0, 0.0))[0], getattr(found, asked)
+    if found.status != "bound" or found is tight or not 0 < below < value:
+        return found
+    return dataclasses.replace(found, details={**found.details, "bracket": [below, value]})
 
 
 def _whole(
@@ -92,7 +146,7 @@ def _epsilons(one: DeterministicAnalysis, tight: Guarantee, floor: float) -> lis
             )
             for form in get_args(group.Form)
         ),
-        make(epsilon=group.lower_line(profile, count, delta), method=LINE),
+        make(epsilon=lower_line(profile, count, delta), method=LINE),
     ]
 
 
@@ -102,7 +156,7 @@ def _multipliers(one: DeterministicAnalysis, tight: Guarantee, floor: float) -> 
     return [
         *(
             make(
-                sigma=group.black_box_multiplier(
+                sigma=black_box_multiplier(
                     one.profile,
                     count,
                     epsilon,

@@ -1,0 +1,176 @@
+"""Lower ends: what explicit data sets attain, beside an answer that is an upper bound.
+
+Rounds that do not overlap: one mixture of Gaussians a round, or a pair of them, composed from below
+(:func:`.poisson.attack`). Bins: some ways of a group to fall, of chance w_k and modes m_k, μ_k =
+|m_k|/σ, and the sets A_k = {<m_k, X> > t_k} give
+
+    (1) H(P, Q) >= P(∪ A_k) − e^ε Q(∪ A_k) >= Σ_k w_k δ_G(ε − log w_k; μ_k),
+
+since P(∪ A_k) >= Σ_k w_k Φ(μ_k − s_k) and Q(∪ A_k) <= Σ_k Φ(−s_k), s_k = t_k/(σ |m_k|). With N
+equally likely patterns of a unit, of at least μ each: K units fall in N^K ways, of √K μ at least as
+overlaps are not negative, or into one pattern together, K μ. With any unit vector u, {<u, X> > t}
+gives
+
+    (2) H(P, Q) >= δ_G(ε; K min_k <m_k, u>/σ);
+
+u is that of the mean mode. δ_G is that of a Gaussian release. C >= 0 is attained by contributions
+of one vector, so all of this is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Protocol
+
+import numpy as np
+
+from mfopt import _quick
+from mfopt._float64 import float64
+from mfopt.accounting import bracket
+from mfopt.accounting.closed_form.gaussian import GaussianProfile
+from mfopt.accounting.loss_distribution import poisson
+from mfopt.accounting.loss_distribution.rounds import RoundsProfile
+from mfopt.accounting.monte_carlo import balls_in_bins, dominating_pair, patterns
+from mfopt.errors import FailureError, UsageError
+from mfopt.guarantee import Guarantee
+from mfopt.mechanism import Mechanism
+from mfopt.sampling import BallsInBins, FreshBins
+
+_GRAM = 1 - 1e-5  # of norms: Gram matrices are rounded up, at most by so much
+_PLANNED = 0.97  # of an ε, below which a lower end is computed again, on grids planned for it
+
+
+class _Attack(Protocol):
+    """Profile that some data sets attain, at one σ."""
+
+    def log_delta_below(self, epsilon: float) -> float:
+        """Lower bound of log δ(ε)."""
+
+    def epsilon_below(self, delta: float, near: float | None = None) -> float:
+        """Lower bound of the smallest ε with δ(ε) <= ``delta``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Separate:
+    """e^``log_chance`` δ_G(ε + ``above``; ``mu``): (1) of the module's text."""
+
+    mu: float
+    above: float
+    log_chance: float
+
+    def log_delta_below(self, epsilon: float) -> float:
+        return GaussianProfile(self.mu).log_delta_below(epsilon + self.above) + self.log_chance
+
+    def epsilon_below(self, delta: float, near: float | None = None) -> float:
+        log_delta = math.log(delta) - self.log_chance
+        if log_delta >= 0:
+            return 0.0
+        above = GaussianProfile(self.mu).epsilon_below(math.exp(log_delta))
+        return max(above - self.above, 0.0) * (1 - 1e-12)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Best:
+    """The larger of several lower bounds."""
+
+    parts: tuple[_Attack, ...]
+
+    def log_delta_below(self, epsilon: float) -> float:
+        return max(part.log_delta_below(epsilon) for part in self.parts)
+
+    def epsilon_below(self, delta: float, near: float | None = None) -> float:
+        return max(part.epsilon_below(delta, near) for part in self.parts)
+
+
+class _Lengths:
+    """What bins say of a unit: log N, min_k |m_k| and min_k <m_k, u>, for σ = 1."""
+
+    @float64
+    def __init__(self, mechanism: Mechanism) -> None:
+        scheme: Any = mechanism.sampling
+        if isinstance(scheme, FreshBins):
+            found = patterns.exact(mechanism.strategy, scheme)
+            rounds = found.throws
+            squares, products, square = _squares(found)
+        else:
+            rounds, orthogonal = 1, balls_in_bins.orthogonal_norm(mechanism)
+            if orthogonal is None:
+                gram = np.asarray(dominating_pair.exact(mechanism.strategy, scheme).gram)
+                squares, products, square = np.diagonal(gram), np.mean(gram, axis=0), np.mean(gram)
+            else:
+                squares, products = np.array([orthogonal]), np.array([orthogonal / scheme.bins])
+                square = products[0]
+        self.log_patterns = rounds * math.log(scheme.bins)
+        # overlaps of assignments, which are not negative, only lengthen a pattern
+        least = float(np.sum(np.min(np.asarray(squares).reshape(rounds, -1), axis=1)))
+        along = float(np.sum(np.min(np.asarray(products).reshape(rounds, -1), axis=1)))
+        self.norm, self.along = math.sqrt(least), along / math.sqrt(float(square))
+
+    def attack(self, sigma: float, group_size: int) -> _Attack:
+        """All attacks at one σ, by one unit of the group or by all."""
+        mu, k, log_n = self.norm / sigma * _GRAM, group_size, self.log_patterns
+        apart = (_Separate(math.sqrt(j) * mu, j * log_n, 0.0) for j in {1, k})
+        together = _Separate(k * mu, k * log_n, (1 - k) * log_n)
+        return _Best((*apart, together, GaussianProfile(k * self.along / sigma * _GRAM)))
+
+
+@_quick.jit
+def _squares(of: patterns.Patterns) -> tuple[Any, ...]:
+    return patterns.squared_norms(of), *of.mean()
+
+
+def with_lower_end(mechanism: Mechanism, found: Guarantee, asked: str) -> Guarantee:
+    """``found`` with a lower bound of what was asked for in ``details["bracket"]``.
+
+    For bounds, and for groups whatever their account is called; as found where nothing is known.
+
+    Args:
+      mechanism: what ``found`` is about.
+      found: the answer.
+      asked: "epsilon", "delta" or "noise_multiplier".
+    """
+    value = getattr(found, asked)
+    loose = found.status == "bound" or (found.status == "certified" and found.group_size > 1)
+    if not loose or not 0 < value < math.inf:
+        return found
+    try:
+        below = _below(mechanism, found, asked)
+    except (FailureError, UsageError):  # the answer holds without
+        return found
+    if not below > 0:
+        return found
+    known = found.details.get("bracket", (0.0, value))[0]
+    details = {**found.details, "bracket": [min(max(known, below), value), value]}
+    return dataclasses.replace(found, details=details)
+
+
+def _below(mechanism: Mechanism, found: Guarantee, asked: str) -> float:
+    make = _attacks(mechanism)
+    sigma, epsilon, delta = found.noise_multiplier, found.epsilon, found.delta
+    if make is None or not sigma > 0:
+        return 0.0
+    if asked == "epsilon":
+        below: float = make(sigma).epsilon_below(delta, epsilon)
+        # its grids are planned for where the answer is taken to be
+        again = 0 < below < _PLANNED * epsilon
+        return max(below, make(sigma).epsilon_below(delta, below / _PLANNED) if again else 0.0)
+    if asked == "delta":
+        return math.exp(make(sigma).log_delta_below(epsilon))
+    return bracket.of_sigma(make, sigma, epsilon, delta).below
+
+
+def _attacks(mechanism: Mechanism) -> Any:
+    """σ -> what some data sets attain there; None where nothing is known."""
+    size = mechanism.group_size
+    if isinstance(mechanism.sampling, BallsInBins | FreshBins):
+        lengths = _Lengths(mechanism)
+        return lambda sigma: lengths.attack(sigma, size)
+    rounds = poisson.attack(mechanism.strategy, mechanism.sampling, size, mechanism.adjacency)
+    if rounds is None or rounds.mixture.trivial:
+        return None
+
+    def profile(sigma: float) -> _Attack:
+        return _Best((RoundsProfile(rounds.mixture, rounds.rounds, sigma / rounds.scale),))
+
+    return profile

@@ -1,0 +1,99 @@
+"""Lower ends of bounds: attacks against quadrature and exact profiles; answers have them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from mfopt.accounting import Mechanism, account, attained
+from mfopt.accounting.loss_distribution import poisson
+from mfopt.accounting.loss_distribution.allocation import AllocationProfile
+from mfopt.accounting.loss_distribution.rounds import RoundsProfile
+from mfopt.sampling import BallsInBins, CyclicPoisson, FixedBatch, Poisson, TruncatedPoisson
+from mfopt.strategies import BandedSquareRoot, Identity
+
+FIXED = FixedBatch(batch_size=50, population=1000, iterations=1)
+POISSON = Poisson(probability=0.05, iterations=1)
+
+
+def divergences(
+    law: np.ndarray, shifts: tuple[float, float], sigma: float, epsilon: float
+) -> float:
+    """max of both directions of E_j N(j·a) against E_j N(j·b), by sums over a fine grid."""
+    x = np.linspace(-20, 20, 40001) * sigma
+    top, bottom = (
+        sum(p * stats.norm.pdf(x, j * shift, sigma) for j, p in enumerate(law)) for shift in shifts
+    )
+    cell, grow = x[1] - x[0], math.exp(epsilon)
+    return max(
+        float(np.maximum(top - grow * bottom, 0).sum()),
+        float(np.maximum(bottom - grow * top, 0).sum()),
+    ) * float(cell)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "adjacency", "pairs"),
+    [
+        (FIXED, "zero-out", ((2, 1), (1, 0))),
+        (FIXED, "replace", ((2, 0),)),
+        (POISSON, "replace", ((1, -1),)),
+    ],
+)
+def test_attacks_of_groups_are_what_their_data_sets_attain(scheme, adjacency, pairs) -> None:
+    sigma, epsilon, size = 1.2, 0.5, 3
+    law = stats.binom(size, 0.05) if scheme is POISSON else stats.hypergeom(1000, size, 50)
+    law = law.pmf(np.arange(size + 1))
+    truth = max(divergences(law, pair, sigma, epsilon) for pair in pairs)
+    found = poisson.attack(Identity(), scheme, size, adjacency)
+    below = math.exp(RoundsProfile(found.mixture, 1, sigma).log_delta_below(epsilon))
+    assert 0.99 * truth < below <= truth * (1 + 1e-6)
+    one = poisson.attack(Identity(), scheme, 1, adjacency)  # a control
+    assert math.exp(RoundsProfile(one.mixture, 1, sigma).log_delta_below(epsilon)) < 0.5 * truth
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 4.0, 30.0])
+def test_attacks_on_bins_lie_below_the_exact_profile(epsilon: float) -> None:
+    mechanism, sigma = Mechanism(BallsInBins(8, 4)), 0.5
+    exact = AllocationProfile(8, 4 / sigma**2).log_delta(epsilon, "remove")
+    lengths = attained._Lengths(mechanism)
+    below = lengths.attack(sigma, 1).log_delta_below(epsilon)
+    assert below <= exact
+    assert math.isclose(lengths.norm, 2.0, rel_tol=1e-6) and math.isclose(
+        lengths.along, 2 / math.sqrt(8), rel_tol=1e-6
+    )
+    if epsilon == 30.0:  # far out the bins hardly help, and longer modes would be seen
+        assert below > exact - 1
+        assert lengths.attack(sigma / 1.05, 1).log_delta_below(epsilon) > exact
+
+
+def test_epsilon_and_delta_of_an_attack_agree() -> None:
+    attack = attained._Lengths(Mechanism(BallsInBins(8, 4))).attack(0.5, 2)
+    for epsilon in (5.0, 40.0):
+        delta = math.exp(attack.log_delta_below(epsilon))
+        assert attack.epsilon_below(delta) == pytest.approx(epsilon, rel=1e-6)
+    assert attack.epsilon_below(0.9999) == 0
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "gap"),
+    [
+        (Mechanism(FixedBatch(50, 1000, 20), group_size=3, adjacency="zero-out"), 0.15),
+        (Mechanism(FixedBatch(50, 1000, 20), group_size=3, adjacency="replace"), 0.15),
+        (Mechanism(Poisson(0.05, 20), group_size=2, adjacency="replace"), 0.02),
+        (Mechanism(CyclicPoisson(0.2, 4, 42), BandedSquareRoot(4), group_size=2), 0.08),
+        (Mechanism(TruncatedPoisson(0.05, 70, 1000, 20)), 0.7),
+    ],
+    ids=lambda value: getattr(value, "sampling", value) and type(value).__name__,
+)
+def test_every_bound_has_a_lower_end(mechanism: Mechanism, gap: float) -> None:
+    sigma = 1.5 * mechanism.group_size
+    found = account(mechanism, noise_multiplier=sigma, delta=1e-5)
+    below, above = found.details["bracket"]
+    assert found.status == "bound" and above == found.epsilon
+    assert (1 - gap) * above < below < above
+    delta = account(mechanism, noise_multiplier=sigma, epsilon=found.epsilon)
+    below, above = delta.details["bracket"]
+    assert 0 < below < above == delta.delta
