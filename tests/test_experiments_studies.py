@@ -225,7 +225,7 @@ def test_a_study_is_a_command_that_stops_resumes_and_writes_whole_files(squares,
     rows = list(csv.DictReader((out / "squares.csv").read_text().splitlines()))
     assert [row["square"] for row in rows] == ["1.0", "4.0", "9.0"] and set(PRIVACY) <= set(rows[0])
     kept = json.loads((out / "squares.json").read_text())
-    assert kept["command_line"] == "mfopt experiment squares --values 1,2,3"
+    assert kept["command"] == "mfopt experiment squares --values 1,2,3"
     assert kept["seconds"] >= 0 and kept["cpu_seconds"] >= 0
     assert kept["setting"]["values"] == [1, 2, 3] and kept["findings"] == ["They grow."]
     # nothing is replaced unasked, and nothing is computed before that is said
