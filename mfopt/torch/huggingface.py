@@ -110,7 +110,7 @@ class PrivateTrainer(Trainer):
             collate_fn=collate,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory and torch.cuda.is_available(),
-        )
+        ).by_epochs()
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """The optimizer of ``Trainer``, with the run attached to it."""

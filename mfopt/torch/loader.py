@@ -60,13 +60,16 @@ class UnitBatches(data.Sampler[list[int]]):
     ``for epoch in ...: for batch in loader`` every step comes once, also after a break or a
     checkpoint. A list may be empty.
 
+    Attributes:
+      whole: whether the length is that of a whole epoch, also after a break.
+
     Raises:
       UsageError: on iteration, if all steps were released, no optimizer is attached, or the batch
         before was not released.
     """
 
     def __init__(self, run: RunProgress) -> None:
-        self.run = run
+        self.run, self.whole = run, False
 
     def _range(self) -> tuple[int, int]:
         sampler, start = self.run.sampler, self.run.step
@@ -74,10 +77,11 @@ class UnitBatches(data.Sampler[list[int]]):
         return start, min((start // epoch + 1) * epoch, len(sampler))
 
     def __len__(self) -> int:
-        """Steps of this epoch, those before a break included: what trainers count epochs by."""
         start, stop = self._range()
-        first = min(start, len(self.run.sampler) - 1) // self.run.sampler.steps_per_epoch
-        return stop - first * self.run.sampler.steps_per_epoch
+        if self.whole:
+            epoch = self.run.sampler.steps_per_epoch
+            start = min(start, len(self.run.sampler) - 1) // epoch * epoch
+        return stop - start
 
     def __iter__(self) -> Iterator[list[int]]:
         self.run.started()
@@ -118,9 +122,14 @@ class PrivateLoader(data.DataLoader[Any]):
     _is_accelerate_prepared = True
 
     def __init__(self, dataset: Any, run: RunProgress, **options: Any) -> None:
-        super().__init__(dataset, batch_sampler=UnitBatches(run), **options)
-        self._run = run
+        self._units, self._run = UnitBatches(run), run
+        super().__init__(dataset, batch_sampler=self._units, **options)
         run.ahead = self.num_workers > 0
+
+    def by_epochs(self) -> PrivateLoader:
+        """This loader, its length from now on that of a whole epoch: what trainers count by."""
+        self._units.whole = True
+        return self
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         start = self._run.step
