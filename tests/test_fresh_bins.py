@@ -223,6 +223,42 @@ def test_every_proposal_has_the_mean_of_plain_sampling(small, kind, order, direc
     assert abs(math.exp(moved.log_mean) - mean) > 4 * spread
 
 
+def test_typical_patterns_are_all_but_a_few_and_have_a_lower_ceiling(monkeypatch):
+    """By enumeration; values of the others are 0, which costs no more than is added to a bound."""
+    bins, epochs, share, order = 4, 4, 0.5, 2
+    monkeypatch.setattr(pattern_ceilings, "_RARE", share)
+    loss, scheme = loss_of(4, bins, epochs), FreshBins(bins, epochs)
+    scaled, matrix = loss.patterns.scaled(SIGMA), drawn(bins, epochs, 4)
+    picked = np.indices((bins,) * epochs).reshape(epochs, -1).T
+    hot = np.eye(bins)[picked].reshape(len(picked), -1)
+    inner = hot @ modes_of(matrix, scheme).T @ modes_of(matrix, scheme) @ hot.T / SIGMA**2
+    own = float64(pattern.squared_norms)(scaled)
+    overlaps = (np.diagonal(inner) - hot @ own) / 2
+    found = float64(lambda: pattern.Overlaps(scaled).between(jnp.asarray(picked)))()
+    np.testing.assert_allclose(found, overlaps, atol=1e-12)
+
+    known = ceilings(scaled)
+    typical = overlaps <= known.chain("typical", 1)[1]
+    assert 0 < np.mean(~typical) <= share
+    total = 0.0
+    for l in range(1, 5):
+        total += np.max(logsumexp(l * inner, axis=0)[typical]) - math.log(len(inner))
+        assert total - 1e-12 < known.chain("typical", l)[0] < known.chain("chain", l)[0] - 0.1
+
+    point = Point(SIGMA, 2.0)
+    assert list(loss.moments(point).ceilings.chains) == ["chain"]  # all patterns have a part in it
+    tilts = [loss.at(Tilt(kind, order, 0.0), point) for kind in ("typical", "chain")]
+    assert [one.outside for one in tilts] == [(1 + order) * share, 0]
+    part, whole = (loss.pilot(tilt, point, 2**14, chunked.seed_key(4)) for tilt in tilts)
+    means = [math.exp(one.log_mean) for one in (part, whole)]
+    error = 4 * means[1] * whole.deviation / math.sqrt(whole.samples)
+    assert error < means[1] - means[0] < (1 + order) * np.mean(~typical) + error
+    # what is left out is part of the bound, and of its plan
+    bet, excess = part.expected(2**14, 1e-3)
+    bound = loss.bound(tilts[0], point, bet, Trial(2**14, 1e-3, chunked.seed_key(5)))
+    assert bound.value > tilts[0].outside and means[0] * math.exp(excess) > tilts[0].outside
+
+
 @pytest.mark.ci
 def test_values_clipped_in_the_add_direction_and_the_rest_are_the_whole(strong):
     """Jensen's gap over patterns; the control: edges that are not those of the counts."""

@@ -20,7 +20,7 @@ from mfopt.accounting.monte_carlo.dominating_pair import log_hinge
 from mfopt.strategies.fields import Array
 
 MAX_ORDER = 256  # of a chain
-_MOST = {"chain": MAX_ORDER, "clusters": clusters.MOST - 1}  # of the kinds whose orders are whole
+_MOST = {"chain": MAX_ORDER, "typical": MAX_ORDER, "clusters": clusters.MOST - 1}  # whole orders
 _GROWTH = 1.15  # from one order to the next that is tried
 _ROUNDING = 1e-9  # relative slack for float64 rounding in sums of logarithms and exponentials
 _COARSE = 2.0**-46  # absolute, on f/B: uniforms have 52 bits, so tails end 8 σ out
@@ -83,16 +83,19 @@ class Tilt(NamedTuple):
     """A proposal at one σ and ε.
 
     Attributes:
-      kind: "chain", "clusters" or "shift" (remove direction), "mean" or "clipped" (add direction).
+      kind: "chain", "typical", "clusters" or "shift" (remove direction), "mean" or "clipped" (add
+        direction).
       order: s of the remove direction, t of the add direction.
       log_ceiling: log B.
       detail: what else it is placed by, where there is more.
+      outside: what the divergence may exceed the mean of the values by.
     """
 
     kind: str
     order: float
     log_ceiling: float
     detail: Any = None
+    outside: float = 0.0
 
     @property
     def next_order(self) -> float | None:
@@ -165,6 +168,8 @@ class Pilot(NamedTuple):
         """
         bet, scaled = betting.choose(np.asarray(self.sums.log_wealth), self.samples, samples, beta)
         mean = float(self.sums.total) / self.samples
+        if self.tilt.outside:
+            scaled += self.tilt.outside / _ceiling(self.tilt)
         return bet, math.log(max(scaled / mean, 1.0)) if mean > 0 else math.inf
 
     def agrees(self, log_mean: float) -> bool:
@@ -199,15 +204,16 @@ def upper_bound(
     ceiling = _ceiling(tilt)
     scaled = betting.upper_bound(float(sums.log_wealth[bet]), bet, samples, beta)
     scaled += uniforms * _COARSE
-    value = (min(scaled, 1.0) + beyond) * ceiling * (1 + _ROUNDING)
+    value = (min(scaled, 1.0) + beyond) * ceiling * (1 + _ROUNDING) + tilt.outside
     if not (math.isfinite(float(sums.total)) and math.isfinite(scaled) and math.isfinite(beyond)):
         value = math.nan  # a sample was no number: there is no bound
-    return UpperBound(value, float(sums.total) / samples * ceiling, ceiling, samples, tilt.order)
+    mean = float(sums.total) / samples * ceiling
+    return UpperBound(value, mean, ceiling + tilt.outside, samples, tilt.order)
 
 
 def ceiling_alone(tilt: Tilt) -> UpperBound:
     """The bound by the ceiling alone, without samples."""
-    ceiling = _ceiling(tilt)
+    ceiling = _ceiling(tilt) + tilt.outside
     return UpperBound(ceiling, 0.0, ceiling, 0, tilt.order)
 
 

@@ -29,6 +29,15 @@ so 0 <= f <= B = e^(−sε) sup_t e^(st) δ₂(t) Π_{l<=s} R_l. A scheme bounds
 (:class:`.likelihood.Ceilings`), and may know another way to draw with a lower ceiling of Π N_l, as
 "clusters" (:mod:`.clusters`, with its proof).
 
+"typical", remove. "chain" with values that are 0 unless all of k⁰, …, k^s lie in a set T. Under (2)
+the k^l are independent draws from one posterior given X, so the law of each is that of k⁰, and that
+of the patterns; with δ₂ <= 1
+
+    H(P, Q) <= E f 1[all k^l in T] + (1 + s) Pr(k not in T),
+
+and in (3) the maximum is over T. Where patterns of rare, large overlaps make R_l what it is, T has
+all but 10⁻¹² of the patterns and B is smaller by orders of magnitude.
+
 "shift", remove. For any real s >= 0, k from the law and X ~ N((1+s) m_k, I). The proposal's density
 over Q is R = E_k e^((1+s) <m_k, X> − (1+s)² |m_k|²/2), and by the mean of powers
 
@@ -80,6 +89,7 @@ POINTS = 8
 _SMOOTH_POINTS = 2
 _RISING = 3  # orders of higher ceilings after which none is lower
 _WIDTH = 1e-3  # of the bracket of log order: a ceiling is flat about its least
+_OUTSIDE = 1e-6  # of a ceiling: a proposal that leaves out more is not tried
 _SHIFT_WORTH = 3.0  # log: a proposal is tried where its ceiling is at most so far above another's
 
 
@@ -102,7 +112,8 @@ def tilt(
     if kind in ceilings.chains:
         order = int(order)
         log_largest, by = ceilings.chain(kind, order)
-        return Tilt(kind, order, log_largest + _log_peak(order, point), by)
+        outside = (1 + order) * ceilings.chains[kind].outside
+        return Tilt(kind, order, log_largest + _log_peak(order, point), by, outside)
     if kind == "shift":
         log_largest = order * (1 + order) * ceilings.largest_square / 2
         return Tilt(kind, order, log_largest + _log_peak(order, point))
@@ -122,6 +133,8 @@ def remove_tilts(ceilings: Ceilings, point: Point) -> list[Tilt]:
     chain: Tilt | None = None
     for kind, known in ceilings.chains.items():
         found = _least_chain(kind, known.most, ceilings, point)
+        if found.outside > _OUTSIDE * math.exp(min(found.log_ceiling, 0.0)):
+            continue
         chain = found if chain is None or found.log_ceiling < chain.log_ceiling else chain
         if found.order < known.most:
             break

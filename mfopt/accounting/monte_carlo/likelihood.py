@@ -117,10 +117,13 @@ class PatternChain(NamedTuple):
     Attributes:
       ceiling: s -> (log of an upper bound of Π_{l<=s} N_l, what :meth:`Likelihood.draw` takes).
       most: the largest s that is known.
+      outside: probability, of the patterns' own law, of those whose values :meth:`Likelihood.draw`
+        makes 0, so that the ceiling is that of the others (:mod:`.importance`, "typical").
     """
 
     ceiling: Callable[[int], tuple[float, Any]]
     most: int
+    outside: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +154,11 @@ class Ceilings:
             self.square_of_mean - common,
             self.common + common,
         )
+
+    def of_all(self) -> Ceilings:
+        """Those alone that leave out no pattern: what bounds moments of the likelihood ratio."""
+        chains = {kind: chain for kind, chain in self.chains.items() if not chain.outside}
+        return dataclasses.replace(self, chains=chains)
 
     def chain(self, kind: str, order: int) -> tuple[float, Any]:
         """(log of an upper bound of Π N_l, how it is drawn) of one kind and order."""

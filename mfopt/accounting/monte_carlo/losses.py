@@ -79,7 +79,7 @@ class LikelihoodLoss(SampledLoss):
         """Exact moments of the likelihood ratio, with what bounds the others."""
         _, ceilings, beside = self._sampled(point)
         known = self.tuples(point.noise_multiplier, ceilings.common)
-        return Moments(ceilings, beside, known)
+        return Moments(ceilings.of_all(), beside, known)
 
     def deterministic_bounds(self) -> Sequence[FreeBound]:
         return (*self.free_bounds(), MomentBound(self))

@@ -7,6 +7,7 @@ of non-negative terms; the relative slack for rounding is that of :mod:`.evidenc
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -26,6 +27,13 @@ from mfopt.accounting.monte_carlo.patterns import (
 )
 from mfopt.errors import FailureError
 
+# Patterns are typical where their assignments overlap by no more than a threshold, in noise units:
+# all but so many are. The ceiling over them is the least over penalties m (times the order) of
+# max_k' e^(m (threshold − overlaps of k')) Π_g φ_g.
+_RARE = 1e-12
+_PENALTIES = np.array([0.0, 0.25, 0.5, 1.0, 1.5, 2.0])
+_TILTS = np.geomspace(0.1, 100.0, 40)  # θ of Chernoff's bound, over the largest overlap
+_SLACK = 1e-9  # relative, of an overlap's rounding
 _BLOCK = 16  # bins: a ceiling is 0.4% above that of single bins at most, at 128 bins and bands
 
 
@@ -52,14 +60,27 @@ def ceilings(patterns: Patterns) -> Ceilings:
             f"{coupling:.3g} in noise units, and the likelihood is known up to {COUPLING:g}. "
             "Ask for a larger σ, or a smaller ε."
         )
-    known = [0.0]
+    known, limited = [0.0], [0.0]
 
     def chain(order: int) -> tuple[float, None]:
         while len(known) <= order:
-            known.append(known[-1] + found.log_largest(len(known)))
+            known.append(known[-1] + float(found.log_largest(len(known), np.zeros(1))[0]))
         return known[order], None
 
-    return Ceilings({"chain": PatternChain(chain, MAX_ORDER)}, *map(float, squares))
+    chains = {"chain": PatternChain(chain, MAX_ORDER)}
+    if not coupling > _SLACK:  # nothing to gain: one assignment, or a C that is nearly diagonal
+        return Ceilings(chains, *map(float, squares))
+    limit = found.threshold(math.log(_RARE)) * (1 + _SLACK)
+
+    def typical(order: int) -> tuple[float, float]:
+        while len(limited) <= order:
+            penalties = len(limited) * _PENALTIES
+            over = penalties * limit * (1 + _SLACK) + found.log_largest(len(limited), penalties)
+            limited.append(limited[-1] + float(np.min(over)))
+        return limited[order], limit
+
+    first = {"typical": PatternChain(typical, MAX_ORDER, _RARE)}
+    return Ceilings(first | chains, *map(float, squares))
 
 
 class _Moments(NamedTuple):
@@ -69,8 +90,29 @@ class _Moments(NamedTuple):
     corner: np.ndarray
     within: np.ndarray
 
-    def log_largest(self, l: int) -> float:
-        """log of an upper bound of max_k' Π_g φ_g(k'_{g-1}, k'_g, k'_{g+1}), where
+    def threshold(self, log_share: float) -> float:
+        """An overlap Σ_g w(k_g, k_{g+1}) of assignments that a share e^``log_share`` of patterns
+        exceeds at most.
+
+        Chernoff: Pr(Σ w > τ) <= e^(−θτ) E e^(θ Σ w) for any θ > 0, and the mean over a chain of
+        independent bins is a product of matrices.
+        """
+        bins, reach = self.bins, self.corner.shape[-1]
+        best = np.inf
+        for theta in _TILTS / np.max(self.corner):
+            weight, log_mean = np.ones(bins), 0.0
+            for part in np.expm1(theta * self.corner):
+                after = np.full(bins, np.mean(weight))
+                after[:reach] += weight[bins - reach :] @ part / bins
+                log_mean += math.log(np.max(after))
+                weight = after / np.max(after)
+            log_mean += math.log(np.mean(weight))
+            best = min(best, (log_mean - log_share) / theta)
+        return best
+
+    def log_largest(self, l: int, penalties: np.ndarray) -> np.ndarray:
+        """log of an upper bound of max_k' Π_g φ_g(k'_{g-1}, k'_g, k'_{g+1}) e^(−m w_g(k'_g,
+        k'_{g+1})) for each m of ``penalties``, where
 
         φ_g(p, c, q) = mean_k exp(l (A_p[k] + D_c[k] + B_q[k])) is the mean over the bins of
         assignment g of its overlaps with bin p of the assignment before (A, on early bins k only),
@@ -97,22 +139,25 @@ class _Moments(NamedTuple):
                 late, early = inner[:-1, bins - reach :], inner[1:, :reach]
                 after[:-1, :, :reach] = np.einsum("gic,giq->gcq", late, outer) / bins
                 before[1:] = np.einsum("gpk,gkc->gpc", outer, early) / bins
-            best = np.log(own[0][:, None] + after[0])  # (c, next early or none)
+            fines = np.zeros((throws, bins, reach + 1))  # w_g, as N
+            fines[:-1, bins - reach :, :reach] = self.corner
+            by = penalties[:, None, None]
+            best = np.log(own[0][:, None] + after[0]) - by * fines[0]  # (m, c, next early or none)
             kind = np.minimum(np.arange(bins), reach)  # of a bin as the next one
             block = np.arange(reach + 1) // _BLOCK  # Q of q
             block[reach] = -1  # not early
             for g in range(1, throws):
-                rest = np.max(best[: bins - reach], axis=0)[kind]  # (q,)
+                rest = np.max(best[:, : bins - reach], axis=1)[:, kind]  # (m, q)
                 alone = own[g][:, None] + after[g]  # (q, r)
-                found = rest[:, None] + np.log(alone)
+                found = rest[:, :, None] + np.log(alone)
                 between = self._between(l, g)
                 for i in range(reach):
-                    seen = best[bins - reach + i][kind]
+                    seen = best[:, bins - reach + i][:, kind]
                     sides = before[g, i][:, None] + between[i][:, block]
-                    found = np.maximum(found, seen[:, None] + np.log(alone + sides))
-                best = found
-            result = float(np.max(best[:, reach]))
-        return result if np.isfinite(result) else np.inf
+                    found = np.maximum(found, seen[:, :, None] + np.log(alone + sides))
+                best = found - by * fines[g]
+            result = np.max(best[:, :, reach], axis=1)
+        return np.where(np.isfinite(result), result, np.inf)
 
     def _between(self, l: int, g: int) -> np.ndarray:
         """T_g, shape (late p, c, Q), the last Q for a q that is not early: 0."""

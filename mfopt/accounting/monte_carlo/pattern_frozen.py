@@ -180,7 +180,8 @@ def log_delta(terms: PatternTerms, log_sigma: jax.Array, epsilon: jax.Array) -> 
 def fit(patterns: Patterns, noise_multiplier: float, epsilon: float) -> PatternProposal:
     """The (α, γ) of least variance at this σ and ε, from the same pilot samples at every call."""
     scaled = patterns.scaled(noise_multiplier)
-    tilts = remove_tilts(ceilings(scaled), Point(noise_multiplier, epsilon))
+    # of all patterns: found in one pass
+    tilts = remove_tilts(ceilings(scaled).of_all(), Point(noise_multiplier, epsilon))
     order = next((tilt.order for tilt in tilts if tilt.kind == "chain"), 1)
     exponents, log_weight = _pilot(scaled, float(order), epsilon, chunked.seed_key(0))
     start = np.array([(math.log1p(order * own), order * rest) for own, rest in _START])[:COMPONENTS]

@@ -132,6 +132,9 @@ class Patterns:
         def added(pattern: jax.Array, before: Drawn, log_normalizers: jax.Array) -> Drawn:
             own = overlaps.of(pattern)
             cross = 2 * entries(before.products, pattern) + entries(own, pattern)
+            if by is not None:  # the largest overlap of assignments of a typical pattern
+                typical = overlaps.between(pattern) <= by
+                log_normalizers = jnp.where(typical, log_normalizers, -jnp.inf)
             return Drawn(
                 before.products + own,
                 before.along + entries(noise, pattern),
@@ -242,6 +245,13 @@ class Overlaps:
             late = self._back[throw[:-1], pattern[:, 1:]]
             total = total.at[:, :-1, self._bins - reach :].add(late)
         return total.reshape(pattern.shape[0], -1)
+
+    def between(self, pattern: jax.Array) -> jax.Array:
+        """Σ_g <M_g[:, k_g], M_{g+1}[:, k_{g+1}]> for each pattern: shape (samples,)."""
+        throw, reach = jnp.arange(pattern.shape[1] - 1), self._ahead.shape[2]
+        later = pattern[:, 1:]
+        found = self._ahead[throw, pattern[:, :-1], jnp.minimum(later, reach - 1)]
+        return jnp.sum(jnp.where(later < reach, found, 0), axis=1)
 
 
 def entries(x: jax.Array, pattern: jax.Array) -> jax.Array:
