@@ -35,8 +35,8 @@ of the patterns; with δ₂ <= 1
 
     H(P, Q) <= E f 1[all k^l in T] + (1 + s) Pr(k not in T),
 
-and in (3) the maximum is over T. Where patterns of rare, large overlaps make R_l what it is, T has
-all but 10⁻¹² of the patterns and B is smaller by orders of magnitude.
+and in (3) the maximum is over T, which has all patterns but rare ones of large overlaps: at
+16 × 128, ε = 16, 128 bands, B falls to 0.6 at order 2 and 0.1 at order 3 of what it was.
 
 "shift", remove. For any real s >= 0, k from the law and X ~ N((1+s) m_k, I). The proposal's density
 over Q is R = E_k e^((1+s) <m_k, X> − (1+s)² |m_k|²/2), and by the mean of powers
