@@ -16,10 +16,11 @@ from mfopt.accounting import Mechanism
 from mfopt.accounting.monte_carlo import dominating_pair, importance, kept_bins, moment_bound
 from mfopt.accounting.monte_carlo.balls_in_bins import BallsInBinsLoss
 from mfopt.accounting.monte_carlo.evidence import Point
+from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.calibration import certify, release
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import proofs
-from mfopt.sampling import BallsInBins
+from mfopt.sampling import BallsInBins, FreshBins
 
 SMALL = BallsInBins(bins=6, epochs=3)
 SQRT = S.BandedSquareRoot(6)
@@ -82,6 +83,18 @@ def test_moments_are_sums_over_tuples():
         )
         assert found == pytest.approx(total / 3**places, rel=1e-13)
     assert places == 4
+
+
+def test_the_second_moment_of_reassigned_bins():
+    scheme, strategy = FreshBins(bins=3, epochs=3), S.BandedSquareRoot(3)
+    matrix, sigma = np.asarray(strategy.materialize(9)), 1.3
+    modes = [
+        sum(matrix[:, 3 * g + k] for g, k in enumerate(bins)) / sigma
+        for bins in itertools.product(range(3), repeat=3)
+    ]
+    expected = np.mean(np.exp(np.array(modes) @ np.array(modes).T - 0.1))
+    found = law(scheme).loss(strategy).tuples(sigma, 0.1)
+    assert found == (pytest.approx(expected, rel=1e-12),)
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])

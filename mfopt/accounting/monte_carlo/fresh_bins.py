@@ -76,6 +76,11 @@ class FreshBinsLoss(LikelihoodLoss):
     def ceilings(self, scaled: Patterns, common: float) -> Ceilings:
         return pattern_ceilings.ceilings(scaled)
 
+    @functools.lru_cache(maxsize=8)  # noqa: B019 - a search asks for many ε at few σ
+    def tuples(self, noise_multiplier: float, common: float) -> tuple[float, ...]:
+        scaled = self.patterns.scaled(noise_multiplier)
+        return (pattern_ceilings.second_moment(scaled, common),)
+
     @property
     def work(self) -> int:
         return self.patterns.iterations

@@ -83,6 +83,26 @@ def ceilings(patterns: Patterns) -> Ceilings:
     return Ceilings(first | chains, *map(float, squares))
 
 
+@float64
+def second_moment(patterns: Patterns, common: float) -> float:
+    """E e^(<m_k, m_k'> − c) over two independent patterns k and k', by a pass over the assignments.
+
+    Args:
+      patterns: in noise units.
+      common: c.
+    """
+    corner, inside, *_ = map(np.asarray, _parts(patterns))
+    bins, reach = patterns.bins, corner.shape[-1]
+    with np.errstate(over="ignore", invalid="ignore"):
+        own = np.exp(inside) / bins**2  # (K, k, k')
+        pairs = own[0]  # by the bins of the last assignment
+        for g in range(1, len(own)):
+            across = np.ones((bins, bins))  # of a bin with the next one of the other pattern
+            across[bins - reach :, :reach] = np.exp(corner[g - 1])
+            pairs = own[g] * (across.T @ pairs.T @ across)
+        return float(np.sum(pairs) * np.exp(-common))
+
+
 class _Moments(NamedTuple):
     """Overlaps of the modes of consecutive assignments, and of those of one assignment."""
 
