@@ -11,6 +11,7 @@ from mfopt.accounting.closed_form.gaussian import GaussianProfile
 from mfopt.errors import UsageError
 from mfopt.sampling import (
     BallsInBins,
+    BMinSep,
     CyclicPoisson,
     FixedBatch,
     FixedOrder,
@@ -78,10 +79,14 @@ CASES = {
     "fresh bins": Case(
         2.0, *(Mechanism(FreshBins(8, n), BANDED) for n in (2, 3)), "certified", 3e-2, 2**16
     ),
+    "b-min-sep": Case(
+        2.0, *(Mechanism(BMinSep(8, n, 5), BANDED) for n in (2, 3)), "certified", 3e-2, 2**16
+    ),
 }
 EXACT = {name: case for name, case in CASES.items() if case.tolerance < 1e-3}
 # certificates of many compiled parts
 SLOW = {
+    "b-min-sep",
     "fresh bins",
     "cyclic poisson, pairs",
     "balls in bins, C = I",

@@ -68,6 +68,7 @@ BASE = {
 SLOW = {
     "account balls-in-bins": BINS,
     "account fresh-bins": BINS,
+    "account b-min-sep": [*BINS, "--separation=2"],
     "account group": ["--group-size=3", *DRAWN, *SIGMA],
     "calibrate": ["sqrt.npz", "--eps=1", "--seed=1", "--certify-samples=1024", "--json"],
     "certify": ["sqrt.npz", "--eps=4", "--seed=1", "--json"],
@@ -160,6 +161,7 @@ WITH = {
     ("account balls-in-bins", "--estimate"): ["--strategy=banded-sqrt:2"],
     ("account fresh-bins", "--certify-samples"): ["--strategy=banded-sqrt:2", "--seed=1"],
     ("account fresh-bins", "--estimate"): ["--strategy=banded-sqrt:2"],
+    ("account b-min-sep", "--certify-samples"): ["--strategy=banded-sqrt:2", "--seed=1"],
     ("data build", "--force"): ["!out", "store"],
     ("data build", "--format"): ["--data=plain", "--public=b.jsonl"],
     ("data build", "--tokenizer"): ["!--vocab-size"],
@@ -176,6 +178,7 @@ WITH = {
     ("experiment next-word", "--public-text"): ["--posts=a.jsonl"],
     ("figures", "--redraw"): ["--artifacts=made"],
     ("optimize", "--reassign-every"): ["--sampling=fresh-bins"],
+    ("optimize", "--separation"): ["--sampling=b-min-sep", "--bands=1"],
     ("optimize", "--bands"): ["--strategy=banded"],
     ("optimize", "--init"): ["--strategy=banded-toeplitz", "--bands=2"],
     ("optimize", "--momentum"): ["--workload=momentum"],

@@ -12,7 +12,7 @@ from mfopt.accounting.monte_carlo.balls_in_bins import BallsInBinsLaw, BallsInBi
 from mfopt.accounting.monte_carlo.free import Unamplified
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.errors import UsageError
-from mfopt.sampling import BallsInBins, FreshBins, Poisson
+from mfopt.sampling import BallsInBins, BMinSep, FreshBins, Poisson
 from mfopt.strategies import BLT, BandedToeplitz
 from mfopt.testing import check_sampled_law
 
@@ -22,10 +22,11 @@ AT = {"noise_multiplier": 1.5, "epsilon": 1.0, "samples": 2**12}
 EXAMPLES = {
     "BallsInBins": (BallsInBins(bins=4, epochs=2), C),
     "FreshBins": (FreshBins(bins=4, epochs=2), BandedToeplitz(np.array([1.0, 0.4, 0.2]))),
+    "BMinSep": (BMinSep(bins=4, epochs=2, separation=3), BandedToeplitz(np.array([1.0, 0.4, 0.2]))),
 }
 SCHEME, _ = EXAMPLES["BallsInBins"]
 REGISTERED = [
-    pytest.param(cls, id=cls.__name__, marks=[pytest.mark.release] * (cls.__name__ == "FreshBins"))
+    pytest.param(cls, id=cls.__name__, marks=[pytest.mark.release] * (cls is not BallsInBins))
     for cls in law.registry
     if cls is not object
 ]

@@ -10,6 +10,7 @@ from mfopt import sampling
 from mfopt.errors import UsageError
 from mfopt.sampling import (
     BallsInBins,
+    BMinSep,
     CyclicPoisson,
     FixedBatch,
     FixedOrder,
@@ -24,6 +25,7 @@ from mfopt.testing import check_scheme
 EXAMPLES = {
     "balls-in-bins": (BallsInBins(7, 3), 40),
     "fresh-bins": (FreshBins(7, 4, 2), 40),
+    "b-min-sep": (BMinSep(7, 4, 5), 40),
     "fixed-order": (FixedOrder(7, 3), 40),
     "poisson": (Poisson(0.3, 8), 40),
     "cyclic-poisson": (CyclicPoisson(0.5, 3, 8), 40),

@@ -92,9 +92,10 @@ def factorize(
         time_scale = memory is not None or (
             searched and all(kinds.find(form).scalable for form in forms)
         )
-    if scheme.kind == "fresh-bins" and bands > scheme.bins and set(forms) & set(_BANDED):
-        rule = f"must be at most {scheme.bins} with fresh bins"
-        raise _check.reject("bands", bands, rule, "Bands beyond one epoch have no account there.")
+    most = scheme.most_bands
+    if most is not None and bands > most and set(forms) & set(_BANDED):
+        rule = f"must be at most {most} with {scheme.kind.replace('-bins', ' bins')}"
+        raise _check.reject("bands", bands, rule, "More bands have no account there.")
     for form in forms:
         sizes.require(
             form,

@@ -7,7 +7,6 @@ a rough one, from evaluations and certificates of 32 to 4,096 bins on two cores.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -45,7 +44,7 @@ _MOST_GROUPED = 8
 
 def searched(scheme: BinScheme) -> BinScheme:
     """The scheme, or one with fewer bins from whose optimum C is stretched."""
-    return dataclasses.replace(scheme, bins=min(scheme.bins, _MOST_GROUPED * design_point.MOST))
+    return scheme.with_bins(min(scheme.bins, _MOST_GROUPED * design_point.MOST))
 
 
 def groups(scheme: BinScheme) -> int:
@@ -218,7 +217,7 @@ def require(
     def need(bins: int, samples: int = samples) -> float:
         return memory(
             kind,
-            dataclasses.replace(scheme, bins=bins),
+            scheme.with_bins(bins),
             samples=samples,
             bands=min(bands, bins * scheme.epochs),
             buffers=buffers,
@@ -237,8 +236,8 @@ def _structured(kind: str, scheme: BinScheme, scaled: bool) -> bool:
 
 
 def _throws(scheme: BinScheme) -> int:
-    """Number of assignments of a unit to bins."""
-    return int(getattr(scheme, "throws", 1))
+    """Number of times that a unit's steps are drawn."""
+    return int(getattr(scheme, "throws", 1 if scheme.most_bands is None else scheme.epochs))
 
 
 def _has_buffers(kind: str, size: Size) -> bool:

@@ -15,6 +15,7 @@ checks it, and :mod:`mfopt.accounting.account` says how an accountant is given t
 
 from mfopt.sampling._bins import BinScheme
 from mfopt.sampling._generator import generator
+from mfopt.sampling.b_min_sep import BMinSep
 from mfopt.sampling.balls_in_bins import BallsInBins
 from mfopt.sampling.base import Adjacency, Scheme, from_description, parse, registered, require
 from mfopt.sampling.cyclic_poisson import CyclicPoisson
@@ -28,6 +29,7 @@ from mfopt.sampling.truncated_poisson import TruncatedPoisson
 
 __all__ = [
     "Adjacency",
+    "BMinSep",
     "BallsInBins",
     "BinScheme",
     "CyclicPoisson",

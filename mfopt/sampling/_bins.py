@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Self
 
 from mfopt import _check
 from mfopt.sampling.base import MOST_ITERATIONS, Scheme
@@ -31,10 +32,19 @@ class BinScheme(Scheme, abstract=True):
         """Training iterations n = bins * epochs."""
         return self.bins * self.epochs
 
+    def with_bins(self, bins: int) -> Self:
+        """The scheme with so many bins."""
+        return dataclasses.replace(self, bins=bins)
+
     @property
     def epoch_ends(self) -> Sequence[int]:
         """Last step of each epoch: every unit has a batch in each."""
         return range(self.bins - 1, self.iterations, self.bins)
+
+    @property
+    def most_bands(self) -> int | None:
+        """Most bands of a C that is accounted for; None where any C is."""
+        return None
 
     def expected_batch(self, population: int) -> float:
         """Mean number of units in an iteration."""

@@ -52,6 +52,10 @@ class FreshBins(BinScheme):
         """Number of assignments in a run."""
         return self.epochs // self.rethrow
 
+    @property
+    def most_bands(self) -> int:
+        return self.bins
+
     def words(self) -> str:
         every = "every epoch" if self.rethrow == 1 else f"every {self.rethrow} epochs"
         return (

@@ -20,9 +20,10 @@ from scipy import special, stats
 
 from mfopt import _check
 from mfopt._float64 import float64
-from mfopt.accounting.monte_carlo import patterns
+from mfopt.accounting.monte_carlo import patterns, separated
 from mfopt.sampling import (
     BallsInBins,
+    BMinSep,
     CyclicPoisson,
     FixedBatch,
     FixedOrder,
@@ -152,6 +153,18 @@ def _(scheme: FreshBins, strategy: Strategy, group_size: int = 1) -> Attack:
 
 
 @attack_on.register
+def _(scheme: BMinSep, strategy: Strategy, group_size: int = 1) -> Attack:
+    # likewise
+    found = separated.exact(strategy, scheme)
+
+    @float64
+    def score(statistics: np.ndarray, sigma: float, first: int) -> np.ndarray:
+        return np.asarray(found.scaled(sigma).log_ratio(jnp.asarray(statistics.T / sigma**2)))
+
+    return Attack(np.asarray(strategy.materialize(scheme.iterations)).T, score)
+
+
+@attack_on.register
 def _(scheme: FixedOrder, strategy: Strategy, group_size: int = 1) -> Attack:
     modes, bins = _modes(strategy, scheme), scheme.bins
     gram = modes.T @ modes
@@ -181,6 +194,16 @@ def _(scheme: FreshBins, units: int, rng: np.random.Generator) -> np.ndarray:
     places = rng.integers(0, scheme.bins, (units, scheme.throws)).repeat(scheme.rethrow, axis=1)
     hot = places[:, :, None] == np.arange(scheme.bins)
     result: np.ndarray = hot.reshape(units, scheme.iterations)
+    return result
+
+
+@participations.register
+def _(scheme: BMinSep, units: int, rng: np.random.Generator) -> np.ndarray:
+    result = np.zeros((units, scheme.iterations), bool)
+    step = scheme.first(units, rng)
+    while (alive := np.flatnonzero(step < scheme.iterations)).size:
+        result[alive, step[alive]] = True
+        step[alive] += scheme.separation + scheme.waits(len(alive), rng)
     return result
 
 

@@ -1,4 +1,4 @@
-"""mfopt account balls-in-bins and fresh-bins: batching by bins, with any C >= 0."""
+"""mfopt account balls-in-bins, fresh-bins and b-min-sep: batches of one law, with any C >= 0."""
 
 from __future__ import annotations
 
@@ -89,6 +89,40 @@ def fresh_bins(strategy: str, **arguments: Any) -> None:
         return Mechanism(FreshBins(bins, epochs, rethrow), found, row["group_size"], **of)
 
     answers.answer(arguments, make, f"fresh-bins, {strategy}")
+
+
+@click.command("b-min-sep", cls=options.Command)
+@_binned
+@sweeps.option(
+    "--separation",
+    int,
+    "Least iterations from one participation to the next. [default: that of a FILE]",
+)
+@shared.strategy("identity, banded-sqrt:BANDS, or a factorization FILE; up to --separation bands.")
+def b_min_sep(strategy: str, **arguments: Any) -> None:
+    """Units by chance, resting after each participation; any banded C >= 0, certified by sampling.
+
+    An available unit takes part with probability 1/(iters − separation + 1), so that each iteration
+    has the expected batch of one in --iters bins. The start is stationary.
+
+    \b
+    Example:
+      mfopt account b-min-sep --epochs 16 --iters 128 --separation 64 --strategy banded-sqrt:8 \\
+          --noise-multiplier 3 --delta 1e-5
+    """
+    from mfopt.accounting import Mechanism
+    from mfopt.sampling import BMinSep
+
+    found, file = shared.matrix(strategy, ("identity", "banded-sqrt"))
+    stated = file if hasattr(getattr(file, "sampling", None), "separation") else None
+
+    def make(row: Row, of: Row) -> Any:
+        bins, epochs = shared.bins_of(row, file)
+        own = None if stated is None else stated.sampling.separation
+        scheme = BMinSep(bins, epochs, shared.own(row, "separation", own, stated))
+        return Mechanism(scheme, found, row["group_size"], **of)
+
+    answers.answer(arguments, make, f"b-min-sep, {strategy}")
 
 
 def _other(text: str) -> Any:

@@ -309,6 +309,7 @@ def fedavg(conversion: str, **arguments: Any) -> None:
 for one in (
     bins.balls_in_bins,
     bins.fresh_bins,
+    bins.b_min_sep,
     public.fixed_order,
     public.min_separation,
     public.concentration_filter,

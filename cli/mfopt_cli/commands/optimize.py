@@ -26,16 +26,18 @@ from mfopt_cli.live import COMPILING, Live
     metavar="KIND",
     help=f"Form of C: {', '.join(options.StrategyName.names)}. "
     "blt: a few buffers of memory, near the optimum [default: blt; for ε of 4 and more the better "
-    "of blt and wave-blt; banded-toeplitz with fresh-bins].",
+    "of blt and wave-blt; banded-toeplitz with fresh-bins and b-min-sep].",
 )
 @options.option(
     "--sampling",
-    type=click.Choice(["balls-in-bins", "fresh-bins", "auto"]),
+    type=click.Choice(["balls-in-bins", "fresh-bins", "b-min-sep", "auto"]),
     default="balls-in-bins",
     show_default=True,
     help="How batches are drawn: one random bin for all epochs, or a new one in each epoch "
-    "(lowest error at small ε; C needs at most --iters bands). auto: lowest error over both and "
-    "the forms of C within --memory, with a table of the candidates.",
+    "(lowest error at small ε; C needs at most --iters bands). b-min-sep: by chance in each "
+    "iteration, with a rest of --separation iterations (C needs at most so many bands). auto: "
+    "lowest error over the first two and the forms of C within --memory, with a table of the "
+    "candidates.",
 )
 @options.option(
     "--reassign-every",
@@ -46,11 +48,19 @@ from mfopt_cli.live import COMPILING, Live
     help="Fresh-bins: epochs between two assignments [default: 1].",
 )
 @options.option(
+    "--separation",
+    type=options.COUNT,
+    needs={"sampling": "b-min-sep"},
+    help="b-min-sep: least iterations from one participation of a unit to its next [default: half "
+    "of --iters, or as many as --bands].",
+)
+@options.option(
     "--bands",
     type=options.COUNT,
     default=16,
     show_default=True,
-    help="Bands of banded kinds; by default no more than --iters with fresh-bins.",
+    help="Bands of banded kinds; by default no more than --iters with fresh-bins, or "
+    "--separation with b-min-sep.",
 )
 @options.option(
     "--buffers",
@@ -132,6 +142,7 @@ def command(
     strategy: str | None,
     sampling: str,
     rethrow: int | None,
+    separation: int | None,
     bands: int,
     buffers: int,
     memory: int | None,
@@ -158,8 +169,9 @@ def command(
 
     The guarantee is for add-remove adjacency. Under balls-in-bins batching every unit is assigned
     once to one of --iters bins and takes part in that iteration of each epoch; under fresh-bins
-    it is reassigned in each epoch. σ is relative to the clip norm. Ctrl-C keeps and saves the best
-    so far, marked uncertified (exit code 130).
+    it is reassigned in each epoch; under b-min-sep it takes part once in --iters iterations on
+    average, any two at least --separation apart. σ is relative to the clip norm. Ctrl-C keeps and
+    saves the best so far, marked uncertified (exit code 130).
 
     \b
     Example:
@@ -168,15 +180,15 @@ def command(
       mfopt optimize --epochs 4 --iters 64 --eps 1 --sampling auto --memory 8
     """
     started = time.perf_counter()
-    scheme = _scheme(sampling, epochs, iters, rethrow)
+    scheme = _scheme(sampling, epochs, iters, rethrow, separation, bands)
     everywhere = sampling == "auto"
     _check.epsilon("epsilon", epsilon)
     _check.probability("delta", delta)
     if init is not None:
         _check.file("init", init)
     given = click.get_current_context().get_parameter_source
-    if scheme.kind == "fresh-bins" and given("bands") is click.core.ParameterSource.DEFAULT:
-        bands = min(bands, iters)  # more have no account there
+    if scheme.most_bands and given("bands") is click.core.ParameterSource.DEFAULT:
+        bands = min(bands, scheme.most_bands)  # more have no account there
     if given("buffers") is click.core.ParameterSource.DEFAULT:
         buffers = min(buffers, scheme.iterations)
     for name, value in [("bands", bands), ("buffers", buffers)]:
@@ -184,7 +196,7 @@ def command(
     forms: tuple[str, ...]  # one of which the file will hold
     if memory is not None or everywhere:
         forms = ("auto",) if everywhere else (f"memory{memory}",)
-        if scheme.kind == "fresh-bins":
+        if scheme.most_bands is not None:
             raise click.UsageError(
                 "--memory chooses among forms of C for balls-in-bins, or with --sampling auto"
             )
@@ -296,8 +308,20 @@ def _check_free(path: Path, force: bool, searched: str | None) -> None:
         raise _check.reject("out", str(path), problem.rule, f"{way_out}. {unproved}") from None
 
 
-def _scheme(kind: str, epochs: int, iters: int, rethrow: int | None) -> Any:
-    from mfopt.sampling import BallsInBins, FreshBins
+def _scheme(
+    kind: str,
+    epochs: int,
+    iters: int,
+    rethrow: int | None,
+    separation: int | None,
+    bands: int,
+) -> Any:
+    from mfopt.sampling import BallsInBins, BMinSep, FreshBins
+
+    if kind == "b-min-sep":
+        if separation is None:
+            separation = max(1, min(max(iters // 2, bands), iters - 1))
+        return BMinSep(bins=iters, epochs=epochs, separation=separation)
 
     if kind == "fresh-bins":
         return FreshBins(bins=iters, epochs=epochs, rethrow=1 if rethrow is None else rethrow)

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 
-from mfopt import _check, _float64
+from mfopt import _float64
 from mfopt.accounting.chain import Chain
 from mfopt.accounting.model import LossModel
-from mfopt.accounting.monte_carlo import band, pattern_ceilings, pattern_frozen
+from mfopt.accounting.monte_carlo import pattern_ceilings
 from mfopt.accounting.monte_carlo import patterns as pattern
 from mfopt.accounting.monte_carlo.free import (
     Orthogonal,
@@ -29,14 +28,11 @@ from mfopt.accounting.monte_carlo.losses import LikelihoodLoss
 from mfopt.accounting.monte_carlo.multisets import MultisetLoss
 from mfopt.accounting.monte_carlo.pattern_frozen import (
     FrozenPatterns,
-    PatternDraws,
-    PatternProposal,
-    PatternTerms,
 )
+from mfopt.accounting.monte_carlo.pattern_law import PatternLaw
 from mfopt.accounting.monte_carlo.patterns import Patterns
 from mfopt.accounting.monte_carlo.protocol import (
     FreeBound,
-    SampledLaw,
     SampledLoss,
     law,
     loss_of,
@@ -89,7 +85,7 @@ class FreshBinsLoss(LikelihoodLoss):
     def sensitivity(self) -> float:
         """Largest norm of a pattern."""
         with _float64.scope():
-            return math.sqrt(float(pattern.largest_square(self.patterns)))
+            return math.sqrt(float(self.patterns.largest_square()))
 
     def start(self, epsilon: float, delta: float) -> float:
         patterns = self.patterns
@@ -99,7 +95,9 @@ class FreshBinsLoss(LikelihoodLoss):
         self, noise_multiplier: float, epsilon: float, samples: int, key: jax.Array
     ) -> FrozenSamples:
         with _float64.scope():
-            at = FrozenPatterns.at(self.patterns, noise_multiplier, epsilon)
+            at = FrozenPatterns.at(
+                self.patterns, noise_multiplier, epsilon, pattern_ceilings.ceilings
+            )
         return FrozenSamples(at, epsilon, samples, key)
 
     def free_bounds(self) -> Sequence[FreeBound]:
@@ -119,81 +117,21 @@ def _of_patterns(given: Patterns) -> SampledLoss:
     return FreshBinsLoss(given)
 
 
-_SHORT_RUN = 512  # iterations
-
-
 @dataclasses.dataclass(frozen=True)
-class FreshBinsLaw(SampledLaw):
-    """δ̂ from the overlaps of C's columns within its bands.
-
-    Attributes:
-      scheme: fresh bins.
-    """
+class FreshBinsLaw(PatternLaw):
+    """δ̂ of fresh bins."""
 
     scheme: FreshBins
-    divisible: ClassVar[bool] = True
-    disagreement: ClassVar[float] = 0.01
-
-    @property
-    def frugal(self) -> int:  # type: ignore[override]
-        # at 4 × 16, ε = 8 searches with a quarter of the samples end up to 1% high
-        return 4 if self.scheme.iterations > _SHORT_RUN else 1
+    limit: ClassVar[tuple[str, str]] = pattern.LIMIT
 
     def loss(self, strategy: Strategy) -> FreshBinsLoss:
         return FreshBinsLoss(pattern.exact(strategy, self.scheme))
 
-    def check_shape(self, strategy: Strategy) -> None:
-        n = self.scheme.iterations
-        bands = strategy.most_bands(n)
-        if bands == n > self.scheme.bins:  # no number of bands was asked for
-            raise _check.reject(
-                "strategy",
-                getattr(strategy, "base", strategy).kind,
-                "its C is not banded, and fresh bins support a C with at most "
-                f"as many bands as there are bins ({self.scheme.bins})",
-                "Use a banded C (banded-toeplitz), or balls-in-bins.",
-            )
-        pattern.check_bands(bands, self.scheme)
+    def of(self, columns: jax.Array, gram: jax.Array) -> Patterns:
+        return Patterns(columns, gram, self.scheme.bins, self.scheme.rethrow)
 
-    def draws(self, key: jax.Array, samples: int) -> PatternDraws:
-        at = self.scheme
-        result: PatternDraws = pattern_frozen.draw(
-            key, samples, (at.throws, at.bins, at.iterations)
-        )
-        return result
-
-    def _columns(self, strategy: Strategy) -> jax.Array:
-        n = self.scheme.iterations
-        return jnp.asarray(strategy.banded_columns(n, strategy.most_bands(n)))
-
-    def quadratic(self, strategy: Strategy) -> jax.Array:
-        """Overlaps of columns, shape (bands, n)."""
-        return band.gram(self._columns(strategy))
-
-    def product(self, slope: jax.Array, strategy: Strategy) -> jax.Array:
-        return band.gram_product(slope, self._columns(strategy))
-
-    def prepared(self, quadratic: jax.Array) -> Patterns:
-        return pattern.from_gram(quadratic, self.scheme.bins, self.scheme.rethrow)
-
-    def log_scale(self, reduced: Patterns) -> jax.Array:
-        """log of the root mean square norm of the columns."""
-        return jnp.log(jnp.mean(jnp.asarray(reduced.gram)[0])) / 2
-
-    def norm(self, reduced: Patterns) -> jax.Array:
-        """Largest norm of a pattern."""
-        return jnp.sqrt(pattern.largest_square(reduced))
-
-    def proposal(self, reduced: Patterns, noise_multiplier: Any, epsilon: Any) -> PatternProposal:
-        return pattern_frozen.fit(reduced, float(noise_multiplier), float(epsilon))
-
-    def frozen(
-        self, reduced: Patterns, proposal: PatternProposal, draws: PatternDraws
-    ) -> PatternTerms:
-        return pattern_frozen.all_terms(reduced, proposal, draws)
-
-    def log_delta(self, terms: PatternTerms, log_sigma: Any, epsilon: Any) -> jax.Array:
-        return pattern_frozen.log_delta(terms, log_sigma, epsilon)
+    def estimated(self, scaled: Patterns) -> Ceilings:
+        return pattern_ceilings.ceilings(scaled)
 
 
 law.register(FreshBins)(FreshBinsLaw)

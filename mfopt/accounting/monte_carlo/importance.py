@@ -352,7 +352,8 @@ def _on_points(
     The noise's component along V is taken out and put back at each point.
     """
     points = _SMOOTH_POINTS if isinstance(asked.payoff, GaussianPayoff) else POINTS
-    length = jnp.sqrt(drawn.square)
+    # a pattern may be empty, and then there is no direction: all points are the sample itself
+    length = jnp.sqrt(jnp.where(drawn.square > 0, drawn.square, 1.0))
     direction = drawn.products / length[:, None]
     across = centre + noise - (drawn.along / length)[:, None] * direction
     uniform = jax.random.uniform(key, drawn.along.shape)

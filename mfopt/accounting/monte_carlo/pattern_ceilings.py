@@ -21,8 +21,6 @@ from mfopt.accounting.monte_carlo.patterns import (
     COUPLING,
     Patterns,
     corners,
-    largest_square,
-    mean_square,
     within,
 )
 from mfopt.errors import FailureError
@@ -40,7 +38,7 @@ _BLOCK = 16  # bins: a ceiling is 0.4% above that of single bins at most, at 128
 @_quick.jit
 def _parts(patterns: Patterns) -> tuple[jax.Array, ...]:
     """One program: operation by operation, each would be compiled for each shape."""
-    largest, mean = largest_square(patterns), mean_square(patterns)
+    largest, mean = patterns.largest_square(), patterns.mean_square()
     return corners(patterns), within(patterns), largest, mean, patterns.mean()[1]
 
 

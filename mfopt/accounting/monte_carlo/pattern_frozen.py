@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -25,21 +26,37 @@ from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.dominating_pair import log_hinge
 from mfopt.accounting.monte_carlo.evidence import Point
 from mfopt.accounting.monte_carlo.importance import remove_tilts
-from mfopt.accounting.monte_carlo.pattern_ceilings import ceilings
-from mfopt.accounting.monte_carlo.patterns import (
-    Overlaps,
-    Patterns,
-    corners,
-    log_mean,
-    mean_square,
-    squared_norms,
-)
+from mfopt.accounting.monte_carlo.likelihood import Ceilings, Likelihood
 
 COMPONENTS = 2
 _CHUNK = 2**17  # numbers of a chunk's antithetic pairs: a few MiB of arrays
 _PILOT = 256
+_EXACT = 2**20  # numbers that are cached in float64
 _START = ((0.35, 0.65), (0.65, 0.35))  # of the order, the parts of α - 1 and γ
 _REACH = 3.0  # of the order, the largest α - 1 and γ: a component that no sample needs would leave
+
+
+class PatternLikelihood(Likelihood, Protocol):
+    """A :class:`.likelihood.Likelihood` whose patterns can be frozen: arrays of integers."""
+
+    def scaled(self, noise_multiplier: Any) -> PatternLikelihood:
+        """Divide all modes by σ."""
+
+    @property
+    def numbers(self) -> int:
+        """Number of entries."""
+
+    def first(self, key: jax.Array, count: int) -> jax.Array:
+        """Patterns by their law, one for each row."""
+
+    def products(self, pattern: jax.Array) -> jax.Array:
+        """<m, m_k> of every entry for each pattern, shape (count, entries)."""
+
+    def mean_square(self) -> jax.Array:
+        """E_k |m_k|²."""
+
+    def largest_square(self) -> jax.Array:
+        """max_k |m_k|²."""
 
 
 class PatternProposal(NamedTuple):
@@ -54,12 +71,12 @@ class PatternDraws(NamedTuple):
 
     Attributes:
       component: shape (pairs,).
-      bins: of each assignment, shape (pairs, K).
+      pattern: as the likelihood draws them, one for each row.
       normal: shape (pairs, n), float32: an estimate needs no more.
     """
 
     component: jax.Array
-    bins: jax.Array
+    pattern: jax.Array
     normal: jax.Array
 
 
@@ -73,7 +90,7 @@ class PatternTerms(NamedTuple):
       noise: Mᵀz, shape (pairs, K·b).
     """
 
-    patterns: Patterns
+    patterns: PatternLikelihood
     proposal: PatternProposal
     centre: jax.Array
     noise: jax.Array
@@ -91,53 +108,57 @@ def _whole_pairs(samples: int, n: int) -> int:
     return -(-pairs // chunks) * chunks
 
 
-@functools.partial(_quick.jit, static_argnums=(1, 2))
-def draw(key: jax.Array, samples: int, shape: tuple[int, int, int]) -> PatternDraws:
-    """Frozen draws, ``samples`` or more; ``shape`` is (K, b, n)."""
-    throws, bins, n = shape
-    count = _whole_pairs(samples, n)
-    bin_key, noise_key = jax.random.split(key)
+@functools.partial(_quick.jit, static_argnums=1)
+def draw(key: jax.Array, samples: int, likelihood: PatternLikelihood) -> PatternDraws:
+    """Frozen draws, ``samples`` or more, by the patterns' law: C does not matter."""
+    count = _whole_pairs(samples, likelihood.dimension)
+    pattern_key, noise_key = jax.random.split(key)
     return PatternDraws(
         jnp.arange(count) % COMPONENTS,
-        jax.random.randint(bin_key, (count, throws), 0, bins),
-        jax.random.normal(noise_key, (count, n), jnp.float32),
+        likelihood.first(pattern_key, count),
+        jax.random.normal(noise_key, (count, likelihood.dimension), jnp.float32),
     )
 
 
 def _log_ratio(
-    patterns: Patterns, proposal: PatternProposal, exponents: jax.Array, scale: jax.Array
+    scaled: PatternLikelihood,
+    proposal: PatternProposal,
+    exponents: jax.Array,
+    of_mean: tuple[jax.Array, jax.Array],
 ) -> jax.Array:
-    """log R/Q at Z = ``exponents``; ``scale`` is 1/σ², which overlaps are multiplied by."""
-    half = scale * squared_norms(patterns) / 2
-    corner = scale * corners(patterns)
-    toward, square = (scale * part for part in patterns.mean())
-    mean = patterns.average(exponents)
+    """log R/Q at Z = ``exponents``, in noise units; ``of_mean`` is what :meth:`mean` gives."""
+    toward, square = of_mean
+    mean = scaled.average(exponents)
 
-    def one(component: tuple[jax.Array, jax.Array]) -> jax.Array:
-        alpha, gamma = component
-        own = alpha * exponents - alpha**2 * half - alpha * gamma * toward
-        chain = log_mean(own, alpha**2 * corner, patterns.bins)
-        return chain + gamma * mean - gamma**2 * square / 2
+    def one(alpha: jax.Array, gamma: jax.Array) -> jax.Array:
+        own = scaled.log_ratio(exponents - gamma * toward, alpha)
+        return own + gamma * mean - gamma**2 * square / 2
 
-    parts = [one((proposal.alpha[j], proposal.gamma[j])) for j in range(len(proposal.alpha))]
+    parts = [one(proposal.alpha[j], proposal.gamma[j]) for j in range(len(proposal.alpha))]
     result: jax.Array = jax.scipy.special.logsumexp(jnp.stack(parts), axis=0) - np.log(len(parts))
     return result
 
 
-def terms(patterns: Patterns, proposal: PatternProposal, draws: PatternDraws) -> PatternTerms:
+def terms(
+    patterns: PatternLikelihood, proposal: PatternProposal, draws: PatternDraws
+) -> PatternTerms:
     """Terms of one chunk of draws, in float64."""
     alpha, gamma = (part[draws.component][:, None] for part in map(jnp.asarray, proposal))
-    centre = alpha * Overlaps(patterns).of(draws.bins) + gamma * patterns.mean()[0]
+    centre = alpha * patterns.products(draws.pattern) + gamma * patterns.mean()[0]
     return PatternTerms(patterns, proposal, centre, patterns.noise(draws.normal.astype(float)))
 
 
-def all_terms(patterns: Patterns, proposal: PatternProposal, draws: PatternDraws) -> PatternTerms:
-    """Terms of all chunks, cached in float32 like the draws; they do not depend on σ."""
+def all_terms(
+    patterns: PatternLikelihood, proposal: PatternProposal, draws: PatternDraws
+) -> PatternTerms:
+    """Terms of all chunks, many in float32 like the draws; they do not depend on σ."""
+
+    width = jnp.float32 if draws.normal.size > _EXACT else jnp.float64
 
     @jax.checkpoint
     def chunk(draws: PatternDraws) -> tuple[jax.Array, jax.Array]:
         made = terms(patterns, proposal, draws)
-        return made.centre.astype(jnp.float32), made.noise.astype(jnp.float32)
+        return made.centre.astype(width), made.noise.astype(width)
 
     kept = jax.lax.map(chunk, _cut(draws))
     return PatternTerms(patterns, proposal, *(x.reshape(-1, patterns.numbers) for x in kept))
@@ -157,9 +178,11 @@ def log_values(terms: PatternTerms, log_sigma: jax.Array, epsilon: jax.Array) ->
     x = jnp.exp(-log_sigma)
     moved, centre = x * terms.noise, x**2 * terms.centre
     exponents = jnp.concatenate([centre + moved, centre - moved])
-    half = x**2 * squared_norms(patterns) / 2
-    loss = log_mean(exponents - half, x**2 * corners(patterns), patterns.bins)
-    ratio = _log_ratio(patterns, proposal, exponents, x**2)
+    scaled = patterns.scaled(jnp.exp(log_sigma))
+    loss = scaled.log_ratio(exponents)
+    # not of ``scaled``: derivatives in σ would pass through all columns
+    toward, square = patterns.mean()
+    ratio = _log_ratio(scaled, proposal, exponents, (x**2 * toward, x**2 * square))
     return loss - ratio + log_hinge(loss - epsilon)
 
 
@@ -177,8 +200,20 @@ def log_delta(terms: PatternTerms, log_sigma: jax.Array, epsilon: jax.Array) -> 
 
 
 @float64
-def fit(patterns: Patterns, noise_multiplier: float, epsilon: float) -> PatternProposal:
-    """The (α, γ) of least variance at this σ and ε, from the same pilot samples at every call."""
+def fit(
+    patterns: PatternLikelihood,
+    noise_multiplier: float,
+    epsilon: float,
+    ceilings: Callable[[Any], Ceilings],
+) -> PatternProposal:
+    """The (α, γ) of least variance at this σ and ε, from the same pilot samples at every call.
+
+    Args:
+      patterns: at σ = 1.
+      noise_multiplier: σ.
+      epsilon: ε.
+      ceilings: of patterns in noise units; estimates will do.
+    """
     scaled = patterns.scaled(noise_multiplier)
     # of all patterns: found in one pass
     tilts = remove_tilts(ceilings(scaled).of_all(), Point(noise_multiplier, epsilon))
@@ -212,11 +247,11 @@ def fit(patterns: Patterns, noise_multiplier: float, epsilon: float) -> PatternP
 
 @_quick.jit
 def _pilot(
-    scaled: Patterns, order: jax.Array, epsilon: jax.Array, key: jax.Array
+    scaled: PatternLikelihood, order: jax.Array, epsilon: jax.Array, key: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """(Z, log of weight times target) of samples from the certificate's chain."""
     *draw_keys, noise_key = jax.random.split(key, 3)
-    moved = scaled.noise(jax.random.normal(noise_key, (_PILOT, scaled.iterations)))
+    moved = scaled.noise(jax.random.normal(noise_key, (_PILOT, scaled.dimension)))
     drawn = scaled.draw(jnp.stack(draw_keys), moved, order, None)
     exponents = drawn.products + moved
     loss = scaled.log_ratio(exponents)
@@ -227,10 +262,10 @@ def _pilot(
 @jax.jit
 @jax.value_and_grad
 def _second_moment(
-    parameters: jax.Array, scaled: Patterns, exponents: jax.Array, log_weight: jax.Array
+    parameters: jax.Array, scaled: PatternLikelihood, exponents: jax.Array, log_weight: jax.Array
 ) -> jax.Array:
     proposal = PatternProposal(jnp.exp(parameters[:, 0]), parameters[:, 1])
-    ratio = _log_ratio(scaled, proposal, exponents, jnp.ones(()))
+    ratio = _log_ratio(scaled, proposal, exponents, scaled.mean())
     return jax.scipy.special.logsumexp(log_weight - ratio)
 
 
@@ -243,20 +278,32 @@ class FrozenPatterns(NamedTuple):
       proposal: where samples are put.
     """
 
-    likelihood: Patterns
+    likelihood: PatternLikelihood
     mean_square: Any
     proposal: PatternProposal
 
     @classmethod
-    def at(cls, patterns: Patterns, noise_multiplier: float, epsilon: float) -> FrozenPatterns:
-        """A proposal that is fitted at this σ and ε."""
-        proposal = fit(patterns, noise_multiplier, epsilon)
-        return cls(patterns, mean_square(patterns), proposal)
+    def at(
+        cls,
+        patterns: PatternLikelihood,
+        noise_multiplier: float,
+        epsilon: float,
+        ceilings: Callable[[Any], Ceilings],
+    ) -> FrozenPatterns:
+        """A proposal that is fitted at this σ and ε.
+
+        Args:
+          patterns: at σ = 1.
+          noise_multiplier: σ.
+          epsilon: ε.
+          ceilings: of patterns in noise units; estimates will do.
+        """
+        proposal = fit(patterns, noise_multiplier, epsilon, ceilings)
+        return cls(patterns, patterns.mean_square(), proposal)
 
     def terms(self, key: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
-        at = self.likelihood
-        draws = draw(key, size, (at.throws, at.bins, at.iterations))
-        made = terms(at, self.proposal, draws)
+        draws = draw(key, size, self.likelihood)
+        made = terms(self.likelihood, self.proposal, draws)
         return made.centre, made.noise
 
     def noise(self, terms: tuple[jax.Array, jax.Array]) -> jax.Array:

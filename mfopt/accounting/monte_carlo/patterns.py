@@ -35,10 +35,10 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from mfopt import _check, _quick, _sizes
+from mfopt import _check, _sizes
 from mfopt._float64 import float64
 from mfopt.accounting import unamplified
-from mfopt.accounting.monte_carlo import band, dominating_pair, importance
+from mfopt.accounting.monte_carlo import band, dominating_pair, importance, pattern_law
 from mfopt.accounting.monte_carlo.likelihood import (
     Drawn,
     SharedGaussianComponent,
@@ -47,7 +47,10 @@ from mfopt.accounting.monte_carlo.likelihood import (
 from mfopt.sampling import FreshBins
 from mfopt.strategies import Array, Strategy
 
-_RANGE = 1e100  # of the largest entry of C: squares within float64, with room to spare
+LIMIT = (
+    "fresh bins support at most as many bands as bins",
+    "columns of three assignments of a unit overlap, and the likelihood is no longer a chain",
+)
 _COVERED = (FreshBins,)
 _ONE_LENGTH = 1e-9  # relative, of squared norms that count as equal
 _SOLVES = 200  # of the search for the best a: any a is valid
@@ -110,6 +113,35 @@ class Patterns:
         parts = parts.reshape(-1, self.throws, self.rethrow, self.bins)
         return jnp.sum(parts, axis=2).reshape(-1, self.numbers)
 
+    def first(self, key: jax.Array, count: int) -> jax.Array:
+        """Bins by assignment, uniform: shape (count, K)."""
+        return jax.random.randint(key, (count, self.throws), 0, self.bins)
+
+    def products(self, pattern: jax.Array) -> jax.Array:
+        """<M, m_k> for each pattern (count, K): shape (count, K·b)."""
+        return Overlaps(self).of(pattern)
+
+    def mean_square(self) -> jax.Array:
+        """E_k |m_k|²."""
+        pairs = jnp.sum(corners(self)) / self.bins**2
+        return jnp.sum(squared_norms(self)) / self.bins + 2 * pairs
+
+    def largest_square(self) -> jax.Array:
+        """max_k |m_k|²: one pass over the assignments, whose state is the last bin."""
+        own = squared_norms(self).reshape(self.throws, self.bins)
+        corner = corners(self)
+        reach = corner.shape[-1]
+
+        def step(best: jax.Array, throw: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+            here, coupled = throw
+            early = jnp.max(best[self.bins - reach :, None] + 2 * coupled, axis=0, initial=0.0)
+            coming = jnp.full(self.bins, jnp.max(best))
+            # overlaps are >= 0, so that a late bin without any is no better than with one
+            return here + coming.at[:reach].max(early), None
+
+        result: jax.Array = jnp.max(jax.lax.scan(step, own[0], (own[1:], corner))[0])
+        return result
+
     def log_ratio(self, exponents: jax.Array, power: Any = 1) -> jax.Array:
         half, corner = power**2 * squared_norms(self) / 2, power**2 * corners(self)
         return log_mean(power * exponents - half, corner, self.bins)
@@ -168,19 +200,8 @@ def exact(strategy: Strategy, scheme: FreshBins) -> Patterns:
     bands = check(strategy, scheme)
     # dense modes of one assignment, in the ceilings
     _sizes.require("bins", scheme.bins, lambda bins: 8 * 3.0 * scheme.throws * bins**2)
-    columns = np.asarray(strategy.banded_columns(n, bands))
-    largest = float(np.max(columns))
-    if not 1 / _RANGE <= largest <= _RANGE:
-        raise _check.reject(
-            "C",
-            largest,
-            f"its largest entry must lie in [{1 / _RANGE:g}, {_RANGE:g}]",
-            "Multiply C by a constant: σ scales with it, and the mechanism stays the same.",
-        )
-    return Patterns(columns, np.asarray(_gram(columns)), scheme.bins, scheme.rethrow)
-
-
-_gram = _quick.jit(band.gram)
+    columns, gram = pattern_law.exact_columns(strategy, n, bands)
+    return Patterns(columns, gram, scheme.bins, scheme.rethrow)
 
 
 def check(strategy: Strategy, scheme: FreshBins) -> int:
@@ -193,29 +214,8 @@ def check(strategy: Strategy, scheme: FreshBins) -> int:
         raise _check.reject("sampling", scheme, "this accountant covers FreshBins only")
     strategy.check_entries(scheme.iterations)
     bands = unamplified.bands(strategy, scheme.iterations)
-    check_bands(bands, scheme)
+    pattern_law.check_bands(bands, scheme, LIMIT)
     return bands
-
-
-def check_bands(bands: int, scheme: FreshBins) -> None:
-    """Refuse a C with more bands than bins.
-
-    Raises:
-      UsageError: columns of assignments that are not consecutive would overlap.
-    """
-    if bands > scheme.bins:
-        raise _check.reject(
-            "bands",
-            bands,
-            f"fresh bins support at most as many bands as bins ({scheme.bins}): with more, columns "
-            "of three assignments of a unit overlap, and the likelihood is no longer a chain",
-            "Use a banded C, or balls-in-bins.",
-        )
-
-
-def from_gram(gram: jax.Array, bins: int, rethrow: int) -> Patterns:
-    """The patterns of overlaps, for optimizing: C follows from them (:func:`band.factor`)."""
-    return Patterns(band.factor(gram), gram, bins, rethrow)
 
 
 class Overlaps:
@@ -297,29 +297,6 @@ def orthogonal_norm(patterns: Patterns) -> float | None:
     return dominating_pair.rounded_norm(float(np.max(norms)))
 
 
-def largest_square(patterns: Patterns) -> jax.Array:
-    """max_k |m_k|²: one pass over the assignments, whose state is the last bin."""
-    own = squared_norms(patterns).reshape(patterns.throws, patterns.bins)
-    corner = corners(patterns)
-    reach = corner.shape[-1]
-
-    def step(best: jax.Array, throw: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        here, coupled = throw
-        early = jnp.max(best[patterns.bins - reach :, None] + 2 * coupled, axis=0, initial=0.0)
-        coming = jnp.full(patterns.bins, jnp.max(best))
-        # overlaps are >= 0, so that a late bin without any is no better than with one
-        return here + coming.at[:reach].max(early), None
-
-    result: jax.Array = jnp.max(jax.lax.scan(step, own[0], (own[1:], corner))[0])
-    return result
-
-
-def mean_square(patterns: Patterns) -> jax.Array:
-    """E_k |m_k|²."""
-    pairs = jnp.sum(corners(patterns)) / patterns.bins**2
-    return jnp.sum(squared_norms(patterns)) / patterns.bins + 2 * pairs
-
-
 def corners(patterns: Patterns) -> jax.Array:
     """<M_g[:, b - c + i], M_{g+1}[:, k']>, c = bands - 1, shape (K - 1, c, c): late i, early k'."""
     reach, bins = patterns.gram.shape[0] - 1, patterns.bins
@@ -378,7 +355,7 @@ def shared(patterns: Patterns) -> SharedGaussianComponent | None:
     aᵀDa with D = Jᵀ(CᵀC)⁻¹J, and (1ᵀa)²/aᵀDa is largest at Da ∝ 1. (Where bins are kept for several
     epochs û may be another still, and what is found is less than the largest; it is no less true.)
     """
-    largest = float(largest_square(patterns))
+    largest = float(patterns.largest_square())
     return shared_component(patterns, _toward(patterns), patterns.throws, largest)
 
 

@@ -1,0 +1,277 @@
+"""b-min-sep sampling: the likelihood ratio by one backward pass over the steps.
+
+A unit that is available at a step takes part with probability p, then rests for S − 1 steps; it
+begins with r steps of rest left with probability p/(1 + (S−1) p) for r = 1, …, S − 1, else free
+(:class:`~mfopt.sampling.BMinSep`). The columns of C of one unit's steps do not overlap where C has
+at most S bands, so with u_t = <c_t, X>/σ² − |c_t|²/2σ²
+
+    P/Q (X) = (f_0 + p Σ_{r=1..S−1} f_r) / (1 + (S−1) p),
+    f_t = (1−p) f_{t+1} + p e^(u_t) f_{t+S},   f_t = 1 for t >= n.
+
+The dominating pair is that of :mod:`.patterns`: a pattern's law is public and depends on no data,
+so P is a mixture of Gaussians with a random sensitivity, for every C >= 0. Adjacency: add-remove of
+one privacy unit whose per-iteration contribution is clipped to norm 1; σ for C as stored.
+
+Steps go in blocks of S, of which a pattern has at most one each: f of a block is a running sum of
+what it takes from the next block, so a sample costs n operations and n/S steps one after another.
+All terms are positive, each block is divided by its largest, and nothing cancels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mfopt import _check, _sizes
+from mfopt._float64 import float64
+from mfopt.accounting import unamplified
+from mfopt.accounting.monte_carlo import band, pattern_law
+from mfopt.accounting.monte_carlo.likelihood import Drawn
+from mfopt.sampling import BMinSep
+from mfopt.strategies import Array, Strategy
+
+LIMIT = (
+    "b-min-sep supports at most as many bands as its separation",
+    "columns of two participations of a unit overlap",
+)
+_LEAST_WAIT = -300.0  # log of the chance of no participation in a block: float64 ends beyond
+LONGEST = 300.0  # largest |m_k|² in noise units: float64 loses patterns beyond
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("columns", "gram"),
+    meta_fields=("bins", "separation"),
+)
+@dataclasses.dataclass(frozen=True)
+class Separated:
+    """C by its columns and their overlaps, and the law of a unit's steps.
+
+    Attributes:
+      columns: shape (bands, n), [d, j] = C[j + d, j].
+      gram: shape (bands, n), [d, j] = <C[:, j], C[:, j + d]>.
+      bins: b; a step has a unit with probability 1/b.
+      separation: S; at least as many as bands.
+    """
+
+    columns: Array
+    gram: Array
+    bins: int
+    separation: int
+
+    @property
+    def dimension(self) -> int:
+        """n."""
+        return int(self.columns.shape[1])
+
+    work = numbers = dimension
+
+    @property
+    def probability(self) -> float:
+        """p."""
+        return 1 / (self.bins - self.separation + 1)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of S steps, the last of which may be partly past the end."""
+        return blocks(self.dimension, self.separation)
+
+    def scaled(self, noise_multiplier: Any) -> Separated:
+        """Return the same in noise units: C/σ and the overlaps over σ²."""
+        return dataclasses.replace(
+            self, columns=self.columns / noise_multiplier, gram=self.gram / noise_multiplier**2
+        )
+
+    def noise(self, normal: jax.Array) -> jax.Array:
+        """Cᵀ z for white noise z, shape (samples, n)."""
+        return band.transposed(jnp.asarray(self.columns), normal)
+
+    def log_ratio(self, exponents: jax.Array, power: Any = 1) -> jax.Array:
+        found = self._passed(power * exponents - power**2 * jnp.asarray(self.gram)[0] / 2)
+        return found[1]
+
+    def first(self, key: jax.Array, count: int) -> jax.Array:
+        """Patterns by their law, by place in each block, S for none: shape (count, blocks)."""
+        summed = self._passed(jnp.zeros((1, self.dimension)))[0]
+        uniforms = jax.random.uniform(key, (count, self.blocks + 1))
+        return self._chosen(
+            uniforms, jnp.broadcast_to(summed, (self.blocks, count, summed.shape[2]))
+        )
+
+    def mean_square(self) -> jax.Array:
+        """E_k |m_k|²: columns of one unit do not overlap."""
+        return jnp.sum(jnp.asarray(self.gram)[0]) / self.bins
+
+    def largest_square(self) -> jax.Array:
+        """max_k |m_k|², over all steps that are S apart: one pass over the blocks."""
+        size = self.separation
+        squares = self._cut(jnp.asarray(self.gram)[:1], 0.0)[0]
+
+        def step(after: jax.Array, own: jax.Array) -> tuple[jax.Array, None]:
+            found = jnp.append(own + after, after[0])
+            return jax.lax.cummax(found, reverse=True)[:-1], None
+
+        result: jax.Array = jax.lax.scan(step, jnp.zeros(size), squares, reverse=True)[0][0]
+        return result
+
+    def average(self, exponents: jax.Array) -> jax.Array:
+        return jnp.sum(exponents, axis=-1) / self.bins
+
+    def mean(self) -> tuple[jax.Array, jax.Array]:
+        columns = band.tiles(jnp.asarray(self.columns))
+        row = band.product(columns, jnp.full((1, self.dimension), 1 / self.bins))
+        return self.noise(row)[0], jnp.sum(row**2)
+
+    def products(self, places: jax.Array) -> jax.Array:
+        """<c_t, m_k> for patterns by place in each block, S for none: (samples, blocks) -> n."""
+        size, gram = self.separation, jnp.asarray(self.gram)
+        reach = gram.shape[0] - 1
+        begin = size * jnp.arange(self.blocks)[:, None, None]
+        k, t = jnp.arange(size + 1)[:, None], jnp.arange(size)[None, :]
+
+        def table(lag: jax.Array, first: jax.Array) -> jax.Array:
+            inside = (jnp.abs(lag) <= reach) & (k < size) & (first >= 0)
+            entry = gram[jnp.clip(jnp.abs(lag), 0, reach), jnp.clip(first, 0, self.dimension - 1)]
+            later = first + jnp.abs(lag) < self.dimension
+            return jnp.where(inside & later, entry, 0.0)  # (blocks, k, t)
+
+        q = jnp.arange(self.blocks)
+        total = table(t - k, begin + jnp.minimum(t, k))[q, places]
+        if reach:
+            # of a step with the participation in the block before, and with that in the next
+            past = table(size + t - k, begin - size + k)[q[1:], places[:, :-1]]
+            ahead = table(size + k - t, begin + t)[q[:-1], places[:, 1:]]
+            total = total.at[:, 1:].add(past).at[:, :-1].add(ahead)
+        return total.reshape(len(places), -1)[:, : self.dimension]
+
+    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: Any) -> Drawn:
+        # ``by`` has a row a_l of shape (n,) for each pattern: see :mod:`.separated_ceilings`
+        tilts = jnp.zeros((1, self.dimension)) if by is None else jnp.asarray(by)
+
+        def extend(l: jax.Array, before: Drawn) -> Drawn:
+            tilt = tilts[jnp.minimum(l, len(tilts) - 1)]
+            weights, log_mean = self._passed(before.products + tilt)
+            uniforms = jax.random.uniform(
+                jax.random.fold_in(keys[1], l), (len(noise), self.blocks + 1)
+            )
+            places = self._chosen(uniforms, weights)
+            own = self.products(places)
+
+            def picked(x: jax.Array) -> jax.Array:
+                return jnp.sum(self._picked(x, places), axis=1)
+
+            return Drawn(
+                before.products + own,
+                before.along + picked(noise),
+                before.square + 2 * picked(before.products) + picked(own),
+                before.log_normalizers + log_mean - picked(jnp.broadcast_to(tilt, noise.shape)),
+            )
+
+        nothing = Drawn(jnp.zeros_like(noise), *(jnp.zeros(len(noise)),) * 3)
+        result: Drawn = jax.lax.fori_loop(0, order.astype(int) + 1, extend, nothing)
+        return result
+
+    def _picked(self, x: jax.Array, places: jax.Array) -> jax.Array:
+        """Entries of x (samples, n) at each block's place, 0 for none."""
+        parts = jnp.pad(self._cut(x, 0.0), ((0, 0), (0, 0), (0, 1)))
+        return jnp.take_along_axis(parts, places[:, :, None], axis=2)[:, :, 0]
+
+    def _cut(self, x: jax.Array, fill: float) -> jax.Array:
+        """Rows in blocks, (samples, blocks, S)."""
+        more = self.blocks * self.separation - self.dimension
+        padded = jnp.pad(x, ((0, 0), (0, more)), constant_values=fill)
+        return padded.reshape(len(x), self.blocks, self.separation)
+
+    def _passed(self, exponents: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Backward pass of log weights u (samples, n).
+
+        Returns f_t (1−p)^t of each block, (blocks, samples, S + 1) up to a factor for a block and
+        sample, with the next block's first in the last place, and log E_k e^Σu, (samples,).
+        """
+        size, p = self.separation, self.probability
+        waits = (1 - p) ** jnp.arange(size + 1)
+        parts = jnp.moveaxis(self._cut(exponents, 0.0), 1, 0)  # past the end f = 1
+        peak = jax.lax.stop_gradient(jnp.maximum(jnp.max(parts, axis=2), 0.0))
+
+        def step(after: jax.Array, at: tuple[jax.Array, jax.Array]) -> Any:
+            u, peak = at
+            taken = p * waits[:-1] * jnp.exp(u - peak[:, None]) * after
+            last = waits[-1] * jnp.exp(-peak) * after[:, 0]
+            sums = jnp.concatenate([taken, last[:, None]], axis=1)
+            summed = jax.lax.cumsum(sums, axis=1, reverse=True)
+            here = summed[:, :-1] / waits[:-1]
+            top = jax.lax.stop_gradient(jnp.max(here, axis=1))
+            return here / top[:, None], (summed, jnp.log(top) + peak)
+
+        start = jnp.ones((len(exponents), size))
+        first, (summed, logs) = jax.lax.scan(step, start, (parts, peak), reverse=True)
+        begun = jnp.where(jnp.arange(size) == 0, 1.0, p)
+        mean = jnp.log(first @ begun) - math.log1p((size - 1) * p)
+        return summed, jnp.sum(logs, axis=0) + mean
+
+    def _chosen(self, uniforms: jax.Array, summed: jax.Array) -> jax.Array:
+        """Places of patterns drawn by the weights of :meth:`_passed`, (samples, blocks)."""
+        size, p = self.separation, self.probability
+        waits = (1 - p) ** jnp.arange(size)
+        begun = jnp.cumsum(summed[0, :, :-1] / waits * jnp.where(jnp.arange(size) == 0, 1.0, p), 1)
+        begin = jnp.sum(begun <= uniforms[:, :1] * begun[:, -1:], axis=1)
+
+        def step(free: jax.Array, at: tuple[jax.Array, jax.Array]) -> Any:
+            sums, uniform = at
+            # of the units that are free from here on, those that take part later than a step
+            left = uniform * jnp.take_along_axis(sums, free[:, None], axis=1)[:, 0]
+            place = jnp.sum(sums[:, 1:] > left[:, None], axis=1)
+            # a unit is free again at the same place of the next block
+            return jnp.where(place == size, 0, place), place
+
+        free = jnp.minimum(begin, size - 1)
+        places = jax.lax.scan(step, free, (summed, uniforms[:, 1:].T))[1]
+        result: jax.Array = places.T
+        return result
+
+
+def blocks(iterations: int, separation: int) -> int:
+    """Number of blocks of S steps."""
+    return -(-iterations // separation)
+
+
+@float64
+def exact(strategy: Strategy, scheme: BMinSep) -> Separated:
+    """C for accounting, numpy float64.
+
+    Raises:
+      UsageError: C has negative or non-finite entries, more bands than the separation, entries so
+        large or small that overlaps would leave float64, or parameters narrower than float32.
+    """
+    n, strategy = scheme.iterations, strategy.widened()
+    bands = check(strategy, scheme)
+    # tables of overlaps of one block
+    _sizes.require("separation", scheme.separation, lambda size: 8 * 3.0 * (n + size) * size)
+    columns, gram = pattern_law.exact_columns(strategy, n, bands)
+    return Separated(columns, gram, scheme.bins, scheme.separation)
+
+
+def check(strategy: Strategy, scheme: BMinSep) -> int:
+    """The number of bands of C, where the likelihood is known.
+
+    Raises:
+      UsageError: another scheme, negative or non-finite entries, or more bands than the separation.
+    """
+    if type(scheme) is not BMinSep:  # a subclass may differ
+        raise _check.reject("sampling", scheme, "this accountant covers BMinSep only")
+    if scheme.separation * math.log1p(-scheme.probability) < _LEAST_WAIT:
+        raise _check.reject(
+            "separation",
+            scheme.separation,
+            f"is too near the number of bins ({scheme.bins}) for the likelihood in float64",
+            "Use a smaller separation, or balls-in-bins.",
+        )
+    strategy.check_entries(scheme.iterations)
+    bands = unamplified.bands(strategy, scheme.iterations)
+    pattern_law.check_bands(bands, scheme, LIMIT)
+    return bands

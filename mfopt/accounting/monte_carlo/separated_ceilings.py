@@ -1,0 +1,307 @@
+"""Proven ceilings of the certificate's values under sampling with separation.
+
+**Tilted counts.** Patterns of random size have no useful ceiling where all are drawn alike: one
+with as many participations as fit has an N_l far above all others, and is never seen. So the
+pattern k^l is drawn with the further factor ψ_l(k) = exp Σ_{t in k} a_l[t], ψ_s = 1:
+
+    k⁰ ∝ ψ_0(k),   k^l ∝ ψ_l(k) e^<m_k, V_l>,   N_l = E_k ψ_l(k) e^<m_k, V_l>  (V_0 = 0),
+
+and the weight e^(−sY) Π_l N_l of :mod:`.importance` becomes e^(−sY) N_0 ··· N_s / Π_{l<s} ψ_l(k^l):
+the densities of the k^l over their law are what has changed, and nothing else.
+
+**Ceiling.** Choose any c_l[t], l = 1..s, and a_l = Σ_{l'>l} c_l'/l'. By Hölder over the l patterns
+in V_l, N_l <= Π_{l'<l} (E_k ψ_l(k) e^(l <m_k, m_k^l'>))^(1/l), and 1/ψ_l'(k) =
+Π_{l>l'} exp(−Σ_{t in k} c_l[t]/l). Collecting the factors of one l,
+
+    N_0 ··· N_s / Π_{l<s} ψ_l(k^l) <= N_0 Π_{l=1..s} J_l,                                       (1)
+    J_l = max_k' exp(−Σ_{t in k'} c_l[t]) · E_k ψ_l(k) e^(l <m_k, m_k'>).                       (2)
+
+With c_l[t] near what a participation t of k' adds to the logarithm of that mean, all k' are about
+as good as any: the bound is tight whatever their size.
+
+**The mean, for one k'.** Under ψ_l the pattern is a chain too: a unit that is available at t takes
+part with p_t = p e^(a_l[t]) h_{t+S}/h_t, where h_t = (1−p) h_{t+1} + p e^(a_l[t]) h_{t+S}, h_t = 1
+for t >= n, and the mean in (2) is E ψ_l(k) times the mean of Π_{t in k} e^(l D_t) over that chain,
+D_t the overlap of column t with those of k'. Cut the steps into blocks of S. A block holds at most
+one participation; let X_q be its place in block q, or "none", and π_q its law. With V_q(X_q) =
+e^(l D), V_q(none) = 1, and T_q the transition from X_{q−1} to X_q,
+
+    the mean is π_{−1} y_0,   y_q = T_q (V_q · y_{q+1}),   y = 1 after the last block.
+
+Write y_{q+1} = m + z with m its mean under π_q and |z| <= o, in the norm of L²(π_q); V_q = 1 + h;
+U = T_q − 1π_q. Then π_{q−1} y_q = π_q(V y_{q+1}), and by Cauchy's and the triangle inequality
+
+    m_q <= m (1 + π_q h) + o sd_π(h),     o_q <= m |U h| + o (|U| + |U h ·|),                    (3)
+
+where |U h ·|² <= Σ_i h_i² Σ_j π_{q−1}(j) U_ji²/π_q(i), the Hilbert-Schmidt norm of f → U(h f). The
+right sides grow in m and o. What is lost against the mean is of the second order in h, and little
+where units forget soon when they took part: where S is not near the number of bins.
+
+**The maximum.** V_q depends on the places of k' in blocks q − 1, q and q + 1 alone. So (3), times
+e^(−c) of the participation of k' in block q, is a recursion over pairs of places, with the largest
+m and the largest o over the places in the next block: an upper bound of J_l/E ψ_l, since every k'
+is among those maximized over. All terms are >= 0.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import scipy
+
+from mfopt import _quick
+from mfopt._float64 import float64
+from mfopt.accounting.monte_carlo.evidence import MAX_ORDER
+from mfopt.accounting.monte_carlo.likelihood import Ceilings, PatternChain
+from mfopt.accounting.monte_carlo.separated import LONGEST, Separated
+from mfopt.errors import FailureError
+
+_KEPT = 4  # singular values of U that are used one by one
+_SPARE = 1e-13  # added to squares of norms: what float64 may have lost of them
+_SVD = 1 + 1e-9  # rounding of a singular value
+_COST = 1.08  # c_l over its first order, which is a little less than the ceiling takes
+
+
+class _Chain(NamedTuple):
+    """X_q under ψ, block by block: arrays with one row for each.
+
+    Attributes:
+      log_mean: log E ψ.
+      law: π_q of the places, shape (blocks, S).
+      norms: singular values of U, the first few and the next, shape (blocks, _KEPT + 1).
+      along: their vectors, times √π_q, shape (blocks, _KEPT, S).
+      each: Σ_j π_{q−1}(j) U_ji²/π_q(i), shape (blocks, S).
+    """
+
+    log_mean: float
+    law: np.ndarray
+    norms: np.ndarray
+    along: np.ndarray
+    each: np.ndarray
+
+
+def _chain(tilt: np.ndarray, size: int, probability: float) -> _Chain:
+    n = len(tilt)
+    logs, waiting, taking = np.zeros(n + size), math.log1p(-probability), math.log(probability)
+    for t in range(n - 1, -1, -1):
+        logs[t] = np.logaddexp(waiting + logs[t + 1], taking + tilt[t] + logs[t + size])
+    chances = np.exp(taking + tilt + logs[size:] - logs[:-size]).reshape(-1, size)
+    weights = logs[:size] + np.where(np.arange(size) == 0, 0.0, taking)
+    total = scipy.special.logsumexp(weights)
+    available = np.exp(weights - total)  # the law of the first step at which a unit is
+    made: list[tuple[np.ndarray, ...]] = []
+    for chance in chances:
+        waits = np.append(0.0, np.cumsum(np.log1p(-chance)))
+        kernel = np.triu(np.exp(np.minimum(waits - waits[:-1, None], 0.0)) * np.append(chance, 1.0))
+        law = available @ kernel
+        scaled = np.sqrt(available)[:, None] * (kernel - law) / np.sqrt(law)
+        _, norms, rows = np.linalg.svd(scaled, full_matrices=False)
+        norms, rows = np.append(norms, np.zeros(_KEPT + 1)), np.pad(rows, ((0, _KEPT), (0, 0)))
+        along = rows[:_KEPT, :-1] * np.sqrt(law[:-1])
+        made.append(
+            (law[:-1], norms[: _KEPT + 1] * _SVD, along, np.sum(scaled[:, :-1] ** 2, axis=0))
+        )
+        # available from that place of the next block, or from its first step after none
+        available = np.append(law[0] + law[-1], law[1:-1])
+    return _Chain(
+        total - math.log1p((size - 1) * probability), *map(np.array, zip(*made, strict=True))
+    )
+
+
+class _Parts(NamedTuple):
+    """Of functions h for pairs of places of k': what (3) needs, in squares that add up.
+
+    Attributes:
+      first: π_q h.
+      variance: of h.
+      along: U h along the first singular vectors, one more axis in front.
+      moved: |U h|².
+      spread: |U h ·|².
+    """
+
+    first: np.ndarray
+    variance: np.ndarray
+    along: np.ndarray
+    moved: np.ndarray
+    spread: np.ndarray
+
+
+@float64
+def ceilings(at: Separated) -> Ceilings:
+    """The ceilings in noise units.
+
+    Raises:
+      FailureError: contributions of a unit are longer than the likelihood is known for.
+    """
+    squares = _squares(at)
+    if not squares[0] <= LONGEST:
+        raise FailureError(
+            f"σ is beyond numerical range: the contribution of a unit has a squared norm of "
+            f"{squares[0]:.3g} in noise units, and the likelihood is known up to {LONGEST:g}. "
+            "Ask for a larger σ, or a smaller ε."
+        )
+
+    @functools.cache
+    def chain(order: int) -> tuple[float, np.ndarray]:
+        gram = np.asarray(at.gram)
+        tilts, total = np.zeros((MAX_ORDER + 1, at.dimension)), 0.0
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
+            for l in range(order, 0, -1):
+                found, cost = log_largest(gram, at.separation, at.probability, l, tilts[l])
+                total += found
+                tilts[l - 1] = tilts[l] + cost / l
+                if not math.isfinite(total):
+                    return math.inf, np.zeros_like(tilts)
+            past_end = -at.dimension % at.separation
+            first = _chain(np.pad(tilts[0], (0, past_end)), at.separation, at.probability)
+        return total + first.log_mean, tilts
+
+    return Ceilings({"chain": PatternChain(chain, MAX_ORDER)}, *squares)
+
+
+@float64
+def estimated(at: Separated) -> Ceilings:
+    """The same with ceilings to first order, which prove nothing: for choosing an order."""
+    gram, known = np.asarray(at.gram), [0.0]
+
+    def chain(order: int) -> tuple[float, None]:
+        while len(known) <= order:
+            with np.errstate(over="ignore"):
+                raised = np.expm1(len(known) * gram)
+            added = _COST * np.sum(_firsts(raised, np.ones(at.dimension))) / at.bins**2
+            known.append(known[-1] + float(added))
+        return known[order], None
+
+    return Ceilings({"chain": PatternChain(chain, MAX_ORDER)}, *_squares(at))
+
+
+def _squares(at: Separated) -> tuple[float, float, float]:
+    largest, mean, of_mean = map(float, _three(at))
+    return largest, mean, of_mean
+
+
+@_quick.jit
+def _three(at: Separated) -> tuple[jax.Array, ...]:
+    """One program: operation by operation, each would be compiled for each shape."""
+    return at.largest_square(), at.mean_square(), at.mean()[1]
+
+
+def _firsts(raised: np.ndarray, law: np.ndarray) -> np.ndarray:
+    """Σ_t π_t (e^(l <c_t, c_j>) − 1) for each step j."""
+    total: np.ndarray = raised[0] * law
+    for lag in range(1, min(len(raised), len(law))):
+        total[:-lag] += raised[lag, :-lag] * law[lag:]
+        total[lag:] += raised[lag, :-lag] * law[:-lag]
+    return total
+
+
+def log_largest(
+    gram: np.ndarray,
+    separation: int,
+    probability: float,
+    order: int,
+    tilt: np.ndarray,
+    cost: np.ndarray | None = None,
+) -> tuple[float, np.ndarray]:
+    """(log of an upper bound of J_l, c_l), see (2) of the module.
+
+    Args:
+      gram: overlaps in noise units, shape (bands, n), bands <= S: [d, j] = <c_j, c_{j+d}>.
+      separation: S.
+      probability: p.
+      order: l.
+      tilt: a_l, shape (n,).
+      cost: c_l, shape (n,); by default a little more than what a participation adds to first order.
+    """
+    size, (bands, n) = separation, gram.shape
+    past_end = -n % size  # units go on there, and no column is there
+    raised = np.expm1(order * np.pad(gram, ((0, size + 1 - bands), (size, past_end))))
+    chain = _chain(np.pad(tilt, (0, past_end)), size, probability)
+    if cost is None:
+        cost = _COST * _firsts(raised[:, size:][:bands], chain.law.ravel())[:n]
+    prices = np.exp(-np.pad(cost, (0, past_end))).reshape(-1, size)
+    t, k = np.arange(size)[None, :], np.arange(size)[:, None]  # t of a block, k of k'
+    # (m, o) by the places of k' in a block (0 for none, then p + 1) and the next (c, or S for none)
+    found = np.stack([np.ones((size + 1, size + 1)), np.zeros((size + 1, size + 1))])
+    for q in range(len(prices) - 1, -1, -1):
+        begin = size * (1 + q)
+        past = raised[np.clip(size + t - k, 0, size), begin - size + k]  # (p, t)
+        own = raised[np.abs(t - k), begin + np.minimum(t, k)]  # (c, t)
+        ahead = raised[np.clip(size + k - t, 0, size), begin + t]  # (next, t)
+        past, ahead = np.pad(past, ((1, 0), (0, 0))), np.pad(ahead, ((0, 1), (0, 0)))
+        # k' is in the block at c: steps before c see the block before too, those after it the next
+        left = _parts(chain, q, past, np.where(t < k, own, 0.0))  # (p, c)
+        right = _parts(chain, q, ahead, np.where(t >= k, own, 0.0))  # (next, c)
+        new = np.empty_like(found)
+        for c in range(size):
+            one = _Parts(*(part[..., : c + 2, c] for part in left))
+            other = _Parts(*(part[..., c:, c] for part in right))
+            value = _grown(one, other, chain.norms[q, 0], found[:, c + 1, c:])
+            new[:, : c + 2, c], new[:, c + 2 :, c] = prices[q, c] * value, 0.0  # 0: too near
+        # or not in it: a step may see both
+        both = _parts(chain, q, past, ahead)
+        for p in range(size + 1):
+            one = _Parts(*(part[..., p, :] for part in both))
+            nothing = _Parts(*(np.zeros_like(part[..., :1]) for part in one))
+            new[:, p, size] = _grown(nothing, one, chain.norms[q, 0], found[:, 0])[:, 0]
+        found = new
+    return chain.log_mean + math.log(np.max(found[0, 0])), cost
+
+
+def _grown(one: _Parts, other: _Parts, norm: float, later: np.ndarray) -> np.ndarray:
+    """(m, o) of (3) for h_i + h_j, the largest over j, shape (2, places i).
+
+    √x <= (x/r + r)/2 with any r > 0: products of matrices, where the roots of all pairs would take
+    ten times as long.
+
+    Args:
+      one: of h_i.
+      other: of h_j.
+      norm: |U|.
+      later: (m, o) of the next block for each j.
+    """
+    mean, rest = later
+    r, moved, spread = (
+        _between(getattr(one, name), getattr(other, name))
+        for name in ("variance", "moved", "spread")
+    )
+    with_mean = np.stack([1 + one.first, one.variance / (2 * r)], axis=1)
+    after = other.first * mean + (other.variance / r + r) / 2 * rest
+    with_rest = np.stack([one.moved / (2 * moved), norm + one.spread / (2 * spread), *one.along], 1)
+    crossed = np.concatenate([later, other.along * mean / moved])
+    again = (other.moved / moved + moved) / 2 * mean + (other.spread / spread + spread) / 2 * rest
+    found = with_mean @ later + after, with_rest @ crossed + again
+    result: np.ndarray = np.array([np.max(part, axis=1) for part in found])
+    return result
+
+
+def _between(one: np.ndarray, other: np.ndarray) -> float:
+    """r for the roots of all x_i + x_j: the larger ones are at most 1.25 times as large."""
+    most, least = np.max(one) + np.max(other) + _SPARE, np.min(one) + np.min(other)
+    return float((most * max(least, most / 16)) ** 0.25)
+
+
+def _parts(chain: _Chain, q: int, one: np.ndarray, other: np.ndarray) -> _Parts:
+    """h = one + other + one·other for each pair of their rows, in block q."""
+    again = 1 + other
+
+    def mean(weight: np.ndarray) -> np.ndarray:
+        result: np.ndarray = one @ (weight * again).T + other @ weight
+        return result
+
+    def square(weight: np.ndarray) -> np.ndarray:
+        cross = 2 * one @ (weight * other * again).T
+        result: np.ndarray = one**2 @ (weight * again**2).T + cross + other**2 @ weight
+        return result
+
+    norms, first, second = chain.norms[q], mean(chain.law[q]), square(chain.law[q])
+    along = np.stack(
+        [norm * mean(weight) for norm, weight in zip(norms, chain.along[q], strict=False)]
+    )
+    moved = np.sum(along**2, axis=0) + norms[-1] ** 2 * second + _SPARE
+    variance = np.maximum(second - first**2, 0) + _SPARE
+    return _Parts(first, variance, along, moved, square(chain.each[q]))

@@ -1,0 +1,110 @@
+"""b-min-sep sampling: coin flips with a rest after each participation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import scipy
+
+from mfopt import _check
+from mfopt.sampling._bins import BinScheme
+from mfopt.sampling._generator import generator
+
+
+@dataclasses.dataclass(frozen=True)
+class BMinSep(BinScheme):
+    """Let each available unit take part by chance, then rest for ``separation`` − 1 steps.
+
+    Dong and Ganesh 2026, in its stationary form: a unit begins with the rest that it would have
+    after long, so that all steps have one law. The chance is that of an expected batch as large as
+    one of ``bins`` bins, p = 1/(bins − separation + 1). How often a unit takes part is random,
+    ``epochs`` times on average; two of its steps are at least ``separation`` apart. A separation of
+    1 is Poisson sampling.
+
+    >>> BMinSep(bins=128, epochs=16, separation=64).probability
+    0.015384615384615385
+
+    Attributes:
+      separation: S, less than ``bins`` (as many would be balls-in-bins).
+    """
+
+    separation: int = 1
+    kind: ClassVar[str] = "b-min-sep"
+    independent: ClassVar[bool] = True
+    mistaken_for: ClassVar[str] = "beginning with every unit available"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._integer("separation")
+        if self.separation >= max(self.bins, 2):
+            raise _check.reject(
+                "separation",
+                self.separation,
+                f"must be less than the number of bins ({self.bins})",
+                "With as many, a unit takes part in a fixed cycle: use balls-in-bins.",
+            )
+
+    def with_bins(self, bins: int) -> Self:
+        separation = max(1, min(self.separation, bins - 1))
+        return dataclasses.replace(self, bins=bins, separation=separation)
+
+    @property
+    def probability(self) -> float:
+        """Chance that an available unit takes part in a step."""
+        return 1 / (self.bins - self.separation + 1)
+
+    @property
+    def epoch_ends(self) -> tuple[int, ...]:
+        """None: a unit may take part more or less often than once in an epoch."""
+        return ()
+
+    @property
+    def most_bands(self) -> int:
+        return self.separation
+
+    def words(self) -> str:
+        return (
+            f"b-min-sep, any two steps of a unit at least {self.separation} apart: {self.epochs} "
+            f"epochs × {self.bins} iterations on average = {self.iterations} iterations"
+        )
+
+    def first(self, units: int, rng: np.random.Generator) -> np.ndarray:
+        """First step of each of ``units`` units, shape (units,); it may lie past the end."""
+        rests = np.full(self.separation, self.probability)
+        rests[0] = 1.0
+        cut = np.cumsum(rests / (1 + (self.separation - 1) * self.probability))
+        rest = np.minimum(np.searchsorted(cut, rng.random(units), "right"), self.separation - 1)
+        result: np.ndarray = rest + self.waits(units, rng)
+        return result
+
+    def sample(self, step: int, population: int, seed: int) -> np.ndarray:
+        """Indices of the units of iteration ``step``, increasing; runs through all steps before."""
+        return self.draws(population, seed)(step)
+
+    def draws(self, population: int, seed: int) -> Callable[[int], np.ndarray]:
+        population = _check.integer("population", population, at_least=0)
+        at, ahead, units = -1, np.zeros(0, np.int64), np.zeros(0, np.int64)
+
+        def drawn(step: int) -> np.ndarray:
+            nonlocal at, ahead, units
+            if self._step(step) < at or at < 0:
+                at, ahead = -1, self.first(population, generator(seed))
+            while at < step:
+                at += 1
+                units = np.flatnonzero(ahead == at)
+                waits = self.waits(len(units), generator(seed, at))
+                ahead[units] += self.separation + waits
+            return units
+
+        return drawn
+
+    def waits(self, units: int, rng: np.random.Generator) -> np.ndarray:
+        """Steps that available units wait, at most until after the end."""
+        return np.minimum(rng.geometric(self.probability, units) - 1, self.iterations)
+
+    def batch_sizes(self, step: int, population: int) -> Any:
+        self._step(step)
+        return scipy.stats.binom(population, 1 / self.bins)

@@ -1,0 +1,292 @@
+"""b-min-sep: scheme, likelihood, ceilings and estimates against all patterns written out."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.special import logsumexp
+
+from mfopt._float64 import float64
+from mfopt.accounting import Mechanism, account
+from mfopt.accounting.monte_carlo import band, chunked, separated, separated_ceilings
+from mfopt.accounting.monte_carlo.b_min_sep import BMinSepLaw, BMinSepLoss
+from mfopt.accounting.monte_carlo.evidence import Point, Trial
+from mfopt.errors import FailureError, UsageError
+from mfopt.sampling import BMinSep, Poisson, generator
+from mfopt.strategies import Banded, BandedToeplitz, Identity
+from mfopt.training import attack
+
+# bins, epochs, separation, bands
+CASES = [(4, 3, 2, 2), (5, 2, 4, 3), (6, 2, 5, 5), (3, 3, 1, 1), (5, 3, 3, 3), (4, 1, 3, 3)]
+
+
+def every(n, separation, start=0):
+    """All patterns of steps at least so far apart."""
+    if start >= n:
+        yield ()
+        return
+    yield from every(n, separation, start + 1)
+    for rest in every(n, separation, start + separation):
+        yield (start, *rest)
+
+
+def chance(pattern, scheme, stationary=True):
+    """Probability of a pattern, step by step; else with every unit available at first."""
+    n, size, p = scheme.iterations, scheme.separation, scheme.probability
+
+    def tail(step, rest):
+        if step >= n:
+            return 1.0
+        if rest and rest[0] == step:
+            return p * tail(step + size, rest[1:])
+        return (1 - p) * tail(step + 1, rest)
+
+    if not stationary:
+        return tail(0, pattern)
+    begun = [r for r in range(1, size) if not pattern or pattern[0] >= r]
+    return (tail(0, pattern) + p * sum(tail(r, pattern) for r in begun)) / (1 + (size - 1) * p)
+
+
+class All:
+    """A mechanism with all its patterns written out."""
+
+    def __init__(self, bins, epochs, separation, bands, seed=0, largest=1.0):
+        self.scheme = BMinSep(bins, epochs, separation)
+        n, rng = self.scheme.iterations, np.random.default_rng(seed)
+        rows = np.arange(n)[:, None] - np.arange(n)[None, :]
+        inside = (rows >= 0) & (rows < bands)
+        self.dense = np.where(inside, rng.uniform(0.2, largest, (n, n)), 0)
+        columns = np.array([np.pad(np.diagonal(self.dense, -d), (0, d)) for d in range(bands)])
+        self.strategy = Banded(columns)
+        self.patterns = list(every(n, separation))
+        self.chances = np.array([chance(pattern, self.scheme) for pattern in self.patterns])
+        self.modes = np.array([self.dense[:, list(p)].sum(axis=1) for p in self.patterns])
+        self.exact = separated.exact(self.strategy, self.scheme)
+
+    def log_ratio(self, x, power=1):
+        found = power * x @ self.modes.T - power**2 * np.sum(self.modes**2, axis=1) / 2
+        return logsumexp(found, axis=1, b=self.chances)
+
+    def number(self, places):
+        """Index of patterns given by place in each block."""
+        size, n = self.scheme.separation, self.scheme.iterations
+        known = {pattern: i for i, pattern in enumerate(self.patterns)}
+        steps = places + size * np.arange(places.shape[1])
+        return np.array(
+            [known[tuple(s[(row < size) & (s < n)])] for row, s in zip(places, steps, strict=True)]
+        )
+
+
+@pytest.mark.parametrize("case", CASES)
+@float64
+def test_likelihood_is_that_of_all_patterns(case):
+    of = All(*case)
+    assert of.chances.sum() == pytest.approx(1, rel=1e-12)
+    x = 2 * np.random.default_rng(1).normal(size=(5, of.scheme.iterations))
+    for power in (1, 1.7):
+        found = of.exact.log_ratio(jnp.asarray(x @ of.dense), power)
+        np.testing.assert_allclose(found, of.log_ratio(x, power), rtol=1e-12, atol=1e-12)
+    lengths, mean = np.sum(of.modes**2, axis=1), of.chances @ of.modes
+    assert float(of.exact.largest_square()) == pytest.approx(lengths.max(), rel=1e-12)
+    assert float(of.exact.mean_square()) == pytest.approx(of.chances @ lengths, rel=1e-12)
+    assert float(of.exact.mean()[1]) == pytest.approx(mean @ mean, rel=1e-12)
+    np.testing.assert_allclose(of.exact.mean()[0], mean @ of.dense, rtol=1e-12)
+
+
+def test_other_start_or_no_separation_is_another_likelihood():
+    of, x = All(5, 2, 4, 3), np.random.default_rng(1).normal(size=(5, 10))
+    found = of.log_ratio(x)
+    of.chances = np.array([chance(p, of.scheme, stationary=False) for p in of.patterns])
+    assert np.max(np.abs(of.log_ratio(x) - found)) > 1e-3
+    u = x @ of.dense - np.sum(of.dense**2, axis=0) / 2
+    poisson = np.sum(np.log1p(np.expm1(u) / of.scheme.bins), axis=1)
+    assert np.max(np.abs(poisson - found)) > 1e-3
+
+
+def fits(counts, chances):
+    """p-value of a chi-square test; rare outcomes together."""
+    total = counts.sum()
+    common = total * chances >= 5
+    seen = np.append(counts[common], counts[~common].sum())
+    expected = total * np.append(chances[common], chances[~common].sum())
+    some = expected > 0
+    return stats.chisquare(seen[some], expected[some], sum_check=False).pvalue
+
+
+@pytest.mark.parametrize("case", [(4, 3, 2, 2), (5, 2, 4, 3)])
+@float64
+def test_loader_accountant_and_audit_draw_from_the_law(case):
+    of, units = All(*case), 20_000
+    known = {pattern: i for i, pattern in enumerate(of.patterns)}
+    draw = of.scheme.draws(units, 3)
+    taken = np.zeros((units, of.scheme.iterations), bool)
+    for step in range(of.scheme.iterations):
+        taken[draw(step), step] = True
+    audited = attack.participations(of.scheme, units, np.random.default_rng(4))
+    for rows in (taken, audited):
+        counts = np.bincount(
+            [known[tuple(np.flatnonzero(row))] for row in rows], minlength=len(known)
+        )
+        assert fits(counts, of.chances) > 1e-3
+        # a control: the other start
+        other = np.array([chance(p, of.scheme, stationary=False) for p in of.patterns])
+        assert fits(counts, other) < 1e-6
+    places = np.asarray(of.exact.first(jax.random.key(5), units))
+    counts = np.bincount(of.number(places), minlength=len(known))
+    assert fits(counts, of.chances) > 1e-3
+    products = of.exact.products(jnp.asarray(places[:30]))
+    expected = of.modes[of.number(places[:30])] @ of.dense
+    np.testing.assert_allclose(products, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_every_step_has_one_law_and_random_access_gives_the_same():
+    scheme, units = BMinSep(8, 4, 5), 20_000
+    draw = scheme.draws(units, 3)
+    batches = [draw(step) for step in range(scheme.iterations)]
+    sizes = np.array([len(batch) for batch in batches])
+    off = (sizes - units / 8) / math.sqrt(units * (1 / 8) * (7 / 8))
+    assert np.max(np.abs(off)) < 4
+    np.testing.assert_array_equal(scheme.sample(7, units, 3), batches[7])
+    np.testing.assert_array_equal(draw(2), batches[2])
+    # all available at first is not stationary
+    rng = generator(3)
+    early = np.sum(rng.geometric(scheme.probability, units) == 1)
+    assert abs(early - units / 8) > 20 * math.sqrt(units / 8)
+
+
+def test_separation_of_one_is_poisson_sampling():
+    scheme = BMinSep(8, 3, 1)
+    assert scheme.probability == 1 / 8
+    strategy, x = Identity(), np.random.default_rng(0).normal(size=(4, 24))
+    found = separated.exact(strategy, scheme).log_ratio(jnp.asarray(x))
+    np.testing.assert_allclose(
+        found, np.sum(np.log1p(np.expm1(x - 0.5) / 8), axis=1), rtol=1e-6, atol=1e-6
+    )
+    at = {"noise_multiplier": 1.0, "epsilon": 1.0}
+    exact = account(Mechanism(Poisson(1 / 8, 24)), **at).delta
+    bound = account(Mechanism(scheme), samples=2**15, seed=0, **at).delta
+    assert exact * (1 - 1e-4) <= bound <= 1.1 * exact
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("order", [1, 3])
+def test_ceiling_of_a_mean_is_no_less_than_the_largest_of_all_patterns(case, order):
+    of, rng = All(*case, largest=0.8), np.random.default_rng(2)
+    n = of.scheme.iterations
+    for tilt in (np.zeros(n), rng.normal(0, 0.3, n)):
+        given = (of.exact.gram, of.scheme.separation, of.scheme.probability, order, tilt)
+        for cost in (None, rng.uniform(0, 0.2, n)):
+            found, cost = separated_ceilings.log_largest(*given, cost)
+            inside = np.array([tilt[list(p)].sum() for p in of.patterns])
+            paid = np.array([cost[list(p)].sum() for p in of.patterns])
+            overlaps = order * of.modes @ of.modes.T + inside[:, None]
+            means = logsumexp(overlaps, axis=0, b=of.chances[:, None]) - paid
+            assert found >= np.max(means) - 1e-9
+            assert found <= np.max(means) + 1.5 * order  # a control: it says something
+
+
+@pytest.mark.parametrize("case", [(4, 3, 2, 2), (5, 2, 4, 3)])
+@float64
+def test_tilted_weights_have_the_renyi_moment_as_mean_and_stay_below_the_ceiling(case):
+    of, size = All(*case, largest=0.7), 2**15
+    ceilings = separated_ceilings.ceilings(of.exact)
+    key = jax.random.key(3)
+    noise = of.exact.noise(jax.random.normal(key, (size, of.exact.dimension)))
+    pairs = np.exp(of.modes @ of.modes.T)
+    moments = {
+        1: np.einsum("i,j,ij", of.chances, of.chances, pairs),
+        2: np.einsum("i,j,k,ij,ik,jk", *[of.chances] * 3, pairs, pairs, pairs, optimize=True),
+    }
+    for order, moment in moments.items():
+        log_ceiling, by = ceilings.chain("chain", order)
+        drawn = of.exact.draw(jax.random.split(key), noise, jnp.asarray(float(order)), by)
+        weights = np.exp(np.asarray(drawn.log_normalizers))
+        assert np.max(drawn.log_normalizers) <= log_ceiling + 1e-9
+        assert weights.mean() == pytest.approx(moment, abs=4 * weights.std() / math.sqrt(size))
+        mode = np.linalg.solve(of.dense.T, np.asarray(drawn.products).T).T
+        np.testing.assert_allclose(np.sum(mode**2, axis=1), drawn.square, rtol=1e-9, atol=1e-9)
+        white = np.linalg.solve(of.dense.T, np.asarray(noise).T).T
+        np.testing.assert_allclose(np.sum(mode * white, axis=1), drawn.along, rtol=1e-8, atol=1e-8)
+
+
+def plain(of, sigma, epsilon, size=2**18, seed=0):
+    """(δ, standard error) of both directions by plain sampling from all patterns."""
+    rng = np.random.default_rng(seed)
+    chosen = rng.choice(len(of.patterns), size=size, p=of.chances)
+    noise = sigma * rng.normal(size=(size, of.scheme.iterations))
+    scaled = All.__new__(All)
+    scaled.modes, scaled.chances = of.modes / sigma, of.chances
+    found = []
+    for sign, x in ((-1, of.modes[chosen] + noise), (1, noise)):
+        loss = np.concatenate([scaled.log_ratio(part / sigma) for part in np.array_split(x, 64)])
+        values = np.maximum(-np.expm1(epsilon + sign * loss), 0)
+        found.append((values.mean(), values.std() / math.sqrt(size)))
+    return found
+
+
+@pytest.mark.parametrize("case", [(4, 3, 2, 2), pytest.param((5, 2, 4, 3), marks=pytest.mark.ci)])
+def test_estimates_and_bounds_agree_with_plain_sampling(case):
+    of, sigma, epsilon = All(*case), 1.1, 1.0
+    loss = BMinSepLoss(of.exact)
+    frozen = loss.frozen(sigma, epsilon, 2**14, chunked.seed_key(1))
+    at = frozen.evaluate(math.log(sigma))
+    seen = math.exp(at.value), math.exp(frozen.log_delta_add(math.log(sigma)))
+    errors = at.relative_error * seen[0], 0.03 * seen[1]
+    point = Point(sigma, epsilon)
+    truth = plain(of, sigma, epsilon)
+    for number, direction in enumerate(("remove", "add")):
+        value, error = truth[number]
+        assert abs(seen[number] - value) <= 4 * math.hypot(error, errors[number])
+        tilt = loss.least(direction, point)
+        bound = loss.bound(tilt, point, 8, Trial(2**14, 1e-3, chunked.seed_key(2)))
+        assert value - 4 * error <= bound.value <= bound.ceiling * (1 + 1e-6)
+        assert bound.mean == pytest.approx(value, rel=0.1)
+
+
+def test_gradients_agree_with_differences():
+    law = BMinSepLaw(BMinSep(6, 2, 4))
+
+    @float64
+    def check():
+        draws, at = law.draws(chunked.seed_key(0), 512), jnp.array([1.0, 0.5, 0.3])
+        near = law.proposal(law.reduced(BandedToeplitz(at)), 1.2, 1.0)
+
+        @jax.jit
+        def value(coefficients, log_sigma):
+            terms = law.frozen(law.reduced(BandedToeplitz(coefficients)), near, draws)
+            return law.log_delta(terms, log_sigma, 1.0)
+
+        slopes = jax.grad(value, (0, 1))(at, math.log(1.2))
+        step = 1e-6
+        for place in range(3):
+            moved = step * np.eye(3)[place]
+            numeric = value(at + moved, math.log(1.2)) - value(at - moved, math.log(1.2))
+            assert slopes[0][place] == pytest.approx(
+                float(numeric) / (2 * step), rel=1e-4, abs=1e-5
+            )
+        numeric = value(at, math.log(1.2) + step) - value(at, math.log(1.2) - step)
+        assert slopes[1] == pytest.approx(float(numeric) / (2 * step), rel=1e-4)
+
+    check()
+
+
+def test_what_is_not_known_is_refused():
+    with pytest.raises(UsageError, match="balls-in-bins"):
+        BMinSep(8, 2, 8)
+    with pytest.raises(UsageError, match=r"at most as many bands as its separation \(3\)"):
+        separated.check(BandedToeplitz(np.array([1.0, 0.5, 0.3, 0.1])), BMinSep(8, 2, 3))
+    with pytest.raises(UsageError, match="too near the number of bins"):
+        separated.check(Identity(), BMinSep(2000, 1, 1999))
+
+    class Other(BMinSep):
+        kind = "b-min-sep-test-of-subclass"
+
+    with pytest.raises(UsageError, match="BMinSep only"):
+        separated.check(Identity(), Other(8, 2, 3))
+    of = All(4, 3, 2, 2)
+    with pytest.raises(FailureError, match="beyond numerical range"):
+        separated_ceilings.ceilings(of.exact.scaled(0.01))
+    assert band.gram(jnp.asarray(of.exact.columns)).shape == (2, 12)
