@@ -3,7 +3,7 @@
     mfopt bench gpu --out artifacts/benchmarks/gpu.json
 
 ``noise``: a step of C⁻¹z by a BLT of four buffers, by the secure draw, and by a banded C, for
-``--parameters`` numbers. ``search``, ``certificate``: the default C at ``--epochs`` × ``--bins``,
+``--parameters`` numbers. ``search``, ``certificate``: the default C at ``--epochs`` × ``--iters``,
 ε = 2, δ = 1e-5. ``training``: a step of ``mfopt.jax.PrivateRun`` for a network of three layers, of
 ``--batch`` examples. ``first`` is the seconds of the first call, compilation included, ``seconds``
 the median of ``--repeats`` later ones; each waits until the device is done.
@@ -25,7 +25,7 @@ bench = Bench(
     parameters=(10_000_000, "Numbers that get noise."),
     secure_parameters=(100_000, "Numbers that get noise by the secure draw."),
     epochs=(16, "Of search and certificate."),
-    bins=(128, "Iterations of an epoch."),
+    iters=(128, "Iterations of an epoch."),
     batch=(256, "Examples of a training step."),
     width=(1024, "Of the network's hidden layers."),
     repeats=(5, "Calls after the first."),
@@ -121,7 +121,7 @@ def measured(options: Options) -> dict[str, Any]:
         "training": training(options.batch, options.width, repeats),
     }
     start = time.perf_counter()
-    target = {"epochs": options.epochs, "iterations_per_epoch": options.bins, "epsilon": 2.0}
+    target = {"epochs": options.epochs, "iterations_per_epoch": options.iters, "epsilon": 2.0}
     made = mfopt.factorize(**target, seed=0)
     report["search"] = {"seconds": round(time.perf_counter() - start, 2), "rmse": made.rmse}
     start = time.perf_counter()
