@@ -357,7 +357,7 @@ class _Job:
             starts = [one for source in given if (one := kind.convert(source, size)) is not None]
             return _Search(kind, starts, limit, count, _budget(len(starts), limit))
         stages = kinds.Stage(kind, size).way()
-        most = sum(_SCOUT_STEPS for stage in stages if self.stretches(stage))
+        most = sum(2 * _SCOUT_STEPS for stage in stages if self.stretches(stage))
         for stage in stages:
             begin = len(stage.kind.starts(stage.size)) + len(stage.kind.after(stage.size))
             most += _budget(begin, limit if stage is stages[-1] else stage.kind.warm_steps)
@@ -503,7 +503,11 @@ class _Job:
         )
 
     def starts(self, stage: kinds.Stage) -> list[Strategy]:
-        """The starts of a stage; the optimum for as many epochs of few bins, where it is alike."""
+        """The starts of a stage; the optimum for as many epochs of few bins, where it is alike.
+
+        In short runs beside its own: from the former alone one search of four ended 1% above the
+        best known at 4 × 512, ε = 2, from all of them two of two within 0.5%.
+        """
         kind, few = stage.kind, self.few
         if few is None or kind.stretch is None or not self.stretches(stage):
             return list(kind.starts(stage.size))
@@ -516,7 +520,8 @@ class _Job:
         self._run(target, kind, mapping.start, trace, _SCOUT_STEPS, text, problem=few)
         if trace.best is not None:
             start = built(mapping.build, trace.best)
-        return [kind.stretch(start, n, self.problem.scheme.iterations)]
+        own = kind.starts(stage.size) if self.problem.scheme.iterations <= kind.twice else []
+        return [kind.stretch(start, n, self.problem.scheme.iterations), *own]
 
     def _judge(self, kind: Kind, mapping: Parameterization, samples: int) -> Judge | None:
         """Fresh samples for validation, where C could overfit those of the search."""
