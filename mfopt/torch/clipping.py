@@ -157,6 +157,7 @@ def add_clipped(
                 raise _check.reject("module", type(module).__name__, rule, _REENTRANT) from None
             raise
         if module not in _one_by_one:
+            checks.refuse_changed(module, before)  # which is what vmap may have stumbled over
             _one_by_one.add(module)
             text = f"{where} has no rule for torch.vmap ({why.splitlines()[0][:200]}): gradients "
             warnings.warn(f"{text}are computed one example after the other", stacklevel=4)

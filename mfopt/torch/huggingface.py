@@ -91,9 +91,8 @@ class PrivateTrainer(Trainer):
         )
         self.microbatch = microbatch
         last, epoch = len(self.run.sampler), self.run.sampler.steps_per_epoch
-        name = "max_steps" if args.max_steps > 0 else "num_train_epochs"
-        wanted = getattr(args, name)
-        if wanted * (1 if args.max_steps > 0 else epoch) > last:
+        name, each = ("max_steps", 1) if args.max_steps > 0 else ("num_train_epochs", epoch)
+        if (wanted := getattr(args, name)) * each > last:
             rule = f"the guarantee covers {last} steps, {epoch} an epoch"
             raise _check.reject(f"args.{name}", wanted, rule, "Optimize a factorization for more.")
         # the run's loader resumes at its step by itself: a Trainer that skips would skip twice
