@@ -9,7 +9,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from mfopt import _check, accounting, calibration
+from mfopt import accounting, calibration
+from mfopt._runtime import _check
 from mfopt.factorization import Factorization, proofs
 from mfopt.factorization.provenance import provenance
 from mfopt.guarantee import CertificateKind, Guarantee

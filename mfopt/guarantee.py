@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from typing import Any, Literal, get_args
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.sampling import Adjacency
 from mfopt.words import delta as delta_in_words
 from mfopt.words import round_up

@@ -15,7 +15,8 @@ from typing import Any, get_args
 
 import numpy as np
 
-from mfopt import _check, sampling
+from mfopt import sampling
+from mfopt._runtime import _check
 from mfopt.sampling import Adjacency, Scheme
 from mfopt.strategies import Identity, Strategy
 

@@ -14,7 +14,7 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 
 from mfopt import time_scaled_error
-from mfopt._float64 import compiled, float64
+from mfopt._runtime._float64 import compiled, float64
 from mfopt.strategies import (
     Array,
     Banded,

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mfopt import _archive, _check
+from mfopt._runtime import _archive, _check
 
 _KINDS: dict[str, type[Workload]] = {}
 

@@ -2,7 +2,7 @@
 
 import jax
 
-from mfopt._float64 import float64
+from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import frozen, importance, kept_bins
 from mfopt.accounting.monte_carlo.design_point import DesignPoints
 from mfopt.accounting.monte_carlo.kept_bins import KeptBins

@@ -12,7 +12,7 @@ from bin_counts import Counts
 from scipy import special
 from selection import before_release, few
 
-from mfopt._float64 import float64
+from mfopt._runtime._float64 import float64
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile

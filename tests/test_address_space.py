@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from mfopt import _address_space, _sizes
+from mfopt._runtime import _address_space, _sizes
 from mfopt.errors import FailureError
 
 resource = pytest.importorskip("resource")

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 from scipy.special import logsumexp
 
-from mfopt._float64 import float64
+from mfopt._runtime._float64 import float64
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.monte_carlo import band, chunked, separated, separated_ceilings
 from mfopt.accounting.monte_carlo.b_min_sep import BMinSepLaw, BMinSepLoss

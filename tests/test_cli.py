@@ -19,7 +19,7 @@ from mfopt_cli.options import StrategyName
 
 import mfopt
 from mfopt import words
-from mfopt._check import reject
+from mfopt._runtime._check import reject
 from mfopt.errors import UsageError
 from mfopt.optimize import kinds
 from mfopt.sampling import from_description

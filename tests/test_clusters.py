@@ -9,7 +9,7 @@ import pairs
 import plain_monte_carlo as plain
 import pytest
 
-from mfopt._float64 import float64
+from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import chunked, clusters, kept_bins
 from mfopt.accounting.monte_carlo.balls_in_bins import BallsInBinsLoss
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from mfopt_cli.main import main
 
-from mfopt import FailureError, UsageError, _sizes
+from mfopt import FailureError, UsageError
+from mfopt._runtime import _sizes
 from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.experiments import (
     artifacts,

@@ -12,7 +12,7 @@ import sys
 import pytest
 from mfopt_cli.main import main
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.errors import UsageError
 from mfopt.experiments import artifacts, figures, studies
 from mfopt.experiments.cache import Cell, Result, code_digest

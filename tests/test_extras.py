@@ -57,7 +57,7 @@ for module in ("for_torch", "for_opacus", "for_jax_privacy"):
 
 
 def test_other_missing_modules_are_not_explained_away():
-    from mfopt import _extras
+    from mfopt._runtime import _extras
 
     problem = ModuleNotFoundError("No module named 'other'", name="other")
     assert _extras.missing(problem) is problem

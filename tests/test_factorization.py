@@ -20,8 +20,9 @@ from test_query_error import every_workload
 from test_strategies import EVERY_KIND, every_strategy
 
 import mfopt
-from mfopt import _files, workloads
 from mfopt import strategies as S
+from mfopt import workloads
+from mfopt._runtime import _files
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import Factorization, files
 from mfopt.guarantee import Guarantee

@@ -13,8 +13,9 @@ import pytest
 from test_layers import graph
 
 import mfopt
-from mfopt import _notes, workloads
 from mfopt import strategies as S
+from mfopt import workloads
+from mfopt._runtime import _notes
 from mfopt.calibration import release
 from mfopt.errors import FailureError
 from mfopt.factorization import Factorization, proofs
@@ -109,7 +110,12 @@ def copied(tmp_path, monkeypatch):
 def test_any_accounting_code_belongs_to_a_proof(copied, monkeypatch):
     here, digest = proofs.code_digest(), proofs.code_digest.__wrapped__
     assert digest() == here
-    for part in ("accounting/verify.py", "calibration/release.py", "_check.py", "mechanism.py"):
+    for part in (
+        "accounting/verify.py",
+        "calibration/release.py",
+        "_runtime/_check.py",
+        "mechanism.py",
+    ):
         text = (copied / part).read_text()
         (copied / part).write_text(text + "# changed\n")
         assert digest() != here, part
@@ -135,7 +141,7 @@ def test_whatever_a_proof_may_run_belongs_to_it(monkeypatch):
     while todo:
         reached.add(name := todo.pop())
         todo |= imported[name] - reached
-    assert "mfopt._check" in reached and reached <= digested
+    assert "mfopt._runtime._check" in reached and reached <= digested
 
 
 def test_estimates_are_not_noted(certified):

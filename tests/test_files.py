@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mfopt import _files
+from mfopt._runtime import _files
 from mfopt.errors import FailureError, UsageError
 
 
@@ -140,7 +140,7 @@ def test_a_damaged_zip_is_not_saved(tmp_path):
 
 WRITER = """
 import sys, time
-from mfopt import _files
+from mfopt._runtime import _files
 def content(stream):
     stream.write(b"half")
     stream.flush()

@@ -12,7 +12,7 @@ from mfopt_cli import live, mechanisms, options
 from mfopt_cli.main import cli
 
 import mfopt
-from mfopt import _files, _notes
+from mfopt._runtime import _files, _notes
 from mfopt._version import ADVISED
 from mfopt.experiments import cache
 from mfopt.experiments.mechanisms import FixedCell, Goal, SigmaCell

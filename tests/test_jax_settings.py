@@ -13,7 +13,8 @@ import jax
 import numpy as np
 import pytest
 
-from mfopt import _float64, query_error, strategies, workloads
+from mfopt import query_error, strategies, workloads
+from mfopt._runtime import _float64
 from mfopt.accounting import Mechanism, account
 from mfopt.noise import NoiseStream
 from mfopt.sampling import BallsInBins

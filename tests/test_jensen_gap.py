@@ -9,7 +9,7 @@ import pytest
 import scipy
 from scipy.special import ndtr, ndtri
 
-from mfopt._float64 import float64
+from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import chunked, importance, jensen_gap, losses
 from mfopt.accounting.monte_carlo.balls_in_bins import BallsInBinsLoss
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair

@@ -11,7 +11,7 @@ import pytest
 
 import mfopt
 from mfopt import strategies as S
-from mfopt._float64 import scope
+from mfopt._runtime._float64 import scope
 from mfopt.accounting import Mechanism
 from mfopt.accounting.monte_carlo import dominating_pair, importance, kept_bins, moment_bound
 from mfopt.accounting.monte_carlo.balls_in_bins import BallsInBinsLoss

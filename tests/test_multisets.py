@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from mfopt._float64 import float64
+from mfopt._runtime._float64 import float64
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.monte_carlo import chunked, multisets
 from mfopt.accounting.monte_carlo.evidence import Point, Trial

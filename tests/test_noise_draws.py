@@ -10,7 +10,7 @@ from scipy import special, stats
 from selection import few
 
 from mfopt import strategies as S
-from mfopt._check import UsageError
+from mfopt._runtime._check import UsageError
 from mfopt.noise import NoiseStream, _draws, _keys
 from mfopt.noise.packing import Packing
 

@@ -15,8 +15,9 @@ import pytest
 from selection import before_release, few
 from test_strategies import every_strategy
 
-from mfopt import _signals, load, optimize, query_error, workloads
+from mfopt import load, optimize, query_error, workloads
 from mfopt import strategies as S
+from mfopt._runtime import _signals
 from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.calibration import calibrate
 from mfopt.errors import FailureError, UsageError

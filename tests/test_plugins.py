@@ -7,7 +7,8 @@ import pytest
 from click.testing import CliRunner
 from mfopt_cli.main import cli
 
-from mfopt import _plugins, sampling, strategies
+from mfopt import sampling, strategies
+from mfopt._runtime import _plugins
 from mfopt.accounting import Mechanism, account
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import load

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mfopt import _quick
+from mfopt._runtime import _quick
 
 
 @pytest.fixture

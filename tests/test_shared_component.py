@@ -12,7 +12,7 @@ from test_fresh_bins import all_patterns, drawn, modes_of, plain_loss
 from test_strategies import every_strategy
 
 from mfopt import strategies as S
-from mfopt._float64 import float64
+from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import (
     chunked,
     composition,

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import mfopt
-from mfopt import _files, _signals
 from mfopt import strategies as S
+from mfopt._runtime import _files, _signals
 from mfopt.errors import UsageError
 from mfopt.factorization import Factorization, files, keep
 from mfopt.guarantee import Guarantee

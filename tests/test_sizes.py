@@ -5,8 +5,8 @@ import time
 import numpy as np
 import pytest
 
-from mfopt import _sizes
 from mfopt import strategies as S
+from mfopt._runtime import _sizes
 from mfopt.errors import UsageError
 from mfopt.experiments import comparison, families
 from mfopt.optimize import factorize, kinds, optimize, sizes

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from selection import few
 
-from mfopt import _sizes
 from mfopt import strategies as S
+from mfopt._runtime import _sizes
 from mfopt.errors import UsageError
 from mfopt.noise import NoiseStream
 from mfopt.training import sizes

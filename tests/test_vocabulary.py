@@ -17,7 +17,7 @@ from mfopt_cli import messages, options, sweeps
 from mfopt_cli.main import COMMANDS, cli, main
 
 import mfopt
-from mfopt import _check
+from mfopt._runtime import _check
 
 
 def walk(command=cli, path=()):

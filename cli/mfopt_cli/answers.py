@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.progress import Progress
 from mfopt_cli import display, sweeps
 from mfopt_cli.live import Live
@@ -189,7 +189,7 @@ def _print(results: list[Row], swept: str | None, title: str) -> None:
 
 def check_plot(path: Path, swept: str | None, force: bool) -> None:
     """Refuse a plot that cannot be drawn or written before any work is done."""
-    from mfopt import _files
+    from mfopt._runtime import _files
 
     if swept is None:
         raise click.UsageError("--plot needs a sweep, for example --group-size 1:64")

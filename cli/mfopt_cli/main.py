@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from mfopt import _extras, _signals
+from mfopt._runtime import _extras, _signals
 from mfopt_cli import compile_cache, messages, options
 from mfopt_cli.spelling import speak_plainly
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt._version import ADVISED
 
 

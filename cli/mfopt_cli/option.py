@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from mfopt import _check
+from mfopt._runtime import _check
 
 # main form -> the older names that mean the same
 ALIASES = {

@@ -17,7 +17,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from mfopt import _address_space, _check, _plugins
+from mfopt._runtime import _address_space, _check, _plugins
 from mfopt.errors import FailureError, UsageError
 from mfopt_cli import messages
 from mfopt_cli.option import WORDS

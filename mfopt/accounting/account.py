@@ -21,7 +21,7 @@ import abc
 import dataclasses
 from typing import Any, ClassVar
 
-from mfopt import _check, _plugins, _sizes
+from mfopt._runtime import _check, _plugins, _sizes
 from mfopt.accounting.analyses import Analysis, least
 from mfopt.accounting.attained import with_lower_end
 from mfopt.errors import UsageError

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.accounting import bracket, solve
 from mfopt.accounting.chain import DeterministicUnit
 from mfopt.accounting.closed_form import gaussian

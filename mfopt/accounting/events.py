@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.phases import Phase
 from mfopt.mechanism import Mechanism

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from mfopt import _check, _sizes
+from mfopt._runtime import _check, _sizes
 from mfopt.accounting import unamplified
 from mfopt.accounting.account import Effort, account, analysis
 from mfopt.accounting.accountants.independent_rounds import (

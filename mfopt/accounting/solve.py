@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import scipy
 
-from mfopt import _check
+from mfopt._runtime import _check
 
 _DIRECT = 4  # points that are tried by the fall alone
 _SECANTS = 8

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.sampling import FixedOrder, MinSeparation, Scheme
 from mfopt.strategies import Strategy
 

@@ -6,8 +6,8 @@ import dataclasses
 import math
 from typing import Any
 
-from mfopt import _check
-from mfopt._float64 import float64
+from mfopt._runtime import _check
+from mfopt._runtime._float64 import float64
 from mfopt.accounting.model import LossModel, Numbers
 from mfopt.accounting.verify import Engine, Verified, check_delta
 from mfopt.guarantee import Guarantee, Status, reported_delta

@@ -36,7 +36,7 @@ from typing import Literal
 
 import jax
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.accounting.model import Bounds, Found, LossModel, Plan, largest
 from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.evidence import Trial

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from mfopt._float64 import float64
+from mfopt._runtime._float64 import float64
 from mfopt.accounting.model import Found
 from mfopt.accounting.monte_carlo.calibrate import Calibration
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair

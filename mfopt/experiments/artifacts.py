@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mfopt import _check, _files
+from mfopt._runtime import _check, _files
 from mfopt._version import __version__
 from mfopt.experiments import auditing, comparison, decision_plots, families, figures, plots, spent
 from mfopt.experiments.cache import Cache, Cell, Result, code_digest

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import platformdirs
 
-from mfopt import _check, _files
+from mfopt._runtime import _check, _files
 
 _FORMAT = 3  # of the files
 FILES = f"*-{'[0-9a-f]' * 40}.npz"  # pattern of their names

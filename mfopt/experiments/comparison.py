@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from mfopt import _check, _sizes
+from mfopt._runtime import _check, _sizes
 from mfopt.experiments import costs, families, tables
 from mfopt.experiments.cache import Cache
 from mfopt.experiments.families import Comparison as Comparison

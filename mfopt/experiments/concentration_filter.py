@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.accounting.account import account
 from mfopt.mechanism import Mechanism
 from mfopt.sampling import FixedOrder, Poisson

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from mfopt import _sizes
+from mfopt._runtime import _sizes
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.experiments.mechanisms import (
     SAMPLED,

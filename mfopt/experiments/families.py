@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from mfopt import _check, _sizes
+from mfopt._runtime import _check, _sizes
 from mfopt.experiments.cache import Cell
 from mfopt.experiments.mechanisms import (
     BALLS,

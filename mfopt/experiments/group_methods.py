@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import get_args
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.accounting import solve
 from mfopt.accounting.account import account, analysis
 from mfopt.accounting.analyses import DeterministicAnalysis

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mfopt import _check, _files
+from mfopt._runtime import _check, _files
 from mfopt._version import __version__
 from mfopt._version import commit as commit
 from mfopt.experiments.cache import Cache, Cell, code_digest

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mfopt import _check, floor, query_error, strategies
+from mfopt import floor, query_error, strategies
+from mfopt._runtime import _check
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.accounting.unamplified import bands as column_bands

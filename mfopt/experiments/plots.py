@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
-from mfopt import _files
-from mfopt._files import write
+from mfopt._runtime import _files
+from mfopt._runtime._files import write
 from mfopt.experiments.tables import csv_text
 
 # Okabe and Ito's colours, distinct for any colour vision; markers repeat the distinction.

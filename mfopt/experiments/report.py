@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mfopt import query_error, words
-from mfopt._page import facts, section, svg, text, whole
+from mfopt._runtime._page import facts, section, svg, text, whole
 from mfopt._version import __version__
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.closed_form import gaussian

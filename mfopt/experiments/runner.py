@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from mfopt import _check, _signals, _sizes
+from mfopt._runtime import _check, _signals, _sizes
 from mfopt.experiments.cache import Cache, Cell, Result
 from mfopt.progress import Progress, Report, silent
 

@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mfopt import _check, _files, _signals, strategies, workloads
-from mfopt._archive import MALFORMED, Archive, Header
+from mfopt import strategies, workloads
+from mfopt._runtime import _check, _files, _signals
+from mfopt._runtime._archive import MALFORMED, Archive, Header
 from mfopt.errors import FailureError
 from mfopt.factorization.record import Record
 from mfopt.guarantee import Guarantee
@@ -77,7 +78,8 @@ def save(factorization: Record, path: str | Path, *, force: bool = False) -> Pat
 def keep(factorization: Record, path: Path, *, force: bool = False) -> Path:
     """Save a result that took long, wherever that is possible; returns where.
 
-    An interrupt meanwhile comes through once it is saved. See :func:`mfopt._files.write_beside`.
+    An interrupt meanwhile comes through once it is saved. See
+    :func:`mfopt._runtime._files.write_beside`.
 
     Args:
       factorization: what is written.

@@ -2,7 +2,7 @@
 
 A factorization file carries its guarantee as text, and whoever writes a file can write any. What
 no file can bring along is that *this* machine ran the certificate. So each certificate made here
-(``mfopt optimize``, ``calibrate``, ``certify``) is noted (:mod:`mfopt._notes`), one note a
+(``mfopt optimize``, ``calibrate``, ``certify``) is noted (:mod:`mfopt._runtime._notes`), one note a
 statement: C, σ, the sampling and all words of the guarantee, as proved by one state of the
 accounting code. Copies of a file share it; whatever is edited is another statement. What other
 accounting code has proved is proved again, since one of the two may have mended a proof.
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import mfopt
-from mfopt import _notes, _plugins
+from mfopt._runtime import _notes, _plugins
 from mfopt._version import __version__
 from mfopt.accounting import account
 from mfopt.accounting.monte_carlo.protocol import SampledLoss, law

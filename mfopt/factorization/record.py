@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mfopt import _check, query_error
+from mfopt import query_error
+from mfopt._runtime import _check
 from mfopt.accounting.account import supporting
 from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.accounting.monte_carlo.protocol import SampledLoss, law

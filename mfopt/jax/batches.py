@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.sampling import UnitSampler
 from mfopt.sampling.sampler import pad
 

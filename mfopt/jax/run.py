@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _check, noise
-from mfopt._float64 import pinned
+from mfopt import noise
+from mfopt._runtime import _check
+from mfopt._runtime._float64 import pinned
 from mfopt.factorization import Factorization
 from mfopt.jax.batches import Batches, StepBatch, tag_of
 from mfopt.noise import NoiseState

@@ -39,7 +39,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from mfopt import _check
+from mfopt._runtime import _check
 
 KEY_WORDS = 8  # 256 bits
 SUBKEYS = 12  # two before the first of five groups of four rounds and two after each

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.noise._draws import KEY_WORDS
 
 

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from mfopt import _check, _float64
+from mfopt._runtime import _check, _float64
 from mfopt.noise.packing import Packing
 from mfopt.noise.recursions import Modal, Ring, Rows
 from mfopt.noise.stream import NoiseStream

@@ -17,7 +17,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from mfopt import _check, strategies
+from mfopt import strategies
+from mfopt._runtime import _check
 from mfopt.noise.recursions import Modal, Recursion, Ring, Rows
 from mfopt.strategies import Strategy, ToeplitzStrategy
 

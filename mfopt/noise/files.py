@@ -19,8 +19,8 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from mfopt import _check, _files
-from mfopt._archive import MALFORMED, Archive
+from mfopt._runtime import _check, _files
+from mfopt._runtime._archive import MALFORMED, Archive
 from mfopt.mechanism import stream_digest
 from mfopt.noise._draws import KEY_WORDS
 from mfopt.noise.state import Layout, NoiseState, check_arrays, mark

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mfopt import _check, _extras
+from mfopt._runtime import _check, _extras
 
 try:
     from jax_privacy.matrix_factorization import streaming_matrix as streaming

@@ -6,7 +6,7 @@ import math
 import os
 from typing import Any, Protocol
 
-from mfopt import _extras
+from mfopt._runtime import _extras
 
 try:
     from opacus.optimizers import DPOptimizer
@@ -19,7 +19,7 @@ try:
 except ModuleNotFoundError as problem:
     raise _extras.missing(problem) from None
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.noise.for_torch import STATE, SilentNoise, TorchNoise, refuse_narrow, split_state
 from mfopt.noise.sealed import KEY_FOLDER, KeyFile, SealedNoise
 from mfopt.noise.stream import NoiseStream

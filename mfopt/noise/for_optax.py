@@ -6,7 +6,7 @@ from typing import Any
 
 import optax
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.noise import _keys
 from mfopt.noise.state import NoiseState
 from mfopt.noise.stream import NoiseStream

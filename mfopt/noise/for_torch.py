@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from mfopt import _extras
+from mfopt._runtime import _extras
 
 try:
     import torch
 except ModuleNotFoundError as problem:
     raise _extras.missing(problem) from None
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.noise import _draws, _keys, _torch_parts, files
 from mfopt.noise.recursions import Rows
 from mfopt.noise.stream import TOO_NARROW, NoiseExhaustedError, NoiseStream

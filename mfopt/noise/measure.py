@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.noise.recursions import Recursion, Rows
 from mfopt.noise.state import NoiseState
 from mfopt.noise.stream import NoiseStream

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mfopt import _check, _files
+from mfopt._runtime import _check, _files
 
 KEY_FOLDER = "mfopt-keys"
 _FORMAT = "mfopt checkpoint key 1"

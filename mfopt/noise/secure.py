@@ -58,7 +58,7 @@ import numpy as np
 import scipy
 from jax import lax
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.noise import _draws, _kernels
 from mfopt.noise.recursions import Modal, Recursion, Ring, Rows
 from mfopt.strategies import Strategy

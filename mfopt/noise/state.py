@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mfopt import _check
+from mfopt._runtime import _check
 
 
 @dataclasses.dataclass(frozen=True)

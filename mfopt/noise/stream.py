@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mfopt import _check, words
-from mfopt._float64 import pinned
+from mfopt import words
+from mfopt._runtime import _check
+from mfopt._runtime._float64 import pinned
 from mfopt.mechanism import release_digest
 from mfopt.noise import _draws, _kernels, _keys, secure
 from mfopt.noise.choice import Past, choose

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.accounting.verify import check_delta
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import Factorization

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mfopt import _files
+from mfopt._runtime import _files
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import Factorization
 from mfopt.factorization.files import save

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from mfopt import _quick, query_error
-from mfopt._float64 import float64
+from mfopt import query_error
+from mfopt._runtime import _quick
+from mfopt._runtime._float64 import float64
 from mfopt.optimize.objective import Evaluation
 from mfopt.strategies import Banded, prefix_numbers
 from mfopt.workloads import Workload

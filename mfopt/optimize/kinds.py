@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mfopt import _check, _plugins, strategies
+from mfopt import strategies
+from mfopt._runtime import _check, _plugins
 from mfopt.optimize import parameterization, starts, time_scale
 from mfopt.optimize.parameterization import Parameterization
 from mfopt.optimize.time_scale import Scaling

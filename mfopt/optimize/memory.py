@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mfopt import _check, _sizes, query_error
-from mfopt._float64 import float64
+from mfopt import query_error
+from mfopt._runtime import _check, _sizes
+from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.calibration import calibrate
 from mfopt.noise.choice import choose

@@ -23,8 +23,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _check, _quick, query_error
-from mfopt._float64 import float64
+from mfopt import query_error
+from mfopt._runtime import _check, _quick
+from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import chunked, sharding
 from mfopt.accounting.monte_carlo.calibrate import rough
 from mfopt.accounting.monte_carlo.protocol import SampledLaw, law

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from mfopt import _check, _float64
+from mfopt._runtime import _check, _float64
 from mfopt.optimize.objective import AmplifiedObjective, Evaluation, Placement
 from mfopt.progress import Progress
 

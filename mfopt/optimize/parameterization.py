@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _quick
-from mfopt._float64 import float64
+from mfopt._runtime import _quick
+from mfopt._runtime._float64 import float64
 from mfopt.strategies import (
     BLT,
     Banded,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mfopt import _check, _signals
+from mfopt._runtime import _check, _signals
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.accounting.verify import check_delta
 from mfopt.calibration import calibrate, release

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from mfopt import _check, _quick, _signals
-from mfopt._float64 import float64
+from mfopt._runtime import _check, _quick, _signals
+from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo.protocol import SampledLaw, law
 from mfopt.accounting.verify import check_delta
 from mfopt.errors import FailureError, UsageError

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import jax
 
-from mfopt import _check, _sizes, strategies
+from mfopt import strategies
+from mfopt._runtime import _check, _sizes
 from mfopt.accounting.monte_carlo import chunked, design_point, dominating_pair, frozen, nested
 from mfopt.accounting.monte_carlo.protocol import SampledLoss
 from mfopt.accounting.verify import MOST_WORK, SAMPLES

@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 import scipy
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.strategies import (
     BLT,
     Banded,

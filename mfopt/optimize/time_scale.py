@@ -23,8 +23,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _check
-from mfopt._float64 import float64
+from mfopt._runtime import _check
+from mfopt._runtime._float64 import float64
 from mfopt.optimize.parameterization import Parameterization
 from mfopt.strategies import Strategy, TimeScaled
 

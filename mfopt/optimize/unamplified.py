@@ -30,8 +30,9 @@ import numpy as np
 import scipy
 from threadpoolctl import threadpool_limits
 
-from mfopt import _check, _quick, query_error
-from mfopt._float64 import float64
+from mfopt import query_error
+from mfopt._runtime import _check, _quick
+from mfopt._runtime._float64 import float64
 from mfopt.accounting import unamplified as sensitivities
 from mfopt.optimize import fixed_bands, kinds
 from mfopt.optimize.fixed_bands import FixedBands

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Self
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.sampling.base import MOST_ITERATIONS, Scheme
 
 

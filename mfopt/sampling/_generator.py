@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mfopt import _check
+from mfopt._runtime import _check
 
 # Which random choice a stream is for, so that no two choices of a run share their numbers.
 _ASSIGNMENT, _STEP = 0, 1

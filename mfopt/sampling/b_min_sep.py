@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import scipy
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.sampling._bins import BinScheme
 from mfopt.sampling._generator import generator
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from mfopt import _check, _plugins
+from mfopt._runtime import _check, _plugins
 
 Adjacency = Literal["add-remove", "zero-out", "replace"]
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.sampling.base import Scheme
 
 

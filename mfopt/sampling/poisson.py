@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import scipy
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.sampling._generator import bernoulli, generator
 from mfopt.sampling.base import Scheme
 

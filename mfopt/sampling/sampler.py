@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.sampling.base import Scheme, from_description, require
 
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _check
-from mfopt._float64 import compiled, float64
+from mfopt._runtime import _check
+from mfopt._runtime._float64 import compiled, float64
 from mfopt.sampling import BallsInBins
 from mfopt.strategies.base import Strategy, check_values
 from mfopt.strategies.fields import Array, parameter

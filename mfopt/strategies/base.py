@@ -34,8 +34,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 
-from mfopt import _check, _plugins
-from mfopt._float64 import compiled, float64, in_float64
+from mfopt._runtime import _check, _plugins
+from mfopt._runtime._float64 import compiled, float64, in_float64
 from mfopt.errors import FailureError
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import fields, series

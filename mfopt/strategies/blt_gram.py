@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt._float64 import compiled
+from mfopt._runtime._float64 import compiled
 from mfopt.sampling import BallsInBins
 from mfopt.strategies.blt import BLT
 from mfopt.strategies.fields import Array

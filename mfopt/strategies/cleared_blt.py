@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _check
-from mfopt._float64 import compiled, float64
+from mfopt._runtime import _check
+from mfopt._runtime._float64 import compiled, float64
 from mfopt.strategies.buffered import Buffered, ages
 from mfopt.strategies.fields import Array, parameter, setting
 

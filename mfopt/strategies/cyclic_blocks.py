@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
-from mfopt import _check
-from mfopt._float64 import compiled, float64
+from mfopt._runtime import _check
+from mfopt._runtime._float64 import compiled, float64
 from mfopt.strategies import series
 from mfopt.strategies.buffered import Buffered, ages
 from mfopt.strategies.fields import Array, parameter

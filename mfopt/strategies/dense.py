@@ -7,8 +7,8 @@ from typing import ClassVar
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _check
-from mfopt._float64 import compiled
+from mfopt._runtime import _check
+from mfopt._runtime._float64 import compiled
 from mfopt.strategies.base import Strategy
 from mfopt.strategies.fields import Array, parameter
 

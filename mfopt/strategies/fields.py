@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from mfopt import _check
+from mfopt._runtime import _check
 
 Array: TypeAlias = jax.Array | np.ndarray
 """A numpy array, or a JAX array (a tracer under differentiation)."""

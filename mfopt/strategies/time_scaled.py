@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _check
-from mfopt._float64 import compiled, float64
+from mfopt._runtime import _check
+from mfopt._runtime._float64 import compiled, float64
 from mfopt.sampling import BallsInBins, BinScheme
 from mfopt.strategies import blt_gram
 from mfopt.strategies.base import Strategy

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.strategies.base import ToeplitzStrategy
 from mfopt.strategies.fields import Array, parameter
 

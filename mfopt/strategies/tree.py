@@ -7,7 +7,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt._float64 import compiled
+from mfopt._runtime._float64 import compiled
 from mfopt.strategies.base import Strategy
 from mfopt.strategies.fields import Array
 

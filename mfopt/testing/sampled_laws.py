@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt._float64 import float64
+from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.evidence import HINGE, Pilot, Point, Tilt, Trial
 from mfopt.accounting.monte_carlo.protocol import (

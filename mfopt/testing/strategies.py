@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _float64, _quick, load, query_error, strategies
+from mfopt import load, query_error, strategies
+from mfopt._runtime import _float64, _quick
 from mfopt.accounting import unamplified
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee

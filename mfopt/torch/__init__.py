@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mfopt import _extras
+from mfopt._runtime import _extras
 
 try:
     import torch  # noqa: F401

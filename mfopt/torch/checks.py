@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from mfopt import _check
+from mfopt._runtime import _check
 
 _taken = WeakTensorKeyDictionary()  # the run of each attached parameter
 

@@ -12,7 +12,7 @@ import torch
 from torch.func import functional_call, grad_and_value, vmap
 from torch.utils import _pytree as pytree
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.noise.for_torch import refuse_narrow
 from mfopt.torch import checks
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from mfopt import _check, _extras
+from mfopt._runtime import _check, _extras
 
 try:
     from transformers import Trainer, TrainingArguments

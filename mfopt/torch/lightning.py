@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mfopt import _check, _extras
+from mfopt._runtime import _check, _extras
 
 try:
     from lightning.pytorch import LightningModule, Trainer

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils import data
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.sampling import UnitSampler
 
 # what a new loader takes over from a plain one; a collate function of the user's wins over it

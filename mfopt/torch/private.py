@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mfopt import _check, _extras
+from mfopt._runtime import _check, _extras
 
 try:
     import opacus

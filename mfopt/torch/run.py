@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.utils.data import default_collate
 
-from mfopt import _check, noise
+from mfopt import noise
+from mfopt._runtime import _check
 from mfopt.factorization import Factorization
 from mfopt.noise.for_torch import (
     STATE,

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import special, stats
 
-from mfopt import _check
-from mfopt._float64 import float64
+from mfopt._runtime import _check
+from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import patterns, separated
 from mfopt.sampling import (
     BallsInBins,

@@ -35,8 +35,8 @@ import numpy as np
 import optax
 from scipy import special, stats
 
-from mfopt import _check, _sizes
-from mfopt._float64 import pinned
+from mfopt._runtime import _check, _sizes
+from mfopt._runtime._float64 import pinned
 from mfopt.accounting import account as account_of
 from mfopt.guarantee import Guarantee
 from mfopt.progress import Progress, Report, silent

@@ -32,7 +32,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.sampling import Scheme, UnitSampler
 from mfopt.sampling.sampler import pad
 from mfopt.training.secrets import uniform_hash

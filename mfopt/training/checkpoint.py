@@ -30,14 +30,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from mfopt import _extras
+from mfopt._runtime import _extras
 
 try:
     import orbax.checkpoint as ocp
 except ModuleNotFoundError as problem:
     raise _extras.missing(problem) from None
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.errors import FailureError, UsageError
 from mfopt.noise import NoiseState
 from mfopt.training import mesh as meshes

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mfopt import _check
+from mfopt._runtime import _check
 
 PyTree = Any
 

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mfopt import _check, sampling
+from mfopt import sampling
+from mfopt._runtime import _check
 from mfopt.sampling import Scheme
 from mfopt.training.selection import RULES
 

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _check, _files, _signals
-from mfopt._float64 import pinned
+from mfopt._runtime import _check, _files, _signals
+from mfopt._runtime._float64 import pinned
 from mfopt.errors import FailureError
 from mfopt.progress import Progress, Report, silent
 from mfopt.training import mesh as meshes

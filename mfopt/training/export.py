@@ -9,14 +9,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from mfopt import _extras
+from mfopt._runtime import _extras
 
 try:
     from safetensors.numpy import save_file
 except ModuleNotFoundError as problem:
     raise _extras.missing(problem) from None
 
-from mfopt import _check, _files
+from mfopt._runtime import _check, _files
 from mfopt.training.models import Model
 from mfopt.training.tokenizers import FILE_NAME, Tokenizer
 

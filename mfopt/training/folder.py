@@ -10,7 +10,7 @@ from pathlib import Path
 import filelock
 import jax
 
-from mfopt import _check, _files
+from mfopt._runtime import _check, _files
 from mfopt.errors import UsageError
 from mfopt.training import mesh as meshes
 from mfopt.training.config import TrainConfig

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _check
-from mfopt._float64 import pinned
+from mfopt._runtime import _check
+from mfopt._runtime._float64 import pinned
 from mfopt.training.models import Model
 
 

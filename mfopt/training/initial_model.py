@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mfopt import _check, _files
+from mfopt._runtime import _check, _files
 from mfopt.errors import UsageError
 from mfopt.progress import Progress, Report, silent
 from mfopt.sampling import FixedOrder

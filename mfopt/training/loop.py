@@ -23,7 +23,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.noise import NoiseStream
 from mfopt.training import mesh as meshes
 from mfopt.training.batching import Batch, Sampler

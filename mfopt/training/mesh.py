@@ -16,7 +16,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mfopt import _check
+from mfopt._runtime import _check
 
 PyTree = Any
 DATA, MODEL = "data", "model"

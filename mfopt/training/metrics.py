@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from mfopt import _files
+from mfopt._runtime import _files
 from mfopt.progress import Progress, Report, silent
 from mfopt.training.config import TrainConfig
 from mfopt.training.evaluation import HeldOutLoss

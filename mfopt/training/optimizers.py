@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.training.config import NOISE_MOVE, OPTIMIZERS, SCHEDULES
 
 

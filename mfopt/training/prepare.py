@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from mfopt import _check
-from mfopt._float64 import pinned
+from mfopt._runtime import _check
+from mfopt._runtime._float64 import pinned
 from mfopt.guarantee import Guarantee
 from mfopt.progress import Progress, Report, silent, within
 from mfopt.training import mesh as meshes

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from mfopt import _check, query_error
+from mfopt import query_error
+from mfopt._runtime import _check
 from mfopt._version import __version__
 from mfopt.accounting import account as account_of
 from mfopt.accounting.closed_form import group as lemma

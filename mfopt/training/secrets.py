@@ -14,7 +14,7 @@ import secrets
 
 import numpy as np
 
-from mfopt import _check
+from mfopt._runtime import _check
 
 
 class RunSecret:

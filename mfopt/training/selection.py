@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.training.data import TokenStore
 from mfopt.training.secrets import uniform_hash
 

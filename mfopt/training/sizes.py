@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from mfopt import _check, _sizes
+from mfopt._runtime import _check, _sizes
 from mfopt.progress import Report
 from mfopt.training import ghost
 from mfopt.training.config import TrainConfig

@@ -10,8 +10,9 @@ import html
 import json
 from pathlib import Path
 
-from mfopt import _files, words
-from mfopt._page import facts, section, svg, text, whole
+from mfopt import words
+from mfopt._runtime import _files
+from mfopt._runtime._page import facts, section, svg, text, whole
 from mfopt.training import metrics
 from mfopt.training.config import load
 from mfopt.training.privacy import report_rows

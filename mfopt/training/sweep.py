@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import optax
 
-from mfopt import _check, _files
+from mfopt._runtime import _check, _files
 from mfopt.noise import NoiseStream
 from mfopt.progress import Progress, Report, silent
 from mfopt.sampling import Poisson

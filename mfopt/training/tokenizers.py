@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mfopt import _extras
+from mfopt._runtime import _extras
 
 try:
     import tokenizers
@@ -22,7 +22,7 @@ try:
 except ModuleNotFoundError as problem:
     raise _extras.missing(problem) from None
 
-from mfopt import _check, _files
+from mfopt._runtime import _check, _files
 
 END_OF_TEXT = "<|endoftext|>"
 _MOST_ENTRIES = 2**20  # the trainer reserves memory for all of them; GPT-2 has 50,257

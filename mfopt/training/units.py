@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.training.data import TokenStore
 from mfopt.training.secrets import stream
 from mfopt.training.selection import check_rule, select, select_once

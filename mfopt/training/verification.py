@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mfopt import _check, sampling, strategies
+from mfopt import sampling, strategies
+from mfopt._runtime import _check
 from mfopt.accounting import account as account_of
 from mfopt.accounting.verify import BETA_SHARE
 from mfopt.errors import FailureError, UsageError

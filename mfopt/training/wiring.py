@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from mfopt import _check, _files
+from mfopt._runtime import _check, _files
 from mfopt.accounting.closed_form.group import one_unit_target
 from mfopt.errors import FailureError
 from mfopt.factorization import Factorization, proofs

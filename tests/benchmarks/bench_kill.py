@@ -263,7 +263,7 @@ def killed(options: Options) -> tuple[dict[str, Any], bool]:
 
 def write(out: Path | None, facts: dict[str, Any]) -> None:
     """Keep what there is. (:meth:`Bench.keep` asks JAX for its device: a later copy hangs.)"""
-    from mfopt import _files
+    from mfopt._runtime import _files
 
     if out is not None:
         _files.write(out, json.dumps(summed(facts), indent=2, ensure_ascii=False) + "\n")

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from mfopt_cli.options import whole
 
-from mfopt import _files
+from mfopt._runtime import _files
 
 Options = argparse.Namespace
 

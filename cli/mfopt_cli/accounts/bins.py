@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt_cli import answers, options, sweeps
 from mfopt_cli.accounts import shared
 from mfopt_cli.answers import Row

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.progress import Progress
 from mfopt_cli import answers, display, options
 from mfopt_cli.accounts import shared

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt_cli import options, sweeps
 from mfopt_cli.answers import Row
 from mfopt_cli.options import apply

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.errors import FailureError
 from mfopt.progress import silent
 from mfopt_cli import display, options

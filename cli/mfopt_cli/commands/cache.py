@@ -27,7 +27,7 @@ def command(clear: bool, proofs: bool, as_json: bool) -> None:
     """
     if proofs and not clear:
         raise click.UsageError("--proofs has no effect without --clear")
-    from mfopt import _notes
+    from mfopt._runtime import _notes
     from mfopt.experiments import cache
 
     most_compiled = compile_cache.MOST_BYTES

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt_cli import display, options
 from mfopt_cli.live import Live
 
@@ -196,7 +196,7 @@ def _source(paths: tuple[str, ...], given: dict[str, Any], name: str = "data") -
 
 
 def _leave_default(given: dict[str, Any], rule: str, **defaults: str) -> None:
-    from mfopt import _check
+    from mfopt._runtime import _check
 
     for name, default in defaults.items():
         if given[name] != default:
@@ -244,7 +244,7 @@ def stats(path: str, plot: str | None, verify: bool, force: bool, as_json: bool)
     Example:
       mfopt data stats corpus --plot corpus.png
     """
-    from mfopt._files import check_output
+    from mfopt._runtime._files import check_output
     from mfopt.training.data import open_parts
     from mfopt.training.data import stats as statistics
 

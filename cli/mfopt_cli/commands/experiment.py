@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt_cli import display, options, sweeps
 from mfopt_cli.live import Live
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.progress import within
 from mfopt_cli import display, options
 from mfopt_cli.live import Live

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt_cli import display, options
 
 

@@ -84,7 +84,7 @@ def command(
     """
     import jax
 
-    from mfopt import _float64
+    from mfopt._runtime import _float64
     from mfopt.factorization import load
     from mfopt.noise import from_factorization
     from mfopt.noise.measure import measure

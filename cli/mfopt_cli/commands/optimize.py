@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from mfopt import _check, _signals, words
+from mfopt import words
+from mfopt._runtime import _check, _signals
 from mfopt.errors import UsageError
 from mfopt.progress import Progress, Report
 from mfopt_cli import answers, display, options
@@ -291,7 +292,7 @@ def _check_free(path: Path, force: bool, searched: str | None) -> None:
     Args:
       searched: the form of C, where the file could be begun with.
     """
-    from mfopt import _files
+    from mfopt._runtime import _files
     from mfopt.factorization import check_output
 
     try:

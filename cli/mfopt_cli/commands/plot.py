@@ -21,7 +21,7 @@ def command(path: Path, out: Path | None, force: bool, as_json: bool, quiet: boo
     Example:
       mfopt plot mfopt-blt-16x128-eps2.npz --out blt.png
     """
-    from mfopt._files import check_output
+    from mfopt._runtime._files import check_output
     from mfopt.experiments.mechanism_plot import plot
     from mfopt.factorization import load
 

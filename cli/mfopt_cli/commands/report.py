@@ -23,7 +23,7 @@ def command(path: Path, out: Path | None, force: bool, as_json: bool, quiet: boo
     Example:
       mfopt report mfopt-blt-16x128-eps2.npz --out report.html
     """
-    from mfopt import _files
+    from mfopt._runtime import _files
     from mfopt.experiments.report import page
     from mfopt.factorization import load
 

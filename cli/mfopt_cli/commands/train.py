@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.progress import Report
 from mfopt_cli import display, options
 from mfopt_cli.live import Live

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from typing import Any
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.accounting import bracket, unamplified
 from mfopt.accounting.account import Accountant, Effort
 from mfopt.accounting.accountants.independent_rounds import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.accounting.account import Accountant, Effort
 from mfopt.accounting.accountants.independent_rounds import (
     WITHOUT_AMPLIFICATION,

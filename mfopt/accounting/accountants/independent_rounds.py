@@ -11,7 +11,7 @@ import abc
 import math
 from typing import Any, ClassVar
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.accounting.account import Accountant, Effort
 from mfopt.accounting.accountants.unamplified import gaussian_release
 from mfopt.accounting.analyses import Analysis, RoundsAnalysis

@@ -14,7 +14,7 @@ import math
 import numpy as np
 import scipy
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.accounting import solve
 
 _LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)

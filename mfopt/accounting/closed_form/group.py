@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 import numpy as np
 import scipy
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.accounting import solve
 from mfopt.guarantee import Guarantee
 

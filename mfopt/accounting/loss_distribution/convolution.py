@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.accounting.loss_distribution.distribution import LARGEST_WINDOW
 from mfopt.accounting.loss_distribution.tilting import (
     LOG_WINDOW_TAIL,

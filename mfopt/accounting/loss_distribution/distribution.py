@@ -20,7 +20,7 @@ from typing import ClassVar
 import numpy as np
 import scipy
 
-from mfopt import _check
+from mfopt._runtime import _check
 
 LARGEST_WINDOW = 1 << 23
 MASS_ACCURACY = 1e-13  # relative, of one round; counted once a round on the private side

@@ -17,7 +17,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 import scipy
 
-from mfopt import _sizes
+from mfopt._runtime import _sizes
 from mfopt.accounting import loss_distribution
 from mfopt.accounting.loss_distribution import LossDistribution
 from mfopt.accounting.loss_distribution.distribution import MASS_ACCURACY

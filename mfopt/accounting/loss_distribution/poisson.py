@@ -16,7 +16,7 @@ import functools
 import numpy as np
 import scipy
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.accounting import unamplified
 from mfopt.accounting.loss_distribution.exchange import PublicMixture, ReplacementRound
 from mfopt.accounting.loss_distribution.mixture import Mixture, Round

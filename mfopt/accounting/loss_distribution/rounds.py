@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from typing import Literal
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.accounting import solve
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.closed_form.linear import NearlyLinear

@@ -30,7 +30,7 @@ from typing import Literal
 import numpy as np
 import scipy
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile, linear_part
 from mfopt.accounting.loss_distribution.convolution import ComposedLosses, Composition

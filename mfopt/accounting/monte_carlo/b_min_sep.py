@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import jax
 
-from mfopt import _float64
+from mfopt._runtime import _float64
 from mfopt.accounting.chain import Chain
 from mfopt.accounting.model import LossModel
 from mfopt.accounting.monte_carlo import (

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _float64, _quick
-from mfopt._float64 import float64
+from mfopt._runtime import _float64, _quick
+from mfopt._runtime._float64 import float64
 from mfopt.accounting.chain import Chain, DeterministicUnit
 from mfopt.accounting.model import LossModel
 from mfopt.accounting.monte_carlo import design_point, dominating_pair, kept_bins, nested

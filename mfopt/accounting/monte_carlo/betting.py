@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt._float64 import float64
+from mfopt._runtime._float64 import float64
 
 BETS = tuple(2.0 ** (-j / 2) for j in range(33))  # 1 .. 1.5e-5; the best of them is near the best
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from mfopt import _check
-from mfopt._float64 import float64
+from mfopt._runtime import _check
+from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo._root import decreasing_root
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair

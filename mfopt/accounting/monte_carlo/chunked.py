@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _check, _quick
+from mfopt._runtime import _check, _quick
 from mfopt.accounting.monte_carlo import processes, sharding
 
 MEMORY_BUDGET = 2**28  # bytes of live sample arrays, over all local devices

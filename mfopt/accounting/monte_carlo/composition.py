@@ -23,8 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from mfopt import _check
-from mfopt._float64 import float64
+from mfopt._runtime import _check
+from mfopt._runtime._float64 import float64
 from mfopt.accounting import loss_distribution
 from mfopt.accounting.loss_distribution import Composition, LossDistribution
 from mfopt.accounting.loss_distribution.mixture import Mixture

@@ -72,7 +72,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from mfopt._float64 import float64
+from mfopt._runtime._float64 import float64
 from mfopt.accounting import solve
 from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.evidence import (

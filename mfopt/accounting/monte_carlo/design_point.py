@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _quick
+from mfopt._runtime import _quick
 from mfopt.accounting.monte_carlo.dominating_pair import (
     DominatingPair,
     log_hinge,

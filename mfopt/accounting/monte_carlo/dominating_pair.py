@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from mfopt import _check, _quick, _sizes
-from mfopt._float64 import float64
+from mfopt._runtime import _check, _quick, _sizes
+from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import nested
 from mfopt.accounting.monte_carlo.nested import Factor, HierarchicalLowRank
 from mfopt.sampling import BallsInBins, Scheme

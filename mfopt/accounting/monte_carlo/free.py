@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.accounting import solve
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.closed_form.linear import NearlyLinear

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _quick
-from mfopt._float64 import float64
+from mfopt._runtime import _quick
+from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import chunked, design_point, importance, sharding
 from mfopt.accounting.monte_carlo.likelihood import Likelihood
 

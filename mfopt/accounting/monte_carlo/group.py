@@ -35,8 +35,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from mfopt import _check
-from mfopt._float64 import float64
+from mfopt._runtime import _check
+from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import chunked, count_mixture
 from mfopt.accounting.monte_carlo.count_mixture import CountPair
 from mfopt.accounting.monte_carlo.evidence import (

@@ -76,7 +76,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt._float64 import float64
+from mfopt._runtime._float64 import float64
 from mfopt.accounting import solve
 from mfopt.accounting.monte_carlo import chunked, jensen_gap
 from mfopt.accounting.monte_carlo.dominating_pair import add_tilt, log_hinge

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from mfopt import _quick
-from mfopt._float64 import float64
+from mfopt._runtime import _quick
+from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import clusters, importance
 from mfopt.accounting.monte_carlo.clusters import Clusters
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair, privacy_loss

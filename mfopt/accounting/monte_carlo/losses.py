@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import jax
 
-from mfopt._float64 import float64
+from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import chunked, importance
 from mfopt.accounting.monte_carlo.evidence import Pilot, Point, Tilt, Trial, UpperBound, upper_bound
 from mfopt.accounting.monte_carlo.hockey import beside

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import scipy
 
-from mfopt._float64 import float64
+from mfopt._runtime._float64 import float64
 from mfopt.accounting import solve
 from mfopt.accounting.monte_carlo import importance
 from mfopt.accounting.monte_carlo.evidence import Point, Tilt, ceiling_alone

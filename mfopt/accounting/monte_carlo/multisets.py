@@ -35,8 +35,8 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from mfopt import _quick
-from mfopt._float64 import float64
+from mfopt._runtime import _quick
+from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import dominating_pair, importance, kept_bins, patterns
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.evidence import MAX_ORDER

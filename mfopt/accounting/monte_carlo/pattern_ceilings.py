@@ -13,8 +13,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from mfopt import _quick
-from mfopt._float64 import float64
+from mfopt._runtime import _quick
+from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo.evidence import MAX_ORDER
 from mfopt.accounting.monte_carlo.likelihood import Ceilings, PatternChain
 from mfopt.accounting.monte_carlo.patterns import (

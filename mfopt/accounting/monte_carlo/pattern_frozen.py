@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from mfopt import _quick
-from mfopt._float64 import float64
+from mfopt._runtime import _quick
+from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.dominating_pair import log_hinge
 from mfopt.accounting.monte_carlo.evidence import Point

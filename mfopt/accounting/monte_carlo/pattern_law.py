@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _check, _quick
+from mfopt._runtime import _check, _quick
 from mfopt.accounting.monte_carlo import band, pattern_frozen
 from mfopt.accounting.monte_carlo.likelihood import Ceilings
 from mfopt.accounting.monte_carlo.pattern_frozen import (

@@ -35,8 +35,8 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from mfopt import _check, _sizes
-from mfopt._float64 import float64
+from mfopt._runtime import _check, _sizes
+from mfopt._runtime._float64 import float64
 from mfopt.accounting import unamplified
 from mfopt.accounting.monte_carlo import band, dominating_pair, importance, pattern_law
 from mfopt.accounting.monte_carlo.likelihood import (

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import jax
 import jax.numpy as jnp
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.accounting.monte_carlo.evidence import Pilot, Point, Tilt, Trial, UpperBound
 from mfopt.strategies import Strategy
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import jax
 
-from mfopt._float64 import float64
+from mfopt._runtime._float64 import float64
 from mfopt.accounting.model import Bounds, Found, LossModel, Plan, Side
 from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.calibrate import Calibration, calibrate

@@ -27,8 +27,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mfopt import _check, _sizes
-from mfopt._float64 import float64
+from mfopt._runtime import _check, _sizes
+from mfopt._runtime._float64 import float64
 from mfopt.accounting import unamplified
 from mfopt.accounting.monte_carlo import band, pattern_law
 from mfopt.accounting.monte_carlo.likelihood import Drawn

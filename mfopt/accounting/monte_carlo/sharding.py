@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mfopt import _quick
+from mfopt._runtime import _quick
 
 Devices = tuple[Any, ...]
 _SPLIT, _SAME = PartitionSpec("samples"), PartitionSpec()

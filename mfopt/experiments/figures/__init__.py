@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.experiments import plots
 from mfopt.experiments.cache import Cache
 from mfopt.experiments.figures import charles, chua, fresh_bins, ganesh, mcmahan, near_exact

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mfopt import _check
+from mfopt._runtime import _check
 
 FILES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 

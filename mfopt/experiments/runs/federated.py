@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.accounting.closed_form.moments import Estimator
 from mfopt.noise.state import NoiseState
 from mfopt.noise.stream import NoiseStream

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from mfopt import _extras
+from mfopt._runtime import _extras
 from mfopt.training.models.nnx_model import flatten
 
 try:

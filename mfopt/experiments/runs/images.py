@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mfopt import _check, query_error, sampling
+from mfopt import query_error, sampling
+from mfopt._runtime import _check
 from mfopt.accounting import Mechanism, account
 from mfopt.experiments.cache import Cell, Result
 from mfopt.experiments.mechanisms import Cooldown, ProvenCell, strategy_of, workload_of

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.experiments.runs import pictures
 from mfopt.experiments.runs.functional import size
 from mfopt.experiments.runs.pictures import Examples, Pictures

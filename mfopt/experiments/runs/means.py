@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import scipy.stats
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.experiments.accounts import AccountCell
 from mfopt.experiments.cache import Cell, Result
 from mfopt.sampling import Poisson

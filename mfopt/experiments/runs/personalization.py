@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.experiments.cache import Cell, Result
 from mfopt.experiments.runs.means import by_halves
 from mfopt.experiments.runs.training import REPORTED

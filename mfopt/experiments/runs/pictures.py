@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _check, _extras
+from mfopt._runtime import _check, _extras
 from mfopt.experiments.runs import cifar
 from mfopt.experiments.runs.functional import Apply, Params, functional
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mfopt import _check
+from mfopt._runtime import _check
 
 
 def probabilities(numbers: np.ndarray, candidates: Sequence[int], epsilon: float) -> np.ndarray:

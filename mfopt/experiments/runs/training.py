@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.experiments.cache import Cell, Result, packed
 from mfopt.experiments.families import FRESH_BANDS
 from mfopt.experiments.mechanisms import BALLS, Goal

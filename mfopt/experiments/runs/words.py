@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.experiments.runs.federated import UserData
 from mfopt.training.data.sources import JsonLines
 

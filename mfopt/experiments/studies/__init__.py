@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pkgutil
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.experiments.studies.engine import Outcome, Study, run
 from mfopt.experiments.studies.output import write
 

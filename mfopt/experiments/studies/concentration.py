@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs.filtered_means import FilteredDescent
 from mfopt.experiments.runs.means import ULS, Z95, Descent, MeansCell, Tuned, relative, tuned

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs import doubling
 from mfopt.experiments.runs.means import ULS, Z95, Descent, mean_error, relative

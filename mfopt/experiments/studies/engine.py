@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt._version import __version__
 from mfopt.experiments.cache import Cache, Result
 from mfopt.experiments.plots import Panel

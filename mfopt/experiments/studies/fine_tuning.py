@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.experiments.cache import Cell, Result
 from mfopt.experiments.runs.fine_tuning import Arm, FineTuningCell
 from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED, CorpusCell, check_parts

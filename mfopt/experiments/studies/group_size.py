@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs.means import ELS, Z95, Descent, Tuned, by_halves, draw_sizes, relative
 from mfopt.experiments.runs.private_median import probabilities

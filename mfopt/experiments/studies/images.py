@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.experiments import families
 from mfopt.experiments.mechanisms import BALLS
 from mfopt.experiments.plots import Panel

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.experiments import families
 from mfopt.experiments.plots import Curve, Panel
 from mfopt.experiments.studies.engine import Found, Row, option

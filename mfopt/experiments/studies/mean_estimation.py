@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs.means import ELS, ULS, Z95, Descent, relative
 from mfopt.experiments.studies.engine import Found, Row, option

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from mfopt import _check, _sizes
+from mfopt._runtime import _check, _sizes
 from mfopt.experiments.cache import Result
 from mfopt.experiments.runs.means import Descent, Tuned, tuned
 from mfopt.experiments.studies.engine import Row, Study, option

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.experiments import families
 from mfopt.experiments.cache import Cell, Result
 from mfopt.experiments.families import Comparison

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.experiments import families
 from mfopt.experiments.families import Comparison
 from mfopt.experiments.runs import SPECIAL

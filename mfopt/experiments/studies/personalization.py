@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.experiments.cache import Cell, Result
 from mfopt.experiments.plots import Curve, Panel
 from mfopt.experiments.runs.fine_tuning import Arm

@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.experiments.cache import Cell
 from mfopt.experiments.plots import Curve, Panel
 from mfopt.experiments.runs.fine_tuning import Arm

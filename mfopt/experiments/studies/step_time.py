@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs.fine_tuning import PLAIN
 from mfopt.experiments.runs.step_time import ORDER, StepTimeCell

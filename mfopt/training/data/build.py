@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mfopt import _check, _files
+from mfopt._runtime import _check, _files
 from mfopt._version import __version__
 from mfopt.errors import FailureError
 from mfopt.progress import Progress, Report, silent

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from mfopt import _check, _files
+from mfopt._runtime import _check, _files
 from mfopt.errors import FailureError
 from mfopt.training.data.store import (
     FORMAT_VERSION,

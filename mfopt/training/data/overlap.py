@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.training.data.store import TokenStore
 from mfopt.training.secrets import uniform_hash
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from mfopt import _check
+from mfopt._runtime import _check
 
 _EDGE = 1 << 16
 # A line of a CSV file whose quotes do not match swallows what follows: no field is that long.

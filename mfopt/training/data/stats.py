@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mfopt import _files
+from mfopt._runtime import _files
 from mfopt.training.data.store import TokenStore
 
 _QUANTILES = {"p10": 0.1, "p25": 0.25, "median": 0.5, "p75": 0.75, "p90": 0.9, "p99": 0.99}

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.training.data.build import Options, build
 from mfopt.training.data.builder import HoldOut
 from mfopt.training.data.sources import FileTree, Item, walk

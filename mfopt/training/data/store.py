@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mfopt import _check
+from mfopt._runtime import _check
 
 FORMAT_VERSION = 1
 METADATA = "metadata.json"

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _extras
+from mfopt._runtime import _extras
 
 try:
     from flax import nnx
@@ -22,7 +22,7 @@ except ModuleNotFoundError as problem:
     raise _extras.missing(problem) from None
 from jax.sharding import PartitionSpec as Spec
 
-from mfopt import _check
+from mfopt._runtime import _check
 
 LINEAR_LAYERS = ("attn/c_attn", "attn/c_proj", "mlp/c_fc", "mlp/c_proj")
 

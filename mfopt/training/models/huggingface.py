@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import _extras
-from mfopt._float64 import pinned
+from mfopt._runtime import _extras
+from mfopt._runtime._float64 import pinned
 
 try:
     from flax import nnx
@@ -26,7 +26,7 @@ try:
 except ModuleNotFoundError as problem:
     raise _extras.missing(problem) from None
 
-from mfopt import _check, _files
+from mfopt._runtime import _check, _files
 from mfopt.training.models.gpt2 import GPT2, GPT2Config, LoRAConfig, initial_value, partition_spec
 from mfopt.training.models.model import Model, PyTree
 from mfopt.training.models.nnx_model import from_nnx, nest, pick

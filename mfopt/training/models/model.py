@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mfopt import _check
+from mfopt._runtime import _check
 
 PyTree = Any
 Loss = Callable[[PyTree, PyTree, jax.Array, jax.Array], jax.Array]

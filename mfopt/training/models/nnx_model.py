@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from mfopt import _extras
+from mfopt._runtime import _extras
 
 try:
     from flax import nnx
@@ -20,7 +20,7 @@ try:
 except ModuleNotFoundError as problem:
     raise _extras.missing(problem) from None
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.training.models.model import Model, PyTree, next_token_loss
 
 Path = tuple[Any, ...]

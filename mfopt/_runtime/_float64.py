@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import numpy as np
 
-from mfopt import _address_space, _quick
+from mfopt._runtime import _address_space, _quick
 
 P = ParamSpec("P")
 R = TypeVar("R")

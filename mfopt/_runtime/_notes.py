@@ -20,7 +20,7 @@ from typing import Any
 
 import platformdirs
 
-from mfopt import _files
+from mfopt._runtime import _files
 
 _KEY_BYTES = 32
 MOST_BYTES = 2**25  # some ten thousand notes

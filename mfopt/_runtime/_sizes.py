@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mfopt import _address_space, _check, words
+from mfopt import words
+from mfopt._runtime import _address_space, _check
 from mfopt.progress import Progress, Report
 
 GIB = 2**30

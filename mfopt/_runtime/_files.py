@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
-from mfopt import _check
+from mfopt._runtime import _check
 from mfopt.errors import FailureError, UsageError
 
 try:

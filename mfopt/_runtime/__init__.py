@@ -1,0 +1,1 @@
+"""Files, checks of arguments, signals, sizes, float64: what every room stands on."""
