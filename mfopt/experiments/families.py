@@ -165,7 +165,7 @@ FAMILIES: dict[str, Family] = {
         "banded Toeplitz scaled, fresh bins", "banded-toeplitz", FRESH, scaled=True, bands=True
     ),
     "cleared-blt-8-scaled+fresh-bins": Family(
-        "cleared BLT (8), scaled, fresh bins",
+        "cleared BLT 8, scaled, fresh bins",
         "cleared-blt",
         FRESH,
         scaled=True,
