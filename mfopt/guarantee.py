@@ -71,7 +71,7 @@ class Guarantee:
     method: str = ""
     status: Status = "estimate"
     failure_probability: float = 0.0
-    details: dict[str, Any] = dataclasses.field(default_factory=dict)
+    details: dict[str, object] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # epsilon may be infinite: an accountant may have no finite answer, and says so.
@@ -94,6 +94,12 @@ class Guarantee:
         """Kind of certificate that the details name: the one to prove the statement again by."""
         named = self.details.get("certificate")
         return "deterministic" if named == "deterministic" else "monte-carlo"
+
+    @property
+    def lower_bound(self) -> float | None:
+        """Proven lower bound of the number that was asked for, where one is known."""
+        bracket = self.details.get("bracket")
+        return float(bracket[0]) if isinstance(bracket, list | tuple) else None
 
     def describe(self) -> dict[str, Any]:
         """JSON-able description."""

@@ -91,7 +91,8 @@ def test_epsilon_and_delta_of_an_attack_agree() -> None:
 def test_every_bound_has_a_lower_end(mechanism: Mechanism, gap: float) -> None:
     sigma = 1.5 * mechanism.group_size
     found = account(mechanism, noise_multiplier=sigma, delta=1e-5)
-    below, above = found.details["bracket"]
+    below, above = found.lower_bound, found.epsilon
+    assert found.details["bracket"] == [below, above]
     assert found.status == "bound" and above == found.epsilon
     assert (1 - gap) * above < below < above
     delta = account(mechanism, noise_multiplier=sigma, epsilon=found.epsilon)

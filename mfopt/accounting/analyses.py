@@ -319,7 +319,7 @@ def _least(
     same = [answer for answer in answers if size(answer) <= smallest * (1 + 1e-9)]
     best = min(same, key=lambda answer: (answer.status != "exact", size(answer)))
     details = {**best.details, "least_of": [answer.method for answer in answers]}
-    known = [answer.details["bracket"][0] for answer in answers if "bracket" in answer.details]
+    known = [low for answer in answers if (low := answer.lower_bound) is not None]
     if known:  # whichever of them proved it, less than this it cannot be
         details["bracket"] = [min(max(known), size(best)), size(best)]
     if failures:

@@ -140,8 +140,8 @@ def with_lower_end(mechanism: Mechanism, found: Guarantee, asked: str) -> Guaran
         return found
     if not below > 0:
         return found
-    known = found.details.get("bracket", (0.0, value))[0]
-    details = {**found.details, "bracket": [min(max(known, below), value), value]}
+    low = min(max(found.lower_bound or 0.0, below), value)
+    details = {**found.details, "bracket": [low, value]}
     return dataclasses.replace(found, details=details)
 
 

@@ -183,7 +183,7 @@ def compose(
         adjacency=first.adjacency,
         method="privacy loss distribution of phases",
         status="bound",
-        details=details,
+        details={**details},
     )
 
 

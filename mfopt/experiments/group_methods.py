@@ -112,7 +112,7 @@ def group_methods(
 
 def _with_lower_end(found: Guarantee, tight: Guarantee, asked: str) -> Guarantee:
     """``found`` with what is proved of the mechanism from below, where it is a bound."""
-    below, value = tight.details.get("bracket", (0.0, 0.0))[0], getattr(found, asked)
+    below, value = tight.lower_bound or 0.0, getattr(found, asked)
     if found.status != "bound" or found is tight or not 0 < below < value:
         return found
     return dataclasses.replace(found, details={**found.details, "bracket": [below, value]})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
@@ -29,7 +28,7 @@ class Record:
     workload: Workload
     guarantee: Guarantee
     history: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 3)))
-    provenance: dict[str, Any] = dataclasses.field(default_factory=dict)
+    provenance: dict[str, object] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         sigma = _check.positive("noise_multiplier", self.noise_multiplier)
@@ -48,6 +47,12 @@ class Record:
         return Mechanism(
             self.sampling, self.strategy, stated.group_size, stated.privacy_unit, stated.adjacency
         )
+
+    @property
+    def not_certified(self) -> str:
+        """Reason why the last certificate that was tried failed; empty where none did."""
+        reasons = self.provenance.get("not_certified")
+        return str(reasons[-1]) if isinstance(reasons, list) and reasons else ""
 
     @property
     def iterations(self) -> int:

@@ -242,7 +242,7 @@ def least_error(
                 proved.append(made)
                 continue
             kept.append(made)
-            why = made.provenance["not_certified"][-1]
+            why = made.not_certified
         refused.append(f"{scheme.kind}, {found.strategy.kind}: {why}")
         note = f"{refused[-1]} The next best is certified instead."
         progress(Progress("certifying", note=note, lasting=True))

@@ -288,5 +288,5 @@ def _estimate(
         adjacency="add-remove",
         method=f"{sampled.name} Monte Carlo, importance sampling ({why}, not certified)",
         status="estimate",
-        details=details,
+        details={**details},
     )

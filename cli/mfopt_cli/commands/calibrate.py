@@ -54,7 +54,7 @@ def command(
             progress=live,
             command=mechanisms.typed(),
         )
-    samples = new.guarantee.details["samples"]
+    samples: Any = new.guarantee.details["samples"]
     answers.say_unused({"samples": certify_samples}, samples > 0)
     wanted = out
     if out is not None:

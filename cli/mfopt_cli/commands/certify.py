@@ -54,7 +54,7 @@ def command(
             command=mechanisms.typed(),
         )
     guarantee = proved.guarantee
-    numbers = guarantee.details
+    numbers: Any = guarantee.details
     answers.say_unused({"samples": certify_samples}, numbers["samples"] > 0)
     wanted = out
     if out is not None:

@@ -270,7 +270,7 @@ def command(
     if found.guarantee.status == "certified":
         return 0 if path == wanted else 1
     if not found.provenance["interrupted"]:
-        why = found.provenance["not_certified"][-1]
+        why = found.not_certified
         click.echo(
             f"mfopt: {why} C is saved and its σ is NOT CERTIFIED: `mfopt calibrate {path} "
             "--eps EPS --delta DELTA` finds one without a search for another target, or for this "

@@ -208,7 +208,7 @@ def _with_factorization(settings: Any, progress: Report) -> Any:
         if found.provenance["interrupted"]:
             raise KeyboardInterrupt  # before training has begun; what was kept proves nothing
         if found.guarantee.status != "certified":
-            raise _check.FailureError(found.provenance["not_certified"][-1])
+            raise _check.FailureError(found.not_certified)
         found.save(path)
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils

@@ -115,7 +115,7 @@ class TrainMechanismCell(Cell):
         if found.provenance["interrupted"]:
             raise KeyboardInterrupt  # what was kept is no result of this cell
         if found.guarantee.status != "certified":
-            raise _check.FailureError(found.provenance["not_certified"][-1])
+            raise _check.FailureError(found.not_certified)
         with tempfile.TemporaryDirectory() as folder:
             found.save(Path(folder) / "mechanism.npz")
             arrays = packed(Path(folder), "mechanism")
