@@ -1,6 +1,7 @@
 """Shared test settings."""
 
 import atexit
+import gc
 import importlib.util
 import os
 import shutil
@@ -13,6 +14,8 @@ import pytest
 from _pytest.doctest import DoctestModule
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# What is compiled is hundreds of thousands of objects that stay: garbage is looked for rarely.
+gc.set_threshold(50_000, 50, 50)
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "benchmarks")]
 
 # Compiled modules are kept, also where that is turned off: each worker, and each process that a

@@ -31,7 +31,14 @@ def _narrowed(strategy, dtype):
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), strategy)
 
 
-@pytest.mark.parametrize("scheme", _schemes(20), ids=lambda scheme: scheme.kind)
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        pytest.param(scheme, marks=pytest.mark.release if scheme.kind == "fresh-bins" else ())
+        for scheme in _schemes(20)
+    ],
+    ids=lambda scheme: scheme.kind,
+)
 def test_c_is_accounted_by_its_numbers_whatever_their_width(scheme):
     asked = {"delta": 1e-5, "certify": False, "seed": 1, "samples": 2**10}
     # the twin's numbers were found first, and may be found again

@@ -227,7 +227,9 @@ def plain(of, sigma, epsilon, size=2**18, seed=0):
     return found
 
 
-@pytest.mark.parametrize("case", [(4, 3, 2, 2), pytest.param((5, 2, 4, 3), marks=pytest.mark.ci)])
+@pytest.mark.parametrize(
+    "case", [(4, 3, 2, 2), pytest.param((5, 2, 4, 3), marks=pytest.mark.release)]
+)
 def test_estimates_and_bounds_agree_with_plain_sampling(case):
     of, sigma, epsilon = All(*case), 1.1, 1.0
     loss = BMinSepLoss(of.exact)

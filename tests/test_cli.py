@@ -262,7 +262,7 @@ def test_a_file_that_ends_too_early_is_no_interrupt(made, monkeypatch):
 
 
 def test_messages_name_options_and_no_empty_value():
-    with pytest.raises(UsageError, match=r"^sampling = 'nosuch': must be one of balls-in-bins, "):
+    with pytest.raises(UsageError, match=r"^sampling = 'nosuch': must be one of b-min-sep, "):
         from_description({"kind": "nosuch"})
     problem = reject("factorization", "", "give either", "So.")
     assert messages.of_usage(problem, None) == "factorization: give either. So."

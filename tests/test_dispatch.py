@@ -16,6 +16,11 @@ TABLES = {
     "mfopt/optimize/kinds.py",
     "mfopt/optimize/starts.py",
     "mfopt/experiments/accounts.py",  # a published account of Poisson sampling alone
+    "mfopt/training/attack.py",  # what tells two data sets apart, by scheme
+    # the same for accounts: what two data sets attain
+    "mfopt/accounting/attained.py",
+    "mfopt/accounting/loss_distribution/poisson.py",
+    "mfopt/accounting/monte_carlo/separated.py",  # refuses all schemes but its own
 }
 CLASSES = {
     *(cls.__name__ for cls in strategies.registered().values()),

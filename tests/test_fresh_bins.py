@@ -335,7 +335,7 @@ def test_a_component_that_no_sample_needs_stays_in_reach(monkeypatch):
         return kept(function, start, **options)
 
     monkeypatch.setattr(pattern_frozen.scipy.optimize, "minimize", runs_off)
-    found = pattern_frozen.fit(loss_of(BANDS).patterns, 2.0, EPSILON)
+    found = pattern_frozen.fit(loss_of(BANDS).patterns, 2.0, EPSILON, ceilings)
     assert np.all(np.asarray(found.alpha) < 100) and np.all(np.abs(found.gamma) < 100)
 
 

@@ -64,6 +64,7 @@ def test_two_modes_by_quadrature(overlap, sigma, epsilon):
     assert np.any(bounds(loss, 1.1 * sigma, epsilon) < truth)
 
 
+@pytest.mark.ci
 def test_bounds_are_above_plain_sampling():
     loss, sigma, epsilon = small(), 1.7, 1.0
     found, louder = bounds(loss, sigma, epsilon), bounds(loss, 1.2 * sigma, epsilon)
@@ -85,6 +86,7 @@ def test_moments_are_sums_over_tuples():
     assert places == 4
 
 
+@pytest.mark.ci
 def test_the_second_moment_of_reassigned_bins():
     scheme, strategy = FreshBins(bins=3, epochs=3), S.BandedSquareRoot(3)
     matrix, sigma = np.asarray(strategy.materialize(9)), 1.3
@@ -123,6 +125,7 @@ def test_the_polynomial_is_above_the_payoff_everywhere(direction):
         assert problem._missing(bent, cells)[1] == math.inf
 
 
+@pytest.mark.release
 def test_sigma_at_the_setting_of_the_readme():
     made = mfopt.load(DEFAULT)
     sigma = made.noise_multiplier  # certified by samples
@@ -131,6 +134,7 @@ def test_sigma_at_the_setting_of_the_readme():
     assert np.min(bounds(loss, 0.97 * sigma, 2.0)) > 1e-5  # a control: the truth is above
 
 
+@pytest.mark.ci
 def test_released_certified_saved_and_proved_again(tmp_path):
     sampled = mfopt.factorize(
         epochs=2, iterations_per_epoch=8, epsilon=2.0, strategy="banded-sqrt", seed=1

@@ -294,7 +294,7 @@ def _light(inputs):
         patch.setattr("mfopt.experiments.figures.make", figure)
         patch.setattr("mfopt.experiments.artifacts.rebuild", figure)
         patch.setattr("mfopt.experiments.artifacts.redraw", lambda *_: ["drawn again"])
-        patch.setattr(experiment, "_run", lambda study, **how: asked(study, **how))
+        patch.setattr(experiment, "_run", lambda studies, **how: asked(*studies, **how))
         yield
 
 

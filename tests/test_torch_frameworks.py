@@ -170,7 +170,13 @@ def lightning_trainer(run, strategy=None, **options):
     return Trainer(strategy=strategy, **options)
 
 
-@pytest.mark.parametrize("stop", [3, 5], ids=["inside an epoch", "at its end"])
+@pytest.mark.parametrize(
+    "stop",
+    [
+        pytest.param(3, id="inside an epoch"),
+        pytest.param(5, marks=pytest.mark.release, id="at its end"),
+    ],
+)
 def test_lightning_takes_the_steps_and_resumes_at_its_own(stop):
     module, run = lightning_module(), private_run()
     from lightning.pytorch.callbacks import ModelCheckpoint
@@ -241,7 +247,7 @@ def accelerated(attach_first=True):
     return accelerator, run, *made
 
 
-@pytest.mark.parametrize("attach_first", [True, False])
+@pytest.mark.parametrize("attach_first", [True, pytest.param(False, marks=pytest.mark.release)])
 def test_accelerate_takes_the_steps_and_resumes_at_its_own(attach_first):
     accelerator, run, model, optimizer, loader = accelerated(attach_first)
     for step, batch in enumerate(loader):
@@ -355,7 +361,9 @@ def sums_are_right(model, loss, batch, examples):
     assert any(f.abs().max() > 1e-3 for f in found)
 
 
-@pytest.mark.parametrize("kind", ["GRU", "LSTM", "checkpoint"])
+@pytest.mark.parametrize(
+    "kind", ["GRU", pytest.param("LSTM", marks=pytest.mark.release), "checkpoint"]
+)
 def test_layers_without_a_rule_go_one_example_at_a_time(kind):
     model = checkpointed(False) if kind == "checkpoint" else Recurrent(kind)
     batch = tuple(part[:3] for part in run_tests.data().tensors)
@@ -371,7 +379,9 @@ def test_layers_without_a_rule_go_one_example_at_a_time(kind):
         assert told[0].startswith("module.cell (GRU)" if kind == "GRU" else "module")
 
 
-@pytest.mark.parametrize("kind", ["GPT2", "Bert", "Llama"])
+@pytest.mark.parametrize(
+    "kind", ["GPT2", *(pytest.param(kind, marks=pytest.mark.release) for kind in ("Bert", "Llama"))]
+)
 def test_language_models_with_attention_masks(kind):
     sums_are_right(language_model(kind), lambda m, b: m(**b)["loss"], tokens(kind), 3)
 

@@ -84,8 +84,8 @@ def test_what_does_not_fit_is_refused_with_what_would(monkeypatch):
     sizes.RunCost(small, execution(microbatch=1, records=1), settings).require()
     with pytest.raises(UsageError, match=r"microbatch = 64: .* GiB of memory.*Here \d+ would fit"):
         sizes.RunCost(small, execution(microbatch=64, records=1), settings).require()
-    wide = config(width=76800, layers=12, heads=12, length=1024)
-    with pytest.raises(UsageError, match=r"width = 76800: .* GiB of memory.*smaller model"):
+    wide = config(width=61440, layers=12, heads=12, length=1024)
+    with pytest.raises(UsageError, match=r"width = \(12, 61440\): .* GiB of memory.*smaller model"):
         sizes.RunCost(work(wide, 50257), execution(microbatch=1), wide).require()
     # noise that keeps every draw is part of it
     banded = S.BandedToeplitz(np.ones(400) / np.arange(1, 401))

@@ -220,7 +220,8 @@ def _with_sampled(
     if parts:
         target = -30.0 if delta is None else math.log(_check.probability("delta", delta))
         other = _companion(parts, target)
-        found: Any = composition.analysis(one.mechanism, other, **dataclasses.asdict(effort))
+        how = {"samples": effort.samples, "seed": effort.seed, "certify": effort.certify}
+        found: Any = composition.analysis(one.mechanism, other, **how)
     else:
         found = analysis(one.mechanism, **dataclasses.asdict(effort))
     if epsilon is None:
