@@ -220,7 +220,8 @@ def _with_sampled(
     if parts:
         target = -30.0 if delta is None else math.log(_check.probability("delta", delta))
         other = _companion(parts, target)
-        how = {"samples": effort.samples, "seed": effort.seed, "certify": effort.certify}
+        how: dict[str, Any] = dataclasses.asdict(effort)
+        del how["certificate"]  # samples alone prove this one
         found: Any = composition.analysis(one.mechanism, other, **how)
     else:
         found = analysis(one.mechanism, **dataclasses.asdict(effort))
