@@ -118,7 +118,7 @@ def test_one_panel_of_groups_is_as_many(bins, monkeypatch):
     np.testing.assert_allclose(found[:2], found[2], rtol=1e-12)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_a_product_by_buffers_is_the_one_by_modes(monkeypatch):
     strategy, scheme = _case(3, 7, [0.9, 0.3, 0.05])
     slope = np.random.default_rng(4).normal(size=(7, 7))

@@ -287,7 +287,7 @@ def test_init_and_own_workload(made, tmp_path):
     assert mfopt.load(second).workload.kind == "toeplitz"
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_an_audit_without_an_upper_bound_says_so_and_is_json():
     blt = Path(__file__).parents[1] / "artifacts/factorizations/blt-4-8x32-eps2.npz"
     words = ["audit", blt, "--canaries", 100, "--seed", 1]

@@ -330,7 +330,7 @@ def test_a_wave_is_no_worse_than_the_blt_that_it_contains(seed):
     [
         pytest.param(5, 0.5, 1.0, marks=pytest.mark.release, id="whole"),
         pytest.param(200, 0.5, 1.0, marks=pytest.mark.release, id="nodes"),
-        pytest.param(5, 0.02, 2000.0, id="large ε"),
+        pytest.param(5, 0.02, 2000.0, marks=pytest.mark.release, id="large ε"),
         pytest.param(200, 0.005, 1e5, marks=pytest.mark.ci, id="powers that are cut"),
     ],
 )

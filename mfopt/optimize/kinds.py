@@ -24,7 +24,7 @@ from mfopt.optimize.time_scale import Scaling
 from mfopt.strategies import Strategy, TimeScaled, fields
 
 _SHORT_RUN = 512  # iterations: C has several optima there, and a search takes little
-_BLT_RUN = 2048  # exponentials have several optima in longer runs too
+_WAVE_RUN = 2048  # a wave has several optima in longer runs too
 _WARM_BUFFERS = 4  # of the BLT that other searches begin from
 
 
@@ -321,7 +321,6 @@ def _scaled(stage: Stage) -> list[Stage]:
 register(
     Kind(
         "blt",
-        twice=_BLT_RUN,
         scalable=True,
         starts=lambda size: [
             *(starts.spread_blts(size.buffers, size.bins) if size.buffers <= _WARM_BUFFERS else [])
@@ -402,7 +401,7 @@ register(
 register(
     Kind(
         "wave-blt",
-        twice=_BLT_RUN,
+        twice=_WAVE_RUN,
         scalable=True,
         # with both free from the start, a wave far from its place ended up to 2.5% above
         plain_first=True,

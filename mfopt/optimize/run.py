@@ -33,6 +33,7 @@ _BACK = 0.3  # of the way to its start, from where a short search is begun a sec
 _SCOUT_STEPS = 12  # evaluations at most from one of several starts
 _SEEN_DELTA = 1e-20  # seeds, ε and sizes that were tried; at 1e-25 the first search had no σ
 _FEW_BINS = 128  # of the search that one with more bins begins from
+_OWN_STARTS = 2048  # iterations up to which it begins at starts of its own too
 # Where bins are grouped: times as many frozen samples, since all else costs more there, and the
 # least tolerance. At 8 × 1,024: 0.03% of the error, and a third of the evaluations.
 _MANY_SAMPLES, _LEAST_TOLERANCE = 4, 1e-4
@@ -520,7 +521,7 @@ class _Job:
         self._run(target, kind, mapping.start, trace, _SCOUT_STEPS, text, problem=few)
         if trace.best is not None:
             start = built(mapping.build, trace.best)
-        own = kind.starts(stage.size) if self.problem.scheme.iterations <= kind.twice else []
+        own = kind.starts(stage.size) if self.problem.scheme.iterations <= _OWN_STARTS else []
         return [kind.stretch(start, n, self.problem.scheme.iterations), *own]
 
     def _judge(self, kind: Kind, mapping: Parameterization, samples: int) -> Judge | None:
