@@ -30,7 +30,7 @@ def kept_cell(epsilon: float, rethrow: int) -> SigmaCell:
 
 
 def kept(context: Context) -> Drawing:
-    """RMSE where bins are kept for L epochs, and what that costs over a throw in each.
+    """RMSE where bins are kept for L epochs, and what that costs over new bins in each.
 
     σ is estimated on fresh samples.
     """
@@ -51,7 +51,13 @@ def kept(context: Context) -> Drawing:
     return Drawing(
         [
             Panel(errors, where, axis, "RMSE (log scale)\nlower is better", log_y=True),
-            Panel(excess, "over a throw in each epoch", axis, "RMSE above it (%)", zero_line=True),
+            Panel(
+                excess,
+                "compared with new bins in each epoch",
+                axis,
+                "RMSE above it (%)",
+                zero_line=True,
+            ),
         ]
     )
 
