@@ -136,12 +136,13 @@ def memory_figure(setting: Comparison, sizes: Sequence[Row]) -> Figure:
     """
     one_each = len({(row.family, row.epsilon) for row in sizes}) == len(sizes)
     best = "; each at its best size" if one_each else ""
+    crosses = "; ×: regenerates past draws" if any(row.draws > 1 for row in sizes) else ""
     return _front_figure(
         [row for row in sizes if row.draws <= 1],
         [row for row in sizes if row.draws > 1],
         lambda row: row.memory,
         lambda row: f"{row.memory}",
-        f"Error and memory: {where(setting)}\nnamed: the front, with its arrays{best}",
+        f"Error and memory: {where(setting)}\nnamed: the front, with its buffers{best}{crosses}",
         "noise buffers, × model size (log scale from 1 on)",
     )
 
@@ -171,7 +172,10 @@ def _front_figure(
     def draw(axis: Axes, epsilon: float) -> None:
         front = pareto_front([row for row in rows if row.epsilon == epsilon], cost)
         here = [row for row in (*rows, *apart) if row.epsilon == epsilon]
-        axis.scatter([cost(row) for row in here], [row.rmse for row in here], s=14, color="0.75")
+        for some, marker in ((rows, "o"), (apart, "x")):
+            mine = [row for row in some if row.epsilon == epsilon]
+            x, y = [cost(row) for row in mine], [row.rmse for row in mine]
+            axis.scatter(x, y, s=14, color="0.75", marker=marker)
         joined = [cost(row) for row in front], [row.rmse for row in front]
         axis.step(*joined, where="post", color="0.3", linewidth=1)
         for row in front:

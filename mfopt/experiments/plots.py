@@ -55,7 +55,7 @@ class Panel(NamedTuple):
       title, x_label, y_label: with units.
       log_x, log_y: logarithmic axes.
       zero_line: draw a line at y = 0.
-      lines: False draws points, and bars with caps in place of bands.
+      lines: False draws points, and thin bars in place of bands.
       names: of the places 0, 1, ... on the vertical axis, from the top down, in place of numbers;
         bars then lie along x. Panels of a row have them in common.
     """
@@ -94,6 +94,8 @@ def draw(panels: Sequence[Panel], *, title: str = "", columns: int | None = None
         size = (width, height + 0.27 * legend_rows + 0.3)
     place: Any = "outside center right" if beside else "outside lower center"
     figure = Figure(figsize=size, layout="constrained")
+    if named:  # long names are wider in an SVG than where they are measured
+        figure.get_layout_engine().set(rect=(0.012, 0, 0.988, 1))  # type: ignore[union-attr]
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     handles: dict[str, Any] = {}
     for number, (axis, panel) in enumerate(zip(axes, panels, strict=False)):
@@ -151,12 +153,15 @@ def _panel(axis: Axes, panel: Panel, labels: Sequence[str], handles: dict[str, A
                 middle = np.asarray(curve.x if panel.names else curve.y)
                 reach = np.stack([middle - curve.low, np.asarray(curve.high) - middle])
                 bars: Any = {"xerr" if panel.names else "yerr": reach}
-                axis.errorbar(curve.x, curve.y, fmt="none", ecolor=colour, capsize=3, **bars)
+                # without caps: beside other points an end would look like one
+                axis.errorbar(curve.x, curve.y, fmt="none", ecolor=colour, alpha=0.6, **bars)
     if panel.vertical is not None:
         axis.axvline(panel.vertical[0], color="0.6", linestyle=":", linewidth=1)
     axis.set_title(panel.title, fontsize="medium")
     axis.set_xlabel(panel.x_label)
     axis.set_ylabel(panel.y_label)
+    if panel.y_range is not None:
+        axis.set_ylim(*panel.y_range)
     if panel.log_y:
         axis.set_yscale("log")
         plain_ticks(axis.yaxis, [v for c in panel.curves for v in c.y])
@@ -167,8 +172,6 @@ def _panel(axis: Axes, panel: Panel, labels: Sequence[str], handles: dict[str, A
             plain_ticks(axis.xaxis, places)
         else:
             named_ticks(axis, places)
-    if panel.y_range is not None:
-        axis.set_ylim(*panel.y_range)
     tidy(axis)
 
 
@@ -214,7 +217,8 @@ def plain_ticks(axis: Any, values: Sequence[float]) -> None:
         inside = [t for t in ticks if 0.6 * min(finite) <= t <= 1.6 * max(finite)]
         if sum(min(finite) <= t <= max(finite) for t in inside) >= 3:
             break
-    _ticks(axis, inside)
+    low, high = axis.get_view_interval()
+    _ticks(axis, [tick for tick in inside if low <= tick <= high] or inside)
 
 
 def _ticks(axis: Any, values: Sequence[float]) -> None:
