@@ -170,6 +170,26 @@ def test_a_first_search_is_not_led_astray_by_an_estimate_that_says_little():
     assert abs(math.log(found)) < 0.01
 
 
+def test_a_first_search_looks_at_its_end():
+    """Few samples far from the root: a slope four times too steep points to a third of the way.
+
+    So it was at 8 × 16 under fresh bins, ε = 8: 16 of 100 seeds had σ up to 45% high, from where
+    no proposal reached the root.
+    """
+
+    class Estimate:
+        def evaluate(self, log_sigma):
+            steep, error = (120.0, 0.45) if log_sigma > 0.25 else (30.0, 0.1)
+            return LogDelta(math.log(1e-5) - 30 * log_sigma, -steep, error)
+
+    class Loss:
+        def frozen(self, *_):
+            return Estimate()
+
+    found = rough(Loss(), 8.0, 1e-5, chunked.seed_key(0), start=math.exp(0.3))
+    assert abs(math.log(found)) < 0.01
+
+
 # --- σ -------------------------------------------------------------------------------------------
 
 

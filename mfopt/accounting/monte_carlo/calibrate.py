@@ -21,8 +21,7 @@ _BLIND = 0.7  # relative standard error of δ̂ from which on nothing is read of
 _WEAK, _SHORT = 0.5, 0.5  # relative standard error from which on a search takes no longer steps of
 # log σ: far below where δ is met no proposal may serve, and a search that jumps there is lost
 _NEAR, _NUDGE = 0.1, 0.01  # of log σ: how far a proposal serves, and the step where it fails
-# of log σ: Newton steps whose error, about their square, is a percent and a quarter of 1e-6
-_ROUGHLY, _STRAIGHT = 0.1, 5e-4
+_STRAIGHT = 5e-4  # of log σ: a Newton step whose error, about its square, is a quarter of 1e-6
 _DOMAIN = 0x63616C69  # keys of this search: an optimizer with the same seed draws others
 
 
@@ -117,9 +116,7 @@ def rough(
         return off, at.slope
 
     begin = math.log(start or loss.start(epsilon, delta))
-    return math.exp(
-        decreasing_root(function, begin, tolerance=0.01, max_step=2.0, straight=_ROUGHLY)
-    )
+    return math.exp(decreasing_root(function, begin, tolerance=0.01, max_step=2.0))
 
 
 def _placed(
