@@ -4,6 +4,7 @@ import concurrent.futures
 import csv
 import io
 import json
+import math
 import multiprocessing
 import os
 import sys
@@ -17,6 +18,8 @@ from mfopt_cli.main import main
 from mfopt import FailureError, UsageError
 from mfopt._runtime import _sizes
 from mfopt.accounting.monte_carlo import dominating_pair
+from mfopt.accounting.monte_carlo.calibrate import calibrate
+from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.experiments import (
     artifacts,
     comparison,
@@ -42,7 +45,7 @@ from mfopt.experiments.mechanisms import (
 from mfopt.experiments.runner import run_all
 from mfopt.optimize.optimizers import Trace
 from mfopt.progress import Progress
-from mfopt.sampling import BallsInBins
+from mfopt.sampling import BallsInBins, BMinSep
 
 BINS, EPOCHS = 8, 2
 ARTIFACTS = Path(__file__).parent.parent / "artifacts"
@@ -53,6 +56,7 @@ FAMILIES = (
     "banded+unamplified",
     "banded+poisson",
     "banded+balls-in-bins",
+    "banded-toeplitz+b-min-sep",
     "sqrt",
     "tree",
     "banded-inverse-sqrt",
@@ -321,6 +325,16 @@ def test_sigmas_follow_their_definitions(sizes: dict, cache: Cache) -> None:
     assert accountant.get_epsilon(1e-5) == pytest.approx(1.0, rel=1e-3)
     assert dominating_pair.exact(optimum, BallsInBins(BINS, EPOCHS)).bins == BINS
 
+    # b-min-sep: other samples, and a separation of three quarters of an epoch
+    row = next(r for r in sizes["banded-toeplitz+b-min-sep", 1.0] if r.size == 4)
+    planned = dict(comparison.plan(SETTING)["banded-toeplitz+b-min-sep", 1.0])
+    optimum = strategy_of(cache.load(planned[4].source))  # type: ignore[arg-type]
+    loss = law(BMinSep(BINS, EPOCHS, 6)).loss(optimum)
+    found = calibrate(loss, 1.0, 1e-5, samples=2**13, seed=1)
+    spread = math.hypot(found.relative_error, row.relative_error)
+    assert row.noise_multiplier == pytest.approx(found.noise_multiplier, rel=5 * spread)
+    assert 5 * spread < 0.03
+
 
 def test_best_size_and_improvement() -> None:
     rows = [
@@ -472,7 +486,8 @@ def test_command_writes_table_csv_json_and_plots(tmp_path, cache: Cache, sizes, 
         assert (tmp_path / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
         assert (tmp_path / f"{stem}.svg").read_text().lstrip().startswith("<?xml")
     for r in listed:  # a lower bound is known where every unit takes part once in each epoch
-        assert ("poisson" in r["family"]) == (r["above_floor"] == "")
+        by_chance = r["family"].endswith(("poisson", "b-min-sep"))
+        assert by_chance == (r["above_floor"] == "")
         assert not r["above_floor"] or float(r["above_floor"]) > 0
     again = comparison.rows_of((tmp_path / "c.csv").read_text())
     assert [row.above_floor is None for row in again] == [not r["above_floor"] for r in listed]

@@ -23,7 +23,7 @@ from scipy.optimize import isotonic_regression
 from mfopt.experiments import comparison, families
 from mfopt.experiments.comparison import DEFAULT_BASELINE, Z95, Row, improvements
 from mfopt.experiments.families import Comparison
-from mfopt.experiments.mechanisms import BALLS, FRESH, POISSON, UNAMPLIFIED
+from mfopt.experiments.mechanisms import B_MIN_SEP, BALLS, FRESH, POISSON, UNAMPLIFIED
 from mfopt.experiments.plots import (
     COLOURS,
     EVERY,
@@ -59,6 +59,7 @@ _SAMPLING: dict[str, tuple[str, Any, str]] = {
     BALLS: ("balls-in-bins", "-", "o"),
     FRESH: ("fresh bins", "-.", "D"),
     POISSON: ("Poisson, cyclic Poisson", "--", "s"),
+    B_MIN_SEP: ("b-min-sep", (0, (5, 1, 1, 1, 1, 1)), "v"),
     UNAMPLIFIED: ("no amplification", ":", "^"),
 }
 

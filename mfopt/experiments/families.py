@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from mfopt._runtime import _check, _sizes
 from mfopt.experiments.cache import Cell
 from mfopt.experiments.mechanisms import (
+    B_MIN_SEP,
     BALLS,
     FRESH,
     POISSON,
@@ -41,7 +42,7 @@ class Family(NamedTuple):
     Attributes:
       label: what a reader sees, at most 34 letters.
       kind: of C.
-      sampling: "unamplified", "poisson", "balls-in-bins" or "fresh-bins".
+      sampling: "unamplified", "poisson", "b-min-sep", "balls-in-bins" or "fresh-bins".
       found: in closed form, optimized in fixed order, or optimized under its sampling.
       scaled: whether C is put between two diagonals that vary with time.
       buffers: of a BLT.
@@ -82,6 +83,8 @@ class Family(NamedTuple):
         # under cyclic Poisson sampling the rate within a group is 1 at bands = bins: nothing is
         # left to amplify
         most = s.bins if self.sampling == POISSON else s.bins * s.epochs
+        if self.sampling == B_MIN_SEP:  # beyond half an epoch C has ever less to gain from it
+            most = s.bins // 2
         least = 1 if self.found == FIXED_ORDER else 2
         return [width for width in s.widths if least <= width <= most]
 
@@ -145,6 +148,14 @@ FAMILIES: dict[str, Family] = {
     "dpsgd+fresh-bins": Family("DP-SGD, fresh bins", "identity", FRESH, FIXED),
     **_samplings("banded", "banded", columns=False),
     **_samplings("banded Toeplitz", "banded-toeplitz"),
+    "banded-toeplitz+b-min-sep": Family(
+        "banded Toeplitz, b-min-sep",
+        "banded-toeplitz",
+        B_MIN_SEP,
+        FIXED_ORDER,
+        bands=True,
+        slow=True,
+    ),
     "blt-4+unamplified": Family("BLT-4, unamplified", "blt", UNAMPLIFIED, FIXED_ORDER, buffers=4),
     "dense+unamplified": Family(
         "dense multi-epoch, unamplified", "dense", UNAMPLIFIED, FIXED_ORDER, slow=True

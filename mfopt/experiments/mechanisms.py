@@ -23,12 +23,22 @@ from mfopt.guarantee import Guarantee
 from mfopt.noise.choice import choose
 from mfopt.optimize import kinds, optimize, unamplified
 from mfopt.optimize.time_scale import Scaling
-from mfopt.sampling import BallsInBins, BinScheme, CyclicPoisson, FixedOrder, FreshBins, Poisson
+from mfopt.sampling import (
+    BallsInBins,
+    BinScheme,
+    BMinSep,
+    CyclicPoisson,
+    FixedOrder,
+    FreshBins,
+    Poisson,
+)
 from mfopt.strategies import Strategy
 from mfopt.workloads import Momentum, PrefixSums, Workload, linear_cooldown
 
 UNAMPLIFIED, POISSON, BALLS, FRESH = "unamplified", "poisson", "balls-in-bins", "fresh-bins"
+B_MIN_SEP = "b-min-sep"
 SAMPLED = (BALLS, FRESH)  # whose C is optimized under the sampling
+ESTIMATED = (*SAMPLED, B_MIN_SEP)  # whose σ is an estimate from samples
 # of a search in fixed order: a quarter fewer steps, and 1e-5 of RMSE, which no table prints
 _TOLERANCE = 1e-7
 _FEW = 2**11  # samples where σ is known already
@@ -59,7 +69,7 @@ class Goal:
     Attributes:
       bins, epochs: iterations an epoch, and epochs.
       epsilon, delta: of the statement.
-      sampling: "unamplified", "poisson", "balls-in-bins" or "fresh-bins".
+      sampling: "unamplified", "poisson", "b-min-sep", "balls-in-bins" or "fresh-bins".
       rethrow: epochs between two assignments of fresh bins.
       schedule: of the workload; prefix sums if None.
       seed: pins the Monte Carlo samples.
@@ -95,16 +105,22 @@ class Goal:
         return BallsInBins(self.bins, self.epochs)
 
     def scheme(self, strategy: Strategy) -> Any:
-        """The scheme that C is run under: cyclic Poisson for as many groups as C has bands."""
+        """The scheme that C is run under: cyclic Poisson for as many groups as C has bands.
+
+        Under b-min-sep the separation is three quarters of an epoch (best of the separations tried
+        at 16 × 128, ε = 2), or as many steps as C has bands.
+        """
         n = self.iterations
         if self.sampling == UNAMPLIFIED:
             return FixedOrder(self.bins, self.epochs)
         if self.sampling in SAMPLED:
             return self.bin_scheme()
-        if self.sampling != POISSON:
-            known = f"{UNAMPLIFIED}, {POISSON}, {BALLS} or {FRESH}"
-            raise _check.reject("sampling", self.sampling, f"must be {known}")
         bands = column_bands(strategy, n)
+        if self.sampling == B_MIN_SEP:
+            return BMinSep(self.bins, self.epochs, max(bands, 3 * self.bins // 4))
+        if self.sampling != POISSON:
+            known = f"{UNAMPLIFIED}, {POISSON}, {B_MIN_SEP}, {BALLS} or {FRESH}"
+            raise _check.reject("sampling", self.sampling, f"must be {known}")
         # a group of 1/bands of the units gives the same expected batch at bands times the rate;
         # with more bands than that leaves a rate for, the accountant of Poisson sampling refuses
         grouped = 1 < bands <= self.bins
@@ -243,7 +259,7 @@ class SigmaCell(Cell):
     samples: int = 2**15
 
     def __post_init__(self) -> None:
-        if self.goal.sampling not in SAMPLED:  # exact: what pins samples makes no other cell
+        if self.goal.sampling not in ESTIMATED:  # exact: what pins samples makes no other cell
             object.__setattr__(self, "samples", 0)
             object.__setattr__(self, "goal", dataclasses.replace(self.goal, seed=0))
 
@@ -252,7 +268,7 @@ class SigmaCell(Cell):
         strategy, n = strategy_of(source), goal.iterations
         at_one = float(query_error.rmse(goal.workload, strategy, n))
         recursion, scheme = choose(strategy, n), goal.scheme(strategy)
-        sampled = law(scheme).loss(strategy) if goal.sampling in SAMPLED else None
+        sampled = law(scheme).loss(strategy) if goal.sampling in ESTIMATED else None
         relative_error = 0.0
         if sampled is not None and not any(bound.exact for bound in sampled.free_bounds()):
             # σ on the samples that C was found with, where there is one: no pilot is then taken

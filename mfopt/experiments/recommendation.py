@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from mfopt.experiments import families
 from mfopt.experiments.comparison import Row, improvement, number
-from mfopt.experiments.mechanisms import BALLS, FRESH, POISSON, UNAMPLIFIED
+from mfopt.experiments.mechanisms import B_MIN_SEP, BALLS, FRESH, POISSON, UNAMPLIFIED
 
 LITTLE = 8  # noise buffers that count as little memory
 TIE = 0.0025  # relative: errors so close count as equal, and the least memory decides
@@ -17,6 +17,7 @@ SAMPLING = {
     BALLS: "balls-in-bins",
     FRESH: "fresh bins",
     POISSON: "Poisson sampling (cyclic for bands)",
+    B_MIN_SEP: "b-min-sep",
     UNAMPLIFIED: "any fixed order",
 }
 
@@ -138,5 +139,6 @@ _AGAINST = {
     BALLS: "the best with balls-in-bins",
     FRESH: "the best with fresh bins",
     POISSON: "the best with Poisson sampling",
+    B_MIN_SEP: "the best with b-min-sep",
     UNAMPLIFIED: "the best without",
 }
