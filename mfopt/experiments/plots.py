@@ -11,6 +11,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from mfopt._runtime import _files
@@ -93,9 +94,9 @@ def draw(panels: Sequence[Panel], *, title: str = "", columns: int | None = None
     else:
         size = (width, height + 0.27 * legend_rows + 0.3)
     place: Any = "outside center right" if beside else "outside lower center"
-    figure = Figure(figsize=size, layout="constrained")
-    if named:  # long names are wider in an SVG than where they are measured
-        figure.get_layout_engine().set(rect=(0.012, 0, 0.988, 1))  # type: ignore[union-attr]
+    # long names are wider in an SVG than where they are measured
+    kept = (0.012, 0, 0.988, 1) if named else (0, 0, 1, 1)
+    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(rect=kept))
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     handles: dict[str, Any] = {}
     for number, (axis, panel) in enumerate(zip(axes, panels, strict=False)):
