@@ -70,7 +70,7 @@ def differences(old: list[str], new: list[str]) -> list[str]:
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, marks=pytest.mark.release if "train" in path.stem else pytest.mark.ci)
+        pytest.param(path, marks=pytest.mark.ci if "optimize" in path.stem else pytest.mark.release)
         for path in NOTEBOOKS
     ],
     ids=lambda path: path.stem,
